@@ -1,0 +1,83 @@
+# The front door. CMakePresets.json has the builds behind these targets.
+JOBS ?= $(shell nproc)
+PYTHON ?= /usr/bin/python3
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+
+# Ninja rewrites one line on a terminal; elsewhere it would print one per file.
+quiet := $(shell test -t 1 || echo -- --quiet)
+
+# $(call build,preset[,targets])
+define build
+	@echo "building build/$(1)"
+	@mkdir -p build/$(1)
+	@cmake --preset $(1) >build/$(1)/configure.log 2>&1 || { cat build/$(1)/configure.log; exit 1; }
+	@cmake --build --preset $(1) -j $(JOBS) $(if $(2),--target $(2)) $(quiet)
+endef
+
+# $(call check,preset): every test, then what ran, what was skipped and why.
+define check
+	@ctest --preset $(1) -j $(JOBS) --output-junit $(CURDIR)/build/$(1)/ctest.xml \
+	   --test-output-size-passed 1000000 --test-output-size-failed 1000000; status=$$?; \
+	 $(PYTHON) -B tests/checks/summary.py build/$(1)/ctest.xml || status=1; \
+	 exit $$status
+endef
+
+.PHONY: demo
+demo: ## train on real data through a daemon of its own, for each hook
+	@deploy/install-packages.sh build
+	$(call build,release)
+	@client/examples/demo.sh build/release
+
+.PHONY: test
+test: ## build and run every test
+	@deploy/install-packages.sh build test
+	$(call build,dev)
+	$(call check,dev)
+
+.PHONY: test-asan test-tsan
+test-asan test-tsan: test-%: ## the tests under the address and undefined-behaviour, or the thread sanitizer
+	@deploy/install-packages.sh build test
+	$(call build,$*)
+	$(call check,$*)
+
+.PHONY: bench
+bench: ## measure kernels and all-reduce; results also in build/bench/*.json
+	@deploy/install-packages.sh build test
+	$(call build,dev,kernels_bench allreduce_bench)
+	@mkdir -p build/bench
+	@build/dev/bin/kernels_bench --json build/bench/kernels.json
+	@build/dev/bin/allreduce_bench --json build/bench/allreduce.json
+
+.PHONY: fuzz
+fuzz: ## run each libFuzzer target for FUZZ_SECONDS (60)
+	@deploy/install-packages.sh build test clang
+	$(call build,fuzz)
+	@tests/checks/run_fuzzers.sh build/fuzz/bin tests/fuzz/corpus $(or $(FUZZ_SECONDS),60)
+
+.PHONY: lint
+lint: ## format, clang-tidy with lock analysis, layering and the other source checks
+	@deploy/install-packages.sh build test lint
+	@tests/checks/format.sh --check
+	@$(PYTHON) -B tests/checks/checks.py --self-test
+	@$(PYTHON) -B tests/checks/checks.py
+	$(call build,dev,gradwire_proto)
+	@tests/checks/tidy.sh build/dev $(JOBS)
+
+.PHONY: format
+format: ## rewrite the sources in the project's format
+	@deploy/install-packages.sh lint
+	@tests/checks/format.sh
+
+.PHONY: clean-room
+clean-room: ## make demo and make test on a bare Debian (needs root)
+	@deploy/install-packages.sh clean-room
+	@deploy/clean-room.sh
+
+.PHONY: clean
+clean: ## remove everything built
+	rm -rf build
+
+.PHONY: help
+help: ## this list
+	@sed -n 's/^\([a-z][a-z -]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 24

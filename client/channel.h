@@ -1,0 +1,43 @@
+// Channels to a daemon, and the two unary calls of a membership.
+#pragma once
+
+#include <grpcpp/channel.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "gradwire/client.h"
+
+namespace gradwire::client {
+
+// Larger chunks are refused at the join.
+inline constexpr std::size_t kMaxChunkBytes = std::size_t{64} << 20;
+
+// What a Join returns, checked.
+struct Membership {
+  std::string token;
+  int rank = 0;
+  std::uint64_t generation = 0;
+  std::int64_t next_step = 0;
+  std::size_t chunk_bytes = 0;
+  std::uint32_t window_chunks = 0;
+  std::uint32_t open_buckets = 0;
+  absl::Duration heartbeat_interval;
+  absl::Duration silence_timeout;
+  absl::Duration resume_grace;
+};
+
+// A connection of its own: channels with equal arguments share none.
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address);
+
+// Tries until `options.connect_timeout` has passed or the daemon has answered.
+absl::StatusOr<Membership> JoinSession(const std::shared_ptr<grpc::Channel>& channel,
+                                       const ClientOptions& options, std::uint64_t start_id);
+
+absl::Status LeaveSession(const std::shared_ptr<grpc::Channel>& channel, const std::string& token,
+                          std::uint64_t start_id, absl::Duration timeout);
+
+}  // namespace gradwire::client

@@ -1,0 +1,151 @@
+#include "gradwire/client.h"
+
+#include <random>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/channel.h"
+#include "client/completion.h"
+#include "client/driver.h"
+#include "client/inbox.h"
+#include "client/options.h"
+#include "gradwire/hooks/registry.h"
+
+namespace gradwire {
+namespace {
+
+constexpr absl::Duration kLeaveTimeout = absl::Seconds(10);
+constexpr absl::Duration kLeaveInDestructorTimeout = absl::Seconds(2);
+
+// Frames that may wait for the SDK thread beyond those that the window allows.
+constexpr std::size_t kSmallFrames = 64;
+
+std::uint64_t DrawStartId() {
+  std::random_device device;
+  std::uniform_int_distribution<std::uint64_t> any(1);
+  return any(device);
+}
+
+}  // namespace
+
+class ClientImpl final : public Client {
+ public:
+  ClientImpl(ClientOptions options, client::Membership membership, std::uint64_t start_id,
+             std::unique_ptr<Hook> hook, std::shared_ptr<grpc::Channel> channel)
+      : rank_(membership.rank),
+        world_size_(options.world_size),
+        inbox_(std::make_shared<client::Inbox>(
+            std::size_t{membership.window_chunks} * membership.open_buckets + kSmallFrames)),
+        driver_(std::move(options), std::move(membership), start_id, std::move(hook),
+                std::move(channel), inbox_) {}
+
+  ~ClientImpl() override {
+    if (!thread_.joinable()) return;
+    bool is_member = false;
+    OnThread([&] {
+      is_member = driver_.CancelCalls();
+      return absl::OkStatus();
+    }).IgnoreError();
+    if (is_member) driver_.CallLeave(kLeaveInDestructorTimeout).IgnoreError();
+    inbox_->Push([this] { driver_.Stop(); });
+    thread_.join();
+  }
+
+  absl::Status Start() {
+    auto joined = std::make_shared<client::Outcome>();
+    thread_ = std::thread([this, joined] { driver_.Run(joined); });
+    return joined->Wait();
+  }
+
+  int rank() const override { return rank_; }
+  int world_size() const override { return world_size_; }
+  std::int64_t step() const override { return driver_.step(); }
+  ClientMetrics metrics() const override { return driver_.metrics(); }
+
+  Completion AllReduce(GradBucket& bucket) override {
+    auto state = std::make_shared<Completion::State>();
+    inbox_->Push([this, bucket, state] { driver_.StartBucket(bucket, state); });
+    return Completion(state);
+  }
+
+  absl::StatusOr<Verdict> EndStep() override {
+    if (absl::Status may = MayWait("EndStep"); !may.ok()) return may;
+    auto call = std::make_shared<client::StepCall>();
+    inbox_->Push([this, call] { driver_.EndStep(call); });
+    if (absl::Status outcome = call->outcome.Wait(); !outcome.ok()) return outcome;
+    return call->verdict;
+  }
+
+  absl::Status Broadcast(int root, void* data, std::size_t bytes) override {
+    if (data == nullptr && bytes > 0) {
+      return absl::InvalidArgumentError(absl::StrCat("data is null, but has ", bytes, " bytes"));
+    }
+    return Collective(wire::CollectiveKind::kBroadcast, root, static_cast<std::byte*>(data), bytes);
+  }
+
+  absl::Status Barrier() override {
+    return Collective(wire::CollectiveKind::kBarrier, 0, nullptr, 0);
+  }
+
+  absl::Status Leave() override {
+    if (absl::Status may = MayWait("Leave"); !may.ok()) return may;
+    if (driver_.left()) return absl::OkStatus();
+    if (absl::Status begun = OnThread([this] { return driver_.BeginLeave(); }); !begun.ok()) {
+      return begun;
+    }
+    const absl::Status answer = driver_.CallLeave(kLeaveTimeout);
+    return OnThread([this, answer] {
+      driver_.FinishLeave(answer);
+      return answer;
+    });
+  }
+
+ private:
+  absl::Status MayWait(const char* call) const {
+    if (std::this_thread::get_id() != thread_.get_id()) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        absl::StrCat(call, " in a completion's callback would wait for itself"));
+  }
+
+  absl::Status Collective(wire::CollectiveKind kind, int root, std::byte* data, std::size_t bytes) {
+    if (absl::Status may = MayWait("a broadcast or barrier"); !may.ok()) return may;
+    auto call = std::make_shared<client::CollectiveCall>();
+    call->kind = kind;
+    call->root = root;
+    call->data = data;
+    call->bytes = bytes;
+    inbox_->Push([this, call] { driver_.Enter(call); });
+    return call->outcome.Wait();
+  }
+
+  template <typename Function>
+  absl::Status OnThread(Function function) {
+    auto outcome = std::make_shared<client::Outcome>();
+    inbox_->Push([function, outcome] { outcome->Complete(function()); });
+    return outcome->Wait();
+  }
+
+  const int rank_;
+  const int world_size_;
+  const std::shared_ptr<client::Inbox> inbox_;
+  client::Driver driver_;
+  std::thread thread_;
+};
+
+absl::StatusOr<std::unique_ptr<Client>> Client::Join(const ClientOptions& options) {
+  if (absl::Status valid = options.Validate(); !valid.ok()) return valid;
+  ClientOptions effective = WithEnvironment(options);
+  absl::StatusOr<std::unique_ptr<Hook>> hook = HookRegistry::Global().Make(effective.hook);
+  if (!hook.ok()) return hook.status();
+  const std::uint64_t start_id = DrawStartId();
+  std::shared_ptr<grpc::Channel> channel = client::MakeChannel(effective.address);
+  auto membership = client::JoinSession(channel, effective, start_id);
+  if (!membership.ok()) return membership.status();
+  auto joined = std::make_unique<ClientImpl>(std::move(effective), *std::move(membership), start_id,
+                                             *std::move(hook), std::move(channel));
+  if (absl::Status started = joined->Start(); !started.ok()) return started;
+  return joined;
+}
+
+}  // namespace gradwire

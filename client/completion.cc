@@ -1,0 +1,75 @@
+#include "client/completion.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace gradwire {
+namespace client {
+
+void Outcome::Complete(const absl::Status& status) {
+  std::vector<std::function<void(const absl::Status&)>> callbacks;
+  {
+    MutexLock lock(mutex_);
+    if (done_) return;
+    done_ = true;
+    status_ = status;
+    callbacks.swap(callbacks_);
+  }
+  condition_.NotifyAll();
+  for (const auto& callback : callbacks) callback(status);
+}
+
+bool Outcome::done() const {
+  MutexLock lock(mutex_);
+  return done_;
+}
+
+absl::Status Outcome::Wait() const {
+  MutexLock lock(mutex_);
+  while (!done_) condition_.Wait(mutex_);
+  return status_;
+}
+
+absl::Status Outcome::WaitUntil(std::chrono::steady_clock::time_point deadline) const {
+  MutexLock lock(mutex_);
+  while (!done_) {
+    if (!condition_.WaitUntil(mutex_, deadline) && !done_) {
+      return absl::DeadlineExceededError("the call is still going on");
+    }
+  }
+  return status_;
+}
+
+void Outcome::OnDone(std::function<void(const absl::Status&)> callback) {
+  absl::Status outcome;
+  {
+    MutexLock lock(mutex_);
+    if (!done_) {
+      callbacks_.push_back(std::move(callback));
+      return;
+    }
+    outcome = status_;
+  }
+  callback(outcome);
+}
+
+}  // namespace client
+
+Completion::Completion() : state_(std::make_shared<State>()) { state_->Complete(absl::OkStatus()); }
+
+Completion::Completion(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+bool Completion::done() const { return state_->done(); }
+
+absl::Status Completion::Wait() const { return state_->Wait(); }
+
+absl::Status Completion::Wait(absl::Duration timeout) const {
+  timeout = std::min(timeout, absl::Hours(24 * 365));  // the clock must not overflow
+  return state_->WaitUntil(std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(timeout));
+}
+
+void Completion::OnDone(std::function<void(const absl::Status&)> callback) {
+  state_->OnDone(std::move(callback));
+}
+
+}  // namespace gradwire

@@ -1,0 +1,177 @@
+// A member's side of the step protocol as a deterministic state machine: calls and frames in, effects
+// out. Knows no gRPC, clock, thread or socket. The SDK drives it, and so does the simulation.
+//
+// Not thread-safe: the owner serialises all calls. Hook runs are called from inside, inline.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <variant>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "gradwire/hooks/hook.h"
+#include "proto/wire/frame.h"
+#include "proto/wire/mutants.h"
+
+namespace gradwire::client {
+
+struct MemberOptions {
+  int rank = 0;
+  int world_size = 1;
+  std::uint64_t generation = 1;
+  std::int64_t step = 0;
+  std::size_t chunk_bytes = std::size_t{1} << 20;
+  std::uint32_t window_chunks = 4;
+  std::vector<ParameterSpec> manifest;
+};
+
+// Names one StartBucket to the caller.
+using Ticket = std::uint64_t;
+
+// Send a frame without payload.
+struct SendEffect {
+  wire::Header header;
+};
+// Encode the range now, before the next call to the core, and send it. The header's digest is left for
+// the owner to fill in.
+struct SendChunkEffect {
+  wire::Contribution header;
+  HookRun* run = nullptr;
+  ElementRange range;
+  std::size_t bytes = 0;
+};
+// Send bytes of a broadcast: [offset, offset + bytes) of the root's data.
+struct SendCollectiveEffect {
+  wire::CollectiveChunk header;
+  std::size_t offset = 0;
+  std::size_t bytes = 0;
+};
+// Copy a broadcast's payload to `offset` of the member's data, now.
+struct ReceiveCollectiveEffect {
+  std::size_t offset = 0;
+  wire::PayloadRef payload;
+};
+struct BucketDoneEffect {
+  Ticket ticket = 0;
+  absl::Status status;
+};
+struct StepDoneEffect {
+  std::int64_t step = 0;
+  Verdict verdict = Verdict::kApply;
+};
+struct CollectiveDoneEffect {
+  std::uint64_t number = 0;
+};
+// The world is complete; calls may begin.
+struct WelcomeEffect {};
+// The session is over. Everything open has been completed with `status` before.
+struct FailedEffect {
+  absl::Status status;
+};
+using Effect =
+    std::variant<SendEffect, SendChunkEffect, SendCollectiveEffect, ReceiveCollectiveEffect,
+                 BucketDoneEffect, StepDoneEffect, CollectiveDoneEffect, WelcomeEffect, FailedEffect>;
+using Effects = std::vector<Effect>;
+
+class Member {
+ public:
+  // `hook` outlives the member.
+  Member(MemberOptions options, Hook* hook);
+  ~Member();
+
+  Member(const Member&) = delete;
+  Member& operator=(const Member&) = delete;
+
+  // Begins a bucket of the current step. An error leaves the session as it was. `bucket` stays with the
+  // core until its BucketDoneEffect.
+  absl::Status StartBucket(Ticket ticket, GradBucket& bucket, Effects& effects);
+
+  // No more buckets in this step. StepDoneEffect follows.
+  absl::Status EndStep(Effects& effects);
+
+  // Enters the next collective; returns its number. One at a time.
+  absl::StatusOr<std::uint64_t> Enter(wire::CollectiveKind kind, int root, std::size_t bytes,
+                                      Effects& effects);
+
+  void Receive(const wire::Frame& frame, Effects& effects);
+
+  // A new stream took over; the Hello has been sent. Announces again what the coordinator may have
+  // missed; chunks follow on its Restart.
+  void Resumed(Effects& effects);
+
+  // Ends everything open with `status`.
+  void Fail(const absl::Status& status, Effects& effects);
+
+  std::int64_t step() const { return step_; }
+  bool failed() const { return !failure_.ok(); }
+  const absl::Status& failure() const { return failure_; }
+  // "bucket [fc1.weight, …]: 3 of 25 results": what is open here, for messages.
+  std::string Progress() const;
+
+ private:
+  struct Bucket {
+    Ticket ticket = 0;
+    std::vector<std::uint32_t> parameters{};
+    std::vector<RoundPlan> plans{};
+    std::unique_ptr<HookRun> run{};
+    std::uint32_t round = 0;
+    std::uint32_t attempt = 0;
+    bool granted = false;
+    wire::ChunkLayout layout{};
+    std::uint32_t sent = 0;      // chunks of this round handed out for sending, in this attempt
+    std::uint32_t received = 0;  // results of this round decoded
+    bool done = false;           // the result is in the buffer; the run waits for the verdict
+  };
+
+  absl::Status MapParameters(const GradBucket& bucket, std::vector<std::uint32_t>& positions) const;
+  void OnGrant(const wire::Grant& grant, Effects& effects);
+  void OnResult(const wire::Result& result, const wire::PayloadRef& payload, Effects& effects);
+  void OnStepDone(const wire::StepDone& done, Effects& effects);
+  void OnRestart(const wire::Restart& restart, Effects& effects);
+  void OnBegin(const wire::Begin& begin, Effects& effects);
+  void OnCollectiveChunk(const wire::CollectiveChunk& header, const wire::PayloadRef& payload,
+                         Effects& effects);
+  void OnCollectiveAck(const wire::CollectiveAck& ack, Effects& effects);
+  absl::Status Decode(Bucket& bucket, const wire::Result& result, const wire::Payload& payload);
+  absl::Status AdvanceRound(Bucket& bucket, Effects& effects);
+  void SendChunks(std::uint32_t id, Bucket& bucket, Effects& effects);
+  void SendAnnounce(const Bucket& bucket, Effects& effects);
+  void SendCollectiveChunks(Effects& effects);
+  void MaybeFinishCollective(Effects& effects);
+  void ProtocolError(const std::string& what, Effects& effects);
+  std::uint32_t CollectiveChunks() const;
+  wire::RoundId IdOf(std::uint32_t id, const Bucket& bucket) const;
+  RoundContext Context() const;
+
+  struct Collective {
+    std::uint64_t number = 0;
+    wire::CollectiveKind kind = wire::CollectiveKind::kBarrier;
+    int root = 0;
+    std::size_t bytes = 0;
+    bool begun = false;
+    std::uint32_t sent = 0;
+    std::uint32_t received = 0;  // chunks here (root: counts all), acknowledged
+    std::uint32_t everybody = 0;
+  };
+
+  MemberOptions options_;
+  Hook* hook_;
+  std::unordered_map<std::string, std::uint32_t> positions_;
+  std::int64_t step_;
+  std::uint32_t attempt_ = 0;
+  bool ended_ = false;
+  std::map<std::uint32_t, Bucket> buckets_;  // of the current step, by id
+  std::vector<bool> used_;                   // parameters in the current step
+  std::optional<Collective> collective_;
+  std::uint64_t next_collective_ = 0;
+  absl::Status failure_;
+};
+
+}  // namespace gradwire::client

@@ -1,0 +1,332 @@
+#include "client/driver.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace gradwire::client {
+namespace {
+
+// The daemon's own join deadline says who is missing, so it goes first.
+constexpr std::chrono::seconds kJoinSlack(2);
+
+// After a Leave the daemon ends the stream; if it does not, this side does.
+constexpr std::chrono::seconds kCloseTimeout(2);
+
+// How long the SDK thread sleeps at most: during a Leave, and at all (the clock must not overflow).
+constexpr std::chrono::milliseconds kWhileLeaving(10);
+constexpr std::chrono::hours kLongestWait(1);
+
+// A timer that is so late shows that this process stood still.
+constexpr std::chrono::seconds kOwnPause(2);
+
+MemberOptions CoreOptions(const ClientOptions& options, const Membership& membership) {
+  return {.rank = membership.rank,
+          .world_size = options.world_size,
+          .generation = membership.generation,
+          .step = membership.next_step,
+          .chunk_bytes = membership.chunk_bytes,
+          .window_chunks = membership.window_chunks,
+          .manifest = options.parameters};
+}
+
+}  // namespace
+
+Driver::Driver(ClientOptions options, Membership membership, std::uint64_t start_id,
+               std::unique_ptr<Hook> hook, std::shared_ptr<grpc::Channel> channel,
+               std::shared_ptr<Inbox> inbox)
+    : options_(std::move(options)),
+      membership_(std::move(membership)),
+      start_id_(start_id),
+      hook_(std::move(hook)),
+      inbox_(std::move(inbox)),
+      pool_(BufferPool::Make(membership_.chunk_bytes,
+                             std::size_t{membership_.window_chunks} * membership_.open_buckets)),
+      channel_(std::move(channel)),
+      step_(membership_.next_step),
+      member_(CoreOptions(options_, membership_), hook_.get()),
+      link_(options_.address, membership_, start_id_, inbox_) {}
+
+void Driver::Run(std::shared_ptr<Outcome> joined) {
+  joined_ = std::move(joined);
+  join_deadline_ = Clock::now() + kJoinSlack +
+                   std::chrono::duration_cast<Clock::duration>(
+                       absl::ToChronoNanoseconds(options_.join_timeout));
+  {
+    MutexLock lock(shared_mutex_);
+    link_.Open(channel_, member_.step());
+  }
+  link_.PumpWrites();
+  while (!stopping_ || !link_.closed()) {
+    const Clock::time_point deadline = NextTimer();
+    Inbox::Popped popped = inbox_->Pop(deadline);
+    const Clock::time_point now = Clock::now();
+    if (popped.read_on) link_.OnReadOn();
+    if (popped.event) {
+      Handle(*std::move(popped.event));
+    } else if (now - deadline > kOwnPause) {
+      link_.OnOwnPause();
+    }
+    CheckTimers(now);
+    link_.PumpWrites();
+  }
+}
+
+void Driver::Stop() {
+  stopping_ = true;
+  link_.Close(Clock::now());
+}
+
+void Driver::Handle(Event event) {
+  if (auto* frame = std::get_if<FrameEvent>(&event)) {
+    OnFrame(frame->frame);
+  } else if (auto* write = std::get_if<WriteEvent>(&event)) {
+    link_.OnWrite(write->ok);
+  } else if (std::holds_alternative<ReadEndEvent>(event)) {
+    link_.OnReadEnd();
+  } else if (auto* end = std::get_if<StreamEndEvent>(&event)) {
+    if (absl::Status status = link_.OnStreamEnd(end->status); !status.ok()) Fail(status);
+  } else {
+    std::get<CallEvent>(event)();
+  }
+}
+
+void Driver::OnFrame(const absl::StatusOr<wire::Frame>& received) {
+  link_.OnHeard();
+  if (!received.ok()) {
+    return Fail(absl::InternalError(absl::StrCat(link_.Daemon(), " sent bytes that are no frame: ",
+                                                 received.status().message())));
+  }
+  if (const auto* result = std::get_if<wire::Result>(&received->header)) {
+    if (wire::Digest(received->payload.get()) != result->digest) {
+      return Fail(absl::DataLossError(absl::StrCat("result ", result->chunk, " of bucket ",
+                                                   result->id.bucket, " in step ", result->id.step,
+                                                   " from ", link_.Daemon(), " does not fit its digest")));
+    }
+    MutexLock lock(shared_mutex_);
+    if (received->payload != nullptr) metrics_.bytes_received += received->payload->bytes();
+  } else if (const auto* welcome = std::get_if<wire::Welcome>(&received->header)) {
+    MutexLock lock(shared_mutex_);
+    if (welcome->resumed) ++metrics_.resumes;
+  }
+  Effects effects;
+  member_.Receive(*received, effects);
+  Apply(std::move(effects));
+}
+
+void Driver::CheckTimers(Clock::time_point now) {
+  if (!welcomed_ && !member_.failed() && now > join_deadline_) {
+    Fail(absl::DeadlineExceededError(absl::StrCat(link_.Daemon(), " did not start session \"",
+                                                  options_.session, "\" within ",
+                                                  absl::FormatDuration(options_.join_timeout))));
+  }
+  if (absl::Status status = link_.CheckTimers(now); !status.ok()) {
+    Fail(absl::Status(status.code(), absl::StrCat(status.message(), " (", member_.Progress(),
+                                                  "; outcome of step ", member_.step(), " unknown)")));
+  }
+  if (leaving_ || !link_.WantsStream(now)) return;
+  link_.Open(NewChannel(), member_.step());
+  Effects effects;
+  if (welcomed_) member_.Resumed(effects);
+  Apply(std::move(effects));
+}
+
+Clock::time_point Driver::NextTimer() const {
+  const Clock::time_point now = Clock::now();
+  // A link that wants another stream does not get it before the Leave is answered.
+  if (leaving_) return now + kWhileLeaving;
+  const Clock::time_point timer = std::min(link_.NextTimer(), now + kLongestWait);
+  return welcomed_ || member_.failed() ? timer : std::min(timer, join_deadline_);
+}
+
+std::shared_ptr<grpc::Channel> Driver::NewChannel() {
+  auto channel = MakeChannel(options_.address);
+  MutexLock lock(shared_mutex_);
+  channel_ = channel;
+  return channel;
+}
+
+// Chunks are encoded here, at once: the core forgets or overtakes them with its next call.
+void Driver::Apply(Effects effects) {
+  for (Effect& effect : effects) {
+    std::visit([this](auto& e) { On(e); }, effect);
+  }
+  if (!hook_error_.ok()) Fail(std::exchange(hook_error_, absl::OkStatus()));
+}
+
+void Driver::On(SendEffect& effect) { link_.Send(std::move(effect.header)); }
+
+void Driver::On(SendChunkEffect& effect) {
+  // A failure later in the same call has ended the runs.
+  if (member_.failed() || !hook_error_.ok()) return;
+  std::shared_ptr<BufferPool::Buffer> buffer = pool_->Take(effect.bytes);
+  if (absl::Status encoded = effect.run->Encode(effect.range, buffer->content()); !encoded.ok()) {
+    hook_error_ = encoded;
+    return;
+  }
+  {
+    MutexLock lock(shared_mutex_);
+    metrics_.bytes_sent += effect.bytes;
+  }
+  effect.header.digest = wire::Digest(buffer.get());
+  link_.Send(std::move(effect.header), std::move(buffer));
+}
+
+void Driver::On(SendCollectiveEffect& effect) {
+  if (collective_ == nullptr) return;
+  std::shared_ptr<BufferPool::Buffer> buffer = pool_->Take(effect.bytes);
+  std::memcpy(buffer->content().data(), collective_->data + effect.offset, effect.bytes);
+  link_.Send(std::move(effect.header), std::move(buffer));
+}
+
+void Driver::On(ReceiveCollectiveEffect& effect) {
+  if (collective_ == nullptr) return;
+  std::byte* out = collective_->data + effect.offset;
+  for (const std::span<const std::byte> piece : effect.payload->pieces()) {
+    std::memcpy(out, piece.data(), piece.size());
+    out += piece.size();
+  }
+}
+
+void Driver::On(BucketDoneEffect& effect) {
+  const auto found = buckets_.find(effect.ticket);
+  if (found == buckets_.end()) return;
+  if (auto done = std::exchange(found->second.done, nullptr)) done->Complete(effect.status);
+}
+
+void Driver::On(StepDoneEffect& effect) {
+  buckets_.clear();
+  {
+    MutexLock lock(shared_mutex_);
+    ++(effect.verdict == Verdict::kApply ? metrics_.steps_applied : metrics_.steps_skipped);
+  }
+  if (end_step_ == nullptr) {
+    verdict_ = effect.verdict;
+    return;
+  }
+  step_.store(effect.step + 1, std::memory_order_relaxed);
+  end_step_->verdict = effect.verdict;
+  std::exchange(end_step_, nullptr)->outcome.Complete(absl::OkStatus());
+}
+
+void Driver::On(CollectiveDoneEffect&) {
+  if (auto call = std::exchange(collective_, nullptr)) call->outcome.Complete(absl::OkStatus());
+}
+
+void Driver::On(WelcomeEffect&) {
+  welcomed_ = true;
+  joined_->Complete(absl::OkStatus());
+}
+
+void Driver::On(FailedEffect& effect) {
+  link_.Close(Clock::now());
+  joined_->Complete(effect.status);
+  if (auto call = std::exchange(end_step_, nullptr)) call->outcome.Complete(effect.status);
+  if (auto call = std::exchange(collective_, nullptr)) call->outcome.Complete(effect.status);
+}
+
+void Driver::Fail(const absl::Status& status) {
+  Effects effects;
+  member_.Fail(status, effects);
+  Apply(std::move(effects));
+}
+
+absl::Status Driver::Open() const {
+  if (member_.failed()) return member_.failure();
+  if (left()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("this member has left session \"", options_.session, "\""));
+  }
+  if (leaving_) return absl::FailedPreconditionError("this member is about to leave");
+  return absl::OkStatus();
+}
+
+void Driver::StartBucket(const GradBucket& bucket, std::shared_ptr<Outcome> done) {
+  if (absl::Status open = Open(); !open.ok()) return done->Complete(open);
+  if (verdict_) {
+    return done->Complete(absl::InvalidArgumentError(absl::StrCat(
+        "all parameters are in step ", step(), " already; call EndStep before the next step's buckets")));
+  }
+  const Ticket ticket = next_ticket_++;
+  OpenBucket& entry = buckets_[ticket];
+  entry = {.bucket = std::make_unique<GradBucket>(bucket), .done = std::move(done)};
+  Effects effects;
+  if (absl::Status started = member_.StartBucket(ticket, *entry.bucket, effects); !started.ok()) {
+    const std::shared_ptr<Outcome> refused = std::move(entry.done);
+    buckets_.erase(ticket);
+    return refused->Complete(started);
+  }
+  {
+    MutexLock lock(shared_mutex_);
+    metrics_.gradient_bytes += bucket.buffer().bytes();
+  }
+  Apply(std::move(effects));
+}
+
+void Driver::EndStep(std::shared_ptr<StepCall> call) {
+  if (absl::Status open = Open(); !open.ok()) return call->outcome.Complete(open);
+  if (verdict_) {
+    step_.fetch_add(1, std::memory_order_relaxed);
+    call->verdict = *std::exchange(verdict_, std::nullopt);
+    return call->outcome.Complete(absl::OkStatus());
+  }
+  Effects effects;
+  if (absl::Status ended = member_.EndStep(effects); !ended.ok()) {
+    return call->outcome.Complete(ended);
+  }
+  end_step_ = std::move(call);
+  Apply(std::move(effects));
+}
+
+void Driver::Enter(std::shared_ptr<CollectiveCall> call) {
+  if (absl::Status open = Open(); !open.ok()) return call->outcome.Complete(open);
+  Effects effects;
+  const auto number = member_.Enter(call->kind, call->root, call->bytes, effects);
+  if (!number.ok()) return call->outcome.Complete(number.status());
+  collective_ = std::move(call);
+  Apply(std::move(effects));
+}
+
+absl::Status Driver::BeginLeave() {
+  if (absl::Status open = Open(); !open.ok()) return open;
+  if (!buckets_.empty() || end_step_ != nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("Leave in the middle of step ", step(), "; end the step before"));
+  }
+  if (collective_ != nullptr) {
+    return absl::FailedPreconditionError("Leave in the middle of a broadcast or barrier");
+  }
+  leaving_ = true;
+  return absl::OkStatus();
+}
+
+void Driver::FinishLeave(const absl::Status& answer) {
+  leaving_ = false;
+  if (!answer.ok()) return;
+  left_.store(true, std::memory_order_relaxed);
+  link_.Close(Clock::now() + kCloseTimeout);
+}
+
+bool Driver::CancelCalls() {
+  const bool is_member = !member_.failed() && !left();
+  Fail(absl::CancelledError("the client was destroyed"));
+  return is_member;
+}
+
+ClientMetrics Driver::metrics() const {
+  MutexLock lock(shared_mutex_);
+  return metrics_;
+}
+
+absl::Status Driver::CallLeave(absl::Duration timeout) const {
+  std::shared_ptr<grpc::Channel> channel;
+  {
+    MutexLock lock(shared_mutex_);
+    channel = channel_;
+  }
+  return LeaveSession(channel, membership_.token, start_id_, timeout);
+}
+
+}  // namespace gradwire::client

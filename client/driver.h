@@ -1,0 +1,126 @@
+// What a client's SDK thread does: it carries effects of the member core to the link and to the calls
+// of the user, and frames and calls to the core. Everything here belongs to that thread, but for the
+// last group of methods.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+
+#include "client/buffer_pool.h"
+#include "client/channel.h"
+#include "client/completion.h"
+#include "client/core/member.h"
+#include "client/inbox.h"
+#include "client/link.h"
+#include "gradwire/client.h"
+#include "proto/wire/sync.h"
+
+namespace gradwire::client {
+
+// One EndStep call. The verdict counts once the outcome is there and ok.
+struct StepCall {
+  Outcome outcome;
+  Verdict verdict = Verdict::kApply;
+};
+
+// One Broadcast or Barrier. `data` is touched until the outcome is there.
+struct CollectiveCall {
+  wire::CollectiveKind kind = wire::CollectiveKind::kBarrier;
+  int root = 0;
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+  Outcome outcome;
+};
+
+class Driver {
+ public:
+  Driver(ClientOptions options, Membership membership, std::uint64_t start_id,
+         std::unique_ptr<Hook> hook, std::shared_ptr<grpc::Channel> channel,
+         std::shared_ptr<Inbox> inbox);
+
+  Driver(const Driver&) = delete;
+  Driver& operator=(const Driver&) = delete;
+
+  // The SDK thread's whole life. `joined` completes with the Welcome. Returns after Stop.
+  void Run(std::shared_ptr<Outcome> joined);
+  void Stop();
+
+  void StartBucket(const GradBucket& bucket, std::shared_ptr<Outcome> done);
+  void EndStep(std::shared_ptr<StepCall> call);
+  void Enter(std::shared_ptr<CollectiveCall> call);
+
+  // Leave in two parts: the RPC between them runs on the caller's thread.
+  absl::Status BeginLeave();
+  void FinishLeave(const absl::Status& answer);
+
+  // Ends every open and later call with Cancelled. Tells whether the daemon still counts this client
+  // as a member.
+  bool CancelCalls();
+
+  // Any thread.
+  std::int64_t step() const { return step_.load(std::memory_order_relaxed); }
+  ClientMetrics metrics() const GRADWIRE_EXCLUDES(shared_mutex_);
+  bool left() const { return left_.load(std::memory_order_relaxed); }
+  absl::Status CallLeave(absl::Duration timeout) const GRADWIRE_EXCLUDES(shared_mutex_);
+
+ private:
+  struct OpenBucket {
+    std::unique_ptr<GradBucket> bucket;  // its run refers to it until the step's verdict
+    std::shared_ptr<Outcome> done;       // null: completed
+  };
+
+  void Handle(Event event);
+  void OnFrame(const absl::StatusOr<wire::Frame>& received);
+  void CheckTimers(Clock::time_point now);
+  Clock::time_point NextTimer() const;
+  std::shared_ptr<grpc::Channel> NewChannel() GRADWIRE_EXCLUDES(shared_mutex_);
+
+  void Apply(Effects effects);
+  void On(SendEffect& effect);
+  void On(SendChunkEffect& effect);
+  void On(SendCollectiveEffect& effect);
+  void On(ReceiveCollectiveEffect& effect);
+  void On(BucketDoneEffect& effect);
+  void On(StepDoneEffect& effect);
+  void On(CollectiveDoneEffect& effect);
+  void On(WelcomeEffect& effect);
+  void On(FailedEffect& effect);
+
+  void Fail(const absl::Status& status);
+  // Ok while calls can begin, else what they end with.
+  absl::Status Open() const;
+
+  const ClientOptions options_;
+  const Membership membership_;
+  const std::uint64_t start_id_;
+  const std::unique_ptr<Hook> hook_;
+  const std::shared_ptr<Inbox> inbox_;
+  const std::shared_ptr<BufferPool> pool_;
+
+  mutable Mutex shared_mutex_;
+  std::shared_ptr<grpc::Channel> channel_ GRADWIRE_GUARDED_BY(shared_mutex_);
+  ClientMetrics metrics_ GRADWIRE_GUARDED_BY(shared_mutex_);
+  std::atomic<std::int64_t> step_;  // the one that the user is in; the core's may be the next already
+  std::atomic<bool> left_ = false;
+
+  std::unordered_map<Ticket, OpenBucket> buckets_;  // of the core's step; outlives the core's runs
+  Member member_;
+  Link link_;
+  Ticket next_ticket_ = 1;
+  std::shared_ptr<Outcome> joined_;
+  std::optional<Verdict> verdict_;  // of step_, until EndStep asks for it
+  std::shared_ptr<StepCall> end_step_;
+  std::shared_ptr<CollectiveCall> collective_;
+  absl::Status hook_error_;  // met while effects were applied
+  bool welcomed_ = false;
+  bool leaving_ = false;
+  bool stopping_ = false;
+  Clock::time_point join_deadline_;
+};
+
+}  // namespace gradwire::client

@@ -1,0 +1,127 @@
+// The C++ SDK: a trainer's side of one training session.
+//
+//   auto client = gradwire::Client::Join({.address = "unix:/run/gradwire.sock", .session = "digits",
+//                                         .rank = rank, .world_size = 4, .parameters = {…}});
+//   for (…) {
+//     backward();                                     // fills the gradients
+//     auto reduced = (*client)->AllReduce(bucket);    // returns at once
+//     reduced.Wait();                                 // bucket now holds the mean
+//     auto step = (*client)->EndStep();               // kSkip: do not update the weights
+//   }
+//   (*client)->Leave();
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "gradwire/hooks/grad_bucket.h"
+#include "gradwire/hooks/hook.h"
+#include "gradwire/hooks/hook_spec.h"
+
+namespace gradwire {
+
+struct ClientOptions {
+  // "unix:/path", "host:port", "dns:///host:port".
+  std::string address;
+  // Names the training job: [A-Za-z0-9._-]{1,128}, the same for all members.
+  std::string session;
+  int rank = -1;  // -1: the coordinator picks
+  int world_size = 1;
+  // The model, in the same order on every member. Buckets name these parameters.
+  std::vector<ParameterSpec> parameters;
+  HookSpec hook;
+
+  absl::Duration connect_timeout = absl::Seconds(10);  // until the daemon answers
+  absl::Duration join_timeout = absl::Minutes(5);      // until all members have joined
+  absl::Duration step_timeout = absl::Minutes(30);     // for one step, as the session counts it
+
+  // InvalidArgument names the field, the value and what is allowed.
+  absl::Status Validate() const;
+};
+
+// The outcome of one asynchronous call. Copies share it. Thread-safe.
+class Completion {
+ public:
+  Completion();  // already done, ok
+
+  bool done() const;
+
+  // Waits for the outcome. Never hangs: the call itself ends by the session's deadlines.
+  absl::Status Wait() const;
+  // DeadlineExceeded if the outcome is not there in time; the call goes on.
+  absl::Status Wait(absl::Duration timeout) const;
+
+  // Runs `callback` once: on the SDK's thread when the outcome arrives, or at once on this thread if it
+  // is there. It must not block and must not destroy the client.
+  void OnDone(std::function<void(const absl::Status&)> callback);
+
+ private:
+  friend class ClientImpl;
+  struct State;
+  explicit Completion(std::shared_ptr<State> state);
+  std::shared_ptr<State> state_;
+};
+
+struct ClientMetrics {
+  std::int64_t steps_applied = 0;
+  std::int64_t steps_skipped = 0;
+  std::uint64_t bytes_sent = 0;      // payload of contributions
+  std::uint64_t bytes_received = 0;  // payload of results
+  std::uint64_t gradient_bytes = 0;  // what the same buckets hold uncompressed
+  std::int64_t resumes = 0;          // broken streams that were resumed
+};
+
+// One member's place in a session.
+//
+// Threads: all calls are thread-safe. One SDK thread per client encodes, decodes and completes; gRPC's
+// own threads move bytes. No thread exists before Join.
+// Ownership: a bucket and its buffer must stay alive and untouched from AllReduce until its completion.
+// Before that moment the client has handed no reference into the buffer to anything else.
+// Failure: policy `fail`. When a member is lost, the data is bad, or the daemon is gone, every open and
+// later call ends with the same error, which names the member to blame. The buckets' content is then
+// unspecified. Join again, under the same or another name, to go on from a checkpoint.
+class Client {
+ public:
+  // Joins and waits until all members have, or a deadline passes. Never returns a half-joined client.
+  static absl::StatusOr<std::unique_ptr<Client>> Join(const ClientOptions& options);
+
+  virtual ~Client() = default;  // leaves if Leave was not called; open calls end with Cancelled
+
+  virtual int rank() const = 0;
+  virtual int world_size() const = 0;
+  // The step that AllReduce contributes to now.
+  virtual std::int64_t step() const = 0;
+
+  // Reduces the bucket through the session's hook, in place. Returns at once; many buckets may be in
+  // flight, in any order, also another order than other members'. The bucket's parameters are looked up
+  // by name. Errors that the caller can avoid (unknown parameter, another shape or dtype, a parameter
+  // that is already in this step) come as a completion with InvalidArgument and leave the session as it
+  // was.
+  virtual Completion AllReduce(GradBucket& bucket) = 0;
+
+  // Ends this member's part of the step and waits for the verdict: kApply, or kSkip when a non-finite
+  // value was met anywhere (the buckets then show it on all members). All buckets of the step are
+  // complete when it returns.
+  virtual absl::StatusOr<Verdict> EndStep() = 0;
+
+  // Copies `bytes` bytes at `data` from member `root` to all. Collectives are entered by all members in
+  // the same order. Waits.
+  virtual absl::Status Broadcast(int root, void* data, std::size_t bytes) = 0;
+
+  // Waits until all members are here.
+  virtual absl::Status Barrier() = 0;
+
+  // Ends the membership in good order, between steps. Other members that begin another step get an
+  // error that says so.
+  virtual absl::Status Leave() = 0;
+
+  virtual ClientMetrics metrics() const = 0;
+};
+
+}  // namespace gradwire

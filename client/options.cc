@@ -1,0 +1,76 @@
+#include "client/options.h"
+
+#include <cstdlib>
+#include <unordered_set>
+
+#include "absl/strings/str_cat.h"
+
+namespace gradwire {
+namespace {
+
+constexpr std::size_t kMaxSessionName = 128;
+constexpr int kMaxWorldSize = 1 << 20;
+
+absl::Status Bad(const std::string& field, const std::string& value, const std::string& allowed) {
+  return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, "; allowed: ", allowed));
+}
+
+bool IsSessionName(const std::string& name) {
+  if (name.empty() || name.size() > kMaxSessionName) return false;
+  for (const char c : name) {
+    const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+    if (!letter && !(c >= '0' && c <= '9') && c != '.' && c != '_' && c != '-') return false;
+  }
+  return true;
+}
+
+absl::Status CheckTimeout(const std::string& field, absl::Duration value) {
+  if (value > absl::ZeroDuration() && value <= absl::Hours(24 * 30)) return absl::OkStatus();
+  return Bad(field, absl::FormatDuration(value), "more than 0, at most 30 days");
+}
+
+std::string Environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+}  // namespace
+
+ClientOptions WithEnvironment(ClientOptions options) {
+  if (options.address.empty()) options.address = Environment("GRADWIRE_ADDRESS");
+  if (options.session.empty()) options.session = Environment("GRADWIRE_SESSION");
+  return options;
+}
+
+absl::Status ClientOptions::Validate() const {
+  const ClientOptions effective = WithEnvironment(*this);
+  if (effective.address.empty()) {
+    return Bad("address", "empty", "\"unix:/path\", \"host:port\", or the variable GRADWIRE_ADDRESS");
+  }
+  if (!IsSessionName(effective.session)) {
+    return Bad("session", absl::StrCat("\"", effective.session, "\""),
+               "1 to 128 of A-Z, a-z, 0-9, '.', '_', '-'");
+  }
+  if (world_size < 1 || world_size > kMaxWorldSize) {
+    return Bad("world_size", absl::StrCat(world_size), absl::StrCat("1 to ", kMaxWorldSize));
+  }
+  if (rank < -1 || rank >= world_size) {
+    return Bad("rank", absl::StrCat(rank),
+               absl::StrCat("0 to ", world_size - 1, ", or -1 for any free rank"));
+  }
+  if (parameters.empty()) return Bad("parameters", "empty", "the model's parameters, one or more");
+  std::unordered_set<std::string> names;
+  for (const ParameterSpec& parameter : parameters) {
+    if (absl::Status valid = parameter.Validate(); !valid.ok()) return valid;
+    if (!names.insert(parameter.name).second) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("parameters: \"", parameter.name, "\" is there twice; names are unique"));
+    }
+  }
+  if (absl::Status valid = hook.Validate(); !valid.ok()) return valid;
+  if (absl::Status valid = CheckTimeout("connect_timeout", connect_timeout); !valid.ok()) return valid;
+  if (absl::Status valid = CheckTimeout("join_timeout", join_timeout); !valid.ok()) return valid;
+  return CheckTimeout("step_timeout", step_timeout);
+}
+
+}  // namespace gradwire

@@ -1,0 +1,331 @@
+#include "hooks/cpu/kernels.h"
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "hooks/cpu/kernels.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+// After foreach_target.h:
+#include "hooks/cpu/element-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gradwire::cpu {
+namespace HWY_NAMESPACE {
+
+// The loops take a descriptor of the arithmetic type and run over whole vectors from `i` on; each is
+// called once with full vectors and once, for the rest, with vectors of one lane.
+template <class T>
+using One = hn::CappedTag<T, 1>;
+
+// ---- Convert
+
+template <DType kFrom, DType kTo, class D>
+HWY_INLINE std::size_t ConvertFrom(D d, std::size_t i, const std::byte* src, std::byte* dst,
+                                   std::size_t numel) {
+  const std::size_t lanes = hn::Lanes(d);
+  for (; i + lanes <= numel; i += lanes) {
+    const auto v = LoadAs<kFrom>(d, src + i * sizeof(Lane<kFrom>));
+    StoreRounded<kTo>(d, v, dst + i * sizeof(Lane<kTo>));
+  }
+  return i;
+}
+
+template <DType kFrom, DType kTo>
+void ConvertPair(const std::byte* src, std::byte* dst, std::size_t numel) {
+  if constexpr (kFrom == kTo) {
+    std::memcpy(dst, src, numel * sizeof(Lane<kTo>));
+  } else {
+    constexpr bool kWide = kFrom == DType::kFloat64 || kTo == DType::kFloat64;
+    using T = std::conditional_t<kWide, double, float>;
+    const std::size_t done = ConvertFrom<kFrom, kTo>(hn::ScalableTag<T>(), 0, src, dst, numel);
+    ConvertFrom<kFrom, kTo>(One<T>(), done, src, dst, numel);
+  }
+}
+
+template <DType kFrom>
+void ConvertTo(DType to, const std::byte* src, std::byte* dst, std::size_t numel) {
+  switch (to) {
+    case DType::kFloat32:
+      return ConvertPair<kFrom, DType::kFloat32>(src, dst, numel);
+    case DType::kFloat64:
+      return ConvertPair<kFrom, DType::kFloat64>(src, dst, numel);
+    case DType::kFloat16:
+      return ConvertPair<kFrom, DType::kFloat16>(src, dst, numel);
+    case DType::kBFloat16:
+      return ConvertPair<kFrom, DType::kBFloat16>(src, dst, numel);
+  }
+}
+
+void ConvertAny(DType from, const std::byte* src, DType to, std::byte* dst, std::size_t numel) {
+  switch (from) {
+    case DType::kFloat32:
+      return ConvertTo<DType::kFloat32>(to, src, dst, numel);
+    case DType::kFloat64:
+      return ConvertTo<DType::kFloat64>(to, src, dst, numel);
+    case DType::kFloat16:
+      return ConvertTo<DType::kFloat16>(to, src, dst, numel);
+    case DType::kBFloat16:
+      return ConvertTo<DType::kBFloat16>(to, src, dst, numel);
+  }
+}
+
+// ---- Divide
+
+template <DType kType, class D>
+HWY_INLINE std::size_t DivideFrom(D d, std::size_t i, const std::byte* src, std::byte* dst,
+                                  std::size_t numel, double divisor) {
+  const std::size_t lanes = hn::Lanes(d);
+  const auto by = hn::Set(d, static_cast<hn::TFromD<D>>(divisor));
+  for (; i + lanes <= numel; i += lanes) {
+    const std::size_t at = i * sizeof(Lane<kType>);
+    StoreRounded<kType>(d, hn::Div(LoadAs<kType>(d, src + at), by), dst + at);
+  }
+  return i;
+}
+
+template <DType kType>
+void DivideAs(const std::byte* src, std::byte* dst, std::size_t numel, double divisor) {
+  using T = std::conditional_t<kType == DType::kFloat64, double, float>;
+  const std::size_t done = DivideFrom<kType>(hn::ScalableTag<T>(), 0, src, dst, numel, divisor);
+  DivideFrom<kType>(One<T>(), done, src, dst, numel, divisor);
+}
+
+void DivideAny(DType dtype, const std::byte* src, std::byte* dst, std::size_t numel,
+               double divisor) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return DivideAs<DType::kFloat32>(src, dst, numel, divisor);
+    case DType::kFloat64:
+      return DivideAs<DType::kFloat64>(src, dst, numel, divisor);
+    case DType::kFloat16:
+      return DivideAs<DType::kFloat16>(src, dst, numel, divisor);
+    case DType::kBFloat16:
+      return DivideAs<DType::kBFloat16>(src, dst, numel, divisor);
+  }
+}
+
+// The hot pairs of ConvertAndDivide in one pass: binary32 cast to 16 bits, then divided.
+template <DType kTo, class D>
+HWY_INLINE std::size_t NarrowAndDivideFrom(D d, std::size_t i, const std::byte* src, std::byte* dst,
+                                           std::size_t numel, double divisor) {
+  const std::size_t lanes = hn::Lanes(d);
+  const auto by = hn::Set(d, static_cast<float>(divisor));
+  for (; i + lanes <= numel; i += lanes) {
+    const auto cast = RoundInPlace<kTo>(d, LoadBytes(d, src + i * sizeof(float)));
+    StoreRounded<kTo>(d, hn::Div(cast, by), dst + i * sizeof(Lane<kTo>));
+  }
+  return i;
+}
+
+template <DType kTo>
+void NarrowAndDivide(const std::byte* src, std::byte* dst, std::size_t numel, double divisor) {
+  const hn::ScalableTag<float> d;
+  const std::size_t done = NarrowAndDivideFrom<kTo>(d, 0, src, dst, numel, divisor);
+  NarrowAndDivideFrom<kTo>(One<float>(), done, src, dst, numel, divisor);
+}
+
+void NarrowAndDivideAny(const std::byte* src, DType to, std::byte* dst, std::size_t numel,
+                        double divisor) {
+  if (to == DType::kFloat16) return NarrowAndDivide<DType::kFloat16>(src, dst, numel, divisor);
+  return NarrowAndDivide<DType::kBFloat16>(src, dst, numel, divisor);
+}
+
+// ---- Sum
+
+struct SumArguments {
+  const void* const* srcs;
+  std::size_t count;
+  double divisor;
+  std::byte* dst;
+};
+
+template <DType kType, class D>
+HWY_INLINE hn::Vec<D> LoadSource(D d, const SumArguments& a, std::size_t source, std::size_t i) {
+  return LoadAs<kType>(d,
+                       static_cast<const std::byte*>(a.srcs[source]) + i * sizeof(Lane<kType>));
+}
+
+template <DType kType, class D>
+using Bits = hn::Vec<hn::RebindToUnsigned<hn::Rebind<Lane<kType>, D>>>;
+
+// Divides, rounds, stores; returns `bad` with all bits set in the lanes that are not finite.
+template <DType kType, class D>
+HWY_INLINE Bits<kType, D> Finish(D d, const SumArguments& a, hn::Vec<D> sum, std::size_t i,
+                                 Bits<kType, D> bad) {
+  const hn::Rebind<Lane<kType>, D> dl;
+  const hn::RebindToUnsigned<decltype(dl)> du;
+  if (a.divisor != 1) {
+    sum = hn::Div(sum, hn::Set(d, static_cast<hn::TFromD<D>>(a.divisor)));
+  }
+  const auto rounded = Round<kType>(d, sum);
+  StoreBytes(dl, rounded, a.dst + i * sizeof(Lane<kType>));
+  const auto exponent = hn::Set(du, Storage<kType>::kExponent);
+  const auto is_bad = hn::Eq(hn::And(hn::BitCast(du, rounded), exponent), exponent);
+  return hn::Or(bad, hn::VecFromMask(du, is_bad));
+}
+
+// Returns whether all results in [begin, end) are finite.
+template <DType kType, class D>
+HWY_INLINE bool SumFrom(D d, const SumArguments& a, std::size_t begin, std::size_t end) {
+  const hn::RebindToUnsigned<hn::Rebind<Lane<kType>, D>> du;
+  const std::size_t lanes = hn::Lanes(d);
+  auto bad = hn::Zero(du);
+  std::size_t i = begin;
+  // Four vectors at a time hide the latency of the chain of additions.
+  for (; i + 4 * lanes <= end; i += 4 * lanes) {
+    auto s0 = LoadSource<kType>(d, a, 0, i);
+    auto s1 = LoadSource<kType>(d, a, 0, i + lanes);
+    auto s2 = LoadSource<kType>(d, a, 0, i + 2 * lanes);
+    auto s3 = LoadSource<kType>(d, a, 0, i + 3 * lanes);
+    for (std::size_t k = 1; k < a.count; ++k) {
+      s0 = hn::Add(s0, LoadSource<kType>(d, a, k, i));
+      s1 = hn::Add(s1, LoadSource<kType>(d, a, k, i + lanes));
+      s2 = hn::Add(s2, LoadSource<kType>(d, a, k, i + 2 * lanes));
+      s3 = hn::Add(s3, LoadSource<kType>(d, a, k, i + 3 * lanes));
+    }
+    bad = Finish<kType>(d, a, s0, i, bad);
+    bad = Finish<kType>(d, a, s1, i + lanes, bad);
+    bad = Finish<kType>(d, a, s2, i + 2 * lanes, bad);
+    bad = Finish<kType>(d, a, s3, i + 3 * lanes, bad);
+  }
+  for (; i + lanes <= end; i += lanes) {
+    auto sum = LoadSource<kType>(d, a, 0, i);
+    for (std::size_t k = 1; k < a.count; ++k) {
+      sum = hn::Add(sum, LoadSource<kType>(d, a, k, i));
+    }
+    bad = Finish<kType>(d, a, sum, i, bad);
+  }
+  return hn::AllTrue(du, hn::Eq(bad, hn::Zero(du)));
+}
+
+template <DType kType>
+bool SumAs(const SumArguments& a, std::size_t begin, std::size_t end) {
+  constexpr bool kWide = kType == DType::kFloat32 || kType == DType::kFloat64;
+  using T = std::conditional_t<kWide, double, float>;
+  const hn::ScalableTag<T> d;
+  const std::size_t lanes = hn::Lanes(d);
+  const std::size_t rest = begin + (end - begin) / lanes * lanes;
+  const bool finite = SumFrom<kType>(d, a, begin, rest);
+  return SumFrom<kType>(One<T>(), a, rest, end) && finite;
+}
+
+bool SumAny(DType dtype, const void* const* srcs, std::size_t count, double divisor,
+            std::byte* dst, std::size_t begin, std::size_t end) {
+  const SumArguments a{srcs, count, divisor, dst};
+  switch (dtype) {
+    case DType::kFloat32:
+      return SumAs<DType::kFloat32>(a, begin, end);
+    case DType::kFloat64:
+      return SumAs<DType::kFloat64>(a, begin, end);
+    case DType::kFloat16:
+      return SumAs<DType::kFloat16>(a, begin, end);
+    case DType::kBFloat16:
+      return SumAs<DType::kBFloat16>(a, begin, end);
+  }
+  return false;
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace gradwire::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace gradwire::cpu {
+namespace {
+
+HWY_EXPORT(ConvertAny);
+HWY_EXPORT(DivideAny);
+HWY_EXPORT(NarrowAndDivideAny);
+HWY_EXPORT(SumAny);
+
+// Small enough for two passes over a block to meet in the first-level cache.
+constexpr std::size_t kBlockNumel = 2048;
+
+// Which operand's NaN survives an addition is up to the compiler and the processor. One NaN for all
+// keeps results equal bit for bit everywhere.
+template <class Bits>
+void CanonicalizeNans(std::byte* data, std::size_t numel, Bits infinity, Bits quiet_nan) {
+  constexpr Bits kMagnitude = static_cast<Bits>(~Bits{0}) >> 1;
+  for (std::size_t i = 0; i < numel; ++i) {
+    Bits bits;
+    std::memcpy(&bits, data + i * sizeof(Bits), sizeof(Bits));
+    if ((bits & kMagnitude) > infinity) {
+      std::memcpy(data + i * sizeof(Bits), &quiet_nan, sizeof(Bits));
+    }
+  }
+}
+
+void CanonicalizeNans(DType dtype, std::byte* data, std::size_t numel) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return CanonicalizeNans<std::uint32_t>(data, numel, 0x7F800000U, 0x7FC00000U);
+    case DType::kFloat64:
+      return CanonicalizeNans<std::uint64_t>(data, numel, 0x7FF0000000000000U,
+                                             0x7FF8000000000000U);
+    case DType::kFloat16:
+      return CanonicalizeNans<std::uint16_t>(data, numel, 0x7C00U, 0x7E00U);
+    case DType::kBFloat16:
+      return CanonicalizeNans<std::uint16_t>(data, numel, 0x7F80U, 0x7FC0U);
+  }
+}
+
+}  // namespace
+
+void Convert(DType from, const void* src, DType to, void* dst, std::size_t numel) {
+  if (numel == 0) return;
+  HWY_DYNAMIC_DISPATCH(ConvertAny)
+  (from, static_cast<const std::byte*>(src), to, static_cast<std::byte*>(dst), numel);
+}
+
+void ConvertAndDivide(DType from, const void* src, DType to, void* dst, std::size_t numel,
+                      double divisor) {
+  if (numel == 0 || (divisor == 1 && src == dst)) return;
+  if (divisor == 1) return Convert(from, src, to, dst, numel);
+  const auto* in = static_cast<const std::byte*>(src);
+  auto* out = static_cast<std::byte*>(dst);
+  if (from == to) return HWY_DYNAMIC_DISPATCH(DivideAny)(to, in, out, numel, divisor);
+  if (from == DType::kFloat32 && to != DType::kFloat64) {
+    return HWY_DYNAMIC_DISPATCH(NarrowAndDivideAny)(in, to, out, numel, divisor);
+  }
+  const std::size_t from_bytes = ByteSize(from);
+  const std::size_t to_bytes = ByteSize(to);
+  for (std::size_t i = 0; i < numel; i += kBlockNumel) {
+    const std::size_t block = std::min(kBlockNumel, numel - i);
+    std::byte* at = out + i * to_bytes;
+    HWY_DYNAMIC_DISPATCH(ConvertAny)(from, in + i * from_bytes, to, at, block);
+    HWY_DYNAMIC_DISPATCH(DivideAny)(to, at, at, block, divisor);
+  }
+}
+
+bool Sum(DType dtype, const void* const* srcs, std::size_t count, double divisor, void* dst,
+         std::size_t numel) {
+  auto* out = static_cast<std::byte*>(dst);
+  bool finite = true;
+  for (std::size_t begin = 0; begin < numel; begin += kBlockNumel) {
+    const std::size_t end = std::min(begin + kBlockNumel, numel);
+    if (!HWY_DYNAMIC_DISPATCH(SumAny)(dtype, srcs, count, divisor, out, begin, end)) {
+      finite = false;
+      CanonicalizeNans(dtype, out + begin * ByteSize(dtype), end - begin);
+    }
+  }
+  return finite;
+}
+
+std::vector<Target> SupportedTargets() {
+  std::vector<Target> targets;
+  for (const std::int64_t id : hwy::SupportedAndGeneratedTargets()) {
+    targets.push_back({id, hwy::TargetName(id)});
+  }
+  return targets;
+}
+
+void SetTargetForTesting(std::int64_t id) {
+  hwy::SetSupportedTargetsForTest(id);
+  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+}
+
+}  // namespace gradwire::cpu
+#endif  // HWY_ONCE

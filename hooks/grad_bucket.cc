@@ -1,0 +1,119 @@
+#include "gradwire/hooks/grad_bucket.h"
+
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+namespace gradwire {
+namespace {
+
+constexpr std::size_t kMaxNameBytes = 512;
+constexpr std::size_t kMaxDimensions = 16;
+constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 48;
+
+}  // namespace
+
+std::size_t ParameterSpec::numel() const {
+  std::size_t product = 1;
+  for (const std::int64_t dimension : shape) product *= static_cast<std::size_t>(dimension);
+  return product;
+}
+
+absl::Status ParameterSpec::Validate() const {
+  if (name.empty() || name.size() > kMaxNameBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("parameter name: has ", name.size(),
+                                                   " bytes; allowed: 1 to ", kMaxNameBytes));
+  }
+  const std::string where = absl::StrCat("parameter \"", name, "\": ");
+  if (!IsDType(static_cast<int>(dtype))) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        where, "dtype: ", static_cast<int>(dtype),
+        " is not known; allowed: 1 (float32), 2 (float64), 3 (float16), 4 (bfloat16)"));
+  }
+  if (shape.size() > kMaxDimensions) {
+    return absl::InvalidArgumentError(absl::StrCat(where, "shape: has ", shape.size(),
+                                                   " dimensions; allowed: at most ",
+                                                   kMaxDimensions));
+  }
+  bool is_empty = false;
+  for (const std::int64_t dimension : shape) {
+    if (dimension < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(where, "shape: dimension ", dimension, " is negative; allowed: 0 and up"));
+    }
+    is_empty = is_empty || dimension == 0;
+  }
+  if (is_empty) return absl::OkStatus();
+  std::uint64_t bytes = ByteSize(dtype);
+  for (const std::int64_t dimension : shape) {
+    if (static_cast<std::uint64_t>(dimension) > kMaxBytes / bytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(where, "shape: takes more than ", kMaxBytes, " bytes, which is the limit"));
+    }
+    bytes *= static_cast<std::uint64_t>(dimension);
+  }
+  return absl::OkStatus();
+}
+
+GradBucket::GradBucket(int index, TensorView buffer, std::vector<ParameterSpec> parameters,
+                       bool is_last)
+    : index_(index), buffer_(buffer), parameters_(std::move(parameters)), is_last_(is_last) {}
+
+absl::StatusOr<GradBucket> GradBucket::Make(int index, TensorView buffer,
+                                            std::vector<ParameterSpec> parameters, bool is_last) {
+  if (index < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("bucket index: ", index, " is negative; allowed: 0 and up"));
+  }
+  if (parameters.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("bucket ", index, " has no parameters; allowed: 1 or more"));
+  }
+  std::size_t numel = 0;
+  for (const ParameterSpec& parameter : parameters) {
+    if (absl::Status status = parameter.Validate(); !status.ok()) return status;
+    if (parameter.dtype != buffer.dtype) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("bucket ", index, ": parameter \"", parameter.name, "\" is ",
+                       Name(parameter.dtype), ", the buffer is ", Name(buffer.dtype)));
+    }
+    numel += parameter.numel();
+  }
+  GradBucket bucket(index, TensorView{buffer.dtype, nullptr, numel}, std::move(parameters),
+                    is_last);
+  if (absl::Status status = bucket.set_buffer(buffer); !status.ok()) return status;
+  return bucket;
+}
+
+std::vector<TensorView> GradBucket::gradients() const {
+  std::vector<TensorView> views;
+  views.reserve(parameters_.size());
+  auto* at = static_cast<std::byte*>(buffer_.data);
+  for (const ParameterSpec& parameter : parameters_) {
+    views.push_back({buffer_.dtype, at, parameter.numel()});
+    at += views.back().bytes();
+  }
+  return views;
+}
+
+absl::Status GradBucket::set_buffer(TensorView buffer) {
+  if (!IsDType(static_cast<int>(buffer.dtype))) {
+    return absl::InvalidArgumentError(absl::StrCat("bucket ", index_, ": the buffer's dtype ",
+                                                   static_cast<int>(buffer.dtype),
+                                                   " is not known"));
+  }
+  if (buffer.numel != buffer_.numel) {
+    return absl::InvalidArgumentError(absl::StrCat("bucket ", index_, ": the buffer holds ",
+                                                   buffer.numel, " elements; the parameters take ",
+                                                   buffer_.numel));
+  }
+  if (buffer.data == nullptr && buffer.numel > 0) {
+    return absl::InvalidArgumentError(absl::StrCat("bucket ", index_, ": the buffer is null; ",
+                                                   "allowed only for 0 elements"));
+  }
+  buffer_ = buffer;
+  return absl::OkStatus();
+}
+
+}  // namespace gradwire

@@ -1,0 +1,107 @@
+// The contract of a communication hook. Hooks do no I/O: a hook yields contributions and consumes
+// results, and owns no thread, no future and no socket. The client SDK, a leaf daemon and a test
+// with four ranks in one loop drive the same object.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "gradwire/hooks/grad_bucket.h"
+#include "gradwire/hooks/hook_spec.h"
+
+namespace gradwire {
+
+// Values equal those of gradwire.v1.ReduceOp.
+enum class ReduceOp : std::uint8_t {
+  kSum = 1,   // added in rank order, rounded once to the segment's dtype
+  kMean = 2,  // added in rank order, divided by the number of contributors, rounded once
+};
+
+// A typed run of elements in a round, with the operation that reduces it.
+struct Segment {
+  DType dtype = DType::kFloat32;
+  std::size_t numel = 0;
+  ReduceOp op = ReduceOp::kSum;
+
+  std::size_t bytes() const { return numel * ByteSize(dtype); }
+  bool operator==(const Segment&) const = default;
+};
+
+// One reduction inside a bucket. A contribution is its segments' bytes back to back.
+struct RoundPlan {
+  std::vector<Segment> segments;
+
+  std::size_t bytes() const;
+  bool operator==(const RoundPlan&) const = default;
+};
+
+// Elements [begin, end) of segment number `segment` of the current round.
+struct ElementRange {
+  std::size_t segment = 0;
+  std::size_t begin = 0;
+  std::size_t end = 0;
+
+  std::size_t numel() const { return end - begin; }
+};
+
+struct RoundContext {
+  int world_size = 1;
+  int rank = 0;
+  std::int64_t attempt = 0;
+};
+
+enum class Verdict : std::uint8_t {
+  kApply = 1,  // the step counts
+  kSkip = 2,   // a non-finite value was met: state stays as it was, the step number advances
+};
+
+// One bucket in one step. Calls come from one thread at a time, in this order:
+//   Next, then Encode and Decode of every element of the round, until Next returns nullopt;
+//   then Commit or Abort. Abort may come at any time and ends the run.
+// Within a round, ranges come in any order and may be encoded more than once, until they have been
+// decoded once: equal bucket, state and context give equal bytes, so a retry re-encodes and never
+// recomputes. A range is decoded exactly once, and only after it has been encoded for the last time.
+class HookRun {
+ public:
+  virtual ~HookRun() = default;
+
+  // The plan of the next round, or nullopt when the bucket holds its result.
+  virtual absl::StatusOr<std::optional<RoundPlan>> Next(const RoundContext& context) = 0;
+
+  // Writes the range's wire bytes. `out` has exactly range.numel() elements of the segment's dtype.
+  virtual absl::Status Encode(ElementRange range, std::span<std::byte> out) = 0;
+
+  // Takes the range's result. `in` has exactly range.numel() elements; it may be unaligned.
+  virtual absl::Status Decode(ElementRange range, std::span<const std::byte> in) = 0;
+
+  // The step was applied: what this run learned becomes the hook's state.
+  virtual void Commit() = 0;
+
+  // The step was skipped or failed: the hook's state stays what it was.
+  virtual void Abort() = 0;
+};
+
+// A hook with what it keeps between steps, keyed by parameter.
+//
+// Not thread-safe: all calls, and all calls to its runs, come from one thread at a time. Runs of
+// several buckets may be open at once. A run must not outlive its hook.
+class Hook {
+ public:
+  virtual ~Hook() = default;
+
+  // The rounds that a bucket of these parameters takes in this step. The same for every member, so
+  // that the coordinator can compute sizes from the manifest instead of reading them off the wire.
+  virtual absl::StatusOr<std::vector<RoundPlan>> Plan(std::span<const ParameterSpec> parameters,
+                                                      std::int64_t step) const = 0;
+
+  // Begins one bucket. `bucket` must outlive the run.
+  virtual absl::StatusOr<std::unique_ptr<HookRun>> Start(GradBucket& bucket, std::int64_t step) = 0;
+};
+
+}  // namespace gradwire

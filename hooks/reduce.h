@@ -1,0 +1,28 @@
+// The coordinator's arithmetic: N contributions of one chunk to one result.
+//
+// Sums are taken in rank order, accumulated in fp64, rounded once to the segment's dtype. The bits do
+// not depend on arrival order, chunk size, SIMD width, or how the inputs are cut into pieces.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "gradwire/hooks/hook.h"
+
+namespace gradwire {
+
+// One contribution's bytes in order, as they lie in memory. Pieces may have any size and alignment;
+// an element may straddle pieces.
+using Pieces = std::span<const std::span<const std::byte>>;
+
+struct ReduceOutcome {
+  bool finite = true;  // no NaN or infinity among the results
+};
+
+// Reduces `numel` elements of `dtype`. `contributions` are in rank order, 1 or more, each of exactly
+// numel * ByteSize(dtype) bytes (the caller has checked); `out` holds as many. kMean divides by the
+// number of contributions. Thread-safe, allocates nothing on the heap for up to 64 contributions.
+ReduceOutcome Reduce(DType dtype, ReduceOp op, std::size_t numel,
+                     std::span<const Pieces> contributions, std::span<std::byte> out);
+
+}  // namespace gradwire

@@ -1,0 +1,111 @@
+#include "gradwire/hooks/registry.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "hooks/simple_hooks.h"
+
+namespace gradwire {
+namespace {
+
+constexpr std::size_t kMaxNameBytes = 63;
+constexpr const char* kBuiltIn[] = {"no", "fp16", "bf16", "noop"};
+
+bool IsHookName(const std::string& name) {
+  if (name.empty() || name.size() > kMaxNameBytes) return false;
+  return std::all_of(name.begin(), name.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_';
+  });
+}
+
+// "fp16" and "bf16" as dtypes, for hooks and wrappers alike.
+std::optional<DType> WireOf(const std::string& name) {
+  if (name == "fp16") return DType::kFloat16;
+  if (name == "bf16") return DType::kBFloat16;
+  return std::nullopt;
+}
+
+}  // namespace
+
+struct HookRegistry::State {
+  std::mutex mutex;
+  std::map<std::string, HookFactory> factories;  // guarded by mutex
+};
+
+HookRegistry& HookRegistry::Global() {
+  static HookRegistry registry;
+  return registry;
+}
+
+HookRegistry::State& HookRegistry::state() const {
+  // Never destroyed: a Python hook's factory must not be released after the interpreter is gone.
+  static State& state = *new State;
+  return state;
+}
+
+bool HookRegistry::IsBuiltIn(const std::string& name) {
+  return std::find(std::begin(kBuiltIn), std::end(kBuiltIn), name) != std::end(kBuiltIn);
+}
+
+absl::Status HookRegistry::Register(const std::string& name, HookFactory factory) {
+  if (!IsHookName(name)) {
+    return absl::InvalidArgumentError(absl::StrCat("hook name: \"", name,
+                                                   "\" is not allowed; allowed: 1 to ",
+                                                   kMaxNameBytes, " of a-z, 0-9 and _"));
+  }
+  if (factory == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat("hook \"", name, "\": the factory is empty"));
+  }
+  if (IsBuiltIn(name)) {
+    return absl::AlreadyExistsError(absl::StrCat("hook \"", name, "\" is built in"));
+  }
+  State& shared = state();
+  const std::lock_guard lock(shared.mutex);
+  if (!shared.factories.emplace(name, std::move(factory)).second) {
+    return absl::AlreadyExistsError(absl::StrCat("hook \"", name, "\" is registered already"));
+  }
+  return absl::OkStatus();
+}
+
+std::vector<std::string> HookRegistry::Names() const {
+  std::vector<std::string> names(std::begin(kBuiltIn), std::end(kBuiltIn));
+  State& shared = state();
+  const std::lock_guard lock(shared.mutex);
+  for (const auto& entry : shared.factories) names.push_back(entry.first);
+  return names;
+}
+
+absl::StatusOr<std::unique_ptr<Hook>> HookRegistry::Make(const HookSpec& spec) const {
+  if (absl::Status status = spec.Validate(); !status.ok()) return status;
+  const std::optional<DType> wrapper = WireOf(spec.comm_wrapper);
+  if (spec.comm_hook == "no") return MakeCastingHook(wrapper);
+  std::unique_ptr<Hook> hook;
+  if (spec.comm_hook == "noop") {
+    hook = MakeNoopHook();
+  } else if (IsBuiltIn(spec.comm_hook)) {
+    hook = MakeCastingHook(WireOf(spec.comm_hook));
+  } else {
+    HookFactory factory;
+    {
+      State& shared = state();
+      const std::lock_guard lock(shared.mutex);
+      factory = shared.factories.at(spec.comm_hook);
+    }
+    absl::StatusOr<std::unique_ptr<Hook>> made = factory(spec);
+    if (!made.ok()) return made.status();
+    if (*made == nullptr) {
+      return absl::InternalError(
+          absl::StrCat("the factory of hook \"", spec.comm_hook, "\" made no hook"));
+    }
+    hook = *std::move(made);
+  }
+  if (wrapper.has_value()) hook = MakeWrapper(*wrapper, std::move(hook));
+  return hook;
+}
+
+}  // namespace gradwire

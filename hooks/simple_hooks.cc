@@ -1,0 +1,293 @@
+#include "hooks/simple_hooks.h"
+
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "hooks/cpu/kernels.h"
+
+namespace gradwire {
+namespace {
+
+absl::Status CheckContext(const RoundContext& context) {
+  if (context.world_size < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("world_size: ", context.world_size, " is not allowed; allowed: 1 and up"));
+  }
+  if (context.rank < 0 || context.rank >= context.world_size) {
+    return absl::InvalidArgumentError(absl::StrCat("rank: ", context.rank,
+                                                   " is not allowed; allowed: 0 to ",
+                                                   context.world_size - 1));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRange(const Segment& segment, const ElementRange& range, std::size_t bytes) {
+  if (range.segment != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("segment: ", range.segment, " is not in the round; allowed: 0"));
+  }
+  if (range.begin > range.end || range.end > segment.numel) {
+    return absl::InvalidArgumentError(absl::StrCat("range: [", range.begin, ", ", range.end,
+                                                   ") is not in the segment's ", segment.numel,
+                                                   " elements"));
+  }
+  if (bytes != range.numel() * ByteSize(segment.dtype)) {
+    return absl::InvalidArgumentError(absl::StrCat("bytes: ", bytes, " given; ", range.numel(),
+                                                   " elements of ", Name(segment.dtype), " take ",
+                                                   range.numel() * ByteSize(segment.dtype)));
+  }
+  return absl::OkStatus();
+}
+
+std::byte* At(const TensorView& view, std::size_t element) {
+  return static_cast<std::byte*>(view.data) + element * ByteSize(view.dtype);
+}
+
+// ---- Casting
+
+RoundPlan PlanOf(DType dtype, std::size_t numel) {
+  return RoundPlan{{Segment{dtype, numel, ReduceOp::kSum}}};
+}
+
+class CastingRun : public HookRun {
+ public:
+  CastingRun(TensorView buffer, DType wire)
+      : buffer_(buffer), segment_(PlanOf(wire, buffer.numel).segments.front()) {}
+
+  absl::StatusOr<std::optional<RoundPlan>> Next(const RoundContext& context) override {
+    if (absl::Status status = CheckContext(context); !status.ok()) return status;
+    if (stage_ == Stage::kEnded) return absl::FailedPreconditionError("the run has ended");
+    if (stage_ == Stage::kFresh) {
+      world_size_ = context.world_size;
+      stage_ = Stage::kOpen;
+      return std::optional<RoundPlan>(PlanOf(segment_.dtype, segment_.numel));
+    }
+    if (decoded_ < segment_.numel) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "the round is not over: ", decoded_, " of ", segment_.numel, " elements are decoded"));
+    }
+    stage_ = Stage::kDone;
+    return std::optional<RoundPlan>();
+  }
+
+  absl::Status Encode(ElementRange range, std::span<std::byte> out) override {
+    if (stage_ != Stage::kOpen) return absl::FailedPreconditionError("no round is open");
+    if (absl::Status status = CheckRange(segment_, range, out.size()); !status.ok()) return status;
+    cpu::ConvertAndDivide(buffer_.dtype, At(buffer_, range.begin), segment_.dtype, out.data(),
+                          range.numel(), world_size_);
+    return absl::OkStatus();
+  }
+
+  absl::Status Decode(ElementRange range, std::span<const std::byte> in) override {
+    if (stage_ != Stage::kOpen) return absl::FailedPreconditionError("no round is open");
+    if (absl::Status status = CheckRange(segment_, range, in.size()); !status.ok()) return status;
+    if (range.numel() > segment_.numel - decoded_) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("range: [", range.begin, ", ", range.end, ") is decoded twice"));
+    }
+    cpu::Convert(segment_.dtype, in.data(), buffer_.dtype, At(buffer_, range.begin),
+                 range.numel());
+    decoded_ += range.numel();
+    return absl::OkStatus();
+  }
+
+  void Commit() override { stage_ = Stage::kEnded; }
+  void Abort() override { stage_ = Stage::kEnded; }
+
+ private:
+  enum class Stage { kFresh, kOpen, kDone, kEnded };
+
+  const TensorView buffer_;
+  const Segment segment_;
+  Stage stage_ = Stage::kFresh;
+  int world_size_ = 1;
+  std::size_t decoded_ = 0;  // elements
+};
+
+class CastingHook : public Hook {
+ public:
+  explicit CastingHook(std::optional<DType> wire) : wire_(wire) {}
+
+  absl::StatusOr<std::vector<RoundPlan>> Plan(std::span<const ParameterSpec> parameters,
+                                              std::int64_t /*step*/) const override {
+    if (parameters.empty()) {
+      return absl::InvalidArgumentError("a bucket has no parameters; allowed: 1 or more");
+    }
+    const DType dtype = parameters.front().dtype;
+    std::size_t numel = 0;
+    for (const ParameterSpec& parameter : parameters) {
+      if (absl::Status status = parameter.Validate(); !status.ok()) return status;
+      if (parameter.dtype != dtype) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "parameter \"", parameter.name, "\" is ", Name(parameter.dtype), ", parameter \"",
+            parameters.front().name, "\" of the same bucket is ", Name(dtype)));
+      }
+      numel += parameter.numel();
+    }
+    return std::vector<RoundPlan>{PlanOf(wire_.value_or(dtype), numel)};
+  }
+
+  absl::StatusOr<std::unique_ptr<HookRun>> Start(GradBucket& bucket,
+                                                 std::int64_t /*step*/) override {
+    const TensorView buffer = bucket.buffer();
+    return std::make_unique<CastingRun>(buffer, wire_.value_or(buffer.dtype));
+  }
+
+ private:
+  const std::optional<DType> wire_;
+};
+
+// ---- Noop
+
+class NoopRun : public HookRun {
+ public:
+  absl::StatusOr<std::optional<RoundPlan>> Next(const RoundContext& context) override {
+    if (absl::Status status = CheckContext(context); !status.ok()) return status;
+    if (ended_) return absl::FailedPreconditionError("the run has ended");
+    return std::optional<RoundPlan>();
+  }
+  absl::Status Encode(ElementRange /*range*/, std::span<std::byte> /*out*/) override {
+    return absl::FailedPreconditionError("no round is open");
+  }
+  absl::Status Decode(ElementRange /*range*/, std::span<const std::byte> /*in*/) override {
+    return absl::FailedPreconditionError("no round is open");
+  }
+  void Commit() override { ended_ = true; }
+  void Abort() override { ended_ = true; }
+
+ private:
+  bool ended_ = false;
+};
+
+class NoopHook : public Hook {
+ public:
+  absl::StatusOr<std::vector<RoundPlan>> Plan(std::span<const ParameterSpec> /*parameters*/,
+                                              std::int64_t /*step*/) const override {
+    return std::vector<RoundPlan>();
+  }
+  absl::StatusOr<std::unique_ptr<HookRun>> Start(GradBucket& /*bucket*/,
+                                                 std::int64_t /*step*/) override {
+    return std::make_unique<NoopRun>();
+  }
+};
+
+// ---- Wrapper
+
+// Memory for cast buckets, handed from step to step.
+class ScratchPool {
+ public:
+  struct Scratch {
+    std::unique_ptr<std::byte[]> data;
+    std::size_t capacity = 0;
+  };
+
+  Scratch Take(std::size_t bytes) {
+    Scratch scratch;
+    if (!free_.empty()) {
+      scratch = std::move(free_.back());
+      free_.pop_back();
+    }
+    if (scratch.capacity < bytes) {
+      scratch.data = std::make_unique_for_overwrite<std::byte[]>(bytes);
+      scratch.capacity = bytes;
+    }
+    return scratch;
+  }
+  void Give(Scratch scratch) { free_.push_back(std::move(scratch)); }
+
+ private:
+  std::vector<Scratch> free_;
+};
+
+class WrapperRun : public HookRun {
+ public:
+  // Casts the bucket; Begin must follow.
+  WrapperRun(ScratchPool& pool, DType wire, const GradBucket& bucket)
+      : pool_(pool),
+        scratch_(pool.Take(bucket.buffer().numel * ByteSize(wire))),
+        original_(bucket.buffer()),
+        cast_{wire, scratch_.data.get(), original_.numel},
+        bucket_(bucket) {
+    cpu::Convert(original_.dtype, original_.data, cast_.dtype, cast_.data, cast_.numel);
+  }
+
+  ~WrapperRun() override {
+    inner_.reset();
+    pool_.Give(std::move(scratch_));
+  }
+
+  absl::Status Begin(Hook& inner, std::int64_t step) {
+    if (absl::Status status = bucket_.set_buffer(cast_); !status.ok()) return status;
+    absl::StatusOr<std::unique_ptr<HookRun>> run = inner.Start(bucket_, step);
+    if (!run.ok()) return run.status();
+    if (*run == nullptr) return absl::InternalError("the wrapped hook started no run");
+    inner_ = *std::move(run);
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::optional<RoundPlan>> Next(const RoundContext& context) override {
+    absl::StatusOr<std::optional<RoundPlan>> plan = inner_->Next(context);
+    if (!plan.ok() || plan->has_value() || is_cast_back_) return plan;
+    // The inner hook may have left its result in a buffer of its own.
+    const TensorView result = bucket_.buffer();
+    cpu::Convert(result.dtype, result.data, original_.dtype, original_.data, original_.numel);
+    is_cast_back_ = true;
+    return plan;
+  }
+
+  absl::Status Encode(ElementRange range, std::span<std::byte> out) override {
+    return inner_->Encode(range, out);
+  }
+  absl::Status Decode(ElementRange range, std::span<const std::byte> in) override {
+    return inner_->Decode(range, in);
+  }
+  void Commit() override { inner_->Commit(); }
+  void Abort() override { inner_->Abort(); }
+
+ private:
+  ScratchPool& pool_;
+  ScratchPool::Scratch scratch_;
+  const TensorView original_;
+  const TensorView cast_;
+  GradBucket bucket_;  // a copy whose buffer is `cast_`
+  std::unique_ptr<HookRun> inner_;
+  bool is_cast_back_ = false;
+};
+
+class Wrapper : public Hook {
+ public:
+  Wrapper(DType wire, std::unique_ptr<Hook> inner) : wire_(wire), inner_(std::move(inner)) {}
+
+  absl::StatusOr<std::vector<RoundPlan>> Plan(std::span<const ParameterSpec> parameters,
+                                              std::int64_t step) const override {
+    std::vector<ParameterSpec> cast(parameters.begin(), parameters.end());
+    for (ParameterSpec& parameter : cast) parameter.dtype = wire_;
+    return inner_->Plan(cast, step);
+  }
+
+  absl::StatusOr<std::unique_ptr<HookRun>> Start(GradBucket& bucket, std::int64_t step) override {
+    auto run = std::make_unique<WrapperRun>(pool_, wire_, bucket);
+    if (absl::Status status = run->Begin(*inner_, step); !status.ok()) return status;
+    return run;
+  }
+
+ private:
+  const DType wire_;
+  const std::unique_ptr<Hook> inner_;
+  ScratchPool pool_;
+};
+
+}  // namespace
+
+std::unique_ptr<Hook> MakeCastingHook(std::optional<DType> wire) {
+  return std::make_unique<CastingHook>(wire);
+}
+
+std::unique_ptr<Hook> MakeNoopHook() { return std::make_unique<NoopHook>(); }
+
+std::unique_ptr<Hook> MakeWrapper(DType wire, std::unique_ptr<Hook> inner) {
+  return std::make_unique<Wrapper>(wire, std::move(inner));
+}
+
+}  // namespace gradwire

@@ -1,0 +1,182 @@
+// The frames of gradwire.v1.Exchange as plain values: what the session core and the member core speak.
+// proto/wire/codec.h turns them into bytes. Field meanings are in gradwire/v1/aggregation.proto.
+//
+// No gRPC and no protobuf here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "gradwire/hooks/hook.h"
+
+namespace gradwire::wire {
+
+struct RoundId {
+  std::int64_t step = 0;
+  std::uint32_t attempt = 0;
+  std::uint32_t bucket = 0;
+  std::uint32_t round = 0;
+
+  auto operator<=>(const RoundId&) const = default;
+};
+
+struct Hello {
+  std::string token;
+  std::uint64_t start_id = 0;
+  std::int64_t step = 0;
+  bool operator==(const Hello&) const = default;
+};
+
+struct Announce {
+  std::int64_t step = 0;
+  std::uint64_t generation = 0;
+  std::vector<std::uint32_t> parameters;
+  std::vector<RoundPlan> rounds;
+  bool operator==(const Announce&) const = default;
+};
+
+struct Contribution {
+  RoundId id;
+  std::uint64_t generation = 0;
+  int rank = 0;
+  std::uint32_t chunk = 0;
+  std::uint32_t received = 0;
+  std::optional<std::uint64_t> digest;
+  bool operator==(const Contribution&) const = default;
+};
+
+struct Ack {
+  RoundId id;
+  std::uint32_t received = 0;
+  bool operator==(const Ack&) const = default;
+};
+
+struct EndStep {
+  std::int64_t step = 0;
+  std::uint64_t generation = 0;
+  bool operator==(const EndStep&) const = default;
+};
+
+struct Heartbeat {
+  bool operator==(const Heartbeat&) const = default;
+};
+
+enum class CollectiveKind : std::uint8_t { kBarrier = 1, kBroadcast = 2 };
+
+struct Enter {
+  std::uint64_t number = 0;
+  std::uint64_t generation = 0;
+  CollectiveKind kind = CollectiveKind::kBarrier;
+  int root = 0;
+  std::uint64_t bytes = 0;
+  bool operator==(const Enter&) const = default;
+};
+
+struct CollectiveChunk {
+  std::uint64_t number = 0;
+  std::uint32_t chunk = 0;
+  bool operator==(const CollectiveChunk&) const = default;
+};
+
+struct CollectiveAck {
+  std::uint64_t number = 0;
+  std::uint32_t received = 0;
+  bool operator==(const CollectiveAck&) const = default;
+};
+
+struct Welcome {
+  std::int64_t step = 0;
+  std::uint32_t attempt = 0;
+  bool resumed = false;
+  bool operator==(const Welcome&) const = default;
+};
+
+struct Grant {
+  RoundId id;
+  bool operator==(const Grant&) const = default;
+};
+
+struct Result {
+  RoundId id;
+  std::uint32_t chunk = 0;
+  std::uint64_t digest = 0;
+  bool operator==(const Result&) const = default;
+};
+
+struct StepDone {
+  std::int64_t step = 0;
+  std::uint32_t attempt = 0;
+  Verdict verdict = Verdict::kApply;
+  std::uint64_t digest = 0;
+  bool operator==(const StepDone&) const = default;
+};
+
+struct Restart {
+  std::int64_t step = 0;
+  std::uint32_t attempt = 0;
+  std::vector<RoundId> open{};
+  bool operator==(const Restart&) const = default;
+};
+
+struct Failure {
+  int code = 0;  // an absl::StatusCode
+  std::string message;
+  int blamed_rank = -1;
+  bool operator==(const Failure&) const = default;
+};
+
+struct Begin {
+  std::uint64_t number = 0;
+  bool operator==(const Begin&) const = default;
+};
+
+using Header = std::variant<Hello, Announce, Contribution, Ack, EndStep, Heartbeat, Enter,
+                            CollectiveChunk, CollectiveAck, Welcome, Grant, Result, StepDone, Restart,
+                            Failure, Begin>;
+
+// Bytes that belong to a frame, immutable and shared: received slices, a pooled buffer, a test's
+// vector. The pieces stay valid as long as the object.
+class Payload {
+ public:
+  virtual ~Payload() = default;
+  virtual std::span<const std::span<const std::byte>> pieces() const = 0;
+  virtual std::size_t bytes() const = 0;
+};
+using PayloadRef = std::shared_ptr<const Payload>;
+
+struct Frame {
+  Header header;
+  PayloadRef payload{};  // null: none
+};
+
+// XXH3-64 over the payload's bytes; 0 bytes and null give the hash of the empty string.
+std::uint64_t Digest(const Payload* payload);
+
+// Chunks of a round: each segment is cut at multiples of `chunk_bytes`, so that a chunk lies in one
+// segment. chunk_bytes is a positive multiple of 8.
+class ChunkLayout {
+ public:
+  ChunkLayout() = default;
+  ChunkLayout(const RoundPlan& plan, std::size_t chunk_bytes);
+
+  std::uint32_t chunk_count() const { return chunk_count_; }
+
+  // chunk < chunk_count().
+  ElementRange Range(std::uint32_t chunk) const;
+  const Segment& segment(std::uint32_t chunk) const;
+  std::size_t ChunkBytes(std::uint32_t chunk) const;
+
+ private:
+  RoundPlan plan_;
+  std::size_t chunk_bytes_ = 0;
+  std::vector<std::uint32_t> first_chunk_;  // of each segment
+  std::uint32_t chunk_count_ = 0;
+};
+
+}  // namespace gradwire::wire

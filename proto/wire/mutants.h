@@ -1,0 +1,27 @@
+// Seeded bugs. The simulation must catch each of them; a normal build has none of them.
+#pragma once
+
+#include <cstdint>
+
+namespace gradwire {
+
+enum class Mutant : std::uint8_t {
+  kNone,
+  kGenerationNotCompared,
+  kAttemptNotCompared,
+  kMemberDroppedPerBucket,
+  kDuplicateCountedTwice,
+  kCommitAnnouncedEarly,
+  kStateTouchedBeforeCommit,
+  kCreditDeadlock,
+};
+
+#ifdef GRADWIRE_CORE_MUTANTS
+// One simulation at a time per thread.
+inline thread_local Mutant active_mutant = Mutant::kNone;
+inline bool IsActive(Mutant mutant) { return active_mutant == mutant; }
+#else
+constexpr bool IsActive(Mutant) { return false; }
+#endif
+
+}  // namespace gradwire

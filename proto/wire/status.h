@@ -1,0 +1,15 @@
+// The one place where absl::Status meets grpc::Status. The codes have the same numbers.
+#pragma once
+
+#include <grpcpp/support/status.h>
+
+#include "absl/status/status.h"
+
+namespace gradwire::wire {
+
+grpc::Status ToGrpc(const absl::Status& status);
+
+// A code that gRPC does not define becomes Unknown.
+absl::Status FromGrpc(const grpc::Status& status);
+
+}  // namespace gradwire::wire

@@ -1,0 +1,197 @@
+#include "server/core/collectives.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace gradwire::server {
+namespace {
+
+constexpr std::uint64_t kMaxBroadcastBytes = std::uint64_t{1} << 40;
+
+std::string KindName(wire::CollectiveKind kind) {
+  return kind == wire::CollectiveKind::kBarrier ? "barrier" : "broadcast";
+}
+
+std::string Describe(const wire::Enter& enter) {
+  if (enter.kind == wire::CollectiveKind::kBarrier) return "a barrier";
+  return absl::StrCat("a broadcast of ", enter.bytes, " bytes from rank ", enter.root);
+}
+
+}  // namespace
+
+Collectives::Collectives(int world_size, std::size_t chunk_bytes, std::uint32_t window_chunks)
+    : world_size_(world_size),
+      chunk_bytes_(chunk_bytes),
+      window_chunks_(window_chunks),
+      entered_(static_cast<std::size_t>(world_size)),
+      received_(static_cast<std::size_t>(world_size)) {}
+
+std::vector<int> Collectives::AllRanks() const {
+  std::vector<int> ranks(static_cast<std::size_t>(world_size_));
+  for (int r = 0; r < world_size_; ++r) ranks[static_cast<std::size_t>(r)] = r;
+  return ranks;
+}
+
+std::uint32_t Collectives::ChunkCount() const {
+  return static_cast<std::uint32_t>((open_->bytes + chunk_bytes_ - 1) / chunk_bytes_);
+}
+
+std::uint32_t Collectives::Everybody() const {
+  std::uint32_t least = sent_;
+  for (int r = 0; r < world_size_; ++r) {
+    if (r != open_->root) least = std::min(least, received_[static_cast<std::size_t>(r)]);
+  }
+  return least;
+}
+
+absl::Status Collectives::OnEnter(int rank, const wire::Enter& enter, std::vector<Send>& sends) {
+  const auto index = static_cast<std::size_t>(rank);
+  if (enter.number < number_ || (enter.number == number_ && open_ && entered_[index])) {
+    return absl::OkStatus();  // repeated after a resume
+  }
+  if (enter.number > number_) {
+    return absl::FailedPreconditionError(absl::StrCat("entered collective ", enter.number, " while ",
+                                                      number_, " is not finished"));
+  }
+  if (enter.root < 0 || enter.root >= world_size_) {
+    return absl::InvalidArgumentError(absl::StrCat("broadcast root is ", enter.root,
+                                                   "; allowed are 0 to ", world_size_ - 1));
+  }
+  if (enter.bytes > kMaxBroadcastBytes ||
+      (enter.bytes + chunk_bytes_ - 1) / chunk_bytes_ > UINT32_MAX / 2) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("broadcast of ", enter.bytes, " bytes; at most ", kMaxBroadcastBytes,
+                     " and 2^31 chunks are allowed"));
+  }
+  if (open_ && (enter.kind != open_->kind || enter.root != open_->root || enter.bytes != open_->bytes)) {
+    return absl::FailedPreconditionError(absl::StrCat("entered ", Describe(enter), " as collective ",
+                                                      number_, "; other members entered ",
+                                                      Describe(*open_)));
+  }
+  if (!open_) open_ = enter;
+  entered_[index] = true;
+  if (!std::all_of(entered_.begin(), entered_.end(), [](bool in) { return in; })) {
+    return absl::OkStatus();
+  }
+  begun_ = true;
+  sends.push_back(Send{.ranks = AllRanks(), .frame = {.header = wire::Begin{.number = number_}}});
+  MaybeFinish(sends);
+  return absl::OkStatus();
+}
+
+absl::Status Collectives::OnChunk(int rank, const wire::CollectiveChunk& header,
+                                  const wire::PayloadRef& payload, std::vector<Send>& sends) {
+  if (header.number < number_) return absl::OkStatus();  // repeated after a resume
+  if (header.number > number_ || !open_ || !begun_ || rank != open_->root) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("sent a chunk of collective ", header.number, ", of which it is not the root"));
+  }
+  if (header.chunk < sent_) return absl::OkStatus();  // repeated after a resume
+  if (header.chunk != sent_ || header.chunk >= ChunkCount()) {
+    return absl::OutOfRangeError(absl::StrCat("sent chunk ", header.chunk, " of a broadcast with ",
+                                              ChunkCount(), " chunks; expected ", sent_));
+  }
+  if (header.chunk >= Everybody() + window_chunks_) {
+    return absl::FailedPreconditionError(absl::StrCat("sent chunk ", header.chunk,
+                                                      " of a broadcast; the window ends at ",
+                                                      Everybody() + window_chunks_));
+  }
+  const std::size_t expected =
+      std::min(chunk_bytes_, static_cast<std::size_t>(open_->bytes) - sent_ * chunk_bytes_);
+  const std::size_t got = payload == nullptr ? 0 : payload->bytes();
+  if (got != expected) {
+    return absl::InvalidArgumentError(absl::StrCat("sent ", got, " bytes as chunk ", header.chunk,
+                                                   " of a broadcast, which has ", expected));
+  }
+  held_.push_back(payload);
+  ++sent_;
+  std::vector<int> others = AllRanks();
+  others.erase(others.begin() + open_->root);
+  if (!others.empty()) {
+    sends.push_back(Send{.ranks = std::move(others), .frame = {.header = header, .payload = payload}});
+  } else {
+    held_.clear();
+    sends.push_back(Send{.ranks = {open_->root},
+                         .frame = {.header = wire::CollectiveAck{.number = number_, .received = sent_}}});
+  }
+  MaybeFinish(sends);
+  return absl::OkStatus();
+}
+
+absl::Status Collectives::OnAck(int rank, const wire::CollectiveAck& ack, std::vector<Send>& sends) {
+  if (ack.number < number_) return absl::OkStatus();
+  if (ack.number > number_ || !open_ || !begun_ || ack.received > sent_) {
+    return absl::InvalidArgumentError(absl::StrCat("acknowledged ", ack.received,
+                                                   " chunks of collective ", ack.number,
+                                                   "; it was sent ", sent_));
+  }
+  std::uint32_t& received = received_[static_cast<std::size_t>(rank)];
+  const std::uint32_t before = Everybody();
+  received = std::max(received, ack.received);
+  const std::uint32_t after = Everybody();
+  if (after == before) return absl::OkStatus();
+  held_.erase(held_.begin(), held_.begin() + (after - before));
+  sends.push_back(Send{.ranks = {open_->root},
+                       .frame = {.header = wire::CollectiveAck{.number = number_, .received = after}}});
+  MaybeFinish(sends);
+  return absl::OkStatus();
+}
+
+void Collectives::MaybeFinish(std::vector<Send>&) {
+  if (!begun_ || Everybody() != ChunkCount()) return;
+  ++number_;
+  open_.reset();
+  begun_ = false;
+  sent_ = 0;
+  held_.clear();
+  std::fill(entered_.begin(), entered_.end(), false);
+  std::fill(received_.begin(), received_.end(), 0);
+}
+
+void Collectives::Resume(int rank, std::vector<Send>& sends) const {
+  // The member enters again; one that had entered finds out here how far the collective is.
+  const auto index = static_cast<std::size_t>(rank);
+  const auto send = [&](wire::Header header, wire::PayloadRef payload) {
+    sends.push_back(Send{.ranks = {rank},
+                         .frame = {.header = std::move(header), .payload = std::move(payload)}});
+  };
+  if (number_ > 0) {  // the end of the last one may have been lost
+    send(wire::Begin{.number = number_ - 1}, nullptr);
+    send(wire::CollectiveAck{.number = number_ - 1, .received = UINT32_MAX}, nullptr);
+  }
+  if (!begun_) return;
+  send(wire::Begin{.number = number_}, nullptr);
+  if (rank == open_->root) {
+    send(wire::CollectiveAck{.number = number_, .received = Everybody()}, nullptr);
+    return;
+  }
+  const std::uint32_t first = Everybody();
+  for (std::uint32_t c = std::max(first, received_[index]); c < sent_; ++c) {
+    send(wire::CollectiveChunk{.number = number_, .chunk = c}, held_[c - first]);
+  }
+}
+
+std::string Collectives::WaitingFor() const {
+  if (!open_) return "";
+  std::vector<int> missing;
+  for (int r = 0; r < world_size_; ++r) {
+    const auto index = static_cast<std::size_t>(r);
+    if (begun_ ? (r != open_->root && received_[index] < ChunkCount()) : !entered_[index]) {
+      missing.push_back(r);
+    }
+  }
+  return absl::StrCat(KindName(open_->kind), " ", number_, " waits for ",
+                      missing.size() == 1 ? "rank " : "ranks ", absl::StrJoin(missing, ", "),
+                      begun_ ? " to take its bytes" : " to enter");
+}
+
+std::size_t Collectives::held_bytes() const {
+  std::size_t bytes = 0;
+  for (const wire::PayloadRef& payload : held_) bytes += payload->bytes();
+  return bytes;
+}
+
+}  // namespace gradwire::server

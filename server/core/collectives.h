@@ -1,0 +1,59 @@
+// Broadcast and barrier of one session: a sequence of their own, opaque bytes, no commit.
+//
+// A collective begins when every member has entered it. A broadcast's root then sends chunks of
+// `chunk_bytes` in order, at most `window_chunks` ahead of the chunks that everybody acknowledged; each
+// chunk is passed on as it comes. Not thread-safe, no I/O.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "proto/wire/frame.h"
+
+namespace gradwire::server {
+
+class Collectives {
+ public:
+  struct Send {
+    std::vector<int> ranks;
+    wire::Frame frame;
+  };
+
+  Collectives(int world_size, std::size_t chunk_bytes, std::uint32_t window_chunks);
+
+  // Each returns an error that blames `rank`, or appends what to send.
+  absl::Status OnEnter(int rank, const wire::Enter& enter, std::vector<Send>& sends);
+  absl::Status OnChunk(int rank, const wire::CollectiveChunk& header,
+                       const wire::PayloadRef& payload, std::vector<Send>& sends);
+  absl::Status OnAck(int rank, const wire::CollectiveAck& ack, std::vector<Send>& sends);
+
+  // What a member whose stream was replaced has to be told again.
+  void Resume(int rank, std::vector<Send>& sends) const;
+
+  // "" when no collective is open, else a sentence that names the members it waits for.
+  std::string WaitingFor() const;
+
+  std::size_t held_bytes() const;
+
+ private:
+  std::uint32_t ChunkCount() const;
+  std::uint32_t Everybody() const;
+  void MaybeFinish(std::vector<Send>& sends);
+  std::vector<int> AllRanks() const;
+
+  int world_size_;
+  std::size_t chunk_bytes_;
+  std::uint32_t window_chunks_;
+  std::uint64_t number_ = 0;  // of the open or next collective
+  std::optional<wire::Enter> open_;
+  std::vector<bool> entered_;
+  bool begun_ = false;
+  std::uint32_t sent_ = 0;               // chunks passed on
+  std::vector<std::uint32_t> received_;  // chunks each member acknowledged
+  std::vector<wire::PayloadRef> held_;   // chunks passed on and not acknowledged by all, from Everybody()
+};
+
+}  // namespace gradwire::server

@@ -1,0 +1,276 @@
+// One training session as a deterministic state machine: (event, now) -> effects.
+//
+// Knows no gRPC, clock, thread or disk. The same object runs in the daemon, in the simulation and
+// under the fuzzer. Not thread-safe: the owner serialises all calls. Nothing that a member sends can
+// abort the process; it ends in a Failure for the session (policy `fail`) that blames the sender.
+//
+// The step protocol. A member announces a bucket. Buckets are granted to all members alike, in the
+// order of their first announcement, `open_buckets` at a time; so every member sends the same chunks
+// in the same order and some chunk can always be completed. Inside a granted round a member is at most
+// `window_chunks` ahead of the results that it acknowledged. A chunk is reduced once all members'
+// contributions are there, released in chunk order, and kept until every member acknowledged it.
+// When all parameters are reduced, or all members ended the step, the step commits: StepDone.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "gradwire/hooks/hook.h"
+#include "proto/wire/frame.h"
+#include "server/core/collectives.h"
+#include "proto/wire/mutants.h"
+
+namespace gradwire::server {
+
+struct SessionOptions {
+  std::string name;
+  int world_size = 1;
+  HookSpec spec;
+  std::vector<ParameterSpec> manifest;
+  std::uint64_t generation = 1;  // unique among the sessions of one daemon
+  std::uint64_t lineage = 1;
+  std::size_t chunk_bytes = std::size_t{1} << 20;
+  std::uint32_t window_chunks = 4;
+  std::uint32_t open_buckets = 4;
+  absl::Duration join_timeout = absl::Minutes(5);
+  absl::Duration step_timeout = absl::Minutes(30);
+  absl::Duration token_timeout = absl::Seconds(5);
+  absl::Duration resume_grace = absl::Seconds(1);
+  absl::Duration silence_timeout = absl::Seconds(15);
+
+  // InvalidArgument names the field, the value and what is allowed.
+  absl::Status Validate() const;
+
+  // Upper bound of what the session can make the daemon hold: contributions in the window, results not
+  // yet acknowledged.
+  std::size_t ReservedBytes() const;
+};
+
+struct JoinAsk {
+  int world_size = 0;
+  int rank = -1;
+  std::uint64_t start_id = 0;
+  HookSpec spec;
+  std::vector<ParameterSpec> manifest;
+};
+
+// To one member.
+struct SendEffect {
+  int rank = 0;
+  wire::Frame frame;
+};
+// The same frame to several members: encode once.
+struct FanOutEffect {
+  std::vector<int> ranks;
+  wire::Frame frame;
+};
+// Compute Reduce over `inputs` (rank order) and answer with Session::Reduced.
+struct ReduceEffect {
+  wire::RoundId id;
+  std::uint32_t chunk = 0;
+  Segment segment;  // numel: of this chunk
+  std::vector<wire::PayloadRef> inputs{};
+};
+// End the member's stream after what was sent before.
+struct CloseEffect {
+  int rank = 0;
+  std::uint64_t connection = 0;
+};
+// Something that belongs in the log.
+struct LogEffect {
+  enum class Level : std::uint8_t { kInfo, kWarning } level = Level::kInfo;
+  std::string message;
+};
+using Effect = std::variant<SendEffect, FanOutEffect, ReduceEffect, CloseEffect, LogEffect>;
+using Effects = std::vector<Effect>;
+
+struct SessionStats {
+  std::uint64_t contribution_bytes = 0;  // payload of accepted chunks
+  std::uint64_t result_bytes = 0;        // payload sent, over all members
+  std::uint64_t duplicate_chunks = 0;
+  std::uint64_t steps_applied = 0;
+  std::uint64_t steps_skipped = 0;
+};
+
+class Session {
+ public:
+  enum class State : std::uint8_t { kJoining, kRunning, kFailed, kClosed };
+  enum class MemberState : std::uint8_t { kAbsent, kJoined, kConnected, kLost, kLeft };
+
+  // `options` must be valid. `hook` plans the buckets of a built-in hook; null for a user's own.
+  Session(SessionOptions options, std::unique_ptr<const Hook> hook, absl::Time now);
+  ~Session();
+
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  // Reserves a rank; returns it. The same start id gets its rank again.
+  absl::StatusOr<int> Join(const JoinAsk& ask, absl::Time now, Effects& effects);
+
+  // A stream whose Hello carried this rank's token. `connection` is unique among streams. Replaces the
+  // member's earlier stream, if any.
+  absl::Status Attach(int rank, std::uint64_t start_id, std::int64_t step, std::uint64_t connection,
+                      absl::Time now, Effects& effects);
+
+  // A frame from the stream `connection`; one that is no longer the member's is ignored.
+  void Receive(int rank, std::uint64_t connection, const wire::Frame& frame, absl::Time now,
+               Effects& effects);
+
+  // The stream ended without Leave.
+  void Detach(int rank, std::uint64_t connection, absl::Time now, Effects& effects);
+
+  absl::Status Leave(int rank, std::uint64_t start_id, absl::Time now, Effects& effects);
+
+  // The answer to a ReduceEffect. `result` has the segment's bytes.
+  void Reduced(const wire::RoundId& id, std::uint32_t chunk, wire::PayloadRef result, bool finite,
+               absl::Time now, Effects& effects);
+
+  // Timeouts. Call about every 100 ms.
+  void Tick(absl::Time now, Effects& effects);
+
+  // Ends the session for everybody.
+  void Fail(const absl::Status& status, int blamed_rank, Effects& effects);
+
+  const SessionOptions& options() const { return options_; }
+  State state() const { return state_; }
+  MemberState member_state(int rank) const { return members_[Index(rank)].state; }
+  std::int64_t step() const { return step_; }
+  std::uint32_t attempt() const { return attempt_; }
+  const SessionStats& stats() const { return stats_; }
+  std::uint64_t member_bytes(int rank) const { return members_[Index(rank)].contribution_bytes; }
+  absl::Time last_heard(int rank) const { return members_[Index(rank)].last_heard; }
+  const absl::Status& failure() const { return failure_; }
+
+  // One sentence: what the session waits for, and for whom.
+  std::string WaitingFor(absl::Time now) const;
+
+  // Payload bytes that the session holds now: contributions not yet reduced, results not acknowledged.
+  std::size_t held_bytes() const;
+
+ private:
+  struct Member {
+    MemberState state = MemberState::kAbsent;
+    std::uint64_t start_id = 0;
+    std::uint64_t connection = 0;
+    absl::Time last_heard;
+    absl::Time since;  // when it joined or was lost
+    bool ended_step = false;
+    std::uint64_t contribution_bytes = 0;
+  };
+
+  // One member's contribution to one chunk. The digest stays until the bucket is dropped.
+  struct Slot {
+    wire::PayloadRef payload;
+    std::uint64_t digest = 0;
+    bool filled = false;
+  };
+  struct Chunk {
+    std::vector<Slot> slots;  // by rank; empty until the first contribution
+    int filled = 0;
+    bool reducing = false;
+    wire::PayloadRef result;  // from its reduction until everybody acknowledged it
+    std::uint64_t result_digest = 0;
+  };
+  struct Round {
+    std::uint32_t attempt = 0;
+    wire::ChunkLayout layout;
+    std::vector<Chunk> chunks{};
+    std::uint32_t reduced = 0;              // results that are there, in chunk order
+    std::vector<std::uint32_t> received{};  // results that each member acknowledged
+    bool finished() const { return reduced == layout.chunk_count(); }
+  };
+  struct Bucket {
+    std::int64_t step = 0;
+    std::vector<std::uint32_t> parameters;
+    std::vector<RoundPlan> plans;
+    std::vector<bool> announced{};  // by rank
+    std::vector<bool> granted{};    // by rank; all announcing members alike
+    bool open = false;            // granted, and not everybody has acknowledged all results
+    std::uint32_t round = 0;
+    std::vector<Round> rounds{};  // those begun, the current one last
+    bool reduced = false;       // announced by all, all rounds finished
+    std::uint64_t order = 0;    // of the first announcement
+    std::uint64_t digest = 0;
+  };
+  using BucketKey = std::pair<std::int64_t, std::uint32_t>;
+
+  static std::uint64_t CombineDigests(std::uint64_t seed, std::uint64_t value);
+  static std::size_t Index(int rank) { return static_cast<std::size_t>(rank); }
+
+  void OnAnnounce(int rank, const wire::Announce& announce, absl::Time now, Effects& effects);
+  void OnContribution(int rank, const wire::Contribution& header, const wire::PayloadRef& payload,
+                      Effects& effects);
+  void OnAck(int rank, const wire::RoundId& id, std::uint32_t received, Effects& effects);
+  void OnEndStep(int rank, const wire::EndStep& end, absl::Time now, Effects& effects);
+
+  absl::StatusOr<std::vector<RoundPlan>> CheckedPlan(const wire::Announce& announce) const;
+  absl::Status CheckOwnership(const wire::Announce& announce) const;
+  absl::Status CheckContribution(int rank, const wire::Contribution& header, const Bucket& bucket,
+                                 const wire::PayloadRef& payload) const;
+  void Store(int rank, Bucket& bucket, const wire::Contribution& header,
+             const wire::PayloadRef& payload, Effects& effects);
+  void MaybeReduce(Bucket& bucket, std::uint32_t chunk, Effects& effects);
+  void ReleaseReduced(Bucket& bucket, Effects& effects);
+  void BeginRound(Bucket& bucket);
+  void Advance(Bucket& bucket);
+  void GrantBuckets(Effects& effects);
+  void SendGrant(Bucket& bucket, int rank, Effects& effects);
+  bool CompleteForCommit(const Bucket& bucket) const;
+  void MaybeCommit(Effects& effects);
+  void Commit(Effects& effects);
+  bool CheckEnded(Effects& effects);
+  void DropAcknowledged(Bucket& bucket);
+  bool Acknowledged(const Bucket& bucket) const;
+  void CloseAcknowledged();
+  int Required() const;
+  void StartRunning(Effects& effects);
+  void TickJoining(absl::Time now, Effects& effects);
+  void TickRunning(absl::Time now, Effects& effects);
+  void RunCollective(int rank, const absl::Status& status, std::vector<Collectives::Send>& sends,
+                     Effects& effects);
+  void Resume(int rank, std::int64_t step, Effects& effects);
+  void ResendResults(int rank, Effects& effects);
+  void LoseMember(int rank, const std::string& why, Effects& effects);
+  void Violation(int rank, const absl::Status& status, Effects& effects);
+  std::vector<int> ReachableRanks() const;
+  void FanOut(wire::Header header, wire::PayloadRef payload, Effects& effects) const;
+  wire::RoundId CurrentId(const Bucket& bucket) const;
+  std::string BucketName(const std::vector<std::uint32_t>& parameters) const;
+  std::string MissingMembers() const;
+  std::string StepProgress(absl::Time now) const;
+  std::string BucketProgress(const Bucket& bucket, absl::Time now) const;
+  std::string RankNames(const std::vector<int>& ranks, absl::Time now) const;
+
+  SessionOptions options_;
+  std::unique_ptr<const Hook> hook_;
+  State state_ = State::kJoining;
+  absl::Status failure_;
+  absl::Time created_;
+  std::vector<Member> members_;
+  std::int64_t step_ = 0;
+  std::uint32_t attempt_ = 0;
+  bool nonfinite_ = false;
+  std::optional<absl::Time> step_began_;
+  std::optional<absl::Time> collective_began_;
+  std::optional<absl::Time> last_tick_;
+  std::optional<wire::StepDone> last_done_;
+  std::uint64_t next_order_ = 0;
+  std::map<BucketKey, Bucket> buckets_;
+  std::vector<std::optional<std::uint32_t>> owner_;  // of each parameter in the open step: its bucket
+  Collectives collectives_;
+  SessionStats stats_;
+};
+
+std::string Name(Session::State state);
+std::string Name(Session::MemberState state);
+
+}  // namespace gradwire::server

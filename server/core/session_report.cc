@@ -1,0 +1,233 @@
+// What a session says about itself: limits, names, and what it waits for.
+#include <algorithm>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "gradwire/hooks/registry.h"
+#include "server/core/session.h"
+
+namespace gradwire::server {
+namespace {
+
+constexpr int kMaxWorldSize = 4096;
+constexpr std::size_t kMaxNameBytes = 128;
+constexpr std::size_t kMaxParameters = std::size_t{1} << 20;
+constexpr std::size_t kMaxChunkBytes = std::size_t{16} << 20;
+constexpr std::size_t kMaxNamesInMessage = 3;
+
+bool IsNameByte(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
+         c == '_' || c == '-';
+}
+
+absl::Status ValidateManifest(const std::vector<ParameterSpec>& manifest) {
+  if (manifest.size() > kMaxParameters) {
+    return absl::InvalidArgumentError(absl::StrCat("the manifest has ", manifest.size(),
+                                                   " parameters; at most ", kMaxParameters,
+                                                   " are allowed"));
+  }
+  std::set<std::string> names;
+  std::size_t bytes = 0;
+  for (const ParameterSpec& parameter : manifest) {
+    if (absl::Status status = parameter.Validate(); !status.ok()) return status;
+    if (!names.insert(parameter.name).second) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the manifest names parameter ", parameter.name, " twice"));
+    }
+    bytes += parameter.numel() * ByteSize(parameter.dtype);
+    if (bytes > std::numeric_limits<std::size_t>::max() / 4) {
+      return absl::InvalidArgumentError("the manifest's parameters do not fit 62 bits of bytes");
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status SessionOptions::Validate() const {
+  if (name.empty() || name.size() > kMaxNameBytes ||
+      !std::all_of(name.begin(), name.end(), IsNameByte)) {
+    return absl::InvalidArgumentError(
+        "session: the name must be 1 to 128 letters, digits, '.', '_' or '-'");
+  }
+  if (world_size < 1 || world_size > kMaxWorldSize) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("world_size is ", world_size, "; allowed are 1 to ", kMaxWorldSize));
+  }
+  if (absl::Status status = spec.Validate(); !status.ok() && HookRegistry::IsBuiltIn(spec.comm_hook)) {
+    return status;
+  }
+  if (chunk_bytes < 64 || chunk_bytes % 8 != 0 || chunk_bytes > kMaxChunkBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("chunk_bytes is ", chunk_bytes,
+                                                   "; allowed are multiples of 8 from 64 to ",
+                                                   kMaxChunkBytes));
+  }
+  if (window_chunks < 1 || window_chunks > 1024) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("window_chunks is ", window_chunks, "; allowed are 1 to 1024"));
+  }
+  if (open_buckets < 1 || open_buckets > 1024) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("open_buckets is ", open_buckets, "; allowed are 1 to 1024"));
+  }
+  return ValidateManifest(manifest);
+}
+
+std::size_t SessionOptions::ReservedBytes() const {
+  std::size_t gradient = 0;
+  for (const ParameterSpec& parameter : manifest) {
+    gradient += parameter.numel() * ByteSize(parameter.dtype);
+  }
+  const std::size_t window = std::size_t{window_chunks} * open_buckets * chunk_bytes;
+  // A window from each member, and one of results; broadcast holds a window of its own. Chunks of an
+  // uncompressed gradient bound what a window can hold at all.
+  const std::size_t copies = static_cast<std::size_t>(world_size) + 1;
+  return std::min(window, 2 * gradient + chunk_bytes) * copies +
+         std::size_t{window_chunks} * chunk_bytes;
+}
+
+std::size_t Session::held_bytes() const {
+  std::size_t bytes = collectives_.held_bytes();
+  for (const auto& [key, bucket] : buckets_) {
+    for (const Round& round : bucket.rounds) {
+      for (const Chunk& chunk : round.chunks) {
+        if (chunk.result != nullptr) bytes += chunk.result->bytes();
+        for (const Slot& slot : chunk.slots) {
+          if (slot.payload != nullptr) bytes += slot.payload->bytes();
+        }
+      }
+    }
+  }
+  return bytes;
+}
+
+std::string Session::BucketName(const std::vector<std::uint32_t>& parameters) const {
+  std::string text = "[";
+  for (std::size_t i = 0; i < parameters.size() && i < kMaxNamesInMessage; ++i) {
+    absl::StrAppend(&text, i == 0 ? "" : ", ",
+                    parameters[i] < options_.manifest.size() ? options_.manifest[parameters[i]].name
+                                                             : absl::StrCat("#", parameters[i]));
+  }
+  if (parameters.size() > kMaxNamesInMessage) {
+    absl::StrAppend(&text, ", and ", parameters.size() - kMaxNamesInMessage, " more");
+  }
+  return text + "]";
+}
+
+std::string Session::RankNames(const std::vector<int>& ranks, absl::Time now) const {
+  std::string text = absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
+  if (ranks.size() == 1) {
+    absl::StrAppend(&text, " (", Name(members_[Index(ranks[0])].state), ", last heard ",
+                    absl::FormatDuration(absl::Trunc(now - members_[Index(ranks[0])].last_heard,
+                                                     absl::Milliseconds(100))),
+                    " ago)");
+  }
+  return text;
+}
+
+std::string Session::MissingMembers() const {
+  std::vector<int> missing;
+  for (int r = 0; r < options_.world_size; ++r) {
+    if (members_[Index(r)].state != MemberState::kConnected) missing.push_back(r);
+  }
+  return absl::StrCat(missing.size() == 1 ? "rank " : "ranks ", absl::StrJoin(missing, ", "), " of ",
+                      options_.world_size);
+}
+
+std::string Session::WaitingFor(absl::Time now) const {
+  switch (state_) {
+    case State::kJoining:
+      return absl::StrCat("waits for ", MissingMembers(), " to join");
+    case State::kFailed:
+      return std::string(failure_.message());
+    case State::kClosed:
+      return "ended: all members have left";
+    case State::kRunning:
+      break;
+  }
+  const std::string collective = collectives_.WaitingFor();
+  if (!collective.empty()) return collective;
+  return StepProgress(now);
+}
+
+std::string Session::StepProgress(absl::Time now) const {
+  if (!step_began_) return absl::StrCat("waits for the first bucket of step ", step_);
+  const Bucket* oldest = nullptr;
+  for (const auto& [key, bucket] : buckets_) {
+    if (bucket.step != step_ || bucket.reduced) continue;
+    if (oldest == nullptr || bucket.order < oldest->order) oldest = &bucket;
+  }
+  if (oldest != nullptr) return BucketProgress(*oldest, now);
+  for (const auto& [key, bucket] : buckets_) {
+    if (bucket.open && bucket.step < step_) return BucketProgress(bucket, now);
+  }
+  std::vector<int> missing;
+  for (int r = 0; r < options_.world_size; ++r) {
+    if (!members_[Index(r)].ended_step) missing.push_back(r);
+  }
+  return absl::StrCat("step ", step_, " waits for further buckets, or the end of the step, from ",
+                      RankNames(missing, now));
+}
+
+std::string Session::BucketProgress(const Bucket& bucket, absl::Time now) const {
+  std::vector<int> missing;
+  for (int r = 0; r < options_.world_size; ++r) {
+    if (!bucket.announced[Index(r)]) missing.push_back(r);
+  }
+  const std::string name = absl::StrCat("bucket ", BucketName(bucket.parameters));
+  if (!missing.empty()) {
+    return absl::StrCat("step ", bucket.step, " waits for ", RankNames(missing, now), " to announce ",
+                        name);
+  }
+  if (bucket.rounds.empty()) return absl::StrCat("step ", bucket.step, " is about to finish ", name);
+  const Round& round = bucket.rounds.back();
+  if (!round.finished()) {
+    const Chunk& chunk = round.chunks[round.reduced];
+    for (int r = 0; r < options_.world_size; ++r) {
+      if (chunk.slots.empty() || !chunk.slots[Index(r)].filled) missing.push_back(r);
+    }
+    if (!missing.empty()) {
+      return absl::StrCat("step ", bucket.step, " waits for ", RankNames(missing, now), ": chunk ",
+                          round.reduced, " of ", round.chunks.size(), " of ", name);
+    }
+    return absl::StrCat("step ", bucket.step, " reduces ", name);
+  }
+  for (int r = 0; r < options_.world_size; ++r) {
+    if (round.received[Index(r)] < round.reduced) missing.push_back(r);
+  }
+  return absl::StrCat("step ", bucket.step, " waits for ", RankNames(missing, now),
+                      " to acknowledge ", name);
+}
+
+std::string Name(Session::State state) {
+  switch (state) {
+    case Session::State::kJoining:
+      return "joining";
+    case Session::State::kRunning:
+      return "running";
+    case Session::State::kFailed:
+      return "failed";
+    case Session::State::kClosed:
+      return "closed";
+  }
+  return "unknown";
+}
+
+std::string Name(Session::MemberState state) {
+  switch (state) {
+    case Session::MemberState::kAbsent:
+      return "absent";
+    case Session::MemberState::kJoined:
+      return "joined";
+    case Session::MemberState::kConnected:
+      return "connected";
+    case Session::MemberState::kLost:
+      return "lost";
+    case Session::MemberState::kLeft:
+      return "left";
+  }
+  return "unknown";
+}
+
+}  // namespace gradwire::server

@@ -1,0 +1,238 @@
+// Contributions in, results out: one chunk at a time.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/core/session.h"
+
+namespace gradwire::server {
+
+std::uint64_t Session::CombineDigests(std::uint64_t seed, std::uint64_t value) {
+  constexpr std::uint64_t kOdd = 0x9E3779B97F4A7C15ULL;  // 2^64 / golden ratio
+  seed = (seed ^ value) * kOdd;
+  return seed ^ (seed >> 29);
+}
+
+absl::Status Session::CheckContribution(int rank, const wire::Contribution& header,
+                                        const Bucket& bucket, const wire::PayloadRef& payload) const {
+  const Round& round = bucket.rounds.back();
+  const auto where = [&] {
+    return absl::StrCat("step ", step_, " bucket ", BucketName(bucket.parameters), " round ",
+                        bucket.round);
+  };
+  if (!bucket.granted[Index(rank)]) {
+    return absl::FailedPreconditionError(absl::StrCat("sent bytes before its grant: ", where()));
+  }
+  if (header.chunk >= round.layout.chunk_count()) {
+    return absl::OutOfRangeError(absl::StrCat("sent chunk ", header.chunk, " of ", where(),
+                                              ", which has ", round.layout.chunk_count(), " chunks"));
+  }
+  const std::size_t expected = round.layout.ChunkBytes(header.chunk);
+  const std::size_t got = payload == nullptr ? 0 : payload->bytes();
+  if (got != expected) {
+    return absl::InvalidArgumentError(absl::StrCat("sent ", got, " bytes as chunk ", header.chunk,
+                                                   " of ", where(), ", which has ", expected));
+  }
+  if (header.chunk >= round.received[Index(rank)] + options_.window_chunks) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("sent chunk ", header.chunk, " of ", where(), " with ",
+                     round.received[Index(rank)], " results received; the window is ",
+                     options_.window_chunks));
+  }
+  return absl::OkStatus();
+}
+
+void Session::OnContribution(int rank, const wire::Contribution& header,
+                             const wire::PayloadRef& payload, Effects& effects) {
+  const wire::RoundId& id = header.id;
+  if (!IsActive(Mutant::kGenerationNotCompared) && header.generation != options_.generation) {
+    return Violation(rank,
+                     absl::InvalidArgumentError(absl::StrCat("sent a chunk of generation ",
+                                                             header.generation, "; this session is ",
+                                                             options_.generation)),
+                     effects);
+  }
+  if (header.rank != rank) {
+    return Violation(rank,
+                     absl::PermissionDeniedError(absl::StrCat("sent a chunk as rank ", header.rank)),
+                     effects);
+  }
+  if (id.step == step_ - 1) {  // repeated after a resume; the original made it
+    ++stats_.duplicate_chunks;
+    return;
+  }
+  if (id.step != step_) {
+    return Violation(rank,
+                     absl::FailedPreconditionError(absl::StrCat("sent a chunk of step ", id.step,
+                                                                "; the session is at step ", step_)),
+                     effects);
+  }
+  const auto found = buckets_.find({id.step, id.bucket});
+  if (found == buckets_.end() || !found->second.announced[Index(rank)] ||
+      id.round > found->second.round || found->second.rounds.empty()) {
+    return Violation(rank,
+                     absl::FailedPreconditionError(absl::StrCat("sent a chunk of step ", id.step,
+                                                                " bucket ", id.bucket, " round ",
+                                                                id.round, ", which is not open")),
+                     effects);
+  }
+  Bucket& bucket = found->second;
+  Round& round = bucket.rounds.back();
+  const bool stale_attempt = id.attempt < round.attempt && !IsActive(Mutant::kAttemptNotCompared);
+  if (id.round < bucket.round || stale_attempt) {
+    ++stats_.duplicate_chunks;
+    return;
+  }
+  if (id.attempt > round.attempt) {
+    return Violation(rank,
+                     absl::FailedPreconditionError(absl::StrCat("sent a chunk of attempt ", id.attempt,
+                                                                "; the round is in attempt ",
+                                                                round.attempt)),
+                     effects);
+  }
+  OnAck(rank, id, header.received, effects);
+  if (state_ != State::kRunning) return;
+  if (absl::Status status = CheckContribution(rank, header, bucket, payload); !status.ok()) {
+    return Violation(rank, status, effects);
+  }
+  Store(rank, bucket, header, payload, effects);
+}
+
+void Session::Store(int rank, Bucket& bucket, const wire::Contribution& header,
+                    const wire::PayloadRef& payload, Effects& effects) {
+  const std::uint64_t digest = wire::Digest(payload.get());
+  if (header.digest && *header.digest != digest) {
+    return Violation(rank,
+                     absl::DataLossError(absl::StrCat("chunk ", header.chunk, " of bucket ",
+                                                      BucketName(bucket.parameters), " in step ", step_,
+                                                      " does not match its digest")),
+                     effects);
+  }
+  Chunk& chunk = bucket.rounds.back().chunks[header.chunk];
+  if (chunk.slots.empty()) chunk.slots.resize(members_.size());
+  Slot& slot = chunk.slots[Index(rank)];
+  if (slot.filled) {
+    if (slot.digest != digest) {
+      return Violation(rank,
+                       absl::DataLossError(absl::StrCat(
+                           "sent chunk ", header.chunk, " of bucket ", BucketName(bucket.parameters),
+                           " in step ", step_, " twice, with different bytes")),
+                       effects);
+    }
+    ++stats_.duplicate_chunks;
+    if (IsActive(Mutant::kDuplicateCountedTwice) && !chunk.reducing) {
+      ++chunk.filled;
+      MaybeReduce(bucket, header.chunk, effects);
+    }
+    return;
+  }
+  slot = Slot{.payload = payload, .digest = digest, .filled = true};
+  stats_.contribution_bytes += payload->bytes();
+  members_[Index(rank)].contribution_bytes += payload->bytes();
+  ++chunk.filled;
+  MaybeReduce(bucket, header.chunk, effects);
+}
+
+int Session::Required() const {
+  if (!IsActive(Mutant::kMemberDroppedPerBucket)) return options_.world_size;
+  return static_cast<int>(ReachableRanks().size());
+}
+
+void Session::MaybeReduce(Bucket& bucket, std::uint32_t index, Effects& effects) {
+  Round& round = bucket.rounds.back();
+  Chunk& chunk = round.chunks[index];
+  if (chunk.reducing || chunk.filled == 0 || chunk.filled < Required()) return;
+  chunk.reducing = true;
+  Segment segment = round.layout.segment(index);
+  segment.numel = round.layout.Range(index).numel();
+  ReduceEffect reduce{.id = CurrentId(bucket), .chunk = index, .segment = segment};
+  for (Slot& slot : chunk.slots) {
+    if (slot.payload != nullptr) reduce.inputs.push_back(std::move(slot.payload));
+  }
+  if (IsActive(Mutant::kDuplicateCountedTwice)) {
+    while (reduce.inputs.size() < members_.size()) reduce.inputs.push_back(reduce.inputs.front());
+  }
+  effects.push_back(std::move(reduce));
+  MaybeCommit(effects);  // of no effect: nothing commits before its results are out
+}
+
+void Session::Reduced(const wire::RoundId& id, std::uint32_t index, wire::PayloadRef result,
+                      bool finite, absl::Time, Effects& effects) {
+  if (state_ != State::kRunning) return;
+  const auto found = buckets_.find({id.step, id.bucket});
+  if (found == buckets_.end()) return;
+  Bucket& bucket = found->second;
+  if (bucket.rounds.empty() || bucket.reduced || CurrentId(bucket) != id) return;  // started over
+  Chunk& chunk = bucket.rounds.back().chunks[index];
+  chunk.result_digest = wire::Digest(result.get());
+  chunk.result = std::move(result);
+  if (!finite) nonfinite_ = true;
+  ReleaseReduced(bucket, effects);
+  Advance(bucket);
+  GrantBuckets(effects);
+  MaybeCommit(effects);
+}
+
+void Session::ReleaseReduced(Bucket& bucket, Effects& effects) {
+  Round& round = bucket.rounds.back();
+  while (round.reduced < round.chunks.size() && round.chunks[round.reduced].result != nullptr) {
+    const Chunk& chunk = round.chunks[round.reduced];
+    bucket.digest = CombineDigests(bucket.digest, chunk.result_digest);
+    FanOut(wire::Result{.id = CurrentId(bucket),
+                        .chunk = round.reduced,
+                        .digest = chunk.result_digest},
+           chunk.result, effects);
+    stats_.result_bytes +=
+        chunk.result->bytes() * std::get<FanOutEffect>(effects.back()).ranks.size();
+    ++round.reduced;
+  }
+}
+
+void Session::Advance(Bucket& bucket) {
+  if (bucket.reduced || !std::all_of(bucket.announced.begin(), bucket.announced.end(),
+                                     [](bool announced) { return announced; })) {
+    return;
+  }
+  if (!bucket.rounds.empty() && !bucket.open && !IsActive(Mutant::kCreditDeadlock)) return;
+  while (!bucket.rounds.empty() && bucket.rounds.back().finished()) {
+    if (bucket.round + 1 == bucket.plans.size()) break;
+    ++bucket.round;
+    BeginRound(bucket);
+  }
+  if (!bucket.rounds.empty() && !bucket.rounds.back().finished()) return;
+  bucket.reduced = true;
+}
+
+void Session::OnAck(int rank, const wire::RoundId& id, std::uint32_t received, Effects& effects) {
+  const auto found = buckets_.find({id.step, id.bucket});
+  if (found == buckets_.end() || id.round >= found->second.rounds.size()) return;
+  Round& round = found->second.rounds[id.round];
+  if (id.attempt < round.attempt) return;
+  if (received > round.reduced) {
+    return Violation(rank,
+                     absl::InvalidArgumentError(absl::StrCat(
+                         "acknowledged ", received, " results of bucket ",
+                         BucketName(found->second.parameters), " in step ", id.step, "; it was sent ",
+                         round.reduced)),
+                     effects);
+  }
+  std::uint32_t& acknowledged = round.received[Index(rank)];
+  if (received <= acknowledged) return;
+  acknowledged = received;
+  DropAcknowledged(found->second);
+}
+
+void Session::DropAcknowledged(Bucket& bucket) {
+  for (Round& round : bucket.rounds) {
+    std::uint32_t everybody = round.reduced;
+    for (std::size_t r = 0; r < members_.size(); ++r) {
+      if (members_[r].state == MemberState::kLeft) continue;
+      everybody = std::min(everybody, round.received[r]);
+    }
+    while (everybody > 0 && round.chunks[everybody - 1].result != nullptr) {
+      round.chunks[--everybody].result = nullptr;
+    }
+  }
+}
+
+}  // namespace gradwire::server

@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+"""Checks of the source tree that no compiler makes.
+
+checks.py [--root DIR] [NAME]...   prints "path:line: finding" lines; exits 1 if there are any
+checks.py --self-test              shows, for each rule, that it finds a bad tree and passes a good one
+"""
+
+import argparse
+import pathlib
+import re
+import sys
+import tempfile
+
+import bad_trees
+
+PRODUCT = ("hooks", "proto", "client", "server")
+UNIT_TESTS = ("tests/hooks", "tests/proto", "tests/client", "tests/server", "tests/sim")
+SOURCES = (".h", ".cc")
+MAX_LINES = 600
+
+RPC = r"grpc|google/protobuf/|.*\.pb\.h$"
+CUDA = r"cuda|nccl"
+OUTSIDE_WORLD = (
+    r"grpc|absl/synchronization/|absl/time/clock\.h$"
+    r"|(chrono|thread|mutex|condition_variable|future|filesystem|fstream|unistd\.h|sys/.*)$"
+)
+CLIENT = r"client/|gradwire/client"
+
+# Scope (a pattern on the path), what it may not include, itself or through files of the tree, and why.
+LAYERS = (
+    (r"hooks/", rf"{RPC}|proto/|server/|{CLIENT}", "hooks know no RPC, protobuf, client or server"),
+    (r"hooks/", r"(thread|filesystem|fstream|sys/.*)$", "hooks do no I/O and start no thread"),
+    (r"(server|client)/core/", OUTSIDE_WORLD, "cores know no gRPC, clock, lock, thread or file"),
+    (r"client/", r"server/", "the client knows no server"),
+    (r"proto/", rf"server/|{CLIENT}", "proto knows neither client nor server"),
+    (r"\w+/include/", rf"{RPC}|{CUDA}", "public headers show no gRPC, protobuf or CUDA"),
+    (r"(hooks|proto|client|server)/", r"tests/|gtest/|gmock/", "product code knows no tests"),
+)
+
+
+class Tree:
+    """The files under a root, without build outputs and hidden folders."""
+
+    def __init__(self, root):
+        self.root = root
+        self.files = {}
+        for top in (*PRODUCT, "tests"):
+            for path in sorted((root / top).rglob("*")):
+                if path.is_file() and path.suffix in (*SOURCES, ".py", ".txt"):
+                    self.files[path.relative_to(root).as_posix()] = path.read_text("utf-8")
+
+    def sources(self, *tops, suffixes=SOURCES):
+        for path, text in self.files.items():
+            if path.endswith(suffixes) and path.startswith(tuple(top + "/" for top in tops)):
+                yield path, text
+
+    def resolve(self, included):
+        """The in-tree file an include names: from the root or from an include folder."""
+        for path in (included, *(f"{top}/include/{included}" for top in PRODUCT)):
+            if path in self.files:
+                return path
+        return None
+
+    def includes(self, path):
+        for number, line in enumerate(self.files[path].splitlines(), 1):
+            if match := re.match(r'\s*#\s*include\s*[<"]([^>"]+)[>"]', line):
+                yield number, match[1]
+
+
+def without_comments(text):
+    """Comments become blanks, so that line numbers stay; strings stay."""
+    pattern = r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"'
+    blank = lambda m: m[0] if m[0][0] == '"' else re.sub(r"[^\n]", " ", m[0])
+    return re.sub(pattern, blank, text, flags=re.DOTALL)
+
+
+def matches(text, pattern):
+    for match in re.finditer(pattern, text):
+        yield text.count("\n", 0, match.start()) + 1, match[0]
+
+
+def reach(tree, path):
+    """Each include of `path` and of what it includes in the tree: (line in `path`, included, via)."""
+    seen = {path}
+    work = [(number, name, "") for number, name in tree.includes(path)]
+    while work:
+        number, name, via = work.pop()
+        yield number, name, via
+        inner = tree.resolve(name)
+        if inner and inner not in seen:
+            seen.add(inner)
+            work += [(number, deeper, f" (through {inner})") for _, deeper in tree.includes(inner)]
+
+
+def layering(tree):
+    for path, _ in tree.sources(*PRODUCT):
+        for scope, forbidden, reason in LAYERS:
+            if not re.match(scope, path):
+                continue
+            for number, name, via in reach(tree, path):
+                if re.match(forbidden, name):
+                    yield path, number, f"includes {name}{via}: {reason}"
+
+
+def environment(tree):
+    for path, text in tree.sources(*PRODUCT):
+        if path not in ("server/options.cc", "client/options.cc"):
+            for number, _ in matches(without_comments(text), r"\b(secure_)?getenv\s*\("):
+                yield path, number, "the environment is read in server/options.cc and client/options.cc only"
+
+
+def locks(tree):
+    bare = r"\b(std|absl)::(\w*mutex|Mutex|lock_guard|unique_lock|scoped_lock|condition_variable)\b"
+    for path, text in tree.sources("proto", "client", "server"):
+        if path != "proto/wire/sync.h":
+            for number, name in matches(without_comments(text), bare):
+                yield path, number, f"{name}: locks go through the annotated ones of proto/wire/sync.h"
+
+
+def registered(tree):
+    named = "\n".join(
+        re.sub(r"#.*", "", text) for path, text in tree.files.items() if path.endswith("CMakeLists.txt")
+    )
+    for path, _ in tree.sources("tests", suffixes=("_test.cc", "_fuzz.cc", "_test.py")):
+        name = path.rsplit("/", 1)[1]
+        if not re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])", named):
+            yield path, 1, "no CMakeLists.txt names this test"
+
+
+def size(tree):
+    for path, text in tree.sources(*PRODUCT):
+        if (lines := text.count("\n")) > MAX_LINES:
+            yield path, lines, f"{lines} lines; at most {MAX_LINES}"
+
+
+def habits(tree):
+    for path, text in tree.sources(*PRODUCT, "tests"):
+        code = without_comments(text)
+        if path.endswith(".h"):
+            for number, _ in matches(code, r"\busing\s+namespace\b"):
+                yield path, number, "`using namespace` in a header"
+            if not re.search(r"^#pragma once$|^#ifndef \w+_H_?$", text, re.MULTILINE) and "-inl" not in path:
+                yield path, 1, "header without an include guard"
+        for number, name in tree.includes(path):
+            if ".." in name.split("/"):
+                yield path, number, f"includes {name}: paths start at the repository's root"
+        for number, line in matches(text, r"\b(TODO|FIXME|XXX)\b.*"):
+            if not re.match(r"TODO(\([\w#. -]+\))?: \S+ \S+ \S+", line):
+                yield path, number, "a TODO states what and why: `TODO: three words or more`"
+    for path, text in tree.sources(*UNIT_TESTS):
+        sleep = r"\b(sleep_for|sleep_until|SleepFor|usleep|nanosleep)\b|(?<!\w)sleep\s*\("
+        for number, _ in matches(without_comments(text), sleep):
+            yield path, number, "a unit test does not sleep; hand the time in"
+
+
+CHECKS = {check.__name__: check for check in (layering, environment, locks, registered, size, habits)}
+
+
+def findings(root, names):
+    tree = Tree(root)
+    return [f"{path}:{line}: {text}" for name in names for path, line, text in CHECKS[name](tree)]
+
+
+def prove_each_check_fails():
+    def run(files):
+        with tempfile.TemporaryDirectory() as folder:
+            for path, text in files.items():
+                file = pathlib.Path(folder, path)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(text)
+            return {name: findings(pathlib.Path(folder), [name]) for name in CHECKS}
+
+    wrong = [f"the good tree: {line}" for lines in run(bad_trees.GOOD).values() for line in lines]
+    for name, path, text in bad_trees.BAD:
+        found = run({**bad_trees.GOOD, path: text})[name]
+        if not any(line.startswith(f"{path}:") for line in found):
+            wrong.append(f"{name} passes {path} with {text[:60]!r}")
+    if untried := set(CHECKS) - {name for name, _, _ in bad_trees.BAD}:
+        wrong.append(f"no bad tree for {untried}")
+    print("\n".join(wrong) or f"checks: {len(bad_trees.BAD)} bad trees found, the good one passes")
+    return 1 if wrong else 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(CHECKS)}; all if none")
+    parser.add_argument("--root", type=pathlib.Path, default=pathlib.Path(__file__).parents[2])
+    parser.add_argument("--self-test", action="store_true")
+    args = parser.parse_args()
+    if unknown := set(args.names) - set(CHECKS):
+        parser.error(f"no check {', '.join(sorted(unknown))}")
+    if args.self_test:
+        return prove_each_check_fails()
+    found = findings(args.root.resolve(), args.names or CHECKS)
+    print("\n".join(found) or f"checks: {', '.join(args.names or CHECKS)}: nothing found")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

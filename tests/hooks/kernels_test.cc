@@ -1,0 +1,386 @@
+#include "hooks/cpu/kernels.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <tuple>
+
+#include "tests/hooks/reference.h"
+
+namespace gradwire {
+namespace {
+
+using reference::Random;
+
+constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16};
+constexpr DType kSixteenBits[] = {DType::kFloat16, DType::kBFloat16};
+
+std::string Hex(std::uint64_t bits) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "0x%llx", static_cast<unsigned long long>(bits));
+  return text;
+}
+
+// Fails for the first difference only.
+void ExpectPatterns(const std::vector<std::uint64_t>& expected,
+                    const std::vector<std::uint64_t>& actual,
+                    const std::vector<std::uint64_t>& inputs, const std::string& what) {
+  ASSERT_EQ(expected.size(), actual.size());
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    ASSERT_EQ(Hex(expected[i]), Hex(actual[i]))
+        << what << ", element " << i << ", input " << Hex(inputs[i]);
+  }
+}
+
+// All patterns of a 16-bit dtype; otherwise every exponent with telling fractions, the midpoints
+// between neighbouring 16-bit values with their own neighbours, and random patterns.
+const std::vector<std::uint64_t>& TellingPatterns(DType dtype) {
+  static const auto make = [](DType type) {
+    std::vector<std::uint64_t> patterns;
+    const reference::Format f = reference::FormatOf(type);
+    if (ByteSize(type) == 2) {
+      for (std::uint64_t i = 0; i < 65536; ++i) patterns.push_back(i);
+      return patterns;
+    }
+    for (std::uint64_t exponent = 0; exponent < (1ULL << f.exponent_bits); ++exponent) {
+      for (int bit = 0; bit <= f.mantissa_bits; ++bit) {
+        const std::uint64_t fraction = 1ULL << bit;
+        for (const std::uint64_t m : {fraction - 1, fraction, fraction + 1, fraction * 3}) {
+          const std::uint64_t pattern =
+              (exponent << f.mantissa_bits) | (m & f.fraction_mask());
+          patterns.push_back(pattern);
+          patterns.push_back(pattern | f.sign_mask());
+        }
+      }
+    }
+    for (const DType small : kSixteenBits) {
+      for (std::uint64_t i = 0; i < 0x7FFF; ++i) {
+        if (!reference::IsFinite(small, i + 1)) continue;
+        const long double middle =
+            (reference::Decode(small, i) + reference::Decode(small, i + 1)) / 2;
+        const std::uint64_t pattern = reference::Encode(type, middle);
+        for (const std::uint64_t p : {pattern - 1, pattern, pattern + 1}) patterns.push_back(p);
+      }
+    }
+    Random random(7);
+    for (int i = 0; i < 200000; ++i) patterns.push_back(reference::RandomPattern(type, random));
+    return patterns;
+  };
+  static const std::vector<std::uint64_t> all[] = {
+      make(DType::kFloat32), make(DType::kFloat64), make(DType::kFloat16), make(DType::kBFloat16)};
+  return all[static_cast<std::size_t>(dtype) - 1];
+}
+
+class KernelsTest : public testing::TestWithParam<cpu::Target> {
+ protected:
+  void SetUp() override { cpu::SetTargetForTesting(GetParam().id); }
+  void TearDown() override { cpu::SetTargetForTesting(0); }
+};
+
+TEST(Kernels, ListsTheTargetsTested) {
+  const std::vector<cpu::Target> targets = cpu::SupportedTargets();
+  ASSERT_FALSE(targets.empty());
+  std::printf("targets:");
+  for (const cpu::Target& target : targets) std::printf(" %s", target.name.c_str());
+  std::printf("\n");
+}
+
+TEST(Reference, AgreesWithTheCompilersFloatAndDouble) {
+  for (const std::uint64_t bits : TellingPatterns(DType::kFloat64)) {
+    double value;
+    std::memcpy(&value, &bits, 8);
+    if (std::isnan(value)) continue;
+    const auto narrowed = static_cast<float>(value);
+    std::uint32_t narrowed_bits;
+    std::memcpy(&narrowed_bits, &narrowed, 4);
+    ASSERT_EQ(reference::Decode(DType::kFloat64, bits), static_cast<long double>(value));
+    ASSERT_EQ(reference::Encode(DType::kFloat32, value), narrowed_bits) << Hex(bits);
+  }
+}
+
+// The cast rounded, then the quotient rounded.
+std::uint64_t ExpectedQuotient(DType from, std::uint64_t input, DType to, int divisor) {
+  const std::uint64_t cast = reference::Convert(from, input, to);
+  if (divisor == 1) return cast;
+  if (reference::IsNan(to, cast)) return cast | reference::FormatOf(to).quiet_bit();
+  if (to == DType::kFloat64) {
+    const double quotient = static_cast<double>(reference::Decode(to, cast)) / divisor;
+    return reference::Encode(to, quotient);
+  }
+  // 64 bits of quotient are more than enough to round 24 correctly.
+  return reference::Encode(to, reference::Decode(to, cast) / divisor);
+}
+
+// The same for all targets, so computed once.
+const std::vector<std::uint64_t>& ExpectedQuotients(DType from, DType to, int divisor,
+                                                    const std::vector<std::uint64_t>& inputs) {
+  static std::map<std::tuple<DType, DType, int>, std::vector<std::uint64_t>> all;
+  std::vector<std::uint64_t>& expected = all[{from, to, divisor}];
+  if (expected.empty()) {
+    for (const std::uint64_t input : inputs) {
+      expected.push_back(ExpectedQuotient(from, input, to, divisor));
+    }
+  }
+  return expected;
+}
+
+TEST_P(KernelsTest, ConvertRoundsOnceToNearestEven) {
+  for (const DType from : kDTypes) {
+    const std::vector<std::uint64_t>& inputs = TellingPatterns(from);
+    const std::vector<std::byte> src = reference::Pack(from, inputs);
+    for (const DType to : kDTypes) {
+      std::vector<std::byte> dst(inputs.size() * ByteSize(to));
+      cpu::Convert(from, src.data(), to, dst.data(), inputs.size());
+      ExpectPatterns(ExpectedQuotients(from, to, 1, inputs),
+                     reference::Unpack(to, dst.data(), inputs.size()), inputs,
+                     Name(from) + " to " + Name(to));
+    }
+  }
+}
+
+TEST_P(KernelsTest, KnownRoundings) {
+  const auto one = [](float value, DType to) {
+    std::uint16_t bits = 0;
+    cpu::Convert(DType::kFloat32, &value, to, &bits, 1);
+    return bits;
+  };
+  EXPECT_EQ(one(65504.0F, DType::kFloat16), 0x7BFF);
+  EXPECT_EQ(one(65519.996F, DType::kFloat16), 0x7BFF);
+  EXPECT_EQ(one(65520.0F, DType::kFloat16), 0x7C00);  // infinity
+  EXPECT_EQ(one(-65520.0F, DType::kFloat16), 0xFC00);
+  EXPECT_EQ(one(0x1p-24F, DType::kFloat16), 0x0001);
+  EXPECT_EQ(one(0x1p-25F, DType::kFloat16), 0x0000);  // a tie, to even
+  EXPECT_EQ(one(0x1.8p-24F, DType::kFloat16), 0x0002);
+  EXPECT_EQ(one(-0.0F, DType::kFloat16), 0x8000);
+  EXPECT_EQ(one(0x1.01p0F, DType::kBFloat16), 0x3F80);  // a tie, to even
+  EXPECT_EQ(one(0x1.03p0F, DType::kBFloat16), 0x3F82);
+  EXPECT_EQ(one(0x1.01p0F + 0x1p-23F, DType::kBFloat16), 0x3F81);
+  EXPECT_EQ(one(0x1.FFp127F, DType::kBFloat16), 0x7F80);  // infinity
+
+  // By way of binary32 this would become a tie, and then 1.
+  const double above_tie = 1 + 0x1p-11 + 0x1p-40;
+  std::uint16_t half = 0;
+  cpu::Convert(DType::kFloat64, &above_tie, DType::kFloat16, &half, 1);
+  EXPECT_EQ(half, 0x3C01);
+}
+
+TEST_P(KernelsTest, ConvertTakesAnyLengthAndAlignment) {
+  for (const DType from : kDTypes) {
+    for (const DType to : kDTypes) {
+      for (std::size_t numel = 0; numel < 70; ++numel) {
+        const auto inputs = reference::ModeratePatterns(from, numel, numel);
+        const std::vector<std::byte> packed = reference::Pack(from, inputs);
+        std::vector<std::byte> src(packed.size() + 1);
+        std::copy(packed.begin(), packed.end(), src.begin() + 1);
+        const std::size_t bytes = numel * ByteSize(to);
+        std::vector<std::byte> dst(bytes + 2, std::byte{0xA5});
+        cpu::Convert(from, src.data() + 1, to, dst.data() + 1, numel);
+        std::vector<std::uint64_t> expected;
+        for (const std::uint64_t input : inputs) {
+          expected.push_back(reference::Convert(from, input, to));
+        }
+        ExpectPatterns(expected, reference::Unpack(to, dst.data() + 1, numel), inputs, "length");
+        EXPECT_EQ(dst.front(), std::byte{0xA5});
+        EXPECT_EQ(dst.back(), std::byte{0xA5});
+      }
+    }
+  }
+}
+
+TEST_P(KernelsTest, ConvertAndDivideRoundsTheCastThenTheQuotient) {
+  for (const DType from : kDTypes) {
+    std::vector<std::uint64_t> inputs;
+    const std::size_t stride = ByteSize(from) == 2 ? 1 : 7;
+    for (std::size_t i = 0; i < TellingPatterns(from).size(); i += stride) {
+      inputs.push_back(TellingPatterns(from)[i]);
+    }
+    const std::vector<std::byte> src = reference::Pack(from, inputs);
+    for (const DType to : kDTypes) {
+      for (const int divisor : {2, 3, 1000}) {
+        std::vector<std::byte> dst(inputs.size() * ByteSize(to));
+        cpu::ConvertAndDivide(from, src.data(), to, dst.data(), inputs.size(), divisor);
+        ExpectPatterns(ExpectedQuotients(from, to, divisor, inputs),
+                       reference::Unpack(to, dst.data(), inputs.size()), inputs,
+                       Name(from) + " to " + Name(to) + " by " + std::to_string(divisor));
+      }
+    }
+  }
+}
+
+TEST_P(KernelsTest, DivideWorksInPlace) {
+  for (const DType dtype : kDTypes) {
+    for (const int divisor : {1, 3}) {
+      const auto inputs = reference::ModeratePatterns(dtype, 5003, 1);
+      std::vector<std::byte> data = reference::Pack(dtype, inputs);
+      cpu::ConvertAndDivide(dtype, data.data(), dtype, data.data(), inputs.size(), divisor);
+      std::vector<std::uint64_t> expected;
+      for (const std::uint64_t input : inputs) {
+        expected.push_back(ExpectedQuotient(dtype, input, dtype, divisor));
+      }
+      ExpectPatterns(expected, reference::Unpack(dtype, data.data(), inputs.size()), inputs,
+                     Name(dtype));
+    }
+  }
+}
+
+// The documented sum: float32 and float64 in double, 16 bits in float, in order, rounded at the end.
+template <class Accumulator>
+std::uint64_t SumInOrder(DType dtype, const std::vector<std::uint64_t>& inputs, double divisor) {
+  auto sum = static_cast<Accumulator>(reference::Decode(dtype, inputs.front()));
+  for (std::size_t k = 1; k < inputs.size(); ++k) {
+    sum = sum + static_cast<Accumulator>(reference::Decode(dtype, inputs[k]));
+  }
+  if (divisor != 1) sum = sum / static_cast<Accumulator>(divisor);
+  return reference::Encode(dtype, sum);
+}
+
+std::uint64_t ExpectedSum(DType dtype, const std::vector<std::uint64_t>& inputs, double divisor) {
+  return ByteSize(dtype) == 2 ? SumInOrder<float>(dtype, inputs, divisor)
+                              : SumInOrder<double>(dtype, inputs, divisor);
+}
+
+// Sums columns of `inputs`, which are per source, and compares with ExpectedSum.
+void CheckSum(DType dtype, const std::vector<std::vector<std::uint64_t>>& inputs, double divisor) {
+  const std::size_t numel = inputs.front().size();
+  std::vector<std::vector<std::byte>> packed;
+  std::vector<const void*> srcs;
+  for (const auto& source : inputs) packed.push_back(reference::Pack(dtype, source));
+  for (const auto& source : packed) srcs.push_back(source.data());
+  std::vector<std::byte> dst(numel * ByteSize(dtype));
+  const bool finite =
+      cpu::Sum(dtype, srcs.data(), srcs.size(), divisor, dst.data(), numel);
+  bool expected_finite = true;
+  std::vector<std::uint64_t> expected;
+  for (std::size_t i = 0; i < numel; ++i) {
+    std::vector<std::uint64_t> column;
+    for (const auto& source : inputs) column.push_back(source[i]);
+    expected.push_back(ExpectedSum(dtype, column, divisor));
+    expected_finite = expected_finite && reference::IsFinite(dtype, expected.back());
+  }
+  ExpectPatterns(expected, reference::Unpack(dtype, dst.data(), numel), inputs.front(),
+                 Name(dtype) + " N=" + std::to_string(inputs.size()));
+  EXPECT_EQ(finite, expected_finite);
+}
+
+TEST_P(KernelsTest, SumIsInOrderAndRoundedOnce) {
+  for (const DType dtype : kDTypes) {
+    for (std::size_t count = 1; count <= 9; ++count) {
+      for (const double divisor : {1.0, 3.0, static_cast<double>(count)}) {
+        std::vector<std::vector<std::uint64_t>> moderate;
+        std::vector<std::vector<std::uint64_t>> any(count);
+        Random random(count);
+        for (std::size_t k = 0; k < count; ++k) {
+          moderate.push_back(reference::ModeratePatterns(dtype, 5000, 31 * k + count));
+          for (int i = 0; i < 5000; ++i) {
+            any[k].push_back(reference::RandomPattern(dtype, random));
+          }
+        }
+        CheckSum(dtype, moderate, divisor);
+        CheckSum(dtype, any, divisor);
+      }
+    }
+  }
+}
+
+TEST_P(KernelsTest, SumTakesAnyLength) {
+  for (const DType dtype : kDTypes) {
+    for (std::size_t numel = 0; numel < 70; ++numel) {
+      CheckSum(dtype, {reference::ModeratePatterns(dtype, numel, 1),
+                       reference::ModeratePatterns(dtype, numel, 2)},
+               1);
+    }
+  }
+}
+
+// x + y correctly rounded, without any wide addition: a far smaller addend only matters by its sign.
+std::uint64_t CorrectlyRoundedSum(DType dtype, std::uint64_t a, std::uint64_t b) {
+  long double x = reference::Decode(dtype, a);
+  long double y = reference::Decode(dtype, b);
+  if (std::isfinite(x) && std::isfinite(y) && x != 0 && y != 0) {
+    if (std::fabs(x) < std::fabs(y)) std::swap(x, y);
+    const long double sticky = std::ldexp(1.0L, std::ilogb(x) - 36);
+    if (std::fabs(y) < sticky) y = std::copysign(sticky, y);
+  }
+  return reference::Encode(dtype, x + y);
+}
+
+TEST_P(KernelsTest, TwoMembersGiveTheTypesOwnAddition) {
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32}) {
+    const std::vector<std::uint64_t>& a = TellingPatterns(dtype);
+    std::vector<std::uint64_t> b;
+    std::vector<std::uint64_t> expected;
+    Random random(3);
+    for (const std::uint64_t pattern : a) {
+      // Half of the addends have nearly the same exponent.
+      const std::uint64_t other = reference::RandomPattern(dtype, random);
+      const std::uint64_t near = pattern ^ (other & (reference::FormatOf(dtype).fraction_mask() * 2));
+      b.push_back((random.Next() & 1) != 0 ? other : near);
+      expected.push_back(CorrectlyRoundedSum(dtype, pattern, b.back()));
+    }
+    const std::vector<std::byte> left = reference::Pack(dtype, a);
+    const std::vector<std::byte> right = reference::Pack(dtype, b);
+    const void* srcs[] = {left.data(), right.data()};
+    std::vector<std::byte> dst(left.size());
+    EXPECT_FALSE(cpu::Sum(dtype, srcs, 2, 1, dst.data(), a.size()));
+    ExpectPatterns(expected, reference::Unpack(dtype, dst.data(), a.size()), a, Name(dtype));
+  }
+}
+
+TEST_P(KernelsTest, SumMayWriteOverOneOfItsSources) {
+  for (const DType dtype : kDTypes) {
+    for (const std::size_t target : {0U, 1U, 2U}) {
+      std::vector<std::vector<std::uint64_t>> inputs;
+      std::vector<std::vector<std::byte>> packed;
+      std::vector<const void*> srcs;
+      for (std::size_t k = 0; k < 3; ++k) {
+        inputs.push_back(reference::ModeratePatterns(dtype, 4999, k));
+        packed.push_back(reference::Pack(dtype, inputs.back()));
+      }
+      for (const auto& source : packed) srcs.push_back(source.data());
+      EXPECT_TRUE(cpu::Sum(dtype, srcs.data(), 3, 1, packed[target].data(), 4999));
+      std::vector<std::uint64_t> expected;
+      for (std::size_t i = 0; i < 4999; ++i) {
+        expected.push_back(ExpectedSum(dtype, {inputs[0][i], inputs[1][i], inputs[2][i]}, 1));
+      }
+      ExpectPatterns(expected, reference::Unpack(dtype, packed[target].data(), 4999), inputs[0],
+                     Name(dtype));
+    }
+  }
+}
+
+TEST_P(KernelsTest, SumSeesANonFiniteResultAtEveryPosition) {
+  constexpr std::size_t kNumel = 70;
+  for (const DType dtype : kDTypes) {
+    const std::uint64_t infinity = reference::FormatOf(dtype).exponent_mask();
+    for (const std::uint64_t bad : {infinity, infinity | 1, infinity - 1}) {
+      for (std::size_t at = 0; at < kNumel; ++at) {
+        auto first = reference::ModeratePatterns(dtype, kNumel, 5);
+        auto second = reference::ModeratePatterns(dtype, kNumel, 6);
+        first[at] = second[at] = bad;  // infinity - 1 is the largest value: its double overflows
+        CheckSum(dtype, {first, second}, 1);
+      }
+    }
+  }
+}
+
+TEST_P(KernelsTest, OrderMatters) {
+  const float big = 0x1p60F;
+  const float one = 1;
+  const float minus_big = -big;
+  float result = 0;
+  const void* lost[] = {&big, &one, &minus_big};
+  EXPECT_TRUE(cpu::Sum(DType::kFloat32, lost, 3, 1, &result, 1));
+  EXPECT_EQ(result, 0.0F);
+  const void* kept[] = {&big, &minus_big, &one};
+  EXPECT_TRUE(cpu::Sum(DType::kFloat32, kept, 3, 1, &result, 1));
+  EXPECT_EQ(result, 1.0F);
+}
+
+INSTANTIATE_TEST_SUITE_P(Targets, KernelsTest, testing::ValuesIn(cpu::SupportedTargets()),
+                         [](const auto& param_info) { return param_info.param.name; });
+
+}  // namespace
+}  // namespace gradwire
