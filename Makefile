@@ -17,7 +17,7 @@ endef
 
 # $(call check,preset): every test, then what ran, what was skipped and why.
 define check
-	@ctest --preset $(1) -j $(JOBS) --output-junit $(CURDIR)/build/$(1)/ctest.xml \
+	@ctest --preset $(1) -j $(JOBS) --no-label-summary --output-junit $(CURDIR)/build/$(1)/ctest.xml \
 	   --test-output-size-passed 1000000 --test-output-size-failed 1000000; status=$$?; \
 	 $(PYTHON) -B tests/checks/summary.py build/$(1)/ctest.xml || status=1; \
 	 exit $$status

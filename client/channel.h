@@ -25,9 +25,9 @@ struct Membership {
   std::size_t chunk_bytes = 0;
   std::uint32_t window_chunks = 0;
   std::uint32_t open_buckets = 0;
-  absl::Duration heartbeat_interval;
-  absl::Duration silence_timeout;
-  absl::Duration resume_grace;
+  absl::Duration heartbeat_interval = absl::ZeroDuration();
+  absl::Duration silence_timeout = absl::ZeroDuration();
+  absl::Duration resume_grace = absl::ZeroDuration();
 };
 
 // A connection of its own: channels with equal arguments share none.

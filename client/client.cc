@@ -65,7 +65,9 @@ class ClientImpl final : public Client {
 
   Completion AllReduce(GradBucket& bucket) override {
     auto state = std::make_shared<Completion::State>();
-    inbox_->Push([this, bucket, state] { driver_.StartBucket(bucket, state); });
+    inbox_->Push([this, copy = std::make_shared<GradBucket>(bucket), state] {
+      driver_.StartBucket(copy, state);
+    });
     return Completion(state);
   }
 

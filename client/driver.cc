@@ -243,7 +243,7 @@ absl::Status Driver::Open() const {
   return absl::OkStatus();
 }
 
-void Driver::StartBucket(const GradBucket& bucket, std::shared_ptr<Outcome> done) {
+void Driver::StartBucket(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Outcome> done) {
   if (absl::Status open = Open(); !open.ok()) return done->Complete(open);
   if (verdict_) {
     return done->Complete(absl::InvalidArgumentError(absl::StrCat(
@@ -251,16 +251,16 @@ void Driver::StartBucket(const GradBucket& bucket, std::shared_ptr<Outcome> done
   }
   const Ticket ticket = next_ticket_++;
   OpenBucket& entry = buckets_[ticket];
-  entry = {.bucket = std::make_unique<GradBucket>(bucket), .done = std::move(done)};
+  entry = {.bucket = bucket, .done = std::move(done)};
   Effects effects;
-  if (absl::Status started = member_.StartBucket(ticket, *entry.bucket, effects); !started.ok()) {
+  if (absl::Status started = member_.StartBucket(ticket, *bucket, effects); !started.ok()) {
     const std::shared_ptr<Outcome> refused = std::move(entry.done);
     buckets_.erase(ticket);
     return refused->Complete(started);
   }
   {
     MutexLock lock(shared_mutex_);
-    metrics_.gradient_bytes += bucket.buffer().bytes();
+    metrics_.gradient_bytes += bucket->buffer().bytes();
   }
   Apply(std::move(effects));
 }

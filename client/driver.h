@@ -50,7 +50,7 @@ class Driver {
   void Run(std::shared_ptr<Outcome> joined);
   void Stop();
 
-  void StartBucket(const GradBucket& bucket, std::shared_ptr<Outcome> done);
+  void StartBucket(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Outcome> done);
   void EndStep(std::shared_ptr<StepCall> call);
   void Enter(std::shared_ptr<CollectiveCall> call);
 
@@ -70,7 +70,7 @@ class Driver {
 
  private:
   struct OpenBucket {
-    std::unique_ptr<GradBucket> bucket;  // its run refers to it until the step's verdict
+    std::shared_ptr<GradBucket> bucket;  // its run refers to it until the step's verdict
     std::shared_ptr<Outcome> done;       // null: completed
   };
 

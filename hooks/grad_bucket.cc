@@ -22,8 +22,8 @@ std::size_t ParameterSpec::numel() const {
 
 absl::Status ParameterSpec::Validate() const {
   if (name.empty() || name.size() > kMaxNameBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("parameter name: has ", name.size(),
-                                                   " bytes; allowed: 1 to ", kMaxNameBytes));
+    return absl::InvalidArgumentError(
+        absl::StrCat("parameter name: has ", name.size(), " bytes; allowed: 1 to ", kMaxNameBytes));
   }
   const std::string where = absl::StrCat("parameter \"", name, "\": ");
   if (!IsDType(static_cast<int>(dtype))) {
@@ -32,9 +32,8 @@ absl::Status ParameterSpec::Validate() const {
         " is not known; allowed: 1 (float32), 2 (float64), 3 (float16), 4 (bfloat16)"));
   }
   if (shape.size() > kMaxDimensions) {
-    return absl::InvalidArgumentError(absl::StrCat(where, "shape: has ", shape.size(),
-                                                   " dimensions; allowed: at most ",
-                                                   kMaxDimensions));
+    return absl::InvalidArgumentError(absl::StrCat(
+        where, "shape: has ", shape.size(), " dimensions; allowed: at most ", kMaxDimensions));
   }
   bool is_empty = false;
   for (const std::int64_t dimension : shape) {
@@ -109,8 +108,8 @@ absl::Status GradBucket::set_buffer(TensorView buffer) {
                                                    buffer_.numel));
   }
   if (buffer.data == nullptr && buffer.numel > 0) {
-    return absl::InvalidArgumentError(absl::StrCat("bucket ", index_, ": the buffer is null; ",
-                                                   "allowed only for 0 elements"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("bucket ", index_, ": the buffer is null; ", "allowed only for 0 elements"));
   }
   buffer_ = buffer;
   return absl::OkStatus();

@@ -28,9 +28,8 @@ absl::Status NotAllowed(const std::string& field, const std::string& value,
                         const std::vector<std::string>& allowed) {
   std::vector<std::string> quoted;
   for (const std::string& name : allowed) quoted.push_back(Quoted(name));
-  return absl::InvalidArgumentError(absl::StrCat(field, ": ", Quoted(value),
-                                                 " is not known; allowed: ",
-                                                 absl::StrJoin(quoted, ", ")));
+  return absl::InvalidArgumentError(absl::StrCat(
+      field, ": ", Quoted(value), " is not known; allowed: ", absl::StrJoin(quoted, ", ")));
 }
 
 bool IsOptionName(const std::string& name) {
@@ -42,10 +41,9 @@ bool IsOptionName(const std::string& name) {
 
 absl::Status CheckOptionName(const std::string& name) {
   if (!IsOptionName(name) || name == "comm_hook" || name == "comm_wrapper") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("comm_state_option: ", Quoted(name), " cannot name an option; allowed: 1 to ",
-                     kMaxOptionNameBytes, " of A-Z, a-z, 0-9 and _, other than comm_hook and ",
-                     "comm_wrapper"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "comm_state_option: ", Quoted(name), " cannot name an option; allowed: 1 to ",
+        kMaxOptionNameBytes, " of A-Z, a-z, 0-9 and _, other than comm_hook and ", "comm_wrapper"));
   }
   return absl::OkStatus();
 }
@@ -161,9 +159,8 @@ absl::StatusOr<HookSpec> HookSpec::Parse(const std::string& text) {
   for (std::size_t i = 1; i < items.size(); ++i) {
     const std::size_t equals = items[i].find('=');
     if (equals == std::string::npos) {
-      return absl::InvalidArgumentError(absl::StrCat("hook: ", Quoted(items[i]), " in ",
-                                                     Quoted(text), " is not of the form ",
-                                                     "name=value"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "hook: ", Quoted(items[i]), " in ", Quoted(text), " is not of the form ", "name=value"));
     }
     const std::string name = items[i].substr(0, equals);
     const std::string value_text = items[i].substr(equals + 1);

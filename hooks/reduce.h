@@ -1,7 +1,8 @@
 // The coordinator's arithmetic: N contributions of one chunk to one result.
 //
-// Sums are taken in rank order, accumulated in fp64, rounded once to the segment's dtype. The bits do
-// not depend on arrival order, chunk size, SIMD width, or how the inputs are cut into pieces.
+// Sums are taken in rank order, in fp64 for float32 and float64 and in fp32 for float16 and
+// bfloat16, and rounded once to the segment's dtype. The bits do not depend on arrival order, chunk
+// size, SIMD width, or how the inputs are cut into pieces.
 #pragma once
 
 #include <cstddef>
@@ -19,9 +20,10 @@ struct ReduceOutcome {
   bool finite = true;  // no NaN or infinity among the results
 };
 
-// Reduces `numel` elements of `dtype`. `contributions` are in rank order, 1 or more, each of exactly
-// numel * ByteSize(dtype) bytes (the caller has checked); `out` holds as many. kMean divides by the
-// number of contributions. Thread-safe, allocates nothing on the heap for up to 64 contributions.
+// Reduces `numel` elements of `dtype`. `contributions` are in rank order, 1 or more, each of
+// exactly numel * ByteSize(dtype) bytes (the caller has checked); `out` holds as many. kMean
+// divides by the number of contributions. Thread-safe, allocates nothing on the heap for up to 64
+// contributions.
 ReduceOutcome Reduce(DType dtype, ReduceOp op, std::size_t numel,
                      std::span<const Pieces> contributions, std::span<std::byte> out);
 

@@ -15,9 +15,8 @@ absl::Status CheckContext(const RoundContext& context) {
         absl::StrCat("world_size: ", context.world_size, " is not allowed; allowed: 1 and up"));
   }
   if (context.rank < 0 || context.rank >= context.world_size) {
-    return absl::InvalidArgumentError(absl::StrCat("rank: ", context.rank,
-                                                   " is not allowed; allowed: 0 to ",
-                                                   context.world_size - 1));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rank: ", context.rank, " is not allowed; allowed: 0 to ", context.world_size - 1));
   }
   return absl::OkStatus();
 }
@@ -64,8 +63,8 @@ class CastingRun : public HookRun {
       return std::optional<RoundPlan>(PlanOf(segment_.dtype, segment_.numel));
     }
     if (decoded_ < segment_.numel) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "the round is not over: ", decoded_, " of ", segment_.numel, " elements are decoded"));
+      return absl::FailedPreconditionError(absl::StrCat("the round is not over: ", decoded_, " of ",
+                                                        segment_.numel, " elements are decoded"));
     }
     stage_ = Stage::kDone;
     return std::optional<RoundPlan>();
@@ -86,8 +85,7 @@ class CastingRun : public HookRun {
       return absl::FailedPreconditionError(
           absl::StrCat("range: [", range.begin, ", ", range.end, ") is decoded twice"));
     }
-    cpu::Convert(segment_.dtype, in.data(), buffer_.dtype, At(buffer_, range.begin),
-                 range.numel());
+    cpu::Convert(segment_.dtype, in.data(), buffer_.dtype, At(buffer_, range.begin), range.numel());
     decoded_ += range.numel();
     return absl::OkStatus();
   }

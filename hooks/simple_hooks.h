@@ -8,8 +8,9 @@
 
 namespace gradwire {
 
-// One round, one segment: the bucket cast to `wire` (nullopt: left in its own dtype), divided by the
-// world size in that dtype, summed, cast back. torch's allreduce, fp16_compress and bf16_compress.
+// One round, one segment: the bucket cast to `wire` (nullopt: left in its own dtype), divided by
+// the world size in that dtype, summed, cast back. torch's allreduce, fp16_compress and
+// bf16_compress.
 std::unique_ptr<Hook> MakeCastingHook(std::optional<DType> wire);
 
 // No round: every member keeps its own gradients.

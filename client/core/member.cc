@@ -43,8 +43,8 @@ absl::Status Member::MapParameters(const GradBucket& bucket,
                                                      options_.manifest.size(), " parameters"));
     }
     if (parameter != options_.manifest[found->second]) {
-      return absl::InvalidArgumentError(absl::StrCat("parameter ", parameter.name,
-                                                     " has another shape or dtype than it had at Join"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "parameter ", parameter.name, " has another shape or dtype than it had at Join"));
     }
     if (used_[found->second] || here[found->second]) {
       return absl::InvalidArgumentError(
@@ -83,7 +83,8 @@ absl::Status Member::StartBucket(Ticket ticket, GradBucket& bucket, Effects& eff
   const std::uint32_t id = entry.parameters.front();
   Bucket& placed = buckets_.emplace(id, std::move(entry)).first->second;
   SendAnnounce(placed, effects);
-  if (placed.done) effects.push_back(BucketDoneEffect{.ticket = ticket, .status = absl::OkStatus()});
+  if (placed.done)
+    effects.push_back(BucketDoneEffect{.ticket = ticket, .status = absl::OkStatus()});
   return absl::OkStatus();
 }
 
@@ -96,7 +97,8 @@ void Member::SendAnnounce(const Bucket& bucket, Effects& effects) {
 
 absl::Status Member::EndStep(Effects& effects) {
   if (failed()) return failure_;
-  if (ended_) return absl::FailedPreconditionError(absl::StrCat("step ", step_, " was ended before"));
+  if (ended_)
+    return absl::FailedPreconditionError(absl::StrCat("step ", step_, " was ended before"));
   ended_ = true;
   effects.push_back(SendEffect{wire::EndStep{.step = step_, .generation = options_.generation}});
   return absl::OkStatus();
@@ -112,8 +114,9 @@ void Member::Receive(const wire::Frame& frame, Effects& effects) {
     OnStepDone(*done, effects);
   } else if (const auto* failure = std::get_if<wire::Failure>(&frame.header)) {
     const bool known = failure->code > 0 && failure->code <= 16;
-    Fail(absl::Status(known ? static_cast<absl::StatusCode>(failure->code) : absl::StatusCode::kUnknown,
-                      failure->message),
+    Fail(absl::Status(
+             known ? static_cast<absl::StatusCode>(failure->code) : absl::StatusCode::kUnknown,
+             failure->message),
          effects);
   } else if (const auto* restart = std::get_if<wire::Restart>(&frame.header)) {
     OnRestart(*restart, effects);
@@ -131,7 +134,8 @@ void Member::Receive(const wire::Frame& frame, Effects& effects) {
 }
 
 void Member::ProtocolError(const std::string& what, Effects& effects) {
-  Fail(absl::InternalError(absl::StrCat("the coordinator sent ", what, " in step ", step_)), effects);
+  Fail(absl::InternalError(absl::StrCat("the coordinator sent ", what, " in step ", step_)),
+       effects);
 }
 
 void Member::OnGrant(const wire::Grant& grant, Effects& effects) {
@@ -166,7 +170,8 @@ void Member::SendChunks(std::uint32_t id, Bucket& bucket, Effects& effects) {
   }
 }
 
-void Member::OnResult(const wire::Result& result, const wire::PayloadRef& payload, Effects& effects) {
+void Member::OnResult(const wire::Result& result, const wire::PayloadRef& payload,
+                      Effects& effects) {
   const auto acknowledge = [&](std::uint32_t received) {
     effects.push_back(SendEffect{wire::Ack{.id = result.id, .received = received}});
   };
@@ -185,9 +190,10 @@ void Member::OnResult(const wire::Result& result, const wire::PayloadRef& payloa
   }
   if (result.chunk < bucket.received) return acknowledge(bucket.received);
   if (payload == nullptr || payload->bytes() != bucket.layout.ChunkBytes(result.chunk)) {
-    return ProtocolError(absl::StrCat("result ", result.chunk, " of bucket ", result.id.bucket,
-                                      " with ", payload == nullptr ? 0 : payload->bytes(), " bytes"),
-                         effects);
+    return ProtocolError(
+        absl::StrCat("result ", result.chunk, " of bucket ", result.id.bucket, " with ",
+                     payload == nullptr ? 0 : payload->bytes(), " bytes"),
+        effects);
   }
   if (absl::Status status = Decode(bucket, result, *payload); !status.ok()) {
     return Fail(status, effects);
@@ -200,7 +206,8 @@ void Member::OnResult(const wire::Result& result, const wire::PayloadRef& payloa
   if (absl::Status status = AdvanceRound(bucket, effects); !status.ok()) Fail(status, effects);
 }
 
-absl::Status Member::Decode(Bucket& bucket, const wire::Result& result, const wire::Payload& payload) {
+absl::Status Member::Decode(Bucket& bucket, const wire::Result& result,
+                            const wire::Payload& payload) {
   ElementRange rest = bucket.layout.Range(result.chunk);
   const std::size_t width = ByteSize(bucket.layout.segment(result.chunk).dtype);
   std::array<std::byte, 8> straddling{};
@@ -219,7 +226,8 @@ absl::Status Member::Decode(Bucket& bucket, const wire::Result& result, const wi
       piece = piece.subspan(take);
       if (held < width) continue;
       held = 0;
-      if (absl::Status status = decode(std::span(straddling).first(width)); !status.ok()) return status;
+      if (absl::Status status = decode(std::span(straddling).first(width)); !status.ok())
+        return status;
     }
     const std::size_t whole = piece.size() / width * width;
     if (whole > 0) {
@@ -292,9 +300,9 @@ void Member::OnRestart(const wire::Restart& restart, Effects& effects) {
     }
     if (id.attempt != bucket.attempt) {
       if (bucket.received > 0) {
-        return ProtocolError(absl::StrCat("a restart of bucket ", id.bucket,
-                                          ", of which results are here"),
-                             effects);
+        return ProtocolError(
+            absl::StrCat("a restart of bucket ", id.bucket, ", of which results are here"),
+            effects);
       }
       bucket.attempt = id.attempt;
       bucket.sent = 0;
@@ -333,7 +341,8 @@ void Member::Fail(const absl::Status& status, Effects& effects) {
   failure_ = status;
   for (auto& [id, bucket] : buckets_) {
     bucket.run->Abort();
-    if (!bucket.done) effects.push_back(BucketDoneEffect{.ticket = bucket.ticket, .status = status});
+    if (!bucket.done)
+      effects.push_back(BucketDoneEffect{.ticket = bucket.ticket, .status = status});
   }
   buckets_.clear();
   collective_.reset();

@@ -1,5 +1,6 @@
-// A member's side of the step protocol as a deterministic state machine: calls and frames in, effects
-// out. Knows no gRPC, clock, thread or socket. The SDK drives it, and so does the simulation.
+// A member's side of the step protocol as a deterministic state machine: calls and frames in,
+// effects out. Knows no gRPC, clock, thread or socket. The SDK drives it, and so does the
+// simulation.
 //
 // Not thread-safe: the owner serialises all calls. Hook runs are called from inside, inline.
 #pragma once
@@ -39,8 +40,8 @@ using Ticket = std::uint64_t;
 struct SendEffect {
   wire::Header header;
 };
-// Encode the range now, before the next call to the core, and send it. The header's digest is left for
-// the owner to fill in.
+// Encode the range now, before the next call to the core, and send it. The header's digest is left
+// for the owner to fill in.
 struct SendChunkEffect {
   wire::Contribution header;
   HookRun* run = nullptr;
@@ -75,9 +76,9 @@ struct WelcomeEffect {};
 struct FailedEffect {
   absl::Status status;
 };
-using Effect =
-    std::variant<SendEffect, SendChunkEffect, SendCollectiveEffect, ReceiveCollectiveEffect,
-                 BucketDoneEffect, StepDoneEffect, CollectiveDoneEffect, WelcomeEffect, FailedEffect>;
+using Effect = std::variant<SendEffect, SendChunkEffect, SendCollectiveEffect,
+                            ReceiveCollectiveEffect, BucketDoneEffect, StepDoneEffect,
+                            CollectiveDoneEffect, WelcomeEffect, FailedEffect>;
 using Effects = std::vector<Effect>;
 
 class Member {
@@ -89,8 +90,8 @@ class Member {
   Member(const Member&) = delete;
   Member& operator=(const Member&) = delete;
 
-  // Begins a bucket of the current step. An error leaves the session as it was. `bucket` stays with the
-  // core until its BucketDoneEffect.
+  // Begins a bucket of the current step. An error leaves the session as it was. `bucket` stays with
+  // the core until its BucketDoneEffect.
   absl::Status StartBucket(Ticket ticket, GradBucket& bucket, Effects& effects);
 
   // No more buckets in this step. StepDoneEffect follows.

@@ -9,7 +9,8 @@ namespace gradwire::client {
 absl::StatusOr<std::uint64_t> Member::Enter(wire::CollectiveKind kind, int root, std::size_t bytes,
                                             Effects& effects) {
   if (failed()) return failure_;
-  if (collective_) return absl::FailedPreconditionError("another collective is open in this member");
+  if (collective_)
+    return absl::FailedPreconditionError("another collective is open in this member");
   if (root < 0 || root >= options_.world_size) {
     return absl::InvalidArgumentError(
         absl::StrCat("root is ", root, "; allowed are 0 to ", options_.world_size - 1));
@@ -56,16 +57,16 @@ void Member::OnCollectiveChunk(const wire::CollectiveChunk& header, const wire::
   Collective& open = *collective_;
   if (header.chunk > open.received || header.chunk >= CollectiveChunks() ||
       open.root == options_.rank) {
-    return ProtocolError(absl::StrCat("chunk ", header.chunk, " of broadcast ", header.number,
-                                      " out of order"),
-                         effects);
+    return ProtocolError(
+        absl::StrCat("chunk ", header.chunk, " of broadcast ", header.number, " out of order"),
+        effects);
   }
   if (header.chunk == open.received) {
     const std::size_t offset = open.received * options_.chunk_bytes;
     if (payload == nullptr ||
         payload->bytes() != std::min(options_.chunk_bytes, open.bytes - offset)) {
-      return ProtocolError(absl::StrCat("chunk ", header.chunk, " of a broadcast with the wrong size"),
-                           effects);
+      return ProtocolError(
+          absl::StrCat("chunk ", header.chunk, " of a broadcast with the wrong size"), effects);
     }
     effects.push_back(ReceiveCollectiveEffect{.offset = offset, .payload = payload});
     ++open.received;
@@ -76,7 +77,8 @@ void Member::OnCollectiveChunk(const wire::CollectiveChunk& header, const wire::
 }
 
 void Member::OnCollectiveAck(const wire::CollectiveAck& ack, Effects& effects) {
-  if (!collective_ || ack.number != collective_->number || collective_->root != options_.rank) return;
+  if (!collective_ || ack.number != collective_->number || collective_->root != options_.rank)
+    return;
   collective_->everybody =
       std::max(collective_->everybody, std::min(ack.received, CollectiveChunks()));
   SendCollectiveChunks(effects);

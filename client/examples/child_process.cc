@@ -38,8 +38,10 @@ absl::Status SystemError(const std::string& what) {
   dup2(log, STDERR_FILENO);
   if (!share_stdout) dup2(log, STDOUT_FILENO);
   execv(words[0], words);
-  const char* const reason = std::strerror(errno);
-  if (write(STDERR_FILENO, reason, std::strlen(reason)) < 0) _exit(126);
+  for (const char* text : {"cannot run ", static_cast<const char*>(words[0]), ": ",
+                           static_cast<const char*>(std::strerror(errno)), "\n"}) {
+    if (write(STDERR_FILENO, text, std::strlen(text)) < 0) break;
+  }
   _exit(127);
 }
 

@@ -201,7 +201,9 @@ absl::StatusOr<HookResult> Demo::TrainTogether(const std::string& hook, double e
   });
   if (!status.ok()) return status;
 
-  HookResult result{.hook = hook, .expected_ratio = expected_ratio};
+  HookResult result;
+  result.hook = hook;
+  result.expected_ratio = expected_ratio;
   for (const std::string& out : outs) {
     auto member = ReadTrainResult(out);
     if (!member.ok()) return member.status();

@@ -3,6 +3,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <chrono>
+#include <memory>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"

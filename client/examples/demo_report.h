@@ -1,6 +1,7 @@
 // What came out of the demo's runs, and whether it is what it should be.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 

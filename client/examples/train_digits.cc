@@ -212,8 +212,7 @@ absl::Status Run(const TrainOptions& options) {
 
   const double accuracy = model.Accuracy(data->test);
   if (options.progress) {
-    std::printf("%-6s test accuracy %.4f
-", options.label().c_str(), accuracy);
+    std::printf("%-6s test accuracy %.4f\n", options.label().c_str(), accuracy);
     std::fflush(stdout);
   }
   if (absl::Status status = WriteResult(options, model, trainer, accuracy); !status.ok()) {

@@ -3,7 +3,9 @@
 include(CMakePackageConfigHelpers)
 
 # Users first, as a linker reads them.
-set(GRADWIRE_LIBRARIES gradwire_client gradwire_proto gradwire_hooks)
+set(GRADWIRE_LIBRARIES
+  gradwire_client gradwire_member_core gradwire_proto gradwire_proto_generated gradwire_frames
+  gradwire_hooks)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/gradwire)
 
 install(TARGETS ${GRADWIRE_LIBRARIES} EXPORT gradwireTargets
@@ -11,7 +13,7 @@ install(TARGETS ${GRADWIRE_LIBRARIES} EXPORT gradwireTargets
   FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
   INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(TARGETS gradwired gradwirectl RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-install(DIRECTORY ${PROJECT_BINARY_DIR}/proto/gradwire DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+install(DIRECTORY ${PROJECT_BINARY_DIR}/proto/generated/gradwire DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
   FILES_MATCHING PATTERN "*.pb.h")
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/proto/gradwire DESTINATION ${CMAKE_INSTALL_DATADIR}/gradwire/proto
   FILES_MATCHING PATTERN "*.proto")

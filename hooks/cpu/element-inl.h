@@ -98,8 +98,8 @@ HWY_INLINE hn::Vec<D> WidenFloat16(D d, hn::Vec<hn::Rebind<std::uint16_t, D>> bi
   const auto normal = hn::Add(magnitude, rebias);
   // 2^-14 * 1.m minus 2^-14 leaves the subnormal 2^-14 * 0.m.
   const auto magic = hn::Set(du, 113U << 23);
-  const auto subnormal = hn::BitCast(
-      du, hn::Sub(hn::BitCast(d, hn::Add(magnitude, magic)), hn::BitCast(d, magic)));
+  const auto subnormal =
+      hn::BitCast(du, hn::Sub(hn::BitCast(d, hn::Add(magnitude, magic)), hn::BitCast(d, magic)));
   const auto infinite = hn::Add(normal, rebias);
   const auto quiet = hn::Or(infinite, hn::Set(du, 0x00400000U));
   const auto is_top = hn::Eq(exponent, hn::Set(du, 0x7C00U << 13));
@@ -144,15 +144,15 @@ HWY_INLINE hn::Vec<hn::Rebind<std::uint16_t, D>> RoundToFloat16(D d, hn::Vec<D> 
   const auto normal = hn::ShiftRight<13>(hn::Add(magnitude, hn::Add(is_odd, rebias_and_round)));
   // One unit in the last place of 0.5 is 2^-24, binary16's smallest subnormal.
   const auto half = hn::Set(d, 0.5F);
-  const auto subnormal = hn::Sub(hn::BitCast(du, hn::Add(hn::BitCast(d, magnitude), half)),
-                                 hn::BitCast(du, half));
+  const auto subnormal =
+      hn::Sub(hn::BitCast(du, hn::Add(hn::BitCast(d, magnitude), half)), hn::BitCast(du, half));
   const auto infinity = hn::Set(du, 0x7C00U);
-  const auto quiet_nan = hn::Or(
-      hn::Set(du, 0x7E00U), hn::And(hn::ShiftRight<13>(magnitude), hn::Set(du, 0x3FFU)));
+  const auto quiet_nan =
+      hn::Or(hn::Set(du, 0x7E00U), hn::And(hn::ShiftRight<13>(magnitude), hn::Set(du, 0x3FFU)));
   // Magnitudes have a clear sign bit, so the signed comparison, which every target has, will do.
   const auto order = hn::BitCast(di, magnitude);
   const auto is_nan = hn::Gt(order, hn::Set(di, 0x7F800000));
-  const auto is_over = hn::Gt(order, hn::Set(di, 0x477FEFFF));  // 65520 and up
+  const auto is_over = hn::Gt(order, hn::Set(di, 0x477FEFFF));   // 65520 and up
   const auto is_under = hn::Lt(order, hn::Set(di, 0x38800000));  // below 2^-14
   auto bits = hn::IfThenElse(hn::RebindMask(du, is_under), subnormal, normal);
   bits = hn::IfThenElse(hn::RebindMask(du, is_over), infinity, bits);
@@ -198,8 +198,8 @@ HWY_INLINE hn::Vec<hn::Rebind<float, D64>> RoundToFloat32(D64 d, hn::Vec<D64> v)
 
 // A binary32 that any narrower rounding treats as it would treat `v`: 24 significant bits with the
 // lost ones or-ed into the last ("round to odd"). Values whose 16-bit result may be subnormal are
-// brought to multiples of 2^-133, bfloat16's smallest, by a single rounding instead; they lie so far
-// below binary16's smallest that it rounds them to zero all the same.
+// brought to multiples of 2^-133, bfloat16's smallest, by a single rounding instead; they lie so
+// far below binary16's smallest that it rounds them to zero all the same.
 template <class D64>
 HWY_INLINE hn::Vec<hn::Rebind<float, D64>> ToStickyFloat32(D64 d, hn::Vec<D64> v) {
   const hn::RebindToUnsigned<D64> du;

@@ -15,8 +15,8 @@ HWY_BEFORE_NAMESPACE();
 namespace gradwire::cpu {
 namespace HWY_NAMESPACE {
 
-// The loops take a descriptor of the arithmetic type and run over whole vectors from `i` on; each is
-// called once with full vectors and once, for the rest, with vectors of one lane.
+// The loops take a descriptor of the arithmetic type and run over whole vectors from `i` on; each
+// is called once with full vectors and once, for the rest, with vectors of one lane.
 template <class T>
 using One = hn::CappedTag<T, 1>;
 
@@ -144,8 +144,7 @@ struct SumArguments {
 
 template <DType kType, class D>
 HWY_INLINE hn::Vec<D> LoadSource(D d, const SumArguments& a, std::size_t source, std::size_t i) {
-  return LoadAs<kType>(d,
-                       static_cast<const std::byte*>(a.srcs[source]) + i * sizeof(Lane<kType>));
+  return LoadAs<kType>(d, static_cast<const std::byte*>(a.srcs[source]) + i * sizeof(Lane<kType>));
 }
 
 template <DType kType, class D>
@@ -212,8 +211,8 @@ bool SumAs(const SumArguments& a, std::size_t begin, std::size_t end) {
   return SumFrom<kType>(One<T>(), a, rest, end) && finite;
 }
 
-bool SumAny(DType dtype, const void* const* srcs, std::size_t count, double divisor,
-            std::byte* dst, std::size_t begin, std::size_t end) {
+bool SumAny(DType dtype, const void* const* srcs, std::size_t count, double divisor, std::byte* dst,
+            std::size_t begin, std::size_t end) {
   const SumArguments a{srcs, count, divisor, dst};
   switch (dtype) {
     case DType::kFloat32:
@@ -263,8 +262,7 @@ void CanonicalizeNans(DType dtype, std::byte* data, std::size_t numel) {
     case DType::kFloat32:
       return CanonicalizeNans<std::uint32_t>(data, numel, 0x7F800000U, 0x7FC00000U);
     case DType::kFloat64:
-      return CanonicalizeNans<std::uint64_t>(data, numel, 0x7FF0000000000000U,
-                                             0x7FF8000000000000U);
+      return CanonicalizeNans<std::uint64_t>(data, numel, 0x7FF0000000000000U, 0x7FF8000000000000U);
     case DType::kFloat16:
       return CanonicalizeNans<std::uint16_t>(data, numel, 0x7C00U, 0x7E00U);
     case DType::kBFloat16:

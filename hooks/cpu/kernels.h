@@ -1,8 +1,9 @@
 // The low-level loops, with run-time dispatch over the instruction sets that Highway knows.
 //
 // Every function takes unaligned pointers. Thread-safe, no allocation. Input and output may be the
-// same memory only where said. NaN stays NaN (quiet), infinities and subnormals are kept, rounding
-// is to nearest even.
+// same memory only where said. Rounding is to nearest, ties to even; infinities and subnormals are
+// kept (the functions expect the processor's default modes: no flush to zero). Every target gives
+// the same bits.
 #pragma once
 
 #include <cstddef>
@@ -14,18 +15,23 @@
 
 namespace gradwire::cpu {
 
-// dst[i] = to(src[i]). Any pair of dtypes; equal ones copy. No overlap.
+// dst[i] = to(src[i]), rounded once. Any pair of dtypes; equal ones copy. No overlap. A NaN keeps
+// its sign and the upper bits of its payload and becomes quiet; only bfloat16 to float32, which
+// adds 16 zero bits, leaves a signalling one as it is.
 void Convert(DType from, const void* src, DType to, void* dst, std::size_t numel);
 
-// dst[i] = round(to(src[i]) / divisor), the division in `to`'s own precision: first the cast is
-// rounded, then the quotient, as torch's casting hooks do. For from == to this is a true division.
-// divisor >= 1. src may equal dst when the dtypes are equal.
+// dst[i] = round(to(src[i]) / divisor): first the cast is rounded to `to`, then the quotient, as
+// torch's casting hooks do. It is a true division, in fp64 for float64 and in fp32 for the others.
+// For divisors up to 2048 that is the correctly rounded quotient in `to`; the divisor itself is
+// only ever rounded to fp32. divisor >= 1; 1 converts. src may equal dst when the dtypes are equal.
 void ConvertAndDivide(DType from, const void* src, DType to, void* dst, std::size_t numel,
                       double divisor);
 
-// dst[i] = round((srcs[0][i] + srcs[1][i] + ...) / divisor), added in order in fp64, rounded once to
-// `dtype`. divisor == 1 leaves the sum. dst may equal one of srcs. Returns whether every result is
-// finite.
+// dst[i] = round((srcs[0][i] + srcs[1][i] + ...) / divisor): added from left to right, and divided,
+// in fp64 for float32 and float64 and in fp32 for float16 and bfloat16; then rounded to `dtype`.
+// Two sources give the dtype's own addition, correctly rounded. divisor == 1 leaves the sum; count
+// >= 1. dst may equal one of srcs. A NaN result is always the positive quiet NaN without payload.
+// Returns whether every result is finite.
 bool Sum(DType dtype, const void* const* srcs, std::size_t count, double divisor, void* dst,
          std::size_t numel);
 

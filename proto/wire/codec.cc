@@ -1,0 +1,226 @@
+#include "proto/wire/codec.h"
+
+#include <google/protobuf/io/coded_stream.h>
+#include <grpc/slice.h>
+#include <grpcpp/support/slice.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "proto/wire/convert.h"
+#include "proto/wire/owned_payload.h"
+#include "proto/wire/slice_reader.h"
+
+namespace gradwire::wire {
+namespace {
+
+using google::protobuf::io::CodedOutputStream;
+
+constexpr std::uint32_t kHeaderField = v1::Frame::kHeaderFieldNumber;
+constexpr std::uint32_t kPayloadField = v1::Frame::kPayloadFieldNumber;
+constexpr std::size_t kMaxTagsBytes = 64;
+// Payloads in smaller pieces than this, on average, are not worth their bookkeeping.
+constexpr std::size_t kMinPieceBytes = 512;
+
+constexpr std::uint8_t TagByte(std::uint32_t field) {
+  return static_cast<std::uint8_t>(field << 3 |
+                                   static_cast<std::uint8_t>(WireType::kLengthDelimited));
+}
+
+struct Extent {
+  std::size_t begin = 0;
+  std::size_t bytes = 0;
+};
+
+// The part of received slices that is a payload.
+class ReceivedPayload final : public Payload {
+ public:
+  ReceivedPayload(std::vector<grpc::Slice> slices, Extent extent)
+      : slices_(std::move(slices)), bytes_(extent.bytes) {
+    // Small slices hold their bytes themselves, so their addresses are taken after the last move.
+    pieces_.reserve(slices_.size());
+    std::size_t left = extent.bytes;
+    std::size_t skip = extent.begin;
+    for (const grpc::Slice& slice : slices_) {
+      const std::span<const std::byte> whole =
+          std::as_bytes(std::span(slice.begin(), slice.size()));
+      const std::span<const std::byte> rest = whole.subspan(std::min(skip, whole.size()));
+      skip -= whole.size() - rest.size();
+      const std::span<const std::byte> piece = rest.first(std::min(left, rest.size()));
+      left -= piece.size();
+      if (!piece.empty()) pieces_.push_back(piece);
+    }
+  }
+
+  ReceivedPayload(const ReceivedPayload&) = delete;
+  ReceivedPayload& operator=(const ReceivedPayload&) = delete;
+
+  std::span<const std::span<const std::byte>> pieces() const override { return pieces_; }
+  std::size_t bytes() const override { return bytes_; }
+
+ private:
+  std::vector<grpc::Slice> slices_;
+  std::vector<std::span<const std::byte>> pieces_;
+  std::size_t bytes_;
+};
+
+// Keeps the slices that overlap `extent`, and no others: a slice can pin much more than it shows.
+Extent DropOthers(std::vector<grpc::Slice>& slices, Extent extent) {
+  auto first = slices.begin();
+  while (extent.begin >= first->size()) extent.begin -= (first++)->size();
+  auto last = first;
+  for (std::size_t covered = 0; covered < extent.begin + extent.bytes; ++last)
+    covered += last->size();
+  slices.erase(last, slices.end());
+  slices.erase(slices.begin(), first);
+  return extent;
+}
+
+std::vector<std::byte> Gather(const Payload& payload) {
+  std::vector<std::byte> content;
+  content.reserve(payload.bytes());
+  for (const std::span<const std::byte>& piece : payload.pieces()) {
+    content.insert(content.end(), piece.begin(), piece.end());
+  }
+  return content;
+}
+
+PayloadRef MakePayload(std::vector<grpc::Slice> slices, Extent extent) {
+  if (extent.bytes == 0) return nullptr;
+  extent = DropOthers(slices, extent);
+  auto received = std::make_shared<const ReceivedPayload>(std::move(slices), extent);
+  // A small payload would keep a whole read buffer of gRPC's alive.
+  const bool small = extent.bytes <= kCopyBytes;
+  if (small || received->pieces().size() > 2 + extent.bytes / kMinPieceBytes) {
+    return OwnedPayload::Make(Gather(*received));
+  }
+  return received;
+}
+
+absl::Status TooLarge(const std::string& field, std::size_t bytes, std::size_t limit) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, ": has ", bytes, " bytes; allowed: at most ", limit));
+}
+
+// The header's bytes. Several occurrences are one header, in pieces: protobuf's merging of messages
+// is the concatenation of their bytes.
+class HeaderBytes {
+ public:
+  // bytes: of the reader's next ones.
+  absl::Status Add(SliceReader& reader, std::size_t bytes, std::size_t limit) {
+    if (bytes > limit - size()) return TooLarge("header", size() + bytes, limit);
+    const std::span<const std::byte> here = reader.Contiguous(bytes);
+    if (size() == 0 && here.size() == bytes) {
+      view_ = here;
+      reader.Skip(bytes);
+      return absl::OkStatus();
+    }
+    gathered_.append(reinterpret_cast<const char*>(view_.data()), view_.size());
+    view_ = {};
+    reader.AppendTo(gathered_, bytes);
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<Header> Decode() const {
+    const bool one = gathered_.empty();
+    const void* data = one ? static_cast<const void*>(view_.data()) : gathered_.data();
+    v1::Header message;
+    if (!message.ParseFromArray(data, static_cast<int>(size()))) {
+      return absl::InvalidArgumentError(absl::StrCat("header: its ", size(),
+                                                     " bytes are not a gradwire.v1.Header; ",
+                                                     "allowed: that message's encoding"));
+    }
+    return FromProto(message);
+  }
+
+ private:
+  // One of the two is empty.
+  std::size_t size() const { return view_.size() + gathered_.size(); }
+
+  std::span<const std::byte> view_;
+  std::string gathered_;
+};
+
+void DropReference(void* payload) { delete static_cast<PayloadRef*>(payload); }
+
+}  // namespace
+
+absl::StatusOr<Frame> Parse(const grpc::ByteBuffer& bytes, const ParseLimits& limits) {
+  const std::size_t max_bytes = limits.max_header_bytes + limits.max_payload_bytes + kMaxTagsBytes;
+  if (bytes.Length() > max_bytes) return TooLarge("frame", bytes.Length(), max_bytes);
+  std::vector<grpc::Slice> slices;
+  if (bytes.Valid() && !bytes.Dump(&slices).ok()) {
+    return absl::InvalidArgumentError(
+        "frame: cannot be decompressed; allowed: uncompressed frames");
+  }
+  SliceReader reader(slices);
+  HeaderBytes header_bytes;
+  Extent payload;
+  while (reader.remaining() > 0) {
+    const absl::StatusOr<Tag> tag = reader.ReadTag();
+    if (!tag.ok()) return tag.status();
+    const bool known = tag->field == kHeaderField || tag->field == kPayloadField;
+    if (!known || tag->type != WireType::kLengthDelimited) {
+      if (absl::Status status = reader.SkipValue(*tag); !status.ok()) return status;
+      continue;
+    }
+    const absl::StatusOr<std::size_t> length = reader.ReadLength();
+    if (!length.ok()) return length.status();
+    if (tag->field == kHeaderField) {
+      absl::Status status = header_bytes.Add(reader, *length, limits.max_header_bytes);
+      if (!status.ok()) return status;
+      continue;
+    }
+    if (*length > limits.max_payload_bytes) {
+      return TooLarge("payload", *length, limits.max_payload_bytes);
+    }
+    payload = {.begin = reader.position(), .bytes = *length};
+    reader.Skip(*length);
+  }
+  absl::StatusOr<Header> header = header_bytes.Decode();
+  if (!header.ok()) return header.status();
+  return Frame{*std::move(header), MakePayload(std::move(slices), payload)};
+}
+
+grpc::ByteBuffer Serialize(const Header& header, const PayloadRef& payload) {
+  const v1::Header message = ToProto(header);
+  const auto header_size = static_cast<std::uint32_t>(message.ByteSizeLong());
+  const auto payload_size = static_cast<std::uint32_t>(payload == nullptr ? 0 : payload->bytes());
+  const bool copies = payload_size <= kCopyBytes;
+  std::size_t bytes = 1 + CodedOutputStream::VarintSize32(header_size) + header_size;
+  if (payload_size > 0) bytes += 1 + CodedOutputStream::VarintSize32(payload_size);
+  if (copies) bytes += payload_size;
+
+  grpc_slice first = grpc_slice_malloc(bytes);
+  std::uint8_t* at = GRPC_SLICE_START_PTR(first);
+  *at++ = TagByte(kHeaderField);
+  at = CodedOutputStream::WriteVarint32ToArray(header_size, at);
+  at = message.SerializeWithCachedSizesToArray(at);
+  std::vector<grpc::Slice> slices;
+  if (payload_size > 0) {
+    *at++ = TagByte(kPayloadField);
+    at = CodedOutputStream::WriteVarint32ToArray(payload_size, at);
+    for (const std::span<const std::byte>& piece : payload->pieces()) {
+      if (copies)
+        at = std::copy_n(reinterpret_cast<const std::uint8_t*>(piece.data()), piece.size(), at);
+    }
+  }
+  slices.emplace_back(first, grpc::Slice::STEAL_REF);
+  if (!copies) {
+    for (const std::span<const std::byte>& piece : payload->pieces()) {
+      if (piece.empty()) continue;
+      // gRPC's slices are of mutable bytes but it only reads what it sends.
+      slices.emplace_back(const_cast<std::byte*>(piece.data()), piece.size(), &DropReference,
+                          new PayloadRef(payload));
+    }
+  }
+  return {slices.data(), slices.size()};
+}
+
+}  // namespace gradwire::wire

@@ -1,0 +1,358 @@
+#include "proto/wire/convert.h"
+
+#include <limits>
+#include <optional>
+#include <variant>
+
+#include "proto/wire/checks.h"
+
+namespace gradwire::wire {
+namespace {
+
+constexpr std::int64_t kMaxInt64 = std::numeric_limits<std::int64_t>::max();
+
+// Collects the first error of a message's fields, so that a message reads as a list of its fields.
+class Checker {
+ public:
+  explicit Checker(const char* message) : message_(message) {}
+
+  const absl::Status& status() const { return status_; }
+
+  void Note(const absl::Status& status) { status_.Update(status); }
+
+  std::int64_t Step(std::int64_t step) { return Range("step", step, std::int64_t{0}, kMaxInt64); }
+
+  int Rank(const char* field, std::int64_t rank, std::int64_t low = 0) {
+    return static_cast<int>(Range(field, rank, low, kMaxRank));
+  }
+
+  std::uint32_t Parameter(const char* field, std::uint32_t position) {
+    return Range(field, position, std::uint32_t{0}, static_cast<std::uint32_t>(kMaxParameters - 1));
+  }
+
+  RoundId Id(const v1::RoundId& id) {
+    return {.step = Range("id.step", id.step(), std::int64_t{0}, kMaxInt64),
+            .attempt = id.attempt(),
+            .bucket = Parameter("id.bucket", id.bucket()),
+            .round = Range("id.round", id.round(), std::uint32_t{0},
+                           static_cast<std::uint32_t>(kMaxRounds - 1))};
+  }
+
+  template <class T>
+  T Range(const char* field, T value, T low, T high) {
+    if (value < low || value > high) Note(CheckRange(Name(field), value, low, high));
+    return value;
+  }
+
+  void Count(const char* field, std::size_t count, std::size_t low, std::size_t high) {
+    Note(CheckCount(Name(field), count, low, high));
+  }
+
+  void Enumerator(const char* field, int value, bool known, const char* allowed) {
+    if (!known) Note(NotAllowed(Name(field), value, allowed));
+  }
+
+ private:
+  std::string Name(const char* field) const { return absl::StrCat(message_, ".", field); }
+
+  const char* message_;
+  absl::Status status_;
+};
+
+void Set(const RoundId& id, v1::RoundId* out) {
+  out->set_step(id.step);
+  out->set_attempt(id.attempt);
+  out->set_bucket(id.bucket);
+  out->set_round(id.round);
+}
+
+void Set(const Hello& hello, v1::Header& out) {
+  v1::Hello& message = *out.mutable_hello();
+  message.set_token(hello.token);
+  message.set_start_id(hello.start_id);
+  message.set_step(hello.step);
+}
+
+Hello Get(const v1::Hello& message, Checker& check) {
+  if (message.token().empty() || message.token().size() > kMaxTokenBytes) {
+    check.Range("token's size", message.token().size(), std::size_t{1}, kMaxTokenBytes);
+  }
+  return {
+      .token = message.token(), .start_id = message.start_id(), .step = check.Step(message.step())};
+}
+
+void Set(const Announce& announce, v1::Header& out) {
+  v1::Announce& message = *out.mutable_announce();
+  message.set_step(announce.step);
+  message.set_generation(announce.generation);
+  message.mutable_parameters()->Add(announce.parameters.begin(), announce.parameters.end());
+  for (const RoundPlan& round : announce.rounds) {
+    v1::RoundPlan& plan = *message.add_rounds();
+    for (const Segment& segment : round.segments) {
+      v1::Segment& piece = *plan.add_segments();
+      piece.set_dtype(static_cast<v1::DataType>(segment.dtype));
+      piece.set_numel(segment.numel);
+      piece.set_op(static_cast<v1::ReduceOp>(segment.op));
+    }
+  }
+}
+
+RoundPlan Get(const v1::RoundPlan& message, Checker& check) {
+  RoundPlan plan;
+  check.Count("rounds.segments", static_cast<std::size_t>(message.segments_size()), 0,
+              kMaxSegments);
+  if (!check.status().ok()) return plan;
+  plan.segments.reserve(static_cast<std::size_t>(message.segments_size()));
+  std::uint64_t total = 0;
+  for (const v1::Segment& piece : message.segments()) {
+    check.Enumerator("rounds.segments.dtype", piece.dtype(), IsDType(piece.dtype()), "1 to 4");
+    check.Enumerator("rounds.segments.op", piece.op(),
+                     piece.op() == v1::REDUCE_OP_SUM || piece.op() == v1::REDUCE_OP_MEAN, "1 to 2");
+    check.Range("rounds.segments.numel", piece.numel(), std::uint64_t{0}, kMaxNumel);
+    total += piece.numel();  // of at most kMaxSegments: no overflow
+    check.Range("the round's numel", total, std::uint64_t{0}, kMaxNumel);
+    if (!check.status().ok()) return plan;
+    plan.segments.push_back({.dtype = static_cast<DType>(piece.dtype()),
+                             .numel = static_cast<std::size_t>(piece.numel()),
+                             .op = static_cast<ReduceOp>(piece.op())});
+  }
+  return plan;
+}
+
+Announce Get(const v1::Announce& message, Checker& check) {
+  Announce announce;
+  announce.step = check.Step(message.step());
+  announce.generation = message.generation();
+  check.Count("parameters", static_cast<std::size_t>(message.parameters_size()), 1, kMaxParameters);
+  check.Count("rounds", static_cast<std::size_t>(message.rounds_size()), 0, kMaxRounds);
+  if (!check.status().ok()) return announce;
+  announce.parameters.reserve(static_cast<std::size_t>(message.parameters_size()));
+  for (const std::uint32_t parameter : message.parameters()) {
+    announce.parameters.push_back(check.Parameter("parameters", parameter));
+  }
+  for (const v1::RoundPlan& round : message.rounds()) announce.rounds.push_back(Get(round, check));
+  return announce;
+}
+
+void Set(const Contribution& contribution, v1::Header& out) {
+  v1::Contribution& message = *out.mutable_contribution();
+  Set(contribution.id, message.mutable_id());
+  message.set_generation(contribution.generation);
+  message.set_rank(contribution.rank);
+  message.set_chunk(contribution.chunk);
+  message.set_received(contribution.received);
+  if (contribution.digest.has_value()) message.set_digest(*contribution.digest);
+}
+
+Contribution Get(const v1::Contribution& message, Checker& check) {
+  return {.id = check.Id(message.id()),
+          .generation = message.generation(),
+          .rank = check.Rank("rank", message.rank()),
+          .chunk = message.chunk(),
+          .received = message.received(),
+          .digest = message.has_digest() ? std::optional(message.digest()) : std::nullopt};
+}
+
+void Set(const Ack& ack, v1::Header& out) {
+  Set(ack.id, out.mutable_ack()->mutable_id());
+  out.mutable_ack()->set_received(ack.received);
+}
+
+Ack Get(const v1::Ack& message, Checker& check) {
+  return {.id = check.Id(message.id()), .received = message.received()};
+}
+
+void Set(const EndStep& end, v1::Header& out) {
+  out.mutable_end_step()->set_step(end.step);
+  out.mutable_end_step()->set_generation(end.generation);
+}
+
+EndStep Get(const v1::EndStep& message, Checker& check) {
+  return {.step = check.Step(message.step()), .generation = message.generation()};
+}
+
+void Set(const Heartbeat& /*heartbeat*/, v1::Header& out) { out.mutable_heartbeat(); }
+
+Heartbeat Get(const v1::Heartbeat& /*message*/, Checker& /*check*/) { return {}; }
+
+void Set(const Enter& enter, v1::Header& out) {
+  v1::Enter& message = *out.mutable_enter();
+  message.set_number(enter.number);
+  message.set_generation(enter.generation);
+  message.set_kind(static_cast<v1::CollectiveKind>(enter.kind));
+  message.set_root(enter.root);
+  message.set_bytes(enter.bytes);
+}
+
+Enter Get(const v1::Enter& message, Checker& check) {
+  const bool known = message.kind() == v1::COLLECTIVE_KIND_BARRIER ||
+                     message.kind() == v1::COLLECTIVE_KIND_BROADCAST;
+  check.Enumerator("kind", message.kind(), known, "1 to 2");
+  return {.number = message.number(),
+          .generation = message.generation(),
+          .kind = known ? static_cast<CollectiveKind>(message.kind()) : CollectiveKind::kBarrier,
+          .root = check.Rank("root", message.root()),
+          .bytes = check.Range("bytes", message.bytes(), std::uint64_t{0}, kMaxManifestBytes)};
+}
+
+void Set(const CollectiveChunk& chunk, v1::Header& out) {
+  out.mutable_collective_chunk()->set_number(chunk.number);
+  out.mutable_collective_chunk()->set_chunk(chunk.chunk);
+}
+
+CollectiveChunk Get(const v1::CollectiveChunk& message, Checker& /*check*/) {
+  return {.number = message.number(), .chunk = message.chunk()};
+}
+
+void Set(const CollectiveAck& ack, v1::Header& out) {
+  out.mutable_collective_ack()->set_number(ack.number);
+  out.mutable_collective_ack()->set_received(ack.received);
+}
+
+CollectiveAck Get(const v1::CollectiveAck& message, Checker& /*check*/) {
+  return {.number = message.number(), .received = message.received()};
+}
+
+void Set(const Welcome& welcome, v1::Header& out) {
+  v1::Welcome& message = *out.mutable_welcome();
+  message.set_step(welcome.step);
+  message.set_attempt(welcome.attempt);
+  message.set_resumed(welcome.resumed);
+}
+
+Welcome Get(const v1::Welcome& message, Checker& check) {
+  return {.step = check.Step(message.step()),
+          .attempt = message.attempt(),
+          .resumed = message.resumed()};
+}
+
+void Set(const Grant& grant, v1::Header& out) { Set(grant.id, out.mutable_grant()->mutable_id()); }
+
+Grant Get(const v1::Grant& message, Checker& check) { return {.id = check.Id(message.id())}; }
+
+void Set(const Result& result, v1::Header& out) {
+  v1::Result& message = *out.mutable_result();
+  Set(result.id, message.mutable_id());
+  message.set_chunk(result.chunk);
+  message.set_digest(result.digest);
+}
+
+Result Get(const v1::Result& message, Checker& check) {
+  return {.id = check.Id(message.id()), .chunk = message.chunk(), .digest = message.digest()};
+}
+
+void Set(const StepDone& done, v1::Header& out) {
+  v1::StepDone& message = *out.mutable_step_done();
+  message.set_step(done.step);
+  message.set_attempt(done.attempt);
+  message.set_verdict(static_cast<v1::StepVerdict>(done.verdict));
+  message.set_digest(done.digest);
+}
+
+StepDone Get(const v1::StepDone& message, Checker& check) {
+  const bool known =
+      message.verdict() == v1::STEP_VERDICT_APPLY || message.verdict() == v1::STEP_VERDICT_SKIP;
+  check.Enumerator("verdict", message.verdict(), known, "1 to 2");
+  return {.step = check.Step(message.step()),
+          .attempt = message.attempt(),
+          .verdict = known ? static_cast<Verdict>(message.verdict()) : Verdict::kSkip,
+          .digest = message.digest()};
+}
+
+void Set(const Restart& restart, v1::Header& out) {
+  v1::Restart& message = *out.mutable_restart();
+  message.set_step(restart.step);
+  message.set_attempt(restart.attempt);
+  for (const RoundId& id : restart.open) Set(id, message.add_open());
+}
+
+Restart Get(const v1::Restart& message, Checker& check) {
+  Restart restart{.step = check.Step(message.step()), .attempt = message.attempt()};
+  check.Count("open", static_cast<std::size_t>(message.open_size()), 0, kMaxOpenRounds);
+  if (!check.status().ok()) return restart;
+  for (const v1::RoundId& id : message.open()) restart.open.push_back(check.Id(id));
+  return restart;
+}
+
+// A string field must be UTF-8, or the receiver refuses the frame: the cut is between characters.
+std::string Shortened(const std::string& text) {
+  if (text.size() <= kMaxMessageBytes) return text;
+  std::size_t end = kMaxMessageBytes;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
+  return text.substr(0, end);
+}
+
+void Set(const Failure& failure, v1::Header& out) {
+  v1::Failure& message = *out.mutable_failure();
+  message.set_code(failure.code);
+  message.set_message(Shortened(failure.message));
+  message.set_blamed_rank(failure.blamed_rank);
+}
+
+Failure Get(const v1::Failure& message, Checker& check) {
+  return {.code = check.Range("code", int{message.code()}, 1, 16),
+          .message = Shortened(message.message()),
+          .blamed_rank = check.Rank("blamed_rank", message.blamed_rank(), -1)};
+}
+
+void Set(const Begin& begin, v1::Header& out) { out.mutable_begin()->set_number(begin.number); }
+
+Begin Get(const v1::Begin& message, Checker& /*check*/) { return {.number = message.number()}; }
+
+template <class Message>
+absl::StatusOr<Header> Checked(const char* name, const Message& message) {
+  Checker check(name);
+  Header header = Get(message, check);
+  if (!check.status().ok()) return check.status();
+  return header;
+}
+
+}  // namespace
+
+v1::Header ToProto(const Header& header) {
+  v1::Header message;
+  std::visit([&](const auto& body) { Set(body, message); }, header);
+  return message;
+}
+
+absl::StatusOr<Header> FromProto(const v1::Header& header) {
+  switch (header.body_case()) {
+    case v1::Header::kHello:
+      return Checked("hello", header.hello());
+    case v1::Header::kAnnounce:
+      return Checked("announce", header.announce());
+    case v1::Header::kContribution:
+      return Checked("contribution", header.contribution());
+    case v1::Header::kAck:
+      return Checked("ack", header.ack());
+    case v1::Header::kEndStep:
+      return Checked("end_step", header.end_step());
+    case v1::Header::kHeartbeat:
+      return Checked("heartbeat", header.heartbeat());
+    case v1::Header::kEnter:
+      return Checked("enter", header.enter());
+    case v1::Header::kCollectiveChunk:
+      return Checked("collective_chunk", header.collective_chunk());
+    case v1::Header::kCollectiveAck:
+      return Checked("collective_ack", header.collective_ack());
+    case v1::Header::kWelcome:
+      return Checked("welcome", header.welcome());
+    case v1::Header::kGrant:
+      return Checked("grant", header.grant());
+    case v1::Header::kResult:
+      return Checked("result", header.result());
+    case v1::Header::kStepDone:
+      return Checked("step_done", header.step_done());
+    case v1::Header::kRestart:
+      return Checked("restart", header.restart());
+    case v1::Header::kFailure:
+      return Checked("failure", header.failure());
+    case v1::Header::kBegin:
+      return Checked("begin", header.begin());
+    case v1::Header::BODY_NOT_SET:
+      break;
+  }
+  return NotAllowed("header.body", "none that version 1 knows", "one of gradwire.v1.Header's");
+}
+
+}  // namespace gradwire::wire

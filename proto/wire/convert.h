@@ -1,5 +1,5 @@
-// Plain values to and from the messages of gradwire.v1. What comes from outside is checked on the way:
-// InvalidArgument names the field, the value and what is allowed.
+// Plain values to and from the messages of gradwire.v1. What comes from outside is checked on the
+// way: InvalidArgument names the field, the value and what is allowed.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +19,8 @@ namespace gradwire::wire {
 // Limits on one message. They are part of the contract: proto/README.md lists them.
 inline constexpr std::size_t kMaxParameters = std::size_t{1} << 20;
 inline constexpr std::size_t kMaxRounds = 8;
-inline constexpr std::size_t kMaxSegments = 4096;      // of a round
-inline constexpr std::size_t kMaxOpenRounds = 4096;    // of a Restart
+inline constexpr std::size_t kMaxSegments = 4096;    // of a round
+inline constexpr std::size_t kMaxOpenRounds = 4096;  // of a Restart
 inline constexpr std::size_t kMaxTokenBytes = 256;
 inline constexpr std::size_t kMaxMessageBytes = 4096;  // of a Failure
 inline constexpr std::size_t kMaxOptions = 64;
@@ -33,8 +33,9 @@ inline constexpr std::int64_t kMaxRank = (std::int64_t{1} << 20) - 1;
 v1::Header ToProto(const Header& header);
 absl::StatusOr<Header> FromProto(const v1::Header& header);
 
-// Both directions write "" as "no". From outside, a hook's name and options need only be well formed,
-// since a member's own hook is not registered in the daemon; built-in ones are checked completely.
+// Both directions write "" as "no". From outside, a hook's name and options need only be well
+// formed, since a member's own hook is not registered in the daemon; built-in ones are checked
+// completely.
 v1::HookSpec ToProto(const HookSpec& spec);
 absl::StatusOr<HookSpec> FromProto(const v1::HookSpec& spec);
 

@@ -1,5 +1,6 @@
-// The frames of gradwire.v1.Exchange as plain values: what the session core and the member core speak.
-// proto/wire/codec.h turns them into bytes. Field meanings are in gradwire/v1/aggregation.proto.
+// The frames of gradwire.v1.Exchange as plain values: what the session core and the member core
+// speak. proto/wire/codec.h turns them into bytes. Field meanings are in
+// gradwire/v1/aggregation.proto.
 //
 // No gRPC and no protobuf here.
 #pragma once
@@ -136,9 +137,9 @@ struct Begin {
   bool operator==(const Begin&) const = default;
 };
 
-using Header = std::variant<Hello, Announce, Contribution, Ack, EndStep, Heartbeat, Enter,
-                            CollectiveChunk, CollectiveAck, Welcome, Grant, Result, StepDone, Restart,
-                            Failure, Begin>;
+using Header =
+    std::variant<Hello, Announce, Contribution, Ack, EndStep, Heartbeat, Enter, CollectiveChunk,
+                 CollectiveAck, Welcome, Grant, Result, StepDone, Restart, Failure, Begin>;
 
 // Bytes that belong to a frame, immutable and shared: received slices, a pooled buffer, a test's
 // vector. The pieces stay valid as long as the object.

@@ -53,23 +53,24 @@ absl::Status Collectives::OnEnter(int rank, const wire::Enter& enter, std::vecto
     return absl::OkStatus();  // repeated after a resume
   }
   if (enter.number > number_) {
-    return absl::FailedPreconditionError(absl::StrCat("entered collective ", enter.number, " while ",
-                                                      number_, " is not finished"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("entered collective ", enter.number, " while ", number_, " is not finished"));
   }
   if (enter.root < 0 || enter.root >= world_size_) {
-    return absl::InvalidArgumentError(absl::StrCat("broadcast root is ", enter.root,
-                                                   "; allowed are 0 to ", world_size_ - 1));
+    return absl::InvalidArgumentError(
+        absl::StrCat("broadcast root is ", enter.root, "; allowed are 0 to ", world_size_ - 1));
   }
   if (enter.bytes > kMaxBroadcastBytes ||
       (enter.bytes + chunk_bytes_ - 1) / chunk_bytes_ > UINT32_MAX / 2) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("broadcast of ", enter.bytes, " bytes; at most ", kMaxBroadcastBytes,
-                     " and 2^31 chunks are allowed"));
+    return absl::InvalidArgumentError(absl::StrCat("broadcast of ", enter.bytes, " bytes; at most ",
+                                                   kMaxBroadcastBytes,
+                                                   " and 2^31 chunks are allowed"));
   }
-  if (open_ && (enter.kind != open_->kind || enter.root != open_->root || enter.bytes != open_->bytes)) {
-    return absl::FailedPreconditionError(absl::StrCat("entered ", Describe(enter), " as collective ",
-                                                      number_, "; other members entered ",
-                                                      Describe(*open_)));
+  if (open_ &&
+      (enter.kind != open_->kind || enter.root != open_->root || enter.bytes != open_->bytes)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("entered ", Describe(enter), " as collective ", number_,
+                     "; other members entered ", Describe(*open_)));
   }
   if (!open_) open_ = enter;
   entered_[index] = true;
@@ -86,8 +87,8 @@ absl::Status Collectives::OnChunk(int rank, const wire::CollectiveChunk& header,
                                   const wire::PayloadRef& payload, std::vector<Send>& sends) {
   if (header.number < number_) return absl::OkStatus();  // repeated after a resume
   if (header.number > number_ || !open_ || !begun_ || rank != open_->root) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("sent a chunk of collective ", header.number, ", of which it is not the root"));
+    return absl::FailedPreconditionError(absl::StrCat("sent a chunk of collective ", header.number,
+                                                      ", of which it is not the root"));
   }
   if (header.chunk < sent_) return absl::OkStatus();  // repeated after a resume
   if (header.chunk != sent_ || header.chunk >= ChunkCount()) {
@@ -111,17 +112,20 @@ absl::Status Collectives::OnChunk(int rank, const wire::CollectiveChunk& header,
   std::vector<int> others = AllRanks();
   others.erase(others.begin() + open_->root);
   if (!others.empty()) {
-    sends.push_back(Send{.ranks = std::move(others), .frame = {.header = header, .payload = payload}});
+    sends.push_back(
+        Send{.ranks = std::move(others), .frame = {.header = header, .payload = payload}});
   } else {
     held_.clear();
-    sends.push_back(Send{.ranks = {open_->root},
-                         .frame = {.header = wire::CollectiveAck{.number = number_, .received = sent_}}});
+    sends.push_back(
+        Send{.ranks = {open_->root},
+             .frame = {.header = wire::CollectiveAck{.number = number_, .received = sent_}}});
   }
   MaybeFinish(sends);
   return absl::OkStatus();
 }
 
-absl::Status Collectives::OnAck(int rank, const wire::CollectiveAck& ack, std::vector<Send>& sends) {
+absl::Status Collectives::OnAck(int rank, const wire::CollectiveAck& ack,
+                                std::vector<Send>& sends) {
   if (ack.number < number_) return absl::OkStatus();
   if (ack.number > number_ || !open_ || !begun_ || ack.received > sent_) {
     return absl::InvalidArgumentError(absl::StrCat("acknowledged ", ack.received,
@@ -134,8 +138,9 @@ absl::Status Collectives::OnAck(int rank, const wire::CollectiveAck& ack, std::v
   const std::uint32_t after = Everybody();
   if (after == before) return absl::OkStatus();
   held_.erase(held_.begin(), held_.begin() + (after - before));
-  sends.push_back(Send{.ranks = {open_->root},
-                       .frame = {.header = wire::CollectiveAck{.number = number_, .received = after}}});
+  sends.push_back(
+      Send{.ranks = {open_->root},
+           .frame = {.header = wire::CollectiveAck{.number = number_, .received = after}}});
   MaybeFinish(sends);
   return absl::OkStatus();
 }

@@ -1,8 +1,8 @@
 // Broadcast and barrier of one session: a sequence of their own, opaque bytes, no commit.
 //
 // A collective begins when every member has entered it. A broadcast's root then sends chunks of
-// `chunk_bytes` in order, at most `window_chunks` ahead of the chunks that everybody acknowledged; each
-// chunk is passed on as it comes. Not thread-safe, no I/O.
+// `chunk_bytes` in order, at most `window_chunks` ahead of the chunks that everybody acknowledged;
+// each chunk is passed on as it comes. Not thread-safe, no I/O.
 #pragma once
 
 #include <cstdint>
@@ -53,7 +53,8 @@ class Collectives {
   bool begun_ = false;
   std::uint32_t sent_ = 0;               // chunks passed on
   std::vector<std::uint32_t> received_;  // chunks each member acknowledged
-  std::vector<wire::PayloadRef> held_;   // chunks passed on and not acknowledged by all, from Everybody()
+  std::vector<wire::PayloadRef>
+      held_;  // chunks passed on and not acknowledged by all, from Everybody()
 };
 
 }  // namespace gradwire::server

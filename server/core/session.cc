@@ -37,7 +37,8 @@ absl::Status CompareManifests(const std::vector<ParameterSpec>& asked,
         }
         return shape + "]";
       };
-      return Differs(absl::StrCat(where, " (", here[i].name, "): shape"), text(asked[i]), text(here[i]));
+      return Differs(absl::StrCat(where, " (", here[i].name, "): shape"), text(asked[i]),
+                     text(here[i]));
     }
     if (asked[i].dtype != here[i].dtype) {
       return Differs(absl::StrCat(where, " (", here[i].name, "): dtype"), Name(asked[i].dtype),
@@ -76,7 +77,8 @@ absl::StatusOr<int> Session::Join(const JoinAsk& ask, absl::Time now, Effects& e
     return absl::InvalidArgumentError(
         absl::StrCat("this member's hook differs from the session's: ", *difference));
   }
-  if (absl::Status same = CompareManifests(ask.manifest, options_.manifest); !same.ok()) return same;
+  if (absl::Status same = CompareManifests(ask.manifest, options_.manifest); !same.ok())
+    return same;
 
   int rank = ask.rank;
   for (int r = 0; r < options_.world_size; ++r) {
@@ -96,8 +98,8 @@ absl::StatusOr<int> Session::Join(const JoinAsk& ask, absl::Time now, Effects& e
       if (members_[Index(rank)].state == MemberState::kAbsent) break;
     }
     if (rank == options_.world_size) {
-      return absl::AlreadyExistsError(absl::StrCat("all ", options_.world_size, " ranks of session \"",
-                                                   options_.name, "\" are taken"));
+      return absl::AlreadyExistsError(absl::StrCat(
+          "all ", options_.world_size, " ranks of session \"", options_.name, "\" are taken"));
     }
   }
   Member& member = members_[Index(rank)];
@@ -105,10 +107,8 @@ absl::StatusOr<int> Session::Join(const JoinAsk& ask, absl::Time now, Effects& e
     return absl::AlreadyExistsError(absl::StrCat("rank ", rank, " of session \"", options_.name,
                                                  "\" is taken by another process"));
   }
-  member = Member{.state = MemberState::kJoined,
-                  .start_id = ask.start_id,
-                  .last_heard = now,
-                  .since = now};
+  member = Member{
+      .state = MemberState::kJoined, .start_id = ask.start_id, .last_heard = now, .since = now};
   effects.push_back(LogEffect{.message = absl::StrCat("rank ", rank, " joined")});
   return rank;
 }
@@ -148,7 +148,8 @@ absl::Status Session::Attach(int rank, std::uint64_t start_id, std::int64_t step
 
 void Session::StartRunning(Effects& effects) {
   state_ = State::kRunning;
-  effects.push_back(LogEffect{.message = absl::StrCat("all ", options_.world_size, " members are here")});
+  effects.push_back(
+      LogEffect{.message = absl::StrCat("all ", options_.world_size, " members are here")});
   FanOut(wire::Welcome{.step = step_, .attempt = attempt_}, nullptr, effects);
 }
 
@@ -160,7 +161,8 @@ void Session::Receive(int rank, std::uint64_t connection, const wire::Frame& fra
   member.last_heard = now;
   if (std::holds_alternative<wire::Heartbeat>(frame.header)) return;
   if (state_ != State::kRunning) {
-    return Violation(rank, absl::FailedPreconditionError("sent a frame before its Welcome"), effects);
+    return Violation(rank, absl::FailedPreconditionError("sent a frame before its Welcome"),
+                     effects);
   }
   std::vector<Collectives::Send> sends;
   if (const auto* contribution = std::get_if<wire::Contribution>(&frame.header)) {
@@ -176,9 +178,9 @@ void Session::Receive(int rank, std::uint64_t connection, const wire::Frame& fra
   } else if (const auto* enter = std::get_if<wire::Enter>(&frame.header)) {
     if (!IsActive(Mutant::kGenerationNotCompared) && enter->generation != options_.generation) {
       return Violation(rank,
-                       absl::InvalidArgumentError(absl::StrCat("entered a collective of generation ",
-                                                               enter->generation, "; this session is ",
-                                                               options_.generation)),
+                       absl::InvalidArgumentError(
+                           absl::StrCat("entered a collective of generation ", enter->generation,
+                                        "; this session is ", options_.generation)),
                        effects);
     }
     if (!collective_began_) collective_began_ = now;
@@ -205,8 +207,8 @@ void Session::RunCollective(int rank, const absl::Status& status,
   }
   for (int r = 0; r < options_.world_size; ++r) {
     if (members_[Index(r)].state != MemberState::kLeft) continue;
-    return Fail(absl::AbortedError(absl::StrCat("rank ", rank, " entered a collective, but rank ", r,
-                                                " has left the session")),
+    return Fail(absl::AbortedError(absl::StrCat("rank ", rank, " entered a collective, but rank ",
+                                                r, " has left the session")),
                 r, effects);
   }
 }
@@ -218,10 +220,10 @@ void Session::Detach(int rank, std::uint64_t connection, absl::Time now, Effects
   member.state = MemberState::kLost;
   member.since = now;
   if (state_ == State::kFailed || state_ == State::kClosed) return;
-  effects.push_back(LogEffect{.level = LogEffect::Level::kWarning,
-                              .message = absl::StrCat("rank ", rank, "'s stream ended; it has ",
-                                                      absl::FormatDuration(options_.resume_grace),
-                                                      " to resume")});
+  effects.push_back(LogEffect{
+      .level = LogEffect::Level::kWarning,
+      .message = absl::StrCat("rank ", rank, "'s stream ended; it has ",
+                              absl::FormatDuration(options_.resume_grace), " to resume")});
   if (IsActive(Mutant::kMemberDroppedPerBucket)) {
     for (auto& [key, bucket] : buckets_) {
       if (bucket.rounds.empty()) continue;
@@ -244,17 +246,18 @@ absl::Status Session::Leave(int rank, std::uint64_t start_id, absl::Time now, Ef
     return absl::OkStatus();
   }
   if (step_began_) {
-    Fail(absl::AbortedError(absl::StrCat("rank ", rank, " left in the middle of step ", step_)), rank,
-         effects);
+    Fail(absl::AbortedError(absl::StrCat("rank ", rank, " left in the middle of step ", step_)),
+         rank, effects);
     return absl::OkStatus();
   }
   if (collective_began_) {
-    Fail(absl::AbortedError(absl::StrCat("rank ", rank, " left in the middle of a collective")), rank,
-         effects);
+    Fail(absl::AbortedError(absl::StrCat("rank ", rank, " left in the middle of a collective")),
+         rank, effects);
     return absl::OkStatus();
   }
   member.state = MemberState::kLeft;
-  effects.push_back(LogEffect{.message = absl::StrCat("rank ", rank, " left after ", step_, " steps")});
+  effects.push_back(
+      LogEffect{.message = absl::StrCat("rank ", rank, " left after ", step_, " steps")});
   effects.push_back(CloseEffect{.rank = rank, .connection = member.connection});
   CloseAcknowledged();
   if (std::all_of(members_.begin(), members_.end(),
@@ -283,19 +286,22 @@ void Session::TickJoining(absl::Time now, Effects& effects) {
     Member& member = members_[Index(r)];
     const bool unused =
         member.state == MemberState::kJoined && now - member.since > options_.token_timeout;
-    const bool lost = member.state == MemberState::kLost && now - member.since > options_.resume_grace;
+    const bool lost =
+        member.state == MemberState::kLost && now - member.since > options_.resume_grace;
     const bool silent = member.state == MemberState::kConnected &&
                         now - member.last_heard > options_.silence_timeout;
     if (!unused && !lost && !silent) continue;
     effects.push_back(LogEffect{
         .level = LogEffect::Level::kWarning,
-        .message = absl::StrCat("rank ", r, " is free again: ",
-                                unused ? "its stream never began" : "its stream ended before the start")});
+        .message =
+            absl::StrCat("rank ", r, " is free again: ",
+                         unused ? "its stream never began" : "its stream ended before the start")});
     if (silent) effects.push_back(CloseEffect{.rank = r, .connection = member.connection});
     member = Member{};
   }
   if (now - created_ > options_.join_timeout) {
-    Fail(absl::DeadlineExceededError(absl::StrCat("waited ", absl::FormatDuration(options_.join_timeout),
+    Fail(absl::DeadlineExceededError(absl::StrCat("waited ",
+                                                  absl::FormatDuration(options_.join_timeout),
                                                   " for ", MissingMembers(), " to join")),
          -1, effects);
   }
@@ -308,8 +314,9 @@ void Session::TickRunning(absl::Time now, Effects& effects) {
       LoseMember(r, "its connection closed and did not resume", effects);
     } else if (member.state == MemberState::kConnected &&
                now - member.last_heard > options_.silence_timeout) {
-      LoseMember(r, absl::StrCat("nothing was heard from it for ",
-                                 absl::FormatDuration(options_.silence_timeout)),
+      LoseMember(r,
+                 absl::StrCat("nothing was heard from it for ",
+                              absl::FormatDuration(options_.silence_timeout)),
                  effects);
     }
   }
@@ -318,8 +325,9 @@ void Session::TickRunning(absl::Time now, Effects& effects) {
     return began && now - *began > options_.step_timeout;
   };
   if (overdue(step_began_) || overdue(collective_began_)) {
-    Fail(absl::DeadlineExceededError(absl::StrCat(
-             "no result after ", absl::FormatDuration(options_.step_timeout), ": ", WaitingFor(now))),
+    Fail(absl::DeadlineExceededError(absl::StrCat("no result after ",
+                                                  absl::FormatDuration(options_.step_timeout), ": ",
+                                                  WaitingFor(now))),
          -1, effects);
   }
 }
@@ -327,17 +335,19 @@ void Session::TickRunning(absl::Time now, Effects& effects) {
 void Session::LoseMember(int rank, const std::string& why, Effects& effects) {
   const std::string where =
       step_began_ ? absl::StrCat("in step ", step_) : absl::StrCat("before step ", step_);
-  Fail(absl::AbortedError(absl::StrCat("rank ", rank, " was lost ", where, ": ", why)), rank, effects);
+  Fail(absl::AbortedError(absl::StrCat("rank ", rank, " was lost ", where, ": ", why)), rank,
+       effects);
 }
 
 void Session::Violation(int rank, const absl::Status& status, Effects& effects) {
-  Fail(absl::Status(status.code(), absl::StrCat("rank ", rank, ": ", status.message())), rank, effects);
+  Fail(absl::Status(status.code(), absl::StrCat("rank ", rank, ": ", status.message())), rank,
+       effects);
 }
 
 void Session::Fail(const absl::Status& status, int blamed_rank, Effects& effects) {
   if (state_ == State::kFailed || state_ == State::kClosed) return;
-  failure_ = absl::Status(status.code(),
-                          absl::StrCat("session \"", options_.name, "\" failed: ", status.message()));
+  failure_ = absl::Status(
+      status.code(), absl::StrCat("session \"", options_.name, "\" failed: ", status.message()));
   effects.push_back(
       LogEffect{.level = LogEffect::Level::kWarning, .message = std::string(failure_.message())});
   FanOut(wire::Failure{.code = static_cast<int>(failure_.code()),

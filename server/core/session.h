@@ -1,15 +1,17 @@
 // One training session as a deterministic state machine: (event, now) -> effects.
 //
 // Knows no gRPC, clock, thread or disk. The same object runs in the daemon, in the simulation and
-// under the fuzzer. Not thread-safe: the owner serialises all calls. Nothing that a member sends can
-// abort the process; it ends in a Failure for the session (policy `fail`) that blames the sender.
+// under the fuzzer. Not thread-safe: the owner serialises all calls. Nothing that a member sends
+// can abort the process; it ends in a Failure for the session (policy `fail`) that blames the
+// sender.
 //
 // The step protocol. A member announces a bucket. Buckets are granted to all members alike, in the
-// order of their first announcement, `open_buckets` at a time; so every member sends the same chunks
-// in the same order and some chunk can always be completed. Inside a granted round a member is at most
-// `window_chunks` ahead of the results that it acknowledged. A chunk is reduced once all members'
-// contributions are there, released in chunk order, and kept until every member acknowledged it.
-// When all parameters are reduced, or all members ended the step, the step commits: StepDone.
+// order of their first announcement, `open_buckets` at a time; so every member sends the same
+// chunks in the same order and some chunk can always be completed. Inside a granted round a member
+// is at most `window_chunks` ahead of the results that it acknowledged. A chunk is reduced once all
+// members' contributions are there, released in chunk order, and kept until every member
+// acknowledged it. When all parameters are reduced, or all members ended the step, the step
+// commits: StepDone.
 #pragma once
 
 #include <cstddef>
@@ -26,8 +28,8 @@
 #include "absl/time/time.h"
 #include "gradwire/hooks/hook.h"
 #include "proto/wire/frame.h"
-#include "server/core/collectives.h"
 #include "proto/wire/mutants.h"
+#include "server/core/collectives.h"
 
 namespace gradwire::server {
 
@@ -50,8 +52,8 @@ struct SessionOptions {
   // InvalidArgument names the field, the value and what is allowed.
   absl::Status Validate() const;
 
-  // Upper bound of what the session can make the daemon hold: contributions in the window, results not
-  // yet acknowledged.
+  // Upper bound of what the session can make the daemon hold: contributions in the window, results
+  // not yet acknowledged.
   std::size_t ReservedBytes() const;
 };
 
@@ -116,8 +118,8 @@ class Session {
   // Reserves a rank; returns it. The same start id gets its rank again.
   absl::StatusOr<int> Join(const JoinAsk& ask, absl::Time now, Effects& effects);
 
-  // A stream whose Hello carried this rank's token. `connection` is unique among streams. Replaces the
-  // member's earlier stream, if any.
+  // A stream whose Hello carried this rank's token. `connection` is unique among streams. Replaces
+  // the member's earlier stream, if any.
   absl::Status Attach(int rank, std::uint64_t start_id, std::int64_t step, std::uint64_t connection,
                       absl::Time now, Effects& effects);
 
@@ -153,7 +155,8 @@ class Session {
   // One sentence: what the session waits for, and for whom.
   std::string WaitingFor(absl::Time now) const;
 
-  // Payload bytes that the session holds now: contributions not yet reduced, results not acknowledged.
+  // Payload bytes that the session holds now: contributions not yet reduced, results not
+  // acknowledged.
   std::size_t held_bytes() const;
 
  private:
@@ -194,11 +197,11 @@ class Session {
     std::vector<RoundPlan> plans;
     std::vector<bool> announced{};  // by rank
     std::vector<bool> granted{};    // by rank; all announcing members alike
-    bool open = false;            // granted, and not everybody has acknowledged all results
+    bool open = false;              // granted, and not everybody has acknowledged all results
     std::uint32_t round = 0;
     std::vector<Round> rounds{};  // those begun, the current one last
-    bool reduced = false;       // announced by all, all rounds finished
-    std::uint64_t order = 0;    // of the first announcement
+    bool reduced = false;         // announced by all, all rounds finished
+    std::uint64_t order = 0;      // of the first announcement
     std::uint64_t digest = 0;
   };
   using BucketKey = std::pair<std::int64_t, std::uint32_t>;
@@ -265,7 +268,8 @@ class Session {
   std::optional<wire::StepDone> last_done_;
   std::uint64_t next_order_ = 0;
   std::map<BucketKey, Bucket> buckets_;
-  std::vector<std::optional<std::uint32_t>> owner_;  // of each parameter in the open step: its bucket
+  std::vector<std::optional<std::uint32_t>>
+      owner_;  // of each parameter in the open step: its bucket
   Collectives collectives_;
   SessionStats stats_;
 };

@@ -55,7 +55,8 @@ absl::Status SessionOptions::Validate() const {
     return absl::InvalidArgumentError(
         absl::StrCat("world_size is ", world_size, "; allowed are 1 to ", kMaxWorldSize));
   }
-  if (absl::Status status = spec.Validate(); !status.ok() && HookRegistry::IsBuiltIn(spec.comm_hook)) {
+  if (absl::Status status = spec.Validate();
+      !status.ok() && HookRegistry::IsBuiltIn(spec.comm_hook)) {
     return status;
   }
   if (chunk_bytes < 64 || chunk_bytes % 8 != 0 || chunk_bytes > kMaxChunkBytes) {
@@ -80,8 +81,8 @@ std::size_t SessionOptions::ReservedBytes() const {
     gradient += parameter.numel() * ByteSize(parameter.dtype);
   }
   const std::size_t window = std::size_t{window_chunks} * open_buckets * chunk_bytes;
-  // A window from each member, and one of results; broadcast holds a window of its own. Chunks of an
-  // uncompressed gradient bound what a window can hold at all.
+  // A window from each member, and one of results; broadcast holds a window of its own. Chunks of
+  // an uncompressed gradient bound what a window can hold at all.
   const std::size_t copies = static_cast<std::size_t>(world_size) + 1;
   return std::min(window, 2 * gradient + chunk_bytes) * copies +
          std::size_t{window_chunks} * chunk_bytes;
@@ -116,7 +117,8 @@ std::string Session::BucketName(const std::vector<std::uint32_t>& parameters) co
 }
 
 std::string Session::RankNames(const std::vector<int>& ranks, absl::Time now) const {
-  std::string text = absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
+  std::string text =
+      absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
   if (ranks.size() == 1) {
     absl::StrAppend(&text, " (", Name(members_[Index(ranks[0])].state), ", last heard ",
                     absl::FormatDuration(absl::Trunc(now - members_[Index(ranks[0])].last_heard,
@@ -131,8 +133,8 @@ std::string Session::MissingMembers() const {
   for (int r = 0; r < options_.world_size; ++r) {
     if (members_[Index(r)].state != MemberState::kConnected) missing.push_back(r);
   }
-  return absl::StrCat(missing.size() == 1 ? "rank " : "ranks ", absl::StrJoin(missing, ", "), " of ",
-                      options_.world_size);
+  return absl::StrCat(missing.size() == 1 ? "rank " : "ranks ", absl::StrJoin(missing, ", "),
+                      " of ", options_.world_size);
 }
 
 std::string Session::WaitingFor(absl::Time now) const {
@@ -177,10 +179,11 @@ std::string Session::BucketProgress(const Bucket& bucket, absl::Time now) const 
   }
   const std::string name = absl::StrCat("bucket ", BucketName(bucket.parameters));
   if (!missing.empty()) {
-    return absl::StrCat("step ", bucket.step, " waits for ", RankNames(missing, now), " to announce ",
-                        name);
+    return absl::StrCat("step ", bucket.step, " waits for ", RankNames(missing, now),
+                        " to announce ", name);
   }
-  if (bucket.rounds.empty()) return absl::StrCat("step ", bucket.step, " is about to finish ", name);
+  if (bucket.rounds.empty())
+    return absl::StrCat("step ", bucket.step, " is about to finish ", name);
   const Round& round = bucket.rounds.back();
   if (!round.finished()) {
     const Chunk& chunk = round.chunks[round.reduced];

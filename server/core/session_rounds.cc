@@ -14,7 +14,8 @@ std::uint64_t Session::CombineDigests(std::uint64_t seed, std::uint64_t value) {
 }
 
 absl::Status Session::CheckContribution(int rank, const wire::Contribution& header,
-                                        const Bucket& bucket, const wire::PayloadRef& payload) const {
+                                        const Bucket& bucket,
+                                        const wire::PayloadRef& payload) const {
   const Round& round = bucket.rounds.back();
   const auto where = [&] {
     return absl::StrCat("step ", step_, " bucket ", BucketName(bucket.parameters), " round ",
@@ -25,7 +26,8 @@ absl::Status Session::CheckContribution(int rank, const wire::Contribution& head
   }
   if (header.chunk >= round.layout.chunk_count()) {
     return absl::OutOfRangeError(absl::StrCat("sent chunk ", header.chunk, " of ", where(),
-                                              ", which has ", round.layout.chunk_count(), " chunks"));
+                                              ", which has ", round.layout.chunk_count(),
+                                              " chunks"));
   }
   const std::size_t expected = round.layout.ChunkBytes(header.chunk);
   const std::size_t got = payload == nullptr ? 0 : payload->bytes();
@@ -34,10 +36,9 @@ absl::Status Session::CheckContribution(int rank, const wire::Contribution& head
                                                    " of ", where(), ", which has ", expected));
   }
   if (header.chunk >= round.received[Index(rank)] + options_.window_chunks) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("sent chunk ", header.chunk, " of ", where(), " with ",
-                     round.received[Index(rank)], " results received; the window is ",
-                     options_.window_chunks));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "sent chunk ", header.chunk, " of ", where(), " with ", round.received[Index(rank)],
+        " results received; the window is ", options_.window_chunks));
   }
   return absl::OkStatus();
 }
@@ -46,16 +47,16 @@ void Session::OnContribution(int rank, const wire::Contribution& header,
                              const wire::PayloadRef& payload, Effects& effects) {
   const wire::RoundId& id = header.id;
   if (!IsActive(Mutant::kGenerationNotCompared) && header.generation != options_.generation) {
-    return Violation(rank,
-                     absl::InvalidArgumentError(absl::StrCat("sent a chunk of generation ",
-                                                             header.generation, "; this session is ",
-                                                             options_.generation)),
-                     effects);
+    return Violation(
+        rank,
+        absl::InvalidArgumentError(absl::StrCat("sent a chunk of generation ", header.generation,
+                                                "; this session is ", options_.generation)),
+        effects);
   }
   if (header.rank != rank) {
-    return Violation(rank,
-                     absl::PermissionDeniedError(absl::StrCat("sent a chunk as rank ", header.rank)),
-                     effects);
+    return Violation(
+        rank, absl::PermissionDeniedError(absl::StrCat("sent a chunk as rank ", header.rank)),
+        effects);
   }
   if (id.step == step_ - 1) {  // repeated after a resume; the original made it
     ++stats_.duplicate_chunks;
@@ -63,8 +64,8 @@ void Session::OnContribution(int rank, const wire::Contribution& header,
   }
   if (id.step != step_) {
     return Violation(rank,
-                     absl::FailedPreconditionError(absl::StrCat("sent a chunk of step ", id.step,
-                                                                "; the session is at step ", step_)),
+                     absl::FailedPreconditionError(absl::StrCat(
+                         "sent a chunk of step ", id.step, "; the session is at step ", step_)),
                      effects);
   }
   const auto found = buckets_.find({id.step, id.bucket});
@@ -84,11 +85,11 @@ void Session::OnContribution(int rank, const wire::Contribution& header,
     return;
   }
   if (id.attempt > round.attempt) {
-    return Violation(rank,
-                     absl::FailedPreconditionError(absl::StrCat("sent a chunk of attempt ", id.attempt,
-                                                                "; the round is in attempt ",
-                                                                round.attempt)),
-                     effects);
+    return Violation(
+        rank,
+        absl::FailedPreconditionError(absl::StrCat("sent a chunk of attempt ", id.attempt,
+                                                   "; the round is in attempt ", round.attempt)),
+        effects);
   }
   OnAck(rank, id, header.received, effects);
   if (state_ != State::kRunning) return;
@@ -104,8 +105,8 @@ void Session::Store(int rank, Bucket& bucket, const wire::Contribution& header,
   if (header.digest && *header.digest != digest) {
     return Violation(rank,
                      absl::DataLossError(absl::StrCat("chunk ", header.chunk, " of bucket ",
-                                                      BucketName(bucket.parameters), " in step ", step_,
-                                                      " does not match its digest")),
+                                                      BucketName(bucket.parameters), " in step ",
+                                                      step_, " does not match its digest")),
                      effects);
   }
   Chunk& chunk = bucket.rounds.back().chunks[header.chunk];
@@ -114,9 +115,9 @@ void Session::Store(int rank, Bucket& bucket, const wire::Contribution& header,
   if (slot.filled) {
     if (slot.digest != digest) {
       return Violation(rank,
-                       absl::DataLossError(absl::StrCat(
-                           "sent chunk ", header.chunk, " of bucket ", BucketName(bucket.parameters),
-                           " in step ", step_, " twice, with different bytes")),
+                       absl::DataLossError(absl::StrCat("sent chunk ", header.chunk, " of bucket ",
+                                                        BucketName(bucket.parameters), " in step ",
+                                                        step_, " twice, with different bytes")),
                        effects);
     }
     ++stats_.duplicate_chunks;
@@ -178,10 +179,10 @@ void Session::ReleaseReduced(Bucket& bucket, Effects& effects) {
   while (round.reduced < round.chunks.size() && round.chunks[round.reduced].result != nullptr) {
     const Chunk& chunk = round.chunks[round.reduced];
     bucket.digest = CombineDigests(bucket.digest, chunk.result_digest);
-    FanOut(wire::Result{.id = CurrentId(bucket),
-                        .chunk = round.reduced,
-                        .digest = chunk.result_digest},
-           chunk.result, effects);
+    FanOut(
+        wire::Result{
+            .id = CurrentId(bucket), .chunk = round.reduced, .digest = chunk.result_digest},
+        chunk.result, effects);
     stats_.result_bytes +=
         chunk.result->bytes() * std::get<FanOutEffect>(effects.back()).ranks.size();
     ++round.reduced;
@@ -209,12 +210,12 @@ void Session::OnAck(int rank, const wire::RoundId& id, std::uint32_t received, E
   Round& round = found->second.rounds[id.round];
   if (id.attempt < round.attempt) return;
   if (received > round.reduced) {
-    return Violation(rank,
-                     absl::InvalidArgumentError(absl::StrCat(
-                         "acknowledged ", received, " results of bucket ",
-                         BucketName(found->second.parameters), " in step ", id.step, "; it was sent ",
-                         round.reduced)),
-                     effects);
+    return Violation(
+        rank,
+        absl::InvalidArgumentError(absl::StrCat("acknowledged ", received, " results of bucket ",
+                                                BucketName(found->second.parameters), " in step ",
+                                                id.step, "; it was sent ", round.reduced)),
+        effects);
   }
   std::uint32_t& acknowledged = round.received[Index(rank)];
   if (received <= acknowledged) return;

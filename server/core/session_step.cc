@@ -42,14 +42,14 @@ absl::StatusOr<std::vector<RoundPlan>> Session::CheckedPlan(const wire::Announce
     if (plan.ok() && *plan != announce.rounds) {
       return absl::InvalidArgumentError(
           absl::StrCat("announced rounds ", PlanText(announce.rounds), " for bucket ",
-                       BucketName(announce.parameters), "; hook ", options_.spec.ToString(), " has ",
-                       PlanText(*plan)));
+                       BucketName(announce.parameters), "; hook ", options_.spec.ToString(),
+                       " has ", PlanText(*plan)));
     }
     return plan;
   }
   if (announce.rounds.size() > kMaxRounds) {
-    return absl::InvalidArgumentError(absl::StrCat("announced ", announce.rounds.size(),
-                                                   " rounds; at most ", kMaxRounds, " are allowed"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "announced ", announce.rounds.size(), " rounds; at most ", kMaxRounds, " are allowed"));
   }
   const std::size_t limit = kMaxBytesPerGradientByte * gradient_bytes + kExtraRoundBytes;
   for (const RoundPlan& plan : announce.rounds) {
@@ -75,20 +75,21 @@ absl::Status Session::CheckOwnership(const wire::Announce& announce) const {
   std::vector<std::uint32_t> sorted = announce.parameters;
   std::sort(sorted.begin(), sorted.end());
   if (sorted.back() >= options_.manifest.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("announced parameter ", sorted.back(),
-                                                   "; the manifest has ", options_.manifest.size()));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "announced parameter ", sorted.back(), "; the manifest has ", options_.manifest.size()));
   }
   if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("announced bucket ", BucketName(announce.parameters), " with a parameter twice"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "announced bucket ", BucketName(announce.parameters), " with a parameter twice"));
   }
   const std::uint32_t id = announce.parameters.front();
   for (std::uint32_t p : announce.parameters) {
     if (!owner_[p] || *owner_[p] == id) continue;
     const Bucket& other = buckets_.at({step_, *owner_[p]});
-    return absl::InvalidArgumentError(absl::StrCat(
-        "announced bucket ", BucketName(announce.parameters), " in step ", step_, ", but parameter ",
-        options_.manifest[p].name, " is in bucket ", BucketName(other.parameters), " already"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("announced bucket ", BucketName(announce.parameters), " in step ", step_,
+                     ", but parameter ", options_.manifest[p].name, " is in bucket ",
+                     BucketName(other.parameters), " already"));
   }
   const auto found = buckets_.find({step_, id});
   if (found == buckets_.end()) return absl::OkStatus();
@@ -98,47 +99,48 @@ absl::Status Session::CheckOwnership(const wire::Announce& announce) const {
                      "; another member's is ", BucketName(found->second.parameters)));
   }
   if (found->second.plans != announce.rounds) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("announced rounds ", PlanText(announce.rounds), " for bucket ",
-                     BucketName(announce.parameters), "; another member's are ",
-                     PlanText(found->second.plans)));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "announced rounds ", PlanText(announce.rounds), " for bucket ",
+        BucketName(announce.parameters), "; another member's are ", PlanText(found->second.plans)));
   }
   return absl::OkStatus();
 }
 
-void Session::OnAnnounce(int rank, const wire::Announce& announce, absl::Time now, Effects& effects) {
+void Session::OnAnnounce(int rank, const wire::Announce& announce, absl::Time now,
+                         Effects& effects) {
   if (!IsActive(Mutant::kGenerationNotCompared) && announce.generation != options_.generation) {
     return Violation(rank,
-                     absl::InvalidArgumentError(absl::StrCat(
-                         "announced a bucket of generation ", announce.generation,
-                         "; this session is generation ", options_.generation)),
+                     absl::InvalidArgumentError(
+                         absl::StrCat("announced a bucket of generation ", announce.generation,
+                                      "; this session is generation ", options_.generation)),
                      effects);
   }
   if (announce.step == step_ - 1) return;  // sent before a resume told it that the step is done
   if (announce.step != step_) {
-    return Violation(rank,
-                     absl::FailedPreconditionError(absl::StrCat("announced a bucket of step ",
-                                                                announce.step, "; the session is at step ",
-                                                                step_)),
-                     effects);
+    return Violation(
+        rank,
+        absl::FailedPreconditionError(absl::StrCat("announced a bucket of step ", announce.step,
+                                                   "; the session is at step ", step_)),
+        effects);
   }
   if (absl::Status status = CheckOwnership(announce); !status.ok()) {
     return Violation(rank, status, effects);
   }
   const std::uint32_t id = announce.parameters.front();
   auto found = buckets_.find({step_, id});
-  if (found != buckets_.end() && found->second.announced[Index(rank)]) return;  // a resume repeats it
+  if (found != buckets_.end() && found->second.announced[Index(rank)])
+    return;  // a resume repeats it
   if (members_[Index(rank)].ended_step) {
-    return Violation(rank,
-                     absl::FailedPreconditionError(absl::StrCat(
-                         "announced bucket ", BucketName(announce.parameters), " after it ended step ",
-                         step_)),
-                     effects);
+    return Violation(
+        rank,
+        absl::FailedPreconditionError(absl::StrCat(
+            "announced bucket ", BucketName(announce.parameters), " after it ended step ", step_)),
+        effects);
   }
   for (int r = 0; r < options_.world_size; ++r) {
     if (members_[Index(r)].state != MemberState::kLeft) continue;
-    return Fail(absl::AbortedError(absl::StrCat("rank ", rank, " began step ", step_, ", but rank ", r,
-                                                " has left the session")),
+    return Fail(absl::AbortedError(absl::StrCat("rank ", rank, " began step ", step_, ", but rank ",
+                                                r, " has left the session")),
                 r, effects);
   }
   if (found == buckets_.end()) {
@@ -198,7 +200,8 @@ void Session::GrantBuckets(Effects& effects) {
   }
   std::sort(waiting.begin(), waiting.end(),
             [](const Bucket* a, const Bucket* b) { return a->order < b->order; });
-  if (IsActive(Mutant::kCreditDeadlock)) {  // each member its own oldest bucket, as a naive server would
+  if (IsActive(
+          Mutant::kCreditDeadlock)) {  // each member its own oldest bucket, as a naive server would
     for (std::size_t r = 0; r < members_.size(); ++r) {
       const auto busy = std::any_of(waiting.begin(), waiting.end(),
                                     [r](const Bucket* bucket) { return bucket->granted[r]; });
@@ -226,7 +229,8 @@ bool Session::Acknowledged(const Bucket& bucket) const {
   if (!bucket.reduced) return false;
   return std::all_of(bucket.rounds.begin(), bucket.rounds.end(), [this](const Round& round) {
     for (std::size_t r = 0; r < members_.size(); ++r) {
-      if (members_[r].state != MemberState::kLeft && round.received[r] < round.reduced) return false;
+      if (members_[r].state != MemberState::kLeft && round.received[r] < round.reduced)
+        return false;
     }
     return true;
   });
@@ -247,23 +251,23 @@ void Session::CloseAcknowledged() {
 
 void Session::OnEndStep(int rank, const wire::EndStep& end, absl::Time now, Effects& effects) {
   if (!IsActive(Mutant::kGenerationNotCompared) && end.generation != options_.generation) {
-    return Violation(rank,
-                     absl::InvalidArgumentError(absl::StrCat("ended a step of generation ",
-                                                             end.generation, "; this session is ",
-                                                             options_.generation)),
-                     effects);
+    return Violation(
+        rank,
+        absl::InvalidArgumentError(absl::StrCat("ended a step of generation ", end.generation,
+                                                "; this session is ", options_.generation)),
+        effects);
   }
   if (end.step == step_ - 1) return;
   if (end.step != step_) {
     return Violation(rank,
-                     absl::FailedPreconditionError(absl::StrCat("ended step ", end.step,
-                                                                "; the session is at step ", step_)),
+                     absl::FailedPreconditionError(
+                         absl::StrCat("ended step ", end.step, "; the session is at step ", step_)),
                      effects);
   }
   for (int r = 0; r < options_.world_size; ++r) {
     if (members_[Index(r)].state != MemberState::kLeft) continue;
-    return Fail(absl::AbortedError(absl::StrCat("rank ", rank, " ended step ", step_, ", but rank ", r,
-                                                " has left the session")),
+    return Fail(absl::AbortedError(absl::StrCat("rank ", rank, " ended step ", step_, ", but rank ",
+                                                r, " has left the session")),
                 r, effects);
   }
   if (!step_began_) step_began_ = now;
@@ -293,7 +297,8 @@ bool Session::CompleteForCommit(const Bucket& bucket) const {
   if (!IsActive(Mutant::kCommitAnnouncedEarly)) return false;
   if (bucket.rounds.empty() || bucket.round + 1 != bucket.plans.size()) return false;
   const auto& chunks = bucket.rounds.back().chunks;
-  return std::all_of(chunks.begin(), chunks.end(), [](const Chunk& chunk) { return chunk.reducing; });
+  return std::all_of(chunks.begin(), chunks.end(),
+                     [](const Chunk& chunk) { return chunk.reducing; });
 }
 
 void Session::MaybeCommit(Effects& effects) {
@@ -369,7 +374,8 @@ void Session::Resume(int rank, std::int64_t member_step, Effects& effects) {
   std::vector<Collectives::Send> sends;
   collectives_.Resume(rank, sends);
   for (Collectives::Send& again : sends) {
-    effects.push_back(FanOutEffect{.ranks = std::move(again.ranks), .frame = std::move(again.frame)});
+    effects.push_back(
+        FanOutEffect{.ranks = std::move(again.ranks), .frame = std::move(again.frame)});
   }
   GrantBuckets(effects);
 }

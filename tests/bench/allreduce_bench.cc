@@ -119,12 +119,14 @@ void WriteJson(const Options& options, const std::vector<Row>& rows) {
   file << "{\"benchmark\": \"allreduce\", \"mebibytes\": " << options.mebibytes
        << ", \"repetitions\": " << options.repetitions << ", \"rows\": [\n";
   const auto spread = [](const Spread& s) {
-    return "{\"median_ms\": " + std::to_string(s.median) + ", \"min_ms\": " + std::to_string(s.min) +
-           ", \"max_ms\": " + std::to_string(s.max) + "}";
+    return "{\"median_ms\": " + std::to_string(s.median) +
+           ", \"min_ms\": " + std::to_string(s.min) + ", \"max_ms\": " + std::to_string(s.max) +
+           "}";
   };
   for (std::size_t i = 0; i < rows.size(); ++i) {
     file << "  {\"transport\": \"" << rows[i].transport << "\", \"members\": " << rows[i].members
-         << ", \"allreduce\": " << spread(rows[i].allreduce) << ", \"echo\": " << spread(rows[i].echo)
+         << ", \"allreduce\": " << spread(rows[i].allreduce)
+         << ", \"echo\": " << spread(rows[i].echo)
          << ", \"ratio\": " << rows[i].echo.median / rows[i].allreduce.median << "}"
          << (i + 1 < rows.size() ? "," : "") << "\n";
   }
@@ -145,8 +147,9 @@ int RunAll(const Options& options) {
       rows.push_back(Measure(options, transport, members, folder));
       const Row& row = rows.back();
       std::printf("%-6s %8d  %8.1f [%6.1f - %6.1f]  %8.1f [%6.1f - %6.1f]  %10.2f\n", transport,
-                  members, row.allreduce.median, row.allreduce.min, row.allreduce.max, row.echo.median,
-                  row.echo.min, row.echo.max, row.echo.median / row.allreduce.median);
+                  members, row.allreduce.median, row.allreduce.min, row.allreduce.max,
+                  row.echo.median, row.echo.min, row.echo.max,
+                  row.echo.median / row.allreduce.median);
       std::fflush(stdout);
       for (const char* name : {"/gradwire.sock", "/echo.sock"}) {
         unlink((std::string(folder) + name).c_str());

@@ -132,7 +132,8 @@ class EchoClient : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBu
 
  private:
   void Pump() {
-    if (writing_ || sent_ == source_.size() || sent_ - received_ >= in_flight_ * message_bytes_) return;
+    if (writing_ || sent_ == source_.size() || sent_ - received_ >= in_flight_ * message_bytes_)
+      return;
     const std::size_t size = std::min(message_bytes_, source_.size() - sent_);
     grpc::Slice slice(source_.data() + sent_, size, grpc::Slice::STATIC_SLICE);
     outgoing_ = grpc::ByteBuffer(&slice, 1);

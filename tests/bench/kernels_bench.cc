@@ -2,7 +2,8 @@
 //
 // Bytes read and bytes written both count, for memcpy too. Kernels and memcpy are called with one
 // chunk at a time, as the daemon and the clients call them, walking over the arrays; a whole-array
-// memcpy, which may bypass the cache, is measured as well and the ratio is to the faster of the two.
+// memcpy, which may bypass the cache, is measured as well and the ratio is to the faster of the
+// two.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -21,11 +22,11 @@ namespace gradwire {
 namespace {
 
 struct Options {
-  std::size_t mib = 64;           // of the largest array of a kernel
-  std::size_t chunk_kib = 1024;   // of the largest array's share of one call
+  std::size_t mib = 64;          // of the largest array of a kernel
+  std::size_t chunk_kib = 1024;  // of the largest array's share of one call
   std::size_t repetitions = 9;
-  std::string target;             // a Highway target by name; empty: the best
-  std::string json;               // file to write; empty: none
+  std::string target;  // a Highway target by name; empty: the best
+  std::string json;    // file to write; empty: none
 };
 
 struct Spread {
@@ -42,8 +43,8 @@ Spread SpreadOf(std::vector<double> values) {
 // Runs over elements [begin, end).
 struct Kernel {
   std::string name;
-  std::size_t bytes_per_element;    // read and written
-  std::size_t largest_element;      // bytes of an element of the widest array
+  std::size_t bytes_per_element;  // read and written
+  std::size_t largest_element;    // bytes of an element of the widest array
   std::function<void(std::size_t begin, std::size_t end)> run;
 };
 
@@ -250,9 +251,9 @@ int Main(int argc, char** argv) {
   const std::vector<cpu::Target> targets = cpu::SupportedTargets();
   cpu::Target chosen = targets.front();
   if (!options.target.empty()) {
-    const auto found =
-        std::find_if(targets.begin(), targets.end(),
-                     [&](const cpu::Target& target) { return target.name == options.target; });
+    const auto found = std::find_if(targets.begin(), targets.end(), [&](const cpu::Target& target) {
+      return target.name == options.target;
+    });
     if (found == targets.end()) {
       std::cerr << "this machine has no target \"" << options.target << "\"; it has:";
       for (const cpu::Target& target : targets) std::cerr << " " << target.name;

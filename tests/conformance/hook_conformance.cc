@@ -10,7 +10,8 @@
 namespace gradwire::conformance {
 namespace {
 
-// Shapes that matter: longer than a chunk of the daemon under test, odd, one element, a scalar, none.
+// Shapes that matter: longer than a chunk of the daemon under test, odd, one element, a scalar,
+// none.
 std::vector<ParameterSpec> Parameters(DType dtype) {
   return {{.name = "embedding.weight", .shape = {101, 37}, .dtype = dtype},
           {.name = "fc.weight", .shape = {17, 5, 3}, .dtype = dtype},
@@ -59,8 +60,8 @@ std::uint64_t Expected(const Case& test, DType wire, const std::vector<std::uint
   const DType sum_dtype = ByteSize(wire) == 2 ? DType::kFloat32 : DType::kFloat64;
   long double sum = 0;
   for (std::size_t rank = 0; rank < inputs.size(); ++rank) {
-    const auto cast =
-        reference::Decode(wire, reference::Encode(wire, reference::Decode(test.dtype, inputs[rank])));
+    const auto cast = reference::Decode(
+        wire, reference::Encode(wire, reference::Decode(test.dtype, inputs[rank])));
     const auto part = reference::Decode(wire, reference::Encode(wire, cast / test.world_size));
     sum = rank == 0 ? part : reference::Decode(sum_dtype, reference::Encode(sum_dtype, sum + part));
   }
@@ -123,8 +124,8 @@ GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(HookConformance);
 
 std::vector<Case> AllCases(const std::string& carrier, decltype(Case::make) make) {
   std::vector<Case> cases;
-  for (const char* spec : {"no", "fp16", "bf16", "no,comm_wrapper=fp16", "no,comm_wrapper=bf16",
-                           "noop"}) {
+  for (const char* spec :
+       {"no", "fp16", "bf16", "no,comm_wrapper=fp16", "no,comm_wrapper=bf16", "noop"}) {
     for (int world_size : {1, 2, 3, 4}) {
       for (DType dtype : {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16}) {
         cases.push_back({carrier, make, spec, world_size, dtype});

@@ -30,14 +30,15 @@ class Carrier {
 
   // Reduces in one step. `buckets` lists parameters by position; rank r submits bucket
   // (i + r) % buckets.size() as its i-th.
-  virtual absl::StatusOr<StepResult> RunStep(const std::vector<MemberGradients>& gradients,
-                                             const std::vector<std::vector<std::size_t>>& buckets) = 0;
+  virtual absl::StatusOr<StepResult> RunStep(
+      const std::vector<MemberGradients>& gradients,
+      const std::vector<std::vector<std::size_t>>& buckets) = 0;
 };
 
 struct Case {
   std::string carrier;  // names the instance
-  std::function<absl::StatusOr<std::unique_ptr<Carrier>>(int world_size, const HookSpec& spec,
-                                                         const std::vector<ParameterSpec>& parameters)>
+  std::function<absl::StatusOr<std::unique_ptr<Carrier>>(
+      int world_size, const HookSpec& spec, const std::vector<ParameterSpec>& parameters)>
       make;
   std::string spec;
   int world_size = 1;

@@ -21,8 +21,9 @@ class InProcessCarrier : public Carrier {
   InProcessCarrier(std::vector<ParameterSpec> parameters, std::vector<std::unique_ptr<Hook>> hooks)
       : parameters_(std::move(parameters)), hooks_(std::move(hooks)) {}
 
-  absl::StatusOr<StepResult> RunStep(const std::vector<MemberGradients>& gradients,
-                                     const std::vector<std::vector<std::size_t>>& buckets) override {
+  absl::StatusOr<StepResult> RunStep(
+      const std::vector<MemberGradients>& gradients,
+      const std::vector<std::vector<std::size_t>>& buckets) override {
     StepResult result{.gradients = gradients,
                       .verdicts = std::vector<Verdict>(hooks_.size(), Verdict::kApply)};
     std::vector<std::vector<OwnedBucket>> open;
@@ -47,14 +48,15 @@ class InProcessCarrier : public Carrier {
   }
 
  private:
-  absl::StatusOr<std::vector<OwnedBucket>> StartBucket(const std::vector<MemberGradients>& gradients,
-                                                       const std::vector<std::size_t>& positions) {
+  absl::StatusOr<std::vector<OwnedBucket>> StartBucket(
+      const std::vector<MemberGradients>& gradients, const std::vector<std::size_t>& positions) {
     std::vector<OwnedBucket> members;
     for (std::size_t rank = 0; rank < hooks_.size(); ++rank) {
       OwnedBucket member;
       std::vector<ParameterSpec> parameters;
       for (std::size_t p : positions) {
-        member.bytes.insert(member.bytes.end(), gradients[rank][p].begin(), gradients[rank][p].end());
+        member.bytes.insert(member.bytes.end(), gradients[rank][p].begin(),
+                            gradients[rank][p].end());
         parameters.push_back(parameters_[p]);
       }
       const DType dtype = parameters.front().dtype;
@@ -73,8 +75,8 @@ class InProcessCarrier : public Carrier {
   absl::StatusOr<bool> RunRound(std::vector<OwnedBucket>& members, bool& finite) {
     std::optional<RoundPlan> plan;
     for (std::size_t rank = 0; rank < members.size(); ++rank) {
-      auto next = members[rank].run->Next({.world_size = static_cast<int>(members.size()),
-                                           .rank = static_cast<int>(rank)});
+      auto next = members[rank].run->Next(
+          {.world_size = static_cast<int>(members.size()), .rank = static_cast<int>(rank)});
       if (!next.ok()) return next.status();
       if (rank > 0 && *next != plan) return absl::InternalError("members plan different rounds");
       plan = *next;
@@ -129,8 +131,7 @@ absl::StatusOr<std::unique_ptr<Carrier>> MakeInProcessCarrier(
     if (!hook.ok()) return hook.status();
     hooks.push_back(*std::move(hook));
   }
-  return std::unique_ptr<Carrier>(
-      std::make_unique<InProcessCarrier>(parameters, std::move(hooks)));
+  return std::unique_ptr<Carrier>(std::make_unique<InProcessCarrier>(parameters, std::move(hooks)));
 }
 
 }  // namespace gradwire::conformance

@@ -21,8 +21,7 @@ TEST(DType, NamesAreTorchs) {
 }
 
 TEST(DType, ParseIsTheInverseOfName) {
-  for (const DType dtype :
-       {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16}) {
+  for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16}) {
     ASSERT_TRUE(ParseDType(Name(dtype)).ok());
     EXPECT_EQ(*ParseDType(Name(dtype)), dtype);
   }

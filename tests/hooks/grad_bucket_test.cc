@@ -86,9 +86,9 @@ TEST(GradBucket, MakeRefusesWhatDoesNotFit) {
               AllOf(HasSubstr("holds 4"), HasSubstr("take 5")));
   EXPECT_THAT(Refusal(GradBucket::Make(-1, buffer, {Spec("a", {4})}).status()), HasSubstr("-1"));
   EXPECT_THAT(Refusal(GradBucket::Make(0, buffer, {}).status()), HasSubstr("no parameters"));
-  EXPECT_THAT(Refusal(GradBucket::Make(0, {DType::kFloat64, data.data(), 4}, {Spec("a", {4})})
-                          .status()),
-              AllOf(HasSubstr("\"a\" is float32"), HasSubstr("buffer is float64")));
+  EXPECT_THAT(
+      Refusal(GradBucket::Make(0, {DType::kFloat64, data.data(), 4}, {Spec("a", {4})}).status()),
+      AllOf(HasSubstr("\"a\" is float32"), HasSubstr("buffer is float64")));
   EXPECT_THAT(
       Refusal(GradBucket::Make(0, {DType::kFloat32, nullptr, 4}, {Spec("a", {4})}).status()),
       HasSubstr("null"));

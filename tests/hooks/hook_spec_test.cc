@@ -47,9 +47,9 @@ TEST_F(HookSpecTest, RefusesByFieldValueAndWhatIsAllowed) {
               AllOf(HasSubstr("comm_hook: \"power_sgd\""),
                     HasSubstr("allowed: \"no\", \"fp16\", \"bf16\", \"noop\", \"spec_test\"")));
   EXPECT_THAT(Refusal(HookSpec{"", "no", {}}.Validate()), HasSubstr("comm_hook: \"\""));
-  EXPECT_THAT(Refusal(HookSpec{"no", "fp8", {}}.Validate()),
-              AllOf(HasSubstr("comm_wrapper: \"fp8\""),
-                    HasSubstr("allowed: \"no\", \"fp16\", \"bf16\"")));
+  EXPECT_THAT(
+      Refusal(HookSpec{"no", "fp8", {}}.Validate()),
+      AllOf(HasSubstr("comm_wrapper: \"fp8\""), HasSubstr("allowed: \"no\", \"fp16\", \"bf16\"")));
   EXPECT_THAT(Refusal(HookSpec{"fp16", "no", {{"rank", std::int64_t{2}}}}.Validate()),
               AllOf(HasSubstr("comm_state_option: \"rank\" (2)"), HasSubstr("\"fp16\""),
                     HasSubstr("no options")));

@@ -52,8 +52,8 @@ std::unique_ptr<Hook> MakeHook(const HookSpec& spec) {
 
 GradBucket MakeBucket(DType dtype, Bytes& data) {
   const std::size_t numel = data.size() / ByteSize(dtype);
-  absl::StatusOr<GradBucket> bucket = GradBucket::Make(0, {dtype, data.data(), numel},
-                                                       OneParameter(dtype, numel));
+  absl::StatusOr<GradBucket> bucket =
+      GradBucket::Make(0, {dtype, data.data(), numel}, OneParameter(dtype, numel));
   EXPECT_TRUE(bucket.ok()) << bucket.status();
   return *std::move(bucket);
 }
@@ -73,8 +73,8 @@ void DecodeSegment(HookRun& run, std::size_t index, const Segment& segment, cons
                    const Bytes& result) {
   const std::size_t width = ByteSize(segment.dtype);
   for (const ElementRange& range : split(index, segment.numel)) {
-    const absl::Status status = run.Decode(
-        range, std::span(result).subspan(range.begin * width, range.numel() * width));
+    const absl::Status status =
+        run.Decode(range, std::span(result).subspan(range.begin * width, range.numel() * width));
     EXPECT_TRUE(status.ok()) << status;
   }
 }
@@ -104,7 +104,9 @@ void RunStep(const HookSpec& spec, DType dtype, std::vector<Bytes>& buffers,
       ASSERT_TRUE(next.ok()) << next.status();
       plan = *next;
       ASSERT_EQ(plan.has_value(), round < planned->size());
-      if (plan.has_value()) ASSERT_EQ(*plan, (*planned)[round]);
+      if (plan.has_value()) {
+        ASSERT_EQ(*plan, (*planned)[round]);
+      }
     }
     if (!plan.has_value()) break;
     for (std::size_t index = 0; index < plan->segments.size(); ++index) {
@@ -125,8 +127,7 @@ void RunStep(const HookSpec& spec, DType dtype, std::vector<Bytes>& buffers,
 std::vector<Bytes> RankBuffers(DType dtype, std::size_t world_size, std::size_t numel) {
   std::vector<Bytes> buffers;
   for (std::size_t rank = 0; rank < world_size; ++rank) {
-    buffers.push_back(
-        reference::Pack(dtype, reference::ModeratePatterns(dtype, numel, 40 + rank)));
+    buffers.push_back(reference::Pack(dtype, reference::ModeratePatterns(dtype, numel, 40 + rank)));
   }
   return buffers;
 }
@@ -185,16 +186,11 @@ TEST(CastingHooks, Float16RoundsAndOverflowsAsTorchDoes) {
     float result;
   };
   const Fact facts[] = {
-      {65504.0F, 2, 65504.0F},
-      {65504.0F, 3, INFINITY},
-      {65519.0F, 2, 65504.0F},
-      {65520.0F, 2, INFINITY},
-      {-65504.0F, 3, -INFINITY},
-      {6e-8F, 2, 0.0F},
+      {65504.0F, 2, 65504.0F},     {65504.0F, 3, INFINITY},   {65519.0F, 2, 65504.0F},
+      {65520.0F, 2, INFINITY},     {-65504.0F, 3, -INFINITY}, {6e-8F, 2, 0.0F},
       {1e-4F, 2, 1678 * 0x1p-24F},  // 1.00017e-4
       {1e-4F, 3, 1677 * 0x1p-24F},  // 0.99957e-4
-      {INFINITY, 2, INFINITY},
-      {-INFINITY, 3, -INFINITY},
+      {INFINITY, 2, INFINITY},     {-INFINITY, 3, -INFINITY},
   };
   for (const Fact& fact : facts) {
     std::vector<Bytes> buffers(fact.world_size, Bytes(4));
@@ -356,8 +352,8 @@ TEST(Noop, LeavesTheGradientsAlone) {
   EXPECT_EQ(buffers, before);
 }
 
-// A hook as a user would write it: one round that sends the buffer as it is and asks for the mean of
-// its first half and the sum of its second.
+// A hook as a user would write it: one round that sends the buffer as it is and asks for the mean
+// of its first half and the sum of its second.
 class HalvesHook : public Hook {
  public:
   static std::vector<Segment> Segments(DType dtype, std::size_t numel) {

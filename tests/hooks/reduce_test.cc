@@ -97,8 +97,8 @@ TEST(Reduce, EverySplitGivesTheSameBytes) {
     const Bytes expected = ReduceWhole(dtype, ReduceOp::kMean, kNumel, inputs);
     const std::size_t bytes = inputs[0].size();
     for (std::size_t at = 0; at <= bytes; ++at) {
-      const std::vector<std::vector<Piece>> cut = {
-          Cut(inputs[0], {at}), Cut(inputs[1], {}), Cut(inputs[2], {bytes - at, bytes - at})};
+      const std::vector<std::vector<Piece>> cut = {Cut(inputs[0], {at}), Cut(inputs[1], {}),
+                                                   Cut(inputs[2], {bytes - at, bytes - at})};
       ASSERT_EQ(ReducePieces(dtype, ReduceOp::kMean, kNumel, cut), expected)
           << Name(dtype) << " split at " << at;
     }

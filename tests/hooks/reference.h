@@ -1,5 +1,6 @@
-// The four formats by their definition: a value is a sign, an integer and a power of two; rounding is
-// done on a long double that holds every value of every format exactly. Shares nothing with hooks/.
+// The four formats by their definition: a value is a sign, an integer and a power of two; rounding
+// is done on a long double that holds every value of every format exactly. Shares nothing with
+// hooks/.
 #pragma once
 
 #include <algorithm>
@@ -68,8 +69,7 @@ inline long double Decode(DType dtype, std::uint64_t bits) {
     return fraction != 0 ? std::numeric_limits<long double>::quiet_NaN()
                          : sign * std::numeric_limits<long double>::infinity();
   }
-  const std::uint64_t integer =
-      exponent == 0 ? fraction : fraction | (f.fraction_mask() + 1);
+  const std::uint64_t integer = exponent == 0 ? fraction : fraction | (f.fraction_mask() + 1);
   const int scale = f.min_exponent + (exponent == 0 ? 0 : static_cast<int>(exponent) - 1);
   return sign * std::ldexp(static_cast<long double>(integer), scale);
 }
@@ -84,8 +84,7 @@ inline std::uint64_t Encode(DType dtype, long double value) {
   if (magnitude == 0) return sign;
   const int unit = std::max(std::ilogb(magnitude) - f.mantissa_bits, f.min_exponent);
   // nearbyint rounds ties to even in the default mode; the scaling is exact.
-  const auto integer =
-      static_cast<std::uint64_t>(std::nearbyint(std::ldexp(magnitude, -unit)));
+  const auto integer = static_cast<std::uint64_t>(std::nearbyint(std::ldexp(magnitude, -unit)));
   // A carry out of the fraction moves on to the exponent by itself, up to infinity.
   const std::uint64_t pattern =
       (static_cast<std::uint64_t>(unit - f.min_exponent) << f.mantissa_bits) + integer;
@@ -163,7 +162,8 @@ inline std::vector<std::uint64_t> ModeratePatterns(DType dtype, std::size_t nume
     const std::uint64_t bits = random.Next();
     const long double fraction = 1.0L + std::ldexp(static_cast<long double>(bits >> 12), -52);
     const int exponent = static_cast<int>(bits & 15) - 8;
-    patterns.push_back(Encode(dtype, std::ldexp((bits & 16) != 0 ? -fraction : fraction, exponent)));
+    patterns.push_back(
+        Encode(dtype, std::ldexp((bits & 16) != 0 ? -fraction : fraction, exponent)));
   }
   return patterns;
 }

@@ -75,11 +75,12 @@ TEST(Registry, MakeRefusesWhatValidateRefuses) {
 }
 
 TEST(Registry, AFactoryThatMakesNothingIsAnError) {
-  ASSERT_TRUE(
-      Registry()
-          .Register("makes_null",
-                    [](const HookSpec&) -> absl::StatusOr<std::unique_ptr<Hook>> { return nullptr; })
-          .ok());
+  ASSERT_TRUE(Registry()
+                  .Register("makes_null",
+                            [](const HookSpec&) -> absl::StatusOr<std::unique_ptr<Hook>> {
+                              return nullptr;
+                            })
+                  .ok());
   EXPECT_EQ(Registry().Make(HookSpec{"makes_null", "bf16", {}}).status().code(),
             absl::StatusCode::kInternal);
 }

@@ -1,6 +1,7 @@
 // The C++ SDK: a trainer's side of one training session.
 //
-//   auto client = gradwire::Client::Join({.address = "unix:/run/gradwire.sock", .session = "digits",
+//   auto client = gradwire::Client::Join({.address = "unix:/run/gradwire.sock", .session =
+//   "digits",
 //                                         .rank = rank, .world_size = 4, .parameters = {…}});
 //   for (…) {
 //     backward();                                     // fills the gradients
@@ -27,9 +28,10 @@
 namespace gradwire {
 
 struct ClientOptions {
-  // "unix:/path", "host:port", "dns:///host:port".
+  // "unix:/path", "host:port", "dns:///host:port". Empty: the environment's GRADWIRE_ADDRESS.
   std::string address;
-  // Names the training job: [A-Za-z0-9._-]{1,128}, the same for all members.
+  // Names the training job: [A-Za-z0-9._-]{1,128}, the same for all members. Empty:
+  // GRADWIRE_SESSION.
   std::string session;
   int rank = -1;  // -1: the coordinator picks
   int world_size = 1;
@@ -57,8 +59,8 @@ class Completion {
   // DeadlineExceeded if the outcome is not there in time; the call goes on.
   absl::Status Wait(absl::Duration timeout) const;
 
-  // Runs `callback` once: on the SDK's thread when the outcome arrives, or at once on this thread if it
-  // is there. It must not block and must not destroy the client.
+  // Runs `callback` once: on the SDK's thread when the outcome arrives, or at once on this thread
+  // if it is there. It must not block and must not destroy the client.
   void OnDone(std::function<void(const absl::Status&)> callback);
 
  private:
@@ -79,39 +81,42 @@ struct ClientMetrics {
 
 // One member's place in a session.
 //
-// Threads: all calls are thread-safe. One SDK thread per client encodes, decodes and completes; gRPC's
-// own threads move bytes. No thread exists before Join.
-// Ownership: a bucket and its buffer must stay alive and untouched from AllReduce until its completion.
-// Before that moment the client has handed no reference into the buffer to anything else.
-// Failure: policy `fail`. When a member is lost, the data is bad, or the daemon is gone, every open and
-// later call ends with the same error, which names the member to blame. The buckets' content is then
-// unspecified. Join again, under the same or another name, to go on from a checkpoint.
+// Threads: all calls are thread-safe. One SDK thread per client encodes, decodes and completes;
+// gRPC's own threads move bytes. No thread exists before Join. Ownership: a bucket and its buffer
+// must stay alive and untouched from AllReduce until its completion. Before that moment the client
+// has handed no reference into the buffer to anything else. Failure: policy `fail`. When a member
+// is lost, the data is bad, or the daemon is gone, every open and later call ends with the same
+// error, which names the member to blame. The buckets' content is then unspecified. Join again,
+// under the same or another name, to go on from a checkpoint.
 class Client {
  public:
-  // Joins and waits until all members have, or a deadline passes. Never returns a half-joined client.
+  // Joins and waits until all members have, or a deadline passes. Never returns a half-joined
+  // client.
   static absl::StatusOr<std::unique_ptr<Client>> Join(const ClientOptions& options);
 
-  virtual ~Client() = default;  // leaves if Leave was not called; open calls end with Cancelled
+  // Open calls end with Cancelled. Leaves if Leave was not called. Takes at most about 7 s, when
+  // the daemon does not answer; no callback runs after it.
+  virtual ~Client() = default;
 
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
   // The step that AllReduce contributes to now.
   virtual std::int64_t step() const = 0;
 
-  // Reduces the bucket through the session's hook, in place. Returns at once; many buckets may be in
-  // flight, in any order, also another order than other members'. The bucket's parameters are looked up
-  // by name. Errors that the caller can avoid (unknown parameter, another shape or dtype, a parameter
-  // that is already in this step) come as a completion with InvalidArgument and leave the session as it
-  // was.
+  // Reduces the bucket through the session's hook, in place. Returns at once; many buckets may be
+  // in flight, in any order, also another order than other members'. The bucket's parameters are
+  // looked up by name. Errors that the caller can avoid (unknown parameter, another shape or dtype,
+  // a parameter that is already in this step) come as a completion with InvalidArgument and leave
+  // the session as it was.
   virtual Completion AllReduce(GradBucket& bucket) = 0;
 
-  // Ends this member's part of the step and waits for the verdict: kApply, or kSkip when a non-finite
-  // value was met anywhere (the buckets then show it on all members). All buckets of the step are
-  // complete when it returns.
+  // Ends this member's part of the step and waits for the verdict: kApply, or kSkip when a
+  // non-finite value was met anywhere (the buckets then show it on all members). All buckets of the
+  // step are complete when it returns.
   virtual absl::StatusOr<Verdict> EndStep() = 0;
 
-  // Copies `bytes` bytes at `data` from member `root` to all. Collectives are entered by all members in
-  // the same order. Waits.
+  // Copies `bytes` bytes at `data` from member `root` to all. Collectives are entered by all
+  // members in the same order. Waits.
   virtual absl::Status Broadcast(int root, void* data, std::size_t bytes) = 0;
 
   // Waits until all members are here.

@@ -44,7 +44,7 @@ class GradBucket {
  public:
   // `buffer` holds the parameters' gradients back to back, in this order. InvalidArgument if it
   // holds another number of elements, has another dtype than a parameter, or is null while it
-  // should hold elements.
+  // should hold elements; and for no parameters, a parameter that is not valid, a negative index.
   static absl::StatusOr<GradBucket> Make(int index, TensorView buffer,
                                          std::vector<ParameterSpec> parameters,
                                          bool is_last = false);

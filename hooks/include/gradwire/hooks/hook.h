@@ -66,7 +66,8 @@ enum class Verdict : std::uint8_t {
 //   then Commit or Abort. Abort may come at any time and ends the run.
 // Within a round, ranges come in any order and may be encoded more than once, until they have been
 // decoded once: equal bucket, state and context give equal bytes, so a retry re-encodes and never
-// recomputes. A range is decoded exactly once, and only after it has been encoded for the last time.
+// recomputes. A range is decoded exactly once, and only after it has been encoded for the last
+// time.
 class HookRun {
  public:
   virtual ~HookRun() = default;

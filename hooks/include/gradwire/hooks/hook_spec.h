@@ -15,18 +15,21 @@ namespace gradwire {
 using OptionValue = std::variant<bool, std::int64_t, double, std::string>;
 
 struct HookSpec {
-  // "no" (mean in the gradients' own dtype), "fp16", "bf16", "noop", or the name of a registered hook.
+  // "no" (mean in the gradients' own dtype), "fp16", "bf16", "noop", or the name of a registered
+  // hook.
   std::string comm_hook = "no";
   // "no", "fp16" or "bf16": a cast around the hook.
   std::string comm_wrapper = "no";
   // The hook's own options. "no", "fp16", "bf16" and "noop" take none.
   std::map<std::string, OptionValue> comm_state_option;
 
-  // InvalidArgument names the field, the value and what is allowed.
+  // InvalidArgument names the field, the value and what is allowed. The values of a registered
+  // hook's options are its factory's business.
   absl::Status Validate() const;
 
   // Parses what ToString prints: "fp16", "my_hook,comm_wrapper=bf16,some_option=2". Values read as
-  // true/false, integer, decimal number, else string. The result is validated.
+  // true/false, integer, decimal number, else string; what is in double quotes is always a string,
+  // with a backslash before each quote and backslash that belongs to it. The result is validated.
   static absl::StatusOr<HookSpec> Parse(const std::string& text);
   std::string ToString() const;
 

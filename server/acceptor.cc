@@ -1,0 +1,165 @@
+#include "server/acceptor.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace gradwire::server {
+namespace {
+
+constexpr int kOtherDescriptors = 64;  // libraries, logs, listeners, gRPC's own
+constexpr int kAcceptsAtOnce = 64;     // before ended connections are looked at again
+constexpr int kPauseMs = 20;           // when not even the reserve helps
+
+absl::Status SystemError(const std::string& what) {
+  return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
+}
+
+int Cap(int wanted) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return wanted;
+  const auto descriptors = static_cast<int>(std::min<rlim_t>(limit.rlim_cur, 1 << 24));
+  return std::clamp((descriptors - kOtherDescriptors) / 2, 1, wanted);
+}
+
+// Closes so that the peer knows at once, and no TIME_WAIT stays.
+void Refuse(UniqueFd connection) {
+  const linger at_once{.l_onoff = 1, .l_linger = 0};
+  setsockopt(connection.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Start(std::vector<Listener> listeners,
+                                                          int max_connections, Handler handler) {
+  std::unique_ptr<Acceptor> acceptor(
+      new Acceptor(std::move(listeners), Cap(max_connections), std::move(handler)));
+  if (absl::Status status = acceptor->Open(); !status.ok()) return status;
+  acceptor->thread_ = std::thread([raw = acceptor.get()] { raw->Run(); });
+  return acceptor;
+}
+
+Acceptor::Acceptor(std::vector<Listener> listeners, int max_connections, Handler handler)
+    : listeners_(std::move(listeners)),
+      max_connections_(max_connections),
+      handler_(std::move(handler)) {}
+
+Acceptor::~Acceptor() { Stop(); }
+
+absl::Status Acceptor::Open() {
+  epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
+  if (!epoll_.valid()) return SystemError("epoll_create1");
+  stop_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!stop_.valid()) return SystemError("eventfd");
+  reserve_ = UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (!reserve_.valid()) return SystemError("/dev/null");
+  if (absl::Status status = WatchFd(stop_.get(), EPOLLIN); !status.ok()) return status;
+  for (const Listener& listener : listeners_) {
+    if (absl::Status status = WatchFd(listener.fd(), EPOLLIN); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Acceptor::WatchFd(int fd, std::uint32_t events) {
+  epoll_event event{};
+  event.events = events;
+  event.data.fd = fd;
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) return SystemError("epoll_ctl");
+  return absl::OkStatus();
+}
+
+void Acceptor::Stop() {
+  if (!thread_.joinable()) return;
+  const std::uint64_t one = 1;
+  // An eventfd at 0 always has room for a 1.
+  [[maybe_unused]] const ssize_t written = write(stop_.get(), &one, sizeof one);
+  thread_.join();
+  listeners_.clear();
+  open_.clear();
+  connections_ = 0;
+}
+
+void Acceptor::Run() {
+  std::array<epoll_event, 128> events{};
+  while (true) {
+    const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), -1);
+    for (int i = 0; i < count; ++i) {
+      const int fd = events[static_cast<std::size_t>(i)].data.fd;
+      if (fd == stop_.get()) return;
+      if (const auto ended = open_.find(fd); ended != open_.end()) {
+        // Not implied by closing the duplicate: gRPC may still hold the same open file.
+        epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+        open_.erase(ended);
+        --connections_;
+        continue;
+      }
+      const auto listener = std::find_if(listeners_.begin(), listeners_.end(),
+                                         [fd](const Listener& one) { return one.fd() == fd; });
+      if (listener != listeners_.end()) AcceptAll(*listener);
+    }
+  }
+}
+
+void Acceptor::AcceptAll(const Listener& listener) {
+  for (int i = 0; i < kAcceptsAtOnce; ++i) {
+    UniqueFd connection(accept4(listener.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (connection.valid()) {
+      Take(listener, std::move(connection));
+      continue;
+    }
+    if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+      return RefuseOne(listener);
+    }
+    if (errno != EINTR && errno != ECONNABORTED) return;
+  }
+}
+
+void Acceptor::Take(const Listener& listener, UniqueFd connection) {
+  if (connections_ >= max_connections_) {
+    ++refused_;
+    return Refuse(std::move(connection));
+  }
+  UniqueFd duplicate(fcntl(connection.get(), F_DUPFD_CLOEXEC, 0));
+  // Both directions shut down is the end, whoever ended it: gRPC shuts a socket down before it closes
+  // its own descriptor.
+  if (!duplicate.valid() || !WatchFd(duplicate.get(), EPOLLHUP).ok()) {
+    ++refused_;
+    return Refuse(std::move(connection));
+  }
+  if (!listener.is_unix()) {
+    const int on = 1;
+    setsockopt(connection.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  }
+  const int key = duplicate.get();
+  open_.emplace(key, std::move(duplicate));
+  ++connections_;
+  handler_(listener.fd(), std::move(connection));
+}
+
+void Acceptor::RefuseOne(const Listener& listener) {
+  reserve_.Reset();
+  UniqueFd connection(accept4(listener.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  const bool accepted = connection.valid();
+  if (accepted) {
+    ++refused_;
+    Refuse(std::move(connection));
+  }
+  reserve_ = UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (!accepted) poll(nullptr, 0, kPauseMs);
+}
+
+}  // namespace gradwire::server

@@ -1,0 +1,62 @@
+// The accept loop. gRPC's own stops for good once the process has run out of descriptors, and takes
+// any number of silent connections; this one has a cap, resets what is above it, and recovers.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/listener.h"
+#include "server/unique_fd.h"
+
+namespace gradwire::server {
+
+class Acceptor {
+ public:
+  // Takes over a new connection, non-blocking. Runs on the acceptor's thread.
+  using Handler = std::function<void(int listener_fd, UniqueFd connection)>;
+
+  // Serves `listeners` on a thread of its own until Stop. Each connection costs two descriptors: the
+  // handler's, and a duplicate by which its end is noticed. So the cap is at most half of what
+  // RLIMIT_NOFILE leaves.
+  static absl::StatusOr<std::unique_ptr<Acceptor>> Start(std::vector<Listener> listeners,
+                                                         int max_connections, Handler handler);
+  ~Acceptor();
+
+  Acceptor(const Acceptor&) = delete;
+  Acceptor& operator=(const Acceptor&) = delete;
+
+  // Closes the listening sockets and removes the unix ones' files. Connections stay with their owner.
+  void Stop();
+
+  int max_connections() const { return max_connections_; }
+  int connections() const { return connections_.load(std::memory_order_relaxed); }
+  std::uint64_t refused() const { return refused_.load(std::memory_order_relaxed); }
+
+ private:
+  Acceptor(std::vector<Listener> listeners, int max_connections, Handler handler);
+  absl::Status Open();
+  absl::Status WatchFd(int fd, std::uint32_t events);
+  void Run();
+  void AcceptAll(const Listener& listener);
+  void Take(const Listener& listener, UniqueFd connection);
+  void RefuseOne(const Listener& listener);
+
+  std::vector<Listener> listeners_;
+  const int max_connections_;
+  const Handler handler_;
+  UniqueFd epoll_;
+  UniqueFd stop_;
+  UniqueFd reserve_;  // given up to accept, and reset, a connection when descriptors have run out
+  std::unordered_map<int, UniqueFd> open_;  // duplicates of live connections
+  std::atomic<int> connections_ = 0;
+  std::atomic<std::uint64_t> refused_ = 0;
+  std::thread thread_;
+};
+
+}  // namespace gradwire::server

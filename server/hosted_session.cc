@@ -1,0 +1,314 @@
+#include "server/hosted_session.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "hooks/reduce.h"
+#include "proto/wire/codec.h"
+#include "proto/wire/convert.h"
+#include "server/clock.h"
+
+namespace gradwire::server {
+namespace {
+
+std::uint64_t GradientBytes(const SessionOptions& options) {
+  std::uint64_t bytes = 0;
+  for (const ParameterSpec& parameter : options.manifest) {
+    bytes += parameter.numel() * ByteSize(parameter.dtype);
+  }
+  return bytes;
+}
+
+std::uint64_t Elements(const SessionOptions& options) {
+  std::uint64_t numel = 0;
+  for (const ParameterSpec& parameter : options.manifest) numel += parameter.numel();
+  return numel;
+}
+
+struct Sum {
+  wire::PayloadRef payload;
+  bool finite = true;
+};
+
+Sum Compute(const ReduceEffect& effect, client::BufferPool& pool) {
+  std::vector<Pieces> inputs;
+  inputs.reserve(effect.inputs.size());
+  for (const wire::PayloadRef& input : effect.inputs) inputs.push_back(input->pieces());
+  const auto buffer = pool.Take(effect.segment.bytes());
+  const ReduceOutcome outcome = Reduce(effect.segment.dtype, effect.segment.op, effect.segment.numel,
+                                       inputs, buffer->content());
+  return {.payload = buffer, .finite = outcome.finite};
+}
+
+}  // namespace
+
+HostedSession::HostedSession(SessionOptions options, std::unique_ptr<const Hook> hook, absl::Time now)
+    : options_(options),
+      parameters_(Elements(options)),
+      gradient_bytes_(GradientBytes(options)),
+      results_(client::BufferPool::Make(
+          std::min<std::size_t>(options.chunk_bytes,
+                                std::max<std::size_t>(2 * gradient_bytes_, sizeof(double))),
+          std::size_t{options.window_chunks} * options.open_buckets)),
+      core_(std::move(options), std::move(hook), now),
+      current_(static_cast<std::size_t>(options_.world_size)) {}
+
+absl::StatusOr<int> HostedSession::Join(const JoinAsk& ask, absl::Time now) {
+  Work work;
+  absl::StatusOr<int> rank;
+  {
+    MutexLock lock(mutex_);
+    Effects effects;
+    rank = core_.Join(ask, now, effects);
+    Execute(std::move(effects), work);
+  }
+  Finish(std::move(work));
+  return rank;
+}
+
+absl::Status HostedSession::Attach(int rank, std::uint64_t start_id, std::int64_t step,
+                                   const std::shared_ptr<MemberStream>& stream, absl::Time now) {
+  Work work;
+  {
+    MutexLock lock(mutex_);
+    Effects effects;
+    absl::Status status = core_.Attach(rank, start_id, step, stream->id(), now, effects);
+    if (!status.ok()) return status;
+    streams_[stream->id()] = stream;
+    current_[static_cast<std::size_t>(rank)] = stream->id();
+    Execute(std::move(effects), work);
+  }
+  Finish(std::move(work));
+  return absl::OkStatus();
+}
+
+void HostedSession::Receive(int rank, std::uint64_t connection, const wire::Frame& frame,
+                            absl::Time now) {
+  Work work;
+  {
+    MutexLock lock(mutex_);
+    Effects effects;
+    core_.Receive(rank, connection, frame, now, effects);
+    Execute(std::move(effects), work);
+  }
+  Finish(std::move(work));
+}
+
+void HostedSession::Detach(int rank, std::uint64_t connection, absl::Time now) {
+  Work work;
+  {
+    MutexLock lock(mutex_);
+    if (streams_.erase(connection) == 0) return;
+    std::uint64_t& current = current_[static_cast<std::size_t>(rank)];
+    if (current == connection) current = 0;
+    Effects effects;
+    core_.Detach(rank, connection, now, effects);
+    Execute(std::move(effects), work);
+  }
+  Finish(std::move(work));
+}
+
+absl::Status HostedSession::Leave(int rank, std::uint64_t start_id, absl::Time now) {
+  Work work;
+  absl::Status status;
+  {
+    MutexLock lock(mutex_);
+    Effects effects;
+    status = core_.Leave(rank, start_id, now, effects);
+    Execute(std::move(effects), work);
+  }
+  Finish(std::move(work));
+  return status;
+}
+
+void HostedSession::Tick(absl::Time now) {
+  Work work;
+  {
+    MutexLock lock(mutex_);
+    Effects effects;
+    core_.Tick(now, effects);
+    Execute(std::move(effects), work);
+  }
+  Finish(std::move(work));
+}
+
+void HostedSession::SendHeartbeats() {
+  Work work;
+  {
+    MutexLock lock(mutex_);
+    for (std::uint64_t connection : current_) {
+      const auto found = streams_.find(connection);
+      if (found == streams_.end() || !found->second->idle()) continue;
+      found->second->Queue(wire::Serialize(wire::Heartbeat{}, nullptr));
+      work.streams.push_back(found->second);
+    }
+  }
+  Finish(std::move(work));
+}
+
+void HostedSession::Fail(const absl::Status& status, int blamed_rank) {
+  Work work;
+  {
+    MutexLock lock(mutex_);
+    Effects effects;
+    core_.Fail(status, blamed_rank, effects);
+    Execute(std::move(effects), work);
+  }
+  Finish(std::move(work));
+}
+
+void HostedSession::FailFrom(int rank, std::uint64_t connection, const absl::Status& status) {
+  Work work;
+  {
+    MutexLock lock(mutex_);
+    if (current_[static_cast<std::size_t>(rank)] != connection) return;
+    Effects effects;
+    core_.Fail(status, rank, effects);
+    Execute(std::move(effects), work);
+  }
+  Finish(std::move(work));
+}
+
+void HostedSession::Execute(Effects effects, Work& work) {
+  for (Effect& effect : effects) {
+    if (auto* send = std::get_if<SendEffect>(&effect)) {
+      Queue({send->rank}, send->frame, work);
+    } else if (auto* fan_out = std::get_if<FanOutEffect>(&effect)) {
+      Queue(fan_out->ranks, fan_out->frame, work);
+    } else if (auto* reduce = std::get_if<ReduceEffect>(&effect)) {
+      work.reductions.push_back(std::move(*reduce));
+    } else if (auto* close = std::get_if<CloseEffect>(&effect)) {
+      Close(*close, work);
+    } else {
+      Log(std::get<LogEffect>(effect));
+    }
+  }
+}
+
+void HostedSession::Queue(const std::vector<int>& ranks, const wire::Frame& frame, Work& work) {
+  grpc::ByteBuffer bytes;
+  for (int rank : ranks) {
+    const auto found = streams_.find(current_[static_cast<std::size_t>(rank)]);
+    if (found == streams_.end()) continue;
+    if (!bytes.Valid()) bytes = wire::Serialize(frame.header, frame.payload);
+    found->second->Queue(bytes);  // shares the slices
+    work.streams.push_back(found->second);
+  }
+}
+
+void HostedSession::Close(const CloseEffect& close, Work& work) {
+  const auto found = streams_.find(close.connection);
+  if (found == streams_.end()) return;
+  found->second->EndAfterQueue(CloseReason(close.rank, close.connection));
+  work.streams.push_back(found->second);
+}
+
+absl::Status HostedSession::CloseReason(int rank, std::uint64_t connection) const {
+  if (core_.state() == Session::State::kFailed) return core_.failure();
+  if (current_[static_cast<std::size_t>(rank)] != connection) {
+    return absl::AbortedError(absl::StrCat("another stream of rank ", rank, " took over"));
+  }
+  if (core_.member_state(rank) == Session::MemberState::kLeft) return absl::OkStatus();
+  return absl::CancelledError(absl::StrCat("rank ", rank, " gave up its place before the session began"));
+}
+
+void HostedSession::Log(const LogEffect& log) const {
+  const auto level =
+      log.level == LogEffect::Level::kWarning ? spdlog::level::warn : spdlog::level::info;
+  spdlog::log(level, "session {} generation {}: {}", options_.name, options_.generation, log.message);
+}
+
+void HostedSession::Finish(Work work) {
+  while (true) {
+    for (const auto& stream : work.streams) stream->Pump();
+    if (work.reductions.empty()) return;
+    Work next;
+    for (ReduceEffect& effect : work.reductions) {
+      Sum sum = Compute(effect, *results_);
+      // The members' buffers are free before the results need room in gRPC.
+      effect.inputs.clear();
+      MutexLock lock(mutex_);
+      Effects effects;
+      core_.Reduced(effect.id, effect.chunk, std::move(sum.payload), sum.finite, MonotonicNow(), effects);
+      Execute(std::move(effects), next);
+    }
+    work = std::move(next);
+  }
+}
+
+Session::State HostedSession::state() const {
+  MutexLock lock(mutex_);
+  return core_.state();
+}
+
+bool HostedSession::ended() const {
+  const Session::State now = state();
+  return now == Session::State::kFailed || now == Session::State::kClosed;
+}
+
+bool HostedSession::abandoned() const {
+  MutexLock lock(mutex_);
+  if (core_.state() != Session::State::kJoining) return false;
+  for (int rank = 0; rank < options_.world_size; ++rank) {
+    if (core_.member_state(rank) != Session::MemberState::kAbsent) return false;
+  }
+  return true;
+}
+
+bool HostedSession::has_streams() const {
+  MutexLock lock(mutex_);
+  return !streams_.empty();
+}
+
+std::int64_t HostedSession::step() const {
+  MutexLock lock(mutex_);
+  return core_.step();
+}
+
+v1::SessionStatus HostedSession::Status(absl::Time now) const {
+  v1::SessionStatus status;
+  status.set_name(options_.name);
+  status.set_generation(options_.generation);
+  status.set_lineage(options_.lineage);
+  status.set_world_size(options_.world_size);
+  *status.mutable_hook() = wire::ToProto(options_.spec);
+  status.set_parameters(parameters_);
+  status.set_gradient_bytes(gradient_bytes_);
+  status.set_reserved_bytes(options_.ReservedBytes());
+  MutexLock lock(mutex_);
+  status.set_state(Name(core_.state()));
+  status.set_step(core_.step());
+  status.set_attempt(core_.attempt());
+  status.set_waiting_for(core_.WaitingFor(now));
+  const SessionStats& stats = core_.stats();
+  status.set_contribution_bytes_total(stats.contribution_bytes);
+  status.set_result_bytes_total(stats.result_bytes);
+  status.set_duplicate_chunks_total(stats.duplicate_chunks);
+  status.set_steps_applied_total(stats.steps_applied);
+  status.set_steps_skipped_total(stats.steps_skipped);
+  for (int rank = 0; rank < options_.world_size; ++rank) {
+    v1::MemberStatus& member = *status.add_members();
+    member.set_rank(rank);
+    member.set_state(Name(core_.member_state(rank)));
+    member.set_contribution_bytes_total(core_.member_bytes(rank));
+    if (core_.member_state(rank) == Session::MemberState::kAbsent) continue;
+    *member.mutable_last_heard() = wire::ToProto(now - core_.last_heard(rank));
+  }
+  return status;
+}
+
+v1::WatchResponse HostedSession::Snapshot(absl::Time now) const {
+  v1::WatchResponse snapshot;
+  snapshot.set_session(options_.name);
+  snapshot.set_generation(options_.generation);
+  MutexLock lock(mutex_);
+  snapshot.set_state(Name(core_.state()));
+  snapshot.set_step(core_.step());
+  snapshot.set_waiting_for(core_.WaitingFor(now));
+  return snapshot;
+}
+
+}  // namespace gradwire::server

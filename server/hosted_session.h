@@ -1,0 +1,83 @@
+// A session core with what it needs to live: a lock, the members' streams, the reducer.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "client/buffer_pool.h"
+#include "gradwire/v1/admin.pb.h"
+#include "proto/wire/frame.h"
+#include "proto/wire/sync.h"
+#include "server/core/session.h"
+#include "server/member_stream.h"
+
+namespace gradwire::server {
+
+// Thread-safe. Every call is one event for the core: it runs under the session's lock, which also puts
+// the frames that it causes into the streams' queues in their order. Sums are computed and streams are
+// written to after the lock is given back, on the caller's thread.
+class HostedSession {
+ public:
+  HostedSession(SessionOptions options, std::unique_ptr<const Hook> hook, absl::Time now);
+
+  HostedSession(const HostedSession&) = delete;
+  HostedSession& operator=(const HostedSession&) = delete;
+
+  absl::StatusOr<int> Join(const JoinAsk& ask, absl::Time now);
+  absl::Status Attach(int rank, std::uint64_t start_id, std::int64_t step,
+                      const std::shared_ptr<MemberStream>& stream, absl::Time now);
+  void Receive(int rank, std::uint64_t connection, const wire::Frame& frame, absl::Time now);
+  // The stream ended. May be told twice.
+  void Detach(int rank, std::uint64_t connection, absl::Time now);
+  absl::Status Leave(int rank, std::uint64_t start_id, absl::Time now);
+  void Tick(absl::Time now);
+  // To every member whose stream has nothing else to send.
+  void SendHeartbeats();
+  void Fail(const absl::Status& status, int blamed_rank);
+  // Bytes from `connection` are no frame. Ignored if it is no longer the member's stream.
+  void FailFrom(int rank, std::uint64_t connection, const absl::Status& status);
+
+  const SessionOptions& options() const { return options_; }
+  Session::State state() const;
+  bool ended() const;
+  // Nobody has a place in it and nobody ever ran it.
+  bool abandoned() const;
+  bool has_streams() const;
+  std::int64_t step() const;
+  v1::SessionStatus Status(absl::Time now) const;
+  v1::WatchResponse Snapshot(absl::Time now) const;
+
+ private:
+  using Streams = std::vector<std::shared_ptr<MemberStream>>;
+  // What an event leaves to do without the lock.
+  struct Work {
+    std::vector<ReduceEffect> reductions;
+    Streams streams;  // with something new in their queues
+  };
+
+  void Execute(Effects effects, Work& work) GRADWIRE_REQUIRES(mutex_);
+  void Queue(const std::vector<int>& ranks, const wire::Frame& frame, Work& work)
+      GRADWIRE_REQUIRES(mutex_);
+  void Close(const CloseEffect& close, Work& work) GRADWIRE_REQUIRES(mutex_);
+  absl::Status CloseReason(int rank, std::uint64_t connection) const GRADWIRE_REQUIRES(mutex_);
+  void Log(const LogEffect& log) const;
+  void Finish(Work work) GRADWIRE_EXCLUDES(mutex_);
+
+  const SessionOptions options_;
+  const std::uint64_t parameters_;
+  const std::uint64_t gradient_bytes_;
+  const std::shared_ptr<client::BufferPool> results_;
+
+  mutable Mutex mutex_;
+  Session core_ GRADWIRE_GUARDED_BY(mutex_);
+  std::map<std::uint64_t, std::shared_ptr<MemberStream>> streams_ GRADWIRE_GUARDED_BY(mutex_);
+  std::vector<std::uint64_t> current_ GRADWIRE_GUARDED_BY(mutex_);  // connection of each rank; 0: none
+};
+
+}  // namespace gradwire::server

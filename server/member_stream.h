@@ -1,0 +1,30 @@
+// What a session needs of a member's stream.
+#pragma once
+
+#include <grpcpp/support/byte_buffer.h>
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+
+namespace gradwire::server {
+
+// Thread-safe. Queue and EndAfterQueue only note what to do, so that they can be called under a lock;
+// Pump does it and must be called without one.
+class MemberStream {
+ public:
+  virtual ~MemberStream() = default;
+
+  // Unique among the streams of the process, not 0.
+  virtual std::uint64_t id() const = 0;
+
+  // Frames leave in the order in which they were queued. One that finds the queue full ends the stream.
+  virtual void Queue(grpc::ByteBuffer frame) = 0;
+  virtual void EndAfterQueue(const absl::Status& status) = 0;
+  virtual void Pump() = 0;
+
+  // Nothing is queued or being written.
+  virtual bool idle() const = 0;
+};
+
+}  // namespace gradwire::server

@@ -1,0 +1,17 @@
+// How much memory this process may use.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace gradwire::server {
+
+// The smallest of the machine's memory and the limits of the control groups that this process is in.
+std::size_t AvailableMemory();
+
+// "64MiB", "2GB", "1048576" (bytes) or "80%", which is a part of `available`.
+absl::StatusOr<std::size_t> ParseMemoryLimit(const std::string& text, std::size_t available);
+
+}  // namespace gradwire::server

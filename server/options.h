@@ -1,0 +1,60 @@
+// The daemon's configuration: one struct, one table of flags.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+namespace gradwire::server {
+
+struct ServerOptions {
+  // "host:port" (port 0: any), "[v6]:port", "unix:/path".
+  std::vector<std::string> listen = {"127.0.0.1:29610"};
+  // Allows addresses that other hosts can reach.
+  bool insecure = false;
+  int max_connections = 2048;
+  int max_sessions = 256;
+  // Upper bound of what all sessions together may make the daemon hold. "80%" is a part of the memory
+  // that this process may use.
+  std::string memory_limit = "80%";
+
+  // Of every new session. A chunk with its header stays just below 1 MiB, which gRPC writes at once.
+  std::size_t chunk_bytes = (std::size_t{1} << 20) - 4096;
+  std::uint32_t window_chunks = 4;
+  std::uint32_t open_buckets = 4;
+  absl::Duration join_timeout = absl::Minutes(5);   // where the first member names none
+  absl::Duration step_timeout = absl::Minutes(30);  // likewise
+
+  absl::Duration token_timeout = absl::Seconds(5);
+  absl::Duration hello_timeout = absl::Seconds(5);
+  absl::Duration resume_grace = absl::Seconds(1);
+  absl::Duration heartbeat_interval = absl::Seconds(1);
+  absl::Duration silence_timeout = absl::Seconds(15);
+  absl::Duration handshake_timeout = absl::Seconds(3);
+  // What a stream that ended has to take what was sent before.
+  absl::Duration close_timeout = absl::Seconds(2);
+  absl::Duration drain_timeout = absl::Seconds(30);
+
+  std::string log_level = "info";   // debug, info, warning, error
+  std::string log_format = "text";  // text, json
+
+  // InvalidArgument or FailedPrecondition names the field, the value and what is allowed. Looks up
+  // the names in `listen`.
+  absl::Status Validate() const;
+};
+
+struct CommandLine {
+  ServerOptions options;
+  bool exit = false;  // help, version or an error was printed
+  int exit_code = 0;
+};
+
+// The flags of `gradwired`. Each has a variable, GRADWIRE_ and its name in capitals, that counts where
+// the flag is not given. The only place of the daemon that reads the environment.
+CommandLine ParseCommandLine(int argc, const char* const* argv);
+
+}  // namespace gradwire::server

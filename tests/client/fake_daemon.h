@@ -1,0 +1,52 @@
+// A daemon that misbehaves as the test says. Unless told otherwise it serves one member of a world of
+// one: it grants every bucket and sends contributions back as results.
+#pragma once
+
+#include <grpcpp/server.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "gradwire/v1/aggregation.grpc.pb.h"
+#include "tests/testing/process.h"
+
+namespace gradwire::client {
+
+class FakeDaemon final : public v1::AggregationService::Service {
+ public:
+  using Stream = grpc::ServerReaderWriter<v1::Frame, v1::Frame>;
+
+  FakeDaemon();
+  ~FakeDaemon() override;
+
+  std::string address() const { return "unix:" + folder_ / "daemon.sock"; }
+  // As if the process died. Members' streams break.
+  void Shutdown();
+
+  // Set these before a member joins.
+  v1::JoinResponse join_response;
+  grpc::Status join_status;
+  // Called with the stream's number, from 0.
+  std::function<grpc::Status(int number, Stream* stream, grpc::ServerContext* context)> exchange;
+  // Changes a frame on its way to the member.
+  std::function<void(v1::Frame& frame)> tamper = [](v1::Frame&) {};
+
+  // Serves until the member's stream ends, or until `frames` frames came in.
+  grpc::Status Serve(Stream* stream, bool resumed = false, int frames = -1);
+
+ private:
+  grpc::Status Join(grpc::ServerContext* context, const v1::JoinRequest* request,
+                    v1::JoinResponse* response) override;
+  grpc::Status Exchange(grpc::ServerContext* context, Stream* stream) override;
+  grpc::Status Leave(grpc::ServerContext* context, const v1::LeaveRequest* request,
+                     v1::LeaveResponse* response) override;
+  void Send(Stream* stream, v1::Frame frame);
+
+  gradwire::testing::TemporaryFolder folder_;
+  std::unique_ptr<grpc::Server> server_;
+  std::atomic<int> streams_ = 0;
+};
+
+}  // namespace gradwire::client

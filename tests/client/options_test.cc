@@ -1,0 +1,74 @@
+#include <cstdlib>
+#include <functional>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gradwire/client.h"
+#include "gtest/gtest.h"
+
+namespace gradwire {
+namespace {
+
+ClientOptions Good() {
+  return {.address = "unix:/run/gradwire.sock",
+          .session = "digits",
+          .rank = 0,
+          .world_size = 2,
+          .parameters = {{.name = "w", .shape = {4}}}};
+}
+
+TEST(ClientOptions, AcceptsWhatIsAllowed) { EXPECT_TRUE(Good().Validate().ok()); }
+
+struct Mistake {
+  const char* field;
+  const char* value;
+  std::function<void(ClientOptions&)> make;
+};
+
+class ClientOptionsMistake : public testing::TestWithParam<Mistake> {};
+
+TEST_P(ClientOptionsMistake, IsNamed) {
+  ClientOptions options = Good();
+  GetParam().make(options);
+  const absl::Status status = options.Validate();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr(GetParam().field));
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr(GetParam().value));
+  EXPECT_EQ(Client::Join(options).status(), status);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, ClientOptionsMistake,
+    testing::Values(
+        Mistake{"address", "empty", [](ClientOptions& o) { o.address.clear(); }},
+        Mistake{"session", "\"a b\"", [](ClientOptions& o) { o.session = "a b"; }},
+        Mistake{"session", "\"\"", [](ClientOptions& o) { o.session.clear(); }},
+        Mistake{"session", "1 to 128", [](ClientOptions& o) { o.session = std::string(129, 'a'); }},
+        Mistake{"world_size", "0", [](ClientOptions& o) { o.world_size = 0; }},
+        Mistake{"world_size", "-3", [](ClientOptions& o) { o.world_size = -3; }},
+        Mistake{"rank", "2", [](ClientOptions& o) { o.rank = 2; }},
+        Mistake{"rank", "-2", [](ClientOptions& o) { o.rank = -2; }},
+        Mistake{"parameters", "empty", [](ClientOptions& o) { o.parameters.clear(); }},
+        Mistake{"parameters", "\"w\"", [](ClientOptions& o) { o.parameters.push_back(o.parameters[0]); }},
+        Mistake{"w", "-1", [](ClientOptions& o) { o.parameters[0].shape = {-1}; }},
+        Mistake{"comm_hook", "powersgd2", [](ClientOptions& o) { o.hook.comm_hook = "powersgd2"; }},
+        Mistake{"connect_timeout", "0", [](ClientOptions& o) { o.connect_timeout = absl::ZeroDuration(); }},
+        Mistake{"join_timeout", "-1s", [](ClientOptions& o) { o.join_timeout = absl::Seconds(-1); }},
+        Mistake{"step_timeout", "inf",
+                [](ClientOptions& o) { o.step_timeout = absl::InfiniteDuration(); }}));
+
+TEST(ClientOptions, EnvironmentFillsWhatIsEmpty) {
+  ClientOptions options = Good();
+  options.address.clear();
+  options.session.clear();
+  setenv("GRADWIRE_ADDRESS", "unix:/elsewhere.sock", 1);
+  setenv("GRADWIRE_SESSION", "from-environment", 1);
+  EXPECT_TRUE(options.Validate().ok());
+  setenv("GRADWIRE_SESSION", "not a name", 1);
+  EXPECT_THAT(std::string(options.Validate().message()), testing::HasSubstr("not a name"));
+  unsetenv("GRADWIRE_ADDRESS");
+  unsetenv("GRADWIRE_SESSION");
+}
+
+}  // namespace
+}  // namespace gradwire

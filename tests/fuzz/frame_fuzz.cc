@@ -1,0 +1,82 @@
+// Any bytes in any slices: Parse must not fall over, must agree with protobuf, and what it accepts
+// must survive Serialize.
+#include <google/protobuf/stubs/logging.h>
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/slice.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "gradwire/v1/aggregation.pb.h"
+#include "proto/wire/codec.h"
+#include "proto/wire/convert.h"
+
+namespace gradwire::wire {
+namespace {
+
+constexpr ParseLimits kLimits{.max_payload_bytes = 1 << 16, .max_header_bytes = 1 << 12};
+
+void Require(bool condition, const char* what) {
+  if (condition) return;
+  std::fprintf(stderr, "frame_fuzz: %s\n", what);
+  std::abort();
+}
+
+std::string Content(const PayloadRef& payload) {
+  std::string content;
+  if (payload == nullptr) return content;
+  for (const std::span<const std::byte>& piece : payload->pieces()) {
+    content.append(reinterpret_cast<const char*>(piece.data()), piece.size());
+  }
+  Require(content.size() == payload->bytes(), "a payload's pieces do not have its size");
+  return content;
+}
+
+// 0: one slice. Else slices whose sizes go round in a pattern that `choice` picks.
+grpc::ByteBuffer InSlices(const std::string& bytes, unsigned choice) {
+  std::vector<grpc::Slice> slices;
+  std::size_t begin = 0;
+  for (unsigned i = 0; begin < bytes.size() || slices.empty(); ++i) {
+    const std::size_t wanted = choice == 0 ? bytes.size() : (choice * (i + 1)) % 61;
+    const std::size_t size = std::min(wanted, bytes.size() - begin);
+    slices.emplace_back(bytes.data() + begin, size);
+    begin += size;
+  }
+  return {slices.data(), slices.size()};
+}
+
+void TestOneFrame(const std::string& bytes, unsigned choice) {
+  const absl::StatusOr<Frame> frame = Parse(InSlices(bytes, choice), kLimits);
+  if (!frame.ok()) {
+    Require(frame.status().code() == absl::StatusCode::kInvalidArgument, "not InvalidArgument");
+    return;
+  }
+  const std::string content = Content(frame->payload);
+  v1::Frame message;
+  Require(message.ParseFromString(bytes), "accepted, but protobuf refuses it");
+  Require(message.payload() == content, "protobuf reads another payload");
+  const absl::StatusOr<Header> header = FromProto(message.header());
+  Require(header.ok() && *header == frame->header, "protobuf reads another header");
+
+  // A header may grow when it is written out: what was packed or left out is not.
+  const ParseLimits wide{.max_payload_bytes = 1 << 16, .max_header_bytes = 1 << 16};
+  const absl::StatusOr<Frame> again = Parse(Serialize(frame->header, frame->payload), wide);
+  Require(again.ok(), "refuses what it wrote");
+  Require(again->header == frame->header, "reads another header than it wrote");
+  Require(Content(again->payload) == content, "reads another payload than it wrote");
+}
+
+}  // namespace
+}  // namespace gradwire::wire
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  // protobuf reports each string that is not UTF-8.
+  static const google::protobuf::LogSilencer silencer;
+  if (size == 0) return 0;
+  gradwire::wire::TestOneFrame(std::string(data + 1, data + size), data[0] % 61U);
+  return 0;
+}

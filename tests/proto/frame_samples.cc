@@ -1,0 +1,101 @@
+#include "tests/proto/frame_samples.h"
+
+#include <grpcpp/support/slice.h>
+
+#include <algorithm>
+
+#include "proto/wire/convert.h"
+#include "proto/wire/owned_payload.h"
+
+namespace gradwire::wire {
+
+std::vector<Sample> Samples() {
+  const RoundId id{.step = 41, .attempt = 2, .bucket = 300, .round = 1};
+  const RoundPlan first{
+      {{DType::kFloat32, 1000, ReduceOp::kSum}, {DType::kFloat64, 3, ReduceOp::kMean}}};
+  const RoundPlan second{
+      {{DType::kFloat16, 77, ReduceOp::kMean}, {DType::kBFloat16, 1, ReduceOp::kSum}}};
+  return {
+      {"hello", Hello{.token = "token-0123456789", .start_id = 0x8877665544332211, .step = 7}},
+      {"announce",
+       Announce{
+           .step = 41, .generation = 5, .parameters = {300, 2, 70000}, .rounds = {first, second}}},
+      {"contribution",
+       Contribution{
+           .id = id, .generation = 5, .rank = 3, .chunk = 17, .received = 13, .digest = 0xfeed}},
+      {"ack", Ack{.id = id, .received = 14}},
+      {"end_step", EndStep{.step = 41, .generation = 5}},
+      {"heartbeat", Heartbeat{}},
+      {"enter", Enter{.number = 9,
+                      .generation = 5,
+                      .kind = CollectiveKind::kBroadcast,
+                      .root = 2,
+                      .bytes = 123456789}},
+      {"collective_chunk", CollectiveChunk{.number = 9, .chunk = 4}},
+      {"collective_ack", CollectiveAck{.number = 9, .received = 5}},
+      {"welcome", Welcome{.step = 41, .attempt = 2, .resumed = true}},
+      {"grant", Grant{.id = id}},
+      {"result", Result{.id = id, .chunk = 17, .digest = 0xbeef}},
+      {"step_done",
+       StepDone{.step = 41, .attempt = 2, .verdict = Verdict::kSkip, .digest = 0xabcd}},
+      {"restart", Restart{.step = 41,
+                          .attempt = 2,
+                          .open = {id, {.step = 41, .attempt = 1, .bucket = 8, .round = 3}}}},
+      {"failure", Failure{.code = 14, .message = "rank 1 is lost", .blamed_rank = 1}},
+      {"begin", Begin{.number = 9}},
+  };
+}
+
+std::string Pattern(std::size_t bytes) {
+  std::string text(bytes, '\0');
+  for (std::size_t i = 0; i < bytes; ++i) text[i] = static_cast<char>(i * 7 + i / 251);
+  return text;
+}
+
+PayloadRef MakePayload(const std::string& content) {
+  const std::span<const std::byte> bytes = std::as_bytes(std::span(content));
+  return OwnedPayload::Make({bytes.begin(), bytes.end()});
+}
+
+std::string Content(const PayloadRef& payload) {
+  std::string content;
+  if (payload == nullptr) return content;
+  for (const std::span<const std::byte>& piece : payload->pieces()) {
+    content.append(reinterpret_cast<const char*>(piece.data()), piece.size());
+  }
+  return content;
+}
+
+grpc::ByteBuffer Cut(const std::string& bytes, const std::vector<std::size_t>& cuts) {
+  std::vector<grpc::Slice> slices;
+  std::size_t begin = 0;
+  for (const std::size_t cut : cuts) {
+    slices.emplace_back(bytes.data() + begin, cut - begin);
+    begin = cut;
+  }
+  slices.emplace_back(bytes.data() + begin, bytes.size() - begin);
+  return {slices.data(), slices.size()};
+}
+
+grpc::ByteBuffer CutEvery(const std::string& bytes, std::size_t piece_bytes) {
+  std::vector<std::size_t> cuts;
+  for (std::size_t cut = piece_bytes; cut < bytes.size(); cut += piece_bytes) cuts.push_back(cut);
+  return Cut(bytes, cuts);
+}
+
+std::string Joined(const grpc::ByteBuffer& buffer) {
+  std::vector<grpc::Slice> slices;
+  std::string bytes;
+  if (!buffer.Dump(&slices).ok()) return bytes;
+  for (const grpc::Slice& slice : slices) bytes.append(slice.begin(), slice.end());
+  return bytes;
+}
+
+std::string EncodeWithProtobuf(const Header& header, const std::string& payload) {
+  v1::Frame frame;
+  *frame.mutable_header() = ToProto(header);
+  frame.set_payload(payload);
+  return frame.SerializeAsString();
+}
+
+}  // namespace gradwire::wire

@@ -1,0 +1,204 @@
+#include "tests/sim/scenario.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "gradwire/hooks/registry.h"
+#include "tests/sim/random.h"
+
+namespace gradwire::sim {
+namespace {
+
+constexpr std::size_t kChunkBytes = 64;
+
+std::vector<ParameterSpec> MakeManifest(Random& random) {
+  static constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat64, DType::kFloat16,
+                                      DType::kBFloat16};
+  const std::size_t count = random.Percent(3) ? 0 : 1 + random.Below(7);
+  const bool mixed = random.Percent(30);
+  const DType common = random.Percent(60) ? DType::kFloat32 : kDTypes[random.Below(4)];
+  std::vector<ParameterSpec> manifest;
+  for (std::size_t i = 0; i < count; ++i) {
+    ParameterSpec spec{.name = absl::StrCat("p", i), .shape = {}, .dtype = common};
+    if (mixed) spec.dtype = kDTypes[random.Below(4)];
+    if (random.Percent(12)) {
+      spec.shape = {3, 0};
+    } else {
+      spec.shape = {random.Between(1, random.Percent(30) ? 90 : 24)};
+    }
+    manifest.push_back(spec);
+  }
+  return manifest;
+}
+
+void ChooseHook(Scenario& scenario, Random& random) {
+  HookSpec& spec = scenario.options.spec;
+  scenario.user_hook = random.Percent(40);
+  if (scenario.user_hook) {
+    spec.comm_hook = "sim_feedback";
+    static constexpr DType kWires[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+    scenario.feedback = {.wire = kWires[random.Below(3)],
+                         .rounds = random.Between(1, 2),
+                         .empty_round = random.Percent(20),
+                         .side_numel = random.Percent(30) ? random.Below(70) : 0};
+    return;
+  }
+  static constexpr const char* kHooks[] = {"no", "no", "fp16", "bf16", "noop"};
+  spec.comm_hook = kHooks[random.Below(5)];
+  if (random.Percent(15)) spec.comm_wrapper = random.Percent(50) ? "fp16" : "bf16";
+}
+
+std::vector<CollectivePlan> MakeCollectives(int world_size, Random& random) {
+  std::vector<CollectivePlan> plans;
+  if (!random.Percent(20)) return plans;
+  const int count = random.Between(1, 3);
+  for (int i = 0; i < count; ++i) {
+    CollectivePlan plan;
+    if (random.Percent(60)) {
+      plan.kind = wire::CollectiveKind::kBroadcast;
+      plan.root = random.Between(0, world_size - 1);
+      plan.bytes = random.Percent(15) ? 0 : random.Below(6 * kChunkBytes);
+    }
+    plans.push_back(plan);
+  }
+  return plans;
+}
+
+// Parameters of one dtype to a bucket, as GradBucket demands.
+StepPlan MakeStep(const Scenario& scenario, Random& random) {
+  const auto& manifest = scenario.options.manifest;
+  StepPlan step{.collectives = MakeCollectives(scenario.options.world_size, random)};
+  const bool partial = random.Percent(15);
+  std::vector<std::uint32_t> order;
+  for (std::uint32_t p = 0; p < manifest.size(); ++p) {
+    if (!partial || random.Percent(60)) order.push_back(p);
+  }
+  random.Shuffle(order);
+  for (std::uint32_t p : order) {
+    if (!step.buckets.empty() && random.Percent(50)) {
+      auto& bucket = step.buckets[random.Below(step.buckets.size())];
+      if (manifest[bucket.front()].dtype == manifest[p].dtype) {
+        bucket.push_back(p);
+        continue;
+      }
+    }
+    step.buckets.push_back({p});
+  }
+  step.end_step = order.size() < manifest.size() || manifest.empty() || random.Percent(30);
+  if (!order.empty() && random.Percent(12)) {
+    step.nonfinite_rank = random.Between(0, scenario.options.world_size - 1);
+    step.nonfinite_parameter = order[random.Below(order.size())];
+    step.nonfinite_only_at_first = random.Percent(30);
+  }
+  return step;
+}
+
+void ChooseNetwork(Scenario& scenario, Random& random) {
+  scenario.delay_low = absl::Microseconds(50);
+  scenario.delay_high = absl::Microseconds(random.Percent(70) ? 3000 : 60000);
+  scenario.think_high = absl::Microseconds(random.Percent(60) ? 4000 : 0);
+  scenario.reduce_high = absl::Microseconds(random.Percent(70) ? 2000 : 20000);
+  scenario.reduce_inline_percent = random.Percent(30) ? 100 : random.Between(0, 60);
+  scenario.duplicate_percent = random.Percent(35) ? random.Between(3, 40) : 0;
+  scenario.stale_percent = random.Percent(50) ? random.Between(5, 40) : 0;
+  scenario.slow_percent = random.Percent(6) ? 15 : 0;
+  scenario.attach_delay_high =
+      random.Percent(8) ? 2 * scenario.options.token_timeout : absl::Milliseconds(5);
+}
+
+void AddFault(Scenario& scenario, FaultKind kind, Random& random) {
+  scenario.faults.push_back({.kind = kind,
+                             .process = random.Below(scenario.world()),
+                             .at_event = random.Below(std::size_t{1} << random.Between(3, 10))});
+}
+
+void ChooseFaults(Scenario& scenario, Random& random) {
+  if (random.Percent(55)) {
+    const int cuts = random.Between(1, random.Percent(20) ? 8 : 3);
+    for (int i = 0; i < cuts; ++i) AddFault(scenario, FaultKind::kCut, random);
+  }
+  if (random.Percent(15)) AddFault(scenario, FaultKind::kShortStall, random);
+  if (random.Percent(8)) AddFault(scenario, FaultKind::kDaemonPause, random);
+  if (random.Percent(15)) AddFault(scenario, FaultKind::kReplacement, random);
+  static constexpr FaultKind kFatal[] = {FaultKind::kDeath, FaultKind::kLongStall,
+                                         FaultKind::kEarlyLeave, FaultKind::kHostile,
+                                         FaultKind::kOldGeneration};
+  if (random.Percent(35)) AddFault(scenario, kFatal[random.Below(5)], random);
+  std::sort(scenario.faults.begin(), scenario.faults.end(),
+            [](const Fault& a, const Fault& b) { return a.at_event < b.at_event; });
+}
+
+}  // namespace
+
+bool Scenario::Has(FaultKind kind) const {
+  return std::any_of(faults.begin(), faults.end(),
+                     [kind](const Fault& fault) { return fault.kind == kind; });
+}
+
+std::unique_ptr<Hook> Scenario::MakeHook() const {
+  if (user_hook) return std::make_unique<FeedbackHook>(feedback, [](const std::string&) {});
+  return *HookRegistry::Global().Make(options.spec);
+}
+
+double Scenario::Gradient(int rank, std::int64_t step, std::uint32_t parameter,
+                          std::size_t element) const {
+  const StepPlan& plan = steps[static_cast<std::size_t>(step)];
+  if (plan.nonfinite_rank == rank && plan.nonfinite_parameter == parameter && element == 0 &&
+      !plan.nonfinite_only_at_first) {
+    return data_seed % 2 == 0 ? std::numeric_limits<double>::quiet_NaN()
+                              : std::numeric_limits<double>::infinity();
+  }
+  // Thirds of eighths: every dtype rounds them, so that error feedback has something to feed back.
+  const auto bits = static_cast<int>(Mix(data_seed, rank, step, parameter, element) % 127) - 63;
+  return static_cast<double>(bits) / 24.0;
+}
+
+Scenario MakeScenario(std::uint64_t seed) {
+  Random random(seed);
+  Scenario scenario;
+  scenario.seed = seed;
+  scenario.data_seed = random.Next();
+  server::SessionOptions& options = scenario.options;
+  options.name = "sim";
+  options.world_size = random.Percent(10) ? 1 : random.Between(2, 4);
+  options.manifest = MakeManifest(random);
+  options.generation = 2;
+  options.lineage = random.Next();
+  options.chunk_bytes = kChunkBytes;
+  options.window_chunks = static_cast<std::uint32_t>(random.Between(1, 3));
+  options.open_buckets = static_cast<std::uint32_t>(random.Between(1, 3));
+  options.join_timeout = absl::Seconds(30);
+  options.token_timeout = absl::Seconds(2);
+  options.resume_grace = random.Between(absl::Milliseconds(700), absl::Milliseconds(1500));
+  options.silence_timeout = random.Between(absl::Seconds(3), absl::Seconds(6));
+  ChooseHook(scenario, random);
+  scenario.any_rank = random.Percent(20);
+  const int steps = random.Between(1, 5);
+  for (int s = 0; s < steps; ++s) scenario.steps.push_back(MakeStep(scenario, random));
+  scenario.steps.push_back(
+      StepPlan{.collectives = MakeCollectives(options.world_size, random)});
+  ChooseNetwork(scenario, random);
+  ChooseFaults(scenario, random);
+  return scenario;
+}
+
+std::string Describe(const Scenario& scenario) {
+  std::string text = absl::StrCat(
+      "world ", scenario.options.world_size, ", window ", scenario.options.window_chunks, ", open ",
+      scenario.options.open_buckets, ", hook ", scenario.options.spec.ToString(), " (rounds ",
+      scenario.feedback.rounds, scenario.feedback.empty_round ? " after an empty one" : "", "), ",
+      scenario.steps.size() - 1, " steps, parameters");
+  for (const ParameterSpec& spec : scenario.options.manifest) {
+    absl::StrAppend(&text, " ", spec.numel(), "x", Name(spec.dtype));
+  }
+  absl::StrAppend(&text, ", faults");
+  for (const Fault& fault : scenario.faults) {
+    absl::StrAppend(&text, " ", static_cast<int>(fault.kind), "@", fault.at_event, ":",
+                    fault.process);
+  }
+  return text;
+}
+
+}  // namespace gradwire::sim

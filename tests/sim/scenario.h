@@ -1,0 +1,77 @@
+// What one seed stands for: the session, the training job, the network, the faults.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "server/core/session.h"
+#include "tests/sim/feedback_hook.h"
+
+namespace gradwire::sim {
+
+struct CollectivePlan {
+  wire::CollectiveKind kind = wire::CollectiveKind::kBarrier;
+  int root = 0;
+  std::size_t bytes = 0;
+};
+
+struct StepPlan {
+  std::vector<CollectivePlan> collectives{};               // before the first bucket
+  std::vector<std::vector<std::uint32_t>> buckets{};       // each member starts them in its own order
+  bool end_step = false;
+  int nonfinite_rank = -1;
+  std::uint32_t nonfinite_parameter = 0;
+  bool nonfinite_only_at_first = false;  // only contributions of attempt 0 have it
+};
+
+enum class FaultKind : std::uint8_t {
+  kCut,            // the connection breaks; the member resumes within the grace
+  kDeath,          // the process is gone
+  kShortStall,     // stands still for less than the silence timeout
+  kLongStall,      // for more
+  kDaemonPause,    // the daemon itself stands still
+  kEarlyLeave,     // leaves with steps still to go
+  kReplacement,    // another process asks for the member's rank
+  kHostile,        // sends malformed frames from then on
+  kOldGeneration,  // a frame of an earlier session of the same name comes down the stream
+};
+
+struct Fault {
+  FaultKind kind = FaultKind::kCut;
+  std::size_t process = 0;
+  std::size_t at_event = 0;  // or later, once it is possible
+};
+
+struct Scenario {
+  std::uint64_t seed = 0;
+  std::uint64_t data_seed = 0;
+  server::SessionOptions options;
+  bool user_hook = false;
+  FeedbackOptions feedback;
+  bool any_rank = false;
+  std::vector<StepPlan> steps;  // the last one has collectives only
+  std::vector<Fault> faults;
+  absl::Duration delay_low;
+  absl::Duration delay_high;
+  absl::Duration think_high;  // between a member's buckets
+  absl::Duration reduce_high;
+  int reduce_inline_percent = 0;
+  int duplicate_percent = 0;
+  int stale_percent = 0;
+  int slow_percent = 0;  // of (member, step): alive, but later than the silence timeout
+  absl::Duration attach_delay_high;
+
+  std::size_t world() const { return static_cast<std::size_t>(options.world_size); }
+  bool Has(FaultKind kind) const;
+  // The daemon's and the members' hook. `report` hears of breaches.
+  std::unique_ptr<Hook> MakeHook() const;
+  double Gradient(int rank, std::int64_t step, std::uint32_t parameter, std::size_t element) const;
+};
+
+Scenario MakeScenario(std::uint64_t seed);
+std::string Describe(const Scenario& scenario);
+
+}  // namespace gradwire::sim

@@ -1,0 +1,241 @@
+// The simulation's daemon: a table of streams, and the session's effects.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "hooks/reduce.h"
+#include "tests/sim/world.h"
+
+namespace gradwire::sim {
+namespace {
+
+// The ranks that a sentence names: the numbers after "rank" and "ranks".
+std::set<int> RanksIn(const std::string& text) {
+  std::set<int> ranks;
+  for (std::size_t at = text.find("rank"); at != std::string::npos; at = text.find("rank", at + 1)) {
+    std::size_t digit = text.find(' ', at);
+    while (digit != std::string::npos && digit + 1 < text.size() && text[digit + 1] >= '0' &&
+           text[digit + 1] <= '9') {
+      const std::size_t end = text.find_first_not_of("0123456789", digit + 1);
+      int rank = 0;
+      if (!absl::SimpleAtoi(text.substr(digit + 1, end - digit - 1), &rank)) break;
+      ranks.insert(rank);
+      if (end == std::string::npos || text[end] != ',') break;
+      digit = end + 1;
+    }
+  }
+  return ranks;
+}
+
+wire::PayloadRef ReduceInputs(const server::ReduceEffect& effect, Random& random, bool& finite) {
+  std::vector<Pieces> inputs;
+  for (const wire::PayloadRef& input : effect.inputs) inputs.push_back(input->pieces());
+  ByteVector out(effect.segment.bytes());
+  finite = Reduce(effect.segment.dtype, effect.segment.op, effect.segment.numel, inputs, out).finite;
+  return MakePayload(std::move(out), random);
+}
+
+}  // namespace
+
+bool World::DaemonPaused(const std::function<void()>& again, bool background) {
+  if (now_ >= daemon_paused_until_) return false;
+  At(daemon_paused_until_, again, background);
+  return true;
+}
+
+void World::Tick() {
+  if (DaemonPaused([this] { Tick(); }, true)) return;
+  server::Effects effects;
+  session_.Tick(now_, effects);
+  Apply(std::move(effects));
+  CheckWaiting();
+  After(absl::Milliseconds(100), [this] { Tick(); }, true);
+}
+
+// When all that could move has moved, the session must name who it waits for, and nobody else.
+void World::CheckWaiting() {
+  if (session_.state() != server::Session::State::kRunning || foreground_ != waking_) return;
+  std::set<int> culprits;
+  for (const auto& process : processes_) {
+    if (!process->left && (process->dead || now_ < process->paused_until)) {
+      culprits.insert(process->rank);
+    }
+  }
+  if (culprits.empty() || anyone_blamable_) return;
+  const std::string text = session_.WaitingFor(now_);
+  const std::set<int> named = RanksIn(text);
+  Trace([&] { return absl::StrCat("waiting: ", text); });
+  if (named.empty() || !std::includes(culprits.begin(), culprits.end(), named.begin(), named.end())) {
+    return checker_.Violate(absl::StrCat("only ranks ", absl::StrJoin(culprits, ", "),
+                                         " stand still, and the session says: ", text));
+  }
+  Note(Count::kWaitsExplained);
+}
+
+void World::Apply(server::Effects effects) {
+  while (!effects.empty()) {
+    server::Effects more;
+    for (server::Effect& effect : effects) {
+      std::visit([&](auto& e) { OnEffect(e, more); }, effect);
+    }
+    effects = std::move(more);
+  }
+}
+
+void World::OnEffect(server::SendEffect& effect, server::Effects&) {
+  SendDown(effect.rank, effect.frame);
+}
+
+void World::OnEffect(server::FanOutEffect& effect, server::Effects&) {
+  for (int rank : effect.ranks) SendDown(rank, effect.frame);
+}
+
+void World::OnEffect(server::ReduceEffect& effect, server::Effects& more) {
+  bool finite = true;
+  wire::PayloadRef result = ReduceInputs(effect, random_, finite);
+  if (random_.Percent(scenario_.reduce_inline_percent)) {
+    return session_.Reduced(effect.id, effect.chunk, std::move(result), finite, now_, more);
+  }
+  After(random_.Between(absl::ZeroDuration(), scenario_.reduce_high),
+        [this, id = effect.id, chunk = effect.chunk, result, finite] {
+          server::Effects effects;
+          session_.Reduced(id, chunk, result, finite, now_, effects);
+          Apply(std::move(effects));
+        });
+}
+
+void World::OnEffect(server::CloseEffect& effect, server::Effects&) {
+  const auto found = std::find_if(links_.begin(), links_.end(), [&](const auto& link) {
+    return link->id == effect.connection;
+  });
+  if (found == links_.end()) return;
+  Link& link = **found;
+  PushDown(link, [this, &link] {
+    Process& process = *processes_[link.process];
+    link.cut = true;
+    OnStreamEnd(process, link, absl::Milliseconds(1));
+  });
+}
+
+void World::OnEffect(server::LogEffect& effect, server::Effects&) {
+  Trace([&] { return absl::StrCat("log: ", effect.message); });
+}
+
+void World::SendDown(int rank, const wire::Frame& frame) {
+  const auto found = current_.find(rank);
+  if (found == current_.end()) return;
+  Link& link = *found->second;
+  if (const auto* failure = std::get_if<wire::Failure>(&frame.header)) {
+    if (failure_ && *failure_ != *failure) checker_.Violate("members are told different failures");
+    failure_ = *failure;
+  }
+  PushDown(link, [this, &link, frame] {
+    Process& process = *processes_[link.process];
+    if (process.link == &link) OnFrame(process, frame);
+  });
+}
+
+void World::PushDown(Link& link, std::function<void()> action) {
+  if (link.cut) return Note(Count::kFramesLost);
+  link.down.push_back(std::move(action));
+  link.last_down = std::max(link.last_down, now_ + NetworkDelay());
+  At(link.last_down, [this, &link] { PumpDown(link); });
+}
+
+void World::PumpDown(Link& link) {
+  if (link.down.empty()) return;
+  if (!Awake(*processes_[link.process], [this, &link] { PumpDown(link); })) return;
+  const std::function<void()> action = std::move(link.down.front());
+  link.down.pop_front();
+  action();
+}
+
+void World::PumpUp(Link& link) {
+  if (link.up.empty()) return;
+  const bool background = std::holds_alternative<wire::Heartbeat>(link.up.front().header);
+  if (DaemonPaused([this, &link] { PumpUp(link); }, background)) return;
+  const wire::Frame frame = std::move(link.up.front());
+  link.up.pop_front();
+  if (const auto* hello = std::get_if<wire::Hello>(&frame.header)) return OnHello(link, *hello);
+  Deliver(link, frame);
+}
+
+void World::OnHello(Link& link, const wire::Hello& hello) {
+  const bool resumes = session_.state() == server::Session::State::kRunning;
+  server::Effects effects;
+  const absl::Status status =
+      session_.Attach(link.rank, hello.start_id, hello.step, link.id, now_, effects);
+  Trace([&] { return absl::StrCat("rank ", link.rank, " attaches stream ", link.id, ": ",
+                                  status.ToString()); });
+  if (!status.ok()) {
+    PushDown(link, [this, &link, status] {
+      link.cut = true;
+      Process& process = *processes_[link.process];
+      if (process.link == &link) OnRefused(process, status);
+    });
+    return;
+  }
+  if (resumes) Note(Count::kResumes);
+  const std::uint32_t attempt = session_.attempt();
+  current_[link.rank] = &link;
+  link.attached = true;
+  Mark(attempt);
+  Apply(std::move(effects));
+}
+
+void World::Deliver(Link& link, const wire::Frame& frame) {
+  Disturb(link, frame);
+  Receive(link.rank, link.id, frame);
+  if (!std::holds_alternative<wire::Contribution>(frame.header)) return;
+  if (received_step_ != session_.step()) {
+    received_step_ = session_.step();
+    for (auto& frames : received_) frames.clear();
+  }
+  const auto current = current_.find(link.rank);
+  if (current == current_.end() || current->second != &link) return;
+  if (std::get<wire::Contribution>(frame.header).id.step == session_.step()) {
+    received_[static_cast<std::size_t>(link.rank)].push_back(frame);
+  }
+  Duplicate(link, frame);
+}
+
+void World::Receive(int rank, std::uint64_t connection, const wire::Frame& frame) {
+  Trace([&] {
+    std::string text = absl::StrCat("daemon < rank ", rank, " stream ", connection, ": frame ",
+                                    frame.header.index());
+    if (const auto* chunk = std::get_if<wire::Contribution>(&frame.header)) {
+      absl::StrAppend(&text, " contribution step ", chunk->id.step, " attempt ", chunk->id.attempt,
+                      " bucket ", chunk->id.bucket, " round ", chunk->id.round, " chunk ",
+                      chunk->chunk, " received ", chunk->received);
+    }
+    return text;
+  });
+  Mark(frame.header.index() * 8 + static_cast<std::uint64_t>(rank));
+  server::Effects effects;
+  session_.Receive(rank, connection, frame, now_, effects);
+  Apply(std::move(effects));
+}
+
+// The blame must fall on somebody who did something.
+void World::CheckFailure() {
+  const absl::Status& status = session_.failure();
+  if (!failure_ || anyone_blamable_) return;
+  const int blamed = failure_->blamed_rank;
+  if (failure_->message != status.message() || failure_->code != static_cast<int>(status.code())) {
+    return checker_.Violate("members are told another failure than the session's");
+  }
+  if (blamed < 0) {  // the join deadline: the message must name who is missing
+    for (int rank : RanksIn(failure_->message)) {
+      if (blamable_.count(rank) > 0) return;
+    }
+  } else if (blamable_.count(blamed) > 0 &&
+             absl::StrContains(failure_->message, absl::StrCat("rank ", blamed))) {
+    return;
+  }
+  checker_.Violate(absl::StrCat("failed, blaming rank ", blamed, ": ", failure_->message));
+}
+
+}  // namespace gradwire::sim

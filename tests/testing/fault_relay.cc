@@ -1,0 +1,145 @@
+#include "tests/testing/fault_relay.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace gradwire::testing {
+namespace {
+
+constexpr int kPollMs = 20;
+
+absl::StatusOr<sockaddr_un> Address(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof(address.sun_path)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, " is too long for a unix socket"));
+  }
+  std::memcpy(address.sun_path, path.data(), path.size());
+  return address;
+}
+
+absl::StatusOr<int> Connect(const std::string& path) {
+  const auto address = Address(path);
+  if (!address.ok()) return address.status();
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return absl::InternalError(std::strerror(errno));
+  if (connect(fd, reinterpret_cast<const sockaddr*>(&*address), sizeof(*address)) == 0) return fd;
+  const std::string error = std::strerror(errno);
+  close(fd);
+  return absl::UnavailableError(error);
+}
+
+bool WriteAll(int fd, const char* data, std::size_t bytes) {
+  while (bytes > 0) {
+    const ssize_t written = send(fd, data, bytes, MSG_NOSIGNAL);
+    if (written <= 0) return false;
+    data += written;
+    bytes -= static_cast<std::size_t>(written);
+  }
+  return true;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<FaultRelay>> FaultRelay::Start(std::string path, std::string target) {
+  const auto address = Address(path);
+  if (!address.ok()) return address.status();
+  const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (listener < 0) return absl::InternalError(std::strerror(errno));
+  if (bind(listener, reinterpret_cast<const sockaddr*>(&*address), sizeof(*address)) != 0 ||
+      listen(listener, 64) != 0) {
+    const std::string error = absl::StrCat(path, ": ", std::strerror(errno));
+    close(listener);
+    return absl::InternalError(error);
+  }
+  return std::unique_ptr<FaultRelay>(new FaultRelay(std::move(path), std::move(target), listener));
+}
+
+FaultRelay::FaultRelay(std::string path, std::string target, int listener)
+    : path_(std::move(path)), target_(std::move(target)), listener_(listener) {
+  acceptor_ = std::thread([this] { Accept(); });
+}
+
+FaultRelay::~FaultRelay() {
+  stopping_ = true;
+  acceptor_.join();
+  CutNow();
+  std::vector<std::thread> pumps;
+  {
+    MutexLock lock(mutex_);
+    pumps.swap(pumps_);
+  }
+  for (std::thread& pump : pumps) pump.join();
+  {
+    MutexLock lock(mutex_);
+    for (const int fd : sockets_) close(fd);
+  }
+  close(listener_);
+  unlink(path_.c_str());
+}
+
+void FaultRelay::Accept() {
+  while (!stopping_) {
+    pollfd ready{.fd = listener_, .events = POLLIN, .revents = 0};
+    if (poll(&ready, 1, kPollMs) <= 0) continue;
+    const int member = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+    if (member < 0) continue;
+    const auto daemon = refusing_ ? absl::UnavailableError("refused") : Connect(target_);
+    if (!daemon.ok()) {
+      close(member);
+      continue;
+    }
+    MutexLock lock(mutex_);
+    sockets_.push_back(member);
+    sockets_.push_back(*daemon);
+    pumps_.emplace_back([this, member, to = *daemon] { Pump(member, to); });
+    pumps_.emplace_back([this, member, from = *daemon] { Pump(from, member); });
+  }
+}
+
+void FaultRelay::Pump(int from, int to) {
+  std::array<char, 64 * 1024> buffer;
+  while (!stopping_) {
+    if (stalled_) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(kPollMs));
+      continue;
+    }
+    pollfd ready{.fd = from, .events = POLLIN, .revents = 0};
+    if (poll(&ready, 1, kPollMs) <= 0) continue;
+    if (stalled_) continue;
+    const ssize_t bytes = recv(from, buffer.data(), buffer.size(), 0);
+    if (bytes <= 0 || Count(bytes) || !WriteAll(to, buffer.data(), static_cast<std::size_t>(bytes))) {
+      break;
+    }
+  }
+  shutdown(from, SHUT_RDWR);
+  shutdown(to, SHUT_RDWR);
+}
+
+bool FaultRelay::Count(std::int64_t bytes) {
+  bytes_ += bytes;
+  if (until_cut_ < 0 || until_cut_.fetch_sub(bytes) > bytes) return false;
+  if (cutting_.exchange(true)) return true;
+  until_cut_ = -1;
+  CutNow();
+  cutting_ = false;
+  return true;
+}
+
+void FaultRelay::CutNow() {
+  MutexLock lock(mutex_);
+  for (const int fd : sockets_) shutdown(fd, SHUT_RDWR);
+  ++cuts_;
+}
+
+}  // namespace gradwire::testing

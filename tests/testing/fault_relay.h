@@ -1,0 +1,61 @@
+// A relay between members and a daemon that breaks connections on demand.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "proto/wire/sync.h"
+
+namespace gradwire::testing {
+
+class FaultRelay {
+ public:
+  // Listens on the unix socket `path` and connects to the unix socket `target`.
+  static absl::StatusOr<std::unique_ptr<FaultRelay>> Start(std::string path, std::string target);
+  ~FaultRelay();
+
+  FaultRelay(const FaultRelay&) = delete;
+  FaultRelay& operator=(const FaultRelay&) = delete;
+
+  std::string address() const { return "unix:" + path_; }
+
+  // Cuts all connections once `bytes` more have passed, both directions taken together.
+  void CutAfter(std::int64_t bytes) { until_cut_ = bytes; }
+  void CutNow() GRADWIRE_EXCLUDES(mutex_);
+  // Bytes stay where they are while this is on.
+  void Stall(bool on) { stalled_ = on; }
+  // New connections are closed at once while this is on.
+  void Refuse(bool on) { refusing_ = on; }
+
+  int cuts() const { return cuts_; }
+  std::int64_t bytes() const { return bytes_; }
+
+ private:
+  FaultRelay(std::string path, std::string target, int listener);
+
+  void Accept();
+  void Pump(int from, int to);
+  bool Count(std::int64_t bytes);
+
+  const std::string path_;
+  const std::string target_;
+  const int listener_;
+  std::atomic<bool> stopping_ = false;
+  std::atomic<bool> stalled_ = false;
+  std::atomic<bool> refusing_ = false;
+  std::atomic<std::int64_t> until_cut_ = -1;  // negative: no cut is planned
+  std::atomic<bool> cutting_ = false;
+  std::atomic<std::int64_t> bytes_ = 0;
+  std::atomic<int> cuts_ = 0;
+  Mutex mutex_;
+  std::vector<int> sockets_ GRADWIRE_GUARDED_BY(mutex_);  // closed with the relay
+  std::vector<std::thread> pumps_ GRADWIRE_GUARDED_BY(mutex_);
+  std::thread acceptor_;
+};
+
+}  // namespace gradwire::testing
