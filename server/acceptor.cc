@@ -134,8 +134,8 @@ void Acceptor::Take(const Listener& listener, UniqueFd connection) {
     return Refuse(std::move(connection));
   }
   UniqueFd duplicate(fcntl(connection.get(), F_DUPFD_CLOEXEC, 0));
-  // Both directions shut down is the end, whoever ended it: gRPC shuts a socket down before it closes
-  // its own descriptor.
+  // Both directions shut down is the end, whoever ended it: gRPC shuts a socket down before it
+  // closes its own descriptor.
   if (!duplicate.valid() || !WatchFd(duplicate.get(), EPOLLHUP).ok()) {
     ++refused_;
     return Refuse(std::move(connection));

@@ -36,16 +36,19 @@ struct Sum {
 Sum Compute(const ReduceEffect& effect, client::BufferPool& pool) {
   std::vector<Pieces> inputs;
   inputs.reserve(effect.inputs.size());
-  for (const wire::PayloadRef& input : effect.inputs) inputs.push_back(input->pieces());
+  for (const wire::PayloadRef& input : effect.inputs) {
+    inputs.push_back(input == nullptr ? Pieces() : input->pieces());
+  }
   const auto buffer = pool.Take(effect.segment.bytes());
-  const ReduceOutcome outcome = Reduce(effect.segment.dtype, effect.segment.op, effect.segment.numel,
-                                       inputs, buffer->content());
+  const ReduceOutcome outcome = Reduce(effect.segment.dtype, effect.segment.op,
+                                       effect.segment.numel, inputs, buffer->content());
   return {.payload = buffer, .finite = outcome.finite};
 }
 
 }  // namespace
 
-HostedSession::HostedSession(SessionOptions options, std::unique_ptr<const Hook> hook, absl::Time now)
+HostedSession::HostedSession(SessionOptions options, std::unique_ptr<const Hook> hook,
+                             absl::Time now)
     : options_(options),
       parameters_(Elements(options)),
       gradient_bytes_(GradientBytes(options)),
@@ -212,13 +215,15 @@ absl::Status HostedSession::CloseReason(int rank, std::uint64_t connection) cons
     return absl::AbortedError(absl::StrCat("another stream of rank ", rank, " took over"));
   }
   if (core_.member_state(rank) == Session::MemberState::kLeft) return absl::OkStatus();
-  return absl::CancelledError(absl::StrCat("rank ", rank, " gave up its place before the session began"));
+  return absl::CancelledError(
+      absl::StrCat("rank ", rank, " gave up its place before the session began"));
 }
 
 void HostedSession::Log(const LogEffect& log) const {
   const auto level =
       log.level == LogEffect::Level::kWarning ? spdlog::level::warn : spdlog::level::info;
-  spdlog::log(level, "session {} generation {}: {}", options_.name, options_.generation, log.message);
+  spdlog::log(level, "session {} generation {}: {}", options_.name, options_.generation,
+              log.message);
 }
 
 void HostedSession::Finish(Work work) {
@@ -232,7 +237,8 @@ void HostedSession::Finish(Work work) {
       effect.inputs.clear();
       MutexLock lock(mutex_);
       Effects effects;
-      core_.Reduced(effect.id, effect.chunk, std::move(sum.payload), sum.finite, MonotonicNow(), effects);
+      core_.Reduced(effect.id, effect.chunk, std::move(sum.payload), sum.finite, MonotonicNow(),
+                    effects);
       Execute(std::move(effects), next);
     }
     work = std::move(next);

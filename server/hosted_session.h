@@ -19,9 +19,9 @@
 
 namespace gradwire::server {
 
-// Thread-safe. Every call is one event for the core: it runs under the session's lock, which also puts
-// the frames that it causes into the streams' queues in their order. Sums are computed and streams are
-// written to after the lock is given back, on the caller's thread.
+// Thread-safe. Every call is one event for the core: it runs under the session's lock, which also
+// puts the frames that it causes into the streams' queues in their order. Sums are computed and
+// streams are written to after the lock is given back, on the caller's thread.
 class HostedSession {
  public:
   HostedSession(SessionOptions options, std::unique_ptr<const Hook> hook, absl::Time now);
@@ -77,7 +77,8 @@ class HostedSession {
   mutable Mutex mutex_;
   Session core_ GRADWIRE_GUARDED_BY(mutex_);
   std::map<std::uint64_t, std::shared_ptr<MemberStream>> streams_ GRADWIRE_GUARDED_BY(mutex_);
-  std::vector<std::uint64_t> current_ GRADWIRE_GUARDED_BY(mutex_);  // connection of each rank; 0: none
+  std::vector<std::uint64_t> current_
+      GRADWIRE_GUARDED_BY(mutex_);  // connection of each rank; 0: none
 };
 
 }  // namespace gradwire::server

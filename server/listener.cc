@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
-#include <string_view>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -20,7 +19,7 @@ namespace gradwire::server {
 namespace {
 
 constexpr int kBacklog = 512;
-constexpr std::string_view kUnixPrefix = "unix:";
+const std::string kUnixPrefix = "unix:";
 
 struct FreeAddresses {
   void operator()(addrinfo* list) const { freeaddrinfo(list); }
@@ -55,8 +54,9 @@ const sockaddr* Generic(const void* address) { return static_cast<const sockaddr
 
 absl::StatusOr<Addresses> Resolve(const std::string& address) {
   const auto bad = [&](const std::string& why) {
-    return absl::InvalidArgumentError(absl::StrCat("listen address \"", address, "\": ", why,
-                                                   "; allowed are host:port, [v6]:port and unix:/path"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("listen address \"", address, "\": ", why,
+                     "; allowed are host:port, [v6]:port and unix:/path"));
   };
   const std::size_t colon = address.rfind(':');
   if (colon == std::string::npos) return bad("no port");
@@ -205,7 +205,8 @@ absl::StatusOr<std::vector<Listener>> Listener::Open(const std::string& address)
     listeners.push_back(std::move(listener));
   }
   if (listeners.empty()) {
-    return absl::Status(last.code(), absl::StrCat("cannot listen on ", address, ": ", last.message()));
+    return absl::Status(last.code(),
+                        absl::StrCat("cannot listen on ", address, ": ", last.message()));
   }
   return listeners;
 }

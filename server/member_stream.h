@@ -9,8 +9,8 @@
 
 namespace gradwire::server {
 
-// Thread-safe. Queue and EndAfterQueue only note what to do, so that they can be called under a lock;
-// Pump does it and must be called without one.
+// Thread-safe. Queue and EndAfterQueue only note what to do, so that they can be called under a
+// lock; Pump does it and must be called without one.
 class MemberStream {
  public:
   virtual ~MemberStream() = default;
@@ -18,7 +18,8 @@ class MemberStream {
   // Unique among the streams of the process, not 0.
   virtual std::uint64_t id() const = 0;
 
-  // Frames leave in the order in which they were queued. One that finds the queue full ends the stream.
+  // Frames leave in the order in which they were queued. One that finds the queue full ends the
+  // stream.
   virtual void Queue(grpc::ByteBuffer frame) = 0;
   virtual void EndAfterQueue(const absl::Status& status) = 0;
   virtual void Pump() = 0;

@@ -62,19 +62,20 @@ std::size_t AvailableMemory() {
 }
 
 absl::StatusOr<std::size_t> ParseMemoryLimit(const std::string& text, std::size_t available) {
-  constexpr std::array<std::pair<std::string_view, double>, 10> kUnits = {{{"", 1},
-                                                                           {"B", 1},
-                                                                           {"KB", 1e3},
-                                                                           {"MB", 1e6},
-                                                                           {"GB", 1e9},
-                                                                           {"TB", 1e12},
-                                                                           {"KiB", 1024.0},
-                                                                           {"MiB", 1048576.0},
-                                                                           {"GiB", 1073741824.0},
-                                                                           {"TiB", 1099511627776.0}}};
+  constexpr std::array<std::pair<std::string_view, double>, 10> kUnits = {
+      {{"", 1},
+       {"B", 1},
+       {"KB", 1e3},
+       {"MB", 1e6},
+       {"GB", 1e9},
+       {"TB", 1e12},
+       {"KiB", 1024.0},
+       {"MiB", 1048576.0},
+       {"GiB", 1073741824.0},
+       {"TiB", 1099511627776.0}}};
   const auto bad = [&] {
-    return absl::InvalidArgumentError(
-        absl::StrCat("\"", text, "\" is no amount of memory; allowed are, for example, 512MiB, 2GB, 80%"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "\"", text, "\" is no amount of memory; allowed are, for example, 512MiB, 2GB, 80%"));
   };
   const std::string trimmed(absl::StripAsciiWhitespace(text));
   const std::size_t digits = trimmed.find_first_not_of("0123456789.");

@@ -8,7 +8,8 @@
 
 namespace gradwire::server {
 
-// The smallest of the machine's memory and the limits of the control groups that this process is in.
+// The smallest of the machine's memory and the limits of the control groups that this process is
+// in.
 std::size_t AvailableMemory();
 
 // "64MiB", "2GB", "1048576" (bytes) or "80%", which is a part of `available`.

@@ -1,6 +1,7 @@
 #include "server/options.h"
 
 #include <CLI/CLI.hpp>
+#include <cctype>
 #include <iostream>
 #include <utility>
 
@@ -28,7 +29,8 @@ absl::Status CheckDuration(const std::string& name, absl::Duration value) {
 
 // What a session makes of its part of the options.
 absl::Status CheckSession(const ServerOptions& options) {
-  SessionOptions session{.name = "check"};
+  SessionOptions session;
+  session.name = "check";
   session.chunk_bytes = options.chunk_bytes;
   session.window_chunks = options.window_chunks;
   session.open_buckets = options.open_buckets;
@@ -40,7 +42,8 @@ CLI::Validator DurationText() {
       [](const std::string& text) {
         absl::Duration duration;
         if (absl::ParseDuration(text, &duration)) return std::string();
-        return absl::StrCat("\"", text, "\" is no duration; allowed are, for example, 500ms, 30s, 2m");
+        return absl::StrCat("\"", text,
+                            "\" is no duration; allowed are, for example, 500ms, 30s, 2m");
       },
       "DURATION");
 }
@@ -53,16 +56,11 @@ absl::Status ServerOptions::Validate() const {
     if (absl::Status status = CheckListenAddress(address, insecure); !status.ok()) return status;
   }
   const std::pair<const char*, absl::Duration> durations[] = {
-      {"join_timeout", join_timeout},
-      {"step_timeout", step_timeout},
-      {"token_timeout", token_timeout},
-      {"hello_timeout", hello_timeout},
-      {"resume_grace", resume_grace},
-      {"heartbeat_interval", heartbeat_interval},
-      {"silence_timeout", silence_timeout},
-      {"handshake_timeout", handshake_timeout},
-      {"close_timeout", close_timeout},
-      {"drain_timeout", drain_timeout},
+      {"join_timeout", join_timeout},       {"step_timeout", step_timeout},
+      {"token_timeout", token_timeout},     {"hello_timeout", hello_timeout},
+      {"resume_grace", resume_grace},       {"heartbeat_interval", heartbeat_interval},
+      {"silence_timeout", silence_timeout}, {"handshake_timeout", handshake_timeout},
+      {"close_timeout", close_timeout},     {"drain_timeout", drain_timeout},
   };
   for (const auto& [name, value] : durations) {
     if (absl::Status status = CheckDuration(name, value); !status.ok()) return status;
@@ -70,7 +68,8 @@ absl::Status ServerOptions::Validate() const {
   if (heartbeat_interval >= silence_timeout) {
     return absl::InvalidArgumentError("heartbeat_interval must be shorter than silence_timeout");
   }
-  if (log_level != "debug" && log_level != "info" && log_level != "warning" && log_level != "error") {
+  if (log_level != "debug" && log_level != "info" && log_level != "warning" &&
+      log_level != "error") {
     return absl::InvalidArgumentError(absl::StrCat(
         "log_level is \"", log_level, "\"; allowed are debug, info, warning and error"));
   }

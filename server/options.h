@@ -18,11 +18,12 @@ struct ServerOptions {
   bool insecure = false;
   int max_connections = 2048;
   int max_sessions = 256;
-  // Upper bound of what all sessions together may make the daemon hold. "80%" is a part of the memory
-  // that this process may use.
+  // Upper bound of what all sessions together may make the daemon hold. "80%" is a part of the
+  // memory that this process may use.
   std::string memory_limit = "80%";
 
-  // Of every new session. A chunk with its header stays just below 1 MiB, which gRPC writes at once.
+  // Of every new session. A chunk with its header stays just below 1 MiB, which gRPC writes at
+  // once.
   std::size_t chunk_bytes = (std::size_t{1} << 20) - 4096;
   std::uint32_t window_chunks = 4;
   std::uint32_t open_buckets = 4;
@@ -53,8 +54,8 @@ struct CommandLine {
   int exit_code = 0;
 };
 
-// The flags of `gradwired`. Each has a variable, GRADWIRE_ and its name in capitals, that counts where
-// the flag is not given. The only place of the daemon that reads the environment.
+// The flags of `gradwired`. Each has a variable, GRADWIRE_ and its name in capitals, that counts
+// where the flag is not given. The only place of the daemon that reads the environment.
 CommandLine ParseCommandLine(int argc, const char* const* argv);
 
 }  // namespace gradwire::server

@@ -78,13 +78,18 @@ absl::Status Member::StartBucket(Ticket ticket, GradBucket& bucket, Effects& eff
   entry.done = !first->has_value();
   entry.attempt = attempt_;
   if (!entry.done) entry.layout = wire::ChunkLayout(entry.plans.front(), options_.chunk_bytes);
+  const bool is_first_empty = !entry.done && entry.layout.chunk_count() == 0;
   for (std::uint32_t p : entry.parameters) used_[p] = true;
 
   const std::uint32_t id = entry.parameters.front();
   Bucket& placed = buckets_.emplace(id, std::move(entry)).first->second;
   SendAnnounce(placed, effects);
-  if (placed.done)
+  if (placed.done) {
     effects.push_back(BucketDoneEffect{.ticket = ticket, .status = absl::OkStatus()});
+  }
+  if (is_first_empty) {
+    if (absl::Status status = AdvanceRound(placed, effects); !status.ok()) Fail(status, effects);
+  }
   return absl::OkStatus();
 }
 
@@ -120,8 +125,9 @@ void Member::Receive(const wire::Frame& frame, Effects& effects) {
          effects);
   } else if (const auto* restart = std::get_if<wire::Restart>(&frame.header)) {
     OnRestart(*restart, effects);
-  } else if (const auto* welcome = std::get_if<wire::Welcome>(&frame.header)) {
-    if (!welcome->resumed) effects.push_back(WelcomeEffect{});
+  } else if (std::holds_alternative<wire::Welcome>(frame.header)) {
+    // The first one may be that of a resume, if the stream broke before it came.
+    if (!std::exchange(welcomed_, true)) effects.push_back(WelcomeEffect{});
   } else if (const auto* begin = std::get_if<wire::Begin>(&frame.header)) {
     OnBegin(*begin, effects);
   } else if (const auto* chunk = std::get_if<wire::CollectiveChunk>(&frame.header)) {
@@ -149,8 +155,6 @@ void Member::OnGrant(const wire::Grant& grant, Effects& effects) {
   bucket.granted = true;
   bucket.attempt = grant.id.attempt;
   SendChunks(grant.id.bucket, bucket, effects);
-  if (bucket.layout.chunk_count() != 0) return;
-  if (absl::Status status = AdvanceRound(bucket, effects); !status.ok()) Fail(status, effects);
 }
 
 void Member::SendChunks(std::uint32_t id, Bucket& bucket, Effects& effects) {
@@ -309,10 +313,6 @@ void Member::OnRestart(const wire::Restart& restart, Effects& effects) {
     }
     bucket.granted = true;
     SendChunks(id.bucket, bucket, effects);
-    if (bucket.layout.chunk_count() != 0) continue;
-    if (absl::Status status = AdvanceRound(bucket, effects); !status.ok()) {
-      return Fail(status, effects);
-    }
   }
 }
 

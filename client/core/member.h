@@ -167,6 +167,7 @@ class Member {
   std::unordered_map<std::string, std::uint32_t> positions_;
   std::int64_t step_;
   std::uint32_t attempt_ = 0;
+  bool welcomed_ = false;
   bool ended_ = false;
   std::map<std::uint32_t, Bucket> buckets_;  // of the current step, by id
   std::vector<bool> used_;                   // parameters in the current step

@@ -53,7 +53,13 @@ void Member::SendCollectiveChunks(Effects& effects) {
 
 void Member::OnCollectiveChunk(const wire::CollectiveChunk& header, const wire::PayloadRef& payload,
                                Effects& effects) {
-  if (!collective_ || header.number != collective_->number) return;  // repeated after a resume
+  if (header.number + (collective_ ? 1 : 0) < next_collective_) {
+    // Repeated after a resume: the acknowledgement was lost, and others may wait for it.
+    effects.push_back(
+        SendEffect{wire::CollectiveAck{.number = header.number, .received = header.chunk + 1}});
+    return;
+  }
+  if (!collective_) return;
   Collective& open = *collective_;
   if (header.chunk > open.received || header.chunk >= CollectiveChunks() ||
       open.root == options_.rank) {

@@ -30,8 +30,8 @@ void Progress::EndOfEpoch(int epoch, double mean_loss, std::uint64_t bytes) {
 void Progress::Print(int epoch, double loss, std::uint64_t bytes, bool last) const {
   const double rate = static_cast<double>(bytes) / 1e6 / seconds();
   if (terminal_) std::fputs("\r\033[K", stdout);
-  std::printf("%-6s epoch %2d/%d  loss %.4f  %d/%d members  %5.1f MB/s", label_.c_str(), epoch,
-              epochs_, loss, members_, members_, rate);
+  std::printf("%-6s epoch %2d/%d  loss %.4f", label_.c_str(), epoch, epochs_, loss);
+  if (members_ > 1) std::printf("  %d/%d members  %5.1f MB/s", members_, members_, rate);
   if (last || !terminal_) std::putchar('\n');
   std::fflush(stdout);
 }

@@ -161,20 +161,28 @@ HWY_INLINE hn::Vec<hn::Rebind<std::uint16_t, D>> RoundToFloat16(D d, hn::Vec<D> 
 #endif
 }
 
-// The upper 16 bits of each lane are the bfloat16, the lower ones are left over.
+// The upper 16 bits of each lane are the bfloat16, the lower ones are left over; a NaN may carry
+// over into anything.
 template <class D>
-HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> RoundUpperHalf(D /*d*/, hn::Vec<D> v) {
+HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> RoundUpperHalfUnlessNan(D /*d*/, hn::Vec<D> v) {
   const hn::RebindToUnsigned<D> du;
   const auto all = hn::BitCast(du, v);
   const auto is_odd = hn::And(hn::ShiftRight<16>(all), hn::Set(du, 1U));
-  const auto rounded = hn::Add(all, hn::Add(is_odd, hn::Set(du, 0x7FFFU)));
-  const auto quiet_nan = hn::Or(all, hn::Set(du, 0x00400000U));
-  return hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), quiet_nan, rounded);
+  return hn::Add(all, hn::Add(is_odd, hn::Set(du, 0x7FFFU)));
+}
+
+// `bits`, or `v` made quiet where `v` is NaN.
+template <class D>
+HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> KeepNan(D /*d*/, hn::Vec<D> v,
+                                                    hn::Vec<hn::RebindToUnsigned<D>> bits) {
+  const hn::RebindToUnsigned<D> du;
+  const auto quiet_nan = hn::Or(hn::BitCast(du, v), hn::Set(du, 0x00400000U));
+  return hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), quiet_nan, bits);
 }
 
 template <class D>
 HWY_INLINE hn::Vec<hn::Rebind<std::uint16_t, D>> RoundToBFloat16(D d, hn::Vec<D> v) {
-  return Narrow(d, hn::ShiftRight<16>(RoundUpperHalf(d, v)));
+  return Narrow(d, hn::ShiftRight<16>(KeepNan(d, v, RoundUpperHalfUnlessNan(d, v))));
 }
 
 // ---- binary64 to binary32.
@@ -250,14 +258,19 @@ HWY_INLINE hn::Vec<hn::Rebind<Lane<kType>, D>> Round(D d, hn::Vec<D> v) {
   }
 }
 
-// binary32 rounded once to a 16-bit dtype, still as binary32.
+// binary32 rounded to a 16-bit dtype, then divided, and rounded to it again.
 template <DType kType, class D>
-HWY_INLINE hn::Vec<D> RoundInPlace(D d, hn::Vec<D> v) {
+HWY_INLINE hn::Vec<hn::Rebind<std::uint16_t, D>> RoundDivideRound(D d, hn::Vec<D> v,
+                                                                  hn::Vec<D> divisor) {
   if constexpr (kType == DType::kFloat16) {
-    return WidenFloat16(d, RoundToFloat16(d, v));
+    const auto cast = WidenFloat16(d, RoundToFloat16(d, v));
+    return RoundToFloat16(d, hn::Div(cast, divisor));
   } else {
     const hn::RebindToUnsigned<D> du;
-    return hn::BitCast(d, hn::AndNot(hn::Set(du, 0xFFFFU), RoundUpperHalf(d, v)));
+    const auto upper = hn::AndNot(hn::Set(du, 0xFFFFU), RoundUpperHalfUnlessNan(d, v));
+    const auto quotient = hn::Div(hn::BitCast(d, upper), divisor);
+    const auto rounded = RoundUpperHalfUnlessNan(d, quotient);
+    return Narrow(d, hn::ShiftRight<16>(KeepNan(d, v, rounded)));
   }
 }
 

@@ -114,8 +114,9 @@ HWY_INLINE std::size_t NarrowAndDivideFrom(D d, std::size_t i, const std::byte* 
   const std::size_t lanes = hn::Lanes(d);
   const auto by = hn::Set(d, static_cast<float>(divisor));
   for (; i + lanes <= numel; i += lanes) {
-    const auto cast = RoundInPlace<kTo>(d, LoadBytes(d, src + i * sizeof(float)));
-    StoreRounded<kTo>(d, hn::Div(cast, by), dst + i * sizeof(Lane<kTo>));
+    const auto v = LoadBytes(d, src + i * sizeof(float));
+    StoreBytes(hn::Rebind<Lane<kTo>, D>(), RoundDivideRound<kTo>(d, v, by),
+               dst + i * sizeof(Lane<kTo>));
   }
   return i;
 }

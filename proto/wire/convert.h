@@ -42,7 +42,7 @@ absl::StatusOr<HookSpec> FromProto(const v1::HookSpec& spec);
 v1::Parameter ToProto(const ParameterSpec& parameter);
 
 using Manifest = google::protobuf::RepeatedPtrField<v1::Parameter>;
-// At least one parameter, every one valid, no name twice, no more than kMaxManifestBytes together.
+// Every parameter valid, no name twice, no more than kMaxManifestBytes together.
 absl::StatusOr<std::vector<ParameterSpec>> FromProto(const Manifest& manifest);
 
 // InfiniteDuration becomes the longest that protobuf has.

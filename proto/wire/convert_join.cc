@@ -119,7 +119,7 @@ v1::Parameter ToProto(const ParameterSpec& parameter) {
 
 absl::StatusOr<std::vector<ParameterSpec>> FromProto(const Manifest& manifest) {
   const auto size = static_cast<std::size_t>(manifest.size());
-  if (absl::Status status = CheckCount("manifest", size, std::size_t{1}, kMaxParameters);
+  if (absl::Status status = CheckCount("manifest", size, std::size_t{0}, kMaxParameters);
       !status.ok()) {
     return status;
   }

@@ -47,15 +47,7 @@ std::uint32_t Collectives::Everybody() const {
   return least;
 }
 
-absl::Status Collectives::OnEnter(int rank, const wire::Enter& enter, std::vector<Send>& sends) {
-  const auto index = static_cast<std::size_t>(rank);
-  if (enter.number < number_ || (enter.number == number_ && open_ && entered_[index])) {
-    return absl::OkStatus();  // repeated after a resume
-  }
-  if (enter.number > number_) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("entered collective ", enter.number, " while ", number_, " is not finished"));
-  }
+absl::Status Collectives::CheckEnter(const wire::Enter& enter, const wire::Enter* other) const {
   if (enter.root < 0 || enter.root >= world_size_) {
     return absl::InvalidArgumentError(
         absl::StrCat("broadcast root is ", enter.root, "; allowed are 0 to ", world_size_ - 1));
@@ -66,11 +58,33 @@ absl::Status Collectives::OnEnter(int rank, const wire::Enter& enter, std::vecto
                                                    kMaxBroadcastBytes,
                                                    " and 2^31 chunks are allowed"));
   }
-  if (open_ &&
-      (enter.kind != open_->kind || enter.root != open_->root || enter.bytes != open_->bytes)) {
+  if (other != nullptr &&
+      (enter.kind != other->kind || enter.root != other->root || enter.bytes != other->bytes)) {
     return absl::FailedPreconditionError(
-        absl::StrCat("entered ", Describe(enter), " as collective ", number_,
-                     "; other members entered ", Describe(*open_)));
+        absl::StrCat("entered ", Describe(enter), " as collective ", enter.number,
+                     "; other members entered ", Describe(*other)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Collectives::OnEnter(int rank, const wire::Enter& enter, std::vector<Send>& sends) {
+  const auto index = static_cast<std::size_t>(rank);
+  if (enter.number < number_ || (enter.number == number_ && open_ && entered_[index])) {
+    return absl::OkStatus();  // repeated after a resume
+  }
+  if (enter.number == number_ + 1 && begun_ && rank != open_->root && sent_ == ChunkCount()) {
+    const wire::Enter* other = early_.empty() ? nullptr : &early_.begin()->second;
+    if (absl::Status status = CheckEnter(enter, other); !status.ok()) return status;
+    early_.emplace(rank, enter);
+    // It has all of the broadcast, even if its stream broke before it said so.
+    return OnAck(rank, {.number = number_, .received = sent_}, sends);
+  }
+  if (enter.number > number_) {
+    return absl::FailedPreconditionError(absl::StrCat("entered collective ", enter.number, " while ",
+                                                      number_, " is not finished"));
+  }
+  if (absl::Status status = CheckEnter(enter, open_ ? &*open_ : nullptr); !status.ok()) {
+    return status;
   }
   if (!open_) open_ = enter;
   entered_[index] = true;
@@ -79,7 +93,7 @@ absl::Status Collectives::OnEnter(int rank, const wire::Enter& enter, std::vecto
   }
   begun_ = true;
   sends.push_back(Send{.ranks = AllRanks(), .frame = {.header = wire::Begin{.number = number_}}});
-  MaybeFinish(sends);
+  MaybeFinish();
   return absl::OkStatus();
 }
 
@@ -120,7 +134,7 @@ absl::Status Collectives::OnChunk(int rank, const wire::CollectiveChunk& header,
         Send{.ranks = {open_->root},
              .frame = {.header = wire::CollectiveAck{.number = number_, .received = sent_}}});
   }
-  MaybeFinish(sends);
+  MaybeFinish();
   return absl::OkStatus();
 }
 
@@ -141,11 +155,18 @@ absl::Status Collectives::OnAck(int rank, const wire::CollectiveAck& ack,
   sends.push_back(
       Send{.ranks = {open_->root},
            .frame = {.header = wire::CollectiveAck{.number = number_, .received = after}}});
-  MaybeFinish(sends);
+  MaybeFinish();
   return absl::OkStatus();
 }
 
-void Collectives::MaybeFinish(std::vector<Send>&) {
+bool Collectives::IsThrough(int rank) const {
+  if (!open_) return true;
+  const auto index = static_cast<std::size_t>(rank);
+  return begun_ && rank != open_->root && received_[index] == ChunkCount() &&
+         early_.count(rank) == 0;
+}
+
+void Collectives::MaybeFinish() {
   if (!begun_ || Everybody() != ChunkCount()) return;
   ++number_;
   open_.reset();
@@ -154,6 +175,11 @@ void Collectives::MaybeFinish(std::vector<Send>&) {
   held_.clear();
   std::fill(entered_.begin(), entered_.end(), false);
   std::fill(received_.begin(), received_.end(), 0);
+  for (const auto& [rank, enter] : early_) {  // never all: the root was not through
+    open_ = enter;
+    entered_[static_cast<std::size_t>(rank)] = true;
+  }
+  early_.clear();
 }
 
 void Collectives::Resume(int rank, std::vector<Send>& sends) const {
@@ -181,16 +207,20 @@ void Collectives::Resume(int rank, std::vector<Send>& sends) const {
 
 std::string Collectives::WaitingFor() const {
   if (!open_) return "";
+  const std::string name = absl::StrCat(KindName(open_->kind), " ", number_);
+  if (begun_ && Everybody() == sent_) {
+    return absl::StrCat(name, " waits for rank ", open_->root, " to send chunk ", sent_, " of ",
+                        ChunkCount());
+  }
   std::vector<int> missing;
   for (int r = 0; r < world_size_; ++r) {
     const auto index = static_cast<std::size_t>(r);
-    if (begun_ ? (r != open_->root && received_[index] < ChunkCount()) : !entered_[index]) {
+    if (begun_ ? (r != open_->root && received_[index] < sent_) : !entered_[index]) {
       missing.push_back(r);
     }
   }
-  return absl::StrCat(KindName(open_->kind), " ", number_, " waits for ",
-                      missing.size() == 1 ? "rank " : "ranks ", absl::StrJoin(missing, ", "),
-                      begun_ ? " to take its bytes" : " to enter");
+  return absl::StrCat(name, " waits for ", missing.size() == 1 ? "rank " : "ranks ",
+                      absl::StrJoin(missing, ", "), begun_ ? " to take its bytes" : " to enter");
 }
 
 std::size_t Collectives::held_bytes() const {

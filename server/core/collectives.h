@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -30,6 +31,12 @@ class Collectives {
                        const wire::PayloadRef& payload, std::vector<Send>& sends);
   absl::Status OnAck(int rank, const wire::CollectiveAck& ack, std::vector<Send>& sends);
 
+  // Of the open or next collective.
+  std::uint64_t number() const { return number_; }
+
+  // Whether the open collective, or a lack of one, needs nothing more from this member.
+  bool IsThrough(int rank) const;
+
   // What a member whose stream was replaced has to be told again.
   void Resume(int rank, std::vector<Send>& sends) const;
 
@@ -39,9 +46,10 @@ class Collectives {
   std::size_t held_bytes() const;
 
  private:
+  absl::Status CheckEnter(const wire::Enter& enter, const wire::Enter* other) const;
   std::uint32_t ChunkCount() const;
   std::uint32_t Everybody() const;
-  void MaybeFinish(std::vector<Send>& sends);
+  void MaybeFinish();
   std::vector<int> AllRanks() const;
 
   int world_size_;
@@ -53,8 +61,10 @@ class Collectives {
   bool begun_ = false;
   std::uint32_t sent_ = 0;               // chunks passed on
   std::vector<std::uint32_t> received_;  // chunks each member acknowledged
-  std::vector<wire::PayloadRef>
-      held_;  // chunks passed on and not acknowledged by all, from Everybody()
+  // Chunks passed on and not acknowledged by all, from Everybody() on.
+  std::vector<wire::PayloadRef> held_;
+  // Members that have all of a broadcast enter the next collective while others still take it.
+  std::map<int, wire::Enter> early_;
 };
 
 }  // namespace gradwire::server

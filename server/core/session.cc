@@ -13,7 +13,8 @@ namespace {
 constexpr std::int64_t kStepsBehind = 1;
 
 // The daemon itself stood still: nobody else can be blamed for the silence.
-constexpr absl::Duration kOwnPause = absl::Seconds(2);
+// Well below the resume grace, which would else run out while the resuming stream waits to be read.
+constexpr absl::Duration kOwnPause = absl::Milliseconds(500);
 
 template <typename T>
 absl::Status Differs(const std::string& field, const T& asked, const T& here) {
@@ -184,11 +185,15 @@ void Session::Receive(int rank, std::uint64_t connection, const wire::Frame& fra
                        effects);
     }
     if (!collective_began_) collective_began_ = now;
+    const std::uint64_t number = collectives_.number();
     RunCollective(rank, collectives_.OnEnter(rank, *enter, sends), sends, effects);
+    if (collectives_.number() != number && collective_began_) collective_began_ = now;
   } else if (const auto* chunk = std::get_if<wire::CollectiveChunk>(&frame.header)) {
     RunCollective(rank, collectives_.OnChunk(rank, *chunk, frame.payload, sends), sends, effects);
   } else if (const auto* received = std::get_if<wire::CollectiveAck>(&frame.header)) {
+    const std::uint64_t number = collectives_.number();
     RunCollective(rank, collectives_.OnAck(rank, *received, sends), sends, effects);
+    if (collectives_.number() != number && collective_began_) collective_began_ = now;
   } else {
     Violation(rank, absl::InvalidArgumentError("sent a frame that only the coordinator may send"),
               effects);
@@ -206,7 +211,7 @@ void Session::RunCollective(int rank, const absl::Status& status,
     return;
   }
   for (int r = 0; r < options_.world_size; ++r) {
-    if (members_[Index(r)].state != MemberState::kLeft) continue;
+    if (members_[Index(r)].state != MemberState::kLeft || collectives_.IsThrough(r)) continue;
     return Fail(absl::AbortedError(absl::StrCat("rank ", rank, " entered a collective, but rank ",
                                                 r, " has left the session")),
                 r, effects);
@@ -250,7 +255,7 @@ absl::Status Session::Leave(int rank, std::uint64_t start_id, absl::Time now, Ef
          rank, effects);
     return absl::OkStatus();
   }
-  if (collective_began_) {
+  if (!collectives_.IsThrough(rank)) {
     Fail(absl::AbortedError(absl::StrCat("rank ", rank, " left in the middle of a collective")),
          rank, effects);
     return absl::OkStatus();

@@ -33,6 +33,13 @@
 
 namespace gradwire::server {
 
+// A user's own hook announces its own rounds; these bound what one bucket may ask for.
+constexpr std::size_t kMaxRounds = 8;
+constexpr std::size_t kMaxBytesPerGradientByte = 2;
+constexpr std::size_t kExtraRoundBytes = 4096;
+constexpr std::size_t kMaxSegmentsPerParameter = 8;
+constexpr std::size_t kExtraSegments = 64;
+
 struct SessionOptions {
   std::string name;
   int world_size = 1;
@@ -181,6 +188,7 @@ class Session {
     int filled = 0;
     bool reducing = false;
     wire::PayloadRef result;  // from its reduction until everybody acknowledged it
+    bool finite = true;
     std::uint64_t result_digest = 0;
   };
   struct Round {

@@ -16,6 +16,9 @@ constexpr std::size_t kMaxParameters = std::size_t{1} << 20;
 constexpr std::size_t kMaxChunkBytes = std::size_t{16} << 20;
 constexpr std::size_t kMaxNamesInMessage = 3;
 
+// What a session keeps per chunk is not counted in its reserved bytes; this bounds it.
+constexpr std::size_t kMaxChunks = std::size_t{1} << 20;
+
 bool IsNameByte(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
          c == '_' || c == '-';
@@ -72,7 +75,17 @@ absl::Status SessionOptions::Validate() const {
     return absl::InvalidArgumentError(
         absl::StrCat("open_buckets is ", open_buckets, "; allowed are 1 to 1024"));
   }
-  return ValidateManifest(manifest);
+  if (absl::Status status = ValidateManifest(manifest); !status.ok()) return status;
+  std::size_t chunks = 0;
+  for (const ParameterSpec& parameter : manifest) {
+    chunks += parameter.numel() * ByteSize(parameter.dtype) / chunk_bytes;
+  }
+  if (chunks > kMaxChunks) {
+    return absl::InvalidArgumentError(absl::StrCat("the manifest's gradients take ", chunks,
+                                                   " chunks of ", chunk_bytes, " bytes; at most ",
+                                                   kMaxChunks, " are allowed"));
+  }
+  return absl::OkStatus();
 }
 
 std::size_t SessionOptions::ReservedBytes() const {
@@ -84,7 +97,9 @@ std::size_t SessionOptions::ReservedBytes() const {
   // A window from each member, and one of results; broadcast holds a window of its own. Chunks of
   // an uncompressed gradient bound what a window can hold at all.
   const std::size_t copies = static_cast<std::size_t>(world_size) + 1;
-  return std::min(window, 2 * gradient + chunk_bytes) * copies +
+  const std::size_t extra = HookRegistry::IsBuiltIn(spec.comm_hook) ? 0 : kExtraRoundBytes;
+  const std::size_t most = kMaxBytesPerGradientByte * gradient + open_buckets * extra + chunk_bytes;
+  return std::min(window, most) * copies +
          std::size_t{window_chunks} * chunk_bytes;
 }
 
@@ -154,11 +169,25 @@ std::string Session::WaitingFor(absl::Time now) const {
 }
 
 std::string Session::StepProgress(absl::Time now) const {
-  if (!step_began_) return absl::StrCat("waits for the first bucket of step ", step_);
+  if (!step_began_) {
+    std::vector<int> staying;
+    for (int r = 0; r < options_.world_size; ++r) {
+      if (members_[Index(r)].state != MemberState::kLeft) staying.push_back(r);
+    }
+    return absl::StrCat("waits for ", RankNames(staying, now), " to begin step ", step_);
+  }
   const Bucket* oldest = nullptr;
   for (const auto& [key, bucket] : buckets_) {
     if (bucket.step != step_ || bucket.reduced) continue;
     if (oldest == nullptr || bucket.order < oldest->order) oldest = &bucket;
+  }
+  const bool needs_credit =
+      oldest != nullptr && !oldest->open && !oldest->rounds.empty() &&
+      std::all_of(oldest->announced.begin(), oldest->announced.end(), [](bool in) { return in; });
+  if (needs_credit) {  // held by a bucket that somebody has not acknowledged
+    for (const auto& [key, bucket] : buckets_) {
+      if (bucket.open && bucket.reduced) return BucketProgress(bucket, now);
+    }
   }
   if (oldest != nullptr) return BucketProgress(*oldest, now);
   for (const auto& [key, bucket] : buckets_) {
@@ -197,6 +226,7 @@ std::string Session::BucketProgress(const Bucket& bucket, absl::Time now) const 
     return absl::StrCat("step ", bucket.step, " reduces ", name);
   }
   for (int r = 0; r < options_.world_size; ++r) {
+    if (members_[Index(r)].state == MemberState::kLeft) continue;
     if (round.received[Index(r)] < round.reduced) missing.push_back(r);
   }
   return absl::StrCat("step ", bucket.step, " waits for ", RankNames(missing, now),

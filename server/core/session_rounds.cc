@@ -167,7 +167,7 @@ void Session::Reduced(const wire::RoundId& id, std::uint32_t index, wire::Payloa
   Chunk& chunk = bucket.rounds.back().chunks[index];
   chunk.result_digest = wire::Digest(result.get());
   chunk.result = std::move(result);
-  if (!finite) nonfinite_ = true;
+  chunk.finite = finite;
   ReleaseReduced(bucket, effects);
   Advance(bucket);
   GrantBuckets(effects);
@@ -179,6 +179,7 @@ void Session::ReleaseReduced(Bucket& bucket, Effects& effects) {
   while (round.reduced < round.chunks.size() && round.chunks[round.reduced].result != nullptr) {
     const Chunk& chunk = round.chunks[round.reduced];
     bucket.digest = CombineDigests(bucket.digest, chunk.result_digest);
+    if (!chunk.finite) nonfinite_ = true;  // not before: an attempt that starts over takes it back
     FanOut(
         wire::Result{
             .id = CurrentId(bucket), .chunk = round.reduced, .digest = chunk.result_digest},

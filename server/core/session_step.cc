@@ -10,11 +10,6 @@
 namespace gradwire::server {
 namespace {
 
-// A user's own hook announces its own rounds; these bound what it may ask for.
-constexpr std::size_t kMaxRounds = 8;
-constexpr std::size_t kMaxBytesPerGradientByte = 2;
-constexpr std::size_t kExtraRoundBytes = 4096;
-
 std::string PlanText(const std::vector<RoundPlan>& plans) {
   std::string text;
   for (const RoundPlan& plan : plans) {
@@ -52,7 +47,13 @@ absl::StatusOr<std::vector<RoundPlan>> Session::CheckedPlan(const wire::Announce
         "announced ", announce.rounds.size(), " rounds; at most ", kMaxRounds, " are allowed"));
   }
   const std::size_t limit = kMaxBytesPerGradientByte * gradient_bytes + kExtraRoundBytes;
+  const std::size_t most_segments = kMaxSegmentsPerParameter * parameters.size() + kExtraSegments;
   for (const RoundPlan& plan : announce.rounds) {
+    if (plan.segments.size() > most_segments) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "announced a round of ", plan.segments.size(), " segments for bucket ",
+          BucketName(announce.parameters), "; at most ", most_segments, " are allowed"));
+    }
     std::size_t bytes = 0;
     for (const Segment& segment : plan.segments) {
       if (segment.numel > limit) {
@@ -164,12 +165,17 @@ void Session::OnAnnounce(int rank, const wire::Announce& announce, absl::Time no
   MaybeCommit(effects);
 }
 
+// Both sides pass over rounds without elements at once, so that they agree which round is open.
 void Session::BeginRound(Bucket& bucket) {
-  Round round{.attempt = attempt_,
-              .layout = wire::ChunkLayout(bucket.plans[bucket.round], options_.chunk_bytes)};
-  round.chunks.resize(round.layout.chunk_count());
-  round.received.resize(members_.size());
-  bucket.rounds.push_back(std::move(round));
+  while (true) {
+    Round round{.attempt = attempt_,
+                .layout = wire::ChunkLayout(bucket.plans[bucket.round], options_.chunk_bytes)};
+    round.chunks.resize(round.layout.chunk_count());
+    round.received.resize(members_.size());
+    bucket.rounds.push_back(std::move(round));
+    if (!bucket.rounds.back().finished() || bucket.round + 1 == bucket.plans.size()) return;
+    ++bucket.round;
+  }
 }
 
 wire::RoundId Session::CurrentId(const Bucket& bucket) const {

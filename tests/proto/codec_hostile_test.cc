@@ -99,7 +99,7 @@ TEST(HostileFrameTest, CutAtAnyByte) {
     for (std::size_t size = 0; size < bytes.size(); ++size) {
       const absl::StatusOr<Frame> frame = ParseBytes(bytes.substr(0, size));
       EXPECT_EQ(frame.ok(), size == header.size()) << size;
-      if (!frame.ok()) EXPECT_EQ(frame.status().code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_TRUE(frame.ok() || absl::IsInvalidArgument(frame.status()));
     }
   }
 }
@@ -113,7 +113,7 @@ TEST(HostileFrameTest, AnyByteReplaced) {
         broken[i] = static_cast<char>(value);
         const absl::StatusOr<Frame> frame = ParseBytes(broken);
         v1::Frame message;
-        if (frame.ok()) EXPECT_TRUE(message.ParseFromString(broken));
+        EXPECT_TRUE(!frame.ok() || message.ParseFromString(broken));
       }
     }
   }
@@ -136,8 +136,10 @@ TEST(HostileFrameTest, SizeLimits) {
   const std::string larger = hello.SerializeAsString();
   EXPECT_THAT(std::string(ParseBytes(Field(1, larger), limits).status().message()),
               AllOf(HasSubstr("header"), HasSubstr("101"), HasSubstr("100")));
-  EXPECT_THAT(std::string(ParseBytes(header + header + header, limits).status().message()),
-              HasSubstr("header"));
+  EXPECT_THAT(
+      std::string(
+          ParseBytes(header + header + header + header + header, limits).status().message()),
+      HasSubstr("header"));
   EXPECT_THAT(std::string(ParseBytes(header + Field(9, Pattern(6000)), limits).status().message()),
               AllOf(HasSubstr("frame"), HasSubstr("5164")));
 }
@@ -147,7 +149,7 @@ TEST(HostileFrameTest, SizesThatLie) {
   for (const std::uint64_t size :
        {std::uint64_t{4}, std::uint64_t{1} << 31, std::uint64_t{0xffffffff},
         (std::uint64_t{1} << 35) - 1, ~std::uint64_t{0}}) {
-    for (const std::uint32_t field : {1, 2, 3}) {
+    for (const std::uint32_t field : {1U, 2U, 3U}) {
       const std::string bytes = header + Varint(field << 3 | 2) + Varint(size) + "abc";
       EXPECT_EQ(ParseBytes(bytes).status().code(), absl::StatusCode::kInvalidArgument);
     }

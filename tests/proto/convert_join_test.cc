@@ -23,8 +23,8 @@ void ExpectInvalid(const absl::Status& status, const std::string& what) {
 TEST(HookSpecConvertTest, ThereAndBack) {
   const std::vector<HookSpec> specs = {
       {},
-      {.comm_hook = "fp16"},
-      {.comm_hook = "no", .comm_wrapper = "bf16"},
+      {.comm_hook = "fp16", .comm_wrapper = "no", .comm_state_option = {}},
+      {.comm_hook = "no", .comm_wrapper = "bf16", .comm_state_option = {}},
       {.comm_hook = "somebodys_own",
        .comm_wrapper = "fp16",
        .comm_state_option =
@@ -100,10 +100,15 @@ TEST(ManifestConvertTest, ThereAndBack) {
   EXPECT_EQ(*back, parameters);
 }
 
+TEST(ManifestConvertTest, MayBeEmpty) {
+  const absl::StatusOr<std::vector<ParameterSpec>> parameters = FromProto(Manifest());
+  ASSERT_TRUE(parameters.ok()) << parameters.status();
+  EXPECT_TRUE(parameters->empty());
+}
+
 TEST(ManifestConvertTest, HostileManifestsAreRefused) {
   constexpr auto max = std::numeric_limits<std::int64_t>::max();
   const std::vector<std::pair<std::string, std::vector<ParameterSpec>>> cases = {
-      {"manifest", {}},
       {"manifest[0]", {{"", {1}}}},
       {"manifest[1]", {{"a", {1}}, {std::string(513, 'n'), {1}}}},
       {"manifest[1].name", {{"a", {1}}, {"a", {2}}}},

@@ -16,7 +16,6 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-// The second names are Verdict's and CollectiveKind's.
 static_assert(static_cast<int>(DType::kFloat32) == v1::DATA_TYPE_FLOAT32);
 static_assert(static_cast<int>(DType::kFloat64) == v1::DATA_TYPE_FLOAT64);
 static_assert(static_cast<int>(DType::kFloat16) == v1::DATA_TYPE_FLOAT16);

@@ -159,6 +159,7 @@ Scenario MakeScenario(std::uint64_t seed) {
   Random random(seed);
   Scenario scenario;
   scenario.seed = seed;
+  scenario.seed = seed;
   scenario.data_seed = random.Next();
   server::SessionOptions& options = scenario.options;
   options.name = "sim";

@@ -94,7 +94,8 @@ Outcome World::Run() {
                       session_.state() == server::Session::State::kClosed;
     if (foreground_ == 0 && over) break;
     const bool joining = session_.state() == server::Session::State::kJoining;
-    if (now_ - last_foreground_ > (joining ? options.join_timeout + patience : patience)) break;
+    const absl::Duration limit = joining ? options.join_timeout + patience : patience;
+    if (foreground_ == 0 && now_ - last_foreground_ > limit) break;
     Event event = queue_.top();
     queue_.pop();
     now_ = event.at;

@@ -207,8 +207,8 @@ class World {
   const RunOptions run_;
   Random random_;
   Checker checker_;
-  server::Session session_;
   absl::Time now_ = absl::FromUnixSeconds(1'000'000);
+  server::Session session_;
   std::priority_queue<Event, std::vector<Event>, Later> queue_;
   std::uint64_t next_order_ = 0;
   std::size_t foreground_ = 0;  // events that are not background

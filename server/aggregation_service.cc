@@ -1,0 +1,156 @@
+#include "server/aggregation_service.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/wire/convert.h"
+#include "server/answer.h"
+#include "server/clock.h"
+#include "server/watch_stream.h"
+
+namespace gradwire::server {
+namespace {
+
+constexpr std::uint32_t kProtocolVersion = 1;
+constexpr std::size_t kSmallFrames = std::size_t{1} << 20;
+constexpr absl::Duration kLongestTimeout = absl::Hours(24 * 365);
+
+// A member's unread results are those of its window, once as they came and once more after a
+// resume, and a window of a broadcast. The session never queues more for a member that keeps the
+// protocol.
+StreamLimits LimitsOf(const ServerOptions& options) {
+  const std::size_t window = std::size_t{options.window_chunks} * options.chunk_bytes;
+  return {.max_payload_bytes = options.chunk_bytes,
+          .max_queued_bytes = window * (2 * std::size_t{options.open_buckets} + 1) + kSmallFrames,
+          .hello_timeout = options.hello_timeout,
+          .close_timeout = options.close_timeout};
+}
+
+absl::StatusOr<absl::Duration> Timeout(const google::protobuf::Duration& asked,
+                                       const std::string& field, absl::Duration otherwise) {
+  const absl::StatusOr<absl::Duration> duration = wire::FromProto(asked, field);
+  if (!duration.ok()) return duration;
+  if (*duration == absl::ZeroDuration()) return otherwise;
+  return std::min(*duration, kLongestTimeout);
+}
+
+absl::Status CheckProtocol(const v1::JoinRequest& request) {
+  if (request.min_protocol_version() <= kProtocolVersion &&
+      request.max_protocol_version() >= kProtocolVersion) {
+    return absl::OkStatus();
+  }
+  return absl::UnimplementedError(
+      absl::StrCat("the member speaks protocol versions ", request.min_protocol_version(), " to ",
+                   request.max_protocol_version(), "; this daemon speaks ", kProtocolVersion));
+}
+
+absl::StatusOr<JoinAsk> AskOf(const v1::JoinRequest& request) {
+  if (absl::Status status = CheckProtocol(request); !status.ok()) return status;
+  if (request.start_id() == 0)
+    return absl::InvalidArgumentError("start_id is 0; draw it at random");
+  absl::StatusOr<HookSpec> spec = wire::FromProto(request.hook());
+  if (!spec.ok()) return spec.status();
+  absl::StatusOr<std::vector<ParameterSpec>> manifest = wire::FromProto(request.manifest());
+  if (!manifest.ok()) return manifest.status();
+  return JoinAsk{.world_size = request.world_size(),
+                 .rank = request.rank(),
+                 .start_id = request.start_id(),
+                 .spec = *std::move(spec),
+                 .manifest = *std::move(manifest)};
+}
+
+absl::StatusOr<SessionOptions> SessionOf(const ServerOptions& options,
+                                         const v1::JoinRequest& request, const JoinAsk& ask) {
+  const auto join = Timeout(request.join_timeout(), "join_timeout", options.join_timeout);
+  if (!join.ok()) return join.status();
+  const auto step = Timeout(request.step_timeout(), "step_timeout", options.step_timeout);
+  if (!step.ok()) return step.status();
+  SessionOptions session{.name = request.session(),
+                         .world_size = ask.world_size,
+                         .spec = ask.spec,
+                         .manifest = ask.manifest};
+  session.chunk_bytes = options.chunk_bytes;
+  session.window_chunks = options.window_chunks;
+  session.open_buckets = options.open_buckets;
+  session.join_timeout = *join;
+  session.step_timeout = *step;
+  session.token_timeout = options.token_timeout;
+  session.resume_grace = options.resume_grace;
+  session.silence_timeout = options.silence_timeout;
+  return session;
+}
+
+// A stream that ends at once.
+class RefusedWatch final : public grpc::ServerWriteReactor<v1::WatchResponse> {
+ public:
+  explicit RefusedWatch(const absl::Status& status) { Finish(ToShortGrpc(status)); }
+  void OnDone() override { delete this; }
+};
+
+}  // namespace
+
+AggregationService::AggregationService(const ServerOptions& options,
+                                       std::shared_ptr<Registry> registry,
+                                       std::shared_ptr<TickList> ticks)
+    : options_(options),
+      stream_limits_(LimitsOf(options)),
+      registry_(std::move(registry)),
+      ticks_(std::move(ticks)) {}
+
+grpc::ServerUnaryReactor* AggregationService::Join(grpc::CallbackServerContext* context,
+                                                   const v1::JoinRequest* request,
+                                                   v1::JoinResponse* response) {
+  return Answer(context, DoJoin(*request, *response));
+}
+
+absl::Status AggregationService::DoJoin(const v1::JoinRequest& request,
+                                        v1::JoinResponse& response) {
+  absl::StatusOr<JoinAsk> ask = AskOf(request);
+  if (!ask.ok()) return ask.status();
+  absl::StatusOr<SessionOptions> session = SessionOf(options_, request, *ask);
+  if (!session.ok()) return session.status();
+  const absl::StatusOr<Registry::Joined> joined =
+      registry_->Join(*std::move(session), *ask, MonotonicNow());
+  if (!joined.ok()) return joined.status();
+  const SessionOptions& granted = joined->seat.session->options();
+  response.set_protocol_version(kProtocolVersion);
+  response.set_token(joined->token);
+  response.set_rank(joined->seat.rank);
+  response.set_generation(granted.generation);
+  response.set_lineage(granted.lineage);
+  response.set_next_step(joined->next_step);
+  response.set_chunk_bytes(granted.chunk_bytes);
+  response.set_window_chunks(granted.window_chunks);
+  response.set_open_buckets(granted.open_buckets);
+  *response.mutable_token_timeout() = wire::ToProto(granted.token_timeout);
+  *response.mutable_heartbeat_interval() = wire::ToProto(options_.heartbeat_interval);
+  *response.mutable_silence_timeout() = wire::ToProto(granted.silence_timeout);
+  *response.mutable_resume_grace() = wire::ToProto(granted.resume_grace);
+  return absl::OkStatus();
+}
+
+grpc::ServerUnaryReactor* AggregationService::Leave(grpc::CallbackServerContext* context,
+                                                    const v1::LeaveRequest* request,
+                                                    v1::LeaveResponse* /*response*/) {
+  const absl::StatusOr<Seat> seat = registry_->Find(request->token(), request->start_id());
+  if (!seat.ok()) return Answer(context, seat.status());
+  return Answer(context, seat->session->Leave(seat->rank, request->start_id(), MonotonicNow()));
+}
+
+grpc::ServerWriteReactor<v1::WatchResponse>* AggregationService::Watch(
+    grpc::CallbackServerContext* /*context*/, const v1::WatchRequest* request) {
+  const auto session = registry_->Get(request->session());
+  if (session == nullptr) {
+    return new RefusedWatch(absl::NotFoundError("there is no session of that name"));
+  }
+  return WatchStream::Start(session, ticks_);
+}
+
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AggregationService::Exchange(
+    grpc::CallbackServerContext* context) {
+  return ExchangeStream::Start(context, stream_limits_, registry_, ticks_);
+}
+
+}  // namespace gradwire::server

@@ -1,0 +1,97 @@
+#include "server/ctl/calls.h"
+
+#include <google/protobuf/empty.pb.h>
+#include <google/protobuf/unknown_field_set.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/security/credentials.h>
+#include <grpcpp/support/channel_arguments.h>
+
+#include <chrono>
+#include <future>
+#include <memory>
+
+#include "gradwire/v1/admin.grpc.pb.h"
+#include "proto/wire/status.h"
+
+namespace gradwire::ctl {
+namespace {
+
+constexpr int kMaxAnswer = 64 << 20;
+
+std::shared_ptr<grpc::Channel> Connect(const Target& target) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(kMaxAnswer);
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  return grpc::CreateCustomChannel(target.address, grpc::InsecureChannelCredentials(), arguments);
+}
+
+void SetDeadline(const Target& target, grpc::ClientContext& context) {
+  context.set_deadline(std::chrono::system_clock::now() +
+                       absl::ToChronoMilliseconds(target.timeout));
+}
+
+template <typename Request, typename Response>
+using Method = grpc::Status (v1::AdminService::Stub::*)(grpc::ClientContext*, const Request&,
+                                                        Response*);
+
+template <typename Request, typename Response>
+absl::StatusOr<Response> Call(const Target& target, Method<Request, Response> method,
+                              const Request& request) {
+  const auto stub = v1::AdminService::NewStub(Connect(target));
+  grpc::ClientContext context;
+  SetDeadline(target, context);
+  Response response;
+  const grpc::Status status = ((*stub).*method)(&context, request, &response);
+  if (!status.ok()) return wire::FromGrpc(status);
+  return response;
+}
+
+}  // namespace
+
+absl::StatusOr<v1::GetServerResponse> GetServer(const Target& target) {
+  return Call(target, &v1::AdminService::Stub::GetServer, v1::GetServerRequest());
+}
+
+absl::StatusOr<v1::ListSessionsResponse> ListSessions(const Target& target) {
+  return Call(target, &v1::AdminService::Stub::ListSessions, v1::ListSessionsRequest());
+}
+
+absl::StatusOr<v1::SessionStatus> GetSession(const Target& target, const std::string& name) {
+  v1::GetSessionRequest request;
+  request.set_session(name);
+  const auto response = Call(target, &v1::AdminService::Stub::GetSession, request);
+  if (!response.ok()) return response.status();
+  return response->session();
+}
+
+absl::StatusOr<bool> IsServing(const Target& target, const std::string& service) {
+  // HealthCheckRequest {string service = 1;} and HealthCheckResponse {ServingStatus status = 1;} as
+  // fields that Empty does not know: Debian ships no generated code for them.
+  using google::protobuf::Empty;
+  using google::protobuf::UnknownField;
+  constexpr int kField = 1;
+  constexpr std::uint64_t kServing = 1;
+  Empty request;
+  Empty::GetReflection()->MutableUnknownFields(&request)->AddLengthDelimited(kField, service);
+  Empty response;
+  grpc::ClientContext context;
+  SetDeadline(target, context);
+  std::promise<grpc::Status> done;
+  grpc::TemplatedGenericStub<Empty, Empty> stub(Connect(target));
+  stub.UnaryCall(&context, "/grpc.health.v1.Health/Check", grpc::StubOptions(), &request, &response,
+                 [&done](grpc::Status status) { done.set_value(std::move(status)); });
+  const grpc::Status status = done.get_future().get();
+  if (!status.ok()) return wire::FromGrpc(status);
+  const auto& fields = Empty::GetReflection()->GetUnknownFields(response);
+  for (int i = 0; i < fields.field_count(); ++i) {
+    const UnknownField& field = fields.field(i);
+    if (field.number() == kField && field.type() == UnknownField::TYPE_VARINT) {
+      return field.varint() == kServing;
+    }
+  }
+  return false;
+}
+
+}  // namespace gradwire::ctl

@@ -1,0 +1,24 @@
+// gradwirectl's calls to a daemon. Each has a deadline.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "gradwire/v1/admin.pb.h"
+
+namespace gradwire::ctl {
+
+struct Target {
+  std::string address;
+  absl::Duration timeout;
+};
+
+absl::StatusOr<v1::GetServerResponse> GetServer(const Target& target);
+absl::StatusOr<v1::ListSessionsResponse> ListSessions(const Target& target);
+absl::StatusOr<v1::SessionStatus> GetSession(const Target& target, const std::string& name);
+
+// grpc.health.v1. "": the daemon as a whole. NotFound: it has no such service.
+absl::StatusOr<bool> IsServing(const Target& target, const std::string& service);
+
+}  // namespace gradwire::ctl

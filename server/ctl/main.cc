@@ -1,0 +1,121 @@
+// gradwirectl: asks a daemon how it is.
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <iostream>
+#include <string>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "server/ctl/calls.h"
+#include "server/ctl/report.h"
+#include "server/exit_codes.h"
+
+namespace gradwire::ctl {
+namespace {
+
+using server::kExitFailed;
+using server::kExitOk;
+using server::kExitUnavailable;
+using server::kExitUsage;
+
+constexpr std::chrono::seconds kRefresh(1);
+
+struct Flags {
+  std::string address = "127.0.0.1:29610";
+  std::string format = "table";
+  std::string service;
+  std::string session;
+  double timeout_s = 5;
+  bool watch = false;
+
+  Target target() const { return {.address = address, .timeout = absl::Seconds(timeout_s)}; }
+  bool json() const { return format == "json"; }
+};
+
+int Failed(const Flags& flags, const absl::Status& status) {
+  const bool unreachable = status.code() == absl::StatusCode::kUnavailable ||
+                           status.code() == absl::StatusCode::kDeadlineExceeded;
+  std::cerr << "gradwirectl: "
+            << (unreachable ? absl::StrCat("no daemon answers at ", flags.address, ": ") : "")
+            << status.message() << "\n";
+  return unreachable ? kExitUnavailable : kExitFailed;
+}
+
+int Status(const Flags& flags) {
+  const bool redraw = flags.watch && !flags.json() && isatty(STDOUT_FILENO) == 1;
+  while (true) {
+    const auto server = GetServer(flags.target());
+    if (!server.ok()) return Failed(flags, server.status());
+    const auto sessions = ListSessions(flags.target());
+    if (!sessions.ok()) return Failed(flags, sessions.status());
+    if (redraw) std::cout << "\x1b[H\x1b[2J";
+    std::cout << (flags.json() ? StatusJson(*server, *sessions) : StatusTable(*server, *sessions))
+              << std::flush;
+    if (!flags.watch) return kExitOk;
+    std::this_thread::sleep_for(kRefresh);
+  }
+}
+
+int ShowSession(const Flags& flags) {
+  const auto session = GetSession(flags.target(), flags.session);
+  if (!session.ok()) return Failed(flags, session.status());
+  std::cout << (flags.json() ? SessionJson(*session) : SessionTable(*session));
+  return kExitOk;
+}
+
+int Health(const Flags& flags) {
+  const auto serving = IsServing(flags.target(), flags.service);
+  if (!serving.ok()) return Failed(flags, serving.status());
+  std::cout << (*serving ? "serving\n" : "not serving\n");
+  return *serving ? kExitOk : kExitFailed;
+}
+
+// The daemon's version is news, but not needed to answer.
+int Version(const Flags& flags) {
+  std::cout << "gradwirectl " << GRADWIRE_VERSION << "\n";
+  const auto server = GetServer(flags.target());
+  if (server.ok())
+    std::cout << "gradwired   " << server->version() << "  " << flags.address << "\n";
+  return kExitOk;
+}
+
+int Main(int argc, const char* const* argv) {
+  Flags flags;
+  CLI::App app("Asks a gradwired how it is.", "gradwirectl");
+  app.set_version_flag("--version", absl::StrCat("gradwirectl ", GRADWIRE_VERSION));
+  app.option_defaults()->always_capture_default();
+  app.require_subcommand(1);
+  app.fallthrough();
+  app.add_option("--address", flags.address, "The daemon: host:port or unix:/path")
+      ->envname("GRADWIRE_ADDRESS");
+  app.add_option("--timeout", flags.timeout_s, "Seconds for each call")
+      ->envname("GRADWIRE_TIMEOUT")
+      ->check(CLI::Range(0.001, 3600.0));
+  app.add_option("-o,--output", flags.format, "table or json")
+      ->check(CLI::IsMember({"table", "json"}));
+  CLI::App* status = app.add_subcommand("status", "What is waited for; sessions, members, steps");
+  status->add_flag("-w,--watch", flags.watch, "Once a second");
+  CLI::App* session = app.add_subcommand("session", "One session")->require_subcommand(1);
+  CLI::App* get = session->add_subcommand("get", "Everything about one session");
+  get->add_option("NAME", flags.session, "The session")->required();
+  CLI::App* health =
+      app.add_subcommand("health", "Exits 0 when serving, 1 when not, 69 without answer");
+  health->add_option("--service", flags.service, "One service instead of the daemon");
+  CLI::App* version = app.add_subcommand("version", "Versions of this tool and of the daemon");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kExitOk : kExitUsage;
+  }
+  if (status->parsed()) return Status(flags);
+  if (get->parsed()) return ShowSession(flags);
+  if (health->parsed()) return Health(flags);
+  return version->parsed() ? Version(flags) : kExitUsage;
+}
+
+}  // namespace
+}  // namespace gradwire::ctl
+
+int main(int argc, char** argv) { return gradwire::ctl::Main(argc, argv); }

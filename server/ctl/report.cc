@@ -1,0 +1,155 @@
+#include "server/ctl/report.h"
+
+#include <google/protobuf/util/json_util.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace gradwire::ctl {
+namespace {
+
+std::string Bytes(std::uint64_t bytes) {
+  constexpr std::array kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
+  auto number = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  while (number >= 1024 && unit + 1 < kUnits.size()) {
+    number /= 1024;
+    ++unit;
+  }
+  return unit == 0 ? absl::StrCat(bytes, " B") : absl::StrFormat("%.1f %s", number, kUnits[unit]);
+}
+
+std::string Seconds(const google::protobuf::Duration& duration) {
+  return absl::StrFormat("%.1f s", static_cast<double>(duration.seconds()) +
+                                       static_cast<double>(duration.nanos()) / 1e9);
+}
+
+// Names and messages come from members: nothing in them may act on the terminal.
+std::string Printable(std::string text) {
+  std::replace_if(
+      text.begin(), text.end(),
+      [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }, '?');
+  return text;
+}
+
+bool Live(const v1::SessionStatus& session) {
+  return session.state() == "joining" || session.state() == "running";
+}
+
+int Connected(const v1::SessionStatus& session) {
+  return static_cast<int>(
+      std::count_if(session.members().begin(), session.members().end(),
+                    [](const v1::MemberStatus& member) { return member.state() == "connected"; }));
+}
+
+std::string Hook(const v1::SessionStatus& session) {
+  const std::string& wrapper = session.hook().comm_wrapper();
+  const std::string& hook = session.hook().comm_hook();
+  const std::string name = hook.empty() ? "no" : hook;
+  return Printable(wrapper.empty() || wrapper == "no" ? name
+                                                      : absl::StrCat(wrapper, "(", name, ")"));
+}
+
+using Row = std::vector<std::string>;
+
+std::string Table(const std::vector<Row>& rows) {
+  std::vector<std::size_t> widths;
+  for (const Row& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string text;
+  for (const Row& row : rows) {
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      const bool last = i + 1 == row.size();
+      absl::StrAppend(&text, row[i], std::string(last ? 0 : widths[i] - row[i].size() + 2, ' '));
+    }
+    text += '\n';
+  }
+  return text;
+}
+
+std::string Headline(const v1::ListSessionsResponse& sessions) {
+  std::string text;
+  for (const v1::SessionStatus& session : sessions.sessions()) {
+    if (!Live(session)) continue;
+    absl::StrAppend(&text, Printable(session.name()), ": ", Printable(session.waiting_for()), "\n");
+  }
+  return text.empty() ? "Nothing is being waited for: no session runs.\n" : text;
+}
+
+std::string Json(const google::protobuf::Message& message) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.always_print_primitive_fields = true;
+  options.preserve_proto_field_names = true;
+  std::string text;
+  const auto status = google::protobuf::util::MessageToJsonString(message, &text, options);
+  return status.ok() ? text : "null";
+}
+
+}  // namespace
+
+std::string StatusTable(const v1::GetServerResponse& server,
+                        const v1::ListSessionsResponse& sessions) {
+  std::vector<Row> rows = {
+      {"SESSION", "STATE", "GENERATION", "STEP", "MEMBERS", "HOOK", "RECEIVED", "SENT"}};
+  for (const v1::SessionStatus& session : sessions.sessions()) {
+    rows.push_back({Printable(session.name()), session.state(), absl::StrCat(session.generation()),
+                    absl::StrCat(session.step()),
+                    absl::StrCat(Connected(session), "/", session.world_size()), Hook(session),
+                    Bytes(session.contribution_bytes_total()),
+                    Bytes(session.result_bytes_total())});
+  }
+  std::string text = absl::StrCat(
+      Headline(sessions), "\ngradwired ", server.version(), server.draining() ? ", draining" : "",
+      ", up ", Seconds(server.uptime()), ", ", server.sessions(), " sessions, ",
+      server.connections(), " connections, ", Bytes(server.reserved_bytes()), " of ",
+      Bytes(server.memory_limit_bytes()), " reserved\n");
+  if (rows.size() > 1) absl::StrAppend(&text, "\n", Table(rows));
+  return text;
+}
+
+std::string StatusJson(const v1::GetServerResponse& server,
+                       const v1::ListSessionsResponse& sessions) {
+  std::string text = absl::StrCat("{\"server\":", Json(server), ",\"sessions\":[");
+  for (int i = 0; i < sessions.sessions_size(); ++i) {
+    absl::StrAppend(&text, i == 0 ? "" : ",", Json(sessions.sessions(i)));
+  }
+  return text + "]}\n";
+}
+
+std::string SessionTable(const v1::SessionStatus& session) {
+  std::string text =
+      absl::StrCat(Printable(session.name()), ": ", Printable(session.waiting_for()), "\n\n");
+  text += Table(
+      {{"state", session.state()},
+       {"generation", absl::StrCat(session.generation())},
+       {"lineage", absl::StrFormat("%016x", session.lineage())},
+       {"step", absl::StrCat(session.step(), ", attempt ", session.attempt())},
+       {"steps", absl::StrCat(session.steps_applied_total(), " applied, ",
+                              session.steps_skipped_total(), " skipped")},
+       {"hook", Hook(session)},
+       {"parameters", absl::StrCat(session.parameters(), ", ", Bytes(session.gradient_bytes()),
+                                   " of gradients in a step")},
+       {"received", Bytes(session.contribution_bytes_total())},
+       {"sent", Bytes(session.result_bytes_total())},
+       {"duplicates", absl::StrCat(session.duplicate_chunks_total(), " chunks")},
+       {"reserved", Bytes(session.reserved_bytes())}});
+  std::vector<Row> rows = {{"RANK", "STATE", "LAST HEARD", "RECEIVED"}};
+  for (const v1::MemberStatus& member : session.members()) {
+    rows.push_back(
+        {absl::StrCat(member.rank()), member.state(),
+         member.has_last_heard() ? absl::StrCat(Seconds(member.last_heard()), " ago") : "never",
+         Bytes(member.contribution_bytes_total())});
+  }
+  return absl::StrCat(text, "\n", Table(rows));
+}
+
+std::string SessionJson(const v1::SessionStatus& session) { return Json(session) + "\n"; }
+
+}  // namespace gradwire::ctl

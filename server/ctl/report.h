@@ -1,0 +1,19 @@
+// What gradwirectl prints.
+#pragma once
+
+#include <string>
+
+#include "gradwire/v1/admin.pb.h"
+
+namespace gradwire::ctl {
+
+// Begins with the sentence that says what is being waited for.
+std::string StatusTable(const v1::GetServerResponse& server,
+                        const v1::ListSessionsResponse& sessions);
+std::string StatusJson(const v1::GetServerResponse& server,
+                       const v1::ListSessionsResponse& sessions);
+
+std::string SessionTable(const v1::SessionStatus& session);
+std::string SessionJson(const v1::SessionStatus& session);
+
+}  // namespace gradwire::ctl

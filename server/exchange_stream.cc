@@ -1,0 +1,202 @@
+#include "server/exchange_stream.h"
+
+#include <atomic>
+#include <optional>
+#include <utility>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "proto/wire/codec.h"
+#include "server/answer.h"
+#include "server/clock.h"
+
+namespace gradwire::server {
+namespace {
+
+// What a queued frame costs besides its bytes.
+constexpr std::size_t kFrameOverhead = 256;
+
+std::uint64_t NextId() {
+  static std::atomic<std::uint64_t> last = 0;
+  return ++last;
+}
+
+}  // namespace
+
+ExchangeStream* ExchangeStream::Start(grpc::CallbackServerContext* context,
+                                      const StreamLimits& limits,
+                                      std::shared_ptr<Registry> registry,
+                                      std::shared_ptr<TickList> ticks) {
+  const std::shared_ptr<ExchangeStream> stream(
+      new ExchangeStream(context, limits, std::move(registry), std::move(ticks)));
+  stream->self_ = stream;
+  stream->ticks_->Add(stream);
+  // The peer learns at once that the daemon is there, not with the first frame.
+  stream->StartSendInitialMetadata();
+  stream->StartRead(&stream->incoming_);
+  return stream.get();
+}
+
+ExchangeStream::ExchangeStream(grpc::CallbackServerContext* context, const StreamLimits& limits,
+                               std::shared_ptr<Registry> registry, std::shared_ptr<TickList> ticks)
+    : id_(NextId()),
+      limits_(limits),
+      registry_(std::move(registry)),
+      ticks_(std::move(ticks)),
+      opened_(MonotonicNow()),
+      context_(context) {}
+
+void ExchangeStream::Queue(grpc::ByteBuffer frame) {
+  MutexLock lock(mutex_);
+  if (end_) return;
+  const std::size_t bytes = frame.Length() + kFrameOverhead;
+  if (queued_bytes_ + bytes > limits_.max_queued_bytes) {
+    queue_.clear();
+    queued_bytes_ = 0;
+    EndLocked(absl::ResourceExhaustedError(absl::StrCat(
+        "the member does not read: more than ", limits_.max_queued_bytes, " bytes wait for it")));
+    end_deadline_ = absl::InfinitePast();
+    return;
+  }
+  queued_bytes_ += bytes;
+  queue_.push_back(std::move(frame));
+}
+
+void ExchangeStream::EndAfterQueue(const absl::Status& status) {
+  MutexLock lock(mutex_);
+  EndLocked(status);
+}
+
+void ExchangeStream::EndLocked(const absl::Status& status) {
+  if (end_) return;
+  end_ = status;
+  end_deadline_ = MonotonicNow() + limits_.close_timeout;
+}
+
+void ExchangeStream::End(const absl::Status& status) {
+  EndAfterQueue(status);
+  Pump();
+}
+
+void ExchangeStream::Pump() {
+  std::optional<absl::Status> finish;
+  {
+    MutexLock lock(mutex_);
+    if (writing_ || finished_) return;
+    if (!queue_.empty()) {
+      outgoing_.Swap(&queue_.front());
+      queue_.pop_front();
+      queued_bytes_ -= outgoing_.Length() + kFrameOverhead;
+      writing_ = true;
+    } else if (end_) {
+      finish = end_;
+      finished_ = true;
+    } else {
+      return;
+    }
+  }
+  if (finish) return Finish(ToShortGrpc(*finish));
+  StartWrite(&outgoing_);
+}
+
+bool ExchangeStream::idle() const {
+  MutexLock lock(mutex_);
+  return !writing_ && queue_.empty();
+}
+
+bool ExchangeStream::ending() const {
+  MutexLock lock(mutex_);
+  return end_.has_value();
+}
+
+std::optional<ExchangeStream::Place> ExchangeStream::place() const {
+  MutexLock lock(mutex_);
+  return place_;
+}
+
+void ExchangeStream::OnTick(absl::Time now) {
+  bool late = false;
+  bool silent = false;
+  {
+    MutexLock lock(mutex_);
+    late = end_ && now > end_deadline_;
+    silent = !end_ && !place_ && now > opened_ + limits_.hello_timeout;
+  }
+  if (silent) {
+    End(absl::DeadlineExceededError(
+        absl::StrCat("no Hello within ", absl::FormatDuration(limits_.hello_timeout))));
+  }
+  if (!late) return;
+  MutexLock lock(context_mutex_);
+  if (context_ != nullptr) context_->TryCancel();
+}
+
+void ExchangeStream::OnReadDone(bool ok) {
+  if (!ok) return HandleEnd(absl::CancelledError("the member ended its stream"));
+  const absl::StatusOr<wire::Frame> frame =
+      wire::Parse(incoming_, {.max_payload_bytes = limits_.max_payload_bytes});
+  incoming_.Clear();
+  if (ending()) return;
+  const std::optional<Place> at = place();
+  if (!at) {
+    const absl::Status status = HandleHello(frame);
+    if (!status.ok()) return End(status);
+  } else if (!frame.ok()) {
+    const absl::Status status(frame.status().code(),
+                              absl::StrCat("rank ", at->rank, ": ", frame.status().message()));
+    at->session->FailFrom(at->rank, id_, status);
+    return End(status);
+  } else {
+    at->session->Receive(at->rank, id_, *frame, MonotonicNow());
+  }
+  if (!ending()) StartRead(&incoming_);
+}
+
+absl::Status ExchangeStream::HandleHello(const absl::StatusOr<wire::Frame>& frame) {
+  if (!frame.ok()) return frame.status();
+  const auto* hello = std::get_if<wire::Hello>(&frame->header);
+  if (hello == nullptr) return absl::InvalidArgumentError("the first frame of a stream is a Hello");
+  const absl::StatusOr<Seat> seat = registry_->Find(hello->token, hello->start_id);
+  if (!seat.ok()) return seat.status();
+  {
+    MutexLock lock(mutex_);
+    place_ = Place{.session = seat->session, .rank = seat->rank};
+  }
+  return seat->session->Attach(seat->rank, hello->start_id, hello->step, self_, MonotonicNow());
+}
+
+void ExchangeStream::OnWriteDone(bool ok) {
+  // The slices go back to their pool now, not with the next write.
+  outgoing_.Clear();
+  {
+    MutexLock lock(mutex_);
+    writing_ = false;
+    if (!ok) {
+      queue_.clear();
+      queued_bytes_ = 0;
+      EndLocked(absl::CancelledError("the member's stream is broken"));
+    }
+  }
+  Pump();
+}
+
+void ExchangeStream::OnCancel() {
+  HandleEnd(absl::CancelledError("the member's stream is broken"));
+}
+
+void ExchangeStream::HandleEnd(const absl::Status& status) {
+  if (const std::optional<Place> at = place()) at->session->Detach(at->rank, id_, MonotonicNow());
+  End(status);
+}
+
+void ExchangeStream::OnDone() {
+  if (const std::optional<Place> at = place()) at->session->Detach(at->rank, id_, MonotonicNow());
+  {
+    MutexLock lock(context_mutex_);
+    context_ = nullptr;
+  }
+  ticks_->Remove(this);
+  self_.reset();
+}
+
+}  // namespace gradwire::server

@@ -1,0 +1,98 @@
+// A member's Exchange stream: gRPC's reactor on one side, a hosted session on the other.
+#pragma once
+
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/server_callback.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "proto/wire/frame.h"
+#include "proto/wire/sync.h"
+#include "server/member_stream.h"
+#include "server/registry.h"
+#include "server/tick_list.h"
+
+namespace gradwire::server {
+
+struct StreamLimits {
+  std::size_t max_payload_bytes = 0;
+  std::size_t max_queued_bytes = 0;
+  absl::Duration hello_timeout;
+  absl::Duration close_timeout;
+};
+
+// Lives until gRPC is done with the call, and as long as somebody refers to it.
+//
+// One read and one write are in flight at most. The next read begins when the frame before it has
+// been dealt with: that is the back-pressure. gRPC frees the call once Finish was called and
+// nothing is in flight, so Finish waits for the write, and no write begins after it.
+class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
+                             public MemberStream,
+                             public Ticked {
+ public:
+  static ExchangeStream* Start(grpc::CallbackServerContext* context, const StreamLimits& limits,
+                               std::shared_ptr<Registry> registry, std::shared_ptr<TickList> ticks);
+
+  std::uint64_t id() const override { return id_; }
+  void Queue(grpc::ByteBuffer frame) override;
+  void EndAfterQueue(const absl::Status& status) override;
+  void Pump() override;
+  bool idle() const override;
+
+  void OnTick(absl::Time now) override;
+
+ private:
+  struct Place {
+    std::shared_ptr<HostedSession> session;
+    int rank = 0;
+  };
+
+  ExchangeStream(grpc::CallbackServerContext* context, const StreamLimits& limits,
+                 std::shared_ptr<Registry> registry, std::shared_ptr<TickList> ticks);
+
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override;
+
+  // Ends the stream with what was queued; nothing more is read.
+  void End(const absl::Status& status);
+  void EndLocked(const absl::Status& status) GRADWIRE_REQUIRES(mutex_);
+  absl::Status HandleHello(const absl::StatusOr<wire::Frame>& frame);
+  void HandleEnd(const absl::Status& status);
+  std::optional<Place> place() const;
+  bool ending() const;
+
+  const std::uint64_t id_;
+  const StreamLimits limits_;
+  const std::shared_ptr<Registry> registry_;
+  const std::shared_ptr<TickList> ticks_;
+  const absl::Time opened_;
+  grpc::ByteBuffer incoming_;  // of the read in flight
+  grpc::ByteBuffer outgoing_;  // of the write in flight
+
+  mutable Mutex mutex_;
+  std::optional<Place> place_ GRADWIRE_GUARDED_BY(mutex_);  // once its Hello was taken
+  std::deque<grpc::ByteBuffer> queue_ GRADWIRE_GUARDED_BY(mutex_);
+  std::size_t queued_bytes_ GRADWIRE_GUARDED_BY(mutex_) = 0;
+  bool writing_ GRADWIRE_GUARDED_BY(mutex_) = false;
+  std::optional<absl::Status> end_ GRADWIRE_GUARDED_BY(mutex_);
+  absl::Time end_deadline_ GRADWIRE_GUARDED_BY(mutex_) = absl::InfiniteFuture();
+  bool finished_ GRADWIRE_GUARDED_BY(mutex_) = false;
+
+  // Held over TryCancel, which may not race with the end of the call. Taken last.
+  Mutex context_mutex_;
+  grpc::CallbackServerContext* context_
+      GRADWIRE_GUARDED_BY(context_mutex_);  // null: the call is over
+
+  std::shared_ptr<ExchangeStream> self_;  // until OnDone
+};
+
+}  // namespace gradwire::server

@@ -1,0 +1,392 @@
+// The simulation's member processes: a shell around client::Member, and the training job above it.
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "tests/sim/world.h"
+
+namespace gradwire::sim {
+namespace {
+
+std::byte CollectiveByte(std::uint64_t seed, std::size_t number, std::size_t offset) {
+  return static_cast<std::byte>(Mix(seed, number, offset) & 0xFF);
+}
+
+// An attempt's bytes differ from every other attempt's, so that a mixture shows in the sum.
+void StampAttempt(DType dtype, std::uint32_t attempt, int rank, ByteVector& bytes) {
+  if (attempt == 0) return;
+  for (std::size_t i = 0; i < bytes.size() / ByteSize(dtype); ++i) {
+    const double shift = static_cast<double>(attempt) * 4.0 * static_cast<double>(rank + 1);
+    PutElement(dtype, bytes, i, GetElement(dtype, bytes, i) + shift);
+  }
+}
+
+}  // namespace
+
+bool World::Awake(Process& process, const std::function<void()>& again, bool background) {
+  if (process.dead) return false;
+  if (now_ >= process.paused_until) return true;
+  At(process.paused_until, again, background);
+  if (!background) {
+    ++waking_;
+    At(process.paused_until, [this] { --waking_; }, true);
+  }
+  return false;
+}
+
+void World::AskToJoin(Process& process) {
+  if (!Awake(process, [this, &process] { AskToJoin(process); })) return;
+  const int rank = scenario_.any_rank ? -1 : static_cast<int>(process.index);
+  const server::JoinAsk ask{.world_size = scenario_.options.world_size,
+                            .rank = rank,
+                            .start_id = process.start_id,
+                            .spec = scenario_.options.spec,
+                            .manifest = scenario_.options.manifest};
+  const auto call = [this, &process, ask](const auto& self) -> void {
+    if (DaemonPaused([self] { self(self); }, false)) return;
+    server::Effects effects;
+    const absl::StatusOr<int> granted = session_.Join(ask, now_, effects);
+    Apply(std::move(effects));
+    After(NetworkDelay(), [this, &process, granted] { OnJoined(process, granted); });
+  };
+  After(NetworkDelay(), [call] { call(call); });
+}
+
+void World::OnJoined(Process& process, const absl::StatusOr<int>& rank) {
+  if (!Awake(process, [this, &process, rank] { OnJoined(process, rank); })) return;
+  if (!rank.ok()) {
+    Trace([&] { return absl::StrCat("process ", process.index, " may not join: ",
+                                    rank.status().ToString()); });
+    const bool failed = session_.state() == server::Session::State::kFailed;
+    if (!failed) checker_.Violate(absl::StrCat("a member may not join: ", rank.status().message()));
+    process.left = true;  // it never was one
+    return;
+  }
+  process.rank = *rank;
+  const ReportBreach report = [this, r = *rank](const std::string& what) {
+    checker_.Violate(absl::StrCat("rank ", r, "'s hook: ", what));
+  };
+  if (scenario_.user_hook) {
+    process.hook = std::make_unique<FeedbackHook>(scenario_.feedback, report);
+  } else {
+    process.hook = std::make_unique<WatchedHook>(scenario_.MakeHook(), report);
+  }
+  const server::SessionOptions& options = scenario_.options;
+  process.member = std::make_unique<client::Member>(
+      client::MemberOptions{.rank = *rank,
+                            .world_size = options.world_size,
+                            .generation = options.generation,
+                            .chunk_bytes = options.chunk_bytes,
+                            .window_chunks = options.window_chunks,
+                            .manifest = options.manifest},
+      process.hook.get());
+  After(random_.Between(absl::ZeroDuration(), scenario_.attach_delay_high),
+        [this, &process] { Open(process); });
+}
+
+void World::Open(Process& process) {
+  if (process.left || process.leaving || process.link != nullptr) return;
+  if (!Awake(process, [this, &process] { Open(process); })) return;
+  if (process.member->failed()) return;
+  links_.push_back(std::make_unique<Link>());
+  Link& link = *links_.back();
+  link.id = links_.size();
+  link.process = process.index;
+  link.rank = process.rank;
+  process.link = &link;
+  SendUp(process, {.header = wire::Hello{.token = {},
+                                         .start_id = process.start_id,
+                                         .step = process.member->step()}});
+  if (process.welcomed) {
+    client::Effects effects;
+    process.member->Resumed(effects);
+    ApplyMember(process, std::move(effects));
+  }
+  Heartbeat(process);
+}
+
+void World::SendUp(Process& process, wire::Frame frame) {
+  if (run_.capture) captured_.push_back({process.rank, frame});
+  if (process.link == nullptr) return;  // Resumed says it again
+  Link& link = *process.link;
+  if (link.cut) return Note(Count::kFramesLost);
+  const bool background = std::holds_alternative<wire::Heartbeat>(frame.header);
+  link.up.push_back(std::move(frame));
+  link.last_up = std::max(link.last_up, now_ + NetworkDelay());
+  At(link.last_up, [this, &link] { PumpUp(link); }, background);
+}
+
+void World::Heartbeat(Process& process) {
+  const Link* link = process.link;
+  After(scenario_.options.silence_timeout / 5, [this, &process, link] {
+    if (process.link != link || process.left || process.dead) return;
+    if (Awake(process, [this, &process, link] {
+          if (process.link == link) Heartbeat(process);
+        }, true)) {
+      SendUp(process, {.header = wire::Heartbeat{}});
+      Heartbeat(process);
+    }
+  }, true);
+}
+
+void World::OnStreamEnd(Process& process, Link& link, absl::Duration reconnect_after) {
+  if (process.link != &link || process.dead) return;
+  process.link = nullptr;
+  if (process.leaving || process.left || process.member->failed()) return;
+  After(reconnect_after, [this, &process] { Open(process); });
+}
+
+void World::OnRefused(Process& process, const absl::Status& status) {
+  process.link = nullptr;
+  if (absl::StrContains(status.message(), "join again") && !process.welcomed) {
+    Note(Count::kTokensExpired);
+    return AskToJoin(process);
+  }
+  client::Effects effects;
+  process.member->Fail(status, effects);
+  ApplyMember(process, std::move(effects));
+}
+
+void World::AllowCommit(Process& process, bool allowed) {
+  if (scenario_.user_hook) {
+    static_cast<FeedbackHook*>(process.hook.get())->AllowCommit(allowed);
+  } else {
+    static_cast<WatchedHook*>(process.hook.get())->AllowCommit(allowed);
+  }
+}
+
+void World::OnFrame(Process& process, const wire::Frame& frame) {
+  Trace([&] {
+    std::string text = absl::StrCat("rank ", process.rank, " < frame ", frame.header.index());
+    if (const auto* result = std::get_if<wire::Result>(&frame.header)) {
+      absl::StrAppend(&text, " result step ", result->id.step, " attempt ", result->id.attempt,
+                      " bucket ", result->id.bucket, " round ", result->id.round, " chunk ",
+                      result->chunk);
+    } else if (const auto* grant = std::get_if<wire::Grant>(&frame.header)) {
+      absl::StrAppend(&text, " grant bucket ", grant->id.bucket, " attempt ", grant->id.attempt);
+    } else if (const auto* restart = std::get_if<wire::Restart>(&frame.header)) {
+      absl::StrAppend(&text, " restart step ", restart->step, " attempt ", restart->attempt);
+    } else if (const auto* done = std::get_if<wire::StepDone>(&frame.header)) {
+      absl::StrAppend(&text, " done step ", done->step);
+    }
+    return text;
+  });
+  Mark(frame.header.index() * 8 + 64 + static_cast<std::uint64_t>(process.rank));
+  bool commits = false;
+  if (const auto* result = std::get_if<wire::Result>(&frame.header)) {
+    Mark(result->digest);
+    checker_.OnResultFrame(process.rank, *result, frame.payload.get());
+  } else if (const auto* done = std::get_if<wire::StepDone>(&frame.header)) {
+    checker_.OnStepDoneFrame(process.rank, *done, process.member->step());
+    commits = done->verdict == Verdict::kApply && done->step == process.member->step();
+  } else if (const auto* restart = std::get_if<wire::Restart>(&frame.header)) {
+    Note(Count::kRestartedRounds, restart->open.size());
+  }
+  if (checker_.violated()) return;
+  client::Effects effects;
+  AllowCommit(process, commits);
+  process.member->Receive(frame, effects);
+  AllowCommit(process, false);
+  ApplyMember(process, std::move(effects));
+}
+
+void World::ApplyMember(Process& process, client::Effects effects) {
+  for (client::Effect& effect : effects) {
+    std::visit([&](auto& e) { OnMember(process, e); }, effect);
+  }
+}
+
+void World::OnMember(Process& process, client::SendEffect& effect) {
+  SendUp(process, {.header = std::move(effect.header)});
+}
+
+void World::OnMember(Process& process, client::SendChunkEffect& effect) {
+  if (process.member->failed()) return;
+  const wire::RoundId& id = effect.header.id;
+  ByteVector bytes(effect.bytes);
+  if (absl::Status status = effect.run->Encode(effect.range, bytes); !status.ok()) {
+    return checker_.Violate(absl::StrCat("Encode failed: ", status.message()));
+  }
+  const DType dtype = effect.bytes == effect.range.numel() * 8   ? DType::kFloat64
+                      : effect.bytes == effect.range.numel() * 4 ? DType::kFloat32
+                      : scenario_.user_hook                      ? scenario_.feedback.wire
+                                                                 : DType::kFloat16;
+  const bool is_known = scenario_.user_hook || ByteSize(dtype) > 2 ||
+                        scenario_.options.spec.comm_hook == "fp16";
+  if (is_known) StampAttempt(dtype, id.attempt, process.rank, bytes);
+  const StepPlan& plan = scenario_.steps[static_cast<std::size_t>(id.step)];
+  if (is_known && plan.nonfinite_only_at_first && plan.nonfinite_rank == process.rank &&
+      id.attempt == 0 && effect.header.chunk == 0) {
+    PutElement(dtype, bytes, 0, std::numeric_limits<double>::quiet_NaN());
+  }
+  checker_.OnContribution(effect.header, bytes);
+  wire::PayloadRef payload = MakePayload(std::move(bytes), random_);
+  if (random_.Percent(50)) effect.header.digest = wire::Digest(payload.get());
+  SendUp(process, {.header = effect.header, .payload = std::move(payload)});
+}
+
+void World::OnMember(Process& process, client::SendCollectiveEffect& effect) {
+  const std::byte* data = process.collective_data.data() + effect.offset;
+  SendUp(process, {.header = effect.header,
+                   .payload = MakePayload(ByteVector(data, data + effect.bytes), random_)});
+}
+
+void World::OnMember(Process& process, client::ReceiveCollectiveEffect& effect) {
+  const ByteVector bytes = Flatten(effect.payload.get());
+  std::copy(bytes.begin(), bytes.end(),
+            process.collective_data.begin() + static_cast<std::ptrdiff_t>(effect.offset));
+}
+
+void World::OnMember(Process& process, client::BucketDoneEffect& effect) {
+  const auto found = process.buckets.find(effect.ticket);
+  if (found == process.buckets.end()) return checker_.Violate("a bucket ends twice");
+  if (effect.status.ok()) {
+    checker_.OnBucketDone(process.rank, process.member->step(), found->second.id,
+                          found->second.buffer);
+  }
+  process.buckets.erase(found);  // the core may not touch it any more
+}
+
+void World::OnMember(Process& process, client::StepDoneEffect& effect) {
+  checker_.OnStepDone(process.rank, effect.step, effect.verdict,
+                      scenario_.user_hook ? static_cast<const FeedbackHook*>(process.hook.get())
+                                          : nullptr);
+  if (!process.buckets.empty()) checker_.Violate("a step ends with a bucket open");
+  process.next_collective = 0;
+  After(random_.Between(absl::ZeroDuration(), scenario_.think_high),
+        [this, &process] { BeginStep(process); });
+}
+
+void World::OnMember(Process& process, client::CollectiveDoneEffect& effect) {
+  Note(Count::kCollectives);
+  const auto& plans = scenario_.steps[static_cast<std::size_t>(process.member->step())].collectives;
+  if (plans[process.next_collective].kind == wire::CollectiveKind::kBroadcast) {
+    for (std::size_t i = 0; i < process.collective_data.size(); ++i) {
+      if (process.collective_data[i] == CollectiveByte(scenario_.data_seed, effect.number, i)) continue;
+      checker_.Violate(absl::StrCat("rank ", process.rank, " got other bytes than the root's in ",
+                                    "broadcast ", effect.number));
+      break;
+    }
+  }
+  ++process.next_collective;
+  After(random_.Between(absl::ZeroDuration(), scenario_.think_high),
+        [this, &process] { BeginStep(process); });
+}
+
+void World::OnMember(Process& process, client::WelcomeEffect&) {
+  if (process.welcomed) return checker_.Violate("welcomed twice");
+  process.welcomed = true;
+  BeginStep(process);
+}
+
+void World::OnMember(Process& process, client::FailedEffect& effect) {
+  if (process.reported_failure) checker_.Violate("a member fails twice");
+  process.reported_failure = true;
+  if (!process.buckets.empty()) checker_.Violate("a member failed and left a bucket open");
+  Trace([&] { return absl::StrCat("rank ", process.rank, " fails: ", effect.status.ToString()); });
+  const bool session_failed = session_.state() == server::Session::State::kFailed;
+  if (!session_failed && !process.hostile) {
+    checker_.Violate(absl::StrCat("rank ", process.rank, " failed on its own: ",
+                                  effect.status.message()));
+  }
+}
+
+// ---- The training job
+
+void World::BeginStep(Process& process) {
+  if (!Awake(process, [this, &process] { BeginStep(process); })) return;
+  if (process.member->failed() || process.leaving) return;
+  const auto step = static_cast<std::size_t>(process.member->step());
+  const StepPlan& plan = scenario_.steps[step];
+  if (process.next_collective < plan.collectives.size()) {
+    return EnterCollective(process, plan.collectives[process.next_collective]);
+  }
+  if (step + 1 == scenario_.steps.size()) return Leave(process);
+  StartBuckets(process);
+}
+
+void World::EnterCollective(Process& process, const CollectivePlan& plan) {
+  process.collective_data.assign(plan.bytes, std::byte{0});
+  client::Effects effects;
+  const absl::StatusOr<std::uint64_t> number =
+      process.member->Enter(plan.kind, plan.root, plan.bytes, effects);
+  if (!number.ok()) return checker_.Violate(std::string(number.status().message()));
+  if (plan.root == process.rank) {
+    for (std::size_t i = 0; i < plan.bytes; ++i) {
+      process.collective_data[i] = CollectiveByte(scenario_.data_seed, *number, i);
+    }
+  }
+  ApplyMember(process, std::move(effects));
+}
+
+void World::StartBuckets(Process& process) {
+  const std::int64_t step = process.member->step();
+  const StepPlan& plan = scenario_.steps[static_cast<std::size_t>(step)];
+  std::vector<std::size_t> order(plan.buckets.size());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+  random_.Shuffle(order);
+  absl::Time at = now_;
+  const auto schedule = [&](std::function<void()> action) {
+    if (random_.Percent(scenario_.slow_percent)) {
+      Note(Count::kSlowBuckets);
+      at += 2 * scenario_.options.silence_timeout;
+    }
+    at += random_.Between(absl::ZeroDuration(), scenario_.think_high);
+    const auto run = [this, &process, step, action](const auto& self) -> void {
+      if (!Awake(process, [self] { self(self); })) return;
+      if (!process.member->failed() && !process.leaving && process.member->step() == step) action();
+    };
+    At(at, [run] { run(run); });
+  };
+  for (std::size_t index : order) {
+    schedule([this, &process, &bucket = plan.buckets[index]] { StartBucket(process, bucket); });
+  }
+  if (!plan.end_step) return;
+  Note(Count::kPartialSteps);
+  schedule([this, &process] {
+    client::Effects effects;
+    if (absl::Status status = process.member->EndStep(effects); !status.ok()) {
+      return checker_.Violate(absl::StrCat("EndStep: ", status.message()));
+    }
+    ApplyMember(process, std::move(effects));
+  });
+}
+
+void World::StartBucket(Process& process, const std::vector<std::uint32_t>& parameters) {
+  const client::Ticket ticket = next_ticket_++;
+  OpenBucket& open = process.buckets[ticket];
+  open.id = parameters.front();
+  open.buffer = checker_.GradientBytes(process.rank, process.member->step(), parameters);
+  std::vector<ParameterSpec> specs;
+  for (std::uint32_t p : parameters) specs.push_back(scenario_.options.manifest[p]);
+  const DType dtype = specs.front().dtype;
+  absl::StatusOr<GradBucket> bucket = GradBucket::Make(
+      0, TensorView{dtype, open.buffer.data(), open.buffer.size() / ByteSize(dtype)}, specs);
+  if (!bucket.ok()) return checker_.Violate(std::string(bucket.status().message()));
+  open.bucket = std::make_unique<GradBucket>(*std::move(bucket));
+  client::Effects effects;
+  if (absl::Status status = process.member->StartBucket(ticket, *open.bucket, effects);
+      !status.ok()) {
+    return checker_.Violate(absl::StrCat("StartBucket: ", status.message()));
+  }
+  ApplyMember(process, std::move(effects));
+}
+
+void World::Leave(Process& process) {
+  process.leaving = true;
+  const auto call = [this, &process](const auto& self) -> void {
+    if (DaemonPaused([self] { self(self); }, false)) return;
+    server::Effects effects;
+    const absl::Status status = session_.Leave(process.rank, process.start_id, now_, effects);
+    const bool failed = session_.state() == server::Session::State::kFailed;
+    if (status.ok() && !failed) process.left = true;
+    if (!status.ok() && !failed) checker_.Violate(std::string(status.message()));
+    Apply(std::move(effects));
+  };
+  After(NetworkDelay(), [call] { call(call); });
+}
+
+}  // namespace gradwire::sim
