@@ -291,9 +291,9 @@ void Driver::Enter(std::shared_ptr<CollectiveCall> call) {
 
 absl::Status Driver::BeginLeave() {
   if (absl::Status open = Open(); !open.ok()) return open;
-  if (!buckets_.empty() || end_step_ != nullptr) {
+  if (!buckets_.empty() || end_step_ != nullptr || verdict_) {
     return absl::FailedPreconditionError(
-        absl::StrCat("Leave in the middle of step ", step(), "; end the step before"));
+        absl::StrCat("Leave in the middle of step ", step(), "; call EndStep before"));
   }
   if (collective_ != nullptr) {
     return absl::FailedPreconditionError("Leave in the middle of a broadcast or barrier");

@@ -2,7 +2,9 @@
 
 #include <spdlog/spdlog.h>
 
-#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -28,18 +30,34 @@ std::uint64_t Elements(const SessionOptions& options) {
   return numel;
 }
 
+// A result, from its computation until gRPC has sent it to the last member. The daemon keeps freed
+// memory at hand (see main.cc), so that there is no need for a pool.
+class ResultBuffer final : public wire::Payload {
+ public:
+  explicit ResultBuffer(std::size_t bytes)
+      : memory_(std::make_unique_for_overwrite<std::byte[]>(bytes)), piece_(memory_.get(), bytes) {}
+
+  std::span<std::byte> content() { return {memory_.get(), piece_.size()}; }
+  std::span<const std::span<const std::byte>> pieces() const override { return {&piece_, 1}; }
+  std::size_t bytes() const override { return piece_.size(); }
+
+ private:
+  const std::unique_ptr<std::byte[]> memory_;
+  const std::span<const std::byte> piece_;
+};
+
 struct Sum {
   wire::PayloadRef payload;
   bool finite = true;
 };
 
-Sum Compute(const ReduceEffect& effect, client::BufferPool& pool) {
+Sum Compute(const ReduceEffect& effect) {
   std::vector<Pieces> inputs;
   inputs.reserve(effect.inputs.size());
   for (const wire::PayloadRef& input : effect.inputs) {
     inputs.push_back(input == nullptr ? Pieces() : input->pieces());
   }
-  const auto buffer = pool.Take(effect.segment.bytes());
+  const auto buffer = std::make_shared<ResultBuffer>(effect.segment.bytes());
   const ReduceOutcome outcome = Reduce(effect.segment.dtype, effect.segment.op,
                                        effect.segment.numel, inputs, buffer->content());
   return {.payload = buffer, .finite = outcome.finite};
@@ -52,10 +70,6 @@ HostedSession::HostedSession(SessionOptions options, std::unique_ptr<const Hook>
     : options_(options),
       parameters_(Elements(options)),
       gradient_bytes_(GradientBytes(options)),
-      results_(client::BufferPool::Make(
-          std::min<std::size_t>(options.chunk_bytes,
-                                std::max<std::size_t>(2 * gradient_bytes_, sizeof(double))),
-          std::size_t{options.window_chunks} * options.open_buckets)),
       core_(std::move(options), std::move(hook), now),
       current_(static_cast<std::size_t>(options_.world_size)) {}
 
@@ -232,7 +246,7 @@ void HostedSession::Finish(Work work) {
     if (work.reductions.empty()) return;
     Work next;
     for (ReduceEffect& effect : work.reductions) {
-      Sum sum = Compute(effect, *results_);
+      Sum sum = Compute(effect);
       // The members' buffers are free before the results need room in gRPC.
       effect.inputs.clear();
       MutexLock lock(mutex_);

@@ -10,7 +10,6 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "client/buffer_pool.h"
 #include "gradwire/v1/admin.pb.h"
 #include "proto/wire/frame.h"
 #include "proto/wire/sync.h"
@@ -72,7 +71,6 @@ class HostedSession {
   const SessionOptions options_;
   const std::uint64_t parameters_;
   const std::uint64_t gradient_bytes_;
-  const std::shared_ptr<client::BufferPool> results_;
 
   mutable Mutex mutex_;
   Session core_ GRADWIRE_GUARDED_BY(mutex_);

@@ -203,6 +203,7 @@ void Member::OnResult(const wire::Result& result, const wire::PayloadRef& payloa
     return Fail(status, effects);
   }
   ++bucket.received;
+  bucket.sent = std::max(bucket.sent, bucket.received);  // after a resume: it was sent before
   if (bucket.received < bucket.layout.chunk_count()) {
     return SendChunks(result.id.bucket, bucket, effects);  // carries the acknowledgement
   }

@@ -1,5 +1,5 @@
 # What `cmake --install` lays out: libraries with their public headers, the protocol with its generated
-# headers, the programs, and the files that find_package(gradwire) and pkg-config read.
+# headers, and the files that find_package(gradwire) and pkg-config read.
 include(CMakePackageConfigHelpers)
 
 # Users first, as a linker reads them.
@@ -12,7 +12,6 @@ install(TARGETS ${GRADWIRE_LIBRARIES} EXPORT gradwireTargets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
   FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
   INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-install(TARGETS gradwired gradwirectl RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY ${PROJECT_BINARY_DIR}/proto/generated/gradwire DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
   FILES_MATCHING PATTERN "*.pb.h")
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/proto/gradwire DESTINATION ${CMAKE_INSTALL_DATADIR}/gradwire/proto

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +20,7 @@
 namespace gradwire::wire {
 namespace {
 
+using google::protobuf::io::CodedInputStream;
 using google::protobuf::io::CodedOutputStream;
 
 constexpr std::uint32_t kHeaderField = v1::Frame::kHeaderFieldNumber;
@@ -108,43 +109,39 @@ absl::Status TooLarge(const std::string& field, std::size_t bytes, std::size_t l
       absl::StrCat(field, ": has ", bytes, " bytes; allowed: at most ", limit));
 }
 
-// The header's bytes. Several occurrences are one header, in pieces: protobuf's merging of messages
-// is the concatenation of their bytes.
-class HeaderBytes {
+// The header, merged from its occurrences as protobuf prescribes; usually there is one.
+class HeaderReader {
  public:
   // bytes: of the reader's next ones.
-  absl::Status Add(SliceReader& reader, std::size_t bytes, std::size_t limit) {
-    if (bytes > limit - size()) return TooLarge("header", size() + bytes, limit);
-    const std::span<const std::byte> here = reader.Contiguous(bytes);
-    if (size() == 0 && here.size() == bytes) {
-      view_ = here;
+  absl::Status Read(SliceReader& reader, std::size_t bytes, std::size_t limit) {
+    if (bytes > limit - bytes_) return TooLarge("header", bytes_ + bytes, limit);
+    bytes_ += bytes;
+    const std::span<const std::byte> view = reader.Contiguous(bytes);
+    if (view.size() == bytes) {
       reader.Skip(bytes);
-      return absl::OkStatus();
+      return Merge(view);
     }
-    gathered_.append(reinterpret_cast<const char*>(view_.data()), view_.size());
-    view_ = {};
-    reader.AppendTo(gathered_, bytes);
-    return absl::OkStatus();
+    std::string gathered;
+    reader.AppendTo(gathered, bytes);
+    return Merge(std::as_bytes(std::span(gathered)));
   }
 
-  absl::StatusOr<Header> Decode() const {
-    const bool one = gathered_.empty();
-    const void* data = one ? static_cast<const void*>(view_.data()) : gathered_.data();
-    v1::Header message;
-    if (!message.ParseFromArray(data, static_cast<int>(size()))) {
-      return absl::InvalidArgumentError(absl::StrCat("header: its ", size(),
-                                                     " bytes are not a gradwire.v1.Header; ",
-                                                     "allowed: that message's encoding"));
-    }
-    return FromProto(message);
-  }
+  absl::StatusOr<Header> Finish() const { return FromProto(message_); }
 
  private:
-  // One of the two is empty.
-  std::size_t size() const { return view_.size() + gathered_.size(); }
+  absl::Status Merge(std::span<const std::byte> bytes) {
+    CodedInputStream stream(reinterpret_cast<const std::uint8_t*>(bytes.data()),
+                            static_cast<int>(bytes.size()));
+    if (message_.MergeFromCodedStream(&stream) && stream.ConsumedEntireMessage()) {
+      return absl::OkStatus();
+    }
+    return absl::InvalidArgumentError(absl::StrCat("header: its ", bytes.size(),
+                                                   " bytes are not a gradwire.v1.Header; ",
+                                                   "allowed: that message's encoding"));
+  }
 
-  std::span<const std::byte> view_;
-  std::string gathered_;
+  v1::Header message_;
+  std::size_t bytes_ = 0;
 };
 
 void DropReference(void* payload) { delete static_cast<PayloadRef*>(payload); }
@@ -160,7 +157,7 @@ absl::StatusOr<Frame> Parse(const grpc::ByteBuffer& bytes, const ParseLimits& li
         "frame: cannot be decompressed; allowed: uncompressed frames");
   }
   SliceReader reader(slices);
-  HeaderBytes header_bytes;
+  HeaderReader header_reader;
   Extent payload;
   while (reader.remaining() > 0) {
     const absl::StatusOr<Tag> tag = reader.ReadTag();
@@ -173,7 +170,7 @@ absl::StatusOr<Frame> Parse(const grpc::ByteBuffer& bytes, const ParseLimits& li
     const absl::StatusOr<std::size_t> length = reader.ReadLength();
     if (!length.ok()) return length.status();
     if (tag->field == kHeaderField) {
-      absl::Status status = header_bytes.Add(reader, *length, limits.max_header_bytes);
+      absl::Status status = header_reader.Read(reader, *length, limits.max_header_bytes);
       if (!status.ok()) return status;
       continue;
     }
@@ -183,7 +180,7 @@ absl::StatusOr<Frame> Parse(const grpc::ByteBuffer& bytes, const ParseLimits& li
     payload = {.begin = reader.position(), .bytes = *length};
     reader.Skip(*length);
   }
-  absl::StatusOr<Header> header = header_bytes.Decode();
+  absl::StatusOr<Header> header = header_reader.Finish();
   if (!header.ok()) return header.status();
   return Frame{*std::move(header), MakePayload(std::move(slices), payload)};
 }

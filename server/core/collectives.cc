@@ -159,6 +159,14 @@ absl::Status Collectives::OnAck(int rank, const wire::CollectiveAck& ack,
   return absl::OkStatus();
 }
 
+bool Collectives::OnLeave(int rank, std::vector<Send>& sends) {
+  if (!open_) return true;
+  if (!begun_ || rank == open_->root || sent_ != ChunkCount() || early_.count(rank) > 0) {
+    return false;
+  }
+  return OnAck(rank, {.number = number_, .received = sent_}, sends).ok();
+}
+
 bool Collectives::IsThrough(int rank) const {
   if (!open_) return true;
   const auto index = static_cast<std::size_t>(rank);

@@ -34,6 +34,10 @@ class Collectives {
   // Of the open or next collective.
   std::uint64_t number() const { return number_; }
 
+  // Leave comes by another way than the stream and may overtake a last acknowledgement. False: the
+  // collective cannot end without the member.
+  bool OnLeave(int rank, std::vector<Send>& sends);
+
   // Whether the open collective, or a lack of one, needs nothing more from this member.
   bool IsThrough(int rank) const;
 

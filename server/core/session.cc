@@ -58,6 +58,7 @@ Session::Session(SessionOptions options, std::unique_ptr<const Hook> hook, absl:
     : options_(std::move(options)),
       hook_(std::move(hook)),
       created_(now),
+      last_tick_(now),
       members_(Index(options_.world_size)),
       owner_(options_.manifest.size()),
       collectives_(options_.world_size, options_.chunk_bytes, options_.window_chunks) {}
@@ -255,11 +256,13 @@ absl::Status Session::Leave(int rank, std::uint64_t start_id, absl::Time now, Ef
          rank, effects);
     return absl::OkStatus();
   }
-  if (!collectives_.IsThrough(rank)) {
+  std::vector<Collectives::Send> sends;
+  if (!collectives_.OnLeave(rank, sends)) {
     Fail(absl::AbortedError(absl::StrCat("rank ", rank, " left in the middle of a collective")),
          rank, effects);
     return absl::OkStatus();
   }
+  RunCollective(rank, absl::OkStatus(), sends, effects);
   member.state = MemberState::kLeft;
   effects.push_back(
       LogEffect{.message = absl::StrCat("rank ", rank, " left after ", step_, " steps")});
@@ -274,11 +277,10 @@ absl::Status Session::Leave(int rank, std::uint64_t start_id, absl::Time now, Ef
 }
 
 void Session::Tick(absl::Time now, Effects& effects) {
-  if (last_tick_ && now - *last_tick_ > kOwnPause) {
-    const absl::Duration pause = now - *last_tick_;
+  if (const absl::Duration pause = now - last_tick_; pause > kOwnPause) {
     for (Member& member : members_) {
-      member.last_heard += pause;
-      member.since += pause;
+      member.last_heard = std::min(member.last_heard + pause, now);
+      member.since = std::min(member.since + pause, now);
     }
   }
   last_tick_ = now;

@@ -266,13 +266,13 @@ class Session {
   State state_ = State::kJoining;
   absl::Status failure_;
   absl::Time created_;
+  absl::Time last_tick_;
   std::vector<Member> members_;
   std::int64_t step_ = 0;
   std::uint32_t attempt_ = 0;
   bool nonfinite_ = false;
   std::optional<absl::Time> step_began_;
   std::optional<absl::Time> collective_began_;
-  std::optional<absl::Time> last_tick_;
   std::optional<wire::StepDone> last_done_;
   std::uint64_t next_order_ = 0;
   std::map<BucketKey, Bucket> buckets_;

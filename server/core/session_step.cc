@@ -160,8 +160,8 @@ void Session::OnAnnounce(int rank, const wire::Announce& announce, absl::Time no
   bucket.announced[Index(rank)] = true;
   if (!CheckEnded(effects)) return;
   if (bucket.open) SendGrant(bucket, rank, effects);
+  Advance(bucket);  // one without elements is over now and frees its credit
   GrantBuckets(effects);
-  Advance(bucket);
   MaybeCommit(effects);
 }
 

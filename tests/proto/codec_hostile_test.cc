@@ -158,6 +158,7 @@ TEST(HostileFrameTest, SizesThatLie) {
 
 TEST(HostileFrameTest, BytesThatAreNoFrame) {
   const std::string header = Field(1, HeaderBytes(SampleOf<Result>()));
+  const std::string result = HeaderBytes(SampleOf<Result>());
   std::string deep;
   for (int i = 0; i < 101; ++i) deep += Varint(3 << 3 | 3);
   for (int i = 0; i < 101; ++i) deep += Varint(3 << 3 | 4);
@@ -167,6 +168,8 @@ TEST(HostileFrameTest, BytesThatAreNoFrame) {
       {Field(1, ""), "header.body"},
       {Field(1, Field(200, "a kind of a later version")), "header.body"},
       {Field(1, "\xff\xff\xff"), "header"},
+      // Each occurrence must be whole.
+      {Field(1, result.substr(0, 5)) + Field(1, result.substr(5)), "header"},
       {header + std::string(1, '\0'), "tag 0"},
       {header + Varint(3 << 3 | 6), "tag 30"},
       {header + Varint(3 << 3 | 7), "tag 31"},

@@ -69,16 +69,26 @@ inline bool AllFinite(DType dtype, std::span<const std::byte> bytes) {
   return true;
 }
 
-// Rank order, fp64, rounded once.
-inline ByteVector PlainReduce(const Segment& segment, const std::vector<const ByteVector*>& inputs) {
+template <class Wide>
+ByteVector PlainReduceIn(const Segment& segment, const std::vector<const ByteVector*>& inputs) {
+  const auto get = [&](const ByteVector* bytes, std::size_t i) {
+    return static_cast<Wide>(GetElement(segment.dtype, *bytes, i));
+  };
   ByteVector out(inputs.front()->size());
   for (std::size_t i = 0; i < out.size() / ByteSize(segment.dtype); ++i) {
-    double sum = GetElement(segment.dtype, *inputs.front(), i);
-    for (std::size_t r = 1; r < inputs.size(); ++r) sum += GetElement(segment.dtype, *inputs[r], i);
-    if (segment.op == ReduceOp::kMean) sum /= static_cast<double>(inputs.size());
-    PutElement(segment.dtype, out, i, sum);
+    Wide sum = get(inputs.front(), i);
+    for (std::size_t r = 1; r < inputs.size(); ++r) sum += get(inputs[r], i);
+    if (segment.op == ReduceOp::kMean) sum /= static_cast<Wide>(inputs.size());
+    PutElement(segment.dtype, out, i, static_cast<double>(sum));
   }
   return out;
+}
+
+// Rank order, in fp64 (fp32 for the 16-bit types, as hooks/reduce.h says), rounded once.
+inline ByteVector PlainReduce(const Segment& segment,
+                              const std::vector<const ByteVector*>& inputs) {
+  return ByteSize(segment.dtype) == 2 ? PlainReduceIn<float>(segment, inputs)
+                                      : PlainReduceIn<double>(segment, inputs);
 }
 
 // Equal bytes, or NaN in both places: which NaN a sum of NaNs gives is not promised.

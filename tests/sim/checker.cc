@@ -3,8 +3,22 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 
 namespace gradwire::sim {
+namespace {
+
+std::string FirstDifference(DType dtype, const ByteVector& expected, const ByteVector& got) {
+  if (expected.size() != got.size()) return absl::StrCat(": ", got.size(), " bytes");
+  for (std::size_t i = 0; i < got.size() / ByteSize(dtype); ++i) {
+    const double x = GetElement(dtype, expected, i);
+    const double y = GetElement(dtype, got, i);
+    if (x != y) return absl::StrFormat(": element %d is %.9g, not %.9g", i, y, x);
+  }
+  return "";
+}
+
+}  // namespace
 
 Checker::Checker(const Scenario& scenario)
     : scenario_(scenario), hook_(scenario.MakeHook()), residuals_(scenario.world()) {}
@@ -95,7 +109,8 @@ void Checker::OnResultFrame(int rank, const wire::Result& result, const wire::Pa
     const std::optional<ByteVector> expected = Recompute(key, result.id.attempt, segment);
     if (!expected) return;
     if (!SameValues(segment.dtype, *expected, bytes)) {
-      return Violate(absl::StrCat(where, " is not the sum of one contribution of each member"));
+      return Violate(absl::StrCat(where, " is not the sum of one contribution of each member",
+                                  FirstDifference(segment.dtype, *expected, bytes)));
     }
     if (!AllFinite(segment.dtype, bytes)) nonfinite_steps_.insert(key.step);
     results_.emplace(key, bytes);

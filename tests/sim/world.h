@@ -119,6 +119,7 @@ class World {
     std::unique_ptr<Hook> hook;
     std::unique_ptr<client::Member> member;
     Link* link = nullptr;
+    bool has_joined = false;
     bool welcomed = false;
     bool dead = false;
     bool leaving = false;

@@ -83,8 +83,9 @@ void World::OnJoined(Process& process, const absl::StatusOr<int>& rank) {
                             .window_chunks = options.window_chunks,
                             .manifest = options.manifest},
       process.hook.get());
-  After(random_.Between(absl::ZeroDuration(), scenario_.attach_delay_high),
-        [this, &process] { Open(process); });
+  const bool is_first = !std::exchange(process.has_joined, true);
+  const absl::Duration longest = is_first ? scenario_.attach_delay_high : absl::Milliseconds(5);
+  After(random_.Between(absl::ZeroDuration(), longest), [this, &process] { Open(process); });
 }
 
 void World::Open(Process& process) {

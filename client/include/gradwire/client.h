@@ -29,15 +29,15 @@ namespace gradwire {
 
 struct ClientOptions {
   // "unix:/path", "host:port", "dns:///host:port". Empty: the environment's GRADWIRE_ADDRESS.
-  std::string address;
+  std::string address = {};
   // Names the training job: [A-Za-z0-9._-]{1,128}, the same for all members. Empty:
   // GRADWIRE_SESSION.
-  std::string session;
+  std::string session = {};
   int rank = -1;  // -1: the coordinator picks
   int world_size = 1;
   // The model, in the same order on every member. Buckets name these parameters.
-  std::vector<ParameterSpec> parameters;
-  HookSpec hook;
+  std::vector<ParameterSpec> parameters = {};
+  HookSpec hook = {};
 
   absl::Duration connect_timeout = absl::Seconds(10);  // until the daemon answers
   absl::Duration join_timeout = absl::Minutes(5);      // until all members have joined

@@ -1,0 +1,45 @@
+// The simulation's teeth: built with the seeded bugs of proto/wire/mutants.h, each of which must be
+// caught within the seeds that the simulation test runs.
+#include <cstdio>
+
+#include "gtest/gtest.h"
+#include "proto/wire/mutants.h"
+#include "tests/sim/world.h"
+
+namespace gradwire::sim {
+namespace {
+
+constexpr std::uint64_t kSeeds = 10'000;
+
+struct Case {
+  Mutant mutant;
+  const char* name;
+};
+
+class Mutants : public testing::TestWithParam<Case> {};
+
+TEST_P(Mutants, IsCaught) {
+  active_mutant = GetParam().mutant;
+  std::string caught;
+  std::uint64_t seed = 0;
+  while (seed < kSeeds && (caught = RunSeed(seed).violation).empty()) ++seed;
+  active_mutant = Mutant::kNone;
+  ASSERT_NE(caught, "") << GetParam().name << " was not caught in " << kSeeds << " seeds";
+  std::printf("%s: seed %llu: %s\n", GetParam().name, static_cast<unsigned long long>(seed),
+              caught.c_str());
+  EXPECT_EQ(RunSeed(seed).violation, "") << "the seed fails without the mutant too";
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, Mutants,
+    testing::Values(Case{Mutant::kGenerationNotCompared, "GenerationNotCompared"},
+                    Case{Mutant::kAttemptNotCompared, "AttemptNotCompared"},
+                    Case{Mutant::kMemberDroppedPerBucket, "MemberDroppedPerBucket"},
+                    Case{Mutant::kDuplicateCountedTwice, "DuplicateCountedTwice"},
+                    Case{Mutant::kCommitAnnouncedEarly, "CommitAnnouncedEarly"},
+                    Case{Mutant::kStateTouchedBeforeCommit, "StateTouchedBeforeCommit"},
+                    Case{Mutant::kCreditDeadlock, "CreditDeadlock"}),
+    [](const testing::TestParamInfo<Case>& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace gradwire::sim
