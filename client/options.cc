@@ -9,7 +9,7 @@ namespace gradwire {
 namespace {
 
 constexpr std::size_t kMaxSessionName = 128;
-constexpr int kMaxWorldSize = 1 << 20;
+constexpr int kMaxWorldSize = 4096;
 
 absl::Status Bad(const std::string& field, const std::string& value, const std::string& allowed) {
   return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, "; allowed: ", allowed));

@@ -63,8 +63,8 @@ void ExchangeStream::OnWriteDone(bool ok) {
 }
 
 void ExchangeStream::OnDone(const grpc::Status& status) {
-  inbox_->Push(StreamEndEvent{wire::FromGrpc(status)});
-  self_.reset();
+  const std::shared_ptr<Inbox> inbox = inbox_;  // the stream may be gone before Push returns
+  inbox->Push(StreamEndEvent{.status = wire::FromGrpc(status), .stream = std::move(self_)});
 }
 
 }  // namespace gradwire::client

@@ -38,6 +38,7 @@ expect_nothing_left() {
 # Starts the demo in the background, pid in $pid, and waits until it trains with hook $1.
 start_demo() {
   rm -rf "$TMPDIR" && mkdir "$TMPDIR"
+  : >"$out"
   "$demo" "$build" >"$out" 2>&1 &
   pid=$!
   until grep -q "^$1 .*epoch" "$out"; do

@@ -1,0 +1,237 @@
+// Members that die, connections that break, daemons that go away.
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gradwire/client.h"
+#include "gtest/gtest.h"
+#include "tests/testing/fault_relay.h"
+#include "tests/testing/gradients.h"
+#include "tests/testing/process.h"
+#include "tests/testing/ranks.h"
+#include "tests/testing/test_daemon.h"
+
+namespace gradwire {
+namespace {
+
+using ::gradwire::testing::Eventually;
+using ::gradwire::testing::ExpectAllOk;
+using ::gradwire::testing::ExpectedReduction;
+using ::gradwire::testing::FaultRelay;
+using ::gradwire::testing::Gradients;
+using ::gradwire::testing::MakeParameter;
+using ::gradwire::testing::Process;
+using ::gradwire::testing::RunRanks;
+using ::gradwire::testing::TestDaemon;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+std::string Message(const absl::Status& status) { return std::string(status.message()); }
+
+// Four members as processes.
+class Processes {
+ public:
+  Processes(const TestDaemon& daemon, const std::string& session,
+            const std::vector<std::string>& more, int special_rank = -1,
+            const std::vector<std::string>& special = {}) {
+    for (int rank = 0; rank < 4; ++rank) {
+      std::vector<std::string> words = {GRADWIRE_TEST_MEMBER, "--address",    daemon.address(),
+                                        "--session",          session,        "--rank",
+                                        std::to_string(rank), "--world-size", "4"};
+      words.insert(words.end(), more.begin(), more.end());
+      if (rank == special_rank) words.insert(words.end(), special.begin(), special.end());
+      auto process = Process::Start(words, daemon.Path(session + std::to_string(rank) + ".log"));
+      EXPECT_TRUE(process.ok()) << process.status();
+      members_.push_back(*std::move(process));
+    }
+  }
+
+  Process& operator[](int rank) { return *members_[static_cast<std::size_t>(rank)]; }
+
+ private:
+  std::vector<std::unique_ptr<Process>> members_;
+};
+
+TEST(DeadMember, OthersLearnItsRankAndTheDaemonServesOn) {
+  const TestDaemon daemon;
+  Processes dying(daemon, "dying", {"--elements", "16000000", "--steps", "100"}, 2,
+                  {"--die-after-bytes", "20000000"});
+  const auto death = dying[2].Wait(absl::Seconds(60));
+  const auto died = std::chrono::steady_clock::now();
+  ASSERT_TRUE(death.has_value()) << dying[2].Log();
+  ASSERT_TRUE(WIFSIGNALED(*death) && WTERMSIG(*death) == SIGKILL) << dying[2].Log();
+  for (const int rank : {0, 1, 3}) {
+    const auto end = dying[rank].Wait(absl::Seconds(10));
+    EXPECT_LT(std::chrono::steady_clock::now() - died, std::chrono::seconds(2));
+    ASSERT_TRUE(end.has_value() && WIFEXITED(*end)) << dying[rank].Log();
+    EXPECT_EQ(WEXITSTATUS(*end), 1);
+    EXPECT_THAT(dying[rank].Log(), AllOf(HasSubstr("error: ABORTED"), HasSubstr("rank 2")));
+  }
+  Processes next(daemon, "next", {"--elements", "100000", "--steps", "3"});
+  for (int rank = 0; rank < 4; ++rank) {
+    const auto end = next[rank].Wait(absl::Seconds(60));
+    ASSERT_TRUE(end.has_value());
+    EXPECT_TRUE(WIFEXITED(*end) && WEXITSTATUS(*end) == 0) << next[rank].Log();
+    EXPECT_THAT(next[rank].Log(), HasSubstr("step 2 apply\ndone"));
+  }
+}
+
+TEST(DeadMember, SilenceIsADeathToo) {
+  TestDaemon daemon({.heartbeat_interval = absl::Milliseconds(100),
+                     .silence_timeout = absl::Milliseconds(1000)});
+  Processes silent(daemon, "silent", {"--elements", "1000000", "--steps", "100000"});
+  ASSERT_TRUE(
+      Eventually([&] { return silent[1].Log().find("step 3 apply") != std::string::npos; }));
+  silent[1].Signal(SIGSTOP);
+  for (const int rank : {0, 2, 3}) {
+    ASSERT_TRUE(silent[rank].Wait(absl::Seconds(10)).has_value());
+    EXPECT_THAT(silent[rank].Log(), AllOf(HasSubstr("error: ABORTED"), HasSubstr("rank 1")));
+  }
+}
+
+// Trains a few steps with one member behind a relay, and checks every bit.
+class BrokenConnection : public ::testing::TestWithParam<int> {};
+
+TEST_P(BrokenConnection, ResumesWithTheSameBits) {
+  TestDaemon daemon({.chunk_bytes = 16 << 10, .resume_grace = absl::Seconds(5)});
+  auto relay = FaultRelay::Start(daemon.Path("relay.sock"), daemon.socket());
+  ASSERT_TRUE(relay.ok()) << relay.status();
+  ClientOptions options{.address = daemon.address(), .session = "resume", .world_size = 3};
+  for (int p = 0; p < 6; ++p) {
+    options.parameters.push_back(MakeParameter("p" + std::to_string(p), 100'000));
+  }
+  const auto member = [&](Client& client, int rank) -> absl::Status {
+    for (std::int64_t step = 0; step < 3; ++step) {
+      std::vector<Gradients> gradients;
+      std::vector<GradBucket> views;
+      std::vector<Completion> completions;
+      for (const ParameterSpec& parameter : options.parameters) {
+        gradients.emplace_back(std::vector{parameter}).Fill(rank, step);
+      }
+      for (Gradients& one : gradients) views.push_back(one.Bucket());
+      if (rank == 0) (*relay)->CutAfter(GetParam());
+      for (GradBucket& view : views) completions.push_back(client.AllReduce(view));
+      for (std::size_t b = 0; b < views.size(); ++b) {
+        if (absl::Status status = completions[b].Wait(); !status.ok()) return status;
+        const auto expected = ExpectedReduction({}, {options.parameters[b]}, 3, step);
+        EXPECT_TRUE(gradients[b].bytes() == *expected) << "rank " << rank << " step " << step;
+      }
+      if (absl::Status status = client.EndStep().status(); !status.ok()) return status;
+      std::vector<char> data(50'000, rank == 0 ? 'r' : ' ');
+      if (absl::Status status = client.Broadcast(0, data.data(), data.size()); !status.ok()) {
+        return status;
+      }
+      EXPECT_EQ(data, std::vector<char>(50'000, 'r'));
+    }
+    if (rank == 0) EXPECT_GE(client.metrics().resumes, 2);
+    return client.Leave();
+  };
+  // RunRanks gives all members one address; the one behind the relay runs beside them.
+  std::vector<absl::Status> statuses(3);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      ClientOptions mine = options;
+      mine.rank = rank;
+      if (rank == 0) mine.address = (*relay)->address();
+      auto client = Client::Join(mine);
+      statuses[static_cast<std::size_t>(rank)] =
+          client.ok() ? member(**client, rank) : client.status();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  ExpectAllOk(statuses);
+  EXPECT_GE((*relay)->cuts(), 2);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cuts, BrokenConnection,
+                         ::testing::Values(1, 900, 20'000, 70'000, 333'333, 1'000'000, 2'600'000));
+
+class LostDaemon : public ::testing::Test {
+ protected:
+  // All members of a session with an open bucket, which one of them never joins; `fault` strikes.
+  std::vector<absl::Status> Strike(const std::string& address, const std::function<void()>& fault) {
+    ClientOptions options{.address = address,
+                          .session = "lost",
+                          .world_size = 3,
+                          .parameters = {MakeParameter("w", 1000)}};
+    std::atomic<int> waiting = 0;
+    std::thread striker([&] {
+      Eventually([&] { return waiting == 2; });
+      fault();
+    });
+    const auto statuses = RunRanks(options, [&](Client& client, int rank) -> absl::Status {
+      if (rank == 2) return client.Barrier();
+      Gradients gradients({MakeParameter("w", 1000)});
+      GradBucket bucket = gradients.Bucket();
+      const Completion reduced = client.AllReduce(bucket);
+      ++waiting;
+      const absl::Status status = reduced.Wait();
+      EXPECT_EQ(client.EndStep().status(), status);
+      return status;
+    });
+    striker.join();
+    return statuses;
+  }
+};
+
+TEST_F(LostDaemon, ConnectionsThatCannotResume) {
+  TestDaemon daemon({.resume_grace = absl::Milliseconds(500)});
+  auto relay = FaultRelay::Start(daemon.Path("relay.sock"), daemon.socket());
+  ASSERT_TRUE(relay.ok()) << relay.status();
+  const auto statuses = Strike((*relay)->address(), [&] {
+    (*relay)->Refuse(true);
+    (*relay)->CutNow();
+  });
+  for (const absl::Status& status : statuses) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+    EXPECT_THAT(Message(status), AllOf(HasSubstr("lost the daemon at " + (*relay)->address()),
+                                       HasSubstr("outcome of step 0 unknown")));
+  }
+}
+
+TEST_F(LostDaemon, ConnectionsThatStall) {
+  TestDaemon daemon({.heartbeat_interval = absl::Milliseconds(100),
+                     .silence_timeout = absl::Milliseconds(800)});
+  auto relay = FaultRelay::Start(daemon.Path("relay.sock"), daemon.socket());
+  ASSERT_TRUE(relay.ok()) << relay.status();
+  const auto statuses = Strike((*relay)->address(), [&] { (*relay)->Stall(true); });
+  for (const absl::Status& status : statuses) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+    EXPECT_THAT(Message(status), HasSubstr("nothing was heard from it for 800ms"));
+  }
+}
+
+TEST_F(LostDaemon, DaemonIsKilled) {
+  const gradwire::testing::TemporaryFolder folder;
+  const std::string address = "unix:" + folder / "daemon.sock";
+  auto daemon = Process::Start({GRADWIRE_DAEMON, "--listen", address}, folder / "daemon.log");
+  ASSERT_TRUE(daemon.ok()) << daemon.status();
+  const auto statuses = Strike(address, [&] { (*daemon)->Signal(SIGKILL); });
+  for (const absl::Status& status : statuses) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+    EXPECT_THAT(Message(status), HasSubstr("lost the daemon at " + address));
+  }
+}
+
+TEST_F(LostDaemon, DaemonIsTerminated) {
+  const gradwire::testing::TemporaryFolder folder;
+  const std::string address = "unix:" + folder / "daemon.sock";
+  auto daemon = Process::Start({GRADWIRE_DAEMON, "--listen", address, "--drain-timeout", "200ms"},
+                               folder / "daemon.log");
+  ASSERT_TRUE(daemon.ok()) << daemon.status();
+  const auto statuses = Strike(address, [&] { (*daemon)->Signal(SIGTERM); });
+  for (const absl::Status& status : statuses) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  }
+  EXPECT_TRUE((*daemon)->Wait(absl::Seconds(10)).has_value()) << (*daemon)->Log();
+}
+
+}  // namespace
+}  // namespace gradwire
