@@ -45,7 +45,7 @@ CLI::Validator DurationText() {
         return absl::StrCat("\"", text,
                             "\" is no duration; allowed are, for example, 500ms, 30s, 2m");
       },
-      "DURATION");
+      "");
 }
 
 }  // namespace
@@ -111,7 +111,7 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
   add("memory-limit", options.memory_limit, "What all sessions together may hold: 2GiB, 80%")
       ->type_name("SIZE");
   add("chunk-bytes", options.chunk_bytes, "Size of a chunk, the unit of one message")
-      ->transform(CLI::AsSizeValue(false))
+      ->transform(CLI::AsSizeValue(false).description(""))
       ->type_name("SIZE");
   add("window-chunks", options.window_chunks, "Chunks a member may be ahead of the results");
   add("open-buckets", options.open_buckets, "Buckets of a session that are reduced at a time");

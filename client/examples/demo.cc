@@ -34,6 +34,7 @@ constexpr std::size_t kLongestSocketPath = 107;  // sockaddr_un
 constexpr auto kStartTimeout = std::chrono::seconds(30);
 constexpr auto kTrainTimeout = std::chrono::minutes(10);
 constexpr auto kLeaveTimeout = std::chrono::seconds(30);
+constexpr auto kDrainTimeout = std::chrono::seconds(40);  // more than the daemon takes by default
 
 volatile std::sig_atomic_t interrupted_by = 0;
 
@@ -133,7 +134,7 @@ absl::Status Demo::StartDaemon() {
 }
 
 absl::Status Demo::StopDaemon() {
-  daemon_->Stop();
+  daemon_->Stop(kDrainTimeout);
   if (daemon_->succeeded()) return absl::OkStatus();
   return absl::InternalError(
       absl::StrCat("gradwired ", *daemon_->Ended(), "\n", daemon_->LogTail()));
@@ -264,7 +265,7 @@ absl::StatusOr<bool> Run(const fs::path& programs, const std::string& data) {
 int main(int argc, char** argv) {
   CLI::App app{"Trains a real model on real data through a gradwired of its own, for each hook."};
   std::string data = "client/examples/data/digits.csv";
-  app.add_option("--data", data, "The data set as CSV")->check(CLI::ExistingFile);
+  app.add_option("--data", data, "The data set as CSV")->check(CLI::ExistingFile)->take_last();
   CLI11_PARSE(app, argc, argv);
 
   demo::CatchSignals();

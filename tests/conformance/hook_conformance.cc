@@ -78,7 +78,7 @@ TEST_P(HookConformance, MatchesTorchsArithmeticOnEveryMember) {
     const auto inputs = RandomGradients(test, step);
     auto result = (*carrier)->RunStep(inputs, step == 0 ? kOneBucket : kManyBuckets);
     ASSERT_TRUE(result.ok()) << result.status();
-    EXPECT_THAT(result->verdicts, testing::Each(Verdict::kApply));
+    EXPECT_THAT(result->verdicts, ::testing::Each(Verdict::kApply));
     if (spec.comm_hook == "noop") {
       EXPECT_EQ(result->gradients, inputs);
       continue;
@@ -108,14 +108,14 @@ TEST_P(HookConformance, NonFiniteGradientSkipsTheStepForAll) {
   std::memcpy(inputs.back()[1].data() + 5 * ByteSize(test.dtype), &nan, ByteSize(test.dtype));
   auto result = (*carrier)->RunStep(inputs, kManyBuckets);
   ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_THAT(result->verdicts, testing::Each(Verdict::kSkip));
+  EXPECT_THAT(result->verdicts, ::testing::Each(Verdict::kSkip));
   for (const MemberGradients& member : result->gradients) {
     EXPECT_TRUE(reference::IsNan(test.dtype, BitsAt(member[1], test.dtype, 5)));
     EXPECT_EQ(member, result->gradients[0]);
   }
   auto next = (*carrier)->RunStep(RandomGradients(test, 4), kOneBucket);
   ASSERT_TRUE(next.ok()) << next.status();
-  EXPECT_THAT(next->verdicts, testing::Each(Verdict::kApply));
+  EXPECT_THAT(next->verdicts, ::testing::Each(Verdict::kApply));
 }
 
 }  // namespace
@@ -135,7 +135,7 @@ std::vector<Case> AllCases(const std::string& carrier, decltype(Case::make) make
   return cases;
 }
 
-std::string CaseName(const testing::TestParamInfo<Case>& info) {
+std::string CaseName(const ::testing::TestParamInfo<Case>& info) {
   std::string name = info.param.carrier + "_" + info.param.spec + "_world" +
                      std::to_string(info.param.world_size) + "_" + Name(info.param.dtype);
   for (char& c : name) {

@@ -45,12 +45,12 @@ struct Case {
   DType dtype = DType::kFloat32;
 };
 
-class HookConformance : public testing::TestWithParam<Case> {};
+class HookConformance : public ::testing::TestWithParam<Case> {};
 
 // The product of hooks, world sizes and dtypes for one carrier.
 std::vector<Case> AllCases(const std::string& carrier, decltype(Case::make) make);
 
-std::string CaseName(const testing::TestParamInfo<Case>& info);
+std::string CaseName(const ::testing::TestParamInfo<Case>& info);
 
 // Rounds carried by a loop in this thread: no network, no daemon.
 absl::StatusOr<std::unique_ptr<Carrier>> MakeInProcessCarrier(

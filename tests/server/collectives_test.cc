@@ -148,13 +148,15 @@ TEST_F(CollectivesTest, NamesWhatIsWrongWithAChunk) {
   EXPECT_THAT(Chunk(0).message(), HasSubstr("of which it is not the root"));
   EnterAll(Broadcast(0));
   EXPECT_THAT(Chunk(0, 16, 1).message(), HasSubstr("of which it is not the root"));
-  EXPECT_THAT(Chunk(1).message(), HasSubstr("sent chunk 1 of a broadcast with 3 chunks; expected 0"));
+  EXPECT_THAT(Chunk(1).message(),
+              HasSubstr("sent chunk 1 of a broadcast with 3 chunks; expected 0"));
   EXPECT_THAT(Chunk(0, 15).message(), HasSubstr("sent 60 bytes as chunk 0 of a broadcast"));
   ASSERT_TRUE(Chunk(0).ok());
   ASSERT_TRUE(Chunk(0).ok());  // repeated after a resume
   ASSERT_TRUE(Chunk(1).ok());
   EXPECT_THAT(Chunk(2, 8).message(), HasSubstr("the window ends at 2"));
-  EXPECT_THAT(Ack(1, 3).message(), HasSubstr("acknowledged 3 chunks of collective 0; it was sent 2"));
+  EXPECT_THAT(Ack(1, 3).message(),
+              HasSubstr("acknowledged 3 chunks of collective 0; it was sent 2"));
   number_ = 1;
   EXPECT_FALSE(Ack(1, 1).ok());
   EXPECT_FALSE(Chunk(0).ok());

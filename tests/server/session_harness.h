@@ -20,15 +20,17 @@ namespace gradwire::server {
 
 // Parameters w: 1 chunk, b: 3 chunks, e: none.
 inline SessionOptions SmallOptions(int world_size = 2) {
-  return {.name = "s",
-          .world_size = world_size,
-          .manifest = {{"w", {16}, DType::kFloat32},
-                       {"b", {4, 10}, DType::kFloat32},
-                       {"e", {0, 3}, DType::kFloat32}},
-          .generation = 7,
-          .chunk_bytes = 64,
-          .window_chunks = 1,
-          .open_buckets = 2};
+  SessionOptions options;
+  options.name = "s";
+  options.world_size = world_size;
+  options.manifest = {{"w", {16}, DType::kFloat32},
+                      {"b", {4, 10}, DType::kFloat32},
+                      {"e", {0, 3}, DType::kFloat32}};
+  options.generation = 7;
+  options.chunk_bytes = 64;
+  options.window_chunks = 1;
+  options.open_buckets = 2;
+  return options;
 }
 
 inline RoundPlan SumOf(std::size_t numel) {

@@ -64,7 +64,8 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         Breach{"OtherGeneration", SendChunk([](Contribution& c) { c.generation = 6; }),
                "sent a chunk of generation 6; this session is 7"},
-        Breach{"OtherRank", SendChunk([](Contribution& c) { c.rank = 0; }), "sent a chunk as rank 0"},
+        Breach{"OtherRank", SendChunk([](Contribution& c) { c.rank = 0; }),
+               "sent a chunk as rank 0"},
         Breach{"LaterStep", SendChunk([](Contribution& c) { c.id.step = 2; }),
                "sent a chunk of step 2; the session is at step 0"},
         Breach{"UnknownBucket", SendChunk([](Contribution& c) { c.id.bucket = 5; }),
@@ -77,15 +78,14 @@ INSTANTIATE_TEST_SUITE_P(
                "sent chunk 3 of step 0 bucket [b] round 0, which has 3 chunks"},
         Breach{"TooManyBytes", SendChunk([](Contribution&) {}, 17),
                "sent 68 bytes as chunk 0 of step 0 bucket [b] round 0, which has 64"},
-        Breach{"NoBytes",
-               [](SessionHarness& h) { h.Receive(1, h.Chunk(1, 1)); },
+        Breach{"NoBytes", [](SessionHarness& h) { h.Receive(1, h.Chunk(1, 1)); },
                "sent 0 bytes as chunk 0 of step 0 bucket [b] round 0, which has 64"},
-        Breach{"BeyondTheWindow",
-               SendChunk([](Contribution& c) {
-                 c.chunk = 1;
-                 c.received = 0;
-               }),
-               "sent chunk 1 of step 0 bucket [b] round 0 with 0 results received; the window is 1"},
+        Breach{
+            "BeyondTheWindow", SendChunk([](Contribution& c) {
+              c.chunk = 1;
+              c.received = 0;
+            }),
+            "sent chunk 1 of step 0 bucket [b] round 0 with 0 results received; the window is 1"},
         Breach{"OtherDigest", SendChunk([](Contribution& c) { c.digest = 1; }),
                "chunk 0 of bucket [b] in step 0 does not match its digest"},
         Breach{"OtherBytesTheSecondTime",
@@ -106,7 +106,7 @@ INSTANTIATE_TEST_SUITE_P(
                  h.Receive(1, h.Chunk(1, 0, 0), Floats(16, 1));
                },
                "sent a chunk of step 0 bucket 0 round 0, which is not open"}),
-    [](const testing::TestParamInfo<Breach>& info) { return std::string(info.param.name); });
+    [](const testing::TestParamInfo<Breach>& tested) { return std::string(tested.param.name); });
 
 INSTANTIATE_TEST_SUITE_P(
     OfAnnouncements, SessionBreach,
@@ -119,14 +119,19 @@ INSTANTIATE_TEST_SUITE_P(
                "announced an empty bucket"},
         Breach{"UnknownParameter", SendAnnounce([](Announce& a) { a.parameters = {3}; }),
                "announced parameter 3; the manifest has 3"},
-        Breach{"TheSameParameterTwice", SendAnnounce([](Announce& a) { a.parameters = {0, 2, 0}; }),
+        Breach{"TheSameParameterTwice", SendAnnounce([](Announce& a) {
+                 a.parameters = {0, 2, 0};
+               }),
                "announced bucket [w, e, w] with a parameter twice"},
-        Breach{"Overlap", SendAnnounce([](Announce& a) { a.parameters = {0, 1}; }),
+        Breach{"Overlap", SendAnnounce([](Announce& a) {
+                 a.parameters = {0, 1};
+               }),
                "announced bucket [w, b] in step 0, but parameter b is in bucket [b] already"},
-        Breach{"AnotherList", SendAnnounce([](Announce& a) { a.parameters = {1, 0}; }),
+        Breach{"AnotherList", SendAnnounce([](Announce& a) {
+                 a.parameters = {1, 0};
+               }),
                "announced bucket [b, w] in step 0; another member's is [b]"},
-        Breach{"OtherRounds",
-               SendAnnounce([](Announce& a) {
+        Breach{"OtherRounds", SendAnnounce([](Announce& a) {
                  a.parameters = {1};
                  a.rounds = {SumOf(41)};
                }),
@@ -147,14 +152,15 @@ INSTANTIATE_TEST_SUITE_P(
                  h.Announce(0, {0});
                },
                "ended step 0 without bucket [w], which another member announced"},
-        Breach{"EndOfALaterStep", Send(wire::EndStep{1, 7}), "ended step 1; the session is at step 0"},
+        Breach{"EndOfALaterStep", Send(wire::EndStep{1, 7}),
+               "ended step 1; the session is at step 0"},
         Breach{"EndOfAnotherGeneration", Send(wire::EndStep{0, 8}),
                "ended a step of generation 8; this session is 7"},
         Breach{"EnterOfAnotherGeneration", Send(wire::Enter{.number = 0, .generation = 8}),
                "entered a collective of generation 8; this session is 7"},
         Breach{"ACoordinatorsFrame", Send(wire::StepDone{}),
                "sent a frame that only the coordinator may send"}),
-    [](const testing::TestParamInfo<Breach>& info) { return std::string(info.param.name); });
+    [](const testing::TestParamInfo<Breach>& tested) { return std::string(tested.param.name); });
 
 TEST(SessionUserHook, HasLimits) {
   const std::vector<std::pair<std::vector<RoundPlan>, std::string>> cases = {

@@ -69,9 +69,8 @@ TEST(SessionJoin, NamesWhatIsWrong) {
 TEST(SessionJoin, NamesTheFirstDifferenceOfTheManifest) {
   EXPECT_EQ(JoinError([](JoinAsk& ask) { ask.manifest[1].name = "c"; }),
             "manifest parameter 1: name is c in this request and b in the session");
-  EXPECT_EQ(
-      JoinError([](JoinAsk& ask) { ask.manifest[1].shape = {40}; }),
-      "manifest parameter 1 (b): shape is [40] in this request and [4, 10] in the session");
+  EXPECT_EQ(JoinError([](JoinAsk& ask) { ask.manifest[1].shape = {40}; }),
+            "manifest parameter 1 (b): shape is [40] in this request and [4, 10] in the session");
   EXPECT_EQ(
       JoinError([](JoinAsk& ask) { ask.manifest[0].dtype = DType::kFloat64; }),
       "manifest parameter 0 (w): dtype is float64 in this request and float32 in the session");
@@ -319,7 +318,8 @@ TEST(SessionLeave, NothingGoesOnWithoutTheOneWhoLeft) {
   const std::vector<std::pair<wire::Header, std::string>> cases = {
       {wire::Announce{0, 7, {0}, {SumOf(16)}}, "rank 0 began step 0, but rank 1 has left"},
       {wire::EndStep{0, 7}, "rank 0 ended step 0, but rank 1 has left"},
-      {wire::Enter{.number = 0, .generation = 7}, "rank 0 entered a collective, but rank 1 has left"},
+      {wire::Enter{.number = 0, .generation = 7},
+       "rank 0 entered a collective, but rank 1 has left"},
   };
   for (const auto& [header, message] : cases) {
     SessionHarness harness;

@@ -39,7 +39,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{Mutant::kCommitAnnouncedEarly, "CommitAnnouncedEarly"},
                     Case{Mutant::kStateTouchedBeforeCommit, "StateTouchedBeforeCommit"},
                     Case{Mutant::kCreditDeadlock, "CreditDeadlock"}),
-    [](const testing::TestParamInfo<Case>& info) { return std::string(info.param.name); });
+    [](const testing::TestParamInfo<Case>& tested) { return std::string(tested.param.name); });
 
 }  // namespace
 }  // namespace gradwire::sim

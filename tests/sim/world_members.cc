@@ -293,6 +293,7 @@ void World::OnMember(Process& process, client::FailedEffect& effect) {
     checker_.Violate(absl::StrCat("rank ", process.rank, " failed on its own: ",
                                   effect.status.message()));
   }
+  if (process.link != nullptr && !process.link->cut) Cut(process, false);
 }
 
 // ---- The training job

@@ -1,0 +1,299 @@
+// Any sequence of events into the session core: frames that fit and frames that do not, streams that
+// come and go, reductions in any order, time. It must not crash, hold more than it reserved, or end in
+// a state that does not exist.
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include "gradwire/hooks/registry.h"
+#include "hooks/reduce.h"
+#include "proto/wire/owned_payload.h"
+#include "server/core/session.h"
+
+namespace gradwire::server {
+namespace {
+
+constexpr std::size_t kMaxEvents = 2'000;
+
+void Require(bool condition, const char* what) {
+  if (condition) return;
+  std::fprintf(stderr, "session_fuzz: %s\n", what);
+  std::abort();
+}
+
+// Bytes as small numbers; zeros once they are used up.
+class Input {
+ public:
+  Input(const std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}
+  bool empty() const { return at_ >= size_; }
+  std::uint32_t Byte() { return empty() ? 0 : data_[at_++]; }
+  std::uint32_t Below(std::uint32_t limit) { return Byte() % limit; }
+
+ private:
+  const std::uint8_t* data_;
+  std::size_t size_;
+  std::size_t at_ = 0;
+};
+
+SessionOptions MakeOptions(Input& input) {
+  SessionOptions options;
+  options.name = "fuzz";
+  options.world_size = static_cast<int>(1 + input.Below(3));
+  options.manifest = {{"a", {16}, DType::kFloat32},
+                      {"b", {50}, DType::kFloat32},
+                      {"c", {0}, DType::kFloat32},
+                      {"d", {40}, DType::kFloat16}};
+  options.generation = 2;
+  options.chunk_bytes = 64;
+  options.window_chunks = 1 + input.Below(3);
+  options.open_buckets = 1 + input.Below(3);
+  static constexpr const char* kHooks[] = {"no", "fp16", "noop", "users_own"};
+  options.spec.comm_hook = kHooks[input.Below(4)];
+  return options;
+}
+
+class Fuzz {
+ public:
+  explicit Fuzz(Input& input)
+      : input_(input),
+        options_(MakeOptions(input)),
+        is_user_hook_(options_.spec.comm_hook == "users_own"),
+        plan_(is_user_hook_ ? nullptr : *HookRegistry::Global().Make(options_.spec)),
+        session_(options_, is_user_hook_ ? nullptr : *HookRegistry::Global().Make(options_.spec),
+                 now_),
+        streams_(static_cast<std::size_t>(options_.world_size)) {}
+
+  void Run() {
+    if (input_.Below(2) == 0) Begin();
+    for (std::size_t i = 0; i < kMaxEvents && !input_.empty(); ++i) {
+      Step();
+      Check();
+    }
+  }
+
+ private:
+  void Begin() {
+    for (int r = 0; r < options_.world_size; ++r) {
+      Join(r);
+      Attach(r, 0);
+    }
+    Require(session_.state() == Session::State::kRunning, "a complete session does not run");
+  }
+
+  void Step() {
+    const int rank = static_cast<int>(input_.Below(static_cast<std::uint32_t>(options_.world_size)));
+    switch (input_.Below(16)) {
+      case 0: return Join(rank);
+      case 1: return Attach(rank, session_.step() - static_cast<std::int64_t>(input_.Below(3)));
+      case 2: return Detach(rank);
+      case 3: return Leave(rank);
+      case 4: return Tick();
+      case 5:
+      case 6:
+      case 7: return Reduce();
+      default: return Receive(rank, MakeFrame(rank));
+    }
+  }
+
+  void Join(int rank) {
+    JoinAsk ask{.world_size = options_.world_size,
+                .rank = rank,
+                .start_id = 10 + static_cast<std::uint64_t>(rank),
+                .spec = options_.spec,
+                .manifest = options_.manifest};
+    const std::uint32_t change = input_.Below(12);
+    if (change == 1) ask.world_size = static_cast<int>(input_.Byte()) - 3;
+    if (change == 2) ask.rank = static_cast<int>(input_.Byte()) - 3;
+    if (change == 3) ask.start_id += 1;
+    if (change == 4) ask.manifest.pop_back();
+    Effects effects;
+    const absl::StatusOr<int> joined = session_.Join(ask, now_, effects);
+    Require(!joined.ok() || (*joined >= 0 && *joined < options_.world_size), "a rank out of range");
+    Take(std::move(effects));
+  }
+
+  void Attach(int rank, std::int64_t step) {
+    Effects effects;
+    const absl::Status status = session_.Attach(rank, 10 + static_cast<std::uint64_t>(rank), step,
+                                                ++connections_, now_, effects);
+    if (status.ok()) streams_[static_cast<std::size_t>(rank)] = connections_;
+    Take(std::move(effects));
+  }
+
+  void Detach(int rank) {
+    Effects effects;
+    session_.Detach(rank, Stream(rank), now_, effects);
+    Take(std::move(effects));
+  }
+
+  void Leave(int rank) {
+    Effects effects;
+    session_.Leave(rank, 10 + static_cast<std::uint64_t>(rank), now_, effects).IgnoreError();
+    Take(std::move(effects));
+  }
+
+  void Tick() {
+    static constexpr int kMilliseconds[] = {100, 100, 100, 400, 600, 5000, 100000};
+    now_ += absl::Milliseconds(kMilliseconds[input_.Below(7)]);
+    Effects effects;
+    session_.Tick(now_, effects);
+    Take(std::move(effects));
+  }
+
+  void Receive(int rank, wire::Frame frame) {
+    const std::uint64_t stream = input_.Below(16) == 0 ? input_.Byte() : Stream(rank);
+    Effects effects;
+    session_.Receive(rank, stream, frame, now_, effects);
+    Take(std::move(effects));
+  }
+
+  // Answers one of the open reductions.
+  void Reduce() {
+    if (reductions_.empty()) return;
+    const std::size_t index = input_.Below(static_cast<std::uint32_t>(reductions_.size()));
+    const ReduceEffect reduce = std::move(reductions_[index]);
+    reductions_.erase(reductions_.begin() + static_cast<std::ptrdiff_t>(index));
+    std::vector<Pieces> inputs;
+    for (const wire::PayloadRef& payload : reduce.inputs) {
+      Require(payload->bytes() == reduce.segment.bytes(), "a contribution of the wrong size");
+      inputs.push_back(payload->pieces());
+    }
+    Require(inputs.size() == streams_.size(), "a reduction without everybody's contribution");
+    std::vector<std::byte> out(reduce.segment.bytes());
+    const bool finite =
+        gradwire::Reduce(reduce.segment.dtype, reduce.segment.op, reduce.segment.numel, inputs, out)
+            .finite;
+    Effects effects;
+    session_.Reduced(reduce.id, reduce.chunk, wire::OwnedPayload::Make(std::move(out)), finite, now_,
+                     effects);
+    Take(std::move(effects));
+  }
+
+  wire::PayloadRef MakePayload() {
+    static constexpr std::size_t kSizes[] = {64, 64, 64, 8, 16, 36, 0, 63, 100};
+    const std::size_t size = kSizes[input_.Below(9)];
+    return wire::OwnedPayload::Make(std::vector<std::byte>(size, std::byte(input_.Byte())));
+  }
+
+  wire::RoundId MakeId() {
+    static constexpr std::uint32_t kBuckets[] = {0, 1, 2, 3, 0, 1, 9};
+    wire::RoundId id{.step = session_.step(), .attempt = session_.attempt()};
+    id.bucket = kBuckets[input_.Below(7)];
+    id.round = input_.Below(4) / 3;
+    if (input_.Below(8) == 7) id.step += static_cast<std::int64_t>(input_.Below(4)) - 2;
+    if (input_.Below(4) == 3) id.attempt = input_.Below(4);
+    return id;
+  }
+
+  std::vector<RoundPlan> MakePlans(const std::vector<std::uint32_t>& parameters) {
+    if (plan_ != nullptr && input_.Below(8) != 7) {
+      std::vector<ParameterSpec> specs;
+      for (std::uint32_t p : parameters) specs.push_back(options_.manifest[p % 4]);
+      if (absl::StatusOr<std::vector<RoundPlan>> plans = plan_->Plan(specs, 0); plans.ok()) {
+        return *std::move(plans);
+      }
+    }
+    std::vector<RoundPlan> plans(input_.Below(4));
+    for (RoundPlan& plan : plans) {
+      plan.segments.resize(input_.Below(3));
+      for (Segment& segment : plan.segments) {
+        segment.dtype = static_cast<DType>(1 + input_.Below(4));
+        segment.numel = input_.Below(8) == 7 ? std::size_t{1} << input_.Below(63) : input_.Below(50);
+        segment.op = input_.Below(2) == 0 ? ReduceOp::kSum : ReduceOp::kMean;
+      }
+    }
+    return plans;
+  }
+
+  wire::Announce MakeAnnounce() {
+    static const std::vector<std::vector<std::uint32_t>> kLists = {
+        {0}, {1}, {2}, {3}, {0, 2}, {1, 0}, {}, {0, 1, 2, 3}, {7}, {1, 1}};
+    wire::Announce announce{.step = session_.step(), .generation = 2};
+    announce.parameters = kLists[input_.Below(10)];
+    announce.rounds = MakePlans(announce.parameters);
+    if (input_.Below(16) == 15) announce.step += static_cast<std::int64_t>(input_.Below(4)) - 2;
+    if (input_.Below(16) == 15) announce.generation = input_.Below(4);
+    return announce;
+  }
+
+  wire::Frame MakeFrame(int rank) {
+    switch (input_.Below(12)) {
+      case 0:
+      case 1: return {.header = MakeAnnounce()};
+      case 2:
+      case 3:
+      case 4:
+      case 5: {
+        wire::Contribution chunk{.id = MakeId(), .generation = 2, .rank = rank, .digest = {}};
+        chunk.chunk = input_.Below(6);
+        chunk.received = input_.Below(3) == 2 ? input_.Below(6) : chunk.chunk;
+        if (input_.Below(16) == 15) chunk.rank = static_cast<int>(input_.Byte()) - 3;
+        if (input_.Below(16) == 15) chunk.digest = input_.Byte();
+        return {.header = chunk, .payload = input_.Below(16) == 15 ? nullptr : MakePayload()};
+      }
+      case 6: return {.header = wire::Ack{MakeId(), input_.Below(6)}};
+      case 7: return {.header = wire::EndStep{session_.step(), 2}};
+      case 8: {
+        const auto kind = static_cast<wire::CollectiveKind>(1 + input_.Below(2));
+        const int root = static_cast<int>(input_.Below(4));
+        return {.header = wire::Enter{input_.Below(4), 2, kind, root, input_.Below(200)}};
+      }
+      case 9: return {.header = wire::CollectiveChunk{input_.Below(4), input_.Below(5)},
+                      .payload = MakePayload()};
+      case 10: return {.header = wire::CollectiveAck{input_.Below(4), input_.Below(5)}};
+      default: break;
+    }
+    if (input_.Below(4) != 0) return {.header = wire::Heartbeat{}};
+    return {.header = wire::StepDone{.step = session_.step()}, .payload = MakePayload()};
+  }
+
+  void Take(Effects effects) {
+    for (Effect& effect : effects) {
+      if (auto* reduce = std::get_if<ReduceEffect>(&effect)) {
+        reductions_.push_back(std::move(*reduce));
+      } else if (const auto* send = std::get_if<SendEffect>(&effect)) {
+        Require(send->rank >= 0 && send->rank < options_.world_size, "a frame to nobody");
+      }
+    }
+  }
+
+  void Check() {
+    using State = Session::State;
+    Require(session_.held_bytes() <= session_.options().ReservedBytes(), "more held than reserved");
+    Require(!session_.WaitingFor(now_).empty(), "WaitingFor says nothing");
+    Require((session_.state() == State::kFailed) == !session_.failure().ok(), "a failure unsaid");
+    Require(session_.step() >= last_step_ && session_.step() <= last_step_ + 1, "a step back");
+    last_step_ = session_.step();
+    const bool over = session_.state() == State::kFailed || session_.state() == State::kClosed;
+    Require(over || !was_over_, "a session that was over goes on");
+    Require(!over || session_.held_bytes() == 0, "bytes held past the end");
+    was_over_ = over;
+  }
+
+  std::uint64_t Stream(int rank) const { return streams_[static_cast<std::size_t>(rank)]; }
+
+  Input& input_;
+  const SessionOptions options_;
+  const bool is_user_hook_;
+  const std::unique_ptr<Hook> plan_;
+  absl::Time now_ = absl::FromUnixSeconds(1'000'000);
+  Session session_;
+  std::vector<std::uint64_t> streams_;  // by rank
+  std::uint64_t connections_ = 0;
+  std::deque<ReduceEffect> reductions_;
+  std::int64_t last_step_ = 0;
+  bool was_over_ = false;
+};
+
+}  // namespace
+}  // namespace gradwire::server
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  gradwire::server::Input input(data, size);
+  gradwire::server::Fuzz(input).Run();
+  return 0;
+}

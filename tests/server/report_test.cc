@@ -1,0 +1,59 @@
+#include "server/ctl/report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace gradwire::ctl {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+v1::SessionStatus Running() {
+  v1::SessionStatus session;
+  session.set_name("digits");
+  session.set_state("running");
+  session.set_step(41);
+  session.set_world_size(2);
+  session.set_waiting_for("step 41 waits for rank 1");
+  session.mutable_hook()->set_comm_hook("fp16");
+  session.set_contribution_bytes_total(3 << 20);
+  session.add_members()->set_state("connected");
+  session.add_members()->set_state("lost");
+  return session;
+}
+
+TEST(ReportTest, StatusBeginsWithWhatIsWaitedFor) {
+  v1::ListSessionsResponse sessions;
+  *sessions.add_sessions() = Running();
+  const std::string text = StatusTable({}, sessions);
+  EXPECT_THAT(text, StartsWith("digits: step 41 waits for rank 1\n"));
+  EXPECT_THAT(text, HasSubstr("1/2"));
+  EXPECT_THAT(text, HasSubstr("fp16"));
+  EXPECT_THAT(text, HasSubstr("3.0 MiB"));
+}
+
+TEST(ReportTest, AnEndedSessionWaitsForNothing) {
+  v1::ListSessionsResponse sessions;
+  *sessions.add_sessions() = Running();
+  sessions.mutable_sessions(0)->set_state("closed");
+  EXPECT_THAT(StatusTable({}, sessions), StartsWith("Nothing is being waited for"));
+}
+
+TEST(ReportTest, NothingThatAMemberSaidActsOnTheTerminal) {
+  v1::SessionStatus session = Running();
+  session.set_waiting_for("\x1b[2Jgone");
+  EXPECT_THAT(SessionTable(session), Not(HasSubstr("\x1b")));
+  EXPECT_THAT(SessionJson(session), Not(HasSubstr("\x1b")));
+}
+
+TEST(ReportTest, JsonHasEveryField) {
+  EXPECT_THAT(SessionJson(Running()), HasSubstr("\"duplicate_chunks_total\":\"0\""));
+  EXPECT_THAT(StatusJson({}, {}), HasSubstr("\"sessions\":[]"));
+}
+
+}  // namespace
+}  // namespace gradwire::ctl
