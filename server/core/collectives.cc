@@ -80,8 +80,8 @@ absl::Status Collectives::OnEnter(int rank, const wire::Enter& enter, std::vecto
     return OnAck(rank, {.number = number_, .received = sent_}, sends);
   }
   if (enter.number > number_) {
-    return absl::FailedPreconditionError(absl::StrCat("entered collective ", enter.number, " while ",
-                                                      number_, " is not finished"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("entered collective ", enter.number, " while ", number_, " is not finished"));
   }
   if (absl::Status status = CheckEnter(enter, open_ ? &*open_ : nullptr); !status.ok()) {
     return status;

@@ -99,8 +99,7 @@ std::size_t SessionOptions::ReservedBytes() const {
   const std::size_t copies = static_cast<std::size_t>(world_size) + 1;
   const std::size_t extra = HookRegistry::IsBuiltIn(spec.comm_hook) ? 0 : kExtraRoundBytes;
   const std::size_t most = kMaxBytesPerGradientByte * gradient + open_buckets * extra + chunk_bytes;
-  return std::min(window, most) * copies +
-         std::size_t{window_chunks} * chunk_bytes;
+  return std::min(window, most) * copies + std::size_t{window_chunks} * chunk_bytes;
 }
 
 std::size_t Session::held_bytes() const {
@@ -227,7 +226,10 @@ std::string Session::BucketProgress(const Bucket& bucket, absl::Time now) const 
   }
   for (int r = 0; r < options_.world_size; ++r) {
     if (members_[Index(r)].state == MemberState::kLeft) continue;
-    if (round.received[Index(r)] < round.reduced) missing.push_back(r);
+    const bool lacks =
+        std::any_of(bucket.rounds.begin(), bucket.rounds.end(),
+                    [r](const Round& any) { return any.received[Index(r)] < any.reduced; });
+    if (lacks) missing.push_back(r);
   }
   return absl::StrCat("step ", bucket.step, " waits for ", RankNames(missing, now),
                       " to acknowledge ", name);

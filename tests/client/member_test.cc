@@ -18,14 +18,14 @@ using ::testing::SizeIs;
 
 // Parameters w: 1 chunk of 64 bytes, b: 3 chunks, e: none. The second of two members.
 MemberOptions SmallOptions() {
-  return {.rank = 1,
-          .world_size = 2,
-          .generation = 7,
-          .chunk_bytes = 64,
-          .window_chunks = 2,
-          .manifest = {{"w", {16}, DType::kFloat32},
-                       {"b", {40}, DType::kFloat32},
-                       {"e", {0}, DType::kFloat32}}};
+  return {
+      .rank = 1,
+      .world_size = 2,
+      .generation = 7,
+      .chunk_bytes = 64,
+      .window_chunks = 2,
+      .manifest = {
+          {"w", {16}, DType::kFloat32}, {"b", {40}, DType::kFloat32}, {"e", {0}, DType::kFloat32}}};
 }
 
 // A hook of one round that remembers what it was told; its wire bytes are the gradient's.
@@ -342,8 +342,10 @@ TEST_F(MemberTest, NamesWhatACoordinatorMayNotSend) {
       {{wire::Grant{{.bucket = 5}}}, "a grant for unknown bucket 5 in step 0"},
       {{wire::Grant{{.step = 1, .bucket = 1}}}, "a grant for unknown bucket 1"},
       {{wire::Result{.id = {.bucket = 5}}}, "a result for unknown bucket 5"},
-      {{wire::Result{.id = {.bucket = 1}, .chunk = 1}, Bytes(64)}, "result 1 of bucket 1 round 0 out"},
-      {{wire::Result{.id = {.bucket = 1, .round = 1}}, Bytes(64)}, "result 0 of bucket 1 round 1 out"},
+      {{wire::Result{.id = {.bucket = 1}, .chunk = 1}, Bytes(64)},
+       "result 1 of bucket 1 round 0 out"},
+      {{wire::Result{.id = {.bucket = 1, .round = 1}}, Bytes(64)},
+       "result 0 of bucket 1 round 1 out"},
       {{wire::Result{.id = {.bucket = 1}}, Bytes(60)}, "result 0 of bucket 1 with 60 bytes"},
       {{wire::Result{.id = {.bucket = 1}}}, "result 0 of bucket 1 with 0 bytes"},
       {{wire::StepDone{.step = 0}}, "the end of step 0 before its last result"},

@@ -1,6 +1,6 @@
-// Any sequence of events into the session core: frames that fit and frames that do not, streams that
-// come and go, reductions in any order, time. It must not crash, hold more than it reserved, or end in
-// a state that does not exist.
+// Any sequence of events into the session core: frames that fit and frames that do not, streams
+// that come and go, reductions in any order, time. It must not crash, hold more than it reserved,
+// or end in a state that does not exist.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -85,17 +85,25 @@ class Fuzz {
   }
 
   void Step() {
-    const int rank = static_cast<int>(input_.Below(static_cast<std::uint32_t>(options_.world_size)));
+    const int rank =
+        static_cast<int>(input_.Below(static_cast<std::uint32_t>(options_.world_size)));
     switch (input_.Below(16)) {
-      case 0: return Join(rank);
-      case 1: return Attach(rank, session_.step() - static_cast<std::int64_t>(input_.Below(3)));
-      case 2: return Detach(rank);
-      case 3: return Leave(rank);
-      case 4: return Tick();
+      case 0:
+        return Join(rank);
+      case 1:
+        return Attach(rank, session_.step() - static_cast<std::int64_t>(input_.Below(3)));
+      case 2:
+        return Detach(rank);
+      case 3:
+        return Leave(rank);
+      case 4:
+        return Tick();
       case 5:
       case 6:
-      case 7: return Reduce();
-      default: return Receive(rank, MakeFrame(rank));
+      case 7:
+        return Reduce();
+      default:
+        return Receive(rank, MakeFrame(rank));
     }
   }
 
@@ -168,8 +176,8 @@ class Fuzz {
         gradwire::Reduce(reduce.segment.dtype, reduce.segment.op, reduce.segment.numel, inputs, out)
             .finite;
     Effects effects;
-    session_.Reduced(reduce.id, reduce.chunk, wire::OwnedPayload::Make(std::move(out)), finite, now_,
-                     effects);
+    session_.Reduced(reduce.id, reduce.chunk, wire::OwnedPayload::Make(std::move(out)), finite,
+                     now_, effects);
     Take(std::move(effects));
   }
 
@@ -202,7 +210,8 @@ class Fuzz {
       plan.segments.resize(input_.Below(3));
       for (Segment& segment : plan.segments) {
         segment.dtype = static_cast<DType>(1 + input_.Below(4));
-        segment.numel = input_.Below(8) == 7 ? std::size_t{1} << input_.Below(63) : input_.Below(50);
+        segment.numel =
+            input_.Below(8) == 7 ? std::size_t{1} << input_.Below(63) : input_.Below(50);
         segment.op = input_.Below(2) == 0 ? ReduceOp::kSum : ReduceOp::kMean;
       }
     }
@@ -212,7 +221,9 @@ class Fuzz {
   wire::Announce MakeAnnounce() {
     static const std::vector<std::vector<std::uint32_t>> kLists = {
         {0}, {1}, {2}, {3}, {0, 2}, {1, 0}, {}, {0, 1, 2, 3}, {7}, {1, 1}};
-    wire::Announce announce{.step = session_.step(), .generation = 2};
+    wire::Announce announce;
+    announce.step = session_.step();
+    announce.generation = 2;
     announce.parameters = kLists[input_.Below(10)];
     announce.rounds = MakePlans(announce.parameters);
     if (input_.Below(16) == 15) announce.step += static_cast<std::int64_t>(input_.Below(4)) - 2;
@@ -223,7 +234,8 @@ class Fuzz {
   wire::Frame MakeFrame(int rank) {
     switch (input_.Below(12)) {
       case 0:
-      case 1: return {.header = MakeAnnounce()};
+      case 1:
+        return {.header = MakeAnnounce()};
       case 2:
       case 3:
       case 4:
@@ -235,17 +247,22 @@ class Fuzz {
         if (input_.Below(16) == 15) chunk.digest = input_.Byte();
         return {.header = chunk, .payload = input_.Below(16) == 15 ? nullptr : MakePayload()};
       }
-      case 6: return {.header = wire::Ack{MakeId(), input_.Below(6)}};
-      case 7: return {.header = wire::EndStep{session_.step(), 2}};
+      case 6:
+        return {.header = wire::Ack{MakeId(), input_.Below(6)}};
+      case 7:
+        return {.header = wire::EndStep{session_.step(), 2}};
       case 8: {
         const auto kind = static_cast<wire::CollectiveKind>(1 + input_.Below(2));
         const int root = static_cast<int>(input_.Below(4));
         return {.header = wire::Enter{input_.Below(4), 2, kind, root, input_.Below(200)}};
       }
-      case 9: return {.header = wire::CollectiveChunk{input_.Below(4), input_.Below(5)},
-                      .payload = MakePayload()};
-      case 10: return {.header = wire::CollectiveAck{input_.Below(4), input_.Below(5)}};
-      default: break;
+      case 9:
+        return {.header = wire::CollectiveChunk{input_.Below(4), input_.Below(5)},
+                .payload = MakePayload()};
+      case 10:
+        return {.header = wire::CollectiveAck{input_.Below(4), input_.Below(5)}};
+      default:
+        break;
     }
     if (input_.Below(4) != 0) return {.header = wire::Heartbeat{}};
     return {.header = wire::StepDone{.step = session_.step()}, .payload = MakePayload()};

@@ -32,7 +32,7 @@ struct Case {
 // Around one chunk of each element size, and the ends.
 std::vector<std::vector<ParameterSpec>> Buckets(DType dtype) {
   std::vector<std::vector<ParameterSpec>> buckets;
-  for (const std::size_t numel : {1, 127, 128, 129, 255, 256, 257, 511, 512, 513, 5000}) {
+  for (const std::size_t numel : std::vector<std::size_t>{1, 127, 128, 129, 255, 256, 257, 511, 512, 513, 5000}) {
     buckets.push_back({MakeParameter("p" + std::to_string(numel), numel, dtype)});
   }
   buckets.push_back({MakeParameter("empty", 0, dtype), MakeParameter("rest", 700, dtype),

@@ -129,7 +129,9 @@ TEST_P(BrokenConnection, ResumesWithTheSameBits) {
       }
       EXPECT_EQ(data, std::vector<char>(50'000, 'r'));
     }
-    if (rank == 0) EXPECT_GE(client.metrics().resumes, 2);
+    if (rank == 0) {
+      EXPECT_GE(client.metrics().resumes, 2);
+    }
     return client.Leave();
   };
   // RunRanks gives all members one address; the one behind the relay runs beside them.

@@ -104,7 +104,7 @@ TEST_F(SessionTest, CallbacksMayBeginTheNextBucket) {
 }
 
 TEST_F(SessionTest, BroadcastAndBarrier) {
-  for (const std::size_t bytes : {0, 1, 4095, 4096, 4097, 300'000}) {
+  for (const std::size_t bytes : std::vector<std::size_t>{0, 1, 4095, 4096, 4097, 300000}) {
     ExpectAllOk(RunRanks(Options(3), [&](Client& client, int rank) -> absl::Status {
       for (int root = 0; root < 3; ++root) {
         std::vector<unsigned char> data(bytes);

@@ -111,7 +111,7 @@ TEST(ServerTest, SaysHowItIs) {
   EXPECT_EQ(session->state(), "running");
   EXPECT_EQ(session->gradient_bytes(), kNumel * 4);
   EXPECT_EQ(session->members(1).state(), "connected");
-  EXPECT_THAT(session->waiting_for(), HasSubstr("first bucket of step 0"));
+  EXPECT_THAT(session->waiting_for(), HasSubstr("begin step 0"));
   EXPECT_EQ(GetSession(daemon.address(), "other").status().code(), absl::StatusCode::kNotFound);
 }
 

@@ -57,7 +57,8 @@ const std::map<std::uint32_t, Checker::Layouts>& Checker::LayoutsOf(std::int64_t
 }
 
 const Checker::Layouts* Checker::FindLayouts(const ChunkKey& key) {
-  if (key.step < 0 || key.step + 1 >= static_cast<std::int64_t>(scenario_.steps.size())) return nullptr;
+  if (key.step < 0 || key.step + 1 >= static_cast<std::int64_t>(scenario_.steps.size()))
+    return nullptr;
   const auto& layouts = LayoutsOf(key.step);
   const auto found = layouts.find(key.bucket);
   if (found == layouts.end() || key.round >= found->second.size()) return nullptr;
@@ -69,9 +70,9 @@ void Checker::OnContribution(const wire::Contribution& header, const ByteVector&
   const SentKey key{{id.step, id.bucket, id.round, header.chunk}, id.attempt, header.rank};
   const auto [it, fresh] = sent_.emplace(key, bytes);
   if (!fresh && it->second != bytes) {
-    Violate(absl::StrCat("rank ", header.rank, " encoded chunk ", header.chunk, " of step ", id.step,
-                         " bucket ", id.bucket, " round ", id.round, " attempt ", id.attempt,
-                         " twice, differently"));
+    Violate(absl::StrCat("rank ", header.rank, " encoded chunk ", header.chunk, " of step ",
+                         id.step, " bucket ", id.bucket, " round ", id.round, " attempt ",
+                         id.attempt, " twice, differently"));
   }
 }
 
@@ -81,8 +82,8 @@ std::optional<ByteVector> Checker::Recompute(const ChunkKey& key, std::uint32_t 
   for (int r = 0; r < scenario_.options.world_size; ++r) {
     const auto found = sent_.find(SentKey{key, attempt, r});
     if (found == sent_.end()) {
-      Violate(absl::StrCat("a result of step ", key.step, " bucket ", key.bucket, " round ", key.round,
-                           " chunk ", key.chunk, " attempt ", attempt,
+      Violate(absl::StrCat("a result of step ", key.step, " bucket ", key.bucket, " round ",
+                           key.round, " chunk ", key.chunk, " attempt ", attempt,
                            " without a contribution of rank ", r, " to that attempt"));
       return std::nullopt;
     }
@@ -93,11 +94,13 @@ std::optional<ByteVector> Checker::Recompute(const ChunkKey& key, std::uint32_t 
 
 void Checker::OnResultFrame(int rank, const wire::Result& result, const wire::Payload* payload) {
   const ChunkKey key{result.id.step, result.id.bucket, result.id.round, result.chunk};
-  const std::string where = absl::StrCat("result of step ", key.step, " bucket ", key.bucket, " round ",
-                                         key.round, " chunk ", key.chunk, " attempt ", result.id.attempt);
+  const std::string where =
+      absl::StrCat("result of step ", key.step, " bucket ", key.bucket, " round ", key.round,
+                   " chunk ", key.chunk, " attempt ", result.id.attempt);
   const Layouts* layouts = FindLayouts(key);
   if (layouts == nullptr) return Violate(absl::StrCat(where, ", which nobody asked for"));
-  if (wire::Digest(payload) != result.digest) Violate(absl::StrCat(where, " does not fit its digest"));
+  if (wire::Digest(payload) != result.digest)
+    Violate(absl::StrCat(where, " does not fit its digest"));
   const ByteVector bytes = Flatten(payload);
   const auto known = results_.find(key);
   if (known != results_.end()) {
@@ -145,8 +148,8 @@ void Checker::OnBucketDone(int rank, std::int64_t step, std::uint32_t bucket,
   if (scenario_.options.spec.comm_hook == "noop") return;  // each keeps its own
   const auto [it, fresh] = buffers_.emplace(std::pair(step, bucket), buffer);
   if (!fresh && it->second != buffer) {
-    Violate(absl::StrCat("bucket ", bucket, " of step ", step, " ends in another buffer at rank ", rank,
-                         " than at others"));
+    Violate(absl::StrCat("bucket ", bucket, " of step ", step, " ends in another buffer at rank ",
+                         rank, " than at others"));
   }
 }
 
@@ -158,8 +161,8 @@ void Checker::OnStepDone(int rank, std::int64_t step, Verdict verdict, const Fee
   if (hook != nullptr) CheckResiduals(rank, step, verdict, *hook);
 }
 
-std::vector<double> Checker::TotalOf(std::int64_t step, std::uint32_t bucket, const Layouts& layouts,
-                                     std::size_t numel) const {
+std::vector<double> Checker::TotalOf(std::int64_t step, std::uint32_t bucket,
+                                     const Layouts& layouts, std::size_t numel) const {
   std::vector<double> total(numel);
   for (std::uint32_t r = 0; r < layouts.size(); ++r) {
     for (std::uint32_t c = 0; c < layouts[r].chunk_count(); ++c) {
@@ -174,7 +177,8 @@ std::vector<double> Checker::TotalOf(std::int64_t step, std::uint32_t bucket, co
   return total;
 }
 
-void Checker::CheckResiduals(int rank, std::int64_t step, Verdict verdict, const FeedbackHook& hook) {
+void Checker::CheckResiduals(int rank, std::int64_t step, Verdict verdict,
+                             const FeedbackHook& hook) {
   const auto& manifest = scenario_.options.manifest;
   Residuals& model = residuals_[static_cast<std::size_t>(rank)];
   if (verdict == Verdict::kApply) {

@@ -1,5 +1,5 @@
-// What must hold in every run, whatever the faults. Sees only what crosses a member's edge: bytes sent,
-// frames delivered, hook state.
+// What must hold in every run, whatever the faults. Sees only what crosses a member's edge: bytes
+// sent, frames delivered, hook state.
 #pragma once
 
 #include <cstdint>

@@ -12,7 +12,8 @@ absl::StatusOr<std::vector<RoundPlan>> FeedbackHook::Plan(std::span<const Parame
   std::size_t numel = 0;
   for (const ParameterSpec& parameter : parameters) numel += parameter.numel();
   std::vector<RoundPlan> plans;
-  if (options_.empty_round) plans.push_back(RoundPlan{{Segment{options_.wire, 0, ReduceOp::kMean}}});
+  if (options_.empty_round)
+    plans.push_back(RoundPlan{{Segment{options_.wire, 0, ReduceOp::kMean}}});
   for (int r = 0; r < options_.rounds; ++r) {
     RoundPlan plan{{Segment{options_.wire, numel, ReduceOp::kMean}}};
     if (r == 0 && options_.side_numel > 0) {
@@ -71,8 +72,8 @@ class FeedbackRun final : public HookRun {
     const Segment& segment = CurrentPlan().segments[range.segment];
     for (std::size_t i = range.begin; i < range.end; ++i) {
       if (frozen_[range.segment][i]) hook_.report_("Encode of a range that was decoded");
-      const double value = range.segment == 0 ? target_[i] - total_[i]
-                                              : static_cast<double>(rank_ + 1) * 1.5;
+      const double value =
+          range.segment == 0 ? target_[i] - total_[i] : static_cast<double>(rank_ + 1) * 1.5;
       PutElement(segment.dtype, out, i - range.begin, value);
     }
     return absl::OkStatus();
@@ -80,7 +81,8 @@ class FeedbackRun final : public HookRun {
 
   absl::Status Decode(ElementRange range, std::span<const std::byte> in) override {
     const Segment& segment = CurrentPlan().segments[range.segment];
-    if (in.size() != range.numel() * ByteSize(segment.dtype)) hook_.report_("Decode of other bytes");
+    if (in.size() != range.numel() * ByteSize(segment.dtype))
+      hook_.report_("Decode of other bytes");
     for (std::size_t i = range.begin; i < range.end; ++i) {
       if (frozen_[range.segment][i]) hook_.report_("Decode of a range twice");
       frozen_[range.segment][i] = true;
@@ -124,7 +126,8 @@ class FeedbackRun final : public HookRun {
   bool ended_ = false;
 };
 
-absl::StatusOr<std::unique_ptr<HookRun>> FeedbackHook::Start(GradBucket& bucket, std::int64_t step) {
+absl::StatusOr<std::unique_ptr<HookRun>> FeedbackHook::Start(GradBucket& bucket,
+                                                             std::int64_t step) {
   absl::StatusOr<std::vector<RoundPlan>> plans = Plan(bucket.parameters(), step);
   return std::make_unique<FeedbackRun>(*this, bucket, *std::move(plans));
 }

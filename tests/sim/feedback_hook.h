@@ -14,9 +14,9 @@ namespace gradwire::sim {
 
 struct FeedbackOptions {
   DType wire = DType::kBFloat16;
-  int rounds = 1;               // 1 or 2 with elements; the second sends what the first one missed
-  bool empty_round = false;     // a round without elements goes first
-  std::size_t side_numel = 0;   // fp64 sums that ride along in the first round
+  int rounds = 1;              // 1 or 2 with elements; the second sends what the first one missed
+  bool empty_round = false;    // a round without elements goes first
+  std::size_t side_numel = 0;  // fp64 sums that ride along in the first round
 };
 
 // What a member told its hook in breach of the contract, or a Commit where none may be.

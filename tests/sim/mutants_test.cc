@@ -1,9 +1,10 @@
 // The simulation's teeth: built with the seeded bugs of proto/wire/mutants.h, each of which must be
 // caught within the seeds that the simulation test runs.
+#include "proto/wire/mutants.h"
+
 #include <cstdio>
 
 #include "gtest/gtest.h"
-#include "proto/wire/mutants.h"
 #include "tests/sim/world.h"
 
 namespace gradwire::sim {

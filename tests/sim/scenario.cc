@@ -178,8 +178,7 @@ Scenario MakeScenario(std::uint64_t seed) {
   scenario.any_rank = random.Percent(20);
   const int steps = random.Between(1, 5);
   for (int s = 0; s < steps; ++s) scenario.steps.push_back(MakeStep(scenario, random));
-  scenario.steps.push_back(
-      StepPlan{.collectives = MakeCollectives(options.world_size, random)});
+  scenario.steps.push_back(StepPlan{.collectives = MakeCollectives(options.world_size, random)});
   ChooseNetwork(scenario, random);
   ChooseFaults(scenario, random);
   return scenario;

@@ -19,8 +19,8 @@ struct CollectivePlan {
 };
 
 struct StepPlan {
-  std::vector<CollectivePlan> collectives{};               // before the first bucket
-  std::vector<std::vector<std::uint32_t>> buckets{};       // each member starts them in its own order
+  std::vector<CollectivePlan> collectives{};          // before the first bucket
+  std::vector<std::vector<std::uint32_t>> buckets{};  // each member starts them in its own order
   bool end_step = false;
   int nonfinite_rank = -1;
   std::uint32_t nonfinite_parameter = 0;

@@ -15,16 +15,30 @@ constexpr std::size_t kTraceLines = 400;
 }  // namespace
 
 std::string Name(Count count) {
-  static constexpr const char* kNames[] = {
-      "steps applied",       "steps skipped",        "resumes",
-      "rounds started over", "sessions completed",   "sessions failed",
-      "duplicates sent",     "duplicates dropped",   "stale attempts replayed",
-      "late frames of old connections",              "frames lost",
-      "deaths",              "short stalls",         "long stalls",
-      "slow buckets",        "daemon pauses",        "replacements refused",
-      "early leaves",        "hostile frames",       "old-generation frames",
-      "tokens expired",      "collectives",          "partial steps",
-      "waits explained"};
+  static constexpr const char* kNames[] = {"steps applied",
+                                           "steps skipped",
+                                           "resumes",
+                                           "rounds started over",
+                                           "sessions completed",
+                                           "sessions failed",
+                                           "duplicates sent",
+                                           "duplicates dropped",
+                                           "stale attempts replayed",
+                                           "late frames of old connections",
+                                           "frames lost",
+                                           "deaths",
+                                           "short stalls",
+                                           "long stalls",
+                                           "slow buckets",
+                                           "daemon pauses",
+                                           "replacements refused",
+                                           "early leaves",
+                                           "hostile frames",
+                                           "old-generation frames",
+                                           "tokens expired",
+                                           "collectives",
+                                           "partial steps",
+                                           "waits explained"};
   return kNames[static_cast<std::size_t>(count)];
 }
 
@@ -84,7 +98,8 @@ Outcome World::Run() {
     After(random_.Between(absl::ZeroDuration(), absl::Milliseconds(50)),
           [this, p = process.get()] { AskToJoin(*p); });
   }
-  After(absl::Milliseconds(100), [this] { Tick(); }, true);
+  After(
+      absl::Milliseconds(100), [this] { Tick(); }, true);
   const server::SessionOptions& options = scenario_.options;
   const absl::Duration patience =
       std::max({options.silence_timeout, options.resume_grace, options.token_timeout}) +

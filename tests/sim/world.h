@@ -62,8 +62,8 @@ struct Outcome {
   std::string violation;  // empty: none
   std::uint64_t hash = 0;
   Counts counts{};
-  std::vector<std::string> trace;   // if asked for
-  std::vector<Captured> captured;   // frames that members sent, if asked for
+  std::vector<std::string> trace;  // if asked for
+  std::vector<Captured> captured;  // frames that members sent, if asked for
 };
 
 struct RunOptions {
@@ -72,8 +72,8 @@ struct RunOptions {
   const std::vector<Captured>* old_frames = nullptr;  // of an earlier generation
 };
 
-// Runs the seed's scenario, and first an earlier session of the same name where the scenario replays
-// its frames.
+// Runs the seed's scenario, and first an earlier session of the same name where the scenario
+// replays its frames.
 Outcome RunSeed(std::uint64_t seed, bool trace = false);
 
 class World {
@@ -218,7 +218,7 @@ class World {
   absl::Time last_foreground_ = now_;
   absl::Time daemon_paused_until_ = absl::InfinitePast();
   std::vector<std::unique_ptr<Link>> links_;
-  std::map<int, Link*> current_;  // the daemon's table: rank to stream
+  std::map<int, Link*> current_;                    // the daemon's table: rank to stream
   std::vector<std::vector<wire::Frame>> received_;  // contributions of the open step, by rank
   std::int64_t received_step_ = 0;
   std::vector<std::unique_ptr<Process>> processes_;

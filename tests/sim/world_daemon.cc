@@ -15,7 +15,8 @@ namespace {
 // The ranks that a sentence names: the numbers after "rank" and "ranks".
 std::set<int> RanksIn(const std::string& text) {
   std::set<int> ranks;
-  for (std::size_t at = text.find("rank"); at != std::string::npos; at = text.find("rank", at + 1)) {
+  for (std::size_t at = text.find("rank"); at != std::string::npos;
+       at = text.find("rank", at + 1)) {
     std::size_t digit = text.find(' ', at);
     while (digit != std::string::npos && digit + 1 < text.size() && text[digit + 1] >= '0' &&
            text[digit + 1] <= '9') {
@@ -34,7 +35,8 @@ wire::PayloadRef ReduceInputs(const server::ReduceEffect& effect, Random& random
   std::vector<Pieces> inputs;
   for (const wire::PayloadRef& input : effect.inputs) inputs.push_back(input->pieces());
   ByteVector out(effect.segment.bytes());
-  finite = Reduce(effect.segment.dtype, effect.segment.op, effect.segment.numel, inputs, out).finite;
+  finite =
+      Reduce(effect.segment.dtype, effect.segment.op, effect.segment.numel, inputs, out).finite;
   return MakePayload(std::move(out), random);
 }
 
@@ -52,7 +54,8 @@ void World::Tick() {
   session_.Tick(now_, effects);
   Apply(std::move(effects));
   CheckWaiting();
-  After(absl::Milliseconds(100), [this] { Tick(); }, true);
+  After(
+      absl::Milliseconds(100), [this] { Tick(); }, true);
 }
 
 // When all that could move has moved, the session must name who it waits for, and nobody else.
@@ -68,7 +71,8 @@ void World::CheckWaiting() {
   const std::string text = session_.WaitingFor(now_);
   const std::set<int> named = RanksIn(text);
   Trace([&] { return absl::StrCat("waiting: ", text); });
-  if (named.empty() || !std::includes(culprits.begin(), culprits.end(), named.begin(), named.end())) {
+  if (named.empty() ||
+      !std::includes(culprits.begin(), culprits.end(), named.begin(), named.end())) {
     return checker_.Violate(absl::StrCat("only ranks ", absl::StrJoin(culprits, ", "),
                                          " stand still, and the session says: ", text));
   }
@@ -108,9 +112,8 @@ void World::OnEffect(server::ReduceEffect& effect, server::Effects& more) {
 }
 
 void World::OnEffect(server::CloseEffect& effect, server::Effects&) {
-  const auto found = std::find_if(links_.begin(), links_.end(), [&](const auto& link) {
-    return link->id == effect.connection;
-  });
+  const auto found = std::find_if(links_.begin(), links_.end(),
+                                  [&](const auto& link) { return link->id == effect.connection; });
   if (found == links_.end()) return;
   Link& link = **found;
   PushDown(link, [this, &link] {
@@ -168,8 +171,9 @@ void World::OnHello(Link& link, const wire::Hello& hello) {
   server::Effects effects;
   const absl::Status status =
       session_.Attach(link.rank, hello.start_id, hello.step, link.id, now_, effects);
-  Trace([&] { return absl::StrCat("rank ", link.rank, " attaches stream ", link.id, ": ",
-                                  status.ToString()); });
+  Trace([&] {
+    return absl::StrCat("rank ", link.rank, " attaches stream ", link.id, ": ", status.ToString());
+  });
   if (!status.ok()) {
     PushDown(link, [this, &link, status] {
       link.cut = true;

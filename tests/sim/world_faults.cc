@@ -48,7 +48,7 @@ bool World::Fire(const Fault& fault) {
     case FaultKind::kReplacement:
       return Replace(process);
     case FaultKind::kHostile:
-      if (!running) return false;
+      if (!running || scenario_.world() == 1) return false;  // alone it fools only itself
       process.hostile = true;
       anyone_blamable_ = true;
       return true;
@@ -63,7 +63,8 @@ bool World::Fire(const Fault& fault) {
 
 // In the session by both sides' knowledge, awake, and not about to go.
 bool World::Healthy(const Process& process) const {
-  if (process.rank < 0 || process.dead || process.left || process.leaving || process.link == nullptr) {
+  if (process.rank < 0 || process.dead || process.left || process.leaving ||
+      process.link == nullptr) {
     return false;
   }
   if (process.link->cut || !process.link->attached || now_ < process.paused_until ||
@@ -83,8 +84,8 @@ void World::Cut(Process& process, bool resumes) {
   link.cut = true;
   Trace([&] { return absl::StrCat("cut of rank ", process.rank, "'s stream ", link.id); });
   const absl::Duration grace = scenario_.options.resume_grace;
-  const absl::Time end =
-      std::max({link.last_up, link.last_down, now_}) + random_.Between(absl::ZeroDuration(), grace / 10);
+  const absl::Time end = std::max({link.last_up, link.last_down, now_}) +
+                         random_.Between(absl::ZeroDuration(), grace / 10);
   std::vector<wire::Frame> late;
   const std::size_t arriving = random_.Below(link.up.size() + 1);
   while (link.up.size() > arriving) {
@@ -155,8 +156,8 @@ bool World::Replace(const Process& process) {
                             .spec = scenario_.options.spec,
                             .manifest = scenario_.options.manifest};
   const absl::StatusOr<int> joined = session_.Join(ask, now_, effects);
-  const absl::Status attached = session_.Attach(rank, process.start_id + 1, session_.step(),
-                                                1'000'000'000, now_, effects);
+  const absl::Status attached =
+      session_.Attach(rank, process.start_id + 1, session_.step(), 1'000'000'000, now_, effects);
   const absl::Status left = session_.Leave(rank, process.start_id + 1, now_, effects);
   if (joined.ok() || attached.ok() || left.ok() || !effects.empty()) {
     checker_.Violate(absl::StrCat("another process was taken for rank ", rank));
@@ -169,7 +170,8 @@ bool World::Replace(const Process& process) {
 
 void World::Disturb(Link& link, const wire::Frame& frame) {
   const auto current = current_.find(link.rank);
-  if (current == current_.end() || current->second != &link || session_.state() != State::kRunning) {
+  if (current == current_.end() || current->second != &link ||
+      session_.state() != State::kRunning) {
     return;
   }
   Process& process = *processes_[link.process];
@@ -228,28 +230,52 @@ wire::Frame World::Malformed(const Process& process, const wire::Frame& like) {
   wire::Frame frame = like;
   if (auto* chunk = std::get_if<wire::Contribution>(&frame.header); chunk && random_.Percent(70)) {
     switch (random_.Below(8)) {
-      case 0: chunk->rank = process.rank + 1; break;
-      case 1: chunk->generation = generation + 1; break;
-      case 2: chunk->chunk += 1000; break;
-      case 3: chunk->id.step += random_.Between(1, 2); break;
-      case 4: chunk->id.attempt += 1; break;
-      case 5: chunk->id.bucket = parameter + 50; break;
-      case 6: chunk->received += 100; break;
-      default: frame.payload = MakePayload(ByteVector(random_.Below(100) + 65), random_); break;
+      case 0:
+        chunk->rank = process.rank + 1;
+        break;
+      case 1:
+        chunk->generation = generation + 1;
+        break;
+      case 2:
+        chunk->chunk += 1000;
+        break;
+      case 3:
+        chunk->id.step += random_.Between(1, 2);
+        break;
+      case 4:
+        chunk->id.attempt += 1;
+        break;
+      case 5:
+        chunk->id.bucket = parameter + 50;
+        break;
+      case 6:
+        chunk->received += 100;
+        break;
+      default:
+        frame.payload = MakePayload(ByteVector(random_.Below(100) + 65), random_);
+        break;
     }
     return frame;
   }
   const std::int64_t step = session_.step();
   const RoundPlan plan{{Segment{DType::kFloat32, random_.Below(40), ReduceOp::kMean}}};
   switch (random_.Below(8)) {
-    case 0: return {.header = wire::Announce{step, generation, {parameter}, {plan}}};
-    case 1: return {.header = wire::Announce{step, generation, {0, parameter}, {plan, plan}}};
-    case 2: return {.header = wire::Announce{step + 1, generation, {}, {}}};
-    case 3: return {.header = wire::EndStep{step, generation}};
-    case 4: return {.header = wire::Ack{{step, 0, parameter, 0}, 9999}};
-    case 5: return {.header = wire::StepDone{.step = step}};
-    case 6: return {.header = wire::Enter{99, generation, wire::CollectiveKind::kBarrier, 7, 0}};
-    default: return {.header = wire::CollectiveAck{0, 7}};
+    case 0:
+      return {.header = wire::Announce{step, generation, {parameter}, {plan}}};
+    case 1:
+      return {.header = wire::Announce{step, generation, {0, parameter}, {plan, plan}}};
+    case 2:
+      return {.header = wire::Announce{step + 1, generation, {}, {}}};
+    case 3:
+      return {.header = wire::EndStep{step, generation}};
+    case 4:
+      return {.header = wire::Ack{{step, 0, parameter, 0}, 9999}};
+    case 5:
+      return {.header = wire::StepDone{.step = step}};
+    case 6:
+      return {.header = wire::Enter{99, generation, wire::CollectiveKind::kBarrier, 7, 0}};
+    default:
+      return {.header = wire::CollectiveAck{0, 7}};
   }
 }
 

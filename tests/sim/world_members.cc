@@ -32,7 +32,8 @@ bool World::Awake(Process& process, const std::function<void()>& again, bool bac
   At(process.paused_until, again, background);
   if (!background) {
     ++waking_;
-    At(process.paused_until, [this] { --waking_; }, true);
+    At(
+        process.paused_until, [this] { --waking_; }, true);
   }
   return false;
 }
@@ -58,8 +59,9 @@ void World::AskToJoin(Process& process) {
 void World::OnJoined(Process& process, const absl::StatusOr<int>& rank) {
   if (!Awake(process, [this, &process, rank] { OnJoined(process, rank); })) return;
   if (!rank.ok()) {
-    Trace([&] { return absl::StrCat("process ", process.index, " may not join: ",
-                                    rank.status().ToString()); });
+    Trace([&] {
+      return absl::StrCat("process ", process.index, " may not join: ", rank.status().ToString());
+    });
     const bool failed = session_.state() == server::Session::State::kFailed;
     if (!failed) checker_.Violate(absl::StrCat("a member may not join: ", rank.status().message()));
     process.left = true;  // it never was one
@@ -75,14 +77,14 @@ void World::OnJoined(Process& process, const absl::StatusOr<int>& rank) {
     process.hook = std::make_unique<WatchedHook>(scenario_.MakeHook(), report);
   }
   const server::SessionOptions& options = scenario_.options;
-  process.member = std::make_unique<client::Member>(
-      client::MemberOptions{.rank = *rank,
-                            .world_size = options.world_size,
-                            .generation = options.generation,
-                            .chunk_bytes = options.chunk_bytes,
-                            .window_chunks = options.window_chunks,
-                            .manifest = options.manifest},
-      process.hook.get());
+  process.member =
+      std::make_unique<client::Member>(client::MemberOptions{.rank = *rank,
+                                                             .world_size = options.world_size,
+                                                             .generation = options.generation,
+                                                             .chunk_bytes = options.chunk_bytes,
+                                                             .window_chunks = options.window_chunks,
+                                                             .manifest = options.manifest},
+                                       process.hook.get());
   const bool is_first = !std::exchange(process.has_joined, true);
   const absl::Duration longest = is_first ? scenario_.attach_delay_high : absl::Milliseconds(5);
   After(random_.Between(absl::ZeroDuration(), longest), [this, &process] { Open(process); });
@@ -98,9 +100,8 @@ void World::Open(Process& process) {
   link.process = process.index;
   link.rank = process.rank;
   process.link = &link;
-  SendUp(process, {.header = wire::Hello{.token = {},
-                                         .start_id = process.start_id,
-                                         .step = process.member->step()}});
+  SendUp(process, {.header = wire::Hello{
+                       .token = {}, .start_id = process.start_id, .step = process.member->step()}});
   if (process.welcomed) {
     client::Effects effects;
     process.member->Resumed(effects);
@@ -117,20 +118,27 @@ void World::SendUp(Process& process, wire::Frame frame) {
   const bool background = std::holds_alternative<wire::Heartbeat>(frame.header);
   link.up.push_back(std::move(frame));
   link.last_up = std::max(link.last_up, now_ + NetworkDelay());
-  At(link.last_up, [this, &link] { PumpUp(link); }, background);
+  At(
+      link.last_up, [this, &link] { PumpUp(link); }, background);
 }
 
 void World::Heartbeat(Process& process) {
   const Link* link = process.link;
-  After(scenario_.options.silence_timeout / 5, [this, &process, link] {
-    if (process.link != link || process.left || process.dead) return;
-    if (Awake(process, [this, &process, link] {
-          if (process.link == link) Heartbeat(process);
-        }, true)) {
-      SendUp(process, {.header = wire::Heartbeat{}});
-      Heartbeat(process);
-    }
-  }, true);
+  After(
+      scenario_.options.silence_timeout / 5,
+      [this, &process, link] {
+        if (process.link != link || process.left || process.dead) return;
+        if (Awake(
+                process,
+                [this, &process, link] {
+                  if (process.link == link) Heartbeat(process);
+                },
+                true)) {
+          SendUp(process, {.header = wire::Heartbeat{}});
+          Heartbeat(process);
+        }
+      },
+      true);
 }
 
 void World::OnStreamEnd(Process& process, Link& link, absl::Duration reconnect_after) {
@@ -215,8 +223,8 @@ void World::OnMember(Process& process, client::SendChunkEffect& effect) {
                       : effect.bytes == effect.range.numel() * 4 ? DType::kFloat32
                       : scenario_.user_hook                      ? scenario_.feedback.wire
                                                                  : DType::kFloat16;
-  const bool is_known = scenario_.user_hook || ByteSize(dtype) > 2 ||
-                        scenario_.options.spec.comm_hook == "fp16";
+  const bool is_known =
+      scenario_.user_hook || ByteSize(dtype) > 2 || scenario_.options.spec.comm_hook == "fp16";
   if (is_known) StampAttempt(dtype, id.attempt, process.rank, bytes);
   const StepPlan& plan = scenario_.steps[static_cast<std::size_t>(id.step)];
   if (is_known && plan.nonfinite_only_at_first && plan.nonfinite_rank == process.rank &&
@@ -252,9 +260,9 @@ void World::OnMember(Process& process, client::BucketDoneEffect& effect) {
 }
 
 void World::OnMember(Process& process, client::StepDoneEffect& effect) {
-  checker_.OnStepDone(process.rank, effect.step, effect.verdict,
-                      scenario_.user_hook ? static_cast<const FeedbackHook*>(process.hook.get())
-                                          : nullptr);
+  checker_.OnStepDone(
+      process.rank, effect.step, effect.verdict,
+      scenario_.user_hook ? static_cast<const FeedbackHook*>(process.hook.get()) : nullptr);
   if (!process.buckets.empty()) checker_.Violate("a step ends with a bucket open");
   process.next_collective = 0;
   After(random_.Between(absl::ZeroDuration(), scenario_.think_high),
@@ -266,7 +274,8 @@ void World::OnMember(Process& process, client::CollectiveDoneEffect& effect) {
   const auto& plans = scenario_.steps[static_cast<std::size_t>(process.member->step())].collectives;
   if (plans[process.next_collective].kind == wire::CollectiveKind::kBroadcast) {
     for (std::size_t i = 0; i < process.collective_data.size(); ++i) {
-      if (process.collective_data[i] == CollectiveByte(scenario_.data_seed, effect.number, i)) continue;
+      if (process.collective_data[i] == CollectiveByte(scenario_.data_seed, effect.number, i))
+        continue;
       checker_.Violate(absl::StrCat("rank ", process.rank, " got other bytes than the root's in ",
                                     "broadcast ", effect.number));
       break;
@@ -290,8 +299,8 @@ void World::OnMember(Process& process, client::FailedEffect& effect) {
   Trace([&] { return absl::StrCat("rank ", process.rank, " fails: ", effect.status.ToString()); });
   const bool session_failed = session_.state() == server::Session::State::kFailed;
   if (!session_failed && !process.hostile) {
-    checker_.Violate(absl::StrCat("rank ", process.rank, " failed on its own: ",
-                                  effect.status.message()));
+    checker_.Violate(
+        absl::StrCat("rank ", process.rank, " failed on its own: ", effect.status.message()));
   }
   if (process.link != nullptr && !process.link->cut) Cut(process, false);
 }
