@@ -311,7 +311,12 @@ void Driver::FinishLeave(const absl::Status& answer) {
 
 bool Driver::CancelCalls() {
   const bool is_member = !member_.failed() && !left();
-  Fail(absl::CancelledError("the client was destroyed"));
+  const bool open = !buckets_.empty() || end_step_ != nullptr || collective_ != nullptr;
+  if (open) {
+    Fail(absl::CancelledError("the client was destroyed"));
+  } else {
+    leaving_ = true;  // keeps the stream until the Leave is answered: a leave is no loss
+  }
   return is_member;
 }
 

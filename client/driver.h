@@ -58,8 +58,8 @@ class Driver {
   absl::Status BeginLeave();
   void FinishLeave(const absl::Status& answer);
 
-  // Ends every open and later call with Cancelled. Tells whether the daemon still counts this client
-  // as a member.
+  // Ends every open call with Cancelled; none may follow. Tells whether the daemon still counts this
+  // client as a member.
   bool CancelCalls();
 
   // Any thread.

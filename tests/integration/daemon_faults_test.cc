@@ -9,7 +9,7 @@
 #include "gmock/gmock.h"
 #include "gradwire/client.h"
 #include "gtest/gtest.h"
-#include "tests/client/fake_daemon.h"
+#include "tests/integration/fake_daemon.h"
 #include "tests/testing/gradients.h"
 
 namespace gradwire::client {

@@ -1,4 +1,4 @@
-#include "tests/client/fake_daemon.h"
+#include "tests/integration/fake_daemon.h"
 
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
