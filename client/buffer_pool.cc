@@ -13,7 +13,8 @@ BufferPool::BufferPool(std::size_t buffer_bytes, std::size_t keep)
 
 std::shared_ptr<BufferPool::Buffer> BufferPool::Take(std::size_t bytes) {
   if (bytes > buffer_bytes_) {
-    return std::make_shared<Buffer>(nullptr, std::make_unique_for_overwrite<std::byte[]>(bytes), bytes);
+    return std::make_shared<Buffer>(nullptr, std::make_unique_for_overwrite<std::byte[]>(bytes),
+                                    bytes);
   }
   Memory memory;
   {
@@ -33,7 +34,10 @@ void BufferPool::GiveBack(Memory memory) {
 }
 
 BufferPool::Buffer::Buffer(std::shared_ptr<BufferPool> pool, Memory memory, std::size_t bytes)
-    : pool_(std::move(pool)), memory_(std::move(memory)), bytes_(bytes), piece_(memory_.get(), bytes) {}
+    : pool_(std::move(pool)),
+      memory_(std::move(memory)),
+      bytes_(bytes),
+      piece_(memory_.get(), bytes) {}
 
 BufferPool::Buffer::~Buffer() {
   if (pool_ != nullptr) pool_->GiveBack(std::move(memory_));

@@ -33,7 +33,8 @@ v1::JoinRequest MakeRequest(const ClientOptions& options, std::uint64_t start_id
   request.set_rank(options.rank);
   request.set_start_id(start_id);
   *request.mutable_hook() = wire::ToProto(options.hook);
-  for (const ParameterSpec& spec : options.parameters) *request.add_manifest() = wire::ToProto(spec);
+  for (const ParameterSpec& spec : options.parameters)
+    *request.add_manifest() = wire::ToProto(spec);
   *request.mutable_join_timeout() = wire::ToProto(options.join_timeout);
   *request.mutable_step_timeout() = wire::ToProto(options.step_timeout);
   return request;
@@ -79,9 +80,9 @@ absl::StatusOr<Membership> Checked(const v1::JoinResponse& response, const Clien
   }
   if (membership.heartbeat_interval < kShortestHeartbeat ||
       membership.heartbeat_interval >= membership.silence_timeout) {
-    return bad(absl::StrCat("heartbeat_interval ", absl::FormatDuration(membership.heartbeat_interval),
-                            " and silence_timeout ",
-                            absl::FormatDuration(membership.silence_timeout)));
+    return bad(
+        absl::StrCat("heartbeat_interval ", absl::FormatDuration(membership.heartbeat_interval),
+                     " and silence_timeout ", absl::FormatDuration(membership.silence_timeout)));
   }
   return membership;
 }
@@ -124,12 +125,13 @@ absl::StatusOr<Membership> JoinSession(const std::shared_ptr<grpc::Channel>& cha
     const grpc::Status status = stub->Join(&context, request, &response);
     if (status.ok()) return Checked(response, options);
     const bool late = status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
-    if (status.error_code() != grpc::StatusCode::UNAVAILABLE && !late) return wire::FromGrpc(status);
+    if (status.error_code() != grpc::StatusCode::UNAVAILABLE && !late)
+      return wire::FromGrpc(status);
     if (!late || last_error.empty()) last_error = status.error_message();
     if (late || std::chrono::system_clock::now() + kBetweenTries >= deadline) {
-      return absl::UnavailableError(absl::StrCat("no daemon answers at ", options.address, " within ",
-                                                 absl::FormatDuration(options.connect_timeout), ": ",
-                                                 last_error));
+      return absl::UnavailableError(
+          absl::StrCat("no daemon answers at ", options.address, " within ",
+                       absl::FormatDuration(options.connect_timeout), ": ", last_error));
     }
     std::this_thread::sleep_for(kBetweenTries);
   }

@@ -51,9 +51,9 @@ Driver::Driver(ClientOptions options, Membership membership, std::uint64_t start
 
 void Driver::Run(std::shared_ptr<Outcome> joined) {
   joined_ = std::move(joined);
-  join_deadline_ = Clock::now() + kJoinSlack +
-                   std::chrono::duration_cast<Clock::duration>(
-                       absl::ToChronoNanoseconds(options_.join_timeout));
+  join_deadline_ =
+      Clock::now() + kJoinSlack +
+      std::chrono::duration_cast<Clock::duration>(absl::ToChronoNanoseconds(options_.join_timeout));
   {
     MutexLock lock(shared_mutex_);
     link_.Open(channel_, member_.step());
@@ -96,14 +96,14 @@ void Driver::Handle(Event event) {
 void Driver::OnFrame(const absl::StatusOr<wire::Frame>& received) {
   link_.OnHeard();
   if (!received.ok()) {
-    return Fail(absl::InternalError(absl::StrCat(link_.Daemon(), " sent bytes that are no frame: ",
-                                                 received.status().message())));
+    return Fail(absl::InternalError(absl::StrCat(
+        link_.Daemon(), " sent bytes that are no frame: ", received.status().message())));
   }
   if (const auto* result = std::get_if<wire::Result>(&received->header)) {
     if (wire::Digest(received->payload.get()) != result->digest) {
-      return Fail(absl::DataLossError(absl::StrCat("result ", result->chunk, " of bucket ",
-                                                   result->id.bucket, " in step ", result->id.step,
-                                                   " from ", link_.Daemon(), " does not fit its digest")));
+      return Fail(absl::DataLossError(
+          absl::StrCat("result ", result->chunk, " of bucket ", result->id.bucket, " in step ",
+                       result->id.step, " from ", link_.Daemon(), " does not fit its digest")));
     }
     MutexLock lock(shared_mutex_);
     if (received->payload != nullptr) metrics_.bytes_received += received->payload->bytes();
@@ -123,8 +123,9 @@ void Driver::CheckTimers(Clock::time_point now) {
                                                   absl::FormatDuration(options_.join_timeout))));
   }
   if (absl::Status status = link_.CheckTimers(now); !status.ok()) {
-    Fail(absl::Status(status.code(), absl::StrCat(status.message(), " (", member_.Progress(),
-                                                  "; outcome of step ", member_.step(), " unknown)")));
+    Fail(absl::Status(status.code(),
+                      absl::StrCat(status.message(), " (", member_.Progress(), "; outcome of step ",
+                                   member_.step(), " unknown)")));
   }
   if (leaving_ || !link_.WantsStream(now)) return;
   link_.Open(NewChannel(), member_.step());
@@ -246,8 +247,9 @@ absl::Status Driver::Open() const {
 void Driver::StartBucket(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Outcome> done) {
   if (absl::Status open = Open(); !open.ok()) return done->Complete(open);
   if (verdict_) {
-    return done->Complete(absl::InvalidArgumentError(absl::StrCat(
-        "all parameters are in step ", step(), " already; call EndStep before the next step's buckets")));
+    return done->Complete(absl::InvalidArgumentError(
+        absl::StrCat("all parameters are in step ", step(),
+                     " already; call EndStep before the next step's buckets")));
   }
   const Ticket ticket = next_ticket_++;
   OpenBucket& entry = buckets_[ticket];

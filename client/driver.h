@@ -1,6 +1,6 @@
-// What a client's SDK thread does: it carries effects of the member core to the link and to the calls
-// of the user, and frames and calls to the core. Everything here belongs to that thread, but for the
-// last group of methods.
+// What a client's SDK thread does: it carries effects of the member core to the link and to the
+// calls of the user, and frames and calls to the core. Everything here belongs to that thread, but
+// for the last group of methods.
 #pragma once
 
 #include <atomic>
@@ -58,8 +58,8 @@ class Driver {
   absl::Status BeginLeave();
   void FinishLeave(const absl::Status& answer);
 
-  // Ends every open call with Cancelled; none may follow. Tells whether the daemon still counts this
-  // client as a member.
+  // Ends every open call with Cancelled; none may follow. Tells whether the daemon still counts
+  // this client as a member.
   bool CancelCalls();
 
   // Any thread.
@@ -105,7 +105,8 @@ class Driver {
   mutable Mutex shared_mutex_;
   std::shared_ptr<grpc::Channel> channel_ GRADWIRE_GUARDED_BY(shared_mutex_);
   ClientMetrics metrics_ GRADWIRE_GUARDED_BY(shared_mutex_);
-  std::atomic<std::int64_t> step_;  // the one that the user is in; the core's may be the next already
+  std::atomic<std::int64_t>
+      step_;  // the one that the user is in; the core's may be the next already
   std::atomic<bool> left_ = false;
 
   std::unordered_map<Ticket, OpenBucket> buckets_;  // of the core's step; outlives the core's runs

@@ -31,9 +31,9 @@ struct ReadEndEvent {};
 // gRPC is through with the stream.
 struct StreamEndEvent {
   absl::Status status;
-  // Keeps the stream for the SDK thread to destroy: with it goes the last reference to its channel, and
-  // gRPC 1.51 ends its callback threads with the last channel of a process, which one of those threads
-  // cannot do itself.
+  // Keeps the stream for the SDK thread to destroy: with it goes the last reference to its channel,
+  // and gRPC 1.51 ends its callback threads with the last channel of a process, which one of those
+  // threads cannot do itself.
   std::shared_ptr<void> stream;
 };
 using CallEvent = std::function<void()>;

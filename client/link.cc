@@ -89,7 +89,8 @@ absl::Status Link::OnStreamEnd(const absl::Status& status) {
   broken_ = false;
   if (closing_) return absl::OkStatus();
   if (!IsBrokenConnection(status.code())) {
-    return absl::Status(status.code(), absl::StrCat(Daemon(), " ended the stream: ", status.message()));
+    return absl::Status(status.code(),
+                        absl::StrCat(Daemon(), " ended the stream: ", status.message()));
   }
   lost_because_ = status.ok() ? "it ended the stream" : std::string(status.message());
   const Clock::time_point now = Clock::now();
@@ -132,7 +133,8 @@ absl::Status Link::CheckTimers(Clock::time_point now) {
   }
   last_heard_ = std::max(last_heard_, inbox_->last_heard());
   if (now - last_heard_ > silence_timeout_) {
-    return absl::UnavailableError(absl::StrCat("lost ", Daemon(), ": nothing was heard from it for ",
+    return absl::UnavailableError(absl::StrCat("lost ", Daemon(),
+                                               ": nothing was heard from it for ",
                                                absl::FormatDuration(membership_.silence_timeout)));
   }
   return absl::OkStatus();

@@ -1,5 +1,5 @@
-// A member's connection to its daemon: one stream at a time, a new one when it breaks, heartbeats, and
-// the decision that the daemon is lost. Belongs to the SDK thread.
+// A member's connection to its daemon: one stream at a time, a new one when it breaks, heartbeats,
+// and the decision that the daemon is lost. Belongs to the SDK thread.
 #pragma once
 
 #include <grpcpp/channel.h>
@@ -72,7 +72,8 @@ class Link {
   Clock::time_point next_heartbeat_;
   Clock::time_point last_heard_;
 
-  std::optional<Clock::time_point> lost_at_;  // when the stream broke, until the daemon is heard again
+  std::optional<Clock::time_point>
+      lost_at_;  // when the stream broke, until the daemon is heard again
   std::string lost_because_;
   Clock::time_point retry_at_;
 

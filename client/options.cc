@@ -45,7 +45,8 @@ ClientOptions WithEnvironment(ClientOptions options) {
 absl::Status ClientOptions::Validate() const {
   const ClientOptions effective = WithEnvironment(*this);
   if (effective.address.empty()) {
-    return Bad("address", "empty", "\"unix:/path\", \"host:port\", or the variable GRADWIRE_ADDRESS");
+    return Bad("address", "empty",
+               "\"unix:/path\", \"host:port\", or the variable GRADWIRE_ADDRESS");
   }
   if (!IsSessionName(effective.session)) {
     return Bad("session", absl::StrCat("\"", effective.session, "\""),
@@ -68,7 +69,8 @@ absl::Status ClientOptions::Validate() const {
     }
   }
   if (absl::Status valid = hook.Validate(); !valid.ok()) return valid;
-  if (absl::Status valid = CheckTimeout("connect_timeout", connect_timeout); !valid.ok()) return valid;
+  if (absl::Status valid = CheckTimeout("connect_timeout", connect_timeout); !valid.ok())
+    return valid;
   if (absl::Status valid = CheckTimeout("join_timeout", join_timeout); !valid.ok()) return valid;
   return CheckTimeout("step_timeout", step_timeout);
 }

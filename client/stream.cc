@@ -51,7 +51,8 @@ void ExchangeStream::OnReadDone(bool ok) {
     inbox_->Push(ReadEndEvent{});
     return;
   }
-  absl::StatusOr<wire::Frame> frame = wire::Parse(incoming_, {.max_payload_bytes = max_payload_bytes_});
+  absl::StatusOr<wire::Frame> frame =
+      wire::Parse(incoming_, {.max_payload_bytes = max_payload_bytes_});
   incoming_.Clear();
   if (inbox_->PushFrame(std::move(frame))) StartRead(&incoming_);
 }

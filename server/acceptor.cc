@@ -44,13 +44,16 @@ void Refuse(UniqueFd connection) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Start(std::vector<Listener> listeners,
-                                                          int max_connections, Handler handler) {
+absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Make(std::vector<Listener> listeners,
+                                                         int max_connections, Handler handler) {
   std::unique_ptr<Acceptor> acceptor(
       new Acceptor(std::move(listeners), Cap(max_connections), std::move(handler)));
   if (absl::Status status = acceptor->Open(); !status.ok()) return status;
-  acceptor->thread_ = std::thread([raw = acceptor.get()] { raw->Run(); });
   return acceptor;
+}
+
+void Acceptor::Serve() {
+  thread_ = std::thread([this] { Run(); });
 }
 
 Acceptor::Acceptor(std::vector<Listener> listeners, int max_connections, Handler handler)

@@ -21,15 +21,17 @@ class Acceptor {
   // Takes over a new connection, non-blocking. Runs on the acceptor's thread.
   using Handler = std::function<void(int listener_fd, UniqueFd connection)>;
 
-  // Serves `listeners` on a thread of its own until Stop. Each connection costs two descriptors:
-  // the handler's, and a duplicate by which its end is noticed. So the cap is at most half of what
-  // RLIMIT_NOFILE leaves.
-  static absl::StatusOr<std::unique_ptr<Acceptor>> Start(std::vector<Listener> listeners,
-                                                         int max_connections, Handler handler);
+  // Each connection costs two descriptors: the handler's, and a duplicate by which its end is
+  // noticed. So the cap is at most half of what RLIMIT_NOFILE leaves.
+  static absl::StatusOr<std::unique_ptr<Acceptor>> Make(std::vector<Listener> listeners,
+                                                        int max_connections, Handler handler);
   ~Acceptor();
 
   Acceptor(const Acceptor&) = delete;
   Acceptor& operator=(const Acceptor&) = delete;
+
+  // Begins to accept, on a thread of its own. Once.
+  void Serve();
 
   // Closes the listening sockets and removes the unix ones' files. Connections stay with their
   // owner.

@@ -156,15 +156,16 @@ absl::Status ServerImpl::Serve() {
     grpc_->GetHealthCheckService()->SetServingStatus(service, true);
   }
   ticker_ = std::thread([this] { TickLoop(); });
-  auto acceptor = Acceptor::Start(std::move(listeners), options_.max_connections,
-                                  [this](int listener_fd, UniqueFd connection) {
-                                    ExternalConnectionAcceptor::NewConnectionParameters parameters;
-                                    parameters.listener_fd = listener_fd;
-                                    parameters.fd = connection.Release();
-                                    connections_->HandleNewConnection(&parameters);
-                                  });
+  auto acceptor = Acceptor::Make(std::move(listeners), options_.max_connections,
+                                 [this](int listener_fd, UniqueFd connection) {
+                                   ExternalConnectionAcceptor::NewConnectionParameters parameters;
+                                   parameters.listener_fd = listener_fd;
+                                   parameters.fd = connection.Release();
+                                   connections_->HandleNewConnection(&parameters);
+                                 });
   if (!acceptor.ok()) return acceptor.status();
   acceptor_ = *std::move(acceptor);
+  acceptor_->Serve();
   return absl::OkStatus();
 }
 

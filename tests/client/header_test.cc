@@ -1,7 +1,7 @@
 #include "gradwire/client.h"
 
 // What every header of gRPC or protobuf defines, directly or through what it includes.
-#if defined(GRPCPP_GRPCPP_H) || defined(GRPC_GRPC_H) || defined(GRPCPP_CHANNEL_H) || \
+#if defined(GRPCPP_GRPCPP_H) || defined(GRPC_GRPC_H) || defined(GRPCPP_CHANNEL_H) ||       \
     defined(GRPC_SUPPORT_PORT_PLATFORM_H) || defined(GRPC_IMPL_CODEGEN_PORT_PLATFORM_H) || \
     defined(GPR_LINUX)
 #error "gradwire/client.h includes gRPC"

@@ -49,11 +49,14 @@ INSTANTIATE_TEST_SUITE_P(
         Mistake{"rank", "2", [](ClientOptions& o) { o.rank = 2; }},
         Mistake{"rank", "-2", [](ClientOptions& o) { o.rank = -2; }},
         Mistake{"parameters", "empty", [](ClientOptions& o) { o.parameters.clear(); }},
-        Mistake{"parameters", "\"w\"", [](ClientOptions& o) { o.parameters.push_back(o.parameters[0]); }},
+        Mistake{"parameters", "\"w\"",
+                [](ClientOptions& o) { o.parameters.push_back(o.parameters[0]); }},
         Mistake{"w", "-1", [](ClientOptions& o) { o.parameters[0].shape = {-1}; }},
         Mistake{"comm_hook", "powersgd2", [](ClientOptions& o) { o.hook.comm_hook = "powersgd2"; }},
-        Mistake{"connect_timeout", "0", [](ClientOptions& o) { o.connect_timeout = absl::ZeroDuration(); }},
-        Mistake{"join_timeout", "-1s", [](ClientOptions& o) { o.join_timeout = absl::Seconds(-1); }},
+        Mistake{"connect_timeout", "0",
+                [](ClientOptions& o) { o.connect_timeout = absl::ZeroDuration(); }},
+        Mistake{"join_timeout", "-1s",
+                [](ClientOptions& o) { o.join_timeout = absl::Seconds(-1); }},
         Mistake{"step_timeout", "inf",
                 [](ClientOptions& o) { o.step_timeout = absl::InfiniteDuration(); }}));
 

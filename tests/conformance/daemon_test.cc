@@ -42,12 +42,14 @@ class DaemonCarrier : public Carrier {
     });
   }
 
-  absl::StatusOr<StepResult> RunStep(const std::vector<MemberGradients>& gradients,
-                                     const std::vector<std::vector<std::size_t>>& buckets) override {
+  absl::StatusOr<StepResult> RunStep(
+      const std::vector<MemberGradients>& gradients,
+      const std::vector<std::vector<std::size_t>>& buckets) override {
     StepResult result{.gradients = gradients,
                       .verdicts = std::vector<Verdict>(clients_.size(), Verdict::kApply)};
     const absl::Status status = OnEachRank([&](std::size_t rank) {
-      return RunMember(*clients_[rank], rank, buckets, result.gradients[rank], result.verdicts[rank]);
+      return RunMember(*clients_[rank], rank, buckets, result.gradients[rank],
+                       result.verdicts[rank]);
     });
     if (!status.ok()) return status;
     return result;
@@ -82,8 +84,8 @@ class DaemonCarrier : public Carrier {
         bytes.insert(bytes.end(), gradients[p].begin(), gradients[p].end());
       }
       const DType dtype = parameters.front().dtype;
-      auto bucket = GradBucket::Make(static_cast<int>(i),
-                                     {dtype, bytes.data(), bytes.size() / ByteSize(dtype)}, parameters);
+      auto bucket = GradBucket::Make(
+          static_cast<int>(i), {dtype, bytes.data(), bytes.size() / ByteSize(dtype)}, parameters);
       if (!bucket.ok()) return bucket.status();
       open.push_back(std::make_unique<GradBucket>(*std::move(bucket)));
       completions.push_back(client.AllReduce(*open.back()));

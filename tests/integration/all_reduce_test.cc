@@ -1,4 +1,5 @@
-// All-reduce through a real daemon gives, bit for bit, what the hooks and Reduce give by themselves.
+// All-reduce through a real daemon gives, bit for bit, what the hooks and Reduce give by
+// themselves.
 #include <memory>
 #include <string>
 #include <vector>
@@ -32,7 +33,8 @@ struct Case {
 // Around one chunk of each element size, and the ends.
 std::vector<std::vector<ParameterSpec>> Buckets(DType dtype) {
   std::vector<std::vector<ParameterSpec>> buckets;
-  for (const std::size_t numel : std::vector<std::size_t>{1, 127, 128, 129, 255, 256, 257, 511, 512, 513, 5000}) {
+  for (const std::size_t numel :
+       std::vector<std::size_t>{1, 127, 128, 129, 255, 256, 257, 511, 512, 513, 5000}) {
     buckets.push_back({MakeParameter("p" + std::to_string(numel), numel, dtype)});
   }
   buckets.push_back({MakeParameter("empty", 0, dtype), MakeParameter("rest", 700, dtype),
@@ -104,8 +106,8 @@ std::vector<Case> Cases() {
 }
 
 std::string CaseName(const ::testing::TestParamInfo<Case>& info) {
-  std::string name = info.param.spec + "_" + std::to_string(info.param.world_size) + "_" +
-                     Name(info.param.dtype);
+  std::string name =
+      info.param.spec + "_" + std::to_string(info.param.world_size) + "_" + Name(info.param.dtype);
   for (char& c : name) {
     if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
   }

@@ -139,9 +139,13 @@ std::vector<Violation> Violations() {
        }},
       {"NoHeader", kInvalid, "", false, [](v1::Frame& f) { f.clear_header(); }},
       {"ACoordinatorsFrame", kInvalid, "coordinator", false,
-       [](v1::Frame& f) { f.mutable_header()->mutable_step_done()->set_verdict(v1::STEP_VERDICT_APPLY); }},
+       [](v1::Frame& f) {
+         f.mutable_header()->mutable_step_done()->set_verdict(v1::STEP_VERDICT_APPLY);
+       }},
       {"ContributionOfAnotherSession", kInvalid, "generation", true,
-       [](v1::Frame& f) { TheContribution(f).set_generation(TheContribution(f).generation() + 1); }},
+       [](v1::Frame& f) {
+         TheContribution(f).set_generation(TheContribution(f).generation() + 1);
+       }},
       {"ContributionOfAnotherStep", kPrecondition, "step 3", true,
        [](v1::Frame& f) { TheContribution(f).mutable_id()->set_step(3); }},
       {"ContributionOfAnotherRank", absl::StatusCode::kPermissionDenied, "rank 0", true,
@@ -205,8 +209,7 @@ TEST_F(BadJoin, TheFirstMembersOwnMistakes) {
   });
   Expect(kInvalid, "w", [](Request& r) { r.mutable_manifest(1)->set_name("w"); });
   Expect(kInvalid, "-5", [](Request& r) { r.mutable_manifest(0)->set_shape(0, -5); });
-  Expect(kInvalid, "join_timeout",
-         [](Request& r) { r.mutable_join_timeout()->set_seconds(-1); });
+  Expect(kInvalid, "join_timeout", [](Request& r) { r.mutable_join_timeout()->set_seconds(-1); });
   EXPECT_EQ(daemon_.server().sessions(), 0U);
   ExpectServesOn(daemon_);
 }

@@ -109,7 +109,8 @@ TEST_F(DaemonFaults, WaitingInACallbackIsRefused) {
   auto seen = std::make_shared<std::atomic<bool>>(false);
   Completion second = reduced;
   second.OnDone([&, seen](const absl::Status&) {
-    const bool on_sdk_thread = client_->EndStep().status().code() == absl::StatusCode::kFailedPrecondition;
+    const bool on_sdk_thread =
+        client_->EndStep().status().code() == absl::StatusCode::kFailedPrecondition;
     refused += on_sdk_thread ? 1 : 0;
     *seen = true;
   });
@@ -186,7 +187,8 @@ TEST_F(DaemonFaults, FrameIsNoFrame) {
 
 TEST_F(DaemonFaults, ResultOfAnUnknownBucket) {
   daemon_.tamper = [](v1::Frame& frame) {
-    if (frame.header().has_grant()) frame.mutable_header()->mutable_grant()->mutable_id()->set_bucket(99);
+    if (frame.header().has_grant())
+      frame.mutable_header()->mutable_grant()->mutable_id()->set_bucket(99);
   };
   EXPECT_EQ(Outcome().code(), absl::StatusCode::kInternal);
 }

@@ -45,7 +45,8 @@ FakeDaemon::~FakeDaemon() { Shutdown(); }
 
 void FakeDaemon::Shutdown() { server_->Shutdown(std::chrono::system_clock::now()); }
 
-grpc::Status FakeDaemon::Join(grpc::ServerContext*, const v1::JoinRequest*, v1::JoinResponse* response) {
+grpc::Status FakeDaemon::Join(grpc::ServerContext*, const v1::JoinRequest*,
+                              v1::JoinResponse* response) {
   *response = join_response;
   return join_status;
 }

@@ -1,5 +1,5 @@
-// A daemon that misbehaves as the test says. Unless told otherwise it serves one member of a world of
-// one: it grants every bucket and sends contributions back as results.
+// A daemon that misbehaves as the test says. Unless told otherwise it serves one member of a world
+// of one: it grants every bucket and sends contributions back as results.
 #pragma once
 
 #include <grpcpp/server.h>

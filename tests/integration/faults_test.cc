@@ -83,8 +83,8 @@ TEST(DeadMember, OthersLearnItsRankAndTheDaemonServesOn) {
 }
 
 TEST(DeadMember, SilenceIsADeathToo) {
-  TestDaemon daemon({.heartbeat_interval = absl::Milliseconds(100),
-                     .silence_timeout = absl::Milliseconds(1000)});
+  TestDaemon daemon(
+      {.heartbeat_interval = absl::Milliseconds(100), .silence_timeout = absl::Milliseconds(1000)});
   Processes silent(daemon, "silent", {"--elements", "1000000", "--steps", "100000"});
   ASSERT_TRUE(
       Eventually([&] { return silent[1].Log().find("step 3 apply") != std::string::npos; }));
@@ -199,8 +199,8 @@ TEST_F(LostDaemon, ConnectionsThatCannotResume) {
 }
 
 TEST_F(LostDaemon, ConnectionsThatStall) {
-  TestDaemon daemon({.heartbeat_interval = absl::Milliseconds(100),
-                     .silence_timeout = absl::Milliseconds(800)});
+  TestDaemon daemon(
+      {.heartbeat_interval = absl::Milliseconds(100), .silence_timeout = absl::Milliseconds(800)});
   auto relay = FaultRelay::Start(daemon.Path("relay.sock"), daemon.socket());
   ASSERT_TRUE(relay.ok()) << relay.status();
   const auto statuses = Strike((*relay)->address(), [&] { (*relay)->Stall(true); });

@@ -49,9 +49,8 @@ void RunSession(const std::string& address, int number) {
 TEST(ManySessions, LeaveNothingBehind) {
   const gradwire::testing::TemporaryFolder folder;
   const std::string address = "unix:" + folder / "daemon.sock";
-  const auto daemon =
-      Process::Start({GRADWIRE_DAEMON, "--listen", address, "--log-level", "warning"},
-                     folder / "daemon.log");
+  const auto daemon = Process::Start(
+      {GRADWIRE_DAEMON, "--listen", address, "--log-level", "warning"}, folder / "daemon.log");
   ASSERT_TRUE(daemon.ok()) << daemon.status();
   const pid_t pid = (*daemon)->pid();
   const int warm_up = 30;

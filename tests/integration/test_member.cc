@@ -4,8 +4,8 @@
 //                      [--die-after-bytes B]
 //
 // Prints "joined", then per step "step N apply", in the end "done". Exits 1 with "error: …" on an
-// error, 2 on a wrong result. With --die-after-bytes it kills itself, as by SIGKILL, once it has sent
-// so many bytes and is in the middle of a bucket.
+// error, 2 on a wrong result. With --die-after-bytes it kills itself, as by SIGKILL, once it has
+// sent so many bytes and is in the middle of a bucket.
 #include <signal.h>
 #include <unistd.h>
 

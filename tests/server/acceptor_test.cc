@@ -55,9 +55,10 @@ struct Fixture {
     EXPECT_TRUE(listeners.ok());
     const std::string address = listeners->front().address();
     port = static_cast<std::uint16_t>(std::atoi(address.substr(address.rfind(':') + 1).c_str()));
-    auto started = Acceptor::Start(*std::move(listeners), max_connections, keeper.handler());
-    EXPECT_TRUE(started.ok()) << started.status();
-    acceptor = *std::move(started);
+    auto made = Acceptor::Make(*std::move(listeners), max_connections, keeper.handler());
+    EXPECT_TRUE(made.ok()) << made.status();
+    acceptor = *std::move(made);
+    acceptor->Serve();
   }
 
   UniqueFd Connect() const {

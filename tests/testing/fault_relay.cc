@@ -51,7 +51,8 @@ bool WriteAll(int fd, const char* data, std::size_t bytes) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<FaultRelay>> FaultRelay::Start(std::string path, std::string target) {
+absl::StatusOr<std::unique_ptr<FaultRelay>> FaultRelay::Start(std::string path,
+                                                              std::string target) {
   const auto address = Address(path);
   if (!address.ok()) return address.status();
   const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -118,7 +119,8 @@ void FaultRelay::Pump(int from, int to) {
     if (poll(&ready, 1, kPollMs) <= 0) continue;
     if (stalled_) continue;
     const ssize_t bytes = recv(from, buffer.data(), buffer.size(), 0);
-    if (bytes <= 0 || Count(bytes) || !WriteAll(to, buffer.data(), static_cast<std::size_t>(bytes))) {
+    if (bytes <= 0 || Count(bytes) ||
+        !WriteAll(to, buffer.data(), static_cast<std::size_t>(bytes))) {
       break;
     }
   }

@@ -53,8 +53,9 @@ void Store(DType dtype, double value, std::byte* out) {
 }  // namespace
 
 double GradientValue(int rank, std::int64_t step, std::size_t i) {
-  const auto mixed = static_cast<std::uint32_t>(i * 2654435761U + static_cast<std::size_t>(rank) * 40503U +
-                                                static_cast<std::size_t>(step) * 977U);
+  const auto mixed =
+      static_cast<std::uint32_t>(i * 2654435761U + static_cast<std::size_t>(rank) * 40503U +
+                                 static_cast<std::size_t>(step) * 977U);
   return static_cast<double>(mixed) / 2147483648.0 - 1.0;
 }
 
@@ -76,17 +77,18 @@ void Gradients::Fill(int rank, std::int64_t step) {
 }
 
 void Gradients::Poison(std::size_t element) {
-  Store(dtype_, std::numeric_limits<double>::quiet_NaN(), bytes_.data() + element * ByteSize(dtype_));
+  Store(dtype_, std::numeric_limits<double>::quiet_NaN(),
+        bytes_.data() + element * ByteSize(dtype_));
 }
 
 GradBucket Gradients::Bucket(int index) {
-  return *GradBucket::Make(index, {.dtype = dtype_, .data = bytes_.data(), .numel = numel_}, parameters_);
+  return *GradBucket::Make(index, {.dtype = dtype_, .data = bytes_.data(), .numel = numel_},
+                           parameters_);
 }
 
-absl::StatusOr<std::vector<std::byte>> ExpectedReduction(const HookSpec& spec,
-                                                         const std::vector<ParameterSpec>& parameters,
-                                                         int world_size, std::int64_t step, int rank,
-                                                         int poisoned_rank) {
+absl::StatusOr<std::vector<std::byte>> ExpectedReduction(
+    const HookSpec& spec, const std::vector<ParameterSpec>& parameters, int world_size,
+    std::int64_t step, int rank, int poisoned_rank) {
   struct Rank {
     std::unique_ptr<Gradients> gradients;
     std::unique_ptr<GradBucket> bucket;
@@ -95,7 +97,8 @@ absl::StatusOr<std::vector<std::byte>> ExpectedReduction(const HookSpec& spec,
   };
   std::vector<Rank> ranks;
   for (int r = 0; r < world_size; ++r) {
-    Rank one{.gradients = std::make_unique<Gradients>(parameters), .bucket = {}, .hook = {}, .run = {}};
+    Rank one{
+        .gradients = std::make_unique<Gradients>(parameters), .bucket = {}, .hook = {}, .run = {}};
     one.gradients->Fill(r, step);
     if (r == poisoned_rank) one.gradients->Poison(0);
     one.bucket = std::make_unique<GradBucket>(one.gradients->Bucket());
@@ -110,7 +113,8 @@ absl::StatusOr<std::vector<std::byte>> ExpectedReduction(const HookSpec& spec,
   while (true) {
     std::optional<RoundPlan> plan;
     for (int r = 0; r < world_size; ++r) {
-      auto next = ranks[static_cast<std::size_t>(r)].run->Next({.world_size = world_size, .rank = r});
+      auto next =
+          ranks[static_cast<std::size_t>(r)].run->Next({.world_size = world_size, .rank = r});
       if (!next.ok()) return next.status();
       plan = *next;
     }
@@ -123,7 +127,8 @@ absl::StatusOr<std::vector<std::byte>> ExpectedReduction(const HookSpec& spec,
       std::vector<Pieces> inputs;
       for (std::size_t r = 0; r < ranks.size(); ++r) {
         encoded[r].resize(segment.bytes());
-        if (absl::Status status = ranks[r].run->Encode(range, encoded[r]); !status.ok()) return status;
+        if (absl::Status status = ranks[r].run->Encode(range, encoded[r]); !status.ok())
+          return status;
         spans[r] = encoded[r];
         inputs.push_back({&spans[r], 1});
       }

@@ -16,7 +16,8 @@ namespace gradwire::testing {
 // Number i of rank's gradient in a step, in [-1, 1). The Python member computes the same.
 double GradientValue(int rank, std::int64_t step, std::size_t i);
 
-ParameterSpec MakeParameter(const std::string& name, std::size_t numel, DType dtype = DType::kFloat32);
+ParameterSpec MakeParameter(const std::string& name, std::size_t numel,
+                            DType dtype = DType::kFloat32);
 
 // Some parameters' gradients in memory of their own.
 class Gradients {
@@ -42,9 +43,8 @@ class Gradients {
 
 // The bytes that a bucket of `parameters` holds after the step, computed without chunks, frames or
 // processes. `poisoned_rank`: one that called Poison(0); -1: none.
-absl::StatusOr<std::vector<std::byte>> ExpectedReduction(const HookSpec& spec,
-                                                         const std::vector<ParameterSpec>& parameters,
-                                                         int world_size, std::int64_t step,
-                                                         int rank = 0, int poisoned_rank = -1);
+absl::StatusOr<std::vector<std::byte>> ExpectedReduction(
+    const HookSpec& spec, const std::vector<ParameterSpec>& parameters, int world_size,
+    std::int64_t step, int rank = 0, int poisoned_rank = -1);
 
 }  // namespace gradwire::testing

@@ -27,9 +27,8 @@ std::vector<absl::Status> RunRanks(const ClientOptions& options,
   std::vector<absl::Status> statuses(static_cast<std::size_t>(options.world_size));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < options.world_size; ++rank) {
-    threads.emplace_back([&, rank] {
-      statuses[static_cast<std::size_t>(rank)] = RunRank(options, rank, member);
-    });
+    threads.emplace_back(
+        [&, rank] { statuses[static_cast<std::size_t>(rank)] = RunRank(options, rank, member); });
   }
   for (std::thread& thread : threads) thread.join();
   return statuses;

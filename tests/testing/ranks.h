@@ -10,8 +10,8 @@
 
 namespace gradwire::testing {
 
-// Joins `options.world_size` members with ranks 0, 1, … and runs `member` on each, in a thread of its
-// own. Returns by rank what Join or `member` returned; an exception comes as Internal.
+// Joins `options.world_size` members with ranks 0, 1, … and runs `member` on each, in a thread of
+// its own. Returns by rank what Join or `member` returned; an exception comes as Internal.
 std::vector<absl::Status> RunRanks(const ClientOptions& options,
                                    const std::function<absl::Status(Client&, int rank)>& member);
 

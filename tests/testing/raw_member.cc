@@ -46,7 +46,8 @@ v1::JoinRequest RawMember::MakeJoin(const ClientOptions& options) {
   request.set_rank(options.rank);
   request.set_start_id(next_start_id++);
   *request.mutable_hook() = wire::ToProto(options.hook);
-  for (const ParameterSpec& spec : options.parameters) *request.add_manifest() = wire::ToProto(spec);
+  for (const ParameterSpec& spec : options.parameters)
+    *request.add_manifest() = wire::ToProto(spec);
   *request.mutable_join_timeout() = wire::ToProto(options.join_timeout);
   *request.mutable_step_timeout() = wire::ToProto(options.step_timeout);
   return request;
