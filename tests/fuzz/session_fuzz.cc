@@ -78,7 +78,7 @@ class Fuzz {
  private:
   void Begin() {
     for (int r = 0; r < options_.world_size; ++r) {
-      Join(r);
+      Join(r, 0);
       Attach(r, 0);
     }
     Require(session_.state() == Session::State::kRunning, "a complete session does not run");
@@ -89,7 +89,7 @@ class Fuzz {
         static_cast<int>(input_.Below(static_cast<std::uint32_t>(options_.world_size)));
     switch (input_.Below(16)) {
       case 0:
-        return Join(rank);
+        return Join(rank, input_.Below(12));
       case 1:
         return Attach(rank, session_.step() - static_cast<std::int64_t>(input_.Below(3)));
       case 2:
@@ -107,13 +107,13 @@ class Fuzz {
     }
   }
 
-  void Join(int rank) {
+  // `change` says what is wrong with the request, if anything.
+  void Join(int rank, std::uint32_t change) {
     JoinAsk ask{.world_size = options_.world_size,
                 .rank = rank,
                 .start_id = 10 + static_cast<std::uint64_t>(rank),
                 .spec = options_.spec,
                 .manifest = options_.manifest};
-    const std::uint32_t change = input_.Below(12);
     if (change == 1) ask.world_size = static_cast<int>(input_.Byte()) - 3;
     if (change == 2) ask.rank = static_cast<int>(input_.Byte()) - 3;
     if (change == 3) ask.start_id += 1;
