@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "gradwire/v1/aggregation.grpc.pb.h"
 #include "proto/wire/convert.h"
+#include "proto/wire/keep_grpc.h"
 #include "proto/wire/status.h"
 
 namespace gradwire::client {
@@ -23,6 +24,7 @@ constexpr std::uint32_t kMaxWindow = 4096;
 constexpr absl::Duration kShortestHeartbeat = absl::Milliseconds(1);
 constexpr absl::Duration kLongest = absl::Hours(24);
 constexpr std::chrono::milliseconds kBetweenTries(50);
+constexpr std::chrono::seconds kConnectWait(1);
 
 v1::JoinRequest MakeRequest(const ClientOptions& options, std::uint64_t start_id) {
   v1::JoinRequest request;
@@ -90,6 +92,7 @@ absl::StatusOr<Membership> Checked(const v1::JoinResponse& response, const Clien
 }  // namespace
 
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
+  wire::KeepGrpc();
   constexpr int max_message = static_cast<int>(kMaxChunkBytes) + 64 * 1024;
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(max_message);
@@ -100,7 +103,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
   arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
   arguments.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 1000);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5000);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kMiB);
@@ -134,6 +137,8 @@ absl::StatusOr<Membership> JoinSession(const std::shared_ptr<grpc::Channel>& cha
                        absl::FormatDuration(options.connect_timeout), ": ", last_error));
     }
     std::this_thread::sleep_for(kBetweenTries);
+    // Not a longer sleep: gRPC's connection makes progress only while somebody waits in a call.
+    channel->WaitForConnected(std::min(deadline, std::chrono::system_clock::now() + kConnectWait));
   }
 }
 

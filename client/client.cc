@@ -96,8 +96,8 @@ class ClientImpl final : public Client {
     if (absl::Status begun = OnThread([this] { return driver_.BeginLeave(); }); !begun.ok()) {
       return begun;
     }
-    const absl::Status answer = driver_.CallLeave(kLeaveTimeout);
-    return OnThread([this, answer] {
+    absl::Status answer = driver_.CallLeave(kLeaveTimeout);
+    return OnThread([this, &answer] {
       driver_.FinishLeave(answer);
       return answer;
     });

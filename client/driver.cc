@@ -172,14 +172,14 @@ void Driver::On(SendChunkEffect& effect) {
     metrics_.bytes_sent += effect.bytes;
   }
   effect.header.digest = wire::Digest(buffer.get());
-  link_.Send(std::move(effect.header), std::move(buffer));
+  link_.Send(effect.header, std::move(buffer));
 }
 
 void Driver::On(SendCollectiveEffect& effect) {
   if (collective_ == nullptr) return;
   std::shared_ptr<BufferPool::Buffer> buffer = pool_->Take(effect.bytes);
   std::memcpy(buffer->content().data(), collective_->data + effect.offset, effect.bytes);
-  link_.Send(std::move(effect.header), std::move(buffer));
+  link_.Send(effect.header, std::move(buffer));
 }
 
 void Driver::On(ReceiveCollectiveEffect& effect) {
@@ -253,16 +253,18 @@ void Driver::StartBucket(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Out
   }
   const Ticket ticket = next_ticket_++;
   OpenBucket& entry = buckets_[ticket];
-  entry = {.bucket = bucket, .done = std::move(done)};
+  entry = {.bucket = std::move(bucket), .done = std::move(done)};
+  // An effect may end the step and with it the entry.
+  const std::uint64_t bytes = entry.bucket->buffer().bytes();
   Effects effects;
-  if (absl::Status started = member_.StartBucket(ticket, *bucket, effects); !started.ok()) {
+  if (absl::Status started = member_.StartBucket(ticket, *entry.bucket, effects); !started.ok()) {
     const std::shared_ptr<Outcome> refused = std::move(entry.done);
     buckets_.erase(ticket);
     return refused->Complete(started);
   }
   {
     MutexLock lock(shared_mutex_);
-    metrics_.gradient_bytes += bucket->buffer().bytes();
+    metrics_.gradient_bytes += bytes;
   }
   Apply(std::move(effects));
 }

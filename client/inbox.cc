@@ -6,14 +6,14 @@ namespace gradwire::client {
 
 void Inbox::Push(Event event) {
   MutexLock lock(mutex_);
-  events_.push_back(std::move(event));
+  events_.emplace_back(std::move(event));
   condition_.NotifyOne();
 }
 
 bool Inbox::PushFrame(absl::StatusOr<wire::Frame> frame) {
   MutexLock lock(mutex_);
   last_heard_ = Clock::now();
-  events_.push_back(FrameEvent{std::move(frame)});
+  events_.emplace_back(FrameEvent{std::move(frame)});
   ++frames_;
   paused_ = frames_ >= max_frames_;
   condition_.NotifyOne();

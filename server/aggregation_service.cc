@@ -30,7 +30,7 @@ StreamLimits LimitsOf(const ServerOptions& options) {
 
 absl::StatusOr<absl::Duration> Timeout(const google::protobuf::Duration& asked,
                                        const std::string& field, absl::Duration otherwise) {
-  const absl::StatusOr<absl::Duration> duration = wire::FromProto(asked, field);
+  absl::StatusOr<absl::Duration> duration = wire::FromProto(asked, field);
   if (!duration.ok()) return duration;
   if (*duration == absl::ZeroDuration()) return otherwise;
   return std::min(*duration, kLongestTimeout);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <cstdint>
 #include <ctime>
 #include <iostream>
 #include <memory>
@@ -19,7 +20,7 @@
 namespace gradwire::server {
 namespace {
 
-constexpr long kPollNanoseconds = 100'000'000;
+constexpr std::int64_t kPollNanoseconds = 100'000'000;
 // For members to take the error of a session that is cut.
 constexpr absl::Duration kLastWords = absl::Seconds(2);
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <cctype>
 #include <cmath>
+#include <cstdint>
 #include <fstream>
 #include <string_view>
 #include <utility>
@@ -39,10 +40,10 @@ void LowerToGroups(const std::string& root, std::string group, const std::string
 }  // namespace
 
 std::size_t AvailableMemory() {
-  const long pages = sysconf(_SC_PHYS_PAGES);
-  const long page_bytes = sysconf(_SC_PAGESIZE);
-  std::size_t limit = static_cast<std::size_t>(std::max(pages, 1L)) *
-                      static_cast<std::size_t>(std::max(page_bytes, 4096L));
+  const std::int64_t pages = sysconf(_SC_PHYS_PAGES);
+  const std::int64_t page_bytes = sysconf(_SC_PAGESIZE);
+  std::size_t limit = static_cast<std::size_t>(std::max(pages, std::int64_t{1})) *
+                      static_cast<std::size_t>(std::max(page_bytes, std::int64_t{4096}));
   std::ifstream groups("/proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {
     // "hierarchy:controllers:/path"

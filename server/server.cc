@@ -15,6 +15,7 @@
 #include <thread>
 #include <utility>
 
+#include "proto/wire/keep_grpc.h"
 #include "proto/wire/sync.h"
 #include "server/acceptor.h"
 #include "server/admin_service.h"
@@ -129,6 +130,7 @@ absl::Status ServerImpl::Serve() {
       listeners.push_back(std::move(listener));
     }
   }
+  wire::KeepGrpc();
   static std::once_flag plugins;
   std::call_once(plugins, [] {
     grpc::EnableDefaultHealthCheckService(true);

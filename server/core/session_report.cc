@@ -162,7 +162,7 @@ std::string Session::WaitingFor(absl::Time now) const {
     case State::kRunning:
       break;
   }
-  const std::string collective = collectives_.WaitingFor();
+  std::string collective = collectives_.WaitingFor();
   if (!collective.empty()) return collective;
   return StepProgress(now);
 }

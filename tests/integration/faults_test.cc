@@ -60,8 +60,8 @@ class Processes {
 
 TEST(DeadMember, OthersLearnItsRankAndTheDaemonServesOn) {
   const TestDaemon daemon;
-  Processes dying(daemon, "dying", {"--elements", "16000000", "--steps", "100"}, 2,
-                  {"--die-after-bytes", "20000000"});
+  Processes dying(daemon, "dying", {"--elements", "4000000", "--steps", "100"}, 2,
+                  {"--die-after-bytes", "5000000"});
   const auto death = dying[2].Wait(absl::Seconds(60));
   const auto died = std::chrono::steady_clock::now();
   ASSERT_TRUE(death.has_value()) << dying[2].Log();
@@ -85,12 +85,12 @@ TEST(DeadMember, OthersLearnItsRankAndTheDaemonServesOn) {
 TEST(DeadMember, SilenceIsADeathToo) {
   TestDaemon daemon(
       {.heartbeat_interval = absl::Milliseconds(100), .silence_timeout = absl::Milliseconds(1000)});
-  Processes silent(daemon, "silent", {"--elements", "1000000", "--steps", "100000"});
-  ASSERT_TRUE(
-      Eventually([&] { return silent[1].Log().find("step 3 apply") != std::string::npos; }));
+  Processes silent(daemon, "silent", {"--elements", "100000", "--steps", "100000"});
+  ASSERT_TRUE(Eventually([&] { return silent[1].Log().find("step 3 apply") != std::string::npos; },
+                         absl::Seconds(60)));
   silent[1].Signal(SIGSTOP);
   for (const int rank : {0, 2, 3}) {
-    ASSERT_TRUE(silent[rank].Wait(absl::Seconds(10)).has_value());
+    ASSERT_TRUE(silent[rank].Wait(absl::Seconds(20)).has_value());
     EXPECT_THAT(silent[rank].Log(), AllOf(HasSubstr("error: ABORTED"), HasSubstr("rank 1")));
   }
 }

@@ -22,7 +22,12 @@ using ::gradwire::testing::Process;
 using ::gradwire::testing::ResidentBytes;
 using ::gradwire::testing::RunRanks;
 
+// A sanitizer's own allocator keeps what was freed.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr std::size_t kAllowedGrowth = std::size_t{256} << 20;
+#else
 constexpr std::size_t kAllowedGrowth = std::size_t{8} << 20;
+#endif
 
 // GRADWIRE_TEST_SESSIONS=1000 makes a long run of it.
 int Sessions() {
@@ -67,11 +72,11 @@ TEST(ManySessions, LeaveNothingBehind) {
   const std::size_t resident = ResidentBytes(pid);
   const std::size_t own_descriptors = OpenDescriptors(getpid());
   for (int i = 0; i < Sessions(); ++i) RunSession(address, warm_up + i);
-  EXPECT_TRUE(Eventually([&] { return OpenDescriptors(pid) == descriptors; }))
+  EXPECT_TRUE(Eventually([&] { return OpenDescriptors(pid) <= descriptors; }))
       << descriptors << " descriptors became " << OpenDescriptors(pid);
   EXPECT_TRUE(Eventually([&] { return ResidentBytes(pid) <= resident + kAllowedGrowth; }))
       << resident << " bytes became " << ResidentBytes(pid);
-  EXPECT_TRUE(Eventually([&] { return OpenDescriptors(getpid()) == own_descriptors; }));
+  EXPECT_TRUE(Eventually([&] { return OpenDescriptors(getpid()) <= own_descriptors; }));
   RecordProperty("resident_before", std::to_string(resident));
   RecordProperty("resident_after", std::to_string(ResidentBytes(pid)));
   std::cout << Sessions() << " sessions: resident " << resident << " -> " << ResidentBytes(pid)

@@ -70,7 +70,7 @@ TEST(ServerHostileTest, SilentConnectionsAboveTheCapDoNotStopTheService) {
   EXPECT_TRUE(Eventually([&] { return Serves(daemon); }, absl::Seconds(20)));
   EXPECT_TRUE(Eventually([&] { return daemon.server().connections() == 0; }));
   holders.clear();
-  EXPECT_TRUE(Eventually([&] { return OpenDescriptors(getpid()) == before; }));
+  EXPECT_TRUE(Eventually([&] { return OpenDescriptors(getpid()) <= before; }));
 }
 
 TEST(ServerHostileTest, GarbageIsNoHandshake) {
@@ -167,7 +167,7 @@ TEST(ServerHostileTest, ManyBrokenStreamsLeaveNothingBehind) {
   EXPECT_TRUE(
       Eventually([&] { return daemon.server().idle() && daemon.server().sessions() == 0; }));
   EXPECT_TRUE(Eventually([&] { return daemon.server().connections() == 0; }));
-  EXPECT_TRUE(Eventually([&] { return OpenDescriptors(getpid()) == before; }));
+  EXPECT_TRUE(Eventually([&] { return OpenDescriptors(getpid()) <= before; }));
 }
 
 }  // namespace
