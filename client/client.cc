@@ -1,5 +1,6 @@
 #include "gradwire/client.h"
 
+#include <cmath>
 #include <random>
 #include <thread>
 #include <utility>
@@ -11,12 +12,14 @@
 #include "client/inbox.h"
 #include "client/options.h"
 #include "gradwire/hooks/registry.h"
+#include "hooks/safetensors.h"
 
 namespace gradwire {
 namespace {
 
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(10);
 constexpr absl::Duration kLeaveInDestructorTimeout = absl::Seconds(2);
+constexpr absl::Duration kStateTimeout = absl::Seconds(60);
 
 // Frames that may wait for the SDK thread beyond those that the window allows.
 constexpr std::size_t kSmallFrames = 64;
@@ -103,7 +106,49 @@ class ClientImpl final : public Client {
     });
   }
 
+  absl::StatusOr<std::string> ExportState() override {
+    if (absl::Status may = MayCallBetweenSteps("ExportState"); !may.ok()) return may;
+    return driver_.CallExport(kStateTimeout);
+  }
+
+  absl::Status ImportState(const std::string& state) override {
+    if (absl::Status may = MayCallBetweenSteps("ImportState"); !may.ok()) return may;
+    return driver_.CallImport(state, kStateTimeout);
+  }
+
+  absl::StatusOr<std::string> StateDict() override {
+    if (absl::Status may = MayWait("StateDict"); !may.ok()) return may;
+    absl::StatusOr<HookState> state;
+    OnThread([this, &state] {
+      state = driver_.State();
+      return absl::OkStatus();
+    }).IgnoreError();
+    if (!state.ok()) return state.status();
+    return WriteSafetensors(*state);
+  }
+
+  absl::Status LoadStateDict(const std::string& state) override {
+    if (absl::Status may = MayWait("LoadStateDict"); !may.ok()) return may;
+    const absl::StatusOr<HookState> read = ReadSafetensors(state);
+    if (!read.ok()) return read.status();
+    return OnThread([this, &read] { return driver_.LoadState(*read); });
+  }
+
+  absl::Status SetLossScale(double scale) override {
+    if (!std::isfinite(scale) || scale <= 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("scale is ", scale, "; allowed: finite and above 0"));
+    }
+    if (absl::Status may = MayWait("SetLossScale"); !may.ok()) return may;
+    return OnThread([this, scale] { return driver_.SetLossScale(scale); });
+  }
+
  private:
+  absl::Status MayCallBetweenSteps(const char* call) {
+    if (absl::Status may = MayWait(call); !may.ok()) return may;
+    return OnThread([this, call] { return driver_.BetweenSteps(call); });
+  }
+
   absl::Status MayWait(const char* call) const {
     if (std::this_thread::get_id() != thread_.get_id()) return absl::OkStatus();
     return absl::FailedPreconditionError(

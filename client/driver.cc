@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/wire/state_calls.h"
 
 namespace gradwire::client {
 namespace {
@@ -112,7 +113,13 @@ void Driver::OnFrame(const absl::StatusOr<wire::Frame>& received) {
     if (welcome->resumed) ++metrics_.resumes;
   }
   Effects effects;
+  const Clock::time_point before = Clock::now();
   member_.Receive(*received, effects);
+  if (std::holds_alternative<wire::Result>(received->header)) {
+    const std::chrono::duration<double> seconds = Clock::now() - before;
+    MutexLock lock(shared_mutex_);
+    metrics_.decompress_seconds += seconds.count();
+  }
   Apply(std::move(effects));
 }
 
@@ -163,13 +170,16 @@ void Driver::On(SendChunkEffect& effect) {
   // A failure later in the same call has ended the runs.
   if (member_.failed() || !hook_error_.ok()) return;
   std::shared_ptr<BufferPool::Buffer> buffer = pool_->Take(effect.bytes);
+  const Clock::time_point before = Clock::now();
   if (absl::Status encoded = effect.run->Encode(effect.range, buffer->content()); !encoded.ok()) {
     hook_error_ = encoded;
     return;
   }
+  const std::chrono::duration<double> seconds = Clock::now() - before;
   {
     MutexLock lock(shared_mutex_);
     metrics_.bytes_sent += effect.bytes;
+    metrics_.compress_seconds += seconds.count();
   }
   effect.header.digest = wire::Digest(buffer.get());
   link_.Send(effect.header, std::move(buffer));
@@ -293,12 +303,31 @@ void Driver::Enter(std::shared_ptr<CollectiveCall> call) {
   Apply(std::move(effects));
 }
 
-absl::Status Driver::BeginLeave() {
+absl::Status Driver::BetweenSteps(const char* call) const {
   if (absl::Status open = Open(); !open.ok()) return open;
-  if (!buckets_.empty() || end_step_ != nullptr || verdict_) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("Leave in the middle of step ", step(), "; call EndStep before"));
-  }
+  if (buckets_.empty() && end_step_ == nullptr && !verdict_) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(call, " in the middle of step ", step(), "; call EndStep before"));
+}
+
+absl::StatusOr<HookState> Driver::State() const {
+  if (absl::Status may = BetweenSteps("StateDict"); !may.ok()) return may;
+  return hook_->State();
+}
+
+absl::Status Driver::LoadState(const HookState& state) {
+  if (absl::Status may = BetweenSteps("LoadStateDict"); !may.ok()) return may;
+  return hook_->LoadState(state, options_.parameters);
+}
+
+absl::Status Driver::SetLossScale(double scale) {
+  if (absl::Status may = BetweenSteps("SetLossScale"); !may.ok()) return may;
+  hook_->SetLossScale(scale);
+  return absl::OkStatus();
+}
+
+absl::Status Driver::BeginLeave() {
+  if (absl::Status may = BetweenSteps("Leave"); !may.ok()) return may;
   if (collective_ != nullptr) {
     return absl::FailedPreconditionError("Leave in the middle of a broadcast or barrier");
   }
@@ -329,13 +358,23 @@ ClientMetrics Driver::metrics() const {
   return metrics_;
 }
 
+std::shared_ptr<grpc::Channel> Driver::channel() const {
+  MutexLock lock(shared_mutex_);
+  return channel_;
+}
+
 absl::Status Driver::CallLeave(absl::Duration timeout) const {
-  std::shared_ptr<grpc::Channel> channel;
-  {
-    MutexLock lock(shared_mutex_);
-    channel = channel_;
-  }
-  return LeaveSession(channel, membership_.token, start_id_, timeout);
+  return LeaveSession(channel(), membership_.token, start_id_, timeout);
+}
+
+absl::StatusOr<std::string> Driver::CallExport(absl::Duration timeout) const {
+  const auto stub = v1::AdminService::NewStub(channel());
+  return wire::FetchState(*stub, options_.session, timeout);
+}
+
+absl::Status Driver::CallImport(const std::string& state, absl::Duration timeout) const {
+  const auto stub = v1::AdminService::NewStub(channel());
+  return wire::ReplaceState(*stub, options_.session, state, timeout).status();
 }
 
 }  // namespace gradwire::client

@@ -58,6 +58,13 @@ class Driver {
   absl::Status BeginLeave();
   void FinishLeave(const absl::Status& answer);
 
+  // Ok between two steps; `call` is for the message.
+  absl::Status BetweenSteps(const char* call) const;
+  // What the hook keeps, between two steps.
+  absl::StatusOr<HookState> State() const;
+  absl::Status LoadState(const HookState& state);
+  absl::Status SetLossScale(double scale);
+
   // Ends every open call with Cancelled; none may follow. Tells whether the daemon still counts
   // this client as a member.
   bool CancelCalls();
@@ -67,6 +74,10 @@ class Driver {
   ClientMetrics metrics() const GRADWIRE_EXCLUDES(shared_mutex_);
   bool left() const { return left_.load(std::memory_order_relaxed); }
   absl::Status CallLeave(absl::Duration timeout) const GRADWIRE_EXCLUDES(shared_mutex_);
+  absl::StatusOr<std::string> CallExport(absl::Duration timeout) const
+      GRADWIRE_EXCLUDES(shared_mutex_);
+  absl::Status CallImport(const std::string& state, absl::Duration timeout) const
+      GRADWIRE_EXCLUDES(shared_mutex_);
 
  private:
   struct OpenBucket {
@@ -79,6 +90,7 @@ class Driver {
   void CheckTimers(Clock::time_point now);
   Clock::time_point NextTimer() const;
   std::shared_ptr<grpc::Channel> NewChannel() GRADWIRE_EXCLUDES(shared_mutex_);
+  std::shared_ptr<grpc::Channel> channel() const GRADWIRE_EXCLUDES(shared_mutex_);
 
   void Apply(Effects effects);
   void On(SendEffect& effect);

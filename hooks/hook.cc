@@ -1,11 +1,23 @@
 #include "gradwire/hooks/hook.h"
 
+#include <string>
+
 namespace gradwire {
 
 std::size_t RoundPlan::bytes() const {
   std::size_t total = 0;
   for (const Segment& segment : segments) total += segment.bytes();
   return total;
+}
+
+absl::Status HookRun::Import(std::span<const std::byte> /*shared*/) {
+  return absl::UnimplementedError("this hook shares no state with the coordinator");
+}
+
+absl::Status Hook::LoadState(const HookState& state, std::span<const ParameterSpec> /*manifest*/) {
+  if (state.tensors.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError("this hook keeps no state between steps; the state given has " +
+                                    std::to_string(state.tensors.size()) + " tensors");
 }
 
 }  // namespace gradwire

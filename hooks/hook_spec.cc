@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "gradwire/hooks/registry.h"
+#include "hooks/power_sgd/options.h"
 
 namespace gradwire {
 namespace {
@@ -140,6 +141,9 @@ absl::Status HookSpec::Validate() const {
   }
   for (const auto& option : comm_state_option) {
     if (absl::Status status = CheckOptionName(option.first); !status.ok()) return status;
+  }
+  if (comm_hook == "power_sgd" || comm_hook == "batched_power_sgd") {
+    return PowerSgdOptions::FromSpec(*this).status();
   }
   if (HookRegistry::IsBuiltIn(comm_hook) && !comm_state_option.empty()) {
     const auto& [name, value] = *comm_state_option.begin();

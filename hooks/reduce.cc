@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "hooks/cpu/kernels.h"
+#include "hooks/power_sgd/orthonormalize.h"
 
 namespace gradwire {
 namespace {
@@ -111,6 +112,34 @@ ReduceOutcome Reduce(DType dtype, ReduceOp op, std::size_t numel,
   std::vector<const void*> srcs(count);
   std::vector<std::byte> gathered(count * kGatherBytes);
   return run({cursors, srcs, gathered});
+}
+
+ReduceOutcome ReduceOrthonormalized(const Segment& segment, std::span<const Pieces> contributions,
+                                    std::span<std::byte> out) {
+  thread_local std::vector<std::byte> gathered;
+  thread_local std::vector<double> one;
+  thread_local std::vector<double> sum;
+  gathered.resize(segment.bytes());
+  one.resize(segment.numel);
+  sum.assign(segment.numel, 0.0);
+  for (const Pieces& pieces : contributions) {
+    Cursor cursor{pieces};
+    cursor.SkipEmptyPieces();
+    cursor.Gather(segment.bytes(), gathered.data());
+    cpu::Convert(segment.dtype, gathered.data(), DType::kFloat64,
+                 reinterpret_cast<std::byte*>(one.data()), segment.numel);
+    for (std::size_t i = 0; i < segment.numel; ++i) sum[i] += one[i];
+  }
+  ReduceOutcome outcome;
+  std::span<double> rest = sum;
+  for (const MatrixShape& shape : segment.matrices) {
+    const bool finite = Orthonormalize(shape, segment.epsilon, rest.first(shape.numel()));
+    outcome.finite = outcome.finite && finite;
+    rest = rest.subspan(shape.numel());
+  }
+  cpu::Convert(DType::kFloat64, reinterpret_cast<const std::byte*>(sum.data()), segment.dtype,
+               out.data(), segment.numel);
+  return outcome;
 }
 
 }  // namespace gradwire

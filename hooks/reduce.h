@@ -20,11 +20,16 @@ struct ReduceOutcome {
   bool finite = true;  // no NaN or infinity among the results
 };
 
-// Reduces `numel` elements of `dtype`. `contributions` are in rank order, 1 or more, each of
-// exactly numel * ByteSize(dtype) bytes (the caller has checked); `out` holds as many. kMean
-// divides by the number of contributions. Thread-safe, allocates nothing on the heap for up to 64
-// contributions.
+// For kSum and kMean: reduces `numel` elements of `dtype`. `contributions` are in rank order, 1 or
+// more, each of exactly numel * ByteSize(dtype) bytes (the caller has checked); `out` holds as
+// many. kMean divides by the number of contributions. Thread-safe, allocates nothing on the heap
+// for up to 64 contributions.
 ReduceOutcome Reduce(DType dtype, ReduceOp op, std::size_t numel,
                      std::span<const Pieces> contributions, std::span<std::byte> out);
+
+// For kOrthonormalizedSum: `segment` as a plan has it, or with fewer of its matrices. The sum is
+// taken in fp64 in rank order and stays unrounded until its columns are orthonormal. Thread-safe.
+ReduceOutcome ReduceOrthonormalized(const Segment& segment, std::span<const Pieces> contributions,
+                                    std::span<std::byte> out);
 
 }  // namespace gradwire

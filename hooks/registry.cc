@@ -8,13 +8,14 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "hooks/power_sgd/hook.h"
 #include "hooks/simple_hooks.h"
 
 namespace gradwire {
 namespace {
 
 constexpr std::size_t kMaxNameBytes = 63;
-constexpr const char* kBuiltIn[] = {"no", "fp16", "bf16", "noop"};
+constexpr const char* kBuiltIn[] = {"no", "fp16", "bf16", "power_sgd", "batched_power_sgd", "noop"};
 
 bool IsHookName(const std::string& name) {
   if (name.empty() || name.size() > kMaxNameBytes) return false;
@@ -87,6 +88,10 @@ absl::StatusOr<std::unique_ptr<Hook>> HookRegistry::Make(const HookSpec& spec) c
   std::unique_ptr<Hook> hook;
   if (spec.comm_hook == "noop") {
     hook = MakeNoopHook();
+  } else if (spec.comm_hook == "power_sgd" || spec.comm_hook == "batched_power_sgd") {
+    absl::StatusOr<PowerSgdOptions> options = PowerSgdOptions::FromSpec(spec);
+    if (!options.ok()) return options.status();
+    return MakePowerSgdHook(*options);  // knows its wrapper
   } else if (IsBuiltIn(spec.comm_hook)) {
     hook = MakeCastingHook(WireOf(spec.comm_hook));
   } else {

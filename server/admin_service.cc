@@ -5,11 +5,13 @@
 #include "proto/wire/convert.h"
 #include "server/answer.h"
 #include "server/clock.h"
+#include "server/state_streams.h"
 
 namespace gradwire::server {
 AdminService::AdminService(std::shared_ptr<const Registry> registry,
-                           std::function<int()> connections)
+                           std::shared_ptr<TickList> ticks, std::function<int()> connections)
     : registry_(std::move(registry)),
+      ticks_(std::move(ticks)),
       connections_(std::move(connections)),
       started_(MonotonicNow()) {}
 
@@ -42,6 +44,16 @@ grpc::ServerUnaryReactor* AdminService::GetSession(grpc::CallbackServerContext* 
   if (!session.ok()) return Answer(context, session.status());
   *response->mutable_session() = *std::move(session);
   return Answer(context, absl::OkStatus());
+}
+
+grpc::ServerWriteReactor<v1::ExportStateResponse>* AdminService::ExportState(
+    grpc::CallbackServerContext* context, const v1::ExportStateRequest* request) {
+  return ExportStream::Start(context, registry_->Get(request->session()), ticks_);
+}
+
+grpc::ServerReadReactor<v1::ImportStateRequest>* AdminService::ImportState(
+    grpc::CallbackServerContext* context, v1::ImportStateResponse* response) {
+  return ImportStream::Start(context, response, registry_, ticks_);
 }
 
 }  // namespace gradwire::server

@@ -46,6 +46,16 @@ class ResultBuffer final : public wire::Payload {
   const std::span<const std::byte> piece_;
 };
 
+void AddCompression(const std::vector<ParameterReport>& report, v1::SessionStatus& status) {
+  for (const ParameterReport& line : report) {
+    v1::ParameterStatus& parameter = *status.add_compression();
+    parameter.set_name(line.name);
+    parameter.set_rank(line.rank);
+    parameter.set_ratio(line.ratio);
+    parameter.set_version(line.version);
+  }
+}
+
 struct Sum {
   wire::PayloadRef payload;
   bool finite = true;
@@ -58,14 +68,17 @@ Sum Compute(const ReduceEffect& effect) {
     inputs.push_back(input == nullptr ? Pieces() : input->pieces());
   }
   const auto buffer = std::make_shared<ResultBuffer>(effect.segment.bytes());
-  const ReduceOutcome outcome = Reduce(effect.segment.dtype, effect.segment.op,
-                                       effect.segment.numel, inputs, buffer->content());
+  const ReduceOutcome outcome =
+      effect.segment.op == ReduceOp::kOrthonormalizedSum
+          ? ReduceOrthonormalized(effect.segment, inputs, buffer->content())
+          : Reduce(effect.segment.dtype, effect.segment.op, effect.segment.numel, inputs,
+                   buffer->content());
   return {.payload = buffer, .finite = outcome.finite};
 }
 
 }  // namespace
 
-HostedSession::HostedSession(SessionOptions options, std::unique_ptr<const Hook> hook,
+HostedSession::HostedSession(SessionOptions options, std::unique_ptr<CoordinatorHook> hook,
                              absl::Time now)
     : options_(options),
       parameters_(Elements(options)),
@@ -139,6 +152,33 @@ absl::Status HostedSession::Leave(int rank, std::uint64_t start_id, absl::Time n
   }
   Finish(std::move(work));
   return status;
+}
+
+absl::StatusOr<HookState> HostedSession::ExportState() const {
+  MutexLock lock(mutex_);
+  return core_.ExportState();
+}
+
+absl::StatusOr<std::int64_t> HostedSession::ImportState(const HookState& state) {
+  Work work;
+  std::int64_t iteration = 0;
+  {
+    MutexLock lock(mutex_);
+    Effects effects;
+    absl::Status status = core_.ImportState(state, effects);
+    if (!status.ok()) return status;
+    iteration = core_.iteration();
+    Execute(std::move(effects), work);
+  }
+  Finish(std::move(work));
+  return iteration;
+}
+
+std::size_t HostedSession::StateFileBytes() const {
+  constexpr std::size_t kDescription = std::size_t{1} << 20;
+  constexpr std::size_t kForEachParameter = 4096;
+  MutexLock lock(mutex_);
+  return core_.state_bytes() + kDescription + kForEachParameter * options_.manifest.size();
 }
 
 void HostedSession::Tick(absl::Time now) {
@@ -288,7 +328,7 @@ std::int64_t HostedSession::step() const {
   return core_.step();
 }
 
-v1::SessionStatus HostedSession::Status(absl::Time now) const {
+v1::SessionStatus HostedSession::Status(absl::Time now, bool compression) const {
   v1::SessionStatus status;
   status.set_name(options_.name);
   status.set_generation(options_.generation);
@@ -309,6 +349,8 @@ v1::SessionStatus HostedSession::Status(absl::Time now) const {
   status.set_duplicate_chunks_total(stats.duplicate_chunks);
   status.set_steps_applied_total(stats.steps_applied);
   status.set_steps_skipped_total(stats.steps_skipped);
+  status.set_iteration(core_.iteration());
+  if (compression) AddCompression(core_.Report(), status);
   for (int rank = 0; rank < options_.world_size; ++rank) {
     v1::MemberStatus& member = *status.add_members();
     member.set_rank(rank);

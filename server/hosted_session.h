@@ -23,7 +23,7 @@ namespace gradwire::server {
 // streams are written to after the lock is given back, on the caller's thread.
 class HostedSession {
  public:
-  HostedSession(SessionOptions options, std::unique_ptr<const Hook> hook, absl::Time now);
+  HostedSession(SessionOptions options, std::unique_ptr<CoordinatorHook> hook, absl::Time now);
 
   HostedSession(const HostedSession&) = delete;
   HostedSession& operator=(const HostedSession&) = delete;
@@ -35,6 +35,11 @@ class HostedSession {
   // The stream ended. May be told twice.
   void Detach(int rank, std::uint64_t connection, absl::Time now);
   absl::Status Leave(int rank, std::uint64_t start_id, absl::Time now);
+  absl::StatusOr<HookState> ExportState() const;
+  // Returns the state's iteration.
+  absl::StatusOr<std::int64_t> ImportState(const HookState& state);
+  // What an exported state has as a file, at most.
+  std::size_t StateFileBytes() const;
   void Tick(absl::Time now);
   // To every member whose stream has nothing else to send.
   void SendHeartbeats();
@@ -49,7 +54,8 @@ class HostedSession {
   bool abandoned() const;
   bool has_streams() const;
   std::int64_t step() const;
-  v1::SessionStatus Status(absl::Time now) const;
+  // `compression`: with a line for each parameter.
+  v1::SessionStatus Status(absl::Time now, bool compression = false) const;
   v1::WatchResponse Snapshot(absl::Time now) const;
 
  private:

@@ -80,13 +80,16 @@ absl::StatusOr<Registry::Joined> Registry::Join(SessionOptions options, const Jo
 
 absl::StatusOr<Registry::Entry*> Registry::Create(SessionOptions options, absl::Time now) {
   if (absl::Status status = options.Validate(); !status.ok()) return status;
-  std::unique_ptr<const Hook> hook;
-  if (HookRegistry::IsBuiltIn(options.spec.comm_hook)) {
-    absl::StatusOr<std::unique_ptr<Hook>> made = HookRegistry::Global().Make(options.spec);
-    if (!made.ok()) return made.status();
-    hook = *std::move(made);
+  absl::StatusOr<std::unique_ptr<CoordinatorHook>> made =
+      MakeCoordinatorHook(options.spec, options.manifest);
+  if (!made.ok()) return made.status();
+  std::unique_ptr<CoordinatorHook> hook = *std::move(made);
+  std::size_t reserved = options.ReservedBytes();
+  if (hook != nullptr) {
+    // A factor that exceeds a chunk is gathered whole from every member.
+    const auto members = static_cast<std::size_t>(options.world_size);
+    reserved += hook->StateBytes() + hook->StateBytes() / 3 * (members + 1);
   }
-  const std::size_t reserved = options.ReservedBytes();
   const auto full = [&]() GRADWIRE_REQUIRES(mutex_) {
     return sessions_.size() >= limits_.max_sessions || reserved > limits_.memory_bytes ||
            reserved_bytes_ > limits_.memory_bytes - reserved;
@@ -251,7 +254,7 @@ std::vector<v1::SessionStatus> Registry::List(absl::Time now) const {
 }
 
 absl::StatusOr<v1::SessionStatus> Registry::Status(const std::string& name, absl::Time now) const {
-  if (const auto session = Get(name)) return session->Status(now);
+  if (const auto session = Get(name)) return session->Status(now, /*compression=*/true);
   MutexLock lock(mutex_);
   const auto found = std::find_if(history_.begin(), history_.end(),
                                   [&](const v1::SessionStatus& one) { return one.name() == name; });

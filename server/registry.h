@@ -66,7 +66,7 @@ class Registry {
 
   // Those that have not ended, then the last few that have.
   std::vector<v1::SessionStatus> List(absl::Time now) const;
-  // NotFound: none of that name lately.
+  // With its compression. NotFound: none of that name lately.
   absl::StatusOr<v1::SessionStatus> Status(const std::string& name, absl::Time now) const;
   std::shared_ptr<HostedSession> Get(const std::string& name) const;
 

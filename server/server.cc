@@ -85,7 +85,7 @@ class ServerImpl final : public Server {
                              .max_sessions = static_cast<std::size_t>(options.max_sessions)})),
         ticks_(std::make_shared<TickList>()),
         aggregation_(options, registry_, ticks_),
-        admin_(registry_, [this] { return connections(); }) {}
+        admin_(registry_, ticks_, [this] { return connections(); }) {}
 
   ~ServerImpl() override { Shutdown(absl::ZeroDuration()); }
 

@@ -128,6 +128,10 @@ void Member::Receive(const wire::Frame& frame, Effects& effects) {
   } else if (std::holds_alternative<wire::Welcome>(frame.header)) {
     // The first one may be that of a resume, if the stream broke before it came.
     if (!std::exchange(welcomed_, true)) effects.push_back(WelcomeEffect{});
+  } else if (const auto* state = std::get_if<wire::SharedState>(&frame.header)) {
+    OnSharedState(*state, frame.payload, effects);
+  } else if (const auto* reset = std::get_if<wire::StateReset>(&frame.header)) {
+    OnStateReset(*reset, effects);
   } else if (const auto* begin = std::get_if<wire::Begin>(&frame.header)) {
     OnBegin(*begin, effects);
   } else if (const auto* chunk = std::get_if<wire::CollectiveChunk>(&frame.header)) {
@@ -157,9 +161,44 @@ void Member::OnGrant(const wire::Grant& grant, Effects& effects) {
   SendChunks(grant.id.bucket, bucket, effects);
 }
 
+void Member::OnSharedState(const wire::SharedState& state, const wire::PayloadRef& payload,
+                           Effects& effects) {
+  if (state.id.step < step_) return;
+  const auto found = buckets_.find(state.id.bucket);
+  if (state.id.step > step_ || found == buckets_.end()) {
+    return ProtocolError(absl::StrCat("state for unknown bucket ", state.id.bucket), effects);
+  }
+  Bucket& bucket = found->second;
+  if (bucket.has_shared || bucket.done || bucket.round > 0) return;  // repeated after a resume
+  const std::size_t bytes = payload == nullptr ? 0 : payload->bytes();
+  if (state.offset == 0) bucket.shared.clear();
+  if (state.bytes != bucket.run->shared_bytes() || state.offset != bucket.shared.size() ||
+      bytes > state.bytes - state.offset) {
+    return ProtocolError(
+        absl::StrCat("bytes ", state.offset, " to ", state.offset + bytes, " of ", state.bytes,
+                     " as the state of bucket ", state.id.bucket, ", which has ",
+                     bucket.shared.size(), " of ", bucket.run->shared_bytes()),
+        effects);
+  }
+  if (payload != nullptr) {
+    for (const auto& piece : payload->pieces()) {
+      bucket.shared.insert(bucket.shared.end(), piece.begin(), piece.end());
+    }
+  }
+  if (bucket.shared.size() < state.bytes) return;
+  bucket.has_shared = true;
+  const std::vector<std::byte> whole = std::move(bucket.shared);
+  if (absl::Status status = bucket.run->Import(whole); !status.ok()) Fail(status, effects);
+}
+
+void Member::OnStateReset(const wire::StateReset& reset, Effects& effects) {
+  if (!buckets_.empty()) return ProtocolError("a new state in the middle", effects);
+  hook_->Reset(reset.iteration);
+}
+
 void Member::SendChunks(std::uint32_t id, Bucket& bucket, Effects& effects) {
   while (bucket.granted && bucket.sent < bucket.layout.chunk_count() &&
-         bucket.sent < bucket.received + options_.window_chunks) {
+         bucket.layout.InWindow(bucket.sent, bucket.received, options_.window_chunks)) {
     effects.push_back(
         SendChunkEffect{.header = wire::Contribution{.id = IdOf(id, bucket),
                                                      .generation = options_.generation,
@@ -283,6 +322,7 @@ void Member::OnStepDone(const wire::StepDone& done, Effects& effects) {
     }
   }
   buckets_.clear();
+  hook_->EndStep(done.verdict);
   std::fill(used_.begin(), used_.end(), false);
   ended_ = false;
   attempt_ = 0;

@@ -128,10 +128,15 @@ class Member {
     wire::ChunkLayout layout{};
     std::uint32_t sent = 0;      // chunks of this round handed out for sending, in this attempt
     std::uint32_t received = 0;  // results of this round decoded
-    bool done = false;           // the result is in the buffer; the run waits for the verdict
+    std::vector<std::byte> shared{};  // shared state received so far
+    bool has_shared = false;          // it went to the run
+    bool done = false;                // the result is in the buffer; the run waits for the verdict
   };
 
   absl::Status MapParameters(const GradBucket& bucket, std::vector<std::uint32_t>& positions) const;
+  void OnSharedState(const wire::SharedState& state, const wire::PayloadRef& payload,
+                     Effects& effects);
+  void OnStateReset(const wire::StateReset& reset, Effects& effects);
   void OnGrant(const wire::Grant& grant, Effects& effects);
   void OnResult(const wire::Result& result, const wire::PayloadRef& payload, Effects& effects);
   void OnStepDone(const wire::StepDone& done, Effects& effects);

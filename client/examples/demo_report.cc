@@ -39,15 +39,15 @@ bool Check(const std::string& what, bool passed, const std::string& found) {
 }
 
 void PrintTable(const std::vector<HookResult>& hooks, const TrainResult& single) {
-  std::printf("\n%-7s %9s %13s %13s %7s %16s %9s\n", "hook", "accuracy", "wire/step", "fp32/step",
+  std::printf("\n%-12s %9s %13s %13s %7s %16s %9s\n", "hook", "accuracy", "wire/step", "fp32/step",
               "ratio", "between members", "seconds");
   for (const HookResult& result : hooks) {
-    std::printf("%-7s %8.2f%% %10.3f MB %10.3f MB %7.4f %16.3g %9.1f\n", result.hook.c_str(),
+    std::printf("%-12s %8.2f%% %10.3f MB %10.3f MB %7.4f %16.3g %9.1f\n", result.hook.c_str(),
                 100 * LowestAccuracy(result), result.wire_bytes_per_step / 1e6,
                 result.fp32_bytes_per_step / 1e6, result.ratio(), DifferenceBetweenMembers(result),
                 result.members.front().seconds);
   }
-  std::printf("%-7s %8.2f%% %13s %13s %7s %16s %9.1f\n\n", "single", 100 * single.accuracy, "-",
+  std::printf("%-12s %8.2f%% %13s %13s %7s %16s %9.1f\n\n", "single", 100 * single.accuracy, "-",
               "-", "-", "-", single.seconds);
 }
 
@@ -97,10 +97,17 @@ bool Report(const std::vector<HookResult>& hooks, const TrainResult& single) {
     const double accuracy = LowestAccuracy(result);
     passed &= Check(absl::StrCat(result.hook, ": test accuracy at least 95 %"),
                     accuracy >= kMinAccuracy, absl::StrFormat("%.2f %%", 100 * accuracy));
-    passed &= Check(
-        absl::StrFormat("%s: bytes on the wire %.1f of fp32", result.hook, result.expected_ratio),
-        std::abs(result.ratio() / result.expected_ratio - 1) <= kRatioTolerance,
-        absl::StrFormat("%.4f", result.ratio()));
+    const double ratio = result.ratio() / result.expected_ratio;
+    passed &=
+        Check(absl::StrFormat("%s: bytes on the wire %s%g of fp32", result.hook,
+                              result.may_be_less ? "at most " : "", result.expected_ratio),
+              ratio <= 1 + kRatioTolerance && (result.may_be_less || ratio >= 1 - kRatioTolerance),
+              absl::StrFormat("%.4f", result.ratio()));
+    if (result.hook == "power_sgd-2") {
+      const double plain = LowestAccuracy(hooks.front());
+      passed &= Check("power_sgd-2: accuracy within 1 point of no's", accuracy >= plain - 0.01,
+                      absl::StrFormat("%+.2f points", 100 * (accuracy - plain)));
+    }
     const double between = DifferenceBetweenMembers(result);
     passed &= Check(absl::StrCat(result.hook, ": parameters equal on all members"), between == 0,
                     absl::StrFormat("max |d| %g", between));

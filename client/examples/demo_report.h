@@ -20,8 +20,9 @@ absl::StatusOr<TrainResult> ReadTrainResult(const std::string& path);
 
 // One session: all its members' results, and the bytes of one step as the daemon counted them.
 struct HookResult {
-  std::string hook;
+  std::string hook;           // as the table shows it
   double expected_ratio = 1;  // bytes on the wire to fp32 bytes
+  bool may_be_less = false;   // the ratio, by any amount
   std::vector<TrainResult> members;
   double wire_bytes_per_step = 0;
   double fp32_bytes_per_step = 0;

@@ -60,26 +60,26 @@ struct Storage<DType::kBFloat16> {
 template <DType kType>
 using Lane = typename Storage<kType>::Lane;
 
+// `p` may be unaligned. With one lane, LoadU and StoreU dereference it.
 template <class D>
 HWY_INLINE hn::Vec<D> LoadBytes(D d, const std::byte* p) {
-#if HWY_TARGET == HWY_SCALAR  // its LoadU dereferences, and `p` may be unaligned
-  hn::TFromD<D> lane;
-  std::memcpy(&lane, p, sizeof(lane));
-  return hn::Set(d, lane);
-#else
-  return hn::LoadU(d, reinterpret_cast<const hn::TFromD<D>*>(p));
-#endif
+  if constexpr (hn::MaxLanes(D()) == 1) {
+    hn::TFromD<D> lane;
+    std::memcpy(&lane, p, sizeof(lane));
+    return hn::Set(d, lane);
+  } else {
+    return hn::LoadU(d, reinterpret_cast<const hn::TFromD<D>*>(p));
+  }
 }
 
 template <class D>
 HWY_INLINE void StoreBytes(D d, hn::Vec<D> v, std::byte* p) {
-#if HWY_TARGET == HWY_SCALAR
-  (void)d;
-  const hn::TFromD<D> lane = hn::GetLane(v);
-  std::memcpy(p, &lane, sizeof(lane));
-#else
-  hn::StoreU(v, d, reinterpret_cast<hn::TFromD<D>*>(p));
-#endif
+  if constexpr (hn::MaxLanes(D()) == 1) {
+    const hn::TFromD<D> lane = hn::GetLane(v);
+    std::memcpy(p, &lane, sizeof(lane));
+  } else {
+    hn::StoreU(v, d, reinterpret_cast<hn::TFromD<D>*>(p));
+  }
 }
 
 // ---- 16 bits to binary32: exact.

@@ -40,7 +40,7 @@ class Checker {
 
   template <class T>
   T Range(const char* field, T value, T low, T high) {
-    if (value < low || value > high) Note(CheckRange(Name(field), value, low, high));
+    if (!(value >= low && value <= high)) Note(CheckRange(Name(field), value, low, high));
     return value;
   }
 
@@ -93,8 +93,41 @@ void Set(const Announce& announce, v1::Header& out) {
       piece.set_dtype(static_cast<v1::DataType>(segment.dtype));
       piece.set_numel(segment.numel);
       piece.set_op(static_cast<v1::ReduceOp>(segment.op));
+      piece.set_epsilon(segment.epsilon);
+      for (const MatrixShape& shape : segment.matrices) {
+        v1::MatrixShape& matrix = *piece.add_matrices();
+        matrix.set_rows(shape.rows);
+        matrix.set_cols(shape.cols);
+      }
     }
   }
+}
+
+// Sides fit 2^32 before they are multiplied.
+std::vector<MatrixShape> GetMatrices(const v1::Segment& message, Checker& check) {
+  std::vector<MatrixShape> shapes;
+  check.Count("rounds.segments.matrices", static_cast<std::size_t>(message.matrices_size()), 0,
+              kMaxParameters);
+  if (!check.status().ok()) return shapes;
+  std::uint64_t numel = 0;
+  for (const v1::MatrixShape& matrix : message.matrices()) {
+    check.Range("rounds.segments.matrices.rows", matrix.rows(), std::uint64_t{1}, kMaxMatrixSide);
+    if (!check.status().ok()) return shapes;
+    check.Range("rounds.segments.matrices.cols", matrix.cols(), std::uint64_t{1},
+                std::min(matrix.rows(), kMaxMatrixCols));
+    if (!check.status().ok()) return shapes;
+    numel += matrix.rows() * matrix.cols();
+    check.Range("the matrices' numel", numel, std::uint64_t{1}, kMaxNumel);
+    if (!check.status().ok()) return shapes;
+    shapes.push_back({.rows = static_cast<std::size_t>(matrix.rows()),
+                      .cols = static_cast<std::size_t>(matrix.cols())});
+  }
+  const bool has_matrices = message.op() == v1::REDUCE_OP_ORTHONORMALIZED_SUM;
+  check.Range("the matrices' numel", numel, has_matrices ? message.numel() : 0,
+              has_matrices ? message.numel() : 0);
+  check.Range("rounds.segments.epsilon", message.epsilon(), 0.0,
+              std::numeric_limits<double>::max());
+  return shapes;
 }
 
 RoundPlan Get(const v1::RoundPlan& message, Checker& check) {
@@ -106,15 +139,20 @@ RoundPlan Get(const v1::RoundPlan& message, Checker& check) {
   std::uint64_t total = 0;
   for (const v1::Segment& piece : message.segments()) {
     check.Enumerator("rounds.segments.dtype", piece.dtype(), IsDType(piece.dtype()), "1 to 4");
-    check.Enumerator("rounds.segments.op", piece.op(),
-                     piece.op() == v1::REDUCE_OP_SUM || piece.op() == v1::REDUCE_OP_MEAN, "1 to 2");
+    check.Enumerator(
+        "rounds.segments.op", piece.op(),
+        piece.op() >= v1::REDUCE_OP_SUM && piece.op() <= v1::REDUCE_OP_ORTHONORMALIZED_SUM,
+        "1 to 3");
     check.Range("rounds.segments.numel", piece.numel(), std::uint64_t{0}, kMaxNumel);
     total += piece.numel();  // of at most kMaxSegments: no overflow
     check.Range("the round's numel", total, std::uint64_t{0}, kMaxNumel);
+    std::vector<MatrixShape> matrices = GetMatrices(piece, check);
     if (!check.status().ok()) return plan;
     plan.segments.push_back({.dtype = static_cast<DType>(piece.dtype()),
                              .numel = static_cast<std::size_t>(piece.numel()),
-                             .op = static_cast<ReduceOp>(piece.op())});
+                             .op = static_cast<ReduceOp>(piece.op()),
+                             .matrices = std::move(matrices),
+                             .epsilon = piece.epsilon()});
   }
   return plan;
 }
@@ -249,6 +287,29 @@ void Set(const StepDone& done, v1::Header& out) {
   message.set_digest(done.digest);
 }
 
+void Set(const SharedState& state, v1::Header& out) {
+  v1::SharedState& message = *out.mutable_shared_state();
+  Set(state.id, message.mutable_id());
+  message.set_offset(state.offset);
+  message.set_bytes(state.bytes);
+}
+
+SharedState Get(const v1::SharedState& message, Checker& check) {
+  const std::uint64_t bytes =
+      check.Range("bytes", message.bytes(), std::uint64_t{1}, kMaxManifestBytes);
+  return {.id = check.Id(message.id()),
+          .offset = check.Range("offset", message.offset(), std::uint64_t{0}, bytes),
+          .bytes = bytes};
+}
+
+void Set(const StateReset& reset, v1::Header& out) {
+  out.mutable_state_reset()->set_iteration(reset.iteration);
+}
+
+StateReset Get(const v1::StateReset& message, Checker& check) {
+  return {.iteration = check.Range("iteration", message.iteration(), std::int64_t{0}, kMaxInt64)};
+}
+
 StepDone Get(const v1::StepDone& message, Checker& check) {
   const bool known =
       message.verdict() == v1::STEP_VERDICT_APPLY || message.verdict() == v1::STEP_VERDICT_SKIP;
@@ -349,6 +410,10 @@ absl::StatusOr<Header> FromProto(const v1::Header& header) {
       return Checked("failure", header.failure());
     case v1::Header::kBegin:
       return Checked("begin", header.begin());
+    case v1::Header::kSharedState:
+      return Checked("shared_state", header.shared_state());
+    case v1::Header::kStateReset:
+      return Checked("state_reset", header.state_reset());
     case v1::Header::BODY_NOT_SET:
       break;
   }

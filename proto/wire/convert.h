@@ -26,6 +26,8 @@ inline constexpr std::size_t kMaxMessageBytes = 4096;  // of a Failure
 inline constexpr std::size_t kMaxOptions = 64;
 inline constexpr std::size_t kMaxOptionBytes = 4096;
 inline constexpr std::uint64_t kMaxNumel = std::uint64_t{1} << 48;
+inline constexpr std::uint64_t kMaxMatrixSide = std::uint64_t{1} << 32;
+inline constexpr std::uint64_t kMaxMatrixCols = 1024;  // bounds the work of an orthonormal sum
 inline constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{1} << 48;
 inline constexpr std::int64_t kMaxRank = (std::int64_t{1} << 20) - 1;
 

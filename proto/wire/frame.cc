@@ -25,19 +25,87 @@ std::uint64_t Digest(const Payload* payload) {
 
 ChunkLayout::ChunkLayout(const RoundPlan& plan, std::size_t chunk_bytes)
     : plan_(plan), chunk_bytes_(chunk_bytes) {
-  for (const Segment& segment : plan_.segments) {
+  for (std::size_t s = 0; s < plan_.segments.size(); ++s) {
+    const Segment& segment = plan_.segments[s];
     first_chunk_.push_back(chunk_count_);
-    chunk_count_ += static_cast<std::uint32_t>((segment.bytes() + chunk_bytes - 1) / chunk_bytes);
+    if (segment.op == ReduceOp::kOrthonormalizedSum) {
+      CutMatrices(s);
+    } else {
+      chunk_count_ += static_cast<std::uint32_t>((segment.bytes() + chunk_bytes - 1) / chunk_bytes);
+    }
   }
 }
 
-ElementRange ChunkLayout::Range(std::uint32_t chunk) const {
-  const auto next = std::upper_bound(first_chunk_.begin(), first_chunk_.end(), chunk);
-  const auto index = static_cast<std::size_t>(next - first_chunk_.begin()) - 1;
+void ChunkLayout::CutMatrices(std::size_t index) {
   const Segment& segment = plan_.segments[index];
-  const std::size_t step = chunk_bytes_ / ByteSize(segment.dtype);
-  const std::size_t begin = (chunk - first_chunk_[index]) * step;
-  return {.segment = index, .begin = begin, .end = std::min(begin + step, segment.numel)};
+  const std::size_t width = ByteSize(segment.dtype);
+  MatrixUnit unit{.unit = {.first = chunk_count_}, .range = {.segment = index}};
+  const auto close = [&](std::size_t next_matrix) {
+    const std::size_t bytes = unit.range.numel() * width;
+    if (bytes > 0) {
+      unit.unit.first = chunk_count_;
+      unit.unit.count = static_cast<std::uint32_t>((bytes + chunk_bytes_ - 1) / chunk_bytes_);
+      chunk_count_ += unit.unit.count;
+      matrix_units_.push_back(unit);
+    }
+    unit.range.begin = unit.range.end;
+    unit.first_matrix = next_matrix;
+    unit.matrices = 0;
+  };
+  for (std::size_t m = 0; m < segment.matrices.size(); ++m) {
+    const std::size_t numel = segment.matrices[m].numel();
+    if (unit.matrices > 0 && (unit.range.numel() + numel) * width > chunk_bytes_) close(m);
+    unit.range.end += numel;
+    ++unit.matrices;
+  }
+  close(segment.matrices.size());
+}
+
+const ChunkLayout::MatrixUnit* ChunkLayout::FindMatrixUnit(std::uint32_t chunk) const {
+  const auto next = std::upper_bound(
+      matrix_units_.begin(), matrix_units_.end(), chunk,
+      [](std::uint32_t value, const MatrixUnit& unit) { return value < unit.unit.first; });
+  if (next == matrix_units_.begin()) return nullptr;
+  const MatrixUnit& found = *std::prev(next);
+  return chunk < found.unit.first + found.unit.count ? &found : nullptr;
+}
+
+ChunkLayout::Unit ChunkLayout::UnitOf(std::uint32_t chunk) const {
+  const MatrixUnit* found = FindMatrixUnit(chunk);
+  return found == nullptr ? Unit{.first = chunk, .count = 1} : found->unit;
+}
+
+Segment ChunkLayout::UnitSegment(const Unit& unit) const {
+  const MatrixUnit* found = FindMatrixUnit(unit.first);
+  const Segment& whole = segment(unit.first);
+  Segment part{.dtype = whole.dtype, .numel = Range(unit.first).numel(), .op = whole.op};
+  if (found == nullptr) return part;
+  part.numel = found->range.numel();
+  part.epsilon = whole.epsilon;
+  const auto begin = whole.matrices.begin() + static_cast<std::ptrdiff_t>(found->first_matrix);
+  part.matrices.assign(begin, begin + static_cast<std::ptrdiff_t>(found->matrices));
+  return part;
+}
+
+ElementRange ChunkLayout::Range(std::uint32_t chunk) const {
+  std::size_t index = 0;
+  std::size_t origin = 0;
+  std::size_t end = 0;
+  std::uint32_t first = 0;
+  if (const MatrixUnit* found = FindMatrixUnit(chunk)) {
+    index = found->range.segment;
+    origin = found->range.begin;
+    end = found->range.end;
+    first = found->unit.first;
+  } else {
+    const auto next = std::upper_bound(first_chunk_.begin(), first_chunk_.end(), chunk);
+    index = static_cast<std::size_t>(next - first_chunk_.begin()) - 1;
+    first = first_chunk_[index];
+    end = plan_.segments[index].numel;
+  }
+  const std::size_t step = chunk_bytes_ / ByteSize(plan_.segments[index].dtype);
+  const std::size_t begin = origin + (chunk - first) * step;
+  return {.segment = index, .begin = begin, .end = std::min(begin + step, end)};
 }
 
 const Segment& ChunkLayout::segment(std::uint32_t chunk) const {

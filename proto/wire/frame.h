@@ -125,6 +125,21 @@ struct Restart {
   bool operator==(const Restart&) const = default;
 };
 
+// A piece of the state that a bucket's first round takes from the coordinator. Pieces come in order
+// and before the member's grant.
+struct SharedState {
+  RoundId id;
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;  // of the whole state
+  bool operator==(const SharedState&) const = default;
+};
+
+// The coordinator's state was replaced between two steps.
+struct StateReset {
+  std::int64_t iteration = 0;
+  bool operator==(const StateReset&) const = default;
+};
+
 struct Failure {
   int code = 0;  // an absl::StatusCode
   std::string message;
@@ -137,9 +152,9 @@ struct Begin {
   bool operator==(const Begin&) const = default;
 };
 
-using Header =
-    std::variant<Hello, Announce, Contribution, Ack, EndStep, Heartbeat, Enter, CollectiveChunk,
-                 CollectiveAck, Welcome, Grant, Result, StepDone, Restart, Failure, Begin>;
+using Header = std::variant<Hello, Announce, Contribution, Ack, EndStep, Heartbeat, Enter,
+                            CollectiveChunk, CollectiveAck, Welcome, Grant, Result, StepDone,
+                            Restart, Failure, Begin, SharedState, StateReset>;
 
 // Bytes that belong to a frame, immutable and shared: received slices, a pooled buffer, a test's
 // vector. The pieces stay valid as long as the object.
@@ -160,7 +175,9 @@ struct Frame {
 std::uint64_t Digest(const Payload* payload);
 
 // Chunks of a round: each segment is cut at multiples of `chunk_bytes`, so that a chunk lies in one
-// segment. chunk_bytes is a positive multiple of 8.
+// segment. chunk_bytes is a positive multiple of 8. A kOrthonormalizedSum segment is cut between
+// matrices, as many to a chunk as fit; only a matrix that alone exceeds chunk_bytes has chunks of
+// its own.
 class ChunkLayout {
  public:
   ChunkLayout() = default;
@@ -170,13 +187,38 @@ class ChunkLayout {
 
   // chunk < chunk_count().
   ElementRange Range(std::uint32_t chunk) const;
+
+  // Chunks that are reduced together, with the segment that they hold: one chunk, or all of one
+  // large matrix.
+  struct Unit {
+    std::uint32_t first = 0;
+    std::uint32_t count = 1;
+  };
+  Unit UnitOf(std::uint32_t chunk) const;
+  Segment UnitSegment(const Unit& unit) const;
+
+  // A member that has `received` results may send `chunk`: the first chunk of its unit is in the
+  // window.
+  bool InWindow(std::uint32_t chunk, std::uint32_t received, std::uint32_t window) const {
+    return UnitOf(chunk).first < received + window;
+  }
   const Segment& segment(std::uint32_t chunk) const;
   std::size_t ChunkBytes(std::uint32_t chunk) const;
 
  private:
   RoundPlan plan_;
   std::size_t chunk_bytes_ = 0;
+  struct MatrixUnit {
+    Unit unit;
+    ElementRange range;
+    std::size_t first_matrix = 0;
+    std::size_t matrices = 0;
+  };
+  const MatrixUnit* FindMatrixUnit(std::uint32_t chunk) const;
+  void CutMatrices(std::size_t segment);
+
   std::vector<std::uint32_t> first_chunk_;  // of each segment
+  std::vector<MatrixUnit> matrix_units_;    // of kOrthonormalizedSum segments
   std::uint32_t chunk_count_ = 0;
 };
 

@@ -54,7 +54,7 @@ absl::Status CompareManifests(const std::vector<ParameterSpec>& asked,
 
 }  // namespace
 
-Session::Session(SessionOptions options, std::unique_ptr<const Hook> hook, absl::Time now)
+Session::Session(SessionOptions options, std::unique_ptr<CoordinatorHook> hook, absl::Time now)
     : options_(std::move(options)),
       hook_(std::move(hook)),
       created_(now),
@@ -109,8 +109,11 @@ absl::StatusOr<int> Session::Join(const JoinAsk& ask, absl::Time now, Effects& e
     return absl::AlreadyExistsError(absl::StrCat("rank ", rank, " of session \"", options_.name,
                                                  "\" is taken by another process"));
   }
-  member = Member{
-      .state = MemberState::kJoined, .start_id = ask.start_id, .last_heard = now, .since = now};
+  member = Member{.state = MemberState::kJoined,
+                  .start_id = ask.start_id,
+                  .last_heard = now,
+                  .since = now,
+                  .epochs = std::vector<std::uint64_t>(options_.manifest.size())};
   effects.push_back(LogEffect{.message = absl::StrCat("rank ", rank, " joined")});
   return rank;
 }

@@ -27,6 +27,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "gradwire/hooks/hook.h"
+#include "hooks/coordinator_hook.h"
 #include "proto/wire/frame.h"
 #include "proto/wire/mutants.h"
 #include "server/core/collectives.h"
@@ -82,11 +83,12 @@ struct FanOutEffect {
   std::vector<int> ranks;
   wire::Frame frame;
 };
-// Compute Reduce over `inputs` (rank order) and answer with Session::Reduced.
+// Compute Reduce or ReduceOrthonormalized over `inputs` (rank order) and answer with
+// Session::Reduced.
 struct ReduceEffect {
   wire::RoundId id;
-  std::uint32_t chunk = 0;
-  Segment segment;  // numel: of this chunk
+  std::uint32_t chunk = 0;  // the first of its unit
+  Segment segment;          // of the whole unit
   std::vector<wire::PayloadRef> inputs{};
 };
 // End the member's stream after what was sent before.
@@ -115,8 +117,8 @@ class Session {
   enum class State : std::uint8_t { kJoining, kRunning, kFailed, kClosed };
   enum class MemberState : std::uint8_t { kAbsent, kJoined, kConnected, kLost, kLeft };
 
-  // `options` must be valid. `hook` plans the buckets of a built-in hook; null for a user's own.
-  Session(SessionOptions options, std::unique_ptr<const Hook> hook, absl::Time now);
+  // `options` must be valid. `hook` is null for a user's own.
+  Session(SessionOptions options, std::unique_ptr<CoordinatorHook> hook, absl::Time now);
   ~Session();
 
   Session(const Session&) = delete;
@@ -142,6 +144,15 @@ class Session {
   // The answer to a ReduceEffect. `result` has the segment's bytes.
   void Reduced(const wire::RoundId& id, std::uint32_t chunk, wire::PayloadRef result, bool finite,
                absl::Time now, Effects& effects);
+
+  // The hook's state, and its replacement by an exported one: between two steps, before any member
+  // has announced a bucket of the next.
+  absl::StatusOr<HookState> ExportState() const;
+  absl::Status ImportState(const HookState& state, Effects& effects);
+  std::vector<ParameterReport> Report() const;
+  std::int64_t iteration() const { return hook_ == nullptr ? 0 : hook_->iteration(); }
+  // Upper bound of what the state's tensors take.
+  std::size_t state_bytes() const { return hook_ == nullptr ? 0 : hook_->StateBytes(); }
 
   // Timeouts. Call about every 100 ms.
   void Tick(absl::Time now, Effects& effects);
@@ -175,6 +186,8 @@ class Session {
     absl::Time since;  // when it joined or was lost
     bool ended_step = false;
     std::uint64_t contribution_bytes = 0;
+    std::vector<std::uint64_t> epochs;  // of the shared state that it has, by parameter
+    bool reset_sent = false;            // a StateReset, and it has not begun a step since
   };
 
   // One member's contribution to one chunk. The digest stays until the bucket is dropped.
@@ -211,6 +224,8 @@ class Session {
     bool reduced = false;         // announced by all, all rounds finished
     std::uint64_t order = 0;      // of the first announcement
     std::uint64_t digest = 0;
+    std::uint64_t epoch = 0;                 // of the shared state that its runs need; 0: none
+    std::vector<wire::PayloadRef> shared{};  // that state, in pieces; empty: not needed so far
   };
   using BucketKey = std::pair<std::int64_t, std::uint32_t>;
 
@@ -229,6 +244,10 @@ class Session {
                                  const wire::PayloadRef& payload) const;
   void Store(int rank, Bucket& bucket, const wire::Contribution& header,
              const wire::PayloadRef& payload, Effects& effects);
+  std::vector<ParameterSpec> Specs(const std::vector<std::uint32_t>& parameters) const;
+  void SendShared(Bucket& bucket, int rank, Effects& effects);
+  void Observe(const Bucket& bucket, std::uint32_t chunk, const wire::Payload& result);
+  absl::Status CheckBetweenSteps() const;
   void MaybeReduce(Bucket& bucket, std::uint32_t chunk, Effects& effects);
   void ReleaseReduced(Bucket& bucket, Effects& effects);
   void BeginRound(Bucket& bucket);
@@ -262,7 +281,7 @@ class Session {
   std::string RankNames(const std::vector<int>& ranks, absl::Time now) const;
 
   SessionOptions options_;
-  std::unique_ptr<const Hook> hook_;
+  std::unique_ptr<CoordinatorHook> hook_;
   State state_ = State::kJoining;
   absl::Status failure_;
   absl::Time created_;

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/wire/joined_payload.h"
 #include "server/core/session.h"
 
 namespace gradwire::server {
@@ -35,7 +36,7 @@ absl::Status Session::CheckContribution(int rank, const wire::Contribution& head
     return absl::InvalidArgumentError(absl::StrCat("sent ", got, " bytes as chunk ", header.chunk,
                                                    " of ", where(), ", which has ", expected));
   }
-  if (header.chunk >= round.received[Index(rank)] + options_.window_chunks) {
+  if (!round.layout.InWindow(header.chunk, round.received[Index(rank)], options_.window_chunks)) {
     return absl::FailedPreconditionError(absl::StrCat(
         "sent chunk ", header.chunk, " of ", where(), " with ", round.received[Index(rank)],
         " results received; the window is ", options_.window_chunks));
@@ -131,6 +132,9 @@ void Session::Store(int rank, Bucket& bucket, const wire::Contribution& header,
   stats_.contribution_bytes += payload->bytes();
   members_[Index(rank)].contribution_bytes += payload->bytes();
   ++chunk.filled;
+  // It cannot have encoded this without the shared state.
+  std::vector<std::uint64_t>& epochs = members_[Index(rank)].epochs;
+  for (std::uint32_t p : bucket.parameters) epochs[p] = bucket.epoch;
   MaybeReduce(bucket, header.chunk, effects);
 }
 
@@ -141,14 +145,23 @@ int Session::Required() const {
 
 void Session::MaybeReduce(Bucket& bucket, std::uint32_t index, Effects& effects) {
   Round& round = bucket.rounds.back();
-  Chunk& chunk = round.chunks[index];
-  if (chunk.reducing || chunk.filled == 0 || chunk.filled < Required()) return;
-  chunk.reducing = true;
-  Segment segment = round.layout.segment(index);
-  segment.numel = round.layout.Range(index).numel();
-  ReduceEffect reduce{.id = CurrentId(bucket), .chunk = index, .segment = segment};
-  for (Slot& slot : chunk.slots) {
-    if (slot.payload != nullptr) reduce.inputs.push_back(std::move(slot.payload));
+  const wire::ChunkLayout::Unit unit = round.layout.UnitOf(index);
+  const std::span chunks = std::span(round.chunks).subspan(unit.first, unit.count);
+  for (const Chunk& chunk : chunks) {
+    if (chunk.reducing || chunk.filled == 0 || chunk.filled < Required()) return;
+  }
+  ReduceEffect reduce{
+      .id = CurrentId(bucket), .chunk = unit.first, .segment = round.layout.UnitSegment(unit)};
+  std::vector<std::vector<wire::PayloadRef>> inputs(members_.size());
+  for (Chunk& chunk : chunks) {
+    chunk.reducing = true;
+    for (std::size_t r = 0; r < chunk.slots.size(); ++r) {
+      if (chunk.slots[r].payload == nullptr) continue;
+      inputs[r].push_back(std::move(chunk.slots[r].payload));
+    }
+  }
+  for (std::vector<wire::PayloadRef>& input : inputs) {
+    if (!input.empty()) reduce.inputs.push_back(wire::Join(std::move(input)));
   }
   if (IsActive(Mutant::kDuplicateCountedTwice)) {
     while (reduce.inputs.size() < members_.size()) reduce.inputs.push_back(reduce.inputs.front());
@@ -164,10 +177,17 @@ void Session::Reduced(const wire::RoundId& id, std::uint32_t index, wire::Payloa
   if (found == buckets_.end()) return;
   Bucket& bucket = found->second;
   if (bucket.rounds.empty() || bucket.reduced || CurrentId(bucket) != id) return;  // started over
-  Chunk& chunk = bucket.rounds.back().chunks[index];
-  chunk.result_digest = wire::Digest(result.get());
-  chunk.result = std::move(result);
-  chunk.finite = finite;
+  Round& round = bucket.rounds.back();
+  const wire::ChunkLayout::Unit unit = round.layout.UnitOf(index);
+  std::size_t offset = 0;
+  for (std::uint32_t c = unit.first; c < unit.first + unit.count; ++c) {
+    const std::size_t bytes = round.layout.ChunkBytes(c);
+    Chunk& chunk = round.chunks[c];
+    chunk.result = unit.count == 1 ? result : wire::Part(result, offset, bytes);
+    chunk.result_digest = wire::Digest(chunk.result.get());
+    chunk.finite = finite;
+    offset += bytes;
+  }
   ReleaseReduced(bucket, effects);
   Advance(bucket);
   GrantBuckets(effects);
@@ -186,6 +206,7 @@ void Session::ReleaseReduced(Bucket& bucket, Effects& effects) {
         chunk.result, effects);
     stats_.result_bytes +=
         chunk.result->bytes() * std::get<FanOutEffect>(effects.back()).ranks.size();
+    Observe(bucket, round.reduced, *chunk.result);
     ++round.reduced;
   }
 }

@@ -26,14 +26,13 @@ std::string PlanText(const std::vector<RoundPlan>& plans) {
 }  // namespace
 
 absl::StatusOr<std::vector<RoundPlan>> Session::CheckedPlan(const wire::Announce& announce) const {
-  std::vector<ParameterSpec> parameters;
+  const std::vector<ParameterSpec> parameters = Specs(announce.parameters);
   std::size_t gradient_bytes = 0;
-  for (std::uint32_t p : announce.parameters) {
-    parameters.push_back(options_.manifest[p]);
-    gradient_bytes += parameters.back().numel() * ByteSize(parameters.back().dtype);
+  for (const ParameterSpec& parameter : parameters) {
+    gradient_bytes += parameter.numel() * ByteSize(parameter.dtype);
   }
   if (hook_ != nullptr) {
-    absl::StatusOr<std::vector<RoundPlan>> plan = hook_->Plan(parameters, announce.step);
+    absl::StatusOr<std::vector<RoundPlan>> plan = hook_->Plan(parameters);
     if (plan.ok() && *plan != announce.rounds) {
       return absl::InvalidArgumentError(
           absl::StrCat("announced rounds ", PlanText(announce.rounds), " for bucket ",
@@ -151,6 +150,7 @@ void Session::OnAnnounce(int rank, const wire::Announce& announce, absl::Time no
     bucket.announced.resize(members_.size());
     bucket.granted.resize(members_.size());
     bucket.order = next_order_++;
+    if (hook_ != nullptr) bucket.epoch = hook_->SharedEpoch(Specs(bucket.parameters));
     for (std::uint32_t p : bucket.parameters) owner_[p] = id;
     found = buckets_.emplace(BucketKey{step_, id}, std::move(bucket)).first;
     if (!found->second.plans.empty()) BeginRound(found->second);
@@ -158,6 +158,7 @@ void Session::OnAnnounce(int rank, const wire::Announce& announce, absl::Time no
   if (!step_began_) step_began_ = now;
   Bucket& bucket = found->second;
   bucket.announced[Index(rank)] = true;
+  members_[Index(rank)].reset_sent = false;
   if (!CheckEnded(effects)) return;
   if (bucket.open) SendGrant(bucket, rank, effects);
   Advance(bucket);  // one without elements is over now and frees its credit
@@ -189,6 +190,7 @@ void Session::SendGrant(Bucket& bucket, int rank, Effects& effects) {
   if (bucket.granted[Index(rank)]) return;
   bucket.granted[Index(rank)] = true;
   if (members_[Index(rank)].state != MemberState::kConnected) return;  // its Restart will say so
+  SendShared(bucket, rank, effects);
   effects.push_back(
       SendEffect{.rank = rank, .frame = {.header = wire::Grant{.id = CurrentId(bucket)}}});
 }
@@ -278,6 +280,7 @@ void Session::OnEndStep(int rank, const wire::EndStep& end, absl::Time now, Effe
   }
   if (!step_began_) step_began_ = now;
   members_[Index(rank)].ended_step = true;
+  members_[Index(rank)].reset_sent = false;
   if (CheckEnded(effects)) MaybeCommit(effects);
 }
 
@@ -331,6 +334,7 @@ void Session::Commit(Effects& effects) {
                               .verdict = nonfinite_ ? Verdict::kSkip : Verdict::kApply,
                               .digest = digest};
   FanOut(*last_done_, nullptr, effects);
+  if (hook_ != nullptr) hook_->EndStep(last_done_->verdict);
   ++(nonfinite_ ? stats_.steps_skipped : stats_.steps_applied);
   ++step_;
   attempt_ = 0;
@@ -376,6 +380,14 @@ void Session::Resume(int rank, std::int64_t member_step, Effects& effects) {
     }
   }
   if (member_step < step_ && last_done_) send(*last_done_, nullptr);
+  if (members_[Index(rank)].reset_sent) {
+    send(wire::StateReset{.iteration = hook_->iteration()}, nullptr);
+  }
+  for (auto& [key, bucket] : buckets_) {
+    if (bucket.step == step_ && bucket.open && !bucket.reduced && bucket.granted[Index(rank)]) {
+      SendShared(bucket, rank, effects);
+    }
+  }
   FanOut(restart, nullptr, effects);
   std::vector<Collectives::Send> sends;
   collectives_.Resume(rank, sends);

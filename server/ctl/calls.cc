@@ -13,6 +13,7 @@
 #include <memory>
 
 #include "gradwire/v1/admin.grpc.pb.h"
+#include "proto/wire/state_calls.h"
 #include "proto/wire/status.h"
 
 namespace gradwire::ctl {
@@ -64,6 +65,17 @@ absl::StatusOr<v1::SessionStatus> GetSession(const Target& target, const std::st
   const auto response = Call(target, &v1::AdminService::Stub::GetSession, request);
   if (!response.ok()) return response.status();
   return response->session();
+}
+
+absl::StatusOr<std::string> ExportState(const Target& target, const std::string& session) {
+  const auto stub = v1::AdminService::NewStub(Connect(target));
+  return wire::FetchState(*stub, session, target.timeout);
+}
+
+absl::StatusOr<std::int64_t> ImportState(const Target& target, const std::string& session,
+                                         const std::string& state) {
+  const auto stub = v1::AdminService::NewStub(Connect(target));
+  return wire::ReplaceState(*stub, session, state, target.timeout);
 }
 
 absl::StatusOr<bool> IsServing(const Target& target, const std::string& service) {

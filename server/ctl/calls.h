@@ -1,6 +1,7 @@
 // gradwirectl's calls to a daemon. Each has a deadline.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -17,6 +18,11 @@ struct Target {
 absl::StatusOr<v1::GetServerResponse> GetServer(const Target& target);
 absl::StatusOr<v1::ListSessionsResponse> ListSessions(const Target& target);
 absl::StatusOr<v1::SessionStatus> GetSession(const Target& target, const std::string& name);
+
+// A session's state as the bytes of a safetensors file; import returns its iteration.
+absl::StatusOr<std::string> ExportState(const Target& target, const std::string& session);
+absl::StatusOr<std::int64_t> ImportState(const Target& target, const std::string& session,
+                                         const std::string& state);
 
 // grpc.health.v1. "": the daemon as a whole. NotFound: it has no such service.
 absl::StatusOr<bool> IsServing(const Target& target, const std::string& service);

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <iostream>
 #include <string>
@@ -9,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/ctl/calls.h"
+#include "server/ctl/files.h"
 #include "server/ctl/report.h"
 #include "server/exit_codes.h"
 
@@ -21,16 +23,22 @@ using server::kExitUnavailable;
 using server::kExitUsage;
 
 constexpr std::chrono::seconds kRefresh(1);
+constexpr double kStateSeconds = 60;
 
 struct Flags {
   std::string address = "127.0.0.1:29610";
   std::string format = "table";
   std::string service;
   std::string session;
+  std::string file;
   double timeout_s = 5;
   bool watch = false;
 
   Target target() const { return {.address = address, .timeout = absl::Seconds(timeout_s)}; }
+  // A state takes longer than an answer.
+  Target state_target() const {
+    return {.address = address, .timeout = absl::Seconds(std::max(timeout_s, kStateSeconds))};
+  }
   bool json() const { return format == "json"; }
 };
 
@@ -62,6 +70,27 @@ int ShowSession(const Flags& flags) {
   const auto session = GetSession(flags.target(), flags.session);
   if (!session.ok()) return Failed(flags, session.status());
   std::cout << (flags.json() ? SessionJson(*session) : SessionTable(*session));
+  return kExitOk;
+}
+
+int Export(const Flags& flags) {
+  const auto state = ExportState(flags.state_target(), flags.session);
+  if (!state.ok()) return Failed(flags, state.status());
+  if (absl::Status written = WriteFile(flags.file, *state); !written.ok()) {
+    return Failed(flags, written);
+  }
+  std::cout << "exported the state of session " << flags.session << ", " << state->size()
+            << " bytes, to " << flags.file << "\n";
+  return kExitOk;
+}
+
+int Import(const Flags& flags) {
+  const auto state = ReadFile(flags.file);
+  if (!state.ok()) return Failed(flags, state.status());
+  const auto iteration = ImportState(flags.state_target(), flags.session, *state);
+  if (!iteration.ok()) return Failed(flags, iteration.status());
+  std::cout << "imported " << flags.file << ", " << state->size() << " bytes, into session "
+            << flags.session << "; its iteration is " << *iteration << "\n";
   return kExitOk;
 }
 
@@ -100,6 +129,13 @@ int Main(int argc, const char* const* argv) {
   CLI::App* session = app.add_subcommand("session", "One session")->require_subcommand(1);
   CLI::App* get = session->add_subcommand("get", "Everything about one session");
   get->add_option("NAME", flags.session, "The session")->required();
+  CLI::App* write = session->add_subcommand("export", "Its state, between two steps, to a file");
+  CLI::App* read = session->add_subcommand(
+      "import", "Its state from a file, while all members wait between two steps");
+  for (CLI::App* one : {write, read}) {
+    one->add_option("NAME", flags.session, "The session")->required();
+    one->add_option("FILE", flags.file, "The safetensors file")->required();
+  }
   CLI::App* health =
       app.add_subcommand("health", "Exits 0 when serving, 1 when not, 69 without answer");
   health->add_option("--service", flags.service, "One service instead of the daemon");
@@ -111,6 +147,8 @@ int Main(int argc, const char* const* argv) {
   }
   if (status->parsed()) return Status(flags);
   if (get->parsed()) return ShowSession(flags);
+  if (write->parsed()) return Export(flags);
+  if (read->parsed()) return Import(flags);
   if (health->parsed()) return Health(flags);
   return version->parsed() ? Version(flags) : kExitUsage;
 }

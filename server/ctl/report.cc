@@ -83,6 +83,24 @@ std::string Headline(const v1::ListSessionsResponse& sessions) {
   return text.empty() ? "Nothing is being waited for: no session runs.\n" : text;
 }
 
+// Empty when nothing is compressed.
+std::string CompressionTable(const v1::SessionStatus& session) {
+  const auto& lines = session.compression();
+  if (std::none_of(lines.begin(), lines.end(), [](const auto& line) { return line.rank() > 0; })) {
+    return "";
+  }
+  std::vector<Row> rows = {{"PARAMETER", "RANK", "RATIO", "Q FROM STEP"}};
+  for (const v1::ParameterStatus& line : lines) {
+    const bool compressed = line.rank() > 0;
+    rows.push_back({Printable(line.name()), compressed ? absl::StrCat(line.rank()) : "-",
+                    absl::StrFormat("%.1f", line.ratio()),
+                    !compressed           ? "-"
+                    : line.version() == 0 ? "drawn"
+                                          : absl::StrCat(line.version())});
+  }
+  return absl::StrCat("\n", Table(rows));
+}
+
 std::string Json(const google::protobuf::Message& message) {
   google::protobuf::util::JsonPrintOptions options;
   options.always_print_primitive_fields = true;
@@ -133,6 +151,7 @@ std::string SessionTable(const v1::SessionStatus& session) {
        {"step", absl::StrCat(session.step(), ", attempt ", session.attempt())},
        {"steps", absl::StrCat(session.steps_applied_total(), " applied, ",
                               session.steps_skipped_total(), " skipped")},
+       {"iteration", absl::StrCat(session.iteration())},
        {"hook", Hook(session)},
        {"parameters", absl::StrCat(session.parameters(), ", ", Bytes(session.gradient_bytes()),
                                    " of gradients in a step")},
@@ -147,7 +166,7 @@ std::string SessionTable(const v1::SessionStatus& session) {
          member.has_last_heard() ? absl::StrCat(Seconds(member.last_heard()), " ago") : "never",
          Bytes(member.contribution_bytes_total())});
   }
-  return absl::StrCat(text, "\n", Table(rows));
+  return absl::StrCat(text, "\n", Table(rows), CompressionTable(session));
 }
 
 std::string SessionJson(const v1::SessionStatus& session) { return Json(session) + "\n"; }

@@ -63,7 +63,8 @@ class Fuzz {
         options_(MakeOptions(input)),
         is_user_hook_(options_.spec.comm_hook == "users_own"),
         plan_(is_user_hook_ ? nullptr : *HookRegistry::Global().Make(options_.spec)),
-        session_(options_, is_user_hook_ ? nullptr : *HookRegistry::Global().Make(options_.spec),
+        session_(options_,
+                 is_user_hook_ ? nullptr : *MakeCoordinatorHook(options_.spec, options_.manifest),
                  now_),
         streams_(static_cast<std::size_t>(options_.world_size)) {}
 

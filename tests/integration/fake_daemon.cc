@@ -32,7 +32,7 @@ FakeDaemon::FakeDaemon() {
   join_response.set_open_buckets(1);
   *join_response.mutable_token_timeout() = wire::ToProto(absl::Seconds(5));
   *join_response.mutable_heartbeat_interval() = wire::ToProto(absl::Milliseconds(50));
-  *join_response.mutable_silence_timeout() = wire::ToProto(absl::Milliseconds(600));
+  *join_response.mutable_silence_timeout() = wire::ToProto(absl::Seconds(2));
   *join_response.mutable_resume_grace() = wire::ToProto(absl::Milliseconds(300));
   exchange = [this](int, Stream* stream, grpc::ServerContext*) { return Serve(stream); };
   grpc::ServerBuilder builder;

@@ -94,8 +94,7 @@ class HostedSessionTest : public ::testing::Test {
     options.world_size = kMembers;
     options.manifest = {ParameterSpec{.name = "w", .shape = {kNumel}, .dtype = DType::kFloat32}};
     session_ = std::make_shared<HostedSession>(
-        options, std::unique_ptr<const Hook>(HookRegistry::Global().Make(options.spec).value()),
-        now_);
+        options, MakeCoordinatorHook(options.spec, options.manifest).value(), now_);
     for (int rank = 0; rank < kMembers; ++rank) {
       const JoinAsk ask{.world_size = kMembers,
                         .rank = rank,

@@ -55,5 +55,27 @@ TEST(ReportTest, JsonHasEveryField) {
   EXPECT_THAT(StatusJson({}, {}), HasSubstr("\"sessions\":[]"));
 }
 
+TEST(ReportTest, CompressionHasALineForEachParameter) {
+  v1::SessionStatus session = Running();
+  EXPECT_THAT(SessionTable(session), Not(HasSubstr("PARAMETER")));
+  const auto add = [&session](const char* name, std::int64_t rank, double ratio,
+                              std::int64_t version) {
+    v1::ParameterStatus& line = *session.add_compression();
+    line.set_name(name);
+    line.set_rank(rank);
+    line.set_ratio(ratio);
+    line.set_version(version);
+  };
+  add("bias", 0, 1, 0);
+  EXPECT_THAT(SessionTable(session), Not(HasSubstr("PARAMETER")));
+  add("weight", 2, 8.571, 31);
+  add("new\x1b[2J", 4, 3, 0);
+  EXPECT_THAT(SessionTable(session), HasSubstr("\n"
+                                               "PARAMETER  RANK  RATIO  Q FROM STEP\n"
+                                               "bias       -     1.0    -\n"
+                                               "weight     2     8.6    31\n"
+                                               "new?[2J    4     3.0    drawn\n"));
+}
+
 }  // namespace
 }  // namespace gradwire::ctl

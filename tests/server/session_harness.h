@@ -54,7 +54,8 @@ inline float FirstFloat(const wire::PayloadRef& payload) {
 class SessionHarness {
  public:
   explicit SessionHarness(SessionOptions options = SmallOptions(), bool user_hook = false)
-      : session(options, user_hook ? nullptr : *HookRegistry::Global().Make(options.spec), now) {}
+      : session(options, user_hook ? nullptr : *MakeCoordinatorHook(options.spec, options.manifest),
+                now) {}
 
   JoinAsk Ask(int rank) const {
     const SessionOptions& options = session.options();
@@ -122,7 +123,8 @@ class SessionHarness {
 
   wire::Announce AnnounceOf(const std::vector<std::uint32_t>& parameters) const {
     std::size_t numel = 0;
-    for (std::uint32_t p : parameters) numel += session.options().manifest[p].numel();
+    const auto& manifest = session.options().manifest;
+    for (std::uint32_t p : parameters) numel += p < manifest.size() ? manifest[p].numel() : 0;
     return {session.step(), session.options().generation, parameters, {SumOf(numel)}};
   }
   void Announce(int rank, const std::vector<std::uint32_t>& parameters) {

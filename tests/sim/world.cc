@@ -61,7 +61,8 @@ World::World(const Scenario& scenario, const RunOptions& run)
       run_(run),
       random_(Mix(scenario.seed, 7)),
       checker_(scenario),
-      session_(scenario.options, scenario.user_hook ? nullptr : scenario.MakeHook(), now_),
+      session_(scenario.options,
+               scenario.user_hook ? nullptr : MakePlanningHook(scenario.MakeHook()), now_),
       received_(scenario.world()),
       faults_(scenario.faults.begin(), scenario.faults.end()) {
   for (std::size_t p = 0; p < scenario.world(); ++p) {

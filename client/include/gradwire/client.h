@@ -77,6 +77,9 @@ struct ClientMetrics {
   std::uint64_t bytes_received = 0;  // payload of results
   std::uint64_t gradient_bytes = 0;  // what the same buckets hold uncompressed
   std::int64_t resumes = 0;          // broken streams that were resumed
+  double compress_seconds = 0;       // the SDK thread made contributions out of gradients
+  double decompress_seconds =
+      0;  // and took results in, with what a hook computes at its rounds' ends
 };
 
 // One member's place in a session.
@@ -125,6 +128,26 @@ class Client {
   // Ends the membership in good order, between steps. Other members that begin another step get an
   // error that says so.
   virtual absl::Status Leave() = 0;
+
+  // The session's state on the coordinator (PowerSGD's factors, generator, iteration) as the bytes
+  // of a safetensors file. Between two steps of all members: a Barrier before and after sees to
+  // that. Waits.
+  virtual absl::StatusOr<std::string> ExportState() = 0;
+
+  // Replaces it. One member calls this between two steps, then all members meet in a Barrier before
+  // they go on. Refused by name when the bytes are damaged, when they are of another hook, other
+  // options or another model, or when a step is open; and then nothing changes. Waits.
+  virtual absl::Status ImportState(const std::string& state) = 0;
+
+  // What this member alone keeps between steps (PowerSGD's residuals), likewise, and its
+  // replacement. A checkpoint has both, and the step they belong to. FailedPrecondition in a step:
+  // between a bucket's AllReduce and the EndStep.
+  virtual absl::StatusOr<std::string> StateDict() = 0;
+  virtual absl::Status LoadStateDict(const std::string& state) = 0;
+
+  // Gradients come multiplied by `scale` from the next step on (loss scaling); residuals follow.
+  // Between two steps, like StateDict. Finite and above 0.
+  virtual absl::Status SetLossScale(double scale) = 0;
 
   virtual ClientMetrics metrics() const = 0;
 };

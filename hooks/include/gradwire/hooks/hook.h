@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -21,6 +22,18 @@ namespace gradwire {
 enum class ReduceOp : std::uint8_t {
   kSum = 1,   // added in rank order, rounded once to the segment's dtype
   kMean = 2,  // added in rank order, divided by the number of contributors, rounded once
+  // The unrounded sum of each of the segment's matrices with its columns made orthonormal, rounded
+  // once.
+  kOrthonormalizedSum = 3,
+};
+
+// A row-major matrix.
+struct MatrixShape {
+  std::size_t rows = 0;
+  std::size_t cols = 0;
+
+  std::size_t numel() const { return rows * cols; }
+  bool operator==(const MatrixShape&) const = default;
 };
 
 // A typed run of elements in a round, with the operation that reduces it.
@@ -28,6 +41,10 @@ struct Segment {
   DType dtype = DType::kFloat32;
   std::size_t numel = 0;
   ReduceOp op = ReduceOp::kSum;
+  // kOrthonormalizedSum: the matrices that lie back to back in the segment, each with cols <= rows,
+  // and what torch's formula adds to a norm (see PowerSGD's orthogonalization_epsilon).
+  std::vector<MatrixShape> matrices{};
+  double epsilon = 0;
 
   std::size_t bytes() const { return numel * ByteSize(dtype); }
   bool operator==(const Segment&) const = default;
@@ -48,6 +65,18 @@ struct ElementRange {
   std::size_t end = 0;
 
   std::size_t numel() const { return end - begin; }
+};
+
+// A hook's state as named tensors with a description: what a checkpoint holds.
+struct StateTensor {
+  std::string name;
+  DType dtype = DType::kFloat32;
+  std::vector<std::int64_t> shape;
+  std::vector<std::byte> data;
+};
+struct HookState {
+  std::map<std::string, std::string> metadata{};
+  std::vector<StateTensor> tensors{};
 };
 
 struct RoundContext {
@@ -81,6 +110,12 @@ class HookRun {
   // Takes the range's result. `in` has exactly range.numel() elements; it may be unaligned.
   virtual absl::Status Decode(ElementRange range, std::span<const std::byte> in) = 0;
 
+  // State that the coordinator keeps for all members (PowerSGD's factors), for a run whose hook
+  // does not have it: exactly shared_bytes() bytes, after Next and before the first Encode. A hook
+  // keeps what it was given also when the step is skipped.
+  virtual std::size_t shared_bytes() const { return 0; }
+  virtual absl::Status Import(std::span<const std::byte> shared);
+
   // The step was applied: what this run learned becomes the hook's state.
   virtual void Commit() = 0;
 
@@ -103,6 +138,22 @@ class Hook {
 
   // Begins one bucket. `bucket` must outlive the run.
   virtual absl::StatusOr<std::unique_ptr<HookRun>> Start(GradBucket& bucket, std::int64_t step) = 0;
+
+  // The step is over and its runs have been committed or aborted.
+  virtual void EndStep(Verdict /*verdict*/) {}
+
+  // What this member alone keeps between steps (PowerSGD's residuals), between two steps. Load
+  // refuses a state of another kind or layout by name and then leaves the hook as it was.
+  virtual HookState State() const { return {}; }
+  virtual absl::Status LoadState(const HookState& state, std::span<const ParameterSpec> manifest);
+
+  // The coordinator's state was replaced: the next runs are given it anew. `iteration` counts the
+  // steps applied.
+  virtual void Reset(std::int64_t /*iteration*/) {}
+
+  // Gradients come multiplied by `scale` from now on: residuals follow. Between two steps; finite
+  // and positive.
+  virtual void SetLossScale(double /*scale*/) {}
 };
 
 }  // namespace gradwire

@@ -1,0 +1,462 @@
+#include "hooks/cpu/low_rank.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "hooks/cpu/low_rank.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+// After foreach_target.h:
+#include "hwy/cache_control.h"
+#include "hwy/highway.h"
+
+#ifndef GRADWIRE_HOOKS_CPU_LOW_RANK_PASSES
+#define GRADWIRE_HOOKS_CPU_LOW_RANK_PASSES
+namespace gradwire::cpu {
+
+template <class T>
+struct Passes {
+  void (*add_and_multiply)(LowRankShape, T* matrix, const T* residual, const T* q, T* p);
+  void (*transpose_multiply)(LowRankShape, const T* matrix, const T* p, T* q);
+  // own_q == null: q itself.
+  void (*reconstruct)(LowRankShape, T* matrix, const T* p, const T* q, const T* own_q, T* residual);
+  void (*add)(std::size_t numel, T* into, const T* from);
+};
+
+}  // namespace gradwire::cpu
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace gradwire::cpu {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Loops named ...From run over whole vectors of their tag from `i` on and return where they
+// stopped; each is called with full vectors and, for the rest, with vectors of one lane.
+template <class T>
+using One = hn::CappedTag<T, 1>;
+
+// Columns of a block of rows that stays in the first-level cache while each k passes over it. Short
+// enough, too, for plain sums in T: the sums of blocks are added in fp64.
+constexpr std::size_t kBlockCols = 256;
+
+// ---- AddAndMultiply
+
+constexpr std::size_t kDotRows = 4;
+constexpr std::size_t kDotRanks = 8;
+
+template <bool kAdd, class D, class T>
+HWY_INLINE hn::Vec<D> LoadAdded(D d, T* m, const T* residual, std::size_t at) {
+  auto v = hn::LoadU(d, m + at);
+  if constexpr (kAdd) {
+    v = hn::Add(v, hn::LoadU(d, residual + at));
+    hn::StoreU(v, d, m + at);
+  }
+  return v;
+}
+
+// sums[j] += row j of m times q over the columns [i, end).
+template <bool kAdd, std::size_t kRows, class D, class T>
+HWY_INLINE std::size_t DotFrom(D d, std::size_t i, std::size_t end, std::size_t cols, T* m,
+                               const T* residual, const T* q, double* sums) {
+  const std::size_t lanes = hn::Lanes(d);
+  auto a0 = hn::Zero(d);
+  auto b0 = a0, a1 = a0, b1 = a0, a2 = a0, b2 = a0, a3 = a0, b3 = a0;
+  for (; i + 2 * lanes <= end; i += 2 * lanes) {
+    const std::size_t n = i + lanes;
+    const auto qa = hn::LoadU(d, q + i);
+    const auto qb = hn::LoadU(d, q + n);
+    a0 = hn::MulAdd(qa, LoadAdded<kAdd>(d, m, residual, i), a0);
+    b0 = hn::MulAdd(qb, LoadAdded<kAdd>(d, m, residual, n), b0);
+    if constexpr (kRows == 4) {
+      a1 = hn::MulAdd(qa, LoadAdded<kAdd>(d, m, residual, cols + i), a1);
+      b1 = hn::MulAdd(qb, LoadAdded<kAdd>(d, m, residual, cols + n), b1);
+      a2 = hn::MulAdd(qa, LoadAdded<kAdd>(d, m, residual, 2 * cols + i), a2);
+      b2 = hn::MulAdd(qb, LoadAdded<kAdd>(d, m, residual, 2 * cols + n), b2);
+      a3 = hn::MulAdd(qa, LoadAdded<kAdd>(d, m, residual, 3 * cols + i), a3);
+      b3 = hn::MulAdd(qb, LoadAdded<kAdd>(d, m, residual, 3 * cols + n), b3);
+    }
+  }
+  for (; i + lanes <= end; i += lanes) {
+    const auto qa = hn::LoadU(d, q + i);
+    a0 = hn::MulAdd(qa, LoadAdded<kAdd>(d, m, residual, i), a0);
+    if constexpr (kRows == 4) {
+      a1 = hn::MulAdd(qa, LoadAdded<kAdd>(d, m, residual, cols + i), a1);
+      a2 = hn::MulAdd(qa, LoadAdded<kAdd>(d, m, residual, 2 * cols + i), a2);
+      a3 = hn::MulAdd(qa, LoadAdded<kAdd>(d, m, residual, 3 * cols + i), a3);
+    }
+  }
+  sums[0] += static_cast<double>(hn::GetLane(hn::SumOfLanes(d, hn::Add(a0, b0))));
+  if constexpr (kRows == 4) {
+    sums[1] += static_cast<double>(hn::GetLane(hn::SumOfLanes(d, hn::Add(a1, b1))));
+    sums[2] += static_cast<double>(hn::GetLane(hn::SumOfLanes(d, hn::Add(a2, b2))));
+    sums[3] += static_cast<double>(hn::GetLane(hn::SumOfLanes(d, hn::Add(a3, b3))));
+  }
+  return i;
+}
+
+template <bool kAdd, std::size_t kRows, class T>
+HWY_INLINE void DotBlock(std::size_t begin, std::size_t end, std::size_t cols, T* m,
+                         const T* residual, const T* q, double* sums) {
+  const std::size_t done =
+      DotFrom<kAdd, kRows>(hn::ScalableTag<T>(), begin, end, cols, m, residual, q, sums);
+  if (done < end) DotFrom<kAdd, kRows>(One<T>(), done, end, cols, m, residual, q, sums);
+}
+
+template <std::size_t kRows, class T>
+HWY_INLINE void MultiplyRows(LowRankShape shape, T* m, const T* residual, const T* q, T* p) {
+  const std::size_t cols = shape.cols;
+  for (std::size_t first = 0; first < shape.rank; first += kDotRanks) {
+    const std::size_t ranks = std::min(kDotRanks, shape.rank - first);
+    double sums[kDotRanks * kRows] = {};
+    for (std::size_t begin = 0; begin < cols; begin += kBlockCols) {
+      const std::size_t end = std::min(begin + kBlockCols, cols);
+      for (std::size_t k = 0; k < ranks; ++k) {
+        const T* qk = q + (first + k) * cols;
+        if (first + k == 0 && residual != nullptr) {
+          DotBlock<true, kRows>(begin, end, cols, m, residual, qk, sums);
+        } else {
+          DotBlock<false, kRows>(begin, end, cols, m, residual, qk, sums + k * kRows);
+        }
+      }
+    }
+    for (std::size_t k = 0; k < ranks; ++k) {
+      for (std::size_t j = 0; j < kRows; ++j) {
+        p[j * shape.rank + first + k] = static_cast<T>(sums[k * kRows + j]);
+      }
+    }
+  }
+}
+
+template <class T>
+void AddAndMultiplyPass(LowRankShape shape, T* matrix, const T* residual, const T* q, T* p) {
+  const auto from = [&](std::size_t row) {
+    return residual == nullptr ? nullptr : residual + row * shape.cols;
+  };
+  std::size_t row = 0;
+  for (; row + kDotRows <= shape.rows; row += kDotRows) {
+    MultiplyRows<kDotRows>(shape, matrix + row * shape.cols, from(row), q, p + row * shape.rank);
+  }
+  for (; row < shape.rows; ++row) {
+    MultiplyRows<1>(shape, matrix + row * shape.cols, from(row), q, p + row * shape.rank);
+  }
+}
+
+// ---- TransposeMultiply
+
+constexpr std::size_t kAxpyRows = 8;
+constexpr std::size_t kSumRows = 64;      // rows after which the plain sums go to the fp64 ones
+constexpr std::size_t kTileNumel = 4096;  // of Q: both sums are on the stack
+
+// sums[i] += the kRows rows of m, each times its element of column p.
+template <std::size_t kRows, class D, class T>
+HWY_INLINE std::size_t AxpyFrom(D d, std::size_t i, std::size_t end, std::size_t cols, const T* m,
+                                const T* p, std::size_t rank, T* sums) {
+  const std::size_t lanes = hn::Lanes(d);
+  const auto weight = [&](std::size_t j) { return p[j < kRows ? j * rank : 0]; };
+  const T p0 = weight(0), p1 = weight(1), p2 = weight(2), p3 = weight(3);
+  const T p4 = weight(4), p5 = weight(5), p6 = weight(6), p7 = weight(7);
+  for (; i + lanes <= end; i += lanes) {
+    const T* at = m + i;
+    auto s = hn::Mul(hn::Set(d, p0), hn::LoadU(d, at));
+    if constexpr (kRows == 8) {
+      auto t = hn::Mul(hn::Set(d, p1), hn::LoadU(d, at + cols));
+      s = hn::MulAdd(hn::Set(d, p2), hn::LoadU(d, at + 2 * cols), s);
+      t = hn::MulAdd(hn::Set(d, p3), hn::LoadU(d, at + 3 * cols), t);
+      s = hn::MulAdd(hn::Set(d, p4), hn::LoadU(d, at + 4 * cols), s);
+      t = hn::MulAdd(hn::Set(d, p5), hn::LoadU(d, at + 5 * cols), t);
+      s = hn::MulAdd(hn::Set(d, p6), hn::LoadU(d, at + 6 * cols), s);
+      t = hn::MulAdd(hn::Set(d, p7), hn::LoadU(d, at + 7 * cols), t);
+      s = hn::Add(s, t);
+    }
+    hn::StoreU(hn::Add(hn::LoadU(d, sums + i), s), d, sums + i);
+  }
+  return i;
+}
+
+template <std::size_t kRows, class T>
+HWY_INLINE void AxpyBlock(std::size_t cols, std::size_t begin, std::size_t end, const T* m,
+                          const T* p, std::size_t rank, T* sums) {
+  const std::size_t done =
+      AxpyFrom<kRows>(hn::ScalableTag<T>(), begin, end, cols, m, p, rank, sums);
+  AxpyFrom<kRows>(One<T>(), done, end, cols, m, p, rank, sums);
+}
+
+template <class D, class T>
+HWY_INLINE hn::Vec<D> LoadWide(D d, const T* from) {
+  if constexpr (std::is_same_v<T, double>) {
+    return hn::LoadU(d, from);
+  } else {
+    return hn::PromoteTo(d, hn::LoadU(hn::Rebind<T, D>(), from));
+  }
+}
+
+// totals += sums; sums = 0.
+template <class D, class T>
+HWY_INLINE std::size_t FlushFrom(D d, std::size_t i, std::size_t end, T* sums, double* totals) {
+  const std::size_t lanes = hn::Lanes(d);
+  const hn::Rebind<T, D> narrow;
+  for (; i + lanes <= end; i += lanes) {
+    hn::StoreU(hn::Add(hn::LoadU(d, totals + i), LoadWide(d, sums + i)), d, totals + i);
+    hn::StoreU(hn::Zero(narrow), narrow, sums + i);
+  }
+  return i;
+}
+
+// Columns [first, first + width) of `ranks` rows of Q; q and p start at the first of these rows.
+template <class T>
+HWY_INLINE void TransposeTile(LowRankShape shape, std::size_t first, std::size_t width,
+                              std::size_t ranks, const T* matrix, const T* p, T* q) {
+  HWY_ALIGN T sums[kTileNumel];
+  HWY_ALIGN double totals[kTileNumel];
+  std::fill_n(sums, ranks * width, T{0});
+  std::fill_n(totals, ranks * width, 0.0);
+  for (std::size_t row = 0; row < shape.rows;) {
+    const std::size_t flush = std::min(row + kSumRows, shape.rows);
+    while (row < flush) {
+      const T* m = matrix + row * shape.cols + first;
+      const T* weights = p + row * shape.rank;
+      const bool whole = row + kAxpyRows <= flush;
+      for (std::size_t begin = 0; begin < width; begin += kBlockCols) {
+        const std::size_t end = std::min(begin + kBlockCols, width);
+        for (std::size_t k = 0; k < ranks; ++k) {
+          T* at = sums + k * width;
+          if (whole) {
+            AxpyBlock<kAxpyRows>(shape.cols, begin, end, m, weights + k, shape.rank, at);
+          } else {
+            AxpyBlock<1>(shape.cols, begin, end, m, weights + k, shape.rank, at);
+          }
+        }
+      }
+      row += whole ? kAxpyRows : 1;
+    }
+    const std::size_t done = FlushFrom(hn::ScalableTag<double>(), 0, ranks * width, sums, totals);
+    FlushFrom(One<double>(), done, ranks * width, sums, totals);
+  }
+  for (std::size_t k = 0; k < ranks; ++k) {
+    std::transform(totals + k * width, totals + (k + 1) * width, q + k * shape.cols + first,
+                   [](double total) { return static_cast<T>(total); });
+  }
+}
+
+template <class T>
+void TransposeMultiplyPass(LowRankShape shape, const T* matrix, const T* p, T* q) {
+  const std::size_t ranks = std::min(shape.rank, kTileNumel / kBlockCols);
+  const std::size_t widest = kTileNumel / ranks / kBlockCols * kBlockCols;
+  for (std::size_t k = 0; k < shape.rank; k += ranks) {
+    for (std::size_t first = 0; first < shape.cols; first += widest) {
+      TransposeTile(shape, first, std::min(widest, shape.cols - first),
+                    std::min(ranks, shape.rank - k), matrix, p + k, q + k * shape.cols);
+    }
+  }
+}
+
+// ---- Reconstruct
+
+// From this size on the residual, which the caller needs in the next step only, goes past the
+// caches.
+constexpr std::size_t kStreamBytes = std::size_t{1} << 20;
+
+enum class Residual { kNone, kStored, kStreamed };
+
+template <class T>
+struct ReconstructRow {
+  std::size_t cols;
+  std::size_t rank;
+  T* m;
+  const T* p;
+  const T* q;
+  const T* own_q;
+  T* residual;
+};
+
+template <class D, class T>
+HWY_INLINE hn::Vec<D> Product(D d, const ReconstructRow<T>& row, const T* q) {
+  auto x = hn::Mul(hn::Set(d, row.p[0]), hn::LoadU(d, q));
+  for (std::size_t k = 1; k < row.rank; ++k) {
+    x = hn::Add(x, hn::Mul(hn::Set(d, row.p[k]), hn::LoadU(d, q + k * row.cols)));
+  }
+  return x;
+}
+
+template <Residual kResidual, class D, class T>
+HWY_INLINE void StoreBoth(D d, const ReconstructRow<T>& row, std::size_t i, hn::Vec<D> x,
+                          hn::Vec<D> own) {
+  if constexpr (kResidual != Residual::kNone) {
+    const auto rest = hn::Sub(hn::LoadU(d, row.m + i), own);
+    if constexpr (kResidual == Residual::kStreamed) {
+      hn::Stream(rest, d, row.residual + i);
+    } else {
+      hn::StoreU(rest, d, row.residual + i);
+    }
+  }
+  hn::StoreU(x, d, row.m + i);
+}
+
+template <Residual kResidual, class D, class T>
+HWY_INLINE std::size_t ReconstructOwnFrom(D d, std::size_t i, std::size_t end,
+                                          const ReconstructRow<T>& row) {
+  const std::size_t lanes = hn::Lanes(d);
+  for (; i + lanes <= end; i += lanes) {
+    const auto x = Product(d, row, row.q + i);
+    StoreBoth<kResidual>(d, row, i, x, Product(d, row, row.own_q + i));
+  }
+  return i;
+}
+
+template <Residual kResidual, class D, class T>
+HWY_INLINE std::size_t ReconstructFrom(D d, std::size_t i, std::size_t end,
+                                       const ReconstructRow<T>& row) {
+  if (row.own_q != nullptr) return ReconstructOwnFrom<kResidual>(d, i, end, row);
+  const std::size_t lanes = hn::Lanes(d);
+  for (; i + 4 * lanes <= end; i += 4 * lanes) {
+    const T* q = row.q + i;
+    const auto first = hn::Set(d, row.p[0]);
+    auto x0 = hn::Mul(first, hn::LoadU(d, q));
+    auto x1 = hn::Mul(first, hn::LoadU(d, q + lanes));
+    auto x2 = hn::Mul(first, hn::LoadU(d, q + 2 * lanes));
+    auto x3 = hn::Mul(first, hn::LoadU(d, q + 3 * lanes));
+    for (std::size_t k = 1; k < row.rank; ++k) {
+      q += row.cols;
+      const auto p = hn::Set(d, row.p[k]);
+      x0 = hn::Add(x0, hn::Mul(p, hn::LoadU(d, q)));
+      x1 = hn::Add(x1, hn::Mul(p, hn::LoadU(d, q + lanes)));
+      x2 = hn::Add(x2, hn::Mul(p, hn::LoadU(d, q + 2 * lanes)));
+      x3 = hn::Add(x3, hn::Mul(p, hn::LoadU(d, q + 3 * lanes)));
+    }
+    StoreBoth<kResidual>(d, row, i, x0, x0);
+    StoreBoth<kResidual>(d, row, i + lanes, x1, x1);
+    StoreBoth<kResidual>(d, row, i + 2 * lanes, x2, x2);
+    StoreBoth<kResidual>(d, row, i + 3 * lanes, x3, x3);
+  }
+  for (; i + lanes <= end; i += lanes) {
+    const auto x = Product(d, row, row.q + i);
+    StoreBoth<kResidual>(d, row, i, x, x);
+  }
+  return i;
+}
+
+// Elements before the first vector of `at` that is aligned.
+template <class T>
+std::size_t Misaligned(const T* at) {
+  const std::size_t bytes = hn::Lanes(hn::ScalableTag<T>()) * sizeof(T);
+  const std::size_t past = reinterpret_cast<std::uintptr_t>(at) % bytes;
+  return past == 0 ? 0 : (bytes - past) / sizeof(T);
+}
+
+template <Residual kResidual, class T>
+void ReconstructRows(std::size_t rows, ReconstructRow<T> row) {
+  for (std::size_t n = 0; n < rows; ++n) {
+    std::size_t i = 0;
+    if constexpr (kResidual == Residual::kStreamed) {
+      const std::size_t head = std::min(Misaligned(row.residual), row.cols);
+      i = ReconstructFrom<Residual::kStored>(One<T>(), 0, head, row);
+    }
+    i = ReconstructFrom<kResidual>(hn::ScalableTag<T>(), i, row.cols, row);
+    constexpr auto kRest = kResidual == Residual::kNone ? kResidual : Residual::kStored;
+    ReconstructFrom<kRest>(One<T>(), i, row.cols, row);
+    row.m += row.cols;
+    row.p += row.rank;
+    if constexpr (kResidual != Residual::kNone) row.residual += row.cols;
+  }
+}
+
+template <class T>
+void ReconstructPass(LowRankShape shape, T* matrix, const T* p, const T* q, const T* own_q,
+                     T* residual) {
+  const ReconstructRow<T> first{shape.cols, shape.rank, matrix, p, q, own_q, residual};
+  if (residual == nullptr) return ReconstructRows<Residual::kNone>(shape.rows, first);
+  if (shape.rows * shape.cols * sizeof(T) < kStreamBytes) {
+    return ReconstructRows<Residual::kStored>(shape.rows, first);
+  }
+  ReconstructRows<Residual::kStreamed>(shape.rows, first);
+  hwy::FlushStream();
+}
+
+// ---- Add
+
+template <class D, class T>
+HWY_INLINE std::size_t AddFrom(D d, std::size_t i, std::size_t numel, T* into, const T* from) {
+  const std::size_t lanes = hn::Lanes(d);
+  for (; i + lanes <= numel; i += lanes) LoadAdded<true>(d, into, from, i);
+  return i;
+}
+
+template <class T>
+void AddPass(std::size_t numel, T* into, const T* from) {
+  const std::size_t done = AddFrom(hn::ScalableTag<T>(), 0, numel, into, from);
+  AddFrom(One<T>(), done, numel, into, from);
+}
+
+template <class T>
+Passes<T> PassesOf() {
+  return {AddAndMultiplyPass<T>, TransposeMultiplyPass<T>, ReconstructPass<T>, AddPass<T>};
+}
+Passes<float> FloatPasses() { return PassesOf<float>(); }
+Passes<double> DoublePasses() { return PassesOf<double>(); }
+
+}  // namespace HWY_NAMESPACE
+}  // namespace gradwire::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace gradwire::cpu {
+namespace {
+
+HWY_EXPORT(FloatPasses);
+HWY_EXPORT(DoublePasses);
+
+template <class T>
+Passes<T> BestPasses() {
+  if constexpr (std::is_same_v<T, float>) {
+    return HWY_DYNAMIC_DISPATCH(FloatPasses)();
+  } else {
+    return HWY_DYNAMIC_DISPATCH(DoublePasses)();
+  }
+}
+
+}  // namespace
+
+template <class T>
+void AddAndMultiply(LowRankShape shape, T* matrix, const T* residual, const T* q, T* p) {
+  BestPasses<T>().add_and_multiply(shape, matrix, residual, q, p);
+}
+
+template <class T>
+void TransposeMultiply(LowRankShape shape, const T* matrix, const T* p, T* q) {
+  BestPasses<T>().transpose_multiply(shape, matrix, p, q);
+}
+
+template <class T>
+void ReconstructAndSubtract(LowRankShape shape, T* matrix, const T* p, const T* q, T* residual) {
+  BestPasses<T>().reconstruct(shape, matrix, p, q, nullptr, residual);
+}
+
+template <class T>
+void ReconstructAndSubtractOwn(LowRankShape shape, T* matrix, const T* p, const T* q,
+                               const T* own_q, T* residual) {
+  BestPasses<T>().reconstruct(shape, matrix, p, q, own_q, residual);
+}
+
+template <class T>
+void Add(std::size_t numel, T* into, const T* from) {
+  BestPasses<T>().add(numel, into, from);
+}
+
+template void AddAndMultiply(LowRankShape, float*, const float*, const float*, float*);
+template void AddAndMultiply(LowRankShape, double*, const double*, const double*, double*);
+template void TransposeMultiply(LowRankShape, const float*, const float*, float*);
+template void TransposeMultiply(LowRankShape, const double*, const double*, double*);
+template void ReconstructAndSubtract(LowRankShape, float*, const float*, const float*, float*);
+template void ReconstructAndSubtract(LowRankShape, double*, const double*, const double*, double*);
+template void ReconstructAndSubtractOwn(LowRankShape, float*, const float*, const float*,
+                                        const float*, float*);
+template void ReconstructAndSubtractOwn(LowRankShape, double*, const double*, const double*,
+                                        const double*, double*);
+template void Add(std::size_t, float*, const float*);
+template void Add(std::size_t, double*, const double*);
+
+}  // namespace gradwire::cpu
+#endif  // HWY_ONCE

@@ -1,0 +1,215 @@
+#include "hooks/power_sgd/hook.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "hooks/power_sgd/member_state.h"
+#include "hooks/power_sgd/run.h"
+#include "hooks/simple_hooks.h"
+
+namespace gradwire {
+namespace {
+
+constexpr const char* kFormat = "gradwire.member_state.1";
+constexpr const char* kPrefix = "residual/";
+constexpr const char* kPaddingPrefix = "padding/";
+
+template <class T>
+void ExportTensor(const std::string& name, DType dtype, const std::vector<T>& values,
+                  HookState& out) {
+  if (values.empty()) return;
+  StateTensor tensor{.name = name,
+                     .dtype = dtype,
+                     .shape = {static_cast<std::int64_t>(values.size())},
+                     .data = {}};
+  const auto bytes = std::as_bytes(std::span(values));
+  tensor.data.assign(bytes.begin(), bytes.end());
+  out.tensors.push_back(std::move(tensor));
+}
+
+template <class T>
+void ExportResiduals(const MemberState<T>& state, DType dtype, HookState& out) {
+  for (const auto& [name, kept] : state.parameters()) {
+    ExportTensor(kPrefix + name, dtype, kept.residual, out);
+  }
+  for (const auto& [name, kept] : state.paddings()) {
+    ExportTensor(kPaddingPrefix + name, dtype, kept.residual, out);
+    if (!kept.residual.empty()) out.metadata["bucket/" + name] = kept.bucket;
+  }
+}
+
+template <class T>
+void Scale(double factor, MemberState<T>& state) {
+  for (auto& [name, kept] : state.parameters()) {
+    for (T& value : kept.residual) value = static_cast<T>(value * factor);
+  }
+  for (auto& [name, kept] : state.paddings()) {
+    for (T& value : kept.residual) value = static_cast<T>(value * factor);
+  }
+}
+
+template <class T>
+bool AllFinite(const std::vector<std::byte>& data) {
+  std::vector<T> values(data.size() / sizeof(T));
+  if (!values.empty()) std::memcpy(values.data(), data.data(), values.size() * sizeof(T));
+  return std::all_of(values.begin(), values.end(), [](T value) { return std::isfinite(value); });
+}
+
+bool IsFinite(const StateTensor& tensor) {
+  return tensor.dtype == DType::kFloat64 ? AllFinite<double>(tensor.data)
+                                         : AllFinite<float>(tensor.data);
+}
+
+// The parameter that a state tensor belongs to, or why it belongs to none.
+absl::StatusOr<const ParameterSpec*> OwnerOf(const StateTensor& tensor,
+                                             std::span<const ParameterSpec> manifest) {
+  for (const ParameterSpec& parameter : manifest) {
+    if (tensor.name == kPaddingPrefix + parameter.name &&
+        tensor.data.size() % ByteSize(tensor.dtype) == 0) {
+      return &parameter;
+    }
+    if (tensor.name != kPrefix + parameter.name) continue;
+    const DType dtype = parameter.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+    if (tensor.dtype != dtype || tensor.data.size() != parameter.numel() * ByteSize(dtype)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("state: tensor \"", tensor.name, "\" has ", tensor.data.size(), " bytes of ",
+                       Name(tensor.dtype), "; the parameter takes ",
+                       parameter.numel() * ByteSize(dtype), " of ", Name(dtype)));
+    }
+    if (!IsFinite(tensor)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("state: tensor \"", tensor.name, "\" has values that are not finite"));
+    }
+    return &parameter;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("state: tensor \"", tensor.name, "\" belongs to no parameter of this session"));
+}
+
+template <class T>
+void Take(const StateTensor& tensor, const ParameterSpec& parameter, const HookState& from,
+          MemberState<T>& state) {
+  const bool is_padding = tensor.name.starts_with(kPaddingPrefix);
+  std::vector<T>& residual = is_padding ? state.padding(parameter.name).residual
+                                        : state.parameter(parameter.name).residual;
+  residual.resize(tensor.data.size() / sizeof(T));
+  std::memcpy(residual.data(), tensor.data.data(), tensor.data.size());
+  const auto bucket = from.metadata.find("bucket/" + parameter.name);
+  if (is_padding && bucket != from.metadata.end()) {
+    state.padding(parameter.name).bucket = bucket->second;
+  }
+}
+
+class PowerSgdHook : public Hook {
+ public:
+  explicit PowerSgdHook(const PowerSgdOptions& options)
+      : options_(options), plain_(MakeCastingHook(options.wire)) {}
+
+  absl::StatusOr<std::vector<RoundPlan>> Plan(std::span<const ParameterSpec> parameters,
+                                              std::int64_t step) const override {
+    absl::StatusOr<std::vector<RoundPlan>> plain = plain_->Plan(parameters, step);
+    if (!plain.ok() || IsPlain()) return plain;
+    return PlanRounds(options_, MakeLayout(options_, parameters),
+                      options_.wire.value_or(parameters.front().dtype),
+                      SideAt(options_, iteration_));
+  }
+
+  absl::StatusOr<std::unique_ptr<HookRun>> Start(GradBucket& bucket, std::int64_t step) override {
+    if (IsPlain()) return plain_->Start(bucket, step);
+    const Side side = SideAt(options_, iteration_);
+    if (bucket.buffer().dtype == DType::kFloat64) {
+      return std::make_unique<PowerSgdRun<double>>(options_, side, bucket, doubles_);
+    }
+    return std::make_unique<PowerSgdRun<float>>(options_, side, bucket, floats_);
+  }
+
+  void EndStep(Verdict verdict) override {
+    if (verdict == Verdict::kApply) ++iteration_;
+  }
+
+  HookState State() const override {
+    HookState state{.metadata = {{"format", kFormat},
+                                 {"iteration", absl::StrCat(iteration_)},
+                                 {"loss_scale", absl::StrFormat("%.17g", scale_)},
+                                 {"padding_lost", absl::StrCat(floats_.lost + doubles_.lost)}},
+                    .tensors = {}};
+    ExportResiduals(floats_, DType::kFloat32, state);
+    ExportResiduals(doubles_, DType::kFloat64, state);
+    return state;
+  }
+
+  absl::Status LoadState(const HookState& state, std::span<const ParameterSpec> manifest) override {
+    const auto text = [&](const char* key) {
+      const auto found = state.metadata.find(key);
+      return found == state.metadata.end() ? std::string() : found->second;
+    };
+    if (text("format") != kFormat) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "state: format \"", text("format"), "\" is not known; allowed: \"", kFormat, "\""));
+    }
+    double scale = 0;
+    if (!absl::SimpleAtod(text("loss_scale"), &scale) || !std::isfinite(scale) || scale <= 0) {
+      return absl::InvalidArgumentError(absl::StrCat("state: loss_scale \"", text("loss_scale"),
+                                                     "\" is not allowed; allowed: above 0"));
+    }
+    for (const StateTensor& tensor : state.tensors) {
+      auto owner = OwnerOf(tensor, manifest);
+      if (!owner.ok()) return owner.status();
+    }
+    floats_.ForgetResiduals();
+    doubles_.ForgetResiduals();
+    for (const StateTensor& tensor : state.tensors) {
+      const ParameterSpec& parameter = **OwnerOf(tensor, manifest);
+      if (tensor.dtype == DType::kFloat64) {
+        Take(tensor, parameter, state, doubles_);
+      } else {
+        Take(tensor, parameter, state, floats_);
+      }
+    }
+    const double current = std::exchange(scale_, scale);
+    SetLossScale(current);
+    return absl::OkStatus();
+  }
+
+  void Reset(std::int64_t iteration) override {
+    iteration_ = iteration;
+    floats_.ForgetFactors();
+    doubles_.ForgetFactors();
+  }
+
+  void SetLossScale(double scale) override {
+    const double factor = scale / std::exchange(scale_, scale);
+    if (factor == 1) return;
+    Scale(factor, floats_);
+    Scale(factor, doubles_);
+  }
+
+ private:
+  bool IsPlain() const { return iteration_ < options_.start_powerSGD_iter; }
+
+  const PowerSgdOptions options_;
+  const std::unique_ptr<Hook> plain_;  // until start_powerSGD_iter
+  std::int64_t iteration_ = 0;         // steps applied
+  double scale_ = 1;                   // of the gradients, and so of the residuals
+  MemberState<float> floats_;          // float16 and bfloat16 gradients are kept in float32
+  MemberState<double> doubles_;
+};
+
+}  // namespace
+
+Side SideAt(const PowerSgdOptions& options, std::int64_t iteration) {
+  return (iteration - options.start_powerSGD_iter) % 2 == 0 ? Side::kP : Side::kQ;
+}
+
+std::unique_ptr<Hook> MakePowerSgdHook(const PowerSgdOptions& options) {
+  return std::make_unique<PowerSgdHook>(options);
+}
+
+}  // namespace gradwire

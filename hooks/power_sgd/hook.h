@@ -1,0 +1,16 @@
+// PowerSGD on a member. The arithmetic is torch's powerSGD_hook and batched_powerSGD_hook; what
+// differs is in hooks/README.md.
+#pragma once
+
+#include <memory>
+
+#include "hooks/power_sgd/layout.h"
+
+namespace gradwire {
+
+std::unique_ptr<Hook> MakePowerSgdHook(const PowerSgdOptions& options);
+
+// Which factor travels in an iteration when `rounds` is 1.
+Side SideAt(const PowerSgdOptions& options, std::int64_t iteration);
+
+}  // namespace gradwire

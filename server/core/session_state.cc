@@ -1,0 +1,103 @@
+// The hook's state: what members are given of it, and how it follows the results.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/wire/owned_payload.h"
+#include "server/core/session.h"
+
+namespace gradwire::server {
+
+std::vector<ParameterSpec> Session::Specs(const std::vector<std::uint32_t>& parameters) const {
+  std::vector<ParameterSpec> specs;
+  specs.reserve(parameters.size());
+  for (std::uint32_t p : parameters) specs.push_back(options_.manifest[p]);
+  return specs;
+}
+
+// Gives a member what it lacks before it encodes the bucket's first bytes.
+void Session::SendShared(Bucket& bucket, int rank, Effects& effects) {
+  if (bucket.epoch == 0 || bucket.round > 0) return;
+  const std::vector<std::uint64_t>& epochs = members_[Index(rank)].epochs;
+  if (std::all_of(bucket.parameters.begin(), bucket.parameters.end(),
+                  [&](std::uint32_t p) { return epochs[p] == bucket.epoch; })) {
+    return;
+  }
+  if (bucket.shared.empty()) {
+    const std::vector<std::byte> state = hook_->SharedState(Specs(bucket.parameters));
+    for (std::size_t at = 0; at < state.size(); at += options_.chunk_bytes) {
+      const auto begin = state.begin() + static_cast<std::ptrdiff_t>(at);
+      const std::size_t bytes = std::min(options_.chunk_bytes, state.size() - at);
+      bucket.shared.push_back(wire::OwnedPayload::Make(
+          std::vector<std::byte>(begin, begin + static_cast<std::ptrdiff_t>(bytes))));
+    }
+  }
+  std::uint64_t total = 0;
+  for (const wire::PayloadRef& piece : bucket.shared) total += piece->bytes();
+  std::uint64_t offset = 0;
+  for (const wire::PayloadRef& piece : bucket.shared) {
+    effects.push_back(SendEffect{
+        .rank = rank,
+        .frame = {
+            .header = wire::SharedState{.id = CurrentId(bucket), .offset = offset, .bytes = total},
+            .payload = piece}});
+    offset += piece->bytes();
+  }
+}
+
+void Session::Observe(const Bucket& bucket, std::uint32_t chunk, const wire::Payload& result) {
+  if (hook_ == nullptr) return;
+  const wire::ChunkLayout& layout = bucket.rounds.back().layout;
+  if (!hook_->Observes(bucket.round, layout.segment(chunk))) return;
+  const std::vector<ParameterSpec> specs = Specs(bucket.parameters);
+  if (result.pieces().size() == 1) {
+    return hook_->Observe(specs, bucket.round, layout.Range(chunk), result.pieces().front());
+  }
+  std::vector<std::byte> bytes;
+  for (const auto& piece : result.pieces()) bytes.insert(bytes.end(), piece.begin(), piece.end());
+  hook_->Observe(specs, bucket.round, layout.Range(chunk), bytes);
+}
+
+absl::Status Session::CheckBetweenSteps() const {
+  if (state_ == State::kFailed) return failure_;
+  if (hook_ == nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("session \"", options_.name,
+                     "\" has a hook of its members' own, which keeps no "
+                     "state on the coordinator"));
+  }
+  if (step_began_) {
+    return absl::FailedPreconditionError(absl::StrCat("session \"", options_.name,
+                                                      "\" is in the middle of step ", step_,
+                                                      "; try between two steps"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<HookState> Session::ExportState() const {
+  if (absl::Status status = CheckBetweenSteps(); !status.ok()) return status;
+  absl::StatusOr<HookState> state = hook_->Export();
+  if (state.ok()) state->metadata["step"] = absl::StrCat(step_);
+  return state;
+}
+
+absl::Status Session::ImportState(const HookState& state, Effects& effects) {
+  if (absl::Status status = CheckBetweenSteps(); !status.ok()) return status;
+  if (state_ != State::kRunning) {  // members that join later would not hear of it
+    return absl::FailedPreconditionError(absl::StrCat(
+        "session \"", options_.name, "\" is ", Name(state_), "; a state goes into a running one"));
+  }
+  if (absl::Status status = hook_->Import(state); !status.ok()) return status;
+  for (Member& member : members_) {
+    std::fill(member.epochs.begin(), member.epochs.end(), 0);
+    member.reset_sent = true;
+  }
+  FanOut(wire::StateReset{.iteration = hook_->iteration()}, nullptr, effects);
+  return absl::OkStatus();
+}
+
+std::vector<ParameterReport> Session::Report() const {
+  return hook_ == nullptr ? std::vector<ParameterReport>() : hook_->Report();
+}
+
+}  // namespace gradwire::server

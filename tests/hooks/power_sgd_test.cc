@@ -1,0 +1,463 @@
+// PowerSGD over members in one loop: what it promises whatever torch does. Numbers against torch
+// are in tests/parity.
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/testing/hook_world.h"
+
+namespace gradwire {
+namespace {
+
+using ::gradwire::testing::Buckets;
+using ::gradwire::testing::HookWorld;
+using ::gradwire::testing::MemberGradients;
+
+std::vector<ParameterSpec> Model(DType dtype) {
+  return {{.name = "conv", .shape = {8, 4, 3, 3}, .dtype = dtype},
+          {.name = "tall", .shape = {60, 6}, .dtype = dtype},
+          {.name = "bias", .shape = {13}, .dtype = dtype},
+          {.name = "same", .shape = {60, 6}, .dtype = dtype},
+          {.name = "scalar", .shape = {}, .dtype = dtype},
+          {.name = "wide", .shape = {5, 90}, .dtype = dtype}};
+}
+
+const Buckets kOne = {{0, 1, 2, 3, 4, 5}};
+const Buckets kTwo = {{5, 4, 3}, {2, 1, 0}};
+const Buckets kShuffled = {{1, 5}, {3, 0, 2}, {4}};
+
+// By rank, parameter and element.
+using Values = std::vector<std::vector<std::vector<double>>>;
+
+Values RandomGradients(const std::vector<ParameterSpec>& model, std::size_t world,
+                       std::uint32_t seed) {
+  std::mt19937 words(seed);
+  std::normal_distribution<double> normal;
+  Values values(world);
+  for (auto& member : values) {
+    for (const ParameterSpec& parameter : model) {
+      std::vector<double>& out = member.emplace_back(parameter.numel());
+      for (double& value : out) {
+        value = normal(words);
+        if (parameter.dtype != DType::kFloat64)
+          value = static_cast<double>(static_cast<float>(value));
+      }
+    }
+  }
+  return values;
+}
+
+template <class T>
+std::vector<MemberGradients> Pack(const Values& values) {
+  std::vector<MemberGradients> packed(values.size());
+  for (std::size_t r = 0; r < values.size(); ++r) {
+    for (const std::vector<double>& from : values[r]) {
+      std::vector<std::byte>& bytes = packed[r].emplace_back(from.size() * sizeof(T));
+      for (std::size_t i = 0; i < from.size(); ++i) {
+        const T value = static_cast<T>(from[i]);
+        std::memcpy(bytes.data() + i * sizeof(T), &value, sizeof(T));
+      }
+    }
+  }
+  return packed;
+}
+
+template <class T>
+double At(const std::vector<std::byte>& bytes, std::size_t i) {
+  T value;
+  std::memcpy(&value, bytes.data() + i * sizeof(T), sizeof(T));
+  return static_cast<double>(value);
+}
+
+std::unique_ptr<HookWorld> World(int size, const std::string& spec, DType dtype = DType::kFloat32) {
+  auto parsed = HookSpec::Parse(spec);
+  EXPECT_TRUE(parsed.ok()) << parsed.status();
+  auto world = HookWorld::Make(size, *parsed, Model(dtype));
+  EXPECT_TRUE(world.ok()) << world.status();
+  return *std::move(world);
+}
+
+// The residual of one parameter, zeros if there is none yet.
+template <class T>
+std::vector<double> Residual(const HookState& state, const ParameterSpec& parameter) {
+  std::vector<double> values(parameter.numel());
+  for (const StateTensor& tensor : state.tensors) {
+    if (tensor.name != "residual/" + parameter.name) continue;
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = At<T>(tensor.data, i);
+  }
+  return values;
+}
+
+bool SameTensors(const HookState& a, const HookState& b) {
+  const auto sorted = [](const HookState& state) {
+    std::map<std::string, std::vector<std::byte>> tensors;
+    for (const StateTensor& tensor : state.tensors) tensors[tensor.name] = tensor.data;
+    return tensors;
+  };
+  return sorted(a) == sorted(b) && a.metadata == b.metadata;
+}
+
+// What went in is what was applied and what is kept: N * applied + residuals = gradients.
+template <class T>
+void ExpectConservation(const std::string& spec, DType dtype, const Buckets& buckets,
+                        double tolerance) {
+  constexpr int kWorld = 3;
+  constexpr std::uint32_t kSteps = 200;
+  const auto world = World(kWorld, spec, dtype);
+  const std::vector<ParameterSpec> model = Model(dtype);
+  std::vector<std::vector<double>> in;
+  for (const ParameterSpec& parameter : model) in.emplace_back(parameter.numel());
+  std::vector<std::vector<double>> out = in;
+  for (std::uint32_t step = 0; step < kSteps; ++step) {
+    Values values = RandomGradients(model, kWorld, step);
+    const bool poisoned = step % 17 == 5;
+    const bool fails = step % 23 == 11;
+    if (poisoned) values[1][step % model.size()][0] = std::numeric_limits<double>::quiet_NaN();
+    auto gradients = Pack<T>(values);
+    const auto verdict = world->RunStep(gradients, buckets, fails);
+    ASSERT_TRUE(verdict.ok()) << verdict.status();
+    ASSERT_EQ(*verdict, poisoned || fails ? Verdict::kSkip : Verdict::kApply) << step;
+    if (*verdict == Verdict::kSkip) continue;
+    for (std::size_t p = 0; p < model.size(); ++p) {
+      for (std::size_t i = 0; i < in[p].size(); ++i) {
+        for (int r = 0; r < kWorld; ++r) in[p][i] += values[static_cast<std::size_t>(r)][p][i];
+        out[p][i] += kWorld * At<T>(gradients[0][p], i);
+      }
+      for (int r = 1; r < kWorld; ++r) {
+        ASSERT_EQ(gradients[static_cast<std::size_t>(r)][p], gradients[0][p]);
+      }
+    }
+  }
+  double error = 0;
+  double norm = 0;
+  for (std::size_t r = 0; r < kWorld; ++r) {
+    const HookState state = world->hook(r).State();
+    for (std::size_t p = 0; p < model.size(); ++p) {
+      const std::vector<double> residual = Residual<T>(state, model[p]);
+      for (std::size_t i = 0; i < residual.size(); ++i) out[p][i] += residual[i];
+    }
+  }
+  for (std::size_t p = 0; p < model.size(); ++p) {
+    for (std::size_t i = 0; i < in[p].size(); ++i) {
+      error += (in[p][i] - out[p][i]) * (in[p][i] - out[p][i]);
+      norm += in[p][i] * in[p][i];
+    }
+  }
+  EXPECT_LE(std::sqrt(error / norm), tolerance) << spec;
+}
+
+TEST(PowerSgd, ConservesWhatMembersContribute) {
+  for (const char* options :
+       {"", ",error_feedback=local", ",warm_start=false", ",rounds=1",
+        ",rounds=1,error_feedback=local", ",matrix_approximation_rank=3", ",comm_wrapper=fp16",
+        ",comm_wrapper=bf16,matrix_approximation_rank=2"}) {
+    // The plain steps before keep no residual, so a half wire loses what it rounds.
+    const bool is_half = std::string(options).find("wrapper") != std::string::npos;
+    const std::string spec =
+        std::string("power_sgd,start_powerSGD_iter=") + (is_half ? "0" : "3") + options;
+    ExpectConservation<float>(spec, DType::kFloat32, kTwo, 1e-5);
+    if (!is_half) ExpectConservation<double>(spec, DType::kFloat64, kTwo, 1e-12);
+  }
+}
+
+// Everything that members and coordinator hold.
+struct Snapshot {
+  std::vector<HookState> members;
+  HookState coordinator;
+
+  explicit Snapshot(HookWorld& world) : coordinator(*world.coordinator().Export()) {
+    for (std::size_t r = 0; r < world.world_size(); ++r) members.push_back(world.hook(r).State());
+  }
+  bool operator==(const Snapshot& other) const {
+    for (std::size_t r = 0; r < members.size(); ++r) {
+      if (!SameTensors(members[r], other.members[r])) return false;
+    }
+    return SameTensors(coordinator, other.coordinator);
+  }
+};
+
+class PowerSgdForms : public ::testing::TestWithParam<const char*> {};
+
+std::string Form(const char* hook_and_options) {
+  const std::string text = hook_and_options;
+  const std::size_t comma = text.find(',');
+  return text.substr(0, comma) + ",start_powerSGD_iter=2,matrix_approximation_rank=2" +
+         (comma == std::string::npos ? "" : text.substr(comma));
+}
+
+TEST_P(PowerSgdForms, SkippedAndFailedStepsLeaveNoTrace) {
+  const auto undisturbed = World(2, Form(GetParam()));
+  const auto disturbed = World(2, Form(GetParam()));
+  const auto model = Model(DType::kFloat32);
+  for (std::uint32_t step = 0; step < 12; ++step) {
+    const Values values = RandomGradients(model, 2, step);
+    auto expected = Pack<float>(values);
+    ASSERT_TRUE(undisturbed->RunStep(expected, kOne).ok());
+    if (step % 3 == 0) {
+      Values poisoned = RandomGradients(model, 2, step + 1000);
+      poisoned[0][step % model.size()].back() = std::numeric_limits<double>::infinity();
+      auto gradients = Pack<float>(poisoned);
+      ASSERT_EQ(*disturbed->RunStep(gradients, kOne), Verdict::kSkip);
+      bool is_visible = false;
+      for (std::size_t p = 0; p < model.size(); ++p) {
+        EXPECT_EQ(gradients[0][p], gradients[1][p]);
+        for (std::size_t i = 0; i < model[p].numel(); ++i) {
+          is_visible |= !std::isfinite(At<float>(gradients[1][p], i));
+        }
+      }
+      const Snapshot before(*disturbed);  // with the step's factors drawn
+      EXPECT_TRUE(is_visible) << "no member can see why the step was skipped";
+      gradients = Pack<float>(RandomGradients(model, 2, step + 2000));
+      ASSERT_EQ(*disturbed->RunStep(gradients, kOne, /*fails=*/true), Verdict::kSkip);
+      EXPECT_TRUE(before == Snapshot(*disturbed));
+    }
+    auto gradients = Pack<float>(values);
+    ASSERT_TRUE(disturbed->RunStep(gradients, kOne).ok());
+    EXPECT_EQ(gradients, expected) << "step " << step;
+  }
+  EXPECT_TRUE(Snapshot(*undisturbed) == Snapshot(*disturbed));
+}
+
+TEST_P(PowerSgdForms, GoesOnFromItsStateWithTheSameBits) {
+  const auto model = Model(DType::kFloat32);
+  const auto first = World(3, Form(GetParam()));
+  for (std::uint32_t step = 0; step < 7; ++step) {
+    auto gradients = Pack<float>(RandomGradients(model, 3, step));
+    ASSERT_TRUE(first->RunStep(gradients, kTwo).ok());
+  }
+  const auto resumed = World(3, Form(GetParam()));
+  const Snapshot saved(*first);
+  ASSERT_TRUE(resumed->coordinator().Import(saved.coordinator).ok());
+  resumed->Reset();
+  for (std::size_t r = 0; r < 3; ++r) {
+    ASSERT_TRUE(resumed->hook(r).LoadState(saved.members[r], model).ok());
+  }
+  EXPECT_TRUE(saved == Snapshot(*resumed));
+  for (std::uint32_t step = 7; step < 14; ++step) {
+    auto expected = Pack<float>(RandomGradients(model, 3, step));
+    auto gradients = expected;
+    ASSERT_TRUE(first->RunStep(expected, kTwo).ok());
+    ASSERT_TRUE(resumed->RunStep(gradients, kTwo).ok());
+    EXPECT_EQ(gradients, expected) << "step " << step;
+  }
+  EXPECT_TRUE(Snapshot(*first) == Snapshot(*resumed));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, PowerSgdForms,
+                         ::testing::Values("power_sgd", "power_sgd,error_feedback=local",
+                                           "power_sgd,use_error_feedback=false",
+                                           "power_sgd,warm_start=false", "power_sgd,rounds=1",
+                                           "power_sgd,comm_wrapper=fp16", "batched_power_sgd",
+                                           "batched_power_sgd,rounds=1",
+                                           "batched_power_sgd,warm_start=false"));
+
+TEST(PowerSgd, BucketsAndTheirOrderDoNotMatter) {
+  const auto model = Model(DType::kFloat32);
+  for (const char* options : {"", ",warm_start=false", ",rounds=1"}) {
+    const std::string spec = std::string("power_sgd,start_powerSGD_iter=1") + options;
+    const auto steady = World(2, spec);
+    const auto rebuilt = World(2, spec);
+    const Buckets* const layouts[] = {&kOne, &kTwo, &kShuffled};
+    for (std::uint32_t step = 0; step < 9; ++step) {
+      auto expected = Pack<float>(RandomGradients(model, 2, step));
+      auto gradients = expected;
+      ASSERT_TRUE(steady->RunStep(expected, kOne).ok());
+      ASSERT_TRUE(rebuilt->RunStep(gradients, *layouts[step / 2 % 3]).ok());
+      ASSERT_EQ(gradients, expected) << spec << " step " << step;
+    }
+  }
+}
+
+TEST(PowerSgd, ParametersMayMissSteps) {
+  const auto model = Model(DType::kFloat32);
+  const auto world = World(2, "power_sgd,start_powerSGD_iter=1,rounds=1");
+  for (std::uint32_t step = 0; step < 9; ++step) {
+    auto gradients = Pack<float>(RandomGradients(model, 2, step));
+    const Buckets buckets = step % 3 == 1 ? Buckets{{0, 2}} : kTwo;
+    const auto verdict = world->RunStep(gradients, buckets);
+    ASSERT_TRUE(verdict.ok()) << verdict.status();
+    EXPECT_EQ(*verdict, Verdict::kApply);
+  }
+}
+
+TEST(PowerSgd, ZeroGradientsStayZeroAndHarmNothing) {
+  const auto model = Model(DType::kFloat32);
+  for (const char* hook : {"power_sgd", "batched_power_sgd"}) {
+    const auto world =
+        World(2, std::string(hook) + ",start_powerSGD_iter=0,matrix_approximation_rank=2");
+    Values zeros = RandomGradients(model, 2, 1);
+    for (auto& member : zeros) {
+      for (auto& parameter : member) std::fill(parameter.begin(), parameter.end(), 0.0);
+    }
+    for (int step = 0; step < 3; ++step) {
+      auto gradients = Pack<float>(zeros);
+      const auto expected = gradients;
+      ASSERT_EQ(*world->RunStep(gradients, kTwo), Verdict::kApply);
+      EXPECT_EQ(gradients, expected);
+    }
+    auto gradients = Pack<float>(RandomGradients(model, 2, 2));
+    ASSERT_EQ(*world->RunStep(gradients, kTwo), Verdict::kApply);
+    for (std::size_t p = 0; p < model.size(); ++p) {
+      for (std::size_t i = 0; i < model[p].numel(); ++i) {
+        ASSERT_TRUE(std::isfinite(At<float>(gradients[0][p], i)));
+      }
+    }
+  }
+}
+
+// A matrix of rank 1 is its own approximation, also when more columns are asked for.
+TEST(PowerSgd, LowRankGradientsArriveWhole) {
+  const std::vector<ParameterSpec> model = {
+      {.name = "w", .shape = {20, 30}, .dtype = DType::kFloat32}};
+  for (const char* rank : {"1", "2", "4"}) {
+    const auto spec = HookSpec::Parse(
+        std::string("power_sgd,start_powerSGD_iter=0,matrix_approximation_rank=") + rank);
+    auto world = HookWorld::Make(2, *spec, model);
+    ASSERT_TRUE(world.ok()) << world.status();
+    for (int step = 0; step < 3; ++step) {
+      Values values(2, {std::vector<double>(600)});
+      for (std::size_t i = 0; i < 600; ++i) {
+        const double outer =
+            static_cast<double>(i / 30 + 1) * std::cos(static_cast<double>(i % 30));
+        values[0][0][i] = outer;
+        values[1][0][i] = 3 * outer;
+      }
+      auto gradients = Pack<float>(values);
+      ASSERT_EQ(*(*world)->RunStep(gradients, {{0}}), Verdict::kApply);
+      for (std::size_t i = 0; i < 600; ++i) {
+        ASSERT_NEAR(At<float>(gradients[1][0], i), 2 * values[0][0][i], 1e-4) << rank;
+      }
+    }
+  }
+}
+
+TEST(PowerSgd, HalfGradientsAndHalfWires) {
+  const auto model = Model(DType::kFloat32);
+  const auto wide = World(2, "power_sgd,start_powerSGD_iter=0,matrix_approximation_rank=2");
+  const auto half =
+      World(2, "power_sgd,start_powerSGD_iter=0,matrix_approximation_rank=2,comm_wrapper=fp16");
+  auto expected = Pack<float>(RandomGradients(model, 2, 5));
+  auto gradients = expected;
+  ASSERT_TRUE(wide->RunStep(expected, kOne).ok());
+  ASSERT_TRUE(half->RunStep(gradients, kOne).ok());
+  EXPECT_EQ(half->contributed() * 2, wide->contributed());
+  double error = 0;
+  double norm = 0;
+  for (std::size_t p = 0; p < model.size(); ++p) {
+    for (std::size_t i = 0; i < model[p].numel(); ++i) {
+      const double difference = At<float>(gradients[0][p], i) - At<float>(expected[0][p], i);
+      error += difference * difference;
+      norm += At<float>(expected[0][p], i) * At<float>(expected[0][p], i);
+    }
+  }
+  EXPECT_LT(std::sqrt(error / norm), 2e-3);
+
+  const auto native = World(2, "power_sgd,start_powerSGD_iter=0", DType::kBFloat16);
+  std::vector<MemberGradients> bytes(2);
+  for (auto& member : bytes) {
+    for (const ParameterSpec& parameter : Model(DType::kBFloat16)) {
+      std::vector<std::byte>& values = member.emplace_back(2 * parameter.numel());
+      for (std::size_t i = 0; i < parameter.numel(); ++i) {  // bfloat16 1.0 and 0.5
+        values[2 * i + 1] = std::byte{0x3F};
+        values[2 * i] = i % 3 == 0 ? std::byte{0x80} : std::byte{0x00};
+      }
+    }
+  }
+  ASSERT_EQ(*native->RunStep(bytes, kOne), Verdict::kApply);
+  EXPECT_EQ(bytes[0], bytes[1]);
+}
+
+// One large element: from the second step on the sum of P is 120000, more than fp16 holds, while
+// each member's is 30000. The sum is not rounded before it is orthonormal.
+TEST(PowerSgd, FactorsWhoseSumOverflowsHalfStayFinite) {
+  const std::vector<ParameterSpec> model = {
+      {.name = "w", .shape = {40, 40}, .dtype = DType::kFloat32}};
+  auto world = HookWorld::Make(
+      4, *HookSpec::Parse("power_sgd,start_powerSGD_iter=0,comm_wrapper=fp16"), model);
+  ASSERT_TRUE(world.ok()) << world.status();
+  Values values(4, {std::vector<double>(1600)});
+  for (auto& member : values) {
+    member[0][0] = 30000.0;
+  }
+  for (int step = 0; step < 3; ++step) {
+    auto gradients = Pack<float>(values);
+    ASSERT_EQ(*(*world)->RunStep(gradients, {{0}}), Verdict::kApply);
+    EXPECT_NEAR(At<float>(gradients[0][0], 0), 30000.0, 30.0);
+  }
+}
+
+TEST(PowerSgd, ResidualsFollowTheLossScale) {
+  const auto model = Model(DType::kFloat32);
+  const auto plain = World(2, "power_sgd,start_powerSGD_iter=0");
+  const auto scaled = World(2, "power_sgd,start_powerSGD_iter=0");
+  for (std::uint32_t step = 0; step < 6; ++step) {
+    const double scale = step < 3 ? 1 : 1024;
+    for (std::size_t r = 0; r < 2; ++r) scaled->hook(r).SetLossScale(scale);
+    Values values = RandomGradients(model, 2, step);
+    auto expected = Pack<float>(values);
+    for (auto& member : values) {
+      for (auto& parameter : member) {
+        for (double& value : parameter) value *= scale;
+      }
+    }
+    auto gradients = Pack<float>(values);
+    ASSERT_TRUE(plain->RunStep(expected, kOne).ok());
+    ASSERT_TRUE(scaled->RunStep(gradients, kOne).ok());
+    for (std::size_t p = 0; p < model.size(); ++p) {
+      for (std::size_t i = 0; i < model[p].numel(); ++i) {
+        const double want = At<float>(expected[0][p], i);
+        ASSERT_NEAR(At<float>(gradients[0][p], i) / scale, want, 1e-4 * (1 + std::abs(want)));
+      }
+    }
+  }
+}
+
+TEST(PowerSgd, RefusesAnotherStateByName) {
+  using ::testing::HasSubstr;
+  const auto model = Model(DType::kFloat32);
+  const auto world = World(2, "power_sgd,start_powerSGD_iter=0");
+  auto gradients = Pack<float>(RandomGradients(model, 2, 1));
+  ASSERT_TRUE(world->RunStep(gradients, kOne).ok());
+  const HookState good = *world->coordinator().Export();
+  const auto refusal = [&](const HookState& state) {
+    const Snapshot before(*world);
+    const absl::Status status = world->coordinator().Import(state);
+    EXPECT_FALSE(status.ok());
+    EXPECT_TRUE(before == Snapshot(*world)) << "something was loaded";
+    return std::string(status.message());
+  };
+  HookState bad = good;
+  bad.metadata["format"] = "gradwire.session_state.2";
+  EXPECT_THAT(refusal(bad), HasSubstr("gradwire.session_state.2"));
+  bad = good;
+  bad.metadata["layout"].replace(bad.metadata["layout"].find("tall"), 4, "long");
+  EXPECT_THAT(refusal(bad), HasSubstr("long"));
+  bad = good;
+  bad.tensors.pop_back();
+  EXPECT_THAT(refusal(bad), HasSubstr("missing"));
+  bad = good;
+  bad.tensors[0].data.resize(4);
+  EXPECT_THAT(refusal(bad), HasSubstr("4 bytes"));
+  bad = good;
+  bad.metadata["generator"] = "1 2 3";
+  EXPECT_THAT(refusal(bad), HasSubstr("generator"));
+  bad = good;
+  bad.metadata.erase("seed");
+  EXPECT_THAT(refusal(bad), HasSubstr("seed"));
+  const auto other = World(2, "power_sgd,start_powerSGD_iter=0,matrix_approximation_rank=2");
+  EXPECT_THAT(std::string(other->coordinator().Import(good).message()),
+              HasSubstr("matrix_approximation_rank=1"));
+
+  HookState residuals = world->hook(0).State();
+  residuals.tensors[0].name = "residual/none";
+  EXPECT_THAT(std::string(world->hook(0).LoadState(residuals, model).message()),
+              HasSubstr("residual/none"));
+}
+
+}  // namespace
+}  // namespace gradwire

@@ -1,0 +1,161 @@
+#include "tests/integration/saved_training.h"
+
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <random>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "hooks/safetensors.h"
+#include "tests/testing/ranks.h"
+
+namespace gradwire::testing {
+namespace {
+
+absl::Status Load(Client& client, int rank, const Checkpoint& from) {
+  if (rank == 0) {
+    if (absl::Status status = client.ImportState(from.state); !status.ok()) return status;
+  }
+  const absl::Status loaded = client.LoadStateDict(from.dicts[static_cast<std::size_t>(rank)]);
+  return loaded.ok() ? client.Barrier() : loaded;
+}
+
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+void ExpectSameState(const std::string& a, const std::string& b, const std::string& what) {
+  auto first = ReadSafetensors(a);
+  auto second = ReadSafetensors(b);
+  ASSERT_TRUE(first.ok()) << what << ": " << first.status();
+  ASSERT_TRUE(second.ok()) << what << ": " << second.status();
+  // The one thing that belongs to the session, not to the training.
+  first->metadata.erase("step");
+  second->metadata.erase("step");
+  EXPECT_EQ(first->metadata, second->metadata) << what;
+  ASSERT_EQ(first->tensors.size(), second->tensors.size()) << what;
+  EXPECT_FALSE(first->tensors.empty()) << what;
+  for (std::size_t i = 0; i < first->tensors.size(); ++i) {
+    const StateTensor& tensor = first->tensors[i];
+    EXPECT_EQ(tensor.name, second->tensors[i].name) << what;
+    EXPECT_EQ(tensor.shape, second->tensors[i].shape) << what << " " << tensor.name;
+    EXPECT_TRUE(tensor.data == second->tensors[i].data) << what << " " << tensor.name << " differs";
+  }
+}
+
+}  // namespace
+
+std::vector<ParameterSpec> Model(std::int64_t columns) {
+  return {{.name = "bias", .shape = {40}},
+          {.name = "linear", .shape = {40, columns}},
+          {.name = "convolution", .shape = {64, 8, 3, 3}}};
+}
+
+std::vector<int> Range(int begin, int end) {
+  std::vector<int> steps(static_cast<std::size_t>(end - begin));
+  std::iota(steps.begin(), steps.end(), begin);
+  return steps;
+}
+
+Buckets::Buckets(const std::vector<ParameterSpec>& model)
+    : first_(model[0].numel() + model[1].numel()),
+      values_(first_ + model[2].numel()),
+      buckets_{
+          *GradBucket::Make(0, {DType::kFloat32, values_.data(), first_}, {model[0], model[1]}),
+          *GradBucket::Make(1, {DType::kFloat32, values_.data() + first_, model[2].numel()},
+                            {model[2]})} {}
+
+void Buckets::Fill(int rank, int step, float scale) {
+  std::mt19937 words(static_cast<std::uint32_t>(step * 16 + rank));
+  for (float& value : values_) {
+    value = scale * (static_cast<float>(words()) * 0x1p-31F - 1);
+  }
+}
+
+void Buckets::Poison() { values_[first_ + 5] = std::numeric_limits<float>::quiet_NaN(); }
+
+absl::StatusOr<Verdict> Reduce(Client& client, Buckets& buckets) {
+  const Completion first = client.AllReduce(buckets.bucket(0));
+  const Completion second = client.AllReduce(buckets.bucket(1));
+  for (const Completion& completion : {first, second}) {
+    if (absl::Status status = completion.Wait(); !status.ok()) return status;
+  }
+  return client.EndStep();
+}
+
+// Each rank has its own place in `to`.
+absl::Status Save(Client& client, int rank, Checkpoint& to) {
+  if (absl::Status status = client.Barrier(); !status.ok()) return status;
+  if (rank == 0) {
+    auto state = client.ExportState();
+    if (!state.ok()) return state.status();
+    to.state = *std::move(state);
+  }
+  auto dict = client.StateDict();
+  if (!dict.ok()) return dict.status();
+  to.dicts[static_cast<std::size_t>(rank)] = *std::move(dict);
+  return client.Barrier();
+}
+
+ClientOptions Options(const TestDaemon& daemon, const Training& training) {
+  const auto hook = HookSpec::Parse(training.hook);
+  EXPECT_TRUE(hook.ok()) << hook.status();
+  return {.address = daemon.address(),
+          .session = "state",
+          .world_size = training.world_size,
+          .parameters = training.model,
+          .hook = *hook};
+}
+
+absl::Status Step(Client& client, int rank, int step, const Training& training, Results& results) {
+  Buckets buckets(training.model);
+  buckets.Fill(rank, step);
+  const bool poisoned = step == training.poisoned;
+  if (poisoned && rank == 1) buckets.Poison();
+  const auto verdict = Reduce(client, buckets);
+  if (!verdict.ok()) return verdict.status();
+  EXPECT_EQ(*verdict, poisoned ? Verdict::kSkip : Verdict::kApply)
+      << "rank " << rank << " step " << step;
+  results[static_cast<std::size_t>(rank)].push_back(buckets.values());
+  return absl::OkStatus();
+}
+
+Trained Train(const Training& training) {
+  TestDaemon daemon({.chunk_bytes = 1024});
+  Trained trained;
+  trained.results.resize(static_cast<std::size_t>(training.world_size));
+  trained.checkpoint.dicts.resize(static_cast<std::size_t>(training.world_size));
+  ExpectAllOk(RunRanks(Options(daemon, training), [&](Client& client, int rank) -> absl::Status {
+    if (training.from != nullptr) {
+      if (absl::Status status = Load(client, rank, *training.from); !status.ok()) return status;
+    }
+    for (int step : training.steps) {
+      absl::Status status = Step(client, rank, step, training, trained.results);
+      if (!status.ok()) return status;
+    }
+    if (absl::Status status = Save(client, rank, trained.checkpoint); !status.ok()) return status;
+    return client.Leave();
+  }));
+  return trained;
+}
+
+void ExpectSameResults(const Results& whole, const Results& part, std::size_t from) {
+  ASSERT_EQ(whole.size(), part.size());
+  for (std::size_t rank = 0; rank < whole.size(); ++rank) {
+    ASSERT_EQ(whole[rank].size(), from + part[rank].size()) << "rank " << rank;
+    for (std::size_t i = 0; i < part[rank].size(); ++i) {
+      ASSERT_TRUE(SameBits(whole[rank][from + i], part[rank][i]))
+          << "rank " << rank << ": result " << from + i << " differs";
+    }
+  }
+}
+
+void ExpectSameCheckpoint(const Checkpoint& a, const Checkpoint& b) {
+  ExpectSameState(a.state, b.state, "the coordinator's state");
+  for (std::size_t rank = 0; rank < a.dicts.size(); ++rank) {
+    ExpectSameState(a.dicts[rank], b.dicts[rank], absl::StrCat("the state of rank ", rank));
+  }
+}
+
+}  // namespace gradwire::testing

@@ -1,0 +1,51 @@
+#include "server/ctl/files.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+
+#include "tests/testing/process.h"
+
+namespace gradwire::ctl {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::size_t FilesIn(const std::string& folder) {
+  std::size_t count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder)) ++count;
+  return count;
+}
+
+TEST(FilesTest, WhatIsWrittenIsRead) {
+  const gradwire::testing::TemporaryFolder folder;
+  const std::string path = folder / "state";
+  for (const std::size_t size : {std::size_t{0}, std::size_t{1}, std::size_t{300'000}}) {
+    std::string bytes(size, '\0');
+    for (std::size_t i = 0; i < size; ++i) bytes[i] = static_cast<char>(i * 7);
+    ASSERT_TRUE(WriteFile(path, bytes).ok());
+    const auto read = ReadFile(path);
+    ASSERT_TRUE(read.ok()) << read.status();
+    EXPECT_TRUE(*read == bytes) << size;
+    EXPECT_EQ(FilesIn(folder.path()), 1U);
+  }
+}
+
+TEST(FilesTest, AFailureLeavesNothingBehind) {
+  const gradwire::testing::TemporaryFolder folder;
+  EXPECT_THAT(std::string(WriteFile(folder / "no/such", "x").message()), HasSubstr("no/such"));
+  ASSERT_TRUE(std::filesystem::create_directory(folder / "taken"));
+  EXPECT_THAT(std::string(WriteFile(folder / "taken", "x").message()), HasSubstr("taken"));
+  EXPECT_EQ(FilesIn(folder.path()), 1U);
+}
+
+TEST(FilesTest, WhatIsNoFileIsNamed) {
+  const gradwire::testing::TemporaryFolder folder;
+  EXPECT_THAT(std::string(ReadFile(folder / "missing").status().message()), HasSubstr("missing"));
+  EXPECT_THAT(std::string(ReadFile(folder.path()).status().message()), HasSubstr(folder.path()));
+}
+
+}  // namespace
+}  // namespace gradwire::ctl

@@ -1,0 +1,130 @@
+// Export and import of the hook's state, as the core sees them.
+#include <string>
+#include <vector>
+
+#include "tests/server/session_harness.h"
+
+namespace gradwire::server {
+namespace {
+
+using ::testing::HasSubstr;
+
+SessionOptions Compressed() {
+  SessionOptions options = SmallOptions();
+  options.spec = *HookSpec::Parse("power_sgd,start_powerSGD_iter=3,matrix_approximation_rank=1");
+  return options;
+}
+
+absl::Status Import(SessionHarness& harness, const HookState& state) {
+  Effects effects;
+  absl::Status status = harness.session.ImportState(state, effects);
+  for (const Effect& effect : effects) {
+    const auto* fan_out = std::get_if<FanOutEffect>(&effect);
+    if (fan_out == nullptr) continue;
+    for (int rank : fan_out->ranks) harness.frames[rank].push_back(fan_out->frame);
+  }
+  return status;
+}
+
+// A state after `steps` steps without buckets.
+HookState StateAfter(int steps) {
+  SessionHarness harness(Compressed());
+  harness.Start();
+  for (int step = 0; step < steps; ++step) {
+    for (int rank : {0, 1}) harness.EndStep(rank);
+  }
+  auto state = harness.session.ExportState();
+  EXPECT_TRUE(state.ok()) << state.status();
+  EXPECT_EQ(state->metadata["step"], std::to_string(steps));
+  return *std::move(state);
+}
+
+TEST(SessionState, AnImportTellsEveryMember) {
+  SessionHarness harness(Compressed());
+  harness.Start();
+  ASSERT_TRUE(Import(harness, StateAfter(2)).ok());
+  EXPECT_EQ(harness.session.iteration(), 2);
+  for (int rank : {0, 1}) {
+    const auto resets = harness.Sent<wire::StateReset>(rank);
+    ASSERT_EQ(resets.size(), 1U);
+    EXPECT_EQ(resets[0].iteration, 2);
+  }
+}
+
+TEST(SessionState, AMemberThatWasAwayHearsOfItWhenItResumes) {
+  SessionHarness harness(Compressed());
+  harness.Start();
+  harness.Detach(1);
+  ASSERT_TRUE(Import(harness, StateAfter(2)).ok());
+  EXPECT_EQ(harness.Sent<wire::StateReset>(1).size(), 0U);
+  ASSERT_TRUE(harness.Attach(1).ok());
+  ASSERT_EQ(harness.Sent<wire::StateReset>(1).size(), 1U);
+  EXPECT_EQ(harness.Sent<wire::StateReset>(1)[0].iteration, 2);
+  // One that has begun a step has heard.
+  harness.EndStep(1);
+  harness.Detach(1);
+  ASSERT_TRUE(harness.Attach(1).ok());
+  EXPECT_EQ(harness.Sent<wire::StateReset>(1).size(), 1U);
+}
+
+TEST(SessionState, AStepThatIsOpenHasNone) {
+  SessionHarness harness(Compressed());
+  harness.Start();
+  const HookState state = StateAfter(1);
+  harness.EndStep(0);
+  EXPECT_EQ(harness.session.ExportState().status().code(), absl::StatusCode::kFailedPrecondition);
+  const absl::Status status = Import(harness, state);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("middle of step 0"));
+  EXPECT_EQ(harness.session.iteration(), 0);
+}
+
+TEST(SessionState, OnlyARunningSessionTakesOne) {
+  SessionHarness harness(Compressed());
+  ASSERT_TRUE(harness.Join(harness.Ask(0)).ok());
+  const HookState state = StateAfter(1);
+  EXPECT_THAT(std::string(Import(harness, state).message()), HasSubstr("is joining"));
+  ASSERT_TRUE(harness.Join(harness.Ask(1)).ok());
+  for (int rank : {0, 1}) ASSERT_TRUE(harness.Attach(rank).ok());
+  EXPECT_TRUE(Import(harness, state).ok());
+  for (int rank : {0, 1}) ASSERT_TRUE(harness.Leave(rank).ok());
+  EXPECT_THAT(std::string(Import(harness, state).message()), HasSubstr("is closed"));
+}
+
+TEST(SessionState, WhatIsMissingOrWrongIsNamedAndNothingChanges) {
+  SessionHarness harness(Compressed());
+  harness.Start();
+  const HookState good = StateAfter(2);
+  const auto expect_refused = [&](const HookState& state, const std::string& why) {
+    const absl::Status status = Import(harness, state);
+    EXPECT_FALSE(status.ok()) << why;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(why));
+    EXPECT_EQ(harness.session.iteration(), 0);
+    EXPECT_EQ(harness.Sent<wire::StateReset>(0).size(), 0U);
+  };
+  for (const char* key : {"format", "options", "layout", "iteration", "generator", "seed"}) {
+    HookState state = good;
+    state.metadata.erase(key);
+    expect_refused(state, key);
+  }
+  for (const auto& [key, value] :
+       std::vector<std::pair<std::string, std::string>>{{"iteration", "-1"},
+                                                        {"generator", "junk"},
+                                                        {"version/x", "1"},
+                                                        {"version/b", "1"},
+                                                        {"version/b", "one"},
+                                                        {"bucket/b", "0"},
+                                                        {"bucket/b", "9"},
+                                                        {"bucket/b", ""}}) {
+    HookState state = good;
+    state.metadata[key] = value;
+    expect_refused(state, "state: ");
+  }
+  HookState state = good;
+  state.tensors.push_back({.name = "q/w", .dtype = DType::kFloat32, .shape = {1}, .data = {}});
+  expect_refused(state, "q/w");
+  EXPECT_TRUE(Import(harness, good).ok());
+}
+
+}  // namespace
+}  // namespace gradwire::server

@@ -1,0 +1,172 @@
+#include "tests/testing/hook_world.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "gradwire/hooks/registry.h"
+#include "hooks/reduce.h"
+
+namespace gradwire::testing {
+
+struct HookWorld::OpenBucket {
+  struct Member {
+    std::vector<std::byte> bytes;
+    std::unique_ptr<GradBucket> bucket;
+    std::unique_ptr<HookRun> run;
+  };
+  std::vector<std::size_t> positions;
+  std::vector<ParameterSpec> parameters;
+  std::vector<RoundPlan> plans;
+  std::vector<Member> members;
+};
+
+HookWorld::HookWorld(std::vector<ParameterSpec> manifest, std::vector<std::unique_ptr<Hook>> hooks,
+                     std::unique_ptr<CoordinatorHook> coordinator)
+    : manifest_(std::move(manifest)),
+      hooks_(std::move(hooks)),
+      coordinator_(std::move(coordinator)),
+      epochs_(manifest_.size()) {}
+
+absl::StatusOr<std::unique_ptr<HookWorld>> HookWorld::Make(int world_size, const HookSpec& spec,
+                                                           std::vector<ParameterSpec> manifest) {
+  std::vector<std::unique_ptr<Hook>> hooks;
+  for (int rank = 0; rank < world_size; ++rank) {
+    auto hook = HookRegistry::Global().Make(spec);
+    if (!hook.ok()) return hook.status();
+    hooks.push_back(*std::move(hook));
+  }
+  auto coordinator = MakeCoordinatorHook(spec, manifest);
+  if (!coordinator.ok()) return coordinator.status();
+  if (*coordinator == nullptr) return absl::InvalidArgumentError("not a built-in hook");
+  return std::unique_ptr<HookWorld>(
+      new HookWorld(std::move(manifest), std::move(hooks), *std::move(coordinator)));
+}
+
+void HookWorld::Reset() {
+  std::fill(epochs_.begin(), epochs_.end(), 0);
+  for (auto& hook : hooks_) hook->Reset(coordinator_->iteration());
+}
+
+absl::StatusOr<Verdict> HookWorld::RunStep(std::vector<MemberGradients>& gradients,
+                                           const Buckets& buckets, bool fails) {
+  std::vector<OpenBucket> open(buckets.size());
+  bool finite = true;
+  for (std::size_t b = 0; b < buckets.size(); ++b) {
+    if (absl::Status status = Open(gradients, buckets[b], open[b]); !status.ok()) return status;
+    for (std::uint32_t round = 0;; ++round) {
+      auto more = RunRound(open[b], round, finite);
+      if (!more.ok()) return more.status();
+      if (!*more) break;
+    }
+    CopyBack(open[b], buckets[b], gradients);
+  }
+  const Verdict verdict = finite && !fails ? Verdict::kApply : Verdict::kSkip;
+  for (OpenBucket& bucket : open) {
+    for (auto& member : bucket.members) {
+      verdict == Verdict::kApply ? member.run->Commit() : member.run->Abort();
+    }
+  }
+  open.clear();
+  for (auto& hook : hooks_) hook->EndStep(verdict);
+  coordinator_->EndStep(verdict);
+  ++step_;
+  return verdict;
+}
+
+absl::Status HookWorld::Open(const std::vector<MemberGradients>& gradients,
+                             const std::vector<std::size_t>& positions, OpenBucket& open) {
+  open.positions = positions;
+  for (std::size_t p : positions) open.parameters.push_back(manifest_[p]);
+  auto plans = coordinator_->Plan(open.parameters);
+  if (!plans.ok()) return plans.status();
+  open.plans = *std::move(plans);
+  for (std::size_t rank = 0; rank < hooks_.size(); ++rank) {
+    OpenBucket::Member member;
+    for (std::size_t p : positions) {
+      member.bytes.insert(member.bytes.end(), gradients[rank][p].begin(), gradients[rank][p].end());
+    }
+    const DType dtype = open.parameters.front().dtype;
+    const TensorView view{dtype, member.bytes.data(), member.bytes.size() / ByteSize(dtype)};
+    auto bucket = GradBucket::Make(0, view, open.parameters);
+    if (!bucket.ok()) return bucket.status();
+    member.bucket = std::make_unique<GradBucket>(*std::move(bucket));
+    auto run = hooks_[rank]->Start(*member.bucket, step_);
+    if (!run.ok()) return run.status();
+    member.run = *std::move(run);
+    open.members.push_back(std::move(member));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HookWorld::GiveSharedState(OpenBucket& open) {
+  const std::uint64_t epoch = coordinator_->SharedEpoch(open.parameters);
+  if (epoch == 0 || std::all_of(open.positions.begin(), open.positions.end(),
+                                [&](std::size_t p) { return epochs_[p] == epoch; })) {
+    return absl::OkStatus();
+  }
+  const std::vector<std::byte> state = coordinator_->SharedState(open.parameters);
+  for (auto& member : open.members) {
+    if (absl::Status status = member.run->Import(state); !status.ok()) return status;
+  }
+  for (std::size_t p : open.positions) epochs_[p] = epoch;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> HookWorld::RunRound(OpenBucket& open, std::uint32_t round, bool& finite) {
+  std::optional<RoundPlan> plan;
+  if (round < open.plans.size()) plan = open.plans[round];
+  for (std::size_t rank = 0; rank < open.members.size(); ++rank) {
+    auto next = open.members[rank].run->Next(
+        {.world_size = static_cast<int>(hooks_.size()), .rank = static_cast<int>(rank)});
+    if (!next.ok()) return next.status();
+    if (*next != plan) return absl::InternalError("a member's round is not the coordinator's");
+  }
+  if (!plan) return false;
+  if (round == 0) {
+    if (absl::Status status = GiveSharedState(open); !status.ok()) return status;
+  }
+  for (std::size_t s = 0; s < plan->segments.size(); ++s) {
+    const Segment& segment = plan->segments[s];
+    const ElementRange range{.segment = s, .begin = 0, .end = segment.numel};
+    std::vector<std::vector<std::byte>> contributions(open.members.size());
+    std::vector<std::span<const std::byte>> pieces;
+    std::vector<Pieces> inputs;
+    for (std::size_t rank = 0; rank < open.members.size(); ++rank) {
+      contributions[rank].resize(segment.bytes());
+      absl::Status status = open.members[rank].run->Encode(range, contributions[rank]);
+      if (!status.ok()) return status;
+    }
+    contributed_ += segment.bytes();
+    pieces.assign(contributions.begin(), contributions.end());
+    for (const auto& piece : pieces) inputs.emplace_back(&piece, 1);
+    std::vector<std::byte> sum(segment.bytes());
+    finite &= (segment.op == ReduceOp::kOrthonormalizedSum
+                   ? ReduceOrthonormalized(segment, inputs, sum)
+                   : Reduce(segment.dtype, segment.op, segment.numel, inputs, sum))
+                  .finite;
+    if (coordinator_->Observes(round, segment)) {
+      coordinator_->Observe(open.parameters, round, range, sum);
+    }
+    for (auto& member : open.members) {
+      if (absl::Status status = member.run->Decode(range, sum); !status.ok()) return status;
+    }
+  }
+  return true;
+}
+
+void HookWorld::CopyBack(const OpenBucket& open, const std::vector<std::size_t>& positions,
+                         std::vector<MemberGradients>& gradients) {
+  for (std::size_t rank = 0; rank < open.members.size(); ++rank) {
+    auto from = open.members[rank].bytes.begin();
+    for (std::size_t p : positions) {
+      std::vector<std::byte>& to = gradients[rank][p];
+      const auto end = from + static_cast<std::ptrdiff_t>(to.size());
+      to.assign(from, end);
+      from = end;
+    }
+  }
+}
+
+}  // namespace gradwire::testing

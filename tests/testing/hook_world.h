@@ -1,0 +1,64 @@
+// A whole session in one loop: the members' hooks, the coordinator's, and the reduction between
+// them. No chunks, frames, threads or processes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "gradwire/hooks/hook.h"
+#include "gradwire/hooks/hook_spec.h"
+#include "hooks/coordinator_hook.h"
+
+namespace gradwire::testing {
+
+// For each parameter of the manifest, the bytes of its gradient.
+using MemberGradients = std::vector<std::vector<std::byte>>;
+// Positions in the manifest, bucket by bucket.
+using Buckets = std::vector<std::vector<std::size_t>>;
+
+class HookWorld {
+ public:
+  static absl::StatusOr<std::unique_ptr<HookWorld>> Make(int world_size, const HookSpec& spec,
+                                                         std::vector<ParameterSpec> manifest);
+
+  // One step; `gradients`, by rank, become what the members are left with. `fails`: the step is
+  // given up at the end, as if a member had died; no verdict reaches the hooks.
+  absl::StatusOr<Verdict> RunStep(std::vector<MemberGradients>& gradients, const Buckets& buckets,
+                                  bool fails = false);
+
+  const std::vector<ParameterSpec>& manifest() const { return manifest_; }
+  Hook& hook(std::size_t rank) { return *hooks_[rank]; }
+  CoordinatorHook& coordinator() { return *coordinator_; }
+  std::size_t world_size() const { return hooks_.size(); }
+
+  // As after a StateReset: the members are given the coordinator's state anew.
+  void Reset();
+
+  // Bytes of all contributions of one member so far.
+  std::size_t contributed() const { return contributed_; }
+
+ private:
+  struct OpenBucket;
+
+  HookWorld(std::vector<ParameterSpec> manifest, std::vector<std::unique_ptr<Hook>> hooks,
+            std::unique_ptr<CoordinatorHook> coordinator);
+
+  absl::Status Open(const std::vector<MemberGradients>& gradients,
+                    const std::vector<std::size_t>& positions, OpenBucket& open);
+  absl::Status GiveSharedState(OpenBucket& open);
+  absl::StatusOr<bool> RunRound(OpenBucket& open, std::uint32_t round, bool& finite);
+  static void CopyBack(const OpenBucket& open, const std::vector<std::size_t>& positions,
+                       std::vector<MemberGradients>& gradients);
+
+  const std::vector<ParameterSpec> manifest_;
+  std::vector<std::unique_ptr<Hook>> hooks_;
+  std::unique_ptr<CoordinatorHook> coordinator_;
+  std::vector<std::uint64_t> epochs_;  // of the shared state that members have, by parameter
+  std::size_t contributed_ = 0;
+  std::int64_t step_ = 0;
+};
+
+}  // namespace gradwire::testing
