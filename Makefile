@@ -31,23 +31,26 @@ demo: ## train on real data through a daemon of its own, for each hook
 
 .PHONY: test
 test: ## build and run every test
-	@deploy/install-packages.sh build test
+	@deploy/install-packages.sh build test parity
 	$(call build,dev)
 	$(call check,dev)
 
 .PHONY: test-asan test-tsan
 test-asan test-tsan: test-%: ## the tests under the address and undefined-behaviour, or the thread sanitizer
-	@deploy/install-packages.sh build test
+	@deploy/install-packages.sh build test parity
 	$(call build,$*)
 	$(call check,$*)
 
 .PHONY: bench
-bench: ## measure kernels and all-reduce; results also in build/bench/*.json
+bench: ## measure kernels, PowerSGD and all-reduce; results also in build/bench/results.json
 	@deploy/install-packages.sh build test
-	$(call build,dev,kernels_bench allreduce_bench)
+	$(call build,dev,kernels_bench low_rank_bench allreduce_bench)
 	@mkdir -p build/bench
 	@build/dev/bin/kernels_bench --json build/bench/kernels.json
+	@build/dev/bin/low_rank_bench --json build/bench/low_rank.json
 	@build/dev/bin/allreduce_bench --json build/bench/allreduce.json
+	@$(PYTHON) -B tests/bench/merge.py build/bench/results.json build/bench/kernels.json \
+	   build/bench/low_rank.json build/bench/allreduce.json
 
 .PHONY: fuzz
 fuzz: ## run each libFuzzer target for FUZZ_SECONDS (60)

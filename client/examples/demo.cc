@@ -97,7 +97,7 @@ std::vector<Row> Rows() {
           {"power_sgd-1", "power_sgd" + low_rank + "1", 1.0 / 20, true},
           {"power_sgd-2", "power_sgd" + low_rank + "2", 1.0 / 20, true},
           {"power_sgd-4", "power_sgd" + low_rank + "4", 1.0 / 20, true},
-          {"batched-4", "batched_power_sgd" + low_rank + "4", 1.0 / 20, true}};
+          {"batched-12", "batched_power_sgd" + low_rank + "12", 1.0 / 20, true}};
 }
 
 class Demo {
@@ -196,10 +196,10 @@ absl::StatusOr<HookResult> Demo::TrainTogether(const Row& row) {
   std::vector<ChildProcess> trainers;
   for (int rank = 0; rank < kMembers; ++rank) {
     const std::string name = absl::StrCat(session, ".", rank);
-    auto trainer =
-        StartTrainer(name, /*progress=*/rank == 0,
-                     {"--address", address_, "--session", session, "--rank", absl::StrCat(rank),
-                      "--world-size", absl::StrCat(kMembers), "--hook", row.hook});
+    auto trainer = StartTrainer(
+        name, /*progress=*/rank == 0,
+        {"--address", address_, "--session", session, "--rank", absl::StrCat(rank), "--world-size",
+         absl::StrCat(kMembers), "--hook", row.hook, "--label", row.name});
     if (!trainer.ok()) return trainer.status();
     trainers.push_back(*std::move(trainer));
     outs.push_back(folder_.File(name));

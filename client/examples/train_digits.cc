@@ -30,7 +30,6 @@
 namespace digits {
 namespace {
 
-constexpr float kLearningRate = 0.1F;
 constexpr float kMomentum = 0.9F;
 
 // What the model looks like to the session: two parameters per layer, in the order of the flat
@@ -49,7 +48,7 @@ class Trainer {
         data_(data),
         model_(model),
         client_(client),
-        sgd_(model.parameters().size(), kLearningRate, kMomentum) {}
+        sgd_(model.parameters().size(), options.learning_rate, kMomentum) {}
 
   // Makes a bucket of each layer's gradients, and gives all members rank 0's initial parameters.
   absl::Status Prepare();
@@ -96,7 +95,7 @@ absl::Status Trainer::Prepare() {
 }
 
 absl::Status Trainer::Train() {
-  Progress progress(options_.label(), options_.world_size, options_.epochs, options_.progress);
+  Progress progress(options_.label, options_.world_size, options_.epochs, options_.progress);
   const auto batch_size = static_cast<std::size_t>(options_.batch);
   for (int epoch = 1; epoch <= options_.epochs; ++epoch) {
     const auto order =
@@ -212,7 +211,7 @@ absl::Status Run(const TrainOptions& options) {
 
   const double accuracy = model.Accuracy(data->test);
   if (options.progress) {
-    std::printf("%-6s test accuracy %.4f\n", options.label().c_str(), accuracy);
+    std::printf("%-6s test accuracy %.4f\n", options.label.c_str(), accuracy);
     std::fflush(stdout);
   }
   if (absl::Status status = WriteResult(options, model, trainer, accuracy); !status.ok()) {

@@ -14,7 +14,8 @@ TrainOptions ParseTrainOptions(int argc, char** argv) {
   app.add_option("--rank", options.rank, "This member's place, from 0; -1: the daemon picks");
   app.add_option("--world-size", options.world_size, "How many members train together")
       ->check(CLI::Range(1, 1024));
-  app.add_option("--hook", options.hook, "How gradients travel: no, fp16 or bf16");
+  app.add_option("--hook", options.hook,
+                 "How gradients travel: no, fp16, power_sgd,matrix_approximation_rank=2, ...");
   app.add_flag("--single", options.single, "Train alone on the whole batch, without a daemon");
   app.add_option("--data", options.data, "The data set as CSV");
   app.add_option("--epochs", options.epochs, "Passes over the training part")
@@ -22,14 +23,18 @@ TrainOptions ParseTrainOptions(int argc, char** argv) {
   app.add_option("--batch", options.batch, "Images in a step, of all members together")
       ->check(CLI::Range(1, 1437));
   app.add_option("--seed", options.seed, "Of the initial parameters and the order of images");
+  app.add_option("--learning-rate", options.learning_rate, "Of SGD with momentum 0.9")
+      ->check(CLI::PositiveNumber);
   app.add_option("--out", options.out,
                  "Write the final parameters here (raw fp32) and a summary to the same name with "
                  "\".summary\"");
   app.add_flag("--progress", options.progress, "Report progress");
+  app.add_option("--label", options.label, "Begins each line of progress");
   app.add_flag("--hold", options.hold, "When done, stay in the session until stdin ends");
   try {
     app.parse(argc, argv);
     if (options.single) options.world_size = 1;
+    if (options.label.empty()) options.label = options.single ? "single" : options.hook;
     if (options.batch % options.world_size != 0) {
       throw CLI::ValidationError("--batch", "must be a multiple of --world-size");
     }

@@ -56,12 +56,12 @@ struct Model {
 
 // torchvision's layout; the CIFAR-10 variant has a 3x3 first convolution and 10 classes.
 Model ResNet18(const std::string& name, std::size_t first_kernel, std::size_t classes) {
-  Model model{name, {{64, 3 * first_kernel * first_kernel}}, 2 * 64 + classes};
+  Model model{name, {{64, 3 * first_kernel * first_kernel}}, std::size_t{128} + classes};
   std::size_t in = 64;
   for (const std::size_t out : {64U, 128U, 256U, 512U}) {
     model.matrices.push_back({out, in * 9});
     for (int i = 0; i < 3; ++i) model.matrices.push_back({out, out * 9});
-    model.vector_numel += 4 * 2 * out;
+    model.vector_numel += 8 * out;
     if (in != out) {
       model.matrices.push_back({out, in});
       model.vector_numel += 2 * out;

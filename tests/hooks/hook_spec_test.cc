@@ -43,9 +43,10 @@ TEST_F(HookSpecTest, AcceptsTheBuiltInHooksAndWrappers) {
 }
 
 TEST_F(HookSpecTest, RefusesByFieldValueAndWhatIsAllowed) {
-  EXPECT_THAT(Refusal(HookSpec{"power_sgd", "no", {}}.Validate()),
-              AllOf(HasSubstr("comm_hook: \"power_sgd\""),
-                    HasSubstr("allowed: \"no\", \"fp16\", \"bf16\", \"noop\", \"spec_test\"")));
+  EXPECT_THAT(Refusal(HookSpec{"top_k", "no", {}}.Validate()),
+              AllOf(HasSubstr("comm_hook: \"top_k\""),
+                    HasSubstr("allowed: \"no\", \"fp16\", \"bf16\", \"power_sgd\", "
+                              "\"batched_power_sgd\", \"noop\", \"spec_test\"")));
   EXPECT_THAT(Refusal(HookSpec{"", "no", {}}.Validate()), HasSubstr("comm_hook: \"\""));
   EXPECT_THAT(
       Refusal(HookSpec{"no", "fp8", {}}.Validate()),

@@ -2,8 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
-#include <cstring>
+#include <cstdint>
 #include <limits>
 #include <string>
 #include <type_traits>
@@ -76,10 +77,11 @@ class Guarded {
 
 template <class T>
 void ExpectSameBits(const Guarded<T>& expected, const Guarded<T>& actual, const std::string& what) {
+  using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
   ASSERT_EQ(expected.size(), actual.size());
   ASSERT_TRUE(actual.intact()) << what;
   for (std::size_t i = 0; i < expected.size(); ++i) {
-    ASSERT_EQ(std::memcmp(expected.data() + i, actual.data() + i, sizeof(T)), 0)
+    ASSERT_EQ(std::bit_cast<Bits>(expected[i]), std::bit_cast<Bits>(actual[i]))
         << what << ", element " << i << ": " << expected[i] << " and " << actual[i];
   }
 }

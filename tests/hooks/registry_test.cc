@@ -34,13 +34,14 @@ TEST(Registry, KnowsTheBuiltInHooks) {
     EXPECT_TRUE(Registry().Make(HookSpec{name, "no", {}}).ok());
     EXPECT_EQ(Registry().Register(name, MakeEmpty).code(), absl::StatusCode::kAlreadyExists);
   }
-  EXPECT_FALSE(HookRegistry::IsBuiltIn("power_sgd"));
+  EXPECT_FALSE(HookRegistry::IsBuiltIn("top_k"));
 }
 
 TEST(Registry, ListsBuiltInNamesThenRegisteredOnesInOrder) {
   ASSERT_TRUE(Registry().Register("zebra_2", MakeEmpty).ok());
   ASSERT_TRUE(Registry().Register("ape", MakeEmpty).ok());
-  EXPECT_THAT(Registry().Names(), ElementsAre("no", "fp16", "bf16", "noop", "ape", "zebra_2"));
+  EXPECT_THAT(Registry().Names(), ElementsAre("no", "fp16", "bf16", "power_sgd",
+                                              "batched_power_sgd", "noop", "ape", "zebra_2"));
   EXPECT_EQ(Registry().Register("ape", MakeEmpty).code(), absl::StatusCode::kAlreadyExists);
   EXPECT_FALSE(HookRegistry::IsBuiltIn("ape"));
 }
@@ -69,9 +70,9 @@ TEST(Registry, HandsTheOptionsToTheFactory) {
 }
 
 TEST(Registry, MakeRefusesWhatValidateRefuses) {
-  const absl::Status status = Registry().Make(HookSpec{"power_sgd", "no", {}}).status();
+  const absl::Status status = Registry().Make(HookSpec{"top_k", "no", {}}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("\"power_sgd\""));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("\"top_k\""));
 }
 
 TEST(Registry, AFactoryThatMakesNothingIsAnError) {

@@ -60,7 +60,7 @@ expect_exit() {
 echo "a whole run"
 mkdir "$TMPDIR"
 "$demo" "$build" >"$out" 2>&1 || fail "exit status $?"
-[[ $(grep -c '^check: .* ok ' "$out") == 10 ]] || fail "expected ten checks"
+[[ $(grep -c '^check: .* ok ' "$out") == 23 ]] || fail "expected 23 checks"
 expect_nothing_left 0
 [[ -z "$(ls -A "$TMPDIR")" ]] || fail "files left: $(ls -A "$TMPDIR")"
 cat "$out"

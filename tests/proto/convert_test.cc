@@ -31,7 +31,7 @@ TEST(ConvertTest, EnumeratorsAreAsManyAsInTheProto) {
   for (int value = -2; value < 100; ++value) {
     EXPECT_EQ(IsDType(value), v1::DataType_IsValid(value) && value != v1::DATA_TYPE_UNSPECIFIED);
   }
-  EXPECT_EQ(v1::ReduceOp_MAX, v1::REDUCE_OP_MEAN);
+  EXPECT_EQ(v1::ReduceOp_MAX, v1::REDUCE_OP_ORTHONORMALIZED_SUM);
   EXPECT_EQ(v1::StepVerdict_MAX, v1::STEP_VERDICT_SKIP);
   EXPECT_EQ(v1::CollectiveKind_MAX, v1::COLLECTIVE_KIND_BROADCAST);
 }
@@ -116,6 +116,17 @@ v1::Segment* FirstSegment(v1::Header& header) {
   return header.mutable_announce()->mutable_rounds(0)->mutable_segments(0);
 }
 
+// One matrix that fills the first segment.
+void SetMatrix(v1::Header& header, std::uint64_t rows, std::uint64_t cols) {
+  v1::Segment& segment = *FirstSegment(header);
+  segment.set_op(v1::REDUCE_OP_ORTHONORMALIZED_SUM);
+  segment.set_numel(rows * cols);
+  segment.clear_matrices();
+  v1::MatrixShape& matrix = *segment.add_matrices();
+  matrix.set_rows(rows);
+  matrix.set_cols(cols);
+}
+
 std::vector<Hostile> HostileAnnounces() {
   const Header announce = SampleOf<Announce>();
   const auto plan = [](v1::Header& h) { return h.mutable_announce()->mutable_rounds(1); };
@@ -155,6 +166,30 @@ std::vector<Hostile> HostileAnnounces() {
        [](v1::Header& h) { FirstSegment(h)->set_numel(kMaxNumel + 1); }},
       {"announce.rounds.segments.numel", announce,
        [](v1::Header& h) { FirstSegment(h)->set_numel(~std::uint64_t{0}); }},
+      {"announce.rounds.segments.matrices.rows", announce,
+       [](v1::Header& h) { SetMatrix(h, 0, 1); }},
+      {"announce.rounds.segments.matrices.rows", announce,
+       [](v1::Header& h) { SetMatrix(h, kMaxMatrixSide + 1, 1); }},
+      {"announce.rounds.segments.matrices.cols", announce,
+       [](v1::Header& h) { SetMatrix(h, 4, 5); }},
+      {"announce.rounds.segments.matrices.cols", announce,
+       [](v1::Header& h) { SetMatrix(h, 4096, kMaxMatrixCols + 1); }},
+      {"announce.the matrices' numel", announce,
+       [](v1::Header& h) {
+         SetMatrix(h, 5, 2);
+         FirstSegment(h)->set_numel(11);
+       }},
+      {"announce.the matrices' numel", announce,
+       [](v1::Header& h) {
+         SetMatrix(h, 5, 2);
+         FirstSegment(h)->set_op(v1::REDUCE_OP_SUM);
+       }},
+      {"announce.rounds.segments.epsilon", announce,
+       [](v1::Header& h) { FirstSegment(h)->set_epsilon(-1e-9); }},
+      {"announce.rounds.segments.epsilon", announce,
+       [](v1::Header& h) {
+         FirstSegment(h)->set_epsilon(std::numeric_limits<double>::quiet_NaN());
+       }},
       {"announce.the round's numel", announce,
        [](v1::Header& h) { FirstSegment(h)->set_numel(kMaxNumel); }},
   };
@@ -245,6 +280,15 @@ TEST(ConvertTest, LargestValuesPass) {
                .generation = 0,
                .parameters = {static_cast<std::uint32_t>(kMaxParameters - 1)},
                .rounds = {RoundPlan{{{DType::kFloat64, std::size_t{kMaxNumel}, ReduceOp::kSum}}}}},
+      Announce{.step = 0,
+               .generation = 0,
+               .parameters = {0},
+               .rounds = {RoundPlan{{{.dtype = DType::kFloat16,
+                                      .numel = 35,
+                                      .op = ReduceOp::kOrthonormalizedSum,
+                                      .matrices = {{5, 2}, {5, 5}},
+                                      .epsilon = 1e-8}}}}},
+      SharedState{.id = id, .offset = kMaxManifestBytes, .bytes = kMaxManifestBytes},
       Failure{.code = 16, .message = "", .blamed_rank = -1},
   };
   for (const Header& header : headers) {

@@ -43,6 +43,8 @@ std::vector<Sample> Samples() {
                           .open = {id, {.step = 41, .attempt = 1, .bucket = 8, .round = 3}}}},
       {"failure", Failure{.code = 14, .message = "rank 1 is lost", .blamed_rank = 1}},
       {"begin", Begin{.number = 9}},
+      {"shared_state", SharedState{.id = id, .offset = 4096, .bytes = 5000}},
+      {"state_reset", StateReset{.iteration = 30}},
   };
 }
 
