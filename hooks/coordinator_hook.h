@@ -55,6 +55,7 @@ class CoordinatorHook {
   // Upper bound of the bytes that the shared state takes, by the manifest.
   virtual std::size_t StateBytes() const { return 0; }
 
+  // Empty while nothing is compressed.
   virtual std::vector<ParameterReport> Report() const { return {}; }
 
   // The whole state between two steps. Import refuses another hook, other options, another layout

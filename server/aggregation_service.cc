@@ -143,7 +143,7 @@ grpc::ServerWriteReactor<v1::WatchResponse>* AggregationService::Watch(
     grpc::CallbackServerContext* /*context*/, const v1::WatchRequest* request) {
   const auto session = registry_->Get(request->session());
   if (session == nullptr) {
-    return new RefusedWatch(absl::NotFoundError("there is no session of that name"));
+    return new RefusedWatch(absl::NotFoundError("the daemon knows no session of that name"));
   }
   return WatchStream::Start(session, ticks_);
 }

@@ -258,7 +258,8 @@ absl::StatusOr<v1::SessionStatus> Registry::Status(const std::string& name, absl
   MutexLock lock(mutex_);
   const auto found = std::find_if(history_.begin(), history_.end(),
                                   [&](const v1::SessionStatus& one) { return one.name() == name; });
-  if (found == history_.end()) return absl::NotFoundError("there is no session of that name");
+  if (found == history_.end())
+    return absl::NotFoundError("the daemon knows no session of that name");
   return *found;
 }
 

@@ -11,7 +11,10 @@
 namespace gradwire::server {
 namespace {
 
-absl::Status NoSession() { return absl::NotFoundError("no session of that name runs"); }
+absl::Status NoSession() {
+  return absl::NotFoundError(
+      "no session of that name runs; a state can be read and replaced in a running one only");
+}
 
 absl::StatusOr<std::string> StateFile(const std::shared_ptr<HostedSession>& session) {
   if (session == nullptr) return NoSession();

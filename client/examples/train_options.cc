@@ -14,8 +14,10 @@ TrainOptions ParseTrainOptions(int argc, char** argv) {
   app.add_option("--rank", options.rank, "This member's place, from 0; -1: the daemon picks");
   app.add_option("--world-size", options.world_size, "How many members train together")
       ->check(CLI::Range(1, 1024));
-  app.add_option("--hook", options.hook,
-                 "How gradients travel: no, fp16, power_sgd,matrix_approximation_rank=2, ...");
+  app.add_option(
+      "--hook", options.hook,
+      "How gradients travel: no, fp16, power_sgd,start_powerSGD_iter=10, ... (PowerSGD begins "
+      "after 1000 steps unless told otherwise)");
   app.add_flag("--single", options.single, "Train alone on the whole batch, without a daemon");
   app.add_option("--data", options.data, "The data set as CSV");
   app.add_option("--epochs", options.epochs, "Passes over the training part")
@@ -36,7 +38,9 @@ TrainOptions ParseTrainOptions(int argc, char** argv) {
     if (options.single) options.world_size = 1;
     if (options.label.empty()) options.label = options.single ? "single" : options.hook;
     if (options.batch % options.world_size != 0) {
-      throw CLI::ValidationError("--batch", "must be a multiple of --world-size");
+      throw CLI::ValidationError("--batch", std::to_string(options.batch) +
+                                                " is no multiple of the world size " +
+                                                std::to_string(options.world_size));
     }
   } catch (const CLI::ParseError& error) {
     std::exit(app.exit(error) == 0 ? EXIT_SUCCESS : EXIT_FAILURE);

@@ -262,6 +262,7 @@ class PowerSgdCoordinator : public CoordinatorHook {
 
 std::vector<ParameterReport> PowerSgdCoordinator::Report() const {
   std::vector<ParameterReport> report;
+  if (IsPlain()) return report;
   const auto add = [&](const std::string& name, const LowRankMatrix& matrix, std::size_t numel) {
     const auto sent =
         static_cast<double>(options_.rounds == 1 ? std::max(matrix.p_numel(), matrix.q_numel())

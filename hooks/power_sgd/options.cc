@@ -40,7 +40,10 @@ class Reader {
     for (const auto& [name, value] : spec.comm_state_option) {
       bool known = false;
       for (const char* candidate : kNames) known = known || name == candidate;
-      if (!known) Refuse(name, value, absl::StrCat("one of ", absl::StrJoin(kNames, ", ")));
+      if (known || !status_.ok()) continue;
+      status_ = absl::InvalidArgumentError(absl::StrCat(
+          "comm_state_option: \"", name, "\" (", Text(value), ") is no option of comm_hook \"",
+          spec.comm_hook, "\"; allowed: ", absl::StrJoin(kNames, ", ")));
     }
   }
 

@@ -89,7 +89,7 @@ std::string CompressionTable(const v1::SessionStatus& session) {
   if (std::none_of(lines.begin(), lines.end(), [](const auto& line) { return line.rank() > 0; })) {
     return "";
   }
-  std::vector<Row> rows = {{"PARAMETER", "RANK", "RATIO", "Q FROM STEP"}};
+  std::vector<Row> rows = {{"PARAMETER", "RANK", "RATIO", "Q AFTER STEPS"}};
   for (const v1::ParameterStatus& line : lines) {
     const bool compressed = line.rank() > 0;
     rows.push_back({Printable(line.name()), compressed ? absl::StrCat(line.rank()) : "-",

@@ -77,7 +77,6 @@ TEST(PowerSgdOptions, RefuseByNameValueAndRange) {
       {"batch_tensors_with_same_shape=2", "2", "true, false"},
       {"error_feedback=global", "\"global\"", "\"aggregate\", \"local\""},
       {"rounds=3", "3", "integers from 1 to 2"},
-      {"rank=2", "2", "one of matrix_approximation_rank"},
   };
   for (const char* hook : {"power_sgd", "batched_power_sgd"}) {
     for (const BadOption& option : bad) {
@@ -89,6 +88,10 @@ TEST(PowerSgdOptions, RefuseByNameValueAndRange) {
                         HasSubstr("allowed: " + option.allowed)));
     }
   }
+  const auto unknown = HookSpec::Parse("power_sgd,rank=2");
+  EXPECT_THAT(std::string(unknown.status().message()),
+              AllOf(HasSubstr("\"rank\" (2) is no option of comm_hook \"power_sgd\""),
+                    HasSubstr("allowed: matrix_approximation_rank, start_powerSGD_iter")));
   const auto cold = HookSpec::Parse("power_sgd,rounds=1,warm_start=false");
   EXPECT_THAT(std::string(cold.status().message()), HasSubstr("warm_start"));
 }

@@ -71,7 +71,7 @@ TEST(ReportTest, CompressionHasALineForEachParameter) {
   add("weight", 2, 8.571, 31);
   add("new\x1b[2J", 4, 3, 0);
   EXPECT_THAT(SessionTable(session), HasSubstr("\n"
-                                               "PARAMETER  RANK  RATIO  Q FROM STEP\n"
+                                               "PARAMETER  RANK  RATIO  Q AFTER STEPS\n"
                                                "bias       -     1.0    -\n"
                                                "weight     2     8.6    31\n"
                                                "new?[2J    4     3.0    drawn\n"));
