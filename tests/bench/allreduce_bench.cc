@@ -78,7 +78,7 @@ Row Measure(const Options& options, const std::string& transport, int members,
   const bool tcp = transport == "tcp";
   const std::string self = SelfPath();
   const std::string bytes = std::to_string(options.mebibytes << 20);
-  Child daemon({options.daemon, "--log-level", "warning", "--listen",
+  Child daemon({options.daemon, "--log-level", "error", "--listen",
                 tcp ? "127.0.0.1:0" : "unix:" + folder + "/gradwire.sock"});
   daemon.ReadLine();  // name and version
   std::string address = daemon.ReadLine();
