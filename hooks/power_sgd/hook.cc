@@ -71,13 +71,13 @@ bool IsFinite(const StateTensor& tensor) {
 absl::StatusOr<const ParameterSpec*> OwnerOf(const StateTensor& tensor,
                                              std::span<const ParameterSpec> manifest) {
   for (const ParameterSpec& parameter : manifest) {
-    if (tensor.name == kPaddingPrefix + parameter.name &&
-        tensor.data.size() % ByteSize(tensor.dtype) == 0) {
-      return &parameter;
-    }
-    if (tensor.name != kPrefix + parameter.name) continue;
+    const bool is_padding = tensor.name == kPaddingPrefix + parameter.name;
+    if (!is_padding && tensor.name != kPrefix + parameter.name) continue;
     const DType dtype = parameter.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-    if (tensor.dtype != dtype || tensor.data.size() != parameter.numel() * ByteSize(dtype)) {
+    // How much padding there is, its bucket says; one that does not fit it is dropped there.
+    const bool fits = is_padding ? tensor.data.size() % ByteSize(dtype) == 0
+                                 : tensor.data.size() == parameter.numel() * ByteSize(dtype);
+    if (tensor.dtype != dtype || !fits) {
       return absl::InvalidArgumentError(
           absl::StrCat("state: tensor \"", tensor.name, "\" has ", tensor.data.size(), " bytes of ",
                        Name(tensor.dtype), "; the parameter takes ",

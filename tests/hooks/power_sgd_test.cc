@@ -453,6 +453,17 @@ TEST(PowerSgd, RefusesAnotherStateByName) {
   EXPECT_THAT(std::string(other->coordinator().Import(good).message()),
               HasSubstr("matrix_approximation_rank=1"));
 
+  HookState padding = world->hook(0).State();
+  padding.tensors[0] = {.name = "padding/tall",
+                        .dtype = DType::kFloat16,
+                        .shape = {3},
+                        .data = std::vector<std::byte>(6)};
+  EXPECT_THAT(std::string(world->hook(0).LoadState(padding, model).message()),
+              HasSubstr("padding/tall"));
+  padding.tensors[0].dtype = DType::kFloat32;
+  EXPECT_THAT(std::string(world->hook(0).LoadState(padding, model).message()),
+              HasSubstr("padding/tall"));
+
   HookState residuals = world->hook(0).State();
   residuals.tensors[0].name = "residual/none";
   EXPECT_THAT(std::string(world->hook(0).LoadState(residuals, model).message()),
