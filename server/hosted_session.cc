@@ -291,8 +291,7 @@ void HostedSession::Finish(Work work) {
       effect.inputs.clear();
       MutexLock lock(mutex_);
       Effects effects;
-      core_.Reduced(effect.id, effect.chunk, std::move(sum.payload), sum.finite, MonotonicNow(),
-                    effects);
+      core_.Reduced(effect.id, effect.chunk, sum.payload, sum.finite, MonotonicNow(), effects);
       Execute(std::move(effects), next);
     }
     work = std::move(next);

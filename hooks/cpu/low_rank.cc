@@ -19,8 +19,7 @@ template <class T>
 struct Passes {
   void (*add_and_multiply)(LowRankShape, T* matrix, const T* residual, const T* q, T* p);
   void (*transpose_multiply)(LowRankShape, const T* matrix, const T* p, T* q);
-  // own_q == null: q itself.
-  void (*reconstruct)(LowRankShape, T* matrix, const T* p, const T* q, const T* own_q, T* residual);
+  void (*reconstruct)(LowRankShape, T* matrix, const T* p, const T* q, T* residual);
   void (*add)(std::size_t numel, T* into, const T* from);
 };
 
@@ -268,7 +267,6 @@ struct ReconstructRow {
   T* m;
   const T* p;
   const T* q;
-  const T* own_q;
   T* residual;
 };
 
@@ -282,10 +280,9 @@ HWY_INLINE hn::Vec<D> Product(D d, const ReconstructRow<T>& row, const T* q) {
 }
 
 template <Residual kResidual, class D, class T>
-HWY_INLINE void StoreBoth(D d, const ReconstructRow<T>& row, std::size_t i, hn::Vec<D> x,
-                          hn::Vec<D> own) {
+HWY_INLINE void StoreBoth(D d, const ReconstructRow<T>& row, std::size_t i, hn::Vec<D> x) {
   if constexpr (kResidual != Residual::kNone) {
-    const auto rest = hn::Sub(hn::LoadU(d, row.m + i), own);
+    const auto rest = hn::Sub(hn::LoadU(d, row.m + i), x);
     if constexpr (kResidual == Residual::kStreamed) {
       hn::Stream(rest, d, row.residual + i);
     } else {
@@ -296,20 +293,8 @@ HWY_INLINE void StoreBoth(D d, const ReconstructRow<T>& row, std::size_t i, hn::
 }
 
 template <Residual kResidual, class D, class T>
-HWY_INLINE std::size_t ReconstructOwnFrom(D d, std::size_t i, std::size_t end,
-                                          const ReconstructRow<T>& row) {
-  const std::size_t lanes = hn::Lanes(d);
-  for (; i + lanes <= end; i += lanes) {
-    const auto x = Product(d, row, row.q + i);
-    StoreBoth<kResidual>(d, row, i, x, Product(d, row, row.own_q + i));
-  }
-  return i;
-}
-
-template <Residual kResidual, class D, class T>
 HWY_INLINE std::size_t ReconstructFrom(D d, std::size_t i, std::size_t end,
                                        const ReconstructRow<T>& row) {
-  if (row.own_q != nullptr) return ReconstructOwnFrom<kResidual>(d, i, end, row);
   const std::size_t lanes = hn::Lanes(d);
   for (; i + 4 * lanes <= end; i += 4 * lanes) {
     const T* q = row.q + i;
@@ -326,14 +311,13 @@ HWY_INLINE std::size_t ReconstructFrom(D d, std::size_t i, std::size_t end,
       x2 = hn::Add(x2, hn::Mul(p, hn::LoadU(d, q + 2 * lanes)));
       x3 = hn::Add(x3, hn::Mul(p, hn::LoadU(d, q + 3 * lanes)));
     }
-    StoreBoth<kResidual>(d, row, i, x0, x0);
-    StoreBoth<kResidual>(d, row, i + lanes, x1, x1);
-    StoreBoth<kResidual>(d, row, i + 2 * lanes, x2, x2);
-    StoreBoth<kResidual>(d, row, i + 3 * lanes, x3, x3);
+    StoreBoth<kResidual>(d, row, i, x0);
+    StoreBoth<kResidual>(d, row, i + lanes, x1);
+    StoreBoth<kResidual>(d, row, i + 2 * lanes, x2);
+    StoreBoth<kResidual>(d, row, i + 3 * lanes, x3);
   }
   for (; i + lanes <= end; i += lanes) {
-    const auto x = Product(d, row, row.q + i);
-    StoreBoth<kResidual>(d, row, i, x, x);
+    StoreBoth<kResidual>(d, row, i, Product(d, row, row.q + i));
   }
   return i;
 }
@@ -364,9 +348,8 @@ void ReconstructRows(std::size_t rows, ReconstructRow<T> row) {
 }
 
 template <class T>
-void ReconstructPass(LowRankShape shape, T* matrix, const T* p, const T* q, const T* own_q,
-                     T* residual) {
-  const ReconstructRow<T> first{shape.cols, shape.rank, matrix, p, q, own_q, residual};
+void ReconstructPass(LowRankShape shape, T* matrix, const T* p, const T* q, T* residual) {
+  const ReconstructRow<T> first{shape.cols, shape.rank, matrix, p, q, residual};
   if (residual == nullptr) return ReconstructRows<Residual::kNone>(shape.rows, first);
   if (shape.rows * shape.cols * sizeof(T) < kStreamBytes) {
     return ReconstructRows<Residual::kStored>(shape.rows, first);
@@ -431,13 +414,7 @@ void TransposeMultiply(LowRankShape shape, const T* matrix, const T* p, T* q) {
 
 template <class T>
 void ReconstructAndSubtract(LowRankShape shape, T* matrix, const T* p, const T* q, T* residual) {
-  BestPasses<T>().reconstruct(shape, matrix, p, q, nullptr, residual);
-}
-
-template <class T>
-void ReconstructAndSubtractOwn(LowRankShape shape, T* matrix, const T* p, const T* q,
-                               const T* own_q, T* residual) {
-  BestPasses<T>().reconstruct(shape, matrix, p, q, own_q, residual);
+  BestPasses<T>().reconstruct(shape, matrix, p, q, residual);
 }
 
 template <class T>
@@ -451,10 +428,6 @@ template void TransposeMultiply(LowRankShape, const float*, const float*, float*
 template void TransposeMultiply(LowRankShape, const double*, const double*, double*);
 template void ReconstructAndSubtract(LowRankShape, float*, const float*, const float*, float*);
 template void ReconstructAndSubtract(LowRankShape, double*, const double*, const double*, double*);
-template void ReconstructAndSubtractOwn(LowRankShape, float*, const float*, const float*,
-                                        const float*, float*);
-template void ReconstructAndSubtractOwn(LowRankShape, double*, const double*, const double*,
-                                        const double*, double*);
 template void Add(std::size_t, float*, const float*);
 template void Add(std::size_t, double*, const double*);
 

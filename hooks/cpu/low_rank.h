@@ -28,11 +28,6 @@ void TransposeMultiply(LowRankShape shape, const T* matrix, const T* p, T* q);
 template <class T>
 void ReconstructAndSubtract(LowRankShape shape, T* matrix, const T* p, const T* q, T* residual);
 
-// The local form: as above, but residual = M - P * own_q^T.
-template <class T>
-void ReconstructAndSubtractOwn(LowRankShape shape, T* matrix, const T* p, const T* q,
-                               const T* own_q, T* residual);
-
 // into += from.
 template <class T>
 void Add(std::size_t numel, T* into, const T* from);

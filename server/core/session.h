@@ -142,8 +142,8 @@ class Session {
   absl::Status Leave(int rank, std::uint64_t start_id, absl::Time now, Effects& effects);
 
   // The answer to a ReduceEffect. `result` has the segment's bytes.
-  void Reduced(const wire::RoundId& id, std::uint32_t chunk, wire::PayloadRef result, bool finite,
-               absl::Time now, Effects& effects);
+  void Reduced(const wire::RoundId& id, std::uint32_t chunk, const wire::PayloadRef& result,
+               bool finite, absl::Time now, Effects& effects);
 
   // The hook's state, and its replacement by an exported one: between two steps, before any member
   // has announced a bucket of the next.

@@ -170,7 +170,7 @@ void Session::MaybeReduce(Bucket& bucket, std::uint32_t index, Effects& effects)
   MaybeCommit(effects);  // of no effect: nothing commits before its results are out
 }
 
-void Session::Reduced(const wire::RoundId& id, std::uint32_t index, wire::PayloadRef result,
+void Session::Reduced(const wire::RoundId& id, std::uint32_t index, const wire::PayloadRef& result,
                       bool finite, absl::Time, Effects& effects) {
   if (state_ != State::kRunning) return;
   const auto found = buckets_.find({id.step, id.bucket});

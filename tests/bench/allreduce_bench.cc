@@ -14,6 +14,7 @@
 #include "gradwire/client.h"
 #include "tests/bench/grpc_echo.h"
 #include "tests/bench/process_group.h"
+#include "tests/bench/spread.h"
 
 namespace {
 

@@ -17,9 +17,13 @@
 #include <vector>
 
 #include "hooks/cpu/kernels.h"
+#include "tests/bench/spread.h"
 
 namespace gradwire {
 namespace {
+
+using bench::Spread;
+using bench::SpreadOf;
 
 struct Options {
   std::size_t mib = 64;          // of the largest array of a kernel
@@ -28,17 +32,6 @@ struct Options {
   std::string target;  // a Highway target by name; empty: the best
   std::string json;    // file to write; empty: none
 };
-
-struct Spread {
-  double median = 0;
-  double min = 0;
-  double max = 0;
-};
-
-Spread SpreadOf(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return {values[values.size() / 2], values.front(), values.back()};
-}
 
 // Runs over elements [begin, end).
 struct Kernel {

@@ -22,26 +22,19 @@
 
 #include "hooks/cpu/kernels.h"
 #include "hooks/cpu/low_rank.h"
+#include "tests/bench/spread.h"
 
 namespace gradwire {
 namespace {
+
+using bench::Spread;
+using bench::SpreadOf;
 
 struct Options {
   std::size_t repetitions = 9;
   std::string target;  // a Highway target by name; empty: the best
   std::string json;    // file to write; empty: none
 };
-
-struct Spread {
-  double median = 0;
-  double min = 0;
-  double max = 0;
-};
-
-Spread SpreadOf(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return {values[values.size() / 2], values.front(), values.back()};
-}
 
 struct Matrix {
   std::size_t rows;

@@ -7,7 +7,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -91,11 +90,6 @@ double RunOnce(std::vector<Child>& children) {
   for (Child& child : children) child.WriteLine("go");
   for (Child& child : children) child.ReadLine();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-Spread SpreadOf(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return {.median = values[values.size() / 2], .min = values.front(), .max = values.back()};
 }
 
 }  // namespace gradwire::bench

@@ -30,11 +30,4 @@ class Child {
 // Seconds from "go" until every child has answered.
 double RunOnce(std::vector<Child>& children);
 
-struct Spread {
-  double median = 0;
-  double min = 0;
-  double max = 0;
-};
-Spread SpreadOf(std::vector<double> values);
-
 }  // namespace gradwire::bench
