@@ -65,6 +65,7 @@ class ClientImpl final : public Client {
   int world_size() const override { return world_size_; }
   std::int64_t step() const override { return driver_.step(); }
   ClientMetrics metrics() const override { return driver_.metrics(); }
+  std::vector<BucketReport> Report() const override { return driver_.Report(); }
 
   Completion AllReduce(GradBucket& bucket) override {
     auto state = std::make_shared<Completion::State>();

@@ -115,10 +115,13 @@ void Driver::OnFrame(const absl::StatusOr<wire::Frame>& received) {
   Effects effects;
   const Clock::time_point before = Clock::now();
   member_.Receive(*received, effects);
-  if (std::holds_alternative<wire::Result>(received->header)) {
-    const std::chrono::duration<double> seconds = Clock::now() - before;
+  if (const auto* result = std::get_if<wire::Result>(&received->header)) {
+    const BucketStats::Seconds spent = Clock::now() - before;
+    const std::size_t bytes = received->payload == nullptr ? 0 : received->payload->bytes();
     MutexLock lock(shared_mutex_);
-    metrics_.decompress_seconds += seconds.count();
+    metrics_.decompress_seconds += spent.count();
+    stats_.Decompressed(result->id.bucket, spent, bytes);
+    stats_.Reduced(result->id.bucket, std::chrono::nanoseconds(result->reduce_nanoseconds));
   }
   Apply(std::move(effects));
 }
@@ -175,11 +178,12 @@ void Driver::On(SendChunkEffect& effect) {
     hook_error_ = encoded;
     return;
   }
-  const std::chrono::duration<double> seconds = Clock::now() - before;
+  const BucketStats::Seconds spent = Clock::now() - before;
   {
     MutexLock lock(shared_mutex_);
     metrics_.bytes_sent += effect.bytes;
-    metrics_.compress_seconds += seconds.count();
+    metrics_.compress_seconds += spent.count();
+    stats_.Compressed(effect.header.id.bucket, spent, effect.bytes);
   }
   effect.header.digest = wire::Digest(buffer.get());
   link_.Send(effect.header, std::move(buffer));
@@ -204,13 +208,25 @@ void Driver::On(ReceiveCollectiveEffect& effect) {
 void Driver::On(BucketDoneEffect& effect) {
   const auto found = buckets_.find(effect.ticket);
   if (found == buckets_.end()) return;
+  if (effect.status.ok()) SendReport(effect);
   if (auto done = std::exchange(found->second.done, nullptr)) done->Complete(effect.status);
+}
+
+// Before the completion: a report that is asked for in answer to it has this reduction.
+void Driver::SendReport(const BucketDoneEffect& effect) {
+  std::optional<wire::BucketReport> report;
+  {
+    MutexLock lock(shared_mutex_);
+    report = stats_.Done(effect.bucket, effect.norms, Clock::now());
+  }
+  if (report && membership_.rank == 0) link_.Send(*report);
 }
 
 void Driver::On(StepDoneEffect& effect) {
   buckets_.clear();
   {
     MutexLock lock(shared_mutex_);
+    stats_.EndStep();
     ++(effect.verdict == Verdict::kApply ? metrics_.steps_applied : metrics_.steps_skipped);
   }
   if (end_step_ == nullptr) {
@@ -266,8 +282,16 @@ void Driver::StartBucket(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Out
   entry = {.bucket = std::move(bucket), .done = std::move(done)};
   // An effect may end the step and with it the entry.
   const std::uint64_t bytes = entry.bucket->buffer().bytes();
+  const Clock::time_point now = Clock::now();
+  const std::uint32_t id = member_.BucketId(*entry.bucket).value_or(0);
+  bool measure = false;
+  {
+    MutexLock lock(shared_mutex_);
+    measure = stats_.IsDue(id, now);
+  }
   Effects effects;
-  if (absl::Status started = member_.StartBucket(ticket, *entry.bucket, effects); !started.ok()) {
+  if (absl::Status started = member_.StartBucket(ticket, *entry.bucket, effects, measure);
+      !started.ok()) {
     const std::shared_ptr<Outcome> refused = std::move(entry.done);
     buckets_.erase(ticket);
     return refused->Complete(started);
@@ -275,6 +299,7 @@ void Driver::StartBucket(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Out
   {
     MutexLock lock(shared_mutex_);
     metrics_.gradient_bytes += bytes;
+    stats_.Begin(id, static_cast<std::uint32_t>(entry.bucket->parameters().size()), bytes, now);
   }
   Apply(std::move(effects));
 }
@@ -356,6 +381,31 @@ bool Driver::CancelCalls() {
 ClientMetrics Driver::metrics() const {
   MutexLock lock(shared_mutex_);
   return metrics_;
+}
+
+std::vector<BucketReport> Driver::Report() const {
+  std::vector<wire::BucketReport> all;
+  {
+    MutexLock lock(shared_mutex_);
+    all = stats_.All();
+  }
+  std::vector<BucketReport> reports;
+  reports.reserve(all.size());
+  for (const wire::BucketReport& report : all) {
+    reports.push_back({.first_parameter = options_.parameters[report.bucket].name,
+                       .parameters = report.parameters,
+                       .reductions = report.reductions,
+                       .gradient_bytes = report.gradient_bytes,
+                       .sent_bytes = report.sent_bytes,
+                       .received_bytes = report.received_bytes,
+                       .compress_seconds = report.compress_seconds,
+                       .wire_seconds = report.wire_seconds,
+                       .reduce_seconds = report.reduce_seconds,
+                       .decompress_seconds = report.decompress_seconds,
+                       .gradient_norm = report.gradient_norm,
+                       .residual_norm = report.residual_norm});
+  }
+  return reports;
 }
 
 std::shared_ptr<grpc::Channel> Driver::channel() const {

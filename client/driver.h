@@ -10,7 +10,9 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
+#include "client/bucket_stats.h"
 #include "client/buffer_pool.h"
 #include "client/channel.h"
 #include "client/completion.h"
@@ -72,6 +74,7 @@ class Driver {
   // Any thread.
   std::int64_t step() const { return step_.load(std::memory_order_relaxed); }
   ClientMetrics metrics() const GRADWIRE_EXCLUDES(shared_mutex_);
+  std::vector<BucketReport> Report() const GRADWIRE_EXCLUDES(shared_mutex_);
   bool left() const { return left_.load(std::memory_order_relaxed); }
   absl::Status CallLeave(absl::Duration timeout) const GRADWIRE_EXCLUDES(shared_mutex_);
   absl::StatusOr<std::string> CallExport(absl::Duration timeout) const
@@ -98,6 +101,7 @@ class Driver {
   void On(SendCollectiveEffect& effect);
   void On(ReceiveCollectiveEffect& effect);
   void On(BucketDoneEffect& effect);
+  void SendReport(const BucketDoneEffect& effect) GRADWIRE_EXCLUDES(shared_mutex_);
   void On(StepDoneEffect& effect);
   void On(CollectiveDoneEffect& effect);
   void On(WelcomeEffect& effect);
@@ -117,6 +121,7 @@ class Driver {
   mutable Mutex shared_mutex_;
   std::shared_ptr<grpc::Channel> channel_ GRADWIRE_GUARDED_BY(shared_mutex_);
   ClientMetrics metrics_ GRADWIRE_GUARDED_BY(shared_mutex_);
+  BucketStats stats_ GRADWIRE_GUARDED_BY(shared_mutex_);
   std::atomic<std::int64_t>
       step_;  // the one that the user is in; the core's may be the next already
   std::atomic<bool> left_ = false;

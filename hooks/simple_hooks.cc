@@ -240,6 +240,8 @@ class WrapperRun : public HookRun {
   absl::Status Decode(ElementRange range, std::span<const std::byte> in) override {
     return inner_->Decode(range, in);
   }
+  void Measure() override { inner_->Measure(); }
+  std::optional<BucketNorms> norms() const override { return inner_->norms(); }
   void Commit() override { inner_->Commit(); }
   void Abort() override { inner_->Abort(); }
 

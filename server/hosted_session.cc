@@ -286,12 +286,14 @@ void HostedSession::Finish(Work work) {
     if (work.reductions.empty()) return;
     Work next;
     for (ReduceEffect& effect : work.reductions) {
-      Sum sum = Compute(effect);
+      const absl::Time before = MonotonicNow();
+      const Sum sum = Compute(effect);
+      const absl::Duration spent = MonotonicNow() - before;
       // The members' buffers are free before the results need room in gRPC.
       effect.inputs.clear();
       MutexLock lock(mutex_);
       Effects effects;
-      core_.Reduced(effect.id, effect.chunk, sum.payload, sum.finite, MonotonicNow(), effects);
+      core_.Reduced(effect.id, effect.chunk, sum.payload, sum.finite, spent, effects);
       Execute(std::move(effects), next);
     }
     work = std::move(next);
@@ -349,7 +351,14 @@ v1::SessionStatus HostedSession::Status(absl::Time now, bool compression) const 
   status.set_steps_applied_total(stats.steps_applied);
   status.set_steps_skipped_total(stats.steps_skipped);
   status.set_iteration(core_.iteration());
-  if (compression) AddCompression(core_.Report(), status);
+  if (compression) {
+    AddCompression(core_.Report(), status);
+    for (const auto& [bucket, report] : core_.bucket_reports()) {
+      v1::BucketStatus& line = *status.add_buckets();
+      line.set_name(options_.manifest[bucket].name);
+      *line.mutable_report() = wire::ToProto(report).bucket_report();
+    }
+  }
   for (int rank = 0; rank < options_.world_size; ++rank) {
     v1::MemberStatus& member = *status.add_members();
     member.set_rank(rank);

@@ -56,7 +56,14 @@ absl::Status Member::MapParameters(const GradBucket& bucket,
   return absl::OkStatus();
 }
 
-absl::Status Member::StartBucket(Ticket ticket, GradBucket& bucket, Effects& effects) {
+std::optional<std::uint32_t> Member::BucketId(const GradBucket& bucket) const {
+  if (bucket.parameters().empty()) return std::nullopt;
+  const auto found = positions_.find(bucket.parameters().front().name);
+  return found == positions_.end() ? std::nullopt : std::optional(found->second);
+}
+
+absl::Status Member::StartBucket(Ticket ticket, GradBucket& bucket, Effects& effects,
+                                 bool measure) {
   if (failed()) return failure_;
   if (ended_) {
     return absl::FailedPreconditionError(absl::StrCat("step ", step_, " was ended by this member"));
@@ -69,6 +76,7 @@ absl::Status Member::StartBucket(Ticket ticket, GradBucket& bucket, Effects& eff
   absl::StatusOr<std::unique_ptr<HookRun>> run = hook_->Start(bucket, step_);
   if (!run.ok()) return run.status();
   entry.run = *std::move(run);
+  if (measure) entry.run->Measure();
   absl::StatusOr<std::optional<RoundPlan>> first = entry.run->Next(Context());
   if (!first.ok()) return first.status();
   if (first->has_value() != !entry.plans.empty() ||
@@ -84,9 +92,7 @@ absl::Status Member::StartBucket(Ticket ticket, GradBucket& bucket, Effects& eff
   const std::uint32_t id = entry.parameters.front();
   Bucket& placed = buckets_.emplace(id, std::move(entry)).first->second;
   SendAnnounce(placed, effects);
-  if (placed.done) {
-    effects.push_back(BucketDoneEffect{.ticket = ticket, .status = absl::OkStatus()});
-  }
+  if (placed.done) Done(placed, effects);
   if (is_first_empty) {
     if (absl::Status status = AdvanceRound(placed, effects); !status.ok()) Fail(status, effects);
   }
@@ -288,9 +294,8 @@ absl::Status Member::AdvanceRound(Bucket& bucket, Effects& effects) {
     absl::StatusOr<std::optional<RoundPlan>> next = bucket.run->Next(Context());
     if (!next.ok()) return next.status();
     if (!next->has_value()) {
-      bucket.done = true;
       if (IsActive(Mutant::kStateTouchedBeforeCommit)) bucket.run->Commit();
-      effects.push_back(BucketDoneEffect{.ticket = bucket.ticket, .status = absl::OkStatus()});
+      Done(bucket, effects);
       return absl::OkStatus();
     }
     ++bucket.round;
@@ -304,6 +309,14 @@ absl::Status Member::AdvanceRound(Bucket& bucket, Effects& effects) {
   } while (bucket.layout.chunk_count() == 0);
   SendChunks(bucket.parameters.front(), bucket, effects);
   return absl::OkStatus();
+}
+
+void Member::Done(Bucket& bucket, Effects& effects) {
+  bucket.done = true;
+  effects.push_back(BucketDoneEffect{.ticket = bucket.ticket,
+                                     .status = absl::OkStatus(),
+                                     .bucket = bucket.parameters.front(),
+                                     .norms = bucket.run->norms()});
 }
 
 void Member::OnStepDone(const wire::StepDone& done, Effects& effects) {
@@ -383,7 +396,7 @@ void Member::Fail(const absl::Status& status, Effects& effects) {
   for (auto& [id, bucket] : buckets_) {
     bucket.run->Abort();
     if (!bucket.done)
-      effects.push_back(BucketDoneEffect{.ticket = bucket.ticket, .status = status});
+      effects.push_back(BucketDoneEffect{.ticket = bucket.ticket, .status = status, .bucket = id});
   }
   buckets_.clear();
   collective_.reset();

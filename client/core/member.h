@@ -62,6 +62,8 @@ struct ReceiveCollectiveEffect {
 struct BucketDoneEffect {
   Ticket ticket = 0;
   absl::Status status;
+  std::uint32_t bucket = 0;
+  std::optional<BucketNorms> norms{};  // where they were asked for
 };
 struct StepDoneEffect {
   std::int64_t step = 0;
@@ -91,8 +93,13 @@ class Member {
   Member& operator=(const Member&) = delete;
 
   // Begins a bucket of the current step. An error leaves the session as it was. `bucket` stays with
-  // the core until its BucketDoneEffect.
-  absl::Status StartBucket(Ticket ticket, GradBucket& bucket, Effects& effects);
+  // the core until its BucketDoneEffect. `measure`: that should have norms.
+  absl::Status StartBucket(Ticket ticket, GradBucket& bucket, Effects& effects,
+                           bool measure = false);
+
+  // What frames call a bucket: the manifest position of its first parameter. None: not one of the
+  // session's.
+  std::optional<std::uint32_t> BucketId(const GradBucket& bucket) const;
 
   // No more buckets in this step. StepDoneEffect follows.
   absl::Status EndStep(Effects& effects);
@@ -147,6 +154,7 @@ class Member {
   void OnCollectiveAck(const wire::CollectiveAck& ack, Effects& effects);
   absl::Status Decode(Bucket& bucket, const wire::Result& result, const wire::Payload& payload);
   absl::Status AdvanceRound(Bucket& bucket, Effects& effects);
+  static void Done(Bucket& bucket, Effects& effects);
   void SendChunks(std::uint32_t id, Bucket& bucket, Effects& effects);
   void SendAnnounce(const Bucket& bucket, Effects& effects);
   void SendCollectiveChunks(Effects& effects);

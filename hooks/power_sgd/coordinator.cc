@@ -107,6 +107,10 @@ class PowerSgdCoordinator : public CoordinatorHook {
                       options_.wire.value_or(bucket.front().dtype), SideAt(options_, iteration_));
   }
 
+  std::int64_t log_interval() const override {
+    return IsPlain() ? 0 : options_.compression_stats_logging_frequency;
+  }
+
   std::uint64_t SharedEpoch(std::span<const ParameterSpec> bucket) override {
     if (IsPlain()) return 0;
     const BucketLayout layout = MakeLayout(options_, bucket);

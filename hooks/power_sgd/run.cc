@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
+#include <numeric>
 #include <string>
 #include <type_traits>
 
@@ -18,6 +20,24 @@ template <class T>
 constexpr DType kDType = std::is_same_v<T, double> ? DType::kFloat64 : DType::kFloat32;
 
 constexpr std::size_t kBlock = 1024;  // elements converted at a time
+
+// In fp64, in lanes that the compiler can put side by side.
+template <class T>
+double SumOfSquares(std::span<const T> values) {
+  std::array<double, 8> lanes{};
+  std::size_t i = 0;
+  for (; i + lanes.size() <= values.size(); i += lanes.size()) {
+    for (std::size_t lane = 0; lane < lanes.size(); ++lane) {
+      const auto value = static_cast<double>(values[i + lane]);
+      lanes[lane] += value * value;
+    }
+  }
+  double sum = std::accumulate(lanes.begin(), lanes.end(), 0.0);
+  for (; i < values.size(); ++i) {
+    sum += static_cast<double>(values[i]) * static_cast<double>(values[i]);
+  }
+  return sum;
+}
 
 cpu::LowRankShape Shape(const LowRankMatrix& matrix) {
   return {.rows = matrix.shape.rows, .cols = matrix.shape.cols, .rank = matrix.rank};
@@ -279,6 +299,9 @@ void PowerSgdRun<T>::Prepare() {
     return KeepOwn(work_->q);
   }
   LoadBucket();
+  if (measures_) {
+    gradient_squares_ = SumOfSquares(std::span<const T>(matrix_, bucket_.buffer().numel));
+  }
   AddResiduals();
   work_->p.resize(layout_.p_numel);
   work_->q.resize(layout_.q_numel);
@@ -412,7 +435,17 @@ void PowerSgdRun<T>::Finish() {
     }
     state_.padding(bucket_.parameters().front().name).next.assign(from, work_->residual.end());
   }
+  if (measures_ && KeepsResidual()) MeasureResidual();
   StoreBucket();
+}
+
+template <class T>
+void PowerSgdRun<T>::MeasureResidual() {
+  double squares = 0;
+  for (const ParameterSpec& parameter : bucket_.parameters()) {
+    squares += SumOfSquares(std::span<const T>(state_.parameter(parameter.name).next));
+  }
+  norms_ = {.gradient = std::sqrt(gradient_squares_), .residual = std::sqrt(squares)};
 }
 
 template <class T>

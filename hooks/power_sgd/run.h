@@ -27,6 +27,8 @@ class PowerSgdRun : public HookRun {
   absl::Status Decode(ElementRange range, std::span<const std::byte> in) override;
   std::size_t shared_bytes() const override;
   absl::Status Import(std::span<const std::byte> shared) override;
+  void Measure() override { measures_ = true; }
+  std::optional<BucketNorms> norms() const override { return norms_; }
   void Commit() override;
   void Abort() override { ended_ = true; }
 
@@ -46,6 +48,7 @@ class PowerSgdRun : public HookRun {
   void MakeP();
   void MakeQ();
   void Finish();
+  void MeasureResidual();
   void FinishMatrix(const LowRankMatrix& matrix);
   void StoreBucket();
   void EncodeDense(ElementRange range, std::byte* out) const;
@@ -73,6 +76,9 @@ class PowerSgdRun : public HookRun {
   bool prepared_ = false;    // this round's contribution is there
   bool finished_ = false;
   bool ended_ = false;
+  bool measures_ = false;
+  double gradient_squares_ = 0;
+  std::optional<BucketNorms> norms_;
 };
 
 }  // namespace gradwire

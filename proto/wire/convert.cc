@@ -213,6 +213,41 @@ void Set(const Heartbeat& /*heartbeat*/, v1::Header& out) { out.mutable_heartbea
 
 Heartbeat Get(const v1::Heartbeat& /*message*/, Checker& /*check*/) { return {}; }
 
+void Set(const BucketReport& report, v1::Header& out) {
+  v1::BucketReport& message = *out.mutable_bucket_report();
+  message.set_bucket(report.bucket);
+  message.set_parameters(report.parameters);
+  message.set_reductions(report.reductions);
+  message.set_gradient_bytes(report.gradient_bytes);
+  message.set_sent_bytes(report.sent_bytes);
+  message.set_received_bytes(report.received_bytes);
+  message.set_compress_seconds(report.compress_seconds);
+  message.set_wire_seconds(report.wire_seconds);
+  message.set_reduce_seconds(report.reduce_seconds);
+  message.set_decompress_seconds(report.decompress_seconds);
+  message.set_gradient_norm(report.gradient_norm);
+  message.set_residual_norm(report.residual_norm);
+}
+
+BucketReport Get(const v1::BucketReport& message, Checker& check) {
+  const auto number = [&check](const char* field, double value) {
+    return check.Range(field, value, 0.0, std::numeric_limits<double>::max());
+  };
+  return {.bucket = check.Parameter("bucket", message.bucket()),
+          .parameters = check.Range("parameters", message.parameters(), std::uint32_t{1},
+                                    static_cast<std::uint32_t>(kMaxParameters)),
+          .reductions = message.reductions(),
+          .gradient_bytes = message.gradient_bytes(),
+          .sent_bytes = message.sent_bytes(),
+          .received_bytes = message.received_bytes(),
+          .compress_seconds = number("compress_seconds", message.compress_seconds()),
+          .wire_seconds = number("wire_seconds", message.wire_seconds()),
+          .reduce_seconds = number("reduce_seconds", message.reduce_seconds()),
+          .decompress_seconds = number("decompress_seconds", message.decompress_seconds()),
+          .gradient_norm = number("gradient_norm", message.gradient_norm()),
+          .residual_norm = number("residual_norm", message.residual_norm())};
+}
+
 void Set(const Enter& enter, v1::Header& out) {
   v1::Enter& message = *out.mutable_enter();
   message.set_number(enter.number);
@@ -273,10 +308,14 @@ void Set(const Result& result, v1::Header& out) {
   Set(result.id, message.mutable_id());
   message.set_chunk(result.chunk);
   message.set_digest(result.digest);
+  message.set_reduce_nanoseconds(result.reduce_nanoseconds);
 }
 
 Result Get(const v1::Result& message, Checker& check) {
-  return {.id = check.Id(message.id()), .chunk = message.chunk(), .digest = message.digest()};
+  return {.id = check.Id(message.id()),
+          .chunk = message.chunk(),
+          .digest = message.digest(),
+          .reduce_nanoseconds = message.reduce_nanoseconds()};
 }
 
 void Set(const StepDone& done, v1::Header& out) {
@@ -396,6 +435,8 @@ absl::StatusOr<Header> FromProto(const v1::Header& header) {
       return Checked("collective_chunk", header.collective_chunk());
     case v1::Header::kCollectiveAck:
       return Checked("collective_ack", header.collective_ack());
+    case v1::Header::kBucketReport:
+      return Checked("bucket_report", header.bucket_report());
     case v1::Header::kWelcome:
       return Checked("welcome", header.welcome());
     case v1::Header::kGrant:

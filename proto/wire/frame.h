@@ -64,6 +64,23 @@ struct EndStep {
   bool operator==(const EndStep&) const = default;
 };
 
+// Totals since the member joined; field meanings are in the .proto.
+struct BucketReport {
+  std::uint32_t bucket = 0;
+  std::uint32_t parameters = 0;
+  std::uint64_t reductions = 0;
+  std::uint64_t gradient_bytes = 0;
+  std::uint64_t sent_bytes = 0;
+  std::uint64_t received_bytes = 0;
+  double compress_seconds = 0;
+  double wire_seconds = 0;
+  double reduce_seconds = 0;
+  double decompress_seconds = 0;
+  double gradient_norm = 0;
+  double residual_norm = 0;
+  bool operator==(const BucketReport&) const = default;
+};
+
 struct Heartbeat {
   bool operator==(const Heartbeat&) const = default;
 };
@@ -107,6 +124,7 @@ struct Result {
   RoundId id;
   std::uint32_t chunk = 0;
   std::uint64_t digest = 0;
+  std::uint64_t reduce_nanoseconds = 0;
   bool operator==(const Result&) const = default;
 };
 
@@ -154,7 +172,7 @@ struct Begin {
 
 using Header = std::variant<Hello, Announce, Contribution, Ack, EndStep, Heartbeat, Enter,
                             CollectiveChunk, CollectiveAck, Welcome, Grant, Result, StepDone,
-                            Restart, Failure, Begin, SharedState, StateReset>;
+                            Restart, Failure, Begin, SharedState, StateReset, BucketReport>;
 
 // Bytes that belong to a frame, immutable and shared: received slices, a pooled buffer, a test's
 // vector. The pieces stay valid as long as the object.

@@ -180,6 +180,8 @@ void Session::Receive(int rank, std::uint64_t connection, const wire::Frame& fra
     OnAnnounce(rank, *announce, now, effects);
   } else if (const auto* end = std::get_if<wire::EndStep>(&frame.header)) {
     OnEndStep(rank, *end, now, effects);
+  } else if (const auto* report = std::get_if<wire::BucketReport>(&frame.header)) {
+    OnBucketReport(rank, *report, effects);
   } else if (const auto* enter = std::get_if<wire::Enter>(&frame.header)) {
     if (!IsActive(Mutant::kGenerationNotCompared) && enter->generation != options_.generation) {
       return Violation(rank,

@@ -142,14 +142,17 @@ class Session {
   absl::Status Leave(int rank, std::uint64_t start_id, absl::Time now, Effects& effects);
 
   // The answer to a ReduceEffect. `result` has the segment's bytes.
+  // The sum took `spent`; that is for the report.
   void Reduced(const wire::RoundId& id, std::uint32_t chunk, const wire::PayloadRef& result,
-               bool finite, absl::Time now, Effects& effects);
+               bool finite, absl::Duration spent, Effects& effects);
 
   // The hook's state, and its replacement by an exported one: between two steps, before any member
   // has announced a bucket of the next.
   absl::StatusOr<HookState> ExportState() const;
   absl::Status ImportState(const HookState& state, Effects& effects);
   std::vector<ParameterReport> Report() const;
+  // What rank 0 said last of each bucket of the last step, by the bucket's id.
+  const std::map<std::uint32_t, wire::BucketReport>& bucket_reports() const { return reports_; }
   std::int64_t iteration() const { return hook_ == nullptr ? 0 : hook_->iteration(); }
   // Upper bound of what the state's tensors take.
   std::size_t state_bytes() const { return hook_ == nullptr ? 0 : hook_->StateBytes(); }
@@ -203,6 +206,7 @@ class Session {
     wire::PayloadRef result;  // from its reduction until everybody acknowledged it
     bool finite = true;
     std::uint64_t result_digest = 0;
+    std::uint64_t reduce_nanoseconds = 0;
   };
   struct Round {
     std::uint32_t attempt = 0;
@@ -236,6 +240,7 @@ class Session {
   void OnContribution(int rank, const wire::Contribution& header, const wire::PayloadRef& payload,
                       Effects& effects);
   void OnAck(int rank, const wire::RoundId& id, std::uint32_t received, Effects& effects);
+  void OnBucketReport(int rank, const wire::BucketReport& report, Effects& effects);
   void OnEndStep(int rank, const wire::EndStep& end, absl::Time now, Effects& effects);
 
   absl::StatusOr<std::vector<RoundPlan>> CheckedPlan(const wire::Announce& announce) const;
@@ -254,6 +259,7 @@ class Session {
   void Advance(Bucket& bucket);
   void GrantBuckets(Effects& effects);
   void SendGrant(Bucket& bucket, int rank, Effects& effects);
+  void LogCompression(Effects& effects) const;
   bool CompleteForCommit(const Bucket& bucket) const;
   void MaybeCommit(Effects& effects);
   void Commit(Effects& effects);
@@ -299,6 +305,7 @@ class Session {
       owner_;  // of each parameter in the open step: its bucket
   Collectives collectives_;
   SessionStats stats_;
+  std::map<std::uint32_t, wire::BucketReport> reports_;
 };
 
 std::string Name(Session::State state);

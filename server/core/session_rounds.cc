@@ -171,7 +171,7 @@ void Session::MaybeReduce(Bucket& bucket, std::uint32_t index, Effects& effects)
 }
 
 void Session::Reduced(const wire::RoundId& id, std::uint32_t index, const wire::PayloadRef& result,
-                      bool finite, absl::Time, Effects& effects) {
+                      bool finite, absl::Duration spent, Effects& effects) {
   if (state_ != State::kRunning) return;
   const auto found = buckets_.find({id.step, id.bucket});
   if (found == buckets_.end()) return;
@@ -188,6 +188,8 @@ void Session::Reduced(const wire::RoundId& id, std::uint32_t index, const wire::
     chunk.finite = finite;
     offset += bytes;
   }
+  round.chunks[unit.first].reduce_nanoseconds =
+      static_cast<std::uint64_t>(std::max<std::int64_t>(absl::ToInt64Nanoseconds(spent), 0));
   ReleaseReduced(bucket, effects);
   Advance(bucket);
   GrantBuckets(effects);
@@ -200,10 +202,11 @@ void Session::ReleaseReduced(Bucket& bucket, Effects& effects) {
     const Chunk& chunk = round.chunks[round.reduced];
     bucket.digest = CombineDigests(bucket.digest, chunk.result_digest);
     if (!chunk.finite) nonfinite_ = true;  // not before: an attempt that starts over takes it back
-    FanOut(
-        wire::Result{
-            .id = CurrentId(bucket), .chunk = round.reduced, .digest = chunk.result_digest},
-        chunk.result, effects);
+    FanOut(wire::Result{.id = CurrentId(bucket),
+                        .chunk = round.reduced,
+                        .digest = chunk.result_digest,
+                        .reduce_nanoseconds = chunk.reduce_nanoseconds},
+           chunk.result, effects);
     stats_.result_bytes +=
         chunk.result->bytes() * std::get<FanOutEffect>(effects.back()).ranks.size();
     Observe(bucket, round.reduced, *chunk.result);

@@ -1,8 +1,10 @@
 // The hook's state: what members are given of it, and how it follows the results.
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "proto/wire/owned_payload.h"
 #include "server/core/session.h"
 
@@ -94,6 +96,48 @@ absl::Status Session::ImportState(const HookState& state, Effects& effects) {
   }
   FanOut(wire::StateReset{.iteration = hook_->iteration()}, nullptr, effects);
   return absl::OkStatus();
+}
+
+// Rank 0 measures for all, as it does in torch's log. What others send is of no use yet, and no
+// sin.
+void Session::OnBucketReport(int rank, const wire::BucketReport& report, Effects& effects) {
+  if (report.bucket >= options_.manifest.size() || report.parameters > options_.manifest.size()) {
+    return Violation(rank,
+                     absl::InvalidArgumentError(absl::StrCat(
+                         "reported on bucket ", report.bucket, " of ", report.parameters,
+                         " parameters; the manifest has ", options_.manifest.size())),
+                     effects);
+  }
+  if (rank == 0) reports_[report.bucket] = report;
+}
+
+void Session::LogCompression(Effects& effects) const {
+  const std::int64_t interval = hook_ == nullptr ? 0 : hook_->log_interval();
+  if (interval == 0 || hook_->iteration() % interval != 0) return;
+  std::size_t before = 0;
+  std::size_t after = 0;
+  for (const auto& [key, bucket] : buckets_) {
+    if (bucket.step != step_) continue;
+    for (std::uint32_t p : bucket.parameters) {
+      before += options_.manifest[p].numel() * ByteSize(options_.manifest[p].dtype);
+    }
+    for (const RoundPlan& plan : bucket.plans) after += plan.bytes();
+  }
+  std::string text = absl::StrFormat(
+      "after %d applied steps: %d bytes of gradients went as %d bytes, 1/%.1f", hook_->iteration(),
+      before, after,
+      static_cast<double>(before) / static_cast<double>(std::max<std::size_t>(after, 1)));
+  double gradient = 0;
+  double residual = 0;
+  for (const auto& [id, report] : reports_) {
+    gradient += report.gradient_norm * report.gradient_norm;
+    residual += report.residual_norm * report.residual_norm;
+  }
+  if (gradient > 0) {
+    absl::StrAppendFormat(&text, "; rank 0's residual has %.3f of its gradient's norm",
+                          std::sqrt(residual / gradient));
+  }
+  effects.push_back(LogEffect{.message = text});
 }
 
 std::vector<ParameterReport> Session::Report() const {

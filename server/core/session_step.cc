@@ -335,6 +335,10 @@ void Session::Commit(Effects& effects) {
                               .digest = digest};
   FanOut(*last_done_, nullptr, effects);
   if (hook_ != nullptr) hook_->EndStep(last_done_->verdict);
+  std::erase_if(reports_, [this](const auto& entry) {
+    return !buckets_.contains({step_, entry.first});
+  });
+  if (last_done_->verdict == Verdict::kApply) LogCompression(effects);
   ++(nonfinite_ ? stats_.steps_skipped : stats_.steps_applied);
   ++step_;
   attempt_ = 0;

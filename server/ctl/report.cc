@@ -101,6 +101,32 @@ std::string CompressionTable(const v1::SessionStatus& session) {
   return absl::StrCat("\n", Table(rows));
 }
 
+std::string Milliseconds(double seconds, std::uint64_t count) {
+  return absl::StrFormat("%.2f ms", count == 0 ? 0 : 1e3 * seconds / static_cast<double>(count));
+}
+
+// Means over a bucket's reductions, as rank 0 measured them. Empty when it has not.
+std::string BucketTable(const v1::SessionStatus& session) {
+  if (session.buckets().empty()) return "";
+  std::vector<Row> rows = {{"BUCKET", "PARAMETERS", "REDUCTIONS", "BEFORE", "AFTER", "COMPRESS",
+                            "WIRE", "REDUCE", "DECOMPRESS", "RESIDUAL/GRADIENT"}};
+  for (const v1::BucketStatus& bucket : session.buckets()) {
+    const v1::BucketReport& report = bucket.report();
+    const std::uint64_t count = report.reductions();
+    const std::uint64_t divisor = std::max<std::uint64_t>(count, 1);
+    rows.push_back(
+        {Printable(bucket.name()), absl::StrCat(report.parameters()), absl::StrCat(count),
+         Bytes(report.gradient_bytes() / divisor), Bytes(report.sent_bytes() / divisor),
+         Milliseconds(report.compress_seconds(), count), Milliseconds(report.wire_seconds(), count),
+         Milliseconds(report.reduce_seconds(), count),
+         Milliseconds(report.decompress_seconds(), count),
+         report.gradient_norm() > 0
+             ? absl::StrFormat("%.3f", report.residual_norm() / report.gradient_norm())
+             : "-"});
+  }
+  return absl::StrCat("\n", Table(rows));
+}
+
 std::string Json(const google::protobuf::Message& message) {
   google::protobuf::util::JsonPrintOptions options;
   options.always_print_primitive_fields = true;
@@ -166,7 +192,7 @@ std::string SessionTable(const v1::SessionStatus& session) {
          member.has_last_heard() ? absl::StrCat(Seconds(member.last_heard()), " ago") : "never",
          Bytes(member.contribution_bytes_total())});
   }
-  return absl::StrCat(text, "\n", Table(rows), CompressionTable(session));
+  return absl::StrCat(text, "\n", Table(rows), BucketTable(session), CompressionTable(session));
 }
 
 std::string SessionJson(const v1::SessionStatus& session) { return Json(session) + "\n"; }

@@ -178,7 +178,7 @@ class Fuzz {
             .finite;
     Effects effects;
     session_.Reduced(reduce.id, reduce.chunk, wire::OwnedPayload::Make(std::move(out)), finite,
-                     now_, effects);
+                     absl::ZeroDuration(), effects);
     Take(std::move(effects));
   }
 

@@ -417,6 +417,46 @@ TEST(PowerSgd, ResidualsFollowTheLossScale) {
   }
 }
 
+double Norm(const std::vector<std::vector<double>>& parts) {
+  double squares = 0;
+  for (const std::vector<double>& part : parts) {
+    for (const double value : part) squares += value * value;
+  }
+  return std::sqrt(squares);
+}
+
+TEST_P(PowerSgdForms, MeasuresGradientsAndWhatIsLeftOfThem) {
+  const auto world = World(2, Form(GetParam()));
+  const std::vector<ParameterSpec> model = Model(DType::kFloat32);
+  for (std::uint32_t step = 0; step < 3; ++step) {
+    const Values values = RandomGradients(model, 2, step);
+    auto gradients = Pack<float>(values);
+    ASSERT_TRUE(world->RunStep(gradients, kTwo).ok());
+    const HookState state = world->hook(0).State();
+    for (std::size_t b = 0; b < kTwo.size(); ++b) {
+      std::vector<std::vector<double>> gradient;
+      std::vector<std::vector<double>> residual;
+      for (const std::size_t p : kTwo[b]) {
+        gradient.push_back(values[0][p]);
+        residual.push_back(Residual<float>(state, model[p]));
+      }
+      ASSERT_TRUE(world->norms()[b].has_value());
+      EXPECT_NEAR(world->norms()[b]->gradient, Norm(gradient), 1e-9 * Norm(gradient));
+      EXPECT_NEAR(world->norms()[b]->residual, Norm(residual), 1e-9 * Norm(gradient));
+    }
+  }
+}
+
+TEST(PowerSgd, MeasuresNothingWithoutResiduals) {
+  for (const char* spec : {"power_sgd,start_powerSGD_iter=0,use_error_feedback=false",
+                           "power_sgd,start_powerSGD_iter=5", "fp16"}) {
+    const auto world = World(2, spec);
+    auto gradients = Pack<float>(RandomGradients(Model(DType::kFloat32), 2, 0));
+    ASSERT_TRUE(world->RunStep(gradients, kOne).ok());
+    EXPECT_FALSE(world->norms()[0].has_value()) << spec;
+  }
+}
+
 TEST(PowerSgd, RefusesAnotherStateByName) {
   using ::testing::HasSubstr;
   const auto model = Model(DType::kFloat32);

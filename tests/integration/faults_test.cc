@@ -84,7 +84,7 @@ TEST(DeadMember, OthersLearnItsRankAndTheDaemonServesOn) {
 
 TEST(DeadMember, SilenceIsADeathToo) {
   TestDaemon daemon(
-      {.heartbeat_interval = absl::Milliseconds(100), .silence_timeout = absl::Milliseconds(1000)});
+      {.heartbeat_interval = absl::Milliseconds(100), .silence_timeout = absl::Seconds(3)});
   Processes silent(daemon, "silent", {"--elements", "100000", "--steps", "100000"});
   ASSERT_TRUE(Eventually([&] { return silent[1].Log().find("step 3 apply") != std::string::npos; },
                          absl::Seconds(60)));

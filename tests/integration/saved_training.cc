@@ -13,14 +13,6 @@
 namespace gradwire::testing {
 namespace {
 
-absl::Status Load(Client& client, int rank, const Checkpoint& from) {
-  if (rank == 0) {
-    if (absl::Status status = client.ImportState(from.state); !status.ok()) return status;
-  }
-  const absl::Status loaded = client.LoadStateDict(from.dicts[static_cast<std::size_t>(rank)]);
-  return loaded.ok() ? client.Barrier() : loaded;
-}
-
 bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
@@ -82,6 +74,14 @@ absl::StatusOr<Verdict> Reduce(Client& client, Buckets& buckets) {
     if (absl::Status status = completion.Wait(); !status.ok()) return status;
   }
   return client.EndStep();
+}
+
+absl::Status Load(Client& client, int rank, const Checkpoint& from) {
+  if (rank == 0) {
+    if (absl::Status status = client.ImportState(from.state); !status.ok()) return status;
+  }
+  const absl::Status loaded = client.LoadStateDict(from.dicts[static_cast<std::size_t>(rank)]);
+  return loaded.ok() ? client.Barrier() : loaded;
 }
 
 // Each rank has its own place in `to`.

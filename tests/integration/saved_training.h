@@ -65,6 +65,10 @@ absl::StatusOr<Verdict> Reduce(Client& client, Buckets& buckets);
 // One step of one member; its result goes to `results`.
 absl::Status Step(Client& client, int rank, int step, const Training& training, Results& results);
 
+// Gives the session and the member what `from` has of them. All members call it before their first
+// step.
+absl::Status Load(Client& client, int rank, const Checkpoint& from);
+
 // All members meet, and each puts its part into `to`.
 absl::Status Save(Client& client, int rank, Checkpoint& to);
 

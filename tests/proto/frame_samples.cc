@@ -45,6 +45,18 @@ std::vector<Sample> Samples() {
       {"begin", Begin{.number = 9}},
       {"shared_state", SharedState{.id = id, .offset = 4096, .bytes = 5000}},
       {"state_reset", StateReset{.iteration = 30}},
+      {"bucket_report", BucketReport{.bucket = 7,
+                                     .parameters = 3,
+                                     .reductions = 41,
+                                     .gradient_bytes = 4000,
+                                     .sent_bytes = 160,
+                                     .received_bytes = 161,
+                                     .compress_seconds = 0.5,
+                                     .wire_seconds = 0.25,
+                                     .reduce_seconds = 0.125,
+                                     .decompress_seconds = 0.0625,
+                                     .gradient_norm = 2,
+                                     .residual_norm = 1.5}},
   };
 }
 

@@ -157,8 +157,8 @@ class SessionHarness {
       float sum = 0;
       for (const wire::PayloadRef& input : reduce.inputs) sum += FirstFloat(input);
       Effects effects;
-      session.Reduced(reduce.id, reduce.chunk, Floats(reduce.segment.numel, sum), finite, now,
-                      effects);
+      session.Reduced(reduce.id, reduce.chunk, Floats(reduce.segment.numel, sum), finite,
+                      absl::Microseconds(3), effects);
       Take(std::move(effects));
     }
   }
@@ -181,6 +181,7 @@ class SessionHarness {
   std::map<int, std::uint64_t> streams;
   std::map<int, std::vector<wire::Frame>> frames;
   std::vector<CloseEffect> closed;
+  std::vector<std::string> logged;
   std::deque<ReduceEffect> reductions;
   std::uint64_t connections = 0;
 
@@ -195,6 +196,8 @@ class SessionHarness {
         reductions.push_back(std::move(*reduce));
       } else if (auto* close = std::get_if<CloseEffect>(&effect)) {
         closed.push_back(*close);
+      } else {
+        logged.push_back(std::get<LogEffect>(effect).message);
       }
     }
     EXPECT_LE(session.held_bytes(), session.options().ReservedBytes());

@@ -2,12 +2,16 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "tests/server/session_harness.h"
 
 namespace gradwire::server {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 SessionOptions Compressed() {
   SessionOptions options = SmallOptions();
@@ -124,6 +128,98 @@ TEST(SessionState, WhatIsMissingOrWrongIsNamedAndNothingChanges) {
   state.tensors.push_back({.name = "q/w", .dtype = DType::kFloat32, .shape = {1}, .data = {}});
   expect_refused(state, "q/w");
   EXPECT_TRUE(Import(harness, good).ok());
+}
+
+// A step of all parameters in buckets that begin with the given ones, all values equal.
+void RunStep(SessionHarness& harness, const std::vector<std::vector<std::uint32_t>>& buckets) {
+  for (const auto& parameters : buckets) {
+    wire::Announce announce = harness.AnnounceOf(parameters);
+    std::vector<ParameterSpec> specs;
+    for (std::uint32_t p : parameters) specs.push_back(harness.session.options().manifest[p]);
+    const auto hook = MakeCoordinatorHook(harness.session.options().spec, specs);
+    while ((*hook)->iteration() < harness.session.iteration()) (*hook)->EndStep(Verdict::kApply);
+    announce.rounds = *(*hook)->Plan(specs);
+    for (int rank : {0, 1}) harness.Receive(rank, announce);
+    const wire::ChunkLayout layout(announce.rounds.front(), 64);
+    const wire::RoundId id = harness.Chunk(0, parameters.front()).id;
+    for (std::uint32_t chunk = 0; chunk < layout.chunk_count(); ++chunk) {
+      for (int rank : {0, 1}) {
+        harness.Receive(rank, harness.Chunk(rank, parameters.front(), chunk),
+                        Floats(layout.ChunkBytes(chunk) / 4, 1));
+      }
+      harness.Reduce();
+    }
+    for (int rank : {0, 1}) {
+      harness.Receive(rank, wire::Ack{.id = id, .received = layout.chunk_count()});
+    }
+  }
+}
+
+wire::BucketReport ReportOf(std::uint32_t bucket) {
+  return {.bucket = bucket, .parameters = 1, .gradient_norm = 4, .residual_norm = 3};
+}
+
+TEST(SessionReports, RankZeroSpeaksForAll) {
+  SessionHarness harness;
+  harness.Start();
+  harness.Receive(1, ReportOf(0));
+  EXPECT_TRUE(harness.session.bucket_reports().empty());
+  harness.Receive(0, ReportOf(1));
+  wire::BucketReport later = ReportOf(1);
+  later.reductions = 9;
+  harness.Receive(0, later);
+  ASSERT_EQ(harness.session.bucket_reports().size(), 1U);
+  EXPECT_EQ(harness.session.bucket_reports().at(1), later);
+}
+
+TEST(SessionReports, ABucketThatTheManifestDoesNotHaveIsRefused) {
+  for (const wire::BucketReport& report : {wire::BucketReport{.bucket = 3, .parameters = 1},
+                                           wire::BucketReport{.bucket = 0, .parameters = 4}}) {
+    SessionHarness harness;
+    harness.Start();
+    harness.Receive(0, report);
+    EXPECT_EQ(harness.session.state(), Session::State::kFailed);
+    EXPECT_THAT(harness.Message(), HasSubstr("the manifest has 3"));
+  }
+}
+
+TEST(SessionReports, OnlyBucketsOfTheLastStepStay) {
+  SessionHarness harness;
+  harness.Start();
+  RunStep(harness, {{0, 1, 2}});
+  harness.Receive(0, ReportOf(0));
+  harness.Receive(0, ReportOf(2));
+  RunStep(harness, {{1, 2}, {0}});
+  ASSERT_EQ(harness.session.step(), 2);
+  ASSERT_EQ(harness.session.bucket_reports().size(), 1U);
+  EXPECT_EQ(harness.session.bucket_reports().begin()->first, 0U);
+  RunStep(harness, {{2, 1, 0}});
+  EXPECT_TRUE(harness.session.bucket_reports().empty());
+}
+
+TEST(SessionReports, CompressionIsLoggedAsOftenAsTheOptionSays) {
+  SessionOptions options = SmallOptions();
+  options.manifest = {{"w", {16}, DType::kFloat32}, {"b", {4, 64}, DType::kFloat32}};
+  options.spec = *HookSpec::Parse(
+      "power_sgd,start_powerSGD_iter=0,matrix_approximation_rank=1,rounds=1,"
+      "compression_stats_logging_frequency=2");
+  SessionHarness harness(options);
+  harness.Start();
+  harness.Receive(0, ReportOf(0));
+  for (int step = 0; step < 4; ++step) {
+    harness.logged.clear();
+    RunStep(harness, {{0, 1}});
+    ASSERT_EQ(harness.session.step(), step + 1) << harness.Message();
+    if (step % 2 == 0) {
+      EXPECT_THAT(harness.logged, IsEmpty());
+      continue;
+    }
+    // 16 elements of w and Q's 64 in place of 272: the second and fourth steps send Q.
+    EXPECT_THAT(harness.logged,
+                ElementsAre(AllOf(HasSubstr(absl::StrCat("after ", step + 1, " applied steps")),
+                                  HasSubstr("1088 bytes of gradients went as 320 bytes, 1/3.4"),
+                                  HasSubstr("residual has 0.750 of its gradient's norm"))));
+  }
 }
 
 }  // namespace

@@ -101,12 +101,13 @@ void World::OnEffect(server::ReduceEffect& effect, server::Effects& more) {
   bool finite = true;
   wire::PayloadRef result = ReduceInputs(effect, random_, finite);
   if (random_.Percent(scenario_.reduce_inline_percent)) {
-    return session_.Reduced(effect.id, effect.chunk, std::move(result), finite, now_, more);
+    return session_.Reduced(effect.id, effect.chunk, std::move(result), finite,
+                            absl::ZeroDuration(), more);
   }
   After(random_.Between(absl::ZeroDuration(), scenario_.reduce_high),
         [this, id = effect.id, chunk = effect.chunk, result, finite] {
           server::Effects effects;
-          session_.Reduced(id, chunk, result, finite, now_, effects);
+          session_.Reduced(id, chunk, result, finite, absl::ZeroDuration(), effects);
           Apply(std::move(effects));
         });
 }

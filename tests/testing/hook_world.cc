@@ -53,6 +53,7 @@ absl::StatusOr<Verdict> HookWorld::RunStep(std::vector<MemberGradients>& gradien
                                            const Buckets& buckets, bool fails) {
   std::vector<OpenBucket> open(buckets.size());
   bool finite = true;
+  norms_.clear();
   for (std::size_t b = 0; b < buckets.size(); ++b) {
     if (absl::Status status = Open(gradients, buckets[b], open[b]); !status.ok()) return status;
     for (std::uint32_t round = 0;; ++round) {
@@ -61,6 +62,7 @@ absl::StatusOr<Verdict> HookWorld::RunStep(std::vector<MemberGradients>& gradien
       if (!*more) break;
     }
     CopyBack(open[b], buckets[b], gradients);
+    norms_.push_back(open[b].members.front().run->norms());
   }
   const Verdict verdict = finite && !fails ? Verdict::kApply : Verdict::kSkip;
   for (OpenBucket& bucket : open) {
@@ -95,6 +97,7 @@ absl::Status HookWorld::Open(const std::vector<MemberGradients>& gradients,
     auto run = hooks_[rank]->Start(*member.bucket, step_);
     if (!run.ok()) return run.status();
     member.run = *std::move(run);
+    if (rank == 0) member.run->Measure();
     open.members.push_back(std::move(member));
   }
   return absl::OkStatus();

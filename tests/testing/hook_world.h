@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -37,6 +38,9 @@ class HookWorld {
   // As after a StateReset: the members are given the coordinator's state anew.
   void Reset();
 
+  // What rank 0's runs measured in the last step, by bucket.
+  const std::vector<std::optional<BucketNorms>>& norms() const { return norms_; }
+
   // Bytes of all contributions of one member so far.
   std::size_t contributed() const { return contributed_; }
 
@@ -57,6 +61,7 @@ class HookWorld {
   std::vector<std::unique_ptr<Hook>> hooks_;
   std::unique_ptr<CoordinatorHook> coordinator_;
   std::vector<std::uint64_t> epochs_;  // of the shared state that members have, by parameter
+  std::vector<std::optional<BucketNorms>> norms_;
   std::size_t contributed_ = 0;
   std::int64_t step_ = 0;
 };

@@ -78,8 +78,26 @@ struct ClientMetrics {
   std::uint64_t gradient_bytes = 0;  // what the same buckets hold uncompressed
   std::int64_t resumes = 0;          // broken streams that were resumed
   double compress_seconds = 0;       // the SDK thread made contributions out of gradients
-  double decompress_seconds =
-      0;  // and took results in, with what a hook computes at its rounds' ends
+  // and took results in, with what a hook computes at its rounds' ends
+  double decompress_seconds = 0;
+};
+
+// What the reductions of one bucket have cost this member since it joined.
+struct BucketReport {
+  std::string first_parameter;
+  std::uint32_t parameters = 0;  // how many it has
+  std::uint64_t reductions = 0;
+  std::uint64_t gradient_bytes = 0;  // uncompressed
+  std::uint64_t sent_bytes = 0;      // payload
+  std::uint64_t received_bytes = 0;
+  double compress_seconds = 0;
+  double wire_seconds = 0;    // in flight, less the other three: the network, and waits for others
+  double reduce_seconds = 0;  // the coordinator's sums
+  double decompress_seconds = 0;
+  // Euclidean, of the reduction that was measured last, about once a second: this member's gradient
+  // and the residual that was left of it. 0: the hook keeps no residual.
+  double gradient_norm = 0;
+  double residual_norm = 0;
 };
 
 // One member's place in a session.
@@ -150,6 +168,10 @@ class Client {
   virtual absl::Status SetLossScale(double scale) = 0;
 
   virtual ClientMetrics metrics() const = 0;
+
+  // A line for each bucket of the last step, in the model's order. The daemon shows rank 0's in
+  // `gradwirectl session get`.
+  virtual std::vector<BucketReport> Report() const = 0;
 };
 
 }  // namespace gradwire

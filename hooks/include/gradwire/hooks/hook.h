@@ -79,6 +79,12 @@ struct HookState {
   std::vector<StateTensor> tensors{};
 };
 
+// Euclidean norms of a bucket's gradient and of the residual that its reduction left behind.
+struct BucketNorms {
+  double gradient = 0;
+  double residual = 0;
+};
+
 struct RoundContext {
   int world_size = 1;
   int rank = 0;
@@ -115,6 +121,12 @@ class HookRun {
   // keeps what it was given also when the step is skipped.
   virtual std::size_t shared_bytes() const { return 0; }
   virtual absl::Status Import(std::span<const std::byte> shared);
+
+  // Asks for norms(), before the first Encode. Costs two passes over the bucket.
+  virtual void Measure() {}
+
+  // Once Next has returned nullopt. None: not asked for, or the hook keeps no residual.
+  virtual std::optional<BucketNorms> norms() const { return std::nullopt; }
 
   // The step was applied: what this run learned becomes the hook's state.
   virtual void Commit() = 0;

@@ -1,0 +1,62 @@
+// What each bucket's reductions cost this member: the figures of Client::Report, and of the
+// BucketReport frames that rank 0 sends. Knows no clock; not thread-safe.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "gradwire/hooks/hook.h"
+#include "proto/wire/frame.h"
+
+namespace gradwire::client {
+
+class BucketStats {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Seconds = std::chrono::duration<double>;
+
+  // Norms are measured, and a report is due, once in this time for each bucket.
+  static constexpr std::chrono::seconds kInterval{1};
+
+  // Whether the reduction of this bucket that is about to begin should be measured.
+  bool IsDue(std::uint32_t bucket, Clock::time_point now) const;
+
+  void Begin(std::uint32_t bucket, std::uint32_t parameters, std::uint64_t gradient_bytes,
+             Clock::time_point now);
+
+  // Work on a bucket between its Begin and its Done; ignored otherwise.
+  void Compressed(std::uint32_t bucket, Seconds spent, std::uint64_t bytes_sent);
+  void Decompressed(std::uint32_t bucket, Seconds spent, std::uint64_t bytes_received);
+  void Reduced(std::uint32_t bucket, Seconds spent);
+
+  // The report, if one was due when the bucket began.
+  std::optional<wire::BucketReport> Done(std::uint32_t bucket,
+                                         const std::optional<BucketNorms>& norms,
+                                         Clock::time_point now);
+
+  // The step is over: forgets buckets that were not in it, for they have been rebuilt.
+  void EndStep();
+
+  // By bucket.
+  std::vector<wire::BucketReport> All() const;
+
+ private:
+  struct Entry {
+    wire::BucketReport report;
+    bool open = false;
+    bool in_step = false;
+    bool due = false;
+    Clock::time_point began;
+    Seconds busy{};  // since it began: what is not the wire's
+    std::optional<Clock::time_point> reported;
+  };
+
+  Entry* Open(std::uint32_t bucket);
+
+  std::map<std::uint32_t, Entry> entries_;
+};
+
+}  // namespace gradwire::client
