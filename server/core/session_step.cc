@@ -377,7 +377,10 @@ void Session::Resume(int rank, std::int64_t member_step, Effects& effects) {
                                .attempt = round.attempt,
                                .bucket = bucket.parameters.front(),
                                .round = static_cast<std::uint32_t>(r)};
-        send(wire::Result{.id = id, .chunk = c, .digest = round.chunks[c].result_digest},
+        send(wire::Result{.id = id,
+                          .chunk = c,
+                          .digest = round.chunks[c].result_digest,
+                          .reduce_nanoseconds = round.chunks[c].reduce_nanoseconds},
              round.chunks[c].result);
         stats_.result_bytes += round.chunks[c].result->bytes();
       }

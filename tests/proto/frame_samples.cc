@@ -35,7 +35,7 @@ std::vector<Sample> Samples() {
       {"collective_ack", CollectiveAck{.number = 9, .received = 5}},
       {"welcome", Welcome{.step = 41, .attempt = 2, .resumed = true}},
       {"grant", Grant{.id = id}},
-      {"result", Result{.id = id, .chunk = 17, .digest = 0xbeef}},
+      {"result", Result{.id = id, .chunk = 17, .digest = 0xbeef, .reduce_nanoseconds = 1234}},
       {"step_done",
        StepDone{.step = 41, .attempt = 2, .verdict = Verdict::kSkip, .digest = 0xabcd}},
       {"restart", Restart{.step = 41,
