@@ -83,6 +83,17 @@ class ClientImpl final : public Client {
     return call->verdict;
   }
 
+  void EndStep(std::function<void(const absl::StatusOr<Verdict>&)> done) override {
+    auto call = std::make_shared<client::StepCall>();
+    inbox_->Push([this, call, done = std::move(done)] {
+      // Only the outcome holds `done`, and only the driver the outcome.
+      call->outcome.OnDone([step = call.get(), done](const absl::Status& outcome) {
+        done(outcome.ok() ? absl::StatusOr<Verdict>(step->verdict) : outcome);
+      });
+      driver_.EndStep(call);
+    });
+  }
+
   absl::Status Broadcast(int root, void* data, std::size_t bytes) override {
     if (data == nullptr && bytes > 0) {
       return absl::InvalidArgumentError(absl::StrCat("data is null, but has ", bytes, " bytes"));

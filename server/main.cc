@@ -1,9 +1,12 @@
 // gradwired: the daemon.
 #include <malloc.h>
+#include <poll.h>
 #include <spdlog/spdlog.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <csignal>
 #include <cstdint>
 #include <ctime>
@@ -59,9 +62,18 @@ bool Signalled(const sigset_t& signals) {
   return sigtimedwait(&signals, nullptr, &timeout) > 0;
 }
 
-void ServeUntilSignalled(const Server& server, const sigset_t& signals) {
+// Whether the parent closed its end of standard input, or is gone. Reads what else comes, and drops
+// it.
+bool InputEnded() {
+  pollfd input{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
+  if (poll(&input, 1, 0) <= 0) return false;
+  std::array<char, 256> dropped;
+  return read(STDIN_FILENO, dropped.data(), dropped.size()) <= 0;
+}
+
+void ServeUntilTold(const Server& server, const sigset_t& signals, bool stop_on_eof) {
   bool busy = false;
-  while (!Signalled(signals)) {
+  while (!Signalled(signals) && !(stop_on_eof && InputEnded())) {
     const bool was_busy = std::exchange(busy, !server.idle());
     // What KeepMemory kept is given back when nobody uses it.
     if (was_busy && !busy) malloc_trim(0);
@@ -105,7 +117,7 @@ int Main(int argc, char** argv) {
   for (const std::string& address : (*server)->addresses())
     std::cout << "  grpc  " << address << "\n";
   std::cout << std::flush;
-  ServeUntilSignalled(**server, signals);
+  ServeUntilTold(**server, signals, line.options.stop_on_eof);
   return Drain(**server, line.options.drain_timeout, signals);
 }
 

@@ -118,6 +118,8 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
   add("drain-timeout", drain_timeout, "What running sessions have after SIGTERM to finish")
       ->check(DurationText())
       ->type_name("DURATION");
+  app.add_flag("--stop-on-eof", options.stop_on_eof,
+               "Drain when standard input ends, as with SIGTERM: for a parent that holds a pipe");
   add("log-level", options.log_level, "debug, info, warning or error")->type_name("LEVEL");
   add("log-format", options.log_format, "text or json")->type_name("FORMAT");
   try {

@@ -42,6 +42,7 @@ struct ServerOptions {
 
   std::string log_level = "info";   // debug, info, warning, error
   std::string log_format = "text";  // text, json
+  bool stop_on_eof = false;         // drain when standard input ends
 
   // InvalidArgument or FailedPrecondition names the field, the value and what is allowed. Looks up
   // the names in `listen`.

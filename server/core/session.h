@@ -146,8 +146,8 @@ class Session {
   void Reduced(const wire::RoundId& id, std::uint32_t chunk, const wire::PayloadRef& result,
                bool finite, absl::Duration spent, Effects& effects);
 
-  // The hook's state, and its replacement by an exported one: between two steps, before any member
-  // has announced a bucket of the next.
+  // The hook's state after the last step, whether or not the next has begun, and its replacement by
+  // an exported one: between two steps, before any member has announced a bucket of the next.
   absl::StatusOr<HookState> ExportState() const;
   absl::Status ImportState(const HookState& state, Effects& effects);
   std::vector<ParameterReport> Report() const;
@@ -252,7 +252,7 @@ class Session {
   std::vector<ParameterSpec> Specs(const std::vector<std::uint32_t>& parameters) const;
   void SendShared(Bucket& bucket, int rank, Effects& effects);
   void Observe(const Bucket& bucket, std::uint32_t chunk, const wire::Payload& result);
-  absl::Status CheckBetweenSteps() const;
+  absl::Status CheckHasState() const;
   void MaybeReduce(Bucket& bucket, std::uint32_t chunk, Effects& effects);
   void ReleaseReduced(Bucket& bucket, Effects& effects);
   void BeginRound(Bucket& bucket);

@@ -60,7 +60,7 @@ void Session::Observe(const Bucket& bucket, std::uint32_t chunk, const wire::Pay
   hook_->Observe(specs, bucket.round, layout.Range(chunk), bytes);
 }
 
-absl::Status Session::CheckBetweenSteps() const {
+absl::Status Session::CheckHasState() const {
   if (state_ == State::kFailed) return failure_;
   if (hook_ == nullptr) {
     return absl::FailedPreconditionError(
@@ -68,23 +68,23 @@ absl::Status Session::CheckBetweenSteps() const {
                      "\" has a hook of its members' own, which keeps no "
                      "state on the coordinator"));
   }
-  if (step_began_) {
-    return absl::FailedPreconditionError(absl::StrCat("session \"", options_.name,
-                                                      "\" is in the middle of step ", step_,
-                                                      "; try between two steps"));
-  }
   return absl::OkStatus();
 }
 
 absl::StatusOr<HookState> Session::ExportState() const {
-  if (absl::Status status = CheckBetweenSteps(); !status.ok()) return status;
+  if (absl::Status status = CheckHasState(); !status.ok()) return status;
   absl::StatusOr<HookState> state = hook_->Export();
   if (state.ok()) state->metadata["step"] = absl::StrCat(step_);
   return state;
 }
 
 absl::Status Session::ImportState(const HookState& state, Effects& effects) {
-  if (absl::Status status = CheckBetweenSteps(); !status.ok()) return status;
+  if (absl::Status status = CheckHasState(); !status.ok()) return status;
+  if (step_began_) {
+    return absl::FailedPreconditionError(absl::StrCat("session \"", options_.name,
+                                                      "\" is in the middle of step ", step_,
+                                                      "; try between two steps"));
+  }
   if (state_ != State::kRunning) {  // members that join later would not hear of it
     return absl::FailedPreconditionError(absl::StrCat(
         "session \"", options_.name, "\" is ", Name(state_), "; a state goes into a running one"));

@@ -222,6 +222,16 @@ TEST_F(LostDaemon, DaemonIsKilled) {
   }
 }
 
+TEST(ParentOfADaemon, ItsEndIsTheEndOfTheDaemon) {
+  const gradwire::testing::TemporaryFolder folder;
+  auto daemon = Process::Start({"/bin/sh", "-c", "true | $0 --listen unix:$1 --stop-on-eof",
+                                GRADWIRE_DAEMON, folder / "daemon.sock"},
+                               folder / "daemon.log");
+  ASSERT_TRUE(daemon.ok()) << daemon.status();
+  EXPECT_EQ((*daemon)->Wait(absl::Seconds(10)), 0);
+  EXPECT_THAT((*daemon)->Log(), HasSubstr("drained"));
+}
+
 TEST_F(LostDaemon, DaemonIsTerminated) {
   const gradwire::testing::TemporaryFolder folder;
   const std::string address = "unix:" + folder / "daemon.sock";

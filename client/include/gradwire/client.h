@@ -136,6 +136,9 @@ class Client {
   // step are complete when it returns.
   virtual absl::StatusOr<Verdict> EndStep() = 0;
 
+  // The same without waiting: runs `done` once, as Completion::OnDone does.
+  virtual void EndStep(std::function<void(const absl::StatusOr<Verdict>&)> done) = 0;
+
   // Copies `bytes` bytes at `data` from member `root` to all. Collectives are entered by all
   // members in the same order. Waits.
   virtual absl::Status Broadcast(int root, void* data, std::size_t bytes) = 0;
@@ -148,8 +151,8 @@ class Client {
   virtual absl::Status Leave() = 0;
 
   // The session's state on the coordinator (PowerSGD's factors, generator, iteration) as the bytes
-  // of a safetensors file. Between two steps of all members: a Barrier before and after sees to
-  // that. Waits.
+  // of a safetensors file, as it was after this member's last step: between two steps of its own,
+  // wherever the others are. Waits.
   virtual absl::StatusOr<std::string> ExportState() = 0;
 
   // Replaces it. One member calls this between two steps, then all members meet in a Barrier before
