@@ -1,0 +1,85 @@
+"""The gradwired that comes with the package, and the daemon that rank 0 runs for a job on one host."""
+
+import atexit
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+from gradwire._errors import Unavailable
+
+_START_SECONDS = 20.0
+
+
+def gradwired_path() -> str:
+    """GRADWIRE_DAEMON, the package's own, or the one on the PATH."""
+    packaged = pathlib.Path(__file__).parent / "bin" / "gradwired"
+    for candidate in (os.environ.get("GRADWIRE_DAEMON"), str(packaged), shutil.which("gradwired")):
+        if candidate and os.access(candidate, os.X_OK):
+            return candidate
+    raise Unavailable(
+        f"gradwired is not at {packaged} and not on the PATH; install it, name it in"
+        " GRADWIRE_DAEMON, or say with address= where a daemon runs"
+    )
+
+
+def run_gradwired() -> None:
+    """The command line's gradwired."""
+    path = gradwired_path()
+    os.execv(path, [path, *sys.argv[1:]])
+
+
+class EmbeddedDaemon:
+    """A child process on a unix socket that only this user can reach.
+
+    It ends when this process does, however that ends: its standard input is a pipe from here.
+    """
+
+    def __init__(self) -> None:
+        self._owner = os.getpid()
+        self._folder = tempfile.mkdtemp(prefix="gradwire-")  # 0700
+        path = os.path.join(self._folder, "daemon.sock")
+        self.address = "unix:" + path
+        self._log = os.path.join(self._folder, "daemon.log")
+        with open(self._log, "wb") as log:
+            self._child = subprocess.Popen(
+                [gradwired_path(), "--listen", self.address, "--stop-on-eof",
+                 "--drain-timeout", "10s", "--log-level", "warning"],
+                stdin=subprocess.PIPE, stdout=log, stderr=log,
+                start_new_session=True,  # Ctrl-C is for the trainer, which says goodbye first
+            )  # fmt: skip
+        atexit.register(self.close)
+        self._wait_until_listening(path)
+
+    def _wait_until_listening(self, path: str) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            with socket.socket(socket.AF_UNIX) as probe:
+                try:
+                    probe.connect(path)
+                    return
+                except OSError:
+                    pass
+            if self._child.poll() is not None or time.monotonic() > deadline:
+                said = pathlib.Path(self._log).read_text(errors="replace").strip()
+                self.close()
+                raise Unavailable(f"the embedded gradwired did not start: {said or 'it said nothing'}")
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        """Lets it drain in its own time: other members may still be about to leave."""
+        atexit.unregister(self.close)
+        if os.getpid() != self._owner:  # a fork's copy
+            return
+        if self._child.stdin is not None and not self._child.stdin.closed:
+            self._child.stdin.close()
+        try:
+            self._child.wait(timeout=12)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)

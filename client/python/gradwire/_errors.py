@@ -1,0 +1,47 @@
+"""What calls raise. The message of each is a sentence that names what is wrong."""
+
+_NAMES = {
+    1: "CANCELLED", 2: "UNKNOWN", 3: "INVALID_ARGUMENT", 4: "DEADLINE_EXCEEDED", 5: "NOT_FOUND",
+    6: "ALREADY_EXISTS", 7: "PERMISSION_DENIED", 8: "RESOURCE_EXHAUSTED",
+    9: "FAILED_PRECONDITION", 10: "ABORTED", 11: "OUT_OF_RANGE", 12: "UNIMPLEMENTED",
+    13: "INTERNAL", 14: "UNAVAILABLE", 15: "DATA_LOSS", 16: "UNAUTHENTICATED",
+}  # fmt: skip
+
+
+class Error(RuntimeError):
+    """Any failure. `code` is the gRPC code's name: "ABORTED" when a member was lost."""
+
+    code = "UNKNOWN"
+
+    def __reduce__(self):
+        return (_rebuild, (type(self), str(self), self.code))
+
+
+class InvalidArgument(Error, ValueError):
+    """The caller can avoid it: the message has the field, the value and what is allowed."""
+
+
+class DeadlineExceeded(Error, TimeoutError):
+    """The message says who was waited for."""
+
+
+class Unavailable(Error, ConnectionError):
+    """The daemon is not there, or is gone."""
+
+
+_CLASSES = {
+    "INVALID_ARGUMENT": InvalidArgument,
+    "DEADLINE_EXCEEDED": DeadlineExceeded,
+    "UNAVAILABLE": Unavailable,
+}
+
+
+def _rebuild(kind: type, message: str, code: str) -> Error:
+    error = kind(message)
+    error.code = code
+    return error
+
+
+def from_status(code: int, message: str) -> Error:
+    name = _NAMES.get(code, "UNKNOWN")
+    return _rebuild(_CLASSES.get(name, Error), message, name)

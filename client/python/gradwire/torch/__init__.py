@@ -1,0 +1,16 @@
+"""Gradwire for PyTorch.
+
+    state = gradwire.torch.SessionState()
+    ddp.register_comm_hook(state, gradwire.torch.aggregate_hook)
+"""
+
+from gradwire.torch._grads import attach_, broadcast_parameters_, reduce_grads_
+from gradwire.torch._state import SessionState, aggregate_hook
+
+__all__ = [
+    "SessionState",
+    "aggregate_hook",
+    "attach_",
+    "broadcast_parameters_",
+    "reduce_grads_",
+]

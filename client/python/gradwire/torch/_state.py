@@ -1,0 +1,457 @@
+"""A trainer's place in a session, and the hook that DistributedDataParallel calls with it."""
+
+import atexit
+import ctypes
+import datetime
+import os
+import threading
+import weakref
+
+import torch
+import torch.distributed as dist
+
+from gradwire import _native
+from gradwire._errors import Error, InvalidArgument, from_status
+from gradwire.torch import _future, _names, _options, _staging
+
+DTYPES = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+}
+_TAKE_SECONDS = 3600.0
+
+_states: "weakref.WeakSet[SessionState]" = weakref.WeakSet()
+
+
+class _Pending:
+    """One reduction that is under way."""
+
+    def __init__(self, finish, ends_step: bool) -> None:
+        self.finish = finish  # called with None or an exception, on the completion thread
+        self.ends_step = ends_step
+
+
+class SessionState:
+    """One model's place in a session.
+
+    Nothing happens before the first hook call: no thread, no connection. All arguments but
+    `process_group` are by name; what is None is taken from the environment, see the README.
+    Thread-safe. After a fork the child's copy is dead; a pickled copy connects anew.
+    """
+
+    def __init__(
+        self,
+        process_group: object = None,
+        *,
+        address: str | None = None,
+        session: str | None = None,
+        comm_hook: object = "no",
+        comm_wrapper: object = "no",
+        comm_state_option: dict[str, object] | None = None,
+        model: torch.nn.Module | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        timeout: datetime.timedelta = datetime.timedelta(minutes=30),
+        join_timeout: datetime.timedelta = datetime.timedelta(minutes=5),
+    ) -> None:
+        self._settings = {
+            "address": address,
+            "session": session,
+            "comm_hook": _options.hook_name("comm_hook", comm_hook),
+            "comm_wrapper": _options.hook_name("comm_wrapper", comm_wrapper),
+            "comm_state_option": _options.options(comm_state_option),
+            "rank": rank,
+            "world_size": world_size,
+            "timeout": timeout,
+            "join_timeout": join_timeout,
+        }
+        for name in ("timeout", "join_timeout"):
+            if self._settings[name] <= datetime.timedelta(0):
+                raise InvalidArgument(f"{name} is {self._settings[name]}; allowed is more than 0")
+        _native.check_hook(
+            self._settings["comm_hook"],
+            self._settings["comm_wrapper"],
+            self._settings["comm_state_option"],
+        )
+        self._group = process_group
+        self._model = model
+        self._loaded: dict[str, object] | None = None
+        self._reset()
+        _states.add(self)
+
+    def _reset(self) -> None:
+        self._lock = threading.RLock()
+        self._session = None
+        self._thread = None
+        self._closed = False
+        self._dead: str | None = None
+        self._names: list[tuple[str, torch.nn.Parameter]] = []
+        self._positions: dict[int, int] = {}
+        self._dtypes: list[torch.dtype] = []
+        self._in_step: set[int] = set()
+        self._pending: dict[int, _Pending] = {}
+        self._ending: set[int] = set()  # calls that end a step
+        self._latest: _staging.Stage | None = None
+        self._last: list[_Pending] = []  # done, but for the verdict
+        self._next_id = 1
+        self.should_step = True
+        self.last_error: BaseException | None = None
+
+    # ---- Connection
+
+    def connect(self, parameters: list[torch.nn.Parameter] | None = None) -> None:
+        """Joins the session, and waits for all members. The first reduction does it otherwise."""
+        with self._lock:
+            self._check_alive()
+            if self._session is not None:
+                return
+            if self._model is not None:
+                self._names = _names.named(self._model)
+            elif parameters is not None:
+                self._names = _names.of_ddp_that_owns(parameters)
+            else:
+                raise InvalidArgument("this state has no model yet; pass SessionState(model=model)")
+            self._join(None)
+
+    def attach_model(self, model: torch.nn.Module) -> None:
+        """Connects with this model, unless the state has one already."""
+        with self._lock:
+            if self._session is None and self._model is None:
+                self._model = model
+            self.connect()
+
+    def attach_parameters(self, parameters: list[torch.nn.Parameter]) -> None:
+        """Connects with these parameters, numbered for want of names, unless there is a model."""
+        with self._lock:
+            if self._session is None and self._model is None:
+                self._names = [(str(i), parameter) for i, parameter in enumerate(parameters)]
+                self._check_alive()
+                self._join(None)
+            self.connect()
+            self.positions(parameters)
+
+    def positions(self, parameters: list[torch.nn.Parameter]) -> list[int]:
+        """Where these are in the session's model."""
+        found = []
+        for parameter in parameters:
+            position = self._positions.get(id(parameter))
+            if position is None:
+                raise InvalidArgument(
+                    f"a parameter of shape {tuple(parameter.shape)} is not among the"
+                    f" {len(self._names)} with which this session began"
+                )
+            found.append(position)
+        return found
+
+    def _check_alive(self) -> None:
+        if self._dead is not None:
+            raise Error(self._dead)
+        if self._closed:
+            raise InvalidArgument("this state is closed")
+
+    def _join(self, dtype: torch.dtype | None) -> None:
+        settings = self._settings
+        world = _options.World(self._group, settings["rank"], settings["world_size"])
+        address = _options.daemon_address(settings["address"], world)
+        name = _options.session_name(settings["session"], world)
+        self._dtypes = [dtype or parameter.dtype for _, parameter in self._names]
+        for (parameter, _), kind in zip(self._names, self._dtypes):
+            if kind not in DTYPES:
+                allowed = ", ".join(DTYPES.values())
+                raise InvalidArgument(f"parameter {parameter} is {kind}; allowed are {allowed}")
+        manifest = [
+            (parameter_name, list(parameter.shape), DTYPES[kind])
+            for (parameter_name, parameter), kind in zip(self._names, self._dtypes)
+        ]
+        self._session = _native.join(
+            address,
+            name,
+            world.rank,
+            world.size,
+            manifest,
+            settings["comm_hook"],
+            settings["comm_wrapper"],
+            settings["comm_state_option"],
+            join_timeout=settings["join_timeout"].total_seconds(),
+            step_timeout=settings["timeout"].total_seconds(),
+        )
+        self._positions = {id(parameter): i for i, (_, parameter) in enumerate(self._names)}
+        self._thread = threading.Thread(
+            target=_complete, args=(weakref.ref(self), self._session), name="gradwire", daemon=True
+        )
+        self._thread.start()
+        atexit.register(self.close)
+        if self._loaded is not None:
+            self._apply(self._loaded)
+            self._loaded = None
+
+    # ---- Reduction
+
+    def reduce_bucket(self, bucket: dist.GradBucket) -> torch.futures.Future:
+        """What aggregate_hook does; never raises."""
+        try:
+            buffer = bucket.buffer()
+            parameters = bucket.parameters()
+            with self._lock:
+                if self._session is None:
+                    self._connect_for(buffer, parameters)
+                return self._start(buffer, parameters, bucket.is_last())
+        except Exception as error:
+            self.last_error = error
+            return _future.failed(error)
+
+    def _connect_for(self, buffer: torch.Tensor, parameters: list[torch.nn.Parameter]) -> None:
+        self._check_alive()
+        self._names = (
+            _names.of_ddp_that_owns(parameters)
+            if self._model is None
+            else _names.named(self._model)
+        )
+        # A wrapper of torch's, fp16_compress_wrapper(aggregate_hook), gives buckets in its own dtype.
+        wrapped = any(parameter.dtype != buffer.dtype for parameter in parameters)
+        self._join(buffer.dtype if wrapped else None)
+
+    def _start(
+        self, buffer: torch.Tensor, parameters: list[torch.nn.Parameter], is_last: bool
+    ) -> torch.futures.Future:
+        positions = self.positions(parameters)
+        # DistributedDataParallel reads the result's storage from its beginning.
+        plain = buffer.storage_offset() == 0 and buffer.is_contiguous()
+        target = buffer if plain else buffer.clone(memory_format=torch.contiguous_format)
+        future = _future.make(buffer.device)
+        self.submit(target, positions, is_last, lambda error: future.set_result(error or target))
+        return _future.checked(future)
+
+    def submit(self, target: torch.Tensor, positions: list[int], is_last: bool, finish) -> None:
+        """Reduces `target`, the gradients of these parameters, in place.
+
+        `finish` is called with None or an exception once that is done; the step's last bucket waits
+        for the verdict with it, so that should_step is known when backward() returns.
+        """
+        wire = self._dtypes[positions[0]]
+        with self._lock:
+            self._check_alive()
+            if not self._in_step.isdisjoint(positions):
+                self._end_step()  # not all parameters took part in the step before
+            self._in_step.update(positions)
+            ends = is_last or len(self._in_step) == len(self._names)
+            number = self._take_number()
+            stage = _staging.Stage(target, wire)
+            pending = _Pending(lambda error: stage.finish(error, finish), ends)
+            self._pending[number] = pending
+            session = self._session
+            stage.begin(
+                lambda memory: session.all_reduce(
+                    number, memory.data_ptr(), memory.numel(), DTYPES[wire], positions
+                )
+            )
+            self._latest = stage
+            if ends:
+                self._end_step()
+
+    def _take_number(self) -> int:
+        self._next_id += 1
+        return self._next_id
+
+    def _end_step(self) -> None:
+        number = self._take_number()
+        self._ending.add(number)
+        self._in_step.clear()
+        session = self._session
+        self._latest.after(lambda: session.end_step(number))
+
+    # ---- Outcomes, on the completion thread
+
+    def _on_outcome(self, number: int, code: int, message: str, applied: bool) -> None:
+        error = None if code == 0 else from_status(code, message)
+        finished = []
+        with self._lock:
+            if error is not None:
+                self.last_error = error
+            pending = self._pending.pop(number, None)
+            if pending is not None:
+                if pending.ends_step and error is None:
+                    self._last.append(pending)
+                else:
+                    finished.append(pending)
+            elif number in self._ending:
+                self._ending.discard(number)
+                self.should_step = applied
+                finished, self._last = self._last, []
+        for one in finished:
+            one.finish(error)
+
+    # ---- State
+
+    @property
+    def rank(self) -> int:
+        return self._need().rank
+
+    @property
+    def world_size(self) -> int:
+        return self._need().world_size
+
+    @property
+    def step(self) -> int:
+        """Steps that this session has begun and ended."""
+        return self._need().step
+
+    def _need(self):
+        with self._lock:
+            if self._session is None:
+                self.connect()
+            return self._session
+
+    def barrier(self) -> None:
+        self._need().barrier()
+
+    def set_loss_scale(self, scale: float) -> None:
+        """Gradients come multiplied by `scale` from the next step on; residuals follow."""
+        self._need().set_loss_scale(scale)
+
+    def metrics(self) -> dict[str, float]:
+        """Totals since the session began; empty before it has."""
+        session = self._session
+        return {} if session is None else session.metrics()
+
+    def report(self) -> list[dict[str, object]]:
+        """A line for each bucket of the last step: bytes, times by stage, residual."""
+        session = self._session
+        return [] if session is None else session.report()
+
+    def state_dict(self) -> dict[str, object]:
+        """This rank's part of a checkpoint: tensors, integers and strings. Between two steps.
+
+        Needs no other rank. Every rank keeps its own, since each has residuals of its own.
+        """
+        with self._lock:
+            if self._session is None:
+                if self._loaded is not None:
+                    return self._loaded
+                if self._model is None or self._closed or self._dead:
+                    return {"version": 1, "step": 0, "coordinator": _bytes(b""), "member": _bytes(b"")}
+            session = self._need()
+            return {
+                "version": 1,
+                "step": session.step,
+                "coordinator": _bytes(self._coordinator_state(session)),
+                "member": _bytes(session.state_dict()),
+            }
+
+    @staticmethod
+    def _coordinator_state(session) -> bytes:
+        try:
+            return session.export_state()
+        except Error as error:
+            if error.code == "FAILED_PRECONDITION" and "keeps no state" in str(error):
+                return b""
+            raise
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """Takes a checkpoint: all ranks call it, between two steps or before the first."""
+        if state.get("version") != 1:
+            raise InvalidArgument(f"version is {state.get('version')!r}; allowed is 1")
+        with self._lock:
+            if self._session is None:
+                self._loaded = dict(state)
+            else:
+                self._apply(state)
+
+    def _apply(self, state: dict[str, object]) -> None:
+        session = self._session
+        coordinator = _content(state["coordinator"])
+        member = _content(state["member"])
+        if coordinator and session.rank == 0:
+            session.import_state(coordinator)
+        if member:
+            session.load_state_dict(member)
+        session.barrier()
+
+    # ---- End
+
+    def close(self) -> None:
+        """Leaves the session. Idempotent; the interpreter's end does it otherwise."""
+        with self._lock:
+            session, thread = self._session, self._thread
+            self._session = self._thread = None
+            self._closed = True
+        if session is None:
+            return
+        atexit.unregister(self.close)
+        try:
+            session.leave()
+        except Error:
+            pass  # the session has failed: there is nothing left to leave
+        session.close()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout=10)
+
+    def __enter__(self) -> "SessionState":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"settings": self._settings, "loaded": self._loaded}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self._settings = state["settings"]
+        self._loaded = state["loaded"]
+        self._group = None
+        self._model = None
+        self._reset()
+        _states.add(self)
+
+    def _after_fork(self) -> None:
+        session = self._session
+        if session is None:
+            self._lock = threading.RLock()
+            return
+        session.abandon()
+        atexit.unregister(self.close)
+        self._reset()
+        self._dead = (
+            "this process is a fork of the one that joined the session, and has no part in it;"
+            " make a SessionState of its own"
+        )
+
+
+def _bytes(data: bytes) -> torch.Tensor:
+    if not data:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _content(tensor: torch.Tensor) -> bytes:
+    host = tensor.to("cpu", torch.uint8).contiguous()
+    return ctypes.string_at(host.data_ptr(), host.numel()) if host.numel() else b""
+
+
+def _complete(reference: "weakref.ref[SessionState]", session) -> None:
+    while True:
+        outcomes = session.take(_TAKE_SECONDS)
+        if not outcomes and session.closed:
+            return
+        state = reference()
+        if state is None:
+            return
+        for outcome in outcomes:
+            state._on_outcome(*outcome)
+        del state
+
+
+def _after_fork() -> None:
+    _options.after_fork()
+    for state in list(_states):
+        state._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def aggregate_hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The hook: ddp.register_comm_hook(state, aggregate_hook)."""
+    return state.reduce_bucket(bucket)

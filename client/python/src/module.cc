@@ -1,0 +1,248 @@
+// gradwire._native: what the Python package needs of the C++ SDK. Everything that can wait does so
+// without the interpreter's lock.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "client/python/src/session.h"
+#include "gradwire/hooks/registry.h"
+
+namespace nb = nanobind;
+
+namespace gradwire::python {
+namespace {
+
+// Becomes the exception that gradwire._errors makes of it.
+struct StatusError {
+  absl::Status status;
+};
+
+void Check(const absl::Status& status) {
+  if (!status.ok()) throw StatusError{status};
+}
+
+template <class T>
+T Value(absl::StatusOr<T> value) {
+  Check(value.status());
+  return *std::move(value);
+}
+
+void Translate(const std::exception_ptr& error, void* /*payload*/) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const StatusError& failed) {
+    const nb::object made = nb::module_::import_("gradwire._errors")
+                                .attr("from_status")(static_cast<int>(failed.status.code()),
+                                                     std::string(failed.status.message()));
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(made.ptr())), made.ptr());
+  }
+}
+
+using Options = std::map<std::string, OptionValue>;
+using Parameter = std::tuple<std::string, std::vector<std::int64_t>, std::string>;
+
+HookSpec Spec(const std::string& hook, const std::string& wrapper, const Options& options) {
+  HookSpec spec{.comm_hook = hook, .comm_wrapper = wrapper, .comm_state_option = options};
+  Check(spec.Validate());
+  Check(HookRegistry::Global().Make(spec).status());
+  return spec;
+}
+
+std::unique_ptr<Session> Join(const std::string& address, const std::string& session, int rank,
+                              int world_size, const std::vector<Parameter>& parameters,
+                              const std::string& hook, const std::string& wrapper,
+                              const Options& options, double connect_timeout, double join_timeout,
+                              double step_timeout) {
+  ClientOptions client{.address = address,
+                       .session = session,
+                       .rank = rank,
+                       .world_size = world_size,
+                       .parameters = {},
+                       .hook = Spec(hook, wrapper, options),
+                       .connect_timeout = absl::Seconds(connect_timeout),
+                       .join_timeout = absl::Seconds(join_timeout),
+                       .step_timeout = absl::Seconds(step_timeout)};
+  for (const auto& [name, shape, dtype] : parameters) {
+    client.parameters.push_back({.name = name, .shape = shape, .dtype = Value(ParseDType(dtype))});
+  }
+  const nb::gil_scoped_release released;
+  return Value(Session::Join(client));
+}
+
+// A void* for memory that Python owns, as torch's data_ptr() gives it.
+void* Pointer(std::uintptr_t address) { return reinterpret_cast<void*>(address); }
+
+nb::bytes Bytes(const std::string& text) { return nb::bytes(text.data(), text.size()); }
+
+nb::dict Metrics(Session& session) {
+  const ClientMetrics metrics = Value(session.client())->metrics();
+  nb::dict out;
+  out["steps_applied"] = metrics.steps_applied;
+  out["steps_skipped"] = metrics.steps_skipped;
+  out["bytes_sent"] = metrics.bytes_sent;
+  out["bytes_received"] = metrics.bytes_received;
+  out["gradient_bytes"] = metrics.gradient_bytes;
+  out["resumes"] = metrics.resumes;
+  out["compress_seconds"] = metrics.compress_seconds;
+  out["decompress_seconds"] = metrics.decompress_seconds;
+  return out;
+}
+
+nb::list Report(Session& session) {
+  nb::list lines;
+  for (const BucketReport& report : Value(session.client())->Report()) {
+    nb::dict line;
+    line["first_parameter"] = report.first_parameter;
+    line["parameters"] = report.parameters;
+    line["reductions"] = report.reductions;
+    line["gradient_bytes"] = report.gradient_bytes;
+    line["sent_bytes"] = report.sent_bytes;
+    line["received_bytes"] = report.received_bytes;
+    line["compress_seconds"] = report.compress_seconds;
+    line["wire_seconds"] = report.wire_seconds;
+    line["reduce_seconds"] = report.reduce_seconds;
+    line["decompress_seconds"] = report.decompress_seconds;
+    line["gradient_norm"] = report.gradient_norm;
+    line["residual_norm"] = report.residual_norm;
+    lines.append(line);
+  }
+  return lines;
+}
+
+nb::list Take(Session& session, double seconds) {
+  std::vector<Completed> taken;
+  {
+    const nb::gil_scoped_release released;
+    taken = session.completions().Take(seconds);
+  }
+  nb::list out;
+  for (const Completed& one : taken) {
+    out.append(nb::make_tuple(one.id, one.code, one.message, one.applied));
+  }
+  return out;
+}
+
+// Runs a call of the SDK without the interpreter's lock.
+template <class Call>
+auto Unlocked(Call call) {
+  const nb::gil_scoped_release released;
+  return call();
+}
+
+// The same with the session's client. The pointer is let go before the interpreter's lock is taken
+// again: it may be the last.
+template <class Call>
+auto WithClient(Session& session, Call call) {
+  return Unlocked([&call, client = Value(session.client())]() mutable {
+    const std::shared_ptr<Client> held = std::move(client);
+    return call(*held);
+  });
+}
+
+}  // namespace
+}  // namespace gradwire::python
+
+NB_MODULE(_native, m) {
+  using namespace gradwire;
+  using namespace gradwire::python;
+
+  nb::register_exception_translator(Translate);
+  m.doc() = "Gradwire's C++ SDK.";
+  m.attr("__version__") = GRADWIRE_VERSION;
+
+  m.def(
+      "check_hook",
+      [](const std::string& hook, const std::string& wrapper, const Options& options) {
+        Spec(hook, wrapper, options);
+      },
+      nb::arg("comm_hook"), nb::arg("comm_wrapper"), nb::arg("comm_state_option"),
+      "Raises InvalidArgument, with what is allowed, unless this is a hook.");
+  m.def("hook_names", [] { return HookRegistry::Global().Names(); });
+
+  m.def("join", &Join, nb::arg("address"), nb::arg("session"), nb::arg("rank"),
+        nb::arg("world_size"), nb::arg("parameters"), nb::arg("comm_hook") = "no",
+        nb::arg("comm_wrapper") = "no", nb::arg("comm_state_option") = Options{},
+        nb::arg("connect_timeout") = 10.0, nb::arg("join_timeout") = 300.0,
+        nb::arg("step_timeout") = 1800.0);
+
+  nb::class_<Session>(m, "Session")
+      .def_prop_ro("rank", [](Session& self) { return Value(self.client())->rank(); })
+      .def_prop_ro("world_size", [](Session& self) { return Value(self.client())->world_size(); })
+      .def_prop_ro("step", [](Session& self) { return Value(self.client())->step(); })
+      .def(
+          "all_reduce",
+          [](Session& self, std::uint64_t id, std::uintptr_t data, std::size_t numel,
+             const std::string& dtype, const std::vector<std::size_t>& positions) {
+            const DType type = Value(ParseDType(dtype));
+            Unlocked([&] { self.AllReduce(id, Pointer(data), numel, type, positions); });
+          },
+          nb::arg("id"), nb::arg("data"), nb::arg("numel"), nb::arg("dtype"), nb::arg("positions"))
+      .def(
+          "end_step", [](Session& self, std::uint64_t id) { Unlocked([&] { self.EndStep(id); }); },
+          nb::arg("id"))
+      .def("take", &Take, nb::arg("seconds"),
+           "Outcomes as (id, code, message, applied). Empty when time is up or after close.")
+      .def_prop_ro("closed", [](Session& self) { return self.completions().closed(); })
+      .def(
+          "broadcast",
+          [](Session& self, int root, std::uintptr_t data, std::size_t bytes) {
+            Check(WithClient(self, [&](Client& client) {
+              return client.Broadcast(root, Pointer(data), bytes);
+            }));
+          },
+          nb::arg("root"), nb::arg("data"), nb::arg("bytes"))
+      .def("barrier",
+           [](Session& self) {
+             Check(WithClient(self, [&](Client& client) { return client.Barrier(); }));
+           })
+      .def("leave",
+           [](Session& self) {
+             Check(WithClient(self, [&](Client& client) { return client.Leave(); }));
+           })
+      .def("export_state",
+           [](Session& self) {
+             return Bytes(
+                 Value(WithClient(self, [&](Client& client) { return client.ExportState(); })));
+           })
+      .def(
+          "import_state",
+          [](Session& self, const nb::bytes& state) {
+            const std::string text(state.c_str(), state.size());
+            Check(WithClient(self, [&](Client& client) { return client.ImportState(text); }));
+          },
+          nb::arg("state"))
+      .def("state_dict",
+           [](Session& self) {
+             return Bytes(
+                 Value(WithClient(self, [&](Client& client) { return client.StateDict(); })));
+           })
+      .def(
+          "load_state_dict",
+          [](Session& self, const nb::bytes& state) {
+            const std::string text(state.c_str(), state.size());
+            Check(WithClient(self, [&](Client& client) { return client.LoadStateDict(text); }));
+          },
+          nb::arg("state"))
+      .def(
+          "set_loss_scale",
+          [](Session& self, double scale) {
+            Check(WithClient(self, [&](Client& client) { return client.SetLossScale(scale); }));
+          },
+          nb::arg("scale"))
+      .def("metrics", &Metrics)
+      .def("report", &Report)
+      .def("close", [](Session& self) { Unlocked([&] { self.Close(); }); })
+      .def("abandon", &Session::Abandon);
+}
