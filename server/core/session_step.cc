@@ -349,18 +349,27 @@ void Session::Commit(Effects& effects) {
   CloseAcknowledged();
 }
 
+// To each member the rounds that it was granted. One whose announcement is still on its way gets a
+// grant, and before it the shared state, without which it cannot encode.
+void Session::SendRestarts(Effects& effects) {
+  for (int r : ReachableRanks()) {
+    wire::Restart restart{.step = step_, .attempt = attempt_};
+    for (const auto& [key, bucket] : buckets_) {
+      if (bucket.step != step_ || bucket.reduced || !bucket.open) continue;
+      if (bucket.granted[Index(r)]) restart.open.push_back(CurrentId(bucket));
+    }
+    effects.push_back(SendEffect{.rank = r, .frame = {.header = std::move(restart)}});
+  }
+}
+
 void Session::Resume(int rank, std::int64_t member_step, Effects& effects) {
   effects.push_back(LogEffect{.message = absl::StrCat("rank ", rank, " resumed in step ", step_)});
   ++attempt_;
-  wire::Restart restart{.step = step_, .attempt = attempt_};
   for (auto& [key, bucket] : buckets_) {
     if (bucket.step != step_ || bucket.reduced || bucket.rounds.empty()) continue;
-    Round& round = bucket.rounds.back();
-    if (round.reduced == 0) {  // nothing of it was released: it starts over
-      bucket.rounds.pop_back();
-      BeginRound(bucket);
-    }
-    if (bucket.open) restart.open.push_back(CurrentId(bucket));
+    if (bucket.rounds.back().reduced > 0) continue;
+    bucket.rounds.pop_back();  // nothing of it was released: it starts over
+    BeginRound(bucket);
   }
   const auto send = [&](wire::Header header, wire::PayloadRef payload) {
     effects.push_back(SendEffect{
@@ -395,7 +404,7 @@ void Session::Resume(int rank, std::int64_t member_step, Effects& effects) {
       SendShared(bucket, rank, effects);
     }
   }
-  FanOut(restart, nullptr, effects);
+  SendRestarts(effects);
   std::vector<Collectives::Send> sends;
   collectives_.Resume(rank, sends);
   for (Collectives::Send& again : sends) {
