@@ -334,7 +334,10 @@ void Session::Commit(Effects& effects) {
                               .verdict = nonfinite_ ? Verdict::kSkip : Verdict::kApply,
                               .digest = digest};
   FanOut(*last_done_, nullptr, effects);
-  if (hook_ != nullptr) hook_->EndStep(last_done_->verdict);
+  if (hook_ != nullptr) {
+    hook_->EndStep(IsActive(Mutant::kCoordinatorCommitsSkips) ? Verdict::kApply
+                                                              : last_done_->verdict);
+  }
   std::erase_if(reports_, [this](const auto& entry) {
     return !buckets_.contains({step_, entry.first});
   });
@@ -400,7 +403,8 @@ void Session::Resume(int rank, std::int64_t member_step, Effects& effects) {
     send(wire::StateReset{.iteration = hook_->iteration()}, nullptr);
   }
   for (auto& [key, bucket] : buckets_) {
-    if (bucket.step == step_ && bucket.open && !bucket.reduced && bucket.granted[Index(rank)]) {
+    if (bucket.step == step_ && bucket.open && !bucket.reduced && bucket.granted[Index(rank)] &&
+        !IsActive(Mutant::kSharedStateNotResumed)) {
       SendShared(bucket, rank, effects);
     }
   }
