@@ -60,6 +60,14 @@ absl::StatusOr<std::vector<RoundPlan>> Session::CheckedPlan(const wire::Announce
         break;
       }
       bytes += segment.bytes();
+      // A matrix is gathered whole from every member, whatever the window.
+      for (const MatrixShape& matrix : segment.matrices) {
+        const std::size_t matrix_bytes = matrix.numel() * ByteSize(segment.dtype);
+        if (matrix_bytes <= options_.chunk_bytes) continue;
+        return absl::ResourceExhaustedError(absl::StrCat(
+            "announced a matrix of ", matrix_bytes, " bytes for bucket ",
+            BucketName(announce.parameters), "; at most ", options_.chunk_bytes, " are allowed"));
+      }
     }
     if (bytes > limit) {
       return absl::ResourceExhaustedError(
