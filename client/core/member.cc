@@ -198,7 +198,12 @@ void Member::OnSharedState(const wire::SharedState& state, const wire::PayloadRe
 }
 
 void Member::OnStateReset(const wire::StateReset& reset, Effects& effects) {
-  if (!buckets_.empty()) return ProtocolError("a new state in the middle", effects);
+  const std::pair<std::int64_t, std::int64_t> place(step_, reset.iteration);
+  if (!buckets_.empty()) {
+    if (last_reset_ == place) return;  // repeated after a resume
+    return ProtocolError("a new state in the middle", effects);
+  }
+  last_reset_ = place;
   hook_->Reset(reset.iteration);
 }
 

@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -92,8 +93,9 @@ class Member {
   Member(const Member&) = delete;
   Member& operator=(const Member&) = delete;
 
-  // Begins a bucket of the current step. An error leaves the session as it was. `bucket` stays with
-  // the core until its BucketDoneEffect. `measure`: that should have norms.
+  // Begins a bucket of the current step. An error leaves the session as it was. The buffer stays
+  // with the core until the BucketDoneEffect, `bucket` until the step's verdict. `measure`: that
+  // should have norms.
   absl::Status StartBucket(Ticket ticket, GradBucket& bucket, Effects& effects,
                            bool measure = false);
 
@@ -186,6 +188,7 @@ class Member {
   std::vector<bool> used_;                   // parameters in the current step
   std::optional<Collective> collective_;
   std::uint64_t next_collective_ = 0;
+  std::optional<std::pair<std::int64_t, std::int64_t>> last_reset_;  // step, iteration
   absl::Status failure_;
 };
 

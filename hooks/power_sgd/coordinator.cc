@@ -116,6 +116,7 @@ class PowerSgdCoordinator : public CoordinatorHook {
     const BucketLayout layout = MakeLayout(options_, bucket);
     if (layout.matrices.empty()) return 0;
     if (!seed_) {
+      generator_before_ = generator_;
       seed_ = generator_.NextSeed();
       ++epoch_;
       factors_.clear();
@@ -125,6 +126,7 @@ class PowerSgdCoordinator : public CoordinatorHook {
     const std::string& name = bucket.front().name;
     const auto found = factors_.find(name);
     if (found == factors_.end() || found->second.parameters != Names(bucket)) {
+      replaced_[name] = found == factors_.end() ? Factors{} : std::move(found->second);
       // Buckets come in no fixed order, so each has a seed of its own; the model's first one
       // torch's.
       Draw(bucket, *seed_ + kSpread * static_cast<std::uint32_t>(position_.at(name)));
@@ -169,9 +171,16 @@ class PowerSgdCoordinator : public CoordinatorHook {
     if (verdict == Verdict::kApply) {
       ++iteration_;
       for (const auto& [name, observed] : observed_) Keep(observed);
-      // The next step draws anew; after a skipped one the same draw serves again.
-      if (!options_.warm_start && !IsPlain()) seed_.reset();
+      // The next step draws anew.
+      if (!options_.warm_start && !IsPlain()) {
+        seed_.reset();
+        factors_.clear();
+      }
+    } else {
+      UndoDraws();
     }
+    generator_before_.reset();
+    replaced_.clear();
     observed_.clear();
   }
 
@@ -203,6 +212,22 @@ class PowerSgdCoordinator : public CoordinatorHook {
 
   bool IsPlain() const { return iteration_ < options_.start_powerSGD_iter; }
   bool SendsP() const { return options_.rounds == 1 && SideAt(options_, iteration_) == Side::kP; }
+
+  // As if the step had not been: the next one draws the same.
+  void UndoDraws() {
+    for (auto& [name, before] : replaced_) {
+      if (before.parameters.empty()) {
+        factors_.erase(name);
+      } else {
+        before.epoch = ++epoch_;  // members have the others
+        factors_[name] = std::move(before);
+      }
+    }
+    if (!generator_before_) return;
+    generator_ = *generator_before_;
+    seed_.reset();
+    factors_.clear();
+  }
 
   // torch's draw for one bucket: matrix by matrix, or same shapes at once.
   void Draw(std::span<const ParameterSpec> bucket, std::uint32_t seed) {
@@ -262,6 +287,11 @@ class PowerSgdCoordinator : public CoordinatorHook {
   std::int64_t iteration_ = 0;
   std::unordered_map<std::string, Factors> factors_;    // batched: by the bucket's first parameter
   std::unordered_map<std::string, Observed> observed_;  // in this step, likewise
+
+  // What this step's draws took the place of: the generator, if they began with a seed, and a
+  // bucket's factors (no parameters: there were none).
+  std::optional<NumpyRandomState> generator_before_;
+  std::unordered_map<std::string, Factors> replaced_;
 };
 
 std::vector<ParameterReport> PowerSgdCoordinator::Report() const {
@@ -411,10 +441,6 @@ absl::Status PowerSgdCoordinator::ImportBucket(const std::string& name, const st
 
 absl::Status PowerSgdCoordinator::Import(const HookState& state) {
   if (absl::Status status = CheckImport(state); !status.ok()) return status;
-  for (const char* key : {"iteration", "generator", "seed"}) {
-    if (state.metadata.contains(key)) continue;
-    return absl::InvalidArgumentError(absl::StrCat("state: ", key, " is missing"));
-  }
   std::int64_t iteration = -1;
   if (!absl::SimpleAtoi(state.metadata.at("iteration"), &iteration) || iteration < 0) {
     return absl::InvalidArgumentError("state: iteration is no number from 0");

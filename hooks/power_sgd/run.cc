@@ -166,33 +166,32 @@ void PowerSgdRun<T>::LoadBucket() {
   const bool in_place = buffer.dtype == kDType<T> && layout_.padded_numel == buffer.numel;
   if (in_place) {
     matrix_ = static_cast<T*>(buffer.data);
-    return;
+  } else {
+    work_->matrix.resize(layout_.padded_numel);
+    matrix_ = work_->matrix.data();
+    cpu::Convert(buffer.dtype, static_cast<const std::byte*>(buffer.data), kDType<T>,
+                 reinterpret_cast<std::byte*>(matrix_), buffer.numel);
+    std::fill(work_->matrix.begin() + static_cast<std::ptrdiff_t>(buffer.numel),
+              work_->matrix.end(), T{0});
   }
-  work_->matrix.resize(layout_.padded_numel);
-  matrix_ = work_->matrix.data();
-  cpu::Convert(buffer.dtype, static_cast<const std::byte*>(buffer.data), kDType<T>,
-               reinterpret_cast<std::byte*>(matrix_), buffer.numel);
-  std::fill(work_->matrix.begin() + static_cast<std::ptrdiff_t>(buffer.numel), work_->matrix.end(),
-            T{0});
   if (options_.batched && KeepsResidual()) LoadPadding();
 }
 
 // The padding's residual is of no use to another bucket.
 template <class T>
 void PowerSgdRun<T>::LoadPadding() {
-  std::string bucket;
   for (const ParameterSpec& parameter : bucket_.parameters()) {
-    absl::StrAppend(&bucket, parameter.name, "\n");
+    absl::StrAppend(&padding_bucket_, parameter.name, "\n");
   }
-  PaddingState<T>& padding = state_.padding(bucket_.parameters().front().name);
-  if (padding.bucket != bucket || padding.residual.size() != layout_.padded_numel - layout_.numel) {
-    for (const T value : padding.residual) {
-      state_.lost += static_cast<double>(value) * static_cast<double>(value);
-    }
-    padding = {.bucket = bucket, .residual = {}, .next = {}};
+  const PaddingState<T>& padding = state_.padding(bucket_.parameters().front().name);
+  if (padding.bucket == padding_bucket_ &&
+      padding.residual.size() == layout_.padded_numel - layout_.numel) {
+    std::copy(padding.residual.begin(), padding.residual.end(), matrix_ + layout_.numel);
+    return;
   }
-  std::copy(padding.residual.begin(), padding.residual.end(),
-            work_->matrix.begin() + static_cast<std::ptrdiff_t>(layout_.numel));
+  for (const T value : padding.residual) {
+    lost_ += static_cast<double>(value) * static_cast<double>(value);
+  }
 }
 
 // For what AddAndMultiply does not reach: dense tensors; all of it when the matrices are not the
@@ -468,6 +467,8 @@ void PowerSgdRun<T>::Commit() {
     if (options_.batched) {
       PaddingState<T>& padding = state_.padding(bucket_.parameters().front().name);
       std::swap(padding.residual, padding.next);
+      padding.bucket = padding_bucket_;
+      state_.lost += lost_;
     }
   }
   const bool is_p = options_.rounds == 1 && side_ == Side::kP;

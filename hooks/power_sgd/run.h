@@ -8,6 +8,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "hooks/power_sgd/layout.h"
@@ -69,7 +70,9 @@ class PowerSgdRun : public HookRun {
   const DType wire_;
   const std::vector<RoundPlan> plans_;
   std::unique_ptr<Workspace<T>> work_;
-  T* matrix_ = nullptr;  // M: the bucket's own memory, or work_->matrix
+  T* matrix_ = nullptr;         // M: the bucket's own memory, or work_->matrix
+  std::string padding_bucket_;  // batched: what the commit says of the padding's residual,
+  double lost_ = 0;             // and what it counts as lost of the one before
   std::size_t round_ = 0;
   std::size_t decoded_ = 0;  // elements of this round
   bool begun_ = false;       // Next was called

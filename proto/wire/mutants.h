@@ -14,6 +14,8 @@ enum class Mutant : std::uint8_t {
   kCommitAnnouncedEarly,
   kStateTouchedBeforeCommit,
   kCreditDeadlock,
+  kSharedStateNotResumed,
+  kCoordinatorCommitsSkips,
 };
 
 #ifdef GRADWIRE_CORE_MUTANTS

@@ -274,7 +274,7 @@ class Session {
   void RunCollective(int rank, const absl::Status& status, std::vector<Collectives::Send>& sends,
                      Effects& effects);
   void Resume(int rank, std::int64_t step, Effects& effects);
-  void ResendResults(int rank, Effects& effects);
+  void SendRestarts(Effects& effects);
   void LoseMember(int rank, const std::string& why, Effects& effects);
   void Violation(int rank, const absl::Status& status, Effects& effects);
   std::vector<int> ReachableRanks() const;

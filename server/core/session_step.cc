@@ -60,6 +60,14 @@ absl::StatusOr<std::vector<RoundPlan>> Session::CheckedPlan(const wire::Announce
         break;
       }
       bytes += segment.bytes();
+      // A matrix is gathered whole from every member, whatever the window.
+      for (const MatrixShape& matrix : segment.matrices) {
+        const std::size_t matrix_bytes = matrix.numel() * ByteSize(segment.dtype);
+        if (matrix_bytes <= options_.chunk_bytes) continue;
+        return absl::ResourceExhaustedError(absl::StrCat(
+            "announced a matrix of ", matrix_bytes, " bytes for bucket ",
+            BucketName(announce.parameters), "; at most ", options_.chunk_bytes, " are allowed"));
+      }
     }
     if (bytes > limit) {
       return absl::ResourceExhaustedError(
@@ -334,7 +342,10 @@ void Session::Commit(Effects& effects) {
                               .verdict = nonfinite_ ? Verdict::kSkip : Verdict::kApply,
                               .digest = digest};
   FanOut(*last_done_, nullptr, effects);
-  if (hook_ != nullptr) hook_->EndStep(last_done_->verdict);
+  if (hook_ != nullptr) {
+    hook_->EndStep(IsActive(Mutant::kCoordinatorCommitsSkips) ? Verdict::kApply
+                                                              : last_done_->verdict);
+  }
   std::erase_if(reports_, [this](const auto& entry) {
     return !buckets_.contains({step_, entry.first});
   });
@@ -349,18 +360,27 @@ void Session::Commit(Effects& effects) {
   CloseAcknowledged();
 }
 
+// To each member the rounds that it was granted. One whose announcement is still on its way gets a
+// grant, and before it the shared state, without which it cannot encode.
+void Session::SendRestarts(Effects& effects) {
+  for (int r : ReachableRanks()) {
+    wire::Restart restart{.step = step_, .attempt = attempt_};
+    for (const auto& [key, bucket] : buckets_) {
+      if (bucket.step != step_ || bucket.reduced || !bucket.open) continue;
+      if (bucket.granted[Index(r)]) restart.open.push_back(CurrentId(bucket));
+    }
+    effects.push_back(SendEffect{.rank = r, .frame = {.header = std::move(restart)}});
+  }
+}
+
 void Session::Resume(int rank, std::int64_t member_step, Effects& effects) {
   effects.push_back(LogEffect{.message = absl::StrCat("rank ", rank, " resumed in step ", step_)});
   ++attempt_;
-  wire::Restart restart{.step = step_, .attempt = attempt_};
   for (auto& [key, bucket] : buckets_) {
     if (bucket.step != step_ || bucket.reduced || bucket.rounds.empty()) continue;
-    Round& round = bucket.rounds.back();
-    if (round.reduced == 0) {  // nothing of it was released: it starts over
-      bucket.rounds.pop_back();
-      BeginRound(bucket);
-    }
-    if (bucket.open) restart.open.push_back(CurrentId(bucket));
+    if (bucket.rounds.back().reduced > 0) continue;
+    bucket.rounds.pop_back();  // nothing of it was released: it starts over
+    BeginRound(bucket);
   }
   const auto send = [&](wire::Header header, wire::PayloadRef payload) {
     effects.push_back(SendEffect{
@@ -391,11 +411,12 @@ void Session::Resume(int rank, std::int64_t member_step, Effects& effects) {
     send(wire::StateReset{.iteration = hook_->iteration()}, nullptr);
   }
   for (auto& [key, bucket] : buckets_) {
-    if (bucket.step == step_ && bucket.open && !bucket.reduced && bucket.granted[Index(rank)]) {
+    if (bucket.step == step_ && bucket.open && !bucket.reduced && bucket.granted[Index(rank)] &&
+        !IsActive(Mutant::kSharedStateNotResumed)) {
       SendShared(bucket, rank, effects);
     }
   }
-  FanOut(restart, nullptr, effects);
+  SendRestarts(effects);
   std::vector<Collectives::Send> sends;
   collectives_.Resume(rank, sends);
   for (Collectives::Send& again : sends) {

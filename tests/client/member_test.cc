@@ -293,6 +293,16 @@ TEST_F(MemberTest, AfterAResumeNothingIsSentWhoseResultIsHere) {
   EXPECT_EQ(hook_.decoded, (std::vector<std::size_t>{0, 16}));
 }
 
+// The coordinator cannot know that it arrived until it hears of the step's first bucket.
+TEST_F(MemberTest, ANewStateMayBeRepeatedButNotComeInTheMiddle) {
+  Receive(wire::StateReset{.iteration = 3});
+  ASSERT_TRUE(Start({0}).ok());
+  Receive(wire::StateReset{.iteration = 3});
+  EXPECT_FALSE(member_.failed()) << Message();
+  Receive(wire::StateReset{.iteration = 4});
+  EXPECT_THAT(Message(), HasSubstr("a new state in the middle"));
+}
+
 TEST_F(MemberTest, AcknowledgesWhatIsRepeatedFromTheStepBefore) {
   ASSERT_TRUE(Start({0}).ok());
   Grant(0);

@@ -121,6 +121,8 @@ absl::StatusOr<std::unique_ptr<Carrier>> MakeDaemonCarrier(
 
 INSTANTIATE_TEST_SUITE_P(Daemon, HookConformance,
                          ::testing::ValuesIn(AllCases("Daemon", MakeDaemonCarrier)), CaseName);
+INSTANTIATE_TEST_SUITE_P(Daemon, PowerSgdConformance,
+                         ::testing::ValuesIn(PowerSgdCases("Daemon", MakeDaemonCarrier)), CaseName);
 
 }  // namespace
 }  // namespace gradwire::conformance

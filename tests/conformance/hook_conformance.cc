@@ -122,9 +122,35 @@ TEST_P(HookConformance, NonFiniteGradientSkipsTheStepForAll) {
   EXPECT_THAT(next->verdicts, ::testing::Each(Verdict::kApply));
 }
 
+TEST_P(PowerSgdConformance, GivesTheBitsOfTheSameHooksInOneLoop) {
+  const Case& test = GetParam();
+  const HookSpec spec = *HookSpec::Parse(test.spec);
+  auto carrier = test.make(test.world_size, spec, Parameters(test.dtype));
+  ASSERT_TRUE(carrier.ok()) << carrier.status();
+  auto loop = MakeInProcessCarrier(test.world_size, spec, Parameters(test.dtype));
+  ASSERT_TRUE(loop.ok()) << loop.status();
+  for (unsigned step = 0; step < 7; ++step) {
+    auto inputs = RandomGradients(test, step);
+    const bool poisoned = step == 4;
+    if (poisoned) {
+      const std::uint64_t nan = reference::CanonicalNan(test.dtype);
+      std::memcpy(inputs.back()[1].data(), &nan, ByteSize(test.dtype));
+    }
+    const auto& buckets = step % 3 == 2 ? kOneBucket : kManyBuckets;
+    auto result = (*carrier)->RunStep(inputs, buckets);
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_THAT(result->verdicts, ::testing::Each(poisoned ? Verdict::kSkip : Verdict::kApply));
+    if (poisoned) continue;  // and the loop is not told: nothing of it may be left
+    auto expected = (*loop)->RunStep(inputs, buckets);
+    ASSERT_TRUE(expected.ok()) << expected.status();
+    EXPECT_EQ(result->gradients, expected->gradients) << "step " << step;
+  }
+}
+
 }  // namespace
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(HookConformance);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(PowerSgdConformance);
 
 std::vector<Case> AllCases(const std::string& carrier, decltype(Case::make) make) {
   std::vector<Case> cases;
@@ -133,6 +159,22 @@ std::vector<Case> AllCases(const std::string& carrier, decltype(Case::make) make
     for (int world_size : {1, 2, 3, 4}) {
       for (DType dtype : {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16}) {
         cases.push_back({carrier, make, spec, world_size, dtype});
+      }
+    }
+  }
+  return cases;
+}
+
+std::vector<Case> PowerSgdCases(const std::string& carrier, decltype(Case::make) make) {
+  std::vector<Case> cases;
+  for (const char* spec :
+       {"power_sgd", "power_sgd,rounds=1", "batched_power_sgd", "batched_power_sgd,rounds=1",
+        "power_sgd,warm_start=false", "power_sgd,comm_wrapper=bf16,error_feedback=local"}) {
+    const std::string options =
+        ",start_powerSGD_iter=1,matrix_approximation_rank=16,min_compression_rate=0.5";
+    for (int world_size : {1, 2, 3}) {
+      for (DType dtype : {DType::kFloat32, DType::kFloat64, DType::kFloat16}) {
+        cases.push_back({carrier, make, spec + options, world_size, dtype});
       }
     }
   }

@@ -50,6 +50,12 @@ class HookConformance : public ::testing::TestWithParam<Case> {};
 // The product of hooks, world sizes and dtypes for one carrier.
 std::vector<Case> AllCases(const std::string& carrier, decltype(Case::make) make);
 
+// What PowerSGD gives over a carrier: bit for bit what the same hooks give in one loop.
+class PowerSgdConformance : public ::testing::TestWithParam<Case> {};
+
+// Both forms, with one round and with two, and factors of several chunks of 4 KiB.
+std::vector<Case> PowerSgdCases(const std::string& carrier, decltype(Case::make) make);
+
 std::string CaseName(const ::testing::TestParamInfo<Case>& info);
 
 // Rounds carried by a loop in this thread: no network, no daemon.

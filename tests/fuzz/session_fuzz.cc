@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
+#include <iterator>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -39,20 +41,35 @@ class Input {
   std::size_t at_ = 0;
 };
 
+bool IsPowerSgd(const SessionOptions& options) {
+  return options.spec.comm_hook.ends_with("power_sgd");
+}
+
 SessionOptions MakeOptions(Input& input) {
   SessionOptions options;
   options.name = "fuzz";
   options.world_size = static_cast<int>(1 + input.Below(3));
-  options.manifest = {{"a", {16}, DType::kFloat32},
-                      {"b", {50}, DType::kFloat32},
-                      {"c", {0}, DType::kFloat32},
-                      {"d", {40}, DType::kFloat16}};
+  options.manifest = {{"a", {4, 4}, DType::kFloat32},
+                      {"b", {10, 5}, DType::kFloat32},
+                      {"c", {0, 3}, DType::kFloat32},
+                      {"d", {5, 8}, DType::kFloat16}};
   options.generation = 2;
   options.chunk_bytes = 64;
   options.window_chunks = 1 + input.Below(3);
   options.open_buckets = 1 + input.Below(3);
-  static constexpr const char* kHooks[] = {"no", "fp16", "noop", "users_own"};
-  options.spec.comm_hook = kHooks[input.Below(4)];
+  static constexpr const char* kHooks[] = {"no",        "fp16",      "noop",
+                                           "users_own", "power_sgd", "batched_power_sgd"};
+  options.spec.comm_hook = kHooks[input.Below(6)];
+  if (!IsPowerSgd(options)) return options;
+  static constexpr const char* kWrappers[] = {"no", "fp16", "bf16"};
+  options.spec.comm_wrapper = kWrappers[input.Below(3)];
+  auto& chosen = options.spec.comm_state_option;
+  chosen["matrix_approximation_rank"] = std::int64_t{1} + input.Below(3);
+  chosen["start_powerSGD_iter"] = std::int64_t{input.Below(2)};
+  chosen["min_compression_rate"] = 0.25;
+  const std::uint32_t form = input.Below(3);
+  if (form == 1) chosen["warm_start"] = false;
+  if (form == 2) chosen["rounds"] = std::int64_t{1};
   return options;
 }
 
@@ -88,7 +105,7 @@ class Fuzz {
   void Step() {
     const int rank =
         static_cast<int>(input_.Below(static_cast<std::uint32_t>(options_.world_size)));
-    switch (input_.Below(16)) {
+    switch (input_.Below(18)) {
       case 0:
         return Join(rank, input_.Below(12));
       case 1:
@@ -103,6 +120,10 @@ class Fuzz {
       case 6:
       case 7:
         return Reduce();
+      case 8:
+        return Export();
+      case 9:
+        return Import();
       default:
         return Receive(rank, MakeFrame(rank));
     }
@@ -160,6 +181,38 @@ class Fuzz {
     Take(std::move(effects));
   }
 
+  void Export() {
+    absl::StatusOr<HookState> state = session_.ExportState();
+    if (!state.ok()) return;
+    std::size_t bytes = 0;
+    for (const StateTensor& tensor : state->tensors) bytes += tensor.data.size();
+    Require(bytes <= session_.state_bytes(), "a state larger than its bound");
+    exported_ = *std::move(state);
+  }
+
+  // What was exported last, whole or damaged.
+  void Import() {
+    HookState state = exported_;
+    const std::uint32_t damage = input_.Below(6);
+    if (damage == 1 && !state.metadata.empty()) {
+      auto entry = state.metadata.begin();
+      std::advance(entry, input_.Below(static_cast<std::uint32_t>(state.metadata.size())));
+      entry->second.assign(input_.Below(3), static_cast<char>(input_.Byte()));
+    }
+    if (damage == 2 && !state.tensors.empty()) {
+      StateTensor& tensor =
+          state.tensors[input_.Below(static_cast<std::uint32_t>(state.tensors.size()))];
+      tensor.data.resize(input_.Byte(), std::byte(input_.Byte()));
+    }
+    if (damage == 3 && !state.tensors.empty()) state.tensors.pop_back();
+    const std::int64_t iteration = session_.iteration();
+    Effects effects;
+    const absl::Status status = session_.ImportState(state, effects);
+    Require(status.ok() || (effects.empty() && session_.iteration() == iteration),
+            "a state that was refused had an effect");
+    Take(std::move(effects));
+  }
+
   // Answers one of the open reductions.
   void Reduce() {
     if (reductions_.empty()) return;
@@ -173,13 +226,25 @@ class Fuzz {
     }
     Require(inputs.size() == streams_.size(), "a reduction without everybody's contribution");
     std::vector<std::byte> out(reduce.segment.bytes());
-    const bool finite =
-        gradwire::Reduce(reduce.segment.dtype, reduce.segment.op, reduce.segment.numel, inputs, out)
-            .finite;
+    const bool finite = (reduce.segment.op == ReduceOp::kOrthonormalizedSum
+                             ? ReduceOrthonormalized(reduce.segment, inputs, out)
+                             : gradwire::Reduce(reduce.segment.dtype, reduce.segment.op,
+                                                reduce.segment.numel, inputs, out))
+                            .finite;
     Effects effects;
     session_.Reduced(reduce.id, reduce.chunk, wire::OwnedPayload::Make(std::move(out)), finite,
                      absl::ZeroDuration(), effects);
     Take(std::move(effects));
+  }
+
+  // What the chunk has to have, by the last announcement of its bucket.
+  wire::PayloadRef MakeChunk(const wire::RoundId& id, std::uint32_t chunk) {
+    const auto found = announced_.find(id.bucket);
+    if (found == announced_.end() || id.round >= found->second.size()) return MakePayload();
+    const wire::ChunkLayout layout(found->second[id.round], options_.chunk_bytes);
+    if (chunk >= layout.chunk_count() || input_.Below(16) == 15) return MakePayload();
+    return wire::OwnedPayload::Make(
+        std::vector<std::byte>(layout.ChunkBytes(chunk), std::byte(input_.Byte())));
   }
 
   wire::PayloadRef MakePayload() {
@@ -202,7 +267,10 @@ class Fuzz {
     if (plan_ != nullptr && input_.Below(8) != 7) {
       std::vector<ParameterSpec> specs;
       for (std::uint32_t p : parameters) specs.push_back(options_.manifest[p % 4]);
-      if (absl::StatusOr<std::vector<RoundPlan>> plans = plan_->Plan(specs, 0); plans.ok()) {
+      plan_->Reset(session_.iteration());
+      absl::StatusOr<std::vector<RoundPlan>> plans = plan_->Plan(specs, 0);
+      if (!specs.empty() && plans.ok()) {
+        announced_[parameters.front()] = *plans;
         return *std::move(plans);
       }
     }
@@ -213,7 +281,13 @@ class Fuzz {
         segment.dtype = static_cast<DType>(1 + input_.Below(4));
         segment.numel =
             input_.Below(8) == 7 ? std::size_t{1} << input_.Below(63) : input_.Below(50);
-        segment.op = input_.Below(2) == 0 ? ReduceOp::kSum : ReduceOp::kMean;
+        segment.op = static_cast<ReduceOp>(1 + input_.Below(3));
+        if (segment.op != ReduceOp::kOrthonormalizedSum) continue;
+        // As far as the frames' codec lets them through.
+        const std::uint32_t cols = 1 + input_.Below(4);
+        const MatrixShape shape{.rows = cols + input_.Below(40), .cols = cols};
+        segment.matrices.resize(1 + input_.Below(2), shape);
+        segment.numel = segment.matrices.size() * shape.numel();
       }
     }
     return plans;
@@ -246,7 +320,8 @@ class Fuzz {
         chunk.received = input_.Below(3) == 2 ? input_.Below(6) : chunk.chunk;
         if (input_.Below(16) == 15) chunk.rank = static_cast<int>(input_.Byte()) - 3;
         if (input_.Below(16) == 15) chunk.digest = input_.Byte();
-        return {.header = chunk, .payload = input_.Below(16) == 15 ? nullptr : MakePayload()};
+        return {.header = chunk,
+                .payload = input_.Below(16) == 15 ? nullptr : MakeChunk(chunk.id, chunk.chunk)};
       }
       case 6:
         return {.header = wire::Ack{MakeId(), input_.Below(6)}};
@@ -281,7 +356,10 @@ class Fuzz {
 
   void Check() {
     using State = Session::State;
-    Require(session_.held_bytes() <= session_.options().ReservedBytes(), "more held than reserved");
+    // A factor that exceeds a chunk is gathered whole from every member.
+    const std::size_t factors = session_.state_bytes() / 3 * (streams_.size() + 1);
+    Require(session_.held_bytes() <= session_.options().ReservedBytes() + factors,
+            "more held than reserved");
     Require(!session_.WaitingFor(now_).empty(), "WaitingFor says nothing");
     Require((session_.state() == State::kFailed) == !session_.failure().ok(), "a failure unsaid");
     Require(session_.step() >= last_step_ && session_.step() <= last_step_ + 1, "a step back");
@@ -303,6 +381,8 @@ class Fuzz {
   std::vector<std::uint64_t> streams_;  // by rank
   std::uint64_t connections_ = 0;
   std::deque<ReduceEffect> reductions_;
+  std::map<std::uint32_t, std::vector<RoundPlan>> announced_;  // by bucket
+  HookState exported_;
   std::int64_t last_step_ = 0;
   bool was_over_ = false;
 };

@@ -71,6 +71,30 @@ TEST(SessionState, AMemberThatWasAwayHearsOfItWhenItResumes) {
   EXPECT_EQ(harness.Sent<wire::StateReset>(1).size(), 1U);
 }
 
+// Its announcement may be on the way while another member resumes: a Restart that named the bucket
+// would have it encode without the factors.
+TEST(SessionState, ARestartNamesOnlyWhatTheMemberWasGranted) {
+  SessionOptions options = SmallOptions();
+  options.spec = *HookSpec::Parse("power_sgd,start_powerSGD_iter=0,min_compression_rate=0.5");
+  SessionHarness harness(options);
+  harness.Start();
+  wire::Announce announce = harness.AnnounceOf({1});
+  const ParameterSpec& b = options.manifest[1];
+  announce.rounds = *(*MakeCoordinatorHook(options.spec, options.manifest))->Plan({&b, 1});
+  harness.Receive(0, announce);
+  ASSERT_EQ(harness.Sent<wire::Grant>(0).size(), 1U);
+  harness.Detach(0);
+  ASSERT_TRUE(harness.Attach(0).ok());
+  ASSERT_EQ(harness.Sent<wire::Restart>(0).size(), 1U);
+  EXPECT_EQ(harness.Sent<wire::Restart>(0)[0].open.size(), 1U);
+  ASSERT_EQ(harness.Sent<wire::Restart>(1).size(), 1U);
+  EXPECT_EQ(harness.Sent<wire::Restart>(1)[0].open.size(), 0U);
+  harness.Receive(1, announce);
+  EXPECT_GT(harness.Sent<wire::SharedState>(1).size(), 0U);
+  ASSERT_EQ(harness.Sent<wire::Grant>(1).size(), 1U);
+  EXPECT_EQ(harness.Sent<wire::Grant>(1)[0].id.attempt, 1U);
+}
+
 TEST(SessionState, AStepThatIsOpenTakesNoneAndShowsTheOneBeforeIt) {
   SessionHarness harness(Compressed());
   harness.Start();

@@ -168,6 +168,9 @@ TEST(SessionUserHook, HasLimits) {
       {{SumOf(1057)}, "more than 4224 bytes for bucket [w], whose gradients have 64"},
       {{SumOf(std::size_t{1} << 62)}, "more than 4224 bytes for bucket [w]"},
       {{RoundPlan{std::vector<Segment>(73)}}, "a round of 73 segments for bucket [w]; at most 72"},
+      {{RoundPlan{{Segment{
+           .numel = 33, .op = ReduceOp::kOrthonormalizedSum, .matrices = {{16, 1}, {17, 1}}}}}},
+       "a matrix of 68 bytes for bucket [w]; at most 64"},
   };
   for (const auto& [rounds, message] : cases) {
     SessionHarness harness(SmallOptions(), true);

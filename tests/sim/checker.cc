@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "hooks/reduce.h"
 
 namespace gradwire::sim {
 namespace {
@@ -21,7 +22,9 @@ std::string FirstDifference(DType dtype, const ByteVector& expected, const ByteV
 }  // namespace
 
 Checker::Checker(const Scenario& scenario)
-    : scenario_(scenario), hook_(scenario.MakeHook()), residuals_(scenario.world()) {}
+    : scenario_(scenario), hook_(scenario.MakeHook()), residuals_(scenario.world()) {
+  if (scenario.power_sgd) MakeReference();
+}
 
 void Checker::Violate(const std::string& what) {
   if (violation_.empty()) violation_ = what;
@@ -49,7 +52,8 @@ const std::map<std::uint32_t, Checker::Layouts>& Checker::LayoutsOf(std::int64_t
   for (const auto& bucket : scenario_.steps[static_cast<std::size_t>(step)].buckets) {
     std::vector<ParameterSpec> parameters;
     for (std::uint32_t p : bucket) parameters.push_back(scenario_.options.manifest[p]);
-    const auto plans = hook_->Plan(parameters, step);
+    const auto plans = reference_ == nullptr ? hook_->Plan(parameters, step)
+                                             : reference_->coordinator().Plan(parameters);
     Layouts& rounds = layouts[bucket.front()];
     for (const RoundPlan& plan : *plans) rounds.emplace_back(plan, scenario_.options.chunk_bytes);
   }
@@ -76,20 +80,49 @@ void Checker::OnContribution(const wire::Contribution& header, const ByteVector&
   }
 }
 
-std::optional<ByteVector> Checker::Recompute(const ChunkKey& key, std::uint32_t attempt,
-                                             const Segment& segment) {
-  std::vector<const ByteVector*> inputs;
-  for (int r = 0; r < scenario_.options.world_size; ++r) {
-    const auto found = sent_.find(SentKey{key, attempt, r});
+// The chunks of a unit are reduced together: a member's bytes of all of them.
+std::optional<ByteVector> Checker::SentUnit(ChunkKey key, std::uint32_t attempt, int rank,
+                                            const wire::ChunkLayout::Unit& unit) {
+  ByteVector bytes;
+  for (key.chunk = unit.first; key.chunk < unit.first + unit.count; ++key.chunk) {
+    const auto found = sent_.find(SentKey{key, attempt, rank});
     if (found == sent_.end()) {
       Violate(absl::StrCat("a result of step ", key.step, " bucket ", key.bucket, " round ",
                            key.round, " chunk ", key.chunk, " attempt ", attempt,
-                           " without a contribution of rank ", r, " to that attempt"));
+                           " without a contribution of rank ", rank, " to that attempt"));
       return std::nullopt;
     }
-    inputs.push_back(&found->second);
+    bytes.insert(bytes.end(), found->second.begin(), found->second.end());
   }
-  return PlainReduce(segment, inputs);
+  return bytes;
+}
+
+std::optional<ByteVector> Checker::Recompute(const ChunkKey& key, std::uint32_t attempt,
+                                             const wire::ChunkLayout& layout) {
+  const wire::ChunkLayout::Unit unit = layout.UnitOf(key.chunk);
+  std::vector<ByteVector> sent;
+  for (int r = 0; r < scenario_.options.world_size; ++r) {
+    std::optional<ByteVector> bytes = SentUnit(key, attempt, r, unit);
+    if (!bytes) return std::nullopt;
+    sent.push_back(*std::move(bytes));
+  }
+  const Segment segment = layout.UnitSegment(unit);
+  if (segment.op != ReduceOp::kOrthonormalizedSum) {
+    std::vector<const ByteVector*> inputs;
+    for (const ByteVector& bytes : sent) inputs.push_back(&bytes);
+    return PlainReduce(segment, inputs);
+  }
+  // The arithmetic has tests of its own; here it counts whose bytes went in.
+  const std::vector<std::span<const std::byte>> pieces(sent.begin(), sent.end());
+  std::vector<Pieces> inputs;
+  for (const auto& piece : pieces) inputs.emplace_back(&piece, 1);
+  ByteVector out(segment.bytes());
+  ReduceOrthonormalized(segment, inputs, out);
+  const auto begin =
+      out.begin() +
+      static_cast<std::ptrdiff_t>((layout.Range(key.chunk).begin - layout.Range(unit.first).begin) *
+                                  ByteSize(segment.dtype));
+  return ByteVector(begin, begin + static_cast<std::ptrdiff_t>(layout.ChunkBytes(key.chunk)));
 }
 
 void Checker::OnResultFrame(int rank, const wire::Result& result, const wire::Payload* payload) {
@@ -108,8 +141,9 @@ void Checker::OnResultFrame(int rank, const wire::Result& result, const wire::Pa
       Violate(absl::StrCat(where, " at rank ", rank, " has other bytes than another member got"));
     }
   } else {
-    Segment segment = (*layouts)[key.round].segment(key.chunk);
-    const std::optional<ByteVector> expected = Recompute(key, result.id.attempt, segment);
+    const wire::ChunkLayout& layout = (*layouts)[key.round];
+    const Segment& segment = layout.segment(key.chunk);
+    const std::optional<ByteVector> expected = Recompute(key, result.id.attempt, layout);
     if (!expected) return;
     if (!SameValues(segment.dtype, *expected, bytes)) {
       return Violate(absl::StrCat(where, " is not the sum of one contribution of each member",
@@ -158,6 +192,7 @@ void Checker::OnStepDone(int rank, std::int64_t step, Verdict verdict, const Fee
   if (done == done_.end() || done->second.verdict != verdict) {
     return Violate(absl::StrCat("rank ", rank, " ends step ", step, " with a verdict of its own"));
   }
+  if (reference_ != nullptr) FollowStep(step);
   if (hook != nullptr) CheckResiduals(rank, step, verdict, *hook);
 }
 

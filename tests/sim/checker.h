@@ -11,8 +11,16 @@
 
 #include "tests/sim/bytes.h"
 #include "tests/sim/scenario.h"
+#include "tests/testing/hook_world.h"
 
 namespace gradwire::sim {
+
+// A hook's state, whatever the order of its tensors.
+struct StateImage {
+  std::map<std::string, std::string> metadata;
+  std::map<std::string, ByteVector> tensors;
+  bool operator==(const StateImage&) const = default;
+};
 
 class Checker {
  public:
@@ -35,6 +43,17 @@ class Checker {
   void OnBucketDone(int rank, std::int64_t step, std::uint32_t bucket, const ByteVector& buffer);
   void OnStepDone(int rank, std::int64_t step, Verdict verdict, const FeedbackHook* hook);
 
+  // PowerSGD: the coordinator's state when the session has committed `step`, a member's when it has
+  // ended it, and a member's when it failed.
+  void OnCommitted(std::int64_t step, const HookState& coordinator);
+  void OnMemberState(int rank, std::int64_t step, const HookState& state);
+  void OnFailed(int rank, const HookState& state);
+
+  // Of a chunk that a member is about to send.
+  DType WireDType(const wire::Contribution& header);
+  // Steps whose reference had at least one compressed matrix.
+  std::uint64_t low_rank_steps() const { return low_rank_steps_; }
+
  private:
   struct ChunkKey {
     std::int64_t step = 0;
@@ -55,7 +74,12 @@ class Checker {
   const Layouts* FindLayouts(const ChunkKey& key);
   const std::map<std::uint32_t, Layouts>& LayoutsOf(std::int64_t step);
   std::optional<ByteVector> Recompute(const ChunkKey& key, std::uint32_t attempt,
-                                      const Segment& segment);
+                                      const wire::ChunkLayout& layout);
+  std::optional<ByteVector> SentUnit(ChunkKey key, std::uint32_t attempt, int rank,
+                                     const wire::ChunkLayout::Unit& unit);
+  void MakeReference();
+  void FollowStep(std::int64_t step);
+  void RunReference(std::int64_t step);
   std::vector<double> TotalOf(std::int64_t step, std::uint32_t bucket, const Layouts& layouts,
                               std::size_t numel) const;
   void CheckResiduals(int rank, std::int64_t step, Verdict verdict, const FeedbackHook& hook);
@@ -71,6 +95,13 @@ class Checker {
   std::map<std::int64_t, wire::StepDone> done_;
   std::map<std::pair<std::int64_t, std::uint32_t>, ByteVector> buffers_;
   std::vector<Residuals> residuals_;  // the model, by rank
+
+  // PowerSGD: the same hooks in a plain loop, given the steps that were applied and no others.
+  std::unique_ptr<testing::HookWorld> reference_;
+  std::int64_t followed_ = 0;  // steps that the reference knows the end of
+  std::map<std::int64_t, StateImage> committed_;
+  std::vector<StateImage> member_states_;  // by rank, at the end of its last step
+  std::uint64_t low_rank_steps_ = 0;
 };
 
 }  // namespace gradwire::sim

@@ -146,6 +146,8 @@ class WatchedRun final : public HookRun {
   absl::Status Decode(ElementRange range, std::span<const std::byte> in) override {
     return inner_->Decode(range, in);
   }
+  std::size_t shared_bytes() const override { return inner_->shared_bytes(); }
+  absl::Status Import(std::span<const std::byte> shared) override { return inner_->Import(shared); }
   void Commit() override {
     if (!hook_.commit_allowed_) hook_.report_("state touched before the step's commit");
     inner_->Commit();

@@ -57,6 +57,9 @@ class WatchedHook final : public Hook {
     return inner_->Plan(parameters, step);
   }
   absl::StatusOr<std::unique_ptr<HookRun>> Start(GradBucket& bucket, std::int64_t step) override;
+  void EndStep(Verdict verdict) override { inner_->EndStep(verdict); }
+  HookState State() const override { return inner_->State(); }
+  void Reset(std::int64_t iteration) override { inner_->Reset(iteration); }
   void AllowCommit(bool allowed) { commit_allowed_ = allowed; }
 
  private:

@@ -17,7 +17,7 @@ struct Case {
   const char* name;
 };
 
-class Mutants : public testing::TestWithParam<Case> {};
+class Mutants : public ::testing::TestWithParam<Case> {};
 
 TEST_P(Mutants, IsCaught) {
   active_mutant = GetParam().mutant;
@@ -33,14 +33,16 @@ TEST_P(Mutants, IsCaught) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, Mutants,
-    testing::Values(Case{Mutant::kGenerationNotCompared, "GenerationNotCompared"},
-                    Case{Mutant::kAttemptNotCompared, "AttemptNotCompared"},
-                    Case{Mutant::kMemberDroppedPerBucket, "MemberDroppedPerBucket"},
-                    Case{Mutant::kDuplicateCountedTwice, "DuplicateCountedTwice"},
-                    Case{Mutant::kCommitAnnouncedEarly, "CommitAnnouncedEarly"},
-                    Case{Mutant::kStateTouchedBeforeCommit, "StateTouchedBeforeCommit"},
-                    Case{Mutant::kCreditDeadlock, "CreditDeadlock"}),
-    [](const testing::TestParamInfo<Case>& tested) { return std::string(tested.param.name); });
+    ::testing::Values(Case{Mutant::kGenerationNotCompared, "GenerationNotCompared"},
+                      Case{Mutant::kAttemptNotCompared, "AttemptNotCompared"},
+                      Case{Mutant::kMemberDroppedPerBucket, "MemberDroppedPerBucket"},
+                      Case{Mutant::kDuplicateCountedTwice, "DuplicateCountedTwice"},
+                      Case{Mutant::kCommitAnnouncedEarly, "CommitAnnouncedEarly"},
+                      Case{Mutant::kStateTouchedBeforeCommit, "StateTouchedBeforeCommit"},
+                      Case{Mutant::kCreditDeadlock, "CreditDeadlock"},
+                      Case{Mutant::kSharedStateNotResumed, "SharedStateNotResumed"},
+                      Case{Mutant::kCoordinatorCommitsSkips, "CoordinatorCommitsSkips"}),
+    [](const ::testing::TestParamInfo<Case>& tested) { return std::string(tested.param.name); });
 
 }  // namespace
 }  // namespace gradwire::sim

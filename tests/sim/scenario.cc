@@ -33,6 +33,52 @@ std::vector<ParameterSpec> MakeManifest(Random& random) {
   return manifest;
 }
 
+// Small enough for thousands of runs, large enough that a factor takes several chunks.
+std::vector<ParameterSpec> MakeMatrices(Random& random) {
+  static constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat64, DType::kFloat16,
+                                      DType::kBFloat16};
+  const DType common = random.Percent(70) ? DType::kFloat32 : kDTypes[random.Below(4)];
+  const bool mixed = random.Percent(15);
+  std::vector<ParameterSpec> manifest(1 + random.Below(4));
+  for (std::size_t i = 0; i < manifest.size(); ++i) {
+    ParameterSpec& spec = manifest[i];
+    spec.name = absl::StrCat("p", i);
+    spec.dtype = mixed ? kDTypes[random.Below(4)] : common;
+    if (random.Percent(65)) {
+      spec.shape = {random.Between(2, random.Percent(20) ? 40 : 12), random.Between(2, 12)};
+    } else if (random.Percent(50)) {
+      spec.shape = {random.Between(1, 6), random.Between(1, 4), random.Between(1, 3)};
+    } else if (random.Percent(60)) {
+      spec.shape = {random.Between(0, 24)};
+    }
+  }
+  return manifest;
+}
+
+void ChoosePowerSgd(Scenario& scenario, Random& random) {
+  HookSpec& spec = scenario.options.spec;
+  scenario.power_sgd = true;
+  spec.comm_hook = random.Percent(50) ? "power_sgd" : "batched_power_sgd";
+  static constexpr const char* kWrappers[] = {"no", "no", "fp16", "bf16"};
+  spec.comm_wrapper = kWrappers[random.Below(4)];
+  static constexpr std::int64_t kStarts[] = {0, 0, 1, 1, 2, 3};
+  static constexpr double kRates[] = {0.25, 0.5, 1, 2};
+  auto& options = spec.comm_state_option;
+  options["matrix_approximation_rank"] = std::int64_t{random.Between(1, 3)};
+  options["start_powerSGD_iter"] = kStarts[random.Below(6)];
+  options["min_compression_rate"] = kRates[random.Below(4)];
+  options["random_seed"] = static_cast<std::int64_t>(random.Below(1000));
+  options["error_feedback"] = std::string(random.Percent(50) ? "aggregate" : "local");
+  if (random.Percent(10)) options["use_error_feedback"] = false;
+  if (random.Percent(20)) options["batch_tensors_with_same_shape"] = true;
+  if (random.Percent(20)) options["orthogonalization_epsilon"] = 1e-8;
+  if (random.Percent(40)) {
+    options["rounds"] = std::int64_t{1};
+  } else if (random.Percent(30)) {
+    options["warm_start"] = false;
+  }
+}
+
 void ChooseHook(Scenario& scenario, Random& random) {
   HookSpec& spec = scenario.options.spec;
   scenario.user_hook = random.Percent(40);
@@ -95,6 +141,23 @@ StepPlan MakeStep(const Scenario& scenario, Random& random) {
   return step;
 }
 
+// Buckets that come again, since a factor serves more than one step; and, between steps, a state
+// that goes out and in.
+void AdaptSteps(Scenario& scenario, Random& random) {
+  const std::size_t trained = scenario.steps.size() - 1;
+  for (std::size_t s = 1; s < trained; ++s) {
+    StepPlan& step = scenario.steps[s];
+    if (random.Percent(70)) {
+      step.buckets = scenario.steps.front().buckets;
+      step.end_step = scenario.steps.front().end_step;
+    }
+    if (random.Percent(15)) {
+      step.reimports = true;
+      step.collectives.insert(step.collectives.begin(), CollectivePlan{});
+    }
+  }
+}
+
 void ChooseNetwork(Scenario& scenario, Random& random) {
   scenario.delay_low = absl::Microseconds(50);
   scenario.delay_high = absl::Microseconds(random.Percent(70) ? 3000 : 60000);
@@ -142,6 +205,11 @@ std::unique_ptr<Hook> Scenario::MakeHook() const {
   return *HookRegistry::Global().Make(options.spec);
 }
 
+std::unique_ptr<CoordinatorHook> Scenario::MakeCoordinator() const {
+  if (user_hook) return nullptr;
+  return *MakeCoordinatorHook(options.spec, options.manifest);
+}
+
 double Scenario::Gradient(int rank, std::int64_t step, std::uint32_t parameter,
                           std::size_t element) const {
   const StepPlan& plan = steps[static_cast<std::size_t>(step)];
@@ -159,12 +227,12 @@ Scenario MakeScenario(std::uint64_t seed) {
   Random random(seed);
   Scenario scenario;
   scenario.seed = seed;
-  scenario.seed = seed;
   scenario.data_seed = random.Next();
   server::SessionOptions& options = scenario.options;
   options.name = "sim";
   options.world_size = random.Percent(10) ? 1 : random.Between(2, 4);
-  options.manifest = MakeManifest(random);
+  const bool power_sgd = random.Percent(25);
+  options.manifest = power_sgd ? MakeMatrices(random) : MakeManifest(random);
   options.generation = 2;
   options.lineage = random.Next();
   options.chunk_bytes = kChunkBytes;
@@ -174,11 +242,12 @@ Scenario MakeScenario(std::uint64_t seed) {
   options.token_timeout = absl::Seconds(2);
   options.resume_grace = random.Between(absl::Milliseconds(700), absl::Milliseconds(1500));
   options.silence_timeout = random.Between(absl::Seconds(3), absl::Seconds(6));
-  ChooseHook(scenario, random);
+  power_sgd ? ChoosePowerSgd(scenario, random) : ChooseHook(scenario, random);
   scenario.any_rank = random.Percent(20);
-  const int steps = random.Between(1, 5);
+  const int steps = random.Between(1, power_sgd ? 6 : 5);
   for (int s = 0; s < steps; ++s) scenario.steps.push_back(MakeStep(scenario, random));
   scenario.steps.push_back(StepPlan{.collectives = MakeCollectives(options.world_size, random)});
+  if (power_sgd) AdaptSteps(scenario, random);
   ChooseNetwork(scenario, random);
   ChooseFaults(scenario, random);
   return scenario;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "hooks/coordinator_hook.h"
 #include "server/core/session.h"
 #include "tests/sim/feedback_hook.h"
 
@@ -22,6 +23,7 @@ struct StepPlan {
   std::vector<CollectivePlan> collectives{};          // before the first bucket
   std::vector<std::vector<std::uint32_t>> buckets{};  // each member starts them in its own order
   bool end_step = false;
+  bool reimports = false;  // rank 0 puts the exported state back before the first collective
   int nonfinite_rank = -1;
   std::uint32_t nonfinite_parameter = 0;
   bool nonfinite_only_at_first = false;  // only contributions of attempt 0 have it
@@ -50,6 +52,7 @@ struct Scenario {
   std::uint64_t data_seed = 0;
   server::SessionOptions options;
   bool user_hook = false;
+  bool power_sgd = false;
   FeedbackOptions feedback;
   bool any_rank = false;
   std::vector<StepPlan> steps;  // the last one has collectives only
@@ -66,8 +69,8 @@ struct Scenario {
 
   std::size_t world() const { return static_cast<std::size_t>(options.world_size); }
   bool Has(FaultKind kind) const;
-  // The daemon's and the members' hook. `report` hears of breaches.
   std::unique_ptr<Hook> MakeHook() const;
+  std::unique_ptr<CoordinatorHook> MakeCoordinator() const;  // null for a user's hook
   double Gradient(int rank, std::int64_t step, std::uint32_t parameter, std::size_t element) const;
 };
 

@@ -48,6 +48,10 @@ enum class Count : std::uint8_t {
   kCollectives,
   kPartialSteps,
   kWaitsExplained,
+  kLowRankSteps,
+  kSharedStateFrames,
+  kUnitsOfSeveralChunks,
+  kStateImports,
   kNumCounts,
 };
 std::string Name(Count count);
@@ -131,6 +135,8 @@ class World {
     std::size_t next_collective = 0;
     ByteVector collective_data;
     std::map<client::Ticket, OpenBucket> buckets;
+    std::vector<std::unique_ptr<GradBucket>>
+        ended;  // their buffers are gone, the verdict is not here
   };
 
   // Scheduling (world.cc).
@@ -161,6 +167,8 @@ class World {
   void Deliver(Link& link, const wire::Frame& frame);
   void Receive(int rank, std::uint64_t connection, const wire::Frame& frame);
   void CheckFailure();
+  void FollowCommit();
+  void Reimport();
 
   // The members (world_members.cc).
   void AskToJoin(Process& process);
@@ -221,6 +229,7 @@ class World {
   std::map<int, Link*> current_;                    // the daemon's table: rank to stream
   std::vector<std::vector<wire::Frame>> received_;  // contributions of the open step, by rank
   std::int64_t received_step_ = 0;
+  std::int64_t committed_ = 0;
   std::vector<std::unique_ptr<Process>> processes_;
   std::deque<Fault> faults_;
   std::set<int> blamable_;

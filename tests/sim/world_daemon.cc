@@ -36,7 +36,10 @@ wire::PayloadRef ReduceInputs(const server::ReduceEffect& effect, Random& random
   for (const wire::PayloadRef& input : effect.inputs) inputs.push_back(input->pieces());
   ByteVector out(effect.segment.bytes());
   finite =
-      Reduce(effect.segment.dtype, effect.segment.op, effect.segment.numel, inputs, out).finite;
+      (effect.segment.op == ReduceOp::kOrthonormalizedSum
+           ? ReduceOrthonormalized(effect.segment, inputs, out)
+           : Reduce(effect.segment.dtype, effect.segment.op, effect.segment.numel, inputs, out))
+          .finite;
   return MakePayload(std::move(out), random);
 }
 
@@ -80,13 +83,38 @@ void World::CheckWaiting() {
 }
 
 void World::Apply(server::Effects effects) {
+  FollowCommit();
   while (!effects.empty()) {
     server::Effects more;
     for (server::Effect& effect : effects) {
       std::visit([&](auto& e) { OnEffect(e, more); }, effect);
     }
     effects = std::move(more);
+    FollowCommit();
   }
+}
+
+// Before a member hears of a step's end: what the coordinator has made of the step.
+void World::FollowCommit() {
+  if (session_.step() == std::exchange(committed_, session_.step()) || !scenario_.power_sgd) return;
+  if (session_.state() == server::Session::State::kFailed) return;
+  const absl::StatusOr<HookState> state = session_.ExportState();
+  if (!state.ok()) return checker_.Violate(std::string(state.status().message()));
+  checker_.OnCommitted(committed_ - 1, *state);
+}
+
+// What the session has, again: all members get it anew, and nothing else changes.
+void World::Reimport() {
+  if (session_.state() != server::Session::State::kRunning) return;
+  absl::StatusOr<HookState> state = session_.ExportState();
+  server::Effects effects;
+  absl::Status status = state.ok() ? session_.ImportState(*state, effects) : state.status();
+  if (!status.ok()) {
+    if (!anyone_blamable_) checker_.Violate(std::string(status.message()));
+    return;
+  }
+  Note(Count::kStateImports);
+  Apply(std::move(effects));
 }
 
 void World::OnEffect(server::SendEffect& effect, server::Effects&) {
@@ -99,6 +127,7 @@ void World::OnEffect(server::FanOutEffect& effect, server::Effects&) {
 
 void World::OnEffect(server::ReduceEffect& effect, server::Effects& more) {
   bool finite = true;
+  if (effect.segment.bytes() > scenario_.options.chunk_bytes) Note(Count::kUnitsOfSeveralChunks);
   wire::PayloadRef result = ReduceInputs(effect, random_, finite);
   if (random_.Percent(scenario_.reduce_inline_percent)) {
     return session_.Reduced(effect.id, effect.chunk, std::move(result), finite,

@@ -193,6 +193,8 @@ void World::OnFrame(Process& process, const wire::Frame& frame) {
     commits = done->verdict == Verdict::kApply && done->step == process.member->step();
   } else if (const auto* restart = std::get_if<wire::Restart>(&frame.header)) {
     Note(Count::kRestartedRounds, restart->open.size());
+  } else if (std::holds_alternative<wire::SharedState>(frame.header)) {
+    Note(Count::kSharedStateFrames);
   }
   if (checker_.violated()) return;
   client::Effects effects;
@@ -219,13 +221,15 @@ void World::OnMember(Process& process, client::SendChunkEffect& effect) {
   if (absl::Status status = effect.run->Encode(effect.range, bytes); !status.ok()) {
     return checker_.Violate(absl::StrCat("Encode failed: ", status.message()));
   }
-  const DType dtype = effect.bytes == effect.range.numel() * 8   ? DType::kFloat64
+  const DType dtype = scenario_.power_sgd                        ? checker_.WireDType(effect.header)
+                      : effect.bytes == effect.range.numel() * 8 ? DType::kFloat64
                       : effect.bytes == effect.range.numel() * 4 ? DType::kFloat32
                       : scenario_.user_hook                      ? scenario_.feedback.wire
                                                                  : DType::kFloat16;
-  const bool is_known =
-      scenario_.user_hook || ByteSize(dtype) > 2 || scenario_.options.spec.comm_hook == "fp16";
-  if (is_known) StampAttempt(dtype, id.attempt, process.rank, bytes);
+  const bool is_known = scenario_.power_sgd || scenario_.user_hook || ByteSize(dtype) > 2 ||
+                        scenario_.options.spec.comm_hook == "fp16";
+  // The reference of PowerSGD knows no attempts.
+  if (is_known && !scenario_.power_sgd) StampAttempt(dtype, id.attempt, process.rank, bytes);
   const StepPlan& plan = scenario_.steps[static_cast<std::size_t>(id.step)];
   if (is_known && plan.nonfinite_only_at_first && plan.nonfinite_rank == process.rank &&
       id.attempt == 0 && effect.header.chunk == 0) {
@@ -256,14 +260,19 @@ void World::OnMember(Process& process, client::BucketDoneEffect& effect) {
     checker_.OnBucketDone(process.rank, process.member->step(), found->second.id,
                           found->second.buffer);
   }
-  process.buckets.erase(found);  // the core may not touch it any more
+  process.ended.push_back(std::move(found->second.bucket));
+  process.buckets.erase(found);  // the core may not touch the buffer any more
 }
 
 void World::OnMember(Process& process, client::StepDoneEffect& effect) {
   checker_.OnStepDone(
       process.rank, effect.step, effect.verdict,
       scenario_.user_hook ? static_cast<const FeedbackHook*>(process.hook.get()) : nullptr);
+  if (scenario_.power_sgd && !checker_.violated()) {
+    checker_.OnMemberState(process.rank, effect.step, process.hook->State());
+  }
   if (!process.buckets.empty()) checker_.Violate("a step ends with a bucket open");
+  process.ended.clear();
   process.next_collective = 0;
   After(random_.Between(absl::ZeroDuration(), scenario_.think_high),
         [this, &process] { BeginStep(process); });
@@ -295,6 +304,7 @@ void World::OnMember(Process& process, client::WelcomeEffect&) {
 void World::OnMember(Process& process, client::FailedEffect& effect) {
   if (process.reported_failure) checker_.Violate("a member fails twice");
   process.reported_failure = true;
+  if (scenario_.power_sgd) checker_.OnFailed(process.rank, process.hook->State());
   if (!process.buckets.empty()) checker_.Violate("a member failed and left a bucket open");
   Trace([&] { return absl::StrCat("rank ", process.rank, " fails: ", effect.status.ToString()); });
   const bool session_failed = session_.state() == server::Session::State::kFailed;
@@ -312,6 +322,10 @@ void World::BeginStep(Process& process) {
   if (process.member->failed() || process.leaving) return;
   const auto step = static_cast<std::size_t>(process.member->step());
   const StepPlan& plan = scenario_.steps[step];
+  if (plan.reimports && process.rank == 0 && process.next_collective == 0) {
+    if (DaemonPaused([this, &process] { BeginStep(process); }, false)) return;
+    Reimport();
+  }
   if (process.next_collective < plan.collectives.size()) {
     return EnterCollective(process, plan.collectives[process.next_collective]);
   }
