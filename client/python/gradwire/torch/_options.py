@@ -170,5 +170,7 @@ def _embedded_address() -> str:
 
 def after_fork() -> None:
     global _embedded
+    if _embedded is not None:
+        _embedded.after_fork()
     _embedded = None
     _counts.clear()
