@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from gradwire import _native
 from gradwire._errors import Error, InvalidArgument, from_status
-from gradwire.torch import _future, _names, _options, _staging
+from gradwire.torch import _arguments, _future, _names, _options, _staging
 
 DTYPES = {
     torch.float32: "float32",
@@ -56,20 +56,24 @@ class SessionState:
         timeout: datetime.timedelta = datetime.timedelta(minutes=30),
         join_timeout: datetime.timedelta = datetime.timedelta(minutes=5),
     ) -> None:
+        _arguments.check_group(process_group)
+        _arguments.check_address(address)
+        _arguments.check_session(session)
+        _arguments.check_model(model)
+        _arguments.check_members(rank, world_size)
+        _arguments.check_timeout("timeout", timeout)
+        _arguments.check_timeout("join_timeout", join_timeout)
         self._settings = {
             "address": address,
             "session": session,
-            "comm_hook": _options.hook_name("comm_hook", comm_hook),
-            "comm_wrapper": _options.hook_name("comm_wrapper", comm_wrapper),
-            "comm_state_option": _options.options(comm_state_option),
+            "comm_hook": _arguments.hook_name("comm_hook", comm_hook),
+            "comm_wrapper": _arguments.hook_name("comm_wrapper", comm_wrapper),
+            "comm_state_option": _arguments.options(comm_state_option),
             "rank": rank,
             "world_size": world_size,
             "timeout": timeout,
             "join_timeout": join_timeout,
         }
-        for name in ("timeout", "join_timeout"):
-            if self._settings[name] <= datetime.timedelta(0):
-                raise InvalidArgument(f"{name} is {self._settings[name]}; allowed is more than 0")
         _native.check_hook(
             self._settings["comm_hook"],
             self._settings["comm_wrapper"],
