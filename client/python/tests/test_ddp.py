@@ -239,8 +239,8 @@ def _accumulate(ddp, rank):
     for step in range(4):
         optimizer.zero_grad(set_to_none=True)
         with ddp.no_sync():
-            ddp(training.batch(rank, 2 * step)).square().sum().backward()
-        ddp(training.batch(rank, 2 * step + 1)).square().sum().backward()
+            ddp(training.batch(rank, 2 * step)).square().mean().backward()
+        ddp(training.batch(rank, 2 * step + 1)).square().mean().backward()
         seen.append(training.gradients(ddp))
         optimizer.step()
     return seen
@@ -265,7 +265,7 @@ def _uneven(ddp, rank):
     with ddp.join():
         for step in range(3 + 2 * rank):
             optimizer.zero_grad(set_to_none=True)
-            ddp(training.batch(rank, step)).square().sum().backward()
+            ddp(training.batch(rank, step)).square().mean().backward()
             seen.append(training.gradients(ddp))
             optimizer.step()
     seen.append({name: tensor.clone() for name, tensor in ddp.state_dict().items()})
@@ -305,6 +305,22 @@ def _two_models(rank):
 def test_two_models_in_one_process_have_a_session_each(name):
     variables = {} if name is None else {"GRADWIRE_SESSION": name}
     worlds.run(2, _two_models, environments=[variables] * 2)
+
+
+def _two_of_three(rank):
+    """Ranks 0 and 2 train in a group of their own, and rank 1 alone."""
+    groups = [dist.new_group([0, 2]), dist.new_group([1])]
+    group = groups[rank % 2]
+    want = training.plain(training.Mlp, rank, process_group=group)
+    with gw.SessionState(group) as state:
+        ddp = training.distributed(training.Mlp, process_group=group)
+        ddp.register_comm_hook(state, gw.aggregate_hook)
+        training.expect_same(training.train(ddp, rank), want)
+        assert (state.rank, state.world_size) == (dist.get_rank(group), [2, 1][rank % 2])
+
+
+def test_a_group_of_some_ranks_has_a_session_of_its_own():
+    worlds.run(3, _two_of_three)
 
 
 # ---- Names

@@ -19,7 +19,7 @@ def _train_by(rank, make, reduce):
     seen = []
     for step in range(4):
         optimizer.zero_grad(set_to_none=True)
-        model(training.batch(rank, step)).square().sum().backward()
+        model(training.batch(rank, step)).square().mean().backward()
         assert reduce(model) is True
         seen.append(training.gradients(model))
         optimizer.step()
@@ -47,7 +47,7 @@ def _reduce_without_a_group(rank, address):
     with gw.SessionState(address=address, session="no-group") as state:
         gw.broadcast_parameters_(model, state)
         weights = [parameter.detach().clone() for parameter in model.parameters()]
-        model(training.batch(rank, 0)).square().sum().backward()
+        model(training.batch(rank, 0)).square().mean().backward()
         local = training.gradients(model)
         assert gw.reduce_grads_(model.parameters(), state)
         assert (state.rank, state.world_size) == (rank, 2)
@@ -151,8 +151,8 @@ def _attach_accumulating(rank):
         for step in range(3):
             optimizer.zero_grad(set_to_none=True)
             with no_sync():
-                model(training.batch(rank, 2 * step)).square().sum().backward()
-            model(training.batch(rank, 2 * step + 1)).square().sum().backward()
+                model(training.batch(rank, 2 * step)).square().mean().backward()
+            model(training.batch(rank, 2 * step + 1)).square().mean().backward()
             seen.append(training.gradients(model))
             optimizer.step()
         return seen
@@ -197,7 +197,14 @@ def test_a_branch_that_one_rank_did_not_take_gets_the_mean_of_all():
 
 
 def _order_of_calls(rank):
-    _grads._BUCKET_BYTES = 1  # a bucket for each parameter
+    bytes_before, _grads._BUCKET_BYTES = _grads._BUCKET_BYTES, 1  # a bucket for each parameter
+    try:
+        return _calls_of_two_steps(rank)
+    finally:
+        _grads._BUCKET_BYTES = bytes_before
+
+
+def _calls_of_two_steps(rank):
     torch.manual_seed(1)
     model = training.Mlp()
     calls = []
@@ -217,7 +224,7 @@ def _order_of_calls(rank):
 
 
 def test_a_bucket_is_on_its_way_before_backward_has_ended():
-    for calls in worlds.run(2, _order_of_calls, fresh=True):
+    for calls in worlds.run(2, _order_of_calls):
         first, second = calls[: len(calls) // 2], calls[len(calls) // 2 :]
         for step in (first, second):
             assert len(step) == 7
@@ -236,11 +243,11 @@ def _detach(rank):
         attached.detach()
         model.zero_grad(set_to_none=True)
         x = training.batch(rank, 7)
-        model(x).square().sum().backward()
+        model(x).square().mean().backward()
         got = training.gradients(model)
         assert state.step == 1, state.step
     model.zero_grad(set_to_none=True)
-    model(x).square().sum().backward()
+    model(x).square().mean().backward()
     training.expect_same([got], [training.gradients(model)])
 
 

@@ -16,6 +16,7 @@ import gradwire
 import gradwire.torch as gw
 import training
 import worlds
+from gradwire.torch import _options
 
 SECONDS_TO_GO = 8.0  # of a daemon whose owner is gone
 
@@ -59,6 +60,14 @@ def test_no_thread_connection_or_daemon_is_there_before_the_first_call():
 
 
 def _no_daemon_to_start(rank):
+    running, _options._embedded = _options._embedded, None  # of tests before this one
+    try:
+        return _error_of_first_call(rank)
+    finally:
+        _options._embedded = running
+
+
+def _error_of_first_call(rank):
     state = gw.SessionState()
     ddp = training.distributed(training.Mlp)
     ddp.register_comm_hook(state, gw.aggregate_hook)
@@ -71,7 +80,7 @@ def _no_daemon_to_start(rank):
 
 def test_a_daemon_that_cannot_be_started_is_an_error_of_the_first_call_on_all_ranks():
     nowhere = {"GRADWIRE_DAEMON": "/nowhere/gradwired"}
-    for text in worlds.run(2, _no_daemon_to_start, environments=[nowhere] * 2, fresh=True):
+    for text in worlds.run(2, _no_daemon_to_start, environments=[nowhere] * 2):
         assert "GRADWIRE_DAEMON" in text and "/nowhere/gradwired" in text
 
 
@@ -100,7 +109,7 @@ def _fork(rank, address, path):
 
 def test_a_forks_copy_of_a_state_says_so_and_the_parent_goes_on(daemon, tmp_path):
     path = tmp_path / "said"
-    results = worlds.run(2, _fork, daemon.address, path, group=False, fresh=True)
+    results = worlds.run(2, _fork, daemon.address, path, group=False)
     assert results == [(7, 2)] * 2
     for rank in range(2):
         text = path.with_suffix(f".{rank}").read_text()
@@ -139,7 +148,7 @@ def test_a_pickled_copy_trains_on_in_a_session_of_its_own():
 def _use_embedded(rank, path):
     with gw.SessionState(model=training.Mlp()) as state:
         state.connect()
-        address = gw._state._options._embedded.address
+        address = _options._embedded.address
         folder = os.path.dirname(address.partition(":")[2])
         path.write_text(f"{_children(os.getpid())[0]} {folder} {os.stat(folder).st_mode}")
 
@@ -159,7 +168,7 @@ def _ended(pid: int, seconds: float) -> bool:
 
 def _use_and_die(rank, path, end):
     _use_embedded(rank, path)
-    pipe = gw._state._options._embedded._child.stdin.fileno()
+    pipe = _options._embedded._child.stdin.fileno()
     if os.fork() == 0:  # outlives its parent, as a data loader's worker may
         for file in set(range(3, 256)) - {pipe}:
             with contextlib.suppress(OSError):

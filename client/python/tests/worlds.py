@@ -116,13 +116,23 @@ class _Process:
     def said(self) -> str:
         return self._output.read_text(errors="replace").strip()
 
+    def close(self) -> None:
+        """It ends when it reads this."""
+        self.connection.close()
+
     def end(self, kill: bool) -> None:
-        self.connection.close()  # it ends when it reads this
         if not kill:
             self._process.join(timeout=15)
         self._process.kill()
         self._process.join()
         self._output.unlink()
+
+
+def _end(processes: list[_Process], kill: bool) -> None:
+    for process in processes:
+        process.close()
+    for process in processes:
+        process.end(kill)
 
 
 _idle: dict[int, list[_Process]] = {}  # by world size: members of one world have one history
@@ -153,7 +163,6 @@ def run(
     `dies` are the ranks that end without a result, which is then None. `environments` are set
     for each rank while the function runs. Without `group` there is no process group.
     """
-    fresh = fresh or bool(dies)
     processes = [] if fresh else _idle.pop(world, [])
     if not processes:
         processes = [_Process() for _ in range(world)]
@@ -170,9 +179,8 @@ def run(
         failed = False
         return results
     finally:
-        if failed or fresh:
-            for process in processes:
-                process.end(kill=failed)
+        if failed or fresh or dies:
+            _end(processes, kill=failed)
         else:
             _idle[world] = processes
 
@@ -207,9 +215,7 @@ def _collect(processes: list[_Process], dies: tuple[int, ...], deadline: float) 
 
 
 def end_all() -> None:
-    for processes in _idle.values():
-        for process in processes:
-            process.end(kill=False)
+    _end([process for processes in _idle.values() for process in processes], kill=False)
     _idle.clear()
 
 
