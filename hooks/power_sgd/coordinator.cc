@@ -330,15 +330,19 @@ std::vector<ParameterReport> PowerSgdCoordinator::Report() const {
   return report;
 }
 
+// In the middle of a step, what it has drawn is left out: it will be drawn again.
 absl::StatusOr<HookState> PowerSgdCoordinator::Export() const {
   HookState state{.metadata = {{"format", kFormat},
                                {"options", OptionsText(options_)},
                                {"layout", LayoutText(manifest_)},
                                {"iteration", absl::StrCat(iteration_)},
-                               {"generator", generator_.ToString()},
-                               {"seed", seed_ ? absl::StrCat(*seed_) : ""}},
+                               {"generator", generator_before_.value_or(generator_).ToString()},
+                               {"seed", seed_ && !generator_before_ ? absl::StrCat(*seed_) : ""}},
                   .tensors = {}};
-  for (const auto& [name, factors] : factors_) {
+  for (const auto& [name, current] : factors_) {
+    const auto replaced = replaced_.find(name);
+    const Factors& factors = replaced == replaced_.end() ? current : replaced->second;
+    if (generator_before_ || factors.q.empty()) continue;
     const DType dtype = StateDType(manifest_[position_.at(name)].dtype);
     for (const auto& [prefix, values] :
          {std::pair("q/", &factors.q), std::pair("p/", &factors.p)}) {

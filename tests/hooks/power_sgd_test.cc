@@ -203,6 +203,10 @@ TEST_P(PowerSgdForms, SkippedAndFailedStepsLeaveNoTrace) {
       poisoned[0][step % model.size()].back() = std::numeric_limits<double>::infinity();
       auto gradients = Pack<float>(poisoned);
       const Snapshot before(*disturbed);
+      CoordinatorHook& coordinator = disturbed->coordinator();
+      coordinator.SharedEpoch(std::vector<ParameterSpec>{model[0], model[2]});
+      EXPECT_TRUE(before == Snapshot(*disturbed)) << "an export shows what an open step drew";
+      coordinator.EndStep(Verdict::kSkip);
       // Other buckets with a first parameter that they had: the batched form's state is theirs.
       ASSERT_EQ(*disturbed->RunStep(gradients, {{0, 2}, {5, 1, 4, 3}}), Verdict::kSkip);
       EXPECT_TRUE(before == Snapshot(*disturbed));
