@@ -7,11 +7,11 @@ MAKEFLAGS += --no-print-directory
 # Ninja rewrites one line on a terminal; elsewhere it would print one per file.
 quiet := $(shell test -t 1 || echo -- --quiet)
 
-# $(call build,preset[,targets])
+# $(call build,preset[,targets[,options]])
 define build
 	@echo "building build/$(1)"
 	@mkdir -p build/$(1)
-	@cmake --preset $(1) >build/$(1)/configure.log 2>&1 || { cat build/$(1)/configure.log; exit 1; }
+	@cmake --preset $(1) $(3) >build/$(1)/configure.log 2>&1 || { cat build/$(1)/configure.log; exit 1; }
 	@cmake --build --preset $(1) -j $(JOBS) $(if $(2),--target $(2)) $(quiet)
 endef
 
@@ -31,8 +31,8 @@ demo: ## train on real data through a daemon of its own, for each hook
 
 .PHONY: test
 test: ## build and run every test
-	@deploy/install-packages.sh build test parity
-	$(call build,dev)
+	@deploy/install-packages.sh build test parity python
+	$(call build,dev,,$$(client/python/make-venv.sh build/venv))
 	$(call check,dev)
 
 .PHONY: test-asan test-tsan
@@ -60,11 +60,11 @@ fuzz: ## run each libFuzzer target for FUZZ_SECONDS (60)
 
 .PHONY: lint
 lint: ## format, clang-tidy with lock analysis, layering and the other source checks
-	@deploy/install-packages.sh build test lint
+	@deploy/install-packages.sh build test lint python
 	@tests/checks/format.sh --check
 	@$(PYTHON) -B tests/checks/checks.py --self-test
 	@$(PYTHON) -B tests/checks/checks.py
-	$(call build,dev,gradwire_proto)
+	$(call build,dev,gradwire_proto,$$(client/python/make-venv.sh build/venv))
 	@tests/checks/tidy.sh build/dev $(JOBS)
 
 .PHONY: format

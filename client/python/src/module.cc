@@ -82,7 +82,9 @@ std::unique_ptr<Session> Join(const std::string& address, const std::string& ses
 }
 
 // A void* for memory that Python owns, as torch's data_ptr() gives it.
-void* Pointer(std::uintptr_t address) { return reinterpret_cast<void*>(address); }
+void* Pointer(std::uintptr_t address) {
+  return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr): it comes as one
+}
 
 nb::bytes Bytes(const std::string& text) { return nb::bytes(text.data(), text.size()); }
 
@@ -151,13 +153,7 @@ auto WithClient(Session& session, Call call) {
   });
 }
 
-}  // namespace
-}  // namespace gradwire::python
-
-NB_MODULE(_native, m) {
-  using namespace gradwire;
-  using namespace gradwire::python;
-
+void Bind(nb::module_& m) {
   nb::register_exception_translator(Translate);
   m.doc() = "Gradwire's C++ SDK.";
   m.attr("__version__") = GRADWIRE_VERSION;
@@ -246,3 +242,8 @@ NB_MODULE(_native, m) {
       .def("close", [](Session& self) { Unlocked([&] { self.Close(); }); })
       .def("abandon", &Session::Abandon);
 }
+
+}  // namespace
+}  // namespace gradwire::python
+
+NB_MODULE(_native, m) { gradwire::python::Bind(m); }

@@ -42,7 +42,7 @@ class Session {
   void Close();
 
   // In a forked child: forgets the client, whose threads the child does not have.
-  void Abandon();
+  void Abandon() GRADWIRE_NO_THREAD_SAFETY_ANALYSIS;
 
  private:
   Session(std::unique_ptr<Client> client, std::vector<ParameterSpec> parameters);
