@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "client/python/src/python_hook.h"
 #include "client/python/src/session.h"
 #include "gradwire/hooks/registry.h"
 
@@ -165,6 +166,12 @@ void Bind(nb::module_& m) {
       },
       nb::arg("comm_hook"), nb::arg("comm_wrapper"), nb::arg("comm_state_option"),
       "Raises InvalidArgument, with what is allowed, unless this is a hook.");
+  m.def(
+      "register_hook",
+      [](const std::string& name, nb::object make) {
+        Check(HookRegistry::Global().Register(name, PythonHookFactory(std::move(make))));
+      },
+      nb::arg("name"), nb::arg("make"));
   m.def("hook_names", [] { return HookRegistry::Global().Names(); });
 
   m.def("join", &Join, nb::arg("address"), nb::arg("session"), nb::arg("rank"),
