@@ -42,15 +42,16 @@ test-asan test-tsan: test-%: ## the tests under the address and undefined-behavi
 	$(call check,$*)
 
 .PHONY: bench
-bench: ## measure kernels, PowerSGD and all-reduce; results also in build/bench/results.json
-	@deploy/install-packages.sh build test
-	$(call build,dev,kernels_bench low_rank_bench allreduce_bench)
+bench: ## measure kernels, PowerSGD, all-reduce and the Python hook; results also in build/bench/results.json
+	@deploy/install-packages.sh build test parity python
+	$(call build,dev,kernels_bench low_rank_bench allreduce_bench $$(test -e build/venv/packages && echo gradwire_python_package),$$(client/python/make-venv.sh build/venv))
 	@mkdir -p build/bench
 	@build/dev/bin/kernels_bench --json build/bench/kernels.json
 	@build/dev/bin/low_rank_bench --json build/bench/low_rank.json
 	@build/dev/bin/allreduce_bench --json build/bench/allreduce.json
+	@tests/bench/python_hook.sh build/dev build/venv build/bench/python_hook.json
 	@$(PYTHON) -B tests/bench/merge.py build/bench/results.json build/bench/kernels.json \
-	   build/bench/low_rank.json build/bench/allreduce.json
+	   build/bench/low_rank.json build/bench/allreduce.json build/bench/python_hook.json
 
 .PHONY: fuzz
 fuzz: ## run each libFuzzer target for FUZZ_SECONDS (60)
