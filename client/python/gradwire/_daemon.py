@@ -17,8 +17,13 @@ _START_SECONDS = 20.0
 
 def gradwired_path() -> str:
     """GRADWIRE_DAEMON, the package's own, or the one on the PATH."""
+    named = os.environ.get("GRADWIRE_DAEMON")
+    if named:
+        if not os.access(named, os.X_OK):
+            raise Unavailable(f"GRADWIRE_DAEMON is {named!r}, which is no program that can be run")
+        return named
     packaged = pathlib.Path(__file__).parent / "bin" / "gradwired"
-    for candidate in (os.environ.get("GRADWIRE_DAEMON"), str(packaged), shutil.which("gradwired")):
+    for candidate in (str(packaged), shutil.which("gradwired")):
         if candidate and os.access(candidate, os.X_OK):
             return candidate
     raise Unavailable(
@@ -40,7 +45,6 @@ class EmbeddedDaemon:
     """
 
     def __init__(self) -> None:
-        self._owner = os.getpid()
         self._folder = tempfile.mkdtemp(prefix="gradwire-")  # 0700
         path = os.path.join(self._folder, "daemon.sock")
         self.address = "unix:" + path
@@ -70,11 +74,14 @@ class EmbeddedDaemon:
                 raise Unavailable(f"the embedded gradwired did not start: {said or 'it said nothing'}")
             time.sleep(0.01)
 
+    def after_fork(self) -> None:
+        """In the child: lets go of the pipe, so that the daemon still ends with the parent."""
+        atexit.unregister(self.close)
+        self._child.stdin.close()
+
     def close(self) -> None:
         """Lets it drain in its own time: other members may still be about to leave."""
         atexit.unregister(self.close)
-        if os.getpid() != self._owner:  # a fork's copy
-            return
         if self._child.stdin is not None and not self._child.stdin.closed:
             self._child.stdin.close()
         try:

@@ -1,42 +1,15 @@
-"""The arguments of SessionState, with what is taken from the environment and the process group."""
+"""What SessionState takes from the environment and the process group where no argument says it."""
 
-import enum
 import os
 import secrets
 import socket
 
 import torch.distributed as dist
 
-from gradwire import _native
 from gradwire._daemon import EmbeddedDaemon
 from gradwire._errors import InvalidArgument, Unavailable
 
 _counts: dict[tuple[str, str], int] = {}  # of states in this process, by group and name
-
-
-def hook_name(field: str, value: object) -> str:
-    """A hook or wrapper as a string; Accelerate's enum has it as its value."""
-    if isinstance(value, enum.Enum):
-        value = value.value
-    if value is None:
-        return "no"
-    if not isinstance(value, str):
-        allowed = ", ".join(_native.hook_names())
-        raise InvalidArgument(f"{field} is {value!r}; allowed are {allowed}")
-    return value
-
-
-def options(value: object) -> dict[str, object]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise InvalidArgument(f"comm_state_option is {value!r}; allowed is a dict of options")
-    for name, option in value.items():
-        if not isinstance(name, str) or not isinstance(option, (bool, int, float, str)):
-            raise InvalidArgument(
-                f"comm_state_option[{name!r}] is {option!r}; allowed are bool, int, float and str"
-            )
-    return dict(value)
 
 
 class World:
@@ -170,5 +143,7 @@ def _embedded_address() -> str:
 
 def after_fork() -> None:
     global _embedded
+    if _embedded is not None:
+        _embedded.after_fork()
     _embedded = None
     _counts.clear()

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from gradwire import _native
 from gradwire._errors import Error, InvalidArgument, from_status
-from gradwire.torch import _future, _names, _options, _staging
+from gradwire.torch import _arguments, _future, _names, _options, _staging
 
 DTYPES = {
     torch.float32: "float32",
@@ -56,20 +56,24 @@ class SessionState:
         timeout: datetime.timedelta = datetime.timedelta(minutes=30),
         join_timeout: datetime.timedelta = datetime.timedelta(minutes=5),
     ) -> None:
+        _arguments.check_group(process_group)
+        _arguments.check_address(address)
+        _arguments.check_session(session)
+        _arguments.check_model(model)
+        _arguments.check_members(rank, world_size)
+        _arguments.check_timeout("timeout", timeout)
+        _arguments.check_timeout("join_timeout", join_timeout)
         self._settings = {
             "address": address,
             "session": session,
-            "comm_hook": _options.hook_name("comm_hook", comm_hook),
-            "comm_wrapper": _options.hook_name("comm_wrapper", comm_wrapper),
-            "comm_state_option": _options.options(comm_state_option),
+            "comm_hook": _arguments.hook_name("comm_hook", comm_hook),
+            "comm_wrapper": _arguments.hook_name("comm_wrapper", comm_wrapper),
+            "comm_state_option": _arguments.options(comm_state_option),
             "rank": rank,
             "world_size": world_size,
             "timeout": timeout,
             "join_timeout": join_timeout,
         }
-        for name in ("timeout", "join_timeout"):
-            if self._settings[name] <= datetime.timedelta(0):
-                raise InvalidArgument(f"{name} is {self._settings[name]}; allowed is more than 0")
         _native.check_hook(
             self._settings["comm_hook"],
             self._settings["comm_wrapper"],
@@ -95,6 +99,7 @@ class SessionState:
         self._ending: set[int] = set()  # calls that end a step
         self._latest: _staging.Stage | None = None
         self._last: list[_Pending] = []  # done, but for the verdict
+        self._reductions: list[_future.Reduction] = []  # of the backward() under way
         self._next_id = 1
         self.should_step = True
         self.last_error: BaseException | None = None
@@ -191,16 +196,30 @@ class SessionState:
 
     def reduce_bucket(self, bucket: dist.GradBucket) -> torch.futures.Future:
         """What aggregate_hook does; never raises."""
+        buffer = bucket.buffer()
+        if _future.call_after_ddp(self._raise_failure):
+            future = reduction = _future.Reduction(buffer.device)
+            self._reductions.append(reduction)
+        else:
+            reduction = _future.DetachedReduction(buffer.device)
+            future = reduction.future
         try:
-            buffer = bucket.buffer()
             parameters = bucket.parameters()
             with self._lock:
                 if self._session is None:
                     self._connect_for(buffer, parameters)
-                return self._start(buffer, parameters, bucket.is_last())
+                self._start(buffer, parameters, bucket.is_last(), reduction)
         except Exception as error:
             self.last_error = error
-            return _future.failed(error)
+            reduction.end(error, buffer)
+        return future
+
+    def _raise_failure(self) -> None:
+        ended = [reduction for reduction in self._reductions if reduction.done()]
+        self._reductions = [one for one in self._reductions if not one.done()]
+        for reduction in ended:
+            if not reduction.told:
+                reduction.check()
 
     def _connect_for(self, buffer: torch.Tensor, parameters: list[torch.nn.Parameter]) -> None:
         self._check_alive()
@@ -214,15 +233,17 @@ class SessionState:
         self._join(buffer.dtype if wrapped else None)
 
     def _start(
-        self, buffer: torch.Tensor, parameters: list[torch.nn.Parameter], is_last: bool
-    ) -> torch.futures.Future:
+        self,
+        buffer: torch.Tensor,
+        parameters: list[torch.nn.Parameter],
+        is_last: bool,
+        reduction: "_future.Reduction | _future.DetachedReduction",
+    ) -> None:
         positions = self.positions(parameters)
         # DistributedDataParallel reads the result's storage from its beginning.
         plain = buffer.storage_offset() == 0 and buffer.is_contiguous()
         target = buffer if plain else buffer.clone(memory_format=torch.contiguous_format)
-        future = _future.make(buffer.device)
-        self.submit(target, positions, is_last, lambda error: future.set_result(error or target))
-        return _future.checked(future)
+        self.submit(target, positions, is_last, lambda error: reduction.end(error, target))
 
     def submit(self, target: torch.Tensor, positions: list[int], is_last: bool, finish) -> None:
         """Reduces `target`, the gradients of these parameters, in place.
@@ -327,12 +348,11 @@ class SessionState:
         Needs no other rank. Every rank keeps its own, since each has residuals of its own.
         """
         with self._lock:
-            if self._session is None:
-                if self._loaded is not None:
-                    return self._loaded
-                if self._model is None or self._closed or self._dead:
-                    return {"version": 1, "step": 0, "coordinator": _bytes(b""), "member": _bytes(b"")}
-            session = self._need()
+            self._check_alive()
+            session = self._session
+            if session is None:
+                nothing = {"version": 1, "step": 0, "coordinator": _bytes(b""), "member": _bytes(b"")}
+                return nothing if self._loaded is None else self._loaded
             return {
                 "version": 1,
                 "step": session.step,

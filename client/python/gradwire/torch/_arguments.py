@@ -1,0 +1,84 @@
+"""What SessionState accepts. Each refusal names the argument, the value and what is allowed."""
+
+import datetime
+import enum
+import re
+
+import torch
+import torch.distributed as dist
+
+from gradwire import _native
+from gradwire._errors import InvalidArgument
+
+_ADDRESS = re.compile(r"unix:.+|(?:dns:///)?(?:\[[0-9A-Fa-f:.]+\]|[^:/\[\]\s]+):(?P<port>[0-9]{1,5})")
+_SESSION = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_MAX_WORLD_SIZE = 4096
+_LONGEST = datetime.timedelta(days=30)
+
+
+def _refuse(name: str, value: object, allowed: str) -> None:
+    raise InvalidArgument(f"{name} is {value!r:.200}; allowed {allowed}")
+
+
+def hook_name(name: str, value: object) -> str:
+    """A hook or wrapper as a string; Accelerate's enum has it as its value."""
+    if isinstance(value, enum.Enum):
+        value = value.value
+    if value is None:
+        return "no"
+    if not isinstance(value, str):
+        _refuse(name, value, "are " + ", ".join(_native.hook_names()))
+    return value
+
+
+def options(value: object) -> dict[str, object]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        _refuse("comm_state_option", value, "is a dict of options")
+    for name, option in value.items():
+        if not isinstance(name, str) or not isinstance(option, (bool, int, float, str)):
+            _refuse(f"comm_state_option[{name!r}]", option, "are bool, int, float and str")
+    return dict(value)
+
+
+def check_address(value: object) -> None:
+    if value is None:
+        return
+    found = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
+    if found is None or not 0 < int(found["port"] or 1) <= 65535:
+        allowed = 'is a str: "unix:/path", "host:port" or "dns:///host:port", with ports to 65535'
+        _refuse("address", value, allowed)
+
+
+def check_session(value: object) -> None:
+    if value is not None and not (isinstance(value, str) and _SESSION.fullmatch(value)):
+        _refuse("session", value, "is a str of 1 to 128 of A-Z, a-z, 0-9, '.', '_', '-'")
+
+
+def check_members(rank: object, world_size: object) -> None:
+    for name, value, least in (("rank", rank, 0), ("world_size", world_size, 1)):
+        if value is None:
+            continue
+        is_integer = isinstance(value, int) and not isinstance(value, bool)
+        if not is_integer or not least <= value <= _MAX_WORLD_SIZE:
+            _refuse(name, value, f"is an int from {least} to {_MAX_WORLD_SIZE}")
+    if rank is not None and world_size is not None and rank >= world_size:
+        _refuse("rank", rank, f"are 0 to {world_size - 1} with world_size {world_size}")
+
+
+def check_timeout(name: str, value: object) -> None:
+    if not isinstance(value, datetime.timedelta):
+        _refuse(name, value, "is a datetime.timedelta")
+    if not datetime.timedelta(0) < value <= _LONGEST:
+        raise InvalidArgument(f"{name} is {value}; allowed is more than 0, at most {_LONGEST}")
+
+
+def check_model(value: object) -> None:
+    if value is not None and not isinstance(value, torch.nn.Module):
+        _refuse("model", value, "is a torch.nn.Module")
+
+
+def check_group(value: object) -> None:
+    if value is not None and not (dist.is_available() and isinstance(value, dist.ProcessGroup)):
+        _refuse("process_group", value, "is a torch.distributed.ProcessGroup")

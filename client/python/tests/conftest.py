@@ -1,0 +1,66 @@
+"""Daemons and an environment without Gradwire's variables, for all tests."""
+
+import contextlib
+import os
+import subprocess
+
+import pytest
+
+import worlds
+from gradwire import _daemon
+
+for name in list(os.environ):
+    if name.startswith(("GRADWIRE_", "TORCHELASTIC_")) and name != "GRADWIRE_DAEMON":
+        del os.environ[name]
+for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+    os.environ.pop(name, None)
+
+
+class Daemon:
+    """A gradwired on a unix socket; it ends with this object."""
+
+    def __init__(self, folder) -> None:
+        self.address = f"unix:{folder}/daemon.sock"
+        self._child = subprocess.Popen(
+            [_daemon.gradwired_path(), "--listen", self.address, "--stop-on-eof"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for line in self._child.stdout:
+            if b"grpc" in line and self.address.encode() in line:
+                return
+        raise AssertionError("gradwired did not start")
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def kill(self) -> None:
+        self._child.kill()
+        self._child.wait()
+
+    def close(self) -> None:
+        self.kill()
+        self._child.stdin.close()
+        self._child.stdout.close()
+
+
+@pytest.fixture
+def new_daemon(tmp_path):
+    """One for this test alone."""
+    with contextlib.closing(Daemon(tmp_path)) as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="session")
+def daemon(tmp_path_factory):
+    """One for all tests that bring names for their sessions."""
+    with contextlib.closing(Daemon(tmp_path_factory.mktemp("gradwired"))) as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _processes():
+    yield
+    worlds.end_all()
