@@ -5,7 +5,9 @@ import os
 import subprocess
 
 import pytest
+import torch
 
+import gradwire
 import worlds
 from gradwire import _daemon
 
@@ -14,6 +16,26 @@ for name in list(os.environ):
         del os.environ[name]
 for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
     os.environ.pop(name, None)
+
+
+_reports: dict[str, list[str]] = {}
+
+
+@pytest.fixture
+def report():
+    """report(title, line): a line of a table that is shown after all tests."""
+    return lambda title, line: _reports.setdefault(title, []).append(line)
+
+
+def pytest_terminal_summary(terminalreporter):
+    for title, lines in _reports.items():
+        terminalreporter.write_line(title)
+        for line in lines:
+            terminalreporter.write_line("  " + line)
+
+
+def pytest_report_header():
+    return f"gradwire {gradwire.__version__}, torch {torch.__version__}"
 
 
 class Daemon:

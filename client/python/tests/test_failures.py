@@ -90,13 +90,12 @@ def _lose_a_rank(rank, path, wrapped):
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["hook", "wrapped"])
-def test_a_killed_rank_is_named_in_an_exception_and_nobody_hangs(tmp_path, wrapped, capsys):
+def test_a_killed_rank_is_named_in_an_exception_and_nobody_hangs(tmp_path, wrapped, report):
     path = tmp_path / "time_of_death"
     *results, lost = worlds.run(3, _lose_a_rank, path, wrapped, dies=(2,))
     assert lost is None
     for took, kind, texts in results:
-        with capsys.disabled():
-            print(f"\n  named {took:.2f} s after its death: {texts[0].splitlines()[0]}")
+        report("failures, seconds until backward() raised", f"{took:.2f} {texts[0].splitlines()[0]}")
         assert took < NAMED_WITHIN_SECONDS
         # torch makes its own exception of one in a chain of futures.
         assert kind is (RuntimeError if wrapped else gradwire.Error)
@@ -121,11 +120,10 @@ def _lose_the_daemon(rank, address, pid):
             return time.monotonic() - began, error.code, str(error)
 
 
-def test_a_lost_daemon_is_an_error_that_says_so(new_daemon, capsys):
+def test_a_lost_daemon_is_an_error_that_says_so(new_daemon, report):
     results = worlds.run(2, _lose_the_daemon, new_daemon.address, new_daemon.pid)
     for took, code, text in results:
-        with capsys.disabled():
-            print(f"\n  {code} after {took:.2f} s: {text}")
+        report("failures, seconds until backward() raised", f"{took:.2f} {text}")
         assert code == "UNAVAILABLE"
         assert new_daemon.address in text
 

@@ -66,6 +66,8 @@ def batch(rank: int, step: int, *shape: int) -> torch.Tensor:
 
 
 def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """By the names that the parameters have without DistributedDataParallel."""
+    model = model.module if isinstance(model, DDP) else model
     return {
         name: parameter.grad.clone()
         for name, parameter in model.named_parameters()
@@ -83,7 +85,7 @@ def train(model, rank: int, steps: int = 4, first: int = 0, shape: tuple = (), o
     seen = []
     for step in range(first, first + steps):
         optimizer.zero_grad(set_to_none=True)
-        model(batch(rank, step, *shape)).square().sum().backward()
+        model(batch(rank, step, *shape)).square().mean().backward()
         seen.append(gradients(model))
         optimizer.step()
     return seen

@@ -82,3 +82,14 @@ def check_model(value: object) -> None:
 def check_group(value: object) -> None:
     if value is not None and not (dist.is_available() and isinstance(value, dist.ProcessGroup)):
         _refuse("process_group", value, "is a torch.distributed.ProcessGroup")
+
+
+def check_state(value: object) -> None:
+    """What load_state_dict takes."""
+    if not isinstance(value, dict):
+        _refuse("state", value, "is a dict, what state_dict() gave")
+    if value.get("version") != 1:
+        _refuse("version", value.get("version"), "is 1")
+    for name in ("coordinator", "member"):
+        if not isinstance(value.get(name), torch.Tensor):
+            _refuse(name, value.get(name), "is a tensor, as state_dict() gave it")

@@ -1,5 +1,6 @@
 """Reduction without DistributedDataParallel."""
 
+import collections.abc
 import threading
 
 import torch
@@ -9,6 +10,7 @@ from gradwire.torch import _names
 from gradwire.torch._state import SessionState
 
 _BUCKET_BYTES = 25 << 20
+_ALLOWED = "allowed are an iterable of tensors, or of dicts whose params are"
 
 
 def reduce_grads_(parameters, state: SessionState) -> bool:
@@ -18,8 +20,8 @@ def reduce_grads_(parameters, state: SessionState) -> bool:
     others' mean, so that all members agree. Returns whether the step counts: False after a
     non-finite gradient anywhere, and then the weights must not be updated.
     """
-    group = [parameter for parameter in parameters if parameter.requires_grad]
-    buckets = _Buckets(group, state)
+    wanted = [parameter for parameter in _flat(parameters) if parameter.requires_grad]
+    buckets = _Buckets(wanted, state)
     with torch.no_grad():
         for bucket in buckets.all:
             bucket.start(is_last=bucket is buckets.all[-1])
@@ -47,6 +49,22 @@ def broadcast_parameters_(model: torch.nn.Module, state: SessionState, root: int
                 session.broadcast(root, host.data_ptr(), host.numel() * host.element_size())
             if host.data_ptr() != tensor.data_ptr():
                 tensor.copy_(host)
+
+
+def _flat(parameters) -> list[torch.Tensor]:
+    """Of an iterable of tensors or of an optimizer's groups."""
+    if isinstance(parameters, torch.Tensor) or not isinstance(parameters, collections.abc.Iterable):
+        raise InvalidArgument(f"parameters is a {type(parameters).__name__}; {_ALLOWED}")
+    flat = []
+    for one in parameters:
+        if isinstance(one, dict) and "params" in one:
+            inner = one["params"]
+            flat += [inner] if isinstance(inner, torch.Tensor) else _flat(inner)
+        elif isinstance(one, torch.Tensor):
+            flat.append(one)
+        else:
+            raise InvalidArgument(f"parameters has a {type(one).__name__}; {_ALLOWED}")
+    return flat
 
 
 class _Bucket:

@@ -189,7 +189,11 @@ class SessionState:
         self._thread.start()
         atexit.register(self.close)
         if self._loaded is not None:
-            self._apply(self._loaded)
+            try:
+                self._apply(self._loaded)
+            except Exception:
+                self.close()  # not to train on without it
+                raise
             self._loaded = None
 
     # ---- Reduction
@@ -371,9 +375,9 @@ class SessionState:
 
     def load_state_dict(self, state: dict[str, object]) -> None:
         """Takes a checkpoint: all ranks call it, between two steps or before the first."""
-        if state.get("version") != 1:
-            raise InvalidArgument(f"version is {state.get('version')!r}; allowed is 1")
+        _arguments.check_state(state)
         with self._lock:
+            self._check_alive()
             if self._session is None:
                 self._loaded = dict(state)
             else:
