@@ -35,6 +35,11 @@ test: ## build and run every test
 	$(call build,dev,,$$(client/python/make-venv.sh build/venv))
 	$(call check,dev)
 
+.PHONY: test-torch
+test-torch: ## the Python tests with the current torch, accelerate and lightning (gigabytes from PyPI)
+	@deploy/install-packages.sh build python
+	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) client/python/test-torch.sh build/venv-torch
+
 .PHONY: test-asan test-tsan
 test-asan test-tsan: test-%: ## the tests under the address and undefined-behaviour, or the thread sanitizer
 	@deploy/install-packages.sh build test parity
@@ -52,6 +57,12 @@ bench: ## measure kernels, PowerSGD, all-reduce and the Python hook; results als
 	@tests/bench/python_hook.sh build/dev build/venv build/bench/python_hook.json
 	@$(PYTHON) -B tests/bench/merge.py build/bench/results.json build/bench/kernels.json \
 	   build/bench/low_rank.json build/bench/allreduce.json build/bench/python_hook.json
+
+.PHONY: wheel
+wheel: ## build the Python wheel with its libraries in it, and try it with another Python
+	@deploy/install-packages.sh build python
+	@wheel=$$(CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) client/python/build-wheel.sh) && \
+	   echo "$$wheel" && client/python/tests/wheel_smoke.sh "$$wheel"
 
 .PHONY: fuzz
 fuzz: ## run each libFuzzer target for FUZZ_SECONDS (60)
