@@ -7,11 +7,11 @@ MAKEFLAGS += --no-print-directory
 # Ninja rewrites one line on a terminal; elsewhere it would print one per file.
 quiet := $(shell test -t 1 || echo -- --quiet)
 
-# $(call build,preset[,targets])
+# $(call build,preset[,targets[,options]])
 define build
 	@echo "building build/$(1)"
 	@mkdir -p build/$(1)
-	@cmake --preset $(1) >build/$(1)/configure.log 2>&1 || { cat build/$(1)/configure.log; exit 1; }
+	@cmake --preset $(1) $(3) >build/$(1)/configure.log 2>&1 || { cat build/$(1)/configure.log; exit 1; }
 	@cmake --build --preset $(1) -j $(JOBS) $(if $(2),--target $(2)) $(quiet)
 endef
 
@@ -31,9 +31,14 @@ demo: ## train on real data through a daemon of its own, for each hook
 
 .PHONY: test
 test: ## build and run every test
-	@deploy/install-packages.sh build test parity
-	$(call build,dev)
+	@deploy/install-packages.sh build test parity python
+	$(call build,dev,,$$(client/python/make-venv.sh build/venv))
 	$(call check,dev)
+
+.PHONY: test-torch
+test-torch: ## the Python tests with the current torch, accelerate and lightning (gigabytes from PyPI)
+	@deploy/install-packages.sh build python
+	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) client/python/test-torch.sh build/venv-torch
 
 .PHONY: test-asan test-tsan
 test-asan test-tsan: test-%: ## the tests under the address and undefined-behaviour, or the thread sanitizer
@@ -42,15 +47,22 @@ test-asan test-tsan: test-%: ## the tests under the address and undefined-behavi
 	$(call check,$*)
 
 .PHONY: bench
-bench: ## measure kernels, PowerSGD and all-reduce; results also in build/bench/results.json
-	@deploy/install-packages.sh build test
-	$(call build,dev,kernels_bench low_rank_bench allreduce_bench)
+bench: ## measure kernels, PowerSGD, all-reduce and the Python hook; results also in build/bench/results.json
+	@deploy/install-packages.sh build test parity python
+	$(call build,dev,kernels_bench low_rank_bench allreduce_bench $$(test -e build/venv/packages && echo gradwire_python_package),$$(client/python/make-venv.sh build/venv))
 	@mkdir -p build/bench
 	@build/dev/bin/kernels_bench --json build/bench/kernels.json
 	@build/dev/bin/low_rank_bench --json build/bench/low_rank.json
 	@build/dev/bin/allreduce_bench --json build/bench/allreduce.json
+	@tests/bench/python_hook.sh build/dev build/venv build/bench/python_hook.json
 	@$(PYTHON) -B tests/bench/merge.py build/bench/results.json build/bench/kernels.json \
-	   build/bench/low_rank.json build/bench/allreduce.json
+	   build/bench/low_rank.json build/bench/allreduce.json build/bench/python_hook.json
+
+.PHONY: wheel
+wheel: ## build the Python wheel with its libraries in it, and try it with another Python
+	@deploy/install-packages.sh build python
+	@wheel=$$(CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) client/python/build-wheel.sh) && \
+	   echo "$$wheel" && client/python/tests/wheel_smoke.sh "$$wheel"
 
 .PHONY: fuzz
 fuzz: ## run each libFuzzer target for FUZZ_SECONDS (60)
@@ -60,11 +72,11 @@ fuzz: ## run each libFuzzer target for FUZZ_SECONDS (60)
 
 .PHONY: lint
 lint: ## format, clang-tidy with lock analysis, layering and the other source checks
-	@deploy/install-packages.sh build test lint
+	@deploy/install-packages.sh build test lint python
 	@tests/checks/format.sh --check
 	@$(PYTHON) -B tests/checks/checks.py --self-test
 	@$(PYTHON) -B tests/checks/checks.py
-	$(call build,dev,gradwire_proto)
+	$(call build,dev,gradwire_proto,$$(client/python/make-venv.sh build/venv))
 	@tests/checks/tidy.sh build/dev $(JOBS)
 
 .PHONY: format

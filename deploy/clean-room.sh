@@ -47,6 +47,12 @@ bootstrap() {
     --aptopt="$room.apt" bookworm "$room" "${sources[@]}"
   rm -f "$room.apt"
   cp /etc/resolv.conf "$room/etc/resolv.conf"
+  # Its network may end TLS with a certificate of its own; PyPI is then behind that.
+  local trusted=(/usr/local/share/ca-certificates/*.crt)
+  if [[ -e "${trusted[0]}" ]]; then
+    cp "${trusted[@]}" "$room/usr/local/share/ca-certificates/"
+    in_room update-ca-certificates >/dev/null 2>&1
+  fi
   printf '127.0.0.1 localhost\n::1 localhost\n' >"$room/etc/hosts"
 }
 

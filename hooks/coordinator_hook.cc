@@ -45,7 +45,7 @@ absl::StatusOr<std::unique_ptr<CoordinatorHook>> MakeCoordinatorHook(
   if (spec.comm_hook == "power_sgd" || spec.comm_hook == "batched_power_sgd") {
     absl::StatusOr<PowerSgdOptions> options = PowerSgdOptions::FromSpec(spec);
     if (!options.ok()) return options.status();
-    return MakePowerSgdCoordinator(*options, manifest);
+    return std::make_unique<PowerSgdCoordinator>(*options, manifest);
   }
   absl::StatusOr<std::unique_ptr<Hook>> hook = HookRegistry::Global().Make(spec);
   if (!hook.ok()) return hook.status();

@@ -65,6 +65,14 @@ Session::Session(SessionOptions options, std::unique_ptr<CoordinatorHook> hook, 
 
 Session::~Session() = default;
 
+absl::Status Session::CompareWithSession(const JoinAsk& ask) const {
+  if (auto difference = FirstDifference(ask.spec, options_.spec)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("this member's hook differs from the session's: ", *difference));
+  }
+  return CompareManifests(ask.manifest, options_.manifest);
+}
+
 absl::StatusOr<int> Session::Join(const JoinAsk& ask, absl::Time now, Effects& effects) {
   if (state_ == State::kFailed) return failure_;
   if (ask.world_size != options_.world_size) {
@@ -75,12 +83,17 @@ absl::StatusOr<int> Session::Join(const JoinAsk& ask, absl::Time now, Effects& e
                                                    options_.world_size - 1,
                                                    ", or -1 for any free rank"));
   }
-  if (auto difference = FirstDifference(ask.spec, options_.spec)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("this member's hook differs from the session's: ", *difference));
-  }
-  if (absl::Status same = CompareManifests(ask.manifest, options_.manifest); !same.ok())
+  if (absl::Status same = CompareWithSession(ask); !same.ok()) {
+    // The member that the others wait for: they would wait in vain.
+    if (state_ == State::kJoining && ask.rank >= 0 &&
+        members_[Index(ask.rank)].state == MemberState::kAbsent) {
+      Fail(absl::Status(same.code(),
+                        absl::StrCat("rank ", ask.rank, " asked to join with something else: ",
+                                     std::string(same.message()))),
+           ask.rank, effects);
+    }
     return same;
+  }
 
   int rank = ask.rank;
   for (int r = 0; r < options_.world_size; ++r) {

@@ -124,7 +124,8 @@ class Session {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  // Reserves a rank; returns it. The same start id gets its rank again.
+  // Reserves a rank; returns it. The same start id gets its rank again. One that asks for a rank
+  // which is missing, but with another hook or model, ends a session that is still joining.
   absl::StatusOr<int> Join(const JoinAsk& ask, absl::Time now, Effects& effects);
 
   // A stream whose Hello carried this rank's token. `connection` is unique among streams. Replaces
@@ -236,6 +237,7 @@ class Session {
   static std::uint64_t CombineDigests(std::uint64_t seed, std::uint64_t value);
   static std::size_t Index(int rank) { return static_cast<std::size_t>(rank); }
 
+  absl::Status CompareWithSession(const JoinAsk& ask) const;
   void OnAnnounce(int rank, const wire::Announce& announce, absl::Time now, Effects& effects);
   void OnContribution(int rank, const wire::Contribution& header, const wire::PayloadRef& payload,
                       Effects& effects);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What a CTest run did: summary.py CTEST_JUNIT_XML
 
-Counts GoogleTest's cases one by one and any other test as one, lists what was skipped and why, and ends
+Counts GoogleTest's and pytest's cases one by one and any other test as one, lists what was skipped and why, and ends
 with a line `N passed, N failed, N skipped`. A test says why it skips with GTEST_SKIP() << "reason", or with
 a line `SKIPPED: reason`. Exits 1 when a test failed, none ran, or one skipped without a reason.
 """
@@ -12,6 +12,8 @@ import xml.etree.ElementTree as ElementTree
 
 CASE = re.compile(r"^\[ +(OK|FAILED|SKIPPED) +\] (\S+?)(?:, where .*)? \(\d+ ms\)$", re.MULTILINE)
 REASON = re.compile(r"^SKIPPED: *(.*)$", re.MULTILINE)
+PYTEST = re.compile(r"^(PASSED|FAILED|ERROR) (\S+?::.*?)(?: - .*)?$", re.MULTILINE)  # pytest -rA
+PYTEST_SKIP = re.compile(r"^SKIPPED \[(\d+)\] (\S+?): (.*)$", re.MULTILINE)
 GTEST_REASON = r"Skipped\n(?P<reason>(?:(?!^\[).*\n)*?)\s*^\[ +SKIPPED +\] {}\b"
 
 
@@ -27,6 +29,10 @@ def cases(test):
             match = re.search(GTEST_REASON.format(re.escape(case)), output, re.MULTILINE)
             reason = match["reason"].strip().replace("\n", " ") if match else ""
         found.append((f"{name}: {case}", outcome, reason))
+    for outcome, case in PYTEST.findall(output):
+        found.append((case, "OK" if outcome == "PASSED" else "FAILED", ""))
+    for count, place, reason in PYTEST_SKIP.findall(output):
+        found += [(place, "SKIPPED", reason)] * int(count)
     for reason in REASON.findall(output):
         found.append((name, "SKIPPED", reason))
     message = test.find("skipped")
@@ -34,7 +40,7 @@ def cases(test):
     skipped = status == "disabled" or message.startswith("SKIP_")
     if skipped and not found:
         found.append((name, "SKIPPED", "disabled in CMake" if status == "disabled" else ""))
-    elif status == "run" and not CASE.search(output):
+    elif status == "run" and not found:
         found.append((name, "OK", ""))
     elif status != "run" and not skipped and not any(o == "FAILED" for _, o, _ in found):
         found.append((f"{name}{message and ': '}{message}", "FAILED", ""))

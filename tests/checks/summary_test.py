@@ -59,6 +59,21 @@ class SummaryTest(unittest.TestCase):
         self.assertEqual((code, lines[-1]), (0, "2 passed, 0 failed, 1 skipped"))
         self.assertIn("skipped: peer: no grpcio", lines)
 
+    def test_counts_what_pytest_ran(self):
+        output = (
+            "=== short test summary info ===\n"
+            "PASSED tests/test_a.py::test_one\n"
+            "PASSED tests/test_a.py::test_two[a b]\n"
+            "SKIPPED [2] tests/test_b.py:7: no lightning\n"
+        )
+        failing = output + "FAILED tests/test_c.py::test_three - assert 1 == 2\nERROR tests/test_d.py::test_four - x\n"
+        code, lines = self.summary(test("python", "run", output))
+        self.assertEqual((code, lines[-1]), (0, "2 passed, 0 failed, 2 skipped"))
+        self.assertIn("skipped: tests/test_b.py:7: no lightning", lines)
+        code, lines = self.summary(test("python", "fail", failing))
+        self.assertEqual((code, lines[-1]), (1, "2 passed, 2 failed, 2 skipped"))
+        self.assertIn("failed: tests/test_c.py::test_three", lines)
+
     def test_a_skip_without_a_reason_fails(self):
         skipped = '<skipped message="SKIP_RETURN_CODE=77"/>'
         code, lines = self.summary(test("a", "run", GOOD), test("peer", "notrun", "", skipped))

@@ -203,6 +203,10 @@ TEST_P(PowerSgdForms, SkippedAndFailedStepsLeaveNoTrace) {
       poisoned[0][step % model.size()].back() = std::numeric_limits<double>::infinity();
       auto gradients = Pack<float>(poisoned);
       const Snapshot before(*disturbed);
+      CoordinatorHook& coordinator = disturbed->coordinator();
+      coordinator.SharedEpoch(std::vector<ParameterSpec>{model[0], model[2]});
+      EXPECT_TRUE(before == Snapshot(*disturbed)) << "an export shows what an open step drew";
+      coordinator.EndStep(Verdict::kSkip);
       // Other buckets with a first parameter that they had: the batched form's state is theirs.
       ASSERT_EQ(*disturbed->RunStep(gradients, {{0, 2}, {5, 1, 4, 3}}), Verdict::kSkip);
       EXPECT_TRUE(before == Snapshot(*disturbed));
@@ -257,6 +261,25 @@ INSTANTIATE_TEST_SUITE_P(All, PowerSgdForms,
                                            "power_sgd,comm_wrapper=fp16", "batched_power_sgd",
                                            "batched_power_sgd,rounds=1",
                                            "batched_power_sgd,warm_start=false"));
+
+TEST(PowerSgd, TheBatchedFormKeepsFactorsOfTheLastBucketsOnly) {
+  const auto world = World(2, "batched_power_sgd,start_powerSGD_iter=0");
+  const std::vector<ParameterSpec> model = Model(DType::kFloat32);
+  std::uint32_t step = 0;
+  for (const Buckets& buckets : {kOne, kTwo, kShuffled, kTwo}) {
+    auto gradients = Pack<float>(RandomGradients(model, 2, step++));
+    ASSERT_EQ(*world->RunStep(gradients, buckets), Verdict::kApply);
+    EXPECT_EQ(world->coordinator().Export()->tensors.size(), buckets.size());
+    EXPECT_EQ(world->coordinator().Report().size(), buckets.size());
+  }
+  // One that holds parts of both, and a step that is skipped: both are as before.
+  const HookState before = *world->coordinator().Export();
+  Values values = RandomGradients(model, 2, step);
+  values[0][0][0] = std::numeric_limits<double>::quiet_NaN();
+  auto gradients = Pack<float>(values);
+  ASSERT_EQ(*world->RunStep(gradients, {{3, 2}, {1, 5}, {0, 4}}), Verdict::kSkip);
+  EXPECT_TRUE(SameTensors(before, *world->coordinator().Export()));
+}
 
 TEST(PowerSgd, BucketsAndTheirOrderDoNotMatter) {
   const auto model = Model(DType::kFloat32);

@@ -22,6 +22,7 @@ using ::gradwire::testing::MakeParameter;
 using ::gradwire::testing::RawMember;
 using ::gradwire::testing::RunRanks;
 using ::gradwire::testing::TestDaemon;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr std::size_t kElements = 1000;  // one chunk
@@ -221,13 +222,28 @@ TEST_F(BadJoin, DifferencesFromTheSession) {
   ASSERT_TRUE(first.Begin(options).ok());
   Expect(kInvalid, "world_size is 3", [](Request& r) { r.set_world_size(3); });
   Expect(absl::StatusCode::kAlreadyExists, "rank 0", [](Request& r) { r.set_rank(0); });
-  Expect(kInvalid, "comm_hook", [](Request& r) { r.mutable_hook()->set_comm_hook("fp16"); });
-  Expect(kInvalid, "shape", [](Request& r) { r.mutable_manifest(0)->set_shape(0, 5); });
-  Expect(kInvalid, "other", [](Request& r) { r.mutable_manifest(1)->set_name("other"); });
-  Expect(kInvalid, "dtype",
-         [](Request& r) { r.mutable_manifest(1)->set_dtype(v1::DATA_TYPE_FLOAT64); });
-  Expect(kInvalid, "parameters", [](Request& r) { r.mutable_manifest()->RemoveLast(); });
   first.Cancel();
+  ExpectServesOn(daemon_);
+}
+
+// Both are told what differs: the one that waited, and the one that it waited for.
+TEST_F(BadJoin, AnotherHookOrModelEndsTheWait) {
+  using Request = v1::JoinRequest;
+  const std::vector<std::pair<std::string, std::function<void(Request&)>>> differences = {
+      {"comm_hook", [](Request& r) { r.mutable_hook()->set_comm_hook("fp16"); }},
+      {"shape", [](Request& r) { r.mutable_manifest(0)->set_shape(0, 5); }},
+      {"other", [](Request& r) { r.mutable_manifest(1)->set_name("other"); }},
+      {"dtype", [](Request& r) { r.mutable_manifest(1)->set_dtype(v1::DATA_TYPE_FLOAT64); }},
+      {"parameters", [](Request& r) { r.mutable_manifest()->RemoveLast(); }},
+  };
+  for (const auto& [names, spoil] : differences) {
+    RawMember first(daemon_.address());
+    ASSERT_TRUE(first.Begin(Options(daemon_, "bad-join")).ok()) << names;
+    Expect(kInvalid, names, spoil);
+    const absl::Status told = first.AwaitFailure();
+    EXPECT_EQ(told.code(), kInvalid) << told;
+    EXPECT_THAT(Message(told), AllOf(HasSubstr("rank 1 asked to join"), HasSubstr(names)));
+  }
   ExpectServesOn(daemon_);
 }
 

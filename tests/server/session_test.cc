@@ -4,6 +4,7 @@
 namespace gradwire::server {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
@@ -12,7 +13,7 @@ using MemberState = Session::MemberState;
 
 std::string JoinError(const std::function<void(JoinAsk&)>& change) {
   SessionHarness harness;
-  JoinAsk ask = harness.Ask(0);
+  JoinAsk ask = harness.Ask(-1);
   change(ask);
   const absl::StatusOr<int> rank = harness.Join(ask);
   EXPECT_FALSE(rank.ok());
@@ -76,6 +77,27 @@ TEST(SessionJoin, NamesTheFirstDifferenceOfTheManifest) {
       "manifest parameter 0 (w): dtype is float64 in this request and float32 in the session");
   EXPECT_EQ(JoinError([](JoinAsk& ask) { ask.manifest.pop_back(); }),
             "number of manifest parameters is 2 in this request and 3 in the session");
+}
+
+TEST(SessionJoin, TheMissingMemberWithSomethingElseEndsTheWaitForAll) {
+  SessionHarness harness;
+  ASSERT_TRUE(harness.Join(harness.Ask(0)).ok());
+  ASSERT_TRUE(harness.Attach(0).ok());
+  JoinAsk other = harness.Ask(-1);  // nobody waits for this one
+  other.start_id = 999;
+  other.spec.comm_hook = "fp16";
+  EXPECT_FALSE(harness.Join(other).ok());
+  other.rank = 0;  // this one neither
+  EXPECT_FALSE(harness.Join(other).ok());
+  EXPECT_EQ(harness.session.state(), Session::State::kJoining);
+  other.rank = 1;
+  EXPECT_FALSE(harness.Join(other).ok());
+  EXPECT_EQ(harness.session.state(), Session::State::kFailed);
+  const auto failures = harness.Sent<wire::Failure>(0);
+  ASSERT_EQ(failures.size(), 1U);
+  EXPECT_EQ(failures[0].blamed_rank, 1);
+  EXPECT_THAT(failures[0].message, AllOf(HasSubstr("rank 1 asked to join"),
+                                         HasSubstr("comm_hook is \"fp16\" here and \"no\" there")));
 }
 
 TEST(SessionJoin, ARankThatIsHeldIsRefusedToAnotherProcess) {

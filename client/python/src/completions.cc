@@ -7,19 +7,23 @@ namespace gradwire::python {
 
 void Completions::Push(std::uint64_t id, const absl::Status& status, bool applied) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     queue_.push_back({.id = id,
                       .code = static_cast<int>(status.code()),
                       .message = std::string(status.message()),
                       .applied = applied});
   }
-  arrived_.notify_one();
+  arrived_.NotifyOne();
 }
 
 std::vector<Completed> Completions::Take(double seconds) {
-  std::unique_lock lock(mutex_);
-  arrived_.wait_for(lock, std::chrono::duration<double>(seconds),
-                    [this] { return closed_ || !queue_.empty(); });
+  const auto deadline = std::chrono::steady_clock::now() +
+                        std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                            std::chrono::duration<double>(seconds));
+  const MutexLock lock(mutex_);
+  while (!closed_ && queue_.empty()) {
+    if (!arrived_.WaitUntil(mutex_, deadline)) break;
+  }
   std::vector<Completed> taken(std::make_move_iterator(queue_.begin()),
                                std::make_move_iterator(queue_.end()));
   queue_.clear();
@@ -28,14 +32,14 @@ std::vector<Completed> Completions::Take(double seconds) {
 
 void Completions::Close() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     closed_ = true;
   }
-  arrived_.notify_all();
+  arrived_.NotifyAll();
 }
 
 bool Completions::closed() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return closed_;
 }
 

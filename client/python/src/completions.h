@@ -2,14 +2,13 @@
 // interpreter, to a Python thread that takes them.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "proto/wire/sync.h"
 
 namespace gradwire::python {
 
@@ -33,10 +32,10 @@ class Completions {
   bool closed() const;
 
  private:
-  mutable std::mutex mutex_;
-  std::condition_variable arrived_;
-  std::deque<Completed> queue_;
-  bool closed_ = false;
+  mutable Mutex mutex_;
+  CondVar arrived_;
+  std::deque<Completed> queue_ GRADWIRE_GUARDED_BY(mutex_);
+  bool closed_ GRADWIRE_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace gradwire::python

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "client/python/src/python_hook.h"
 #include "client/python/src/session.h"
 #include "gradwire/hooks/registry.h"
 
@@ -82,7 +83,9 @@ std::unique_ptr<Session> Join(const std::string& address, const std::string& ses
 }
 
 // A void* for memory that Python owns, as torch's data_ptr() gives it.
-void* Pointer(std::uintptr_t address) { return reinterpret_cast<void*>(address); }
+void* Pointer(std::uintptr_t address) {
+  return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr): it comes as one
+}
 
 nb::bytes Bytes(const std::string& text) { return nb::bytes(text.data(), text.size()); }
 
@@ -151,13 +154,7 @@ auto WithClient(Session& session, Call call) {
   });
 }
 
-}  // namespace
-}  // namespace gradwire::python
-
-NB_MODULE(_native, m) {
-  using namespace gradwire;
-  using namespace gradwire::python;
-
+void Bind(nb::module_& m) {
   nb::register_exception_translator(Translate);
   m.doc() = "Gradwire's C++ SDK.";
   m.attr("__version__") = GRADWIRE_VERSION;
@@ -169,6 +166,12 @@ NB_MODULE(_native, m) {
       },
       nb::arg("comm_hook"), nb::arg("comm_wrapper"), nb::arg("comm_state_option"),
       "Raises InvalidArgument, with what is allowed, unless this is a hook.");
+  m.def(
+      "register_hook",
+      [](const std::string& name, nb::object make) {
+        Check(HookRegistry::Global().Register(name, PythonHookFactory(std::move(make))));
+      },
+      nb::arg("name"), nb::arg("make"));
   m.def("hook_names", [] { return HookRegistry::Global().Names(); });
 
   m.def("join", &Join, nb::arg("address"), nb::arg("session"), nb::arg("rank"),
@@ -246,3 +249,8 @@ NB_MODULE(_native, m) {
       .def("close", [](Session& self) { Unlocked([&] { self.Close(); }); })
       .def("abandon", &Session::Abandon);
 }
+
+}  // namespace
+}  // namespace gradwire::python
+
+NB_MODULE(_native, m) { gradwire::python::Bind(m); }

@@ -20,7 +20,7 @@ Session::Session(std::unique_ptr<Client> client, std::vector<ParameterSpec> para
 Session::~Session() { Close(); }
 
 absl::StatusOr<std::shared_ptr<Client>> Session::client() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (client_ == nullptr) return absl::FailedPreconditionError("this session is closed");
   return client_;
 }
@@ -56,7 +56,7 @@ void Session::EndStep(std::uint64_t id) {
 void Session::Close() {
   std::shared_ptr<Client> client;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     client = std::move(client_);
   }
   client.reset();  // waits for the SDK's thread

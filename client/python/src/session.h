@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "client/python/src/completions.h"
 #include "gradwire/client.h"
+#include "proto/wire/sync.h"
 
 namespace gradwire::python {
 
@@ -42,13 +42,13 @@ class Session {
   void Close();
 
   // In a forked child: forgets the client, whose threads the child does not have.
-  void Abandon();
+  void Abandon() GRADWIRE_NO_THREAD_SAFETY_ANALYSIS;
 
  private:
   Session(std::unique_ptr<Client> client, std::vector<ParameterSpec> parameters);
 
-  mutable std::mutex mutex_;
-  std::shared_ptr<Client> client_;
+  mutable Mutex mutex_;
+  std::shared_ptr<Client> client_ GRADWIRE_GUARDED_BY(mutex_);
   const std::vector<ParameterSpec> parameters_;
   const std::shared_ptr<Completions> completions_;
 };

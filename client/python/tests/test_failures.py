@@ -168,35 +168,14 @@ def _different_models(rank):
             return str(error)
 
 
-@pytest.fixture(scope="module")
-def texts_of_different_hooks():
-    return worlds.run(2, _different_hooks)
+def test_ranks_with_different_hooks_are_all_told_the_difference():
+    for text in worlds.run(2, _different_hooks):
+        assert "comm_hook" in text and '"no"' in text and '"fp16"' in text, text
 
 
-def test_ranks_with_different_hooks_all_fail_and_one_is_told_the_difference(
-    texts_of_different_hooks,
-):
-    assert None not in texts_of_different_hooks
-    assert any(_tells_the_difference(text) for text in texts_of_different_hooks)
-
-
-def _tells_the_difference(text: str) -> bool:
-    return "comm_hook" in text and '"no"' in text and '"fp16"' in text
-
-
-@pytest.mark.xfail(
-    strict=True,
-    reason="the daemon refuses the member that differs and lets those that have joined wait for it"
-    " until join_timeout; what they get does not mention the refusal",
-)
-def test_every_rank_is_told_the_difference(texts_of_different_hooks):
-    assert all(_tells_the_difference(text) for text in texts_of_different_hooks)
-
-
-def test_ranks_with_different_models_all_fail_and_one_is_told_the_first_difference():
-    texts = worlds.run(2, _different_models)
-    assert None not in texts
-    assert any("first.weight" in text and "single.weight" in text for text in texts), texts
+def test_ranks_with_different_models_are_all_told_the_first_difference():
+    for text in worlds.run(2, _different_models):
+        assert "first.weight" in text and "single.weight" in text, text
 
 
 # ---- After the end

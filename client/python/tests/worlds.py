@@ -73,7 +73,10 @@ def _do(job: _Job) -> object:
             dist.destroy_process_group()
 
 
-def _serve(connection, output: str) -> None:
+def _serve(connection, output: str, variables: dict[str, str]) -> None:
+    os.environ.clear()  # the fork server's own are as old as it is
+    os.environ.update(variables)
+    tempfile.tempdir = None
     with open(output, "ab") as file:  # at its end, wherever that is
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -96,11 +99,14 @@ def _serve(connection, output: str) -> None:
 
 class _Process:
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        # Forks of a server that has done nothing but import what takes seconds.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch", "accelerate", "lightning.pytorch", "gradwire.torch"])
         self.connection, theirs = context.Pipe()
         with tempfile.NamedTemporaryFile(prefix="rank-", suffix=".txt", delete=False) as file:
             self._output = pathlib.Path(file.name)
-        self._process = context.Process(target=_serve, args=(theirs, str(self._output)), daemon=True)
+        arguments = (theirs, str(self._output), dict(os.environ))
+        self._process = context.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
 

@@ -5,12 +5,18 @@
 """
 
 from gradwire.torch._grads import attach_, broadcast_parameters_, reduce_grads_
+from gradwire.torch._hooks import Bucket, Hook, Parameter, Segment, register_hook
 from gradwire.torch._state import SessionState, aggregate_hook
 
 __all__ = [
+    "Bucket",
+    "Hook",
+    "Parameter",
+    "Segment",
     "SessionState",
     "aggregate_hook",
     "attach_",
     "broadcast_parameters_",
     "reduce_grads_",
+    "register_hook",
 ]
