@@ -1,6 +1,5 @@
 """The gradwired that comes with the package, and the daemon that rank 0 runs for a job on one host."""
 
-import atexit
 import os
 import pathlib
 import shutil
@@ -9,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from multiprocessing import util
 
 from gradwire._errors import Unavailable
 
@@ -56,7 +56,8 @@ class EmbeddedDaemon:
                 stdin=subprocess.PIPE, stdout=log, stderr=log,
                 start_new_session=True,  # Ctrl-C is for the trainer, which says goodbye first
             )  # fmt: skip
-        atexit.register(self.close)
+        # Not atexit, which a process of multiprocessing does not run.
+        self._at_exit = util.Finalize(None, self.close, exitpriority=10)
         self._wait_until_listening(path)
 
     def _wait_until_listening(self, path: str) -> None:
@@ -76,12 +77,11 @@ class EmbeddedDaemon:
 
     def after_fork(self) -> None:
         """In the child: lets go of the pipe, so that the daemon still ends with the parent."""
-        atexit.unregister(self.close)
         self._child.stdin.close()
 
     def close(self) -> None:
         """Lets it drain in its own time: other members may still be about to leave."""
-        atexit.unregister(self.close)
+        self._at_exit.cancel()
         if self._child.stdin is not None and not self._child.stdin.closed:
             self._child.stdin.close()
         try:

@@ -145,6 +145,8 @@ class Attached:
         self._handles = []
         for parameter in parameters:
             self._handles.append(_after_accumulation(parameter, self._on_gradient))
+        self._state = state
+        state.attachments.append(self)
 
     def no_sync(self) -> "_NoSync":
         """A context in which gradients only accumulate, as DistributedDataParallel's."""
@@ -153,6 +155,8 @@ class Attached:
     def detach(self) -> None:
         for handle in self._handles:
             handle.remove()
+        if self in self._state.attachments:
+            self._state.attachments.remove(self)
 
     def _on_gradient(self, parameter: torch.nn.Parameter) -> None:
         if not self._enabled:

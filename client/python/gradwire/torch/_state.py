@@ -1,11 +1,11 @@
 """A trainer's place in a session, and the hook that DistributedDataParallel calls with it."""
 
-import atexit
 import ctypes
 import datetime
 import os
 import threading
 import weakref
+from multiprocessing import util
 
 import torch
 import torch.distributed as dist
@@ -101,6 +101,7 @@ class SessionState:
         self._last: list[_Pending] = []  # done, but for the verdict
         self._reductions: list[_future.Reduction] = []  # of the backward() under way
         self._next_id = 1
+        self.attachments: list[object] = []  # what attach_ made, which lives as long as the session
         self.should_step = True
         self.last_error: BaseException | None = None
 
@@ -187,7 +188,8 @@ class SessionState:
             target=_complete, args=(weakref.ref(self), self._session), name="gradwire", daemon=True
         )
         self._thread.start()
-        atexit.register(self.close)
+        # Before the embedded daemon ends; not atexit, which a process of multiprocessing does not run.
+        self._at_exit = util.Finalize(None, self.close, exitpriority=20)
         if self._loaded is not None:
             try:
                 self._apply(self._loaded)
@@ -403,7 +405,7 @@ class SessionState:
             self._closed = True
         if session is None:
             return
-        atexit.unregister(self.close)
+        self._at_exit.cancel()
         try:
             session.leave()
         except Error:
@@ -435,7 +437,6 @@ class SessionState:
             self._lock = threading.RLock()
             return
         session.abandon()
-        atexit.unregister(self.close)
         self._reset()
         self._dead = (
             "this process is a fork of the one that joined the session, and has no part in it;"
