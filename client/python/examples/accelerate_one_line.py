@@ -9,16 +9,17 @@ from accelerate import Accelerator
 
 from gradwire.accelerate import AggregatorKwargs
 
-EPOCHS = 12
+EPOCHS = 15
+OPTIONS = {"matrix_approximation_rank": 2, "start_powerSGD_iter": 20}
 
 
 def main() -> None:
-    handler = AggregatorKwargs(comm_hook="power_sgd", comm_state_option={"start_powerSGD_iter": 20})
+    handler = AggregatorKwargs(comm_hook="power_sgd", comm_state_option=OPTIONS)
     accelerator = Accelerator(kwargs_handlers=[handler])
 
     images, labels, test_images, test_labels = digits.load()
     model = digits.network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     model, optimizer = accelerator.prepare(model, optimizer)
     rank, world_size = accelerator.process_index, accelerator.num_processes
     progress = digits.Progress(rank, EPOCHS)
