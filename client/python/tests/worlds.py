@@ -117,7 +117,10 @@ class _Process:
 
     def say_where_it_is(self) -> None:
         os.kill(self._process.pid, signal.SIGUSR1)
-        self.connection.poll(1)  # it has this long to write
+        end = time.monotonic() + _AFTER_FAILURE_SECONDS
+        while "most recent call first" not in self.said() and time.monotonic() < end:
+            if self.connection.poll(0.02):  # it has ended
+                return
 
     def said(self) -> str:
         return self._output.read_text(errors="replace").strip()
