@@ -1,4 +1,4 @@
-"""Whatever is wrong with an argument is an error of the constructor with field, value and what is allowed."""
+"""A wrong argument is an error of the constructor, with field, value and what is allowed."""
 
 import datetime
 import enum

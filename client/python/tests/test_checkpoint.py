@@ -13,9 +13,9 @@ import worlds
 STEPS, SAVED_AT = 20, 10
 SHAPE = (16, 3, 6, 6)
 
-# Options of the hook and of DistributedDataParallel. batched_power_sgd keeps its factors for a bucket's
-# list of parameters, which DistributedDataParallel changes once after a start, unless it looks for
-# unused ones.
+# Options of the hook and of DistributedDataParallel. batched_power_sgd keeps its factors for a
+# bucket's list of parameters, which DistributedDataParallel changes once after a start, unless it
+# looks for unused ones.
 RUNS = {
     "fp16": ("fp16", {}, {}),
     "power_sgd": (

@@ -1,4 +1,4 @@
-"""DistributedDataParallel's own ways with buckets: with the hook, gradients are what they are without.
+"""DistributedDataParallel's ways with buckets: the hook leaves gradients as they are without it.
 
 At world 2 the mean is exact in any order, so the reference is a run without a hook, bit for bit.
 """

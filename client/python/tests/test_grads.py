@@ -277,7 +277,7 @@ def test_an_attached_models_backward_raises_when_a_rank_is_lost():
 
 
 class _AllKinds(torch.nn.Module):
-    """bf16, gaps in memory, shared weights, buffers of integers and booleans, empty and without dimensions."""
+    """bf16, gaps in memory, shared weights, no dimensions; buffers of integers and booleans."""
 
     def __init__(self, seed):
         super().__init__()

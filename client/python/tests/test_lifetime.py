@@ -12,7 +12,6 @@ import sys
 import threading
 
 import pytest
-import torch
 
 import gradwire
 import gradwire.torch as gw

@@ -1,8 +1,8 @@
-"""Training with torch's own hooks on gloo and with ours: same seeds, gradients of every step compared.
+"""Training with torch's hooks on gloo and with ours: same seeds, each step's gradients compared.
 
-Nothing is handed over from torch to us between steps, so rounding differences grow as either's own do.
-How fast that is, is measured: torch's hook once more, with the gradients of its first compressed step
-moved by about one rounding.
+Nothing is handed over from torch to us between steps, so rounding differences grow as either's own
+do. How fast that is, is measured: torch's hook once more, with the gradients of its first compressed
+step moved by about one rounding.
 """
 
 import pytest
@@ -80,15 +80,18 @@ POWER_SGD = {
     "rank 4, rate 0.5": {"matrix_approximation_rank": 4, "min_compression_rate": 0.5},
 }
 
-# torch draws the first Q in the order of its bucket, ours in that of the model. They are the same as
-# long as DistributedDataParallel does not rebuild its bucket, which it never does with this.
+# torch draws the first Q in the order of its bucket, ours in that of the model. They are the same
+# while DistributedDataParallel does not rebuild its bucket, which it never does with this.
 ONE_BUCKET = {"find_unused_parameters": True}
 OUR_BUCKETS = {"one": ONE_BUCKET, "several": training.SMALL_BUCKETS}
 
 
 def _and_wait(state, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """torch's hook. Several of its buckets hang on gloo, and a search for unused parameters, which
-    all-reduces too, meets its rounds in another order on each rank; unless each waits in its turn."""
+    """torch's hook, which waits for its own end.
+
+    Else several of its buckets hang on gloo, and a search for unused parameters, which all-reduces
+    too, meets its rounds in another order on each rank.
+    """
     future = power_sgd.powerSGD_hook(state, bucket)
     future.wait()
     return future

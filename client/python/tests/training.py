@@ -1,4 +1,4 @@
-"""Models, batches and loops that tests run once with DistributedDataParallel alone, once with us."""
+"""Models, batches and loops for a run with DistributedDataParallel alone and one with us."""
 
 import torch
 import torch.distributed as dist

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from gradwire import _native
 from gradwire._errors import InvalidArgument
 
-_ADDRESS = re.compile(r"unix:.+|(?:dns:///)?(?:\[[0-9A-Fa-f:.]+\]|[^:/\[\]\s]+):(?P<port>[0-9]{1,5})")
+_HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[^:/\[\]\s]+)"
+_ADDRESS = re.compile(rf"unix:.+|(?:dns:///)?{_HOST}:(?P<port>[0-9]{{1,5}})")
 _SESSION = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _MAX_WORLD_SIZE = 4096
 _LONGEST = datetime.timedelta(days=30)

@@ -1,9 +1,10 @@
 """Futures whose failure reaches the caller of backward() as the exception that it is.
 
-DistributedDataParallel takes an exception in a future for a value ("Unable to cast"), and torch makes
-a RuntimeError with a stack in its text of one that a callback raises. So during backward() a failed
-reduction's future holds the bucket as it is, DistributedDataParallel ends its own work, and then
-backward() raises. Whoever asks the future in Python, or chains something to it, gets the exception.
+DistributedDataParallel takes an exception in a future for a value ("Unable to cast"), and torch
+makes a RuntimeError with a stack in its text of one that a callback raises. So during backward() a
+failed reduction's future holds the bucket as it is, DistributedDataParallel ends its own work, and
+then backward() raises. Whoever asks the future in Python, or chains something to it, gets the
+exception.
 """
 
 import torch

@@ -357,8 +357,9 @@ class SessionState:
             self._check_alive()
             session = self._session
             if session is None:
-                nothing = {"version": 1, "step": 0, "coordinator": _bytes(b""), "member": _bytes(b"")}
-                return nothing if self._loaded is None else self._loaded
+                if self._loaded is not None:
+                    return self._loaded
+                return {"version": 1, "step": 0, "coordinator": _bytes(b""), "member": _bytes(b"")}
             return {
                 "version": 1,
                 "step": session.step,
