@@ -1,8 +1,8 @@
 """Training with torch's hooks on gloo and with ours: same seeds, each step's gradients compared.
 
 Nothing is handed over from torch to us between steps, so rounding differences grow as either's own
-do. How fast that is, is measured: torch's hook once more, with the gradients of its first compressed
-step moved by about one rounding.
+do. How fast that is, is measured: torch's hook once more, with the gradients of its first
+compressed step moved by about one rounding.
 """
 
 import pytest
