@@ -192,9 +192,14 @@ TEST(StateRefusals, SessionsWithoutStateAndNoSession) {
 
 TEST(StateRefusals, TheSdkThreadDoesNotWaitForItself) {
   TestDaemon daemon;
-  ExpectAllOk(RunRanks(Options(daemon, {}), [](Client& client, int rank) -> absl::Status {
+  std::atomic<bool> registered = false;  // rank 0's callback, so that it runs on the SDK's thread
+  ExpectAllOk(RunRanks(Options(daemon, {}), [&](Client& client, int rank) -> absl::Status {
     Buckets buckets(Model());
     buckets.Fill(rank, 0);
+    if (rank == 1) {
+      EXPECT_TRUE(Eventually([&] { return registered.load(); }));
+      return Reduce(client, buckets).status();
+    }
     Completion first = client.AllReduce(buckets.bucket(0));
     std::atomic<bool> called = false;
     first.OnDone([&](const absl::Status&) {
@@ -205,6 +210,7 @@ TEST(StateRefusals, TheSdkThreadDoesNotWaitForItself) {
       }
       called = true;
     });
+    registered = true;
     const Completion second = client.AllReduce(buckets.bucket(1));
     if (absl::Status status = second.Wait(); !status.ok()) return status;
     EXPECT_TRUE(Eventually([&] { return called.load(); }));
