@@ -21,6 +21,7 @@ namespace {
 constexpr std::uint32_t kProtocolVersion = 1;
 constexpr int kMiB = 1 << 20;
 constexpr std::uint32_t kMaxWindow = 4096;
+constexpr std::uint64_t kMaxMemoryBytes = std::uint64_t{4} << 30;
 constexpr absl::Duration kShortestHeartbeat = absl::Milliseconds(1);
 constexpr absl::Duration kLongest = absl::Hours(24);
 constexpr std::chrono::milliseconds kBetweenTries(50);
@@ -53,7 +54,9 @@ absl::StatusOr<Membership> Checked(const v1::JoinResponse& response, const Clien
                         .next_step = response.next_step(),
                         .chunk_bytes = response.chunk_bytes(),
                         .window_chunks = response.window_chunks(),
-                        .open_buckets = response.open_buckets()};
+                        .open_buckets = response.open_buckets(),
+                        .memory_bytes = std::min(response.memory_bytes(), kMaxMemoryBytes),
+                        .eager_bytes = std::min(response.eager_bytes(), kMaxMemoryBytes)};
   const auto heartbeat = wire::FromProto(response.heartbeat_interval(), "heartbeat_interval");
   const auto silence = wire::FromProto(response.silence_timeout(), "silence_timeout");
   const auto grace = wire::FromProto(response.resume_grace(), "resume_grace");

@@ -25,6 +25,8 @@ struct Membership {
   std::size_t chunk_bytes = 0;
   std::uint32_t window_chunks = 0;
   std::uint32_t open_buckets = 0;
+  std::size_t memory_bytes = 0;  // 0: the daemon shares no memory
+  std::size_t eager_bytes = 0;
   absl::Duration heartbeat_interval = absl::ZeroDuration();
   absl::Duration silence_timeout = absl::ZeroDuration();
   absl::Duration resume_grace = absl::ZeroDuration();

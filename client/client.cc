@@ -21,6 +21,10 @@ constexpr absl::Duration kLeaveTimeout = absl::Seconds(10);
 constexpr absl::Duration kLeaveInDestructorTimeout = absl::Seconds(2);
 constexpr absl::Duration kStateTimeout = absl::Seconds(60);
 
+// Gradients up to this size are encoded by the thread that calls, which is sooner than another one
+// would have woken up.
+constexpr std::size_t kLightBytes = std::size_t{64} << 10;
+
 // Frames that may wait for the SDK thread beyond those that the window allows.
 constexpr std::size_t kSmallFrames = 64;
 
@@ -51,7 +55,7 @@ class ClientImpl final : public Client {
       return absl::OkStatus();
     }).IgnoreError();
     if (is_member) driver_.CallLeave(kLeaveInDestructorTimeout).IgnoreError();
-    inbox_->Push([this] { driver_.Stop(); });
+    inbox_->Push(client::CallEvent{[this] { driver_.Stop(); }});
     thread_.join();
   }
 
@@ -69,29 +73,33 @@ class ClientImpl final : public Client {
 
   Completion AllReduce(GradBucket& bucket) override {
     auto state = std::make_shared<Completion::State>();
-    inbox_->Push([this, copy = std::make_shared<GradBucket>(bucket), state] {
-      driver_.StartBucket(copy, state);
-    });
+    inbox_->Push(client::CallEvent{.call = [this, copy = std::make_shared<GradBucket>(bucket),
+                                            state] { driver_.StartBucket(copy, state); },
+                                   .heavy = bucket.buffer().bytes() > kLightBytes});
     return Completion(state);
+  }
+
+  std::shared_ptr<std::byte> AllocateGradients(std::size_t bytes) override {
+    return driver_.AllocateGradients(bytes);
   }
 
   absl::StatusOr<Verdict> EndStep() override {
     if (absl::Status may = MayWait("EndStep"); !may.ok()) return may;
     auto call = std::make_shared<client::StepCall>();
-    inbox_->Push([this, call] { driver_.EndStep(call); });
+    inbox_->Push(client::CallEvent{[this, call] { driver_.EndStep(call); }});
     if (absl::Status outcome = call->outcome.Wait(); !outcome.ok()) return outcome;
     return call->verdict;
   }
 
   void EndStep(std::function<void(const absl::StatusOr<Verdict>&)> done) override {
     auto call = std::make_shared<client::StepCall>();
-    inbox_->Push([this, call, done = std::move(done)] {
+    inbox_->Push(client::CallEvent{[this, call, done = std::move(done)] {
       // Only the outcome holds `done`, and only the driver the outcome.
       call->outcome.OnDone([step = call.get(), done](const absl::Status& outcome) {
         done(outcome.ok() ? absl::StatusOr<Verdict>(step->verdict) : outcome);
       });
       driver_.EndStep(call);
-    });
+    }});
   }
 
   absl::Status Broadcast(int root, void* data, std::size_t bytes) override {
@@ -162,7 +170,7 @@ class ClientImpl final : public Client {
   }
 
   absl::Status MayWait(const char* call) const {
-    if (std::this_thread::get_id() != thread_.get_id()) return absl::OkStatus();
+    if (!inbox_->OnThisThread()) return absl::OkStatus();
     return absl::FailedPreconditionError(
         absl::StrCat(call, " in a completion's callback would wait for itself"));
   }
@@ -174,14 +182,14 @@ class ClientImpl final : public Client {
     call->root = root;
     call->data = data;
     call->bytes = bytes;
-    inbox_->Push([this, call] { driver_.Enter(call); });
+    inbox_->Push(client::CallEvent{[this, call] { driver_.Enter(call); }});
     return call->outcome.Wait();
   }
 
   template <typename Function>
   absl::Status OnThread(Function function) {
     auto outcome = std::make_shared<client::Outcome>();
-    inbox_->Push([function, outcome] { outcome->Complete(function()); });
+    inbox_->Push(client::CallEvent{[function, outcome] { outcome->Complete(function()); }});
     return outcome->Wait();
   }
 

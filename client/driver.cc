@@ -20,6 +20,9 @@ constexpr std::chrono::seconds kCloseTimeout(2);
 constexpr std::chrono::milliseconds kWhileLeaving(10);
 constexpr std::chrono::hours kLongestWait(1);
 
+// A daemon on this host answers at once.
+constexpr std::chrono::milliseconds kAttachTimeout(500);
+
 // A timer that is so late shows that this process stood still.
 constexpr std::chrono::seconds kOwnPause(2);
 
@@ -30,6 +33,7 @@ MemberOptions CoreOptions(const ClientOptions& options, const Membership& member
           .step = membership.next_step,
           .chunk_bytes = membership.chunk_bytes,
           .window_chunks = membership.window_chunks,
+          .eager_bytes = membership.eager_bytes,
           .manifest = options.parameters};
 }
 
@@ -45,6 +49,7 @@ Driver::Driver(ClientOptions options, Membership membership, std::uint64_t start
       inbox_(std::move(inbox)),
       pool_(BufferPool::Make(membership_.chunk_bytes,
                              std::size_t{membership_.window_chunks} * membership_.open_buckets)),
+      gradients_(std::make_shared<GradientMemory>()),
       channel_(std::move(channel)),
       step_(membership_.next_step),
       member_(CoreOptions(options_, membership_), hook_.get()),
@@ -55,24 +60,9 @@ void Driver::Run(std::shared_ptr<Outcome> joined) {
   join_deadline_ =
       Clock::now() + kJoinSlack +
       std::chrono::duration_cast<Clock::duration>(absl::ToChronoNanoseconds(options_.join_timeout));
-  {
-    MutexLock lock(shared_mutex_);
-    link_.Open(channel_, member_.step());
-  }
+  OpenStream(channel());
   link_.PumpWrites();
-  while (!stopping_ || !link_.closed()) {
-    const Clock::time_point deadline = NextTimer();
-    Inbox::Popped popped = inbox_->Pop(deadline);
-    const Clock::time_point now = Clock::now();
-    if (popped.read_on) link_.OnReadOn();
-    if (popped.event) {
-      Handle(*std::move(popped.event));
-    } else if (now - deadline > kOwnPause) {
-      link_.OnOwnPause();
-    }
-    CheckTimers(now);
-    link_.PumpWrites();
-  }
+  inbox_->Serve(*this);
 }
 
 void Driver::Stop() {
@@ -80,9 +70,20 @@ void Driver::Stop() {
   link_.Close(Clock::now());
 }
 
-void Driver::Handle(Event event) {
+Clock::time_point Driver::OnIdle() {
+  link_.PumpWrites();
+  return finished() ? Clock::time_point::min() : NextTimer();
+}
+
+void Driver::OnTimer(Clock::time_point now, Clock::duration late) {
+  if (late > kOwnPause) link_.OnOwnPause();
+  CheckTimers(now);
+}
+
+void Driver::Handle(Event event, bool read_on) {
+  if (read_on) link_.OnReadOn();
   if (auto* frame = std::get_if<FrameEvent>(&event)) {
-    OnFrame(frame->frame);
+    OnFrame(std::move(frame->frame));
   } else if (auto* write = std::get_if<WriteEvent>(&event)) {
     link_.OnWrite(write->ok);
   } else if (std::holds_alternative<ReadEndEvent>(event)) {
@@ -90,18 +91,53 @@ void Driver::Handle(Event event) {
   } else if (auto* end = std::get_if<StreamEndEvent>(&event)) {
     if (absl::Status status = link_.OnStreamEnd(end->status); !status.ok()) Fail(status);
   } else {
-    std::get<CallEvent>(event)();
+    std::get<CallEvent>(event).call();
   }
+  link_.PumpWrites();
 }
 
-void Driver::OnFrame(const absl::StatusOr<wire::Frame>& received) {
+void Driver::OpenStream(std::shared_ptr<grpc::Channel> channel) {
+  memory_.reset();
+  if (options_.shared_memory && membership_.memory_bytes > 0 &&
+      options_.address.rfind("unix:", 0) == 0) {
+    // Without it everything works too, so that why there is none ends nothing.
+    auto attached = SharedMemory::Attach({.address = options_.address,
+                                          .token = membership_.token,
+                                          .start_id = start_id_,
+                                          .block_bytes = membership_.chunk_bytes,
+                                          .staging_bytes = membership_.memory_bytes},
+                                         Clock::now() + kAttachTimeout);
+    if (attached.ok()) memory_ = *std::move(attached);
+  }
+  {
+    MutexLock lock(shared_mutex_);
+    metrics_.shared_memory = memory_ != nullptr;
+  }
+  link_.Open(std::move(channel), member_.step(), memory_ == nullptr ? 0 : memory_->attachment());
+}
+
+absl::Status Driver::Resolve(wire::Frame& frame) const {
+  const auto* result = std::get_if<wire::Result>(&frame.header);
+  if (result == nullptr || !result->shared) return absl::OkStatus();
+  if (memory_ == nullptr) return absl::InternalError("a result in shared memory; there is none");
+  absl::StatusOr<wire::PayloadRef> payload = memory_->Result(*result->shared);
+  if (!payload.ok()) return payload.status();
+  frame.payload = *std::move(payload);
+  return absl::OkStatus();
+}
+
+void Driver::OnFrame(absl::StatusOr<wire::Frame> received) {
   link_.OnHeard();
+  if (received.ok()) {
+    if (absl::Status whole = Resolve(*received); !whole.ok()) received = whole;
+  }
   if (!received.ok()) {
     return Fail(absl::InternalError(absl::StrCat(
         link_.Daemon(), " sent bytes that are no frame: ", received.status().message())));
   }
   if (const auto* result = std::get_if<wire::Result>(&received->header)) {
-    if (wire::Digest(received->payload.get()) != result->digest) {
+    const wire::Payload* payload = received->payload.get();
+    if ((payload == nullptr || payload->fixed()) && wire::Digest(payload) != result->digest) {
       return Fail(absl::DataLossError(
           absl::StrCat("result ", result->chunk, " of bucket ", result->id.bucket, " in step ",
                        result->id.step, " from ", link_.Daemon(), " does not fit its digest")));
@@ -115,6 +151,11 @@ void Driver::OnFrame(const absl::StatusOr<wire::Frame>& received) {
   Effects effects;
   const Clock::time_point before = Clock::now();
   member_.Receive(*received, effects);
+  if (const auto* result = std::get_if<wire::Result>(&received->header); result && memory_) {
+    // Everybody's contribution to it has been read.
+    memory_->Release(
+        {.bucket = result->id.bucket, .round = result->id.round, .chunk = result->chunk});
+  }
   if (const auto* result = std::get_if<wire::Result>(&received->header)) {
     const BucketStats::Seconds spent = Clock::now() - before;
     const std::size_t bytes = received->payload == nullptr ? 0 : received->payload->bytes();
@@ -138,7 +179,7 @@ void Driver::CheckTimers(Clock::time_point now) {
                                    member_.step(), " unknown)")));
   }
   if (leaving_ || !link_.WantsStream(now)) return;
-  link_.Open(NewChannel(), member_.step());
+  OpenStream(NewChannel());
   Effects effects;
   if (welcomed_) member_.Resumed(effects);
   Apply(std::move(effects));
@@ -169,13 +210,42 @@ void Driver::Apply(Effects effects) {
 
 void Driver::On(SendEffect& effect) { link_.Send(std::move(effect.header)); }
 
+absl::StatusOr<wire::PayloadRef> Driver::Encode(const SendChunkEffect& effect,
+                                                std::optional<wire::SharedBytes>& shared) {
+  const bool may_share =
+      memory_ != nullptr && effect.bytes > wire::kInlineBytes && !effect.announce;
+  if (may_share && options_.hook.OnlyCasts()) {
+    const std::span<const std::byte> raw = effect.run->Raw(effect.range);
+    if (!raw.empty()) shared = memory_->Find(raw, *gradients_);
+    if (shared) return wire::PayloadRef();
+  }
+  if (may_share) {
+    const SharedMemory::Key key = {.bucket = effect.header.id.bucket,
+                                   .round = effect.header.id.round,
+                                   .chunk = effect.header.chunk};
+    if (auto block = memory_->Take(key, effect.bytes)) {
+      if (absl::Status encoded = effect.run->Encode(effect.range, block->content); !encoded.ok()) {
+        return encoded;
+      }
+      shared = block->where;
+      return wire::PayloadRef();
+    }
+  }
+  std::shared_ptr<BufferPool::Buffer> buffer = pool_->Take(effect.bytes);
+  if (absl::Status encoded = effect.run->Encode(effect.range, buffer->content()); !encoded.ok()) {
+    return encoded;
+  }
+  return buffer;
+}
+
 void Driver::On(SendChunkEffect& effect) {
   // A failure later in the same call has ended the runs.
   if (member_.failed() || !hook_error_.ok()) return;
-  std::shared_ptr<BufferPool::Buffer> buffer = pool_->Take(effect.bytes);
   const Clock::time_point before = Clock::now();
-  if (absl::Status encoded = effect.run->Encode(effect.range, buffer->content()); !encoded.ok()) {
-    hook_error_ = encoded;
+  std::optional<wire::SharedBytes> shared;
+  absl::StatusOr<wire::PayloadRef> payload = Encode(effect, shared);
+  if (!payload.ok()) {
+    hook_error_ = payload.status();
     return;
   }
   const BucketStats::Seconds spent = Clock::now() - before;
@@ -185,8 +255,13 @@ void Driver::On(SendChunkEffect& effect) {
     metrics_.compress_seconds += spent.count();
     stats_.Compressed(effect.header.id.bucket, spent, effect.bytes);
   }
-  effect.header.digest = wire::Digest(buffer.get());
-  link_.Send(effect.header, std::move(buffer));
+  if (effect.announce) {
+    effect.announce->digest = wire::Digest(payload->get());
+    return link_.Send(*std::move(effect.announce), *std::move(payload));
+  }
+  effect.header.shared = shared;
+  if (!shared) effect.header.digest = wire::Digest(payload->get());
+  link_.Send(std::move(effect.header), *std::move(payload));
 }
 
 void Driver::On(SendCollectiveEffect& effect) {

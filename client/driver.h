@@ -1,6 +1,6 @@
-// What a client's SDK thread does: it carries effects of the member core to the link and to the
-// calls of the user, and frames and calls to the core. Everything here belongs to that thread, but
-// for the last group of methods.
+// What a client does: it carries effects of the member core to the link and to the calls of the
+// user, and frames and calls to the core. Everything here belongs to the thread that is at work in
+// the inbox, but for the last group of methods.
 #pragma once
 
 #include <atomic>
@@ -19,6 +19,7 @@
 #include "client/core/member.h"
 #include "client/inbox.h"
 #include "client/link.h"
+#include "client/shared_memory.h"
 #include "gradwire/client.h"
 #include "proto/wire/sync.h"
 
@@ -39,7 +40,7 @@ struct CollectiveCall {
   Outcome outcome;
 };
 
-class Driver {
+class Driver final : private EventHandler {
  public:
   Driver(ClientOptions options, Membership membership, std::uint64_t start_id,
          std::unique_ptr<Hook> hook, std::shared_ptr<grpc::Channel> channel,
@@ -72,6 +73,9 @@ class Driver {
   bool CancelCalls();
 
   // Any thread.
+  std::shared_ptr<std::byte> AllocateGradients(std::size_t bytes) {
+    return gradients_->Allocate(bytes);
+  }
   std::int64_t step() const { return step_.load(std::memory_order_relaxed); }
   ClientMetrics metrics() const GRADWIRE_EXCLUDES(shared_mutex_);
   std::vector<BucketReport> Report() const GRADWIRE_EXCLUDES(shared_mutex_);
@@ -88,11 +92,20 @@ class Driver {
     std::shared_ptr<Outcome> done;       // null: completed
   };
 
-  void Handle(Event event);
-  void OnFrame(const absl::StatusOr<wire::Frame>& received);
+  void Handle(Event event, bool read_on) override;
+  Clock::time_point OnIdle() override;
+  void OnTimer(Clock::time_point now, Clock::duration late) override;
+  bool finished() const override { return stopping_ && link_.closed(); }
+  void OnFrame(absl::StatusOr<wire::Frame> received);
   void CheckTimers(Clock::time_point now);
   Clock::time_point NextTimer() const;
   std::shared_ptr<grpc::Channel> NewChannel() GRADWIRE_EXCLUDES(shared_mutex_);
+  void OpenStream(std::shared_ptr<grpc::Channel> channel) GRADWIRE_EXCLUDES(shared_mutex_);
+  // Makes the payload of a result that lies in shared memory.
+  absl::Status Resolve(wire::Frame& frame) const;
+  // The chunk's bytes, where the daemon can read them; null, with `shared` set: in shared memory.
+  absl::StatusOr<wire::PayloadRef> Encode(const SendChunkEffect& effect,
+                                          std::optional<wire::SharedBytes>& shared);
   std::shared_ptr<grpc::Channel> channel() const GRADWIRE_EXCLUDES(shared_mutex_);
 
   void Apply(Effects effects);
@@ -117,6 +130,7 @@ class Driver {
   const std::unique_ptr<Hook> hook_;
   const std::shared_ptr<Inbox> inbox_;
   const std::shared_ptr<BufferPool> pool_;
+  const std::shared_ptr<GradientMemory> gradients_;
 
   mutable Mutex shared_mutex_;
   std::shared_ptr<grpc::Channel> channel_ GRADWIRE_GUARDED_BY(shared_mutex_);
@@ -129,6 +143,7 @@ class Driver {
   std::unordered_map<Ticket, OpenBucket> buckets_;  // of the core's step; outlives the core's runs
   Member member_;
   Link link_;
+  std::unique_ptr<SharedMemory> memory_;  // of the stream; null: payloads travel in it
   Ticket next_ticket_ = 1;
   std::shared_ptr<Outcome> joined_;
   std::optional<Verdict> verdict_;  // of step_, until EndStep asks for it

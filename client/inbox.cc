@@ -1,13 +1,38 @@
 #include "client/inbox.h"
 
+#include <optional>
 #include <utility>
 
 namespace gradwire::client {
+namespace {
+
+// The inbox in whose handler this thread is, if any; a client's callbacks may call other clients.
+thread_local const Inbox* working_on = nullptr;
+
+// Far off, but not so far that the clock overflows.
+constexpr auto kNever = std::chrono::hours(1);
+
+}  // namespace
+
+bool Inbox::OnThisThread() const { return working_on == this; }
+
+bool Inbox::NeedsSdkThread(const Event& event) {
+  if (std::holds_alternative<StreamEndEvent>(event)) return true;
+  const auto* call = std::get_if<CallEvent>(&event);
+  return call != nullptr && call->heavy;
+}
+
+bool Inbox::CanWork(bool on_sdk_thread) const {
+  return handler_ != nullptr && !events_.empty() &&
+         (on_sdk_thread || !NeedsSdkThread(events_.front()));
+}
 
 void Inbox::Push(Event event) {
-  MutexLock lock(mutex_);
-  events_.emplace_back(std::move(event));
-  condition_.NotifyOne();
+  {
+    MutexLock lock(mutex_);
+    events_.push_back(std::move(event));
+  }
+  Work();
 }
 
 bool Inbox::PushFrame(absl::StatusOr<wire::Frame> frame) {
@@ -16,23 +41,82 @@ bool Inbox::PushFrame(absl::StatusOr<wire::Frame> frame) {
   events_.emplace_back(FrameEvent{std::move(frame)});
   ++frames_;
   paused_ = frames_ >= max_frames_;
-  condition_.NotifyOne();
   return !paused_;
 }
 
-Inbox::Popped Inbox::Pop(Clock::time_point deadline) {
+void Inbox::Work() {
+  EventHandler* handler = nullptr;
+  {
+    MutexLock lock(mutex_);
+    if (busy_) return;  // that thread looks again before it goes
+    if (!CanWork(/*on_sdk_thread=*/false)) {
+      if (!events_.empty()) wake_.NotifyOne();
+      return;
+    }
+    busy_ = true;
+    handler = handler_;
+  }
+  Drain(*handler, /*on_sdk_thread=*/false);
+}
+
+void Inbox::Drain(EventHandler& handler, bool on_sdk_thread) {
+  const Inbox* const outer = std::exchange(working_on, this);
+  while (true) {
+    std::optional<Event> event;
+    bool read_on = false;
+    {
+      MutexLock lock(mutex_);
+      if (CanWork(on_sdk_thread)) {
+        event = std::move(events_.front());
+        events_.pop_front();
+        if (std::holds_alternative<FrameEvent>(*event)) --frames_;
+        if (paused_ && frames_ <= max_frames_ / 2) {
+          paused_ = false;
+          read_on = true;
+        }
+      }
+    }
+    if (event) {
+      handler.Handle(*std::move(event), read_on);
+      continue;
+    }
+    const Clock::time_point timer = handler.OnIdle();
+    MutexLock lock(mutex_);
+    if (CanWork(on_sdk_thread)) continue;  // it came meanwhile
+    timer_ = timer;
+    busy_ = false;
+    if (!on_sdk_thread && (!events_.empty() || timer < sleeps_until_)) wake_.NotifyOne();
+    break;
+  }
+  working_on = outer;
+}
+
+Clock::time_point Inbox::WaitForWork() {
   MutexLock lock(mutex_);
-  while (events_.empty()) {
-    if (!condition_.WaitUntil(mutex_, deadline) && events_.empty()) return {};
+  while (busy_ || (events_.empty() && Clock::now() < timer_)) {
+    sleeps_until_ = busy_ ? Clock::now() + kNever : timer_;
+    wake_.WaitUntil(mutex_, sleeps_until_);
   }
-  Popped popped{.event = std::move(events_.front()), .read_on = false};
-  events_.pop_front();
-  if (std::holds_alternative<FrameEvent>(*popped.event)) --frames_;
-  if (paused_ && frames_ <= max_frames_ / 2) {
-    paused_ = false;
-    popped.read_on = true;
+  sleeps_until_ = Clock::time_point::min();  // awake
+  busy_ = true;
+  return timer_;
+}
+
+void Inbox::Serve(EventHandler& handler) {
+  {
+    MutexLock lock(mutex_);
+    handler_ = &handler;
+    busy_ = true;
   }
-  return popped;
+  while (!handler.finished()) {
+    Drain(handler, /*on_sdk_thread=*/true);
+    const Clock::time_point due = WaitForWork();
+    const Clock::time_point now = Clock::now();
+    if (now >= due) handler.OnTimer(now, now - due);
+  }
+  MutexLock lock(mutex_);
+  handler_ = nullptr;
+  busy_ = false;
 }
 
 Clock::time_point Inbox::last_heard() const {

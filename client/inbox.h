@@ -1,4 +1,6 @@
-// Where a client's SDK thread finds its work: frames, ends of writes and streams, user calls.
+// Where a client's work waits: frames, ends of writes and streams, user calls. It is done by one
+// thread at a time, as a rule by the thread that brings it, so that a frame or a small call needs
+// no other thread to wake up.
 #pragma once
 
 #include <chrono>
@@ -7,7 +9,6 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <variant>
 
 #include "absl/status/statusor.h"
@@ -36,8 +37,29 @@ struct StreamEndEvent {
   // threads cannot do itself.
   std::shared_ptr<void> stream;
 };
-using CallEvent = std::function<void()>;
+struct CallEvent {
+  std::function<void()> call{};
+  bool heavy = false;  // not to be done by the thread that calls
+};
 using Event = std::variant<FrameEvent, WriteEvent, ReadEndEvent, StreamEndEvent, CallEvent>;
+
+// Does the work. Never two calls at a time, on any thread.
+class EventHandler {
+ public:
+  virtual ~EventHandler() = default;
+
+  // `read_on`: reading paused, and may go on.
+  virtual void Handle(Event event, bool read_on) = 0;
+
+  // The inbox is empty for now; returns when OnTimer is due, at once if finished.
+  virtual Clock::time_point OnIdle() = 0;
+
+  // On the SDK thread. `late`: the timer was due that much earlier.
+  virtual void OnTimer(Clock::time_point now, Clock::duration late) = 0;
+
+  // On the SDK thread: whether its loop is over.
+  virtual bool finished() const = 0;
+};
 
 // Thread-safe. Outlives the client while a stream may call back.
 class Inbox {
@@ -45,25 +67,41 @@ class Inbox {
   // Reading pauses while `max_frames` frames wait.
   explicit Inbox(std::size_t max_frames) : max_frames_(max_frames) {}
 
-  void Push(Event event);
+  // The SDK thread's whole life: timers, and work that no other thread may do. Returns when the
+  // handler has finished; what comes later is dropped.
+  void Serve(EventHandler& handler) GRADWIRE_EXCLUDES(mutex_);
 
-  // False: enough frames wait; read on when Pop says so.
-  bool PushFrame(absl::StatusOr<wire::Frame> frame);
+  // Adds an event, and on a thread that may do it, does what waits. Before Serve, and from inside
+  // the handler, events only wait.
+  void Push(Event event) GRADWIRE_EXCLUDES(mutex_);
 
-  struct Popped {
-    std::optional<Event> event;  // none: the deadline passed
-    bool read_on = false;
-  };
-  Popped Pop(Clock::time_point deadline);
+  // Adds a frame only; Work follows. False: enough frames wait; read on when Handle says so.
+  bool PushFrame(absl::StatusOr<wire::Frame> frame) GRADWIRE_EXCLUDES(mutex_);
+  void Work() GRADWIRE_EXCLUDES(mutex_);
+
+  // Whether this thread is inside the handler.
+  bool OnThisThread() const;
 
   // When the last frame came in.
   Clock::time_point last_heard() const;
 
  private:
+  static bool NeedsSdkThread(const Event& event);
+  bool CanWork(bool on_sdk_thread) const GRADWIRE_REQUIRES(mutex_);
+  // Does what waits until nothing does that this thread may do. `busy_` is the caller's, and given
+  // back.
+  void Drain(EventHandler& handler, bool on_sdk_thread) GRADWIRE_EXCLUDES(mutex_);
+  // Takes `busy_` when there is something to do for the SDK thread; returns when the timer was due.
+  Clock::time_point WaitForWork() GRADWIRE_EXCLUDES(mutex_);
+
   const std::size_t max_frames_;
   mutable Mutex mutex_;
-  CondVar condition_;
+  CondVar wake_;  // of the SDK thread
+  EventHandler* handler_ GRADWIRE_GUARDED_BY(mutex_) = nullptr;
   std::deque<Event> events_ GRADWIRE_GUARDED_BY(mutex_);
+  bool busy_ GRADWIRE_GUARDED_BY(mutex_) = false;  // a thread is in the handler
+  Clock::time_point timer_ GRADWIRE_GUARDED_BY(mutex_);
+  Clock::time_point sleeps_until_ GRADWIRE_GUARDED_BY(mutex_);  // the SDK thread, unless woken
   std::size_t frames_ GRADWIRE_GUARDED_BY(mutex_) = 0;
   bool paused_ GRADWIRE_GUARDED_BY(mutex_) = false;
   Clock::time_point last_heard_ GRADWIRE_GUARDED_BY(mutex_);

@@ -39,12 +39,13 @@ Link::Link(std::string address, Membership membership, std::uint64_t start_id,
 
 std::string Link::Daemon() const { return absl::StrCat("the daemon at ", address_); }
 
-void Link::Open(std::shared_ptr<grpc::Channel> channel, std::int64_t step) {
+void Link::Open(std::shared_ptr<grpc::Channel> channel, std::int64_t step, std::uint64_t memory) {
   channel_ = std::move(channel);
   stream_ = ExchangeStream::Start(channel_, inbox_, membership_.chunk_bytes);
   opened_at_ = Clock::now();
   next_heartbeat_ = opened_at_ + heartbeat_interval_;
-  Send(wire::Hello{.token = membership_.token, .start_id = start_id_, .step = step});
+  Send(wire::Hello{
+      .token = membership_.token, .start_id = start_id_, .step = step, .memory = memory});
 }
 
 void Link::Send(wire::Header header, wire::PayloadRef payload) {

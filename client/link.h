@@ -23,8 +23,8 @@ class Link {
   Link(std::string address, Membership membership, std::uint64_t start_id,
        std::shared_ptr<Inbox> inbox);
 
-  // Begins a stream with its Hello.
-  void Open(std::shared_ptr<grpc::Channel> channel, std::int64_t step);
+  // Begins a stream with its Hello. `memory`: the attachment of shared memory; 0: none.
+  void Open(std::shared_ptr<grpc::Channel> channel, std::int64_t step, std::uint64_t memory);
 
   // Queues a frame. Without a stream it is dropped: what still matters is announced after a resume.
   void Send(wire::Header header, wire::PayloadRef payload = nullptr);

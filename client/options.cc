@@ -39,6 +39,7 @@ std::string Environment(const char* name) {
 ClientOptions WithEnvironment(ClientOptions options) {
   if (options.address.empty()) options.address = Environment("GRADWIRE_ADDRESS");
   if (options.session.empty()) options.session = Environment("GRADWIRE_SESSION");
+  if (Environment("GRADWIRE_SHARED_MEMORY") == "off") options.shared_memory = false;
   return options;
 }
 
@@ -47,6 +48,11 @@ absl::Status ClientOptions::Validate() const {
   if (effective.address.empty()) {
     return Bad("address", "empty",
                "\"unix:/path\", \"host:port\", or the variable GRADWIRE_ADDRESS");
+  }
+  const std::string variable = Environment("GRADWIRE_SHARED_MEMORY");
+  if (!variable.empty() && variable != "on" && variable != "off") {
+    return Bad("the variable GRADWIRE_SHARED_MEMORY", absl::StrCat("\"", variable, "\""),
+               "on, off");
   }
   if (!IsSessionName(effective.session)) {
     return Bad("session", absl::StrCat("\"", effective.session, "\""),

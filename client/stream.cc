@@ -48,19 +48,23 @@ void ExchangeStream::Cancel() {
 
 void ExchangeStream::OnReadDone(bool ok) {
   if (!ok) {
-    inbox_->Push(ReadEndEvent{});
-    return;
+    const std::shared_ptr<Inbox> inbox = inbox_;
+    return inbox->Push(ReadEndEvent{});
   }
   absl::StatusOr<wire::Frame> frame =
       wire::Parse(incoming_, {.max_payload_bytes = max_payload_bytes_});
   incoming_.Clear();
-  if (inbox_->PushFrame(std::move(frame))) StartRead(&incoming_);
+  // The next frame is read while this one is dealt with.
+  const std::shared_ptr<Inbox> inbox = inbox_;  // the stream may be gone before Work returns
+  if (inbox->PushFrame(std::move(frame))) StartRead(&incoming_);
+  inbox->Work();
 }
 
 void ExchangeStream::OnWriteDone(bool ok) {
   // The slices go back to the pool now, not with the next write.
   outgoing_.Clear();
-  inbox_->Push(WriteEvent{ok});
+  const std::shared_ptr<Inbox> inbox = inbox_;
+  inbox->Push(WriteEvent{ok});
 }
 
 void ExchangeStream::OnDone(const grpc::Status& status) {

@@ -17,6 +17,9 @@ constexpr std::size_t kStackContributions = 64;
 // must lie in one piece of every contribution to pass pointers instead.
 constexpr std::size_t kGatherBytes = 1024;
 
+// Elements that are cast at once, small enough to be in the first-level cache when they are added.
+constexpr std::size_t kCastNumel = 2048;
+
 // A position in one contribution.
 struct Cursor {
   Pieces pieces;
@@ -53,37 +56,58 @@ struct Cursor {
   }
 };
 
+// One contribution on its way into the sum.
+struct Source {
+  Cursor cursor;
+  std::size_t width = 0;      // bytes of an element
+  std::byte* cast = nullptr;  // raw: kCastNumel elements of the reduction's dtype
+};
+
 struct Workspace {
-  std::span<Cursor> cursors;
+  std::span<Source> sources;
   std::span<const void*> srcs;
   std::span<std::byte> gathered;  // kGatherBytes per contribution
 };
 
+// Elements that can be added without a copy; kGatherBytes' worth where pieces are cut.
+std::size_t BlockNumel(std::span<const Source> sources, std::size_t left) {
+  std::size_t whole = left;
+  std::size_t gathered = left;
+  for (const Source& source : sources) {
+    whole = std::min(whole, source.cursor.contiguous() / source.width);
+    gathered = std::min(gathered, kGatherBytes / source.width);
+    if (source.cast == nullptr) continue;
+    whole = std::min(whole, kCastNumel);
+    gathered = std::min(gathered, kCastNumel);
+  }
+  return std::max(whole, gathered);
+}
+
 ReduceOutcome ReduceWith(Workspace work, DType dtype, double divisor, std::size_t numel,
-                         std::byte* out) {
-  const std::size_t width = ByteSize(dtype);
+                         std::byte* out, const RawContributions& raw) {
   ReduceOutcome outcome;
-  std::size_t left = numel * width;
-  while (left > 0) {
-    std::size_t block = left;
-    for (const Cursor& cursor : work.cursors) block = std::min(block, cursor.contiguous());
-    block -= block % width;
-    if (block < std::min(left, kGatherBytes)) block = std::min(left, kGatherBytes);
-    for (std::size_t i = 0; i < work.cursors.size(); ++i) {
-      Cursor& cursor = work.cursors[i];
-      if (cursor.contiguous() >= block) {
-        work.srcs[i] = cursor.data();
-        cursor.Advance(block);
+  for (std::size_t left = numel; left > 0;) {
+    const std::size_t block = BlockNumel(work.sources, left);
+    for (std::size_t i = 0; i < work.sources.size(); ++i) {
+      Source& source = work.sources[i];
+      const std::size_t bytes = block * source.width;
+      const std::byte* data = nullptr;
+      if (source.cursor.contiguous() >= bytes) {
+        data = source.cursor.data();
+        source.cursor.Advance(bytes);
       } else {
         std::byte* copy = work.gathered.data() + i * kGatherBytes;
-        cursor.Gather(block, copy);
-        work.srcs[i] = copy;
+        source.cursor.Gather(bytes, copy);
+        data = copy;
       }
+      work.srcs[i] = data;
+      if (source.cast == nullptr) continue;
+      cpu::ConvertAndDivide(raw.dtype, data, dtype, source.cast, block, raw.divisor);
+      work.srcs[i] = source.cast;
     }
-    const bool finite =
-        cpu::Sum(dtype, work.srcs.data(), work.srcs.size(), divisor, out, block / width);
+    const bool finite = cpu::Sum(dtype, work.srcs.data(), work.srcs.size(), divisor, out, block);
     outcome.finite = outcome.finite && finite;
-    out += block;
+    out += block * ByteSize(dtype);
     left -= block;
   }
   return outcome;
@@ -92,26 +116,33 @@ ReduceOutcome ReduceWith(Workspace work, DType dtype, double divisor, std::size_
 }  // namespace
 
 ReduceOutcome Reduce(DType dtype, ReduceOp op, std::size_t numel,
-                     std::span<const Pieces> contributions, std::span<std::byte> out) {
+                     std::span<const Pieces> contributions, std::span<std::byte> out,
+                     const RawContributions& raw) {
   const std::size_t count = contributions.size();
   const double divisor = op == ReduceOp::kMean ? static_cast<double>(count) : 1.0;
+  thread_local std::vector<std::byte> casts;
+  const std::size_t cast_bytes = kCastNumel * ByteSize(dtype);
+  if (!raw.is_raw.empty()) casts.resize(count * cast_bytes);
   const auto run = [&](Workspace work) {
     for (std::size_t i = 0; i < count; ++i) {
-      work.cursors[i] = Cursor{contributions[i]};
-      work.cursors[i].SkipEmptyPieces();
+      Source& source = work.sources[i];
+      source.cursor = Cursor{contributions[i]};
+      source.cursor.SkipEmptyPieces();
+      source.width = ByteSize(raw.raw(i) ? raw.dtype : dtype);
+      source.cast = raw.raw(i) ? casts.data() + i * cast_bytes : nullptr;
     }
-    return ReduceWith(work, dtype, divisor, numel, out.data());
+    return ReduceWith(work, dtype, divisor, numel, out.data(), raw);
   };
   if (count <= kStackContributions) {
-    std::array<Cursor, kStackContributions> cursors;
+    std::array<Source, kStackContributions> sources;
     std::array<const void*, kStackContributions> srcs;
     alignas(64) std::array<std::byte, kStackContributions * kGatherBytes> gathered;
-    return run({std::span(cursors).first(count), std::span(srcs).first(count), gathered});
+    return run({std::span(sources).first(count), std::span(srcs).first(count), gathered});
   }
-  std::vector<Cursor> cursors(count);
+  std::vector<Source> sources(count);
   std::vector<const void*> srcs(count);
   std::vector<std::byte> gathered(count * kGatherBytes);
-  return run({cursors, srcs, gathered});
+  return run({sources, srcs, gathered});
 }
 
 ReduceOutcome ReduceOrthonormalized(const Segment& segment, std::span<const Pieces> contributions,

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <span>
+#include <vector>
 
 #include "gradwire/hooks/hook.h"
 
@@ -16,16 +17,27 @@ namespace gradwire {
 // an element may straddle pieces.
 using Pieces = std::span<const std::span<const std::byte>>;
 
+// Contributions that are gradients as they are, not as the wire has them: each is cast to the
+// reduction's dtype and divided, exactly as ConvertAndDivide does it, before it is added.
+struct RawContributions {
+  DType dtype = DType::kFloat32;
+  double divisor = 1;
+  std::vector<bool> is_raw{};  // by contribution; empty: none is
+
+  bool raw(std::size_t index) const { return index < is_raw.size() && is_raw[index]; }
+};
+
 struct ReduceOutcome {
   bool finite = true;  // no NaN or infinity among the results
 };
 
 // For kSum and kMean: reduces `numel` elements of `dtype`. `contributions` are in rank order, 1 or
-// more, each of exactly numel * ByteSize(dtype) bytes (the caller has checked); `out` holds as
-// many. kMean divides by the number of contributions. Thread-safe, allocates nothing on the heap
-// for up to 64 contributions.
+// more, each of exactly numel elements of its dtype (the caller has checked); `out` holds as many
+// of `dtype`. kMean divides by the number of contributions. Thread-safe, allocates nothing on the
+// heap for up to 64 contributions of which none is raw.
 ReduceOutcome Reduce(DType dtype, ReduceOp op, std::size_t numel,
-                     std::span<const Pieces> contributions, std::span<std::byte> out);
+                     std::span<const Pieces> contributions, std::span<std::byte> out,
+                     const RawContributions& raw = {});
 
 // For kOrthonormalizedSum: `segment` as a plan has it, or with fewer of its matrices. The sum is
 // taken in fp64 in rank order and stays unrounded until its columns are orthonormal. Thread-safe.

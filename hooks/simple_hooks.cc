@@ -78,6 +78,11 @@ class CastingRun : public HookRun {
     return absl::OkStatus();
   }
 
+  std::span<const std::byte> Raw(ElementRange range) const override {
+    const std::size_t bytes = range.numel() * ByteSize(buffer_.dtype);
+    return {At(buffer_, range.begin), bytes};
+  }
+
   absl::Status Decode(ElementRange range, std::span<const std::byte> in) override {
     if (stage_ != Stage::kOpen) return absl::FailedPreconditionError("no round is open");
     if (absl::Status status = CheckRange(segment_, range, in.size()); !status.ok()) return status;

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/wire/memory_offer.h"
 
 namespace gradwire::server {
 namespace {
@@ -24,6 +25,7 @@ namespace {
 constexpr int kOtherDescriptors = 64;  // libraries, logs, listeners, gRPC's own
 constexpr int kAcceptsAtOnce = 64;     // before ended connections are looked at again
 constexpr int kPauseMs = 20;           // when not even the reserve helps
+constexpr int kSilentCheckMs = 200;    // between looks at connections that say nothing
 
 absl::Status SystemError(const std::string& what) {
   return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
@@ -45,9 +47,10 @@ void Refuse(UniqueFd connection) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Make(std::vector<Listener> listeners,
-                                                         int max_connections, Handler handler) {
+                                                         const Options& options, Handler handler,
+                                                         OfferHandler offer_handler) {
   std::unique_ptr<Acceptor> acceptor(
-      new Acceptor(std::move(listeners), Cap(max_connections), std::move(handler)));
+      new Acceptor(std::move(listeners), options, std::move(handler), std::move(offer_handler)));
   if (absl::Status status = acceptor->Open(); !status.ok()) return status;
   return acceptor;
 }
@@ -56,10 +59,13 @@ void Acceptor::Serve() {
   thread_ = std::thread([this] { Run(); });
 }
 
-Acceptor::Acceptor(std::vector<Listener> listeners, int max_connections, Handler handler)
+Acceptor::Acceptor(std::vector<Listener> listeners, const Options& options, Handler handler,
+                   OfferHandler offer_handler)
     : listeners_(std::move(listeners)),
-      max_connections_(max_connections),
-      handler_(std::move(handler)) {}
+      max_connections_(Cap(options.max_connections)),
+      first_byte_timeout_(options.first_byte_timeout),
+      handler_(std::move(handler)),
+      offer_handler_(std::move(offer_handler)) {}
 
 Acceptor::~Acceptor() { Stop(); }
 
@@ -93,27 +99,62 @@ void Acceptor::Stop() {
   thread_.join();
   listeners_.clear();
   open_.clear();
+  silent_.clear();
   connections_ = 0;
 }
 
 void Acceptor::Run() {
   std::array<epoll_event, 128> events{};
   while (true) {
-    const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), -1);
+    const int timeout = silent_.empty() ? -1 : kSilentCheckMs;
+    const int count =
+        epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout);
     for (int i = 0; i < count; ++i) {
       const int fd = events[static_cast<std::size_t>(i)].data.fd;
       if (fd == stop_.get()) return;
-      if (const auto ended = open_.find(fd); ended != open_.end()) {
-        // Not implied by closing the duplicate: gRPC may still hold the same open file.
-        epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
-        open_.erase(ended);
-        --connections_;
-        continue;
-      }
-      const auto listener = std::find_if(listeners_.begin(), listeners_.end(),
-                                         [fd](const Listener& one) { return one.fd() == fd; });
-      if (listener != listeners_.end()) AcceptAll(*listener);
+      OnEvent(fd);
     }
+    CloseSilent(Clock::now());
+  }
+}
+
+void Acceptor::OnEvent(int fd) {
+  if (silent_.contains(fd)) return OnFirstByte(fd);
+  if (const auto ended = open_.find(fd); ended != open_.end()) {
+    // Not implied by closing the duplicate: gRPC may still hold the same open file.
+    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+    open_.erase(ended);
+    --connections_;
+    return;
+  }
+  const auto listener = std::find_if(listeners_.begin(), listeners_.end(),
+                                     [fd](const Listener& one) { return one.fd() == fd; });
+  if (listener != listeners_.end()) AcceptAll(*listener);
+}
+
+void Acceptor::OnFirstByte(int fd) {
+  const auto found = silent_.find(fd);
+  char first = 0;
+  const ssize_t peeked = recv(fd, &first, 1, MSG_PEEK | MSG_DONTWAIT);
+  if (peeked < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+  Silent silent = std::move(found->second);
+  silent_.erase(found);
+  --connections_;
+  if (peeked <= 0) return;
+  if (first == wire::kMemoryOfferByte) return offer_handler_(std::move(silent.connection));
+  HandOver(silent.listener_fd, std::move(silent.connection));
+}
+
+void Acceptor::CloseSilent(Clock::time_point now) {
+  for (auto it = silent_.begin(); it != silent_.end();) {
+    if (now < it->second.deadline) {
+      ++it;
+      continue;
+    }
+    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, it->first, nullptr);
+    it = silent_.erase(it);
+    --connections_;
   }
 }
 
@@ -136,6 +177,23 @@ void Acceptor::Take(const Listener& listener, UniqueFd connection) {
     ++refused_;
     return Refuse(std::move(connection));
   }
+  if (!listener.is_unix()) {
+    const int on = 1;
+    setsockopt(connection.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    return HandOver(listener.fd(), std::move(connection));
+  }
+  const int fd = connection.get();
+  if (!WatchFd(fd, EPOLLIN).ok()) {
+    ++refused_;
+    return Refuse(std::move(connection));
+  }
+  ++connections_;
+  silent_.emplace(fd, Silent{.listener_fd = listener.fd(),
+                             .connection = std::move(connection),
+                             .deadline = Clock::now() + first_byte_timeout_});
+}
+
+void Acceptor::HandOver(int listener_fd, UniqueFd connection) {
   UniqueFd duplicate(fcntl(connection.get(), F_DUPFD_CLOEXEC, 0));
   // Both directions shut down is the end, whoever ended it: gRPC shuts a socket down before it
   // closes its own descriptor.
@@ -143,14 +201,10 @@ void Acceptor::Take(const Listener& listener, UniqueFd connection) {
     ++refused_;
     return Refuse(std::move(connection));
   }
-  if (!listener.is_unix()) {
-    const int on = 1;
-    setsockopt(connection.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  }
   const int key = duplicate.get();
   open_.emplace(key, std::move(duplicate));
   ++connections_;
-  handler_(listener.fd(), std::move(connection));
+  handler_(listener_fd, std::move(connection));
 }
 
 void Acceptor::RefuseOne(const Listener& listener) {

@@ -1,8 +1,11 @@
 // The accept loop. gRPC's own stops for good once the process has run out of descriptors, and takes
-// any number of silent connections; this one has a cap, resets what is above it, and recovers.
+// any number of silent connections; this one has a cap, resets what is above it, and recovers. On a
+// unix socket it also tells members that offer shared memory from gRPC's connections, by the first
+// byte that they send.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -11,8 +14,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "proto/wire/unique_fd.h"
 #include "server/listener.h"
-#include "server/unique_fd.h"
 
 namespace gradwire::server {
 
@@ -20,11 +23,20 @@ class Acceptor {
  public:
   // Takes over a new connection, non-blocking. Runs on the acceptor's thread.
   using Handler = std::function<void(int listener_fd, UniqueFd connection)>;
+  // Answers an offer of shared memory, whose bytes are there. Likewise.
+  using OfferHandler = std::function<void(UniqueFd connection)>;
+
+  struct Options {
+    int max_connections = 0;
+    // For the first byte on a unix socket.
+    std::chrono::milliseconds first_byte_timeout{3000};
+  };
 
   // Each connection costs two descriptors: the handler's, and a duplicate by which its end is
   // noticed. So the cap is at most half of what RLIMIT_NOFILE leaves.
   static absl::StatusOr<std::unique_ptr<Acceptor>> Make(std::vector<Listener> listeners,
-                                                        int max_connections, Handler handler);
+                                                        const Options& options, Handler handler,
+                                                        OfferHandler offer_handler);
   ~Acceptor();
 
   Acceptor(const Acceptor&) = delete;
@@ -42,21 +54,37 @@ class Acceptor {
   std::uint64_t refused() const { return refused_.load(std::memory_order_relaxed); }
 
  private:
-  Acceptor(std::vector<Listener> listeners, int max_connections, Handler handler);
+  using Clock = std::chrono::steady_clock;
+  // A connection on a unix socket that has said nothing yet.
+  struct Silent {
+    int listener_fd = -1;
+    UniqueFd connection;
+    Clock::time_point deadline;
+  };
+
+  Acceptor(std::vector<Listener> listeners, const Options& options, Handler handler,
+           OfferHandler offer_handler);
   absl::Status Open();
   absl::Status WatchFd(int fd, std::uint32_t events);
+  void OnEvent(int fd);
+  void OnFirstByte(int fd);
+  void CloseSilent(Clock::time_point now);
   void Run();
   void AcceptAll(const Listener& listener);
   void Take(const Listener& listener, UniqueFd connection);
+  void HandOver(int listener_fd, UniqueFd connection);
   void RefuseOne(const Listener& listener);
 
   std::vector<Listener> listeners_;
   const int max_connections_;
+  const std::chrono::milliseconds first_byte_timeout_;
   const Handler handler_;
+  const OfferHandler offer_handler_;
   UniqueFd epoll_;
   UniqueFd stop_;
   UniqueFd reserve_;  // given up to accept, and reset, a connection when descriptors have run out
   std::unordered_map<int, UniqueFd> open_;  // duplicates of live connections
+  std::unordered_map<int, Silent> silent_;  // by their descriptors; counted as connections
   std::atomic<int> connections_ = 0;
   std::atomic<std::uint64_t> refused_ = 0;
   std::thread thread_;

@@ -8,6 +8,7 @@
 #include "proto/wire/convert.h"
 #include "server/answer.h"
 #include "server/clock.h"
+#include "server/listener.h"
 #include "server/watch_stream.h"
 
 namespace gradwire::server {
@@ -74,6 +75,7 @@ absl::StatusOr<SessionOptions> SessionOf(const ServerOptions& options,
   session.chunk_bytes = options.chunk_bytes;
   session.window_chunks = options.window_chunks;
   session.open_buckets = options.open_buckets;
+  session.eager_bytes = options.eager_bytes;
   session.join_timeout = *join;
   session.step_timeout = *step;
   session.token_timeout = options.token_timeout;
@@ -96,6 +98,7 @@ AggregationService::AggregationService(const ServerOptions& options,
                                        std::shared_ptr<TickList> ticks)
     : options_(options),
       stream_limits_(LimitsOf(options)),
+      shares_memory_(std::any_of(options.listen.begin(), options.listen.end(), IsUnixAddress)),
       registry_(std::move(registry)),
       ticks_(std::move(ticks)) {}
 
@@ -124,6 +127,8 @@ absl::Status AggregationService::DoJoin(const v1::JoinRequest& request,
   response.set_chunk_bytes(granted.chunk_bytes);
   response.set_window_chunks(granted.window_chunks);
   response.set_open_buckets(granted.open_buckets);
+  response.set_eager_bytes(granted.eager_bytes);
+  if (shares_memory_) response.set_memory_bytes(granted.StagingBytes());
   *response.mutable_token_timeout() = wire::ToProto(granted.token_timeout);
   *response.mutable_heartbeat_interval() = wire::ToProto(options_.heartbeat_interval);
   *response.mutable_silence_timeout() = wire::ToProto(granted.silence_timeout);

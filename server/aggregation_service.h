@@ -38,6 +38,7 @@ class AggregationService final : public AggregationBase {
 
   const ServerOptions options_;
   const StreamLimits stream_limits_;
+  const bool shares_memory_;  // with members on this host: it has a unix socket
   const std::shared_ptr<Registry> registry_;
   const std::shared_ptr<TickList> ticks_;
 };

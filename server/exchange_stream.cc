@@ -104,6 +104,11 @@ bool ExchangeStream::idle() const {
   return !writing_ && queue_.empty();
 }
 
+bool ExchangeStream::shares_memory() const {
+  MutexLock lock(mutex_);
+  return place_ && place_->memory != nullptr;
+}
+
 bool ExchangeStream::ending() const {
   MutexLock lock(mutex_);
   return end_.has_value();
@@ -133,7 +138,7 @@ void ExchangeStream::OnTick(absl::Time now) {
 
 void ExchangeStream::OnReadDone(bool ok) {
   if (!ok) return HandleEnd(absl::CancelledError("the member ended its stream"));
-  const absl::StatusOr<wire::Frame> frame =
+  absl::StatusOr<wire::Frame> frame =
       wire::Parse(incoming_, {.max_payload_bytes = limits_.max_payload_bytes});
   incoming_.Clear();
   if (ending()) return;
@@ -141,9 +146,9 @@ void ExchangeStream::OnReadDone(bool ok) {
   if (!at) {
     const absl::Status status = HandleHello(frame);
     if (!status.ok()) return End(status);
-  } else if (!frame.ok()) {
-    const absl::Status status(frame.status().code(),
-                              absl::StrCat("rank ", at->rank, ": ", frame.status().message()));
+  } else if (const absl::Status whole = frame.ok() ? Resolve(*at, *frame) : frame.status();
+             !whole.ok()) {
+    const absl::Status status(whole.code(), absl::StrCat("rank ", at->rank, ": ", whole.message()));
     at->session->FailFrom(at->rank, id_, status);
     return End(status);
   } else {
@@ -152,15 +157,40 @@ void ExchangeStream::OnReadDone(bool ok) {
   if (!ending()) StartRead(&incoming_);
 }
 
+absl::Status ExchangeStream::Resolve(const Place& at, wire::Frame& frame) {
+  // The session wants to know it of what it keeps; computed here, while its lock is free.
+  if (frame.payload != nullptr) frame.payload->digest();
+  auto* contribution = std::get_if<wire::Contribution>(&frame.header);
+  if (contribution == nullptr || !contribution->shared) return absl::OkStatus();
+  if (at.memory == nullptr) {
+    return absl::FailedPreconditionError(
+        "sent a chunk in shared memory; its Hello named no attachment");
+  }
+  if (frame.payload != nullptr) {
+    return absl::InvalidArgumentError(
+        "sent a chunk both in shared memory and as a payload; allowed: one of them");
+  }
+  absl::StatusOr<wire::PayloadRef> payload = at.memory->Resolve(*contribution->shared);
+  if (!payload.ok()) return payload.status();
+  frame.payload = *std::move(payload);
+  return absl::OkStatus();
+}
+
 absl::Status ExchangeStream::HandleHello(const absl::StatusOr<wire::Frame>& frame) {
   if (!frame.ok()) return frame.status();
   const auto* hello = std::get_if<wire::Hello>(&frame->header);
   if (hello == nullptr) return absl::InvalidArgumentError("the first frame of a stream is a Hello");
   const absl::StatusOr<Seat> seat = registry_->Find(hello->token, hello->start_id);
   if (!seat.ok()) return seat.status();
+  std::shared_ptr<MemberMemory> memory;
+  if (hello->memory != 0) {
+    auto claimed = seat->session->memory().Claim(seat->rank, hello->memory);
+    if (!claimed.ok()) return claimed.status();
+    memory = *std::move(claimed);
+  }
   {
     MutexLock lock(mutex_);
-    place_ = Place{.session = seat->session, .rank = seat->rank};
+    place_ = Place{.session = seat->session, .rank = seat->rank, .memory = std::move(memory)};
   }
   return seat->session->Attach(seat->rank, hello->start_id, hello->step, self_, MonotonicNow());
 }

@@ -45,6 +45,7 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   void EndAfterQueue(const absl::Status& status) override;
   void Pump() override;
   bool idle() const override;
+  bool shares_memory() const override;
 
   void OnTick(absl::Time now) override;
 
@@ -52,6 +53,7 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   struct Place {
     std::shared_ptr<HostedSession> session;
     int rank = 0;
+    std::shared_ptr<MemberMemory> memory;  // null: the member shares none
   };
 
   ExchangeStream(grpc::CallbackServerContext* context, const StreamLimits& limits,
@@ -66,6 +68,8 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   void End(const absl::Status& status);
   void EndLocked(const absl::Status& status) GRADWIRE_REQUIRES(mutex_);
   absl::Status HandleHello(const absl::StatusOr<wire::Frame>& frame);
+  // Puts the payload in place that lies in shared memory.
+  static absl::Status Resolve(const Place& at, wire::Frame& frame);
   void HandleEnd(const absl::Status& status);
   std::optional<Place> place() const;
   bool ending() const;

@@ -56,24 +56,26 @@ void AddCompression(const std::vector<ParameterReport>& report, v1::SessionStatu
   }
 }
 
-struct Sum {
-  wire::PayloadRef payload;
-  bool finite = true;
-};
-
-Sum Compute(const ReduceEffect& effect) {
-  std::vector<Pieces> inputs;
-  inputs.reserve(effect.inputs.size());
-  for (const wire::PayloadRef& input : effect.inputs) {
-    inputs.push_back(input == nullptr ? Pieces() : input->pieces());
+// A result's frame for members that read it where it lies.
+grpc::ByteBuffer SerializeReference(const wire::Header& header, const ResultBlock& block) {
+  wire::Header with = header;
+  if (auto* result = std::get_if<wire::Result>(&with)) {
+    result->shared = wire::SharedBytes{.offset = block.offset(), .bytes = block.bytes()};
   }
-  const auto buffer = std::make_shared<ResultBuffer>(effect.segment.bytes());
-  const ReduceOutcome outcome =
-      effect.segment.op == ReduceOp::kOrthonormalizedSum
-          ? ReduceOrthonormalized(effect.segment, inputs, buffer->content())
-          : Reduce(effect.segment.dtype, effect.segment.op, effect.segment.numel, inputs,
-                   buffer->content());
-  return {.payload = buffer, .finite = outcome.finite};
+  return wire::Serialize(with, nullptr);
+}
+
+// Results in flight, and room for what a member that shares memory can have on its way.
+SessionMemory::Options MemoryOptions(const SessionOptions& options, std::uint64_t gradient_bytes) {
+  // A model in flat buffers and once more while they are rebuilt.
+  constexpr std::size_t kCopies = 2;
+  constexpr std::size_t kMargin = std::size_t{1} << 20;
+  const std::size_t blocks = std::size_t{options.window_chunks} * options.open_buckets;
+  return {.block_bytes = options.chunk_bytes,
+          .blocks = blocks,
+          .staging_bytes = options.StagingBytes(),
+          .gradient_bytes = kCopies * static_cast<std::size_t>(gradient_bytes) + kMargin,
+          .claim_timeout = options.token_timeout};
 }
 
 }  // namespace
@@ -83,6 +85,7 @@ HostedSession::HostedSession(SessionOptions options, std::unique_ptr<Coordinator
     : options_(options),
       parameters_(Elements(options)),
       gradient_bytes_(GradientBytes(options)),
+      memory_(std::make_shared<SessionMemory>(MemoryOptions(options, gradient_bytes_))),
       core_(std::move(options), std::move(hook), now),
       current_(static_cast<std::size_t>(options_.world_size)) {}
 
@@ -182,6 +185,7 @@ std::size_t HostedSession::StateFileBytes() const {
 }
 
 void HostedSession::Tick(absl::Time now) {
+  memory_->Tick(now);
   Work work;
   {
     MutexLock lock(mutex_);
@@ -246,14 +250,47 @@ void HostedSession::Execute(Effects effects, Work& work) {
 }
 
 void HostedSession::Queue(const std::vector<int>& ranks, const wire::Frame& frame, Work& work) {
+  const auto* block = dynamic_cast<const ResultBlock*>(frame.payload.get());
   grpc::ByteBuffer bytes;
+  grpc::ByteBuffer reference;
   for (int rank : ranks) {
     const auto found = streams_.find(current_[static_cast<std::size_t>(rank)]);
     if (found == streams_.end()) continue;
-    if (!bytes.Valid()) bytes = wire::Serialize(frame.header, frame.payload);
-    found->second->Queue(bytes);  // shares the slices
+    MemberStream& stream = *found->second;
+    if (block != nullptr && stream.shares_memory()) {
+      if (!reference.Valid()) reference = SerializeReference(frame.header, *block);
+      stream.Queue(reference);
+    } else {
+      if (!bytes.Valid()) bytes = wire::Serialize(frame.header, frame.payload);
+      stream.Queue(bytes);  // shares the slices
+    }
     work.streams.push_back(found->second);
   }
+}
+
+HostedSession::Sum HostedSession::Compute(const ReduceEffect& effect) const {
+  std::vector<Pieces> inputs;
+  inputs.reserve(effect.inputs.size());
+  for (const wire::PayloadRef& input : effect.inputs) {
+    inputs.push_back(input == nullptr ? Pieces() : input->pieces());
+  }
+  const std::size_t bytes = effect.segment.bytes();
+  std::shared_ptr<wire::Payload> result;
+  std::span<std::byte> content;
+  if (auto block = bytes > wire::kInlineBytes ? memory_->Take(bytes) : nullptr) {
+    content = block->content();
+    result = std::move(block);
+  } else {
+    auto buffer = std::make_shared<ResultBuffer>(bytes);
+    content = buffer->content();
+    result = std::move(buffer);
+  }
+  const ReduceOutcome outcome = effect.segment.op == ReduceOp::kOrthonormalizedSum
+                                    ? ReduceOrthonormalized(effect.segment, inputs, content)
+                                    : Reduce(effect.segment.dtype, effect.segment.op,
+                                             effect.segment.numel, inputs, content, effect.raw);
+  result->digest();  // while it is in the cache, and the session's lock is free
+  return {.payload = std::move(result), .finite = outcome.finite};
 }
 
 void HostedSession::Close(const CloseEffect& close, Work& work) {

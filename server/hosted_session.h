@@ -15,6 +15,7 @@
 #include "proto/wire/sync.h"
 #include "server/core/session.h"
 #include "server/member_stream.h"
+#include "server/session_memory.h"
 
 namespace gradwire::server {
 
@@ -38,6 +39,8 @@ class HostedSession {
   absl::StatusOr<HookState> ExportState() const;
   // Returns the state's iteration.
   absl::StatusOr<std::int64_t> ImportState(const HookState& state);
+  // Shared memory with members of this host.
+  SessionMemory& memory() { return *memory_; }
   // What an exported state has as a file, at most.
   std::size_t StateFileBytes() const;
   void Tick(absl::Time now);
@@ -67,6 +70,11 @@ class HostedSession {
   };
 
   void Execute(Effects effects, Work& work) GRADWIRE_REQUIRES(mutex_);
+  struct Sum {
+    wire::PayloadRef payload;
+    bool finite = true;
+  };
+  Sum Compute(const ReduceEffect& effect) const;
   void Queue(const std::vector<int>& ranks, const wire::Frame& frame, Work& work)
       GRADWIRE_REQUIRES(mutex_);
   void Close(const CloseEffect& close, Work& work) GRADWIRE_REQUIRES(mutex_);
@@ -77,6 +85,7 @@ class HostedSession {
   const SessionOptions options_;
   const std::uint64_t parameters_;
   const std::uint64_t gradient_bytes_;
+  const std::shared_ptr<SessionMemory> memory_;
 
   mutable Mutex mutex_;
   Session core_ GRADWIRE_GUARDED_BY(mutex_);

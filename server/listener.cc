@@ -30,8 +30,6 @@ absl::Status SystemError(const std::string& what, int error) {
   return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(error)));
 }
 
-bool IsUnix(const std::string& address) { return address.rfind(kUnixPrefix, 0) == 0; }
-
 absl::StatusOr<std::string> UnixPath(const std::string& address) {
   std::string path = address.substr(kUnixPrefix.size());
   if (path.rfind("///", 0) == 0) path.erase(0, 2);
@@ -146,8 +144,10 @@ absl::Status RemoveStale(const std::string& path) {
 
 }  // namespace
 
+bool IsUnixAddress(const std::string& address) { return address.rfind(kUnixPrefix, 0) == 0; }
+
 absl::Status CheckListenAddress(const std::string& address, bool insecure) {
-  if (IsUnix(address)) return UnixPath(address).status();
+  if (IsUnixAddress(address)) return UnixPath(address).status();
   const absl::StatusOr<Addresses> addresses = Resolve(address);
   if (!addresses.ok()) return addresses.status();
   for (const addrinfo* one = addresses->get(); one != nullptr; one = one->ai_next) {
@@ -181,7 +181,7 @@ absl::StatusOr<Listener> Listener::OpenUnix(const std::string& path) {
 
 absl::StatusOr<std::vector<Listener>> Listener::Open(const std::string& address) {
   std::vector<Listener> listeners;
-  if (IsUnix(address)) {
+  if (IsUnixAddress(address)) {
     const absl::StatusOr<std::string> path = UnixPath(address);
     if (!path.ok()) return path.status();
     absl::StatusOr<Listener> listener = OpenUnix(*path);

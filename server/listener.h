@@ -7,13 +7,16 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "server/unique_fd.h"
+#include "proto/wire/unique_fd.h"
 
 namespace gradwire::server {
 
 // "host:port", "[v6 address]:port" or "unix:/path". InvalidArgument says what is allowed, and
 // FailedPrecondition that an address other hosts can reach needs `insecure`. Looks names up.
 absl::Status CheckListenAddress(const std::string& address, bool insecure);
+
+// Whether it names a unix socket.
+bool IsUnixAddress(const std::string& address);
 
 // One listening socket. A unix socket has mode 0600; its file goes with the object, unless somebody
 // else has put another one there.

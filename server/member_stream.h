@@ -26,6 +26,9 @@ class MemberStream {
 
   // Nothing is queued or being written.
   virtual bool idle() const = 0;
+
+  // The member reads results in the session's shared memory.
+  virtual bool shares_memory() const { return false; }
 };
 
 }  // namespace gradwire::server

@@ -27,6 +27,7 @@ struct ServerOptions {
   std::size_t chunk_bytes = (std::size_t{1} << 20) - 4096;
   std::uint32_t window_chunks = 4;
   std::uint32_t open_buckets = 4;
+  std::size_t eager_bytes = std::size_t{64} << 10;
   absl::Duration join_timeout = absl::Minutes(5);   // where the first member names none
   absl::Duration step_timeout = absl::Minutes(30);  // likewise
 

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "proto/wire/keep_grpc.h"
+#include "proto/wire/memory_offer.h"
 #include "proto/wire/sync.h"
 #include "server/acceptor.h"
 #include "server/admin_service.h"
@@ -100,6 +101,7 @@ class ServerImpl final : public Server {
   void Shutdown(absl::Duration timeout) override;
 
  private:
+  void AnswerOffer(int connection) const;
   bool WaitIdle(absl::Duration timeout) const;
   void TickLoop();
 
@@ -158,17 +160,39 @@ absl::Status ServerImpl::Serve() {
     grpc_->GetHealthCheckService()->SetServingStatus(service, true);
   }
   ticker_ = std::thread([this] { TickLoop(); });
-  auto acceptor = Acceptor::Make(std::move(listeners), options_.max_connections,
-                                 [this](int listener_fd, UniqueFd connection) {
-                                   ExternalConnectionAcceptor::NewConnectionParameters parameters;
-                                   parameters.listener_fd = listener_fd;
-                                   parameters.fd = connection.Release();
-                                   connections_->HandleNewConnection(&parameters);
-                                 });
+  auto acceptor = Acceptor::Make(
+      std::move(listeners),
+      {.max_connections = options_.max_connections,
+       .first_byte_timeout = absl::ToChronoMilliseconds(options_.handshake_timeout)},
+      [this](int listener_fd, UniqueFd connection) {
+        ExternalConnectionAcceptor::NewConnectionParameters parameters;
+        parameters.listener_fd = listener_fd;
+        parameters.fd = connection.Release();
+        connections_->HandleNewConnection(&parameters);
+      },
+      [this](UniqueFd connection) { AnswerOffer(connection.get()); });
   if (!acceptor.ok()) return acceptor.status();
   acceptor_ = *std::move(acceptor);
   acceptor_->Serve();
   return absl::OkStatus();
+}
+
+// The member reads the answer or does not: its side falls back to payloads in the stream.
+void ServerImpl::AnswerOffer(int connection) const {
+  const auto attach = [&]() -> absl::StatusOr<wire::MemoryReply> {
+    absl::StatusOr<wire::MemoryRequest> request = wire::ReceiveMemoryRequest(connection);
+    if (!request.ok()) return request.status();
+    const absl::StatusOr<Seat> seat = registry_->Find(request->token, request->start_id);
+    if (!seat.ok()) return seat.status();
+    return seat->session->memory().Attach(seat->rank, *std::move(request), MonotonicNow());
+  };
+  absl::StatusOr<wire::MemoryReply> reply = attach();
+  if (!reply.ok()) {
+    spdlog::info("an offer of shared memory was refused: {}",
+                 std::string(reply.status().message()));
+    reply = wire::MemoryReply{.status = reply.status()};
+  }
+  wire::SendMemoryReply(connection, *reply).IgnoreError();
 }
 
 void ServerImpl::TickLoop() {

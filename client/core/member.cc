@@ -91,6 +91,10 @@ absl::Status Member::StartBucket(Ticket ticket, GradBucket& bucket, Effects& eff
 
   const std::uint32_t id = entry.parameters.front();
   Bucket& placed = buckets_.emplace(id, std::move(entry)).first->second;
+  if (MayBeEager(placed)) {
+    SendEager(placed, effects);
+    return absl::OkStatus();
+  }
   SendAnnounce(placed, effects);
   if (placed.done) Done(placed, effects);
   if (is_first_empty) {
@@ -99,11 +103,33 @@ absl::Status Member::StartBucket(Ticket ticket, GradBucket& bucket, Effects& eff
   return absl::OkStatus();
 }
 
+wire::Announce Member::AnnounceOf(const Bucket& bucket) const {
+  return {.step = step_,
+          .generation = options_.generation,
+          .parameters = bucket.parameters,
+          .rounds = bucket.plans};
+}
+
 void Member::SendAnnounce(const Bucket& bucket, Effects& effects) {
-  effects.push_back(SendEffect{wire::Announce{.step = step_,
-                                              .generation = options_.generation,
-                                              .parameters = bucket.parameters,
-                                              .rounds = bucket.plans}});
+  effects.push_back(SendEffect{AnnounceOf(bucket)});
+}
+
+// What is small saves the round trip of a grant.
+bool Member::MayBeEager(const Bucket& bucket) const {
+  if (bucket.done || bucket.plans.size() != 1 || bucket.layout.chunk_count() != 1) return false;
+  return bucket.run->shared_bytes() == 0 &&
+         bucket.layout.ChunkBytes(0) <= options_.eager_bytes - eager_bytes_;
+}
+
+void Member::SendEager(Bucket& bucket, Effects& effects) {
+  bucket.granted = true;
+  bucket.eager_bytes = bucket.layout.ChunkBytes(0);
+  eager_bytes_ += bucket.eager_bytes;
+  SendChunks(bucket.parameters.front(), bucket, effects);
+  wire::Announce header = AnnounceOf(bucket);
+  header.eager = true;
+  header.attempt = bucket.attempt;
+  std::get<SendChunkEffect>(effects.back()).announce = std::move(header);
 }
 
 absl::Status Member::EndStep(Effects& effects) {
@@ -161,7 +187,10 @@ void Member::OnGrant(const wire::Grant& grant, Effects& effects) {
     return ProtocolError(absl::StrCat("a grant for unknown bucket ", grant.id.bucket), effects);
   }
   Bucket& bucket = found->second;
-  if (bucket.done || bucket.granted || grant.id.round != bucket.round) return;
+  if (bucket.done || grant.id.round != bucket.round) return;
+  // An eager announcement that met another attempt has its grant after all.
+  if (bucket.granted && (bucket.received > 0 || grant.id.attempt <= bucket.attempt)) return;
+  if (bucket.granted) bucket.sent = 0;
   bucket.granted = true;
   bucket.attempt = grant.id.attempt;
   SendChunks(grant.id.bucket, bucket, effects);
@@ -318,6 +347,7 @@ absl::Status Member::AdvanceRound(Bucket& bucket, Effects& effects) {
 
 void Member::Done(Bucket& bucket, Effects& effects) {
   bucket.done = true;
+  eager_bytes_ -= std::exchange(bucket.eager_bytes, 0);
   effects.push_back(BucketDoneEffect{.ticket = bucket.ticket,
                                      .status = absl::OkStatus(),
                                      .bucket = bucket.parameters.front(),
@@ -375,6 +405,7 @@ void Member::OnRestart(const wire::Restart& restart, Effects& effects) {
   }
 }
 
+// What went eagerly may have been lost: now it waits for a Restart or a grant, like the rest.
 void Member::Resumed(Effects& effects) {
   for (auto& [id, bucket] : buckets_) {
     bucket.granted = false;

@@ -31,6 +31,7 @@ struct MemberOptions {
   std::int64_t step = 0;
   std::size_t chunk_bytes = std::size_t{1} << 20;
   std::uint32_t window_chunks = 4;
+  std::size_t eager_bytes = 0;
   std::vector<ParameterSpec> manifest;
 };
 
@@ -41,10 +42,11 @@ using Ticket = std::uint64_t;
 struct SendEffect {
   wire::Header header;
 };
-// Encode the range now, before the next call to the core, and send it. The header's digest is left
-// for the owner to fill in.
+// Encode the range now, before the next call to the core, and send it. Digests are left for the
+// owner to fill in.
 struct SendChunkEffect {
   wire::Contribution header;
+  std::optional<wire::Announce> announce{};  // eager: the header to send instead
   HookRun* run = nullptr;
   ElementRange range;
   std::size_t bytes = 0;
@@ -140,6 +142,7 @@ class Member {
     std::vector<std::byte> shared{};  // shared state received so far
     bool has_shared = false;          // it went to the run
     bool done = false;                // the result is in the buffer; the run waits for the verdict
+    std::size_t eager_bytes = 0;      // went with the announcement; 0: it waits for a grant
   };
 
   absl::Status MapParameters(const GradBucket& bucket, std::vector<std::uint32_t>& positions) const;
@@ -156,7 +159,10 @@ class Member {
   void OnCollectiveAck(const wire::CollectiveAck& ack, Effects& effects);
   absl::Status Decode(Bucket& bucket, const wire::Result& result, const wire::Payload& payload);
   absl::Status AdvanceRound(Bucket& bucket, Effects& effects);
-  static void Done(Bucket& bucket, Effects& effects);
+  void Done(Bucket& bucket, Effects& effects);
+  bool MayBeEager(const Bucket& bucket) const;
+  wire::Announce AnnounceOf(const Bucket& bucket) const;
+  void SendEager(Bucket& bucket, Effects& effects);
   void SendChunks(std::uint32_t id, Bucket& bucket, Effects& effects);
   void SendAnnounce(const Bucket& bucket, Effects& effects);
   void SendCollectiveChunks(Effects& effects);
@@ -186,6 +192,7 @@ class Member {
   bool ended_ = false;
   std::map<std::uint32_t, Bucket> buckets_;  // of the current step, by id
   std::vector<bool> used_;                   // parameters in the current step
+  std::size_t eager_bytes_ = 0;              // sent eagerly, and no result here
   std::optional<Collective> collective_;
   std::uint64_t next_collective_ = 0;
   std::optional<std::pair<std::int64_t, std::int64_t>> last_reset_;  // step, iteration

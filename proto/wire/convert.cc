@@ -71,14 +71,17 @@ void Set(const Hello& hello, v1::Header& out) {
   message.set_token(hello.token);
   message.set_start_id(hello.start_id);
   message.set_step(hello.step);
+  message.set_memory(hello.memory);
 }
 
 Hello Get(const v1::Hello& message, Checker& check) {
   if (message.token().empty() || message.token().size() > kMaxTokenBytes) {
     check.Range("token's size", message.token().size(), std::size_t{1}, kMaxTokenBytes);
   }
-  return {
-      .token = message.token(), .start_id = message.start_id(), .step = check.Step(message.step())};
+  return {.token = message.token(),
+          .start_id = message.start_id(),
+          .step = check.Step(message.step()),
+          .memory = message.memory()};
 }
 
 void Set(const Announce& announce, v1::Header& out) {
@@ -86,6 +89,9 @@ void Set(const Announce& announce, v1::Header& out) {
   message.set_step(announce.step);
   message.set_generation(announce.generation);
   message.mutable_parameters()->Add(announce.parameters.begin(), announce.parameters.end());
+  message.set_eager(announce.eager);
+  message.set_attempt(announce.attempt);
+  if (announce.digest.has_value()) message.set_digest(*announce.digest);
   for (const RoundPlan& round : announce.rounds) {
     v1::RoundPlan& plan = *message.add_rounds();
     for (const Segment& segment : round.segments) {
@@ -161,6 +167,9 @@ Announce Get(const v1::Announce& message, Checker& check) {
   Announce announce;
   announce.step = check.Step(message.step());
   announce.generation = message.generation();
+  announce.eager = message.eager();
+  announce.attempt = message.attempt();
+  if (message.has_digest()) announce.digest = message.digest();
   check.Count("parameters", static_cast<std::size_t>(message.parameters_size()), 1, kMaxParameters);
   check.Count("rounds", static_cast<std::size_t>(message.rounds_size()), 0, kMaxRounds);
   if (!check.status().ok()) return announce;
@@ -172,6 +181,21 @@ Announce Get(const v1::Announce& message, Checker& check) {
   return announce;
 }
 
+void Set(const SharedBytes& shared, v1::SharedBytes* out) {
+  out->set_segment(shared.segment);
+  out->set_offset(shared.offset);
+  out->set_bytes(shared.bytes);
+  out->set_raw(shared.raw);
+}
+
+// Whether they lie in the segment is for its owner to say.
+SharedBytes Get(const v1::SharedBytes& message) {
+  return {.segment = message.segment(),
+          .offset = message.offset(),
+          .bytes = message.bytes(),
+          .raw = message.raw()};
+}
+
 void Set(const Contribution& contribution, v1::Header& out) {
   v1::Contribution& message = *out.mutable_contribution();
   Set(contribution.id, message.mutable_id());
@@ -180,6 +204,7 @@ void Set(const Contribution& contribution, v1::Header& out) {
   message.set_chunk(contribution.chunk);
   message.set_received(contribution.received);
   if (contribution.digest.has_value()) message.set_digest(*contribution.digest);
+  if (contribution.shared.has_value()) Set(*contribution.shared, message.mutable_shared());
 }
 
 Contribution Get(const v1::Contribution& message, Checker& check) {
@@ -188,7 +213,8 @@ Contribution Get(const v1::Contribution& message, Checker& check) {
           .rank = check.Rank("rank", message.rank()),
           .chunk = message.chunk(),
           .received = message.received(),
-          .digest = message.has_digest() ? std::optional(message.digest()) : std::nullopt};
+          .digest = message.has_digest() ? std::optional(message.digest()) : std::nullopt,
+          .shared = message.has_shared() ? std::optional(Get(message.shared())) : std::nullopt};
 }
 
 void Set(const Ack& ack, v1::Header& out) {
@@ -309,13 +335,15 @@ void Set(const Result& result, v1::Header& out) {
   message.set_chunk(result.chunk);
   message.set_digest(result.digest);
   message.set_reduce_nanoseconds(result.reduce_nanoseconds);
+  if (result.shared.has_value()) Set(*result.shared, message.mutable_shared());
 }
 
 Result Get(const v1::Result& message, Checker& check) {
   return {.id = check.Id(message.id()),
           .chunk = message.chunk(),
           .digest = message.digest(),
-          .reduce_nanoseconds = message.reduce_nanoseconds()};
+          .reduce_nanoseconds = message.reduce_nanoseconds(),
+          .shared = message.has_shared() ? std::optional(Get(message.shared())) : std::nullopt};
 }
 
 void Set(const StepDone& done, v1::Header& out) {

@@ -5,6 +5,7 @@
 // No gRPC and no protobuf here.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -31,6 +32,7 @@ struct Hello {
   std::string token;
   std::uint64_t start_id = 0;
   std::int64_t step = 0;
+  std::uint64_t memory = 0;
   bool operator==(const Hello&) const = default;
 };
 
@@ -39,7 +41,19 @@ struct Announce {
   std::uint64_t generation = 0;
   std::vector<std::uint32_t> parameters;
   std::vector<RoundPlan> rounds;
+  bool eager = false;  // the payload is the only round's only chunk, of this attempt
+  std::uint32_t attempt = 0;
+  std::optional<std::uint64_t> digest{};
   bool operator==(const Announce&) const = default;
+};
+
+// Where a frame's payload lies in shared memory.
+struct SharedBytes {
+  std::uint32_t segment = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+  bool raw = false;
+  bool operator==(const SharedBytes&) const = default;
 };
 
 struct Contribution {
@@ -49,6 +63,7 @@ struct Contribution {
   std::uint32_t chunk = 0;
   std::uint32_t received = 0;
   std::optional<std::uint64_t> digest;
+  std::optional<SharedBytes> shared{};
   bool operator==(const Contribution&) const = default;
 };
 
@@ -125,6 +140,7 @@ struct Result {
   std::uint32_t chunk = 0;
   std::uint64_t digest = 0;
   std::uint64_t reduce_nanoseconds = 0;
+  std::optional<SharedBytes> shared{};
   bool operator==(const Result&) const = default;
 };
 
@@ -181,15 +197,28 @@ class Payload {
   virtual ~Payload() = default;
   virtual std::span<const std::span<const std::byte>> pieces() const = 0;
   virtual std::size_t bytes() const = 0;
+
+  // False: another process may change the bytes at any time, so that a digest says nothing.
+  virtual bool fixed() const { return true; }
+
+  // XXH3-64 of the bytes. The first call computes it, so that an owner can do that outside of its
+  // lock. Thread-safe.
+  std::uint64_t digest() const;
+
+ private:
+  mutable std::atomic<std::uint64_t> digest_ = 0;
+  mutable std::atomic<bool> has_digest_ = false;
 };
 using PayloadRef = std::shared_ptr<const Payload>;
 
 struct Frame {
   Header header;
-  PayloadRef payload{};  // null: none
+  // Null: none. Where the header says that it is in shared memory, whoever owns the stream puts it
+  // here, so that the cores see no difference.
+  PayloadRef payload{};
 };
 
-// XXH3-64 over the payload's bytes; 0 bytes and null give the hash of the empty string.
+// The payload's digest; null gives that of the empty string.
 std::uint64_t Digest(const Payload* payload);
 
 // Chunks of a round: each segment is cut at multiples of `chunk_bytes`, so that a chunk lies in one

@@ -190,7 +190,7 @@ void Session::Receive(int rank, std::uint64_t connection, const wire::Frame& fra
     GrantBuckets(effects);
     MaybeCommit(effects);
   } else if (const auto* announce = std::get_if<wire::Announce>(&frame.header)) {
-    OnAnnounce(rank, *announce, now, effects);
+    OnAnnounce(rank, *announce, frame.payload, now, effects);
   } else if (const auto* end = std::get_if<wire::EndStep>(&frame.header)) {
     OnEndStep(rank, *end, now, effects);
   } else if (const auto* report = std::get_if<wire::BucketReport>(&frame.header)) {
@@ -382,6 +382,13 @@ void Session::Fail(const absl::Status& status, int blamed_rank, Effects& effects
   state_ = State::kFailed;
   for (int r : ReachableRanks()) {
     effects.push_back(CloseEffect{.rank = r, .connection = members_[Index(r)].connection});
+  }
+  for (const auto& [key, bucket] : buckets_) {
+    for (const Round& round : bucket.rounds) {
+      for (const Chunk& chunk : round.chunks) {
+        if (chunk.result != nullptr) unread_.push_back(chunk.result);
+      }
+    }
   }
   buckets_.clear();
   collectives_ = Collectives(options_.world_size, options_.chunk_bytes, options_.window_chunks);

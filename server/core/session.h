@@ -28,6 +28,7 @@
 #include "absl/time/time.h"
 #include "gradwire/hooks/hook.h"
 #include "hooks/coordinator_hook.h"
+#include "hooks/reduce.h"
 #include "proto/wire/frame.h"
 #include "proto/wire/mutants.h"
 #include "server/core/collectives.h"
@@ -51,6 +52,7 @@ struct SessionOptions {
   std::size_t chunk_bytes = std::size_t{1} << 20;
   std::uint32_t window_chunks = 4;
   std::uint32_t open_buckets = 4;
+  std::size_t eager_bytes = 0;  // from each member, in buckets that wait for no grant
   absl::Duration join_timeout = absl::Minutes(5);
   absl::Duration step_timeout = absl::Minutes(30);
   absl::Duration token_timeout = absl::Seconds(5);
@@ -63,6 +65,9 @@ struct SessionOptions {
   // Upper bound of what the session can make the daemon hold: contributions in the window, results
   // not yet acknowledged.
   std::size_t ReservedBytes() const;
+
+  // What a member that shares memory can have on its way at most.
+  std::size_t StagingBytes() const;
 };
 
 struct JoinAsk {
@@ -90,6 +95,7 @@ struct ReduceEffect {
   std::uint32_t chunk = 0;  // the first of its unit
   Segment segment;          // of the whole unit
   std::vector<wire::PayloadRef> inputs{};
+  RawContributions raw{};
 };
 // End the member's stream after what was sent before.
 struct CloseEffect {
@@ -190,15 +196,18 @@ class Session {
     absl::Time since;  // when it joined or was lost
     bool ended_step = false;
     std::uint64_t contribution_bytes = 0;
+    std::size_t eager_bytes = 0;        // sent eagerly, and the result not acknowledged
     std::vector<std::uint64_t> epochs;  // of the shared state that it has, by parameter
     bool reset_sent = false;            // a StateReset, and it has not begun a step since
   };
 
-  // One member's contribution to one chunk. The digest stays until the bucket is dropped.
+  // One member's contribution to one chunk. The digest stays until the bucket is dropped; of bytes
+  // in shared memory there is none.
   struct Slot {
     wire::PayloadRef payload;
-    std::uint64_t digest = 0;
+    std::optional<std::uint64_t> digest{};
     bool filled = false;
+    bool raw = false;
   };
   struct Chunk {
     std::vector<Slot> slots;  // by rank; empty until the first contribution
@@ -221,9 +230,10 @@ class Session {
     std::int64_t step = 0;
     std::vector<std::uint32_t> parameters;
     std::vector<RoundPlan> plans;
-    std::vector<bool> announced{};  // by rank
-    std::vector<bool> granted{};    // by rank; all announcing members alike
-    bool open = false;              // granted, and not everybody has acknowledged all results
+    std::vector<bool> announced{};     // by rank
+    std::vector<bool> granted{};       // by rank; all announcing members alike
+    std::vector<std::size_t> eager{};  // by rank: bytes that came with the announcement
+    bool open = false;                 // granted, and not everybody has acknowledged all results
     std::uint32_t round = 0;
     std::vector<Round> rounds{};  // those begun, the current one last
     bool reduced = false;         // announced by all, all rounds finished
@@ -238,7 +248,15 @@ class Session {
   static std::size_t Index(int rank) { return static_cast<std::size_t>(rank); }
 
   absl::Status CompareWithSession(const JoinAsk& ask) const;
-  void OnAnnounce(int rank, const wire::Announce& announce, absl::Time now, Effects& effects);
+  void OnAnnounce(int rank, const wire::Announce& announce, const wire::PayloadRef& payload,
+                  absl::Time now, Effects& effects);
+  absl::Status CheckEager(int rank, const wire::Announce& announce, const Bucket& bucket,
+                          const wire::PayloadRef& payload) const;
+  void TakeEager(int rank, Bucket& bucket, const wire::Announce& announce,
+                 const wire::PayloadRef& payload, Effects& effects);
+  static bool AllGranted(const Bucket& bucket);
+  static bool WaitsForGrant(const Bucket& bucket);
+  void Acknowledge(int rank, Bucket& bucket, Round& round, std::uint32_t received);
   void OnContribution(int rank, const wire::Contribution& header, const wire::PayloadRef& payload,
                       Effects& effects);
   void OnAck(int rank, const wire::RoundId& id, std::uint32_t received, Effects& effects);
@@ -249,6 +267,7 @@ class Session {
   absl::Status CheckOwnership(const wire::Announce& announce) const;
   absl::Status CheckContribution(int rank, const wire::Contribution& header, const Bucket& bucket,
                                  const wire::PayloadRef& payload) const;
+  DType GradientType(const Bucket& bucket) const;
   void Store(int rank, Bucket& bucket, const wire::Contribution& header,
              const wire::PayloadRef& payload, Effects& effects);
   std::vector<ParameterSpec> Specs(const std::vector<std::uint32_t>& parameters) const;
@@ -308,6 +327,8 @@ class Session {
   Collectives collectives_;
   SessionStats stats_;
   std::map<std::uint32_t, wire::BucketReport> reports_;
+  // Of a session that failed: members may still be reading them where they lie.
+  std::vector<wire::PayloadRef> unread_;
 };
 
 std::string Name(Session::State state);

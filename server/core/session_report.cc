@@ -99,7 +99,16 @@ std::size_t SessionOptions::ReservedBytes() const {
   const std::size_t copies = static_cast<std::size_t>(world_size) + 1;
   const std::size_t extra = HookRegistry::IsBuiltIn(spec.comm_hook) ? 0 : kExtraRoundBytes;
   const std::size_t most = kMaxBytesPerGradientByte * gradient + open_buckets * extra + chunk_bytes;
-  return std::min(window, most) * copies + std::size_t{window_chunks} * chunk_bytes;
+  // Each member's eager contributions, and their results.
+  const std::size_t eager = 2 * static_cast<std::size_t>(world_size) * eager_bytes;
+  return std::min(window, most) * copies + std::size_t{window_chunks} * chunk_bytes + eager;
+}
+
+std::size_t SessionOptions::StagingBytes() const {
+  // A chunk takes whole pages.
+  constexpr std::size_t kPage = 4096;
+  const std::size_t block = (chunk_bytes + kPage - 1) / kPage * kPage;
+  return std::size_t{window_chunks} * open_buckets * block;
 }
 
 std::size_t Session::held_bytes() const {
@@ -181,12 +190,16 @@ std::string Session::StepProgress(absl::Time now) const {
     if (oldest == nullptr || bucket.order < oldest->order) oldest = &bucket;
   }
   const bool needs_credit =
-      oldest != nullptr && !oldest->open && !oldest->rounds.empty() &&
+      oldest != nullptr && !oldest->open && !oldest->rounds.empty() && WaitsForGrant(*oldest) &&
       std::all_of(oldest->announced.begin(), oldest->announced.end(), [](bool in) { return in; });
-  if (needs_credit) {  // held by a bucket that somebody has not acknowledged
+  if (needs_credit) {  // held by a bucket that somebody has not acknowledged, or not finished
+    const Bucket* holder = nullptr;
     for (const auto& [key, bucket] : buckets_) {
-      if (bucket.open && bucket.reduced) return BucketProgress(bucket, now);
+      if (bucket.open && (holder == nullptr || (bucket.reduced && !holder->reduced))) {
+        holder = &bucket;
+      }
     }
+    if (holder != nullptr) return BucketProgress(*holder, now);
   }
   if (oldest != nullptr) return BucketProgress(*oldest, now);
   for (const auto& [key, bucket] : buckets_) {

@@ -30,7 +30,14 @@ absl::Status Session::CheckContribution(int rank, const wire::Contribution& head
                                               ", which has ", round.layout.chunk_count(),
                                               " chunks"));
   }
-  const std::size_t expected = round.layout.ChunkBytes(header.chunk);
+  std::size_t expected = round.layout.ChunkBytes(header.chunk);
+  if (header.shared && header.shared->raw) {
+    if (!options_.spec.OnlyCasts()) {
+      return absl::InvalidArgumentError(absl::StrCat("sent chunk ", header.chunk, " of ", where(),
+                                                     " raw; allowed: the hooks no, fp16 and bf16"));
+    }
+    expected = round.layout.Range(header.chunk).numel() * ByteSize(GradientType(bucket));
+  }
   const std::size_t got = payload == nullptr ? 0 : payload->bytes();
   if (got != expected) {
     return absl::InvalidArgumentError(absl::StrCat("sent ", got, " bytes as chunk ", header.chunk,
@@ -102,8 +109,9 @@ void Session::OnContribution(int rank, const wire::Contribution& header,
 
 void Session::Store(int rank, Bucket& bucket, const wire::Contribution& header,
                     const wire::PayloadRef& payload, Effects& effects) {
-  const std::uint64_t digest = wire::Digest(payload.get());
-  if (header.digest && *header.digest != digest) {
+  std::optional<std::uint64_t> digest;
+  if (payload->fixed()) digest = payload->digest();
+  if (header.digest && digest && *header.digest != *digest) {
     return Violation(rank,
                      absl::DataLossError(absl::StrCat("chunk ", header.chunk, " of bucket ",
                                                       BucketName(bucket.parameters), " in step ",
@@ -114,7 +122,7 @@ void Session::Store(int rank, Bucket& bucket, const wire::Contribution& header,
   if (chunk.slots.empty()) chunk.slots.resize(members_.size());
   Slot& slot = chunk.slots[Index(rank)];
   if (slot.filled) {
-    if (slot.digest != digest) {
+    if (slot.digest && digest && *slot.digest != *digest) {
       return Violation(rank,
                        absl::DataLossError(absl::StrCat("sent chunk ", header.chunk, " of bucket ",
                                                         BucketName(bucket.parameters), " in step ",
@@ -128,7 +136,10 @@ void Session::Store(int rank, Bucket& bucket, const wire::Contribution& header,
     }
     return;
   }
-  slot = Slot{.payload = payload, .digest = digest, .filled = true};
+  slot = Slot{.payload = payload,
+              .digest = digest,
+              .filled = true,
+              .raw = header.shared && header.shared->raw};
   stats_.contribution_bytes += payload->bytes();
   members_[Index(rank)].contribution_bytes += payload->bytes();
   ++chunk.filled;
@@ -136,6 +147,10 @@ void Session::Store(int rank, Bucket& bucket, const wire::Contribution& header,
   std::vector<std::uint64_t>& epochs = members_[Index(rank)].epochs;
   for (std::uint32_t p : bucket.parameters) epochs[p] = bucket.epoch;
   MaybeReduce(bucket, header.chunk, effects);
+}
+
+DType Session::GradientType(const Bucket& bucket) const {
+  return options_.manifest[bucket.parameters.front()].dtype;
 }
 
 int Session::Required() const {
@@ -153,15 +168,24 @@ void Session::MaybeReduce(Bucket& bucket, std::uint32_t index, Effects& effects)
   ReduceEffect reduce{
       .id = CurrentId(bucket), .chunk = unit.first, .segment = round.layout.UnitSegment(unit)};
   std::vector<std::vector<wire::PayloadRef>> inputs(members_.size());
+  std::vector<bool> raw(members_.size());  // a unit of several chunks has none
   for (Chunk& chunk : chunks) {
     chunk.reducing = true;
     for (std::size_t r = 0; r < chunk.slots.size(); ++r) {
       if (chunk.slots[r].payload == nullptr) continue;
       inputs[r].push_back(std::move(chunk.slots[r].payload));
+      raw[r] = chunk.slots[r].raw;
     }
   }
-  for (std::vector<wire::PayloadRef>& input : inputs) {
-    if (!input.empty()) reduce.inputs.push_back(wire::Join(std::move(input)));
+  const bool some_raw = std::find(raw.begin(), raw.end(), true) != raw.end();
+  if (some_raw) {
+    reduce.raw = {.dtype = GradientType(bucket),
+                  .divisor = static_cast<double>(options_.world_size)};
+  }
+  for (std::size_t r = 0; r < inputs.size(); ++r) {
+    if (inputs[r].empty()) continue;
+    reduce.inputs.push_back(wire::Join(std::move(inputs[r])));
+    if (some_raw) reduce.raw.is_raw.push_back(raw[r]);
   }
   if (IsActive(Mutant::kDuplicateCountedTwice)) {
     while (reduce.inputs.size() < members_.size()) reduce.inputs.push_back(reduce.inputs.front());
@@ -219,7 +243,10 @@ void Session::Advance(Bucket& bucket) {
                                      [](bool announced) { return announced; })) {
     return;
   }
-  if (!bucket.rounds.empty() && !bucket.open && !IsActive(Mutant::kCreditDeadlock)) return;
+  if (!bucket.rounds.empty() && !bucket.open && !AllGranted(bucket) &&
+      !IsActive(Mutant::kCreditDeadlock)) {
+    return;
+  }
   while (!bucket.rounds.empty() && bucket.rounds.back().finished()) {
     if (bucket.round + 1 == bucket.plans.size()) break;
     ++bucket.round;
@@ -242,10 +269,16 @@ void Session::OnAck(int rank, const wire::RoundId& id, std::uint32_t received, E
                                                 id.step, "; it was sent ", round.reduced)),
         effects);
   }
-  std::uint32_t& acknowledged = round.received[Index(rank)];
-  if (received <= acknowledged) return;
-  acknowledged = received;
+  if (received <= round.received[Index(rank)]) return;
+  Acknowledge(rank, found->second, round, received);
   DropAcknowledged(found->second);
+}
+
+void Session::Acknowledge(int rank, Bucket& bucket, Round& round, std::uint32_t received) {
+  round.received[Index(rank)] = received;
+  if (received == round.layout.chunk_count()) {
+    members_[Index(rank)].eager_bytes -= std::exchange(bucket.eager[Index(rank)], 0);
+  }
 }
 
 void Session::DropAcknowledged(Bucket& bucket) {

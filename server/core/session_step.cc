@@ -114,8 +114,8 @@ absl::Status Session::CheckOwnership(const wire::Announce& announce) const {
   return absl::OkStatus();
 }
 
-void Session::OnAnnounce(int rank, const wire::Announce& announce, absl::Time now,
-                         Effects& effects) {
+void Session::OnAnnounce(int rank, const wire::Announce& announce, const wire::PayloadRef& payload,
+                         absl::Time now, Effects& effects) {
   if (!IsActive(Mutant::kGenerationNotCompared) && announce.generation != options_.generation) {
     return Violation(rank,
                      absl::InvalidArgumentError(
@@ -157,6 +157,7 @@ void Session::OnAnnounce(int rank, const wire::Announce& announce, absl::Time no
     Bucket bucket{.step = step_, .parameters = announce.parameters, .plans = *std::move(plans)};
     bucket.announced.resize(members_.size());
     bucket.granted.resize(members_.size());
+    bucket.eager.resize(members_.size());
     bucket.order = next_order_++;
     if (hook_ != nullptr) bucket.epoch = hook_->SharedEpoch(Specs(bucket.parameters));
     for (std::uint32_t p : bucket.parameters) owner_[p] = id;
@@ -168,10 +169,71 @@ void Session::OnAnnounce(int rank, const wire::Announce& announce, absl::Time no
   bucket.announced[Index(rank)] = true;
   members_[Index(rank)].reset_sent = false;
   if (!CheckEnded(effects)) return;
-  if (bucket.open) SendGrant(bucket, rank, effects);
+  if (announce.eager) {
+    if (absl::Status status = CheckEager(rank, announce, bucket, payload); !status.ok()) {
+      return Violation(rank, status, effects);
+    }
+  }
+  // Of an earlier attempt it counts as an announcement only.
+  if (announce.eager && announce.attempt == bucket.rounds.back().attempt) {
+    TakeEager(rank, bucket, announce, payload, effects);
+    if (state_ != State::kRunning) return;
+  } else if (bucket.open) {
+    SendGrant(bucket, rank, effects);
+  }
   Advance(bucket);  // one without elements is over now and frees its credit
   GrantBuckets(effects);
   MaybeCommit(effects);
+}
+
+absl::Status Session::CheckEager(int rank, const wire::Announce& announce, const Bucket& bucket,
+                                 const wire::PayloadRef& payload) const {
+  const std::string where =
+      absl::StrCat("bucket ", BucketName(announce.parameters), " in step ", step_);
+  if (bucket.plans.size() != 1 || bucket.rounds.back().layout.chunk_count() != 1 ||
+      bucket.epoch != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "announced ", where, " eagerly; allowed: one round of one chunk without shared state"));
+  }
+  const std::size_t expected = bucket.rounds.back().layout.ChunkBytes(0);
+  const std::size_t got = payload == nullptr ? 0 : payload->bytes();
+  if (got != expected) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("announced ", where, " eagerly with ", got, " bytes; it has ", expected));
+  }
+  if (announce.attempt > bucket.rounds.back().attempt) {
+    return absl::FailedPreconditionError(absl::StrCat("announced ", where, " eagerly in attempt ",
+                                                      announce.attempt, "; it is in attempt ",
+                                                      bucket.rounds.back().attempt));
+  }
+  const std::size_t before = members_[Index(rank)].eager_bytes;
+  if (expected > options_.eager_bytes - before) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("announced ", where, " eagerly with ", expected, " bytes after ", before,
+                     " without results; allowed: ", options_.eager_bytes, " together"));
+  }
+  return absl::OkStatus();
+}
+
+// The announcement brings the only chunk; there will be no grant.
+void Session::TakeEager(int rank, Bucket& bucket, const wire::Announce& announce,
+                        const wire::PayloadRef& payload, Effects& effects) {
+  bucket.granted[Index(rank)] = true;
+  bucket.eager[Index(rank)] = payload->bytes();
+  members_[Index(rank)].eager_bytes += payload->bytes();
+  Store(rank, bucket, {.id = CurrentId(bucket), .rank = rank, .digest = announce.digest}, payload,
+        effects);
+}
+
+bool Session::AllGranted(const Bucket& bucket) {
+  return std::all_of(bucket.granted.begin(), bucket.granted.end(), [](bool one) { return one; });
+}
+
+bool Session::WaitsForGrant(const Bucket& bucket) {
+  for (std::size_t r = 0; r < bucket.granted.size(); ++r) {
+    if (bucket.announced[r] && !bucket.granted[r]) return true;
+  }
+  return false;
 }
 
 // Both sides pass over rounds without elements at once, so that they agree which round is open.
@@ -210,7 +272,7 @@ void Session::GrantBuckets(Effects& effects) {
   for (auto& [key, bucket] : buckets_) {
     if (bucket.open) {
       ++open;
-    } else if (!bucket.reduced && !bucket.rounds.empty()) {
+    } else if (!bucket.reduced && !bucket.rounds.empty() && WaitsForGrant(bucket)) {
       waiting.push_back(&bucket);
     }
   }
@@ -366,7 +428,7 @@ void Session::SendRestarts(Effects& effects) {
   for (int r : ReachableRanks()) {
     wire::Restart restart{.step = step_, .attempt = attempt_};
     for (const auto& [key, bucket] : buckets_) {
-      if (bucket.step != step_ || bucket.reduced || !bucket.open) continue;
+      if (bucket.step != step_ || bucket.reduced) continue;
       if (bucket.granted[Index(r)]) restart.open.push_back(CurrentId(bucket));
     }
     effects.push_back(SendEffect{.rank = r, .frame = {.header = std::move(restart)}});
@@ -390,9 +452,9 @@ void Session::Resume(int rank, std::int64_t member_step, Effects& effects) {
   for (auto& [key, bucket] : buckets_) {
     for (std::size_t r = 0; r < bucket.rounds.size(); ++r) {
       Round& round = bucket.rounds[r];
-      std::uint32_t& received = round.received[Index(rank)];
-      if (bucket.step < member_step) received = round.reduced;  // its StepDone came after them
-      for (std::uint32_t c = received; c < round.reduced; ++c) {
+      // Its StepDone came after them.
+      if (bucket.step < member_step) Acknowledge(rank, bucket, round, round.reduced);
+      for (std::uint32_t c = round.received[Index(rank)]; c < round.reduced; ++c) {
         const wire::RoundId id{.step = bucket.step,
                                .attempt = round.attempt,
                                .bucket = bucket.parameters.front(),

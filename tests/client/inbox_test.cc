@@ -1,28 +1,154 @@
 #include "client/inbox.h"
 
+#include <atomic>
+#include <functional>
+#include <future>
 #include <thread>
+#include <vector>
 
 #include "gtest/gtest.h"
 
 namespace gradwire::client {
 namespace {
 
-Clock::time_point Soon() { return Clock::now() + std::chrono::milliseconds(5); }
-Clock::time_point Later() { return Clock::now() + std::chrono::seconds(10); }
+constexpr std::chrono::seconds kLong(20);
 
-TEST(Inbox, KeepsOrder) {
-  Inbox inbox(10);
-  inbox.Push(WriteEvent{true});
-  inbox.PushFrame(wire::Frame{.header = wire::Heartbeat{}, .payload = nullptr});
-  inbox.Push(ReadEndEvent{});
-  EXPECT_TRUE(std::holds_alternative<WriteEvent>(*inbox.Pop(Later()).event));
-  EXPECT_TRUE(std::holds_alternative<FrameEvent>(*inbox.Pop(Later()).event));
-  EXPECT_TRUE(std::holds_alternative<ReadEndEvent>(*inbox.Pop(Later()).event));
-  EXPECT_FALSE(inbox.Pop(Soon()).event.has_value());
+// Makes the calls, counts events; finishes with a ReadEndEvent.
+class Recorder final : public EventHandler {
+ public:
+  void Handle(Event event, bool read_on) override {
+    EXPECT_FALSE(busy_.exchange(true)) << "two threads at a time";
+    if (read_on) ++read_ons;
+    if (const auto* call = std::get_if<CallEvent>(&event)) call->call();
+    if (std::holds_alternative<ReadEndEvent>(event)) finished_ = true;
+    ++handled;
+    busy_ = false;
+  }
+  Clock::time_point OnIdle() override {
+    return finished_ ? Clock::time_point::min() : Clock::now() + timer;
+  }
+  void OnTimer(Clock::time_point, Clock::duration) override {
+    ++timers;
+    if (on_timer) on_timer();
+  }
+  bool finished() const override { return finished_; }
+
+  std::chrono::milliseconds timer{kLong};
+  std::function<void()> on_timer;
+  std::atomic<int> handled = 0;
+  std::atomic<int> timers = 0;
+  int read_ons = 0;
+
+ private:
+  std::atomic<bool> busy_ = false;
+  std::atomic<bool> finished_ = false;
+};
+
+// An inbox with its SDK thread at work.
+class InboxTest : public ::testing::Test {
+ protected:
+  void Start() {
+    thread_ = std::thread([this] { inbox_.Serve(recorder_); });
+    // Before Serve an event only waits; the first one is done on the SDK thread.
+    std::promise<std::thread::id> id;
+    inbox_.Push(
+        CallEvent{.call = [&] { id.set_value(std::this_thread::get_id()); }, .heavy = true});
+    sdk_thread_ = id.get_future().get();
+    EXPECT_EQ(sdk_thread_, thread_.get_id());
+  }
+  void TearDown() override {
+    inbox_.Push(ReadEndEvent{});
+    if (thread_.joinable()) thread_.join();
+  }
+  std::thread::id ThreadOf(CallEvent event) {
+    std::promise<std::thread::id> id;
+    event.call = [&] { id.set_value(std::this_thread::get_id()); };
+    inbox_.Push(std::move(event));
+    return id.get_future().get();
+  }
+
+  Recorder recorder_;
+  Inbox inbox_{4};
+  std::thread thread_;
+  std::thread::id sdk_thread_;
+};
+
+TEST_F(InboxTest, LightCallsRunOnTheirCallersThreadAndHeavyOnesOnTheSdkThread) {
+  Start();
+  // While the SDK thread is busy, even a light call is its work; it is idle soon.
+  const auto deadline = Clock::now() + kLong;
+  while (ThreadOf({}) != std::this_thread::get_id()) ASSERT_LT(Clock::now(), deadline);
+  EXPECT_EQ(ThreadOf({.heavy = true}), sdk_thread_);
+}
+
+TEST_F(InboxTest, KeepsOrderAcrossThreads) {
+  std::vector<int> order;
+  Start();
+  std::promise<void> done;
+  for (int i = 0; i < 1000; ++i) {
+    inbox_.Push(CallEvent{.call = [&order, i] { order.push_back(i); }, .heavy = i % 3 == 0});
+  }
+  inbox_.Push(CallEvent{.call = [&] { done.set_value(); }});
+  done.get_future().get();
+  ASSERT_EQ(order.size(), 1000U);
+  for (int i = 0; i < 1000; ++i) ASSERT_EQ(order[static_cast<std::size_t>(i)], i);
+}
+
+TEST_F(InboxTest, OneThreadAtATime) {
+  Start();
+  int sum = 0;  // guarded by nothing but the inbox
+  std::vector<std::thread> pushers;
+  for (int t = 0; t < 4; ++t) {
+    pushers.emplace_back([&, t] {
+      for (int i = 0; i < 500; ++i) {
+        inbox_.Push(CallEvent{.call = [&sum] { ++sum; }, .heavy = (i + t) % 7 == 0});
+      }
+    });
+  }
+  for (std::thread& pusher : pushers) pusher.join();
+  int seen = 0;
+  std::promise<void> done;
+  inbox_.Push(CallEvent{.call = [&] {
+    seen = sum;
+    done.set_value();
+  }});
+  done.get_future().get();
+  EXPECT_EQ(seen, 2000);
+}
+
+TEST_F(InboxTest, ACallFromInsideTheHandlerWaitsItsTurn) {
+  Start();
+  std::vector<int> order;
+  std::promise<void> done;
+  inbox_.Push(CallEvent{.call = [&] {
+    EXPECT_TRUE(inbox_.OnThisThread());
+    inbox_.Push(CallEvent{.call = [&] {
+      order.push_back(2);
+      done.set_value();
+    }});
+    order.push_back(1);
+  }});
+  done.get_future().get();
+  EXPECT_EQ(order, (std::vector<int>{1, 2}));
+  EXPECT_FALSE(inbox_.OnThisThread());
+}
+
+TEST_F(InboxTest, TimersRunOnTheSdkThreadWhenAnotherThreadSetsThemSooner) {
+  std::promise<std::thread::id> ran;
+  recorder_.on_timer = [&] {
+    if (recorder_.timers == 1) ran.set_value(std::this_thread::get_id());
+    recorder_.timer = kLong;
+  };
+  Start();
+  inbox_.Push(CallEvent{.call = [&] { recorder_.timer = std::chrono::milliseconds(1); }});
+  auto thread = ran.get_future();
+  ASSERT_EQ(thread.wait_for(kLong), std::future_status::ready);
+  EXPECT_EQ(thread.get(), sdk_thread_);
 }
 
 TEST(Inbox, PausesReadingWhileEnoughFramesWait) {
   Inbox inbox(4);
+  Recorder recorder;
   const auto push = [&] {
     return inbox.PushFrame(wire::Frame{.header = wire::Heartbeat{}, .payload = nullptr});
   };
@@ -30,16 +156,10 @@ TEST(Inbox, PausesReadingWhileEnoughFramesWait) {
   EXPECT_TRUE(push());
   EXPECT_TRUE(push());
   EXPECT_FALSE(push());
-  EXPECT_FALSE(inbox.Pop(Later()).read_on);
-  EXPECT_TRUE(inbox.Pop(Later()).read_on);
-  EXPECT_FALSE(inbox.Pop(Later()).read_on);
-}
-
-TEST(Inbox, WakesTheWaitingThread) {
-  Inbox inbox(4);
-  std::thread pusher([&] { inbox.Push(WriteEvent{true}); });
-  EXPECT_TRUE(inbox.Pop(Later()).event.has_value());
-  pusher.join();
+  inbox.Push(ReadEndEvent{});
+  inbox.Serve(recorder);
+  EXPECT_EQ(recorder.handled, 5);
+  EXPECT_EQ(recorder.read_ons, 1);
 }
 
 }  // namespace

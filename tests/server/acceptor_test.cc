@@ -55,7 +55,8 @@ struct Fixture {
     EXPECT_TRUE(listeners.ok());
     const std::string address = listeners->front().address();
     port = static_cast<std::uint16_t>(std::atoi(address.substr(address.rfind(':') + 1).c_str()));
-    auto made = Acceptor::Make(*std::move(listeners), max_connections, keeper.handler());
+    auto made = Acceptor::Make(*std::move(listeners), {.max_connections = max_connections},
+                              keeper.handler(), nullptr);
     EXPECT_TRUE(made.ok()) << made.status();
     acceptor = *std::move(made);
     acceptor->Serve();

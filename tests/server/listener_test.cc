@@ -10,7 +10,7 @@
 #include <fstream>
 #include <string>
 
-#include "server/unique_fd.h"
+#include "proto/wire/unique_fd.h"
 #include "tests/testing/process.h"
 
 namespace gradwire::server {

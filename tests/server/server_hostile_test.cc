@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "gradwire/v1/admin.grpc.pb.h"
+#include "proto/wire/unique_fd.h"
 #include "server/server.h"
-#include "server/unique_fd.h"
 #include "tests/testing/ranks.h"
 #include "tests/testing/raw_member.h"
 #include "tests/testing/test_daemon.h"

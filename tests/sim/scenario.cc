@@ -238,6 +238,7 @@ Scenario MakeScenario(std::uint64_t seed) {
   options.chunk_bytes = kChunkBytes;
   options.window_chunks = static_cast<std::uint32_t>(random.Between(1, 3));
   options.open_buckets = static_cast<std::uint32_t>(random.Between(1, 3));
+  options.eager_bytes = random.Percent(40) ? 0 : random.Below(3 * kChunkBytes);
   options.join_timeout = absl::Seconds(30);
   options.token_timeout = absl::Seconds(2);
   options.resume_grace = random.Between(absl::Milliseconds(700), absl::Milliseconds(1500));

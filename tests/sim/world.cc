@@ -42,7 +42,8 @@ std::string Name(Count count) {
                                            "low-rank steps",
                                            "shared-state frames",
                                            "units of several chunks",
-                                           "state imports"};
+                                           "state imports",
+                                           "eager buckets"};
   return kNames[static_cast<std::size_t>(count)];
 }
 

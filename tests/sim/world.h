@@ -52,6 +52,7 @@ enum class Count : std::uint8_t {
   kSharedStateFrames,
   kUnitsOfSeveralChunks,
   kStateImports,
+  kEagerBuckets,
   kNumCounts,
 };
 std::string Name(Count count);

@@ -83,6 +83,7 @@ void World::OnJoined(Process& process, const absl::StatusOr<int>& rank) {
                                                              .generation = options.generation,
                                                              .chunk_bytes = options.chunk_bytes,
                                                              .window_chunks = options.window_chunks,
+                                                             .eager_bytes = options.eager_bytes,
                                                              .manifest = options.manifest},
                                        process.hook.get());
   const bool is_first = !std::exchange(process.has_joined, true);
@@ -238,6 +239,11 @@ void World::OnMember(Process& process, client::SendChunkEffect& effect) {
   checker_.OnContribution(effect.header, bytes);
   wire::PayloadRef payload = MakePayload(std::move(bytes), random_);
   if (random_.Percent(50)) effect.header.digest = wire::Digest(payload.get());
+  if (effect.announce) {
+    Note(Count::kEagerBuckets);
+    effect.announce->digest = effect.header.digest;
+    return SendUp(process, {.header = *effect.announce, .payload = std::move(payload)});
+  }
   SendUp(process, {.header = effect.header, .payload = std::move(payload)});
 }
 

@@ -109,7 +109,6 @@ void FaultRelay::Accept() {
 }
 
 void FaultRelay::Pump(int from, int to) {
-  std::array<char, 64 * 1024> buffer;
   while (!stopping_) {
     if (stalled_) {
       std::this_thread::sleep_for(std::chrono::milliseconds(kPollMs));
@@ -118,14 +117,33 @@ void FaultRelay::Pump(int from, int to) {
     pollfd ready{.fd = from, .events = POLLIN, .revents = 0};
     if (poll(&ready, 1, kPollMs) <= 0) continue;
     if (stalled_) continue;
-    const ssize_t bytes = recv(from, buffer.data(), buffer.size(), 0);
-    if (bytes <= 0 || Count(bytes) ||
-        !WriteAll(to, buffer.data(), static_cast<std::size_t>(bytes))) {
-      break;
-    }
+    if (!PassOn(from, to)) break;
   }
   shutdown(from, SHUT_RDWR);
   shutdown(to, SHUT_RDWR);
+}
+
+// What has come, with at most one descriptor. False: the connection is over.
+bool FaultRelay::PassOn(int from, int to) {
+  std::array<char, 64 * 1024> buffer;
+  iovec piece{.iov_base = buffer.data(), .iov_len = buffer.size()};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  msghdr header{};
+  header.msg_iov = &piece;
+  header.msg_iovlen = 1;
+  header.msg_control = control.data();
+  header.msg_controllen = passing_ ? control.size() : 0;
+  const ssize_t bytes = recvmsg(from, &header, MSG_CMSG_CLOEXEC);
+  if (bytes <= 0 || Count(bytes)) return false;
+  if (header.msg_controllen == 0) {
+    return WriteAll(to, buffer.data(), static_cast<std::size_t>(bytes));
+  }
+  int descriptor = -1;
+  std::memcpy(&descriptor, CMSG_DATA(CMSG_FIRSTHDR(&header)), sizeof descriptor);
+  piece.iov_len = static_cast<std::size_t>(bytes);
+  const ssize_t sent = sendmsg(to, &header, MSG_NOSIGNAL);
+  close(descriptor);
+  return sent == bytes;
 }
 
 bool FaultRelay::Count(std::int64_t bytes) {

@@ -29,6 +29,8 @@ class FaultRelay {
   void CutNow() GRADWIRE_EXCLUDES(mutex_);
   // Bytes stay where they are while this is on.
   void Stall(bool on) { stalled_ = on; }
+  // Descriptors that are sent along with bytes are passed on, where they would be dropped.
+  void PassDescriptors(bool on) { passing_ = on; }
   // New connections are closed at once while this is on.
   void Refuse(bool on) { refusing_ = on; }
 
@@ -40,6 +42,7 @@ class FaultRelay {
 
   void Accept();
   void Pump(int from, int to);
+  bool PassOn(int from, int to);
   bool Count(std::int64_t bytes);
 
   const std::string path_;
@@ -48,6 +51,7 @@ class FaultRelay {
   std::atomic<bool> stopping_ = false;
   std::atomic<bool> stalled_ = false;
   std::atomic<bool> refusing_ = false;
+  std::atomic<bool> passing_ = false;
   std::atomic<std::int64_t> until_cut_ = -1;  // negative: no cut is planned
   std::atomic<bool> cutting_ = false;
   std::atomic<std::int64_t> bytes_ = 0;

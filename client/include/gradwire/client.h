@@ -38,6 +38,9 @@ struct ClientOptions {
   // The model, in the same order on every member. Buckets name these parameters.
   std::vector<ParameterSpec> parameters = {};
   HookSpec hook = {};
+  // Where the address is a unix socket, payloads travel in memory shared with the daemon, if it can
+  // be had; GRADWIRE_SHARED_MEMORY=off says no for all clients of a process.
+  bool shared_memory = true;
 
   absl::Duration connect_timeout = absl::Seconds(10);  // until the daemon answers
   absl::Duration join_timeout = absl::Minutes(5);      // until all members have joined
@@ -59,8 +62,8 @@ class Completion {
   // DeadlineExceeded if the outcome is not there in time; the call goes on.
   absl::Status Wait(absl::Duration timeout) const;
 
-  // Runs `callback` once: on the SDK's thread when the outcome arrives, or at once on this thread
-  // if it is there. It must not block and must not destroy the client.
+  // Runs `callback` once: when the outcome arrives, on the thread that brings it, or at once on
+  // this thread if it is there. It must not block and must not destroy the client.
   void OnDone(std::function<void(const absl::Status&)> callback);
 
  private:
@@ -77,6 +80,7 @@ struct ClientMetrics {
   std::uint64_t bytes_received = 0;  // payload of results
   std::uint64_t gradient_bytes = 0;  // what the same buckets hold uncompressed
   std::int64_t resumes = 0;          // broken streams that were resumed
+  bool shared_memory = false;        // payloads travel in shared memory now
   double compress_seconds = 0;       // the SDK thread made contributions out of gradients
   // and took results in, with what a hook computes at its rounds' ends
   double decompress_seconds = 0;
@@ -102,13 +106,14 @@ struct BucketReport {
 
 // One member's place in a session.
 //
-// Threads: all calls are thread-safe. One SDK thread per client encodes, decodes and completes;
-// gRPC's own threads move bytes. No thread exists before Join. Ownership: a bucket and its buffer
-// must stay alive and untouched from AllReduce until its completion. Before that moment the client
-// has handed no reference into the buffer to anything else. Failure: policy `fail`. When a member
-// is lost, the data is bad, or the daemon is gone, every open and later call ends with the same
-// error, which names the member to blame. The buckets' content is then unspecified. Join again,
-// under the same or another name, to go on from a checkpoint.
+// Threads: all calls are thread-safe. One thread at a time encodes, decodes and completes: one of
+// gRPC's that brings a frame, the SDK's own, or, for what is small, the one that calls. Large
+// gradients are never encoded on the caller's. No thread exists before Join. Ownership: a bucket
+// and its buffer must stay alive and untouched from AllReduce until its completion. Before that
+// moment the client has handed no reference into the buffer to anything else. Failure: policy
+// `fail`. When a member is lost, the data is bad, or the daemon is gone, every open and later call
+// ends with the same error, which names the member to blame. The buckets' content is then
+// unspecified. Join again, under the same or another name, to go on from a checkpoint.
 class Client {
  public:
   // Joins and waits until all members have, or a deadline passes. Never returns a half-joined
@@ -130,6 +135,11 @@ class Client {
   // a parameter that is already in this step) come as a completion with InvalidArgument and leave
   // the session as it was.
   virtual Completion AllReduce(GradBucket& bucket) = 0;
+
+  // Memory for a bucket's gradients, of its own pages. Where memory is shared with the daemon and
+  // the hook only casts ("no", "fp16", "bf16", without a wrapper), it reads the gradients there, so
+  // that nothing is copied on the way up. Lives as long as the pointer, also after the client.
+  virtual std::shared_ptr<std::byte> AllocateGradients(std::size_t bytes) = 0;
 
   // Ends this member's part of the step and waits for the verdict: kApply, or kSkip when a
   // non-finite value was met anywhere (the buckets then show it on all members). All buckets of the

@@ -22,7 +22,9 @@ STEPS = 8
 SHAPE = (32, 3, 6, 6)
 START = 2
 ROUNDING = 2.0**-22
-FIRST_COMPRESSED_STEP = 1e-6  # relative Frobenius
+# Relative Frobenius; or what torch's own first compressed step makes of one rounding of the gradients,
+# where that is more: their columns are nearly collinear on some processors.
+FIRST_COMPRESSED_STEP = 1e-6
 DRIFT_FACTOR = 5  # times what torch drifts from itself
 
 
@@ -156,16 +158,17 @@ def test_power_sgd_is_torchs_up_to_rounding_and_its_drift(name, report):
     for _, _, buckets, _ in results:
         assert buckets["one"] == 1 and buckets["several"] > 1
     drift = max(max(own) for own, *_ in results)
+    conditioning = max(own[START] for own, *_ in results)
     for buckets in OUR_BUCKETS:
         steps = [max(both) for both in zip(*(distances[buckets] for _, distances, *_ in results))]
         first = steps[START]
         report(
             "power_sgd: largest relative difference from torch's in one bucket",
             f"{name:32}{buckets:>8} of ours: first {first:.1e}, all {max(steps):.1e},"
-            f" torch's own drift {drift:.1e}; {saved:.1f} times smaller",
+            f" torch's own drift {conditioning:.1e}, {drift:.1e}; {saved:.1f} times smaller",
         )
         assert steps[:START] == [0.0] * START  # a mean, before compression begins
-        assert first <= FIRST_COMPRESSED_STEP
+        assert first <= max(FIRST_COMPRESSED_STEP, conditioning)
         assert max(steps) <= DRIFT_FACTOR * drift
 
 

@@ -113,6 +113,11 @@ class HookRun {
   // Writes the range's wire bytes. `out` has exactly range.numel() elements of the segment's dtype.
   virtual absl::Status Encode(ElementRange range, std::span<std::byte> out) = 0;
 
+  // The range of the bucket itself, where Encode does no more than cast it to the segment's dtype,
+  // divide by the world size, and round each time: a coordinator that can read the bucket does the
+  // same. Empty: it does more. Stays as it is until the range is decoded.
+  virtual std::span<const std::byte> Raw(ElementRange /*range*/) const { return {}; }
+
   // Takes the range's result. `in` has exactly range.numel() elements; it may be unaligned.
   virtual absl::Status Decode(ElementRange range, std::span<const std::byte> in) = 0;
 

@@ -33,6 +33,12 @@ struct HookSpec {
   static absl::StatusOr<HookSpec> Parse(const std::string& text);
   std::string ToString() const;
 
+  // Whether a contribution is the gradient, cast and divided by the world size, and nothing else.
+  bool OnlyCasts() const {
+    return comm_wrapper == "no" &&
+           (comm_hook == "no" || comm_hook == "fp16" || comm_hook == "bf16");
+  }
+
   bool operator==(const HookSpec&) const = default;
 };
 

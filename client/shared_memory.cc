@@ -1,0 +1,168 @@
+#include "client/shared_memory.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/wire/memory_offer.h"
+
+namespace gradwire::client {
+namespace {
+
+constexpr std::size_t kPage = 4096;
+constexpr std::size_t kMaxResultBytes = std::size_t{1} << 34;
+// For a bucket's segment, given in the middle of a step. A daemon on this host answers at once.
+constexpr std::chrono::seconds kGiveTimeout(1);
+
+std::size_t RoundUp(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+
+absl::StatusOr<UniqueFd> Connect(const std::string& address) {
+  constexpr std::size_t kPrefix = sizeof("unix:") - 1;
+  std::string path = address.substr(std::min(kPrefix, address.size()));
+  if (path.rfind("///", 0) == 0) path.erase(0, 2);
+  sockaddr_un where{};
+  where.sun_family = AF_UNIX;
+  if (path.empty() || path.size() >= sizeof where.sun_path) {
+    return absl::InvalidArgumentError(absl::StrCat("no path of a unix socket: ", address));
+  }
+  std::memcpy(where.sun_path, path.c_str(), path.size() + 1);
+  UniqueFd connection(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!connection.valid() ||
+      connect(connection.get(), reinterpret_cast<const sockaddr*>(&where), sizeof where) != 0) {
+    return absl::UnavailableError(absl::StrCat(address, ": ", std::strerror(errno)));
+  }
+  return connection;
+}
+
+// `segment` stays the caller's.
+absl::StatusOr<wire::MemoryReply> Ask(const SharedMemory::Offer& offer, std::uint64_t attachment,
+                                      const wire::MemorySegment& segment,
+                                      Clock::time_point deadline) {
+  absl::StatusOr<UniqueFd> connection = Connect(offer.address);
+  if (!connection.ok()) return connection.status();
+  wire::MemoryRequest request{.token = offer.token,
+                              .start_id = offer.start_id,
+                              .attachment = attachment,
+                              .segment = UniqueFd(segment.fd())};
+  const absl::Status sent = wire::SendMemoryRequest(connection->get(), request);
+  request.segment.Release();
+  if (!sent.ok()) return sent;
+  absl::StatusOr<wire::MemoryReply> reply = wire::ReceiveMemoryReply(connection->get(), deadline);
+  if (!reply.ok()) return reply;
+  if (!reply->status.ok()) return reply->status;
+  return reply;
+}
+
+}  // namespace
+
+std::shared_ptr<std::byte> GradientMemory::Allocate(std::size_t bytes) {
+  auto created =
+      wire::MemorySegment::Create("gradwire-gradients", RoundUp(std::max<std::size_t>(bytes, 1)),
+                                  wire::MemorySegment::Others::kMayRead);
+  if (!created.ok()) {
+    constexpr std::align_val_t kAlignment{64};
+    auto* memory = static_cast<std::byte*>(::operator new(bytes, kAlignment));
+    return {memory, [](std::byte* pointer) { ::operator delete(pointer, kAlignment); }};
+  }
+  {
+    MutexLock lock(mutex_);
+    std::erase_if(segments_, [](const auto& segment) { return segment.expired(); });
+    segments_.push_back(*created);
+    ++version_;
+  }
+  std::byte* const memory = (*created)->writable().data();
+  return {memory, [segment = *std::move(created)](std::byte*) {}};
+}
+
+std::vector<std::shared_ptr<wire::MemorySegment>> GradientMemory::segments() const {
+  MutexLock lock(mutex_);
+  std::vector<std::shared_ptr<wire::MemorySegment>> alive;
+  for (const auto& segment : segments_) {
+    if (auto one = segment.lock()) alive.push_back(std::move(one));
+  }
+  return alive;
+}
+
+std::uint64_t GradientMemory::version() const {
+  MutexLock lock(mutex_);
+  return version_;
+}
+
+absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Attach(const Offer& offer,
+                                                                   Clock::time_point deadline) {
+  std::unique_ptr<SharedMemory> memory(new SharedMemory(offer));
+  memory->stride_ = RoundUp(offer.block_bytes);
+  const std::size_t blocks = offer.staging_bytes / memory->stride_;
+  if (blocks == 0) return absl::FailedPreconditionError("the daemon offers no shared memory");
+  auto staging = wire::MemorySegment::Create("gradwire-contributions", blocks * memory->stride_,
+                                             wire::MemorySegment::Others::kMayRead);
+  if (!staging.ok()) return staging.status();
+  memory->staging_ = *std::move(staging);
+  absl::StatusOr<wire::MemoryReply> reply = Ask(offer, 0, *memory->staging_, deadline);
+  if (!reply.ok()) return reply.status();
+  if (!reply->results.valid() || reply->attachment == 0) {
+    return absl::InternalError("the daemon answered without a segment of its own");
+  }
+  auto results = wire::MemorySegment::Map(std::move(reply->results), kMaxResultBytes);
+  if (!results.ok()) return results.status();
+  memory->results_ = *std::move(results);
+  memory->attachment_ = reply->attachment;
+  for (std::size_t i = blocks; i > 0; --i) memory->free_.push_back(i - 1);
+  return memory;
+}
+
+std::optional<SharedMemory::Block> SharedMemory::Take(const Key& key, std::size_t bytes) {
+  Release(key);
+  if (free_.empty() || bytes > stride_) return std::nullopt;
+  const std::size_t block = free_.back();
+  free_.pop_back();
+  taken_[key] = block;
+  const std::size_t offset = block * stride_;
+  return Block{.content = staging_->writable().subspan(offset, bytes),
+               .where = {.segment = 0, .offset = offset, .bytes = bytes}};
+}
+
+void SharedMemory::Release(const Key& key) {
+  const auto found = taken_.find(key);
+  if (found == taken_.end()) return;
+  free_.push_back(found->second);
+  taken_.erase(found);
+}
+
+std::optional<wire::SharedBytes> SharedMemory::Find(std::span<const std::byte> memory,
+                                                    const GradientMemory& gradients) {
+  if (const std::uint64_t version = gradients.version(); version != given_version_) {
+    given_version_ = version;
+    // Memory that the user has given back.
+    std::erase_if(given_, [](const Given& given) { return given.segment.use_count() == 1; });
+    for (auto& segment : gradients.segments()) {
+      const bool known = std::any_of(given_.begin(), given_.end(),
+                                     [&](const Given& given) { return given.segment == segment; });
+      if (known) continue;
+      const auto reply = Ask(offer_, attachment_, *segment, Clock::now() + kGiveTimeout);
+      given_.push_back({.segment = std::move(segment),
+                        .number = reply.ok() ? std::optional(reply->segment) : std::nullopt});
+    }
+  }
+  for (const Given& given : given_) {
+    if (!given.number) continue;
+    if (const std::optional<std::size_t> offset = given.segment->OffsetOf(memory)) {
+      return wire::SharedBytes{
+          .segment = *given.number, .offset = *offset, .bytes = memory.size(), .raw = true};
+    }
+  }
+  return std::nullopt;
+}
+
+absl::StatusOr<wire::PayloadRef> SharedMemory::Result(const wire::SharedBytes& shared) const {
+  return wire::PartOf(results_, shared.offset, shared.bytes, "a result");
+}
+
+}  // namespace gradwire::client

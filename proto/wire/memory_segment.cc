@@ -1,0 +1,102 @@
+#include "proto/wire/memory_segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace gradwire::wire {
+namespace {
+
+constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
+constexpr std::size_t kDiskBlock = 512;  // what st_blocks counts
+
+absl::Status SystemError(const std::string& what) {
+  return absl::ResourceExhaustedError(absl::StrCat(what, ": ", std::strerror(errno)));
+}
+
+absl::Status Refused(const std::string& why) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("shared memory: ", why,
+                   "; allowed: a memfd with F_SEAL_SHRINK and F_SEAL_GROW, wholly "
+                   "allocated"));
+}
+
+}  // namespace
+
+MemorySegment::MemorySegment(UniqueFd fd, std::byte* data, std::size_t bytes)
+    : fd_(std::move(fd)), data_(data), bytes_(bytes) {}
+
+MemorySegment::~MemorySegment() { munmap(data_, bytes_); }
+
+absl::StatusOr<std::shared_ptr<MemorySegment>> MemorySegment::Create(const std::string& name,
+                                                                     std::size_t bytes,
+                                                                     Others others) {
+  if (bytes == 0) return absl::InvalidArgumentError("bytes: 0; allowed: 1 and more");
+  UniqueFd fd(memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd.valid()) return SystemError("memfd_create");
+  // Unlike ftruncate it takes the pages now: a later touch cannot end the process.
+  if (fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes)) != 0) {
+    return SystemError(absl::StrCat(bytes, " bytes of shared memory"));
+  }
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd.get(), 0);
+  if (data == MAP_FAILED) return SystemError("mmap");
+  std::shared_ptr<MemorySegment> segment(
+      new MemorySegment(std::move(fd), static_cast<std::byte*>(data), bytes));
+  int seals = kSizeSeals | F_SEAL_SEAL;
+  // Mappings that are there, such as this one, stay writable.
+  if (others == Others::kMayRead) seals |= F_SEAL_FUTURE_WRITE;
+  if (fcntl(segment->fd(), F_ADD_SEALS, seals) != 0) return SystemError("F_ADD_SEALS");
+  return segment;
+}
+
+absl::StatusOr<std::shared_ptr<MemorySegment>> MemorySegment::Map(UniqueFd fd,
+                                                                  std::size_t max_bytes) {
+  const int seals = fcntl(fd.get(), F_GET_SEALS);
+  if (seals < 0) return Refused("this descriptor cannot be sealed");
+  if ((seals & kSizeSeals) != kSizeSeals) return Refused("its size is not sealed");
+  struct stat info {};
+  if (fstat(fd.get(), &info) != 0) return SystemError("fstat");
+  const auto bytes = static_cast<std::size_t>(info.st_size);
+  if (info.st_size <= 0 || bytes > max_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("shared memory: has ", info.st_size, " bytes; allowed: 1 to ", max_bytes));
+  }
+  if (static_cast<std::size_t>(info.st_blocks) * kDiskBlock < bytes) {
+    return Refused("it has holes");
+  }
+  void* data = mmap(nullptr, bytes, PROT_READ, MAP_SHARED | MAP_POPULATE, fd.get(), 0);
+  if (data == MAP_FAILED) return SystemError("mmap");
+  return std::shared_ptr<MemorySegment>(
+      new MemorySegment(std::move(fd), static_cast<std::byte*>(data), bytes));
+}
+
+std::optional<std::size_t> MemorySegment::OffsetOf(std::span<const std::byte> memory) const {
+  const std::less_equal<> at_most;
+  if (!at_most(data_, memory.data()) || !at_most(memory.data() + memory.size(), data_ + bytes_)) {
+    return std::nullopt;
+  }
+  return static_cast<std::size_t>(memory.data() - data_);
+}
+
+absl::StatusOr<PayloadRef> PartOf(const std::shared_ptr<const MemorySegment>& segment,
+                                  std::uint64_t offset, std::uint64_t bytes,
+                                  const std::string& what) {
+  const std::uint64_t size = segment->bytes();
+  if (bytes > size || offset > size - bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(what, ": bytes ", offset, " and the ", bytes,
+                                                   " that follow; the segment has ", size));
+  }
+  return std::make_shared<const SharedPayload>(
+      segment, segment->content().subspan(static_cast<std::size_t>(offset),
+                                          static_cast<std::size_t>(bytes)));
+}
+
+}  // namespace gradwire::wire

@@ -1,0 +1,79 @@
+// Memory that two processes of one host share: a memfd whose size nobody can change.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "proto/wire/frame.h"
+#include "proto/wire/unique_fd.h"
+
+namespace gradwire::wire {
+
+// Payloads up to this size travel in their frames: finding them in another page costs more.
+inline constexpr std::size_t kInlineBytes = std::size_t{8} << 10;
+
+// A mapping; unmapped with the last reference. Thread-safe.
+//
+// What lies in another process's segment may change at any time, so it is read once and never
+// trusted to stay what it was checked to be; sizes and offsets never come from it.
+class MemorySegment {
+ public:
+  enum class Others { kMayWrite, kMayRead };
+
+  // New memory of this process: zero, and wholly there, so that no later touch can fail. `others`:
+  // how a process that gets the descriptor can map it. ResourceExhausted where there is not enough.
+  static absl::StatusOr<std::shared_ptr<MemorySegment>> Create(const std::string& name,
+                                                               std::size_t bytes, Others others);
+
+  // Another process's memory, for reading. InvalidArgument unless it is a memfd that can neither
+  // shrink nor grow, has from 1 to `max_bytes` bytes, and has them all.
+  static absl::StatusOr<std::shared_ptr<MemorySegment>> Map(UniqueFd fd, std::size_t max_bytes);
+
+  ~MemorySegment();
+  MemorySegment(const MemorySegment&) = delete;
+  MemorySegment& operator=(const MemorySegment&) = delete;
+
+  std::size_t bytes() const { return bytes_; }
+  std::span<const std::byte> content() const { return {data_, bytes_}; }
+  // Of a segment that Create made.
+  std::span<std::byte> writable() { return {data_, bytes_}; }
+  int fd() const { return fd_.get(); }
+
+  // Where this memory lies in the segment; none: it does not, or not wholly.
+  std::optional<std::size_t> OffsetOf(std::span<const std::byte> memory) const;
+
+ private:
+  MemorySegment(UniqueFd fd, std::byte* data, std::size_t bytes);
+
+  const UniqueFd fd_;
+  std::byte* const data_;
+  const std::size_t bytes_;
+};
+
+// A part of a segment as a payload, which keeps the segment mapped.
+class SharedPayload final : public Payload {
+ public:
+  // `part` lies in the segment.
+  SharedPayload(std::shared_ptr<const MemorySegment> segment, std::span<const std::byte> part)
+      : segment_(std::move(segment)), part_(part) {}
+
+  std::span<const std::span<const std::byte>> pieces() const override { return {&part_, 1}; }
+  std::size_t bytes() const override { return part_.size(); }
+  bool fixed() const override { return false; }
+
+ private:
+  const std::shared_ptr<const MemorySegment> segment_;
+  const std::span<const std::byte> part_;
+};
+
+// [offset, offset + bytes) of the segment as a payload. InvalidArgument if that is not in it;
+// `what` begins the message.
+absl::StatusOr<PayloadRef> PartOf(const std::shared_ptr<const MemorySegment>& segment,
+                                  std::uint64_t offset, std::uint64_t bytes,
+                                  const std::string& what);
+
+}  // namespace gradwire::wire

@@ -1,0 +1,104 @@
+// Shared memory of one session: a segment of the daemon's for results, and the members' own for
+// contributions.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "proto/wire/memory_offer.h"
+#include "proto/wire/memory_segment.h"
+#include "proto/wire/sync.h"
+
+namespace gradwire::server {
+
+// The segments that one member has given for one stream. Thread-safe.
+class MemberMemory {
+ public:
+  // The bytes of a contribution; InvalidArgument says what lies outside of what.
+  absl::StatusOr<wire::PayloadRef> Resolve(const wire::SharedBytes& shared) const;
+
+  // Adds a segment and returns its number. `max_bytes`: of all after the first together.
+  absl::StatusOr<std::uint32_t> Add(std::shared_ptr<const wire::MemorySegment> segment,
+                                    std::size_t max_bytes);
+
+ private:
+  mutable Mutex mutex_;
+  std::vector<std::shared_ptr<const wire::MemorySegment>> segments_ GRADWIRE_GUARDED_BY(mutex_);
+  std::size_t further_bytes_ GRADWIRE_GUARDED_BY(mutex_) = 0;
+};
+
+// Room for a result, in the segment that all members of this host can read.
+class ResultBlock;
+
+// Thread-safe. Its lock is taken last.
+class SessionMemory : public std::enable_shared_from_this<SessionMemory> {
+ public:
+  struct Options {
+    std::size_t block_bytes = 0;     // the largest result
+    std::size_t blocks = 0;          // that are there at a time
+    std::size_t staging_bytes = 0;   // of a member's first segment, at most
+    std::size_t gradient_bytes = 0;  // of its other segments together, at most
+    absl::Duration claim_timeout;
+  };
+
+  explicit SessionMemory(const Options& options) : options_(options) {}
+
+  std::size_t staging_bytes() const { return options_.staging_bytes; }
+
+  // Maps a member's segment. With a new attachment, the reply has the descriptor of the results.
+  absl::StatusOr<wire::MemoryReply> Attach(int rank, wire::MemoryRequest request, absl::Time now);
+
+  // An attachment goes to one stream; what nobody claims in time is given up by Tick.
+  absl::StatusOr<std::shared_ptr<MemberMemory>> Claim(int rank, std::uint64_t attachment);
+  void Tick(absl::Time now);
+
+  // A result of up to block_bytes; null: nobody shares memory, or no block is free. It must live
+  // until no member may read it any more.
+  std::shared_ptr<ResultBlock> Take(std::size_t bytes);
+
+ private:
+  friend class ResultBlock;
+  struct Attachment {
+    int rank = 0;
+    std::weak_ptr<MemberMemory> memory;       // alive while its stream is
+    std::shared_ptr<MemberMemory> unclaimed;  // until it is claimed
+    absl::Time since;
+  };
+
+  absl::Status CreateResults() GRADWIRE_REQUIRES(mutex_);
+  void GiveBack(std::size_t block);
+
+  const Options options_;
+  Mutex mutex_;
+  std::shared_ptr<wire::MemorySegment> results_ GRADWIRE_GUARDED_BY(mutex_);  // null: not yet
+  std::vector<std::size_t> free_ GRADWIRE_GUARDED_BY(mutex_);  // the one used last is taken first
+  std::map<std::uint64_t, Attachment> attachments_ GRADWIRE_GUARDED_BY(mutex_);
+};
+
+class ResultBlock final : public wire::Payload {
+ public:
+  ResultBlock(std::shared_ptr<SessionMemory> owner, std::shared_ptr<wire::MemorySegment> segment,
+              std::size_t block, std::size_t offset, std::size_t bytes);
+  ~ResultBlock() override;
+
+  std::span<std::byte> content() { return segment_->writable().subspan(offset_, piece_.size()); }
+  std::uint64_t offset() const { return offset_; }
+
+  std::span<const std::span<const std::byte>> pieces() const override { return {&piece_, 1}; }
+  std::size_t bytes() const override { return piece_.size(); }
+
+ private:
+  const std::shared_ptr<SessionMemory> owner_;
+  const std::shared_ptr<wire::MemorySegment> segment_;
+  const std::size_t block_;
+  const std::size_t offset_;
+  const std::span<const std::byte> piece_;
+};
+
+}  // namespace gradwire::server

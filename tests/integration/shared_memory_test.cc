@@ -1,0 +1,385 @@
+// Shared memory gives the bits that the stream gives, whoever has it, and a member that lies about
+// it is named.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gradwire/client.h"
+#include "gtest/gtest.h"
+#include "proto/wire/memory_offer.h"
+#include "tests/testing/fault_relay.h"
+#include "tests/testing/gradients.h"
+#include "tests/testing/ranks.h"
+#include "tests/testing/raw_member.h"
+#include "tests/testing/test_daemon.h"
+
+namespace gradwire {
+namespace {
+
+using ::gradwire::testing::ExpectAllOk;
+using ::gradwire::testing::ExpectedReduction;
+using ::gradwire::testing::FaultRelay;
+using ::gradwire::testing::Gradients;
+using ::gradwire::testing::MakeParameter;
+using ::gradwire::testing::RawMember;
+using ::gradwire::testing::RunRanks;
+using ::gradwire::testing::TestDaemon;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// Above what travels in frames, so that chunks lie in shared memory.
+constexpr std::size_t kChunkBytes = 16 << 10;
+constexpr std::size_t kElements = 50'001;  // several chunks, the last one odd
+
+server::ServerOptions SmallChunks() {
+  return {.chunk_bytes = kChunkBytes, .window_chunks = 2, .open_buckets = 2};
+}
+
+ClientOptions Options(const std::string& address, const std::string& session, int world_size,
+                      const std::string& spec = "no", DType dtype = DType::kFloat32) {
+  return {.address = address,
+          .session = session,
+          .rank = 0,
+          .world_size = world_size,
+          .parameters = {MakeParameter("w", kElements, dtype), MakeParameter("v", 10, dtype)},
+          .hook = *HookSpec::Parse(spec),
+          .join_timeout = absl::Seconds(20)};
+}
+
+enum class Where { kShared, kStream, kGradientsShared };
+
+// Two steps of both parameters, compared with what the hook gives in one loop.
+absl::Status Train(Client& client, int rank, const ClientOptions& options, Where where) {
+  if (client.metrics().shared_memory != (where != Where::kStream)) {
+    return absl::InternalError("shared memory is not what the test asked for");
+  }
+  for (std::int64_t step = 0; step < 2; ++step) {
+    std::vector<std::shared_ptr<std::byte>> memory;
+    for (const ParameterSpec& parameter : options.parameters) {
+      Gradients gradients({parameter});
+      gradients.Fill(rank, step);
+      const std::vector<std::byte> filled = gradients.bytes();
+      GradBucket bucket = gradients.Bucket();
+      if (where == Where::kGradientsShared) {
+        memory.push_back(client.AllocateGradients(filled.size()));
+        std::copy(filled.begin(), filled.end(), memory.back().get());
+        TensorView view = bucket.buffer();
+        view.data = memory.back().get();
+        if (absl::Status set = bucket.set_buffer(view); !set.ok()) return set;
+      }
+      if (absl::Status done = client.AllReduce(bucket).Wait(); !done.ok()) return done;
+      const auto want =
+          ExpectedReduction(options.hook, {parameter}, client.world_size(), step, rank);
+      if (!want.ok()) return want.status();
+      const auto* got = static_cast<const std::byte*>(bucket.buffer().data);
+      EXPECT_TRUE(std::equal(want->begin(), want->end(), got))
+          << "rank " << rank << " step " << step << " parameter " << parameter.name;
+    }
+    const auto verdict = client.EndStep();
+    if (!verdict.ok()) return verdict.status();
+    EXPECT_EQ(*verdict, Verdict::kApply);
+  }
+  return client.Leave();
+}
+
+struct Case {
+  const char* spec;
+  int world_size;
+  DType dtype;
+};
+
+class SharedMemoryBits : public ::testing::TestWithParam<Case> {};
+
+// Each member has its own way to the daemon; all get the bits of one loop.
+TEST_P(SharedMemoryBits, AreThoseOfTheStream) {
+  TestDaemon daemon(SmallChunks());
+  const auto [spec, world_size, dtype] = GetParam();
+  const Where ways[] = {Where::kShared, Where::kGradientsShared, Where::kStream};
+  for (std::size_t first = 0; first < 3; ++first) {
+    std::vector<absl::Status> ended(static_cast<std::size_t>(world_size));
+    std::vector<std::thread> members;
+    for (int rank = 0; rank < world_size; ++rank) {
+      members.emplace_back([&, rank] {
+        const Where where = ways[(first + static_cast<std::size_t>(rank)) % 3];
+        ClientOptions options =
+            Options(daemon.address(), "bits" + std::to_string(first), world_size, spec, dtype);
+        options.rank = rank;
+        options.shared_memory = where != Where::kStream;
+        const auto client = Client::Join(options);
+        ended[static_cast<std::size_t>(rank)] =
+            client.ok() ? Train(**client, rank, options, where) : client.status();
+      });
+    }
+    for (std::thread& member : members) member.join();
+    ExpectAllOk(ended);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Hooks, SharedMemoryBits,
+    ::testing::Values(Case{"no", 1, DType::kFloat32}, Case{"no", 2, DType::kFloat32},
+                      Case{"no", 3, DType::kFloat32}, Case{"no", 3, DType::kFloat64},
+                      Case{"no", 3, DType::kBFloat16}, Case{"fp16", 2, DType::kFloat32},
+                      Case{"fp16", 3, DType::kFloat32}, Case{"bf16", 3, DType::kFloat32},
+                      Case{"fp16", 3, DType::kFloat64},
+                      Case{"no,comm_wrapper=fp16", 3, DType::kFloat32}),
+    [](const auto& test) {
+      std::string name = std::string(test.param.spec) + "_" +
+                         std::to_string(test.param.world_size) + "_" + Name(test.param.dtype);
+      std::replace_if(
+          name.begin(), name.end(), [](char c) { return !std::isalnum(c); }, '_');
+      return name;
+    });
+
+TEST(SharedMemory, IsNotHadWhereDescriptorsDoNotPass) {
+  TestDaemon daemon(SmallChunks());
+  auto relay = FaultRelay::Start(daemon.Path("relay.sock"), daemon.socket());
+  ASSERT_TRUE(relay.ok());
+  const ClientOptions options = Options((*relay)->address(), "relayed", 2);
+  ExpectAllOk(RunRanks(options, [&](Client& client, int rank) {
+    return Train(client, rank, options, Where::kStream);
+  }));
+}
+
+TEST(SharedMemory, ABrokenStreamResumesWithFreshMemory) {
+  TestDaemon daemon(SmallChunks());
+  auto relay = FaultRelay::Start(daemon.Path("relay.sock"), daemon.socket());
+  ASSERT_TRUE(relay.ok());
+  (*relay)->PassDescriptors(true);
+  const ClientOptions options = Options((*relay)->address(), "resumed", 2);
+  std::int64_t resumes = 0;
+  ExpectAllOk(RunRanks(options, [&](Client& client, int rank) -> absl::Status {
+    std::vector<Completion> pending;
+    Gradients gradients({options.parameters[0]});
+    for (std::int64_t step = 0; step < 60; ++step) {
+      gradients.Fill(rank, step);
+      GradBucket bucket = gradients.Bucket();
+      Completion done = client.AllReduce(bucket);
+      if (rank == 0 && step % 4 == 1) (*relay)->CutNow();
+      if (absl::Status status = done.Wait(); !status.ok()) return status;
+      const auto want = ExpectedReduction(options.hook, {options.parameters[0]}, 2, step, rank);
+      EXPECT_TRUE(want.ok() && gradients.bytes() == *want) << "rank " << rank << " step " << step;
+      if (auto verdict = client.EndStep(); !verdict.ok()) return verdict.status();
+    }
+    EXPECT_TRUE(client.metrics().shared_memory);
+    if (rank == 0) resumes = client.metrics().resumes;
+    return client.Leave();
+  }));
+  EXPECT_GE(resumes, 5);
+}
+
+// ---- Lies
+
+UniqueFd SealedFd(std::size_t bytes) {
+  UniqueFd fd(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  EXPECT_EQ(fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes)), 0);
+  EXPECT_EQ(fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
+  return fd;
+}
+
+UniqueFd ConnectTo(const std::string& path) {
+  UniqueFd connection(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_un where{};
+  where.sun_family = AF_UNIX;
+  std::memcpy(where.sun_path, path.c_str(), path.size() + 1);
+  EXPECT_EQ(connect(connection.get(), reinterpret_cast<const sockaddr*>(&where), sizeof where), 0);
+  return connection;
+}
+
+wire::MemoryReply Offer(const TestDaemon& daemon, const std::string& token, std::uint64_t start_id,
+                        UniqueFd segment, std::uint64_t attachment = 0) {
+  const UniqueFd connection = ConnectTo(daemon.socket());
+  const absl::Status sent =
+      wire::SendMemoryRequest(connection.get(), {.token = token,
+                                                 .start_id = start_id,
+                                                 .attachment = attachment,
+                                                 .segment = std::move(segment)});
+  EXPECT_TRUE(sent.ok()) << sent;
+  auto reply = wire::ReceiveMemoryReply(
+      connection.get(), std::chrono::steady_clock::now() + std::chrono::seconds(10));
+  EXPECT_TRUE(reply.ok()) << reply.status();
+  if (!reply.ok()) return {.status = reply.status()};
+  return *std::move(reply);
+}
+
+std::string Message(const absl::Status& status) { return std::string(status.message()); }
+
+class LyingMember : public ::testing::Test {
+ protected:
+  static constexpr std::uint64_t kStartId = 77;
+
+  // A session of one good member and this one, rank 1, whose Hello names its memory.
+  void Begin(UniqueFd segment) {
+    options_ = Options(daemon_.address(), "lies", 2);
+    good_ = std::thread([this] {
+      const auto client = Client::Join(options_);
+      if (!client.ok()) {
+        seen_ = client.status();
+        return;
+      }
+      Gradients gradients({options_.parameters[0]});
+      GradBucket bucket = gradients.Bucket();
+      seen_ = (*client)->AllReduce(bucket).Wait();
+    });
+    ClientOptions own = options_;
+    own.rank = 1;
+    v1::JoinRequest request = RawMember::MakeJoin(own);
+    request.set_start_id(kStartId);
+    auto joined = member_.Join(request);
+    ASSERT_TRUE(joined.ok()) << joined.status();
+    joined_ = *joined;
+    const auto reply = Offer(daemon_, joined_.token(), kStartId, std::move(segment));
+    ASSERT_TRUE(reply.status.ok()) << reply.status;
+    EXPECT_TRUE(reply.results.valid());
+    attachment_ = reply.attachment;
+    member_.OpenStream();
+    v1::Frame hello;
+    hello.mutable_header()->mutable_hello()->set_token(joined_.token());
+    hello.mutable_header()->mutable_hello()->set_start_id(kStartId);
+    hello.mutable_header()->mutable_hello()->set_memory(attachment_);
+    ASSERT_TRUE(member_.Send(hello));
+    ASSERT_TRUE(member_.ReadUntil(v1::Header::kWelcome).has_value());
+    const auto id = member_.Announce(joined_, {0}, kElements);
+    ASSERT_TRUE(id.ok()) << id.status();
+    id_ = *id;
+  }
+  v1::Frame Contribution() const {
+    v1::Frame frame;
+    v1::Contribution& contribution = *frame.mutable_header()->mutable_contribution();
+    *contribution.mutable_id() = id_;
+    contribution.set_generation(joined_.generation());
+    contribution.set_rank(1);
+    contribution.mutable_shared()->set_bytes(kChunkBytes);
+    return frame;
+  }
+  void ExpectBlamed(const v1::Frame& frame, const ::testing::Matcher<std::string>& why) {
+    member_.Send(frame);
+    EXPECT_THAT(Message(member_.AwaitFailure()), AllOf(HasSubstr("rank 1"), why));
+    good_.join();
+    EXPECT_THAT(Message(seen_), AllOf(HasSubstr("rank 1"), why));
+    // Others are served on, in shared memory.
+    const ClientOptions options = Options(daemon_.address(), "afterwards", 2);
+    ExpectAllOk(RunRanks(options, [&](Client& client, int rank) {
+      return Train(client, rank, options, Where::kShared);
+    }));
+  }
+  void TearDown() override {
+    if (good_.joinable()) good_.join();
+  }
+
+  TestDaemon daemon_{SmallChunks()};
+  RawMember member_{daemon_.address()};
+  ClientOptions options_;
+  v1::JoinResponse joined_;
+  v1::RoundId id_;
+  std::uint64_t attachment_ = 0;
+  std::thread good_;
+  absl::Status seen_;
+};
+
+TEST_F(LyingMember, AnOffsetOutsideOfItsSegment) {
+  Begin(SealedFd(2 * kChunkBytes));
+  v1::Frame frame = Contribution();
+  frame.mutable_header()->mutable_contribution()->mutable_shared()->set_offset(kChunkBytes + 1);
+  ExpectBlamed(frame, HasSubstr("shared: bytes 16385 and the 16384 that follow; the segment has"));
+}
+
+TEST_F(LyingMember, AnOffsetThatOverflows) {
+  Begin(SealedFd(2 * kChunkBytes));
+  v1::Frame frame = Contribution();
+  frame.mutable_header()->mutable_contribution()->mutable_shared()->set_offset(~std::uint64_t{0});
+  ExpectBlamed(frame, HasSubstr("the segment has 32768"));
+}
+
+TEST_F(LyingMember, ASegmentThatItDidNotGive) {
+  Begin(SealedFd(2 * kChunkBytes));
+  v1::Frame frame = Contribution();
+  frame.mutable_header()->mutable_contribution()->mutable_shared()->set_segment(1);
+  ExpectBlamed(frame, HasSubstr("shared.segment is 1; the member gave 1 segments"));
+}
+
+TEST_F(LyingMember, AChunkOfAnotherSize) {
+  Begin(SealedFd(2 * kChunkBytes));
+  v1::Frame frame = Contribution();
+  frame.mutable_header()->mutable_contribution()->mutable_shared()->set_bytes(kChunkBytes - 4);
+  ExpectBlamed(frame, HasSubstr("sent 16380 bytes as chunk 0"));
+}
+
+TEST_F(LyingMember, APayloadBesides) {
+  Begin(SealedFd(2 * kChunkBytes));
+  v1::Frame frame = Contribution();
+  frame.set_payload(std::string(kChunkBytes, '\0'));
+  ExpectBlamed(frame, HasSubstr("both in shared memory and as a payload"));
+}
+
+TEST_F(LyingMember, WhatIsOfferedMustBeASealedSegmentOfTheOfferedSize) {
+  Begin(SealedFd(2 * kChunkBytes));
+  const auto refused = [&](UniqueFd segment, std::uint64_t attachment) {
+    return Message(
+        Offer(daemon_, joined_.token(), kStartId, std::move(segment), attachment).status);
+  };
+  const auto too_large = static_cast<std::size_t>(joined_.memory_bytes()) + 4096;
+  EXPECT_THAT(refused(SealedFd(too_large), 0), HasSubstr("allowed: 1 to"));
+  UniqueFd unsealed(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(fallocate(unsealed.get(), 0, 0, kChunkBytes), 0);
+  EXPECT_THAT(refused(std::move(unsealed), 0), HasSubstr("size is not sealed"));
+  // Further segments: for an attachment that is its own, up to twice the gradients.
+  EXPECT_EQ(refused(SealedFd(kChunkBytes), attachment_), "");
+  EXPECT_THAT(refused(SealedFd(kChunkBytes), attachment_ + 1), HasSubstr("no such attachment"));
+  const std::size_t gradients = 2 * 4 * (kElements + 10) + (std::size_t{1} << 20);
+  EXPECT_THAT(refused(SealedFd(gradients - kChunkBytes + 1), attachment_),
+              HasSubstr("the member's segments would have"));
+  EXPECT_THAT(Message(Offer(daemon_, "no token", kStartId, SealedFd(4096)).status),
+              HasSubstr("does not know the token"));
+  EXPECT_THAT(Message(Offer(daemon_, joined_.token(), kStartId + 1, SealedFd(4096)).status),
+              HasSubstr("another start id"));
+  // Bytes that are no offer, and none at all: the connection ends, nothing else.
+  const UniqueFd garbage = ConnectTo(daemon_.socket());
+  ASSERT_EQ(send(garbage.get(), "GARBAGE", 7, 0), 7);
+  const auto answer = wire::ReceiveMemoryReply(
+      garbage.get(), std::chrono::steady_clock::now() + std::chrono::seconds(10));
+  ASSERT_TRUE(answer.ok());
+  EXPECT_THAT(Message(answer->status), HasSubstr("do not begin as one"));
+  member_.Cancel();
+}
+
+TEST_F(LyingMember, AMemberThatNamesNoMemoryHasNone) {
+  RawMember other(daemon_.address());
+  ClientOptions own = Options(daemon_.address(), "none", 1);
+  const auto joined = other.Begin(own);
+  ASSERT_TRUE(joined.ok());
+  const auto id = other.Announce(*joined, {0}, kElements);
+  ASSERT_TRUE(id.ok());
+  v1::Frame frame;
+  v1::Contribution& contribution = *frame.mutable_header()->mutable_contribution();
+  *contribution.mutable_id() = *id;
+  contribution.set_generation(joined->generation());
+  contribution.mutable_shared()->set_bytes(kChunkBytes);
+  other.Send(frame);
+  EXPECT_THAT(Message(other.AwaitFailure()), HasSubstr("its Hello named no attachment"));
+}
+
+TEST_F(LyingMember, AnAttachmentServesOneStreamOfItsMember) {
+  Begin(SealedFd(2 * kChunkBytes));
+  RawMember thief(daemon_.address());
+  thief.OpenStream();
+  v1::Frame hello;
+  hello.mutable_header()->mutable_hello()->set_token(joined_.token());
+  hello.mutable_header()->mutable_hello()->set_start_id(kStartId);
+  hello.mutable_header()->mutable_hello()->set_memory(attachment_);
+  thief.Send(hello);
+  EXPECT_THAT(Message(thief.AwaitFailure()), HasSubstr("no attachment of this member waits"));
+  member_.Cancel();
+}
+
+}  // namespace
+}  // namespace gradwire
