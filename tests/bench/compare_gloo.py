@@ -15,6 +15,7 @@ import json
 import multiprocessing
 import os
 import pathlib
+import random
 import select
 import statistics
 import subprocess
@@ -154,12 +155,13 @@ def measure(members: int, hook: str, transports: dict, repetitions: int, folder:
         world.answers()  # all have met
         names = [BASELINE, "gloo", *transports]
         times: dict[str, list[float]] = {name: [] for name in names}
+        order = random.Random(0)
         checked = {}
         for i in range(-WARM_UP, repetitions):
             if i == 0:
                 checked = check(world, members, hook, list(transports))
-            first = i % len(names)  # not always the same one after the same other
-            for name in names[first:] + names[:first]:
+            order.shuffle(names)  # not always the same one after the same other
+            for name in names:
                 taken = world.step(name)
                 if i >= 0:
                     times[name].append(taken)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# compare_gloo.sh BUILD VENV JSON [OPTION]...: compare_gloo.py with the package of this build; says so,
-# and writes an empty result, where there is none.
+# compare_gloo.sh BUILD VENV JSON [OPTION]...: compare_gloo.py with the package of this build; says
+# so, and writes an empty result, where there is none.
 set -euo pipefail
 build=$1 venv=$2 json=$3
 shift 3

@@ -118,7 +118,7 @@ class Rank:
             self._add_gradwire(name, address, changes, hook)
 
     def _add(self, name: str, state: object, hook) -> DistributedDataParallel:
-        # No copies between gradients and buckets: they would cost both sides as much as a reduction.
+        # Copies between gradients and buckets would cost both sides as much as a reduction.
         ddp = DistributedDataParallel(
             Model(self.given), gradient_as_bucket_view=True, **self.buckets
         )
