@@ -18,6 +18,7 @@ class Child {
   void WriteLine(const std::string& line);
   // Exits the benchmark with a message when the child ends or says nothing for 60 s.
   std::string ReadLine();
+  int pid() const { return pid_; }
 
  private:
   std::string name_;

@@ -1,0 +1,46 @@
+// All members of one session in this process.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "gradwire/client.h"
+
+namespace gradwire::bench {
+
+class MemberCrowd {
+ public:
+  // Joins `members` members to the session "crowd". Each has `buckets` buckets of `bucket_bytes`
+  // bytes of fp32, one parameter in each.
+  static absl::StatusOr<std::unique_ptr<MemberCrowd>> Join(const std::string& address, int members,
+                                                           int buckets, std::size_t bucket_bytes);
+
+  // One step: every member submits all its buckets and ends the step. Until all verdicts are here.
+  absl::Status Round();
+
+  // Whether every member's buckets hold the mean of what all began with.
+  absl::Status Check() const;
+
+ private:
+  struct Member {
+    std::vector<std::vector<float>> gradients;
+    std::vector<GradBucket> buckets;
+    std::unique_ptr<Client> client;
+  };
+
+  MemberCrowd() = default;
+  void OnVerdict(const absl::StatusOr<Verdict>& verdict);
+
+  std::mutex mutex_;
+  std::condition_variable all_there_;
+  std::size_t verdicts_ = 0;
+  absl::Status failure_;
+  // Last, so that the clients, which call OnVerdict, go first.
+  std::vector<Member> members_;
+};
+
+}  // namespace gradwire::bench

@@ -1,0 +1,19 @@
+// What the kernel says of another process.
+#pragma once
+
+#include <cstddef>
+
+namespace gradwire::bench {
+
+struct Memory {
+  std::size_t resident = 0;  // bytes, now
+  std::size_t peak = 0;      // the most that was resident since the process began
+};
+
+// All zeros when there is no such process.
+Memory MemoryOf(int pid);
+
+// User and system time of all its threads, in steps of the kernel's tick.
+double CpuSecondsOf(int pid);
+
+}  // namespace gradwire::bench
