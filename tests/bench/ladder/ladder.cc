@@ -64,7 +64,9 @@ void AddGrpc(Cases& cases, const std::vector<std::string>& apis, bool duplex,
       cases.push_back(GrpcCase(duplex ? "L5" : "L4", transport, api, duplex));
       cases.back().below = Raw(transport, duplex);
     }
-    if (certificates.empty()) continue;
+  }
+  if (certificates.empty()) return;
+  for (const std::string& api : apis) {
     Case made = GrpcCase("L10", "tcp", api, duplex);
     made.what += ", TLS";
     made.below = std::string(duplex ? "L5 tcp duplex, " : "L4 tcp one way, ") + api;

@@ -1,11 +1,11 @@
 // Raw sockets: one way into a server that drops, or there and back.
 #include <poll.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstdlib>
-#include <memory>
 #include <vector>
 
 #include "tests/bench/ladder/child_settings.h"
@@ -19,31 +19,47 @@ namespace {
 constexpr std::size_t kBlock = 64 * kKiB;
 constexpr std::size_t kBlocks = kMiB / kBlock;
 
-// Where received bytes go: one buffer that stays, or new blocks for each read, as in gRPC.
+// Where received bytes go: one buffer that stays, or as in gRPC a new block for every 64 KiB, which
+// goes when the MiB that it belongs to is complete.
 class Receiver {
  public:
   explicit Receiver(const ChildSettings& settings) : fresh_(settings.fresh_memory), buffer_(kMiB) {}
+  Receiver(const Receiver&) = delete;
+  ~Receiver() {
+    for (const std::vector<void*>& blocks : {empty_, full_}) {
+      for (void* block : blocks) std::free(block);
+    }
+  }
 
-  // Waits for bytes. What came is in `buffer()` unless memory is fresh.
+  // Waits for bytes; 0 when no more come.
   std::size_t Receive(int fd) {
-    std::array<iovec, kBlocks> parts;
-    const int count = fresh_ ? static_cast<int>(kBlocks) : 1;
-    parts[0] = {.iov_base = buffer_.data(), .iov_len = buffer_.size()};
-    if (fresh_) {
-      for (iovec& part : parts) part = {.iov_base = std::malloc(kBlock), .iov_len = kBlock};
-    }
-    const ssize_t got = readv(fd, parts.data(), count);
-    if (fresh_) {
-      for (const iovec& part : parts) std::free(part.iov_base);
-    }
+    const ssize_t got = fresh_ ? ReceiveIntoBlocks(fd) : read(fd, buffer_.data(), buffer_.size());
     if (got < 0) SocketDies("nothing comes");
     return static_cast<std::size_t>(got);
   }
+  // What came, unless it is in blocks.
   const std::byte* buffer() const { return buffer_.data(); }
 
  private:
+  ssize_t ReceiveIntoBlocks(int fd) {
+    while (empty_.size() < kBlocks) empty_.push_back(std::malloc(kBlock));
+    std::array<iovec, kBlocks> parts;
+    for (std::size_t i = 0; i < kBlocks; ++i) parts[i] = {.iov_base = empty_[i], .iov_len = kBlock};
+    const ssize_t got = readv(fd, parts.data(), static_cast<int>(kBlocks));
+    if (got <= 0) return got;
+    const auto used = (got + static_cast<ssize_t>(kBlock) - 1) / static_cast<ssize_t>(kBlock);
+    full_.insert(full_.end(), empty_.begin(), empty_.begin() + used);
+    empty_.erase(empty_.begin(), empty_.begin() + used);
+    if (full_.size() < kBlocks) return got;
+    for (void* block : full_) std::free(block);
+    full_.clear();
+    return got;
+  }
+
   const bool fresh_;
   std::vector<std::byte> buffer_;
+  std::vector<void*> empty_;
+  std::vector<void*> full_;
 };
 
 void SendOneWay(int fd, const ChildSettings& settings, const std::vector<std::byte>& source) {

@@ -10,7 +10,8 @@ nlohmann::json Json(const Spread& spread) {
   return {{"median", spread.median}, {"min", spread.min}, {"max", spread.max}};
 }
 
-std::string Text(const Spread& spread, int decimals) {
+std::string Text(const Spread& spread) {
+  const int decimals = spread.median < 1 ? 3 : spread.median < 10 ? 2 : 1;
   char text[64];
   std::snprintf(text, sizeof text, "%.*f (%.*f to %.*f)", decimals, spread.median, decimals,
                 spread.min, decimals, spread.max);
@@ -29,13 +30,13 @@ std::string Ratio(const Row& row) {
 void PrintRows(const std::string& title, const std::vector<Row>& rows) {
   if (rows.empty()) return;
   const bool latency = rows[0].p50_us.has_value();
-  std::printf("\n%s\n%-7s %-40s %-6s %2s  %-23s %-23s %s\n", title.c_str(), "rung", "what", "path",
+  std::printf("\n%s\n%-7s %-40s %-6s %2s  %-24s %-24s %s\n", title.c_str(), "rung", "what", "path",
               "N", latency ? "p50 us" : "GB/s", latency ? "p99 us" : "CPU s/GB",
               latency ? "ratio, to" : "     ms  ratio, to");
   for (const Row& row : rows) {
-    const std::string first = latency ? Text(*row.p50_us, 1) : Text(*row.gb_per_s, 2);
-    const std::string second = latency ? Text(*row.p99_us, 1) : Text(*row.cpu_s_per_gb, 2);
-    std::printf("%-7s %-40s %-6s %2zu  %-23s %-23s ", row.rung.c_str(), row.what.c_str(),
+    const std::string first = latency ? Text(*row.p50_us) : Text(*row.gb_per_s);
+    const std::string second = latency ? Text(*row.p99_us) : Text(*row.cpu_s_per_gb);
+    std::printf("%-7s %-40s %-6s %2zu  %-24s %-24s ", row.rung.c_str(), row.what.c_str(),
                 row.transport.c_str(), row.members, first.c_str(), second.c_str());
     if (!latency) std::printf("%7.1f  ", row.ms->median);
     std::printf("%5s  %s\n", Ratio(row).c_str(), row.below.c_str());
