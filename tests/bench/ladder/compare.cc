@@ -106,6 +106,16 @@ Row MakeRow(const Case& of, const Samples& samples) {
   return row;
 }
 
+void SetRatios(Row& row, const Row& below) {
+  row.below = below.key();
+  if (row.p50_us) {
+    row.ratio_to_below = row.p50_us->median / below.p50_us->median;
+    return;
+  }
+  row.ratio_to_below = row.gb_per_s->median / below.gb_per_s->median;
+  row.cpu_ratio_to_below = row.cpu_s_per_gb->median / below.cpu_s_per_gb->median;
+}
+
 }  // namespace
 
 std::vector<Row> Compare(const std::vector<Case>& cases, const Plan& plan,
@@ -134,10 +144,7 @@ std::vector<Row> Compare(const std::vector<Case>& cases, const Plan& plan,
     const auto below = std::find_if(all.begin(), all.end(),
                                     [&](const Row& row) { return row.key() == cases[i].below; });
     if (below == all.end()) continue;
-    rows[i].below = cases[i].below;
-    const bool latency = rows[i].p50_us.has_value();
-    rows[i].ratio_to_below = latency ? rows[i].p50_us->median / below->p50_us->median
-                                     : rows[i].gb_per_s->median / below->gb_per_s->median;
+    SetRatios(rows[i], *below);
   }
   return rows;
 }

@@ -39,7 +39,8 @@ struct Row {
   std::optional<Spread> cpu_s_per_gb = {};
   std::optional<Spread> ms = {};  // of a round
   std::string below = {};
-  std::optional<double> ratio_to_below = {};
+  std::optional<double> ratio_to_below = {};      // of GB/s, or of p50
+  std::optional<double> cpu_ratio_to_below = {};  // of CPU seconds per GB
   // Of latency, in microseconds.
   std::optional<Spread> p50_us = {};
   std::optional<Spread> p99_us = {};

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -71,12 +72,20 @@ bool RunCommand(const std::vector<std::string>& argv) {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     posix_spawn_file_actions_addopen(&quiet, fd, "/dev/null", O_RDWR, 0);
   }
+  // A group of its own: what interrupts the benchmark does not interrupt its taking away.
+  posix_spawnattr_t apart;
+  posix_spawnattr_init(&apart);
+  posix_spawnattr_setflags(&apart, POSIX_SPAWN_SETPGROUP);
   pid_t pid = 0;
-  const int failed = posix_spawnp(&pid, "timeout", &quiet, nullptr, arguments.data(), environ);
+  const int failed = posix_spawnp(&pid, "timeout", &quiet, &apart, arguments.data(), environ);
+  posix_spawnattr_destroy(&apart);
   posix_spawn_file_actions_destroy(&quiet);
+  if (failed != 0) return false;
   int status = 0;
-  return failed == 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) &&
-         WEXITSTATUS(status) == 0;
+  while (waitpid(pid, &status, 0) < 0) {
+    if (errno != EINTR) return false;
+  }
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
 }  // namespace gradwire::bench

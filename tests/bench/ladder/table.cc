@@ -18,10 +18,10 @@ std::string Text(const Spread& spread) {
   return text;
 }
 
-std::string Ratio(const Row& row) {
-  if (!row.ratio_to_below) return "";
+std::string Text(const std::optional<double>& ratio) {
+  if (!ratio) return "";
   char text[16];
-  std::snprintf(text, sizeof text, "%.2f", *row.ratio_to_below);
+  std::snprintf(text, sizeof text, "%.2f", *ratio);
   return text;
 }
 
@@ -30,16 +30,18 @@ std::string Ratio(const Row& row) {
 void PrintRows(const std::string& title, const std::vector<Row>& rows) {
   if (rows.empty()) return;
   const bool latency = rows[0].p50_us.has_value();
-  std::printf("\n%s\n%-7s %-40s %-6s %2s  %-24s %-24s %s\n", title.c_str(), "rung", "what", "path",
-              "N", latency ? "p50 us" : "GB/s", latency ? "p99 us" : "CPU s/GB",
-              latency ? "ratio, to" : "     ms  ratio, to");
+  std::printf("\n%s\n%-7s %-46s %-6s %2s  %-24s %-24s", title.c_str(), "rung", "what", "path", "N",
+              latency ? "p50 us" : "GB/s", latency ? "p99 us" : "CPU s/GB");
+  std::printf("%s\n", latency ? " ratio to" : "     ms  ratio  CPU's to");
   for (const Row& row : rows) {
-    const std::string first = latency ? Text(*row.p50_us) : Text(*row.gb_per_s);
-    const std::string second = latency ? Text(*row.p99_us) : Text(*row.cpu_s_per_gb);
-    std::printf("%-7s %-40s %-6s %2zu  %-24s %-24s ", row.rung.c_str(), row.what.c_str(),
+    const std::string first = Text(latency ? *row.p50_us : *row.gb_per_s);
+    const std::string second = Text(latency ? *row.p99_us : *row.cpu_s_per_gb);
+    std::printf("%-7s %-46s %-6s %2zu  %-24s %-24s ", row.rung.c_str(), row.what.c_str(),
                 row.transport.c_str(), row.members, first.c_str(), second.c_str());
-    if (!latency) std::printf("%7.1f  ", row.ms->median);
-    std::printf("%5s  %s\n", Ratio(row).c_str(), row.below.c_str());
+    if (!latency) std::printf("%6.1f  ", row.ms->median);
+    std::printf("%5s ", Text(row.ratio_to_below).c_str());
+    if (!latency) std::printf(" %5s ", Text(row.cpu_ratio_to_below).c_str());
+    std::printf("%s\n", row.below.c_str());
   }
   std::fflush(stdout);
 }
@@ -65,6 +67,7 @@ bool WriteRows(const std::string& path, const std::string& benchmark,
       item["below"] = row.below;
       item["ratio_to_below"] = *row.ratio_to_below;
     }
+    if (row.cpu_ratio_to_below) item["cpu_ratio_to_below"] = *row.cpu_ratio_to_below;
     list.push_back(std::move(item));
   }
   std::ofstream file(path);
