@@ -22,14 +22,17 @@ std::vector<std::function<void()>>& Leftovers() {
   return *leftovers;
 }
 
+constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
+
 void TakeAway() {
+  for (const int signal : kSignals) std::signal(signal, SIG_IGN);  // the commands inherit it
   for (auto it = Leftovers().rbegin(); it != Leftovers().rend(); ++it) (*it)();
 }
 
 void CatchSignals() {
   struct sigaction action {};
   action.sa_handler = [](int) { told_to_stop = 1; };
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaction(signal, &action, nullptr);
+  for (const int signal : kSignals) sigaction(signal, &action, nullptr);
 }
 
 }  // namespace
@@ -62,7 +65,7 @@ std::string TemporaryFolder() {
 }
 
 bool RunCommand(const std::vector<std::string>& argv) {
-  std::vector<std::string> words = {"timeout", "20"};
+  std::vector<std::string> words = {"timeout", "--signal=KILL", "20"};
   words.insert(words.end(), argv.begin(), argv.end());
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
