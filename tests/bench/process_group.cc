@@ -5,11 +5,13 @@
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <iostream>
 #include <utility>
 
 namespace gradwire::bench {
@@ -37,7 +39,7 @@ Child::Child(const std::vector<std::string>& argv) : name_(argv.at(0)) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     dup2(in[0], STDIN_FILENO);
     dup2(out[1], STDOUT_FILENO);
-    execv(arguments[0], arguments.data());
+    execvp(arguments[0], arguments.data());
     _exit(127);
   }
   close(in[0]);
@@ -85,11 +87,26 @@ std::string Child::ReadLine() {
   }
 }
 
+double Child::CpuSeconds() const {
+  clockid_t clock{};
+  timespec time{};
+  if (clock_getcpuclockid(pid_, &clock) != 0 || clock_gettime(clock, &time) != 0) {
+    Die(name_ + " has no CPU clock");
+  }
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
+
 double RunOnce(std::vector<Child>& children) {
   const auto begin = std::chrono::steady_clock::now();
   for (Child& child : children) child.WriteLine("go");
   for (Child& child : children) child.ReadLine();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+void AnswerParent(const std::function<std::string()>& run) {
+  std::cout << "ready" << std::endl;
+  std::string line;
+  while (std::getline(std::cin, line)) std::cout << "done" << run() << std::endl;
 }
 
 }  // namespace gradwire::bench
