@@ -87,6 +87,12 @@ std::string Child::ReadLine() {
   }
 }
 
+bool Child::HasLine() {
+  if (buffered_.find('\n') != std::string::npos) return true;
+  pollfd ready{.fd = from_, .events = POLLIN, .revents = 0};
+  return poll(&ready, 1, 0) > 0;
+}
+
 double Child::CpuSeconds() const {
   clockid_t clock{};
   timespec time{};

@@ -21,6 +21,8 @@ class Child {
   void WriteLine(const std::string& line);
   // Exits the benchmark with a message when the child ends or says nothing for 60 s.
   std::string ReadLine();
+  // Whether ReadLine would not have to wait.
+  bool HasLine();
   int pid() const { return pid_; }
   // User and system time of all its threads so far.
   double CpuSeconds() const;

@@ -46,8 +46,7 @@ void PrintRows(const std::string& title, const std::vector<Row>& rows) {
   std::fflush(stdout);
 }
 
-bool WriteRows(const std::string& path, const std::string& benchmark,
-               const std::vector<Row>& rows) {
+nlohmann::json JsonOf(const std::vector<Row>& rows) {
   nlohmann::json list = nlohmann::json::array();
   for (const Row& row : rows) {
     nlohmann::json item = {{"rung", row.rung},
@@ -70,8 +69,13 @@ bool WriteRows(const std::string& path, const std::string& benchmark,
     if (row.cpu_ratio_to_below) item["cpu_ratio_to_below"] = *row.cpu_ratio_to_below;
     list.push_back(std::move(item));
   }
+  return list;
+}
+
+bool WriteRows(const std::string& path, const std::string& benchmark,
+               const std::vector<Row>& rows) {
   std::ofstream file(path);
-  file << nlohmann::json{{"benchmark", benchmark}, {"rows", list}}.dump(1) << "\n";
+  file << nlohmann::json{{"benchmark", benchmark}, {"rows", JsonOf(rows)}}.dump(1) << "\n";
   file.close();
   return static_cast<bool>(file);
 }
