@@ -94,6 +94,14 @@ absl::StatusOr<Membership> Checked(const v1::JoinResponse& response, const Clien
 
 }  // namespace
 
+bool IsThisHost(const std::string& address) {
+  for (const char* prefix : {"unix:", "unix-abstract:", "localhost:", "127.", "[::1]:",
+                             "dns:///localhost:", "dns:///127.", "ipv4:127.", "ipv6:[::1]:"}) {
+    if (address.rfind(prefix, 0) == 0) return true;
+  }
+  return false;
+}
+
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
   wire::KeepGrpc();
   constexpr int max_message = static_cast<int>(kMaxChunkBytes) + 64 * 1024;

@@ -32,6 +32,9 @@ struct Membership {
   absl::Duration resume_grace = absl::ZeroDuration();
 };
 
+// A unix socket or a loopback address.
+bool IsThisHost(const std::string& address);
+
 // A connection of its own: channels with equal arguments share none.
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address);
 

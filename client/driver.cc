@@ -20,8 +20,10 @@ constexpr std::chrono::seconds kCloseTimeout(2);
 constexpr std::chrono::milliseconds kWhileLeaving(10);
 constexpr std::chrono::hours kLongestWait(1);
 
-// A daemon on this host answers at once.
-constexpr std::chrono::milliseconds kAttachTimeout(500);
+// For shared memory. A daemon on this host answers at once, unless the host is very busy; a stream
+// that resumes has little time.
+constexpr std::chrono::seconds kAttachTimeout(5);
+constexpr std::chrono::milliseconds kReattachTimeout(300);
 
 // A timer that is so late shows that this process stood still.
 constexpr std::chrono::seconds kOwnPause(2);
@@ -46,6 +48,7 @@ Driver::Driver(ClientOptions options, Membership membership, std::uint64_t start
       membership_(std::move(membership)),
       start_id_(start_id),
       hook_(std::move(hook)),
+      sends_digests_(!IsThisHost(options_.address)),
       inbox_(std::move(inbox)),
       pool_(BufferPool::Make(membership_.chunk_bytes,
                              std::size_t{membership_.window_chunks} * membership_.open_buckets)),
@@ -101,12 +104,14 @@ void Driver::OpenStream(std::shared_ptr<grpc::Channel> channel) {
   if (options_.shared_memory && membership_.memory_bytes > 0 &&
       options_.address.rfind("unix:", 0) == 0) {
     // Without it everything works too, so that why there is none ends nothing.
-    auto attached = SharedMemory::Attach({.address = options_.address,
-                                          .token = membership_.token,
-                                          .start_id = start_id_,
-                                          .block_bytes = membership_.chunk_bytes,
-                                          .staging_bytes = membership_.memory_bytes},
-                                         Clock::now() + kAttachTimeout);
+    auto attached =
+        SharedMemory::Attach({.address = options_.address,
+                              .token = membership_.token,
+                              .start_id = start_id_,
+                              .block_bytes = membership_.chunk_bytes,
+                              .staging_bytes = membership_.memory_bytes},
+                             Clock::now() + (welcomed_ ? Clock::duration(kReattachTimeout)
+                                                       : Clock::duration(kAttachTimeout)));
     if (attached.ok()) memory_ = *std::move(attached);
   }
   {
@@ -136,8 +141,7 @@ void Driver::OnFrame(absl::StatusOr<wire::Frame> received) {
         link_.Daemon(), " sent bytes that are no frame: ", received.status().message())));
   }
   if (const auto* result = std::get_if<wire::Result>(&received->header)) {
-    const wire::Payload* payload = received->payload.get();
-    if ((payload == nullptr || payload->fixed()) && wire::Digest(payload) != result->digest) {
+    if (sends_digests_ && wire::Digest(received->payload.get()) != result->digest) {
       return Fail(absl::DataLossError(
           absl::StrCat("result ", result->chunk, " of bucket ", result->id.bucket, " in step ",
                        result->id.step, " from ", link_.Daemon(), " does not fit its digest")));
@@ -256,11 +260,11 @@ void Driver::On(SendChunkEffect& effect) {
     stats_.Compressed(effect.header.id.bucket, spent, effect.bytes);
   }
   if (effect.announce) {
-    effect.announce->digest = wire::Digest(payload->get());
+    if (sends_digests_) effect.announce->digest = wire::Digest(payload->get());
     return link_.Send(*std::move(effect.announce), *std::move(payload));
   }
   effect.header.shared = shared;
-  if (!shared) effect.header.digest = wire::Digest(payload->get());
+  if (sends_digests_) effect.header.digest = wire::Digest(payload->get());
   link_.Send(std::move(effect.header), *std::move(payload));
 }
 

@@ -128,6 +128,8 @@ class Driver final : private EventHandler {
   const Membership membership_;
   const std::uint64_t start_id_;
   const std::unique_ptr<Hook> hook_;
+  // Against what a network's checksums miss. Within one host there is no network.
+  const bool sends_digests_;
   const std::shared_ptr<Inbox> inbox_;
   const std::shared_ptr<BufferPool> pool_;
   const std::shared_ptr<GradientMemory> gradients_;

@@ -158,8 +158,8 @@ void ExchangeStream::OnReadDone(bool ok) {
 }
 
 absl::Status ExchangeStream::Resolve(const Place& at, wire::Frame& frame) {
-  // The session wants to know it of what it keeps; computed here, while its lock is free.
-  if (frame.payload != nullptr) frame.payload->digest();
+  // The session compares it; computed here, while its lock is free.
+  if (frame.payload != nullptr && wire::HasDigest(frame.header)) frame.payload->digest();
   auto* contribution = std::get_if<wire::Contribution>(&frame.header);
   if (contribution == nullptr || !contribution->shared) return absl::OkStatus();
   if (at.memory == nullptr) {

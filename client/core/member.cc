@@ -103,11 +103,13 @@ absl::Status Member::StartBucket(Ticket ticket, GradBucket& bucket, Effects& eff
   return absl::OkStatus();
 }
 
-wire::Announce Member::AnnounceOf(const Bucket& bucket) const {
+wire::Announce Member::AnnounceOf(const Bucket& bucket) {
+  eager_bytes_ -= std::exchange(eager_done_bytes_, 0);
   return {.step = step_,
           .generation = options_.generation,
           .parameters = bucket.parameters,
-          .rounds = bucket.plans};
+          .rounds = bucket.plans,
+          .acknowledged = std::exchange(eager_done_, {})};
 }
 
 void Member::SendAnnounce(const Bucket& bucket, Effects& effects) {
@@ -116,20 +118,35 @@ void Member::SendAnnounce(const Bucket& bucket, Effects& effects) {
 
 // What is small saves the round trip of a grant.
 bool Member::MayBeEager(const Bucket& bucket) const {
-  if (bucket.done || bucket.plans.size() != 1 || bucket.layout.chunk_count() != 1) return false;
+  if (eager_stopped_ || bucket.done || bucket.plans.size() != 1 ||
+      bucket.layout.chunk_count() != 1) {
+    return false;
+  }
   return bucket.run->shared_bytes() == 0 &&
-         bucket.layout.ChunkBytes(0) <= options_.eager_bytes - eager_bytes_;
+         bucket.layout.ChunkBytes(0) <= options_.eager_bytes - (eager_bytes_ - eager_done_bytes_);
 }
 
 void Member::SendEager(Bucket& bucket, Effects& effects) {
+  wire::Announce header = AnnounceOf(bucket);
   bucket.granted = true;
   bucket.eager_bytes = bucket.layout.ChunkBytes(0);
   eager_bytes_ += bucket.eager_bytes;
   SendChunks(bucket.parameters.front(), bucket, effects);
-  wire::Announce header = AnnounceOf(bucket);
   header.eager = true;
   header.attempt = bucket.attempt;
   std::get<SendChunkEffect>(effects.back()).announce = std::move(header);
+}
+
+bool Member::IsAnotherOpen(const Bucket& bucket) const {
+  return std::any_of(buckets_.begin(), buckets_.end(), [&bucket](const auto& entry) {
+    return !entry.second.done && &entry.second != &bucket;
+  });
+}
+
+void Member::FinishEager(Bucket& bucket) {
+  if (bucket.eager_bytes == 0) return;
+  eager_done_bytes_ += std::exchange(bucket.eager_bytes, 0);
+  eager_done_.push_back(bucket.parameters.front());
 }
 
 absl::Status Member::EndStep(Effects& effects) {
@@ -191,6 +208,7 @@ void Member::OnGrant(const wire::Grant& grant, Effects& effects) {
   // An eager announcement that met another attempt has its grant after all.
   if (bucket.granted && (bucket.received > 0 || grant.id.attempt <= bucket.attempt)) return;
   if (bucket.granted) bucket.sent = 0;
+  eager_bytes_ -= std::exchange(bucket.eager_bytes, 0);
   bucket.granted = true;
   bucket.attempt = grant.id.attempt;
   SendChunks(grant.id.bucket, bucket, effects);
@@ -286,7 +304,11 @@ void Member::OnResult(const wire::Result& result, const wire::PayloadRef& payloa
   if (bucket.received < bucket.layout.chunk_count()) {
     return SendChunks(result.id.bucket, bucket, effects);  // carries the acknowledgement
   }
-  acknowledge(bucket.received);
+  if (bucket.eager_bytes == 0 || IsAnotherOpen(bucket)) {
+    // It may be what the other one's grant waits for.
+    eager_bytes_ -= std::exchange(bucket.eager_bytes, 0);
+    acknowledge(bucket.received);
+  }
   if (absl::Status status = AdvanceRound(bucket, effects); !status.ok()) Fail(status, effects);
 }
 
@@ -347,7 +369,7 @@ absl::Status Member::AdvanceRound(Bucket& bucket, Effects& effects) {
 
 void Member::Done(Bucket& bucket, Effects& effects) {
   bucket.done = true;
-  eager_bytes_ -= std::exchange(bucket.eager_bytes, 0);
+  FinishEager(bucket);
   effects.push_back(BucketDoneEffect{.ticket = bucket.ticket,
                                      .status = absl::OkStatus(),
                                      .bucket = bucket.parameters.front(),
@@ -371,6 +393,10 @@ void Member::OnStepDone(const wire::StepDone& done, Effects& effects) {
   }
   buckets_.clear();
   hook_->EndStep(done.verdict);
+  // The next step's first frame acknowledges all of this one.
+  eager_done_.clear();
+  eager_bytes_ = eager_done_bytes_ = 0;
+  eager_stopped_ = false;
   std::fill(used_.begin(), used_.end(), false);
   ended_ = false;
   attempt_ = 0;
@@ -405,9 +431,12 @@ void Member::OnRestart(const wire::Restart& restart, Effects& effects) {
   }
 }
 
-// What went eagerly may have been lost: now it waits for a Restart or a grant, like the rest.
+// What went eagerly may have been lost: now it waits for a Restart or a grant, like the rest. How
+// much of it the coordinator has is not known, so that nothing else goes eagerly in this step.
 void Member::Resumed(Effects& effects) {
+  eager_stopped_ = true;
   for (auto& [id, bucket] : buckets_) {
+    bucket.eager_bytes = 0;
     bucket.granted = false;
     bucket.sent = bucket.received;
     SendAnnounce(bucket, effects);

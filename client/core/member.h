@@ -161,10 +161,12 @@ class Member {
   absl::Status AdvanceRound(Bucket& bucket, Effects& effects);
   void Done(Bucket& bucket, Effects& effects);
   bool MayBeEager(const Bucket& bucket) const;
-  wire::Announce AnnounceOf(const Bucket& bucket) const;
+  wire::Announce AnnounceOf(const Bucket& bucket);
   void SendEager(Bucket& bucket, Effects& effects);
   void SendChunks(std::uint32_t id, Bucket& bucket, Effects& effects);
   void SendAnnounce(const Bucket& bucket, Effects& effects);
+  void FinishEager(Bucket& bucket);
+  bool IsAnotherOpen(const Bucket& bucket) const;
   void SendCollectiveChunks(Effects& effects);
   void MaybeFinishCollective(Effects& effects);
   void ProtocolError(const std::string& what, Effects& effects);
@@ -192,7 +194,11 @@ class Member {
   bool ended_ = false;
   std::map<std::uint32_t, Bucket> buckets_;  // of the current step, by id
   std::vector<bool> used_;                   // parameters in the current step
-  std::size_t eager_bytes_ = 0;              // sent eagerly, and no result here
+  // Sent eagerly, and the results not acknowledged; the next announcement does that, at no cost.
+  std::size_t eager_bytes_ = 0;
+  std::size_t eager_done_bytes_ = 0;       // of these, what has its results
+  std::vector<std::uint32_t> eager_done_;  // likewise: the buckets of this step
+  bool eager_stopped_ = false;             // in this step
   std::optional<Collective> collective_;
   std::uint64_t next_collective_ = 0;
   std::optional<std::pair<std::int64_t, std::int64_t>> last_reset_;  // step, iteration

@@ -91,6 +91,7 @@ void Set(const Announce& announce, v1::Header& out) {
   message.mutable_parameters()->Add(announce.parameters.begin(), announce.parameters.end());
   message.set_eager(announce.eager);
   message.set_attempt(announce.attempt);
+  message.mutable_acknowledged()->Add(announce.acknowledged.begin(), announce.acknowledged.end());
   if (announce.digest.has_value()) message.set_digest(*announce.digest);
   for (const RoundPlan& round : announce.rounds) {
     v1::RoundPlan& plan = *message.add_rounds();
@@ -172,7 +173,10 @@ Announce Get(const v1::Announce& message, Checker& check) {
   if (message.has_digest()) announce.digest = message.digest();
   check.Count("parameters", static_cast<std::size_t>(message.parameters_size()), 1, kMaxParameters);
   check.Count("rounds", static_cast<std::size_t>(message.rounds_size()), 0, kMaxRounds);
+  check.Count("acknowledged", static_cast<std::size_t>(message.acknowledged_size()), 0,
+              kMaxParameters);
   if (!check.status().ok()) return announce;
+  announce.acknowledged.assign(message.acknowledged().begin(), message.acknowledged().end());
   announce.parameters.reserve(static_cast<std::size_t>(message.parameters_size()));
   for (const std::uint32_t parameter : message.parameters()) {
     announce.parameters.push_back(check.Parameter("parameters", parameter));

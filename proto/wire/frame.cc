@@ -27,6 +27,14 @@ std::uint64_t Compute(std::span<const std::span<const std::byte>> pieces) {
 
 }  // namespace
 
+bool HasDigest(const Header& header) {
+  if (const auto* contribution = std::get_if<Contribution>(&header)) {
+    return contribution->digest.has_value();
+  }
+  const auto* announce = std::get_if<Announce>(&header);
+  return announce != nullptr && announce->digest.has_value();
+}
+
 std::uint64_t Payload::digest() const {
   if (has_digest_.load(std::memory_order_acquire)) return digest_.load(std::memory_order_relaxed);
   const std::uint64_t value = Compute(pieces());

@@ -44,6 +44,7 @@ struct Announce {
   bool eager = false;  // the payload is the only round's only chunk, of this attempt
   std::uint32_t attempt = 0;
   std::optional<std::uint64_t> digest{};
+  std::vector<std::uint32_t> acknowledged{};
   bool operator==(const Announce&) const = default;
 };
 
@@ -189,6 +190,9 @@ struct Begin {
 using Header = std::variant<Hello, Announce, Contribution, Ack, EndStep, Heartbeat, Enter,
                             CollectiveChunk, CollectiveAck, Welcome, Grant, Result, StepDone,
                             Restart, Failure, Begin, SharedState, StateReset, BucketReport>;
+
+// Whether it has a digest that the coordinator compares with the payload's.
+bool HasDigest(const Header& header);
 
 // Bytes that belong to a frame, immutable and shared: received slices, a pooled buffer, a test's
 // vector. The pieces stay valid as long as the object.

@@ -201,8 +201,8 @@ class Session {
     bool reset_sent = false;            // a StateReset, and it has not begun a step since
   };
 
-  // One member's contribution to one chunk. The digest stays until the bucket is dropped; of bytes
-  // in shared memory there is none.
+  // One member's contribution to one chunk. The digest, where the member sent one, stays until the
+  // bucket is dropped.
   struct Slot {
     wire::PayloadRef payload;
     std::optional<std::uint64_t> digest{};
@@ -257,6 +257,8 @@ class Session {
   static bool AllGranted(const Bucket& bucket);
   static bool WaitsForGrant(const Bucket& bucket);
   void Acknowledge(int rank, Bucket& bucket, Round& round, std::uint32_t received);
+  void AcknowledgeAll(int rank, Bucket& bucket);
+  void AcknowledgeEarlierSteps(int rank);
   void OnContribution(int rank, const wire::Contribution& header, const wire::PayloadRef& payload,
                       Effects& effects);
   void OnAck(int rank, const wire::RoundId& id, std::uint32_t received, Effects& effects);
@@ -267,6 +269,7 @@ class Session {
   absl::Status CheckOwnership(const wire::Announce& announce) const;
   absl::Status CheckContribution(int rank, const wire::Contribution& header, const Bucket& bucket,
                                  const wire::PayloadRef& payload) const;
+  static bool IsAnother(const Slot& slot, const wire::Payload& again);
   DType GradientType(const Bucket& bucket) const;
   void Store(int rank, Bucket& bucket, const wire::Contribution& header,
              const wire::PayloadRef& payload, Effects& effects);

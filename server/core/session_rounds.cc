@@ -109,9 +109,10 @@ void Session::OnContribution(int rank, const wire::Contribution& header,
 
 void Session::Store(int rank, Bucket& bucket, const wire::Contribution& header,
                     const wire::PayloadRef& payload, Effects& effects) {
+  // Where the member sends none, nothing but this host's kernel lies between it and the daemon.
   std::optional<std::uint64_t> digest;
-  if (payload->fixed()) digest = payload->digest();
-  if (header.digest && digest && *header.digest != *digest) {
+  if (header.digest && payload->fixed()) digest = payload->digest();
+  if (digest && *header.digest != *digest) {
     return Violation(rank,
                      absl::DataLossError(absl::StrCat("chunk ", header.chunk, " of bucket ",
                                                       BucketName(bucket.parameters), " in step ",
@@ -122,7 +123,7 @@ void Session::Store(int rank, Bucket& bucket, const wire::Contribution& header,
   if (chunk.slots.empty()) chunk.slots.resize(members_.size());
   Slot& slot = chunk.slots[Index(rank)];
   if (slot.filled) {
-    if (slot.digest && digest && *slot.digest != *digest) {
+    if (IsAnother(slot, *payload)) {
       return Violation(rank,
                        absl::DataLossError(absl::StrCat("sent chunk ", header.chunk, " of bucket ",
                                                         BucketName(bucket.parameters), " in step ",
@@ -147,6 +148,13 @@ void Session::Store(int rank, Bucket& bucket, const wire::Contribution& header,
   std::vector<std::uint64_t>& epochs = members_[Index(rank)].epochs;
   for (std::uint32_t p : bucket.parameters) epochs[p] = bucket.epoch;
   MaybeReduce(bucket, header.chunk, effects);
+}
+
+// Whether a chunk that comes again is another one. Without digests that can be told until it is
+// reduced.
+bool Session::IsAnother(const Slot& slot, const wire::Payload& again) {
+  if (slot.payload != nullptr) return slot.payload->digest() != again.digest();
+  return slot.digest && again.fixed() && *slot.digest != again.digest();
 }
 
 DType Session::GradientType(const Bucket& bucket) const {
@@ -243,8 +251,9 @@ void Session::Advance(Bucket& bucket) {
                                      [](bool announced) { return announced; })) {
     return;
   }
-  if (!bucket.rounds.empty() && !bucket.open && !AllGranted(bucket) &&
-      !IsActive(Mutant::kCreditDeadlock)) {
+  // What has no elements needs no credit.
+  if (!bucket.rounds.empty() && !bucket.rounds.back().finished() && !bucket.open &&
+      !AllGranted(bucket) && !IsActive(Mutant::kCreditDeadlock)) {
     return;
   }
   while (!bucket.rounds.empty() && bucket.rounds.back().finished()) {
@@ -272,6 +281,22 @@ void Session::OnAck(int rank, const wire::RoundId& id, std::uint32_t received, E
   if (received <= round.received[Index(rank)]) return;
   Acknowledge(rank, found->second, round, received);
   DropAcknowledged(found->second);
+}
+
+void Session::AcknowledgeAll(int rank, Bucket& bucket) {
+  for (Round& round : bucket.rounds) {
+    if (round.received[Index(rank)] < round.reduced) {
+      Acknowledge(rank, bucket, round, round.reduced);
+    }
+  }
+  DropAcknowledged(bucket);
+}
+
+// The StepDone came after their results.
+void Session::AcknowledgeEarlierSteps(int rank) {
+  for (auto& [key, bucket] : buckets_) {
+    if (bucket.step < step_) AcknowledgeAll(rank, bucket);
+  }
 }
 
 void Session::Acknowledge(int rank, Bucket& bucket, Round& round, std::uint32_t received) {

@@ -131,6 +131,11 @@ void Session::OnAnnounce(int rank, const wire::Announce& announce, const wire::P
                                                    "; the session is at step ", step_)),
         effects);
   }
+  AcknowledgeEarlierSteps(rank);
+  for (const std::uint32_t id : announce.acknowledged) {
+    const auto done = buckets_.find({step_, id});
+    if (done != buckets_.end() && done->second.reduced) AcknowledgeAll(rank, done->second);
+  }
   if (absl::Status status = CheckOwnership(announce); !status.ok()) {
     return Violation(rank, status, effects);
   }
@@ -181,7 +186,7 @@ void Session::OnAnnounce(int rank, const wire::Announce& announce, const wire::P
   } else if (bucket.open) {
     SendGrant(bucket, rank, effects);
   }
-  Advance(bucket);  // one without elements is over now and frees its credit
+  Advance(bucket);  // one without elements is over now
   GrantBuckets(effects);
   MaybeCommit(effects);
 }
@@ -272,7 +277,8 @@ void Session::GrantBuckets(Effects& effects) {
   for (auto& [key, bucket] : buckets_) {
     if (bucket.open) {
       ++open;
-    } else if (!bucket.reduced && !bucket.rounds.empty() && WaitsForGrant(bucket)) {
+    } else if (!bucket.reduced && !bucket.rounds.empty() && !bucket.rounds.back().finished() &&
+               WaitsForGrant(bucket)) {
       waiting.push_back(&bucket);
     }
   }
@@ -298,8 +304,7 @@ void Session::GrantBuckets(Effects& effects) {
     for (int r = 0; r < options_.world_size; ++r) {
       if (bucket->announced[Index(r)]) SendGrant(*bucket, r, effects);
     }
-    Advance(*bucket);  // a bucket without elements needs nothing but its grant
-    if (!bucket->reduced) ++open;
+    ++open;
   }
 }
 
@@ -348,6 +353,7 @@ void Session::OnEndStep(int rank, const wire::EndStep& end, absl::Time now, Effe
                                                 r, " has left the session")),
                 r, effects);
   }
+  AcknowledgeEarlierSteps(rank);
   if (!step_began_) step_began_ = now;
   members_[Index(rank)].ended_step = true;
   members_[Index(rank)].reset_sent = false;

@@ -120,6 +120,7 @@ int main(int argc, char** argv) {
   app.add_option("--world-size", member.world_size)->group("");
   app.add_option("--bytes", member.bytes)->group("");
   app.add_option("--gradients", member.gradients)->group("");
+  app.add_option("--shares-memory", member.shares_memory)->group("");
   CLI11_PARSE(app, argc, argv);
   if (role == "bulk") return RunBulkMember(member);
   if (role == "tiny" || role == "tiny-beside") return RunTinyMember(member, role != "tiny");

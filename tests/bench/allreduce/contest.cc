@@ -81,7 +81,9 @@ Arguments MemberArguments(const ContestOptions& options, const Daemon& daemon,
           "--world-size",
           std::to_string(members),
           "--bytes",
-          std::to_string(options.mebibytes << 20)};
+          std::to_string(options.mebibytes << 20),
+          "--shares-memory",
+          path == "shm" ? "1" : "0"};
 }
 
 Contender Ours(const ContestOptions& options, const Daemon& daemon, const std::string& path,

@@ -44,6 +44,9 @@ std::unique_ptr<Client> Join(const MemberSettings& settings,
                               .parameters = parameters,
                               .hook = *hook});
   Check(client.status());
+  if ((*client)->metrics().shared_memory != settings.shares_memory) {
+    Die(absl::InternalError("the payloads do not travel where they should"));
+  }
   return *std::move(client);
 }
 

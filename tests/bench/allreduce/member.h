@@ -15,6 +15,7 @@ struct MemberSettings {
   std::size_t bytes = 0;  // of gradient
   // Where the bucket lies: "own" memory, or "shared" with the daemon, by AllocateGradients.
   std::string gradients = "own";
+  bool shares_memory = false;  // expected of the connection
 };
 
 // For each line on standard input one step with one bucket. Exits with 1 where a result is not the

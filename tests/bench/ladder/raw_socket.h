@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "server/unique_fd.h"
+#include "proto/wire/unique_fd.h"
 
 namespace gradwire::bench {
 
-using server::UniqueFd;
+
 
 constexpr int kSocketTimeoutMs = 300'000;
 
