@@ -46,17 +46,25 @@ test-asan test-tsan: test-%: ## the tests under the address and undefined-behavi
 	$(call build,$*)
 	$(call check,$*)
 
+benches := kernels low_rank ladder allreduce members
+bench_json := $(addprefix build/bench/,$(addsuffix .json,$(benches) python_hook compare_gloo))
+
 .PHONY: bench
-bench: ## measure kernels, PowerSGD, all-reduce and the Python hook; results also in build/bench/results.json
-	@deploy/install-packages.sh build test parity python
-	$(call build,dev,kernels_bench low_rank_bench allreduce_bench $$(test -e build/venv/packages && echo gradwire_python_package),$$(client/python/make-venv.sh build/venv))
+bench: ## measure everything against memcpy, raw sockets, plain gRPC and torch + gloo; build/bench has JSON and a plot
+	@deploy/install-packages.sh build test parity python bench
+	$(call build,dev,$(addsuffix _bench,$(benches)) $$(test -e build/venv/packages && echo gradwire_python_package),$$(client/python/make-venv.sh build/venv))
 	@mkdir -p build/bench
-	@build/dev/bin/kernels_bench --json build/bench/kernels.json
-	@build/dev/bin/low_rank_bench --json build/bench/low_rank.json
-	@build/dev/bin/allreduce_bench --json build/bench/allreduce.json
+	@set -e; for name in $(benches); do build/dev/bin/$${name}_bench --json build/bench/$$name.json; done
 	@tests/bench/python_hook.sh build/dev build/venv build/bench/python_hook.json
-	@$(PYTHON) -B tests/bench/merge.py build/bench/results.json build/bench/kernels.json \
-	   build/bench/low_rank.json build/bench/allreduce.json build/bench/python_hook.json
+	@tests/bench/compare_gloo.sh build/dev build/venv build/bench/compare_gloo.json
+	@$(PYTHON) -B tests/bench/plot.py build/bench/members.json build/bench/throughput.png
+	@$(PYTHON) -B tests/bench/merge.py build/bench/results.json $(bench_json)
+
+.PHONY: bench-sweep
+bench-sweep: ## the measurements behind the daemon's channel settings
+	@deploy/install-packages.sh build test parity bench
+	$(call build,dev,ladder_bench,$$(client/python/make-venv.sh build/venv))
+	@build/dev/bin/ladder_bench --sweep
 
 .PHONY: wheel
 wheel: ## build the Python wheel with its libraries in it, and try it with another Python

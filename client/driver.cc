@@ -75,7 +75,7 @@ void Driver::Stop() {
 
 Clock::time_point Driver::OnIdle() {
   link_.PumpWrites();
-  return finished() ? Clock::time_point::min() : NextTimer();
+  return finished() ? Clock::now() : NextTimer();
 }
 
 void Driver::OnTimer(Clock::time_point now, Clock::duration late) {

@@ -1,6 +1,7 @@
 #include "client/link.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -50,7 +51,15 @@ void Link::Open(std::shared_ptr<grpc::Channel> channel, std::int64_t step, std::
 
 void Link::Send(wire::Header header, wire::PayloadRef payload) {
   if (stream_ == nullptr || broken_ || closing_) return;
-  outgoing_.push_back({.header = std::move(header), .payload = std::move(payload)});
+  // Contributions of other buckets can wait; nothing else is overtaken.
+  auto at = outgoing_.end();
+  if (const auto* announce = std::get_if<wire::Announce>(&header); announce && announce->eager) {
+    while (at != outgoing_.begin() &&
+           std::holds_alternative<wire::Contribution>(std::prev(at)->header)) {
+      --at;
+    }
+  }
+  outgoing_.insert(at, {.header = std::move(header), .payload = std::move(payload)});
 }
 
 void Link::PumpWrites() {

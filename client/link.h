@@ -26,7 +26,8 @@ class Link {
   // Begins a stream with its Hello. `memory`: the attachment of shared memory; 0: none.
   void Open(std::shared_ptr<grpc::Channel> channel, std::int64_t step, std::uint64_t memory);
 
-  // Queues a frame. Without a stream it is dropped: what still matters is announced after a resume.
+  // Queues a frame, a small bucket's before the chunks of large ones. Without a stream it is
+  // dropped: what still matters is announced after a resume.
   void Send(wire::Header header, wire::PayloadRef payload = nullptr);
 
   // Hands the stream what it can take. After each event.

@@ -98,7 +98,7 @@ std::uint64_t GradientMemory::version() const {
 absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Attach(const Offer& offer,
                                                                    Clock::time_point deadline) {
   std::unique_ptr<SharedMemory> memory(new SharedMemory(offer));
-  memory->stride_ = RoundUp(offer.block_bytes);
+  memory->stride_ = RoundUp(offer.block_bytes) + kPage;
   const std::size_t blocks = offer.staging_bytes / memory->stride_;
   if (blocks == 0) return absl::FailedPreconditionError("the daemon offers no shared memory");
   auto staging = wire::MemorySegment::Create("gradwire-contributions", blocks * memory->stride_,
@@ -120,11 +120,11 @@ absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Attach(const Offer& 
 
 std::optional<SharedMemory::Block> SharedMemory::Take(const Key& key, std::size_t bytes) {
   Release(key);
-  if (free_.empty() || bytes > stride_) return std::nullopt;
+  if (free_.empty() || bytes > offer_.block_bytes) return std::nullopt;
   const std::size_t block = free_.back();
   free_.pop_back();
   taken_[key] = block;
-  const std::size_t offset = block * stride_;
+  const std::size_t offset = block * stride_ + wire::kContributionSkew;
   return Block{.content = staging_->writable().subspan(offset, bytes),
                .where = {.segment = 0, .offset = offset, .bytes = bytes}};
 }

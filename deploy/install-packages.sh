@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the Debian 12 packages that a group of targets needs, and nothing more.
-#   deploy/install-packages.sh [build|test|clang|lint|parity|python|clean-room]... (build if none is named)
+#   deploy/install-packages.sh [build|test|clang|lint|parity|python|bench|clean-room]... (build if none is named)
 # Does nothing, and asks no mirror, when all of them are there.
 set -euo pipefail
 
@@ -13,6 +13,7 @@ declare -A groups=(
   [lint]="clang-format-14 clang-tidy-14 shellcheck python3 git"
   [parity]="python3-torch python3-numpy"
   [python]="python3-venv python3-dev"
+  [bench]="python3-matplotlib openssl iproute2"
   [clean-room]="mmdebstrap git"
 )
 

@@ -69,6 +69,12 @@ struct Workspace {
   std::span<std::byte> gathered;  // kGatherBytes per contribution
 };
 
+// All are raw and of the dtype that is added in: the division needs no pass of its own.
+bool IsSumOfQuotients(DType dtype, double divisor, std::size_t count, const RawContributions& raw) {
+  if (dtype != DType::kFloat32 || raw.dtype != dtype || divisor != 1) return false;
+  return static_cast<std::size_t>(std::count(raw.is_raw.begin(), raw.is_raw.end(), true)) == count;
+}
+
 // Elements that can be added without a copy; kGatherBytes' worth where pieces are cut.
 std::size_t BlockNumel(std::span<const Source> sources, std::size_t left) {
   std::size_t whole = left;
@@ -85,6 +91,7 @@ std::size_t BlockNumel(std::span<const Source> sources, std::size_t left) {
 
 ReduceOutcome ReduceWith(Workspace work, DType dtype, double divisor, std::size_t numel,
                          std::byte* out, const RawContributions& raw) {
+  const bool quotients = IsSumOfQuotients(dtype, divisor, work.sources.size(), raw);
   ReduceOutcome outcome;
   for (std::size_t left = numel; left > 0;) {
     const std::size_t block = BlockNumel(work.sources, left);
@@ -105,7 +112,9 @@ ReduceOutcome ReduceWith(Workspace work, DType dtype, double divisor, std::size_
       cpu::ConvertAndDivide(raw.dtype, data, dtype, source.cast, block, raw.divisor);
       work.srcs[i] = source.cast;
     }
-    const bool finite = cpu::Sum(dtype, work.srcs.data(), work.srcs.size(), divisor, out, block);
+    const bool finite =
+        quotients ? cpu::SumQuotients(work.srcs.data(), work.srcs.size(), raw.divisor, out, block)
+                  : cpu::Sum(dtype, work.srcs.data(), work.srcs.size(), divisor, out, block);
     outcome.finite = outcome.finite && finite;
     out += block * ByteSize(dtype);
     left -= block;
@@ -122,14 +131,15 @@ ReduceOutcome Reduce(DType dtype, ReduceOp op, std::size_t numel,
   const double divisor = op == ReduceOp::kMean ? static_cast<double>(count) : 1.0;
   thread_local std::vector<std::byte> casts;
   const std::size_t cast_bytes = kCastNumel * ByteSize(dtype);
-  if (!raw.is_raw.empty()) casts.resize(count * cast_bytes);
+  const bool casts_some = !raw.is_raw.empty() && !IsSumOfQuotients(dtype, divisor, count, raw);
+  if (casts_some) casts.resize(count * cast_bytes);
   const auto run = [&](Workspace work) {
     for (std::size_t i = 0; i < count; ++i) {
       Source& source = work.sources[i];
       source.cursor = Cursor{contributions[i]};
       source.cursor.SkipEmptyPieces();
       source.width = ByteSize(raw.raw(i) ? raw.dtype : dtype);
-      source.cast = raw.raw(i) ? casts.data() + i * cast_bytes : nullptr;
+      source.cast = casts_some && raw.raw(i) ? casts.data() + i * cast_bytes : nullptr;
     }
     return ReduceWith(work, dtype, divisor, numel, out.data(), raw);
   };

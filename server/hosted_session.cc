@@ -70,9 +70,8 @@ SessionMemory::Options MemoryOptions(const SessionOptions& options, std::uint64_
   // A model in flat buffers and once more while they are rebuilt.
   constexpr std::size_t kCopies = 2;
   constexpr std::size_t kMargin = std::size_t{1} << 20;
-  const std::size_t blocks = std::size_t{options.window_chunks} * options.open_buckets;
-  return {.block_bytes = options.chunk_bytes,
-          .blocks = blocks,
+  return {.block_bytes = options.BlockBytes(),
+          .blocks = options.ResultBlocks(),
           .staging_bytes = options.StagingBytes(),
           .gradient_bytes = kCopies * static_cast<std::size_t>(gradient_bytes) + kMargin,
           .claim_timeout = options.token_timeout};

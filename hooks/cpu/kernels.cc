@@ -1,6 +1,7 @@
 #include "hooks/cpu/kernels.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <type_traits>
 
@@ -10,6 +11,17 @@
 // After foreach_target.h:
 #include "hooks/cpu/element-inl.h"
 #include "hwy/highway.h"
+
+#ifndef GRADWIRE_KERNELS_ONCE
+#define GRADWIRE_KERNELS_ONCE
+namespace gradwire::cpu {
+// From 1 up; so is every world size, whose reciprocal then is a normal number.
+inline bool IsPowerOfTwo(double divisor) {
+  int exponent = 0;
+  return std::frexp(divisor, &exponent) == 0.5 && exponent < 100;
+}
+}  // namespace gradwire::cpu
+#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace gradwire::cpu {
@@ -74,14 +86,20 @@ void ConvertAny(DType from, const std::byte* src, DType to, std::byte* dst, std:
 
 // ---- Divide
 
-template <DType kType, class D>
+// What to multiply or divide by.
+template <class D>
+HWY_INLINE hn::Vec<D> Operand(D d, bool multiply, double divisor) {
+  return hn::Set(d, static_cast<hn::TFromD<D>>(multiply ? 1 / divisor : divisor));
+}
+
+template <DType kType, bool kMultiply, class D>
 HWY_INLINE std::size_t DivideFrom(D d, std::size_t i, const std::byte* src, std::byte* dst,
                                   std::size_t numel, double divisor) {
   const std::size_t lanes = hn::Lanes(d);
-  const auto by = hn::Set(d, static_cast<hn::TFromD<D>>(divisor));
+  const auto by = Operand(d, kMultiply, divisor);
   for (; i + lanes <= numel; i += lanes) {
     const std::size_t at = i * sizeof(Lane<kType>);
-    StoreRounded<kType>(d, hn::Div(LoadAs<kType>(d, src + at), by), dst + at);
+    StoreRounded<kType>(d, Quotient<kMultiply>(d, LoadAs<kType>(d, src + at), by), dst + at);
   }
   return i;
 }
@@ -89,8 +107,11 @@ HWY_INLINE std::size_t DivideFrom(D d, std::size_t i, const std::byte* src, std:
 template <DType kType>
 void DivideAs(const std::byte* src, std::byte* dst, std::size_t numel, double divisor) {
   using T = std::conditional_t<kType == DType::kFloat64, double, float>;
-  const std::size_t done = DivideFrom<kType>(hn::ScalableTag<T>(), 0, src, dst, numel, divisor);
-  DivideFrom<kType>(One<T>(), done, src, dst, numel, divisor);
+  const hn::ScalableTag<T> d;
+  const std::size_t done = IsPowerOfTwo(divisor)
+                               ? DivideFrom<kType, true>(d, 0, src, dst, numel, divisor)
+                               : DivideFrom<kType, false>(d, 0, src, dst, numel, divisor);
+  DivideFrom<kType, false>(One<T>(), done, src, dst, numel, divisor);
 }
 
 void DivideAny(DType dtype, const std::byte* src, std::byte* dst, std::size_t numel,
@@ -108,14 +129,14 @@ void DivideAny(DType dtype, const std::byte* src, std::byte* dst, std::size_t nu
 }
 
 // The hot pairs of ConvertAndDivide in one pass: binary32 cast to 16 bits, then divided.
-template <DType kTo, class D>
+template <DType kTo, bool kMultiply, class D>
 HWY_INLINE std::size_t NarrowAndDivideFrom(D d, std::size_t i, const std::byte* src, std::byte* dst,
                                            std::size_t numel, double divisor) {
   const std::size_t lanes = hn::Lanes(d);
-  const auto by = hn::Set(d, static_cast<float>(divisor));
+  const auto by = Operand(d, kMultiply, divisor);
   for (; i + lanes <= numel; i += lanes) {
     const auto v = LoadBytes(d, src + i * sizeof(float));
-    StoreBytes(hn::Rebind<Lane<kTo>, D>(), RoundDivideRound<kTo>(d, v, by),
+    StoreBytes(hn::Rebind<Lane<kTo>, D>(), RoundDivideRound<kTo, kMultiply>(d, v, by),
                dst + i * sizeof(Lane<kTo>));
   }
   return i;
@@ -124,8 +145,10 @@ HWY_INLINE std::size_t NarrowAndDivideFrom(D d, std::size_t i, const std::byte* 
 template <DType kTo>
 void NarrowAndDivide(const std::byte* src, std::byte* dst, std::size_t numel, double divisor) {
   const hn::ScalableTag<float> d;
-  const std::size_t done = NarrowAndDivideFrom<kTo>(d, 0, src, dst, numel, divisor);
-  NarrowAndDivideFrom<kTo>(One<float>(), done, src, dst, numel, divisor);
+  const std::size_t done = IsPowerOfTwo(divisor)
+                               ? NarrowAndDivideFrom<kTo, true>(d, 0, src, dst, numel, divisor)
+                               : NarrowAndDivideFrom<kTo, false>(d, 0, src, dst, numel, divisor);
+  NarrowAndDivideFrom<kTo, false>(One<float>(), done, src, dst, numel, divisor);
 }
 
 void NarrowAndDivideAny(const std::byte* src, DType to, std::byte* dst, std::size_t numel,
@@ -141,11 +164,23 @@ struct SumArguments {
   std::size_t count;
   double divisor;
   std::byte* dst;
+  double source_divisor = 1;
 };
 
-template <DType kType, class D>
+// What is done to an element before it is added.
+enum class Before { kNothing, kMultiply, kDivide };
+
+template <DType kType, Before kBefore, class D>
 HWY_INLINE hn::Vec<D> LoadSource(D d, const SumArguments& a, std::size_t source, std::size_t i) {
-  return LoadAs<kType>(d, static_cast<const std::byte*>(a.srcs[source]) + i * sizeof(Lane<kType>));
+  const std::byte* at = static_cast<const std::byte*>(a.srcs[source]) + i * sizeof(Lane<kType>);
+  if constexpr (kBefore == Before::kNothing) {
+    return LoadAs<kType>(d, at);
+  } else {  // in binary32, and rounded to it
+    constexpr bool kMultiply = kBefore == Before::kMultiply;
+    const hn::Rebind<float, D> df;
+    const auto by = Operand(df, kMultiply, a.source_divisor);
+    return hn::PromoteTo(d, Quotient<kMultiply>(df, LoadBytes(df, at), by));
+  }
 }
 
 template <DType kType, class D>
@@ -168,7 +203,7 @@ HWY_INLINE Bits<kType, D> Finish(D d, const SumArguments& a, hn::Vec<D> sum, std
 }
 
 // Returns whether all results in [begin, end) are finite.
-template <DType kType, class D>
+template <DType kType, Before kBefore, class D>
 HWY_INLINE bool SumFrom(D d, const SumArguments& a, std::size_t begin, std::size_t end) {
   const hn::RebindToUnsigned<hn::Rebind<Lane<kType>, D>> du;
   const std::size_t lanes = hn::Lanes(d);
@@ -176,15 +211,15 @@ HWY_INLINE bool SumFrom(D d, const SumArguments& a, std::size_t begin, std::size
   std::size_t i = begin;
   // Four vectors at a time hide the latency of the chain of additions.
   for (; i + 4 * lanes <= end; i += 4 * lanes) {
-    auto s0 = LoadSource<kType>(d, a, 0, i);
-    auto s1 = LoadSource<kType>(d, a, 0, i + lanes);
-    auto s2 = LoadSource<kType>(d, a, 0, i + 2 * lanes);
-    auto s3 = LoadSource<kType>(d, a, 0, i + 3 * lanes);
+    auto s0 = LoadSource<kType, kBefore>(d, a, 0, i);
+    auto s1 = LoadSource<kType, kBefore>(d, a, 0, i + lanes);
+    auto s2 = LoadSource<kType, kBefore>(d, a, 0, i + 2 * lanes);
+    auto s3 = LoadSource<kType, kBefore>(d, a, 0, i + 3 * lanes);
     for (std::size_t k = 1; k < a.count; ++k) {
-      s0 = hn::Add(s0, LoadSource<kType>(d, a, k, i));
-      s1 = hn::Add(s1, LoadSource<kType>(d, a, k, i + lanes));
-      s2 = hn::Add(s2, LoadSource<kType>(d, a, k, i + 2 * lanes));
-      s3 = hn::Add(s3, LoadSource<kType>(d, a, k, i + 3 * lanes));
+      s0 = hn::Add(s0, LoadSource<kType, kBefore>(d, a, k, i));
+      s1 = hn::Add(s1, LoadSource<kType, kBefore>(d, a, k, i + lanes));
+      s2 = hn::Add(s2, LoadSource<kType, kBefore>(d, a, k, i + 2 * lanes));
+      s3 = hn::Add(s3, LoadSource<kType, kBefore>(d, a, k, i + 3 * lanes));
     }
     bad = Finish<kType>(d, a, s0, i, bad);
     bad = Finish<kType>(d, a, s1, i + lanes, bad);
@@ -192,24 +227,24 @@ HWY_INLINE bool SumFrom(D d, const SumArguments& a, std::size_t begin, std::size
     bad = Finish<kType>(d, a, s3, i + 3 * lanes, bad);
   }
   for (; i + lanes <= end; i += lanes) {
-    auto sum = LoadSource<kType>(d, a, 0, i);
+    auto sum = LoadSource<kType, kBefore>(d, a, 0, i);
     for (std::size_t k = 1; k < a.count; ++k) {
-      sum = hn::Add(sum, LoadSource<kType>(d, a, k, i));
+      sum = hn::Add(sum, LoadSource<kType, kBefore>(d, a, k, i));
     }
     bad = Finish<kType>(d, a, sum, i, bad);
   }
   return hn::AllTrue(du, hn::Eq(bad, hn::Zero(du)));
 }
 
-template <DType kType>
+template <DType kType, Before kBefore = Before::kNothing>
 bool SumAs(const SumArguments& a, std::size_t begin, std::size_t end) {
   constexpr bool kWide = kType == DType::kFloat32 || kType == DType::kFloat64;
   using T = std::conditional_t<kWide, double, float>;
   const hn::ScalableTag<T> d;
   const std::size_t lanes = hn::Lanes(d);
   const std::size_t rest = begin + (end - begin) / lanes * lanes;
-  const bool finite = SumFrom<kType>(d, a, begin, rest);
-  return SumFrom<kType>(One<T>(), a, rest, end) && finite;
+  const bool finite = SumFrom<kType, kBefore>(d, a, begin, rest);
+  return SumFrom<kType, kBefore>(One<T>(), a, rest, end) && finite;
 }
 
 bool SumAny(DType dtype, const void* const* srcs, std::size_t count, double divisor, std::byte* dst,
@@ -228,6 +263,13 @@ bool SumAny(DType dtype, const void* const* srcs, std::size_t count, double divi
   return false;
 }
 
+bool SumQuotientsAny(const void* const* srcs, std::size_t count, double divisor, std::byte* dst,
+                     std::size_t begin, std::size_t end) {
+  const SumArguments a{srcs, count, 1, dst, divisor};
+  return IsPowerOfTwo(divisor) ? SumAs<DType::kFloat32, Before::kMultiply>(a, begin, end)
+                               : SumAs<DType::kFloat32, Before::kDivide>(a, begin, end);
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace gradwire::cpu
 HWY_AFTER_NAMESPACE();
@@ -240,6 +282,7 @@ HWY_EXPORT(ConvertAny);
 HWY_EXPORT(DivideAny);
 HWY_EXPORT(NarrowAndDivideAny);
 HWY_EXPORT(SumAny);
+HWY_EXPORT(SumQuotientsAny);
 
 // Small enough for two passes over a block to meet in the first-level cache.
 constexpr std::size_t kBlockNumel = 2048;
@@ -308,6 +351,20 @@ bool Sum(DType dtype, const void* const* srcs, std::size_t count, double divisor
     if (!HWY_DYNAMIC_DISPATCH(SumAny)(dtype, srcs, count, divisor, out, begin, end)) {
       finite = false;
       CanonicalizeNans(dtype, out + begin * ByteSize(dtype), end - begin);
+    }
+  }
+  return finite;
+}
+
+bool SumQuotients(const void* const* srcs, std::size_t count, double divisor, void* dst,
+                  std::size_t numel) {
+  auto* out = static_cast<std::byte*>(dst);
+  bool finite = true;
+  for (std::size_t begin = 0; begin < numel; begin += kBlockNumel) {
+    const std::size_t end = std::min(begin + kBlockNumel, numel);
+    if (!HWY_DYNAMIC_DISPATCH(SumQuotientsAny)(srcs, count, divisor, out, begin, end)) {
+      finite = false;
+      CanonicalizeNans(DType::kFloat32, out + begin * sizeof(float), end - begin);
     }
   }
   return finite;

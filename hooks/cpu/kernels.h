@@ -35,6 +35,11 @@ void ConvertAndDivide(DType from, const void* src, DType to, void* dst, std::siz
 bool Sum(DType dtype, const void* const* srcs, std::size_t count, double divisor, void* dst,
          std::size_t numel);
 
+// Sum over binary32 sources of which each is divided first: dst[i] = round(round(srcs[0][i] /
+// divisor) + …), with the bits of ConvertAndDivide and then Sum, in one pass. divisor >= 1.
+bool SumQuotients(const void* const* srcs, std::size_t count, double divisor, void* dst,
+                  std::size_t numel);
+
 // Highway targets that this machine can run, best first, by name; and a way to run the functions
 // above on one of them (tests and benchmarks). 0 restores the best.
 struct Target {

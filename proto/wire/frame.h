@@ -63,7 +63,7 @@ struct Contribution {
   int rank = 0;
   std::uint32_t chunk = 0;
   std::uint32_t received = 0;
-  std::optional<std::uint64_t> digest;
+  std::optional<std::uint64_t> digest{};
   std::optional<SharedBytes> shared{};
   bool operator==(const Contribution&) const = default;
 };

@@ -65,6 +65,13 @@ struct SessionOptions {
   // Upper bound of what the session can make the daemon hold: contributions in the window, results
   // not yet acknowledged.
   std::size_t ReservedBytes() const;
+  // Upper bound of a step's bytes, by the manifest.
+  std::size_t StepBytes() const;
+
+  // Results that shared memory holds at a time, and the largest one: those of the window, or of the
+  // whole model where that is less.
+  std::size_t ResultBlocks() const;
+  std::size_t BlockBytes() const;
 
   // What a member that shares memory can have on its way at most.
   std::size_t StagingBytes() const;

@@ -19,6 +19,11 @@ constexpr std::size_t kMaxNamesInMessage = 3;
 // What a session keeps per chunk is not counted in its reserved bytes; this bounds it.
 constexpr std::size_t kMaxChunks = std::size_t{1} << 20;
 
+constexpr std::size_t kPage = 4096;
+
+// What a block of shared memory takes: its pages, and one for where it begins in the first.
+std::size_t Stride(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage + kPage; }
+
 bool IsNameByte(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
          c == '_' || c == '-';
@@ -88,28 +93,37 @@ absl::Status SessionOptions::Validate() const {
   return absl::OkStatus();
 }
 
-std::size_t SessionOptions::ReservedBytes() const {
+std::size_t SessionOptions::StepBytes() const {
   std::size_t gradient = 0;
   for (const ParameterSpec& parameter : manifest) {
     gradient += parameter.numel() * ByteSize(parameter.dtype);
   }
-  const std::size_t window = std::size_t{window_chunks} * open_buckets * chunk_bytes;
-  // A window from each member, and one of results; broadcast holds a window of its own. Chunks of
-  // an uncompressed gradient bound what a window can hold at all.
-  const std::size_t copies = static_cast<std::size_t>(world_size) + 1;
   const std::size_t extra = HookRegistry::IsBuiltIn(spec.comm_hook) ? 0 : kExtraRoundBytes;
-  const std::size_t most = kMaxBytesPerGradientByte * gradient + open_buckets * extra + chunk_bytes;
-  // Each member's eager contributions, and their results.
-  const std::size_t eager = 2 * static_cast<std::size_t>(world_size) * eager_bytes;
-  return std::min(window, most) * copies + std::size_t{window_chunks} * chunk_bytes + eager;
+  return kMaxBytesPerGradientByte * gradient + open_buckets * extra;
 }
 
-std::size_t SessionOptions::StagingBytes() const {
-  // A chunk takes whole pages.
-  constexpr std::size_t kPage = 4096;
-  const std::size_t block = (chunk_bytes + kPage - 1) / kPage * kPage;
-  return std::size_t{window_chunks} * open_buckets * block;
+std::size_t SessionOptions::ReservedBytes() const {
+  const std::size_t window = std::size_t{window_chunks} * open_buckets * chunk_bytes;
+  const std::size_t held = std::min(window, StepBytes() + chunk_bytes);
+  const auto members = static_cast<std::size_t>(world_size);
+  // A window from each member, and one of results; a broadcast holds a window of its own. Chunks of
+  // an uncompressed gradient bound what a window can hold at all.
+  const std::size_t results = std::max(held, ResultBlocks() * Stride(BlockBytes()));
+  const std::size_t broadcast = std::size_t{window_chunks} * chunk_bytes;
+  // Each member's eager contributions, and their results.
+  const std::size_t eager = 2 * members * std::min(eager_bytes, StepBytes());
+  return held * members + results + broadcast + eager;
 }
+
+// Each open bucket ends in a chunk of its own.
+std::size_t SessionOptions::ResultBlocks() const {
+  return std::min(std::size_t{window_chunks} * open_buckets,
+                  StepBytes() / chunk_bytes + open_buckets);
+}
+
+std::size_t SessionOptions::BlockBytes() const { return std::min(chunk_bytes, StepBytes()); }
+
+std::size_t SessionOptions::StagingBytes() const { return ResultBlocks() * Stride(chunk_bytes); }
 
 std::size_t Session::held_bytes() const {
   std::size_t bytes = collectives_.held_bytes();

@@ -31,13 +31,14 @@ constexpr std::size_t kMiB = kKiB * kKiB;
 constexpr std::size_t kChunkBytes = 1044480;
 constexpr std::size_t kWindowChunks = 4;
 constexpr std::size_t kOpenBuckets = 4;
+constexpr int kMostWithLargeBuckets = 8;
 constexpr int kMinRounds = 10;
 constexpr int kMaxRounds = 5000;
 
 struct Options {
-  std::vector<std::string> transports = {"tcp", "unix"};
+  std::vector<std::string> transports = {"tcp", "unix", "shm"};
   std::vector<int> members = {2, 8, 32, 128};
-  double seconds = 3;
+  double seconds = 1.5;
   bool quick = false;
   std::string json;
   std::string bin;  // the folder of gradwired and gradwirectl
@@ -65,6 +66,11 @@ struct Result {
 
 double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::string SizeText(std::size_t bytes) {
+  return bytes < kMiB ? std::to_string(bytes / kKiB) + " KiB"
+                      : std::to_string(bytes / kMiB) + " MiB";
 }
 
 double Mib(std::size_t bytes) { return static_cast<double>(bytes) / static_cast<double>(kMiB); }
@@ -109,7 +115,7 @@ std::optional<Result> Measure(const Options& options, const Load& load) {
     if (absl::Status warm = (*crowd)->Round(); !warm.ok()) return Failed(load, warm);
   }
   std::vector<double> times;
-  const double cpu_before = gradwire::bench::CpuSecondsOf(daemon.pid());
+  const double cpu_before = daemon.CpuSeconds();
   const double begin = Now();
   for (int i = 0; i < kMinRounds || (i < kMaxRounds && Now() - begin < options.seconds); ++i) {
     const double start = Now();
@@ -117,7 +123,7 @@ std::optional<Result> Measure(const Options& options, const Load& load) {
     times.push_back(Now() - start);
   }
   result.rounds = static_cast<int>(times.size());
-  result.cpu = (gradwire::bench::CpuSecondsOf(daemon.pid()) - cpu_before) / result.rounds;
+  result.cpu = (daemon.CpuSeconds() - cpu_before) / result.rounds;
   if (absl::Status checked = (*crowd)->Check(); !checked.ok()) return Failed(load, checked);
   std::sort(times.begin(), times.end());
   result.p50 = times[times.size() / 2];
@@ -154,15 +160,16 @@ bool MeasureRounds(const Options& options, nlohmann::json& rows) {
               "rounds", "p50 ms", "p99 ms", "GB/s", "us/member", "cpu us/m.", "idle", "peak",
               "reserved");
   for (const std::string& transport : options.transports) {
-    for (const std::size_t bytes : {4 * kKiB, kMiB}) {
+    for (const std::size_t bytes : {4 * kKiB, 64 * kKiB, kMiB, 16 * kMiB}) {
       for (const int members : options.members) {
+        if (bytes > kMiB && members > kMostWithLargeBuckets) continue;
         const Load load{transport, members, 1, bytes};
         const auto result = Measure(options, load);
         if (!result) return false;
         rows.push_back(ToJson(load, *result));
         const nlohmann::json& row = rows.back();
         std::printf("%-5s %7d %7s %6d  %8.2f %8.2f  %6.2f  %9.1f %9.1f  %6.1f %6.1f %8.1f\n",
-                    transport.c_str(), members, bytes == kMiB ? "1 MiB" : "4 KiB", result->rounds,
+                    transport.c_str(), members, SizeText(bytes).c_str(), result->rounds,
                     result->p50 * 1e3, result->p99 * 1e3,
                     row.at("gigabytes_per_second").get<double>(),
                     row.at("microseconds_per_member").get<double>(),
@@ -179,15 +186,17 @@ bool MeasureMemory(const Options& options, nlohmann::json& rows) {
   constexpr int kMembers = 4;
   constexpr std::size_t kCredits = kWindowChunks * kOpenBuckets * kChunkBytes;
   std::printf("\nmemory of the daemon, 4 members with 4 buckets of 25 MiB in flight, in MiB\n");
-  std::printf("bound: without members + 2 x credits (%.1f) x members + 2 chunks\n\n",
-              Mib(kCredits));
+  std::printf(
+      "bound: idle, connected + 2 x credits (%.1f) x members + 2 chunks; segments that are\n"
+      "shared count as resident from the moment that members connect\n\n",
+      Mib(kCredits));
   std::printf("%-5s  %15s %15s %12s %8s %8s %9s\n", "path", "without members", "idle, connected",
               "idle, after", "peak", "bound", "reserved");
   for (const std::string& transport : options.transports) {
     const Load load{transport, kMembers, 4, 25 * kMiB};
     const auto result = Measure(options, load);
     if (!result) return false;
-    const std::size_t bound = result->base + 2 * kCredits * kMembers + 2 * kChunkBytes;
+    const std::size_t bound = result->idle + 2 * kCredits * kMembers + 2 * kChunkBytes;
     rows.push_back(ToJson(load, *result));
     rows.back()["bound_bytes"] = bound;
     std::printf("%-5s  %15.1f %15.1f %12.1f %8.1f %8.1f %9.1f\n", transport.c_str(),

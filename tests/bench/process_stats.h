@@ -13,7 +13,4 @@ struct Memory {
 // All zeros when there is no such process.
 Memory MemoryOf(int pid);
 
-// User and system time of all its threads, in steps of the kernel's tick.
-double CpuSecondsOf(int pid);
-
 }  // namespace gradwire::bench

@@ -24,9 +24,7 @@ class Recorder final : public EventHandler {
     ++handled;
     busy_ = false;
   }
-  Clock::time_point OnIdle() override {
-    return finished_ ? Clock::time_point::min() : Clock::now() + timer;
-  }
+  Clock::time_point OnIdle() override { return finished_ ? Clock::now() : Clock::now() + timer; }
   void OnTimer(Clock::time_point, Clock::duration) override {
     ++timers;
     if (on_timer) on_timer();

@@ -91,6 +91,10 @@ wire::PayloadRef Bytes(std::size_t count) {
 
 class MemberTest : public testing::Test {
  protected:
+  explicit MemberTest(std::size_t eager_bytes = 0) : options_(SmallOptions()) {
+    options_.eager_bytes = eager_bytes;
+    member_.emplace(options_, &hook_);
+  }
   absl::Status Start(const std::vector<std::size_t>& parameters) {
     std::vector<ParameterSpec> specs;
     std::size_t numel = 0;
@@ -105,13 +109,13 @@ class MemberTest : public testing::Test {
     buckets_.push_back(
         *GradBucket::Make(0, {DType::kFloat32, buffers_.back().data(), numel}, specs));
     Effects effects;
-    absl::Status status = member_.StartBucket(++ticket_, buckets_.back(), effects);
+    absl::Status status = member_->StartBucket(++ticket_, buckets_.back(), effects);
     Take(std::move(effects));
     return status;
   }
   void Receive(wire::Header header, wire::PayloadRef payload = nullptr) {
     Effects effects;
-    member_.Receive({std::move(header), std::move(payload)}, effects);
+    member_->Receive({std::move(header), std::move(payload)}, effects);
     Take(std::move(effects));
   }
   void Grant(std::uint32_t bucket) { Receive(wire::Grant{{.bucket = bucket}}); }
@@ -120,7 +124,7 @@ class MemberTest : public testing::Test {
   }
   void Resumed() {
     Effects effects;
-    member_.Resumed(effects);
+    member_->Resumed(effects);
     Take(std::move(effects));
   }
   void Take(Effects effects) {
@@ -150,11 +154,11 @@ class MemberTest : public testing::Test {
     }
     return found;
   }
-  std::string Message() const { return std::string(member_.failure().message()); }
+  std::string Message() const { return std::string(member_->failure().message()); }
 
-  MemberOptions options_ = SmallOptions();
+  MemberOptions options_;
   RecordingHook hook_;
-  Member member_{options_, &hook_};
+  std::optional<Member> member_;
   std::deque<std::vector<float>> buffers_;
   std::deque<GradBucket> buckets_;
   std::vector<Effect> effects_;
@@ -204,7 +208,7 @@ TEST_F(MemberTest, ABucketIsDoneWithItsLastResultAndCommittedWithTheStep) {
   EXPECT_EQ(hook_.commits, 0);
   Receive(wire::StepDone{.step = 0});
   EXPECT_EQ(hook_.commits, 1);
-  EXPECT_EQ(member_.step(), 1);
+  EXPECT_EQ(member_->step(), 1);
   ASSERT_THAT(Drain<StepDoneEffect>(), SizeIs(1));
 }
 
@@ -227,13 +231,13 @@ TEST_F(MemberTest, RefusesBucketsThatDoNotFit) {
   ASSERT_TRUE(Start({0}).ok());
   EXPECT_THAT(Start({1, 0}).message(), HasSubstr("parameter w is in step 0 already"));
   ASSERT_TRUE(Start({1}).ok());
-  EXPECT_FALSE(member_.failed());
+  EXPECT_FALSE(member_->failed());
 }
 
 TEST_F(MemberTest, EndStepEndsIt) {
   Effects effects;
-  ASSERT_TRUE(member_.EndStep(effects).ok());
-  EXPECT_THAT(member_.EndStep(effects).message(), HasSubstr("step 0 was ended before"));
+  ASSERT_TRUE(member_->EndStep(effects).ok());
+  EXPECT_THAT(member_->EndStep(effects).message(), HasSubstr("step 0 was ended before"));
   EXPECT_THAT(Start({0}).message(), HasSubstr("step 0 was ended by this member"));
   Receive(wire::StepDone{.step = 0});
   EXPECT_TRUE(Start({0}).ok());
@@ -259,7 +263,7 @@ TEST_F(MemberTest, ABucketWithoutElementsNeedsNoGrant) {
   Grant(2);
   Receive(wire::StepDone{.step = 0});
   EXPECT_EQ(hook_.commits, 1);
-  EXPECT_FALSE(member_.failed());
+  EXPECT_FALSE(member_->failed());
 }
 
 TEST_F(MemberTest, AnotherAttemptIsSentFromTheStart) {
@@ -298,7 +302,7 @@ TEST_F(MemberTest, ANewStateMayBeRepeatedButNotComeInTheMiddle) {
   Receive(wire::StateReset{.iteration = 3});
   ASSERT_TRUE(Start({0}).ok());
   Receive(wire::StateReset{.iteration = 3});
-  EXPECT_FALSE(member_.failed()) << Message();
+  EXPECT_FALSE(member_->failed()) << Message();
   Receive(wire::StateReset{.iteration = 4});
   EXPECT_THAT(Message(), HasSubstr("a new state in the middle"));
 }
@@ -313,30 +317,30 @@ TEST_F(MemberTest, AcknowledgesWhatIsRepeatedFromTheStepBefore) {
   EXPECT_EQ(DrainSent<wire::Ack>().at(0).received, 1U);
   Receive(wire::StepDone{.step = 0});
   Grant(0);
-  EXPECT_EQ(member_.step(), 1);
-  EXPECT_FALSE(member_.failed());
+  EXPECT_EQ(member_->step(), 1);
+  EXPECT_FALSE(member_->failed());
 }
 
 TEST_F(MemberTest, AFailureEndsEverythingWithTheSameStatus) {
   ASSERT_TRUE(Start({0}).ok());
   ASSERT_TRUE(Start({1}).ok());
   Receive(wire::Failure{.code = 10, .message = "rank 0 was lost", .blamed_rank = 0});
-  EXPECT_EQ(member_.failure(), absl::AbortedError("rank 0 was lost"));
+  EXPECT_EQ(member_->failure(), absl::AbortedError("rank 0 was lost"));
   EXPECT_EQ(hook_.aborts, 2);
   const std::vector<Effect> effects = effects_;
   for (const BucketDoneEffect& done : Drain<BucketDoneEffect>()) {
-    EXPECT_EQ(done.status, member_.failure());
+    EXPECT_EQ(done.status, member_->failure());
   }
   effects_ = effects;
   EXPECT_THAT(Drain<FailedEffect>(), SizeIs(1));
-  EXPECT_EQ(Start({2}), member_.failure());
+  EXPECT_EQ(Start({2}), member_->failure());
   Grant(0);
   EXPECT_THAT(effects_, IsEmpty());
 }
 
 TEST_F(MemberTest, AnUnknownCodeIsUnknown) {
   Receive(wire::Failure{.code = 99, .message = "?", .blamed_rank = -1});
-  EXPECT_EQ(member_.failure().code(), absl::StatusCode::kUnknown);
+  EXPECT_EQ(member_->failure().code(), absl::StatusCode::kUnknown);
 }
 
 TEST_F(MemberTest, ADecodeErrorFailsTheMember) {
@@ -380,8 +384,8 @@ TEST_F(MemberTest, NamesWhatACoordinatorMayNotSend) {
 
 TEST_F(MemberTest, SendsABroadcastInTheWindow) {
   Effects effects;
-  ASSERT_EQ(*member_.Enter(wire::CollectiveKind::kBroadcast, 1, 160, effects), 0U);
-  EXPECT_FALSE(member_.Enter(wire::CollectiveKind::kBarrier, 0, 0, effects).ok());
+  ASSERT_EQ(*member_->Enter(wire::CollectiveKind::kBroadcast, 1, 160, effects), 0U);
+  EXPECT_FALSE(member_->Enter(wire::CollectiveKind::kBarrier, 0, 0, effects).ok());
   Receive(wire::Begin{0});
   EXPECT_THAT(Drain<SendCollectiveEffect>(), SizeIs(2));
   Receive(wire::CollectiveAck{0, 1});
@@ -395,25 +399,87 @@ TEST_F(MemberTest, SendsABroadcastInTheWindow) {
 
 TEST_F(MemberTest, AcknowledgesAnEndedBroadcastAgain) {
   Effects effects;
-  ASSERT_TRUE(member_.Enter(wire::CollectiveKind::kBroadcast, 0, 10, effects).ok());
+  ASSERT_TRUE(member_->Enter(wire::CollectiveKind::kBroadcast, 0, 10, effects).ok());
   Receive(wire::Begin{0});
   Receive(wire::CollectiveChunk{0, 0}, Bytes(10));
   EXPECT_THAT(Drain<CollectiveDoneEffect>(), SizeIs(1));
   Resumed();
   Receive(wire::CollectiveChunk{0, 0}, Bytes(10));
   EXPECT_EQ(DrainSent<wire::CollectiveAck>().at(0), (wire::CollectiveAck{0, 1}));
-  ASSERT_TRUE(member_.Enter(wire::CollectiveKind::kBarrier, 0, 0, effects).ok());
+  ASSERT_TRUE(member_->Enter(wire::CollectiveKind::kBarrier, 0, 0, effects).ok());
   Receive(wire::CollectiveChunk{0, 0}, Bytes(10));
   EXPECT_EQ(DrainSent<wire::CollectiveAck>().at(0), (wire::CollectiveAck{0, 1}));
 }
 
 TEST_F(MemberTest, ProgressNamesTheOpenBucket) {
-  EXPECT_EQ(member_.Progress(), "step 0: no bucket is open here");
+  EXPECT_EQ(member_->Progress(), "step 0: no bucket is open here");
   ASSERT_TRUE(Start({1}).ok());
-  EXPECT_EQ(member_.Progress(), "step 0: bucket of b has 0 of 3 results, not granted");
+  EXPECT_EQ(member_->Progress(), "step 0: bucket of b has 0 of 3 results, not granted");
   Grant(1);
   Result(1, 0);
-  EXPECT_EQ(member_.Progress(), "step 0: bucket of b has 1 of 3 results, granted");
+  EXPECT_EQ(member_->Progress(), "step 0: bucket of b has 1 of 3 results, granted");
+}
+
+// ---- Eager buckets: parameter 0 is one chunk.
+
+class EagerMemberTest : public MemberTest {
+ protected:
+  EagerMemberTest() : MemberTest(100) {}
+};
+
+TEST_F(EagerMemberTest, OneChunkGoesWithItsAnnouncement) {
+  ASSERT_TRUE(Start({0}).ok());
+  const auto chunks = Drain<SendChunkEffect>();
+  ASSERT_THAT(chunks, SizeIs(1));
+  ASSERT_TRUE(chunks[0].announce.has_value());
+  EXPECT_TRUE(chunks[0].announce->eager);
+  EXPECT_EQ(chunks[0].announce->parameters, std::vector<std::uint32_t>{0});
+  EXPECT_THAT(DrainSent<wire::Announce>(), IsEmpty());
+  // Several chunks wait for their grant.
+  ASSERT_TRUE(Start({1}).ok());
+  EXPECT_THAT(DrainSent<wire::Announce>(), SizeIs(1));
+  EXPECT_THAT(Drain<SendChunkEffect>(), IsEmpty());
+}
+
+TEST_F(EagerMemberTest, AResultIsAcknowledgedWithTheNextAnnouncement) {
+  ASSERT_TRUE(Start({0}).ok());
+  Drain<SendChunkEffect>();
+  Result(0, 0);
+  EXPECT_THAT(DrainSent<wire::Ack>(), IsEmpty());
+  ASSERT_TRUE(Start({1}).ok());
+  const auto announced = DrainSent<wire::Announce>();
+  ASSERT_THAT(announced, SizeIs(1));
+  EXPECT_EQ(announced[0].acknowledged, std::vector<std::uint32_t>{0});
+}
+
+TEST_F(EagerMemberTest, AResultIsAcknowledgedAtOnceWhileAnotherBucketWaits) {
+  ASSERT_TRUE(Start({1}).ok());
+  ASSERT_TRUE(Start({0}).ok());
+  Result(0, 0);
+  EXPECT_THAT(DrainSent<wire::Ack>(), SizeIs(1));
+}
+
+TEST_F(EagerMemberTest, AfterAResumeEverythingWaitsForItsGrant) {
+  ASSERT_TRUE(Start({0}).ok());
+  Drain<SendChunkEffect>();
+  Resumed();
+  const auto announced = DrainSent<wire::Announce>();
+  ASSERT_THAT(announced, SizeIs(1));
+  EXPECT_FALSE(announced[0].eager);
+  Receive(wire::Grant{{.attempt = 1, .bucket = 0}});
+  const auto chunks = Drain<SendChunkEffect>();
+  ASSERT_THAT(chunks, SizeIs(1));
+  EXPECT_FALSE(chunks[0].announce.has_value());
+  EXPECT_EQ(chunks[0].header.id.attempt, 1U);
+}
+
+TEST_F(EagerMemberTest, AGrantOfALaterAttemptSendsItAgain) {
+  ASSERT_TRUE(Start({0}).ok());
+  Drain<SendChunkEffect>();
+  Receive(wire::Grant{{.attempt = 0, .bucket = 0}});
+  EXPECT_THAT(Drain<SendChunkEffect>(), IsEmpty());
+  Receive(wire::Grant{{.attempt = 1, .bucket = 0}});
+  EXPECT_THAT(Drain<SendChunkEffect>(), SizeIs(1));
 }
 
 }  // namespace

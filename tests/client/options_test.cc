@@ -2,6 +2,7 @@
 #include <functional>
 #include <string>
 
+#include "client/options.h"
 #include "gmock/gmock.h"
 #include "gradwire/client.h"
 #include "gtest/gtest.h"
@@ -71,6 +72,18 @@ TEST(ClientOptions, EnvironmentFillsWhatIsEmpty) {
   EXPECT_THAT(std::string(options.Validate().message()), testing::HasSubstr("not a name"));
   unsetenv("GRADWIRE_ADDRESS");
   unsetenv("GRADWIRE_SESSION");
+}
+
+TEST(ClientOptions, EnvironmentTurnsSharedMemoryOff) {
+  for (const char* value : {"on", "off", ""}) {
+    setenv("GRADWIRE_SHARED_MEMORY", value, 1);
+    EXPECT_TRUE(Good().Validate().ok());
+    EXPECT_EQ(WithEnvironment(Good()).shared_memory, std::string(value) != "off");
+  }
+  setenv("GRADWIRE_SHARED_MEMORY", "no", 1);
+  EXPECT_EQ(std::string(Good().Validate().message()),
+            "the variable GRADWIRE_SHARED_MEMORY is \"no\"; allowed: on, off");
+  unsetenv("GRADWIRE_SHARED_MEMORY");
 }
 
 }  // namespace

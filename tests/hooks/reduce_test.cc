@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 
+#include "hooks/cpu/kernels.h"
 #include "tests/hooks/reference.h"
 
 namespace gradwire {
@@ -185,6 +186,55 @@ TEST(Reduce, ReportsNonFiniteResultsWhereverTheyAre) {
       }
       ReducePieces(dtype, ReduceOp::kSum, kNumel,
                    {Cut(inputs[0], {2801}), Cut(inputs[1], {1, 2000})}, false);
+    }
+  }
+}
+
+// Fused where all are raw: the same bits, subnormal quotients and the rest among them.
+TEST(Reduce, DividesAndAddsInOnePass) {
+  constexpr std::size_t kNumel = 4099;
+  for (const double divisor : {1.0, 2.0, 3.0, 4.0, 7.0, 64.0}) {
+    std::vector<Bytes> gradients;
+    std::vector<Bytes> encoded;
+    for (std::size_t k = 0; k < 3; ++k) {
+      auto patterns = reference::ModeratePatterns(DType::kFloat32, kNumel, 40 + k);
+      for (std::size_t i = 0; i < kNumel; i += 3) patterns[i] = i * 2654435761U % 0x01000000U;
+      gradients.push_back(reference::Pack(DType::kFloat32, patterns));
+      encoded.emplace_back(gradients.back().size());
+      cpu::ConvertAndDivide(DType::kFloat32, gradients.back().data(), DType::kFloat32,
+                            encoded.back().data(), kNumel, divisor);
+    }
+    const Bytes want = ReduceWhole(DType::kFloat32, ReduceOp::kSum, kNumel, encoded);
+    const std::vector<std::vector<Piece>> cut = {
+        Cut(gradients[0], {}), Cut(gradients[1], {5, 9001}), Cut(gradients[2], {2})};
+    const std::vector<Pieces> contributions(cut.begin(), cut.end());
+    Bytes out(want.size());
+    const RawContributions raw{
+        .dtype = DType::kFloat32, .divisor = divisor, .is_raw = {true, true, true}};
+    EXPECT_TRUE(Reduce(DType::kFloat32, ReduceOp::kSum, kNumel, contributions, out, raw).finite);
+    EXPECT_EQ(out, want) << divisor;
+  }
+}
+
+// A raw contribution counts for what ConvertAndDivide makes of it, wherever it is cut.
+TEST(Reduce, CastsAndDividesWhatIsRaw) {
+  constexpr std::size_t kNumel = 5000;  // more than are cast at once
+  for (const DType from : kDTypes) {
+    for (const DType to : kDTypes) {
+      const std::vector<Bytes> gradients = Contributions(from, 3, kNumel);
+      std::vector<Bytes> encoded;
+      for (const Bytes& gradient : gradients) {
+        encoded.emplace_back(kNumel * ByteSize(to));
+        cpu::ConvertAndDivide(from, gradient.data(), to, encoded.back().data(), kNumel, 3);
+      }
+      const Bytes want = ReduceWhole(to, ReduceOp::kSum, kNumel, encoded);
+      const std::vector<std::vector<Piece>> cut = {
+          Cut(gradients[0], {}), {Piece(encoded[1])}, Cut(gradients[2], {1, 777, 778, 3001})};
+      const std::vector<Pieces> contributions(cut.begin(), cut.end());
+      Bytes out(want.size());
+      const RawContributions raw{.dtype = from, .divisor = 3, .is_raw = {true, false, true}};
+      EXPECT_TRUE(Reduce(to, ReduceOp::kSum, kNumel, contributions, out, raw).finite);
+      EXPECT_EQ(out, want) << Name(from) << " to " << Name(to);
     }
   }
 }

@@ -7,9 +7,11 @@
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -56,7 +58,7 @@ struct Fixture {
     const std::string address = listeners->front().address();
     port = static_cast<std::uint16_t>(std::atoi(address.substr(address.rfind(':') + 1).c_str()));
     auto made = Acceptor::Make(*std::move(listeners), {.max_connections = max_connections},
-                              keeper.handler(), nullptr);
+                               keeper.handler(), nullptr);
     EXPECT_TRUE(made.ok()) << made.status();
     acceptor = *std::move(made);
     acceptor->Serve();
@@ -172,6 +174,72 @@ TEST(AcceptorTest, StopClosesTheListeners) {
   Fixture fixture(4);
   fixture.acceptor->Stop();
   EXPECT_FALSE(fixture.Connect().valid());
+}
+
+// ---- On a unix socket the first byte decides
+
+struct UnixFixture {
+  explicit UnixFixture(std::chrono::milliseconds first_byte_timeout) {
+    auto listeners = Listener::Open("unix:" + path);
+    EXPECT_TRUE(listeners.ok());
+    auto made = Acceptor::Make(
+        *std::move(listeners), {.max_connections = 4, .first_byte_timeout = first_byte_timeout},
+        keeper.handler(),
+        [this](UniqueFd connection) { offers.handler()(-1, std::move(connection)); });
+    EXPECT_TRUE(made.ok()) << made.status();
+    acceptor = *std::move(made);
+    acceptor->Serve();
+  }
+
+  UniqueFd Connect(const std::string& bytes) const {
+    UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_un where{};
+    where.sun_family = AF_UNIX;
+    std::memcpy(where.sun_path, path.c_str(), path.size() + 1);
+    EXPECT_EQ(connect(fd.get(), reinterpret_cast<sockaddr*>(&where), sizeof where), 0);
+    if (!bytes.empty()) {
+      EXPECT_EQ(send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
+                static_cast<ssize_t>(bytes.size()));
+    }
+    return fd;
+  }
+
+  gradwire::testing::TemporaryFolder folder;
+  const std::string path = folder / "daemon.sock";
+  Keeper keeper;
+  Keeper offers;
+  std::unique_ptr<Acceptor> acceptor;
+};
+
+TEST(AcceptorTest, TellsOffersOfMemoryFromConnections) {
+  UnixFixture fixture(std::chrono::seconds(60));
+  const UniqueFd connection = fixture.Connect("P");
+  const UniqueFd offer = fixture.Connect("G");
+  EXPECT_TRUE(Eventually([&] { return fixture.keeper.count() == 1; }));
+  EXPECT_TRUE(Eventually([&] { return fixture.offers.count() == 1; }));
+  EXPECT_TRUE(Eventually([&] { return fixture.acceptor->connections() == 1; }));
+}
+
+TEST(AcceptorTest, ClosesWhatSaysNothing) {
+  UnixFixture fixture(std::chrono::milliseconds(50));
+  const UniqueFd silent = fixture.Connect("");
+  pollfd wait{.fd = silent.get(), .events = POLLIN, .revents = 0};
+  ASSERT_EQ(poll(&wait, 1, kWaitMs), 1);
+  char byte = 0;
+  EXPECT_EQ(recv(silent.get(), &byte, 1, 0), 0);
+  EXPECT_TRUE(Eventually([&] { return fixture.acceptor->connections() == 0; }));
+  EXPECT_EQ(fixture.keeper.count() + fixture.offers.count(), 0U);
+}
+
+TEST(AcceptorTest, ConnectionsThatSayNothingCountForTheCap) {
+  UnixFixture fixture(std::chrono::seconds(60));
+  std::vector<UniqueFd> silent;
+  for (int i = 0; i < 4; ++i) silent.push_back(fixture.Connect(""));
+  ASSERT_TRUE(Eventually([&] { return fixture.acceptor->connections() == 4; }));
+  const UniqueFd late = fixture.Connect("");
+  EXPECT_TRUE(Eventually([&] { return fixture.acceptor->refused() == 1; }));
+  silent.clear();
+  EXPECT_TRUE(Eventually([&] { return fixture.acceptor->connections() == 0; }));
 }
 
 }  // namespace

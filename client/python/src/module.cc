@@ -98,6 +98,7 @@ nb::dict Metrics(Session& session) {
   out["bytes_received"] = metrics.bytes_received;
   out["gradient_bytes"] = metrics.gradient_bytes;
   out["resumes"] = metrics.resumes;
+  out["shared_memory"] = metrics.shared_memory;
   out["compress_seconds"] = metrics.compress_seconds;
   out["decompress_seconds"] = metrics.decompress_seconds;
   return out;

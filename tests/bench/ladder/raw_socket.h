@@ -12,8 +12,6 @@
 
 namespace gradwire::bench {
 
-
-
 constexpr int kSocketTimeoutMs = 300'000;
 
 [[noreturn]] void SocketDies(const std::string& what);
