@@ -1,8 +1,10 @@
+#include "client/options.h"
+
 #include <cstdlib>
 #include <functional>
 #include <string>
 
-#include "client/options.h"
+#include "client/channel.h"
 #include "gmock/gmock.h"
 #include "gradwire/client.h"
 #include "gtest/gtest.h"
@@ -72,6 +74,17 @@ TEST(ClientOptions, EnvironmentFillsWhatIsEmpty) {
   EXPECT_THAT(std::string(options.Validate().message()), testing::HasSubstr("not a name"));
   unsetenv("GRADWIRE_ADDRESS");
   unsetenv("GRADWIRE_SESSION");
+}
+
+TEST(Address, TellsThisHostFromOthers) {
+  for (const char* here : {"unix:/a", "unix:///a", "localhost:1", "127.0.0.1:1", "[::1]:1",
+                           "dns:///localhost:1", "ipv4:127.0.0.1:1"}) {
+    EXPECT_TRUE(client::IsThisHost(here)) << here;
+  }
+  for (const char* elsewhere : {"10.0.0.5:1", "dns:///gradwired:1", "localhost.example:1",
+                                "128.0.0.1:1", "[2001:db8::1]:1", "0.0.0.0:1"}) {
+    EXPECT_FALSE(client::IsThisHost(elsewhere)) << elsewhere;
+  }
 }
 
 TEST(ClientOptions, EnvironmentTurnsSharedMemoryOff) {

@@ -27,7 +27,7 @@ std::string Message(const absl::Status& status) { return std::string(status.mess
 class DaemonFaults : public ::testing::Test {
  protected:
   ClientOptions Options() const {
-    return {.address = daemon_.address(),
+    return {.address = is_far_ ? daemon_.far_address() : daemon_.address(),
             .session = "faults",
             .rank = 0,
             .world_size = 1,
@@ -59,6 +59,7 @@ class DaemonFaults : public ::testing::Test {
     return status;
   }
 
+  bool is_far_ = false;
   FakeDaemon daemon_;
   Gradients gradients_{{MakeParameter("w", kElements)}};
   std::unique_ptr<Client> client_;
@@ -171,7 +172,8 @@ TEST_F(DaemonFaults, JoinResponseMakesNoSense) {
   expect("next_step -1");
 }
 
-TEST_F(DaemonFaults, ResultIsDamaged) {
+TEST_F(DaemonFaults, ResultIsDamagedByTheNetwork) {
+  is_far_ = true;
   daemon_.tamper = [](v1::Frame& frame) {
     if (frame.header().has_result()) (*frame.mutable_payload())[0] ^= 1;
   };

@@ -37,6 +37,7 @@ FakeDaemon::FakeDaemon() {
   exchange = [this](int, Stream* stream, grpc::ServerContext*) { return Serve(stream); };
   grpc::ServerBuilder builder;
   builder.AddListeningPort(address(), grpc::InsecureServerCredentials());
+  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
   builder.RegisterService(this);
   server_ = builder.BuildAndStart();
 }

@@ -22,6 +22,8 @@ class FakeDaemon final : public v1::AggregationService::Service {
   ~FakeDaemon() override;
 
   std::string address() const { return "unix:" + folder_ / "daemon.sock"; }
+  // The same daemon as if a network lay between.
+  std::string far_address() const { return "0.0.0.0:" + std::to_string(port_); }
   // As if the process died. Members' streams break.
   void Shutdown();
 
@@ -45,6 +47,7 @@ class FakeDaemon final : public v1::AggregationService::Service {
   void Send(Stream* stream, v1::Frame frame);
 
   gradwire::testing::TemporaryFolder folder_;
+  int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
   std::atomic<int> streams_ = 0;
 };

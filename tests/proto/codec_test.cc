@@ -56,7 +56,7 @@ TEST(CodecTest, SamplesCoverEveryKind) {
 }
 
 TEST(CodecTest, ReadsWhatItWrites) {
-  for (const Sample& sample : Samples()) {
+  for (const Sample& sample : AllSamples()) {
     for (const std::size_t size : kPayloadSizes) {
       SCOPED_TRACE(sample.name + " with a payload of " + std::to_string(size));
       const std::string content = Pattern(size);
@@ -67,7 +67,7 @@ TEST(CodecTest, ReadsWhatItWrites) {
 }
 
 TEST(CodecTest, WritesTheBytesOfProtobuf) {
-  for (const Sample& sample : Samples()) {
+  for (const Sample& sample : AllSamples()) {
     for (const std::size_t size : kPayloadSizes) {
       SCOPED_TRACE(sample.name + " with a payload of " + std::to_string(size));
       const std::string content = Pattern(size);
@@ -86,7 +86,7 @@ TEST(CodecTest, NoPayloadAndEmptyPayloadAreTheSame) {
 }
 
 TEST(CodecTest, ReadsTheBytesOfProtobufInSlicesOfAnySize) {
-  for (const Sample& sample : Samples()) {
+  for (const Sample& sample : AllSamples()) {
     for (const std::size_t size : {std::size_t{0}, std::size_t{5}, 3 * kCopyBytes}) {
       const std::string content = Pattern(size);
       const std::string bytes = EncodeWithProtobuf(sample.header, content);

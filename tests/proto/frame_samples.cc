@@ -3,11 +3,45 @@
 #include <grpcpp/support/slice.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "proto/wire/convert.h"
 #include "proto/wire/owned_payload.h"
 
 namespace gradwire::wire {
+
+std::vector<Sample> AllSamples() {
+  std::vector<Sample> all = Samples();
+  for (Sample& sample : LaterSamples()) all.push_back(std::move(sample));
+  return all;
+}
+
+std::vector<Sample> LaterSamples() {
+  const RoundId id{.step = 41, .attempt = 2, .bucket = 300, .round = 1};
+  return {{"hello_memory",
+           Hello{.token = "token", .start_id = 0x8877665544332211, .step = 7, .memory = 0x99}},
+          {"announce_eager", Announce{.step = 41,
+                                      .generation = 5,
+                                      .parameters = {300},
+                                      .rounds = {{{{DType::kFloat32, 3, ReduceOp::kSum}}}},
+                                      .eager = true,
+                                      .attempt = 2,
+                                      .digest = 0xfeed,
+                                      .acknowledged = {7, 70000}}},
+          {"contribution_shared",
+           Contribution{
+               .id = id,
+               .generation = 5,
+               .rank = 3,
+               .chunk = 17,
+               .received = 13,
+               .shared = SharedBytes{.segment = 2, .offset = 4096, .bytes = 800, .raw = true}}},
+          {"result_shared", Result{.id = id,
+                                   .chunk = 17,
+                                   .digest = 0xbeef,
+                                   .reduce_nanoseconds = 1234,
+                                   .shared = SharedBytes{.offset = 2048, .bytes = 800}}}};
+}
 
 std::vector<Sample> Samples() {
   const RoundId id{.step = 41, .attempt = 2, .bucket = 300, .round = 1};
@@ -23,29 +57,6 @@ std::vector<Sample> Samples() {
       {"contribution",
        Contribution{
            .id = id, .generation = 5, .rank = 3, .chunk = 17, .received = 13, .digest = 0xfeed}},
-      {"hello_memory",
-       Hello{.token = "token", .start_id = 0x8877665544332211, .step = 7, .memory = 0x99}},
-      {"announce_eager", Announce{.step = 41,
-                                  .generation = 5,
-                                  .parameters = {300},
-                                  .rounds = {{{{DType::kFloat32, 3, ReduceOp::kSum}}}},
-                                  .eager = true,
-                                  .attempt = 2,
-                                  .digest = 0xfeed,
-                                  .acknowledged = {7, 70000}}},
-      {"contribution_shared",
-       Contribution{
-           .id = id,
-           .generation = 5,
-           .rank = 3,
-           .chunk = 17,
-           .received = 13,
-           .shared = SharedBytes{.segment = 2, .offset = 4096, .bytes = 800, .raw = true}}},
-      {"result_shared", Result{.id = id,
-                               .chunk = 17,
-                               .digest = 0xbeef,
-                               .reduce_nanoseconds = 1234,
-                               .shared = SharedBytes{.offset = 2048, .bytes = 800}}},
       {"ack", Ack{.id = id, .received = 14}},
       {"end_step", EndStep{.step = 41, .generation = 5}},
       {"heartbeat", Heartbeat{}},

@@ -19,6 +19,9 @@ struct Sample {
 
 // One of every kind, in the order of the variant, with no field at its default.
 std::vector<Sample> Samples();
+// With fields that came later, so that the frames of before stay as they are.
+std::vector<Sample> LaterSamples();
+std::vector<Sample> AllSamples();
 
 // The sample of that kind.
 template <class Kind>

@@ -22,7 +22,7 @@ std::string Golden(std::size_t index, const Header& header) {
 
 TEST(GoldenFramesTest, BytesStayTheSame) {
   const std::filesystem::path folder = GRADWIRE_GOLDEN_FRAMES;
-  for (const Sample& sample : Samples()) {
+  for (const Sample& sample : AllSamples()) {
     const std::filesystem::path path = folder / sample.name;
     const std::string expected = Golden(sample.header.index(), sample.header);
     if (std::getenv("GRADWIRE_WRITE_GOLDEN") != nullptr && !std::filesystem::exists(path)) {
