@@ -1,7 +1,6 @@
 #include "client/driver.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -19,11 +18,6 @@ constexpr std::chrono::seconds kCloseTimeout(2);
 // How long the SDK thread sleeps at most: during a Leave, and at all (the clock must not overflow).
 constexpr std::chrono::milliseconds kWhileLeaving(10);
 constexpr std::chrono::hours kLongestWait(1);
-
-// For shared memory. A daemon on this host answers at once, unless the host is very busy; a stream
-// that resumes has little time.
-constexpr std::chrono::seconds kAttachTimeout(5);
-constexpr std::chrono::milliseconds kReattachTimeout(300);
 
 // A timer that is so late shows that this process stood still.
 constexpr std::chrono::seconds kOwnPause(2);
@@ -97,38 +91,6 @@ void Driver::Handle(Event event, bool read_on) {
     std::get<CallEvent>(event).call();
   }
   link_.PumpWrites();
-}
-
-void Driver::OpenStream(std::shared_ptr<grpc::Channel> channel) {
-  memory_.reset();
-  if (options_.shared_memory && membership_.memory_bytes > 0 &&
-      options_.address.rfind("unix:", 0) == 0) {
-    // Without it everything works too, so that why there is none ends nothing.
-    auto attached =
-        SharedMemory::Attach({.address = options_.address,
-                              .token = membership_.token,
-                              .start_id = start_id_,
-                              .block_bytes = membership_.chunk_bytes,
-                              .staging_bytes = membership_.memory_bytes},
-                             Clock::now() + (welcomed_ ? Clock::duration(kReattachTimeout)
-                                                       : Clock::duration(kAttachTimeout)));
-    if (attached.ok()) memory_ = *std::move(attached);
-  }
-  {
-    MutexLock lock(shared_mutex_);
-    metrics_.shared_memory = memory_ != nullptr;
-  }
-  link_.Open(std::move(channel), member_.step(), memory_ == nullptr ? 0 : memory_->attachment());
-}
-
-absl::Status Driver::Resolve(wire::Frame& frame) const {
-  const auto* result = std::get_if<wire::Result>(&frame.header);
-  if (result == nullptr || !result->shared) return absl::OkStatus();
-  if (memory_ == nullptr) return absl::InternalError("a result in shared memory; there is none");
-  absl::StatusOr<wire::PayloadRef> payload = memory_->Result(*result->shared);
-  if (!payload.ok()) return payload.status();
-  frame.payload = *std::move(payload);
-  return absl::OkStatus();
 }
 
 void Driver::OnFrame(absl::StatusOr<wire::Frame> received) {
@@ -213,76 +175,6 @@ void Driver::Apply(Effects effects) {
 }
 
 void Driver::On(SendEffect& effect) { link_.Send(std::move(effect.header)); }
-
-absl::StatusOr<wire::PayloadRef> Driver::Encode(const SendChunkEffect& effect,
-                                                std::optional<wire::SharedBytes>& shared) {
-  const bool may_share =
-      memory_ != nullptr && effect.bytes > wire::kInlineBytes && !effect.announce;
-  if (may_share && options_.hook.OnlyCasts()) {
-    const std::span<const std::byte> raw = effect.run->Raw(effect.range);
-    if (!raw.empty()) shared = memory_->Find(raw, *gradients_);
-    if (shared) return wire::PayloadRef();
-  }
-  if (may_share) {
-    const SharedMemory::Key key = {.bucket = effect.header.id.bucket,
-                                   .round = effect.header.id.round,
-                                   .chunk = effect.header.chunk};
-    if (auto block = memory_->Take(key, effect.bytes)) {
-      if (absl::Status encoded = effect.run->Encode(effect.range, block->content); !encoded.ok()) {
-        return encoded;
-      }
-      shared = block->where;
-      return wire::PayloadRef();
-    }
-  }
-  std::shared_ptr<BufferPool::Buffer> buffer = pool_->Take(effect.bytes);
-  if (absl::Status encoded = effect.run->Encode(effect.range, buffer->content()); !encoded.ok()) {
-    return encoded;
-  }
-  return buffer;
-}
-
-void Driver::On(SendChunkEffect& effect) {
-  // A failure later in the same call has ended the runs.
-  if (member_.failed() || !hook_error_.ok()) return;
-  const Clock::time_point before = Clock::now();
-  std::optional<wire::SharedBytes> shared;
-  absl::StatusOr<wire::PayloadRef> payload = Encode(effect, shared);
-  if (!payload.ok()) {
-    hook_error_ = payload.status();
-    return;
-  }
-  const BucketStats::Seconds spent = Clock::now() - before;
-  {
-    MutexLock lock(shared_mutex_);
-    metrics_.bytes_sent += effect.bytes;
-    metrics_.compress_seconds += spent.count();
-    stats_.Compressed(effect.header.id.bucket, spent, effect.bytes);
-  }
-  if (effect.announce) {
-    if (sends_digests_) effect.announce->digest = wire::Digest(payload->get());
-    return link_.Send(*std::move(effect.announce), *std::move(payload));
-  }
-  effect.header.shared = shared;
-  if (sends_digests_) effect.header.digest = wire::Digest(payload->get());
-  link_.Send(std::move(effect.header), *std::move(payload));
-}
-
-void Driver::On(SendCollectiveEffect& effect) {
-  if (collective_ == nullptr) return;
-  std::shared_ptr<BufferPool::Buffer> buffer = pool_->Take(effect.bytes);
-  std::memcpy(buffer->content().data(), collective_->data + effect.offset, effect.bytes);
-  link_.Send(effect.header, std::move(buffer));
-}
-
-void Driver::On(ReceiveCollectiveEffect& effect) {
-  if (collective_ == nullptr) return;
-  std::byte* out = collective_->data + effect.offset;
-  for (const std::span<const std::byte> piece : effect.payload->pieces()) {
-    std::memcpy(out, piece.data(), piece.size());
-    out += piece.size();
-  }
-}
 
 void Driver::On(BucketDoneEffect& effect) {
   const auto found = buckets_.find(effect.ticket);
