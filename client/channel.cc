@@ -145,7 +145,8 @@ absl::StatusOr<Membership> JoinSession(const std::shared_ptr<grpc::Channel>& cha
     if (late || std::chrono::system_clock::now() + kBetweenTries >= deadline) {
       return absl::UnavailableError(
           absl::StrCat("no daemon answers at ", options.address, " within ",
-                       absl::FormatDuration(options.connect_timeout), ": ", last_error));
+                       absl::FormatDuration(options.connect_timeout), ": ", last_error,
+                       " (is gradwired running there?)"));
     }
     std::this_thread::sleep_for(kBetweenTries);
     // Not a longer sleep: gRPC's connection makes progress only while somebody waits in a call.

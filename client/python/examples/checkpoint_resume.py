@@ -1,7 +1,7 @@
 """A run that is saved and goes on in new processes with the same numbers.
 
-    torchrun --nproc-per-node 2 client/python/examples/checkpoint_resume.py FOLDER --steps 40
-    torchrun --nproc-per-node 2 client/python/examples/checkpoint_resume.py FOLDER --steps 80
+    torchrun --nproc_per_node 2 client/python/examples/checkpoint_resume.py FOLDER --steps 40
+    torchrun --nproc_per_node 2 client/python/examples/checkpoint_resume.py FOLDER --steps 80
 
 The second call goes on at step 40. Every rank keeps its own part: PowerSGD's residuals differ.
 """

@@ -1,6 +1,6 @@
 """DistributedDataParallel with Gradwire: the line with `register_comm_hook` is the only one.
 
-    torchrun --nproc-per-node 4 client/python/examples/ddp_one_line.py [--hook power_sgd]
+    torchrun --nproc_per_node 4 client/python/examples/ddp_one_line.py [--hook power_sgd]
 
 Without GRADWIRE_ADDRESS, rank 0 starts a daemon for the job.
 """

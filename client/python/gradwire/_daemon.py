@@ -38,6 +38,12 @@ def run_gradwired() -> None:
     os.execv(path, [path, *sys.argv[1:]])
 
 
+def run_gradwirectl() -> None:
+    """The command line's gradwirectl, which only the installed package has."""
+    path = str(pathlib.Path(__file__).parent / "bin" / "gradwirectl")
+    os.execv(path, [path, *sys.argv[1:]])
+
+
 class EmbeddedDaemon:
     """A child process on a unix socket that only this user can reach.
 

@@ -60,6 +60,9 @@ def member(address, rank, failed):
 def main():
     said = subprocess.run([sys.argv[1], "--version"], capture_output=True, text=True, check=True)
     assert gradwire.__version__ in said.stdout, said.stdout
+    control = pathlib.Path(sys.argv[1]).with_name("gradwirectl")
+    said = subprocess.run([control, "--help"], capture_output=True, text=True, check=True)
+    assert "status" in said.stdout, said.stdout
     assert pathlib.Path(gradwired_path()) == PACKAGE / "bin" / "gradwired"
 
     daemon = EmbeddedDaemon()
