@@ -22,15 +22,25 @@ bool Inbox::NeedsSdkThread(const Event& event) {
   return call != nullptr && call->heavy;
 }
 
-bool Inbox::CanWork(bool on_sdk_thread) const {
-  return handler_ != nullptr && !events_.empty() &&
-         (on_sdk_thread || !NeedsSdkThread(events_.front()));
+bool Inbox::IsUrgent(const Event& event) {
+  return std::holds_alternative<CallEvent>(event) || std::holds_alternative<WriteEvent>(event);
+}
+
+wire::Weight Inbox::WeightOf(const Event& event) {
+  const auto* frame = std::get_if<FrameEvent>(&event);
+  if (frame == nullptr || !frame->frame.ok()) return {};
+  return wire::WeightOf(frame->frame->header, frame->frame->payload.get());
+}
+
+bool Inbox::CanWork(bool on_sdk_thread) {
+  return handler_ != nullptr && !Next().empty() &&
+         (on_sdk_thread || !NeedsSdkThread(Next().front()));
 }
 
 void Inbox::Push(Event event) {
   {
     MutexLock lock(mutex_);
-    events_.push_back(std::move(event));
+    (IsUrgent(event) ? urgent_ : events_).push_back(std::move(event));
   }
   Work();
 }
@@ -38,7 +48,8 @@ void Inbox::Push(Event event) {
 bool Inbox::PushFrame(absl::StatusOr<wire::Frame> frame) {
   MutexLock lock(mutex_);
   last_heard_ = Clock::now();
-  events_.emplace_back(FrameEvent{std::move(frame)});
+  Event event = FrameEvent{std::move(frame)};
+  events_.insert(wire::PlaceFor(events_, WeightOf(event), WeightOf), std::move(event));
   ++frames_;
   paused_ = frames_ >= max_frames_;
   return !paused_;
@@ -50,7 +61,7 @@ void Inbox::Work() {
     MutexLock lock(mutex_);
     if (busy_) return;  // that thread looks again before it goes
     if (!CanWork(/*on_sdk_thread=*/false)) {
-      if (!events_.empty()) wake_.NotifyOne();
+      if (!Next().empty()) wake_.NotifyOne();
       return;
     }
     busy_ = true;
@@ -67,8 +78,8 @@ void Inbox::Drain(EventHandler& handler, bool on_sdk_thread) {
     {
       MutexLock lock(mutex_);
       if (CanWork(on_sdk_thread)) {
-        event = std::move(events_.front());
-        events_.pop_front();
+        event = std::move(Next().front());
+        Next().pop_front();
         if (std::holds_alternative<FrameEvent>(*event)) --frames_;
         if (paused_ && frames_ <= max_frames_ / 2) {
           paused_ = false;
@@ -85,7 +96,7 @@ void Inbox::Drain(EventHandler& handler, bool on_sdk_thread) {
     if (CanWork(on_sdk_thread)) continue;  // it came meanwhile
     timer_ = timer;
     busy_ = false;
-    if (!on_sdk_thread && (!events_.empty() || timer < sleeps_until_)) wake_.NotifyOne();
+    if (!on_sdk_thread && (!Next().empty() || timer < sleeps_until_)) wake_.NotifyOne();
     break;
   }
   working_on = outer;
@@ -93,7 +104,7 @@ void Inbox::Drain(EventHandler& handler, bool on_sdk_thread) {
 
 Clock::time_point Inbox::WaitForWork() {
   MutexLock lock(mutex_);
-  while (busy_ || (events_.empty() && Clock::now() < timer_)) {
+  while (busy_ || (Next().empty() && Clock::now() < timer_)) {
     sleeps_until_ = busy_ ? Clock::now() + kNever : timer_;
     wake_.WaitUntil(mutex_, sleeps_until_);
   }

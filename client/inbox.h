@@ -13,6 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "proto/wire/frame.h"
+#include "proto/wire/overtake.h"
 #include "proto/wire/sync.h"
 
 namespace gradwire::client {
@@ -62,6 +63,9 @@ class EventHandler {
 };
 
 // Thread-safe. Outlives the client while a stream may call back.
+//
+// Calls and ends of writes are small and somebody waits for them: they go before frames, each in
+// its own order. Frames stay in theirs, but for small results (wire::MayPass).
 class Inbox {
  public:
   // Reading pauses while `max_frames` frames wait.
@@ -87,7 +91,11 @@ class Inbox {
 
  private:
   static bool NeedsSdkThread(const Event& event);
-  bool CanWork(bool on_sdk_thread) const GRADWIRE_REQUIRES(mutex_);
+  static bool IsUrgent(const Event& event);
+  static wire::Weight WeightOf(const Event& event);
+  // The queue that is next; both may be empty.
+  std::deque<Event>& Next() GRADWIRE_REQUIRES(mutex_) { return urgent_.empty() ? events_ : urgent_; }
+  bool CanWork(bool on_sdk_thread) GRADWIRE_REQUIRES(mutex_);
   // Does what waits until nothing does that this thread may do. `busy_` is the caller's, and given
   // back.
   void Drain(EventHandler& handler, bool on_sdk_thread) GRADWIRE_EXCLUDES(mutex_);
@@ -98,6 +106,7 @@ class Inbox {
   mutable Mutex mutex_;
   CondVar wake_;  // of the SDK thread
   EventHandler* handler_ GRADWIRE_GUARDED_BY(mutex_) = nullptr;
+  std::deque<Event> urgent_ GRADWIRE_GUARDED_BY(mutex_);
   std::deque<Event> events_ GRADWIRE_GUARDED_BY(mutex_);
   bool busy_ GRADWIRE_GUARDED_BY(mutex_) = false;  // a thread is in the handler
   Clock::time_point timer_ GRADWIRE_GUARDED_BY(mutex_);

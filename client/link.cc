@@ -1,10 +1,10 @@
 #include "client/link.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/wire/overtake.h"
 
 namespace gradwire::client {
 namespace {
@@ -51,14 +51,10 @@ void Link::Open(std::shared_ptr<grpc::Channel> channel, std::int64_t step, std::
 
 void Link::Send(wire::Header header, wire::PayloadRef payload) {
   if (stream_ == nullptr || broken_ || closing_) return;
-  // Contributions of other buckets can wait; nothing else is overtaken.
-  auto at = outgoing_.end();
-  if (const auto* announce = std::get_if<wire::Announce>(&header); announce && announce->eager) {
-    while (at != outgoing_.begin() &&
-           std::holds_alternative<wire::Contribution>(std::prev(at)->header)) {
-      --at;
-    }
-  }
+  const auto at = wire::PlaceFor(outgoing_, wire::WeightOf(header, payload.get()),
+                                 [](const wire::Frame& frame) {
+                                   return wire::WeightOf(frame.header, frame.payload.get());
+                                 });
   outgoing_.insert(at, {.header = std::move(header), .payload = std::move(payload)});
 }
 

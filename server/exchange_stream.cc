@@ -46,7 +46,7 @@ ExchangeStream::ExchangeStream(grpc::CallbackServerContext* context, const Strea
       opened_(MonotonicNow()),
       context_(context) {}
 
-void ExchangeStream::Queue(grpc::ByteBuffer frame) {
+void ExchangeStream::Queue(grpc::ByteBuffer frame, const wire::Weight& weight) {
   MutexLock lock(mutex_);
   if (end_) return;
   const std::size_t bytes = frame.Length() + kFrameOverhead;
@@ -59,7 +59,8 @@ void ExchangeStream::Queue(grpc::ByteBuffer frame) {
     return;
   }
   queued_bytes_ += bytes;
-  queue_.push_back(std::move(frame));
+  queue_.insert(wire::PlaceFor(queue_, weight, [](const Waiting& one) { return one.weight; }),
+                {.bytes = std::move(frame), .weight = weight});
 }
 
 void ExchangeStream::EndAfterQueue(const absl::Status& status) {
@@ -84,7 +85,7 @@ void ExchangeStream::Pump() {
     MutexLock lock(mutex_);
     if (writing_ || finished_) return;
     if (!queue_.empty()) {
-      outgoing_.Swap(&queue_.front());
+      outgoing_.Swap(&queue_.front().bytes);
       queue_.pop_front();
       queued_bytes_ -= outgoing_.Length() + kFrameOverhead;
       writing_ = true;
@@ -152,8 +153,12 @@ void ExchangeStream::OnReadDone(bool ok) {
     at->session->FailFrom(at->rank, id_, status);
     return End(status);
   } else {
-    at->session->Receive(at->rank, id_, *frame, MonotonicNow());
+    return at->session->Receive(at->rank, id_, *frame, MonotonicNow(), [this] { ReadOn(); });
   }
+  ReadOn();
+}
+
+void ExchangeStream::ReadOn() {
   if (!ending()) StartRead(&incoming_);
 }
 

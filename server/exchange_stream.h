@@ -30,8 +30,9 @@ struct StreamLimits {
 
 // Lives until gRPC is done with the call, and as long as somebody refers to it.
 //
-// One read and one write are in flight at most. The next read begins when the frame before it has
-// been dealt with: that is the back-pressure. gRPC frees the call once Finish was called and
+// One read and one write are in flight at most. The next read begins when the session has the frame
+// before it; a sum that the frame completes is computed beside that read, on the same thread as
+// before. How many contributions can arrive is bounded by credits. gRPC frees the call once Finish was called and
 // nothing is in flight, so Finish waits for the write, and no write begins after it.
 class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                              public MemberStream,
@@ -41,7 +42,7 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
                                std::shared_ptr<Registry> registry, std::shared_ptr<TickList> ticks);
 
   std::uint64_t id() const override { return id_; }
-  void Queue(grpc::ByteBuffer frame) override;
+  void Queue(grpc::ByteBuffer frame, const wire::Weight& weight) override;
   void EndAfterQueue(const absl::Status& status) override;
   void Pump() override;
   bool idle() const override;
@@ -55,6 +56,10 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
     int rank = 0;
     std::shared_ptr<MemberMemory> memory;  // null: the member shares none
   };
+  struct Waiting {
+    grpc::ByteBuffer bytes;
+    wire::Weight weight;
+  };
 
   ExchangeStream(grpc::CallbackServerContext* context, const StreamLimits& limits,
                  std::shared_ptr<Registry> registry, std::shared_ptr<TickList> ticks);
@@ -64,6 +69,7 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   void OnCancel() override;
   void OnDone() override;
 
+  void ReadOn();
   // Ends the stream with what was queued; nothing more is read.
   void End(const absl::Status& status);
   void EndLocked(const absl::Status& status) GRADWIRE_REQUIRES(mutex_);
@@ -84,7 +90,7 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
 
   mutable Mutex mutex_;
   std::optional<Place> place_ GRADWIRE_GUARDED_BY(mutex_);  // once its Hello was taken
-  std::deque<grpc::ByteBuffer> queue_ GRADWIRE_GUARDED_BY(mutex_);
+  std::deque<Waiting> queue_ GRADWIRE_GUARDED_BY(mutex_);
   std::size_t queued_bytes_ GRADWIRE_GUARDED_BY(mutex_) = 0;
   bool writing_ GRADWIRE_GUARDED_BY(mutex_) = false;
   std::optional<absl::Status> end_ GRADWIRE_GUARDED_BY(mutex_);

@@ -118,7 +118,7 @@ absl::Status HostedSession::Attach(int rank, std::uint64_t start_id, std::int64_
 }
 
 void HostedSession::Receive(int rank, std::uint64_t connection, const wire::Frame& frame,
-                            absl::Time now) {
+                            absl::Time now, absl::FunctionRef<void()> taken) {
   Work work;
   {
     MutexLock lock(mutex_);
@@ -126,6 +126,7 @@ void HostedSession::Receive(int rank, std::uint64_t connection, const wire::Fram
     core_.Receive(rank, connection, frame, now, effects);
     Execute(std::move(effects), work);
   }
+  taken();
   Finish(std::move(work));
 }
 
@@ -202,7 +203,7 @@ void HostedSession::SendHeartbeats() {
     for (std::uint64_t connection : current_) {
       const auto found = streams_.find(connection);
       if (found == streams_.end() || !found->second->idle()) continue;
-      found->second->Queue(wire::Serialize(wire::Heartbeat{}, nullptr));
+      found->second->Queue(wire::Serialize(wire::Heartbeat{}, nullptr), {});
       work.streams.push_back(found->second);
     }
   }
@@ -252,16 +253,17 @@ void HostedSession::Queue(const std::vector<int>& ranks, const wire::Frame& fram
   const auto* block = dynamic_cast<const ResultBlock*>(frame.payload.get());
   grpc::ByteBuffer bytes;
   grpc::ByteBuffer reference;
+  const wire::Weight weight = wire::WeightOf(frame.header, frame.payload.get());
   for (int rank : ranks) {
     const auto found = streams_.find(current_[static_cast<std::size_t>(rank)]);
     if (found == streams_.end()) continue;
     MemberStream& stream = *found->second;
     if (block != nullptr && stream.shares_memory()) {
       if (!reference.Valid()) reference = SerializeReference(frame.header, *block);
-      stream.Queue(reference);
+      stream.Queue(reference, weight);
     } else {
       if (!bytes.Valid()) bytes = wire::Serialize(frame.header, frame.payload);
-      stream.Queue(bytes);  // shares the slices
+      stream.Queue(bytes, weight);  // shares the slices
     }
     work.streams.push_back(found->second);
   }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "gradwire/v1/admin.pb.h"
@@ -32,7 +33,10 @@ class HostedSession {
   absl::StatusOr<int> Join(const JoinAsk& ask, absl::Time now);
   absl::Status Attach(int rank, std::uint64_t start_id, std::int64_t step,
                       const std::shared_ptr<MemberStream>& stream, absl::Time now);
-  void Receive(int rank, std::uint64_t connection, const wire::Frame& frame, absl::Time now);
+  // `taken` is called when the next frame of the stream may follow, before what this one leads to is
+  // computed and sent.
+  void Receive(int rank, std::uint64_t connection, const wire::Frame& frame, absl::Time now,
+               absl::FunctionRef<void()> taken);
   // The stream ended. May be told twice.
   void Detach(int rank, std::uint64_t connection, absl::Time now);
   absl::Status Leave(int rank, std::uint64_t start_id, absl::Time now);

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "proto/wire/overtake.h"
 
 namespace gradwire::server {
 
@@ -18,9 +19,9 @@ class MemberStream {
   // Unique among the streams of the process, not 0.
   virtual std::uint64_t id() const = 0;
 
-  // Frames leave in the order in which they were queued. One that finds the queue full ends the
-  // stream.
-  virtual void Queue(grpc::ByteBuffer frame) = 0;
+  // Frames leave in the order in which they were queued, but for small results (wire::MayPass). One
+  // that finds the queue full ends the stream.
+  virtual void Queue(grpc::ByteBuffer frame, const wire::Weight& weight) = 0;
   virtual void EndAfterQueue(const absl::Status& status) = 0;
   virtual void Pump() = 0;
 

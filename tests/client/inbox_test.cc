@@ -3,10 +3,15 @@
 #include <atomic>
 #include <functional>
 #include <future>
+#include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/wire/owned_payload.h"
 
 namespace gradwire::client {
 namespace {
@@ -142,6 +147,58 @@ TEST_F(InboxTest, TimersRunOnTheSdkThreadWhenAnotherThreadSetsThemSooner) {
   auto thread = ran.get_future();
   ASSERT_EQ(thread.wait_for(kLong), std::future_status::ready);
   EXPECT_EQ(thread.get(), sdk_thread_);
+}
+
+// What was pushed before anybody serves, in the order in which it is handled.
+class OrderOfEvents final : public EventHandler {
+ public:
+  void Handle(Event event, bool) override {
+    if (const auto* frame = std::get_if<FrameEvent>(&event)) {
+      const auto* result = std::get_if<wire::Result>(&frame->frame->header);
+      order.push_back(result == nullptr ? "frame" : absl::StrCat("result ", result->id.bucket));
+    } else if (std::holds_alternative<WriteEvent>(event)) {
+      order.push_back("write");
+    } else if (auto* call = std::get_if<CallEvent>(&event)) {
+      call->call();
+    } else {
+      order.push_back("end");
+      finished_ = true;
+    }
+  }
+  Clock::time_point OnIdle() override { return Clock::now() + kLong; }
+  void OnTimer(Clock::time_point, Clock::duration) override {}
+  bool finished() const override { return finished_; }
+
+  std::vector<std::string> order;
+
+ private:
+  bool finished_ = false;
+};
+
+TEST(Inbox, CallsAndSmallResultsDoNotWaitBehindBulk) {
+  Inbox inbox(16);
+  OrderOfEvents handler;
+  const auto result = [&](std::uint32_t bucket, std::size_t bytes) {
+    inbox.PushFrame(wire::Frame{
+        .header = wire::Result{.id = {.bucket = bucket}},
+        .payload = wire::OwnedPayload::Make(std::vector<std::byte>(bytes))});
+  };
+  const auto call = [&](const char* name) {
+    inbox.Push(CallEvent{.call = [&handler, name] { handler.order.emplace_back(name); }});
+  };
+  result(1, wire::kSmallPayload + 1);
+  call("first call");
+  result(1, wire::kSmallPayload + 1);
+  inbox.Push(WriteEvent{true});
+  result(2, 4096);
+  inbox.PushFrame(wire::Frame{.header = wire::Heartbeat{}, .payload = nullptr});
+  result(3, 4096);  // what is no result is not passed
+  call("second call");
+  inbox.Push(ReadEndEvent{});
+  inbox.Serve(handler);
+  EXPECT_THAT(handler.order,
+              ::testing::ElementsAre("first call", "write", "second call", "result 2", "result 1",
+                                     "result 1", "frame", "result 3", "end"));
 }
 
 TEST(Inbox, PausesReadingWhileEnoughFramesWait) {

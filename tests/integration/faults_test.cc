@@ -210,6 +210,69 @@ TEST_F(LostDaemon, ConnectionsThatStall) {
   }
 }
 
+// Rank 1's connection still carries a byte now and then, so that neither TCP nor gRPC sees an end.
+TEST(SlowMember, AByteAtATimeIsSilenceAndHurtsItsSessionOnly) {
+  TestDaemon daemon(
+      {.heartbeat_interval = absl::Milliseconds(100), .silence_timeout = absl::Milliseconds(1500)});
+  auto relay = FaultRelay::Start(daemon.Path("relay.sock"), daemon.socket());
+  ASSERT_TRUE(relay.ok()) << relay.status();
+  const auto reduce = [](Client& client) -> absl::Status {
+    Gradients gradients({MakeParameter("w", 1000)});
+    GradBucket bucket = gradients.Bucket();
+    if (absl::Status status = client.AllReduce(bucket).Wait(); !status.ok()) return status;
+    return client.EndStep().status();
+  };
+  std::atomic<bool> over = false;
+  std::atomic<int> steps = 0;
+  std::thread beside([&] {
+    ExpectAllOk(RunRanks({.address = daemon.address(),
+                          .session = "beside",
+                          .world_size = 2,
+                          .parameters = {MakeParameter("w", 1000)}},
+                         [&](Client& client, int rank) -> absl::Status {
+                           while (true) {
+                             std::int64_t last = over ? 1 : 0;
+                             absl::Status status = client.Broadcast(0, &last, sizeof last);
+                             if (!status.ok() || last != 0) return status;
+                             if (status = reduce(client); !status.ok()) return status;
+                             if (rank == 0) ++steps;
+                           }
+                         }));
+  });
+  std::vector<absl::Status> statuses(3);
+  std::atomic<int> trained = 0;
+  std::vector<std::thread> threads;
+  int steps_before = 0;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      auto client = Client::Join({.address = rank == 1 ? (*relay)->address() : daemon.address(),
+                                  .session = "slow",
+                                  .rank = rank,
+                                  .world_size = 3,
+                                  .parameters = {MakeParameter("w", 1000)}});
+      absl::Status& status = statuses[static_cast<std::size_t>(rank)];
+      status = client.status();
+      while (status.ok()) {
+        status = reduce(**client);
+        if (++trained == 9) {
+          steps_before = steps;
+          (*relay)->Trickle(true);
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_GT(steps, steps_before);
+  over = true;
+  beside.join();
+  for (const std::size_t rank : {0U, 2U}) {
+    EXPECT_EQ(statuses[rank].code(), absl::StatusCode::kAborted) << statuses[rank];
+    EXPECT_THAT(Message(statuses[rank]),
+                AllOf(HasSubstr("rank 1"), HasSubstr("nothing was heard")));
+  }
+  EXPECT_FALSE(statuses[1].ok());
+}
+
 TEST_F(LostDaemon, DaemonIsKilled) {
   const gradwire::testing::TemporaryFolder folder;
   const std::string address = "unix:" + folder / "daemon.sock";

@@ -29,7 +29,7 @@ class FakeStream final : public MemberStream {
   explicit FakeStream(std::uint64_t id) : id_(id) {}
 
   std::uint64_t id() const override { return id_; }
-  void Queue(grpc::ByteBuffer frame) override {
+  void Queue(grpc::ByteBuffer frame, const wire::Weight&) override {
     MutexLock lock(mutex_);
     queued_.push_back(std::move(frame));
   }
@@ -110,7 +110,10 @@ class HostedSessionTest : public ::testing::Test {
   static std::uint64_t StartId(int rank) { return static_cast<std::uint64_t>(rank) + 1; }
   FakeStream& stream(int rank) { return *streams_[static_cast<std::size_t>(rank)]; }
   void Receive(int rank, wire::Header header, wire::PayloadRef payload = nullptr) {
-    session_->Receive(rank, stream(rank).id(), {std::move(header), std::move(payload)}, now_);
+    bool taken = false;
+    session_->Receive(rank, stream(rank).id(), {std::move(header), std::move(payload)}, now_,
+                      [&] { taken = true; });
+    EXPECT_TRUE(taken);
   }
   void Announce(int rank) {
     Receive(rank,

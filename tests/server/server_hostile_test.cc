@@ -9,6 +9,8 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -78,6 +80,30 @@ TEST(ServerHostileTest, GarbageIsNoHandshake) {
   const UniqueFd fd = ConnectTo(daemon.socket());
   const std::string garbage(4096, 'x');
   ASSERT_GT(send(fd.get(), garbage.data(), garbage.size(), MSG_NOSIGNAL), 0);
+  EXPECT_TRUE(Eventually([&] { return daemon.server().connections() == 0; }));
+  EXPECT_TRUE(Serves(daemon));
+}
+
+// As long as it takes, up to a limit: whether the daemon ends a connection while it gets `bytes`,
+// the last one again and again.
+bool EndsATrickle(const TestDaemon& daemon, const std::string& bytes) {
+  const UniqueFd fd = ConnectTo(daemon.socket());
+  std::size_t sent = 0;
+  return Eventually([&] {
+    const char byte = bytes[std::min(sent++, bytes.size() - 1)];
+    if (send(fd.get(), &byte, 1, MSG_NOSIGNAL) != 1) return true;
+    pollfd wait{.fd = fd.get(), .events = POLLIN, .revents = 0};
+    std::array<char, 4096> answer{};
+    return poll(&wait, 1, 50) == 1 && recv(fd.get(), answer.data(), answer.size(), 0) <= 0;
+  });
+}
+
+TEST(ServerHostileTest, ATrickleIsNoHandshakeAndNoOffer) {
+  TestDaemon daemon({.handshake_timeout = absl::Milliseconds(500)});
+  // The preface and an empty SETTINGS frame come whole only after seconds.
+  EXPECT_TRUE(EndsATrickle(daemon, std::string("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") +
+                                       std::string(5, '\0')));
+  EXPECT_TRUE(EndsATrickle(daemon, "GWM1"));
   EXPECT_TRUE(Eventually([&] { return daemon.server().connections() == 0; }));
   EXPECT_TRUE(Serves(daemon));
 }

@@ -103,12 +103,12 @@ void FaultRelay::Accept() {
     MutexLock lock(mutex_);
     sockets_.push_back(member);
     sockets_.push_back(*daemon);
-    pumps_.emplace_back([this, member, to = *daemon] { Pump(member, to); });
-    pumps_.emplace_back([this, member, from = *daemon] { Pump(from, member); });
+    pumps_.emplace_back([this, member, to = *daemon] { Pump(member, to, Direction::kUp); });
+    pumps_.emplace_back([this, member, from = *daemon] { Pump(from, member, Direction::kDown); });
   }
 }
 
-void FaultRelay::Pump(int from, int to) {
+void FaultRelay::Pump(int from, int to, Direction direction) {
   while (!stopping_) {
     if (stalled_) {
       std::this_thread::sleep_for(std::chrono::milliseconds(kPollMs));
@@ -117,16 +117,17 @@ void FaultRelay::Pump(int from, int to) {
     pollfd ready{.fd = from, .events = POLLIN, .revents = 0};
     if (poll(&ready, 1, kPollMs) <= 0) continue;
     if (stalled_) continue;
-    if (!PassOn(from, to)) break;
+    if (!PassOn(from, to, direction)) break;
   }
   shutdown(from, SHUT_RDWR);
   shutdown(to, SHUT_RDWR);
 }
 
 // What has come, with at most one descriptor. False: the connection is over.
-bool FaultRelay::PassOn(int from, int to) {
+bool FaultRelay::PassOn(int from, int to, Direction direction) {
   std::array<char, 64 * 1024> buffer;
-  iovec piece{.iov_base = buffer.data(), .iov_len = buffer.size()};
+  const bool trickles = trickling_ && direction == Direction::kUp;
+  iovec piece{.iov_base = buffer.data(), .iov_len = trickles ? 1 : buffer.size()};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
   msghdr header{};
   header.msg_iov = &piece;
@@ -135,6 +136,7 @@ bool FaultRelay::PassOn(int from, int to) {
   header.msg_controllen = passing_ ? control.size() : 0;
   const ssize_t bytes = recvmsg(from, &header, MSG_CMSG_CLOEXEC);
   if (bytes <= 0 || Count(bytes)) return false;
+  if (trickles) std::this_thread::sleep_for(std::chrono::milliseconds(kTrickleMs));
   if (header.msg_controllen == 0) {
     return WriteAll(to, buffer.data(), static_cast<std::size_t>(bytes));
   }

@@ -29,6 +29,9 @@ class FaultRelay {
   void CutNow() GRADWIRE_EXCLUDES(mutex_);
   // Bytes stay where they are while this is on.
   void Stall(bool on) { stalled_ = on; }
+  // Members' bytes pass one at a time while this is on, kTrickleMs apart.
+  void Trickle(bool on) { trickling_ = on; }
+  static constexpr int kTrickleMs = 100;
   // Descriptors that are sent along with bytes are passed on, where they would be dropped.
   void PassDescriptors(bool on) { passing_ = on; }
   // New connections are closed at once while this is on.
@@ -41,8 +44,9 @@ class FaultRelay {
   FaultRelay(std::string path, std::string target, int listener);
 
   void Accept();
-  void Pump(int from, int to);
-  bool PassOn(int from, int to);
+  enum class Direction : std::uint8_t { kUp, kDown };
+  void Pump(int from, int to, Direction direction);
+  bool PassOn(int from, int to, Direction direction);
   bool Count(std::int64_t bytes);
 
   const std::string path_;
@@ -51,6 +55,7 @@ class FaultRelay {
   std::atomic<bool> stopping_ = false;
   std::atomic<bool> stalled_ = false;
   std::atomic<bool> refusing_ = false;
+  std::atomic<bool> trickling_ = false;
   std::atomic<bool> passing_ = false;
   std::atomic<std::int64_t> until_cut_ = -1;  // negative: no cut is planned
   std::atomic<bool> cutting_ = false;
