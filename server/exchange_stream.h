@@ -30,9 +30,9 @@ struct StreamLimits {
 
 // Lives until gRPC is done with the call, and as long as somebody refers to it.
 //
-// One read and one write are in flight at most. The next read begins when the session has the frame
-// before it; a sum that the frame completes is computed beside that read, on the same thread as
-// before. How many contributions can arrive is bounded by credits. gRPC frees the call once Finish was called and
+// One read and one write are in flight at most. The next read begins when the frame before it has
+// been dealt with: that is the back-pressure. Only a large sum is computed beside it; credits bound
+// what can arrive meanwhile. gRPC frees the call once Finish was called and
 // nothing is in flight, so Finish waits for the write, and no write begins after it.
 class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                              public MemberStream,

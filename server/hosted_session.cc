@@ -2,6 +2,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <span>
@@ -126,8 +127,12 @@ void HostedSession::Receive(int rank, std::uint64_t connection, const wire::Fram
     core_.Receive(rank, connection, frame, now, effects);
     Execute(std::move(effects), work);
   }
-  taken();
+  const bool large = std::any_of(
+      work.reductions.begin(), work.reductions.end(),
+      [](const ReduceEffect& sum) { return sum.segment.bytes() > wire::kSmallPayload; });
+  if (large) taken();
   Finish(std::move(work));
+  if (!large) taken();
 }
 
 void HostedSession::Detach(int rank, std::uint64_t connection, absl::Time now) {

@@ -33,8 +33,8 @@ class HostedSession {
   absl::StatusOr<int> Join(const JoinAsk& ask, absl::Time now);
   absl::Status Attach(int rank, std::uint64_t start_id, std::int64_t step,
                       const std::shared_ptr<MemberStream>& stream, absl::Time now);
-  // `taken` is called when the next frame of the stream may follow, before what this one leads to is
-  // computed and sent.
+  // `taken` is called once, when the next frame of the stream may follow: before a large sum is
+  // computed, but after a small one, which is sooner out than the next frame is in.
   void Receive(int rank, std::uint64_t connection, const wire::Frame& frame, absl::Time now,
                absl::FunctionRef<void()> taken);
   // The stream ended. May be told twice.

@@ -14,6 +14,7 @@
 #include <memory>
 #include <utility>
 
+#include "proto/wire/keep_grpc.h"
 #include "server/clock.h"
 #include "server/exit_codes.h"
 #include "server/logging.h"
@@ -105,6 +106,7 @@ int Main(int argc, char** argv) {
   const CommandLine line = ParseCommandLine(argc, argv);
   if (line.exit) return line.exit_code;
   KeepMemory();
+  wire::SkipDeadlockDetection();
   SetUpLog(line.options.log_level, line.options.log_format);
   RaiseDescriptorLimit(line.options.max_connections);
   const sigset_t signals = BlockSignals();

@@ -2,6 +2,8 @@
 
 #include <grpc/grpc.h>
 
+#include "absl/synchronization/mutex.h"
+
 namespace gradwire::wire {
 
 void KeepGrpc() {
@@ -10,6 +12,10 @@ void KeepGrpc() {
     return true;
   }();
   static_cast<void>(kept);
+}
+
+void SkipDeadlockDetection() {
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
 }
 
 }  // namespace gradwire::wire

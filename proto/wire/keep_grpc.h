@@ -1,3 +1,4 @@
+// What a process that uses gRPC wants to set for all of it.
 #pragma once
 
 namespace gradwire::wire {
@@ -6,5 +7,10 @@ namespace gradwire::wire {
 // process shuts gRPC down where it is destroyed, and gRPC 1.51 then joins threads that may poll a
 // socket for 10 s more. Any thread, any number of times.
 void KeepGrpc();
+
+// Turns off the deadlock detection of Abseil's mutexes, a debugging aid that Debian's Abseil has
+// built in: with it each lock that gRPC takes costs one of the whole process too. For programs; a
+// library leaves that choice to its program.
+void SkipDeadlockDetection();
 
 }  // namespace gradwire::wire

@@ -19,6 +19,7 @@
 #include "client/python/src/python_hook.h"
 #include "client/python/src/session.h"
 #include "gradwire/hooks/registry.h"
+#include "proto/wire/keep_grpc.h"
 
 namespace nb = nanobind;
 
@@ -254,4 +255,7 @@ void Bind(nb::module_& m) {
 }  // namespace
 }  // namespace gradwire::python
 
-NB_MODULE(_native, m) { gradwire::python::Bind(m); }
+NB_MODULE(_native, m) {
+  gradwire::wire::SkipDeadlockDetection();  // no Python program can
+  gradwire::python::Bind(m);
+}
