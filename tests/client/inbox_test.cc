@@ -165,7 +165,7 @@ class OrderOfEvents final : public EventHandler {
       finished_ = true;
     }
   }
-  Clock::time_point OnIdle() override { return Clock::now() + kLong; }
+  Clock::time_point OnIdle() override { return finished_ ? Clock::now() : Clock::now() + kLong; }
   void OnTimer(Clock::time_point, Clock::duration) override {}
   bool finished() const override { return finished_; }
 
