@@ -39,7 +39,9 @@ HWY_INLINE std::size_t ConvertFrom(D d, std::size_t i, const std::byte* src, std
                                    std::size_t numel) {
   const std::size_t lanes = hn::Lanes(d);
   for (; i + lanes <= numel; i += lanes) {
-    const auto v = LoadAs<kFrom>(d, src + i * sizeof(Lane<kFrom>));
+    const std::byte* at = src + i * sizeof(Lane<kFrom>);
+    PrefetchAhead(d, at);
+    const auto v = LoadAs<kFrom>(d, at);
     StoreRounded<kTo>(d, v, dst + i * sizeof(Lane<kTo>));
   }
   return i;
@@ -99,6 +101,7 @@ HWY_INLINE std::size_t DivideFrom(D d, std::size_t i, const std::byte* src, std:
   const auto by = Operand(d, kMultiply, divisor);
   for (; i + lanes <= numel; i += lanes) {
     const std::size_t at = i * sizeof(Lane<kType>);
+    PrefetchAhead(d, src + at);
     StoreRounded<kType>(d, Quotient<kMultiply>(d, LoadAs<kType>(d, src + at), by), dst + at);
   }
   return i;
@@ -135,7 +138,9 @@ HWY_INLINE std::size_t NarrowAndDivideFrom(D d, std::size_t i, const std::byte* 
   const std::size_t lanes = hn::Lanes(d);
   const auto by = Operand(d, kMultiply, divisor);
   for (; i + lanes <= numel; i += lanes) {
-    const auto v = LoadBytes(d, src + i * sizeof(float));
+    const std::byte* at = src + i * sizeof(float);
+    PrefetchAhead(d, at);
+    const auto v = LoadBytes(d, at);
     StoreBytes(hn::Rebind<Lane<kTo>, D>(), RoundDivideRound<kTo, kMultiply>(d, v, by),
                dst + i * sizeof(Lane<kTo>));
   }
@@ -173,6 +178,7 @@ enum class Before { kNothing, kMultiply, kDivide };
 template <DType kType, Before kBefore, class D>
 HWY_INLINE hn::Vec<D> LoadSource(D d, const SumArguments& a, std::size_t source, std::size_t i) {
   const std::byte* at = static_cast<const std::byte*>(a.srcs[source]) + i * sizeof(Lane<kType>);
+  PrefetchAhead(d, at);
   if constexpr (kBefore == Before::kNothing) {
     return LoadAs<kType>(d, at);
   } else {  // in binary32, and rounded to it
