@@ -272,8 +272,8 @@ HWY_INLINE hn::Vec<hn::Rebind<Lane<kType>, D>> Round(D d, hn::Vec<D> v) {
   }
 }
 
-// v / by, or v * by where `by` is the reciprocal of a power of two, which rounds alike and is
-// several times faster.
+// v / by, or v * by with the divisor's reciprocal where that will do, which is several times
+// faster.
 template <bool kMultiply, class D>
 HWY_INLINE hn::Vec<D> Quotient(D /*d*/, hn::Vec<D> v, hn::Vec<D> by) {
   if constexpr (kMultiply) {
