@@ -19,6 +19,7 @@
 #include <cstring>
 
 #include "gradwire/hooks/dtype.h"
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 #undef GRADWIRE_F16C
@@ -79,6 +80,19 @@ HWY_INLINE void StoreBytes(D d, hn::Vec<D> v, std::byte* p) {
     std::memcpy(p, &lane, sizeof(lane));
   } else {
     hn::StoreU(v, d, reinterpret_cast<hn::TFromD<D>*>(p));
+  }
+}
+
+// Starts fetching what a loop over whole vectors loads from `p` on some steps later. By itself the
+// processor looks no further ahead than the end of the page, and arithmetic fills the window in
+// which it runs ahead of a load that waits: without this, arrays beyond the cache are waited for.
+template <class D>
+HWY_INLINE void PrefetchAhead(D /*d*/, const std::byte* p) {
+  constexpr std::uintptr_t kDistance = 2048;  // bytes; 512 are too few, 4096 no better
+  if constexpr (hn::MaxLanes(D()) > 1) {
+    // An address past the array does no harm: prefetching does not fault.
+    const std::uintptr_t ahead = reinterpret_cast<std::uintptr_t>(p) + kDistance;
+    hwy::Prefetch(reinterpret_cast<const std::byte*>(ahead));  // NOLINT(performance-no-int-to-ptr)
   }
 }
 
@@ -258,8 +272,8 @@ HWY_INLINE hn::Vec<hn::Rebind<Lane<kType>, D>> Round(D d, hn::Vec<D> v) {
   }
 }
 
-// v / by, or v * by where `by` is the reciprocal of a power of two, which rounds alike and is
-// several times faster.
+// v / by, or v * by with the divisor's reciprocal where that will do, which is several times
+// faster.
 template <bool kMultiply, class D>
 HWY_INLINE hn::Vec<D> Quotient(D /*d*/, hn::Vec<D> v, hn::Vec<D> by) {
   if constexpr (kMultiply) {

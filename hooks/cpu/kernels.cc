@@ -15,10 +15,17 @@
 #ifndef GRADWIRE_KERNELS_ONCE
 #define GRADWIRE_KERNELS_ONCE
 namespace gradwire::cpu {
-// From 1 up; so is every world size, whose reciprocal then is a normal number.
-inline bool IsPowerOfTwo(double divisor) {
+// Whether all elements of `dtype` times 1 / divisor have the bits of those divided by `divisor`.
+//
+// It is so for powers of two from 1 up whose reciprocal is a normal number; and for bfloat16 and
+// whole numbers: the quotient of one with 8 significant bits is either halfway between two
+// neighbours or at least 2^15 / divisor of binary32's units in the last place away from there, and
+// the product is within 1.5 such units of the quotient. Only subnormals can be halfway; there the
+// product is off by less than half a unit before it is rounded, so that it is the quotient.
+inline bool ReciprocalWillDo(DType dtype, double divisor) {
   int exponent = 0;
-  return std::frexp(divisor, &exponent) == 0.5 && exponent < 100;
+  if (std::frexp(divisor, &exponent) == 0.5 && exponent < 100) return true;
+  return dtype == DType::kBFloat16 && divisor <= 2048 && std::floor(divisor) == divisor;
 }
 }  // namespace gradwire::cpu
 #endif
@@ -39,7 +46,9 @@ HWY_INLINE std::size_t ConvertFrom(D d, std::size_t i, const std::byte* src, std
                                    std::size_t numel) {
   const std::size_t lanes = hn::Lanes(d);
   for (; i + lanes <= numel; i += lanes) {
-    const auto v = LoadAs<kFrom>(d, src + i * sizeof(Lane<kFrom>));
+    const std::byte* at = src + i * sizeof(Lane<kFrom>);
+    PrefetchAhead(d, at);
+    const auto v = LoadAs<kFrom>(d, at);
     StoreRounded<kTo>(d, v, dst + i * sizeof(Lane<kTo>));
   }
   return i;
@@ -99,6 +108,7 @@ HWY_INLINE std::size_t DivideFrom(D d, std::size_t i, const std::byte* src, std:
   const auto by = Operand(d, kMultiply, divisor);
   for (; i + lanes <= numel; i += lanes) {
     const std::size_t at = i * sizeof(Lane<kType>);
+    PrefetchAhead(d, src + at);
     StoreRounded<kType>(d, Quotient<kMultiply>(d, LoadAs<kType>(d, src + at), by), dst + at);
   }
   return i;
@@ -108,7 +118,7 @@ template <DType kType>
 void DivideAs(const std::byte* src, std::byte* dst, std::size_t numel, double divisor) {
   using T = std::conditional_t<kType == DType::kFloat64, double, float>;
   const hn::ScalableTag<T> d;
-  const std::size_t done = IsPowerOfTwo(divisor)
+  const std::size_t done = ReciprocalWillDo(kType, divisor)
                                ? DivideFrom<kType, true>(d, 0, src, dst, numel, divisor)
                                : DivideFrom<kType, false>(d, 0, src, dst, numel, divisor);
   DivideFrom<kType, false>(One<T>(), done, src, dst, numel, divisor);
@@ -135,7 +145,9 @@ HWY_INLINE std::size_t NarrowAndDivideFrom(D d, std::size_t i, const std::byte* 
   const std::size_t lanes = hn::Lanes(d);
   const auto by = Operand(d, kMultiply, divisor);
   for (; i + lanes <= numel; i += lanes) {
-    const auto v = LoadBytes(d, src + i * sizeof(float));
+    const std::byte* at = src + i * sizeof(float);
+    PrefetchAhead(d, at);
+    const auto v = LoadBytes(d, at);
     StoreBytes(hn::Rebind<Lane<kTo>, D>(), RoundDivideRound<kTo, kMultiply>(d, v, by),
                dst + i * sizeof(Lane<kTo>));
   }
@@ -145,7 +157,7 @@ HWY_INLINE std::size_t NarrowAndDivideFrom(D d, std::size_t i, const std::byte* 
 template <DType kTo>
 void NarrowAndDivide(const std::byte* src, std::byte* dst, std::size_t numel, double divisor) {
   const hn::ScalableTag<float> d;
-  const std::size_t done = IsPowerOfTwo(divisor)
+  const std::size_t done = ReciprocalWillDo(kTo, divisor)
                                ? NarrowAndDivideFrom<kTo, true>(d, 0, src, dst, numel, divisor)
                                : NarrowAndDivideFrom<kTo, false>(d, 0, src, dst, numel, divisor);
   NarrowAndDivideFrom<kTo, false>(One<float>(), done, src, dst, numel, divisor);
@@ -173,6 +185,7 @@ enum class Before { kNothing, kMultiply, kDivide };
 template <DType kType, Before kBefore, class D>
 HWY_INLINE hn::Vec<D> LoadSource(D d, const SumArguments& a, std::size_t source, std::size_t i) {
   const std::byte* at = static_cast<const std::byte*>(a.srcs[source]) + i * sizeof(Lane<kType>);
+  PrefetchAhead(d, at);
   if constexpr (kBefore == Before::kNothing) {
     return LoadAs<kType>(d, at);
   } else {  // in binary32, and rounded to it
@@ -266,8 +279,9 @@ bool SumAny(DType dtype, const void* const* srcs, std::size_t count, double divi
 bool SumQuotientsAny(const void* const* srcs, std::size_t count, double divisor, std::byte* dst,
                      std::size_t begin, std::size_t end) {
   const SumArguments a{srcs, count, 1, dst, divisor};
-  return IsPowerOfTwo(divisor) ? SumAs<DType::kFloat32, Before::kMultiply>(a, begin, end)
-                               : SumAs<DType::kFloat32, Before::kDivide>(a, begin, end);
+  return ReciprocalWillDo(DType::kFloat32, divisor)
+             ? SumAs<DType::kFloat32, Before::kMultiply>(a, begin, end)
+             : SumAs<DType::kFloat32, Before::kDivide>(a, begin, end);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -21,9 +21,10 @@ namespace gradwire::cpu {
 void Convert(DType from, const void* src, DType to, void* dst, std::size_t numel);
 
 // dst[i] = round(to(src[i]) / divisor): first the cast is rounded to `to`, then the quotient, as
-// torch's casting hooks do. It is a true division, in fp64 for float64 and in fp32 for the others.
-// For divisors up to 2048 that is the correctly rounded quotient in `to`; the divisor itself is
-// only ever rounded to fp32. divisor >= 1; 1 converts. src may equal dst when the dtypes are equal.
+// torch's casting hooks do, with the bits of a true division in fp64 for float64 and in fp32 for
+// the others. For divisors up to 2048 that is the correctly rounded quotient in `to`; the divisor
+// itself is only ever rounded to fp32. divisor >= 1; 1 converts. src may equal dst when the dtypes
+// are equal.
 void ConvertAndDivide(DType from, const void* src, DType to, void* dst, std::size_t numel,
                       double divisor);
 

@@ -106,14 +106,16 @@ class Bench {
             }};
   }
 
-  Kernel SumKernel(const std::string& name, DType dtype, std::size_t count) {
+  // With `divide`, as a daemon of three members adds what they leave in shared memory as it is.
+  Kernel SumKernel(const std::string& name, DType dtype, std::size_t count, bool divide = false) {
     const std::size_t width = ByteSize(dtype);
     return {name, (count + 1) * width, width, [=, this](std::size_t begin, std::size_t end) {
               const void* srcs[kMaxSources];
               for (std::size_t k = 0; k < count; ++k) srcs[k] = sources_[k] + begin * width;
-              if (!cpu::Sum(dtype, srcs, count, 1, out() + begin * width, end - begin)) {
-                std::abort();
-              }
+              std::byte* dst = out() + begin * width;
+              const bool finite = divide ? cpu::SumQuotients(srcs, count, 3, dst, end - begin)
+                                         : cpu::Sum(dtype, srcs, count, 1, dst, end - begin);
+              if (!finite) std::abort();
             }};
   }
 
@@ -133,6 +135,7 @@ class Bench {
         SumKernel("sum f32 N=2", f32, 2),
         SumKernel("sum f32 N=4", f32, 4),
         SumKernel("sum f32 N=8", f32, 8),
+        SumKernel("divide, sum f32 N=3", f32, 3, true),
         SumKernel("sum f64 N=2", f64, 2),
         SumKernel("sum f16 N=2", f16, 2),
         SumKernel("sum f16 N=4", f16, 4),

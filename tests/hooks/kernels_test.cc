@@ -212,6 +212,40 @@ TEST_P(KernelsTest, ConvertAndDivideRoundsTheCastThenTheQuotient) {
   }
 }
 
+// Every element by world sizes up to the one to which the header promises the correctly rounded
+// quotient; by 31335, the first whole number whose reciprocal would not do for bfloat16; and by a
+// fraction.
+TEST_P(KernelsTest, DividesEverySixteenBitElementTruly) {
+  std::vector<float> divisors = {2.5, 2047, 2048, 2049, 31335};
+  for (int size = 2; size < 2047; size += size < 130 ? 1 : 71) {
+    divisors.push_back(static_cast<float>(size));
+  }
+  for (const DType dtype : kSixteenBits) {
+    const std::vector<std::uint64_t>& patterns = TellingPatterns(dtype);
+    const std::vector<std::byte> elements = reference::Pack(dtype, patterns);
+    std::vector<float> values(patterns.size());
+    std::vector<float> quotients(patterns.size());
+    std::vector<std::byte> expected(elements.size());
+    std::vector<std::byte> actual(elements.size());
+    cpu::Convert(dtype, elements.data(), DType::kFloat32, values.data(), values.size());
+    for (const float divisor : divisors) {
+      std::transform(values.begin(), values.end(), quotients.begin(),
+                     [divisor](float value) { return value / divisor; });
+      cpu::Convert(DType::kFloat32, quotients.data(), dtype, expected.data(), quotients.size());
+      for (const bool is_cast : {false, true}) {
+        const void* src = is_cast ? static_cast<const void*>(values.data()) : elements.data();
+        cpu::ConvertAndDivide(is_cast ? DType::kFloat32 : dtype, src, dtype, actual.data(),
+                              patterns.size(), divisor);
+        if (expected == actual) continue;
+        ExpectPatterns(reference::Unpack(dtype, expected.data(), patterns.size()),
+                       reference::Unpack(dtype, actual.data(), patterns.size()), patterns,
+                       Name(dtype) + " by " + std::to_string(divisor));
+        return;
+      }
+    }
+  }
+}
+
 TEST_P(KernelsTest, DivideWorksInPlace) {
   for (const DType dtype : kDTypes) {
     for (const int divisor : {1, 3}) {
