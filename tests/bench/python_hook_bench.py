@@ -4,6 +4,7 @@
     python_hook_bench.py [--calls 10000] [--json FILE]
 
 The baseline is a hook that completes a torch future at once, in the same run, call by call in turn.
+Calls are made from within backward(), where DistributedDataParallel makes them.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import torch
 import gradwire.torch as gw
 
 NUMEL = 1024
+CALLS_OF_A_BACKWARD = 50
 
 
 class Bucket:
@@ -39,6 +41,24 @@ def completed(state: object, bucket: Bucket) -> torch.futures.Future:
     future = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
+
+
+class InBackward(torch.autograd.Function):
+    """Calls a function when its gradient is asked for."""
+
+    @staticmethod
+    def forward(ctx, one: torch.Tensor, function) -> torch.Tensor:
+        ctx.function = function
+        return one.clone()
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.function()
+        return gradient, None
+
+
+def backward_with(function) -> None:
+    InBackward.apply(torch.ones((), requires_grad=True), function).backward()
 
 
 def measure(hook, state: object, bucket: Bucket) -> tuple[int, int]:
@@ -68,12 +88,19 @@ def main() -> None:
     model.weight = torch.nn.Parameter(torch.zeros(NUMEL))
     bucket = Bucket(model.weight)
     with gw.SessionState(model=model, rank=0, world_size=1, session="bench") as state:
-        for _ in range(100):
-            measure(gw.aggregate_hook, state, bucket)
-        samples = {"gradwire": [], "baseline": []}
-        for _ in range(arguments.calls):
-            samples["gradwire"].append(measure(gw.aggregate_hook, state, bucket))
-            samples["baseline"].append(measure(completed, None, bucket))
+        hooks = {"gradwire": (gw.aggregate_hook, state), "baseline": (completed, None)}
+        samples = {name: [] for name in hooks}
+
+        def take_turns() -> None:
+            for _ in range(CALLS_OF_A_BACKWARD):
+                for name, (hook, its_state) in hooks.items():
+                    samples[name].append(measure(hook, its_state, bucket))
+
+        backward_with(take_turns)  # joins the session, and is not counted
+        for sample in samples.values():
+            sample.clear()
+        while len(samples["gradwire"]) < arguments.calls:
+            backward_with(take_turns)
     results = {
         f"{name}_{what}": summary([sample[i] for sample in values])
         for name, values in samples.items()
