@@ -94,7 +94,9 @@ class Inbox {
   static bool IsUrgent(const Event& event);
   static wire::Weight WeightOf(const Event& event);
   // The queue that is next; both may be empty.
-  std::deque<Event>& Next() GRADWIRE_REQUIRES(mutex_) { return urgent_.empty() ? events_ : urgent_; }
+  std::deque<Event>& Next() GRADWIRE_REQUIRES(mutex_) {
+    return urgent_.empty() ? events_ : urgent_;
+  }
   bool CanWork(bool on_sdk_thread) GRADWIRE_REQUIRES(mutex_);
   // Does what waits until nothing does that this thread may do. `busy_` is the caller's, and given
   // back.

@@ -51,10 +51,9 @@ void Link::Open(std::shared_ptr<grpc::Channel> channel, std::int64_t step, std::
 
 void Link::Send(wire::Header header, wire::PayloadRef payload) {
   if (stream_ == nullptr || broken_ || closing_) return;
-  const auto at = wire::PlaceFor(outgoing_, wire::WeightOf(header, payload.get()),
-                                 [](const wire::Frame& frame) {
-                                   return wire::WeightOf(frame.header, frame.payload.get());
-                                 });
+  const auto at = wire::PlaceFor(
+      outgoing_, wire::WeightOf(header, payload.get()),
+      [](const wire::Frame& frame) { return wire::WeightOf(frame.header, frame.payload.get()); });
   outgoing_.insert(at, {.header = std::move(header), .payload = std::move(payload)});
 }
 

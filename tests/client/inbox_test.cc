@@ -179,9 +179,9 @@ TEST(Inbox, CallsAndSmallResultsDoNotWaitBehindBulk) {
   Inbox inbox(16);
   OrderOfEvents handler;
   const auto result = [&](std::uint32_t bucket, std::size_t bytes) {
-    inbox.PushFrame(wire::Frame{
-        .header = wire::Result{.id = {.bucket = bucket}},
-        .payload = wire::OwnedPayload::Make(std::vector<std::byte>(bytes))});
+    inbox.PushFrame(
+        wire::Frame{.header = wire::Result{.id = {.bucket = bucket}},
+                    .payload = wire::OwnedPayload::Make(std::vector<std::byte>(bytes))});
   };
   const auto call = [&](const char* name) {
     inbox.Push(CallEvent{.call = [&handler, name] { handler.order.emplace_back(name); }});

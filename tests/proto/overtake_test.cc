@@ -81,8 +81,8 @@ TEST(Overtake, AnEagerAnnouncementPassesContributions) {
   EXPECT_THAT(Queued({chunk, ack, eager}), ElementsAre(chunk, ack, eager));
 }
 
-// Whatever comes: frames of one bucket, and all that are no payloads, keep their order; a frame that
-// passed another one was allowed to.
+// Whatever comes: frames of one bucket, and all that are no payloads, keep their order; a frame
+// that passed another one was allowed to.
 TEST(Overtake, RandomQueuesKeepEveryOrderThatMatters) {
   std::mt19937 random(7);
   for (int round = 0; round < 500; ++round) {
@@ -92,8 +92,7 @@ TEST(Overtake, RandomQueuesKeepEveryOrderThatMatters) {
       const Weight weight{static_cast<Kind>(random() % 4), static_cast<std::uint32_t>(random() % 3),
                           random() % 2 == 0 ? kLarge : 10};
       came.emplace_back(weight, i);
-      queue.insert(PlaceFor(queue, weight, [](const auto& one) { return one.first; }),
-                   came.back());
+      queue.insert(PlaceFor(queue, weight, [](const auto& one) { return one.first; }), came.back());
       if (random() % 4 == 0) queue.pop_front();
     }
     for (std::size_t i = 0; i < queue.size(); ++i) {

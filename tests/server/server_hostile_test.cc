@@ -101,8 +101,8 @@ bool EndsATrickle(const TestDaemon& daemon, const std::string& bytes) {
 TEST(ServerHostileTest, ATrickleIsNoHandshakeAndNoOffer) {
   TestDaemon daemon({.handshake_timeout = absl::Milliseconds(500)});
   // The preface and an empty SETTINGS frame come whole only after seconds.
-  EXPECT_TRUE(EndsATrickle(daemon, std::string("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") +
-                                       std::string(5, '\0')));
+  EXPECT_TRUE(
+      EndsATrickle(daemon, std::string("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") + std::string(5, '\0')));
   EXPECT_TRUE(EndsATrickle(daemon, "GWM1"));
   EXPECT_TRUE(Eventually([&] { return daemon.server().connections() == 0; }));
   EXPECT_TRUE(Serves(daemon));
