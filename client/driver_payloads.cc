@@ -97,7 +97,7 @@ void Driver::On(SendChunkEffect& effect) {
   }
   effect.header.shared = shared;
   if (sends_digests_) effect.header.digest = wire::Digest(payload->get());
-  link_.Send(std::move(effect.header), *std::move(payload));
+  link_.Send(effect.header, *std::move(payload));
 }
 
 void Driver::On(SendCollectiveEffect& effect) {
