@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -61,7 +62,9 @@ class SharedMemory {
     std::uint32_t bucket = 0;
     std::uint32_t round = 0;
     std::uint32_t chunk = 0;
-    auto operator<=>(const Key&) const = default;
+    bool operator<(const Key& other) const {
+      return std::tie(bucket, round, chunk) < std::tie(other.bucket, other.round, other.chunk);
+    }
   };
   struct Block {
     std::span<std::byte> content;
