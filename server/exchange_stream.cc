@@ -59,9 +59,9 @@ void ExchangeStream::Queue(grpc::ByteBuffer frame, const wire::Weight& weight) {
     return;
   }
   queued_bytes_ += bytes;
-  const auto at = queue_.insert(
-      wire::PlaceFor(queue_, weight, [](const Waiting& one) { return one.weight; }),
-      Waiting{.bytes = grpc::ByteBuffer(), .weight = weight});
+  const auto at =
+      queue_.insert(wire::PlaceFor(queue_, weight, [](const Waiting& one) { return one.weight; }),
+                    Waiting{.bytes = grpc::ByteBuffer(), .weight = weight});
   at->bytes.Swap(&frame);  // a move would copy
 }
 
