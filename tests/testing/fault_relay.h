@@ -31,7 +31,7 @@ class FaultRelay {
   void Stall(bool on) { stalled_ = on; }
   // Members' bytes pass one at a time while this is on, kTrickleMs apart.
   void Trickle(bool on) { trickling_ = on; }
-  static constexpr int kTrickleMs = 100;
+  static constexpr int kTrickleMs = 300;
   // Descriptors that are sent along with bytes are passed on, where they would be dropped.
   void PassDescriptors(bool on) { passing_ = on; }
   // New connections are closed at once while this is on.
