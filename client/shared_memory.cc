@@ -11,17 +11,15 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/wire/memory_layout.h"
 #include "proto/wire/memory_offer.h"
 
 namespace gradwire::client {
 namespace {
 
-constexpr std::size_t kPage = 4096;
 constexpr std::size_t kMaxResultBytes = std::size_t{1} << 34;
 // For a bucket's segment, given in the middle of a step. A daemon on this host answers at once.
 constexpr std::chrono::seconds kGiveTimeout(1);
-
-std::size_t RoundUp(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 absl::StatusOr<UniqueFd> Connect(const std::string& address) {
   constexpr std::size_t kPrefix = sizeof("unix:") - 1;
@@ -63,9 +61,9 @@ absl::StatusOr<wire::MemoryReply> Ask(const SharedMemory::Offer& offer, std::uin
 }  // namespace
 
 std::shared_ptr<std::byte> GradientMemory::Allocate(std::size_t bytes) {
-  auto created =
-      wire::MemorySegment::Create("gradwire-gradients", RoundUp(std::max<std::size_t>(bytes, 1)),
-                                  wire::MemorySegment::Others::kMayRead);
+  auto created = wire::MemorySegment::Create("gradwire-gradients",
+                                             wire::WholePages(std::max<std::size_t>(bytes, 1)),
+                                             wire::MemorySegment::Others::kMayRead);
   if (!created.ok()) {
     constexpr std::align_val_t kAlignment{64};
     auto* memory = static_cast<std::byte*>(::operator new(bytes, kAlignment));
@@ -98,7 +96,7 @@ std::uint64_t GradientMemory::version() const {
 absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Attach(const Offer& offer,
                                                                    Clock::time_point deadline) {
   std::unique_ptr<SharedMemory> memory(new SharedMemory(offer));
-  memory->stride_ = RoundUp(offer.block_bytes) + kPage;
+  memory->stride_ = wire::BlockStride(offer.block_bytes);
   const std::size_t blocks = offer.staging_bytes / memory->stride_;
   if (blocks == 0) return absl::FailedPreconditionError("the daemon offers no shared memory");
   auto staging = wire::MemorySegment::Create("gradwire-contributions", blocks * memory->stride_,

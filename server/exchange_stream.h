@@ -32,8 +32,8 @@ struct StreamLimits {
 //
 // One read and one write are in flight at most. The next read begins when the frame before it has
 // been dealt with: that is the back-pressure. Only a large sum is computed beside it; credits bound
-// what can arrive meanwhile. gRPC frees the call once Finish was called and
-// nothing is in flight, so Finish waits for the write, and no write begins after it.
+// what can arrive meanwhile. gRPC frees the call once Finish was called and nothing is in flight,
+// so Finish waits for the write, and no write begins after it.
 class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                              public MemberStream,
                              public Ticked {

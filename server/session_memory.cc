@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/wire/memory_layout.h"
 
 namespace gradwire::server {
 namespace {
@@ -15,9 +16,6 @@ namespace {
 constexpr std::size_t kMaxSegments = 1024;
 // Attachments of one session that no stream has claimed, and those whose stream is gone.
 constexpr std::size_t kMaxAttachments = 4096;
-constexpr std::size_t kPage = 4096;
-
-std::size_t Stride(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage + kPage; }
 
 std::uint64_t Draw() {
   std::uint64_t id = 0;
@@ -63,7 +61,7 @@ absl::StatusOr<std::uint32_t> MemberMemory::Add(std::shared_ptr<const wire::Memo
 
 absl::Status SessionMemory::CreateResults() {
   if (results_ != nullptr) return absl::OkStatus();
-  const std::size_t stride = Stride(options_.block_bytes);
+  const std::size_t stride = wire::BlockStride(options_.block_bytes);
   auto created = wire::MemorySegment::Create("gradwire-results", stride * options_.blocks,
                                              wire::MemorySegment::Others::kMayRead);
   if (!created.ok()) return created.status();
@@ -139,9 +137,9 @@ std::shared_ptr<ResultBlock> SessionMemory::Take(std::size_t bytes) {
     block = free_.back();
     free_.pop_back();
   }
-  return std::make_shared<ResultBlock>(shared_from_this(), std::move(segment), block,
-                                       block * Stride(options_.block_bytes) + wire::kResultSkew,
-                                       bytes);
+  return std::make_shared<ResultBlock>(
+      shared_from_this(), std::move(segment), block,
+      block * wire::BlockStride(options_.block_bytes) + wire::kResultSkew, bytes);
 }
 
 void SessionMemory::GiveBack(std::size_t block) {

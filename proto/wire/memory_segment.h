@@ -16,11 +16,6 @@ namespace gradwire::wire {
 // Payloads up to this size travel in their frames: finding them in another page costs more.
 inline constexpr std::size_t kInlineBytes = std::size_t{8} << 10;
 
-// Blocks of a segment begin so far into their first page, and take a page more. Between memory at
-// equal places in a page, where most large allocations begin, copies stall on many processors.
-inline constexpr std::size_t kContributionSkew = 1024;
-inline constexpr std::size_t kResultSkew = 2048;
-
 // A mapping; unmapped with the last reference. Thread-safe.
 //
 // What lies in another process's segment may change at any time, so it is read once and never

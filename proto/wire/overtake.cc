@@ -5,19 +5,15 @@
 namespace gradwire::wire {
 
 Weight WeightOf(const Header& header, const Payload* payload) {
-  const auto bytes = [&](const std::optional<SharedBytes>& shared) -> std::size_t {
-    if (shared) return static_cast<std::size_t>(shared->bytes);
-    return payload == nullptr ? 0 : payload->bytes();
-  };
   if (const auto* result = std::get_if<Result>(&header)) {
-    return {Weight::Kind::kResult, result->id.bucket, bytes(result->shared)};
+    const std::size_t inlined = payload == nullptr ? 0 : payload->bytes();
+    return {Weight::Kind::kResult, result->id.bucket,
+            result->shared ? static_cast<std::size_t>(result->shared->bytes) : inlined};
   }
-  if (const auto* contribution = std::get_if<Contribution>(&header)) {
-    return {Weight::Kind::kContribution, contribution->id.bucket, bytes(contribution->shared)};
-  }
+  if (std::holds_alternative<Contribution>(header)) return {.kind = Weight::Kind::kContribution};
   const auto* announce = std::get_if<Announce>(&header);
   if (announce == nullptr || !announce->eager) return {};
-  return {Weight::Kind::kEagerAnnounce, 0, bytes(std::nullopt)};
+  return {.kind = Weight::Kind::kEagerAnnounce};
 }
 
 bool MayPass(const Weight& late, const Weight& early) {

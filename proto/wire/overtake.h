@@ -17,6 +17,7 @@ inline constexpr std::size_t kSmallPayload = std::size_t{64} << 10;
 struct Weight {
   enum class Kind : std::uint8_t { kOther, kEagerAnnounce, kContribution, kResult };
   Kind kind = Kind::kOther;
+  // Of results only.
   std::uint32_t bucket = 0;
   std::size_t bytes = 0;  // of the payload, wherever it lies
 

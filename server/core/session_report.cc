@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "gradwire/hooks/registry.h"
+#include "proto/wire/memory_layout.h"
 #include "server/core/session.h"
 
 namespace gradwire::server {
@@ -18,11 +19,6 @@ constexpr std::size_t kMaxNamesInMessage = 3;
 
 // What a session keeps per chunk is not counted in its reserved bytes; this bounds it.
 constexpr std::size_t kMaxChunks = std::size_t{1} << 20;
-
-constexpr std::size_t kPage = 4096;
-
-// What a block of shared memory takes: its pages, and one for where it begins in the first.
-std::size_t Stride(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage + kPage; }
 
 bool IsNameByte(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
@@ -108,7 +104,7 @@ std::size_t SessionOptions::ReservedBytes() const {
   const auto members = static_cast<std::size_t>(world_size);
   // A window from each member, and one of results; a broadcast holds a window of its own. Chunks of
   // an uncompressed gradient bound what a window can hold at all.
-  const std::size_t results = std::max(held, ResultBlocks() * Stride(BlockBytes()));
+  const std::size_t results = std::max(held, ResultBlocks() * wire::BlockStride(BlockBytes()));
   const std::size_t broadcast = std::size_t{window_chunks} * chunk_bytes;
   // Each member's eager contributions, and their results.
   const std::size_t eager = 2 * members * std::min(eager_bytes, StepBytes());
@@ -123,7 +119,9 @@ std::size_t SessionOptions::ResultBlocks() const {
 
 std::size_t SessionOptions::BlockBytes() const { return std::min(chunk_bytes, StepBytes()); }
 
-std::size_t SessionOptions::StagingBytes() const { return ResultBlocks() * Stride(chunk_bytes); }
+std::size_t SessionOptions::StagingBytes() const {
+  return ResultBlocks() * wire::BlockStride(chunk_bytes);
+}
 
 std::size_t Session::held_bytes() const {
   std::size_t bytes = collectives_.held_bytes();

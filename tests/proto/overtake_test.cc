@@ -38,8 +38,8 @@ TEST(Overtake, KnowsWhatAFrameWeighs) {
   EXPECT_EQ(WeightOf(Result{.id = id}, nullptr), ResultOf(7, 0));
   EXPECT_EQ(WeightOf(Result{.id = id, .shared = SharedBytes{.bytes = 1000}}, nullptr),
             ResultOf(7, 1000));
-  EXPECT_EQ(WeightOf(Contribution{.id = id}, &payload), (Weight{Kind::kContribution, 7, 100}));
-  EXPECT_EQ(WeightOf(eager, &payload), (Weight{Kind::kEagerAnnounce, 0, 100}));
+  EXPECT_EQ(WeightOf(Contribution{.id = id}, &payload), Weight{.kind = Kind::kContribution});
+  EXPECT_EQ(WeightOf(eager, &payload), Weight{.kind = Kind::kEagerAnnounce});
   EXPECT_EQ(WeightOf(Announce{}, nullptr), Weight{});
   EXPECT_EQ(WeightOf(StepDone{}, nullptr), Weight{});
 }
