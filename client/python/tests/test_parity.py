@@ -25,9 +25,9 @@ STEPS = 8
 SHAPE = (32, 3, 6, 6)
 START = 2
 ROUNDING = 2.0**-22
-# Relative Frobenius. 1e-6 is asked between torch's fp32 result and ours; half of it is what ours may
-# be from fp64, so that more than 1e-6 apart can only be torch's rounding (nearly collinear columns).
-FIRST_COMPRESSED_STEP = 1e-6
+# Relative Frobenius, from fp64. 1e-6 is asked between torch's fp32 result and ours: they are nearer
+# than that unless torch's own is farther than this from fp64 (nearly collinear columns).
+FIRST_COMPRESSED_STEP = 5e-7
 DRIFT_FACTOR = 5  # times what torch drifts from itself
 
 
@@ -215,8 +215,7 @@ def test_power_sgd_is_torchs_up_to_rounding_and_its_drift(name, report):
             f" {saved:.1f} times smaller",
         )
         assert steps[:START] == [0.0] * START  # a mean, before compression begins
-        assert error <= FIRST_COMPRESSED_STEP / 2
-        assert first <= FIRST_COMPRESSED_STEP or of_torch > FIRST_COMPRESSED_STEP / 2
+        assert error <= FIRST_COMPRESSED_STEP
         assert max(steps) <= DRIFT_FACTOR * drift
 
 
