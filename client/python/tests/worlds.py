@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 DEADLINE_SECONDS = 60.0
 _AFTER_FAILURE_SECONDS = 5.0  # for the other ranks, once one has failed
+_END_SECONDS = 15.0  # for a process that has nothing more to do
 _START_SECONDS = 60.0  # an import of torch on a busy machine
 
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -129,19 +130,24 @@ class _Process:
         """It ends when it reads this."""
         self.connection.close()
 
-    def end(self, kill: bool) -> None:
+    def end(self, kill: bool) -> int | None:
+        """Its exit code; None if it had to be killed."""
         if not kill:
-            self._process.join(timeout=15)
+            self._process.join(timeout=_END_SECONDS)
+        code = self._process.exitcode
         self._process.kill()
         self._process.join()
         self._output.unlink()
+        return code
 
 
-def _end(processes: list[_Process], kill: bool) -> None:
+def _end(processes: list[_Process], kill: bool, dies: tuple[int, ...] = ()) -> None:
     for process in processes:
         process.close()
-    for process in processes:
-        process.end(kill)
+    codes = [process.end(kill) for process in processes]
+    stuck = {r: code for r, code in enumerate(codes) if code != 0 and r not in dies}
+    if stuck and not kill:
+        raise Failed(f"exit codes of ranks, None after {_END_SECONDS:.0f} s: {stuck}; allowed: 0")
 
 
 _idle: dict[int, list[_Process]] = {}  # by world size: members of one world have one history
@@ -189,7 +195,7 @@ def run(
         return results
     finally:
         if failed or fresh or dies:
-            _end(processes, kill=failed)
+            _end(processes, kill=failed, dies=dies)
         else:
             _idle[world] = processes
 
