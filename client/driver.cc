@@ -108,8 +108,6 @@ void Driver::OnFrame(absl::StatusOr<wire::Frame> received) {
           absl::StrCat("result ", result->chunk, " of bucket ", result->id.bucket, " in step ",
                        result->id.step, " from ", link_.Daemon(), " does not fit its digest")));
     }
-    MutexLock lock(shared_mutex_);
-    if (received->payload != nullptr) metrics_.bytes_received += received->payload->bytes();
   } else if (const auto* welcome = std::get_if<wire::Welcome>(&received->header)) {
     MutexLock lock(shared_mutex_);
     if (welcome->resumed) ++metrics_.resumes;
@@ -117,15 +115,12 @@ void Driver::OnFrame(absl::StatusOr<wire::Frame> received) {
   Effects effects;
   const Clock::time_point before = Clock::now();
   member_.Receive(*received, effects);
-  if (const auto* result = std::get_if<wire::Result>(&received->header); result && memory_) {
-    // Everybody's contribution to it has been read.
-    memory_->Release(
-        {.bucket = result->id.bucket, .round = result->id.round, .chunk = result->chunk});
-  }
   if (const auto* result = std::get_if<wire::Result>(&received->header)) {
     const BucketStats::Seconds spent = Clock::now() - before;
-    const std::size_t bytes = received->payload == nullptr ? 0 : received->payload->bytes();
+    const std::size_t bytes = WireBytes(*result, received->payload);
+    if (memory_) memory_->Release(SharedMemory::KeyOf(result->id, result->chunk));
     MutexLock lock(shared_mutex_);
+    metrics_.bytes_received += bytes;
     metrics_.decompress_seconds += spent.count();
     stats_.Decompressed(result->id.bucket, spent, bytes);
     stats_.Reduced(result->id.bucket, std::chrono::nanoseconds(result->reduce_nanoseconds));

@@ -103,6 +103,7 @@ class Driver final : private EventHandler {
   void OpenStream(std::shared_ptr<grpc::Channel> channel) GRADWIRE_EXCLUDES(shared_mutex_);
   // Makes the payload of a result that lies in shared memory.
   absl::Status Resolve(wire::Frame& frame) const;
+  std::size_t WireBytes(const wire::Result& result, const wire::PayloadRef& payload) const;
   // The chunk's bytes, where the daemon can read them; null, with `shared` set: in shared memory.
   absl::StatusOr<wire::PayloadRef> Encode(const SendChunkEffect& effect,
                                           std::optional<wire::SharedBytes>& shared);

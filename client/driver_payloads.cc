@@ -38,27 +38,30 @@ void Driver::OpenStream(std::shared_ptr<grpc::Channel> channel) {
 
 absl::Status Driver::Resolve(wire::Frame& frame) const {
   const auto* result = std::get_if<wire::Result>(&frame.header);
-  if (result == nullptr || !result->shared) return absl::OkStatus();
+  if (result == nullptr || !(result->shared || result->in_place)) return absl::OkStatus();
   if (memory_ == nullptr) return absl::InternalError("a result in shared memory; there is none");
-  absl::StatusOr<wire::PayloadRef> payload = memory_->Result(*result->shared);
+  absl::StatusOr<wire::PayloadRef> payload = memory_->Result(*result);
   if (!payload.ok()) return payload.status();
   frame.payload = *std::move(payload);
   return absl::OkStatus();
 }
 
+std::size_t Driver::WireBytes(const wire::Result& result, const wire::PayloadRef& payload) const {
+  if (payload != nullptr) return payload->bytes();
+  return memory_ == nullptr ? 0 : memory_->WireBytes(SharedMemory::KeyOf(result.id, result.chunk));
+}
+
 absl::StatusOr<wire::PayloadRef> Driver::Encode(const SendChunkEffect& effect,
                                                 std::optional<wire::SharedBytes>& shared) {
+  const auto key = SharedMemory::KeyOf(effect.header.id, effect.header.chunk);
   const bool may_share =
       memory_ != nullptr && effect.bytes > wire::kInlineBytes && !effect.announce;
   if (may_share && options_.hook.OnlyCasts()) {
     const std::span<const std::byte> raw = effect.run->Raw(effect.range);
-    if (!raw.empty()) shared = memory_->Find(raw, *gradients_);
+    if (!raw.empty()) shared = memory_->Find(key, raw, *gradients_, effect.bytes);
     if (shared) return wire::PayloadRef();
   }
   if (may_share) {
-    const SharedMemory::Key key = {.bucket = effect.header.id.bucket,
-                                   .round = effect.header.id.round,
-                                   .chunk = effect.header.chunk};
     if (auto block = memory_->Take(key, effect.bytes)) {
       if (absl::Status encoded = effect.run->Encode(effect.range, block->content); !encoded.ok()) {
         return encoded;

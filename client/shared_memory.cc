@@ -63,7 +63,7 @@ absl::StatusOr<wire::MemoryReply> Ask(const SharedMemory::Offer& offer, std::uin
 std::shared_ptr<std::byte> GradientMemory::Allocate(std::size_t bytes) {
   auto created = wire::MemorySegment::Create("gradwire-gradients",
                                              wire::WholePages(std::max<std::size_t>(bytes, 1)),
-                                             wire::MemorySegment::Others::kMayRead);
+                                             wire::MemorySegment::Others::kMayWrite);
   if (!created.ok()) {
     constexpr std::align_val_t kAlignment{64};
     auto* memory = static_cast<std::byte*>(::operator new(bytes, kAlignment));
@@ -100,7 +100,7 @@ absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Attach(const Offer& 
   const std::size_t blocks = offer.staging_bytes / memory->stride_;
   if (blocks == 0) return absl::FailedPreconditionError("the daemon offers no shared memory");
   auto staging = wire::MemorySegment::Create("gradwire-contributions", blocks * memory->stride_,
-                                             wire::MemorySegment::Others::kMayRead);
+                                             wire::MemorySegment::Others::kMayWrite);
   if (!staging.ok()) return staging.status();
   memory->staging_ = *std::move(staging);
   absl::StatusOr<wire::MemoryReply> reply = Ask(offer, 0, *memory->staging_, deadline);
@@ -121,46 +121,73 @@ std::optional<SharedMemory::Block> SharedMemory::Take(const Key& key, std::size_
   if (free_.empty() || bytes > offer_.block_bytes) return std::nullopt;
   const std::size_t block = free_.back();
   free_.pop_back();
-  taken_[key] = block;
   const std::size_t offset = block * stride_ + wire::kContributionSkew;
-  return Block{.content = staging_->writable().subspan(offset, bytes),
-               .where = {.segment = 0, .offset = offset, .bytes = bytes}};
+  const wire::SharedBytes where = {
+      .segment = 0, .offset = offset, .bytes = bytes, .takes_result = true};
+  contributions_[key] = {.block = block, .where = where, .wire_bytes = bytes};
+  return Block{.content = staging_->writable().subspan(offset, bytes), .where = where};
 }
 
 void SharedMemory::Release(const Key& key) {
-  const auto found = taken_.find(key);
-  if (found == taken_.end()) return;
-  free_.push_back(found->second);
-  taken_.erase(found);
+  const auto found = contributions_.find(key);
+  if (found == contributions_.end()) return;
+  if (found->second.block) free_.push_back(*found->second.block);
+  contributions_.erase(found);
 }
 
-std::optional<wire::SharedBytes> SharedMemory::Find(std::span<const std::byte> memory,
-                                                    const GradientMemory& gradients) {
-  if (const std::uint64_t version = gradients.version(); version != given_version_) {
-    given_version_ = version;
-    // Memory that the user has given back.
-    std::erase_if(given_, [](const Given& given) { return given.segment.use_count() == 1; });
-    for (auto& segment : gradients.segments()) {
-      const bool known = std::any_of(given_.begin(), given_.end(),
-                                     [&](const Given& given) { return given.segment == segment; });
-      if (known) continue;
-      const auto reply = Ask(offer_, attachment_, *segment, Clock::now() + kGiveTimeout);
-      given_.push_back({.segment = std::move(segment),
-                        .number = reply.ok() ? std::optional(reply->segment) : std::nullopt});
-    }
+void SharedMemory::GiveNew(const GradientMemory& gradients) {
+  const std::uint64_t version = gradients.version();
+  if (version == given_version_) return;
+  given_version_ = version;
+  // Memory that the user has given back.
+  std::erase_if(given_, [](const Given& given) { return given.segment.use_count() == 1; });
+  for (auto& segment : gradients.segments()) {
+    const bool known = std::any_of(given_.begin(), given_.end(),
+                                   [&](const Given& given) { return given.segment == segment; });
+    if (known) continue;
+    const auto reply = Ask(offer_, attachment_, *segment, Clock::now() + kGiveTimeout);
+    given_.push_back({.segment = std::move(segment),
+                      .number = reply.ok() ? std::optional(reply->segment) : std::nullopt});
   }
+}
+
+std::optional<wire::SharedBytes> SharedMemory::Find(const Key& key,
+                                                    std::span<const std::byte> memory,
+                                                    const GradientMemory& gradients,
+                                                    std::size_t wire_bytes) {
+  GiveNew(gradients);
   for (const Given& given : given_) {
     if (!given.number) continue;
-    if (const std::optional<std::size_t> offset = given.segment->OffsetOf(memory)) {
-      return wire::SharedBytes{
-          .segment = *given.number, .offset = *offset, .bytes = memory.size(), .raw = true};
-    }
+    const std::optional<std::size_t> offset = given.segment->OffsetOf(memory);
+    if (!offset) continue;
+    Release(key);
+    const wire::SharedBytes where = {.segment = *given.number,
+                                     .offset = *offset,
+                                     .bytes = memory.size(),
+                                     .raw = true,
+                                     .takes_result = true};
+    contributions_[key] = {.where = where, .wire_bytes = wire_bytes};
+    return where;
   }
   return std::nullopt;
 }
 
-absl::StatusOr<wire::PayloadRef> SharedMemory::Result(const wire::SharedBytes& shared) const {
-  return wire::PartOf(results_, shared.offset, shared.bytes, "a result");
+std::size_t SharedMemory::WireBytes(const Key& key) const {
+  const auto found = contributions_.find(key);
+  return found == contributions_.end() ? 0 : found->second.wire_bytes;
+}
+
+absl::StatusOr<wire::PayloadRef> SharedMemory::Result(const wire::Result& result) const {
+  if (result.shared) {
+    return wire::PartOf(results_, result.shared->offset, result.shared->bytes, "a result");
+  }
+  const auto found = contributions_.find(KeyOf(result.id, result.chunk));
+  if (found == contributions_.end()) {
+    return absl::InternalError("a result in place of a contribution that is not in shared memory");
+  }
+  const Contribution& contribution = found->second;
+  if (!contribution.block) return wire::PayloadRef();
+  return wire::PartOf(staging_, contribution.where.offset, contribution.where.bytes, "a result");
 }
 
 }  // namespace gradwire::client

@@ -8,7 +8,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -59,13 +58,15 @@ class SharedMemory {
 
   // Names a chunk until its result is here.
   struct Key {
+    std::int64_t step = 0;
     std::uint32_t bucket = 0;
     std::uint32_t round = 0;
     std::uint32_t chunk = 0;
-    bool operator<(const Key& other) const {
-      return std::tie(bucket, round, chunk) < std::tie(other.bucket, other.round, other.chunk);
-    }
+    auto operator<=>(const Key&) const = default;
   };
+  static Key KeyOf(const wire::RoundId& id, std::uint32_t chunk) {
+    return {.step = id.step, .bucket = id.bucket, .round = id.round, .chunk = chunk};
+  }
   struct Block {
     std::span<std::byte> content;
     wire::SharedBytes where;
@@ -73,15 +74,21 @@ class SharedMemory {
   // Room to encode a chunk in; none: all blocks are in use. The same key again takes the place of
   // the one before.
   std::optional<Block> Take(const Key& key, std::size_t bytes);
+
+  // Where this chunk's part of the bucket lies in a segment of `gradients`, which are given to the
+  // daemon when they are met first. None: in no such segment.
+  // `wire_bytes`: what it would have in a frame.
+  std::optional<wire::SharedBytes> Find(const Key& key, std::span<const std::byte> memory,
+                                        const GradientMemory& gradients, std::size_t wire_bytes);
+
+  // The chunk's result is decoded: the daemon neither reads nor writes it any more.
   void Release(const Key& key);
 
-  // Where this memory lies in a segment of `gradients`, which are given to the daemon when they are
-  // met first. None: in no such segment.
-  std::optional<wire::SharedBytes> Find(std::span<const std::byte> memory,
-                                        const GradientMemory& gradients);
+  // What a result's header points at. Null: raw gradients have become the result, where they lie.
+  absl::StatusOr<wire::PayloadRef> Result(const wire::Result& result) const;
 
-  // What a result's header points at.
-  absl::StatusOr<wire::PayloadRef> Result(const wire::SharedBytes& shared) const;
+  // Of a chunk that is not released; 0: not in shared memory.
+  std::size_t WireBytes(const Key& key) const;
 
  private:
   struct Given {
@@ -91,13 +98,20 @@ class SharedMemory {
 
   explicit SharedMemory(const Offer& offer) : offer_(offer) {}
 
+  void GiveNew(const GradientMemory& gradients);
+
   const Offer offer_;
   std::uint64_t attachment_ = 0;
   std::size_t stride_ = 0;
   std::shared_ptr<wire::MemorySegment> staging_;
   std::shared_ptr<wire::MemorySegment> results_;
   std::vector<std::size_t> free_;  // the block used last is taken first: it is in the cache
-  std::map<Key, std::size_t> taken_;
+  struct Contribution {
+    std::optional<std::size_t> block{};  // none: gradients
+    wire::SharedBytes where;
+    std::size_t wire_bytes = 0;
+  };
+  std::map<Key, Contribution> contributions_;
   std::vector<Given> given_;
   std::uint64_t given_version_ = 0;
 };

@@ -10,6 +10,10 @@ std::size_t RoundPlan::bytes() const {
   return total;
 }
 
+absl::Status HookRun::DecodeInPlace(ElementRange /*range*/) {
+  return absl::UnimplementedError("this hook's results have no place in the bucket");
+}
+
 absl::Status HookRun::Import(std::span<const std::byte> /*shared*/) {
   return absl::UnimplementedError("this hook shares no state with the coordinator");
 }

@@ -75,7 +75,8 @@ bool IsSumOfQuotients(DType dtype, double divisor, std::size_t count, const RawC
   return static_cast<std::size_t>(std::count(raw.is_raw.begin(), raw.is_raw.end(), true)) == count;
 }
 
-// Elements that can be added without a copy; kGatherBytes' worth where pieces are cut.
+// Elements of at most `left` that can be added without a copy; kGatherBytes' worth where pieces are
+// cut.
 std::size_t BlockNumel(std::span<const Source> sources, std::size_t left) {
   std::size_t whole = left;
   std::size_t gathered = left;
@@ -89,12 +90,17 @@ std::size_t BlockNumel(std::span<const Source> sources, std::size_t left) {
   return std::max(whole, gathered);
 }
 
+// `sink` may be null.
 ReduceOutcome ReduceWith(Workspace work, DType dtype, double divisor, std::size_t numel,
-                         std::byte* out, const RawContributions& raw) {
+                         std::span<std::byte> results, const RawContributions& raw,
+                         const ResultSink* sink) {
+  const std::size_t most = sink == nullptr ? numel : kSinkBytes / ByteSize(dtype);
+  const bool keeps_all = results.size() >= numel * ByteSize(dtype);
+  std::byte* out = results.data();
   const bool quotients = IsSumOfQuotients(dtype, divisor, work.sources.size(), raw);
   ReduceOutcome outcome;
   for (std::size_t left = numel; left > 0;) {
-    const std::size_t block = BlockNumel(work.sources, left);
+    const std::size_t block = BlockNumel(work.sources, std::min(left, most));
     for (std::size_t i = 0; i < work.sources.size(); ++i) {
       Source& source = work.sources[i];
       const std::size_t bytes = block * source.width;
@@ -116,17 +122,17 @@ ReduceOutcome ReduceWith(Workspace work, DType dtype, double divisor, std::size_
         quotients ? cpu::SumQuotients(work.srcs.data(), work.srcs.size(), raw.divisor, out, block)
                   : cpu::Sum(dtype, work.srcs.data(), work.srcs.size(), divisor, out, block);
     outcome.finite = outcome.finite && finite;
-    out += block * ByteSize(dtype);
+    const std::size_t bytes = block * ByteSize(dtype);
+    if (sink != nullptr) (*sink)(numel - left, {out, bytes});
+    if (keeps_all) out += bytes;
     left -= block;
   }
   return outcome;
 }
 
-}  // namespace
-
-ReduceOutcome Reduce(DType dtype, ReduceOp op, std::size_t numel,
-                     std::span<const Pieces> contributions, std::span<std::byte> out,
-                     const RawContributions& raw) {
+ReduceOutcome ReduceTo(DType dtype, ReduceOp op, std::size_t numel,
+                       std::span<const Pieces> contributions, std::span<std::byte> out,
+                       const RawContributions& raw, const ResultSink* sink) {
   const std::size_t count = contributions.size();
   const double divisor = op == ReduceOp::kMean ? static_cast<double>(count) : 1.0;
   thread_local std::vector<std::byte> casts;
@@ -141,7 +147,7 @@ ReduceOutcome Reduce(DType dtype, ReduceOp op, std::size_t numel,
       source.width = ByteSize(raw.raw(i) ? raw.dtype : dtype);
       source.cast = casts_some && raw.raw(i) ? casts.data() + i * cast_bytes : nullptr;
     }
-    return ReduceWith(work, dtype, divisor, numel, out.data(), raw);
+    return ReduceWith(work, dtype, divisor, numel, out, raw, sink);
   };
   if (count <= kStackContributions) {
     std::array<Source, kStackContributions> sources;
@@ -153,6 +159,20 @@ ReduceOutcome Reduce(DType dtype, ReduceOp op, std::size_t numel,
   std::vector<const void*> srcs(count);
   std::vector<std::byte> gathered(count * kGatherBytes);
   return run({sources, srcs, gathered});
+}
+
+}  // namespace
+
+ReduceOutcome Reduce(DType dtype, ReduceOp op, std::size_t numel,
+                     std::span<const Pieces> contributions, std::span<std::byte> out,
+                     const RawContributions& raw) {
+  return ReduceTo(dtype, op, numel, contributions, out, raw, nullptr);
+}
+
+ReduceOutcome ReduceInto(DType dtype, ReduceOp op, std::size_t numel,
+                         std::span<const Pieces> contributions, std::span<std::byte> out,
+                         const RawContributions& raw, ResultSink sink) {
+  return ReduceTo(dtype, op, numel, contributions, out, raw, &sink);
 }
 
 ReduceOutcome ReduceOrthonormalized(const Segment& segment, std::span<const Pieces> contributions,

@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "gradwire/hooks/hook.h"
 
 namespace gradwire {
@@ -31,6 +32,10 @@ struct ReduceOutcome {
   bool finite = true;  // no NaN or infinity among the results
 };
 
+// Is given results, in order, as soon as they are computed: elements [begin, begin + …) of the
+// reduction, in its dtype. Their contributions are not read again.
+using ResultSink = absl::FunctionRef<void(std::size_t begin, std::span<const std::byte> results)>;
+
 // For kSum and kMean: reduces `numel` elements of `dtype`. `contributions` are in rank order, 1 or
 // more, each of exactly numel elements of its dtype (the caller has checked); `out` holds as many
 // of `dtype`. kMean divides by the number of contributions. Thread-safe, allocates nothing on the
@@ -38,6 +43,13 @@ struct ReduceOutcome {
 ReduceOutcome Reduce(DType dtype, ReduceOp op, std::size_t numel,
                      std::span<const Pieces> contributions, std::span<std::byte> out,
                      const RawContributions& raw = {});
+
+// The same, with a sink that is called for kSinkBytes of results at most: they are in the
+// first-level cache. `out` holds all results, or kSinkBytes and only those that the sink is given.
+inline constexpr std::size_t kSinkBytes = std::size_t{16} << 10;
+ReduceOutcome ReduceInto(DType dtype, ReduceOp op, std::size_t numel,
+                         std::span<const Pieces> contributions, std::span<std::byte> out,
+                         const RawContributions& raw, ResultSink sink);
 
 // For kOrthonormalizedSum: `segment` as a plan has it, or with fewer of its matrices. The sum is
 // taken in fp64 in rank order and stays unrounded until its columns are orthonormal. Thread-safe.

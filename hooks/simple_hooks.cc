@@ -84,13 +84,15 @@ class CastingRun : public HookRun {
   }
 
   absl::Status Decode(ElementRange range, std::span<const std::byte> in) override {
-    if (stage_ != Stage::kOpen) return absl::FailedPreconditionError("no round is open");
     if (absl::Status status = CheckRange(segment_, range, in.size()); !status.ok()) return status;
-    if (range.numel() > segment_.numel - decoded_) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("range: [", range.begin, ", ", range.end, ") is decoded twice"));
-    }
+    if (absl::Status status = CheckDecode(range); !status.ok()) return status;
     cpu::Convert(segment_.dtype, in.data(), buffer_.dtype, At(buffer_, range.begin), range.numel());
+    decoded_ += range.numel();
+    return absl::OkStatus();
+  }
+
+  absl::Status DecodeInPlace(ElementRange range) override {
+    if (absl::Status status = CheckDecode(range); !status.ok()) return status;
     decoded_ += range.numel();
     return absl::OkStatus();
   }
@@ -100,6 +102,17 @@ class CastingRun : public HookRun {
 
  private:
   enum class Stage { kFresh, kOpen, kDone, kEnded };
+
+  absl::Status CheckDecode(ElementRange range) const {
+    if (stage_ != Stage::kOpen) return absl::FailedPreconditionError("no round is open");
+    const std::size_t bytes = range.numel() * ByteSize(segment_.dtype);
+    if (absl::Status status = CheckRange(segment_, range, bytes); !status.ok()) return status;
+    if (range.numel() > segment_.numel - decoded_) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("range: [", range.begin, ", ", range.end, ") is decoded twice"));
+    }
+    return absl::OkStatus();
+  }
 
   const TensorView buffer_;
   const Segment segment_;

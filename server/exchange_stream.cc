@@ -164,7 +164,7 @@ void ExchangeStream::ReadOn() {
   if (!ending()) StartRead(&incoming_);
 }
 
-absl::Status ExchangeStream::Resolve(const Place& at, wire::Frame& frame) {
+absl::Status ExchangeStream::Resolve(const Place& at, wire::Frame& frame) const {
   // The session compares it; computed here, while its lock is free.
   if (frame.payload != nullptr && wire::HasDigest(frame.header)) frame.payload->digest();
   auto* contribution = std::get_if<wire::Contribution>(&frame.header);
@@ -177,7 +177,7 @@ absl::Status ExchangeStream::Resolve(const Place& at, wire::Frame& frame) {
     return absl::InvalidArgumentError(
         "sent a chunk both in shared memory and as a payload; allowed: one of them");
   }
-  absl::StatusOr<wire::PayloadRef> payload = at.memory->Resolve(*contribution->shared);
+  absl::StatusOr<wire::PayloadRef> payload = at.memory->Resolve(*contribution->shared, at.rank, id_);
   if (!payload.ok()) return payload.status();
   frame.payload = *std::move(payload);
   return absl::OkStatus();

@@ -75,7 +75,7 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   void EndLocked(const absl::Status& status) GRADWIRE_REQUIRES(mutex_);
   absl::Status HandleHello(const absl::StatusOr<wire::Frame>& frame);
   // Puts the payload in place that lies in shared memory.
-  static absl::Status Resolve(const Place& at, wire::Frame& frame);
+  absl::Status Resolve(const Place& at, wire::Frame& frame) const;
   void HandleEnd(const absl::Status& status);
   std::optional<Place> place() const;
   bool ending() const;

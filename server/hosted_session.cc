@@ -5,14 +5,14 @@
 #include <algorithm>
 #include <cstddef>
 #include <memory>
-#include <span>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "hooks/reduce.h"
 #include "proto/wire/codec.h"
 #include "proto/wire/convert.h"
 #include "server/clock.h"
+#include "server/reduced_chunk.h"
 
 namespace gradwire::server {
 namespace {
@@ -31,22 +31,6 @@ std::uint64_t Elements(const SessionOptions& options) {
   return numel;
 }
 
-// A result, from its computation until gRPC has sent it to the last member. The daemon keeps freed
-// memory at hand (see main.cc), so that there is no need for a pool.
-class ResultBuffer final : public wire::Payload {
- public:
-  explicit ResultBuffer(std::size_t bytes)
-      : memory_(std::make_unique_for_overwrite<std::byte[]>(bytes)), piece_(memory_.get(), bytes) {}
-
-  std::span<std::byte> content() { return {memory_.get(), piece_.size()}; }
-  std::span<const std::span<const std::byte>> pieces() const override { return {&piece_, 1}; }
-  std::size_t bytes() const override { return piece_.size(); }
-
- private:
-  const std::unique_ptr<std::byte[]> memory_;
-  const std::span<const std::byte> piece_;
-};
-
 void AddCompression(const std::vector<ParameterReport>& report, v1::SessionStatus& status) {
   for (const ParameterReport& line : report) {
     v1::ParameterStatus& parameter = *status.add_compression();
@@ -57,11 +41,19 @@ void AddCompression(const std::vector<ParameterReport>& report, v1::SessionStatu
   }
 }
 
-// A result's frame for members that read it where it lies.
-grpc::ByteBuffer SerializeReference(const wire::Header& header, const ResultBlock& block) {
+// A result's frame for members that have it in place of their contribution.
+grpc::ByteBuffer SerializePlaced(const wire::Header& header) {
+  wire::Header with = header;
+  if (auto* result = std::get_if<wire::Result>(&with)) result->in_place = true;
+  return wire::Serialize(with, nullptr);
+}
+
+// For members that read it where the daemon has it.
+grpc::ByteBuffer SerializeReference(const wire::Header& header, std::uint64_t offset,
+                                    std::size_t bytes) {
   wire::Header with = header;
   if (auto* result = std::get_if<wire::Result>(&with)) {
-    result->shared = wire::SharedBytes{.offset = block.offset(), .bytes = block.bytes()};
+    result->shared = wire::SharedBytes{.offset = offset, .bytes = bytes};
   }
   return wire::Serialize(with, nullptr);
 }
@@ -255,48 +247,32 @@ void HostedSession::Execute(Effects effects, Work& work) {
 }
 
 void HostedSession::Queue(const std::vector<int>& ranks, const wire::Frame& frame, Work& work) {
-  const auto* block = dynamic_cast<const ResultBlock*>(frame.payload.get());
+  const auto* chunk = dynamic_cast<const ReducedChunk*>(frame.payload.get());
+  const auto offset = chunk == nullptr ? std::nullopt : chunk->offset();
   grpc::ByteBuffer bytes;
   grpc::ByteBuffer reference;
+  grpc::ByteBuffer placed;
   const wire::Weight weight = wire::WeightOf(frame.header, frame.payload.get());
   for (int rank : ranks) {
     const auto found = streams_.find(current_[static_cast<std::size_t>(rank)]);
     if (found == streams_.end()) continue;
     MemberStream& stream = *found->second;
-    if (block != nullptr && stream.shares_memory()) {
-      if (!reference.Valid()) reference = SerializeReference(frame.header, *block);
+    work.streams.push_back(found->second);
+    if (chunk != nullptr && chunk->IsPlaced(rank, stream.id())) {
+      if (!placed.Valid()) placed = SerializePlaced(frame.header);
+      stream.Queue(placed, weight);
+    } else if (offset && stream.shares_memory()) {
+      if (!reference.Valid()) {
+        reference = SerializeReference(frame.header, *offset, frame.payload->bytes());
+      }
       stream.Queue(reference, weight);
+    } else if (auto copy = chunk == nullptr ? nullptr : chunk->CopyFor(rank)) {
+      stream.Queue(wire::Serialize(frame.header, std::move(copy)), weight);
     } else {
       if (!bytes.Valid()) bytes = wire::Serialize(frame.header, frame.payload);
       stream.Queue(bytes, weight);  // shares the slices
     }
-    work.streams.push_back(found->second);
   }
-}
-
-HostedSession::Sum HostedSession::Compute(const ReduceEffect& effect) const {
-  std::vector<Pieces> inputs;
-  inputs.reserve(effect.inputs.size());
-  for (const wire::PayloadRef& input : effect.inputs) {
-    inputs.push_back(input == nullptr ? Pieces() : input->pieces());
-  }
-  const std::size_t bytes = effect.segment.bytes();
-  std::shared_ptr<wire::Payload> result;
-  std::span<std::byte> content;
-  if (auto block = bytes > wire::kInlineBytes ? memory_->Take(bytes) : nullptr) {
-    content = block->content();
-    result = std::move(block);
-  } else {
-    auto buffer = std::make_shared<ResultBuffer>(bytes);
-    content = buffer->content();
-    result = std::move(buffer);
-  }
-  const ReduceOutcome outcome = effect.segment.op == ReduceOp::kOrthonormalizedSum
-                                    ? ReduceOrthonormalized(effect.segment, inputs, content)
-                                    : Reduce(effect.segment.dtype, effect.segment.op,
-                                             effect.segment.numel, inputs, content, effect.raw);
-  result->digest();  // while it is in the cache, and the session's lock is free
-  return {.payload = std::move(result), .finite = outcome.finite};
 }
 
 void HostedSession::Close(const CloseEffect& close, Work& work) {
@@ -330,13 +306,13 @@ void HostedSession::Finish(Work work) {
     Work next;
     for (ReduceEffect& effect : work.reductions) {
       const absl::Time before = MonotonicNow();
-      const Sum sum = Compute(effect);
+      const ReducedChunk::Outcome sum = ReducedChunk::Compute(effect, *memory_);
       const absl::Duration spent = MonotonicNow() - before;
       // The members' buffers are free before the results need room in gRPC.
       effect.inputs.clear();
       MutexLock lock(mutex_);
       Effects effects;
-      core_.Reduced(effect.id, effect.chunk, sum.payload, sum.finite, spent, effects);
+      core_.Reduced(effect.id, effect.chunk, sum.chunk, sum.finite, spent, effects);
       Execute(std::move(effects), next);
     }
     work = std::move(next);

@@ -74,11 +74,6 @@ class HostedSession {
   };
 
   void Execute(Effects effects, Work& work) GRADWIRE_REQUIRES(mutex_);
-  struct Sum {
-    wire::PayloadRef payload;
-    bool finite = true;
-  };
-  Sum Compute(const ReduceEffect& effect) const;
   void Queue(const std::vector<int>& ranks, const wire::Frame& frame, Work& work)
       GRADWIRE_REQUIRES(mutex_);
   void Close(const CloseEffect& close, Work& work) GRADWIRE_REQUIRES(mutex_);

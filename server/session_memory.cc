@@ -26,8 +26,9 @@ std::uint64_t Draw() {
 
 }  // namespace
 
-absl::StatusOr<wire::PayloadRef> MemberMemory::Resolve(const wire::SharedBytes& shared) const {
-  std::shared_ptr<const wire::MemorySegment> segment;
+absl::StatusOr<wire::PayloadRef> MemberMemory::Resolve(const wire::SharedBytes& shared, int rank,
+                                                       std::uint64_t stream) const {
+  std::shared_ptr<wire::MemorySegment> segment;
   {
     MutexLock lock(mutex_);
     if (shared.segment >= segments_.size()) {
@@ -37,10 +38,20 @@ absl::StatusOr<wire::PayloadRef> MemberMemory::Resolve(const wire::SharedBytes& 
     }
     segment = segments_[shared.segment];
   }
-  return wire::PartOf(segment, shared.offset, shared.bytes, "shared");
+  const std::span<std::byte> writable = segment->writable();
+  if (!shared.takes_result || writable.empty()) {
+    return wire::PartOf(segment, shared.offset, shared.bytes, "shared");
+  }
+  if (absl::Status inside = wire::CheckPart(*segment, shared.offset, shared.bytes, "shared");
+      !inside.ok()) {
+    return inside;
+  }
+  const std::span<std::byte> room = writable.subspan(static_cast<std::size_t>(shared.offset),
+                                                     static_cast<std::size_t>(shared.bytes));
+  return std::make_shared<const ResultPlace>(std::move(segment), room, rank, stream);
 }
 
-absl::StatusOr<std::uint32_t> MemberMemory::Add(std::shared_ptr<const wire::MemorySegment> segment,
+absl::StatusOr<std::uint32_t> MemberMemory::Add(std::shared_ptr<wire::MemorySegment> segment,
                                                 std::size_t max_bytes) {
   MutexLock lock(mutex_);
   if (segments_.size() >= kMaxSegments) {
@@ -74,7 +85,8 @@ absl::StatusOr<wire::MemoryReply> SessionMemory::Attach(int rank, wire::MemoryRe
                                                         absl::Time now) {
   const bool further = request.attachment != 0;
   const std::size_t most = further ? options_.gradient_bytes : options_.staging_bytes;
-  auto segment = wire::MemorySegment::Map(std::move(request.segment), most);
+  auto segment = wire::MemorySegment::Map(std::move(request.segment), most,
+                                          wire::MemorySegment::Access::kWriteToo);
   if (!segment.ok()) return segment.status();
   MutexLock lock(mutex_);
   if (further) {

@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -20,17 +22,44 @@ namespace gradwire::server {
 // The segments that one member has given for one stream. Thread-safe.
 class MemberMemory {
  public:
-  // The bytes of a contribution; InvalidArgument says what lies outside of what.
-  absl::StatusOr<wire::PayloadRef> Resolve(const wire::SharedBytes& shared) const;
+  // The bytes of a contribution of `rank` from `stream`: a ResultPlace where the result may be
+  // written over them. InvalidArgument says what lies outside of what.
+  absl::StatusOr<wire::PayloadRef> Resolve(const wire::SharedBytes& shared, int rank,
+                                           std::uint64_t stream) const;
 
   // Adds a segment and returns its number. `max_bytes`: of all after the first together.
-  absl::StatusOr<std::uint32_t> Add(std::shared_ptr<const wire::MemorySegment> segment,
+  absl::StatusOr<std::uint32_t> Add(std::shared_ptr<wire::MemorySegment> segment,
                                     std::size_t max_bytes);
 
  private:
   mutable Mutex mutex_;
-  std::vector<std::shared_ptr<const wire::MemorySegment>> segments_ GRADWIRE_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<wire::MemorySegment>> segments_ GRADWIRE_GUARDED_BY(mutex_);
   std::size_t further_bytes_ GRADWIRE_GUARDED_BY(mutex_) = 0;
+};
+
+// A contribution in a member's memory that takes its result.
+class ResultPlace final : public wire::Payload {
+ public:
+  ResultPlace(std::shared_ptr<wire::MemorySegment> segment, std::span<std::byte> room, int rank,
+              std::uint64_t stream)
+      : segment_(std::move(segment)), room_(room), piece_(room), rank_(rank), stream_(stream) {}
+
+  // The very bytes of the contribution.
+  std::span<std::byte> room() const { return room_; }
+  int rank() const { return rank_; }
+  // Where its Result goes; a later stream of the member does not know the place.
+  std::uint64_t stream() const { return stream_; }
+
+  std::span<const std::span<const std::byte>> pieces() const override { return {&piece_, 1}; }
+  std::size_t bytes() const override { return piece_.size(); }
+  bool fixed() const override { return false; }
+
+ private:
+  const std::shared_ptr<wire::MemorySegment> segment_;
+  const std::span<std::byte> room_;
+  const std::span<const std::byte> piece_;
+  const int rank_;
+  const std::uint64_t stream_;
 };
 
 // Room for a result, in the segment that all members of this host can read.

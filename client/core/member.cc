@@ -290,15 +290,18 @@ void Member::OnResult(const wire::Result& result, const wire::PayloadRef& payloa
                          effects);
   }
   if (result.chunk < bucket.received) return acknowledge(bucket.received);
-  if (payload == nullptr || payload->bytes() != bucket.layout.ChunkBytes(result.chunk)) {
+  const bool decoded = result.in_place && payload == nullptr;
+  if (!decoded &&
+      (payload == nullptr || payload->bytes() != bucket.layout.ChunkBytes(result.chunk))) {
     return ProtocolError(
         absl::StrCat("result ", result.chunk, " of bucket ", result.id.bucket, " with ",
                      payload == nullptr ? 0 : payload->bytes(), " bytes"),
         effects);
   }
-  if (absl::Status status = Decode(bucket, result, *payload); !status.ok()) {
-    return Fail(status, effects);
-  }
+  const absl::Status taken =
+      decoded ? bucket.run->DecodeInPlace(bucket.layout.Range(result.chunk))
+              : Decode(bucket, result, *payload);
+  if (!taken.ok()) return Fail(taken, effects);
   ++bucket.received;
   bucket.sent = std::max(bucket.sent, bucket.received);  // after a resume: it was sent before
   if (bucket.received < bucket.layout.chunk_count()) {

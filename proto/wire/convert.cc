@@ -190,6 +190,7 @@ void Set(const SharedBytes& shared, v1::SharedBytes* out) {
   out->set_offset(shared.offset);
   out->set_bytes(shared.bytes);
   out->set_raw(shared.raw);
+  out->set_takes_result(shared.takes_result);
 }
 
 // Whether they lie in the segment is for its owner to say.
@@ -197,7 +198,8 @@ SharedBytes Get(const v1::SharedBytes& message) {
   return {.segment = message.segment(),
           .offset = message.offset(),
           .bytes = message.bytes(),
-          .raw = message.raw()};
+          .raw = message.raw(),
+          .takes_result = message.takes_result()};
 }
 
 void Set(const Contribution& contribution, v1::Header& out) {
@@ -340,6 +342,7 @@ void Set(const Result& result, v1::Header& out) {
   message.set_digest(result.digest);
   message.set_reduce_nanoseconds(result.reduce_nanoseconds);
   if (result.shared.has_value()) Set(*result.shared, message.mutable_shared());
+  message.set_in_place(result.in_place);
 }
 
 Result Get(const v1::Result& message, Checker& check) {
@@ -347,7 +350,8 @@ Result Get(const v1::Result& message, Checker& check) {
           .chunk = message.chunk(),
           .digest = message.digest(),
           .reduce_nanoseconds = message.reduce_nanoseconds(),
-          .shared = message.has_shared() ? std::optional(Get(message.shared())) : std::nullopt};
+          .shared = message.has_shared() ? std::optional(Get(message.shared())) : std::nullopt,
+          .in_place = message.in_place()};
 }
 
 void Set(const StepDone& done, v1::Header& out) {

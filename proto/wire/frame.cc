@@ -1,28 +1,19 @@
 #include "proto/wire/frame.h"
 
-#include <xxhash.h>
-#if defined(__x86_64__)
-// The plain functions are compiled for SSE2; these use what the processor has, and are twice as
-// fast.
-#include <xxh_x86dispatch.h>
-#endif
-
 #include <algorithm>
+
+#include "proto/wire/digest.h"
 
 namespace gradwire::wire {
 namespace {
 
-struct StateDeleter {
-  void operator()(XXH3_state_t* state) const { XXH3_freeState(state); }
-};
-
 std::uint64_t Compute(std::span<const std::span<const std::byte>> pieces) {
-  if (pieces.empty()) return XXH3_64bits(nullptr, 0);
-  if (pieces.size() == 1) return XXH3_64bits(pieces[0].data(), pieces[0].size());
-  thread_local const std::unique_ptr<XXH3_state_t, StateDeleter> state(XXH3_createState());
-  XXH3_64bits_reset(state.get());
-  for (const auto& piece : pieces) XXH3_64bits_update(state.get(), piece.data(), piece.size());
-  return XXH3_64bits_digest(state.get());
+  if (pieces.empty()) return DigestOf({});
+  if (pieces.size() == 1) return DigestOf(pieces[0]);
+  thread_local Digester digester;
+  digester.Reset();
+  for (const auto& piece : pieces) digester.Update(piece);
+  return digester.Finish();
 }
 
 }  // namespace
@@ -38,13 +29,17 @@ bool HasDigest(const Header& header) {
 std::uint64_t Payload::digest() const {
   if (has_digest_.load(std::memory_order_acquire)) return digest_.load(std::memory_order_relaxed);
   const std::uint64_t value = Compute(pieces());
-  digest_.store(value, std::memory_order_relaxed);  // two threads at once store the same
-  has_digest_.store(true, std::memory_order_release);
+  SetDigest(value);  // two threads at once set the same
   return value;
 }
 
+void Payload::SetDigest(std::uint64_t value) const {
+  digest_.store(value, std::memory_order_relaxed);
+  has_digest_.store(true, std::memory_order_release);
+}
+
 std::uint64_t Digest(const Payload* payload) {
-  return payload == nullptr ? XXH3_64bits(nullptr, 0) : payload->digest();
+  return payload == nullptr ? DigestOf({}) : payload->digest();
 }
 
 ChunkLayout::ChunkLayout(const RoundPlan& plan, std::size_t chunk_bytes)

@@ -54,6 +54,7 @@ struct SharedBytes {
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
   bool raw = false;
+  bool takes_result = false;
   bool operator==(const SharedBytes&) const = default;
 };
 
@@ -142,6 +143,7 @@ struct Result {
   std::uint64_t digest = 0;
   std::uint64_t reduce_nanoseconds = 0;
   std::optional<SharedBytes> shared{};
+  bool in_place = false;
   bool operator==(const Result&) const = default;
 };
 
@@ -208,6 +210,10 @@ class Payload {
   // XXH3-64 of the bytes. The first call computes it, so that an owner can do that outside of its
   // lock. Thread-safe.
   std::uint64_t digest() const;
+
+ protected:
+  // Where it is known already.
+  void SetDigest(std::uint64_t value) const;
 
  private:
   mutable std::atomic<std::uint64_t> digest_ = 0;

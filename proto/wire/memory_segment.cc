@@ -1,8 +1,10 @@
 #include "proto/wire/memory_segment.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 
 #include <cerrno>
 #include <cstdint>
@@ -31,8 +33,8 @@ absl::Status Refused(const std::string& why) {
 
 }  // namespace
 
-MemorySegment::MemorySegment(UniqueFd fd, std::byte* data, std::size_t bytes)
-    : fd_(std::move(fd)), data_(data), bytes_(bytes) {}
+MemorySegment::MemorySegment(UniqueFd fd, std::byte* data, std::size_t bytes, bool may_write)
+    : fd_(std::move(fd)), data_(data), bytes_(bytes), may_write_(may_write) {}
 
 MemorySegment::~MemorySegment() { munmap(data_, bytes_); }
 
@@ -49,7 +51,7 @@ absl::StatusOr<std::shared_ptr<MemorySegment>> MemorySegment::Create(const std::
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd.get(), 0);
   if (data == MAP_FAILED) return SystemError("mmap");
   std::shared_ptr<MemorySegment> segment(
-      new MemorySegment(std::move(fd), static_cast<std::byte*>(data), bytes));
+      new MemorySegment(std::move(fd), static_cast<std::byte*>(data), bytes, true));
   int seals = kSizeSeals | F_SEAL_SEAL;
   // Mappings that are there, such as this one, stay writable.
   if (others == Others::kMayRead) seals |= F_SEAL_FUTURE_WRITE;
@@ -58,10 +60,15 @@ absl::StatusOr<std::shared_ptr<MemorySegment>> MemorySegment::Create(const std::
 }
 
 absl::StatusOr<std::shared_ptr<MemorySegment>> MemorySegment::Map(UniqueFd fd,
-                                                                  std::size_t max_bytes) {
+                                                                  std::size_t max_bytes,
+                                                                  Access access) {
   const int seals = fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0) return Refused("this descriptor cannot be sealed");
   if ((seals & kSizeSeals) != kSizeSeals) return Refused("its size is not sealed");
+  // A hole in a huge page, made later, could find none left: that would end this process.
+  struct statfs kind {};
+  if (fstatfs(fd.get(), &kind) != 0) return SystemError("fstatfs");
+  if (kind.f_type != TMPFS_MAGIC) return Refused("it has huge pages");
   struct stat info {};
   if (fstat(fd.get(), &info) != 0) return SystemError("fstat");
   const auto bytes = static_cast<std::size_t>(info.st_size);
@@ -72,10 +79,18 @@ absl::StatusOr<std::shared_ptr<MemorySegment>> MemorySegment::Map(UniqueFd fd,
   if (static_cast<std::size_t>(info.st_blocks) * kDiskBlock < bytes) {
     return Refused("it has holes");
   }
-  void* data = mmap(nullptr, bytes, PROT_READ, MAP_SHARED | MAP_POPULATE, fd.get(), 0);
+  bool may_write = access == Access::kWriteToo;
+  const auto map = [&](int protection) {
+    return mmap(nullptr, bytes, protection, MAP_SHARED | MAP_POPULATE, fd.get(), 0);
+  };
+  void* data = may_write ? map(PROT_READ | PROT_WRITE) : MAP_FAILED;
+  if (data == MAP_FAILED) {
+    may_write = false;
+    data = map(PROT_READ);
+  }
   if (data == MAP_FAILED) return SystemError("mmap");
   return std::shared_ptr<MemorySegment>(
-      new MemorySegment(std::move(fd), static_cast<std::byte*>(data), bytes));
+      new MemorySegment(std::move(fd), static_cast<std::byte*>(data), bytes, may_write));
 }
 
 std::optional<std::size_t> MemorySegment::OffsetOf(std::span<const std::byte> memory) const {
@@ -86,14 +101,18 @@ std::optional<std::size_t> MemorySegment::OffsetOf(std::span<const std::byte> me
   return static_cast<std::size_t>(memory.data() - data_);
 }
 
+absl::Status CheckPart(const MemorySegment& segment, std::uint64_t offset, std::uint64_t bytes,
+                       const std::string& what) {
+  const std::uint64_t size = segment.bytes();
+  if (bytes <= size && offset <= size - bytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(what, ": bytes ", offset, " and the ", bytes,
+                                                 " that follow; the segment has ", size));
+}
+
 absl::StatusOr<PayloadRef> PartOf(const std::shared_ptr<const MemorySegment>& segment,
                                   std::uint64_t offset, std::uint64_t bytes,
                                   const std::string& what) {
-  const std::uint64_t size = segment->bytes();
-  if (bytes > size || offset > size - bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(what, ": bytes ", offset, " and the ", bytes,
-                                                   " that follow; the segment has ", size));
-  }
+  if (absl::Status inside = CheckPart(*segment, offset, bytes, what); !inside.ok()) return inside;
   return std::make_shared<const SharedPayload>(
       segment, segment->content().subspan(static_cast<std::size_t>(offset),
                                           static_cast<std::size_t>(bytes)));

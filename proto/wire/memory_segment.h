@@ -29,9 +29,12 @@ class MemorySegment {
   static absl::StatusOr<std::shared_ptr<MemorySegment>> Create(const std::string& name,
                                                                std::size_t bytes, Others others);
 
-  // Another process's memory, for reading. InvalidArgument unless it is a memfd that can neither
-  // shrink nor grow, has from 1 to `max_bytes` bytes, and has them all.
-  static absl::StatusOr<std::shared_ptr<MemorySegment>> Map(UniqueFd fd, std::size_t max_bytes);
+  // Another process's memory, for reading, and with kWriteToo for writing if its seals allow that.
+  // InvalidArgument unless it is a memfd of ordinary pages that can neither shrink nor grow, has
+  // from 1 to `max_bytes` bytes, and has them all.
+  enum class Access { kRead, kWriteToo };
+  static absl::StatusOr<std::shared_ptr<MemorySegment>> Map(UniqueFd fd, std::size_t max_bytes,
+                                                            Access access = Access::kRead);
 
   ~MemorySegment();
   MemorySegment(const MemorySegment&) = delete;
@@ -39,19 +42,20 @@ class MemorySegment {
 
   std::size_t bytes() const { return bytes_; }
   std::span<const std::byte> content() const { return {data_, bytes_}; }
-  // Of a segment that Create made.
-  std::span<std::byte> writable() { return {data_, bytes_}; }
+  // Empty: it can only be read.
+  std::span<std::byte> writable() { return {data_, may_write_ ? bytes_ : 0}; }
   int fd() const { return fd_.get(); }
 
   // Where this memory lies in the segment; none: it does not, or not wholly.
   std::optional<std::size_t> OffsetOf(std::span<const std::byte> memory) const;
 
  private:
-  MemorySegment(UniqueFd fd, std::byte* data, std::size_t bytes);
+  MemorySegment(UniqueFd fd, std::byte* data, std::size_t bytes, bool may_write);
 
   const UniqueFd fd_;
   std::byte* const data_;
   const std::size_t bytes_;
+  const bool may_write_;
 };
 
 // A part of a segment as a payload, which keeps the segment mapped.
@@ -70,8 +74,11 @@ class SharedPayload final : public Payload {
   const std::span<const std::byte> part_;
 };
 
-// [offset, offset + bytes) of the segment as a payload. InvalidArgument if that is not in it;
-// `what` begins the message.
+// Whether [offset, offset + bytes) is in the segment. InvalidArgument begins with `what`.
+absl::Status CheckPart(const MemorySegment& segment, std::uint64_t offset, std::uint64_t bytes,
+                       const std::string& what);
+
+// [offset, offset + bytes) of the segment as a payload, or CheckPart's error.
 absl::StatusOr<PayloadRef> PartOf(const std::shared_ptr<const MemorySegment>& segment,
                                   std::uint64_t offset, std::uint64_t bytes,
                                   const std::string& what);

@@ -16,6 +16,7 @@ enum class Mutant : std::uint8_t {
   kCreditDeadlock,
   kSharedStateNotResumed,
   kCoordinatorCommitsSkips,
+  kReducingStartsOver,
 };
 
 #ifdef GRADWIRE_CORE_MUTANTS

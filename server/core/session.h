@@ -103,6 +103,9 @@ struct ReduceEffect {
   Segment segment;          // of the whole unit
   std::vector<wire::PayloadRef> inputs{};
   RawContributions raw{};
+  // The result may go where contributions lie, in the gradients' dtype where those are raw. They
+  // are not asked for again: a round of which something is being reduced does not start over.
+  bool in_place = false;
 };
 // End the member's stream after what was sent before.
 struct CloseEffect {
@@ -232,6 +235,7 @@ class Session {
     std::uint32_t reduced = 0;              // results that are there, in chunk order
     std::vector<std::uint32_t> received{};  // results that each member acknowledged
     bool finished() const { return reduced == layout.chunk_count(); }
+    bool began_to_reduce() const;
   };
   struct Bucket {
     std::int64_t step = 0;

@@ -166,6 +166,10 @@ int Session::Required() const {
   return static_cast<int>(ReachableRanks().size());
 }
 
+bool Session::Round::began_to_reduce() const {
+  return std::any_of(chunks.begin(), chunks.end(), [](const Chunk& one) { return one.reducing; });
+}
+
 void Session::MaybeReduce(Bucket& bucket, std::uint32_t index, Effects& effects) {
   Round& round = bucket.rounds.back();
   const wire::ChunkLayout::Unit unit = round.layout.UnitOf(index);
@@ -173,8 +177,11 @@ void Session::MaybeReduce(Bucket& bucket, std::uint32_t index, Effects& effects)
   for (const Chunk& chunk : chunks) {
     if (chunk.reducing || chunk.filled == 0 || chunk.filled < Required()) return;
   }
-  ReduceEffect reduce{
-      .id = CurrentId(bucket), .chunk = unit.first, .segment = round.layout.UnitSegment(unit)};
+  // Of other hooks the coordinator reads results itself, when they are released.
+  ReduceEffect reduce{.id = CurrentId(bucket),
+                      .chunk = unit.first,
+                      .segment = round.layout.UnitSegment(unit),
+                      .in_place = options_.spec.OnlyCasts()};
   std::vector<std::vector<wire::PayloadRef>> inputs(members_.size());
   std::vector<bool> raw(members_.size());  // a unit of several chunks has none
   for (Chunk& chunk : chunks) {

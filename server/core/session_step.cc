@@ -446,8 +446,9 @@ void Session::Resume(int rank, std::int64_t member_step, Effects& effects) {
   ++attempt_;
   for (auto& [key, bucket] : buckets_) {
     if (bucket.step != step_ || bucket.reduced || bucket.rounds.empty()) continue;
-    if (bucket.rounds.back().reduced > 0) continue;
-    bucket.rounds.pop_back();  // nothing of it was released: it starts over
+    // What is being reduced may be overwritten by its result.
+    if (bucket.rounds.back().began_to_reduce() && !IsActive(Mutant::kReducingStartsOver)) continue;
+    bucket.rounds.pop_back();
     BeginRound(bucket);
   }
   const auto send = [&](wire::Header header, wire::PayloadRef payload) {

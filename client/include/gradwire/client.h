@@ -137,8 +137,9 @@ class Client {
   virtual Completion AllReduce(GradBucket& bucket) = 0;
 
   // Memory for a bucket's gradients, of its own pages. Where memory is shared with the daemon and
-  // the hook only casts ("no", "fp16", "bf16", without a wrapper), it reads the gradients there, so
-  // that nothing is copied on the way up. Lives as long as the pointer, also after the client.
+  // the hook only casts ("no", "fp16", "bf16", without a wrapper), it reads the gradients there and
+  // writes the result over them, so that nothing is copied. Lives as long as the pointer, also
+  // after the client; but once a call has failed, the daemon may still write what it was computing.
   virtual std::shared_ptr<std::byte> AllocateGradients(std::size_t bytes) = 0;
 
   // Ends this member's part of the step and waits for the verdict: kApply, or kSkip when a

@@ -118,6 +118,10 @@ class HookRun {
   // same. Empty: it does more. Stays as it is until the range is decoded.
   virtual std::span<const std::byte> Raw(ElementRange /*range*/) const { return {}; }
 
+  // Takes the range's result where a coordinator has written it over what Raw gave, as Decode would
+  // have. Instead of Decode.
+  virtual absl::Status DecodeInPlace(ElementRange range);
+
   // Takes the range's result. `in` has exactly range.numel() elements; it may be unaligned.
   virtual absl::Status Decode(ElementRange range, std::span<const std::byte> in) = 0;
 
