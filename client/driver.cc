@@ -95,6 +95,18 @@ void Driver::Handle(Event event, bool read_on) {
 
 void Driver::OnFrame(absl::StatusOr<wire::Frame> received) {
   link_.OnHeard();
+  const auto* several = received.ok() ? std::get_if<wire::Result>(&received->header) : nullptr;
+  if (several == nullptr || several->more == 0) return OnOneFrame(std::move(received));
+  wire::Result one = *several;
+  one.more = 0;
+  for (std::uint32_t i = 0; i <= several->more && !member_.failed(); ++i) {
+    one.chunk = several->chunk + i;
+    one.reduce_nanoseconds = i == 0 ? several->reduce_nanoseconds : 0;
+    OnOneFrame(wire::Frame{.header = one, .payload = received->payload});
+  }
+}
+
+void Driver::OnOneFrame(absl::StatusOr<wire::Frame> received) {
   if (received.ok()) {
     if (absl::Status whole = Resolve(*received); !whole.ok()) received = whole;
   }
@@ -262,6 +274,7 @@ void Driver::StartBucket(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Out
     buckets_.erase(ticket);
     return refused->Complete(started);
   }
+  if (LiesInSharedMemory(entry.bucket->buffer())) member_.SendAhead(id);
   {
     MutexLock lock(shared_mutex_);
     metrics_.gradient_bytes += bytes;

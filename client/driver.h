@@ -97,6 +97,9 @@ class Driver final : private EventHandler {
   void OnTimer(Clock::time_point now, Clock::duration late) override;
   bool finished() const override { return stopping_ && link_.closed(); }
   void OnFrame(absl::StatusOr<wire::Frame> received);
+  void OnOneFrame(absl::StatusOr<wire::Frame> received);
+  // Whether the daemon has this memory and writes results there.
+  bool LiesInSharedMemory(const TensorView& buffer);
   void CheckTimers(Clock::time_point now);
   Clock::time_point NextTimer() const;
   std::shared_ptr<grpc::Channel> NewChannel() GRADWIRE_EXCLUDES(shared_mutex_);

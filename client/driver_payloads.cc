@@ -36,6 +36,11 @@ void Driver::OpenStream(std::shared_ptr<grpc::Channel> channel) {
   link_.Open(std::move(channel), member_.step(), memory_ == nullptr ? 0 : memory_->attachment());
 }
 
+bool Driver::LiesInSharedMemory(const TensorView& buffer) {
+  return memory_ != nullptr && options_.hook.TakesResults(buffer.dtype) &&
+         memory_->Has({static_cast<const std::byte*>(buffer.data), buffer.bytes()}, *gradients_);
+}
+
 absl::Status Driver::Resolve(wire::Frame& frame) const {
   const auto* result = std::get_if<wire::Result>(&frame.header);
   if (result == nullptr || !(result->shared || result->in_place)) return absl::OkStatus();
@@ -56,9 +61,15 @@ absl::StatusOr<wire::PayloadRef> Driver::Encode(const SendChunkEffect& effect,
   const auto key = SharedMemory::KeyOf(effect.header.id, effect.header.chunk);
   const bool may_share =
       memory_ != nullptr && effect.bytes > wire::kInlineBytes && !effect.announce;
-  if (may_share && options_.hook.OnlyCasts()) {
+  // Also the short last chunk: what is beyond the window may not travel in the stream.
+  const bool may_be_raw = may_share || (memory_ != nullptr && effect.header.chunk > 0);
+  if (may_be_raw && options_.hook.OnlyCasts()) {
     const std::span<const std::byte> raw = effect.run->Raw(effect.range);
-    if (!raw.empty()) shared = memory_->Find(key, raw, *gradients_, effect.bytes);
+    const DType dtype = options_.parameters[effect.header.id.bucket].dtype;
+    if (!raw.empty()) {
+      shared =
+          memory_->Find(key, raw, *gradients_, options_.hook.TakesResults(dtype), effect.bytes);
+    }
     if (shared) return wire::PayloadRef();
   }
   if (may_share) {

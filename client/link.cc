@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/wire/merge.h"
 #include "proto/wire/overtake.h"
 
 namespace gradwire::client {
@@ -51,6 +52,10 @@ void Link::Open(std::shared_ptr<grpc::Channel> channel, std::int64_t step, std::
 
 void Link::Send(wire::Header header, wire::PayloadRef payload) {
   if (stream_ == nullptr || broken_ || closing_) return;
+  if (payload == nullptr && !outgoing_.empty() && outgoing_.back().payload == nullptr &&
+      wire::Merge(outgoing_.back().header, header)) {
+    return;
+  }
   const auto at = wire::PlaceFor(
       outgoing_, wire::WeightOf(header, payload.get()),
       [](const wire::Frame& frame) { return wire::WeightOf(frame.header, frame.payload.get()); });

@@ -151,25 +151,35 @@ void SharedMemory::GiveNew(const GradientMemory& gradients) {
   }
 }
 
+std::optional<std::pair<std::uint32_t, std::size_t>> SharedMemory::Locate(
+    std::span<const std::byte> memory) const {
+  for (const Given& given : given_) {
+    if (!given.number) continue;
+    if (const auto offset = given.segment->OffsetOf(memory)) return {{*given.number, *offset}};
+  }
+  return std::nullopt;
+}
+
+bool SharedMemory::Has(std::span<const std::byte> memory, const GradientMemory& gradients) {
+  GiveNew(gradients);
+  return Locate(memory).has_value();
+}
+
 std::optional<wire::SharedBytes> SharedMemory::Find(const Key& key,
                                                     std::span<const std::byte> memory,
                                                     const GradientMemory& gradients,
-                                                    std::size_t wire_bytes) {
+                                                    bool takes_result, std::size_t wire_bytes) {
   GiveNew(gradients);
-  for (const Given& given : given_) {
-    if (!given.number) continue;
-    const std::optional<std::size_t> offset = given.segment->OffsetOf(memory);
-    if (!offset) continue;
-    Release(key);
-    const wire::SharedBytes where = {.segment = *given.number,
-                                     .offset = *offset,
-                                     .bytes = memory.size(),
-                                     .raw = true,
-                                     .takes_result = true};
-    contributions_[key] = {.where = where, .wire_bytes = wire_bytes};
-    return where;
-  }
-  return std::nullopt;
+  const auto place = Locate(memory);
+  if (!place) return std::nullopt;
+  Release(key);
+  const wire::SharedBytes where = {.segment = place->first,
+                                   .offset = place->second,
+                                   .bytes = memory.size(),
+                                   .raw = true,
+                                   .takes_result = takes_result};
+  contributions_[key] = {.where = where, .wire_bytes = wire_bytes};
+  return where;
 }
 
 std::size_t SharedMemory::WireBytes(const Key& key) const {

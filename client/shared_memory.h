@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -75,11 +76,15 @@ class SharedMemory {
   // the one before.
   std::optional<Block> Take(const Key& key, std::size_t bytes);
 
-  // Where this chunk's part of the bucket lies in a segment of `gradients`, which are given to the
-  // daemon when they are met first. None: in no such segment.
+  // Whether this memory lies in a segment of `gradients`, which are given to the daemon when they
+  // are met first.
+  bool Has(std::span<const std::byte> memory, const GradientMemory& gradients);
+
+  // Where this chunk's part of the bucket lies there. None: it does not.
   // `wire_bytes`: what it would have in a frame.
   std::optional<wire::SharedBytes> Find(const Key& key, std::span<const std::byte> memory,
-                                        const GradientMemory& gradients, std::size_t wire_bytes);
+                                        const GradientMemory& gradients, bool takes_result,
+                                        std::size_t wire_bytes);
 
   // The chunk's result is decoded: the daemon neither reads nor writes it any more.
   void Release(const Key& key);
@@ -99,6 +104,9 @@ class SharedMemory {
   explicit SharedMemory(const Offer& offer) : offer_(offer) {}
 
   void GiveNew(const GradientMemory& gradients);
+  // The segment's number and the offset.
+  std::optional<std::pair<std::uint32_t, std::size_t>> Locate(
+      std::span<const std::byte> memory) const;
 
   const Offer offer_;
   std::uint64_t attachment_ = 0;

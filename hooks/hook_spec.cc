@@ -199,6 +199,13 @@ std::string HookSpec::ToString() const {
   return text;
 }
 
+bool HookSpec::TakesResults(DType gradients) const {
+  if (!OnlyCasts()) return false;
+  if (comm_hook == "no" || gradients == DType::kFloat32 || gradients == DType::kFloat64)
+    return true;
+  return gradients == (comm_hook == "fp16" ? DType::kFloat16 : DType::kBFloat16);
+}
+
 std::optional<std::string> FirstDifference(const HookSpec& here, const HookSpec& there) {
   if (here.comm_hook != there.comm_hook) {
     return absl::StrCat("comm_hook is ", Quoted(here.comm_hook), " here and ",

@@ -177,7 +177,8 @@ absl::Status ExchangeStream::Resolve(const Place& at, wire::Frame& frame) const 
     return absl::InvalidArgumentError(
         "sent a chunk both in shared memory and as a payload; allowed: one of them");
   }
-  absl::StatusOr<wire::PayloadRef> payload = at.memory->Resolve(*contribution->shared, at.rank, id_);
+  absl::StatusOr<wire::PayloadRef> payload =
+      at.memory->Resolve(*contribution->shared, at.rank, id_);
   if (!payload.ok()) return payload.status();
   frame.payload = *std::move(payload);
   return absl::OkStatus();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/wire/codec.h"
 #include "proto/wire/convert.h"
+#include "proto/wire/merge.h"
 #include "server/clock.h"
 #include "server/reduced_chunk.h"
 
@@ -40,6 +42,9 @@ void AddCompression(const std::vector<ParameterReport>& report, v1::SessionStatu
     parameter.set_version(line.version);
   }
 }
+
+// Chunks that are reduced before the first of their results leave.
+constexpr std::size_t kSumsAtOnce = 32;
 
 // A result's frame for members that have it in place of their contribution.
 grpc::ByteBuffer SerializePlaced(const wire::Header& header) {
@@ -73,11 +78,12 @@ SessionMemory::Options MemoryOptions(const SessionOptions& options, std::uint64_
 }  // namespace
 
 HostedSession::HostedSession(SessionOptions options, std::unique_ptr<CoordinatorHook> hook,
-                             absl::Time now)
+                             std::shared_ptr<SumThreads> threads, absl::Time now)
     : options_(options),
       parameters_(Elements(options)),
       gradient_bytes_(GradientBytes(options)),
       memory_(std::make_shared<SessionMemory>(MemoryOptions(options, gradient_bytes_))),
+      threads_(std::move(threads)),
       core_(std::move(options), std::move(hook), now),
       current_(static_cast<std::size_t>(options_.world_size)) {}
 
@@ -231,7 +237,18 @@ void HostedSession::FailFrom(int rank, std::uint64_t connection, const absl::Sta
 }
 
 void HostedSession::Execute(Effects effects, Work& work) {
+  FanOutEffect* placed = nullptr;  // may go on with the next effect
   for (Effect& effect : effects) {
+    auto* const result = std::get_if<FanOutEffect>(&effect);
+    const bool in_place = result != nullptr && IsPlaced(*result);
+    if (in_place) std::get<wire::Result>(result->frame.header).in_place = true;
+    if (in_place && placed != nullptr && placed->ranks == result->ranks &&
+        wire::Merge(placed->frame.header, result->frame.header)) {
+      continue;
+    }
+    if (placed != nullptr) Queue(placed->ranks, placed->frame, work);
+    placed = in_place ? result : nullptr;
+    if (in_place) continue;
     if (auto* send = std::get_if<SendEffect>(&effect)) {
       Queue({send->rank}, send->frame, work);
     } else if (auto* fan_out = std::get_if<FanOutEffect>(&effect)) {
@@ -244,6 +261,15 @@ void HostedSession::Execute(Effects effects, Work& work) {
       Log(std::get<LogEffect>(effect));
     }
   }
+  if (placed != nullptr) Queue(placed->ranks, placed->frame, work);
+}
+
+bool HostedSession::IsPlaced(const FanOutEffect& result) const {
+  const auto* chunk = dynamic_cast<const ReducedChunk*>(result.frame.payload.get());
+  if (chunk == nullptr) return false;
+  return std::all_of(result.ranks.begin(), result.ranks.end(), [&](int rank) {
+    return chunk->IsPlaced(rank, current_[static_cast<std::size_t>(rank)]);
+  });
 }
 
 void HostedSession::Queue(const std::vector<int>& ranks, const wire::Frame& frame, Work& work) {
@@ -304,19 +330,37 @@ void HostedSession::Finish(Work work) {
     for (const auto& stream : work.streams) stream->Pump();
     if (work.reductions.empty()) return;
     Work next;
-    for (ReduceEffect& effect : work.reductions) {
-      const absl::Time before = MonotonicNow();
-      const ReducedChunk::Outcome sum = ReducedChunk::Compute(effect, *memory_);
-      const absl::Duration spent = MonotonicNow() - before;
-      // The members' buffers are free before the results need room in gRPC.
-      effect.inputs.clear();
-      MutexLock lock(mutex_);
-      Effects effects;
-      core_.Reduced(effect.id, effect.chunk, sum.chunk, sum.finite, spent, effects);
-      Execute(std::move(effects), next);
-    }
+    // Members hear of large buckets bit by bit.
+    const std::size_t some = std::min(work.reductions.size(), kSumsAtOnce);
+    const auto rest = work.reductions.begin() + static_cast<std::ptrdiff_t>(some);
+    next.reductions.assign(std::make_move_iterator(rest),
+                           std::make_move_iterator(work.reductions.end()));
+    work.reductions.resize(some);
+    Compute(std::move(work.reductions), next);
     work = std::move(next);
   }
+}
+
+void HostedSession::Compute(std::vector<ReduceEffect> reductions, Work& next) {
+  struct Done {
+    ReducedChunk::Outcome sum;
+    absl::Duration spent;
+  };
+  std::vector<Done> done(reductions.size());
+  threads_->Run(reductions.size(), [&](std::size_t i) {
+    const absl::Time before = MonotonicNow();
+    done[i].sum = ReducedChunk::Compute(reductions[i], *memory_);
+    done[i].spent = MonotonicNow() - before;
+    // The members' buffers are free before the results need room in gRPC.
+    reductions[i].inputs.clear();
+  });
+  MutexLock lock(mutex_);
+  Effects effects;
+  for (std::size_t i = 0; i < reductions.size(); ++i) {
+    core_.Reduced(reductions[i].id, reductions[i].chunk, done[i].sum.chunk, done[i].sum.finite,
+                  done[i].spent, effects);
+  }
+  Execute(std::move(effects), next);
 }
 
 Session::State HostedSession::state() const {

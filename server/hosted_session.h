@@ -17,15 +17,18 @@
 #include "server/core/session.h"
 #include "server/member_stream.h"
 #include "server/session_memory.h"
+#include "server/sum_threads.h"
 
 namespace gradwire::server {
 
 // Thread-safe. Every call is one event for the core: it runs under the session's lock, which also
 // puts the frames that it causes into the streams' queues in their order. Sums are computed and
-// streams are written to after the lock is given back, on the caller's thread.
+// streams are written to after the lock is given back, on the caller's thread; of several sums,
+// others compute a part.
 class HostedSession {
  public:
-  HostedSession(SessionOptions options, std::unique_ptr<CoordinatorHook> hook, absl::Time now);
+  HostedSession(SessionOptions options, std::unique_ptr<CoordinatorHook> hook,
+                std::shared_ptr<SumThreads> threads, absl::Time now);
 
   HostedSession(const HostedSession&) = delete;
   HostedSession& operator=(const HostedSession&) = delete;
@@ -74,6 +77,9 @@ class HostedSession {
   };
 
   void Execute(Effects effects, Work& work) GRADWIRE_REQUIRES(mutex_);
+  // Every one of these members has the result in place of its contribution.
+  bool IsPlaced(const FanOutEffect& result) const GRADWIRE_REQUIRES(mutex_);
+  void Compute(std::vector<ReduceEffect> reductions, Work& next) GRADWIRE_EXCLUDES(mutex_);
   void Queue(const std::vector<int>& ranks, const wire::Frame& frame, Work& work)
       GRADWIRE_REQUIRES(mutex_);
   void Close(const CloseEffect& close, Work& work) GRADWIRE_REQUIRES(mutex_);
@@ -85,6 +91,7 @@ class HostedSession {
   const std::uint64_t parameters_;
   const std::uint64_t gradient_bytes_;
   const std::shared_ptr<SessionMemory> memory_;
+  const std::shared_ptr<SumThreads> threads_;
 
   mutable Mutex mutex_;
   Session core_ GRADWIRE_GUARDED_BY(mutex_);

@@ -64,8 +64,8 @@ ReducedChunk::Outcome ReducedChunk::Compute(const ReduceEffect& effect, SessionM
                    one.at->room().data() + begin * ByteSize(one.dtype), numel);
     }
   };
-  const ReduceOutcome outcome = ReduceInto(segment.dtype, segment.op, segment.numel, inputs, room,
-                                           effect.raw, place);
+  const ReduceOutcome outcome =
+      ReduceInto(segment.dtype, segment.op, segment.numel, inputs, room, effect.raw, place);
   chunk->SetDigest(digester.Finish());
   return {.chunk = chunk, .finite = outcome.finite};
 }

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstring>
 #include <span>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -78,6 +79,11 @@ absl::StatusOr<Registry::Joined> Registry::Join(SessionOptions options, const Jo
                 .next_step = entry->session->step()};
 }
 
+std::size_t Registry::SumThreadCount() {
+  constexpr unsigned kMost = 8;
+  return std::clamp(std::thread::hardware_concurrency(), 1U, kMost) - 1;
+}
+
 absl::StatusOr<Registry::Entry*> Registry::Create(SessionOptions options, absl::Time now) {
   if (absl::Status status = options.Validate(); !status.ok()) return status;
   absl::StatusOr<std::unique_ptr<CoordinatorHook>> made =
@@ -113,7 +119,8 @@ absl::StatusOr<Registry::Entry*> Registry::Create(SessionOptions options, absl::
   spdlog::info("session {} generation {}: created for {} members, {} bytes reserved", name,
                options.generation, world_size, reserved);
   Entry& entry = sessions_[name];
-  entry.session = std::make_shared<HostedSession>(std::move(options), std::move(hook), now);
+  entry.session =
+      std::make_shared<HostedSession>(std::move(options), std::move(hook), sum_threads_, now);
   entry.reserved = reserved;
   entry.tokens.resize(world_size);
   reserved_bytes_ += reserved;

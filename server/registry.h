@@ -17,6 +17,7 @@
 #include "proto/wire/sync.h"
 #include "server/core/session.h"
 #include "server/hosted_session.h"
+#include "server/sum_threads.h"
 
 namespace gradwire::server {
 
@@ -89,7 +90,11 @@ class Registry {
   void DropTokens(const Entry& entry) GRADWIRE_REQUIRES(mutex_);
   std::vector<std::shared_ptr<HostedSession>> Sessions() const;
 
+  // Beside the caller's. More than a few are not needed: memory is not that fast.
+  static std::size_t SumThreadCount();
+
   const Limits limits_;
+  const std::shared_ptr<SumThreads> sum_threads_ = std::make_shared<SumThreads>(SumThreadCount());
   mutable Mutex mutex_;
   std::map<std::string, Entry> sessions_
       GRADWIRE_GUARDED_BY(mutex_);  // an ended one until the next Sweep

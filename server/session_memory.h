@@ -53,6 +53,11 @@ class ResultPlace final : public wire::Payload {
   std::span<const std::span<const std::byte>> pieces() const override { return {&piece_, 1}; }
   std::size_t bytes() const override { return piece_.size(); }
   bool fixed() const override { return false; }
+  bool takes_result() const override { return true; }
+  wire::PayloadRef Cut(std::size_t offset, std::size_t bytes) const override {
+    return std::make_shared<const ResultPlace>(segment_, room_.subspan(offset, bytes), rank_,
+                                               stream_);
+  }
 
  private:
   const std::shared_ptr<wire::MemorySegment> segment_;

@@ -103,6 +103,11 @@ absl::Status Member::StartBucket(Ticket ticket, GradBucket& bucket, Effects& eff
   return absl::OkStatus();
 }
 
+void Member::SendAhead(std::uint32_t id) {
+  const auto found = buckets_.find(id);
+  if (found != buckets_.end()) found->second.ahead = true;
+}
+
 wire::Announce Member::AnnounceOf(const Bucket& bucket) {
   eager_bytes_ -= std::exchange(eager_done_bytes_, 0);
   return {.step = step_,
@@ -255,8 +260,11 @@ void Member::OnStateReset(const wire::StateReset& reset, Effects& effects) {
 }
 
 void Member::SendChunks(std::uint32_t id, Bucket& bucket, Effects& effects) {
-  while (bucket.granted && bucket.sent < bucket.layout.chunk_count() &&
-         bucket.layout.InWindow(bucket.sent, bucket.received, options_.window_chunks)) {
+  const auto in_window = [&] {
+    return bucket.ahead ||
+           bucket.layout.InWindow(bucket.sent, bucket.received, options_.window_chunks);
+  };
+  while (bucket.granted && bucket.sent < bucket.layout.chunk_count() && in_window()) {
     effects.push_back(
         SendChunkEffect{.header = wire::Contribution{.id = IdOf(id, bucket),
                                                      .generation = options_.generation,
@@ -298,13 +306,15 @@ void Member::OnResult(const wire::Result& result, const wire::PayloadRef& payloa
                      payload == nullptr ? 0 : payload->bytes(), " bytes"),
         effects);
   }
-  const absl::Status taken =
-      decoded ? bucket.run->DecodeInPlace(bucket.layout.Range(result.chunk))
-              : Decode(bucket, result, *payload);
+  const absl::Status taken = decoded ? bucket.run->DecodeInPlace(bucket.layout.Range(result.chunk))
+                                     : Decode(bucket, result, *payload);
   if (!taken.ok()) return Fail(taken, effects);
   ++bucket.received;
   bucket.sent = std::max(bucket.sent, bucket.received);  // after a resume: it was sent before
   if (bucket.received < bucket.layout.chunk_count()) {
+    if (bucket.sent == bucket.layout.chunk_count() && bucket.ahead) {
+      return acknowledge(bucket.received);  // others' windows may wait for it
+    }
     return SendChunks(result.id.bucket, bucket, effects);  // carries the acknowledgement
   }
   if (bucket.eager_bytes == 0 || IsAnotherOpen(bucket)) {
@@ -441,6 +451,7 @@ void Member::Resumed(Effects& effects) {
   for (auto& [id, bucket] : buckets_) {
     bucket.eager_bytes = 0;
     bucket.granted = false;
+    bucket.ahead = false;
     bucket.sent = bucket.received;
     SendAnnounce(bucket, effects);
   }

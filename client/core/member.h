@@ -101,6 +101,10 @@ class Member {
   absl::Status StartBucket(Ticket ticket, GradBucket& bucket, Effects& effects,
                            bool measure = false);
 
+  // The coordinator writes this bucket's results over its contributions: they need no window, as
+  // long as the stream lasts. Before its grant.
+  void SendAhead(std::uint32_t id);
+
   // What frames call a bucket: the manifest position of its first parameter. None: not one of the
   // session's.
   std::optional<std::uint32_t> BucketId(const GradBucket& bucket) const;
@@ -136,6 +140,7 @@ class Member {
     std::uint32_t round = 0;
     std::uint32_t attempt = 0;
     bool granted = false;
+    bool ahead = false;  // no window
     wire::ChunkLayout layout{};
     std::uint32_t sent = 0;      // chunks of this round handed out for sending, in this attempt
     std::uint32_t received = 0;  // results of this round decoded

@@ -211,6 +211,7 @@ void Set(const Contribution& contribution, v1::Header& out) {
   message.set_received(contribution.received);
   if (contribution.digest.has_value()) message.set_digest(*contribution.digest);
   if (contribution.shared.has_value()) Set(*contribution.shared, message.mutable_shared());
+  message.set_more(contribution.more);
 }
 
 Contribution Get(const v1::Contribution& message, Checker& check) {
@@ -220,7 +221,8 @@ Contribution Get(const v1::Contribution& message, Checker& check) {
           .chunk = message.chunk(),
           .received = message.received(),
           .digest = message.has_digest() ? std::optional(message.digest()) : std::nullopt,
-          .shared = message.has_shared() ? std::optional(Get(message.shared())) : std::nullopt};
+          .shared = message.has_shared() ? std::optional(Get(message.shared())) : std::nullopt,
+          .more = check.Range("more", message.more(), std::uint32_t{0}, kMaxMore)};
 }
 
 void Set(const Ack& ack, v1::Header& out) {
@@ -343,6 +345,7 @@ void Set(const Result& result, v1::Header& out) {
   message.set_reduce_nanoseconds(result.reduce_nanoseconds);
   if (result.shared.has_value()) Set(*result.shared, message.mutable_shared());
   message.set_in_place(result.in_place);
+  message.set_more(result.more);
 }
 
 Result Get(const v1::Result& message, Checker& check) {
@@ -351,7 +354,8 @@ Result Get(const v1::Result& message, Checker& check) {
           .digest = message.digest(),
           .reduce_nanoseconds = message.reduce_nanoseconds(),
           .shared = message.has_shared() ? std::optional(Get(message.shared())) : std::nullopt,
-          .in_place = message.in_place()};
+          .in_place = message.in_place(),
+          .more = check.Range("more", message.more(), std::uint32_t{0}, kMaxMore)};
 }
 
 void Set(const StepDone& done, v1::Header& out) {

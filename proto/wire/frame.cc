@@ -33,6 +33,10 @@ std::uint64_t Payload::digest() const {
   return value;
 }
 
+std::shared_ptr<const Payload> Payload::Cut(std::size_t /*offset*/, std::size_t /*bytes*/) const {
+  return nullptr;
+}
+
 void Payload::SetDigest(std::uint64_t value) const {
   digest_.store(value, std::memory_order_relaxed);
   has_digest_.store(true, std::memory_order_release);

@@ -48,6 +48,9 @@ struct Announce {
   bool operator==(const Announce&) const = default;
 };
 
+// Chunks that a frame may name beside its first.
+inline constexpr std::uint32_t kMaxMore = std::uint32_t{1} << 20;
+
 // Where a frame's payload lies in shared memory.
 struct SharedBytes {
   std::uint32_t segment = 0;
@@ -66,6 +69,7 @@ struct Contribution {
   std::uint32_t received = 0;
   std::optional<std::uint64_t> digest{};
   std::optional<SharedBytes> shared{};
+  std::uint32_t more = 0;
   bool operator==(const Contribution&) const = default;
 };
 
@@ -144,6 +148,7 @@ struct Result {
   std::uint64_t reduce_nanoseconds = 0;
   std::optional<SharedBytes> shared{};
   bool in_place = false;
+  std::uint32_t more = 0;
   bool operator==(const Result&) const = default;
 };
 
@@ -206,6 +211,12 @@ class Payload {
 
   // False: another process may change the bytes at any time, so that a digest says nothing.
   virtual bool fixed() const { return true; }
+
+  // Whether a result may be written over the bytes, so that its receiver needs no other copy.
+  virtual bool takes_result() const { return false; }
+
+  // [offset, offset + bytes) of a payload that takes its result, as one that does. Null: others.
+  virtual std::shared_ptr<const Payload> Cut(std::size_t offset, std::size_t bytes) const;
 
   // XXH3-64 of the bytes. The first call computes it, so that an owner can do that outside of its
   // lock. Thread-safe.

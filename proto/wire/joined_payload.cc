@@ -34,6 +34,7 @@ PayloadRef Join(std::vector<PayloadRef> payloads) {
 }
 
 PayloadRef Part(PayloadRef whole, std::size_t offset, std::size_t bytes) {
+  if (PayloadRef cut = whole->Cut(offset, bytes)) return cut;
   std::vector<std::span<const std::byte>> pieces;
   for (std::span<const std::byte> piece : whole->pieces()) {
     const std::size_t skip = std::min(offset, piece.size());

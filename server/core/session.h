@@ -8,10 +8,11 @@
 // The step protocol. A member announces a bucket. Buckets are granted to all members alike, in the
 // order of their first announcement, `open_buckets` at a time; so every member sends the same
 // chunks in the same order and some chunk can always be completed. Inside a granted round a member
-// is at most `window_chunks` ahead of the results that it acknowledged. A chunk is reduced once all
-// members' contributions are there, released in chunk order, and kept until every member
-// acknowledged it. When all parameters are reduced, or all members ended the step, the step
-// commits: StepDone.
+// is at most `window_chunks` ahead of the results that it acknowledged, unless its contributions
+// take their results: nothing is kept of those. A chunk is reduced once all members' contributions
+// are there, and what is kept of its result is in every member's window; it is released in chunk
+// order, and kept until every member acknowledged it. When all parameters are reduced, or all
+// members ended the step, the step commits: StepDone.
 #pragma once
 
 #include <cstddef>
@@ -224,7 +225,6 @@ class Session {
     int filled = 0;
     bool reducing = false;
     wire::PayloadRef result;  // from its reduction until everybody acknowledged it
-    bool finite = true;
     std::uint64_t result_digest = 0;
     std::uint64_t reduce_nanoseconds = 0;
   };
@@ -280,6 +280,13 @@ class Session {
   absl::Status CheckOwnership(const wire::Announce& announce) const;
   absl::Status CheckContribution(int rank, const wire::Contribution& header, const Bucket& bucket,
                                  const wire::PayloadRef& payload) const;
+  absl::Status CheckSeveral(const wire::Contribution& header, const Bucket& bucket,
+                            const wire::PayloadRef& payload) const;
+  std::size_t RawBytes(const Bucket& bucket, std::uint32_t chunk) const;
+  std::vector<int> WindowsWithout(const Bucket& bucket, const wire::ChunkLayout::Unit& unit) const;
+  bool TakesResults(const Bucket& bucket) const {
+    return options_.spec.TakesResults(GradientType(bucket));
+  }
   static bool IsAnother(const Slot& slot, const wire::Payload& again);
   DType GradientType(const Bucket& bucket) const;
   void Store(int rank, Bucket& bucket, const wire::Contribution& header,

@@ -123,14 +123,27 @@ std::size_t SessionOptions::StagingBytes() const {
   return ResultBlocks() * wire::BlockStride(chunk_bytes);
 }
 
+namespace {
+
+// A result that only members have has no pieces here.
+std::size_t KeptBytes(const wire::Payload& result) {
+  std::size_t bytes = 0;
+  for (const std::span<const std::byte> piece : result.pieces()) bytes += piece.size();
+  return bytes;
+}
+
+}  // namespace
+
 std::size_t Session::held_bytes() const {
   std::size_t bytes = collectives_.held_bytes();
   for (const auto& [key, bucket] : buckets_) {
     for (const Round& round : bucket.rounds) {
       for (const Chunk& chunk : round.chunks) {
-        if (chunk.result != nullptr) bytes += chunk.result->bytes();
+        if (chunk.result != nullptr) bytes += KeptBytes(*chunk.result);
         for (const Slot& slot : chunk.slots) {
-          if (slot.payload != nullptr) bytes += slot.payload->bytes();
+          if (slot.payload != nullptr && !slot.payload->takes_result()) {
+            bytes += slot.payload->bytes();
+          }
         }
       }
     }
@@ -247,7 +260,10 @@ std::string Session::BucketProgress(const Bucket& bucket, absl::Time now) const 
       return absl::StrCat("step ", bucket.step, " waits for ", RankNames(missing, now), ": chunk ",
                           round.reduced, " of ", round.chunks.size(), " of ", name);
     }
-    return absl::StrCat("step ", bucket.step, " reduces ", name);
+    if (!chunk.reducing) missing = WindowsWithout(bucket, round.layout.UnitOf(round.reduced));
+    if (missing.empty()) return absl::StrCat("step ", bucket.step, " reduces ", name);
+    return absl::StrCat("step ", bucket.step, " waits for ", RankNames(missing, now),
+                        " to acknowledge results of ", name);
   }
   for (int r = 0; r < options_.world_size; ++r) {
     if (members_[Index(r)].state == MemberState::kLeft) continue;

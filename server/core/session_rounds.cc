@@ -14,6 +14,34 @@ std::uint64_t Session::CombineDigests(std::uint64_t seed, std::uint64_t value) {
   return seed ^ (seed >> 29);
 }
 
+std::size_t Session::RawBytes(const Bucket& bucket, std::uint32_t chunk) const {
+  return bucket.rounds.back().layout.Range(chunk).numel() * ByteSize(GradientType(bucket));
+}
+
+// Before they are looked at one by one.
+absl::Status Session::CheckSeveral(const wire::Contribution& header, const Bucket& bucket,
+                                   const wire::PayloadRef& payload) const {
+  const std::uint32_t count = bucket.rounds.back().layout.chunk_count();
+  const auto error = [&](absl::string_view what) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("sent chunk ", header.chunk, " and ", header.more, " more of bucket ",
+                     BucketName(bucket.parameters), " in step ", step_, " ", what));
+  };
+  if (!header.shared || !header.shared->raw || !options_.spec.OnlyCasts()) {
+    return error("at once; allowed: raw ones, with the hooks no, fp16 and bf16");
+  }
+  if (header.chunk >= count || header.more >= count - header.chunk) {
+    return error(absl::StrCat("at once; it has ", count, " chunks"));
+  }
+  std::size_t expected = 0;
+  for (std::uint32_t i = 0; i <= header.more; ++i) expected += RawBytes(bucket, header.chunk + i);
+  const std::size_t got = payload == nullptr ? 0 : payload->bytes();
+  if (got != expected) {
+    return error(absl::StrCat("in ", got, " bytes; they have ", expected));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Session::CheckContribution(int rank, const wire::Contribution& header,
                                         const Bucket& bucket,
                                         const wire::PayloadRef& payload) const {
@@ -31,18 +59,20 @@ absl::Status Session::CheckContribution(int rank, const wire::Contribution& head
                                               " chunks"));
   }
   std::size_t expected = round.layout.ChunkBytes(header.chunk);
-  if (header.shared && header.shared->raw) {
+  const bool raw = header.shared && header.shared->raw;
+  if (raw) {
     if (!options_.spec.OnlyCasts()) {
       return absl::InvalidArgumentError(absl::StrCat("sent chunk ", header.chunk, " of ", where(),
                                                      " raw; allowed: the hooks no, fp16 and bf16"));
     }
-    expected = round.layout.Range(header.chunk).numel() * ByteSize(GradientType(bucket));
+    expected = RawBytes(bucket, header.chunk);
   }
   const std::size_t got = payload == nullptr ? 0 : payload->bytes();
   if (got != expected) {
     return absl::InvalidArgumentError(absl::StrCat("sent ", got, " bytes as chunk ", header.chunk,
                                                    " of ", where(), ", which has ", expected));
   }
+  if (raw && payload->takes_result() && TakesResults(bucket)) return absl::OkStatus();
   if (!round.layout.InWindow(header.chunk, round.received[Index(rank)], options_.window_chunks)) {
     return absl::FailedPreconditionError(absl::StrCat(
         "sent chunk ", header.chunk, " of ", where(), " with ", round.received[Index(rank)],
@@ -101,10 +131,29 @@ void Session::OnContribution(int rank, const wire::Contribution& header,
   }
   OnAck(rank, id, header.received, effects);
   if (state_ != State::kRunning) return;
-  if (absl::Status status = CheckContribution(rank, header, bucket, payload); !status.ok()) {
+  if (header.more == 0) {
+    if (absl::Status status = CheckContribution(rank, header, bucket, payload); !status.ok()) {
+      return Violation(rank, status, effects);
+    }
+    return Store(rank, bucket, header, payload, effects);
+  }
+  if (absl::Status status = CheckSeveral(header, bucket, payload); !status.ok()) {
     return Violation(rank, status, effects);
   }
-  Store(rank, bucket, header, payload, effects);
+  std::size_t offset = 0;
+  wire::Contribution one = header;
+  one.more = 0;
+  for (std::uint32_t i = 0; i <= header.more; ++i) {
+    one.chunk = header.chunk + i;
+    const std::size_t bytes = RawBytes(bucket, one.chunk);
+    const wire::PayloadRef part = wire::Part(payload, offset, bytes);
+    offset += bytes;
+    if (absl::Status status = CheckContribution(rank, one, bucket, part); !status.ok()) {
+      return Violation(rank, status, effects);
+    }
+    Store(rank, bucket, one, part, effects);
+    if (state_ != State::kRunning) return;
+  }
 }
 
 void Session::Store(int rank, Bucket& bucket, const wire::Contribution& header,
@@ -166,6 +215,27 @@ int Session::Required() const {
   return static_cast<int>(ReachableRanks().size());
 }
 
+// Members that keep the unit, all of whose contributions are there, from being reduced. Where
+// somebody does not take the result in place, it is kept, for everybody: not more of it than each
+// member's window, though those that take theirs may be ahead.
+std::vector<int> Session::WindowsWithout(const Bucket& bucket,
+                                         const wire::ChunkLayout::Unit& unit) const {
+  const Round& round = bucket.rounds.back();
+  const std::vector<Slot>& slots = round.chunks[unit.first].slots;
+  const auto takes_result = [](const Slot& slot) {
+    return slot.payload != nullptr && slot.payload->takes_result();
+  };
+  std::vector<int> ranks;
+  if (TakesResults(bucket) && std::all_of(slots.begin(), slots.end(), takes_result)) return ranks;
+  for (int r = 0; r < options_.world_size; ++r) {
+    if (members_[Index(r)].state != MemberState::kLeft &&
+        !round.layout.InWindow(unit.first, round.received[Index(r)], options_.window_chunks)) {
+      ranks.push_back(r);
+    }
+  }
+  return ranks;
+}
+
 bool Session::Round::began_to_reduce() const {
   return std::any_of(chunks.begin(), chunks.end(), [](const Chunk& one) { return one.reducing; });
 }
@@ -177,11 +247,12 @@ void Session::MaybeReduce(Bucket& bucket, std::uint32_t index, Effects& effects)
   for (const Chunk& chunk : chunks) {
     if (chunk.reducing || chunk.filled == 0 || chunk.filled < Required()) return;
   }
+  if (!WindowsWithout(bucket, unit).empty()) return;  // an acknowledgement calls again
   // Of other hooks the coordinator reads results itself, when they are released.
   ReduceEffect reduce{.id = CurrentId(bucket),
                       .chunk = unit.first,
                       .segment = round.layout.UnitSegment(unit),
-                      .in_place = options_.spec.OnlyCasts()};
+                      .in_place = TakesResults(bucket)};
   std::vector<std::vector<wire::PayloadRef>> inputs(members_.size());
   std::vector<bool> raw(members_.size());  // a unit of several chunks has none
   for (Chunk& chunk : chunks) {
@@ -204,6 +275,7 @@ void Session::MaybeReduce(Bucket& bucket, std::uint32_t index, Effects& effects)
   }
   if (IsActive(Mutant::kDuplicateCountedTwice)) {
     while (reduce.inputs.size() < members_.size()) reduce.inputs.push_back(reduce.inputs.front());
+    if (some_raw) reduce.raw.is_raw.resize(members_.size(), reduce.raw.is_raw.front());
   }
   effects.push_back(std::move(reduce));
   MaybeCommit(effects);  // of no effect: nothing commits before its results are out
@@ -216,6 +288,7 @@ void Session::Reduced(const wire::RoundId& id, std::uint32_t index, const wire::
   if (found == buckets_.end()) return;
   Bucket& bucket = found->second;
   if (bucket.rounds.empty() || bucket.reduced || CurrentId(bucket) != id) return;  // started over
+  if (!finite) nonfinite_ = true;
   Round& round = bucket.rounds.back();
   const wire::ChunkLayout::Unit unit = round.layout.UnitOf(index);
   std::size_t offset = 0;
@@ -224,7 +297,6 @@ void Session::Reduced(const wire::RoundId& id, std::uint32_t index, const wire::
     Chunk& chunk = round.chunks[c];
     chunk.result = unit.count == 1 ? result : wire::Part(result, offset, bytes);
     chunk.result_digest = wire::Digest(chunk.result.get());
-    chunk.finite = finite;
     offset += bytes;
   }
   round.chunks[unit.first].reduce_nanoseconds =
@@ -240,7 +312,6 @@ void Session::ReleaseReduced(Bucket& bucket, Effects& effects) {
   while (round.reduced < round.chunks.size() && round.chunks[round.reduced].result != nullptr) {
     const Chunk& chunk = round.chunks[round.reduced];
     bucket.digest = CombineDigests(bucket.digest, chunk.result_digest);
-    if (!chunk.finite) nonfinite_ = true;  // not before: an attempt that starts over takes it back
     FanOut(wire::Result{.id = CurrentId(bucket),
                         .chunk = round.reduced,
                         .digest = chunk.result_digest,
@@ -288,6 +359,12 @@ void Session::OnAck(int rank, const wire::RoundId& id, std::uint32_t received, E
   if (received <= round.received[Index(rank)]) return;
   Acknowledge(rank, found->second, round, received);
   DropAcknowledged(found->second);
+  if (&round != &found->second.rounds.back()) return;
+  // What has waited for this member's window.
+  for (std::uint32_t c = round.reduced; c < round.chunks.size() && round.chunks[c].filled > 0;
+       ++c) {
+    MaybeReduce(found->second, c, effects);
+  }
 }
 
 void Session::AcknowledgeAll(int rank, Bucket& bucket) {

@@ -63,6 +63,34 @@ TEST(MemorySegment, NobodyCanChangeItsSizeAndOthersMayOnlyRead) {
   EXPECT_NE(fcntl(other.get(), F_ADD_SEALS, F_SEAL_WRITE), 0);  // no more seals either
 }
 
+TEST(MemorySegment, IsWrittenByOthersWhereItsSealsAllowThat) {
+  const auto own = MemorySegment::Create("test", kBytes, MemorySegment::Others::kMayWrite);
+  ASSERT_TRUE(own.ok());
+  constexpr auto kWriteToo = MemorySegment::Access::kWriteToo;
+  const auto other = MemorySegment::Map(Duplicate((*own)->fd()), kBytes, kWriteToo);
+  ASSERT_TRUE(other.ok()) << other.status();
+  ASSERT_EQ((*other)->writable().size(), kBytes);
+  (*other)->writable()[5] = std::byte{9};
+  EXPECT_EQ((*own)->content()[5], std::byte{9});
+  const auto reader = MemorySegment::Map(Duplicate((*own)->fd()), kBytes);
+  ASSERT_TRUE(reader.ok());
+  EXPECT_TRUE((*reader)->writable().empty());
+
+  const auto closed = MemorySegment::Create("test", kBytes, MemorySegment::Others::kMayRead);
+  ASSERT_TRUE(closed.ok());
+  const auto may_not = MemorySegment::Map(Duplicate((*closed)->fd()), kBytes, kWriteToo);
+  ASSERT_TRUE(may_not.ok()) << may_not.status();
+  EXPECT_TRUE((*may_not)->writable().empty());
+  EXPECT_EQ((*may_not)->content().size(), kBytes);
+}
+
+TEST(MemorySegment, RefusesHugePages) {
+  UniqueFd fd(memfd_create("huge", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB));
+  if (!fd.valid()) GTEST_SKIP() << "this kernel has no huge pages: " << std::strerror(errno);
+  ASSERT_EQ(fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
+  EXPECT_THAT(WhyRefused(std::move(fd)), HasSubstr("huge pages"));
+}
+
 TEST(MemorySegment, RefusesWhatCouldVanishUnderIt) {
   const int sealed = F_SEAL_SHRINK | F_SEAL_GROW;
   EXPECT_EQ(WhyRefused(MakeFd(kBytes, sealed, kBytes)), "");

@@ -94,7 +94,8 @@ class HostedSessionTest : public ::testing::Test {
     options.world_size = kMembers;
     options.manifest = {ParameterSpec{.name = "w", .shape = {kNumel}, .dtype = DType::kFloat32}};
     session_ = std::make_shared<HostedSession>(
-        options, MakeCoordinatorHook(options.spec, options.manifest).value(), now_);
+        options, MakeCoordinatorHook(options.spec, options.manifest).value(),
+        std::make_shared<SumThreads>(1), now_);
     for (int rank = 0; rank < kMembers; ++rank) {
       const JoinAsk ask{.world_size = kMembers,
                         .rank = rank,

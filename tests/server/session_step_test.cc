@@ -86,6 +86,18 @@ INSTANTIATE_TEST_SUITE_P(
               c.received = 0;
             }),
             "sent chunk 1 of step 0 bucket [b] round 0 with 0 results received; the window is 1"},
+        Breach{"SeveralThatAreNotRaw", SendChunk([](Contribution& c) { c.more = 1; }),
+               "sent chunk 0 and 1 more of bucket [b] in step 0 at once; allowed: raw ones"},
+        Breach{"SeveralBeyondTheLast", SendChunk([](Contribution& c) {
+                 c.shared = wire::SharedBytes{.raw = true};
+                 c.more = 3;
+               }),
+               "sent chunk 0 and 3 more of bucket [b] in step 0 at once; it has 3 chunks"},
+        Breach{"SeveralInOtherBytes", SendChunk([](Contribution& c) {
+                 c.shared = wire::SharedBytes{.raw = true};
+                 c.more = 1;
+               }),
+               "sent chunk 0 and 1 more of bucket [b] in step 0 in 64 bytes; they have 128"},
         Breach{"OtherDigest", SendChunk([](Contribution& c) { c.digest = 1; }),
                "chunk 0 of bucket [b] in step 0 does not match its digest"},
         Breach{"OtherBytesTheSecondTime",
@@ -253,8 +265,8 @@ TEST(SessionStep, ANonFiniteResultSkipsTheStep) {
   EXPECT_EQ(harness.session.stats().steps_skipped, 1U);
 }
 
-// Chunk 1 was non-finite in an attempt of which nothing was released.
-TEST(SessionStep, ANonFiniteValueOfAnAttemptThatStartsOverDoesNotCount) {
+// Contributions may have been overwritten by results, so that nobody is asked for them again.
+TEST(SessionStep, ARoundThatIsBeingReducedGoesOnAfterAResume) {
   SessionOptions options = SmallOptions();
   options.window_chunks = 2;
   SessionHarness harness(options);
@@ -268,17 +280,75 @@ TEST(SessionStep, ANonFiniteValueOfAnAttemptThatStartsOverDoesNotCount) {
     }
   }
   ASSERT_THAT(harness.reductions, SizeIs(2));
-  harness.reductions.pop_front();  // chunk 0 stays away
-  harness.Reduce(false);
+  EXPECT_TRUE(harness.reductions[0].in_place);
   ASSERT_TRUE(harness.Attach(1).ok());
-  harness.Announce(1, {1});
-  for (std::uint32_t c = 0; c < 3; ++c) {
-    for (int r : {0, 1}) harness.Receive(r, harness.Chunk(r, 1, c), Floats(c == 2 ? 8 : 16, 1));
-    harness.Reduce();
+  ASSERT_THAT(harness.Sent<wire::Restart>(1), SizeIs(1));
+  ASSERT_THAT(harness.Sent<wire::Restart>(1)[0].open, SizeIs(1));
+  EXPECT_EQ(harness.Sent<wire::Restart>(1)[0].open[0].attempt, 0U);
+  wire::Contribution again = harness.Chunk(1, 1, 0);
+  again.id.attempt = 0;
+  harness.Receive(1, again, Floats(16, 77));  // its memory is a result by now
+  EXPECT_EQ(harness.session.stats().duplicate_chunks, 1U);
+  ASSERT_THAT(harness.reductions, SizeIs(2));
+  harness.Reduce();
+  ASSERT_THAT(harness.Sent<wire::Result>(0), SizeIs(2));
+  EXPECT_EQ(harness.Sent<wire::Result>(0)[1].id.attempt, 0U);
+  EXPECT_EQ(FirstFloat(harness.frames[0].back().payload), 2);
+}
+
+// Gradients that a daemon has mapped, which take their result.
+class Gradients final : public wire::Payload {
+ public:
+  explicit Gradients(wire::PayloadRef floats) : floats_(std::move(floats)) {}
+  std::span<const std::span<const std::byte>> pieces() const override { return floats_->pieces(); }
+  std::size_t bytes() const override { return floats_->bytes(); }
+  bool takes_result() const override { return true; }
+  wire::PayloadRef Cut(std::size_t, std::size_t bytes) const override {
+    return std::make_shared<Gradients>(Floats(bytes / sizeof(float), FirstFloat(floats_)));
   }
-  for (int r : {0, 1}) harness.EndStep(r);
-  ASSERT_THAT(harness.Sent<wire::StepDone>(0), SizeIs(1));
-  EXPECT_EQ(harness.Sent<wire::StepDone>(0)[0].verdict, Verdict::kApply);
+
+ private:
+  const wire::PayloadRef floats_;
+};
+
+wire::Contribution AllOf(const SessionHarness& harness, int rank) {
+  wire::Contribution all = harness.Chunk(rank, 1, 0);
+  all.shared = wire::SharedBytes{.bytes = 160, .raw = true, .takes_result = true};
+  all.more = 2;
+  return all;
+}
+
+TEST(SessionStep, ContributionsThatTakeTheirResultsNeedNoWindow) {
+  SessionHarness harness;
+  harness.Start();
+  harness.AnnounceAll({1});
+  for (int r : {0, 1}) {
+    harness.Receive(r, AllOf(harness, r), std::make_shared<Gradients>(Floats(40, 1)));
+  }
+  ASSERT_THAT(harness.reductions, SizeIs(3));
+  EXPECT_TRUE(harness.reductions[2].in_place);
+  EXPECT_EQ(harness.reductions[2].segment.numel, 8U);
+  EXPECT_EQ(harness.session.held_bytes(), 0U);
+  harness.Reduce();
+  EXPECT_THAT(harness.Sent<wire::Result>(1), SizeIs(3));
+}
+
+// Another member's result is kept until rank 0, though ahead, has acknowledged it.
+TEST(SessionStep, WhatIsKeptStaysInEveryWindow) {
+  SessionHarness harness;
+  harness.Start();
+  harness.AnnounceAll({1});
+  harness.Receive(0, AllOf(harness, 0), std::make_shared<Gradients>(Floats(40, 1)));
+  harness.Receive(1, harness.Chunk(1, 1, 0), Floats(16, 1));
+  harness.Reduce();
+  harness.Receive(1, harness.Chunk(1, 1, 1), Floats(16, 1));
+  EXPECT_THAT(harness.reductions, IsEmpty());
+  EXPECT_THAT(harness.Waiting(),
+              HasSubstr("step 0 waits for rank 0 (connected, last heard 0 ago) to acknowledge "
+                        "results of bucket [b]"));
+  harness.Receive(0, wire::Ack{{.bucket = 1}, 1});
+  EXPECT_THAT(harness.reductions, SizeIs(1));
+  EXPECT_THAT(harness.Waiting(), HasSubstr("step 0 reduces bucket [b]"));
 }
 
 TEST(SessionStep, CountsADuplicateOnce) {

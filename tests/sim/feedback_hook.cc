@@ -143,9 +143,11 @@ class WatchedRun final : public HookRun {
   absl::Status Encode(ElementRange range, std::span<std::byte> out) override {
     return inner_->Encode(range, out);
   }
+  std::span<const std::byte> Raw(ElementRange range) const override { return inner_->Raw(range); }
   absl::Status Decode(ElementRange range, std::span<const std::byte> in) override {
     return inner_->Decode(range, in);
   }
+  absl::Status DecodeInPlace(ElementRange range) override { return inner_->DecodeInPlace(range); }
   std::size_t shared_bytes() const override { return inner_->shared_bytes(); }
   absl::Status Import(std::span<const std::byte> shared) override { return inner_->Import(shared); }
   void Commit() override {

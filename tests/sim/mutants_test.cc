@@ -41,7 +41,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{Mutant::kStateTouchedBeforeCommit, "StateTouchedBeforeCommit"},
                       Case{Mutant::kCreditDeadlock, "CreditDeadlock"},
                       Case{Mutant::kSharedStateNotResumed, "SharedStateNotResumed"},
-                      Case{Mutant::kCoordinatorCommitsSkips, "CoordinatorCommitsSkips"}),
+                      Case{Mutant::kCoordinatorCommitsSkips, "CoordinatorCommitsSkips"},
+                      Case{Mutant::kReducingStartsOver, "ReducingStartsOver"}),
     [](const ::testing::TestParamInfo<Case>& tested) { return std::string(tested.param.name); });
 
 }  // namespace

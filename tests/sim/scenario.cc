@@ -1,6 +1,7 @@
 #include "tests/sim/scenario.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -162,7 +163,9 @@ void ChooseNetwork(Scenario& scenario, Random& random) {
   scenario.delay_low = absl::Microseconds(50);
   scenario.delay_high = absl::Microseconds(random.Percent(70) ? 3000 : 60000);
   scenario.think_high = absl::Microseconds(random.Percent(60) ? 4000 : 0);
-  scenario.reduce_high = absl::Microseconds(random.Percent(70) ? 2000 : 20000);
+  // The longest: a member is cut off and back while a sum is computed.
+  constexpr int kMicroseconds[] = {2000, 2000, 2000, 20'000, 300'000};
+  scenario.reduce_high = absl::Microseconds(kMicroseconds[random.Below(std::size(kMicroseconds))]);
   scenario.reduce_inline_percent = random.Percent(30) ? 100 : random.Between(0, 60);
   scenario.duplicate_percent = random.Percent(35) ? random.Between(3, 40) : 0;
   scenario.stale_percent = random.Percent(50) ? random.Between(5, 40) : 0;
@@ -251,6 +254,12 @@ Scenario MakeScenario(std::uint64_t seed) {
   if (power_sgd) AdaptSteps(scenario, random);
   ChooseNetwork(scenario, random);
   ChooseFaults(scenario, random);
+  const bool takes_results =
+      std::all_of(options.manifest.begin(), options.manifest.end(),
+                  [&](const ParameterSpec& p) { return options.spec.TakesResults(p.dtype); });
+  if (!scenario.user_hook && takes_results) {
+    scenario.in_place_percent = static_cast<int>(random.Below(3)) * 50;
+  }
   return scenario;
 }
 

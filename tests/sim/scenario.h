@@ -55,6 +55,7 @@ struct Scenario {
   bool power_sgd = false;
   FeedbackOptions feedback;
   bool any_rank = false;
+  int in_place_percent = 0;     // members whose gradients the daemon reads and overwrites
   std::vector<StepPlan> steps;  // the last one has collectives only
   std::vector<Fault> faults;
   absl::Duration delay_low;

@@ -43,7 +43,9 @@ std::string Name(Count count) {
                                            "shared-state frames",
                                            "units of several chunks",
                                            "state imports",
-                                           "eager buckets"};
+                                           "eager buckets",
+                                           "results in place",
+                                           "joined contributions"};
   return kNames[static_cast<std::size_t>(count)];
 }
 
@@ -73,6 +75,7 @@ World::World(const Scenario& scenario, const RunOptions& run)
     processes_.push_back(std::make_unique<Process>());
     processes_.back()->index = p;
     processes_.back()->start_id = random_.Next() | 1;
+    processes_.back()->in_place = random_.Percent(scenario_.in_place_percent);
   }
 }
 

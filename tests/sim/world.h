@@ -12,6 +12,7 @@
 #include <queue>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "client/core/member.h"
@@ -53,6 +54,8 @@ enum class Count : std::uint8_t {
   kUnitsOfSeveralChunks,
   kStateImports,
   kEagerBuckets,
+  kResultsInPlace,
+  kJoinedContributions,
   kNumCounts,
 };
 std::string Name(Count count);
@@ -113,7 +116,7 @@ class World {
     absl::Time last_down;
   };
   struct OpenBucket {
-    ByteVector buffer;
+    std::shared_ptr<ByteVector> buffer;
     std::unique_ptr<GradBucket> bucket;
     std::uint32_t id = 0;
   };
@@ -130,12 +133,15 @@ class World {
     bool leaving = false;
     bool left = false;
     bool hostile = false;
+    bool in_place = false;
     bool replays_old_generation = false;
     bool reported_failure = false;
     absl::Time paused_until = absl::InfinitePast();
     std::size_t next_collective = 0;
     ByteVector collective_data;
     std::map<client::Ticket, OpenBucket> buckets;
+    // Contributions in place as they were first sent, by step, bucket and chunk.
+    std::map<std::tuple<std::int64_t, std::uint32_t, std::uint32_t>, ByteVector> encoded;
     std::vector<std::unique_ptr<GradBucket>>
         ended;  // their buffers are gone, the verdict is not here
   };
@@ -160,7 +166,7 @@ class World {
   void OnEffect(server::ReduceEffect& effect, server::Effects& more);
   void OnEffect(server::CloseEffect& effect, server::Effects& more);
   void OnEffect(server::LogEffect& effect, server::Effects& more);
-  void SendDown(int rank, const wire::Frame& frame);
+  void SendDown(int rank, const wire::Frame& sent);
   void PushDown(Link& link, std::function<void()> action);
   void PumpUp(Link& link);
   void PumpDown(Link& link);
@@ -176,6 +182,9 @@ class World {
   void OnJoined(Process& process, const absl::StatusOr<int>& rank);
   void Open(Process& process);
   void SendUp(Process& process, wire::Frame frame);
+  bool JoinLast(Link& link, const wire::Frame& frame);
+  // The gradients of a chunk, for a daemon that reads and overwrites them. Null: not this time.
+  wire::PayloadRef GradientsOf(Process& process, const client::SendChunkEffect& effect);
   void Heartbeat(Process& process);
   void OnStreamEnd(Process& process, Link& link, absl::Duration reconnect_after);
   void OnRefused(Process& process, const absl::Status& status);

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "hooks/reduce.h"
+#include "tests/sim/places.h"
 #include "tests/sim/world.h"
 
 namespace gradwire::sim {
@@ -33,14 +34,23 @@ std::set<int> RanksIn(const std::string& text) {
 
 wire::PayloadRef ReduceInputs(const server::ReduceEffect& effect, Random& random, bool& finite) {
   std::vector<Pieces> inputs;
-  for (const wire::PayloadRef& input : effect.inputs) inputs.push_back(input->pieces());
-  ByteVector out(effect.segment.bytes());
-  finite =
-      (effect.segment.op == ReduceOp::kOrthonormalizedSum
-           ? ReduceOrthonormalized(effect.segment, inputs, out)
-           : Reduce(effect.segment.dtype, effect.segment.op, effect.segment.numel, inputs, out))
-          .finite;
-  return MakePayload(std::move(out), random);
+  std::vector<std::shared_ptr<const GradientPlace>> places;
+  for (const wire::PayloadRef& input : effect.inputs) {
+    inputs.push_back(input->pieces());
+    if (auto place = std::dynamic_pointer_cast<const GradientPlace>(input)) {
+      places.push_back(std::move(place));
+    }
+  }
+  const Segment& segment = effect.segment;
+  ByteVector out(segment.bytes());
+  finite = (segment.op == ReduceOp::kOrthonormalizedSum
+                ? ReduceOrthonormalized(segment, inputs, out)
+                : Reduce(segment.dtype, segment.op, segment.numel, inputs, out, effect.raw))
+               .finite;
+  if (places.empty()) return MakePayload(std::move(out), random);
+  const bool keeps = places.size() < inputs.size();
+  return std::make_shared<PlacedResult>(std::move(out), segment.dtype, effect.raw.dtype,
+                                        std::move(places), keeps, random);
 }
 
 }  // namespace
@@ -157,10 +167,16 @@ void World::OnEffect(server::LogEffect& effect, server::Effects&) {
   Trace([&] { return absl::StrCat("log: ", effect.message); });
 }
 
-void World::SendDown(int rank, const wire::Frame& frame) {
+void World::SendDown(int rank, const wire::Frame& sent) {
   const auto found = current_.find(rank);
   if (found == current_.end()) return;
   Link& link = *found->second;
+  wire::Frame frame = sent;
+  if (const auto* placed = dynamic_cast<const PlacedResult*>(frame.payload.get())) {
+    auto& result = std::get<wire::Result>(frame.header);
+    result.in_place = placed->IsPlaced(rank, link.id);
+    if (!result.in_place) frame.payload = placed->For(rank, random_);
+  }
   if (const auto* failure = std::get_if<wire::Failure>(&frame.header)) {
     if (failure_ && *failure_ != *failure) checker_.Violate("members are told different failures");
     failure_ = *failure;

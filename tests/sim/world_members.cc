@@ -6,6 +6,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "proto/wire/merge.h"
+#include "tests/sim/places.h"
 #include "tests/sim/world.h"
 
 namespace gradwire::sim {
@@ -116,11 +118,37 @@ void World::SendUp(Process& process, wire::Frame frame) {
   if (process.link == nullptr) return;  // Resumed says it again
   Link& link = *process.link;
   if (link.cut) return Note(Count::kFramesLost);
+  if (JoinLast(link, frame)) return;
   const bool background = std::holds_alternative<wire::Heartbeat>(frame.header);
   link.up.push_back(std::move(frame));
   link.last_up = std::max(link.last_up, now_ + NetworkDelay());
   At(
       link.last_up, [this, &link] { PumpUp(link); }, background);
+}
+
+// As a member's queue does it, while the frame before has not left.
+bool World::JoinLast(Link& link, const wire::Frame& frame) {
+  if (link.up.empty()) return false;
+  wire::Frame& last = link.up.back();
+  const auto before = std::dynamic_pointer_cast<const GradientPlace>(last.payload);
+  const auto after = std::dynamic_pointer_cast<const GradientPlace>(frame.payload);
+  if (before == nullptr || after == nullptr || !random_.Percent(70)) return false;
+  if (!wire::Merge(last.header, frame.header)) return false;
+  last.payload = before->With(*after);
+  Note(Count::kJoinedContributions);
+  return true;
+}
+
+wire::PayloadRef World::GradientsOf(Process& process, const client::SendChunkEffect& effect) {
+  if (!process.in_place || effect.announce || process.link == nullptr) return nullptr;
+  const std::span<const std::byte> raw = effect.run->Raw(effect.range);
+  for (const auto& [ticket, open] : process.buckets) {
+    if (raw.empty() || open.id != effect.header.id.bucket) continue;
+    const auto offset = static_cast<std::size_t>(raw.data() - open.buffer->data());
+    return std::make_shared<GradientPlace>(open.buffer, offset, raw.size(), process.rank,
+                                           process.link->id);
+  }
+  return nullptr;
 }
 
 void World::Heartbeat(Process& process) {
@@ -188,7 +216,15 @@ void World::OnFrame(Process& process, const wire::Frame& frame) {
   bool commits = false;
   if (const auto* result = std::get_if<wire::Result>(&frame.header)) {
     Mark(result->digest);
-    checker_.OnResultFrame(process.rank, *result, frame.payload.get());
+    const auto* placed = dynamic_cast<const PlacedResult*>(frame.payload.get());
+    if (placed == nullptr) {
+      checker_.OnResultFrame(process.rank, *result, frame.payload.get());
+    } else {
+      Note(Count::kResultsInPlace);
+      if (!placed->IsIntact(process.rank)) checker_.Violate("a result in place was overwritten");
+      const wire::PayloadRef bytes = MakePayload(placed->content(), random_);
+      checker_.OnResultFrame(process.rank, *result, bytes.get());
+    }
   } else if (const auto* done = std::get_if<wire::StepDone>(&frame.header)) {
     checker_.OnStepDoneFrame(process.rank, *done, process.member->step());
     commits = done->verdict == Verdict::kApply && done->step == process.member->step();
@@ -200,7 +236,9 @@ void World::OnFrame(Process& process, const wire::Frame& frame) {
   if (checker_.violated()) return;
   client::Effects effects;
   AllowCommit(process, commits);
-  process.member->Receive(frame, effects);
+  const auto* result = std::get_if<wire::Result>(&frame.header);
+  const bool in_place = result != nullptr && result->in_place;
+  process.member->Receive(in_place ? wire::Frame{.header = frame.header} : frame, effects);
   AllowCommit(process, false);
   ApplyMember(process, std::move(effects));
 }
@@ -221,6 +259,16 @@ void World::OnMember(Process& process, client::SendChunkEffect& effect) {
   ByteVector bytes(effect.bytes);
   if (absl::Status status = effect.run->Encode(effect.range, bytes); !status.ok()) {
     return checker_.Violate(absl::StrCat("Encode failed: ", status.message()));
+  }
+  if (wire::PayloadRef gradients = GradientsOf(process, effect)) {
+    // The second time a result may lie there; what counts is what was there first.
+    const auto [first, fresh] =
+        process.encoded.try_emplace({id.step, id.bucket, effect.header.chunk}, std::move(bytes));
+    checker_.OnContribution(effect.header, first->second);
+    const auto& place = static_cast<const GradientPlace&>(*gradients);
+    effect.header.shared = wire::SharedBytes{
+        .offset = place.offset(), .bytes = place.bytes(), .raw = true, .takes_result = true};
+    return SendUp(process, {.header = effect.header, .payload = std::move(gradients)});
   }
   const DType dtype = scenario_.power_sgd                        ? checker_.WireDType(effect.header)
                       : effect.bytes == effect.range.numel() * 8 ? DType::kFloat64
@@ -264,7 +312,7 @@ void World::OnMember(Process& process, client::BucketDoneEffect& effect) {
   if (found == process.buckets.end()) return checker_.Violate("a bucket ends twice");
   if (effect.status.ok()) {
     checker_.OnBucketDone(process.rank, process.member->step(), found->second.id,
-                          found->second.buffer);
+                          *found->second.buffer);
   }
   process.ended.push_back(std::move(found->second.bucket));
   process.buckets.erase(found);  // the core may not touch the buffer any more
@@ -390,12 +438,13 @@ void World::StartBucket(Process& process, const std::vector<std::uint32_t>& para
   const client::Ticket ticket = next_ticket_++;
   OpenBucket& open = process.buckets[ticket];
   open.id = parameters.front();
-  open.buffer = checker_.GradientBytes(process.rank, process.member->step(), parameters);
+  open.buffer = std::make_shared<ByteVector>(
+      checker_.GradientBytes(process.rank, process.member->step(), parameters));
   std::vector<ParameterSpec> specs;
   for (std::uint32_t p : parameters) specs.push_back(scenario_.options.manifest[p]);
   const DType dtype = specs.front().dtype;
   absl::StatusOr<GradBucket> bucket = GradBucket::Make(
-      0, TensorView{dtype, open.buffer.data(), open.buffer.size() / ByteSize(dtype)}, specs);
+      0, TensorView{dtype, open.buffer->data(), open.buffer->size() / ByteSize(dtype)}, specs);
   if (!bucket.ok()) return checker_.Violate(std::string(bucket.status().message()));
   open.bucket = std::make_unique<GradBucket>(*std::move(bucket));
   client::Effects effects;
@@ -403,6 +452,7 @@ void World::StartBucket(Process& process, const std::vector<std::uint32_t>& para
       !status.ok()) {
     return checker_.Violate(absl::StrCat("StartBucket: ", status.message()));
   }
+  if (process.in_place) process.member->SendAhead(parameters.front());
   ApplyMember(process, std::move(effects));
 }
 

@@ -9,6 +9,7 @@
 #include <variant>
 
 #include "absl/status/statusor.h"
+#include "gradwire/hooks/dtype.h"
 
 namespace gradwire {
 
@@ -38,6 +39,10 @@ struct HookSpec {
     return comm_wrapper == "no" &&
            (comm_hook == "no" || comm_hook == "fp16" || comm_hook == "bf16");
   }
+
+  // Whether a result can lie in the place of gradients of this dtype: the hook only casts, and the
+  // dtype has every value of the wire's.
+  bool TakesResults(DType gradients) const;
 
   bool operator==(const HookSpec&) const = default;
 };
