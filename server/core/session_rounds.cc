@@ -200,10 +200,11 @@ void Session::Store(int rank, Bucket& bucket, const wire::Contribution& header,
 }
 
 // Whether a chunk that comes again is another one. Without digests that can be told until it is
-// reduced.
+// reduced, and not at all of bytes that may change.
 bool Session::IsAnother(const Slot& slot, const wire::Payload& again) {
+  if (!again.fixed() || (slot.payload != nullptr && !slot.payload->fixed())) return false;
   if (slot.payload != nullptr) return slot.payload->digest() != again.digest();
-  return slot.digest && again.fixed() && *slot.digest != again.digest();
+  return slot.digest && *slot.digest != again.digest();
 }
 
 DType Session::GradientType(const Bucket& bucket) const {
