@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -63,7 +64,10 @@ class SharedMemory {
     std::uint32_t bucket = 0;
     std::uint32_t round = 0;
     std::uint32_t chunk = 0;
-    auto operator<=>(const Key&) const = default;
+    bool operator<(const Key& other) const {
+      return std::tie(step, bucket, round, chunk) <
+             std::tie(other.step, other.bucket, other.round, other.chunk);
+    }
   };
   static Key KeyOf(const wire::RoundId& id, std::uint32_t chunk) {
     return {.step = id.step, .bucket = id.bucket, .round = id.round, .chunk = chunk};

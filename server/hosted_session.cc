@@ -267,9 +267,10 @@ void HostedSession::Execute(Effects effects, Work& work) {
 bool HostedSession::IsPlaced(const FanOutEffect& result) const {
   const auto* chunk = dynamic_cast<const ReducedChunk*>(result.frame.payload.get());
   if (chunk == nullptr) return false;
-  return std::all_of(result.ranks.begin(), result.ranks.end(), [&](int rank) {
-    return chunk->IsPlaced(rank, current_[static_cast<std::size_t>(rank)]);
-  });
+  for (int rank : result.ranks) {
+    if (!chunk->IsPlaced(rank, current_[static_cast<std::size_t>(rank)])) return false;
+  }
+  return true;
 }
 
 void HostedSession::Queue(const std::vector<int>& ranks, const wire::Frame& frame, Work& work) {
@@ -292,8 +293,8 @@ void HostedSession::Queue(const std::vector<int>& ranks, const wire::Frame& fram
         reference = SerializeReference(frame.header, *offset, frame.payload->bytes());
       }
       stream.Queue(reference, weight);
-    } else if (auto copy = chunk == nullptr ? nullptr : chunk->CopyFor(rank)) {
-      stream.Queue(wire::Serialize(frame.header, std::move(copy)), weight);
+    } else if (const auto copy = chunk == nullptr ? nullptr : chunk->CopyFor(rank)) {
+      stream.Queue(wire::Serialize(frame.header, copy), weight);
     } else {
       if (!bytes.Valid()) bytes = wire::Serialize(frame.header, frame.payload);
       stream.Queue(bytes, weight);  // shares the slices
