@@ -1,5 +1,5 @@
 // A member's side of shared memory with the daemon of its host: contributions in segments of its
-// own, results in the daemon's.
+// own, results in their place or in the daemon's segment.
 #pragma once
 
 #include <cstddef>

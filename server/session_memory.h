@@ -1,5 +1,5 @@
-// Shared memory of one session: a segment of the daemon's for results, and the members' own for
-// contributions.
+// Shared memory of one session: the members' segments for contributions and for the results that
+// take their place, and one of the daemon's for other results.
 #pragma once
 
 #include <cstddef>

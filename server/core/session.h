@@ -235,7 +235,8 @@ class Session {
     std::uint32_t reduced = 0;              // results that are there, in chunk order
     std::vector<std::uint32_t> received{};  // results that each member acknowledged
     bool finished() const { return reduced == layout.chunk_count(); }
-    bool began_to_reduce() const;
+    // Whether it cannot start over.
+    bool goes_on() const;
   };
   struct Bucket {
     std::int64_t step = 0;

@@ -237,7 +237,9 @@ std::vector<int> Session::WindowsWithout(const Bucket& bucket,
   return ranks;
 }
 
-bool Session::Round::began_to_reduce() const {
+// What is being reduced may be overwritten by its result, so that nobody can be asked for it again.
+bool Session::Round::goes_on() const {
+  if (IsActive(Mutant::kReducingStartsOver)) return reduced > 0;
   return std::any_of(chunks.begin(), chunks.end(), [](const Chunk& one) { return one.reducing; });
 }
 

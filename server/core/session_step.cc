@@ -446,11 +446,7 @@ void Session::Resume(int rank, std::int64_t member_step, Effects& effects) {
   ++attempt_;
   for (auto& [key, bucket] : buckets_) {
     if (bucket.step != step_ || bucket.reduced || bucket.rounds.empty()) continue;
-    // What is being reduced may be overwritten by its result.
-    const Round& round = bucket.rounds.back();
-    const bool goes_on =
-        IsActive(Mutant::kReducingStartsOver) ? round.reduced > 0 : round.began_to_reduce();
-    if (goes_on) continue;
+    if (bucket.rounds.back().goes_on()) continue;
     bucket.rounds.pop_back();
     BeginRound(bucket);
   }

@@ -115,7 +115,8 @@ class HookRun {
 
   // The range of the bucket itself, where Encode does no more than cast it to the segment's dtype,
   // divide by the world size, and round each time: a coordinator that can read the bucket does the
-  // same. Empty: it does more. Stays as it is until the range is decoded.
+  // same. Empty: it does more. The caller leaves it as it is until the range is decoded; the
+  // coordinator may have written the result there before, and then ignores what is encoded again.
   virtual std::span<const std::byte> Raw(ElementRange /*range*/) const { return {}; }
 
   // Takes the range's result where a coordinator has written it over what Raw gave, as Decode would
