@@ -18,8 +18,11 @@ bool Inbox::OnThisThread() const { return working_on == this; }
 
 bool Inbox::NeedsSdkThread(const Event& event) {
   if (std::holds_alternative<StreamEndEvent>(event)) return true;
-  const auto* call = std::get_if<CallEvent>(&event);
-  return call != nullptr && call->heavy;
+  if (const auto* call = std::get_if<CallEvent>(&event)) return call->heavy;
+  const auto* frame = std::get_if<FrameEvent>(&event);
+  if (frame == nullptr || !frame->frame.ok()) return false;
+  const auto* result = std::get_if<wire::Result>(&frame->frame->header);
+  return result != nullptr && (result->in_place || WeightOf(event).bytes > wire::kSmallPayload);
 }
 
 bool Inbox::IsUrgent(const Event& event) {

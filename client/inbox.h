@@ -33,9 +33,7 @@ struct ReadEndEvent {};
 // gRPC is through with the stream.
 struct StreamEndEvent {
   absl::Status status;
-  // Keeps the stream for the SDK thread to destroy: with it goes the last reference to its channel,
-  // and gRPC 1.51 ends its callback threads with the last channel of a process, which one of those
-  // threads cannot do itself.
+  // Keeps the stream for the SDK thread to destroy, and with it the last reference to its channel.
   std::shared_ptr<void> stream;
 };
 struct CallEvent {
@@ -65,7 +63,8 @@ class EventHandler {
 // Thread-safe. Outlives the client while a stream may call back.
 //
 // Calls and ends of writes are small and somebody waits for them: they go before frames, each in
-// its own order. Frames stay in theirs, but for small results (wire::MayPass).
+// its own order. Frames stay in theirs, but for small results (wire::MayPass); large ones are left
+// to the SDK thread, so that the thread that brings them reads on.
 class Inbox {
  public:
   // Reading pauses while `max_frames` frames wait.

@@ -35,6 +35,7 @@ Link::Link(std::string address, Membership membership, std::uint64_t start_id,
       membership_(std::move(membership)),
       start_id_(start_id),
       inbox_(std::move(inbox)),
+      poller_(Poller::Start()),
       heartbeat_interval_(ToClock(membership_.heartbeat_interval)),
       silence_timeout_(ToClock(membership_.silence_timeout)),
       last_heard_(Clock::now()) {}
@@ -43,7 +44,7 @@ std::string Link::Daemon() const { return absl::StrCat("the daemon at ", address
 
 void Link::Open(std::shared_ptr<grpc::Channel> channel, std::int64_t step, std::uint64_t memory) {
   channel_ = std::move(channel);
-  stream_ = ExchangeStream::Start(channel_, inbox_, membership_.chunk_bytes);
+  stream_ = ExchangeStream::Start(channel_, poller_, inbox_, membership_.chunk_bytes);
   opened_at_ = Clock::now();
   next_heartbeat_ = opened_at_ + heartbeat_interval_;
   Send(wire::Hello{

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "client/channel.h"
 #include "client/inbox.h"
+#include "client/poller.h"
 #include "client/stream.h"
 #include "proto/wire/frame.h"
 
@@ -61,6 +62,7 @@ class Link {
   const Membership membership_;
   const std::uint64_t start_id_;
   const std::shared_ptr<Inbox> inbox_;
+  const std::shared_ptr<Poller> poller_;
   const Clock::duration heartbeat_interval_;
   const Clock::duration silence_timeout_;
 

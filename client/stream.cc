@@ -1,7 +1,5 @@
 #include "client/stream.h"
 
-#include <grpcpp/generic/generic_stub.h>
-
 #include <string>
 #include <utility>
 
@@ -10,35 +8,73 @@
 
 namespace gradwire::client {
 
+// What an operation's end does, and whether it was the last.
+template <void (ExchangeStream::*end)(bool)>
+Poller::Operation ExchangeStream::Operation() {
+  const auto done = [](void* owner, bool ok) {
+    auto& stream = *static_cast<ExchangeStream*>(owner);
+    (stream.*end)(ok);
+    bool last = false;
+    {
+      MutexLock lock(stream.mutex_);
+      last = --stream.in_flight_ == 0 && stream.finishing_;
+    }
+    if (!last) return;
+    // The stream may be gone before Push returns.
+    const std::shared_ptr<Inbox> inbox = stream.inbox_;
+    inbox->Push(StreamEndEvent{.status = wire::FromGrpc(stream.outcome_),
+                               .stream = std::move(stream.self_)});
+  };
+  return {.done = done, .owner = this};
+}
+
+ExchangeStream::ExchangeStream(std::shared_ptr<Poller> poller, std::shared_ptr<Inbox> inbox,
+                               std::size_t max_payload_bytes)
+    : poller_(std::move(poller)),
+      inbox_(std::move(inbox)),
+      max_payload_bytes_(max_payload_bytes),
+      read_(Operation<&ExchangeStream::OnRead>()),
+      write_(Operation<&ExchangeStream::OnWritten>()),
+      finish_(Operation<&ExchangeStream::OnFinished>()) {}
+
 std::shared_ptr<ExchangeStream> ExchangeStream::Start(const std::shared_ptr<grpc::Channel>& channel,
+                                                      std::shared_ptr<Poller> poller,
                                                       std::shared_ptr<Inbox> inbox,
                                                       std::size_t max_payload_bytes) {
   static const std::string method = "/gradwire.v1.AggregationService/Exchange";
-  std::shared_ptr<ExchangeStream> stream(new ExchangeStream(std::move(inbox), max_payload_bytes));
+  std::shared_ptr<ExchangeStream> stream(
+      new ExchangeStream(std::move(poller), std::move(inbox), max_payload_bytes));
   stream->self_ = stream;
-  grpc::GenericStub stub(channel);
-  stub.PrepareBidiStreamingCall(&stream->context_, method, grpc::StubOptions(), stream.get());
-  stream->AddHold();
-  stream->StartRead(&stream->incoming_);
-  stream->StartCall();
+  stream->context_.set_initial_metadata_corked(true);  // the first write takes it along
+  {
+    MutexLock lock(stream->mutex_);
+    stream->call_ =
+        grpc::GenericStub(channel).PrepareCall(&stream->context_, method, stream->poller_->queue());
+    stream->call_->StartCall(nullptr);
+  }
+  stream->ReadOn();
   return stream;
 }
 
-ExchangeStream::ExchangeStream(std::shared_ptr<Inbox> inbox, std::size_t max_payload_bytes)
-    : inbox_(std::move(inbox)), max_payload_bytes_(max_payload_bytes) {}
-
 void ExchangeStream::Write(const wire::Frame& frame) {
-  grpc::ByteBuffer bytes = wire::Serialize(frame.header, frame.payload);
-  outgoing_.Swap(&bytes);
-  StartWrite(&outgoing_);
+  const grpc::ByteBuffer bytes = wire::Serialize(frame.header, frame.payload);
+  MutexLock lock(mutex_);
+  ++in_flight_;
+  call_->Write(bytes, poller_->Begin(write_));  // has its own reference
 }
 
-void ExchangeStream::ReadOn() { StartRead(&incoming_); }
+void ExchangeStream::ReadOn() {
+  MutexLock lock(mutex_);
+  if (finishing_) return;
+  reading_ = true;
+  ++in_flight_;
+  call_->Read(&incoming_, poller_->Begin(read_));
+}
 
 void ExchangeStream::Release() {
-  if (released_) return;
+  MutexLock lock(mutex_);
   released_ = true;
-  RemoveHold();
+  MaybeFinish();
 }
 
 void ExchangeStream::Cancel() {
@@ -46,30 +82,30 @@ void ExchangeStream::Cancel() {
   Release();
 }
 
-void ExchangeStream::OnReadDone(bool ok) {
-  if (!ok) {
-    const std::shared_ptr<Inbox> inbox = inbox_;
-    return inbox->Push(ReadEndEvent{});
+void ExchangeStream::MaybeFinish() {
+  if (!released_ || reading_ || finishing_) return;
+  finishing_ = true;
+  ++in_flight_;
+  call_->Finish(&outcome_, poller_->Begin(finish_));
+}
+
+void ExchangeStream::OnRead(bool ok) {
+  {
+    MutexLock lock(mutex_);
+    reading_ = false;
+    MaybeFinish();
   }
+  if (!ok) return inbox_->Push(ReadEndEvent{});
   absl::StatusOr<wire::Frame> frame =
       wire::Parse(incoming_, {.max_payload_bytes = max_payload_bytes_});
   incoming_.Clear();
   // The next frame is read while this one is dealt with.
-  const std::shared_ptr<Inbox> inbox = inbox_;  // the stream may be gone before Work returns
-  if (inbox->PushFrame(std::move(frame))) StartRead(&incoming_);
-  inbox->Work();
+  if (inbox_->PushFrame(std::move(frame))) ReadOn();
+  inbox_->Work();
 }
 
-void ExchangeStream::OnWriteDone(bool ok) {
-  // The slices go back to the pool now, not with the next write.
-  outgoing_.Clear();
-  const std::shared_ptr<Inbox> inbox = inbox_;
-  inbox->Push(WriteEvent{ok});
-}
+void ExchangeStream::OnWritten(bool ok) { inbox_->Push(WriteEvent{ok}); }
 
-void ExchangeStream::OnDone(const grpc::Status& status) {
-  const std::shared_ptr<Inbox> inbox = inbox_;  // the stream may be gone before Push returns
-  inbox->Push(StreamEndEvent{.status = wire::FromGrpc(status), .stream = std::move(self_)});
-}
+void ExchangeStream::OnFinished(bool) {}
 
 }  // namespace gradwire::client

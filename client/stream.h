@@ -1,52 +1,75 @@
-// One Exchange stream: gRPC's reactor on one side, the client's inbox on the other.
+// One Exchange stream: gRPC's operations on one side, the client's inbox on the other.
 #pragma once
 
 #include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
+#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/support/byte_buffer.h>
-#include <grpcpp/support/client_callback.h>
 
 #include <memory>
 
 #include "client/inbox.h"
+#include "client/poller.h"
 #include "proto/wire/frame.h"
+#include "proto/wire/sync.h"
 
 namespace gradwire::client {
 
-// Write, ReadOn, Release and Cancel belong to the SDK thread. gRPC's threads push into the inbox;
-// StreamEndEvent is the last they push, and it follows Release or Cancel.
-class ExchangeStream final : private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+// Write, ReadOn, Release and Cancel belong to the SDK thread. The poller's thread pushes into the
+// inbox; StreamEndEvent is the last it pushes, and it follows Release or Cancel.
+class ExchangeStream final {
  public:
   static std::shared_ptr<ExchangeStream> Start(const std::shared_ptr<grpc::Channel>& channel,
+                                               std::shared_ptr<Poller> poller,
                                                std::shared_ptr<Inbox> inbox,
                                                std::size_t max_payload_bytes);
 
+  ExchangeStream(const ExchangeStream&) = delete;
+  ExchangeStream& operator=(const ExchangeStream&) = delete;
+
   // One at a time: the next after a WriteEvent with ok.
-  void Write(const wire::Frame& frame);
+  void Write(const wire::Frame& frame) GRADWIRE_EXCLUDES(mutex_);
 
   // After Inbox::Pop said so.
-  void ReadOn();
+  void ReadOn() GRADWIRE_EXCLUDES(mutex_);
 
   // No Write and no ReadOn follow. Needed after ReadEndEvent too: the stream ends only then.
-  void Release();
+  void Release() GRADWIRE_EXCLUDES(mutex_);
 
   // Breaks the stream, and Release.
-  void Cancel();
+  void Cancel() GRADWIRE_EXCLUDES(mutex_);
 
  private:
-  ExchangeStream(std::shared_ptr<Inbox> inbox, std::size_t max_payload_bytes);
+  ExchangeStream(std::shared_ptr<Poller> poller, std::shared_ptr<Inbox> inbox,
+                 std::size_t max_payload_bytes);
 
-  void OnReadDone(bool ok) override;
-  void OnWriteDone(bool ok) override;
-  void OnDone(const grpc::Status& status) override;
+  // The operations' ends.
+  void OnRead(bool ok);
+  void OnWritten(bool ok);
+  void OnFinished(bool ok);
+  template <void (ExchangeStream::*end)(bool)>
+  Poller::Operation Operation();
 
+  // gRPC asks for the outcome only while it reads nothing.
+  void MaybeFinish() GRADWIRE_REQUIRES(mutex_);
+
+  const std::shared_ptr<Poller> poller_;
   const std::shared_ptr<Inbox> inbox_;
   const std::size_t max_payload_bytes_;
+  Poller::Operation read_;
+  Poller::Operation write_;
+  Poller::Operation finish_;
   grpc::ClientContext context_;
-  grpc::ByteBuffer incoming_;
-  grpc::ByteBuffer outgoing_;  // gRPC reads it until OnWriteDone
-  bool released_ = false;
-  std::shared_ptr<ExchangeStream> self_;  // until OnDone
+  grpc::ByteBuffer incoming_;  // of the read in flight
+  grpc::Status outcome_;       // once finished
+
+  Mutex mutex_;
+  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_ GRADWIRE_GUARDED_BY(mutex_);
+  int in_flight_ GRADWIRE_GUARDED_BY(mutex_) = 0;
+  bool reading_ GRADWIRE_GUARDED_BY(mutex_) = false;
+  bool released_ GRADWIRE_GUARDED_BY(mutex_) = false;
+  bool finishing_ GRADWIRE_GUARDED_BY(mutex_) = false;
+  std::shared_ptr<ExchangeStream> self_;  // until nothing is in flight any more
 };
 
 }  // namespace gradwire::client

@@ -25,6 +25,7 @@ class Recorder final : public EventHandler {
     EXPECT_FALSE(busy_.exchange(true)) << "two threads at a time";
     if (read_on) ++read_ons;
     if (const auto* call = std::get_if<CallEvent>(&event)) call->call();
+    if (std::holds_alternative<FrameEvent>(event) && on_frame) on_frame();
     if (std::holds_alternative<ReadEndEvent>(event)) finished_ = true;
     ++handled;
     busy_ = false;
@@ -38,6 +39,7 @@ class Recorder final : public EventHandler {
 
   std::chrono::milliseconds timer{kLong};
   std::function<void()> on_timer;
+  std::function<void()> on_frame;
   std::atomic<int> handled = 0;
   std::atomic<int> timers = 0;
   int read_ons = 0;
@@ -82,6 +84,29 @@ TEST_F(InboxTest, LightCallsRunOnTheirCallersThreadAndHeavyOnesOnTheSdkThread) {
   const auto deadline = Clock::now() + kLong;
   while (ThreadOf({}) != std::this_thread::get_id()) ASSERT_LT(Clock::now(), deadline);
   EXPECT_EQ(ThreadOf({.heavy = true}), sdk_thread_);
+}
+
+TEST_F(InboxTest, LargeResultsAreWorkOfTheSdkThreadSoThatTheOneThatReadsGoesOnReading) {
+  Start();
+  const auto thread_of = [this](wire::Result header, std::size_t bytes) {
+    std::promise<std::thread::id> id;
+    recorder_.on_frame = [&id] { id.set_value(std::this_thread::get_id()); };
+    inbox_.PushFrame(wire::Frame{
+        .header = header, .payload = wire::OwnedPayload::Make(std::vector<std::byte>(bytes))});
+    inbox_.Work();
+    return id.get_future().get();
+  };
+  wire::Result in_place;
+  in_place.in_place = true;
+  wire::Result shared;
+  shared.shared.emplace().bytes = wire::kSmallPayload + 1;
+  EXPECT_EQ(thread_of({}, wire::kSmallPayload + 1), sdk_thread_);
+  EXPECT_EQ(thread_of(in_place, 0), sdk_thread_);
+  EXPECT_EQ(thread_of(shared, 0), sdk_thread_);
+  const auto deadline = Clock::now() + kLong;
+  while (thread_of({}, wire::kSmallPayload) != std::this_thread::get_id()) {
+    ASSERT_LT(Clock::now(), deadline);
+  }
 }
 
 TEST_F(InboxTest, KeepsOrderAcrossThreads) {
@@ -157,11 +182,11 @@ class OrderOfEvents final : public EventHandler {
       const auto* result = std::get_if<wire::Result>(&frame->frame->header);
       order.push_back(result == nullptr ? "frame" : absl::StrCat("result ", result->id.bucket));
     } else if (std::holds_alternative<WriteEvent>(event)) {
-      order.push_back("write");
+      order.emplace_back("write");
     } else if (auto* call = std::get_if<CallEvent>(&event)) {
       call->call();
     } else {
-      order.push_back("end");
+      order.emplace_back("end");
       finished_ = true;
     }
   }

@@ -106,9 +106,10 @@ struct BucketReport {
 
 // One member's place in a session.
 //
-// Threads: all calls are thread-safe. One thread at a time encodes, decodes and completes: one of
-// gRPC's that brings a frame, the SDK's own, or, for what is small, the one that calls. Large
-// gradients are never encoded on the caller's. No thread exists before Join. Ownership: a bucket
+// Threads: all calls are thread-safe. One thread at a time encodes, decodes and completes: the one
+// that reads frames, the one for what is large and for timers, or, for what is small, the one that
+// calls. Large gradients are never encoded on the caller's. The client has these two threads from
+// Join on. Ownership: a bucket
 // and its buffer must stay alive and untouched from AllReduce until its completion. Before that
 // moment the client has handed no reference into the buffer to anything else. Failure: policy
 // `fail`. When a member is lost, the data is bad, or the daemon is gone, every open and later call
