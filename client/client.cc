@@ -13,6 +13,7 @@
 #include "client/options.h"
 #include "gradwire/hooks/registry.h"
 #include "hooks/safetensors.h"
+#include "proto/wire/thread_name.h"
 
 namespace gradwire {
 namespace {
@@ -61,7 +62,10 @@ class ClientImpl final : public Client {
 
   absl::Status Start() {
     auto joined = std::make_shared<client::Outcome>();
-    thread_ = std::thread([this, joined] { driver_.Run(joined); });
+    thread_ = std::thread([this, joined] {
+      wire::NameThread("gradwire");
+      driver_.Run(joined);
+    });
     return joined->Wait();
   }
 

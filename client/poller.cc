@@ -1,10 +1,12 @@
 #include "client/poller.h"
 
 #include "proto/wire/keep_grpc.h"
+#include "proto/wire/thread_name.h"
 
 namespace gradwire::client {
 
 void Poller::Poll(Shared& shared) {
+  wire::NameThread("gradwire-read");
   void* tag = nullptr;
   bool ok = false;
   // Every operation ends: a stream that nobody waits for any more was cancelled.

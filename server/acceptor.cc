@@ -18,6 +18,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/wire/memory_offer.h"
+#include "proto/wire/thread_name.h"
 
 namespace gradwire::server {
 namespace {
@@ -56,7 +57,10 @@ absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Make(std::vector<Listener> l
 }
 
 void Acceptor::Serve() {
-  thread_ = std::thread([this] { Run(); });
+  thread_ = std::thread([this] {
+    wire::NameThread("gradwire-accept");
+    Run();
+  });
 }
 
 Acceptor::Acceptor(std::vector<Listener> listeners, const Options& options, Handler handler,

@@ -18,6 +18,7 @@
 #include "proto/wire/keep_grpc.h"
 #include "proto/wire/memory_offer.h"
 #include "proto/wire/sync.h"
+#include "proto/wire/thread_name.h"
 #include "server/acceptor.h"
 #include "server/admin_service.h"
 #include "server/aggregation_service.h"
@@ -159,7 +160,10 @@ absl::Status ServerImpl::Serve() {
        {v1::AggregationService::service_full_name(), v1::AdminService::service_full_name()}) {
     grpc_->GetHealthCheckService()->SetServingStatus(service, true);
   }
-  ticker_ = std::thread([this] { TickLoop(); });
+  ticker_ = std::thread([this] {
+    wire::NameThread("gradwire-tick");
+    TickLoop();
+  });
   auto acceptor = Acceptor::Make(
       std::move(listeners),
       {.max_connections = options_.max_connections,

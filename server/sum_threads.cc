@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "proto/wire/thread_name.h"
+
 namespace gradwire::server {
 
 SumThreads::~SumThreads() {
@@ -23,7 +25,12 @@ void SumThreads::Run(std::size_t count, Task task) {
   }
   Job job{.task = task, .count = count};
   MutexLock lock(mutex_);
-  while (threads_.size() < most_) threads_.emplace_back([this] { Help(); });
+  while (threads_.size() < most_) {
+    threads_.emplace_back([this] {
+      wire::NameThread("gradwire-sum");
+      Help();
+    });
+  }
   jobs_.push_back(&job);
   work_.NotifyAll();
   while (job.next < job.count) Take(job);

@@ -81,8 +81,8 @@ struct ClientMetrics {
   std::uint64_t gradient_bytes = 0;  // what the same buckets hold uncompressed
   std::int64_t resumes = 0;          // broken streams that were resumed
   bool shared_memory = false;        // payloads travel in shared memory now
-  double compress_seconds = 0;       // the SDK thread made contributions out of gradients
-  // and took results in, with what a hook computes at its rounds' ends
+  double compress_seconds = 0;       // made contributions out of gradients
+  // Took results in, with what a hook computes at its rounds' ends.
   double decompress_seconds = 0;
 };
 
@@ -108,8 +108,8 @@ struct BucketReport {
 //
 // Threads: all calls are thread-safe. One thread at a time encodes, decodes and completes: the one
 // that reads frames, the one for what is large and for timers, or, for what is small, the one that
-// calls. Large gradients are never encoded on the caller's. The client has these two threads from
-// Join on. Ownership: a bucket
+// calls. Large gradients are never encoded on the caller's. Two threads are the client's, from
+// Join on, beside gRPC's own. Ownership: a bucket
 // and its buffer must stay alive and untouched from AllReduce until its completion. Before that
 // moment the client has handed no reference into the buffer to anything else. Failure: policy
 // `fail`. When a member is lost, the data is bad, or the daemon is gone, every open and later call
