@@ -34,7 +34,7 @@ Poller::~Poller() {
   if (thread_.get_id() == std::this_thread::get_id()) {
     thread_.detach();  // it is about to see the end of the queue
   } else {
-    thread_.join();
+    thread_.join();  // at once, likewise: streams with something in flight would refer to this
   }
 }
 

@@ -46,34 +46,37 @@ std::shared_ptr<ExchangeStream> ExchangeStream::Start(const std::shared_ptr<grpc
       new ExchangeStream(std::move(poller), std::move(inbox), max_payload_bytes));
   stream->self_ = stream;
   stream->context_.set_initial_metadata_corked(true);  // the first write takes it along
-  {
-    MutexLock lock(stream->mutex_);
-    stream->call_ =
-        grpc::GenericStub(channel).PrepareCall(&stream->context_, method, stream->poller_->queue());
-    stream->call_->StartCall(nullptr);
-  }
+  stream->call_ =
+      grpc::GenericStub(channel).PrepareCall(&stream->context_, method, stream->poller_->queue());
+  stream->call_->StartCall(nullptr);
   stream->ReadOn();
   return stream;
 }
 
 void ExchangeStream::Write(const wire::Frame& frame) {
   const grpc::ByteBuffer bytes = wire::Serialize(frame.header, frame.payload);
-  MutexLock lock(mutex_);
-  ++in_flight_;
+  {
+    MutexLock lock(mutex_);
+    ++in_flight_;
+  }
   call_->Write(bytes, poller_->Begin(write_));  // has its own reference
 }
 
 void ExchangeStream::ReadOn() {
-  MutexLock lock(mutex_);
-  if (finishing_) return;
-  reading_ = true;
-  ++in_flight_;
+  {
+    MutexLock lock(mutex_);
+    if (finishing_) return;
+    reading_ = true;
+    ++in_flight_;
+  }
   call_->Read(&incoming_, poller_->Begin(read_));
 }
 
 void ExchangeStream::Release() {
-  MutexLock lock(mutex_);
-  released_ = true;
+  {
+    MutexLock lock(mutex_);
+    released_ = true;
+  }
   MaybeFinish();
 }
 
@@ -83,9 +86,12 @@ void ExchangeStream::Cancel() {
 }
 
 void ExchangeStream::MaybeFinish() {
-  if (!released_ || reading_ || finishing_) return;
-  finishing_ = true;
-  ++in_flight_;
+  {
+    MutexLock lock(mutex_);
+    if (!released_ || reading_ || finishing_) return;
+    finishing_ = true;
+    ++in_flight_;
+  }
   call_->Finish(&outcome_, poller_->Begin(finish_));
 }
 
@@ -93,8 +99,8 @@ void ExchangeStream::OnRead(bool ok) {
   {
     MutexLock lock(mutex_);
     reading_ = false;
-    MaybeFinish();
   }
+  MaybeFinish();
   if (!ok) return inbox_->Push(ReadEndEvent{});
   absl::StatusOr<wire::Frame> frame =
       wire::Parse(incoming_, {.max_payload_bytes = max_payload_bytes_});

@@ -51,7 +51,7 @@ class ExchangeStream final {
   Poller::Operation Operation();
 
   // gRPC asks for the outcome only while it reads nothing.
-  void MaybeFinish() GRADWIRE_REQUIRES(mutex_);
+  void MaybeFinish() GRADWIRE_EXCLUDES(mutex_);
 
   const std::shared_ptr<Poller> poller_;
   const std::shared_ptr<Inbox> inbox_;
@@ -62,9 +62,10 @@ class ExchangeStream final {
   grpc::ClientContext context_;
   grpc::ByteBuffer incoming_;  // of the read in flight
   grpc::Status outcome_;       // once finished
+  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_;
 
+  // Not held over gRPC's calls: a write copies its bytes into the socket.
   Mutex mutex_;
-  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_ GRADWIRE_GUARDED_BY(mutex_);
   int in_flight_ GRADWIRE_GUARDED_BY(mutex_) = 0;
   bool reading_ GRADWIRE_GUARDED_BY(mutex_) = false;
   bool released_ GRADWIRE_GUARDED_BY(mutex_) = false;
