@@ -39,6 +39,34 @@ namespace HWY_NAMESPACE {
 template <class T>
 using One = hn::CappedTag<T, 1>;
 
+// ---- Copy
+
+// memcpy with vectors. From 2 KiB on the C library uses `rep movsb`, which on AMD's Zen 3 takes 10
+// to 20 times as long where the low 12 bits of `dst` are 1 to 31 above those of `src`: so they are
+// when one buffer begins a page and the other one is malloc's.
+void Copy(const std::byte* src, std::byte* dst, std::size_t bytes) {
+  const hn::ScalableTag<std::uint8_t> d;
+  const std::size_t lanes = hn::Lanes(d);
+  const auto* from = reinterpret_cast<const std::uint8_t*>(src);
+  auto* to = reinterpret_cast<std::uint8_t*>(dst);
+  std::size_t i = 0;
+  if (bytes >= 8 * lanes) {
+    hn::StoreU(hn::LoadU(d, from), d, to);
+    i = lanes - reinterpret_cast<std::uintptr_t>(to) % lanes;  // stores are aligned from here on
+  }
+  for (; i + 4 * lanes <= bytes; i += 4 * lanes) {
+    const auto v0 = hn::LoadU(d, from + i);
+    const auto v1 = hn::LoadU(d, from + i + lanes);
+    const auto v2 = hn::LoadU(d, from + i + 2 * lanes);
+    const auto v3 = hn::LoadU(d, from + i + 3 * lanes);
+    hn::StoreU(v0, d, to + i);
+    hn::StoreU(v1, d, to + i + lanes);
+    hn::StoreU(v2, d, to + i + 2 * lanes);
+    hn::StoreU(v3, d, to + i + 3 * lanes);
+  }
+  std::memcpy(to + i, from + i, bytes - i);
+}
+
 // ---- Convert
 
 template <DType kFrom, DType kTo, class D>
@@ -57,7 +85,7 @@ HWY_INLINE std::size_t ConvertFrom(D d, std::size_t i, const std::byte* src, std
 template <DType kFrom, DType kTo>
 void ConvertPair(const std::byte* src, std::byte* dst, std::size_t numel) {
   if constexpr (kFrom == kTo) {
-    std::memcpy(dst, src, numel * sizeof(Lane<kTo>));
+    Copy(src, dst, numel * sizeof(Lane<kTo>));
   } else {
     constexpr bool kWide = kFrom == DType::kFloat64 || kTo == DType::kFloat64;
     using T = std::conditional_t<kWide, double, float>;

@@ -125,6 +125,7 @@ class Bench {
     const DType f16 = DType::kFloat16;
     const DType bf16 = DType::kBFloat16;
     return {
+        ConvertKernel("copy f32", f32, f32),
         ConvertKernel("f32 to f16", f32, f16),
         ConvertKernel("f32 to bf16", f32, bf16),
         ConvertKernel("f16 to f32", f16, f32),

@@ -192,6 +192,24 @@ TEST_P(KernelsTest, ConvertTakesAnyLengthAndAlignment) {
   }
 }
 
+TEST_P(KernelsTest, CopiesWhereverItBeginsAndEnds) {
+  constexpr std::size_t kMost = 1200;  // some vectors of the widest target
+  constexpr std::size_t kGuard = 130;
+  std::vector<std::byte> src(2 * (kMost + kGuard));
+  for (std::size_t i = 0; i < src.size(); ++i) src[i] = static_cast<std::byte>(i * 37 + i / 256);
+  for (std::size_t numel = 0; numel < kMost; numel += 1 + numel / 64) {
+    for (std::size_t shift = 0; shift < kGuard; shift += 3) {
+      const std::size_t bytes = 2 * numel;
+      std::vector<std::byte> dst(bytes + 2 * kGuard, std::byte{0xA5});
+      const std::byte* from = src.data() + shift / 2;
+      cpu::Convert(DType::kFloat16, from, DType::kFloat16, dst.data() + shift, numel);
+      std::vector<std::byte> expected(dst.size(), std::byte{0xA5});
+      std::copy_n(from, bytes, expected.begin() + static_cast<std::ptrdiff_t>(shift));
+      ASSERT_EQ(dst, expected) << numel << " elements to offset " << shift;
+    }
+  }
+}
+
 TEST_P(KernelsTest, ConvertAndDivideRoundsTheCastThenTheQuotient) {
   for (const DType from : kDTypes) {
     std::vector<std::uint64_t> inputs;
