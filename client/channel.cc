@@ -104,6 +104,7 @@ bool IsThisHost(const std::string& address) {
 
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
   wire::KeepGrpc();
+  wire::KeepFreedMemory();
   constexpr int max_message = static_cast<int>(kMaxChunkBytes) + 64 * 1024;
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(max_message);
