@@ -72,6 +72,14 @@ Clock::time_point Driver::OnIdle() {
   return finished() ? Clock::now() : NextTimer();
 }
 
+// One chunk of a large bucket.
+void Driver::DoWork() {
+  Effects effects;
+  member_.SendNext(effects);
+  Apply(std::move(effects));
+  link_.PumpWrites();
+}
+
 void Driver::OnTimer(Clock::time_point now, Clock::duration late) {
   if (late > kOwnPause) link_.OnOwnPause();
   CheckTimers(now);

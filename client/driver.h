@@ -93,6 +93,8 @@ class Driver final : private EventHandler {
   };
 
   void Handle(Event event, bool read_on) override;
+  bool has_work() const override { return member_.has_chunks(); }
+  void DoWork() override;
   Clock::time_point OnIdle() override;
   void OnTimer(Clock::time_point now, Clock::duration late) override;
   bool finished() const override { return stopping_ && link_.closed(); }

@@ -40,6 +40,11 @@ bool Inbox::CanWork(bool on_sdk_thread) {
          (on_sdk_thread || !NeedsSdkThread(Next().front()));
 }
 
+bool Inbox::MayWorkFirst() {
+  return Next().empty() || (urgent_.empty() && std::holds_alternative<FrameEvent>(Next().front()) &&
+                            NeedsSdkThread(Next().front()));
+}
+
 void Inbox::Push(Event event) {
   {
     MutexLock lock(mutex_);
@@ -78,9 +83,12 @@ void Inbox::Drain(EventHandler& handler, bool on_sdk_thread) {
   while (true) {
     std::optional<Event> event;
     bool read_on = false;
+    const bool has_work = handler.has_work();
+    bool works = false;
     {
       MutexLock lock(mutex_);
-      if (CanWork(on_sdk_thread)) {
+      works = on_sdk_thread && has_work && MayWorkFirst();
+      if (!works && CanWork(on_sdk_thread)) {
         event = std::move(Next().front());
         Next().pop_front();
         if (std::holds_alternative<FrameEvent>(*event)) --frames_;
@@ -89,6 +97,10 @@ void Inbox::Drain(EventHandler& handler, bool on_sdk_thread) {
           read_on = true;
         }
       }
+    }
+    if (works) {
+      handler.DoWork();
+      continue;
     }
     if (event) {
       handler.Handle(*std::move(event), read_on);
@@ -99,7 +111,8 @@ void Inbox::Drain(EventHandler& handler, bool on_sdk_thread) {
     if (CanWork(on_sdk_thread)) continue;  // it came meanwhile
     timer_ = timer;
     busy_ = false;
-    if (!on_sdk_thread && (!Next().empty() || timer < sleeps_until_)) wake_.NotifyOne();
+    has_work_ = has_work;
+    if (!on_sdk_thread && (has_work || !Next().empty() || timer < sleeps_until_)) wake_.NotifyOne();
     break;
   }
   working_on = outer;
@@ -107,7 +120,7 @@ void Inbox::Drain(EventHandler& handler, bool on_sdk_thread) {
 
 Clock::time_point Inbox::WaitForWork() {
   MutexLock lock(mutex_);
-  while (busy_ || (Next().empty() && Clock::now() < timer_)) {
+  while (busy_ || (Next().empty() && !has_work_ && Clock::now() < timer_)) {
     sleeps_until_ = busy_ ? Clock::now() + kNever : timer_;
     wake_.WaitUntil(mutex_, sleeps_until_);
   }

@@ -50,6 +50,11 @@ class EventHandler {
   // `read_on`: reading paused, and may go on.
   virtual void Handle(Event event, bool read_on) = 0;
 
+  // Whether it has work of its own, which the SDK thread does bit by bit: DoWork. It goes before
+  // large results, and after everything else.
+  virtual bool has_work() const = 0;
+  virtual void DoWork() = 0;
+
   // The inbox is empty for now; returns when OnTimer is due, at once if finished.
   virtual Clock::time_point OnIdle() = 0;
 
@@ -97,6 +102,8 @@ class Inbox {
     return urgent_.empty() ? events_ : urgent_;
   }
   bool CanWork(bool on_sdk_thread) GRADWIRE_REQUIRES(mutex_);
+  // What waits is nothing, or a large result.
+  bool MayWorkFirst() GRADWIRE_REQUIRES(mutex_);
   // Does what waits until nothing does that this thread may do. `busy_` is the caller's, and given
   // back.
   void Drain(EventHandler& handler, bool on_sdk_thread) GRADWIRE_EXCLUDES(mutex_);
@@ -109,7 +116,8 @@ class Inbox {
   EventHandler* handler_ GRADWIRE_GUARDED_BY(mutex_) = nullptr;
   std::deque<Event> urgent_ GRADWIRE_GUARDED_BY(mutex_);
   std::deque<Event> events_ GRADWIRE_GUARDED_BY(mutex_);
-  bool busy_ GRADWIRE_GUARDED_BY(mutex_) = false;  // a thread is in the handler
+  bool busy_ GRADWIRE_GUARDED_BY(mutex_) = false;      // a thread is in the handler
+  bool has_work_ GRADWIRE_GUARDED_BY(mutex_) = false;  // the handler has, while none is
   Clock::time_point timer_ GRADWIRE_GUARDED_BY(mutex_);
   Clock::time_point sleeps_until_ GRADWIRE_GUARDED_BY(mutex_);  // the SDK thread, unless woken
   std::size_t frames_ GRADWIRE_GUARDED_BY(mutex_) = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -136,7 +137,7 @@ void Member::SendEager(Bucket& bucket, Effects& effects) {
   bucket.granted = true;
   bucket.eager_bytes = bucket.layout.ChunkBytes(0);
   eager_bytes_ += bucket.eager_bytes;
-  SendChunks(bucket.parameters.front(), bucket, effects);
+  SendChunk(bucket.parameters.front(), bucket, effects);
   header.eager = true;
   header.attempt = bucket.attempt;
   std::get<SendChunkEffect>(effects.back()).announce = std::move(header);
@@ -259,23 +260,47 @@ void Member::OnStateReset(const wire::StateReset& reset, Effects& effects) {
   hook_->Reset(reset.iteration);
 }
 
+bool Member::MaySend(const Bucket& bucket) const {
+  return bucket.granted && bucket.sent < bucket.layout.chunk_count() &&
+         (bucket.ahead ||
+          bucket.layout.InWindow(bucket.sent, bucket.received, options_.window_chunks));
+}
+
+void Member::SendChunk(std::uint32_t id, Bucket& bucket, Effects& effects) {
+  effects.push_back(SendChunkEffect{.header = wire::Contribution{.id = IdOf(id, bucket),
+                                                                 .generation = options_.generation,
+                                                                 .rank = options_.rank,
+                                                                 .chunk = bucket.sent,
+                                                                 .received = bucket.received,
+                                                                 .digest = std::nullopt},
+                                    .run = bucket.run.get(),
+                                    .range = bucket.layout.Range(bucket.sent),
+                                    .bytes = bucket.layout.ChunkBytes(bucket.sent)});
+  ++bucket.sent;
+}
+
+// Nobody encodes what goes ahead.
 void Member::SendChunks(std::uint32_t id, Bucket& bucket, Effects& effects) {
-  const auto in_window = [&] {
-    return bucket.ahead ||
-           bucket.layout.InWindow(bucket.sent, bucket.received, options_.window_chunks);
-  };
-  while (bucket.granted && bucket.sent < bucket.layout.chunk_count() && in_window()) {
-    effects.push_back(
-        SendChunkEffect{.header = wire::Contribution{.id = IdOf(id, bucket),
-                                                     .generation = options_.generation,
-                                                     .rank = options_.rank,
-                                                     .chunk = bucket.sent,
-                                                     .received = bucket.received,
-                                                     .digest = std::nullopt},
-                        .run = bucket.run.get(),
-                        .range = bucket.layout.Range(bucket.sent),
-                        .bytes = bucket.layout.ChunkBytes(bucket.sent)});
-    ++bucket.sent;
+  while (MaySend(bucket)) {
+    if (!bucket.ahead && bucket.layout.ChunkBytes(bucket.sent) >= options_.large_chunk_bytes) {
+      if (std::find(sending_.begin(), sending_.end(), id) == sending_.end()) sending_.push_back(id);
+      return;
+    }
+    SendChunk(id, bucket, effects);
+  }
+}
+
+void Member::SendNext(Effects& effects) {
+  const std::uint32_t id = sending_.front();
+  sending_.pop_front();
+  // Results that were repeated after a resume may have overtaken it.
+  const auto found = buckets_.find(id);
+  if (found == buckets_.end() || !MaySend(found->second)) return;
+  SendChunk(id, found->second, effects);
+  SendChunks(id, found->second, effects);
+  // What is open longest goes on first.
+  if (!sending_.empty() && sending_.back() == id) {
+    std::rotate(sending_.begin(), std::prev(sending_.end()), sending_.end());
   }
 }
 
@@ -405,6 +430,7 @@ void Member::OnStepDone(const wire::StepDone& done, Effects& effects) {
     }
   }
   buckets_.clear();
+  sending_.clear();
   hook_->EndStep(done.verdict);
   // The next step's first frame acknowledges all of this one.
   eager_done_.clear();
@@ -448,6 +474,7 @@ void Member::OnRestart(const wire::Restart& restart, Effects& effects) {
 // much of it the coordinator has is not known, so that nothing else goes eagerly in this step.
 void Member::Resumed(Effects& effects) {
   eager_stopped_ = true;
+  sending_.clear();
   for (auto& [id, bucket] : buckets_) {
     bucket.eager_bytes = 0;
     bucket.granted = false;
@@ -478,6 +505,7 @@ void Member::Fail(const absl::Status& status, Effects& effects) {
       effects.push_back(BucketDoneEffect{.ticket = bucket.ticket, .status = status, .bucket = id});
   }
   buckets_.clear();
+  sending_.clear();
   collective_.reset();
   effects.push_back(FailedEffect{.status = status});
 }

@@ -21,6 +21,7 @@
 #include "gradwire/hooks/hook.h"
 #include "proto/wire/frame.h"
 #include "proto/wire/mutants.h"
+#include "proto/wire/overtake.h"
 
 namespace gradwire::client {
 
@@ -32,6 +33,7 @@ struct MemberOptions {
   std::size_t chunk_bytes = std::size_t{1} << 20;
   std::uint32_t window_chunks = 4;
   std::size_t eager_bytes = 0;
+  std::size_t large_chunk_bytes = wire::kSmallPayload + 1;
   std::vector<ParameterSpec> manifest;
 };
 
@@ -122,6 +124,11 @@ class Member {
   // missed; chunks follow on its Restart.
   void Resumed(Effects& effects);
 
+  // Chunks from `large_chunk_bytes` on are handed out one at a time, so that what comes meanwhile
+  // need not wait for all that a window allows. May turn out to be none.
+  bool has_chunks() const { return !sending_.empty(); }
+  void SendNext(Effects& effects);
+
   // Ends everything open with `status`.
   void Fail(const absl::Status& status, Effects& effects);
 
@@ -168,6 +175,8 @@ class Member {
   bool MayBeEager(const Bucket& bucket) const;
   wire::Announce AnnounceOf(const Bucket& bucket);
   void SendEager(Bucket& bucket, Effects& effects);
+  bool MaySend(const Bucket& bucket) const;
+  void SendChunk(std::uint32_t id, Bucket& bucket, Effects& effects);
   void SendChunks(std::uint32_t id, Bucket& bucket, Effects& effects);
   void SendAnnounce(const Bucket& bucket, Effects& effects);
   void FinishEager(Bucket& bucket);
@@ -199,6 +208,7 @@ class Member {
   bool ended_ = false;
   std::map<std::uint32_t, Bucket> buckets_;  // of the current step, by id
   std::vector<bool> used_;                   // parameters in the current step
+  std::deque<std::uint32_t> sending_;        // buckets that may have a large chunk to send
   // Sent eagerly, and the results not acknowledged; the next announcement does that, at no cost.
   std::size_t eager_bytes_ = 0;
   std::size_t eager_done_bytes_ = 0;       // of these, what has its results

@@ -30,6 +30,13 @@ class Recorder final : public EventHandler {
     ++handled;
     busy_ = false;
   }
+  bool has_work() const override { return work > 0; }
+  void DoWork() override {
+    EXPECT_FALSE(busy_.exchange(true)) << "two threads at a time";
+    --work;
+    if (on_work) on_work();
+    busy_ = false;
+  }
   Clock::time_point OnIdle() override { return finished_ ? Clock::now() : Clock::now() + timer; }
   void OnTimer(Clock::time_point, Clock::duration) override {
     ++timers;
@@ -40,6 +47,8 @@ class Recorder final : public EventHandler {
   std::chrono::milliseconds timer{kLong};
   std::function<void()> on_timer;
   std::function<void()> on_frame;
+  std::function<void()> on_work;
+  int work = 0;
   std::atomic<int> handled = 0;
   std::atomic<int> timers = 0;
   int read_ons = 0;
@@ -107,6 +116,38 @@ TEST_F(InboxTest, LargeResultsAreWorkOfTheSdkThreadSoThatTheOneThatReadsGoesOnRe
   while (thread_of({}, wire::kSmallPayload) != std::this_thread::get_id()) {
     ASSERT_LT(Clock::now(), deadline);
   }
+}
+
+TEST_F(InboxTest, TheHandlersOwnWorkGoesAfterSmallThingsAndBeforeLargeResults) {
+  std::string order;
+  recorder_.on_work = [&] { order += 'w'; };
+  std::promise<void> done;
+  // On the SDK thread, so that all of it waits together.
+  inbox_.Push(CallEvent{.call =
+                            [&] {
+                              recorder_.work = 2;
+                              inbox_.PushFrame(wire::Frame{
+                                  .header = wire::Result{},
+                                  .payload = wire::OwnedPayload::Make(
+                                      std::vector<std::byte>(wire::kSmallPayload + 1))});
+                              inbox_.Push(CallEvent{.call = [&] { order += 'c'; }});
+                            },
+                        .heavy = true});
+  recorder_.on_frame = [&] {
+    order += 'r';
+    done.set_value();
+  };
+  Start();
+  done.get_future().get();
+  EXPECT_EQ(order, "cwwr");
+}
+
+TEST_F(InboxTest, WorkThatALightCallLeavesWakesTheSdkThread) {
+  Start();
+  std::promise<std::thread::id> id;
+  recorder_.on_work = [&] { id.set_value(std::this_thread::get_id()); };
+  inbox_.Push(CallEvent{.call = [&] { recorder_.work = 1; }});
+  EXPECT_EQ(id.get_future().get(), sdk_thread_);
 }
 
 TEST_F(InboxTest, KeepsOrderAcrossThreads) {
@@ -190,6 +231,8 @@ class OrderOfEvents final : public EventHandler {
       finished_ = true;
     }
   }
+  bool has_work() const override { return false; }
+  void DoWork() override {}
   Clock::time_point OnIdle() override { return finished_ ? Clock::now() : Clock::now() + kLong; }
   void OnTimer(Clock::time_point, Clock::duration) override {}
   bool finished() const override { return finished_; }

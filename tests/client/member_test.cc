@@ -128,6 +128,7 @@ class MemberTest : public testing::Test {
     Take(std::move(effects));
   }
   void Take(Effects effects) {
+    while (takes_chunks_ && member_->has_chunks()) member_->SendNext(effects);
     for (Effect& effect : effects) {
       if (auto* chunk = std::get_if<SendChunkEffect>(&effect)) {
         std::vector<std::byte> out(chunk->bytes);
@@ -163,6 +164,7 @@ class MemberTest : public testing::Test {
   std::deque<GradBucket> buckets_;
   std::vector<Effect> effects_;
   Ticket ticket_ = 0;
+  bool takes_chunks_ = true;  // as soon as there are any
 };
 
 TEST_F(MemberTest, IsWelcomedOnceEvenIfTheFirstWelcomeWasLost) {
@@ -192,6 +194,77 @@ TEST_F(MemberTest, SendsNothingBeforeItsGrantAndThenTheWindow) {
   EXPECT_EQ(more[0].bytes, 32U);
   Grant(1);  // once is enough
   EXPECT_THAT(Drain<SendChunkEffect>(), IsEmpty());
+}
+
+// Chunks of 64 bytes are large here.
+class LargeChunkTest : public MemberTest {
+ protected:
+  LargeChunkTest() {
+    options_.large_chunk_bytes = 64;
+    member_.emplace(options_, &hook_);
+    takes_chunks_ = false;
+  }
+  std::vector<std::uint32_t> Next() {
+    Effects effects;
+    member_->SendNext(effects);
+    Take(std::move(effects));
+    std::vector<std::uint32_t> chunks;
+    for (const auto& chunk : Drain<SendChunkEffect>()) chunks.push_back(chunk.header.chunk);
+    return chunks;
+  }
+};
+
+TEST_F(LargeChunkTest, AreHandedOutOneAtATimeUpToTheWindow) {
+  ASSERT_TRUE(Start({1}).ok());  // chunks of 64, 64 and 32 bytes
+  EXPECT_FALSE(member_->has_chunks());
+  Grant(1);
+  EXPECT_THAT(Drain<SendChunkEffect>(), IsEmpty());
+  ASSERT_TRUE(member_->has_chunks());
+  EXPECT_THAT(Next(), testing::ElementsAre(0));
+  ASSERT_TRUE(member_->has_chunks());
+  EXPECT_THAT(Next(), testing::ElementsAre(1));
+  EXPECT_FALSE(member_->has_chunks());
+  Result(1, 0);  // what it makes room for is small
+  const auto last = Drain<SendChunkEffect>();
+  ASSERT_THAT(last, SizeIs(1));
+  EXPECT_EQ(last[0].header.chunk, 2U);
+  EXPECT_EQ(last[0].header.received, 1U);
+}
+
+TEST_F(LargeChunkTest, SayWhatHasArrivedWhenTheyAreHandedOut) {
+  ASSERT_TRUE(Start({0}).ok());
+  ASSERT_TRUE(Start({1}).ok());
+  Grant(0);
+  Grant(1);
+  Drain<SendChunkEffect>();
+  EXPECT_THAT(Next(), testing::ElementsAre(0));  // bucket 0's only one
+  EXPECT_THAT(Next(), testing::ElementsAre(0));  // bucket 1's first
+  Result(1, 0);
+  Effects effects;
+  member_->SendNext(effects);
+  ASSERT_THAT(effects, SizeIs(2));
+  EXPECT_EQ(std::get<SendChunkEffect>(effects[0]).header.received, 1U);
+  EXPECT_EQ(std::get<SendChunkEffect>(effects[1]).header.chunk, 2U);
+}
+
+TEST_F(LargeChunkTest, AreForgottenWithTheirStreamAndTheirStep) {
+  ASSERT_TRUE(Start({1}).ok());
+  Grant(1);
+  ASSERT_TRUE(member_->has_chunks());
+  Resumed();
+  EXPECT_FALSE(member_->has_chunks());
+  Receive(wire::Restart{.open = {wire::RoundId{.bucket = 1}}});
+  ASSERT_TRUE(member_->has_chunks());
+  // Results that were computed before: the chunks that were to go are not asked for any more.
+  for (const std::uint32_t chunk : {0U, 1U}) Result(1, chunk);
+  Result(1, 2, 32);
+  Drain<SendChunkEffect>();
+  EXPECT_THAT(Next(), IsEmpty());
+  Effects effects;
+  ASSERT_TRUE(Start({0}).ok());
+  Grant(0);
+  member_->Fail(absl::InternalError("over"), effects);
+  EXPECT_FALSE(member_->has_chunks());
 }
 
 TEST_F(MemberTest, ABucketIsDoneWithItsLastResultAndCommittedWithTheStep) {

@@ -27,6 +27,8 @@ class Owner final : public EventHandler {
     if (const auto* write = std::get_if<WriteEvent>(&event)) written = write->ok;
     if (const auto* end = std::get_if<StreamEndEvent>(&event)) ended = end->status;
   }
+  bool has_work() const override { return false; }
+  void DoWork() override {}
   Clock::time_point OnIdle() override { return finished() ? Clock::now() : Clock::now() + kLong; }
   void OnTimer(Clock::time_point, Clock::duration) override {
     if (!finished()) overdue = true;

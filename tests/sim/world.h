@@ -134,6 +134,7 @@ class World {
     bool left = false;
     bool hostile = false;
     bool in_place = false;
+    bool encoding = false;  // SendNext follows
     bool replays_old_generation = false;
     bool reported_failure = false;
     absl::Time paused_until = absl::InfinitePast();
@@ -190,6 +191,7 @@ class World {
   void OnRefused(Process& process, const absl::Status& status);
   void OnFrame(Process& process, const wire::Frame& frame);
   void ApplyMember(Process& process, client::Effects effects);
+  void SendNext(Process& process);
   void OnMember(Process& process, client::SendEffect& effect);
   void OnMember(Process& process, client::SendChunkEffect& effect);
   void OnMember(Process& process, client::SendCollectiveEffect& effect);

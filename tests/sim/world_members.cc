@@ -79,15 +79,16 @@ void World::OnJoined(Process& process, const absl::StatusOr<int>& rank) {
     process.hook = std::make_unique<WatchedHook>(scenario_.MakeHook(), report);
   }
   const server::SessionOptions& options = scenario_.options;
-  process.member =
-      std::make_unique<client::Member>(client::MemberOptions{.rank = *rank,
-                                                             .world_size = options.world_size,
-                                                             .generation = options.generation,
-                                                             .chunk_bytes = options.chunk_bytes,
-                                                             .window_chunks = options.window_chunks,
-                                                             .eager_bytes = options.eager_bytes,
-                                                             .manifest = options.manifest},
-                                       process.hook.get());
+  process.member = std::make_unique<client::Member>(
+      client::MemberOptions{.rank = *rank,
+                            .world_size = options.world_size,
+                            .generation = options.generation,
+                            .chunk_bytes = options.chunk_bytes,
+                            .window_chunks = options.window_chunks,
+                            .eager_bytes = options.eager_bytes,
+                            .large_chunk_bytes = options.chunk_bytes,
+                            .manifest = options.manifest},
+      process.hook.get());
   const bool is_first = !std::exchange(process.has_joined, true);
   const absl::Duration longest = is_first ? scenario_.attach_delay_high : absl::Milliseconds(5);
   After(random_.Between(absl::ZeroDuration(), longest), [this, &process] { Open(process); });
@@ -247,6 +248,19 @@ void World::ApplyMember(Process& process, client::Effects effects) {
   for (client::Effect& effect : effects) {
     std::visit([&](auto& e) { OnMember(process, e); }, effect);
   }
+  if (process.encoding || !process.member->has_chunks()) return;
+  process.encoding = true;
+  After(random_.Between(absl::ZeroDuration(), absl::Milliseconds(2)),
+        [this, &process] { SendNext(process); });
+}
+
+void World::SendNext(Process& process) {
+  if (!Awake(process, [this, &process] { SendNext(process); })) return;
+  process.encoding = false;
+  if (!process.member->has_chunks()) return;
+  client::Effects effects;
+  process.member->SendNext(effects);
+  ApplyMember(process, std::move(effects));
 }
 
 void World::OnMember(Process& process, client::SendEffect& effect) {
