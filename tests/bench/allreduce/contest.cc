@@ -222,11 +222,12 @@ Contest CompareBulk(const ContestOptions& options, int members) {
 std::vector<Row> MeasureTiny(const ContestOptions& options, int members) {
   const Daemon daemon(options);
   const auto ranks = [&](const std::string& role, const std::string& session,
-                         const std::string& path) {
+                         const std::string& path, const std::string& gradients = "own") {
     std::vector<Child> made;
     for (int rank = 0; rank < members; ++rank) {
-      made.push_back(
-          Start(MemberArguments(options, daemon, role, session, path, rank, members), path));
+      Arguments arguments = MemberArguments(options, daemon, role, session, path, rank, members);
+      arguments.insert(arguments.end(), {"--gradients", gradients});
+      made.push_back(Start(arguments, path));
     }
     for (Child& child : made) child.ReadLine();  // ready
     return made;
@@ -267,6 +268,9 @@ std::vector<Row> MeasureTiny(const ContestOptions& options, int members) {
     measure("4 KiB beside another session's bulk", path, tiny, &bulk);
     std::vector<Child> mixed = ranks("tiny-beside", "mixed-" + path, path);
     measure("4 KiB beside bulk of the same members", path, mixed, nullptr);
+    if (path != "shm") continue;
+    std::vector<Child> shared = ranks("tiny-beside", "shared-" + path, path, "shared");
+    measure("4 KiB beside their bulk in shared memory", path, shared, nullptr);
   }
   return rows;
 }
