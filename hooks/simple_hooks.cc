@@ -39,6 +39,10 @@ absl::Status CheckRange(const Segment& segment, const ElementRange& range, std::
   return absl::OkStatus();
 }
 
+// Results for a buffer from this size on are stored past the caches: by the time that anybody reads
+// them they would be gone from there.
+constexpr std::size_t kStreamedBytes = std::size_t{4} << 20;
+
 std::byte* At(const TensorView& view, std::size_t element) {
   return static_cast<std::byte*>(view.data) + element * ByteSize(view.dtype);
 }
@@ -86,7 +90,8 @@ class CastingRun : public HookRun {
   absl::Status Decode(ElementRange range, std::span<const std::byte> in) override {
     if (absl::Status status = CheckRange(segment_, range, in.size()); !status.ok()) return status;
     if (absl::Status status = CheckDecode(range); !status.ok()) return status;
-    cpu::Convert(segment_.dtype, in.data(), buffer_.dtype, At(buffer_, range.begin), range.numel());
+    const auto convert = buffer_.bytes() < kStreamedBytes ? cpu::Convert : cpu::ConvertStreaming;
+    convert(segment_.dtype, in.data(), buffer_.dtype, At(buffer_, range.begin), range.numel());
     decoded_ += range.numel();
     return absl::OkStatus();
   }

@@ -9,6 +9,7 @@
 #define HWY_TARGET_INCLUDE "hooks/cpu/kernels.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.h:
+#include "hooks/cpu/convert-inl.h"
 #include "hooks/cpu/element-inl.h"
 #include "hwy/highway.h"
 
@@ -38,88 +39,6 @@ namespace HWY_NAMESPACE {
 // is called once with full vectors and once, for the rest, with vectors of one lane.
 template <class T>
 using One = hn::CappedTag<T, 1>;
-
-// ---- Copy
-
-// memcpy with vectors. From 2 KiB on the C library uses `rep movsb`, which on AMD's Zen 3 takes 10
-// to 20 times as long where the low 12 bits of `dst` are 1 to 31 above those of `src`: so they are
-// when one buffer begins a page and the other one is malloc's.
-void Copy(const std::byte* src, std::byte* dst, std::size_t bytes) {
-  const hn::ScalableTag<std::uint8_t> d;
-  const std::size_t lanes = hn::Lanes(d);
-  const auto* from = reinterpret_cast<const std::uint8_t*>(src);
-  auto* to = reinterpret_cast<std::uint8_t*>(dst);
-  std::size_t i = 0;
-  if (bytes >= 8 * lanes) {
-    hn::StoreU(hn::LoadU(d, from), d, to);
-    i = lanes - reinterpret_cast<std::uintptr_t>(to) % lanes;  // stores are aligned from here on
-  }
-  for (; i + 4 * lanes <= bytes; i += 4 * lanes) {
-    const auto v0 = hn::LoadU(d, from + i);
-    const auto v1 = hn::LoadU(d, from + i + lanes);
-    const auto v2 = hn::LoadU(d, from + i + 2 * lanes);
-    const auto v3 = hn::LoadU(d, from + i + 3 * lanes);
-    hn::StoreU(v0, d, to + i);
-    hn::StoreU(v1, d, to + i + lanes);
-    hn::StoreU(v2, d, to + i + 2 * lanes);
-    hn::StoreU(v3, d, to + i + 3 * lanes);
-  }
-  std::memcpy(to + i, from + i, bytes - i);
-}
-
-// ---- Convert
-
-template <DType kFrom, DType kTo, class D>
-HWY_INLINE std::size_t ConvertFrom(D d, std::size_t i, const std::byte* src, std::byte* dst,
-                                   std::size_t numel) {
-  const std::size_t lanes = hn::Lanes(d);
-  for (; i + lanes <= numel; i += lanes) {
-    const std::byte* at = src + i * sizeof(Lane<kFrom>);
-    PrefetchAhead(d, at);
-    const auto v = LoadAs<kFrom>(d, at);
-    StoreRounded<kTo>(d, v, dst + i * sizeof(Lane<kTo>));
-  }
-  return i;
-}
-
-template <DType kFrom, DType kTo>
-void ConvertPair(const std::byte* src, std::byte* dst, std::size_t numel) {
-  if constexpr (kFrom == kTo) {
-    Copy(src, dst, numel * sizeof(Lane<kTo>));
-  } else {
-    constexpr bool kWide = kFrom == DType::kFloat64 || kTo == DType::kFloat64;
-    using T = std::conditional_t<kWide, double, float>;
-    const std::size_t done = ConvertFrom<kFrom, kTo>(hn::ScalableTag<T>(), 0, src, dst, numel);
-    ConvertFrom<kFrom, kTo>(One<T>(), done, src, dst, numel);
-  }
-}
-
-template <DType kFrom>
-void ConvertTo(DType to, const std::byte* src, std::byte* dst, std::size_t numel) {
-  switch (to) {
-    case DType::kFloat32:
-      return ConvertPair<kFrom, DType::kFloat32>(src, dst, numel);
-    case DType::kFloat64:
-      return ConvertPair<kFrom, DType::kFloat64>(src, dst, numel);
-    case DType::kFloat16:
-      return ConvertPair<kFrom, DType::kFloat16>(src, dst, numel);
-    case DType::kBFloat16:
-      return ConvertPair<kFrom, DType::kBFloat16>(src, dst, numel);
-  }
-}
-
-void ConvertAny(DType from, const std::byte* src, DType to, std::byte* dst, std::size_t numel) {
-  switch (from) {
-    case DType::kFloat32:
-      return ConvertTo<DType::kFloat32>(to, src, dst, numel);
-    case DType::kFloat64:
-      return ConvertTo<DType::kFloat64>(to, src, dst, numel);
-    case DType::kFloat16:
-      return ConvertTo<DType::kFloat16>(to, src, dst, numel);
-    case DType::kBFloat16:
-      return ConvertTo<DType::kBFloat16>(to, src, dst, numel);
-  }
-}
 
 // ---- Divide
 
@@ -321,6 +240,7 @@ namespace gradwire::cpu {
 namespace {
 
 HWY_EXPORT(ConvertAny);
+HWY_EXPORT(StreamAny);
 HWY_EXPORT(DivideAny);
 HWY_EXPORT(NarrowAndDivideAny);
 HWY_EXPORT(SumAny);
@@ -361,6 +281,12 @@ void CanonicalizeNans(DType dtype, std::byte* data, std::size_t numel) {
 void Convert(DType from, const void* src, DType to, void* dst, std::size_t numel) {
   if (numel == 0) return;
   HWY_DYNAMIC_DISPATCH(ConvertAny)
+  (from, static_cast<const std::byte*>(src), to, static_cast<std::byte*>(dst), numel);
+}
+
+void ConvertStreaming(DType from, const void* src, DType to, void* dst, std::size_t numel) {
+  if (numel == 0) return;
+  HWY_DYNAMIC_DISPATCH(StreamAny)
   (from, static_cast<const std::byte*>(src), to, static_cast<std::byte*>(dst), numel);
 }
 

@@ -20,6 +20,10 @@ namespace gradwire::cpu {
 // adds 16 zero bits, leaves a signalling one as it is.
 void Convert(DType from, const void* src, DType to, void* dst, std::size_t numel);
 
+// The same, for a large `dst` that nobody reads soon: casts to float32 and copies are stored past
+// the caches.
+void ConvertStreaming(DType from, const void* src, DType to, void* dst, std::size_t numel);
+
 // dst[i] = round(to(src[i]) / divisor): first the cast is rounded to `to`, then the quotient, as
 // torch's casting hooks do, with the bits of a true division in fp64 for float64 and in fp32 for
 // the others. For divisors up to 2048 that is the correctly rounded quotient in `to`; the divisor

@@ -97,6 +97,15 @@ class Bench {
             }};
   }
 
+  Kernel StreamKernel(const std::string& name, DType from, DType to) {
+    const std::size_t a = ByteSize(from);
+    const std::size_t b = ByteSize(to);
+    return {name, a + b, std::max(a, b), [=, this](std::size_t begin, std::size_t end) {
+              cpu::ConvertStreaming(from, sources_[0] + begin * a, to, out() + begin * b,
+                                    end - begin);
+            }};
+  }
+
   Kernel DivideKernel(const std::string& name, DType from, DType to) {
     const std::size_t a = ByteSize(from);
     const std::size_t b = ByteSize(to);
@@ -126,10 +135,13 @@ class Bench {
     const DType bf16 = DType::kBFloat16;
     return {
         ConvertKernel("copy f32", f32, f32),
+        StreamKernel("stream f32", f32, f32),
         ConvertKernel("f32 to f16", f32, f16),
         ConvertKernel("f32 to bf16", f32, bf16),
         ConvertKernel("f16 to f32", f16, f32),
         ConvertKernel("bf16 to f32", bf16, f32),
+        StreamKernel("f16 to f32, stream", f16, f32),
+        StreamKernel("bf16 to f32, stream", bf16, f32),
         DivideKernel("divide f32", f32, f32),
         DivideKernel("f32 to f16, divide", f32, f16),
         DivideKernel("f32 to bf16, divide", f32, bf16),

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
+#include <numeric>
 #include <tuple>
 
 #include "tests/hooks/reference.h"
@@ -192,21 +193,46 @@ TEST_P(KernelsTest, ConvertTakesAnyLengthAndAlignment) {
   }
 }
 
-TEST_P(KernelsTest, CopiesWhereverItBeginsAndEnds) {
+// Casts of all lengths to all offsets, by way of Convert, which other tests compare with the
+// reference, or bytes as they are.
+TEST_P(KernelsTest, CopiesAndStreamsWhereverTheyBeginAndEnd) {
   constexpr std::size_t kMost = 1200;  // some vectors of the widest target
   constexpr std::size_t kGuard = 130;
   std::vector<std::byte> src(2 * (kMost + kGuard));
   for (std::size_t i = 0; i < src.size(); ++i) src[i] = static_cast<std::byte>(i * 37 + i / 256);
   for (std::size_t numel = 0; numel < kMost; numel += 1 + numel / 64) {
     for (std::size_t shift = 0; shift < kGuard; shift += 3) {
-      const std::size_t bytes = 2 * numel;
-      std::vector<std::byte> dst(bytes + 2 * kGuard, std::byte{0xA5});
       const std::byte* from = src.data() + shift / 2;
-      cpu::Convert(DType::kFloat16, from, DType::kFloat16, dst.data() + shift, numel);
-      std::vector<std::byte> expected(dst.size(), std::byte{0xA5});
-      std::copy_n(from, bytes, expected.begin() + static_cast<std::ptrdiff_t>(shift));
-      ASSERT_EQ(dst, expected) << numel << " elements to offset " << shift;
+      for (const DType to : {DType::kFloat16, DType::kFloat32, DType::kFloat64}) {
+        const std::size_t bytes = numel * ByteSize(to);
+        std::vector<std::byte> result(bytes);
+        if (to == DType::kFloat16) {
+          std::copy_n(from, bytes, result.begin());
+        } else {
+          cpu::Convert(DType::kFloat16, from, to, result.data(), numel);
+        }
+        std::vector<std::byte> expected(bytes + 2 * kGuard, std::byte{0xA5});
+        std::copy(result.begin(), result.end(),
+                  expected.begin() + static_cast<std::ptrdiff_t>(shift));
+        for (const auto convert : {cpu::Convert, cpu::ConvertStreaming}) {
+          std::vector<std::byte> dst(expected.size(), std::byte{0xA5});
+          convert(DType::kFloat16, from, to, dst.data() + shift, numel);
+          ASSERT_EQ(dst, expected) << numel << " elements to " << Name(to) << " at " << shift;
+        }
+      }
     }
+  }
+}
+
+TEST_P(KernelsTest, StreamsEverySixteenBitElement) {
+  for (const DType from : {DType::kFloat16, DType::kBFloat16}) {
+    std::vector<std::uint16_t> all(0x10000);
+    std::iota(all.begin(), all.end(), std::uint16_t{0});
+    std::vector<float> expected(all.size());
+    std::vector<float> streamed(all.size());
+    cpu::Convert(from, all.data(), DType::kFloat32, expected.data(), all.size());
+    cpu::ConvertStreaming(from, all.data(), DType::kFloat32, streamed.data(), all.size());
+    EXPECT_EQ(std::memcmp(expected.data(), streamed.data(), 4 * all.size()), 0) << Name(from);
   }
 }
 
