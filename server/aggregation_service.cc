@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/wire/convert.h"
-#include "server/answer.h"
 #include "server/clock.h"
 #include "server/listener.h"
 #include "server/watch_stream.h"
@@ -84,13 +83,6 @@ absl::StatusOr<SessionOptions> SessionOf(const ServerOptions& options,
   return session;
 }
 
-// A stream that ends at once.
-class RefusedWatch final : public grpc::ServerWriteReactor<v1::WatchResponse> {
- public:
-  explicit RefusedWatch(const absl::Status& status) { Finish(ToShortGrpc(status)); }
-  void OnDone() override { delete this; }
-};
-
 }  // namespace
 
 AggregationService::AggregationService(const ServerOptions& options,
@@ -102,14 +94,20 @@ AggregationService::AggregationService(const ServerOptions& options,
       registry_(std::move(registry)),
       ticks_(std::move(ticks)) {}
 
-grpc::ServerUnaryReactor* AggregationService::Join(grpc::CallbackServerContext* context,
-                                                   const v1::JoinRequest* request,
-                                                   v1::JoinResponse* response) {
-  return Answer(context, DoJoin(*request, *response));
+void AggregationService::AddTo(Methods& methods) {
+  methods.AddUnary<v1::JoinRequest, v1::JoinResponse>(
+      [this](const auto& request, auto& response) { return Join(request, response); });
+  methods.AddUnary<v1::LeaveRequest, v1::LeaveResponse>(
+      [this](const auto& request, auto& /*response*/) { return Leave(request); });
+  methods.Add<v1::WatchRequest, v1::WatchResponse, WatchStream>(MethodKind::kServerStream,
+                                                                registry_, ticks_);
+  // By bytes, so that payloads are not copied.
+  methods.Add<v1::Frame, v1::Frame, ExchangeStream>(MethodKind::kBothStream, stream_limits_,
+                                                    registry_, ticks_);
 }
 
-absl::Status AggregationService::DoJoin(const v1::JoinRequest& request,
-                                        v1::JoinResponse& response) {
+absl::Status AggregationService::Join(const v1::JoinRequest& request, v1::JoinResponse& response) {
+  RpcThreads::HandOver();
   absl::StatusOr<JoinAsk> ask = AskOf(request);
   if (!ask.ok()) return ask.status();
   absl::StatusOr<SessionOptions> session = SessionOf(options_, request, *ask);
@@ -136,26 +134,10 @@ absl::Status AggregationService::DoJoin(const v1::JoinRequest& request,
   return absl::OkStatus();
 }
 
-grpc::ServerUnaryReactor* AggregationService::Leave(grpc::CallbackServerContext* context,
-                                                    const v1::LeaveRequest* request,
-                                                    v1::LeaveResponse* /*response*/) {
-  const absl::StatusOr<Seat> seat = registry_->Find(request->token(), request->start_id());
-  if (!seat.ok()) return Answer(context, seat.status());
-  return Answer(context, seat->session->Leave(seat->rank, request->start_id(), MonotonicNow()));
-}
-
-grpc::ServerWriteReactor<v1::WatchResponse>* AggregationService::Watch(
-    grpc::CallbackServerContext* /*context*/, const v1::WatchRequest* request) {
-  const auto session = registry_->Get(request->session());
-  if (session == nullptr) {
-    return new RefusedWatch(absl::NotFoundError("the daemon knows no session of that name"));
-  }
-  return WatchStream::Start(session, ticks_);
-}
-
-grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AggregationService::Exchange(
-    grpc::CallbackServerContext* context) {
-  return ExchangeStream::Start(context, stream_limits_, registry_, ticks_);
+absl::Status AggregationService::Leave(const v1::LeaveRequest& request) {
+  const absl::StatusOr<Seat> seat = registry_->Find(request.token(), request.start_id());
+  if (!seat.ok()) return seat.status();
+  return seat->session->Leave(seat->rank, request.start_id(), MonotonicNow());
 }
 
 }  // namespace gradwire::server

@@ -3,38 +3,27 @@
 
 #include <memory>
 
-#include "gradwire/v1/aggregation.grpc.pb.h"
+#include "absl/status/status.h"
+#include "gradwire/v1/aggregation.pb.h"
 #include "server/exchange_stream.h"
 #include "server/options.h"
 #include "server/registry.h"
+#include "server/rpc/methods.h"
 #include "server/tick_list.h"
 
 namespace gradwire::server {
 
-// Exchange goes by bytes, so that payloads are not copied; the others by messages.
-using AggregationBase = v1::AggregationService::WithRawCallbackMethod_Exchange<
-    v1::AggregationService::WithCallbackMethod_Join<
-        v1::AggregationService::WithCallbackMethod_Leave<
-            v1::AggregationService::WithCallbackMethod_Watch<v1::AggregationService::Service>>>>;
-
-class AggregationService final : public AggregationBase {
+// Thread-safe. Outlives the calls of its methods.
+class AggregationService final {
  public:
   AggregationService(const ServerOptions& options, std::shared_ptr<Registry> registry,
                      std::shared_ptr<TickList> ticks);
 
-  grpc::ServerUnaryReactor* Join(grpc::CallbackServerContext* context,
-                                 const v1::JoinRequest* request,
-                                 v1::JoinResponse* response) override;
-  grpc::ServerUnaryReactor* Leave(grpc::CallbackServerContext* context,
-                                  const v1::LeaveRequest* request,
-                                  v1::LeaveResponse* response) override;
-  grpc::ServerWriteReactor<v1::WatchResponse>* Watch(grpc::CallbackServerContext* context,
-                                                     const v1::WatchRequest* request) override;
-  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Exchange(
-      grpc::CallbackServerContext* context) override;
+  void AddTo(Methods& methods);
 
  private:
-  absl::Status DoJoin(const v1::JoinRequest& request, v1::JoinResponse& response);
+  absl::Status Join(const v1::JoinRequest& request, v1::JoinResponse& response);
+  absl::Status Leave(const v1::LeaveRequest& request);
 
   const ServerOptions options_;
   const StreamLimits stream_limits_;

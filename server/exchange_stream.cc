@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/wire/codec.h"
-#include "server/answer.h"
+#include "proto/wire/overtake.h"
 #include "server/clock.h"
 
 namespace gradwire::server {
@@ -21,30 +21,28 @@ std::uint64_t NextId() {
   return ++last;
 }
 
-}  // namespace
-
-ExchangeStream* ExchangeStream::Start(grpc::CallbackServerContext* context,
-                                      const StreamLimits& limits,
-                                      std::shared_ptr<Registry> registry,
-                                      std::shared_ptr<TickList> ticks) {
-  const std::shared_ptr<ExchangeStream> stream(
-      new ExchangeStream(context, limits, std::move(registry), std::move(ticks)));
-  stream->self_ = stream;
-  stream->ticks_->Add(stream);
-  // The peer learns at once that the daemon is there, not with the first frame.
-  stream->StartSendInitialMetadata();
-  stream->StartRead(&stream->incoming_);
-  return stream.get();
+// Whether more work comes with the frame than another member's small one should wait for.
+bool BringsWork(const wire::Frame& frame) {
+  const auto* contribution = std::get_if<wire::Contribution>(&frame.header);
+  return contribution != nullptr && contribution->shared &&
+         (contribution->more > 0 || contribution->shared->bytes > wire::kSmallPayload);
 }
 
-ExchangeStream::ExchangeStream(grpc::CallbackServerContext* context, const StreamLimits& limits,
-                               std::shared_ptr<Registry> registry, std::shared_ptr<TickList> ticks)
+}  // namespace
+
+ExchangeStream::ExchangeStream(const StreamLimits& limits, std::shared_ptr<Registry> registry,
+                               std::shared_ptr<TickList> ticks)
     : id_(NextId()),
       limits_(limits),
       registry_(std::move(registry)),
       ticks_(std::move(ticks)),
-      opened_(MonotonicNow()),
-      context_(context) {}
+      opened_(MonotonicNow()) {}
+
+void ExchangeStream::OnStart() {
+  ticks_->Add(Self<ExchangeStream>());
+  SendInitialMetadata();
+  StartRead();
+}
 
 void ExchangeStream::Queue(grpc::ByteBuffer frame, const wire::Weight& weight) {
   MutexLock lock(mutex_);
@@ -82,24 +80,24 @@ void ExchangeStream::End(const absl::Status& status) {
 }
 
 void ExchangeStream::Pump() {
-  std::optional<absl::Status> finish;
+  grpc::ByteBuffer frame;
+  std::optional<absl::Status> end;
   {
     MutexLock lock(mutex_);
-    if (writing_ || finished_) return;
+    if (writing_) return;
     if (!queue_.empty()) {
-      outgoing_.Swap(&queue_.front().bytes);
+      frame.Swap(&queue_.front().bytes);
       queue_.pop_front();
-      queued_bytes_ -= outgoing_.Length() + kFrameOverhead;
+      queued_bytes_ -= frame.Length() + kFrameOverhead;
       writing_ = true;
     } else if (end_) {
-      finish = end_;
-      finished_ = true;
+      end = end_;
     } else {
       return;
     }
   }
-  if (finish) return Finish(ToShortGrpc(*finish));
-  StartWrite(&outgoing_);
+  if (end) return Finish(*end);
+  StartWrite(frame);
 }
 
 bool ExchangeStream::idle() const {
@@ -134,16 +132,15 @@ void ExchangeStream::OnTick(absl::Time now) {
     End(absl::DeadlineExceededError(
         absl::StrCat("no Hello within ", absl::FormatDuration(limits_.hello_timeout))));
   }
-  if (!late) return;
-  MutexLock lock(context_mutex_);
-  if (context_ != nullptr) context_->TryCancel();
+  if (late) TryCancel();
 }
 
 void ExchangeStream::OnReadDone(bool ok) {
   if (!ok) return HandleEnd(absl::CancelledError("the member ended its stream"));
+  if (incoming().Length() > wire::kSmallPayload) RpcThreads::HandOver();
   absl::StatusOr<wire::Frame> frame =
-      wire::Parse(incoming_, {.max_payload_bytes = limits_.max_payload_bytes});
-  incoming_.Clear();
+      wire::Parse(incoming(), {.max_payload_bytes = limits_.max_payload_bytes});
+  incoming().Clear();
   if (ending()) return;
   const std::optional<Place> at = place();
   if (!at) {
@@ -155,13 +152,14 @@ void ExchangeStream::OnReadDone(bool ok) {
     at->session->FailFrom(at->rank, id_, status);
     return End(status);
   } else {
+    if (BringsWork(*frame)) RpcThreads::HandOver();
     return at->session->Receive(at->rank, id_, *frame, MonotonicNow(), [this] { ReadOn(); });
   }
   ReadOn();
 }
 
 void ExchangeStream::ReadOn() {
-  if (!ending()) StartRead(&incoming_);
+  if (!ending()) StartRead();
 }
 
 absl::Status ExchangeStream::Resolve(const Place& at, wire::Frame& frame) const {
@@ -200,12 +198,11 @@ absl::Status ExchangeStream::HandleHello(const absl::StatusOr<wire::Frame>& fram
     MutexLock lock(mutex_);
     place_ = Place{.session = seat->session, .rank = seat->rank, .memory = std::move(memory)};
   }
-  return seat->session->Attach(seat->rank, hello->start_id, hello->step, self_, MonotonicNow());
+  return seat->session->Attach(seat->rank, hello->start_id, hello->step, Self<ExchangeStream>(),
+                               MonotonicNow());
 }
 
 void ExchangeStream::OnWriteDone(bool ok) {
-  // The slices go back to their pool now, not with the next write.
-  outgoing_.Clear();
   {
     MutexLock lock(mutex_);
     writing_ = false;
@@ -229,12 +226,7 @@ void ExchangeStream::HandleEnd(const absl::Status& status) {
 
 void ExchangeStream::OnDone() {
   if (const std::optional<Place> at = place()) at->session->Detach(at->rank, id_, MonotonicNow());
-  {
-    MutexLock lock(context_mutex_);
-    context_ = nullptr;
-  }
   ticks_->Remove(this);
-  self_.reset();
 }
 
 }  // namespace gradwire::server

@@ -1,9 +1,7 @@
-// A member's Exchange stream: gRPC's reactor on one side, a hosted session on the other.
+// A member's Exchange stream: a call on one side, a hosted session on the other.
 #pragma once
 
-#include <grpcpp/server_context.h>
 #include <grpcpp/support/byte_buffer.h>
-#include <grpcpp/support/server_callback.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -17,6 +15,7 @@
 #include "proto/wire/sync.h"
 #include "server/member_stream.h"
 #include "server/registry.h"
+#include "server/rpc/call.h"
 #include "server/tick_list.h"
 
 namespace gradwire::server {
@@ -28,18 +27,13 @@ struct StreamLimits {
   absl::Duration close_timeout;
 };
 
-// Lives until gRPC is done with the call, and as long as somebody refers to it.
-//
 // One read and one write are in flight at most. The next read begins when the frame before it has
 // been dealt with: that is the back-pressure. Only a large sum is computed beside it; credits bound
-// what can arrive meanwhile. gRPC frees the call once Finish was called and nothing is in flight,
-// so Finish waits for the write, and no write begins after it.
-class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
-                             public MemberStream,
-                             public Ticked {
+// what can arrive meanwhile.
+class ExchangeStream final : public Call, public MemberStream, public Ticked {
  public:
-  static ExchangeStream* Start(grpc::CallbackServerContext* context, const StreamLimits& limits,
-                               std::shared_ptr<Registry> registry, std::shared_ptr<TickList> ticks);
+  ExchangeStream(const StreamLimits& limits, std::shared_ptr<Registry> registry,
+                 std::shared_ptr<TickList> ticks);
 
   std::uint64_t id() const override { return id_; }
   void Queue(grpc::ByteBuffer frame, const wire::Weight& weight) override;
@@ -61,9 +55,7 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
     wire::Weight weight;
   };
 
-  ExchangeStream(grpc::CallbackServerContext* context, const StreamLimits& limits,
-                 std::shared_ptr<Registry> registry, std::shared_ptr<TickList> ticks);
-
+  void OnStart() override;
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
   void OnCancel() override;
@@ -85,8 +77,6 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   const std::shared_ptr<Registry> registry_;
   const std::shared_ptr<TickList> ticks_;
   const absl::Time opened_;
-  grpc::ByteBuffer incoming_;  // of the read in flight
-  grpc::ByteBuffer outgoing_;  // of the write in flight
 
   mutable Mutex mutex_;
   std::optional<Place> place_ GRADWIRE_GUARDED_BY(mutex_);  // once its Hello was taken
@@ -95,14 +85,6 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   bool writing_ GRADWIRE_GUARDED_BY(mutex_) = false;
   std::optional<absl::Status> end_ GRADWIRE_GUARDED_BY(mutex_);
   absl::Time end_deadline_ GRADWIRE_GUARDED_BY(mutex_) = absl::InfiniteFuture();
-  bool finished_ GRADWIRE_GUARDED_BY(mutex_) = false;
-
-  // Held over TryCancel, which may not race with the end of the call. Taken last.
-  Mutex context_mutex_;
-  grpc::CallbackServerContext* context_
-      GRADWIRE_GUARDED_BY(context_mutex_);  // null: the call is over
-
-  std::shared_ptr<ExchangeStream> self_;  // until OnDone
 };
 
 }  // namespace gradwire::server

@@ -1,17 +1,13 @@
 #include "server/server.h"
 
-#include <grpcpp/ext/proto_server_reflection_plugin.h>
-#include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
 #include <grpcpp/security/server_credentials.h>
-#include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -23,8 +19,11 @@
 #include "server/admin_service.h"
 #include "server/aggregation_service.h"
 #include "server/clock.h"
+#include "server/health_service.h"
 #include "server/memory_limit.h"
+#include "server/reflection_service.h"
 #include "server/registry.h"
+#include "server/rpc/call_server.h"
 #include "server/tick_list.h"
 
 namespace gradwire::server {
@@ -40,7 +39,6 @@ constexpr std::size_t kLeastMessage = std::size_t{1} << 20;
 constexpr std::size_t kMessageHeader = std::size_t{64} << 10;
 // What gRPC may hold beside the sessions' reservations: partial messages, read buffers.
 constexpr std::size_t kTransportBytes = std::size_t{256} << 20;
-constexpr int kMaxThreads = 64;
 // Exchange, Watch and a few calls: a member needs no more on one connection.
 constexpr int kStreamsPerConnection = 16;
 constexpr int kIdleConnectionMs = 5 * 60 * 1000;
@@ -102,6 +100,7 @@ class ServerImpl final : public Server {
   void Shutdown(absl::Duration timeout) override;
 
  private:
+  Methods AllMethods();
   void AnswerOffer(int connection) const;
   bool WaitIdle(absl::Duration timeout) const;
   void TickLoop();
@@ -111,9 +110,10 @@ class ServerImpl final : public Server {
   const std::shared_ptr<TickList> ticks_;
   AggregationService aggregation_;
   AdminService admin_;
+  std::unique_ptr<HealthService> health_;
   std::unique_ptr<ExternalConnectionAcceptor> connections_;
   std::vector<std::string> addresses_;
-  std::unique_ptr<grpc::Server> grpc_;
+  std::unique_ptr<CallServer> calls_;
   std::unique_ptr<Acceptor> acceptor_;
   std::atomic<bool> shut_down_ = false;
 
@@ -134,32 +134,17 @@ absl::Status ServerImpl::Serve() {
     }
   }
   wire::KeepGrpc();
-  static std::once_flag plugins;
-  std::call_once(plugins, [] {
-    grpc::EnableDefaultHealthCheckService(true);
-    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-  });
   grpc::ServerBuilder builder;
   SetArguments(options_, builder);
   grpc::ResourceQuota quota("gradwired");
   quota.Resize(registry_->limits().memory_bytes + kTransportBytes);
-  quota.SetMaxThreads(kMaxThreads);
   builder.SetResourceQuota(quota);
-  // Only reflection is a synchronous service.
-  builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
-  builder.SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 1);
-  builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 1);
-  builder.RegisterService(&aggregation_);
-  builder.RegisterService(&admin_);
   connections_ = builder.experimental().AddExternalConnectionAcceptor(
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
       grpc::InsecureServerCredentials());
-  grpc_ = builder.BuildAndStart();
-  if (grpc_ == nullptr) return absl::InternalError("gRPC refuses to start a server");
-  for (const char* service :
-       {v1::AggregationService::service_full_name(), v1::AdminService::service_full_name()}) {
-    grpc_->GetHealthCheckService()->SetServingStatus(service, true);
-  }
+  absl::StatusOr<std::unique_ptr<CallServer>> calls = CallServer::Start(builder, AllMethods());
+  if (!calls.ok()) return calls.status();
+  calls_ = *std::move(calls);
   ticker_ = std::thread([this] {
     wire::NameThread("gradwire-tick");
     TickLoop();
@@ -179,6 +164,16 @@ absl::Status ServerImpl::Serve() {
   acceptor_ = *std::move(acceptor);
   acceptor_->Serve();
   return absl::OkStatus();
+}
+
+Methods ServerImpl::AllMethods() {
+  Methods methods;
+  aggregation_.AddTo(methods);
+  admin_.AddTo(methods);
+  health_ = std::make_unique<HealthService>(methods.services());
+  health_->AddTo(methods);
+  AddReflection(methods);
+  return methods;
 }
 
 // The member reads the answer or does not: its side falls back to payloads in the stream.
@@ -219,7 +214,7 @@ void ServerImpl::TickLoop() {
 }
 
 void ServerImpl::BeginDrain() {
-  grpc_->GetHealthCheckService()->SetServingStatus(false);
+  health_->StopServing();
   registry_->BeginDrain();
 }
 
@@ -240,17 +235,17 @@ bool ServerImpl::Drain(absl::Duration timeout) {
 void ServerImpl::Shutdown(absl::Duration timeout) {
   if (shut_down_.exchange(true)) return;
   const absl::Time deadline = MonotonicNow() + timeout;
-  if (grpc_ != nullptr) {
+  if (calls_ != nullptr) {
     BeginDrain();
     registry_->FailAll(absl::UnavailableError("the daemon is shutting down"));
     WaitIdle(timeout);
   }
   if (acceptor_ != nullptr) acceptor_->Stop();
-  if (grpc_ != nullptr) {
+  if (calls_ != nullptr) {
+    health_->EndWatches();
     const absl::Duration left = std::max(deadline - MonotonicNow(), absl::ZeroDuration());
-    grpc_->Shutdown(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(left));
-    // The ticker ends streams that gRPC waits for, so it goes after them.
-    grpc_.reset();
+    // The ticker ends streams that this waits for, so it goes after them.
+    calls_->Shutdown(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(left));
   }
   if (ticker_.joinable()) {
     {

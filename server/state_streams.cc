@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "hooks/safetensors.h"
-#include "server/answer.h"
 #include "server/clock.h"
 
 namespace gradwire::server {
@@ -25,94 +24,79 @@ absl::StatusOr<std::string> StateFile(const std::shared_ptr<HostedSession>& sess
 
 }  // namespace
 
-CallDeadline::CallDeadline(grpc::CallbackServerContext* context)
-    : deadline_(MonotonicNow() + kStateCallTimeout), context_(context) {}
+ExportStream::ExportStream(std::shared_ptr<const Registry> registry,
+                           std::shared_ptr<TickList> ticks)
+    : registry_(std::move(registry)),
+      ticks_(std::move(ticks)),
+      deadline_(MonotonicNow() + kStateCallTimeout) {}
 
-void CallDeadline::OnTick(absl::Time now) {
-  if (now < deadline_) return;
-  MutexLock lock(mutex_);
-  if (context_ != nullptr) context_->TryCancel();
+void ExportStream::OnTick(absl::Time now) {
+  if (now >= deadline_) TryCancel();
 }
 
-void CallDeadline::End() {
-  MutexLock lock(mutex_);
-  context_ = nullptr;
-}
-
-ExportStream* ExportStream::Start(grpc::CallbackServerContext* context,
-                                  const std::shared_ptr<HostedSession>& session,
-                                  std::shared_ptr<TickList> ticks) {
-  const std::shared_ptr<ExportStream> stream(new ExportStream(context, std::move(ticks)));
-  stream->self_ = stream;
-  stream->ticks_->Add(stream->deadline_);
-  stream->Send(StateFile(session));
-  return stream.get();
-}
-
-ExportStream::ExportStream(grpc::CallbackServerContext* context, std::shared_ptr<TickList> ticks)
-    : deadline_(std::make_shared<CallDeadline>(context)), ticks_(std::move(ticks)) {}
-
-void ExportStream::Send(absl::StatusOr<std::string> state) {
-  if (!state.ok()) return Finish(ToShortGrpc(state.status()));
+void ExportStream::OnRequest(const v1::ExportStateRequest& request) {
+  RpcThreads::HandOver();
+  ticks_->Add(Self<ExportStream>());
+  absl::StatusOr<std::string> state = StateFile(registry_->Get(request.session()));
+  if (!state.ok()) return Finish(state.status());
   bytes_ = *std::move(state);
   WriteNext();
 }
 
 void ExportStream::WriteNext() {
   const std::size_t bytes = std::min(kStatePiece, bytes_.size() - written_);
-  if (bytes == 0) return Finish(grpc::Status::OK);
-  response_.set_data(bytes_.data() + written_, bytes);
+  if (bytes == 0) return Finish(absl::OkStatus());
+  v1::ExportStateResponse response;
+  response.set_data(bytes_.data() + written_, bytes);
   written_ += bytes;
-  StartWrite(&response_);
+  StartWrite(ToBytes(response));
 }
 
 void ExportStream::OnWriteDone(bool ok) {
-  if (!ok) return Finish(ToShortGrpc(absl::CancelledError("the reader is gone")));
+  RpcThreads::HandOver();
+  if (!ok) return Finish(absl::CancelledError("the reader is gone"));
   WriteNext();
 }
 
-void ExportStream::OnDone() {
-  deadline_->End();
-  ticks_->Remove(deadline_.get());
-  self_.reset();
-}
+void ExportStream::OnDone() { ticks_->Remove(this); }
 
-ImportStream* ImportStream::Start(grpc::CallbackServerContext* context,
-                                  v1::ImportStateResponse* response,
-                                  std::shared_ptr<const Registry> registry,
-                                  std::shared_ptr<TickList> ticks) {
-  const std::shared_ptr<ImportStream> stream(
-      new ImportStream(context, response, std::move(registry), std::move(ticks)));
-  stream->self_ = stream;
-  stream->ticks_->Add(stream->deadline_);
-  stream->StartRead(&stream->request_);
-  return stream.get();
-}
-
-ImportStream::ImportStream(grpc::CallbackServerContext* context, v1::ImportStateResponse* response,
-                           std::shared_ptr<const Registry> registry,
+ImportStream::ImportStream(std::shared_ptr<const Registry> registry,
                            std::shared_ptr<TickList> ticks)
-    : context_(context),
-      response_(response),
-      registry_(std::move(registry)),
-      deadline_(std::make_shared<CallDeadline>(context)),
-      ticks_(std::move(ticks)) {}
+    : registry_(std::move(registry)),
+      ticks_(std::move(ticks)),
+      deadline_(MonotonicNow() + kStateCallTimeout) {}
+
+void ImportStream::OnTick(absl::Time now) {
+  if (now >= deadline_) TryCancel();
+}
+
+void ImportStream::OnStart() {
+  ticks_->Add(Self<ImportStream>());
+  StartRead();
+}
 
 void ImportStream::OnReadDone(bool ok) {
-  if (!ok) return Finish(ToShortGrpc(Import()));
-  if (absl::Status status = Take(); !status.ok()) return Finish(ToShortGrpc(status));
-  StartRead(&request_);
+  RpcThreads::HandOver();
+  if (!ok) {
+    const absl::StatusOr<v1::ImportStateResponse> response = Import();
+    return response.ok() ? WriteAndFinish(ToBytes(*response)) : Finish(response.status());
+  }
+  v1::ImportStateRequest request;
+  absl::Status status = FromBytes(method(), incoming(), request);
+  if (status.ok()) status = Take(request);
+  if (!status.ok()) return Finish(status);
+  StartRead();
 }
 
-absl::Status ImportStream::Take() {
+absl::Status ImportStream::Take(const v1::ImportStateRequest& request) {
   if (session_ == nullptr) {
-    session_ = registry_->Get(request_.session());
+    session_ = registry_->Get(request.session());
     if (session_ == nullptr) return NoSession();
     most_bytes_ = session_->StateFileBytes();
-  } else if (!request_.session().empty()) {
+  } else if (!request.session().empty()) {
     return absl::InvalidArgumentError("session: only the first message names it");
   }
-  const std::string& data = request_.data();
+  const std::string& data = request.data();
   if (data.size() > kStatePiece) {
     return absl::InvalidArgumentError(
         absl::StrCat("data: ", data.size(), " bytes; allowed in one message: ", kStatePiece));
@@ -125,21 +109,18 @@ absl::Status ImportStream::Take() {
   return absl::OkStatus();
 }
 
-absl::Status ImportStream::Import() {
-  if (context_->IsCancelled()) return absl::CancelledError("the sender is gone");
+absl::StatusOr<v1::ImportStateResponse> ImportStream::Import() const {
+  if (broken()) return absl::CancelledError("the sender is gone");
   if (session_ == nullptr) return absl::InvalidArgumentError("session: no message names it");
   const absl::StatusOr<HookState> state = ReadSafetensors(bytes_);
   if (!state.ok()) return state.status();
   const absl::StatusOr<std::int64_t> iteration = session_->ImportState(*state);
   if (!iteration.ok()) return iteration.status();
-  response_->set_iteration(*iteration);
-  return absl::OkStatus();
+  v1::ImportStateResponse response;
+  response.set_iteration(*iteration);
+  return response;
 }
 
-void ImportStream::OnDone() {
-  deadline_->End();
-  ticks_->Remove(deadline_.get());
-  self_.reset();
-}
+void ImportStream::OnDone() { ticks_->Remove(this); }
 
 }  // namespace gradwire::server

@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "server/answer.h"
 #include "server/clock.h"
 
 namespace gradwire::server {
@@ -17,66 +16,47 @@ bool SameButSentence(const v1::WatchResponse& a, const v1::WatchResponse& b) {
 
 }  // namespace
 
-WatchStream* WatchStream::Start(std::shared_ptr<const HostedSession> session,
-                                std::shared_ptr<TickList> ticks) {
-  const std::shared_ptr<WatchStream> stream(new WatchStream(std::move(session), std::move(ticks)));
-  stream->self_ = stream;
-  stream->ticks_->Add(stream);
-  stream->OnTick(MonotonicNow());
-  return stream.get();
-}
+WatchStream::WatchStream(std::shared_ptr<const Registry> registry, std::shared_ptr<TickList> ticks)
+    : registry_(std::move(registry)), ticks_(std::move(ticks)) {}
 
-WatchStream::WatchStream(std::shared_ptr<const HostedSession> session,
-                         std::shared_ptr<TickList> ticks)
-    : session_(std::move(session)), ticks_(std::move(ticks)) {}
+void WatchStream::OnRequest(const v1::WatchRequest& request) {
+  session_ = registry_->Get(request.session());
+  if (session_ == nullptr) {
+    return Finish(absl::NotFoundError("the daemon knows no session of that name"));
+  }
+  ticks_->Add(Self<WatchStream>());
+  OnTick(MonotonicNow());
+}
 
 void WatchStream::OnTick(absl::Time now) {
   const bool over = session_->ended();
-  v1::WatchResponse current = session_->Snapshot(now);
+  const v1::WatchResponse current = session_->Snapshot(now);
   {
     MutexLock lock(mutex_);
-    if (writing_ || over_ || finish_) return;
-    if (SameButSentence(current, response_) &&
-        (current.waiting_for() == response_.waiting_for() || now < told_at_ + kSentenceInterval)) {
+    if (writing_ || over_) return;
+    if (SameButSentence(current, told_) &&
+        (current.waiting_for() == told_.waiting_for() || now < told_at_ + kSentenceInterval)) {
       return;
     }
-    response_ = std::move(current);
+    told_ = current;
     told_at_ = now;
     over_ = over;
     writing_ = true;
   }
-  StartWrite(&response_);
+  StartWrite(ToBytes(current));
 }
 
 void WatchStream::OnWriteDone(bool ok) {
-  absl::Status status;
+  bool over = false;
   {
     MutexLock lock(mutex_);
     writing_ = false;
-    if (!ok && !finish_) finish_ = absl::CancelledError("the watcher is gone");
-    if (over_ && !finish_) finish_ = absl::OkStatus();
-    if (!finish_ || finished_) return;
-    finished_ = true;
-    status = *finish_;
+    over = over_;
   }
-  Finish(ToShortGrpc(status));
+  if (!ok) return Finish(absl::CancelledError("the watcher is gone"));
+  if (over) Finish(absl::OkStatus());
 }
 
-void WatchStream::OnCancel() { FinishOnce(absl::CancelledError("the watcher is gone")); }
-
-void WatchStream::FinishOnce(const absl::Status& status) {
-  {
-    MutexLock lock(mutex_);
-    if (!finish_) finish_ = status;
-    if (writing_ || finished_) return;  // OnWriteDone does it
-    finished_ = true;
-  }
-  Finish(ToShortGrpc(status));
-}
-
-void WatchStream::OnDone() {
-  ticks_->Remove(this);
-  self_.reset();
-}
+void WatchStream::OnDone() { ticks_->Remove(this); }
 
 }  // namespace gradwire::server

@@ -1,0 +1,159 @@
+#include "server/rpc/call.h"
+
+#include <grpc/grpc.h>
+
+#include <cstddef>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/wire/status.h"
+
+namespace gradwire::server {
+namespace {
+
+// gRPC sends a status message as a header, and peers refuse headers above 8 KiB: a long one is cut.
+grpc::Status ToShortGrpc(const absl::Status& status) {
+  constexpr std::size_t kMaxMessage = 2048;
+  if (status.message().size() <= kMaxMessage) return wire::ToGrpc(status);
+  return wire::ToGrpc(
+      absl::Status(status.code(), absl::StrCat(status.message().substr(0, kMaxMessage), " …")));
+}
+
+}  // namespace
+
+Call::Wire::Wire(RpcThreads& on)
+    : threads(on),
+      ended{.done =
+                [](void* owner, bool ok) {
+                  Call& its = *static_cast<Wire*>(owner)->call;
+                  its.OnEnded(ok);
+                  its.Settle();
+                },
+            .owner = this} {
+  context.AsyncNotifyWhenDone(threads.Begin(ended));
+}
+
+template <void (Call::*end)(bool)>
+RpcThreads::Operation Call::Operation() {
+  const auto done = [](void* owner, bool ok) {
+    auto& call = *static_cast<Call*>(owner);
+    (call.*end)(ok);
+    call.Settle();
+  };
+  return {.done = done, .owner = this};
+}
+
+Call::Call()
+    : metadata_(Operation<&Call::OnSent>()),
+      read_(Operation<&Call::OnRead>()),
+      write_(Operation<&Call::OnWritten>()),
+      finish_(Operation<&Call::OnSent>()) {}
+
+void Call::Open(std::unique_ptr<Wire> wire, std::function<void()> closed) {
+  self_ = shared_from_this();
+  wire_ = std::move(wire);
+  wire_->call = this;
+  closed_ = std::move(closed);
+  {
+    MutexLock lock(mutex_);
+    under_way_ = 2;  // this, and the notice of the call's end
+  }
+  OnStart();
+  Settle();
+}
+
+void Call::SendInitialMetadata() {
+  {
+    MutexLock lock(mutex_);
+    ++under_way_;
+  }
+  wire_->stream.SendInitialMetadata(wire_->threads.Begin(metadata_));
+}
+
+bool Call::Begin(bool write) {
+  MutexLock lock(mutex_);
+  if (outcome_) return false;
+  ++under_way_;
+  if (write) writing_ = true;
+  return true;
+}
+
+void Call::StartRead() {
+  if (!Begin(/*write=*/false)) return;
+  wire_->stream.Read(&incoming_, wire_->threads.Begin(read_));
+}
+
+void Call::StartWrite(const grpc::ByteBuffer& message) {
+  if (!Begin(/*write=*/true)) return;
+  wire_->stream.Write(message, wire_->threads.Begin(write_));
+}
+
+void Call::WriteAndFinish(const grpc::ByteBuffer& message) {
+  {
+    MutexLock lock(mutex_);
+    if (outcome_) return;
+    outcome_ = grpc::Status::OK;
+    finishing_ = true;
+    ++under_way_;
+  }
+  wire_->stream.WriteAndFinish(message, grpc::WriteOptions(), grpc::Status::OK,
+                               wire_->threads.Begin(finish_));
+}
+
+void Call::Finish(const absl::Status& status) {
+  {
+    MutexLock lock(mutex_);
+    if (outcome_) return;
+    outcome_ = ToShortGrpc(status);
+  }
+  MaybeFinish();
+}
+
+void Call::MaybeFinish() {
+  grpc::Status outcome;
+  {
+    MutexLock lock(mutex_);
+    if (!outcome_ || writing_ || finishing_) return;
+    finishing_ = true;
+    ++under_way_;
+    outcome = *outcome_;
+  }
+  wire_->stream.Finish(outcome, wire_->threads.Begin(finish_));
+}
+
+void Call::TryCancel() { wire_->context.TryCancel(); }
+
+bool Call::broken() const {
+  return grpc_call_failed_before_recv_message(wire_->context.c_call()) != 0;
+}
+
+void Call::OnRead(bool ok) { OnReadDone(ok); }
+
+void Call::OnWritten(bool ok) {
+  {
+    MutexLock lock(mutex_);
+    writing_ = false;
+  }
+  OnWriteDone(ok);
+  MaybeFinish();
+}
+
+void Call::OnEnded(bool /*ok*/) {
+  if (!wire_->context.IsCancelled()) return;
+  OnCancel();
+  Finish(absl::CancelledError("the call was cancelled"));
+}
+
+void Call::Settle() {
+  {
+    MutexLock lock(mutex_);
+    if (--under_way_ > 0) return;
+  }
+  std::shared_ptr<Call> self = std::move(self_);
+  OnDone();
+  const std::function<void()> closed = std::move(closed_);
+  self.reset();
+  closed();
+}
+
+}  // namespace gradwire::server

@@ -1,0 +1,84 @@
+#include "server/rpc/call_server.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace gradwire::server {
+namespace {
+
+class UnknownCall final : public Call {
+  void OnStart() override {
+    Finish(absl::UnimplementedError(absl::StrCat("there is no method ", method())));
+  }
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CallServer>> CallServer::Start(grpc::ServerBuilder& builder,
+                                                              Methods methods,
+                                                              std::size_t threads) {
+  std::unique_ptr<CallServer> server(
+      new CallServer(builder.AddCompletionQueue(), std::move(methods)));
+  builder.RegisterAsyncGenericService(&server->service_);
+  server->grpc_ = builder.BuildAndStart();
+  if (server->grpc_ == nullptr) return absl::InternalError("gRPC refuses to start a server");
+  server->Enter();
+  server->Accept();
+  server->threads_.Start(threads);
+  return server;
+}
+
+CallServer::CallServer(std::unique_ptr<grpc::ServerCompletionQueue> queue, Methods methods)
+    : methods_(std::move(methods)),
+      threads_(std::move(queue)),
+      accepted_{
+          .done = [](void* owner, bool ok) { static_cast<CallServer*>(owner)->OnAccepted(ok); },
+          .owner = this} {}
+
+CallServer::~CallServer() { Shutdown(std::chrono::system_clock::now()); }
+
+void CallServer::Accept() {
+  next_ = std::make_unique<Call::Wire>(threads_);
+  grpc::ServerCompletionQueue* const queue = threads_.queue();
+  service_.RequestCall(&next_->context, &next_->stream, queue, queue, threads_.Begin(accepted_));
+}
+
+void CallServer::OnAccepted(bool ok) {
+  std::unique_ptr<Call::Wire> wire = std::move(next_);
+  if (!ok) {  // the server is shut down
+    wire.reset();
+    return Leave();
+  }
+  Enter();
+  Accept();
+  std::shared_ptr<Call> call = methods_.Make(wire->context.method());
+  if (call == nullptr) call = std::make_shared<UnknownCall>();
+  call->Open(std::move(wire), [this] { Leave(); });
+}
+
+void CallServer::Enter() {
+  MutexLock lock(mutex_);
+  ++inside_;
+}
+
+void CallServer::Leave() {
+  MutexLock lock(mutex_);
+  if (--inside_ == 0) left_.NotifyAll();
+}
+
+void CallServer::Shutdown(std::chrono::system_clock::time_point deadline) {
+  if (grpc_ == nullptr) return threads_.Stop();
+  grpc_->Shutdown(deadline);
+  {
+    // The calls are cancelled, and each ends by itself (see Call). Nothing may begin on a queue
+    // that is shut down, so that comes after them.
+    MutexLock lock(mutex_);
+    while (inside_ > 0) left_.Wait(mutex_);
+  }
+  threads_.Stop();
+  grpc_.reset();
+}
+
+}  // namespace gradwire::server

@@ -1,0 +1,56 @@
+// A gRPC server whose calls all go through one queue.
+#pragma once
+
+#include <grpcpp/generic/async_generic_service.h>
+#include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "proto/wire/sync.h"
+#include "server/rpc/call.h"
+#include "server/rpc/methods.h"
+#include "server/rpc/rpc_threads.h"
+
+namespace gradwire::server {
+
+// Calls of methods that there are not end with UNIMPLEMENTED.
+class CallServer {
+ public:
+  // `builder` has the options and the ports, and no service.
+  static absl::StatusOr<std::unique_ptr<CallServer>> Start(
+      grpc::ServerBuilder& builder, Methods methods, std::size_t threads = RpcThreads::Count());
+
+  // Shutdown, with no time to spare.
+  ~CallServer();
+
+  // Takes no new call, gives those under way until `deadline`, and cancels them then. Returns when
+  // no thread is left. Later calls do nothing.
+  void Shutdown(std::chrono::system_clock::time_point deadline) GRADWIRE_EXCLUDES(mutex_);
+
+ private:
+  CallServer(std::unique_ptr<grpc::ServerCompletionQueue> queue, Methods methods);
+
+  // Asks gRPC for the next call.
+  void Accept();
+  void OnAccepted(bool ok);
+  // Calls, and the question for the next one: more or less of them.
+  void Enter() GRADWIRE_EXCLUDES(mutex_);
+  void Leave() GRADWIRE_EXCLUDES(mutex_);
+
+  const Methods methods_;
+  grpc::AsyncGenericService service_;
+  RpcThreads threads_;
+  std::unique_ptr<grpc::Server> grpc_;
+  RpcThreads::Operation accepted_;
+  std::unique_ptr<Call::Wire> next_;  // with gRPC, until accepted_ is done
+
+  Mutex mutex_;
+  CondVar left_;
+  std::size_t inside_ GRADWIRE_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace gradwire::server

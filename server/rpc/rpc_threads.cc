@@ -1,0 +1,93 @@
+#include "server/rpc/rpc_threads.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "proto/wire/thread_name.h"
+
+namespace gradwire::server {
+namespace {
+
+// Whose baton the thread has.
+thread_local RpcThreads* baton_of = nullptr;
+
+}  // namespace
+
+RpcThreads::RpcThreads(std::unique_ptr<grpc::ServerCompletionQueue> queue)
+    : queue_(std::move(queue)) {}
+
+RpcThreads::~RpcThreads() { Stop(); }
+
+std::size_t RpcThreads::Count() {
+  return std::clamp<std::size_t>(std::thread::hardware_concurrency(), 2, 16);
+}
+
+void RpcThreads::Start(std::size_t threads) {
+  while (threads_.size() < threads) {
+    threads_.emplace_back([this] {
+      wire::NameThread("gradwire-rpc");
+      Run();
+    });
+  }
+}
+
+void RpcThreads::Stop() {
+  if (std::exchange(stopped_, true)) return;
+  queue_->Shutdown();
+  // gRPC destroys only a queue whose end somebody has seen.
+  if (threads_.empty()) Run();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void* RpcThreads::Begin(Operation& operation) {
+  begun_.fetch_add(1, std::memory_order_release);
+  return &operation;
+}
+
+void RpcThreads::HandOver() {
+  if (RpcThreads* const threads = std::exchange(baton_of, nullptr)) threads->DropBaton();
+}
+
+void RpcThreads::Run() {
+  while (TakeBaton()) {
+    baton_of = this;
+    while (baton_of == this) {
+      void* tag = nullptr;
+      bool ok = false;
+      if (!queue_->Next(&tag, &ok)) return End();
+      begun_.load(std::memory_order_acquire);
+      const Operation operation = *static_cast<const Operation*>(tag);
+      operation.done(operation.owner, ok);
+    }
+  }
+}
+
+bool RpcThreads::TakeBaton() {
+  MutexLock lock(mutex_);
+  ++idle_;
+  while (taken_ && !ended_) free_.Wait(mutex_);
+  --idle_;
+  taken_ = true;
+  return !ended_;
+}
+
+void RpcThreads::DropBaton() {
+  bool wake = false;
+  {
+    MutexLock lock(mutex_);
+    taken_ = false;
+    wake = idle_ > 0;
+  }
+  if (wake) free_.NotifyOne();
+}
+
+void RpcThreads::End() {
+  baton_of = nullptr;
+  {
+    MutexLock lock(mutex_);
+    ended_ = true;
+  }
+  free_.NotifyAll();
+}
+
+}  // namespace gradwire::server
