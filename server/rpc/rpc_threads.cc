@@ -19,7 +19,7 @@ RpcThreads::RpcThreads(std::unique_ptr<grpc::ServerCompletionQueue> queue)
 RpcThreads::~RpcThreads() { Stop(); }
 
 std::size_t RpcThreads::Count() {
-  return std::clamp<std::size_t>(std::thread::hardware_concurrency(), 2, 16);
+  return std::clamp<std::size_t>(std::thread::hardware_concurrency() + std::size_t{1}, 3, 16);
 }
 
 void RpcThreads::Start(std::size_t threads) {

@@ -35,7 +35,8 @@ class RpcThreads {
   RpcThreads(const RpcThreads&) = delete;
   RpcThreads& operator=(const RpcThreads&) = delete;
 
-  // One for each core, at least 2 and at most 16.
+  // One more than there are cores, so that sums on all of them leave one to wait; at least 3, at
+  // most 16.
   static std::size_t Count();
 
   void Start(std::size_t threads);
