@@ -84,12 +84,16 @@ HWY_INLINE bool SumSingles(D d, SumArguments a, std::size_t begin, std::size_t e
 #if HWY_TARGET != HWY_SCALAR  // which has no vectors of two lanes
 
 // ---- Two vectors of the arithmetic type at a time, `lower` and `upper`. They fill one vector as
-// it is stored (float64: two). bfloat16 is not split in the middle: `lower` has every other element
-// from the first on, the lower halves of binary32 lanes, and `upper` those between. So no lane
-// moves.
+// it is stored, or two if it is as wide. bfloat16 is not split in the middle: `lower` has every
+// other element from the first on, the lower halves of binary32 lanes, and `upper` those between.
+// So no lane moves.
 
 template <DType kType, class D>
 using Whole = hn::Repartition<Lane<kType>, D>;
+
+// Whether the sum is taken in the type in which it is stored.
+template <DType kType, class D>
+constexpr bool kSameWidth = sizeof(Lane<kType>) == sizeof(hn::TFromD<D>);
 
 template <DType kType, Before kBefore, class D>
 HWY_INLINE void LoadPair(D d, const SumArguments& a, const std::byte* p, hn::Vec<D>& lower,
@@ -100,14 +104,16 @@ HWY_INLINE void LoadPair(D d, const SumArguments& a, const std::byte* p, hn::Vec
     const auto both = hn::BitCast(du, LoadBytes(dw, p));
     lower = hn::BitCast(d, hn::ShiftLeft<16>(both));
     upper = hn::BitCast(d, hn::And(both, hn::Set(du, 0xFFFF0000U)));
-  } else if constexpr (kBefore != Before::kNothing) {
+  } else if constexpr (kBefore != Before::kNothing && !kSameWidth<kType, D>) {
     const auto both = LoadStored<kBefore>(dw, a, p);
     const hn::Half<decltype(dw)> dh;
     lower = Widen<kType>(d, hn::LowerHalf(dh, both));
     upper = Widen<kType>(d, hn::UpperHalf(dh, both));
   } else {
-    lower = LoadAs<kType>(d, p);
-    upper = LoadAs<kType>(d, p + hn::Lanes(d) * sizeof(Lane<kType>));
+    const hn::Rebind<Lane<kType>, D> ds;
+    const std::size_t bytes = hn::Lanes(ds) * sizeof(Lane<kType>);
+    lower = Widen<kType>(d, LoadStored<kBefore>(ds, a, p));
+    upper = Widen<kType>(d, LoadStored<kBefore>(ds, a, p + bytes));
   }
 }
 
@@ -115,7 +121,7 @@ template <DType kType, class D, class VBits>
 HWY_INLINE VBits StorePair(D d, const SumArguments& a, hn::Vec<D> lower, hn::Vec<D> upper,
                            std::size_t i, VBits bad) {
   const Whole<kType, D> dw;
-  if constexpr (kType == DType::kFloat64) {
+  if constexpr (kSameWidth<kType, D>) {
     bad = StoreResult<kType>(dw, a, lower, i, bad);
     return StoreResult<kType>(dw, a, upper, i + hn::Lanes(d), bad);
   } else if constexpr (kType == DType::kBFloat16) {
