@@ -91,7 +91,7 @@ void ConvertPair(const std::byte* src, std::byte* dst, std::size_t numel) {
     constexpr bool kWide = kFrom == DType::kFloat64 || kTo == DType::kFloat64;
     using T = std::conditional_t<kWide, double, float>;
     const std::size_t done = ConvertFrom<kFrom, kTo>(hn::ScalableTag<T>(), 0, src, dst, numel);
-    ConvertFrom<kFrom, kTo>(hn::CappedTag<T, 1>(), done, src, dst, numel);
+    ConvertFrom<kFrom, kTo>(One<T>(), done, src, dst, numel);
   }
 }
 
@@ -129,7 +129,7 @@ template <DType kFrom>
 void StreamWidened(const std::byte* src, std::byte* dst, std::size_t numel) {
   const hn::ScalableTag<float> d;
   const std::size_t lanes = hn::Lanes(d);
-  const hn::CappedTag<float, 1> one;
+  const One<float> one;
   std::size_t i = std::min(numel, ToNextLine(dst) / sizeof(float));
   ConvertFrom<kFrom, DType::kFloat32>(one, 0, src, dst, i);
   auto* to = reinterpret_cast<float*>(dst);

@@ -35,6 +35,11 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
+// The loops take a descriptor of the arithmetic type and run over whole vectors; each is called
+// once with full vectors and once, for the rest, with vectors of one lane.
+template <class T>
+using One = hn::CappedTag<T, 1>;
+
 // What one element is in memory, and which bits of it are the exponent.
 template <DType kType>
 struct Storage;
@@ -83,16 +88,25 @@ HWY_INLINE void StoreBytes(D d, hn::Vec<D> v, std::byte* p) {
   }
 }
 
-// Starts fetching what a loop over whole vectors loads from `p` on some steps later. By itself the
+// Starts fetching what a loop over arrays reads some steps after the `bytes` at `p`. By itself the
 // processor looks no further ahead than the end of the page, and arithmetic fills the window in
 // which it runs ahead of a load that waits: without this, arrays beyond the cache are waited for.
-template <class D>
-HWY_INLINE void PrefetchAhead(D /*d*/, const std::byte* p) {
-  constexpr std::uintptr_t kDistance = 2048;  // bytes; 512 are too few, 4096 no better
-  if constexpr (hn::MaxLanes(D()) > 1) {
+HWY_INLINE void PrefetchAhead(const std::byte* p, std::size_t bytes, std::size_t distance) {
+  constexpr std::size_t kCacheLine = 64;
+  for (std::size_t i = 0; i < bytes; i += kCacheLine) {
     // An address past the array does no harm: prefetching does not fault.
-    const std::uintptr_t ahead = reinterpret_cast<std::uintptr_t>(p) + kDistance;
+    const std::uintptr_t ahead = reinterpret_cast<std::uintptr_t>(p) + distance + i;
     hwy::Prefetch(reinterpret_cast<const std::byte*>(ahead));  // NOLINT(performance-no-int-to-ptr)
+  }
+}
+
+// The same in a loop that loads one vector of `d` in each step. Vectors of one lane are for the
+// rest of an array.
+template <class D>
+HWY_INLINE void PrefetchAhead(D d, const std::byte* p) {
+  constexpr std::size_t kDistance = 2048;  // 512 are too few, 4096 no better
+  if constexpr (hn::MaxLanes(D()) > 1) {
+    PrefetchAhead(p, hn::Lanes(d) * sizeof(hn::TFromD<D>), kDistance);
   }
 }
 
@@ -240,19 +254,21 @@ HWY_INLINE hn::Vec<hn::Rebind<float, D64>> ToStickyFloat32(D64 d, hn::Vec<D64> v
 // ---- Any dtype as vectors of the arithmetic type, float or double.
 
 template <DType kType, class D>
-HWY_INLINE hn::Vec<D> LoadAs(D d, const std::byte* p) {
-  if constexpr (kType == DType::kFloat64) {
-    static_assert(sizeof(hn::TFromD<D>) == 8);
-    return LoadBytes(d, p);
+HWY_INLINE hn::Vec<D> Widen(D d, hn::Vec<hn::Rebind<Lane<kType>, D>> v) {
+  if constexpr (sizeof(Lane<kType>) == sizeof(hn::TFromD<D>)) {
+    return v;
   } else if constexpr (sizeof(hn::TFromD<D>) == 8) {
-    return hn::PromoteTo(d, LoadAs<kType>(hn::Rebind<float, D>(), p));
-  } else if constexpr (kType == DType::kFloat32) {
-    return LoadBytes(d, p);
+    return hn::PromoteTo(d, Widen<kType>(hn::Rebind<float, D>(), v));
   } else if constexpr (kType == DType::kFloat16) {
-    return WidenFloat16(d, LoadBytes(hn::Rebind<std::uint16_t, D>(), p));
+    return WidenFloat16(d, v);
   } else {
-    return WidenBFloat16(d, LoadBytes(hn::Rebind<std::uint16_t, D>(), p));
+    return WidenBFloat16(d, v);
   }
+}
+
+template <DType kType, class D>
+HWY_INLINE hn::Vec<D> LoadAs(D d, const std::byte* p) {
+  return Widen<kType>(d, LoadBytes(hn::Rebind<Lane<kType>, D>(), p));
 }
 
 // `v` rounded once to the dtype, as it is stored.
@@ -270,6 +286,12 @@ HWY_INLINE hn::Vec<hn::Rebind<Lane<kType>, D>> Round(D d, hn::Vec<D> v) {
   } else {
     return RoundToBFloat16(d, v);
   }
+}
+
+// What to multiply or divide by.
+template <class D>
+HWY_INLINE hn::Vec<D> Operand(D d, bool multiply, double divisor) {
+  return hn::Set(d, static_cast<hn::TFromD<D>>(multiply ? 1 / divisor : divisor));
 }
 
 // v / by, or v * by with the divisor's reciprocal where that will do, which is several times

@@ -11,6 +11,7 @@
 // After foreach_target.h:
 #include "hooks/cpu/convert-inl.h"
 #include "hooks/cpu/element-inl.h"
+#include "hooks/cpu/sum-inl.h"
 #include "hwy/highway.h"
 
 #ifndef GRADWIRE_KERNELS_ONCE
@@ -35,18 +36,7 @@ HWY_BEFORE_NAMESPACE();
 namespace gradwire::cpu {
 namespace HWY_NAMESPACE {
 
-// The loops take a descriptor of the arithmetic type and run over whole vectors from `i` on; each
-// is called once with full vectors and once, for the rest, with vectors of one lane.
-template <class T>
-using One = hn::CappedTag<T, 1>;
-
 // ---- Divide
-
-// What to multiply or divide by.
-template <class D>
-HWY_INLINE hn::Vec<D> Operand(D d, bool multiply, double divisor) {
-  return hn::Set(d, static_cast<hn::TFromD<D>>(multiply ? 1 / divisor : divisor));
-}
 
 template <DType kType, bool kMultiply, class D>
 HWY_INLINE std::size_t DivideFrom(D d, std::size_t i, const std::byte* src, std::byte* dst,
@@ -117,95 +107,6 @@ void NarrowAndDivideAny(const std::byte* src, DType to, std::byte* dst, std::siz
 }
 
 // ---- Sum
-
-struct SumArguments {
-  const void* const* srcs;
-  std::size_t count;
-  double divisor;
-  std::byte* dst;
-  double source_divisor = 1;
-};
-
-// What is done to an element before it is added.
-enum class Before { kNothing, kMultiply, kDivide };
-
-template <DType kType, Before kBefore, class D>
-HWY_INLINE hn::Vec<D> LoadSource(D d, const SumArguments& a, std::size_t source, std::size_t i) {
-  const std::byte* at = static_cast<const std::byte*>(a.srcs[source]) + i * sizeof(Lane<kType>);
-  PrefetchAhead(d, at);
-  if constexpr (kBefore == Before::kNothing) {
-    return LoadAs<kType>(d, at);
-  } else {  // in binary32, and rounded to it
-    constexpr bool kMultiply = kBefore == Before::kMultiply;
-    const hn::Rebind<float, D> df;
-    const auto by = Operand(df, kMultiply, a.source_divisor);
-    return hn::PromoteTo(d, Quotient<kMultiply>(df, LoadBytes(df, at), by));
-  }
-}
-
-template <DType kType, class D>
-using Bits = hn::Vec<hn::RebindToUnsigned<hn::Rebind<Lane<kType>, D>>>;
-
-// Divides, rounds, stores; returns `bad` with all bits set in the lanes that are not finite.
-template <DType kType, class D>
-HWY_INLINE Bits<kType, D> Finish(D d, const SumArguments& a, hn::Vec<D> sum, std::size_t i,
-                                 Bits<kType, D> bad) {
-  const hn::Rebind<Lane<kType>, D> dl;
-  const hn::RebindToUnsigned<decltype(dl)> du;
-  if (a.divisor != 1) {
-    sum = hn::Div(sum, hn::Set(d, static_cast<hn::TFromD<D>>(a.divisor)));
-  }
-  const auto rounded = Round<kType>(d, sum);
-  StoreBytes(dl, rounded, a.dst + i * sizeof(Lane<kType>));
-  const auto exponent = hn::Set(du, Storage<kType>::kExponent);
-  const auto is_bad = hn::Eq(hn::And(hn::BitCast(du, rounded), exponent), exponent);
-  return hn::Or(bad, hn::VecFromMask(du, is_bad));
-}
-
-// Returns whether all results in [begin, end) are finite.
-template <DType kType, Before kBefore, class D>
-HWY_INLINE bool SumFrom(D d, const SumArguments& a, std::size_t begin, std::size_t end) {
-  const hn::RebindToUnsigned<hn::Rebind<Lane<kType>, D>> du;
-  const std::size_t lanes = hn::Lanes(d);
-  auto bad = hn::Zero(du);
-  std::size_t i = begin;
-  // Four vectors at a time hide the latency of the chain of additions.
-  for (; i + 4 * lanes <= end; i += 4 * lanes) {
-    auto s0 = LoadSource<kType, kBefore>(d, a, 0, i);
-    auto s1 = LoadSource<kType, kBefore>(d, a, 0, i + lanes);
-    auto s2 = LoadSource<kType, kBefore>(d, a, 0, i + 2 * lanes);
-    auto s3 = LoadSource<kType, kBefore>(d, a, 0, i + 3 * lanes);
-    for (std::size_t k = 1; k < a.count; ++k) {
-      s0 = hn::Add(s0, LoadSource<kType, kBefore>(d, a, k, i));
-      s1 = hn::Add(s1, LoadSource<kType, kBefore>(d, a, k, i + lanes));
-      s2 = hn::Add(s2, LoadSource<kType, kBefore>(d, a, k, i + 2 * lanes));
-      s3 = hn::Add(s3, LoadSource<kType, kBefore>(d, a, k, i + 3 * lanes));
-    }
-    bad = Finish<kType>(d, a, s0, i, bad);
-    bad = Finish<kType>(d, a, s1, i + lanes, bad);
-    bad = Finish<kType>(d, a, s2, i + 2 * lanes, bad);
-    bad = Finish<kType>(d, a, s3, i + 3 * lanes, bad);
-  }
-  for (; i + lanes <= end; i += lanes) {
-    auto sum = LoadSource<kType, kBefore>(d, a, 0, i);
-    for (std::size_t k = 1; k < a.count; ++k) {
-      sum = hn::Add(sum, LoadSource<kType, kBefore>(d, a, k, i));
-    }
-    bad = Finish<kType>(d, a, sum, i, bad);
-  }
-  return hn::AllTrue(du, hn::Eq(bad, hn::Zero(du)));
-}
-
-template <DType kType, Before kBefore = Before::kNothing>
-bool SumAs(const SumArguments& a, std::size_t begin, std::size_t end) {
-  constexpr bool kWide = kType == DType::kFloat32 || kType == DType::kFloat64;
-  using T = std::conditional_t<kWide, double, float>;
-  const hn::ScalableTag<T> d;
-  const std::size_t lanes = hn::Lanes(d);
-  const std::size_t rest = begin + (end - begin) / lanes * lanes;
-  const bool finite = SumFrom<kType, kBefore>(d, a, begin, rest);
-  return SumFrom<kType, kBefore>(One<T>(), a, rest, end) && finite;
-}
 
 bool SumAny(DType dtype, const void* const* srcs, std::size_t count, double divisor, std::byte* dst,
             std::size_t begin, std::size_t end) {
