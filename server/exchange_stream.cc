@@ -15,17 +15,12 @@ namespace {
 
 // What a queued frame costs besides its bytes.
 constexpr std::size_t kFrameOverhead = 256;
+// A small payload with its header. Larger frames are work: their digests are computed.
+constexpr std::size_t kSmallFrame = wire::kSmallPayload + 1024;
 
 std::uint64_t NextId() {
   static std::atomic<std::uint64_t> last = 0;
   return ++last;
-}
-
-// Whether more work comes with the frame than another member's small one should wait for.
-bool BringsWork(const wire::Frame& frame) {
-  const auto* contribution = std::get_if<wire::Contribution>(&frame.header);
-  return contribution != nullptr && contribution->shared &&
-         (contribution->more > 0 || contribution->shared->bytes > wire::kSmallPayload);
 }
 
 }  // namespace
@@ -137,7 +132,7 @@ void ExchangeStream::OnTick(absl::Time now) {
 
 void ExchangeStream::OnReadDone(bool ok) {
   if (!ok) return HandleEnd(absl::CancelledError("the member ended its stream"));
-  if (incoming().Length() > wire::kSmallPayload) RpcThreads::HandOver();
+  if (incoming().Length() > kSmallFrame) RpcThreads::HandOver();
   absl::StatusOr<wire::Frame> frame =
       wire::Parse(incoming(), {.max_payload_bytes = limits_.max_payload_bytes});
   incoming().Clear();
@@ -152,7 +147,6 @@ void ExchangeStream::OnReadDone(bool ok) {
     at->session->FailFrom(at->rank, id_, status);
     return End(status);
   } else {
-    if (BringsWork(*frame)) RpcThreads::HandOver();
     return at->session->Receive(at->rank, id_, *frame, MonotonicNow(), [this] { ReadOn(); });
   }
   ReadOn();

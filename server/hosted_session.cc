@@ -15,6 +15,7 @@
 #include "proto/wire/merge.h"
 #include "server/clock.h"
 #include "server/reduced_chunk.h"
+#include "server/rpc/rpc_threads.h"
 
 namespace gradwire::server {
 namespace {
@@ -45,6 +46,14 @@ void AddCompression(const std::vector<ParameterReport>& report, v1::SessionStatu
 
 // Chunks that are reduced before the first of their results leave.
 constexpr std::size_t kSumsAtOnce = 32;
+// Of all contributions together: what other events may wait for, some 50 us.
+constexpr std::size_t kQuickSums = std::size_t{256} << 10;
+
+std::size_t BytesOf(const std::vector<ReduceEffect>& reductions) {
+  std::size_t bytes = 0;
+  for (const ReduceEffect& sum : reductions) bytes += sum.segment.bytes() * sum.inputs.size();
+  return bytes;
+}
 
 // A result's frame for members that have it in place of their contribution.
 grpc::ByteBuffer SerializePlaced(const wire::Header& header) {
@@ -343,6 +352,7 @@ void HostedSession::Finish(Work work) {
 }
 
 void HostedSession::Compute(std::vector<ReduceEffect> reductions, Work& next) {
+  if (BytesOf(reductions) > kQuickSums) RpcThreads::HandOver();
   struct Done {
     ReducedChunk::Outcome sum;
     absl::Duration spent;

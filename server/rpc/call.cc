@@ -70,7 +70,7 @@ void Call::SendInitialMetadata() {
   wire_->stream.SendInitialMetadata(wire_->threads.Begin(metadata_));
 }
 
-bool Call::Begin(bool write) {
+bool Call::Enter(bool write) {
   MutexLock lock(mutex_);
   if (outcome_) return false;
   ++under_way_;
@@ -79,12 +79,12 @@ bool Call::Begin(bool write) {
 }
 
 void Call::StartRead() {
-  if (!Begin(/*write=*/false)) return;
+  if (!Enter(/*write=*/false)) return;
   wire_->stream.Read(&incoming_, wire_->threads.Begin(read_));
 }
 
 void Call::StartWrite(const grpc::ByteBuffer& message) {
-  if (!Begin(/*write=*/true)) return;
+  if (!Enter(/*write=*/true)) return;
   wire_->stream.Write(message, wire_->threads.Begin(write_));
 }
 

@@ -99,7 +99,7 @@ class Call : public std::enable_shared_from_this<Call> {
   RpcThreads::Operation Operation();
 
   // False: the call is being finished.
-  bool Begin(bool write) GRADWIRE_EXCLUDES(mutex_);
+  bool Enter(bool write) GRADWIRE_EXCLUDES(mutex_);
   void MaybeFinish() GRADWIRE_EXCLUDES(mutex_);
   // One operation or reaction less under way.
   void Settle() GRADWIRE_EXCLUDES(mutex_);

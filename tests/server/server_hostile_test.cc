@@ -168,6 +168,24 @@ TEST(ServerHostileTest, AMessageAboveTheLimitEndsTheStreamOnly) {
   EXPECT_TRUE(Serves(daemon));
 }
 
+// A megabyte of zeros, compressed, would be a gigabyte before any limit is looked at.
+TEST(ServerHostileTest, ACompressedCallIsRefused) {
+  const TestDaemon daemon;
+  const auto stub = v1::AdminService::NewStub(
+      grpc::CreateChannel(daemon.address(), grpc::InsecureChannelCredentials()));
+  for (const auto algorithm : {GRPC_COMPRESS_GZIP, GRPC_COMPRESS_DEFLATE}) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+    context.set_compression_algorithm(algorithm);
+    v1::GetSessionRequest request;
+    request.set_session(std::string(1 << 16, 's'));
+    v1::GetSessionResponse response;
+    EXPECT_EQ(stub->GetSession(&context, request, &response).error_code(),
+              grpc::StatusCode::UNIMPLEMENTED);
+  }
+  EXPECT_TRUE(Serves(daemon));
+}
+
 TEST(ServerHostileTest, AMemberThatReadsNothingIsCutOff) {
   TestDaemon daemon({.close_timeout = absl::Milliseconds(200)});
   // It joins, and never reads. Its session fails, and its stream goes although nobody took the
