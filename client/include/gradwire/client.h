@@ -111,9 +111,10 @@ struct BucketReport {
 // calls. Large gradients are never encoded on the caller's. Two threads are the client's, from
 // Join on, beside gRPC's own. Ownership: a bucket and its buffer must stay alive and untouched from
 // AllReduce until its completion. Before that moment the client has handed no reference into the
-// buffer to anything else. Failure: policy `fail`. When a member is lost, the data is bad, or the daemon is gone, every open and later call
-// ends with the same error, which names the member to blame. The buckets' content is then
-// unspecified. Join again, under the same or another name, to go on from a checkpoint.
+// buffer to anything else. Failure: policy `fail`. When a member is lost, the data is bad, or the
+// daemon is gone, every open and later call ends with the same error, which names the member to
+// blame. The buckets' content is then unspecified. Join again, under the same or another name, to
+// go on from a checkpoint.
 class Client {
  public:
   // Joins and waits until all members have, or a deadline passes. Never returns a half-joined
