@@ -92,6 +92,8 @@ void ExchangeStream::Pump() {
     }
   }
   if (end) return Finish(*end);
+  // The bytes are copied into the socket.
+  if (frame.Length() > kSmallFrame) RpcThreads::HandOver();
   StartWrite(frame);
 }
 
