@@ -140,9 +140,15 @@ absl::StatusOr<Membership> JoinSession(const std::shared_ptr<grpc::Channel>& cha
     const grpc::Status status = stub->Join(&context, request, &response);
     if (status.ok()) return Checked(response, options);
     const bool late = status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
-    if (status.error_code() != grpc::StatusCode::UNAVAILABLE && !late)
+    // gRPC cancels what reaches a server that is about to end. Another may take its place.
+    const bool ending = status.error_code() == grpc::StatusCode::CANCELLED;
+    if (status.error_code() != grpc::StatusCode::UNAVAILABLE && !late && !ending)
       return wire::FromGrpc(status);
-    if (!late || last_error.empty()) last_error = status.error_message();
+    if (ending) {
+      last_error = "the daemon is ending";
+    } else if (!late || last_error.empty()) {
+      last_error = status.error_message();
+    }
     if (late || std::chrono::system_clock::now() + kBetweenTries >= deadline) {
       return absl::UnavailableError(
           absl::StrCat("no daemon answers at ", options.address, " within ",

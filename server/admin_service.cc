@@ -4,6 +4,7 @@
 
 #include "proto/wire/convert.h"
 #include "server/clock.h"
+#include "server/rpc/rpc_threads.h"
 #include "server/state_streams.h"
 
 namespace gradwire::server {
@@ -45,6 +46,7 @@ void AdminService::GetServer(v1::GetServerResponse& response) const {
 }
 
 void AdminService::ListSessions(v1::ListSessionsResponse& response) const {
+  RpcThreads::HandOver();
   for (v1::SessionStatus& session : registry_->List(MonotonicNow())) {
     *response.add_sessions() = std::move(session);
   }

@@ -34,9 +34,9 @@ ExchangeStream::ExchangeStream(const StreamLimits& limits, std::shared_ptr<Regis
       opened_(MonotonicNow()) {}
 
 void ExchangeStream::OnStart() {
-  ticks_->Add(Self<ExchangeStream>());
   SendInitialMetadata();
   StartRead();
+  ticks_->Add(Self<ExchangeStream>());  // last: the ticker may end it
 }
 
 void ExchangeStream::Queue(grpc::ByteBuffer frame, const wire::Weight& weight) {

@@ -1,5 +1,6 @@
 #include "server/health_service.h"
 
+#include <cstddef>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,6 +10,20 @@ namespace gradwire::server {
 
 using grpc::health::v1::HealthCheckRequest;
 using grpc::health::v1::HealthCheckResponse;
+
+namespace {
+
+// A watch keeps its service's name for as long as it lasts.
+constexpr std::size_t kLongestName = 200;
+
+absl::Status CheckName(const HealthCheckRequest& request) {
+  const std::size_t bytes = request.service().size();
+  if (bytes <= kLongestName) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("service: has ", bytes, " bytes; allowed: at most ", kLongestName));
+}
+
+}  // namespace
 
 // A client that does not read is told the latest when it has taken what was written.
 class HealthWatch final : public RequestCall<HealthCheckRequest> {
@@ -34,6 +49,7 @@ class HealthWatch final : public RequestCall<HealthCheckRequest> {
 
  private:
   void OnRequest(const HealthCheckRequest& request) override {
+    if (absl::Status status = CheckName(request); !status.ok()) return Finish(status);
     service_ = request.service();
     if (!health_.Add(Self<HealthWatch>())) return End();
     Tell();
@@ -72,6 +88,7 @@ void HealthService::AddTo(Methods& methods) {
 
 absl::Status HealthService::Check(const HealthCheckRequest& request,
                                   HealthCheckResponse& response) const {
+  if (absl::Status name = CheckName(request); !name.ok()) return name;
   const Status status = StatusOf(request.service());
   if (status == HealthCheckResponse::SERVICE_UNKNOWN) {
     return absl::NotFoundError(absl::StrCat("no service is called '", request.service(), "'"));

@@ -129,7 +129,7 @@ void HostedSession::Receive(int rank, std::uint64_t connection, const wire::Fram
                             absl::Time now, absl::FunctionRef<void()> taken) {
   Work work;
   {
-    MutexLock lock(mutex_);
+    PatientLock lock(mutex_);  // an export copies the state under it
     Effects effects;
     core_.Receive(rank, connection, frame, now, effects);
     Execute(std::move(effects), work);

@@ -3,6 +3,7 @@
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/descriptor.pb.h>
 
+#include <cstddef>
 #include <memory>
 #include <set>
 #include <string>
@@ -13,6 +14,7 @@
 #include "grpc/reflection/v1/reflection.pb.h"
 #include "grpc/reflection/v1alpha/reflection.pb.h"
 #include "server/rpc/messages.h"
+#include "server/rpc/rpc_threads.h"
 
 namespace gradwire::server {
 namespace {
@@ -95,6 +97,9 @@ absl::Status Answer(const Request& request, const Services& services, Response& 
   return absl::InvalidArgumentError("message_request: not set");
 }
 
+// Answers repeat their question.
+constexpr std::size_t kLongestQuestion = 4096;
+
 // The next question is read when the answer to the one before was taken.
 template <class Request, class Response>
 class ReflectionStream final : public Call {
@@ -107,6 +112,11 @@ class ReflectionStream final : public Call {
 
   void OnReadDone(bool ok) override {
     if (!ok) return Finish(absl::OkStatus());
+    if (const std::size_t bytes = incoming().Length(); bytes > kLongestQuestion) {
+      return Finish(absl::InvalidArgumentError(absl::StrCat(
+          method(), ": a question of ", bytes, " bytes; allowed: at most ", kLongestQuestion)));
+    }
+    RpcThreads::HandOver();  // a file's answer has all that it imports
     Request request;
     if (absl::Status status = FromBytes(method(), incoming(), request); !status.ok()) {
       return Finish(status);

@@ -1,6 +1,7 @@
 #include "server/sum_threads.h"
 
 #include <algorithm>
+#include <system_error>
 #include <utility>
 
 #include "proto/wire/thread_name.h"
@@ -18,6 +19,20 @@ SumThreads::~SumThreads() {
   for (std::thread& thread : threads) thread.join();
 }
 
+// Where the system gives no more of them, those that there are and the caller will do.
+void SumThreads::StartThreads() {
+  try {
+    while (threads_.size() < most_) {
+      threads_.emplace_back([this] {
+        wire::NameThread("gradwire-sum");
+        Help();
+      });
+    }
+  } catch (const std::system_error&) {
+    return;
+  }
+}
+
 void SumThreads::Run(std::size_t count, Task task) {
   if (count <= 1 || most_ == 0) {
     for (std::size_t i = 0; i < count; ++i) task(i);
@@ -25,12 +40,7 @@ void SumThreads::Run(std::size_t count, Task task) {
   }
   Job job{.task = task, .count = count};
   MutexLock lock(mutex_);
-  while (threads_.size() < most_) {
-    threads_.emplace_back([this] {
-      wire::NameThread("gradwire-sum");
-      Help();
-    });
-  }
+  StartThreads();
   jobs_.push_back(&job);
   work_.NotifyAll();
   while (job.next < job.count) Take(job);

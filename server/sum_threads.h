@@ -36,6 +36,7 @@ class SumThreads {
     std::size_t done = 0;
   };
 
+  void StartThreads() GRADWIRE_REQUIRES(mutex_);
   void Help() GRADWIRE_EXCLUDES(mutex_);
   // One task of the job. The lock is given back meanwhile.
   void Take(Job& job) GRADWIRE_REQUIRES(mutex_);

@@ -19,6 +19,7 @@
 #define GRADWIRE_REQUIRES(...) GRADWIRE_THREAD_ANNOTATION(requires_capability(__VA_ARGS__))
 #define GRADWIRE_EXCLUDES(...) GRADWIRE_THREAD_ANNOTATION(locks_excluded(__VA_ARGS__))
 #define GRADWIRE_ACQUIRE(...) GRADWIRE_THREAD_ANNOTATION(acquire_capability(__VA_ARGS__))
+#define GRADWIRE_TRY_ACQUIRE(...) GRADWIRE_THREAD_ANNOTATION(try_acquire_capability(__VA_ARGS__))
 #define GRADWIRE_RELEASE(...) GRADWIRE_THREAD_ANNOTATION(release_capability(__VA_ARGS__))
 #define GRADWIRE_NO_THREAD_SAFETY_ANALYSIS GRADWIRE_THREAD_ANNOTATION(no_thread_safety_analysis)
 
@@ -31,6 +32,7 @@ class GRADWIRE_CAPABILITY("mutex") Mutex {
   Mutex& operator=(const Mutex&) = delete;
 
   void Lock() GRADWIRE_ACQUIRE() { mutex_.lock(); }
+  bool TryLock() GRADWIRE_TRY_ACQUIRE(true) { return mutex_.try_lock(); }
   void Unlock() GRADWIRE_RELEASE() { mutex_.unlock(); }
 
  private:

@@ -144,6 +144,16 @@ TEST_F(DaemonFaults, JoinIsRefused) {
   EXPECT_EQ(Message(status), "rank 0 is taken");
 }
 
+// What gRPC answers to calls that reach a server in its last moment.
+TEST_F(DaemonFaults, JoinIsCancelledByADaemonThatEnds) {
+  daemon_.join_status = {grpc::StatusCode::CANCELLED, "CANCELLED"};
+  ClientOptions options = Options();
+  options.connect_timeout = absl::Milliseconds(300);
+  const absl::Status status = Client::Join(options).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(Message(status), HasSubstr("within 300ms: the daemon is ending"));
+}
+
 TEST_F(DaemonFaults, JoinResponseMakesNoSense) {
   const v1::JoinResponse good = daemon_.join_response;
   const auto expect = [&](const std::string& named) {

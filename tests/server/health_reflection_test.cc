@@ -87,6 +87,35 @@ TEST(HealthTest, KnowsTheDaemonAndItsServices) {
   }
 }
 
+TEST(HealthTest, NamesOfServicesAreShort) {
+  TestDaemon daemon;
+  health::HealthCheckResponse response;
+  const grpc::Status long_name = Check(daemon, std::string(201, 'a'), response);
+  EXPECT_EQ(long_name.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(long_name.error_message(), HasSubstr("201 bytes; allowed: at most 200"));
+  EXPECT_EQ(Check(daemon, std::string(200, 'a'), response).error_code(),
+            grpc::StatusCode::NOT_FOUND);
+  HealthWatcher watcher(daemon, std::string(1 << 20, 'a'));
+  EXPECT_EQ(watcher.Next(), health::HealthCheckResponse::UNKNOWN);
+  EXPECT_EQ(watcher.Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST(ReflectionTest, QuestionsAreShort) {
+  TestDaemon daemon;
+  const auto stub = grpc::reflection::v1::ServerReflection::NewStub(Connect(daemon));
+  grpc::ClientContext context;
+  SetDeadline(context);
+  const auto stream = stub->ServerReflectionInfo(&context);
+  grpc::reflection::v1::ServerReflectionRequest question;
+  question.set_file_by_filename(std::string(5000, 'a'));
+  EXPECT_TRUE(stream->Write(question));
+  grpc::reflection::v1::ServerReflectionResponse answer;
+  EXPECT_FALSE(stream->Read(&answer));
+  const grpc::Status status = stream->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), HasSubstr("allowed: at most 4096"));
+}
+
 TEST(HealthTest, WatchersHearOfTheDrainAndOfTheEnd) {
   TestDaemon daemon;
   HealthWatcher all(daemon, "");
