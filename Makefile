@@ -84,7 +84,7 @@ lint: ## format, clang-tidy with lock analysis, layering and the other source ch
 	@tests/checks/format.sh --check
 	@$(PYTHON) -B tests/checks/checks.py --self-test
 	@$(PYTHON) -B tests/checks/checks.py
-	$(call build,dev,gradwire_proto,$$(client/python/make-venv.sh build/venv))
+	$(call build,dev,gradwire_proto gradwire_grpc_services_generated,$$(client/python/make-venv.sh build/venv))
 	@tests/checks/tidy.sh build/dev $(JOBS)
 
 .PHONY: format

@@ -125,7 +125,7 @@ class Member {
   void Resumed(Effects& effects);
 
   // Chunks from `large_chunk_bytes` on are handed out one at a time, so that what comes meanwhile
-  // need not wait for all that a window allows. May turn out to be none.
+  // need not wait for all that a window allows. May turn out to be none. Only while has_chunks().
   bool has_chunks() const { return !sending_.empty(); }
   void SendNext(Effects& effects);
 
@@ -208,7 +208,7 @@ class Member {
   bool ended_ = false;
   std::map<std::uint32_t, Bucket> buckets_;  // of the current step, by id
   std::vector<bool> used_;                   // parameters in the current step
-  std::deque<std::uint32_t> sending_;        // buckets that may have a large chunk to send
+  std::deque<std::uint32_t> sending_;        // of buckets_: may have a large chunk to send
   // Sent eagerly, and the results not acknowledged; the next announcement does that, at no cost.
   std::size_t eager_bytes_ = 0;
   std::size_t eager_done_bytes_ = 0;       // of these, what has its results

@@ -1,5 +1,7 @@
 #include "server/rpc/call_server.h"
 
+#include <spdlog/spdlog.h>
+
 #include <string>
 #include <utility>
 
@@ -7,6 +9,9 @@
 
 namespace gradwire::server {
 namespace {
+
+// Between two words about calls that do not end.
+constexpr std::chrono::seconds kPatience(5);
 
 class UnknownCall final : public Call {
   void OnStart() override {
@@ -68,14 +73,20 @@ void CallServer::Leave() {
   if (--inside_ == 0) left_.NotifyAll();
 }
 
+std::size_t CallServer::WaitForCalls(std::chrono::seconds patience) {
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  MutexLock lock(mutex_);
+  while (inside_ > 0 && left_.WaitUntil(mutex_, deadline)) {
+  }
+  return inside_;
+}
+
 void CallServer::Shutdown(std::chrono::system_clock::time_point deadline) {
   if (grpc_ == nullptr) return threads_.Stop();
   grpc_->Shutdown(deadline);
-  {
-    // The calls are cancelled, and each ends by itself (see Call). Nothing may begin on a queue
-    // that is shut down, so that comes after them.
-    MutexLock lock(mutex_);
-    while (inside_ > 0) left_.Wait(mutex_);
+  // Nothing may begin on a queue that is shut down, so that comes after the calls.
+  while (const std::size_t calls = WaitForCalls(kPatience)) {
+    spdlog::warn("shutting down waits for {} calls that were cancelled", calls);
   }
   threads_.Stop();
   grpc_.reset();

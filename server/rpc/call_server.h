@@ -28,7 +28,8 @@ class CallServer {
   ~CallServer();
 
   // Takes no new call, gives those under way until `deadline`, and cancels them then. Returns when
-  // no thread is left. Later calls do nothing.
+  // no thread is left: a cancelled call ends by itself (see Call), and the log tells of those that
+  // take their time. Later calls do nothing.
   void Shutdown(std::chrono::system_clock::time_point deadline) GRADWIRE_EXCLUDES(mutex_);
 
  private:
@@ -40,6 +41,8 @@ class CallServer {
   // Calls, and the question for the next one: more or less of them.
   void Enter() GRADWIRE_EXCLUDES(mutex_);
   void Leave() GRADWIRE_EXCLUDES(mutex_);
+  // Waits until none is left, or for `patience`; returns how many are.
+  std::size_t WaitForCalls(std::chrono::seconds patience) GRADWIRE_EXCLUDES(mutex_);
 
   const Methods methods_;
   grpc::AsyncGenericService service_;

@@ -1,13 +1,10 @@
 // The member's side of the protocol, with a coordinator that is played by hand.
 #include "client/core/member.h"
 
-#include <cstring>
-#include <deque>
-
 #include "gmock/gmock.h"
-#include "gradwire/hooks/registry.h"
 #include "gtest/gtest.h"
 #include "proto/wire/owned_payload.h"
+#include "tests/client/member_fixture.h"
 
 namespace gradwire::client {
 namespace {
@@ -15,157 +12,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
-
-// Parameters w: 1 chunk of 64 bytes, b: 3 chunks, e: none. The second of two members.
-MemberOptions SmallOptions() {
-  return {
-      .rank = 1,
-      .world_size = 2,
-      .generation = 7,
-      .chunk_bytes = 64,
-      .window_chunks = 2,
-      .manifest = {
-          {"w", {16}, DType::kFloat32}, {"b", {40}, DType::kFloat32}, {"e", {0}, DType::kFloat32}}};
-}
-
-// A hook of one round that remembers what it was told; its wire bytes are the gradient's.
-class RecordingHook final : public Hook {
- public:
-  explicit RecordingHook(bool empty_round_first = false) : empty_first_(empty_round_first) {}
-
-  absl::StatusOr<std::vector<RoundPlan>> Plan(std::span<const ParameterSpec> parameters,
-                                              std::int64_t) const override {
-    std::size_t numel = 0;
-    for (const ParameterSpec& parameter : parameters) numel += parameter.numel();
-    std::vector<RoundPlan> plans;
-    if (empty_first_) plans.push_back({{Segment{DType::kFloat32, 0, ReduceOp::kSum}}});
-    plans.push_back({{Segment{DType::kFloat32, numel, ReduceOp::kSum}}});
-    return plans;
-  }
-  absl::StatusOr<std::unique_ptr<HookRun>> Start(GradBucket& bucket, std::int64_t step) override;
-
-  int commits = 0;
-  int aborts = 0;
-  std::vector<std::size_t> decoded;  // beginnings of ranges
-  absl::Status decode_status;
-
- private:
-  bool empty_first_;
-};
-
-class RecordingRun final : public HookRun {
- public:
-  RecordingRun(RecordingHook& hook, std::vector<RoundPlan> plans, TensorView buffer)
-      : hook_(hook), plans_(std::move(plans)), buffer_(buffer) {}
-  absl::StatusOr<std::optional<RoundPlan>> Next(const RoundContext&) override {
-    if (next_ == plans_.size()) return std::optional<RoundPlan>();
-    return std::optional<RoundPlan>(plans_[next_++]);
-  }
-  absl::Status Encode(ElementRange range, std::span<std::byte> out) override {
-    std::memcpy(out.data(), static_cast<float*>(buffer_.data) + range.begin, out.size());
-    return absl::OkStatus();
-  }
-  absl::Status Decode(ElementRange range, std::span<const std::byte> in) override {
-    hook_.decoded.push_back(range.begin);
-    std::memcpy(static_cast<float*>(buffer_.data) + range.begin, in.data(), in.size());
-    return hook_.decode_status;
-  }
-  void Commit() override { ++hook_.commits; }
-  void Abort() override { ++hook_.aborts; }
-
- private:
-  RecordingHook& hook_;
-  const std::vector<RoundPlan> plans_;
-  const TensorView buffer_;
-  std::size_t next_ = 0;
-};
-
-absl::StatusOr<std::unique_ptr<HookRun>> RecordingHook::Start(GradBucket& bucket,
-                                                              std::int64_t step) {
-  return std::make_unique<RecordingRun>(*this, *Plan(bucket.parameters(), step), bucket.buffer());
-}
-
-wire::PayloadRef Bytes(std::size_t count) {
-  return wire::OwnedPayload::Make(std::vector<std::byte>(count));
-}
-
-class MemberTest : public testing::Test {
- protected:
-  explicit MemberTest(std::size_t eager_bytes = 0) : options_(SmallOptions()) {
-    options_.eager_bytes = eager_bytes;
-    member_.emplace(options_, &hook_);
-  }
-  absl::Status Start(const std::vector<std::size_t>& parameters) {
-    std::vector<ParameterSpec> specs;
-    std::size_t numel = 0;
-    for (std::size_t p : parameters) {
-      specs.push_back(options_.manifest[p]);
-      numel += specs.back().numel();
-    }
-    return StartSpecs(specs, numel);
-  }
-  absl::Status StartSpecs(const std::vector<ParameterSpec>& specs, std::size_t numel) {
-    buffers_.emplace_back(numel, 1.0F);
-    buckets_.push_back(
-        *GradBucket::Make(0, {DType::kFloat32, buffers_.back().data(), numel}, specs));
-    Effects effects;
-    absl::Status status = member_->StartBucket(++ticket_, buckets_.back(), effects);
-    Take(std::move(effects));
-    return status;
-  }
-  void Receive(wire::Header header, wire::PayloadRef payload = nullptr) {
-    Effects effects;
-    member_->Receive({std::move(header), std::move(payload)}, effects);
-    Take(std::move(effects));
-  }
-  void Grant(std::uint32_t bucket) { Receive(wire::Grant{{.bucket = bucket}}); }
-  void Result(std::uint32_t bucket, std::uint32_t chunk, std::size_t bytes = 64) {
-    Receive(wire::Result{.id = {.bucket = bucket}, .chunk = chunk}, Bytes(bytes));
-  }
-  void Resumed() {
-    Effects effects;
-    member_->Resumed(effects);
-    Take(std::move(effects));
-  }
-  void Take(Effects effects) {
-    while (takes_chunks_ && member_->has_chunks()) member_->SendNext(effects);
-    for (Effect& effect : effects) {
-      if (auto* chunk = std::get_if<SendChunkEffect>(&effect)) {
-        std::vector<std::byte> out(chunk->bytes);
-        EXPECT_TRUE(chunk->run->Encode(chunk->range, out).ok());
-      }
-      effects_.push_back(std::move(effect));
-    }
-  }
-  // The effects of one kind since the last call.
-  template <class T>
-  std::vector<T> Drain() {
-    std::vector<T> found;
-    for (const Effect& effect : effects_) {
-      if (const T* one = std::get_if<T>(&effect)) found.push_back(*one);
-    }
-    effects_.clear();
-    return found;
-  }
-  template <class T>
-  std::vector<T> DrainSent() {
-    std::vector<T> found;
-    for (const SendEffect& effect : Drain<SendEffect>()) {
-      if (const T* header = std::get_if<T>(&effect.header)) found.push_back(*header);
-    }
-    return found;
-  }
-  std::string Message() const { return std::string(member_->failure().message()); }
-
-  MemberOptions options_;
-  RecordingHook hook_;
-  std::optional<Member> member_;
-  std::deque<std::vector<float>> buffers_;
-  std::deque<GradBucket> buckets_;
-  std::vector<Effect> effects_;
-  Ticket ticket_ = 0;
-  bool takes_chunks_ = true;  // as soon as there are any
-};
 
 TEST_F(MemberTest, IsWelcomedOnceEvenIfTheFirstWelcomeWasLost) {
   Receive(wire::Welcome{.resumed = true});
@@ -194,77 +40,6 @@ TEST_F(MemberTest, SendsNothingBeforeItsGrantAndThenTheWindow) {
   EXPECT_EQ(more[0].bytes, 32U);
   Grant(1);  // once is enough
   EXPECT_THAT(Drain<SendChunkEffect>(), IsEmpty());
-}
-
-// Chunks of 64 bytes are large here.
-class LargeChunkTest : public MemberTest {
- protected:
-  LargeChunkTest() {
-    options_.large_chunk_bytes = 64;
-    member_.emplace(options_, &hook_);
-    takes_chunks_ = false;
-  }
-  std::vector<std::uint32_t> Next() {
-    Effects effects;
-    member_->SendNext(effects);
-    Take(std::move(effects));
-    std::vector<std::uint32_t> chunks;
-    for (const auto& chunk : Drain<SendChunkEffect>()) chunks.push_back(chunk.header.chunk);
-    return chunks;
-  }
-};
-
-TEST_F(LargeChunkTest, AreHandedOutOneAtATimeUpToTheWindow) {
-  ASSERT_TRUE(Start({1}).ok());  // chunks of 64, 64 and 32 bytes
-  EXPECT_FALSE(member_->has_chunks());
-  Grant(1);
-  EXPECT_THAT(Drain<SendChunkEffect>(), IsEmpty());
-  ASSERT_TRUE(member_->has_chunks());
-  EXPECT_THAT(Next(), testing::ElementsAre(0));
-  ASSERT_TRUE(member_->has_chunks());
-  EXPECT_THAT(Next(), testing::ElementsAre(1));
-  EXPECT_FALSE(member_->has_chunks());
-  Result(1, 0);  // what it makes room for is small
-  const auto last = Drain<SendChunkEffect>();
-  ASSERT_THAT(last, SizeIs(1));
-  EXPECT_EQ(last[0].header.chunk, 2U);
-  EXPECT_EQ(last[0].header.received, 1U);
-}
-
-TEST_F(LargeChunkTest, SayWhatHasArrivedWhenTheyAreHandedOut) {
-  ASSERT_TRUE(Start({0}).ok());
-  ASSERT_TRUE(Start({1}).ok());
-  Grant(0);
-  Grant(1);
-  Drain<SendChunkEffect>();
-  EXPECT_THAT(Next(), testing::ElementsAre(0));  // bucket 0's only one
-  EXPECT_THAT(Next(), testing::ElementsAre(0));  // bucket 1's first
-  Result(1, 0);
-  Effects effects;
-  member_->SendNext(effects);
-  ASSERT_THAT(effects, SizeIs(2));
-  EXPECT_EQ(std::get<SendChunkEffect>(effects[0]).header.received, 1U);
-  EXPECT_EQ(std::get<SendChunkEffect>(effects[1]).header.chunk, 2U);
-}
-
-TEST_F(LargeChunkTest, AreForgottenWithTheirStreamAndTheirStep) {
-  ASSERT_TRUE(Start({1}).ok());
-  Grant(1);
-  ASSERT_TRUE(member_->has_chunks());
-  Resumed();
-  EXPECT_FALSE(member_->has_chunks());
-  Receive(wire::Restart{.open = {wire::RoundId{.bucket = 1}}});
-  ASSERT_TRUE(member_->has_chunks());
-  // Results that were computed before: the chunks that were to go are not asked for any more.
-  for (const std::uint32_t chunk : {0U, 1U}) Result(1, chunk);
-  Result(1, 2, 32);
-  Drain<SendChunkEffect>();
-  EXPECT_THAT(Next(), IsEmpty());
-  Effects effects;
-  ASSERT_TRUE(Start({0}).ok());
-  Grant(0);
-  member_->Fail(absl::InternalError("over"), effects);
-  EXPECT_FALSE(member_->has_chunks());
 }
 
 TEST_F(MemberTest, ABucketIsDoneWithItsLastResultAndCommittedWithTheStep) {
@@ -494,66 +269,6 @@ TEST_F(MemberTest, ProgressNamesTheOpenBucket) {
 }
 
 // ---- Eager buckets: parameter 0 is one chunk.
-
-class EagerMemberTest : public MemberTest {
- protected:
-  EagerMemberTest() : MemberTest(100) {}
-};
-
-TEST_F(EagerMemberTest, OneChunkGoesWithItsAnnouncement) {
-  ASSERT_TRUE(Start({0}).ok());
-  const auto chunks = Drain<SendChunkEffect>();
-  ASSERT_THAT(chunks, SizeIs(1));
-  ASSERT_TRUE(chunks[0].announce.has_value());
-  EXPECT_TRUE(chunks[0].announce->eager);
-  EXPECT_EQ(chunks[0].announce->parameters, std::vector<std::uint32_t>{0});
-  EXPECT_THAT(DrainSent<wire::Announce>(), IsEmpty());
-  // Several chunks wait for their grant.
-  ASSERT_TRUE(Start({1}).ok());
-  EXPECT_THAT(DrainSent<wire::Announce>(), SizeIs(1));
-  EXPECT_THAT(Drain<SendChunkEffect>(), IsEmpty());
-}
-
-TEST_F(EagerMemberTest, AResultIsAcknowledgedWithTheNextAnnouncement) {
-  ASSERT_TRUE(Start({0}).ok());
-  Drain<SendChunkEffect>();
-  Result(0, 0);
-  EXPECT_THAT(DrainSent<wire::Ack>(), IsEmpty());
-  ASSERT_TRUE(Start({1}).ok());
-  const auto announced = DrainSent<wire::Announce>();
-  ASSERT_THAT(announced, SizeIs(1));
-  EXPECT_EQ(announced[0].acknowledged, std::vector<std::uint32_t>{0});
-}
-
-TEST_F(EagerMemberTest, AResultIsAcknowledgedAtOnceWhileAnotherBucketWaits) {
-  ASSERT_TRUE(Start({1}).ok());
-  ASSERT_TRUE(Start({0}).ok());
-  Result(0, 0);
-  EXPECT_THAT(DrainSent<wire::Ack>(), SizeIs(1));
-}
-
-TEST_F(EagerMemberTest, AfterAResumeEverythingWaitsForItsGrant) {
-  ASSERT_TRUE(Start({0}).ok());
-  Drain<SendChunkEffect>();
-  Resumed();
-  const auto announced = DrainSent<wire::Announce>();
-  ASSERT_THAT(announced, SizeIs(1));
-  EXPECT_FALSE(announced[0].eager);
-  Receive(wire::Grant{{.attempt = 1, .bucket = 0}});
-  const auto chunks = Drain<SendChunkEffect>();
-  ASSERT_THAT(chunks, SizeIs(1));
-  EXPECT_FALSE(chunks[0].announce.has_value());
-  EXPECT_EQ(chunks[0].header.id.attempt, 1U);
-}
-
-TEST_F(EagerMemberTest, AGrantOfALaterAttemptSendsItAgain) {
-  ASSERT_TRUE(Start({0}).ok());
-  Drain<SendChunkEffect>();
-  Receive(wire::Grant{{.attempt = 0, .bucket = 0}});
-  EXPECT_THAT(Drain<SendChunkEffect>(), IsEmpty());
-  Receive(wire::Grant{{.attempt = 1, .bucket = 0}});
-  EXPECT_THAT(Drain<SendChunkEffect>(), SizeIs(1));
-}
 
 }  // namespace
 }  // namespace gradwire::client
