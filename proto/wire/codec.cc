@@ -5,6 +5,7 @@
 #include <grpcpp/support/slice.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -25,13 +26,13 @@ using google::protobuf::io::CodedOutputStream;
 
 constexpr std::uint32_t kHeaderField = v1::Frame::kHeaderFieldNumber;
 constexpr std::uint32_t kPayloadField = v1::Frame::kPayloadFieldNumber;
+constexpr std::uint32_t kAfterField = v1::Frame::kAfterFieldNumber;
 constexpr std::size_t kMaxTagsBytes = 64;
 // Payloads in smaller pieces than this, on average, are not worth their bookkeeping.
 constexpr std::size_t kMinPieceBytes = 512;
 
-constexpr std::uint8_t TagByte(std::uint32_t field) {
-  return static_cast<std::uint8_t>(field << 3 |
-                                   static_cast<std::uint8_t>(WireType::kLengthDelimited));
+constexpr std::uint8_t TagByte(std::uint32_t field, WireType type = WireType::kLengthDelimited) {
+  return static_cast<std::uint8_t>(field << 3 | static_cast<std::uint8_t>(type));
 }
 
 struct Extent {
@@ -159,9 +160,16 @@ absl::StatusOr<Frame> Parse(const grpc::ByteBuffer& bytes, const ParseLimits& li
   SliceReader reader(slices);
   HeaderReader header_reader;
   Extent payload;
+  std::uint64_t after = 0;
   while (reader.remaining() > 0) {
     const absl::StatusOr<Tag> tag = reader.ReadTag();
     if (!tag.ok()) return tag.status();
+    if (tag->field == kAfterField && tag->type == WireType::kVarint) {
+      const absl::StatusOr<std::uint64_t> number = reader.ReadNumber();
+      if (!number.ok()) return number.status();
+      after = *number;
+      continue;
+    }
     const bool known = tag->field == kHeaderField || tag->field == kPayloadField;
     if (!known || tag->type != WireType::kLengthDelimited) {
       if (absl::Status status = reader.SkipValue(*tag); !status.ok()) return status;
@@ -182,7 +190,7 @@ absl::StatusOr<Frame> Parse(const grpc::ByteBuffer& bytes, const ParseLimits& li
   }
   absl::StatusOr<Header> header = header_reader.Finish();
   if (!header.ok()) return header.status();
-  return Frame{*std::move(header), MakePayload(std::move(slices), payload)};
+  return Frame{*std::move(header), MakePayload(std::move(slices), payload), after};
 }
 
 grpc::ByteBuffer Serialize(const Header& header, const PayloadRef& payload) {
@@ -218,6 +226,17 @@ grpc::ByteBuffer Serialize(const Header& header, const PayloadRef& payload) {
     }
   }
   return {slices.data(), slices.size()};
+}
+
+void PutAfter(grpc::ByteBuffer& frame, std::uint64_t after) {
+  std::array<std::uint8_t, 11> field{};
+  field[0] = TagByte(kAfterField, WireType::kVarint);
+  const std::uint8_t* const end = CodedOutputStream::WriteVarint64ToArray(after, &field[1]);
+  std::vector<grpc::Slice> slices;
+  if (!frame.Dump(&slices).ok()) return;  // nobody compressed it
+  slices.emplace(slices.begin(), field.data(), static_cast<std::size_t>(end - field.data()));
+  grpc::ByteBuffer whole(slices.data(), slices.size());
+  frame.Swap(&whole);
 }
 
 }  // namespace gradwire::wire

@@ -5,6 +5,7 @@
 #include <grpcpp/support/byte_buffer.h>
 
 #include <cstddef>
+#include <cstdint>
 
 #include "absl/status/statusor.h"
 #include "proto/wire/frame.h"
@@ -33,5 +34,8 @@ absl::StatusOr<Frame> Parse(const grpc::ByteBuffer& bytes, const ParseLimits& li
 grpc::ByteBuffer Serialize(const Header& header, const PayloadRef& payload);
 
 inline constexpr std::size_t kCopyBytes = 4096;
+
+// Gives serialized bytes their Frame.after. The slices behind stay shared with other copies.
+void PutAfter(grpc::ByteBuffer& frame, std::uint64_t after);
 
 }  // namespace gradwire::wire

@@ -72,6 +72,7 @@ void Set(const Hello& hello, v1::Header& out) {
   message.set_start_id(hello.start_id);
   message.set_step(hello.step);
   message.set_memory(hello.memory);
+  message.set_pair(hello.pair);
 }
 
 Hello Get(const v1::Hello& message, Checker& check) {
@@ -81,7 +82,8 @@ Hello Get(const v1::Hello& message, Checker& check) {
   return {.token = message.token(),
           .start_id = message.start_id(),
           .step = check.Step(message.step()),
-          .memory = message.memory()};
+          .memory = message.memory(),
+          .pair = message.pair()};
 }
 
 void Set(const Announce& announce, v1::Header& out) {

@@ -33,6 +33,7 @@ struct Hello {
   std::uint64_t start_id = 0;
   std::int64_t step = 0;
   std::uint64_t memory = 0;
+  std::uint64_t pair = 0;  // with its bulk lane; 0: there is none
   bool operator==(const Hello&) const = default;
 };
 
@@ -237,6 +238,8 @@ struct Frame {
   // Null: none. Where the header says that it is in shared memory, whoever owns the stream puts it
   // here, so that the cores see no difference.
   PayloadRef payload{};
+  // Frames of the other lane that go before this one (wire::LaneGate).
+  std::uint64_t after = 0;
 };
 
 // The payload's digest; null gives that of the empty string.

@@ -1,24 +1,64 @@
 #include "proto/wire/overtake.h"
 
+#include <optional>
+#include <type_traits>
 #include <variant>
 
 namespace gradwire::wire {
+namespace {
+
+using Kind = Weight::Kind;
+using Scope = Weight::Scope;
+
+Weight OfBucket(const RoundId& id, Kind kind = Kind::kOther, std::size_t bytes = 0) {
+  return {.kind = kind,
+          .scope = Scope::kBucket,
+          .step = id.step,
+          .bucket = id.bucket,
+          .bytes = bytes};
+}
+
+std::size_t BytesOf(const std::optional<SharedBytes>& shared, const Payload* payload) {
+  if (shared) return static_cast<std::size_t>(shared->bytes);
+  return payload == nullptr ? 0 : payload->bytes();
+}
+
+Weight Of(const Result& result, const Payload* payload) {
+  return OfBucket(result.id, Kind::kResult, BytesOf(result.shared, payload));
+}
+Weight Of(const Contribution& contribution, const Payload* payload) {
+  return OfBucket(contribution.id, Kind::kContribution, BytesOf(contribution.shared, payload));
+}
+Weight Of(const Announce& announce, const Payload*) {
+  const std::uint32_t bucket = announce.parameters.empty() ? 0 : announce.parameters.front();
+  return OfBucket({.step = announce.step, .bucket = bucket},
+                  announce.eager ? Kind::kEagerAnnounce : Kind::kOther);
+}
+Weight Of(const Ack& ack, const Payload*) { return OfBucket(ack.id); }
+Weight Of(const Grant& grant, const Payload*) { return OfBucket(grant.id); }
+Weight Of(const SharedState& state, const Payload*) { return OfBucket(state.id); }
+Weight Of(const EndStep& end, const Payload*) { return {.scope = Scope::kStep, .step = end.step}; }
+
+template <typename Header>
+Weight Of(const Header&, const Payload*) {
+  // Collectives mix freely with steps; a failure is not to wait for what it makes useless.
+  constexpr bool alone =
+      std::is_same_v<Header, Heartbeat> || std::is_same_v<Header, BucketReport> ||
+      std::is_same_v<Header, Enter> || std::is_same_v<Header, Begin> ||
+      std::is_same_v<Header, CollectiveChunk> || std::is_same_v<Header, CollectiveAck> ||
+      std::is_same_v<Header, Failure>;
+  return {.scope = alone ? Scope::kNone : Scope::kAll};
+}
+
+}  // namespace
 
 Weight WeightOf(const Header& header, const Payload* payload) {
-  if (const auto* result = std::get_if<Result>(&header)) {
-    const std::size_t inlined = payload == nullptr ? 0 : payload->bytes();
-    return {Weight::Kind::kResult, result->id.bucket,
-            result->shared ? static_cast<std::size_t>(result->shared->bytes) : inlined};
-  }
-  if (std::holds_alternative<Contribution>(header)) return {.kind = Weight::Kind::kContribution};
-  const auto* announce = std::get_if<Announce>(&header);
-  if (announce == nullptr || !announce->eager) return {};
-  return {.kind = Weight::Kind::kEagerAnnounce};
+  return std::visit([payload](const auto& one) { return Of(one, payload); }, header);
 }
 
 bool MayPass(const Weight& late, const Weight& early) {
-  if (late.kind == Weight::Kind::kEagerAnnounce) return early.kind == Weight::Kind::kContribution;
-  return late.kind == Weight::Kind::kResult && early.kind == Weight::Kind::kResult &&
+  if (late.kind == Kind::kEagerAnnounce) return early.kind == Kind::kContribution;
+  return late.kind == Kind::kResult && early.kind == Kind::kResult &&
          late.bytes <= kSmallPayload && early.bytes > kSmallPayload && late.bucket != early.bucket;
 }
 

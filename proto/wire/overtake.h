@@ -16,10 +16,14 @@ inline constexpr std::size_t kSmallPayload = std::size_t{64} << 10;
 // What a queue knows of a frame in it.
 struct Weight {
   enum class Kind : std::uint8_t { kOther, kEagerAnnounce, kContribution, kResult };
+  // What else the frame is about, and so which frames it must not change places with: all of them,
+  // those of its bucket, those of other steps, none.
+  enum class Scope : std::uint8_t { kAll, kBucket, kStep, kNone };
   Kind kind = Kind::kOther;
-  // Of results only.
-  std::uint32_t bucket = 0;
-  std::size_t bytes = 0;  // of the payload, wherever it lies
+  Scope scope = Scope::kAll;
+  std::int64_t step = 0;     // of kBucket and kStep
+  std::uint32_t bucket = 0;  // of kBucket
+  std::size_t bytes = 0;     // of a contribution or a result, wherever it lies
 
   bool operator==(const Weight&) const = default;
 };

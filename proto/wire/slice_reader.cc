@@ -78,6 +78,8 @@ absl::StatusOr<Tag> SliceReader::ReadTag() {
   return Tag{static_cast<std::uint32_t>(field), static_cast<WireType>(type)};
 }
 
+absl::StatusOr<std::uint64_t> SliceReader::ReadNumber() { return ReadVarint(kMaxVarintBytes); }
+
 absl::StatusOr<std::size_t> SliceReader::ReadLength() {
   const absl::StatusOr<std::uint64_t> length = ReadVarint(kMaxLengthBytes);
   if (!length.ok()) return length.status();

@@ -40,6 +40,8 @@ class SliceReader {
   // A length that is really there.
   absl::StatusOr<std::size_t> ReadLength();
 
+  absl::StatusOr<std::uint64_t> ReadNumber();
+
   // What follows a tag that nobody is interested in, groups included.
   absl::Status SkipValue(Tag tag);
 

@@ -1,0 +1,68 @@
+// A member's connection as two lanes: its stream, and a stream for bulk on a connection of its own,
+// so that what is small does not wait behind what is large in sockets and on the way.
+//
+// Each lane keeps its order. Between them, the frames of a bucket keep theirs, and frames about the
+// whole session theirs with all others: `Frame.after` says how many frames of the other lane go
+// before a frame. The cores see what could have come through one stream whose small frames pass
+// large ones of other buckets.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+
+#include "proto/wire/overtake.h"
+
+namespace gradwire::wire {
+
+enum class Lane : std::uint8_t { kMain, kBulk };
+inline constexpr std::size_t kLanes = 2;
+inline constexpr std::array<Lane, kLanes> kAllLanes = {Lane::kMain, Lane::kBulk};
+
+constexpr Lane Other(Lane lane) { return lane == Lane::kMain ? Lane::kBulk : Lane::kMain; }
+constexpr std::size_t Index(Lane lane) { return static_cast<std::size_t>(lane); }
+
+// The sender's side: which lane a frame takes, and what goes before it there. Of one direction of
+// one connection, without the Hellos; not thread-safe.
+//
+// Contributions and results above kSmallPayload take the bulk lane, and so does what follows them
+// of their bucket in that step. Everything else takes the main lane.
+class LaneOrder {
+ public:
+  struct Place {
+    Lane lane = Lane::kMain;
+    std::uint64_t after = 0;
+  };
+
+  // The frame is the lane's next one.
+  Place Next(const Weight& weight);
+
+  // A frame that has nothing to do with others, such as a heartbeat, is the lane's next one.
+  void Count(Lane lane) { ++sent_[Index(lane)]; }
+
+ private:
+  using Counts = std::array<std::uint64_t, kLanes>;
+  struct Trail {
+    Counts last{};  // of each lane's frames, the number of the bucket's last
+    bool bulky = false;
+  };
+
+  Counts sent_{};
+  Counts fence_{};  // of each lane's frames, the number of the last that all later ones follow
+  std::int64_t step_ = -1;
+  std::unordered_map<std::uint32_t, Trail> buckets_;  // of step_
+};
+
+// The receiver's side. A frame that may not be taken yet holds up its lane until enough of the
+// other have been.
+class LaneGate {
+ public:
+  bool MayTake(Lane lane, std::uint64_t after) const { return taken_[Index(Other(lane))] >= after; }
+  void Take(Lane lane) { ++taken_[Index(lane)]; }
+
+ private:
+  std::array<std::uint64_t, kLanes> taken_{};
+};
+
+}  // namespace gradwire::wire
