@@ -56,7 +56,8 @@ absl::StatusOr<Membership> Checked(const v1::JoinResponse& response, const Clien
                         .window_chunks = response.window_chunks(),
                         .open_buckets = response.open_buckets(),
                         .memory_bytes = std::min(response.memory_bytes(), kMaxMemoryBytes),
-                        .eager_bytes = std::min(response.eager_bytes(), kMaxMemoryBytes)};
+                        .eager_bytes = std::min(response.eager_bytes(), kMaxMemoryBytes),
+                        .bulk_lane = response.bulk_lane()};
   const auto heartbeat = wire::FromProto(response.heartbeat_interval(), "heartbeat_interval");
   const auto silence = wire::FromProto(response.silence_timeout(), "silence_timeout");
   const auto grace = wire::FromProto(response.resume_grace(), "resume_grace");

@@ -85,16 +85,17 @@ void Driver::OnTimer(Clock::time_point now, Clock::duration late) {
   CheckTimers(now);
 }
 
-void Driver::Handle(Event event, bool read_on) {
-  if (read_on) link_.OnReadOn();
+void Driver::Handle(Event event, const ReadOn& read_on) {
+  link_.OnReadOn(read_on);
   if (auto* frame = std::get_if<FrameEvent>(&event)) {
+    link_.OnHeard(frame->lane);
     OnFrame(std::move(frame->frame));
   } else if (auto* write = std::get_if<WriteEvent>(&event)) {
-    link_.OnWrite(write->ok);
-  } else if (std::holds_alternative<ReadEndEvent>(event)) {
-    link_.OnReadEnd();
+    link_.OnWrite(write->lane, write->ok);
+  } else if (auto* read = std::get_if<ReadEndEvent>(&event)) {
+    link_.OnReadEnd(read->lane);
   } else if (auto* end = std::get_if<StreamEndEvent>(&event)) {
-    if (absl::Status status = link_.OnStreamEnd(end->status); !status.ok()) Fail(status);
+    if (absl::Status status = link_.OnStreamEnd(end->lane, end->status); !status.ok()) Fail(status);
   } else {
     std::get<CallEvent>(event).call();
   }
@@ -102,7 +103,6 @@ void Driver::Handle(Event event, bool read_on) {
 }
 
 void Driver::OnFrame(absl::StatusOr<wire::Frame> received) {
-  link_.OnHeard();
   const auto* several = received.ok() ? std::get_if<wire::Result>(&received->header) : nullptr;
   if (several == nullptr || several->more == 0) return OnOneFrame(std::move(received));
   wire::Result one = *several;
@@ -172,6 +172,13 @@ Clock::time_point Driver::NextTimer() const {
   if (leaving_) return now + kWhileLeaving;
   const Clock::time_point timer = std::min(link_.NextTimer(), now + kLongestWait);
   return welcomed_ || member_.failed() ? timer : std::min(timer, join_deadline_);
+}
+
+bool Driver::WantsBulk() const {
+  std::size_t bytes = 0;
+  for (const ParameterSpec& parameter : options_.parameters) bytes += parameter.numel() * ByteSize(parameter.dtype);
+  return membership_.bulk_lane && link_.may_have_bulk() &&
+         std::min(bytes, membership_.chunk_bytes) > wire::kSmallPayload;
 }
 
 std::shared_ptr<grpc::Channel> Driver::NewChannel() {

@@ -92,7 +92,7 @@ class Driver final : private EventHandler {
     std::shared_ptr<Outcome> done;       // null: completed
   };
 
-  void Handle(Event event, bool read_on) override;
+  void Handle(Event event, const ReadOn& read_on) override;
   bool has_work() const override { return member_.has_chunks(); }
   void DoWork() override;
   Clock::time_point OnIdle() override;
@@ -104,6 +104,8 @@ class Driver final : private EventHandler {
   bool LiesInSharedMemory(const TensorView& buffer);
   void CheckTimers(Clock::time_point now);
   Clock::time_point NextTimer() const;
+  // Whether large payloads travel on a connection of their own, where there is no shared memory.
+  bool WantsBulk() const;
   std::shared_ptr<grpc::Channel> NewChannel() GRADWIRE_EXCLUDES(shared_mutex_);
   void OpenStream(std::shared_ptr<grpc::Channel> channel) GRADWIRE_EXCLUDES(shared_mutex_);
   // Makes the payload of a result that lies in shared memory.

@@ -33,7 +33,11 @@ void Driver::OpenStream(std::shared_ptr<grpc::Channel> channel) {
     MutexLock lock(shared_mutex_);
     metrics_.shared_memory = memory_ != nullptr;
   }
-  link_.Open(std::move(channel), member_.step(), memory_ == nullptr ? 0 : memory_->attachment());
+  if (memory_ != nullptr) {
+    return link_.Open(std::move(channel), nullptr, member_.step(), memory_->attachment());
+  }
+  link_.Open(std::move(channel), WantsBulk() ? MakeChannel(options_.address) : nullptr,
+             member_.step(), 0);
 }
 
 bool Driver::LiesInSharedMemory(const TensorView& buffer) {

@@ -53,14 +53,37 @@ void Inbox::Push(Event event) {
   Work();
 }
 
-bool Inbox::PushFrame(absl::StatusOr<wire::Frame> frame) {
-  MutexLock lock(mutex_);
-  last_heard_ = Clock::now();
-  Event event = FrameEvent{std::move(frame)};
-  events_.insert(wire::PlaceFor(events_, WeightOf(event), WeightOf), std::move(event));
+void Inbox::Insert(FrameEvent event) {
+  gate_.Take(event.lane);
+  Event frame = std::move(event);
+  events_.insert(wire::PlaceFor(events_, WeightOf(frame), WeightOf), std::move(frame));
   ++frames_;
-  paused_ = frames_ >= max_frames_;
-  return !paused_;
+}
+
+bool Inbox::PushFrame(absl::StatusOr<wire::Frame> frame, wire::Lane lane) {
+  MutexLock lock(mutex_);
+  last_heard_[wire::Index(lane)] = Clock::now();
+  if (frame.ok() && !gate_.MayTake(lane, frame->after)) {
+    held_[wire::Index(lane)] = FrameEvent{std::move(frame), lane};
+    return false;
+  }
+  Insert({std::move(frame), lane});
+  const wire::Lane other = wire::Other(lane);
+  std::optional<FrameEvent>& held = held_[wire::Index(other)];
+  if (held && gate_.MayTake(other, held->frame->after)) {
+    Insert(*std::exchange(held, std::nullopt));
+    paused_[wire::Index(other)] = true;
+  }
+  const bool pauses = frames_ >= max_frames_;
+  paused_[wire::Index(lane)] = pauses;
+  return !pauses;
+}
+
+void Inbox::BeginStreams() {
+  MutexLock lock(mutex_);
+  gate_ = {};
+  held_ = {};
+  paused_ = {};
 }
 
 void Inbox::Work() {
@@ -82,7 +105,7 @@ void Inbox::Drain(EventHandler& handler, bool on_sdk_thread) {
   const Inbox* const outer = std::exchange(working_on, this);
   while (true) {
     std::optional<Event> event;
-    bool read_on = false;
+    ReadOn read_on{};
     const bool has_work = handler.has_work();
     bool works = false;
     {
@@ -92,10 +115,7 @@ void Inbox::Drain(EventHandler& handler, bool on_sdk_thread) {
         event = std::move(Next().front());
         Next().pop_front();
         if (std::holds_alternative<FrameEvent>(*event)) --frames_;
-        if (paused_ && frames_ <= max_frames_ / 2) {
-          paused_ = false;
-          read_on = true;
-        }
+        if (frames_ <= max_frames_ / 2) read_on = std::exchange(paused_, {});
       }
     }
     if (works) {
@@ -146,9 +166,9 @@ void Inbox::Serve(EventHandler& handler) {
   busy_ = false;
 }
 
-Clock::time_point Inbox::last_heard() const {
+Clock::time_point Inbox::last_heard(wire::Lane lane) const {
   MutexLock lock(mutex_);
-  return last_heard_;
+  return last_heard_[wire::Index(lane)];
 }
 
 }  // namespace gradwire::client

@@ -3,16 +3,19 @@
 // no other thread to wake up.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <variant>
 
 #include "absl/status/statusor.h"
 #include "proto/wire/frame.h"
+#include "proto/wire/lanes.h"
 #include "proto/wire/overtake.h"
 #include "proto/wire/sync.h"
 
@@ -23,18 +26,23 @@ using Clock = std::chrono::steady_clock;
 // A frame came in, or bytes that are none.
 struct FrameEvent {
   absl::StatusOr<wire::Frame> frame;
+  wire::Lane lane = wire::Lane::kMain;
 };
 // The stream took the last write; false: it is broken.
 struct WriteEvent {
   bool ok = false;
+  wire::Lane lane = wire::Lane::kMain;
 };
 // Nothing more comes in.
-struct ReadEndEvent {};
+struct ReadEndEvent {
+  wire::Lane lane = wire::Lane::kMain;
+};
 // gRPC is through with the stream.
 struct StreamEndEvent {
   absl::Status status;
   // Keeps the stream for the SDK thread to destroy, and with it the last reference to its channel.
   std::shared_ptr<void> stream;
+  wire::Lane lane = wire::Lane::kMain;
 };
 struct CallEvent {
   std::function<void()> call{};
@@ -42,13 +50,15 @@ struct CallEvent {
 };
 using Event = std::variant<FrameEvent, WriteEvent, ReadEndEvent, StreamEndEvent, CallEvent>;
 
+// The lanes whose reading paused and may go on.
+using ReadOn = std::array<bool, wire::kLanes>;
+
 // Does the work. Never two calls at a time, on any thread.
 class EventHandler {
  public:
   virtual ~EventHandler() = default;
 
-  // `read_on`: reading paused, and may go on.
-  virtual void Handle(Event event, bool read_on) = 0;
+  virtual void Handle(Event event, const ReadOn& read_on) = 0;
 
   // Whether it has work of its own, which the SDK thread does bit by bit: DoWork. It goes before
   // large results, and after everything else.
@@ -83,15 +93,20 @@ class Inbox {
   // the handler, events only wait.
   void Push(Event event) GRADWIRE_EXCLUDES(mutex_);
 
-  // Adds a frame only; Work follows. False: enough frames wait; read on when Handle says so.
-  bool PushFrame(absl::StatusOr<wire::Frame> frame) GRADWIRE_EXCLUDES(mutex_);
+  // Adds a frame only; Work follows. False: enough frames wait, or this one waits for frames of the
+  // other lane; the lane reads on when Handle says so.
+  bool PushFrame(absl::StatusOr<wire::Frame> frame, wire::Lane lane = wire::Lane::kMain)
+      GRADWIRE_EXCLUDES(mutex_);
   void Work() GRADWIRE_EXCLUDES(mutex_);
+
+  // New streams begin; those before have ended.
+  void BeginStreams() GRADWIRE_EXCLUDES(mutex_);
 
   // Whether this thread is inside the handler.
   bool OnThisThread() const;
 
-  // When the last frame came in.
-  Clock::time_point last_heard() const;
+  // When the lane's last frame came in.
+  Clock::time_point last_heard(wire::Lane lane) const;
 
  private:
   static bool NeedsSdkThread(const Event& event);
@@ -109,6 +124,7 @@ class Inbox {
   void Drain(EventHandler& handler, bool on_sdk_thread) GRADWIRE_EXCLUDES(mutex_);
   // Takes `busy_` when there is something to do for the SDK thread; returns when the timer was due.
   Clock::time_point WaitForWork() GRADWIRE_EXCLUDES(mutex_);
+  void Insert(FrameEvent event) GRADWIRE_REQUIRES(mutex_);
 
   const std::size_t max_frames_;
   mutable Mutex mutex_;
@@ -121,8 +137,11 @@ class Inbox {
   Clock::time_point timer_ GRADWIRE_GUARDED_BY(mutex_);
   Clock::time_point sleeps_until_ GRADWIRE_GUARDED_BY(mutex_);  // the SDK thread, unless woken
   std::size_t frames_ GRADWIRE_GUARDED_BY(mutex_) = 0;
-  bool paused_ GRADWIRE_GUARDED_BY(mutex_) = false;
-  Clock::time_point last_heard_ GRADWIRE_GUARDED_BY(mutex_);
+  ReadOn paused_ GRADWIRE_GUARDED_BY(mutex_){};
+  wire::LaneGate gate_ GRADWIRE_GUARDED_BY(mutex_);
+  // The lane's last frame, until enough of the other lane's are here.
+  std::array<std::optional<FrameEvent>, wire::kLanes> held_ GRADWIRE_GUARDED_BY(mutex_);
+  std::array<Clock::time_point, wire::kLanes> last_heard_ GRADWIRE_GUARDED_BY(mutex_);
 };
 
 }  // namespace gradwire::client

@@ -1,6 +1,7 @@
 #include "client/link.h"
 
 #include <algorithm>
+#include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,6 +16,8 @@ constexpr std::chrono::milliseconds kBetweenTries(50);
 // gRPC ends a cancelled stream at once. If it ever does not, the stream is left to itself: it owns
 // everything that it touches.
 constexpr std::chrono::seconds kCancelTimeout(5);
+
+constexpr int kBulkSilences = 4;
 
 // What a transport reports. Every other code is the daemon's own answer.
 bool IsBrokenConnection(absl::StatusCode code) {
@@ -37,73 +40,133 @@ Link::Link(std::string address, Membership membership, std::uint64_t start_id,
       inbox_(std::move(inbox)),
       poller_(Poller::Start()),
       heartbeat_interval_(ToClock(membership_.heartbeat_interval)),
-      silence_timeout_(ToClock(membership_.silence_timeout)),
-      last_heard_(Clock::now()) {}
+      silence_timeout_(ToClock(membership_.silence_timeout)) {
+  OnOwnPause();
+}
 
 std::string Link::Daemon() const { return absl::StrCat("the daemon at ", address_); }
 
-void Link::Open(std::shared_ptr<grpc::Channel> channel, std::int64_t step, std::uint64_t memory) {
+bool Link::open() const {
+  return std::any_of(ways_.begin(), ways_.end(), [](const Way& w) { return w.stream != nullptr; });
+}
+
+void Link::Open(std::shared_ptr<grpc::Channel> channel, std::shared_ptr<grpc::Channel> bulk,
+                std::int64_t step, std::uint64_t memory) {
+  inbox_->BeginStreams();
   channel_ = std::move(channel);
-  stream_ = ExchangeStream::Start(channel_, poller_, inbox_, membership_.chunk_bytes);
+  paired_ = bulk != nullptr;
+  order_ = {};
+  bulk_is_there_ = false;
   opened_at_ = Clock::now();
   next_heartbeat_ = opened_at_ + heartbeat_interval_;
-  Send(wire::Hello{
-      .token = membership_.token, .start_id = start_id_, .step = step, .memory = memory});
+  wire::Hello hello = {
+      .token = membership_.token, .start_id = start_id_, .step = step, .memory = memory};
+  if (paired_) {
+    std::random_device random;
+    hello.pair = std::uint64_t{random()} << 32 | random() | 1;
+  }
+  for (const wire::Lane lane : wire::kAllLanes) {
+    const std::shared_ptr<grpc::Channel>& on = lane == wire::Lane::kMain ? channel_ : bulk;
+    if (on == nullptr) continue;
+    way(lane).stream = ExchangeStream::Start(
+        on, poller_, inbox_,
+        {.max_payload_bytes = membership_.chunk_bytes, .lane = lane, .paired = paired_});
+    way(lane).last_heard = opened_at_;
+    way(lane).outgoing.push_back({.header = hello});
+  }
 }
 
 void Link::Send(wire::Header header, wire::PayloadRef payload) {
-  if (stream_ == nullptr || broken_ || closing_) return;
-  if (payload == nullptr && !outgoing_.empty() && outgoing_.back().payload == nullptr &&
-      wire::Merge(outgoing_.back().header, header)) {
+  if (!open() || broken_ || closing_) return;
+  const wire::Weight weight = wire::WeightOf(header, payload.get());
+  if (paired_) {
+    const wire::LaneOrder::Place place = order_.Next(weight);
+    way(place.lane)
+        .outgoing.push_back(
+            {.header = std::move(header), .payload = std::move(payload), .after = place.after});
     return;
   }
-  const auto at = wire::PlaceFor(
-      outgoing_, wire::WeightOf(header, payload.get()),
-      [](const wire::Frame& frame) { return wire::WeightOf(frame.header, frame.payload.get()); });
-  outgoing_.insert(at, {.header = std::move(header), .payload = std::move(payload)});
+  std::deque<wire::Frame>& outgoing = way(wire::Lane::kMain).outgoing;
+  if (payload == nullptr && !outgoing.empty() && outgoing.back().payload == nullptr &&
+      wire::Merge(outgoing.back().header, header)) {
+    return;
+  }
+  const auto at = wire::PlaceFor(outgoing, weight, [](const wire::Frame& frame) {
+    return wire::WeightOf(frame.header, frame.payload.get());
+  });
+  outgoing.insert(at, {.header = std::move(header), .payload = std::move(payload)});
 }
 
 void Link::PumpWrites() {
-  if (stream_ == nullptr || broken_ || closing_ || writing_ || outgoing_.empty()) return;
-  stream_->Write(outgoing_.front());
-  outgoing_.pop_front();
-  writing_ = true;
+  if (broken_ || closing_) return;
+  for (Way& its : ways_) {
+    if (its.stream == nullptr || its.writing || its.outgoing.empty()) continue;
+    its.stream->Write(its.outgoing.front());
+    its.outgoing.pop_front();
+    its.writing = true;
+  }
 }
 
-void Link::OnHeard() {
-  last_heard_ = Clock::now();
+void Link::OnHeard(wire::Lane lane) {
+  way(lane).last_heard = Clock::now();
+  if (lane == wire::Lane::kBulk) bulk_is_there_ = true;
   lost_at_.reset();
 }
 
-void Link::OnWrite(bool ok) {
-  writing_ = false;
-  if (ok) return;
-  broken_ = true;
-  outgoing_.clear();
+void Link::OnOwnPause() {
+  for (Way& its : ways_) its.last_heard = Clock::now();
 }
 
-void Link::OnReadOn() {
-  if (stream_ != nullptr) stream_->ReadOn();
-}
-
-void Link::OnReadEnd() {
-  broken_ = true;
-  outgoing_.clear();
-  if (stream_ != nullptr) stream_->Release();
-}
-
-absl::Status Link::OnStreamEnd(const absl::Status& status) {
-  stream_.reset();
-  channel_.reset();
-  outgoing_.clear();
-  writing_ = false;
-  broken_ = false;
-  if (closing_) return absl::OkStatus();
-  if (!IsBrokenConnection(status.code())) {
-    return absl::Status(status.code(),
-                        absl::StrCat(Daemon(), " ended the stream: ", status.message()));
+void Link::Cancel() {
+  for (Way& its : ways_) {
+    if (its.stream != nullptr) its.stream->Cancel();
   }
-  lost_because_ = status.ok() ? "it ended the stream" : std::string(status.message());
+}
+
+void Link::Break(wire::Lane lane) {
+  for (Way& its : ways_) its.outgoing.clear();
+  if (broken_) return;
+  broken_ = lane;
+  if (lane == wire::Lane::kBulk) may_have_bulk_ = may_have_bulk_ && bulk_is_there_;
+  Way& other = way(wire::Other(lane));
+  if (other.stream != nullptr) other.stream->Cancel();
+}
+
+void Link::OnWrite(wire::Lane lane, bool ok) {
+  way(lane).writing = false;
+  if (!ok) Break(lane);
+}
+
+void Link::OnReadOn(const ReadOn& lanes) {
+  for (const wire::Lane lane : wire::kAllLanes) {
+    if (!lanes[wire::Index(lane)] || way(lane).stream == nullptr) continue;
+    way(lane).last_heard = Clock::now();
+    way(lane).stream->ReadOn();
+  }
+}
+
+void Link::OnReadEnd(wire::Lane lane) {
+  Break(lane);
+  if (way(lane).stream != nullptr) way(lane).stream->Release();
+}
+
+absl::Status Link::OnStreamEnd(wire::Lane lane, const absl::Status& status) {
+  Break(lane);
+  way(lane) = {};
+  if (lane == broken_) {
+    lost_because_ = absl::StrCat(lane == wire::Lane::kBulk ? "its bulk lane broke: " : "",
+                                 status.ok() ? "it ended the stream" : status.message());
+  }
+  if (lane == wire::Lane::kMain) ended_ = status;
+  if (open()) return absl::OkStatus();
+  channel_.reset();
+  broken_.reset();
+  if (closing_) return absl::OkStatus();
+  const absl::Status ended = std::exchange(ended_, absl::OkStatus());
+  if (!IsBrokenConnection(ended.code())) {
+    return absl::Status(ended.code(),
+                        absl::StrCat(Daemon(), " ended the stream: ", ended.message()));
+  }
   const Clock::time_point now = Clock::now();
   retry_at_ = lost_at_ ? now + kBetweenTries : now;
   if (!lost_at_) lost_at_ = now;
@@ -111,7 +174,7 @@ absl::Status Link::OnStreamEnd(const absl::Status& status) {
 }
 
 bool Link::WantsStream(Clock::time_point now) const {
-  return !closing_ && stream_ == nullptr && lost_at_ && now >= retry_at_;
+  return !closing_ && !open() && lost_at_ && now >= retry_at_;
 }
 
 Clock::time_point Link::LostDeadline() const {
@@ -122,28 +185,51 @@ Clock::time_point Link::LostDeadline() const {
   return *lost_at_ + ToClock(membership_.resume_grace);
 }
 
-absl::Status Link::CheckTimers(Clock::time_point now) {
-  if (closing_) {
-    if (stream_ == nullptr || now < close_deadline_) return absl::OkStatus();
-    if (cancelled_) {
-      stream_.reset();
-      return absl::OkStatus();
-    }
-    stream_->Cancel();
-    cancelled_ = true;
-    close_deadline_ = now + kCancelTimeout;
+absl::Status Link::CheckClosing(Clock::time_point now) {
+  if (!open() || now < close_deadline_) return absl::OkStatus();
+  if (cancelled_) {
+    for (Way& its : ways_) its.stream.reset();
     return absl::OkStatus();
   }
+  Cancel();
+  cancelled_ = true;
+  close_deadline_ = now + kCancelTimeout;
+  return absl::OkStatus();
+}
+
+void Link::SendHeartbeats() {
+  for (const wire::Lane lane : wire::kAllLanes) {
+    Way& its = way(lane);
+    if (its.stream == nullptr || broken_ || !its.outgoing.empty()) continue;
+    order_.Count(lane);
+    its.outgoing.push_back({.header = wire::Heartbeat{}});
+  }
+}
+
+// A large frame may be long on its way, and is heard when it is there.
+void Link::CheckBulk(Clock::time_point now) {
+  Way& bulk = way(wire::Lane::kBulk);
+  bulk.last_heard = std::max(bulk.last_heard, inbox_->last_heard(wire::Lane::kBulk));
+  if (bulk.stream == nullptr || broken_) return;
+  if (now - bulk.last_heard <= kBulkSilences * silence_timeout_) return;
+  Break(wire::Lane::kBulk);
+  bulk.stream->Cancel();
+}
+
+absl::Status Link::CheckTimers(Clock::time_point now) {
+  if (closing_) return CheckClosing(now);
   if (now >= next_heartbeat_) {
     next_heartbeat_ = now + heartbeat_interval_;
-    if (outgoing_.empty()) Send(wire::Heartbeat{});
+    SendHeartbeats();
   }
+  CheckBulk(now);
   if (lost_at_) {
     if (now < LostDeadline()) return absl::OkStatus();
     return absl::UnavailableError(absl::StrCat("lost ", Daemon(), ": ", lost_because_));
   }
-  last_heard_ = std::max(last_heard_, inbox_->last_heard());
-  if (now - last_heard_ > silence_timeout_) {
+  Way& main = way(wire::Lane::kMain);
+  main.last_heard = std::max(main.last_heard, inbox_->last_heard(wire::Lane::kMain));
+  if (now - main.last_heard > silence_timeout_) {
     return absl::UnavailableError(absl::StrCat("lost ", Daemon(),
                                                ": nothing was heard from it for ",
                                                absl::FormatDuration(membership_.silence_timeout)));
@@ -152,9 +238,11 @@ absl::Status Link::CheckTimers(Clock::time_point now) {
 }
 
 Clock::time_point Link::NextTimer() const {
-  if (closing_) return stream_ == nullptr ? Clock::time_point::max() : close_deadline_;
-  if (!lost_at_) return std::min(next_heartbeat_, last_heard_ + silence_timeout_);
-  return std::min(LostDeadline(), stream_ == nullptr ? retry_at_ : next_heartbeat_);
+  if (closing_) return open() ? close_deadline_ : Clock::time_point::max();
+  if (!lost_at_) {
+    return std::min(next_heartbeat_, way(wire::Lane::kMain).last_heard + silence_timeout_);
+  }
+  return std::min(LostDeadline(), open() ? next_heartbeat_ : retry_at_);
 }
 
 void Link::Close(Clock::time_point deadline) {
@@ -162,7 +250,7 @@ void Link::Close(Clock::time_point deadline) {
   if (cancelled_) return;
   closing_ = true;
   close_deadline_ = deadline;
-  outgoing_.clear();
+  for (Way& its : ways_) its.outgoing.clear();
 }
 
 }  // namespace gradwire::client

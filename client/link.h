@@ -1,11 +1,12 @@
-// A member's connection to its daemon: one stream at a time, a new one when it breaks, heartbeats,
-// and the decision that the daemon is lost. Belongs to the SDK thread.
+// A member's connection to its daemon: one stream at a time, with a second one for bulk where that
+// is wanted, new ones when they break, heartbeats, and the decision that the daemon is lost.
+// Belongs to the SDK thread.
 #pragma once
 
 #include <grpcpp/channel.h>
 
+#include <array>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,6 +17,7 @@
 #include "client/poller.h"
 #include "client/stream.h"
 #include "proto/wire/frame.h"
+#include "proto/wire/lanes.h"
 
 namespace gradwire::client {
 
@@ -24,38 +26,59 @@ class Link {
   Link(std::string address, Membership membership, std::uint64_t start_id,
        std::shared_ptr<Inbox> inbox);
 
-  // Begins a stream with its Hello. `memory`: the attachment of shared memory; 0: none.
-  void Open(std::shared_ptr<grpc::Channel> channel, std::int64_t step, std::uint64_t memory);
+  // Begins a stream with its Hello. `memory`: the attachment of shared memory; 0: none. `bulk`: the
+  // channel of its bulk lane, another one; null: there is none.
+  void Open(std::shared_ptr<grpc::Channel> channel, std::shared_ptr<grpc::Channel> bulk,
+            std::int64_t step, std::uint64_t memory);
+
+  // False: a bulk lane did not get through to the daemon. Without it everything works too.
+  bool may_have_bulk() const { return may_have_bulk_; }
 
   // Queues a frame, a small bucket's before the chunks of large ones. Without a stream it is
   // dropped: what still matters is announced after a resume.
   void Send(wire::Header header, wire::PayloadRef payload = nullptr);
 
-  // Hands the stream what it can take. After each event.
+  // Hands the streams what they can take. After each event.
   void PumpWrites();
 
-  void OnHeard();
-  void OnWrite(bool ok);
-  void OnReadOn();
-  void OnReadEnd();
+  void OnHeard(wire::Lane lane);
+  void OnWrite(wire::Lane lane, bool ok);
+  void OnReadOn(const ReadOn& lanes);
+  void OnReadEnd(wire::Lane lane);
   // This process itself stood still, so that the daemon cannot be blamed for silence.
-  void OnOwnPause() { last_heard_ = Clock::now(); }
+  void OnOwnPause();
   // An error says why there will be no other stream.
-  absl::Status OnStreamEnd(const absl::Status& status);
+  absl::Status OnStreamEnd(wire::Lane lane, const absl::Status& status);
 
   // Heartbeat, silence, the end of a resume's grace. An error: the daemon is lost.
   absl::Status CheckTimers(Clock::time_point now);
   Clock::time_point NextTimer() const;
-  // Whether it is time for another stream: make a channel and Open.
+  // Whether it is time for another stream: make channels and Open.
   bool WantsStream(Clock::time_point now) const;
 
   // The daemon has until `deadline` to end the stream, which is broken then.
   void Close(Clock::time_point deadline);
-  bool closed() const { return closing_ && stream_ == nullptr; }
+  bool closed() const { return closing_ && !open(); }
 
   std::string Daemon() const;  // "the daemon at ADDRESS"
 
  private:
+  struct Way {
+    std::shared_ptr<ExchangeStream> stream;
+    std::deque<wire::Frame> outgoing;
+    bool writing = false;
+    Clock::time_point last_heard;
+  };
+
+  bool open() const;
+  Way& way(wire::Lane lane) { return ways_[wire::Index(lane)]; }
+  const Way& way(wire::Lane lane) const { return ways_[wire::Index(lane)]; }
+  // One lane takes no more, and so the other takes no more either.
+  void Break(wire::Lane lane);
+  void Cancel();
+  void SendHeartbeats();
+  void CheckBulk(Clock::time_point now);
+  absl::Status CheckClosing(Clock::time_point now);
   Clock::time_point LostDeadline() const;
 
   const std::string address_;
@@ -67,13 +90,15 @@ class Link {
   const Clock::duration silence_timeout_;
 
   std::shared_ptr<grpc::Channel> channel_;
-  std::shared_ptr<ExchangeStream> stream_;
+  std::array<Way, wire::kLanes> ways_;
+  bool paired_ = false;  // the connection has two lanes
+  wire::LaneOrder order_;
   Clock::time_point opened_at_;
-  std::deque<wire::Frame> outgoing_;
-  bool writing_ = false;
-  bool broken_ = false;  // the stream takes no more writes
+  std::optional<wire::Lane> broken_;  // the lane that broke first: nothing is written any more
+  bool may_have_bulk_ = true;
+  bool bulk_is_there_ = false;  // something came on it
+  absl::Status ended_;          // how the stream itself did, while the bulk lane has not
   Clock::time_point next_heartbeat_;
-  Clock::time_point last_heard_;
 
   std::optional<Clock::time_point>
       lost_at_;  // when the stream broke, until the daemon is heard again

@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "proto/wire/codec.h"
 #include "proto/wire/status.h"
 
@@ -22,17 +23,19 @@ Poller::Operation ExchangeStream::Operation() {
     if (!last) return;
     // The stream may be gone before Push returns.
     const std::shared_ptr<Inbox> inbox = stream.inbox_;
+    const wire::Lane lane = stream.options_.lane;
     inbox->Push(StreamEndEvent{.status = wire::FromGrpc(stream.outcome_),
-                               .stream = std::move(stream.self_)});
+                               .stream = std::move(stream.self_),
+                               .lane = lane});
   };
   return {.done = done, .owner = this};
 }
 
 ExchangeStream::ExchangeStream(std::shared_ptr<Poller> poller, std::shared_ptr<Inbox> inbox,
-                               std::size_t max_payload_bytes)
+                               const Options& options)
     : poller_(std::move(poller)),
       inbox_(std::move(inbox)),
-      max_payload_bytes_(max_payload_bytes),
+      options_(options),
       read_(Operation<&ExchangeStream::OnRead>()),
       write_(Operation<&ExchangeStream::OnWritten>()),
       finish_(Operation<&ExchangeStream::OnFinished>()) {}
@@ -40,10 +43,12 @@ ExchangeStream::ExchangeStream(std::shared_ptr<Poller> poller, std::shared_ptr<I
 std::shared_ptr<ExchangeStream> ExchangeStream::Start(const std::shared_ptr<grpc::Channel>& channel,
                                                       std::shared_ptr<Poller> poller,
                                                       std::shared_ptr<Inbox> inbox,
-                                                      std::size_t max_payload_bytes) {
-  static const std::string method = "/gradwire.v1.AggregationService/Exchange";
+                                                      const Options& options) {
+  static const std::string main = "/gradwire.v1.AggregationService/Exchange";
+  static const std::string bulk = "/gradwire.v1.AggregationService/ExchangeBulk";
+  const std::string& method = options.lane == wire::Lane::kMain ? main : bulk;
   std::shared_ptr<ExchangeStream> stream(
-      new ExchangeStream(std::move(poller), std::move(inbox), max_payload_bytes));
+      new ExchangeStream(std::move(poller), std::move(inbox), options));
   stream->self_ = stream;
   stream->context_.set_initial_metadata_corked(true);  // the first write takes it along
   stream->call_ =
@@ -54,7 +59,8 @@ std::shared_ptr<ExchangeStream> ExchangeStream::Start(const std::shared_ptr<grpc
 }
 
 void ExchangeStream::Write(const wire::Frame& frame) {
-  const grpc::ByteBuffer bytes = wire::Serialize(frame.header, frame.payload);
+  grpc::ByteBuffer bytes = wire::Serialize(frame.header, frame.payload);
+  if (frame.after > 0) wire::PutAfter(bytes, frame.after);
   {
     MutexLock lock(mutex_);
     ++in_flight_;
@@ -101,16 +107,20 @@ void ExchangeStream::OnRead(bool ok) {
     reading_ = false;
   }
   MaybeFinish();
-  if (!ok) return inbox_->Push(ReadEndEvent{});
+  if (!ok) return inbox_->Push(ReadEndEvent{options_.lane});
   absl::StatusOr<wire::Frame> frame =
-      wire::Parse(incoming_, {.max_payload_bytes = max_payload_bytes_});
+      wire::Parse(incoming_, {.max_payload_bytes = options_.max_payload_bytes});
   incoming_.Clear();
+  if (frame.ok() && frame->after > 0 && !options_.paired) {
+    frame = absl::InvalidArgumentError(
+        absl::StrCat("after: is ", frame->after, "; allowed: 0, for the Hello named no bulk lane"));
+  }
   // The next frame is read while this one is dealt with.
-  if (inbox_->PushFrame(std::move(frame))) ReadOn();
+  if (inbox_->PushFrame(std::move(frame), options_.lane)) ReadOn();
   inbox_->Work();
 }
 
-void ExchangeStream::OnWritten(bool ok) { inbox_->Push(WriteEvent{ok}); }
+void ExchangeStream::OnWritten(bool ok) { inbox_->Push(WriteEvent{ok, options_.lane}); }
 
 void ExchangeStream::OnFinished(bool) {}
 

@@ -19,10 +19,15 @@ namespace gradwire::client {
 // inbox; StreamEndEvent is the last it pushes, and it follows Release or Cancel.
 class ExchangeStream final {
  public:
+  struct Options {
+    std::size_t max_payload_bytes = 0;
+    wire::Lane lane = wire::Lane::kMain;
+    bool paired = false;  // it is one of two lanes
+  };
   static std::shared_ptr<ExchangeStream> Start(const std::shared_ptr<grpc::Channel>& channel,
                                                std::shared_ptr<Poller> poller,
                                                std::shared_ptr<Inbox> inbox,
-                                               std::size_t max_payload_bytes);
+                                               const Options& options);
 
   ExchangeStream(const ExchangeStream&) = delete;
   ExchangeStream& operator=(const ExchangeStream&) = delete;
@@ -41,7 +46,7 @@ class ExchangeStream final {
 
  private:
   ExchangeStream(std::shared_ptr<Poller> poller, std::shared_ptr<Inbox> inbox,
-                 std::size_t max_payload_bytes);
+                 const Options& options);
 
   // The operations' ends.
   void OnRead(bool ok);
@@ -55,7 +60,7 @@ class ExchangeStream final {
 
   const std::shared_ptr<Poller> poller_;
   const std::shared_ptr<Inbox> inbox_;
-  const std::size_t max_payload_bytes_;
+  const Options options_;
   Poller::Operation read_;
   Poller::Operation write_;
   Poller::Operation finish_;

@@ -15,6 +15,7 @@ namespace {
 
 constexpr std::uint32_t kProtocolVersion = 1;
 constexpr std::size_t kSmallFrames = std::size_t{1} << 20;
+constexpr int kBulkSilences = 4;
 constexpr absl::Duration kLongestTimeout = absl::Hours(24 * 365);
 
 // A member's unread results are those of its window, once as they came and once more after a
@@ -25,7 +26,8 @@ StreamLimits LimitsOf(const ServerOptions& options) {
   return {.max_payload_bytes = options.chunk_bytes,
           .max_queued_bytes = window * (2 * std::size_t{options.open_buckets} + 1) + kSmallFrames,
           .hello_timeout = options.hello_timeout,
-          .close_timeout = options.close_timeout};
+          .close_timeout = options.close_timeout,
+          .bulk_silence_timeout = kBulkSilences * options.silence_timeout};
 }
 
 absl::StatusOr<absl::Duration> Timeout(const google::protobuf::Duration& asked,
@@ -102,8 +104,11 @@ void AggregationService::AddTo(Methods& methods) {
   methods.Add<v1::WatchRequest, v1::WatchResponse, WatchStream>(MethodKind::kServerStream,
                                                                 registry_, ticks_);
   // By bytes, so that payloads are not copied.
-  methods.Add<v1::Frame, v1::Frame, ExchangeStream>(MethodKind::kBothStream, stream_limits_,
-                                                    registry_, ticks_);
+  const auto pairs = std::make_shared<LanePairs>();
+  methods.AddNamed<v1::Frame, v1::Frame, ExchangeStream>("Exchange", MethodKind::kBothStream,
+                                                         stream_limits_, registry_, pairs, ticks_);
+  methods.AddNamed<v1::Frame, v1::Frame, BulkLane>("ExchangeBulk", MethodKind::kBothStream,
+                                                   stream_limits_, registry_, pairs, ticks_);
 }
 
 absl::Status AggregationService::Join(const v1::JoinRequest& request, v1::JoinResponse& response) {
@@ -126,6 +131,7 @@ absl::Status AggregationService::Join(const v1::JoinRequest& request, v1::JoinRe
   response.set_window_chunks(granted.window_chunks);
   response.set_open_buckets(granted.open_buckets);
   response.set_eager_bytes(granted.eager_bytes);
+  response.set_bulk_lane(true);
   if (shares_memory_) response.set_memory_bytes(granted.StagingBytes());
   *response.mutable_token_timeout() = wire::ToProto(granted.token_timeout);
   *response.mutable_heartbeat_interval() = wire::ToProto(options_.heartbeat_interval);

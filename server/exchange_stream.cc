@@ -17,6 +17,8 @@ namespace {
 constexpr std::size_t kFrameOverhead = 256;
 // A small payload with its header. Larger frames are work: their digests are computed.
 constexpr std::size_t kSmallFrame = wire::kSmallPayload + 1024;
+// A tick that is so late shows that this process stood still.
+constexpr absl::Duration kOwnPause = absl::Seconds(2);
 
 std::uint64_t NextId() {
   static std::atomic<std::uint64_t> last = 0;
@@ -26,10 +28,11 @@ std::uint64_t NextId() {
 }  // namespace
 
 ExchangeStream::ExchangeStream(const StreamLimits& limits, std::shared_ptr<Registry> registry,
-                               std::shared_ptr<TickList> ticks)
+                               std::shared_ptr<LanePairs> pairs, std::shared_ptr<TickList> ticks)
     : id_(NextId()),
       limits_(limits),
       registry_(std::move(registry)),
+      pairs_(std::move(pairs)),
       ticks_(std::move(ticks)),
       opened_(MonotonicNow()) {}
 
@@ -39,23 +42,55 @@ void ExchangeStream::OnStart() {
   ticks_->Add(Self<ExchangeStream>());  // last: the ticker may end it
 }
 
+void ExchangeStream::Connect(const std::shared_ptr<BulkLane>& bulk) {
+  bulk->Connect(Self<ExchangeStream>());
+  bool late = false;
+  {
+    MutexLock lock(mutex_);
+    late = end_.has_value();
+    if (!late) bulk_ = bulk;
+    bulk_heard_ = MonotonicNow();
+  }
+  if (late) return bulk->Break();
+  ReadOn(wire::Lane::kBulk);
+  QueueHeartbeats();  // tells the member that the lane is there
+  Pump(wire::Lane::kBulk);
+}
+
 void ExchangeStream::Queue(grpc::ByteBuffer frame, const wire::Weight& weight) {
   MutexLock lock(mutex_);
   if (end_) return;
   const std::size_t bytes = frame.Length() + kFrameOverhead;
   if (queued_bytes_ + bytes > limits_.max_queued_bytes) {
-    queue_.clear();
-    queued_bytes_ = 0;
+    DropQueues();
     EndLocked(absl::ResourceExhaustedError(absl::StrCat(
         "the member does not read: more than ", limits_.max_queued_bytes, " bytes wait for it")));
     end_deadline_ = absl::InfinitePast();
     return;
   }
-  queued_bytes_ += bytes;
-  const auto at =
-      queue_.insert(wire::PlaceFor(queue_, weight, [](const Waiting& one) { return one.weight; }),
-                    Waiting{.bytes = grpc::ByteBuffer(), .weight = weight});
+  wire::LaneOrder::Place place;
+  if (pair_) place = order_.Next(weight);
+  if (place.after > 0) wire::PutAfter(frame, place.after);
+  queued_bytes_ += frame.Length() + kFrameOverhead;
+  std::deque<Waiting>& queue = way(place.lane).queue;
+  const auto end = queue.end();
+  const auto at = queue.insert(
+      pair_ ? end : wire::PlaceFor(queue, weight, [](const Waiting& one) { return one.weight; }),
+      Waiting{.bytes = grpc::ByteBuffer(), .weight = weight});
   at->bytes.Swap(&frame);  // a move would copy
+}
+
+void ExchangeStream::QueueHeartbeats() {
+  MutexLock lock(mutex_);
+  if (end_ || !place_) return;
+  for (const wire::Lane lane : wire::kAllLanes) {
+    if (lane == wire::Lane::kBulk && !pair_) continue;
+    Way& its = way(lane);
+    if (its.writing || !its.queue.empty()) continue;
+    order_.Count(lane);
+    its.queue.push_back({.bytes = wire::Serialize(wire::Heartbeat{}, nullptr), .weight = {}});
+    queued_bytes_ += its.queue.back().bytes.Length() + kFrameOverhead;
+  }
 }
 
 void ExchangeStream::EndAfterQueue(const absl::Status& status) {
@@ -69,23 +104,33 @@ void ExchangeStream::EndLocked(const absl::Status& status) {
   end_deadline_ = MonotonicNow() + limits_.close_timeout;
 }
 
-void ExchangeStream::End(const absl::Status& status) {
-  EndAfterQueue(status);
-  Pump();
+void ExchangeStream::DropQueues() {
+  for (Way& its : ways_) its.queue.clear();
+  queued_bytes_ = 0;
 }
 
-void ExchangeStream::Pump() {
+void ExchangeStream::End(const absl::Status& status) {
+  EndAfterQueue(status);
+  Pump(wire::Lane::kMain);
+}
+
+// The bulk lane ends when this call has ended.
+void ExchangeStream::Pump(wire::Lane lane) {
   grpc::ByteBuffer frame;
   std::optional<absl::Status> end;
+  std::shared_ptr<BulkLane> bulk;
   {
     MutexLock lock(mutex_);
-    if (writing_) return;
-    if (!queue_.empty()) {
-      frame.Swap(&queue_.front().bytes);
-      queue_.pop_front();
+    Way& its = way(lane);
+    if (its.writing) return;
+    if (lane == wire::Lane::kBulk && bulk_ == nullptr) return;
+    if (!its.queue.empty()) {
+      frame.Swap(&its.queue.front().bytes);
+      its.queue.pop_front();
       queued_bytes_ -= frame.Length() + kFrameOverhead;
-      writing_ = true;
-    } else if (end_) {
+      its.writing = true;
+      bulk = bulk_;
+    } else if (end_ && lane == wire::Lane::kMain) {
       end = end_;
     } else {
       return;
@@ -94,12 +139,8 @@ void ExchangeStream::Pump() {
   if (end) return Finish(*end);
   // The bytes are copied into the socket.
   if (frame.Length() > kSmallFrame) RpcThreads::HandOver();
+  if (lane == wire::Lane::kBulk) return bulk->Write(frame);
   StartWrite(frame);
-}
-
-bool ExchangeStream::idle() const {
-  MutexLock lock(mutex_);
-  return !writing_ && queue_.empty();
 }
 
 bool ExchangeStream::shares_memory() const {
@@ -117,19 +158,42 @@ std::optional<ExchangeStream::Place> ExchangeStream::place() const {
   return place_;
 }
 
+std::shared_ptr<BulkLane> ExchangeStream::bulk() const {
+  MutexLock lock(mutex_);
+  return bulk_;
+}
+
 void ExchangeStream::OnTick(absl::Time now) {
   bool late = false;
   bool silent = false;
+  absl::Status bulk;
   {
     MutexLock lock(mutex_);
     late = end_ && now > end_deadline_;
     silent = !end_ && !place_ && now > opened_ + limits_.hello_timeout;
+    if (!end_ && pair_) bulk = CheckBulk(now);
   }
   if (silent) {
     End(absl::DeadlineExceededError(
         absl::StrCat("no Hello within ", absl::FormatDuration(limits_.hello_timeout))));
   }
+  if (!bulk.ok()) HandleEnd(bulk);
   if (late) TryCancel();
+}
+
+absl::Status ExchangeStream::CheckBulk(absl::Time now) {
+  if (now - std::exchange(last_tick_, now) > kOwnPause) bulk_heard_ = now;
+  if (bulk_ == nullptr && now > opened_ + limits_.hello_timeout) {
+    return absl::DeadlineExceededError(
+        absl::StrCat("the Hello named a bulk lane, which did not come within ",
+                     absl::FormatDuration(limits_.hello_timeout)));
+  }
+  const bool listens = !way(wire::Lane::kBulk).held;
+  if (bulk_ != nullptr && listens && now - bulk_heard_ > limits_.bulk_silence_timeout) {
+    return absl::DeadlineExceededError(absl::StrCat(
+        "nothing came on the bulk lane for ", absl::FormatDuration(limits_.bulk_silence_timeout)));
+  }
+  return absl::OkStatus();
 }
 
 void ExchangeStream::OnReadDone(bool ok) {
@@ -138,27 +202,65 @@ void ExchangeStream::OnReadDone(bool ok) {
   absl::StatusOr<wire::Frame> frame =
       wire::Parse(incoming(), {.max_payload_bytes = limits_.max_payload_bytes});
   incoming().Clear();
+  if (place()) return OnFrame(wire::Lane::kMain, std::move(frame));
   if (ending()) return;
-  const std::optional<Place> at = place();
-  if (!at) {
-    const absl::Status status = HandleHello(frame);
-    if (!status.ok()) return End(status);
-  } else if (const absl::Status whole = frame.ok() ? Resolve(*at, *frame) : frame.status();
-             !whole.ok()) {
-    const absl::Status status(whole.code(), absl::StrCat("rank ", at->rank, ": ", whole.message()));
-    at->session->FailFrom(at->rank, id_, status);
-    return End(status);
-  } else {
-    return at->session->Receive(at->rank, id_, *frame, MonotonicNow(), [this] { ReadOn(); });
-  }
-  ReadOn();
+  const absl::Status status = HandleHello(frame);
+  if (!status.ok()) return End(status);
+  ReadOn(wire::Lane::kMain);
 }
 
-void ExchangeStream::ReadOn() {
-  if (!ending()) StartRead();
+void ExchangeStream::OnFrame(wire::Lane lane, absl::StatusOr<wire::Frame> frame) {
+  if (ending()) return;
+  const Place at = *place();
+  if (const absl::Status whole = frame.ok() ? Resolve(at, *frame) : frame.status(); !whole.ok()) {
+    const absl::Status status(whole.code(), absl::StrCat("rank ", at.rank, ": ", whole.message()));
+    at.session->FailFrom(at.rank, id_, status);
+    return End(status);
+  }
+  {
+    MutexLock lock(mutex_);
+    if (lane == wire::Lane::kBulk) bulk_heard_ = MonotonicNow();
+    if (!gate_.MayTake(lane, frame->after)) {
+      way(lane).held = *std::move(frame);
+      return;
+    }
+  }
+  std::optional<wire::Frame> next = *std::move(frame);
+  while (next) {
+    std::optional<wire::Frame> held;
+    at.session->Receive(at.rank, id_, *next, MonotonicNow(), [&] { held = OnTaken(lane); });
+    next = std::move(held);
+    lane = wire::Other(lane);
+  }
+}
+
+std::optional<wire::Frame> ExchangeStream::OnTaken(wire::Lane lane) {
+  const wire::Lane other = wire::Other(lane);
+  std::optional<wire::Frame> next;
+  {
+    MutexLock lock(mutex_);
+    gate_.Take(lane);
+    std::optional<wire::Frame>& held = way(other).held;
+    if (held && gate_.MayTake(other, held->after)) next = std::exchange(held, std::nullopt);
+  }
+  ReadOn(lane);
+  return next;
+}
+
+void ExchangeStream::ReadOn(wire::Lane lane) {
+  if (ending()) return;
+  if (lane == wire::Lane::kMain) return StartRead();
+  if (const std::shared_ptr<BulkLane> its = bulk()) its->ReadOn();
 }
 
 absl::Status ExchangeStream::Resolve(const Place& at, wire::Frame& frame) const {
+  if (frame.after > 0) {
+    MutexLock lock(mutex_);
+    if (!pair_) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "after: is ", frame.after, "; allowed: 0, for the Hello named no bulk lane"));
+    }
+  }
   // The session compares it; computed here, while its lock is free.
   if (frame.payload != nullptr && wire::HasDigest(frame.header)) frame.payload->digest();
   auto* contribution = std::get_if<wire::Contribution>(&frame.header);
@@ -190,25 +292,34 @@ absl::Status ExchangeStream::HandleHello(const absl::StatusOr<wire::Frame>& fram
     if (!claimed.ok()) return claimed.status();
     memory = *std::move(claimed);
   }
+  std::optional<LanePairs::Key> pair;
+  if (hello->pair != 0) {
+    pair = {
+        .generation = seat->session->options().generation, .rank = seat->rank, .pair = hello->pair};
+  }
   {
     MutexLock lock(mutex_);
     place_ = Place{.session = seat->session, .rank = seat->rank, .memory = std::move(memory)};
+    pair_ = pair;
   }
-  return seat->session->Attach(seat->rank, hello->start_id, hello->step, Self<ExchangeStream>(),
-                               MonotonicNow());
+  absl::Status attached = seat->session->Attach(seat->rank, hello->start_id, hello->step,
+                                                Self<ExchangeStream>(), MonotonicNow());
+  if (attached.ok() && pair) pairs_->Add(*pair, Self<ExchangeStream>());
+  return attached;
 }
 
-void ExchangeStream::OnWriteDone(bool ok) {
+void ExchangeStream::OnWriteDone(bool ok) { OnWritten(wire::Lane::kMain, ok); }
+
+void ExchangeStream::OnWritten(wire::Lane lane, bool ok) {
   {
     MutexLock lock(mutex_);
-    writing_ = false;
+    way(lane).writing = false;
     if (!ok) {
-      queue_.clear();
-      queued_bytes_ = 0;
+      DropQueues();
       EndLocked(absl::CancelledError("the member's stream is broken"));
     }
   }
-  Pump();
+  Pump(ok ? lane : wire::Lane::kMain);
 }
 
 void ExchangeStream::OnCancel() {
@@ -221,7 +332,17 @@ void ExchangeStream::HandleEnd(const absl::Status& status) {
 }
 
 void ExchangeStream::OnDone() {
+  EndAfterQueue(absl::CancelledError("the stream has ended"));
   if (const std::optional<Place> at = place()) at->session->Detach(at->rank, id_, MonotonicNow());
+  std::optional<LanePairs::Key> pair;
+  std::shared_ptr<BulkLane> bulk;
+  {
+    MutexLock lock(mutex_);
+    pair = pair_;
+    bulk = std::move(bulk_);
+  }
+  if (pair) pairs_->Remove(*pair, this);
+  if (bulk != nullptr) bulk->Break();
   ticks_->Remove(this);
 }
 

@@ -1,8 +1,10 @@
-// A member's Exchange stream: a call on one side, a hosted session on the other.
+// A member's Exchange stream: a call on one side, or two with its bulk lane, a hosted session on
+// the other.
 #pragma once
 
 #include <grpcpp/support/byte_buffer.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -12,37 +14,41 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "proto/wire/frame.h"
+#include "proto/wire/lanes.h"
 #include "proto/wire/sync.h"
+#include "server/bulk_lane.h"
+#include "server/lane_pairs.h"
 #include "server/member_stream.h"
 #include "server/registry.h"
 #include "server/rpc/call.h"
+#include "server/stream_limits.h"
 #include "server/tick_list.h"
 
 namespace gradwire::server {
 
-struct StreamLimits {
-  std::size_t max_payload_bytes = 0;
-  std::size_t max_queued_bytes = 0;
-  absl::Duration hello_timeout;
-  absl::Duration close_timeout;
-};
-
-// One read and one write are in flight at most. The next read begins when the frame before it has
-// been dealt with: that is the back-pressure. Only a large sum is computed beside it; credits bound
-// what can arrive meanwhile.
+// On each lane one read and one write are in flight at most. The next read begins when the frame
+// before it has been dealt with: that is the back-pressure. Only a large sum is computed beside it;
+// credits bound what can arrive meanwhile.
 class ExchangeStream final : public Call, public MemberStream, public Ticked {
  public:
   ExchangeStream(const StreamLimits& limits, std::shared_ptr<Registry> registry,
-                 std::shared_ptr<TickList> ticks);
+                 std::shared_ptr<LanePairs> pairs, std::shared_ptr<TickList> ticks);
 
   std::uint64_t id() const override { return id_; }
   void Queue(grpc::ByteBuffer frame, const wire::Weight& weight) override;
+  void QueueHeartbeats() override;
   void EndAfterQueue(const absl::Status& status) override;
-  void Pump() override;
-  bool idle() const override;
+  void Pump(wire::Lane lane) override;
   bool shares_memory() const override;
 
   void OnTick(absl::Time now) override;
+
+  // For the bulk lane. Connect comes once, before the others.
+  void Connect(const std::shared_ptr<BulkLane>& bulk);
+  void OnFrame(wire::Lane lane, absl::StatusOr<wire::Frame> frame);
+  void OnBulkWritten(bool ok) { OnWritten(wire::Lane::kBulk, ok); }
+  // The stream, and with it the lane, is broken.
+  void HandleEnd(const absl::Status& status);
 
  private:
   struct Place {
@@ -54,6 +60,11 @@ class ExchangeStream final : public Call, public MemberStream, public Ticked {
     grpc::ByteBuffer bytes;
     wire::Weight weight;
   };
+  struct Way {
+    std::deque<Waiting> queue;
+    bool writing = false;
+    std::optional<wire::Frame> held;  // came in, and goes after frames of the other lane
+  };
 
   void OnStart() override;
   void OnReadDone(bool ok) override;
@@ -61,28 +72,42 @@ class ExchangeStream final : public Call, public MemberStream, public Ticked {
   void OnCancel() override;
   void OnDone() override;
 
-  void ReadOn();
+  void ReadOn(wire::Lane lane) GRADWIRE_EXCLUDES(mutex_);
   // Ends the stream with what was queued; nothing more is read.
   void End(const absl::Status& status);
   void EndLocked(const absl::Status& status) GRADWIRE_REQUIRES(mutex_);
+  void DropQueues() GRADWIRE_REQUIRES(mutex_);
   absl::Status HandleHello(const absl::StatusOr<wire::Frame>& frame);
-  // Puts the payload in place that lies in shared memory.
+  // Why the frame cannot be one of this stream's; puts the payload in place that lies in shared
+  // memory.
   absl::Status Resolve(const Place& at, wire::Frame& frame) const;
-  void HandleEnd(const absl::Status& status);
+  // The session has a frame of this lane. Returns the frame of the other one that waited for it.
+  std::optional<wire::Frame> OnTaken(wire::Lane lane) GRADWIRE_EXCLUDES(mutex_);
+  void OnWritten(wire::Lane lane, bool ok) GRADWIRE_EXCLUDES(mutex_);
+  // What is wrong with the other lane, if anything.
+  absl::Status CheckBulk(absl::Time now) GRADWIRE_REQUIRES(mutex_);
   std::optional<Place> place() const;
+  std::shared_ptr<BulkLane> bulk() const;
   bool ending() const;
+  Way& way(wire::Lane lane) GRADWIRE_REQUIRES(mutex_) { return ways_[wire::Index(lane)]; }
 
   const std::uint64_t id_;
   const StreamLimits limits_;
   const std::shared_ptr<Registry> registry_;
+  const std::shared_ptr<LanePairs> pairs_;
   const std::shared_ptr<TickList> ticks_;
   const absl::Time opened_;
 
   mutable Mutex mutex_;
-  std::optional<Place> place_ GRADWIRE_GUARDED_BY(mutex_);  // once its Hello was taken
-  std::deque<Waiting> queue_ GRADWIRE_GUARDED_BY(mutex_);
+  std::optional<Place> place_ GRADWIRE_GUARDED_BY(mutex_);          // once its Hello was taken
+  std::optional<LanePairs::Key> pair_ GRADWIRE_GUARDED_BY(mutex_);  // it has two lanes
+  std::shared_ptr<BulkLane> bulk_ GRADWIRE_GUARDED_BY(mutex_);      // once connected, until done
+  absl::Time bulk_heard_ GRADWIRE_GUARDED_BY(mutex_) = absl::InfiniteFuture();
+  absl::Time last_tick_ GRADWIRE_GUARDED_BY(mutex_) = absl::InfiniteFuture();
+  std::array<Way, wire::kLanes> ways_ GRADWIRE_GUARDED_BY(mutex_);
+  wire::LaneOrder order_ GRADWIRE_GUARDED_BY(mutex_);
+  wire::LaneGate gate_ GRADWIRE_GUARDED_BY(mutex_);
   std::size_t queued_bytes_ GRADWIRE_GUARDED_BY(mutex_) = 0;
-  bool writing_ GRADWIRE_GUARDED_BY(mutex_) = false;
   std::optional<absl::Status> end_ GRADWIRE_GUARDED_BY(mutex_);
   absl::Time end_deadline_ GRADWIRE_GUARDED_BY(mutex_) = absl::InfiniteFuture();
 };

@@ -214,8 +214,8 @@ void HostedSession::SendHeartbeats() {
     MutexLock lock(mutex_);
     for (std::uint64_t connection : current_) {
       const auto found = streams_.find(connection);
-      if (found == streams_.end() || !found->second->idle()) continue;
-      found->second->Queue(wire::Serialize(wire::Heartbeat{}, nullptr), {});
+      if (found == streams_.end()) continue;
+      found->second->QueueHeartbeats();
       work.streams.push_back(found->second);
     }
   }
@@ -337,7 +337,10 @@ void HostedSession::Log(const LogEffect& log) const {
 
 void HostedSession::Finish(Work work) {
   while (true) {
-    for (const auto& stream : work.streams) stream->Pump();
+    // Large writes take time: what is small goes first, to all.
+    for (const wire::Lane lane : wire::kAllLanes) {
+      for (const auto& stream : work.streams) stream->Pump(lane);
+    }
     if (work.reductions.empty()) return;
     Work next;
     // Members hear of large buckets bit by bit.

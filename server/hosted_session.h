@@ -51,7 +51,7 @@ class HostedSession {
   // What an exported state has as a file, at most.
   std::size_t StateFileBytes() const;
   void Tick(absl::Time now);
-  // To every member whose stream has nothing else to send.
+  // To every member, where nothing else is to be sent.
   void SendHeartbeats();
   void Fail(const absl::Status& status, int blamed_rank);
   // Bytes from `connection` are no frame. Ignored if it is no longer the member's stream.

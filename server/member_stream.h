@@ -6,11 +6,12 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "proto/wire/lanes.h"
 #include "proto/wire/overtake.h"
 
 namespace gradwire::server {
 
-// Thread-safe. Queue and EndAfterQueue only note what to do, so that they can be called under a
+// Thread-safe. What queues and ends only notes what to do, so that they can be called under a
 // lock; Pump does it and must be called without one.
 class MemberStream {
  public:
@@ -19,14 +20,14 @@ class MemberStream {
   // Unique among the streams of the process, not 0.
   virtual std::uint64_t id() const = 0;
 
-  // Frames leave in the order in which they were queued, but for small results (wire::MayPass). One
-  // that finds the queue full ends the stream.
+  // Frames leave in the order in which they were queued, but for small results (wire::MayPass) and
+  // what the member's two lanes allow (wire::LaneOrder). One that finds the queue full ends the
+  // stream.
   virtual void Queue(grpc::ByteBuffer frame, const wire::Weight& weight) = 0;
+  // On each lane that has nothing else to send.
+  virtual void QueueHeartbeats() = 0;
   virtual void EndAfterQueue(const absl::Status& status) = 0;
-  virtual void Pump() = 0;
-
-  // Nothing is queued or being written.
-  virtual bool idle() const = 0;
+  virtual void Pump(wire::Lane lane) = 0;
 
   // The member reads results in the session's shared memory.
   virtual bool shares_memory() const { return false; }

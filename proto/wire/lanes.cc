@@ -12,9 +12,8 @@ LaneOrder::Place LaneOrder::Next(const Weight& weight) {
     step_ = weight.step;
     buckets_.clear();
   }
-  Trail* const trail = weight.scope == Scope::kBucket && weight.step == step_
-                           ? &buckets_[weight.bucket]
-                           : nullptr;
+  Trail* const trail =
+      weight.scope == Scope::kBucket && weight.step == step_ ? &buckets_[weight.bucket] : nullptr;
   const bool carries =
       weight.kind == Weight::Kind::kContribution || weight.kind == Weight::Kind::kResult;
   const bool large = carries && weight.bytes > kSmallPayload;

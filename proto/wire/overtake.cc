@@ -11,11 +11,8 @@ using Kind = Weight::Kind;
 using Scope = Weight::Scope;
 
 Weight OfBucket(const RoundId& id, Kind kind = Kind::kOther, std::size_t bytes = 0) {
-  return {.kind = kind,
-          .scope = Scope::kBucket,
-          .step = id.step,
-          .bucket = id.bucket,
-          .bytes = bytes};
+  return {
+      .kind = kind, .scope = Scope::kBucket, .step = id.step, .bucket = id.bucket, .bytes = bytes};
 }
 
 std::size_t BytesOf(const std::optional<SharedBytes>& shared, const Payload* payload) {
@@ -42,11 +39,10 @@ Weight Of(const EndStep& end, const Payload*) { return {.scope = Scope::kStep, .
 template <typename Header>
 Weight Of(const Header&, const Payload*) {
   // Collectives mix freely with steps; a failure is not to wait for what it makes useless.
-  constexpr bool alone =
-      std::is_same_v<Header, Heartbeat> || std::is_same_v<Header, BucketReport> ||
-      std::is_same_v<Header, Enter> || std::is_same_v<Header, Begin> ||
-      std::is_same_v<Header, CollectiveChunk> || std::is_same_v<Header, CollectiveAck> ||
-      std::is_same_v<Header, Failure>;
+  constexpr bool alone = std::is_same_v<Header, Heartbeat> ||
+                         std::is_same_v<Header, BucketReport> || std::is_same_v<Header, Enter> ||
+                         std::is_same_v<Header, Begin> || std::is_same_v<Header, CollectiveChunk> ||
+                         std::is_same_v<Header, CollectiveAck> || std::is_same_v<Header, Failure>;
   return {.scope = alone ? Scope::kNone : Scope::kAll};
 }
 
@@ -58,8 +54,8 @@ Weight WeightOf(const Header& header, const Payload* payload) {
 
 bool MayPass(const Weight& late, const Weight& early) {
   if (late.kind == Kind::kEagerAnnounce) return early.kind == Kind::kContribution;
-  return late.kind == Kind::kResult && early.kind == Kind::kResult &&
-         late.bytes <= kSmallPayload && early.bytes > kSmallPayload && late.bucket != early.bucket;
+  return late.kind == Kind::kResult && early.kind == Kind::kResult && late.bytes <= kSmallPayload &&
+         early.bytes > kSmallPayload && late.bucket != early.bucket;
 }
 
 }  // namespace gradwire::wire

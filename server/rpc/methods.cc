@@ -21,15 +21,16 @@ MethodKind KindOf(const MethodDescriptor& method) {
 }
 
 // "/package.Service/Method" of those with these types and this kind, in the file of the request.
+// `name`: that of the method, if it is not empty.
 std::vector<std::string> NamesOf(const Descriptor* request, const Descriptor* response,
-                                 MethodKind kind) {
+                                 MethodKind kind, const std::string& name) {
   std::vector<std::string> names;
   const FileDescriptor& file = *request->file();
   for (int i = 0; i < file.service_count(); ++i) {
     for (int j = 0; j < file.service(i)->method_count(); ++j) {
       const MethodDescriptor& method = *file.service(i)->method(j);
       if (method.input_type() != request || method.output_type() != response) continue;
-      if (KindOf(method) != kind) continue;
+      if (KindOf(method) != kind || (!name.empty() && method.name() != name)) continue;
       names.push_back(absl::StrCat("/", method.service()->full_name(), "/", method.name()));
     }
   }
@@ -39,8 +40,8 @@ std::vector<std::string> NamesOf(const Descriptor* request, const Descriptor* re
 }  // namespace
 
 void Methods::Add(const Descriptor* request, const Descriptor* response, MethodKind kind,
-                  Factory factory) {
-  const std::vector<std::string> names = NamesOf(request, response, kind);
+                  Factory factory, const std::string& method) {
+  const std::vector<std::string> names = NamesOf(request, response, kind, method);
   if (names.size() != 1 || !factories_.emplace(names[0], std::move(factory)).second) {
     spdlog::critical("no one method takes {} and gives {}", request->full_name(),
                      response->full_name());

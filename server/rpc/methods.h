@@ -32,6 +32,14 @@ class Methods {
         [arguments...] { return std::make_shared<Handler>(arguments...); });
   }
 
+  // Where several methods have these types: that one.
+  template <class Request, class Response, class Handler, class... Arguments>
+  void AddNamed(const std::string& method, MethodKind kind, Arguments... arguments) {
+    Add(
+        Request::descriptor(), Response::descriptor(), kind,
+        [arguments...] { return std::make_shared<Handler>(arguments...); }, method);
+  }
+
   // `handler(request, response)` answers; the response goes out if its status is OK.
   template <class Request, class Response>
   void AddUnary(std::function<absl::Status(const Request&, Response&)> handler) {
@@ -46,7 +54,8 @@ class Methods {
 
  private:
   void Add(const google::protobuf::Descriptor* request,
-           const google::protobuf::Descriptor* response, MethodKind kind, Factory factory);
+           const google::protobuf::Descriptor* response, MethodKind kind, Factory factory,
+           const std::string& method = "");
 
   std::map<std::string, Factory> factories_;  // by "/package.Service/Method"
 };

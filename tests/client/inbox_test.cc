@@ -21,9 +21,9 @@ constexpr std::chrono::seconds kLong(20);
 // Makes the calls, counts events; finishes with a ReadEndEvent.
 class Recorder final : public EventHandler {
  public:
-  void Handle(Event event, bool read_on) override {
+  void Handle(Event event, const ReadOn& read_on) override {
     EXPECT_FALSE(busy_.exchange(true)) << "two threads at a time";
-    if (read_on) ++read_ons;
+    for (std::size_t lane = 0; lane < wire::kLanes; ++lane) read_ons[lane] += read_on[lane] ? 1 : 0;
     if (const auto* call = std::get_if<CallEvent>(&event)) call->call();
     if (std::holds_alternative<FrameEvent>(event) && on_frame) on_frame();
     if (std::holds_alternative<ReadEndEvent>(event)) finished_ = true;
@@ -51,7 +51,7 @@ class Recorder final : public EventHandler {
   int work = 0;
   std::atomic<int> handled = 0;
   std::atomic<int> timers = 0;
-  int read_ons = 0;
+  std::array<int, wire::kLanes> read_ons{};
 
  private:
   std::atomic<bool> busy_ = false;
@@ -218,7 +218,7 @@ TEST_F(InboxTest, TimersRunOnTheSdkThreadWhenAnotherThreadSetsThemSooner) {
 // What was pushed before anybody serves, in the order in which it is handled.
 class OrderOfEvents final : public EventHandler {
  public:
-  void Handle(Event event, bool) override {
+  void Handle(Event event, const ReadOn&) override {
     if (const auto* frame = std::get_if<FrameEvent>(&event)) {
       const auto* result = std::get_if<wire::Result>(&frame->frame->header);
       order.push_back(result == nullptr ? "frame" : absl::StrCat("result ", result->id.bucket));
@@ -282,7 +282,7 @@ TEST(Inbox, PausesReadingWhileEnoughFramesWait) {
   inbox.Push(ReadEndEvent{});
   inbox.Serve(recorder);
   EXPECT_EQ(recorder.handled, 5);
-  EXPECT_EQ(recorder.read_ons, 1);
+  EXPECT_EQ(recorder.read_ons, (std::array<int, wire::kLanes>{1, 0}));
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ constexpr std::chrono::seconds kLong(20);
 // Does with the stream what a test says, until it ended.
 class Owner final : public EventHandler {
  public:
-  void Handle(Event event, bool) override {
+  void Handle(Event event, const ReadOn&) override {
     if (std::holds_alternative<ReadEndEvent>(event)) {
       ++read_ends;
       if (release_at_read_end) stream->Release();
@@ -47,7 +47,8 @@ class StreamTest : public ::testing::Test {
  protected:
   // Nobody listens there.
   std::shared_ptr<ExchangeStream> Start() {
-    return ExchangeStream::Start(MakeChannel("unix:/nonexistent/socket"), poller_, inbox_, 1024);
+    return ExchangeStream::Start(MakeChannel("unix:/nonexistent/socket"), poller_, inbox_,
+                                 {.max_payload_bytes = 1024});
   }
 
   std::shared_ptr<Poller> poller_ = Poller::Start();
@@ -80,8 +81,8 @@ TEST_F(StreamTest, ManyOnOneQueueEndByThemselves) {
   for (int i = 0; i < kStreams; ++i) {
     Owner owner;
     auto inbox = std::make_shared<Inbox>(4);
-    owner.stream =
-        ExchangeStream::Start(MakeChannel("unix:/nonexistent/socket"), poller_, inbox, 1);
+    owner.stream = ExchangeStream::Start(MakeChannel("unix:/nonexistent/socket"), poller_, inbox,
+                                         {.max_payload_bytes = 1});
     owner.stream->Write({.header = wire::Heartbeat{}, .payload = nullptr});
     owner.release_at_read_end = i % 2 == 0;
     if (i % 2 == 1) owner.stream->Cancel();

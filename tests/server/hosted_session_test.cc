@@ -37,7 +37,11 @@ class FakeStream final : public MemberStream {
     MutexLock lock(mutex_);
     end_ = status;
   }
-  void Pump() override {
+  void QueueHeartbeats() override {
+    MutexLock lock(mutex_);
+    queued_.push_back(wire::Serialize(wire::Heartbeat{}, nullptr));
+  }
+  void Pump(wire::Lane) override {
     MutexLock lock(mutex_);
     for (const grpc::ByteBuffer& bytes : queued_) {
       const auto frame = wire::Parse(bytes, {});
@@ -46,7 +50,6 @@ class FakeStream final : public MemberStream {
     }
     queued_.clear();
   }
-  bool idle() const override { return true; }
 
   template <typename T>
   std::vector<wire::Frame> Sent() const {
