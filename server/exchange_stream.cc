@@ -184,14 +184,14 @@ void ExchangeStream::OnTick(absl::Time now) {
 absl::Status ExchangeStream::CheckBulk(absl::Time now) {
   if (now - std::exchange(last_tick_, now) > kOwnPause) bulk_heard_ = now;
   if (bulk_ == nullptr && now > opened_ + limits_.hello_timeout) {
-    return absl::DeadlineExceededError(
+    return absl::UnavailableError(
         absl::StrCat("the Hello named a bulk lane, which did not come within ",
                      absl::FormatDuration(limits_.hello_timeout)));
   }
   const bool listens = !way(wire::Lane::kBulk).held;
   if (bulk_ != nullptr && listens && now - bulk_heard_ > limits_.bulk_silence_timeout) {
-    return absl::DeadlineExceededError(absl::StrCat(
-        "nothing came on the bulk lane for ", absl::FormatDuration(limits_.bulk_silence_timeout)));
+    return absl::UnavailableError(absl::StrCat("nothing came on the bulk lane for ",
+                                               absl::FormatDuration(limits_.bulk_silence_timeout)));
   }
   return absl::OkStatus();
 }

@@ -16,7 +16,7 @@ struct ServerOptions {
   std::vector<std::string> listen = {"127.0.0.1:29610"};
   // Allows addresses that other hosts can reach.
   bool insecure = false;
-  int max_connections = 2048;
+  int max_connections = 4096;  // a member may have two
   int max_sessions = 256;
   // Upper bound of what all sessions together may make the daemon hold. "80%" is a part of the
   // memory that this process may use.

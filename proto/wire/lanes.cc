@@ -24,7 +24,7 @@ LaneOrder::Place LaneOrder::Next(const Weight& weight) {
   Place place{.lane = bulky ? Lane::kBulk : Lane::kMain};
   const std::size_t other = Index(Other(place.lane));
   if (fences) {
-    place.after = sent_[other];
+    place.after = last_[other];
   } else if (trail != nullptr) {
     place.after = std::max(fence_[other], trail->last[other]);
   } else if (in_step) {
@@ -32,6 +32,7 @@ LaneOrder::Place LaneOrder::Next(const Weight& weight) {
   }
   Count(place.lane);
   const std::uint64_t number = sent_[Index(place.lane)];
+  if (weight.scope != Scope::kNone) last_[Index(place.lane)] = number;
   if (fences) fence_[Index(place.lane)] = number;
   if (trail != nullptr) trail->last[Index(place.lane)] = number;
   return place;

@@ -49,6 +49,7 @@ class LaneOrder {
   };
 
   Counts sent_{};
+  Counts last_{};   // of each lane's frames, the number of the last that has to do with others
   Counts fence_{};  // of each lane's frames, the number of the last that all later ones follow
   std::int64_t step_ = -1;
   std::unordered_map<std::uint32_t, Trail> buckets_;  // of step_

@@ -169,7 +169,8 @@ class CallServerTest : public ::testing::Test {
     });
     methods.AddUnary<v1::GetSessionRequest, v1::GetSessionResponse>(
         [this](const auto& request, auto&) { return handler_(request); });
-    methods.Add<v1::Frame, v1::Frame, ScriptedCall>(MethodKind::kBothStream, &script_);
+    methods.AddNamed<v1::Frame, v1::Frame, ScriptedCall>("Exchange", MethodKind::kBothStream,
+                                                         &script_);
     grpc::ServerBuilder builder;
     builder.AddListeningPort(address_, grpc::InsecureServerCredentials());
     auto server = CallServer::Start(builder, std::move(methods), threads);

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -83,7 +84,10 @@ FaultRelay::~FaultRelay() {
   for (std::thread& pump : pumps) pump.join();
   {
     MutexLock lock(mutex_);
-    for (const int fd : sockets_) close(fd);
+    for (const auto& connection : connections_) {
+      close(connection->member);
+      close(connection->daemon);
+    }
   }
   close(listener_);
   unlink(path_.c_str());
@@ -101,32 +105,43 @@ void FaultRelay::Accept() {
       continue;
     }
     MutexLock lock(mutex_);
-    sockets_.push_back(member);
-    sockets_.push_back(*daemon);
-    pumps_.emplace_back([this, member, to = *daemon] { Pump(member, to, Direction::kUp); });
-    pumps_.emplace_back([this, member, from = *daemon] { Pump(from, member, Direction::kDown); });
+    connections_.push_back(std::make_unique<Connection>());
+    Connection& connection = *connections_.back();
+    connection.member = member;
+    connection.daemon = *daemon;
+    for (const Direction direction : {Direction::kUp, Direction::kDown}) {
+      pumps_.emplace_back([this, &connection, direction] { Pump(connection, direction); });
+    }
   }
 }
 
-void FaultRelay::Pump(int from, int to, Direction direction) {
+void FaultRelay::Pump(Connection& connection, Direction direction) {
+  const int from = direction == Direction::kUp ? connection.member : connection.daemon;
   while (!stopping_) {
-    if (stalled_) {
+    if (Stalls(connection)) {
       std::this_thread::sleep_for(std::chrono::milliseconds(kPollMs));
       continue;
     }
     pollfd ready{.fd = from, .events = POLLIN, .revents = 0};
     if (poll(&ready, 1, kPollMs) <= 0) continue;
-    if (stalled_) continue;
-    if (!PassOn(from, to, direction)) break;
+    if (Stalls(connection)) continue;
+    if (!PassOn(connection, direction)) break;
   }
-  shutdown(from, SHUT_RDWR);
-  shutdown(to, SHUT_RDWR);
+  Cut(connection);
+}
+
+void FaultRelay::Cut(const Connection& connection) {
+  shutdown(connection.member, SHUT_RDWR);
+  shutdown(connection.daemon, SHUT_RDWR);
 }
 
 // What has come, with at most one descriptor. False: the connection is over.
-bool FaultRelay::PassOn(int from, int to, Direction direction) {
+bool FaultRelay::PassOn(Connection& connection, Direction direction) {
+  const bool up = direction == Direction::kUp;
+  const int from = up ? connection.member : connection.daemon;
+  const int to = up ? connection.daemon : connection.member;
   std::array<char, 64 * 1024> buffer;
-  const bool trickles = trickling_ && direction == Direction::kUp;
+  const bool trickles = trickling_ && up;
   iovec piece{.iov_base = buffer.data(), .iov_len = trickles ? 1 : buffer.size()};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
   msghdr header{};
@@ -136,6 +151,12 @@ bool FaultRelay::PassOn(int from, int to, Direction direction) {
   header.msg_controllen = passing_ ? control.size() : 0;
   const ssize_t bytes = recvmsg(from, &header, MSG_CMSG_CLOEXEC);
   if (bytes <= 0 || Count(bytes)) return false;
+  const std::string_view text(buffer.data(), static_cast<std::size_t>(bytes));
+  if (up && text.find("/ExchangeBulk") != text.npos) {
+    connection.is_bulk = true;
+    if (refusing_bulk_) return false;
+  }
+  if (connection.is_bulk) bulk_bytes_ += bytes;
   if (trickles) std::this_thread::sleep_for(std::chrono::milliseconds(kTrickleMs));
   if (header.msg_controllen == 0) {
     return WriteAll(to, buffer.data(), static_cast<std::size_t>(bytes));
@@ -160,7 +181,15 @@ bool FaultRelay::Count(std::int64_t bytes) {
 
 void FaultRelay::CutNow() {
   MutexLock lock(mutex_);
-  for (const int fd : sockets_) shutdown(fd, SHUT_RDWR);
+  for (const auto& connection : connections_) Cut(*connection);
+  ++cuts_;
+}
+
+void FaultRelay::CutBulk() {
+  MutexLock lock(mutex_);
+  for (const auto& connection : connections_) {
+    if (connection->is_bulk) Cut(*connection);
+  }
   ++cuts_;
 }
 

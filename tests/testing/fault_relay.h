@@ -37,16 +37,33 @@ class FaultRelay {
   // New connections are closed at once while this is on.
   void Refuse(bool on) { refusing_ = on; }
 
+  // Of members' bulk lanes alone.
+  void CutBulk() GRADWIRE_EXCLUDES(mutex_);
+  void StallBulk(bool on) { stalled_bulk_ = on; }
+  void RefuseBulk(bool on) { refusing_bulk_ = on; }
+  std::int64_t bulk_bytes() const { return bulk_bytes_; }
+
   int cuts() const { return cuts_; }
   std::int64_t bytes() const { return bytes_; }
 
  private:
   FaultRelay(std::string path, std::string target, int listener);
 
+  // Both sockets of one, closed with the relay.
+  struct Connection {
+    int member = -1;
+    int daemon = -1;
+    std::atomic<bool> is_bulk = false;  // it has called ExchangeBulk
+  };
+
   void Accept();
   enum class Direction : std::uint8_t { kUp, kDown };
-  void Pump(int from, int to, Direction direction);
-  bool PassOn(int from, int to, Direction direction);
+  void Pump(Connection& connection, Direction direction);
+  bool PassOn(Connection& connection, Direction direction);
+  bool Stalls(const Connection& connection) const {
+    return stalled_ || (stalled_bulk_ && connection.is_bulk);
+  }
+  static void Cut(const Connection& connection);
   bool Count(std::int64_t bytes);
 
   const std::string path_;
@@ -57,12 +74,15 @@ class FaultRelay {
   std::atomic<bool> refusing_ = false;
   std::atomic<bool> trickling_ = false;
   std::atomic<bool> passing_ = false;
+  std::atomic<bool> stalled_bulk_ = false;
+  std::atomic<bool> refusing_bulk_ = false;
   std::atomic<std::int64_t> until_cut_ = -1;  // negative: no cut is planned
   std::atomic<bool> cutting_ = false;
   std::atomic<std::int64_t> bytes_ = 0;
+  std::atomic<std::int64_t> bulk_bytes_ = 0;
   std::atomic<int> cuts_ = 0;
   Mutex mutex_;
-  std::vector<int> sockets_ GRADWIRE_GUARDED_BY(mutex_);  // closed with the relay
+  std::vector<std::unique_ptr<Connection>> connections_ GRADWIRE_GUARDED_BY(mutex_);
   std::vector<std::thread> pumps_ GRADWIRE_GUARDED_BY(mutex_);
   std::thread acceptor_;
 };

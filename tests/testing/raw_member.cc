@@ -76,6 +76,11 @@ void RawMember::OpenStream() {
   stream_ = stub_->Exchange(context_.get());
 }
 
+void RawMember::OpenBulk() {
+  context_ = MakeContext();
+  stream_ = stub_->ExchangeBulk(context_.get());
+}
+
 bool RawMember::Send(const v1::Frame& frame) { return stream_->Write(frame); }
 
 std::optional<v1::Frame> RawMember::Read() {

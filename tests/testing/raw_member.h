@@ -31,6 +31,8 @@ class RawMember {
   absl::Status Leave(const std::string& token, std::uint64_t start_id);
 
   void OpenStream();
+  // ExchangeBulk instead, the other lane of another RawMember's stream.
+  void OpenBulk();
   bool Send(const v1::Frame& frame);
   std::optional<v1::Frame> Read();
   // Reads until a frame of this kind comes; nullopt: the stream ended before.
