@@ -103,6 +103,7 @@ void World::Open(Process& process) {
   link.id = links_.size();
   link.process = process.index;
   link.rank = process.rank;
+  link.has_bulk = scenario_.lanes && !process.in_place;
   process.link = &link;
   SendUp(process, {.header = wire::Hello{
                        .token = {}, .start_id = process.start_id, .step = process.member->step()}});
@@ -121,21 +122,26 @@ void World::SendUp(Process& process, wire::Frame frame) {
   if (link.cut) return Note(Count::kFramesLost);
   if (JoinLast(link, frame)) return;
   const bool background = std::holds_alternative<wire::Heartbeat>(frame.header);
-  link.up.push_back(std::move(frame));
-  link.last_up = std::max(link.last_up, now_ + NetworkDelay());
+  const auto [lane, arrives] = [&] {
+    if (std::holds_alternative<wire::Hello>(frame.header)) {
+      return link.up.PutFirst(std::move(frame), now_ + NetworkDelay());
+    }
+    const wire::LaneOrder::Place place = link.up.PlaceOf(WeightOf(frame), link.has_bulk);
+    return link.up.Put(std::move(frame), place, now_ + NetworkDelay(place.lane));
+  }();
   At(
-      link.last_up, [this, &link] { PumpUp(link); }, background);
+      arrives, [this, &link, lane = lane] { PumpUp(link, lane); }, background);
 }
 
-// As a member's queue does it, while the frame before has not left.
+// As a member's queue does it, while the frame before has not left. Who shares memory has one lane.
 bool World::JoinLast(Link& link, const wire::Frame& frame) {
-  if (link.up.empty()) return false;
-  wire::Frame& last = link.up.back();
-  const auto before = std::dynamic_pointer_cast<const GradientPlace>(last.payload);
+  wire::Frame* const last = link.up.back(wire::Lane::kMain);
+  if (last == nullptr) return false;
+  const auto before = std::dynamic_pointer_cast<const GradientPlace>(last->payload);
   const auto after = std::dynamic_pointer_cast<const GradientPlace>(frame.payload);
   if (before == nullptr || after == nullptr || !random_.Percent(70)) return false;
-  if (!wire::Merge(last.header, frame.header)) return false;
-  last.payload = before->With(*after);
+  if (!wire::Merge(last->header, frame.header)) return false;
+  last->payload = before->With(*after);
   Note(Count::kJoinedContributions);
   return true;
 }
