@@ -268,6 +268,8 @@ Scenario MakeScenario(std::uint64_t seed) {
                   [&](const ParameterSpec& p) { return options.spec.TakesResults(p.dtype); });
   if (!scenario.user_hook && takes_results) {
     scenario.in_place_percent = static_cast<int>(random.Below(3)) * 50;
+    // Cut off and back while a sum that goes over its gradients is computed.
+    if (random.Percent(40)) scenario.reduce_high = absl::Seconds(1);
   }
   ChooseLanes(scenario, random);
   return scenario;

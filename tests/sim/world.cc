@@ -46,6 +46,7 @@ std::string Name(Count count) {
                                            "eager buckets",
                                            "results in place",
                                            "joined contributions",
+                                           "joined acknowledgements",
                                            "overtakings"};
   return kNames[static_cast<std::size_t>(count)];
 }

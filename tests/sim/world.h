@@ -57,6 +57,7 @@ enum class Count : std::uint8_t {
   kEagerBuckets,
   kResultsInPlace,
   kJoinedContributions,
+  kJoinedAcks,
   kOvertakings,
   kNumCounts,
 };

@@ -133,10 +133,16 @@ void World::SendUp(Process& process, wire::Frame frame) {
       arrives, [this, &link, lane = lane] { PumpUp(link, lane); }, background);
 }
 
-// As a member's queue does it, while the frame before has not left. Who shares memory has one lane.
+// As a member's queue does it, while the frame before has not left. What may be joined takes the
+// main lane: acknowledgements, and contributions of those who share memory, who have no other.
 bool World::JoinLast(Link& link, const wire::Frame& frame) {
   wire::Frame* const last = link.up.back(wire::Lane::kMain);
   if (last == nullptr) return false;
+  if (last->payload == nullptr && frame.payload == nullptr) {
+    if (!random_.Percent(70) || !wire::Merge(last->header, frame.header)) return false;
+    Note(Count::kJoinedAcks);
+    return true;
+  }
   const auto before = std::dynamic_pointer_cast<const GradientPlace>(last->payload);
   const auto after = std::dynamic_pointer_cast<const GradientPlace>(frame.payload);
   if (before == nullptr || after == nullptr || !random_.Percent(70)) return false;
