@@ -250,7 +250,8 @@ wire::Frame World::Malformed(const Process& process, const wire::Frame& like) {
         chunk->received += 100;
         break;
       default:
-        frame.payload = MakePayload(ByteVector(random_.Below(100) + 65), random_);
+        frame.payload =
+            MakePayload(ByteVector(like.payload->bytes() + 1 + random_.Below(100)), random_);
         break;
     }
     return frame;
