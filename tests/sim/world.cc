@@ -92,6 +92,18 @@ void World::After(absl::Duration delay, std::function<void()> action, bool backg
   At(now_ + delay, std::move(action), background);
 }
 
+bool World::Awake(Process& process, const std::function<void()>& again, bool background) {
+  if (process.dead) return false;
+  if (now_ >= process.paused_until) return true;
+  At(process.paused_until, again, background);
+  if (!background) {
+    ++waking_;
+    At(
+        process.paused_until, [this] { --waking_; }, true);
+  }
+  return false;
+}
+
 absl::Duration World::NetworkDelay(wire::Lane lane) {
   return random_.Between(scenario_.delay_low, lane == wire::Lane::kMain
                                                   ? scenario_.delay_high

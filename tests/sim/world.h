@@ -152,6 +152,8 @@ class World {
   // Scheduling (world.cc).
   void At(absl::Time at, std::function<void()> action, bool background = false);
   void After(absl::Duration delay, std::function<void()> action, bool background = false);
+  // Runs `again` once the process no longer stands still; false if it stands.
+  bool Awake(Process& process, const std::function<void()>& again, bool background = false);
   void Trace(const std::function<std::string()>& text);
   void Note(Count count, std::uint64_t by = 1) { counts_[static_cast<std::size_t>(count)] += by; }
   void Mark(std::uint64_t value) { hash_ = Mix(hash_, value); }
@@ -211,8 +213,6 @@ class World {
   void StartBucket(Process& process, const std::vector<std::uint32_t>& parameters);
   void EnterCollective(Process& process, const CollectivePlan& plan);
   void Leave(Process& process);
-  // Runs `action` once the process no longer stands still; false if it stands.
-  bool Awake(Process& process, const std::function<void()>& again, bool background = false);
   void AllowCommit(Process& process, bool allowed);
 
   // Faults (world_faults.cc).

@@ -28,18 +28,6 @@ void StampAttempt(DType dtype, std::uint32_t attempt, int rank, ByteVector& byte
 
 }  // namespace
 
-bool World::Awake(Process& process, const std::function<void()>& again, bool background) {
-  if (process.dead) return false;
-  if (now_ >= process.paused_until) return true;
-  At(process.paused_until, again, background);
-  if (!background) {
-    ++waking_;
-    At(
-        process.paused_until, [this] { --waking_; }, true);
-  }
-  return false;
-}
-
 void World::AskToJoin(Process& process) {
   if (!Awake(process, [this, &process] { AskToJoin(process); })) return;
   const int rank = scenario_.any_rank ? -1 : static_cast<int>(process.index);
@@ -301,8 +289,10 @@ void World::OnMember(Process& process, client::SendChunkEffect& effect) {
                       : effect.bytes == effect.range.numel() * 4 ? DType::kFloat32
                       : scenario_.user_hook                      ? scenario_.feedback.wire
                                                                  : DType::kFloat16;
-  const bool is_known = scenario_.power_sgd || scenario_.user_hook || ByteSize(dtype) > 2 ||
-                        scenario_.options.spec.comm_hook == "fp16";
+  // What a process has sent eagerly it may send again, and then in place, where nothing is changed.
+  const bool is_known =
+      !process.in_place && (scenario_.power_sgd || scenario_.user_hook || ByteSize(dtype) > 2 ||
+                            scenario_.options.spec.comm_hook == "fp16");
   // The reference of PowerSGD knows no attempts.
   if (is_known && !scenario_.power_sgd) StampAttempt(dtype, id.attempt, process.rank, bytes);
   const StepPlan& plan = scenario_.steps[static_cast<std::size_t>(id.step)];
