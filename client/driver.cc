@@ -87,19 +87,25 @@ void Driver::OnTimer(Clock::time_point now, Clock::duration late) {
 
 void Driver::Handle(Event event, const ReadOn& read_on) {
   link_.OnReadOn(read_on);
-  if (auto* frame = std::get_if<FrameEvent>(&event)) {
-    link_.OnHeard(frame->lane);
-    OnFrame(std::move(frame->frame));
-  } else if (auto* write = std::get_if<WriteEvent>(&event)) {
-    link_.OnWrite(write->lane, write->ok);
-  } else if (auto* read = std::get_if<ReadEndEvent>(&event)) {
-    link_.OnReadEnd(read->lane);
-  } else if (auto* end = std::get_if<StreamEndEvent>(&event)) {
-    if (absl::Status status = link_.OnStreamEnd(end->lane, end->status); !status.ok()) Fail(status);
+  if (auto* call = std::get_if<CallEvent>(&event)) {
+    call->call();
   } else {
-    std::get<CallEvent>(event).call();
+    OnStream(event);
   }
   link_.PumpWrites();
+}
+
+void Driver::OnStream(Event& event) {
+  if (auto* frame = std::get_if<FrameEvent>(&event)) {
+    if (!link_.OnHeard(frame->from)) return;
+    OnFrame(std::move(frame->frame));
+  } else if (auto* write = std::get_if<WriteEvent>(&event)) {
+    link_.OnWrite(write->from, write->ok);
+  } else if (auto* read = std::get_if<ReadEndEvent>(&event)) {
+    link_.OnReadEnd(read->from);
+  } else if (auto* end = std::get_if<StreamEndEvent>(&event)) {
+    if (absl::Status status = link_.OnStreamEnd(end->from, end->status); !status.ok()) Fail(status);
+  }
 }
 
 void Driver::OnFrame(absl::StatusOr<wire::Frame> received) {
@@ -176,7 +182,8 @@ Clock::time_point Driver::NextTimer() const {
 
 bool Driver::WantsBulk() const {
   std::size_t bytes = 0;
-  for (const ParameterSpec& parameter : options_.parameters) bytes += parameter.numel() * ByteSize(parameter.dtype);
+  for (const ParameterSpec& parameter : options_.parameters)
+    bytes += parameter.numel() * ByteSize(parameter.dtype);
   return membership_.bulk_lane && link_.may_have_bulk() &&
          std::min(bytes, membership_.chunk_bytes) > wire::kSmallPayload;
 }

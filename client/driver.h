@@ -98,6 +98,7 @@ class Driver final : private EventHandler {
   Clock::time_point OnIdle() override;
   void OnTimer(Clock::time_point now, Clock::duration late) override;
   bool finished() const override { return stopping_ && link_.closed(); }
+  void OnStream(Event& event);
   void OnFrame(absl::StatusOr<wire::Frame> received);
   void OnOneFrame(absl::StatusOr<wire::Frame> received);
   // Whether the daemon has this memory and writes results there.

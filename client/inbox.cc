@@ -54,20 +54,22 @@ void Inbox::Push(Event event) {
 }
 
 void Inbox::Insert(FrameEvent event) {
-  gate_.Take(event.lane);
+  gate_.Take(event.from.lane);
   Event frame = std::move(event);
   events_.insert(wire::PlaceFor(events_, WeightOf(frame), WeightOf), std::move(frame));
   ++frames_;
 }
 
-bool Inbox::PushFrame(absl::StatusOr<wire::Frame> frame, wire::Lane lane) {
+bool Inbox::PushFrame(absl::StatusOr<wire::Frame> frame, Source from) {
   MutexLock lock(mutex_);
+  if (from.connection != connection_) return false;
+  const wire::Lane lane = from.lane;
   last_heard_[wire::Index(lane)] = Clock::now();
   if (frame.ok() && !gate_.MayTake(lane, frame->after)) {
-    held_[wire::Index(lane)] = FrameEvent{std::move(frame), lane};
+    held_[wire::Index(lane)] = FrameEvent{std::move(frame), from};
     return false;
   }
-  Insert({std::move(frame), lane});
+  Insert({std::move(frame), from});
   const wire::Lane other = wire::Other(lane);
   std::optional<FrameEvent>& held = held_[wire::Index(other)];
   if (held && gate_.MayTake(other, held->frame->after)) {
@@ -79,11 +81,12 @@ bool Inbox::PushFrame(absl::StatusOr<wire::Frame> frame, wire::Lane lane) {
   return !pauses;
 }
 
-void Inbox::BeginStreams() {
+std::uint64_t Inbox::BeginConnection() {
   MutexLock lock(mutex_);
   gate_ = {};
   held_ = {};
   paused_ = {};
+  return ++connection_;
 }
 
 void Inbox::Work() {
@@ -169,6 +172,11 @@ void Inbox::Serve(EventHandler& handler) {
 Clock::time_point Inbox::last_heard(wire::Lane lane) const {
   MutexLock lock(mutex_);
   return last_heard_[wire::Index(lane)];
+}
+
+bool Inbox::holds(wire::Lane lane) const {
+  MutexLock lock(mutex_);
+  return held_[wire::Index(lane)].has_value();
 }
 
 }  // namespace gradwire::client

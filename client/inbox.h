@@ -23,26 +23,32 @@ namespace gradwire::client {
 
 using Clock = std::chrono::steady_clock;
 
+// A stream: one lane of one connection.
+struct Source {
+  wire::Lane lane = wire::Lane::kMain;
+  std::uint64_t connection = 0;
+};
+
 // A frame came in, or bytes that are none.
 struct FrameEvent {
   absl::StatusOr<wire::Frame> frame;
-  wire::Lane lane = wire::Lane::kMain;
+  Source from{};
 };
 // The stream took the last write; false: it is broken.
 struct WriteEvent {
   bool ok = false;
-  wire::Lane lane = wire::Lane::kMain;
+  Source from{};
 };
 // Nothing more comes in.
 struct ReadEndEvent {
-  wire::Lane lane = wire::Lane::kMain;
+  Source from{};
 };
 // gRPC is through with the stream.
 struct StreamEndEvent {
   absl::Status status;
   // Keeps the stream for the SDK thread to destroy, and with it the last reference to its channel.
   std::shared_ptr<void> stream;
-  wire::Lane lane = wire::Lane::kMain;
+  Source from{};
 };
 struct CallEvent {
   std::function<void()> call{};
@@ -94,19 +100,21 @@ class Inbox {
   void Push(Event event) GRADWIRE_EXCLUDES(mutex_);
 
   // Adds a frame only; Work follows. False: enough frames wait, or this one waits for frames of the
-  // other lane; the lane reads on when Handle says so.
-  bool PushFrame(absl::StatusOr<wire::Frame> frame, wire::Lane lane = wire::Lane::kMain)
-      GRADWIRE_EXCLUDES(mutex_);
+  // other lane; the lane reads on when Handle says so. A frame of an earlier connection is dropped.
+  bool PushFrame(absl::StatusOr<wire::Frame> frame, Source from = {}) GRADWIRE_EXCLUDES(mutex_);
   void Work() GRADWIRE_EXCLUDES(mutex_);
 
-  // New streams begin; those before have ended.
-  void BeginStreams() GRADWIRE_EXCLUDES(mutex_);
+  // New streams begin; the main one before has ended. Returns the number of their connection; the
+  // first that nobody began has number 0.
+  std::uint64_t BeginConnection() GRADWIRE_EXCLUDES(mutex_);
 
   // Whether this thread is inside the handler.
   bool OnThisThread() const;
 
   // When the lane's last frame came in.
   Clock::time_point last_heard(wire::Lane lane) const;
+  // Whether the lane's last frame waits for frames of the other one.
+  bool holds(wire::Lane lane) const;
 
  private:
   static bool NeedsSdkThread(const Event& event);
@@ -138,6 +146,7 @@ class Inbox {
   Clock::time_point sleeps_until_ GRADWIRE_GUARDED_BY(mutex_);  // the SDK thread, unless woken
   std::size_t frames_ GRADWIRE_GUARDED_BY(mutex_) = 0;
   ReadOn paused_ GRADWIRE_GUARDED_BY(mutex_){};
+  std::uint64_t connection_ GRADWIRE_GUARDED_BY(mutex_) = 0;
   wire::LaneGate gate_ GRADWIRE_GUARDED_BY(mutex_);
   // The lane's last frame, until enough of the other lane's are here.
   std::array<std::optional<FrameEvent>, wire::kLanes> held_ GRADWIRE_GUARDED_BY(mutex_);

@@ -46,13 +46,9 @@ Link::Link(std::string address, Membership membership, std::uint64_t start_id,
 
 std::string Link::Daemon() const { return absl::StrCat("the daemon at ", address_); }
 
-bool Link::open() const {
-  return std::any_of(ways_.begin(), ways_.end(), [](const Way& w) { return w.stream != nullptr; });
-}
-
 void Link::Open(std::shared_ptr<grpc::Channel> channel, std::shared_ptr<grpc::Channel> bulk,
                 std::int64_t step, std::uint64_t memory) {
-  inbox_->BeginStreams();
+  connection_ = inbox_->BeginConnection();
   channel_ = std::move(channel);
   paired_ = bulk != nullptr;
   order_ = {};
@@ -68,9 +64,10 @@ void Link::Open(std::shared_ptr<grpc::Channel> channel, std::shared_ptr<grpc::Ch
   for (const wire::Lane lane : wire::kAllLanes) {
     const std::shared_ptr<grpc::Channel>& on = lane == wire::Lane::kMain ? channel_ : bulk;
     if (on == nullptr) continue;
-    way(lane).stream = ExchangeStream::Start(
-        on, poller_, inbox_,
-        {.max_payload_bytes = membership_.chunk_bytes, .lane = lane, .paired = paired_});
+    way(lane).stream = ExchangeStream::Start(on, poller_, inbox_,
+                                             {.max_payload_bytes = membership_.chunk_bytes,
+                                              .source = {.lane = lane, .connection = connection_},
+                                              .paired = paired_});
     way(lane).last_heard = opened_at_;
     way(lane).outgoing.push_back({.header = hello});
   }
@@ -78,17 +75,17 @@ void Link::Open(std::shared_ptr<grpc::Channel> channel, std::shared_ptr<grpc::Ch
 
 void Link::Send(wire::Header header, wire::PayloadRef payload) {
   if (!open() || broken_ || closing_) return;
+  std::deque<wire::Frame>& outgoing = way(wire::Lane::kMain).outgoing;
+  if (payload == nullptr && !outgoing.empty() && outgoing.back().payload == nullptr &&
+      wire::Merge(outgoing.back().header, header)) {
+    return;
+  }
   const wire::Weight weight = wire::WeightOf(header, payload.get());
   if (paired_) {
     const wire::LaneOrder::Place place = order_.Next(weight);
     way(place.lane)
         .outgoing.push_back(
             {.header = std::move(header), .payload = std::move(payload), .after = place.after});
-    return;
-  }
-  std::deque<wire::Frame>& outgoing = way(wire::Lane::kMain).outgoing;
-  if (payload == nullptr && !outgoing.empty() && outgoing.back().payload == nullptr &&
-      wire::Merge(outgoing.back().header, header)) {
     return;
   }
   const auto at = wire::PlaceFor(outgoing, weight, [](const wire::Frame& frame) {
@@ -107,10 +104,12 @@ void Link::PumpWrites() {
   }
 }
 
-void Link::OnHeard(wire::Lane lane) {
-  way(lane).last_heard = Clock::now();
-  if (lane == wire::Lane::kBulk) bulk_is_there_ = true;
+bool Link::OnHeard(const Source& from) {
+  if (!IsCurrent(from)) return false;
+  way(from.lane).last_heard = Clock::now();
+  if (from.lane == wire::Lane::kBulk) bulk_is_there_ = true;
   lost_at_.reset();
+  return true;
 }
 
 void Link::OnOwnPause() {
@@ -132,9 +131,10 @@ void Link::Break(wire::Lane lane) {
   if (other.stream != nullptr) other.stream->Cancel();
 }
 
-void Link::OnWrite(wire::Lane lane, bool ok) {
-  way(lane).writing = false;
-  if (!ok) Break(lane);
+void Link::OnWrite(const Source& from, bool ok) {
+  if (!IsCurrent(from)) return;
+  way(from.lane).writing = false;
+  if (!ok) Break(from.lane);
 }
 
 void Link::OnReadOn(const ReadOn& lanes) {
@@ -145,27 +145,33 @@ void Link::OnReadOn(const ReadOn& lanes) {
   }
 }
 
-void Link::OnReadEnd(wire::Lane lane) {
-  Break(lane);
-  if (way(lane).stream != nullptr) way(lane).stream->Release();
+void Link::OnReadEnd(const Source& from) {
+  if (!IsCurrent(from)) return;
+  Break(from.lane);
+  way(from.lane).stream->Release();
 }
 
-absl::Status Link::OnStreamEnd(wire::Lane lane, const absl::Status& status) {
-  Break(lane);
-  way(lane) = {};
-  if (lane == broken_) {
-    lost_because_ = absl::StrCat(lane == wire::Lane::kBulk ? "its bulk lane broke: " : "",
-                                 status.ok() ? "it ended the stream" : status.message());
+absl::Status Link::OnStreamEnd(const Source& from, const absl::Status& status) {
+  if (!IsCurrent(from)) return absl::OkStatus();
+  Break(from.lane);
+  if (from.lane == wire::Lane::kBulk) {
+    way(from.lane) = {};
+    if (broken_ == from.lane) {
+      lost_because_ = absl::StrCat("its bulk lane broke: ", status.message());
+    }
+    return absl::OkStatus();  // the stream itself has been cancelled
   }
-  if (lane == wire::Lane::kMain) ended_ = status;
-  if (open()) return absl::OkStatus();
+  if (broken_ == from.lane) {
+    lost_because_ = status.ok() ? "it ended the stream" : std::string(status.message());
+  }
+  if (Way& bulk = way(wire::Lane::kBulk); bulk.stream != nullptr) bulk.stream->Cancel();
+  for (Way& its : ways_) its = {};
   channel_.reset();
   broken_.reset();
   if (closing_) return absl::OkStatus();
-  const absl::Status ended = std::exchange(ended_, absl::OkStatus());
-  if (!IsBrokenConnection(ended.code())) {
-    return absl::Status(ended.code(),
-                        absl::StrCat(Daemon(), " ended the stream: ", ended.message()));
+  if (!IsBrokenConnection(status.code())) {
+    return absl::Status(status.code(),
+                        absl::StrCat(Daemon(), " ended the stream: ", status.message()));
   }
   const Clock::time_point now = Clock::now();
   retry_at_ = lost_at_ ? now + kBetweenTries : now;
@@ -185,10 +191,16 @@ Clock::time_point Link::LostDeadline() const {
   return *lost_at_ + ToClock(membership_.resume_grace);
 }
 
+// While the stream's last frame waits for frames of the bulk lane, that one's silence counts.
+Clock::time_point Link::SilenceDeadline() const {
+  if (inbox_->holds(wire::Lane::kMain)) return Clock::time_point::max();
+  return way(wire::Lane::kMain).last_heard + silence_timeout_;
+}
+
 absl::Status Link::CheckClosing(Clock::time_point now) {
   if (!open() || now < close_deadline_) return absl::OkStatus();
   if (cancelled_) {
-    for (Way& its : ways_) its.stream.reset();
+    for (Way& its : ways_) its = {};
     return absl::OkStatus();
   }
   Cancel();
@@ -212,6 +224,7 @@ void Link::CheckBulk(Clock::time_point now) {
   bulk.last_heard = std::max(bulk.last_heard, inbox_->last_heard(wire::Lane::kBulk));
   if (bulk.stream == nullptr || broken_) return;
   if (now - bulk.last_heard <= kBulkSilences * silence_timeout_) return;
+  lost_because_ = "nothing was heard on its bulk lane";
   Break(wire::Lane::kBulk);
   bulk.stream->Cancel();
 }
@@ -229,7 +242,7 @@ absl::Status Link::CheckTimers(Clock::time_point now) {
   }
   Way& main = way(wire::Lane::kMain);
   main.last_heard = std::max(main.last_heard, inbox_->last_heard(wire::Lane::kMain));
-  if (now - main.last_heard > silence_timeout_) {
+  if (now > SilenceDeadline()) {
     return absl::UnavailableError(absl::StrCat("lost ", Daemon(),
                                                ": nothing was heard from it for ",
                                                absl::FormatDuration(membership_.silence_timeout)));
@@ -239,9 +252,7 @@ absl::Status Link::CheckTimers(Clock::time_point now) {
 
 Clock::time_point Link::NextTimer() const {
   if (closing_) return open() ? close_deadline_ : Clock::time_point::max();
-  if (!lost_at_) {
-    return std::min(next_heartbeat_, way(wire::Lane::kMain).last_heard + silence_timeout_);
-  }
+  if (!lost_at_) return std::min(next_heartbeat_, SilenceDeadline());
   return std::min(LostDeadline(), open() ? next_heartbeat_ : retry_at_);
 }
 

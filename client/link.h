@@ -41,14 +41,15 @@ class Link {
   // Hands the streams what they can take. After each event.
   void PumpWrites();
 
-  void OnHeard(wire::Lane lane);
-  void OnWrite(wire::Lane lane, bool ok);
+  // False: the frame is one of an earlier connection, and forgotten.
+  bool OnHeard(const Source& from);
+  void OnWrite(const Source& from, bool ok);
   void OnReadOn(const ReadOn& lanes);
-  void OnReadEnd(wire::Lane lane);
+  void OnReadEnd(const Source& from);
   // This process itself stood still, so that the daemon cannot be blamed for silence.
   void OnOwnPause();
   // An error says why there will be no other stream.
-  absl::Status OnStreamEnd(wire::Lane lane, const absl::Status& status);
+  absl::Status OnStreamEnd(const Source& from, const absl::Status& status);
 
   // Heartbeat, silence, the end of a resume's grace. An error: the daemon is lost.
   absl::Status CheckTimers(Clock::time_point now);
@@ -70,7 +71,12 @@ class Link {
     Clock::time_point last_heard;
   };
 
-  bool open() const;
+  // Of this connection. A cancelled stream whose socket takes nothing ends late, and nobody waits
+  // for it: it owns everything that it touches.
+  bool IsCurrent(const Source& from) const {
+    return from.connection == connection_ && way(from.lane).stream != nullptr;
+  }
+  bool open() const { return way(wire::Lane::kMain).stream != nullptr; }
   Way& way(wire::Lane lane) { return ways_[wire::Index(lane)]; }
   const Way& way(wire::Lane lane) const { return ways_[wire::Index(lane)]; }
   // One lane takes no more, and so the other takes no more either.
@@ -80,6 +86,7 @@ class Link {
   void CheckBulk(Clock::time_point now);
   absl::Status CheckClosing(Clock::time_point now);
   Clock::time_point LostDeadline() const;
+  Clock::time_point SilenceDeadline() const;
 
   const std::string address_;
   const Membership membership_;
@@ -90,6 +97,7 @@ class Link {
   const Clock::duration silence_timeout_;
 
   std::shared_ptr<grpc::Channel> channel_;
+  std::uint64_t connection_ = 0;
   std::array<Way, wire::kLanes> ways_;
   bool paired_ = false;  // the connection has two lanes
   wire::LaneOrder order_;
@@ -97,7 +105,6 @@ class Link {
   std::optional<wire::Lane> broken_;  // the lane that broke first: nothing is written any more
   bool may_have_bulk_ = true;
   bool bulk_is_there_ = false;  // something came on it
-  absl::Status ended_;          // how the stream itself did, while the bulk lane has not
   Clock::time_point next_heartbeat_;
 
   std::optional<Clock::time_point>

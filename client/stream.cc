@@ -23,10 +23,10 @@ Poller::Operation ExchangeStream::Operation() {
     if (!last) return;
     // The stream may be gone before Push returns.
     const std::shared_ptr<Inbox> inbox = stream.inbox_;
-    const wire::Lane lane = stream.options_.lane;
+    const Source source = stream.options_.source;
     inbox->Push(StreamEndEvent{.status = wire::FromGrpc(stream.outcome_),
                                .stream = std::move(stream.self_),
-                               .lane = lane});
+                               .from = source});
   };
   return {.done = done, .owner = this};
 }
@@ -46,7 +46,7 @@ std::shared_ptr<ExchangeStream> ExchangeStream::Start(const std::shared_ptr<grpc
                                                       const Options& options) {
   static const std::string main = "/gradwire.v1.AggregationService/Exchange";
   static const std::string bulk = "/gradwire.v1.AggregationService/ExchangeBulk";
-  const std::string& method = options.lane == wire::Lane::kMain ? main : bulk;
+  const std::string& method = options.source.lane == wire::Lane::kMain ? main : bulk;
   std::shared_ptr<ExchangeStream> stream(
       new ExchangeStream(std::move(poller), std::move(inbox), options));
   stream->self_ = stream;
@@ -107,7 +107,7 @@ void ExchangeStream::OnRead(bool ok) {
     reading_ = false;
   }
   MaybeFinish();
-  if (!ok) return inbox_->Push(ReadEndEvent{options_.lane});
+  if (!ok) return inbox_->Push(ReadEndEvent{options_.source});
   absl::StatusOr<wire::Frame> frame =
       wire::Parse(incoming_, {.max_payload_bytes = options_.max_payload_bytes});
   incoming_.Clear();
@@ -116,11 +116,11 @@ void ExchangeStream::OnRead(bool ok) {
         absl::StrCat("after: is ", frame->after, "; allowed: 0, for the Hello named no bulk lane"));
   }
   // The next frame is read while this one is dealt with.
-  if (inbox_->PushFrame(std::move(frame), options_.lane)) ReadOn();
+  if (inbox_->PushFrame(std::move(frame), options_.source)) ReadOn();
   inbox_->Work();
 }
 
-void ExchangeStream::OnWritten(bool ok) { inbox_->Push(WriteEvent{ok, options_.lane}); }
+void ExchangeStream::OnWritten(bool ok) { inbox_->Push(WriteEvent{ok, options_.source}); }
 
 void ExchangeStream::OnFinished(bool) {}
 

@@ -21,7 +21,7 @@ class ExchangeStream final {
  public:
   struct Options {
     std::size_t max_payload_bytes = 0;
-    wire::Lane lane = wire::Lane::kMain;
+    Source source{};
     bool paired = false;  // it is one of two lanes
   };
   static std::shared_ptr<ExchangeStream> Start(const std::shared_ptr<grpc::Channel>& channel,

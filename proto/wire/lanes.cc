@@ -7,11 +7,14 @@ namespace gradwire::wire {
 LaneOrder::Place LaneOrder::Next(const Weight& weight) {
   using Scope = Weight::Scope;
   const bool in_step = weight.scope == Scope::kBucket || weight.scope == Scope::kStep;
-  const bool changes_step = in_step && weight.step != step_;
-  if (changes_step && weight.step > step_) {
+  const bool begins_step = in_step && weight.step > step_;
+  // It keeps its order with all others, those of its own step included.
+  const bool bars = weight.scope == Scope::kAll || (in_step && weight.step < step_);
+  if (begins_step) {
     step_ = weight.step;
     buckets_.clear();
   }
+  if (begins_step || bars) fence_ = last_;
   Trail* const trail =
       weight.scope == Scope::kBucket && weight.step == step_ ? &buckets_[weight.bucket] : nullptr;
   const bool carries =
@@ -20,20 +23,14 @@ LaneOrder::Place LaneOrder::Next(const Weight& weight) {
   if (trail != nullptr && large) trail->bulky = true;
   const bool bulky = large || (carries && trail != nullptr && trail->bulky);
 
-  const bool fences = weight.scope == Scope::kAll || changes_step;
   Place place{.lane = bulky ? Lane::kBulk : Lane::kMain};
   const std::size_t other = Index(Other(place.lane));
-  if (fences) {
-    place.after = last_[other];
-  } else if (trail != nullptr) {
-    place.after = std::max(fence_[other], trail->last[other]);
-  } else if (in_step) {
-    place.after = fence_[other];
-  }
+  if (weight.scope != Scope::kNone) place.after = fence_[other];
+  if (trail != nullptr) place.after = std::max(place.after, trail->last[other]);
   Count(place.lane);
   const std::uint64_t number = sent_[Index(place.lane)];
   if (weight.scope != Scope::kNone) last_[Index(place.lane)] = number;
-  if (fences) fence_[Index(place.lane)] = number;
+  if (bars) fence_[Index(place.lane)] = number;
   if (trail != nullptr) trail->last[Index(place.lane)] = number;
   return place;
 }

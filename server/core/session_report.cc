@@ -252,15 +252,17 @@ std::string Session::BucketProgress(const Bucket& bucket, absl::Time now) const 
     return absl::StrCat("step ", bucket.step, " is about to finish ", name);
   const Round& round = bucket.rounds.back();
   if (!round.finished()) {
-    const Chunk& chunk = round.chunks[round.reduced];
-    for (int r = 0; r < options_.world_size; ++r) {
-      if (chunk.slots.empty() || !chunk.slots[Index(r)].filled) missing.push_back(r);
-    }
-    if (!missing.empty()) {
+    const wire::ChunkLayout::Unit unit = round.layout.UnitOf(round.reduced);
+    for (std::uint32_t c = round.reduced; c < unit.first + unit.count; ++c) {
+      const std::vector<Slot>& slots = round.chunks[c].slots;
+      for (int r = 0; r < options_.world_size; ++r) {
+        if (slots.empty() || !slots[Index(r)].filled) missing.push_back(r);
+      }
+      if (missing.empty()) continue;
       return absl::StrCat("step ", bucket.step, " waits for ", RankNames(missing, now), ": chunk ",
-                          round.reduced, " of ", round.chunks.size(), " of ", name);
+                          c, " of ", round.chunks.size(), " of ", name);
     }
-    if (!chunk.reducing) missing = WindowsWithout(bucket, round.layout.UnitOf(round.reduced));
+    if (!round.chunks[round.reduced].reducing) missing = WindowsWithout(bucket, unit);
     if (missing.empty()) return absl::StrCat("step ", bucket.step, " reduces ", name);
     return absl::StrCat("step ", bucket.step, " waits for ", RankNames(missing, now),
                         " to acknowledge results of ", name);

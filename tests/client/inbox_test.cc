@@ -285,5 +285,81 @@ TEST(Inbox, PausesReadingWhileEnoughFramesWait) {
   EXPECT_EQ(recorder.read_ons, (std::array<int, wire::kLanes>{1, 0}));
 }
 
+// Takes notes of the frames' numbers, which are those of barriers.
+class LaneReader final : public EventHandler {
+ public:
+  void Handle(Event event, const ReadOn& read_on) override {
+    for (std::size_t lane = 0; lane < wire::kLanes; ++lane) {
+      if (read_on[lane]) order += lane == 0 ? 'M' : 'B';
+    }
+    if (const auto* frame = std::get_if<FrameEvent>(&event)) {
+      order += std::to_string(std::get<wire::Begin>(frame->frame->header).number);
+    }
+    if (std::holds_alternative<ReadEndEvent>(event)) finished_ = true;
+  }
+  bool has_work() const override { return false; }
+  void DoWork() override {}
+  Clock::time_point OnIdle() override { return finished_ ? Clock::now() : Clock::now() + kLong; }
+  void OnTimer(Clock::time_point, Clock::duration) override {}
+  bool finished() const override { return finished_; }
+
+  std::string order;
+
+ private:
+  bool finished_ = false;
+};
+
+wire::Frame Numbered(std::uint64_t number, std::uint64_t after = 0) {
+  return {.header = wire::Begin{.number = number}, .payload = nullptr, .after = after};
+}
+
+TEST(InboxLanes, AFrameWaitsForThoseOfTheOtherLaneAndItsLaneWithIt) {
+  Inbox inbox(10);
+  const std::uint64_t connection = inbox.BeginConnection();
+  const Source main{.lane = wire::Lane::kMain, .connection = connection};
+  const Source bulk{.lane = wire::Lane::kBulk, .connection = connection};
+  EXPECT_TRUE(inbox.PushFrame(Numbered(1), main));
+  EXPECT_FALSE(inbox.PushFrame(Numbered(4, 2), main));
+  EXPECT_TRUE(inbox.holds(wire::Lane::kMain));
+  EXPECT_TRUE(inbox.PushFrame(Numbered(2, 1), bulk));
+  EXPECT_TRUE(inbox.holds(wire::Lane::kMain));
+  EXPECT_TRUE(inbox.PushFrame(Numbered(3), bulk));
+  EXPECT_FALSE(inbox.holds(wire::Lane::kMain));
+  EXPECT_TRUE(inbox.PushFrame(Numbered(5, 2), bulk));
+  inbox.Push(ReadEndEvent{});
+  LaneReader reader;
+  inbox.Serve(reader);
+  EXPECT_EQ(reader.order, "M12345");
+}
+
+TEST(InboxLanes, WhatAnEarlierConnectionBringsIsDropped) {
+  Inbox inbox(10);
+  const std::uint64_t first = inbox.BeginConnection();
+  EXPECT_FALSE(inbox.PushFrame(Numbered(1, 1), {.connection = first}));
+  const std::uint64_t second = inbox.BeginConnection();
+  EXPECT_NE(first, second);
+  EXPECT_FALSE(inbox.holds(wire::Lane::kMain));
+  EXPECT_FALSE(inbox.PushFrame(Numbered(2), {.lane = wire::Lane::kBulk, .connection = first}));
+  EXPECT_TRUE(inbox.PushFrame(Numbered(3), {.connection = second}));
+  inbox.Push(ReadEndEvent{});
+  LaneReader reader;
+  inbox.Serve(reader);
+  EXPECT_EQ(reader.order, "3");
+}
+
+TEST(InboxLanes, EachLaneThatPausedReadsOn) {
+  Inbox inbox(2);
+  const std::uint64_t connection = inbox.BeginConnection();
+  const Source main{.lane = wire::Lane::kMain, .connection = connection};
+  const Source bulk{.lane = wire::Lane::kBulk, .connection = connection};
+  EXPECT_TRUE(inbox.PushFrame(Numbered(1), bulk));
+  EXPECT_FALSE(inbox.PushFrame(Numbered(2), main));
+  EXPECT_FALSE(inbox.PushFrame(Numbered(3), bulk));
+  inbox.Push(ReadEndEvent{});
+  LaneReader reader;
+  inbox.Serve(reader);
+  EXPECT_EQ(reader.order, "1MB23");
+}
+
 }  // namespace
 }  // namespace gradwire::client

@@ -59,13 +59,17 @@ void TestOneFrame(const std::string& bytes, unsigned choice) {
   v1::Frame message;
   Require(message.ParseFromString(bytes), "accepted, but protobuf refuses it");
   Require(message.payload() == content, "protobuf reads another payload");
+  Require(message.after() == frame->after, "protobuf reads another after");
   const absl::StatusOr<Header> header = FromProto(message.header());
   Require(header.ok() && *header == frame->header, "protobuf reads another header");
 
   // A header may grow when it is written out: what was packed or left out is not.
   const ParseLimits wide{.max_payload_bytes = 1 << 16, .max_header_bytes = 1 << 16};
-  const absl::StatusOr<Frame> again = Parse(Serialize(frame->header, frame->payload), wide);
+  grpc::ByteBuffer written = Serialize(frame->header, frame->payload);
+  PutAfter(written, frame->after);
+  const absl::StatusOr<Frame> again = Parse(written, wide);
   Require(again.ok(), "refuses what it wrote");
+  Require(again->after == frame->after, "reads another after than it wrote");
   Require(again->header == frame->header, "reads another header than it wrote");
   Require(Content(again->payload) == content, "reads another payload than it wrote");
 }

@@ -45,6 +45,7 @@ void ExpectLikeProtobuf(const std::string& bytes) {
   ASSERT_TRUE(frame.ok()) << frame.status();
   EXPECT_EQ(ToProto(frame->header).SerializeAsString(), expected.header().SerializeAsString());
   EXPECT_EQ(Content(frame->payload), expected.payload());
+  EXPECT_EQ(frame->after, expected.after());
 }
 
 TEST(HostileFrameTest, FieldsInAnyOrder) {
@@ -56,6 +57,42 @@ TEST(HostileFrameTest, FieldsInAnyOrder) {
   ExpectLikeProtobuf(payload + header + other);
   ExpectLikeProtobuf(payload + header + Field(2, ""));
   ExpectLikeProtobuf(header + payload + header);
+}
+
+TEST(HostileFrameTest, AfterAnywhere) {
+  const std::string header = Field(1, HeaderBytes(SampleOf<Result>()));
+  const std::string payload = Field(2, Pattern(6000));
+  const std::uint64_t most = ~std::uint64_t{0};
+  for (const std::uint64_t after : {std::uint64_t{0}, std::uint64_t{300}, most}) {
+    const std::string field = Varint(3 << 3) + Varint(after);
+    ASSERT_EQ(Varint(most).size(), 10U);
+    for (const std::string& bytes :
+         {header + payload + field, header + field + payload, field + payload + header,
+          // The last one counts.
+          Varint(3 << 3) + Varint(7) + header + field, field + header + Varint(3 << 3) + Varint(7),
+          // Zero, in all the bytes that a number may have.
+          header + field + Varint(3 << 3) + std::string(9, '\x80') + std::string(1, '\0')}) {
+      ExpectLikeProtobuf(bytes);
+    }
+    const absl::StatusOr<Frame> frame = ParseBytes(header + payload + field);
+    ASSERT_TRUE(frame.ok()) << frame.status();
+    EXPECT_EQ(frame->after, after);
+  }
+}
+
+TEST(HostileFrameTest, AfterOfAnotherWireTypeIsSkipped) {
+  const std::string header = Field(1, HeaderBytes(SampleOf<Result>()));
+  const std::string after = Varint(3 << 3) + Varint(5);
+  for (const std::string& other :
+       {Varint(3 << 3 | 1) + std::string(8, 'x'), Field(3, "text"),
+        Varint(3 << 3 | 5) + std::string(4, 'x'),
+        Varint(3 << 3 | 3) + Varint(3 << 3) + Varint(9) + Varint(3 << 3 | 4)}) {
+    ExpectLikeProtobuf(header + other);
+    ExpectLikeProtobuf(header + after + other);
+    const absl::StatusOr<Frame> frame = ParseBytes(header + after + other);
+    ASSERT_TRUE(frame.ok()) << frame.status();
+    EXPECT_EQ(frame->after, 5U);
+  }
 }
 
 TEST(HostileFrameTest, HeaderInSeveralOccurrencesIsMerged) {
@@ -77,7 +114,7 @@ TEST(HostileFrameTest, UnknownFieldsAreSkipped) {
                             Field(2, "inside") + Varint(98 << 3 | 3) + Varint(98 << 3 | 4) +
                             Varint(99 << 3 | 4);
   const std::vector<std::string> unknown = {
-      Varint(3 << 3) + Varint(~std::uint64_t{0}),
+      Varint(5 << 3) + Varint(~std::uint64_t{0}),
       Varint(4 << 3 | 1) + std::string(8, 'x'),
       Field(536870911, "later"),
       Varint(6 << 3 | 5) + std::string(4, 'x'),
@@ -179,7 +216,10 @@ TEST(HostileFrameTest, BytesThatAreNoFrame) {
       {header + deep, "100 groups"},
       {header + std::string(6, '\xff'), "at most 5"},
       {header + "\xff\xff\xff\xff\x7f", "tag 34359738367"},
+      {header + Varint(5 << 3) + std::string(11, '\xff'), "at most 10"},
       {header + Varint(3 << 3) + std::string(11, '\xff'), "at most 10"},
+      {header + Varint(3 << 3), "a number is cut short"},
+      {header + Varint(3 << 3) + std::string(9, '\xff'), "a number is cut short"},
       {header + Varint(2 << 3 | 2) + std::string(6, '\x80'), "at most 5"},
   };
   for (const auto& [bytes, what] : cases) {

@@ -4,6 +4,7 @@
 #include <grpcpp/support/slice.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <set>
 #include <string>
 #include <utility>
@@ -192,6 +193,57 @@ TEST(CodecTest, ForwardsAReceivedPayloadWithoutACopy) {
               received->payload->pieces()[i - 1].data());
   }
   ExpectFrame(Parse(bytes, {}), SampleOf<CollectiveChunk>(), content);
+}
+
+// The ends of what a varint takes.
+const std::uint64_t kAfters[] = {0, 1, 127, 128, std::uint64_t{1} << 35, ~std::uint64_t{0}};
+
+TEST(CodecTest, ReadsTheAfterThatItPut) {
+  for (const Sample& sample : AllSamples()) {
+    for (const std::size_t size : kPayloadSizes) {
+      for (const std::uint64_t after : kAfters) {
+        SCOPED_TRACE(sample.name + " with a payload of " + std::to_string(size) + " after " +
+                     std::to_string(after));
+        const std::string content = Pattern(size);
+        grpc::ByteBuffer bytes = Serialize(sample.header, MakePayload(content));
+        PutAfter(bytes, after);
+        const absl::StatusOr<Frame> frame = Parse(bytes, {});
+        ExpectFrame(frame, sample.header, content);
+        EXPECT_EQ(frame->after, after);
+        v1::Frame message;
+        ASSERT_TRUE(message.ParseFromString(Joined(bytes)));
+        EXPECT_EQ(message.after(), after);
+        EXPECT_EQ(message.payload(), content);
+      }
+    }
+  }
+}
+
+TEST(CodecTest, AFrameWithoutAfterIsAfterNothing) {
+  const absl::StatusOr<Frame> frame = Parse(Serialize(SampleOf<Result>(), nullptr), {});
+  ASSERT_TRUE(frame.ok()) << frame.status();
+  EXPECT_EQ(frame->after, 0U);
+}
+
+TEST(CodecTest, CopiesOfAFrameHaveAnAfterOfTheirOwn) {
+  const std::string content = Pattern(20'000);
+  PayloadRef payload = MakePayload(content);
+  const std::weak_ptr<const Payload> watch = payload;
+  const std::byte* const memory = payload->pieces().front().data();
+  grpc::ByteBuffer first = Serialize(SampleOf<Result>(), std::exchange(payload, nullptr));
+  grpc::ByteBuffer second = first;
+  PutAfter(first, 5);
+  PutAfter(second, 700);
+  for (grpc::ByteBuffer* bytes : {&first, &second}) {
+    const absl::StatusOr<Frame> frame = Parse(*bytes, {});
+    ExpectFrame(frame, SampleOf<Result>(), content);
+    EXPECT_EQ(frame->after, bytes == &first ? 5U : 700U);
+    EXPECT_EQ(frame->payload->pieces().front().data(), memory) << "not a copy";
+  }
+  first.Clear();
+  EXPECT_FALSE(watch.expired());
+  second.Clear();
+  EXPECT_TRUE(watch.expired());
 }
 
 }  // namespace

@@ -20,6 +20,10 @@ std::vector<Sample> LaterSamples() {
   const RoundId id{.step = 41, .attempt = 2, .bucket = 300, .round = 1};
   return {{"hello_memory",
            Hello{.token = "token", .start_id = 0x8877665544332211, .step = 7, .memory = 0x99}},
+          {"hello_pair", Hello{.token = "token",
+                               .start_id = 0x8877665544332211,
+                               .step = 7,
+                               .pair = 0x1122334455667788}},
           {"announce_eager", Announce{.step = 41,
                                       .generation = 5,
                                       .parameters = {300},

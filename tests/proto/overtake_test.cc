@@ -2,23 +2,30 @@
 
 #include <algorithm>
 #include <deque>
-#include <optional>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/wire/owned_payload.h"
+#include "tests/proto/frame_samples.h"
 
 namespace gradwire::wire {
 namespace {
 
 using ::testing::ElementsAre;
 using Kind = Weight::Kind;
+using Scope = Weight::Scope;
 
 constexpr std::size_t kLarge = kSmallPayload + 1;
 
-Weight ResultOf(std::uint32_t bucket, std::size_t bytes) { return {Kind::kResult, bucket, bytes}; }
+Weight OfBucket(std::uint32_t bucket, Kind kind = Kind::kOther, std::size_t bytes = 0) {
+  return {.kind = kind, .scope = Scope::kBucket, .step = 41, .bucket = bucket, .bytes = bytes};
+}
+Weight ResultOf(std::uint32_t bucket, std::size_t bytes) {
+  return OfBucket(bucket, Kind::kResult, bytes);
+}
 
 // What a queue looks like after `frames` were put into it one by one.
 std::vector<Weight> Queued(const std::vector<Weight>& frames) {
@@ -30,18 +37,57 @@ std::vector<Weight> Queued(const std::vector<Weight>& frames) {
 }
 
 TEST(Overtake, KnowsWhatAFrameWeighs) {
-  const RoundId id{.step = 1, .attempt = 0, .bucket = 7, .round = 0};
+  const Weight all{.scope = Scope::kAll};
+  const Weight none{.scope = Scope::kNone};
+  // In the order of the variant; the samples are of step 41 and bucket 300.
+  const std::vector<Weight> expected = {
+      all,                                      // Hello
+      OfBucket(300),                            // Announce
+      OfBucket(300, Kind::kContribution, 100),  //
+      OfBucket(300),                            // Ack
+      {.scope = Scope::kStep, .step = 41},      // EndStep
+      none,                                     // Heartbeat
+      none,                                     // Enter
+      none,                                     // CollectiveChunk
+      none,                                     // CollectiveAck
+      all,                                      // Welcome
+      OfBucket(300),                            // Grant
+      ResultOf(300, 100),                       //
+      all,                                      // StepDone
+      all,                                      // Restart
+      none,                                     // Failure
+      none,                                     // Begin
+      OfBucket(300),                            // SharedState
+      all,                                      // StateReset
+      none,                                     // BucketReport
+  };
+  const std::vector<Sample> samples = Samples();
+  ASSERT_EQ(samples.size(), expected.size());
   const OwnedPayload payload(std::vector<std::byte>(100));
-  Announce eager;
+  for (std::size_t i = 0; i < samples.size(); ++i) {
+    EXPECT_EQ(WeightOf(samples[i].header, &payload), expected[i]) << samples[i].name;
+  }
+}
+
+TEST(Overtake, AnEagerAnnouncementIsOfItsBucket) {
+  const OwnedPayload payload(std::vector<std::byte>(100));
+  Announce eager = SampleOf<Announce>();
   eager.eager = true;
-  EXPECT_EQ(WeightOf(Result{.id = id}, &payload), ResultOf(7, 100));
-  EXPECT_EQ(WeightOf(Result{.id = id}, nullptr), ResultOf(7, 0));
-  EXPECT_EQ(WeightOf(Result{.id = id, .shared = SharedBytes{.bytes = 1000}}, nullptr),
-            ResultOf(7, 1000));
-  EXPECT_EQ(WeightOf(Contribution{.id = id}, &payload), Weight{.kind = Kind::kContribution});
-  EXPECT_EQ(WeightOf(eager, &payload), Weight{.kind = Kind::kEagerAnnounce});
-  EXPECT_EQ(WeightOf(Announce{}, nullptr), Weight{});
-  EXPECT_EQ(WeightOf(StepDone{}, nullptr), Weight{});
+  EXPECT_EQ(WeightOf(eager, &payload), OfBucket(300, Kind::kEagerAnnounce));
+  eager.parameters.clear();
+  EXPECT_EQ(WeightOf(eager, &payload), OfBucket(0, Kind::kEagerAnnounce));
+}
+
+TEST(Overtake, BytesCountWhereverTheyLie) {
+  const SharedBytes shared{.bytes = 1000};
+  Result result = SampleOf<Result>();
+  Contribution contribution = SampleOf<Contribution>();
+  EXPECT_EQ(WeightOf(result, nullptr), ResultOf(300, 0));
+  EXPECT_EQ(WeightOf(contribution, nullptr), OfBucket(300, Kind::kContribution, 0));
+  result.shared = shared;
+  contribution.shared = shared;
+  EXPECT_EQ(WeightOf(result, nullptr), ResultOf(300, 1000));
+  EXPECT_EQ(WeightOf(contribution, nullptr), OfBucket(300, Kind::kContribution, 1000));
 }
 
 TEST(Overtake, ASmallResultPassesLargeOnesOfOtherBuckets) {
@@ -74,8 +120,8 @@ TEST(Overtake, NothingPassesWhatIsNoResult) {
 }
 
 TEST(Overtake, AnEagerAnnouncementPassesContributions) {
-  const Weight chunk{Kind::kContribution, 1, kLarge};
-  const Weight eager{Kind::kEagerAnnounce, 0, 10};
+  const Weight chunk = OfBucket(1, Kind::kContribution, kLarge);
+  const Weight eager = OfBucket(2, Kind::kEagerAnnounce);
   const Weight ack{};
   EXPECT_THAT(Queued({chunk, chunk, eager}), ElementsAre(eager, chunk, chunk));
   EXPECT_THAT(Queued({chunk, ack, eager}), ElementsAre(chunk, ack, eager));
@@ -89,8 +135,9 @@ TEST(Overtake, RandomQueuesKeepEveryOrderThatMatters) {
     std::vector<std::pair<Weight, int>> came;
     std::deque<std::pair<Weight, int>> queue;
     for (int i = 0; i < 40; ++i) {
-      const Weight weight{static_cast<Kind>(random() % 4), static_cast<std::uint32_t>(random() % 3),
-                          random() % 2 == 0 ? kLarge : 10};
+      const Weight weight =
+          OfBucket(static_cast<std::uint32_t>(random() % 3), static_cast<Kind>(random() % 4),
+                   random() % 2 == 0 ? kLarge : 10);
       came.emplace_back(weight, i);
       queue.insert(PlaceFor(queue, weight, [](const auto& one) { return one.first; }), came.back());
       if (random() % 4 == 0) queue.pop_front();

@@ -12,6 +12,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::SizeIs;
 
 SessionOptions Compressed() {
   SessionOptions options = SmallOptions();
@@ -93,6 +94,35 @@ TEST(SessionState, ARestartNamesOnlyWhatTheMemberWasGranted) {
   EXPECT_GT(harness.Sent<wire::SharedState>(1).size(), 0U);
   ASSERT_EQ(harness.Sent<wire::Grant>(1).size(), 1U);
   EXPECT_EQ(harness.Sent<wire::Grant>(1)[0].id.attempt, 1U);
+}
+
+// Its first chunk alone is not being reduced: whose others it waits for is named.
+TEST(SessionState, AMatrixOfSeveralChunksWaitsForAllOfThem) {
+  SessionOptions options = SmallOptions();
+  options.spec = *HookSpec::Parse(
+      "power_sgd,start_powerSGD_iter=0,min_compression_rate=0.5,matrix_approximation_rank=2");
+  options.manifest = {{"m", {20, 10}, DType::kFloat32}};
+  SessionHarness harness(options);
+  harness.Start();
+  wire::Announce announce = harness.AnnounceOf({0});
+  announce.rounds = *(*MakeCoordinatorHook(options.spec, options.manifest))->Plan(options.manifest);
+  const auto send = [&](int rank, std::uint32_t chunk, std::size_t floats) {
+    wire::Contribution contribution = harness.Chunk(rank, 0, chunk);
+    contribution.received = 0;
+    harness.Receive(rank, contribution, Floats(floats, 1));
+  };
+  for (int rank : {0, 1}) harness.Receive(rank, announce);
+  for (int rank : {0, 1}) send(rank, 0, 16);
+  EXPECT_THAT(harness.Waiting(),
+              AllOf(HasSubstr("waits for ranks 0, 1"), HasSubstr("chunk 1 of 3")));
+  send(0, 1, 16);
+  send(0, 2, 8);
+  send(1, 1, 16);
+  EXPECT_THAT(harness.Waiting(), AllOf(HasSubstr("waits for rank 1 "), HasSubstr("chunk 2 of 3")));
+  EXPECT_THAT(harness.reductions, IsEmpty());
+  send(1, 2, 8);
+  EXPECT_THAT(harness.reductions, SizeIs(1));
+  EXPECT_THAT(harness.Waiting(), HasSubstr("step 0 reduces bucket [m]"));
 }
 
 TEST(SessionState, AStepThatIsOpenTakesNoneAndShowsTheOneBeforeIt) {

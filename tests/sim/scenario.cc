@@ -174,6 +174,15 @@ void ChooseNetwork(Scenario& scenario, Random& random) {
       random.Percent(8) ? 2 * scenario.options.token_timeout : absl::Milliseconds(5);
 }
 
+// The bulk lane may be as fast as the main one, or much slower.
+void ChooseLanes(Scenario& scenario, Random& random) {
+  scenario.lanes = random.Percent(50);
+  scenario.small_bytes = random.Percent(50) ? kChunkBytes / 2 : random.Below(kChunkBytes);
+  constexpr int kSlower[] = {1, 4, 4, 30};
+  scenario.bulk_delay_high = std::min(
+      scenario.delay_high * kSlower[random.Below(std::size(kSlower))], absl::Milliseconds(300));
+}
+
 void AddFault(Scenario& scenario, FaultKind kind, Random& random) {
   scenario.faults.push_back({.kind = kind,
                              .process = random.Below(scenario.world()),
@@ -259,7 +268,10 @@ Scenario MakeScenario(std::uint64_t seed) {
                   [&](const ParameterSpec& p) { return options.spec.TakesResults(p.dtype); });
   if (!scenario.user_hook && takes_results) {
     scenario.in_place_percent = static_cast<int>(random.Below(3)) * 50;
+    // Cut off and back while a sum that goes over its gradients is computed.
+    if (random.Percent(40)) scenario.reduce_high = absl::Seconds(1);
   }
+  ChooseLanes(scenario, random);
   return scenario;
 }
 
@@ -268,7 +280,9 @@ std::string Describe(const Scenario& scenario) {
       "world ", scenario.options.world_size, ", window ", scenario.options.window_chunks, ", open ",
       scenario.options.open_buckets, ", hook ", scenario.options.spec.ToString(), " (rounds ",
       scenario.feedback.rounds, scenario.feedback.empty_round ? " after an empty one" : "", "), ",
-      scenario.steps.size() - 1, " steps, parameters");
+      scenario.steps.size() - 1, " steps, ",
+      scenario.lanes ? absl::StrCat("a bulk lane above ", scenario.small_bytes, " bytes, ") : "",
+      "parameters");
   for (const ParameterSpec& spec : scenario.options.manifest) {
     absl::StrAppend(&text, " ", spec.numel(), "x", Name(spec.dtype));
   }

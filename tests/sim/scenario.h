@@ -56,10 +56,13 @@ struct Scenario {
   FeedbackOptions feedback;
   bool any_rank = false;
   int in_place_percent = 0;     // members whose gradients the daemon reads and overwrites
+  bool lanes = false;           // the others have a bulk lane
+  std::size_t small_bytes = 0;  // what exceeds it counts as more than wire::kSmallPayload
   std::vector<StepPlan> steps;  // the last one has collectives only
   std::vector<Fault> faults;
   absl::Duration delay_low;
   absl::Duration delay_high;
+  absl::Duration bulk_delay_high;
   absl::Duration think_high;  // between a member's buckets
   absl::Duration reduce_high;
   int reduce_inline_percent = 0;

@@ -45,7 +45,9 @@ std::string Name(Count count) {
                                            "state imports",
                                            "eager buckets",
                                            "results in place",
-                                           "joined contributions"};
+                                           "joined contributions",
+                                           "joined acknowledgements",
+                                           "overtakings"};
   return kNames[static_cast<std::size_t>(count)];
 }
 
@@ -90,8 +92,29 @@ void World::After(absl::Duration delay, std::function<void()> action, bool backg
   At(now_ + delay, std::move(action), background);
 }
 
-absl::Duration World::NetworkDelay() {
-  return random_.Between(scenario_.delay_low, scenario_.delay_high);
+bool World::Awake(Process& process, const std::function<void()>& again, bool background) {
+  if (process.dead) return false;
+  if (now_ >= process.paused_until) return true;
+  At(process.paused_until, again, background);
+  if (!background) {
+    ++waking_;
+    At(
+        process.paused_until, [this] { --waking_; }, true);
+  }
+  return false;
+}
+
+absl::Duration World::NetworkDelay(wire::Lane lane) {
+  return random_.Between(scenario_.delay_low, lane == wire::Lane::kMain
+                                                  ? scenario_.delay_high
+                                                  : scenario_.bulk_delay_high);
+}
+
+// Payloads are tiny here.
+wire::Weight World::WeightOf(const wire::Frame& frame) const {
+  wire::Weight weight = wire::WeightOf(frame.header, frame.payload.get());
+  if (weight.bytes > scenario_.small_bytes) weight.bytes += wire::kSmallPayload;
+  return weight;
 }
 
 void World::Trace(const std::function<std::string()>& text) {

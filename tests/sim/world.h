@@ -18,6 +18,7 @@
 #include "client/core/member.h"
 #include "server/core/session.h"
 #include "tests/sim/checker.h"
+#include "tests/sim/direction.h"
 #include "tests/sim/random.h"
 #include "tests/sim/scenario.h"
 
@@ -56,6 +57,8 @@ enum class Count : std::uint8_t {
   kEagerBuckets,
   kResultsInPlace,
   kJoinedContributions,
+  kJoinedAcks,
+  kOvertakings,
   kNumCounts,
 };
 std::string Name(Count count);
@@ -103,17 +106,16 @@ class World {
     }
   };
   struct Process;
-  // A stream between one process and the daemon: ordered, reliable, until it is cut.
+  // A connection between one process and the daemon.
   struct Link {
     std::uint64_t id = 0;
     std::size_t process = 0;
     int rank = 0;
     bool cut = false;
     bool attached = false;
-    std::deque<wire::Frame> up;
-    std::deque<std::function<void()>> down;
-    absl::Time last_up;
-    absl::Time last_down;
+    bool has_bulk = false;
+    Direction<wire::Frame> up;
+    Direction<std::function<void()>> down;
   };
   struct OpenBucket {
     std::shared_ptr<ByteVector> buffer;
@@ -150,12 +152,15 @@ class World {
   // Scheduling (world.cc).
   void At(absl::Time at, std::function<void()> action, bool background = false);
   void After(absl::Duration delay, std::function<void()> action, bool background = false);
+  // Runs `again` once the process no longer stands still; false if it stands.
+  bool Awake(Process& process, const std::function<void()>& again, bool background = false);
   void Trace(const std::function<std::string()>& text);
   void Note(Count count, std::uint64_t by = 1) { counts_[static_cast<std::size_t>(count)] += by; }
   void Mark(std::uint64_t value) { hash_ = Mix(hash_, value); }
   void AfterEvent();
   void Conclude();
-  absl::Duration NetworkDelay();
+  absl::Duration NetworkDelay(wire::Lane lane = wire::Lane::kMain);
+  wire::Weight WeightOf(const wire::Frame& frame) const;
 
   // The daemon (world_daemon.cc).
   bool DaemonPaused(const std::function<void()>& again, bool background);
@@ -168,9 +173,11 @@ class World {
   void OnEffect(server::CloseEffect& effect, server::Effects& more);
   void OnEffect(server::LogEffect& effect, server::Effects& more);
   void SendDown(int rank, const wire::Frame& sent);
-  void PushDown(Link& link, std::function<void()> action);
-  void PumpUp(Link& link);
-  void PumpDown(Link& link);
+  // No weight: no frame, but the stream's end.
+  void PushDown(Link& link, const std::optional<wire::Weight>& weight,
+                std::function<void()> action);
+  void PumpUp(Link& link, wire::Lane lane);
+  void PumpDown(Link& link, wire::Lane lane);
   void OnHello(Link& link, const wire::Hello& hello);
   void Deliver(Link& link, const wire::Frame& frame);
   void Receive(int rank, std::uint64_t connection, const wire::Frame& frame);
@@ -206,8 +213,6 @@ class World {
   void StartBucket(Process& process, const std::vector<std::uint32_t>& parameters);
   void EnterCollective(Process& process, const CollectivePlan& plan);
   void Leave(Process& process);
-  // Runs `action` once the process no longer stands still; false if it stands.
-  bool Awake(Process& process, const std::function<void()>& again, bool background = false);
   void AllowCommit(Process& process, bool allowed);
 
   // Faults (world_faults.cc).

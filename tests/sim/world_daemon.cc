@@ -156,7 +156,7 @@ void World::OnEffect(server::CloseEffect& effect, server::Effects&) {
                                   [&](const auto& link) { return link->id == effect.connection; });
   if (found == links_.end()) return;
   Link& link = **found;
-  PushDown(link, [this, &link] {
+  PushDown(link, std::nullopt, [this, &link] {
     Process& process = *processes_[link.process];
     link.cut = true;
     OnStreamEnd(process, link, absl::Milliseconds(1));
@@ -181,33 +181,49 @@ void World::SendDown(int rank, const wire::Frame& sent) {
     if (failure_ && *failure_ != *failure) checker_.Violate("members are told different failures");
     failure_ = *failure;
   }
-  PushDown(link, [this, &link, frame] {
+  PushDown(link, WeightOf(frame), [this, &link, frame] {
     Process& process = *processes_[link.process];
     if (process.link == &link) OnFrame(process, frame);
   });
 }
 
-void World::PushDown(Link& link, std::function<void()> action) {
+void World::PushDown(Link& link, const std::optional<wire::Weight>& weight,
+                     std::function<void()> action) {
   if (link.cut) return Note(Count::kFramesLost);
-  link.down.push_back(std::move(action));
-  link.last_down = std::max(link.last_down, now_ + NetworkDelay());
-  At(link.last_down, [this, &link] { PumpDown(link); });
+  const auto [lane, arrives] = [&] {
+    if (!weight) return link.down.PutUncounted(std::move(action), now_ + NetworkDelay());
+    const wire::LaneOrder::Place place = link.down.PlaceOf(*weight, link.has_bulk);
+    return link.down.Put(std::move(action), place, now_ + NetworkDelay(place.lane));
+  }();
+  At(arrives, [this, &link, lane = lane] { PumpDown(link, lane); });
 }
 
-void World::PumpDown(Link& link) {
-  if (link.down.empty()) return;
-  if (!Awake(*processes_[link.process], [this, &link] { PumpDown(link); })) return;
-  const std::function<void()> action = std::move(link.down.front());
-  link.down.pop_front();
+void World::PumpDown(Link& link, wire::Lane lane) {
+  if (link.down.empty(lane)) return;
+  if (!Awake(*processes_[link.process], [this, &link, lane] { PumpDown(link, lane); })) return;
+  if (!link.down.Admit(lane)) return;
+  const auto [action, overtakes] = link.down.Take(lane);
+  if (overtakes) Note(Count::kOvertakings);
+  for (const wire::Lane next : wire::kAllLanes) {
+    if (link.down.WakeUp(next)) At(now_, [this, &link, next] { PumpDown(link, next); });
+  }
   action();
 }
 
-void World::PumpUp(Link& link) {
-  if (link.up.empty()) return;
-  const bool background = std::holds_alternative<wire::Heartbeat>(link.up.front().header);
-  if (DaemonPaused([this, &link] { PumpUp(link); }, background)) return;
-  const wire::Frame frame = std::move(link.up.front());
-  link.up.pop_front();
+void World::PumpUp(Link& link, wire::Lane lane) {
+  if (link.up.empty(lane)) return;
+  const auto is_background = [&link](wire::Lane of) {
+    return std::holds_alternative<wire::Heartbeat>(link.up.head(of).header);
+  };
+  if (DaemonPaused([this, &link, lane] { PumpUp(link, lane); }, is_background(lane))) return;
+  if (!link.up.Admit(lane)) return;
+  const auto [frame, overtakes] = link.up.Take(lane);
+  if (overtakes) Note(Count::kOvertakings);
+  for (const wire::Lane next : wire::kAllLanes) {
+    if (!link.up.WakeUp(next)) continue;
+    At(
+        now_, [this, &link, next] { PumpUp(link, next); }, is_background(next));
+  }
   if (const auto* hello = std::get_if<wire::Hello>(&frame.header)) return OnHello(link, *hello);
   Deliver(link, frame);
 }
@@ -221,7 +237,7 @@ void World::OnHello(Link& link, const wire::Hello& hello) {
     return absl::StrCat("rank ", link.rank, " attaches stream ", link.id, ": ", status.ToString());
   });
   if (!status.ok()) {
-    PushDown(link, [this, &link, status] {
+    PushDown(link, std::nullopt, [this, &link, status] {
       link.cut = true;
       Process& process = *processes_[link.process];
       if (process.link == &link) OnRefused(process, status);

@@ -77,24 +77,22 @@ bool World::Healthy(const Process& process) const {
          (session_.state() == State::kRunning || session_.state() == State::kJoining);
 }
 
-// Of what is in flight, a first part still arrives. The rest is lost, or comes after the daemon has
-// dropped the stream, under the old stream's number.
+// Of what is in flight, a first part of each lane still arrives. The rest is lost, or comes after
+// the daemon has dropped the stream, under the old stream's number.
 void World::Cut(Process& process, bool resumes) {
   Link& link = *process.link;
   link.cut = true;
   Trace([&] { return absl::StrCat("cut of rank ", process.rank, "'s stream ", link.id); });
   const absl::Duration grace = scenario_.options.resume_grace;
-  const absl::Time end = std::max({link.last_up, link.last_down, now_}) +
+  const absl::Time end = std::max({link.up.last(), link.down.last(), now_}) +
                          random_.Between(absl::ZeroDuration(), grace / 10);
   std::vector<wire::Frame> late;
-  const std::size_t arriving = random_.Below(link.up.size() + 1);
-  while (link.up.size() > arriving) {
-    if (random_.Percent(50)) late.push_back(std::move(link.up.back()));
-    link.up.pop_back();
+  const auto arriving = [this](std::size_t length) { return random_.Below(length + 1); };
+  link.up.Cut(arriving, [&](wire::Frame frame) {
     Note(Count::kFramesLost);
-  }
-  std::reverse(late.begin(), late.end());
-  link.down.resize(random_.Below(link.down.size() + 1));
+    if (random_.Percent(50)) late.push_back(std::move(frame));
+  });
+  link.down.Cut(arriving, [](const auto&) {});
   if (!resumes || random_.Percent(80)) {  // else the daemon notices nothing until the next stream
     const auto detach = [this, &link](const auto& self) -> void {
       if (DaemonPaused([self] { self(self); }, false)) return;
@@ -131,7 +129,7 @@ bool World::Kill(Process& process) {
     Cut(process, false);
   } else {
     process.link->cut = true;  // the machine is gone: nothing closes the stream
-    process.link->up.clear();
+    process.link->up.Cut([](std::size_t) { return 0; }, [](const auto&) {});
   }
   return true;
 }
@@ -252,7 +250,8 @@ wire::Frame World::Malformed(const Process& process, const wire::Frame& like) {
         chunk->received += 100;
         break;
       default:
-        frame.payload = MakePayload(ByteVector(random_.Below(100) + 65), random_);
+        frame.payload =
+            MakePayload(ByteVector(like.payload->bytes() + 1 + random_.Below(100)), random_);
         break;
     }
     return frame;

@@ -28,18 +28,6 @@ void StampAttempt(DType dtype, std::uint32_t attempt, int rank, ByteVector& byte
 
 }  // namespace
 
-bool World::Awake(Process& process, const std::function<void()>& again, bool background) {
-  if (process.dead) return false;
-  if (now_ >= process.paused_until) return true;
-  At(process.paused_until, again, background);
-  if (!background) {
-    ++waking_;
-    At(
-        process.paused_until, [this] { --waking_; }, true);
-  }
-  return false;
-}
-
 void World::AskToJoin(Process& process) {
   if (!Awake(process, [this, &process] { AskToJoin(process); })) return;
   const int rank = scenario_.any_rank ? -1 : static_cast<int>(process.index);
@@ -103,6 +91,7 @@ void World::Open(Process& process) {
   link.id = links_.size();
   link.process = process.index;
   link.rank = process.rank;
+  link.has_bulk = scenario_.lanes && !process.in_place;
   process.link = &link;
   SendUp(process, {.header = wire::Hello{
                        .token = {}, .start_id = process.start_id, .step = process.member->step()}});
@@ -121,21 +110,32 @@ void World::SendUp(Process& process, wire::Frame frame) {
   if (link.cut) return Note(Count::kFramesLost);
   if (JoinLast(link, frame)) return;
   const bool background = std::holds_alternative<wire::Heartbeat>(frame.header);
-  link.up.push_back(std::move(frame));
-  link.last_up = std::max(link.last_up, now_ + NetworkDelay());
+  const auto [lane, arrives] = [&] {
+    if (std::holds_alternative<wire::Hello>(frame.header)) {
+      return link.up.PutFirst(std::move(frame), now_ + NetworkDelay());
+    }
+    const wire::LaneOrder::Place place = link.up.PlaceOf(WeightOf(frame), link.has_bulk);
+    return link.up.Put(std::move(frame), place, now_ + NetworkDelay(place.lane));
+  }();
   At(
-      link.last_up, [this, &link] { PumpUp(link); }, background);
+      arrives, [this, &link, lane = lane] { PumpUp(link, lane); }, background);
 }
 
-// As a member's queue does it, while the frame before has not left.
+// As a member's queue does it, while the frame before has not left. What may be joined takes the
+// main lane: acknowledgements, and contributions of those who share memory, who have no other.
 bool World::JoinLast(Link& link, const wire::Frame& frame) {
-  if (link.up.empty()) return false;
-  wire::Frame& last = link.up.back();
-  const auto before = std::dynamic_pointer_cast<const GradientPlace>(last.payload);
+  wire::Frame* const last = link.up.back(wire::Lane::kMain);
+  if (last == nullptr) return false;
+  if (last->payload == nullptr && frame.payload == nullptr) {
+    if (!random_.Percent(70) || !wire::Merge(last->header, frame.header)) return false;
+    Note(Count::kJoinedAcks);
+    return true;
+  }
+  const auto before = std::dynamic_pointer_cast<const GradientPlace>(last->payload);
   const auto after = std::dynamic_pointer_cast<const GradientPlace>(frame.payload);
   if (before == nullptr || after == nullptr || !random_.Percent(70)) return false;
-  if (!wire::Merge(last.header, frame.header)) return false;
-  last.payload = before->With(*after);
+  if (!wire::Merge(last->header, frame.header)) return false;
+  last->payload = before->With(*after);
   Note(Count::kJoinedContributions);
   return true;
 }
@@ -289,8 +289,10 @@ void World::OnMember(Process& process, client::SendChunkEffect& effect) {
                       : effect.bytes == effect.range.numel() * 4 ? DType::kFloat32
                       : scenario_.user_hook                      ? scenario_.feedback.wire
                                                                  : DType::kFloat16;
-  const bool is_known = scenario_.power_sgd || scenario_.user_hook || ByteSize(dtype) > 2 ||
-                        scenario_.options.spec.comm_hook == "fp16";
+  // What a process has sent eagerly it may send again, and then in place, where nothing is changed.
+  const bool is_known =
+      !process.in_place && (scenario_.power_sgd || scenario_.user_hook || ByteSize(dtype) > 2 ||
+                            scenario_.options.spec.comm_hook == "fp16");
   // The reference of PowerSGD knows no attempts.
   if (is_known && !scenario_.power_sgd) StampAttempt(dtype, id.attempt, process.rank, bytes);
   const StepPlan& plan = scenario_.steps[static_cast<std::size_t>(id.step)];
