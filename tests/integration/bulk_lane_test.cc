@@ -114,7 +114,7 @@ TEST_F(BulkLane, WhileItStandsStillSmallBucketsAreReduced) {
       if (absl::Status status = Step(
               client, rank, step, [] {},
               [&] {
-                EXPECT_EQ(relay_->bulk_bytes(), before);
+                EXPECT_LT(relay_->bulk_bytes() - before, 10'000) << "only heartbeats";
                 ++through;
                 const int all = kMembers * static_cast<int>(step + 1);
                 EXPECT_TRUE(Eventually([&] { return through == all; }));

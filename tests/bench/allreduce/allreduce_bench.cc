@@ -68,6 +68,9 @@ int RunAll(ContestOptions options, const std::vector<int>& worlds, const std::st
   for (const int members : worlds) {
     for (Row& row : MeasureTiny(options, members)) tiny.push_back(std::move(row));
   }
+  for (Row& row : MeasureTinyOnLink(options, worlds.front(), "1gbit")) {
+    tiny.push_back(std::move(row));
+  }
   PrintRows("rounds of 4 KiB, from the call to the result", tiny);
   rows.insert(rows.end(), tiny.begin(), tiny.end());
   PrintRatios(ratios);

@@ -3,12 +3,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <iterator>
 #include <memory>
 #include <sstream>
 #include <utility>
 
+#include "tests/bench/ladder/limited_link.h"
 #include "tests/bench/process_group.h"
 
 namespace gradwire::bench {
@@ -16,13 +18,14 @@ namespace {
 
 using Arguments = std::vector<std::string>;
 
-// The daemon, on both kinds of socket.
+// A round over a limited link takes long.
+constexpr int kLinkRepetitions = 3;
+
+// The daemon, on both kinds of socket; at the server's end of a link, if there is one.
 class Daemon {
  public:
-  explicit Daemon(const ContestOptions& options)
-      : socket_(options.folder + "/gradwire.sock"),
-        child_({options.daemon, "--log-level", "error", "--listen", "unix:" + socket_, "--listen",
-                "127.0.0.1:0"}) {
+  explicit Daemon(const ContestOptions& options, const LimitedLink* link = nullptr)
+      : socket_(options.folder + "/gradwire.sock"), child_(Words(options, link)) {
     child_.ReadLine();  // name and version
     for (std::string* address : {&unix_, &tcp_}) {
       const std::string line = child_.ReadLine();
@@ -35,6 +38,18 @@ class Daemon {
   double CpuSeconds() const { return child_.CpuSeconds(); }
 
  private:
+  static Arguments Words(const ContestOptions& options, const LimitedLink* link) {
+    Arguments words = link == nullptr ? Arguments{} : link->AtServer();
+    const std::string host = link == nullptr ? "127.0.0.1" : link->server_address();
+    for (const std::string& word :
+         {options.daemon, std::string("--log-level"), std::string("error"), std::string("--listen"),
+          "unix:" + options.folder + "/gradwire.sock", std::string("--listen"), host + ":0"}) {
+      words.push_back(word);
+    }
+    if (link != nullptr) words.emplace_back("--insecure");
+    return words;
+  }
+
   const std::string socket_;
   Child child_;
   std::string unix_;
@@ -219,26 +234,36 @@ Contest CompareBulk(const ContestOptions& options, int members) {
   return contest;
 }
 
-std::vector<Row> MeasureTiny(const ContestOptions& options, int members) {
-  const Daemon daemon(options);
-  const auto ranks = [&](const std::string& role, const std::string& session,
-                         const std::string& path, const std::string& gradients = "own") {
+namespace {
+
+// Rounds of 4 KiB by the members of one session after the other, all of one daemon.
+class TinyContest {
+ public:
+  TinyContest(const ContestOptions& options, int members, const LimitedLink* link)
+      : options_(options), members_(members), link_(link), daemon_(options, link) {}
+
+  std::vector<Child> Ranks(const std::string& role, const std::string& session,
+                           const std::string& path, const std::string& gradients = "own") {
     std::vector<Child> made;
-    for (int rank = 0; rank < members; ++rank) {
-      Arguments arguments = MemberArguments(options, daemon, role, session, path, rank, members);
+    for (int rank = 0; rank < members_; ++rank) {
+      Arguments arguments = MemberArguments(options_, daemon_, role, session, path, rank, members_);
       arguments.insert(arguments.end(), {"--gradients", gradients});
+      if (link_ != nullptr) {
+        const Arguments at_client = link_->AtClient();
+        arguments.insert(arguments.begin(), at_client.begin(), at_client.end());
+      }
       made.push_back(Start(arguments, path));
     }
     for (Child& child : made) child.ReadLine();  // ready
     return made;
-  };
-  std::vector<Row> rows;
-  const auto measure = [&](const std::string& what, const std::string& path,
-                           std::vector<Child>& tiny, std::vector<Child>* bulk) {
+  }
+
+  // `bulk`: one of their rounds at a time for as long as the tiny ones run.
+  void Measure(const std::string& what, const std::string& transport, std::vector<Child>& tiny,
+               std::vector<Child>* bulk = nullptr) {
     std::vector<double> p50;
     std::vector<double> p99;
-    for (int i = -1; i < options.repetitions; ++i) {
-      // A bulk round at a time for as long as the tiny ones run.
+    for (int i = -1; i < options_.repetitions; ++i) {
       for (Child& child : tiny) child.WriteLine("go");
       while (bulk != nullptr && !tiny.front().HasLine()) RunOnce(*bulk);
       std::vector<std::string> answers;
@@ -253,26 +278,56 @@ std::vector<Row> MeasureTiny(const ContestOptions& options, int members) {
       p99.push_back(slow);
     }
     if (p50.empty()) return;
-    rows.push_back({.rung = "L9",
-                    .what = what,
-                    .transport = path,
-                    .members = static_cast<std::size_t>(members),
-                    .bytes = 4096,
-                    .p50_us = SpreadOf(p50),
-                    .p99_us = SpreadOf(p99)});
-  };
-  for (const std::string path : {"shm", "tcp"}) {
-    std::vector<Child> tiny = ranks("tiny", "tiny-" + path, path);
-    measure("4 KiB all-reduce", path, tiny, nullptr);
-    std::vector<Child> bulk = ranks("bulk", "bulk-" + path, path);
-    measure("4 KiB beside another session's bulk", path, tiny, &bulk);
-    std::vector<Child> mixed = ranks("tiny-beside", "mixed-" + path, path);
-    measure("4 KiB beside bulk of the same members", path, mixed, nullptr);
-    if (path != "shm") continue;
-    std::vector<Child> shared = ranks("tiny-beside", "shared-" + path, path, "shared");
-    measure("4 KiB beside their bulk in shared memory", path, shared, nullptr);
+    rows_.push_back({.rung = "L9",
+                     .what = what,
+                     .transport = transport,
+                     .members = static_cast<std::size_t>(members_),
+                     .bytes = 4096,
+                     .p50_us = SpreadOf(p50),
+                     .p99_us = SpreadOf(p99)});
   }
-  return rows;
+
+  std::vector<Row> rows() && { return std::move(rows_); }
+
+ private:
+  const ContestOptions options_;
+  const int members_;
+  const LimitedLink* const link_;
+  const Daemon daemon_;
+  std::vector<Row> rows_;
+};
+
+}  // namespace
+
+std::vector<Row> MeasureTiny(const ContestOptions& options, int members) {
+  TinyContest contest(options, members, nullptr);
+  for (const std::string path : {"shm", "tcp"}) {
+    std::vector<Child> tiny = contest.Ranks("tiny", "tiny-" + path, path);
+    contest.Measure("4 KiB all-reduce", path, tiny);
+    std::vector<Child> bulk = contest.Ranks("bulk", "bulk-" + path, path);
+    contest.Measure("4 KiB beside another session's bulk", path, tiny, &bulk);
+    std::vector<Child> mixed = contest.Ranks("tiny-beside", "mixed-" + path, path);
+    contest.Measure("4 KiB beside bulk of the same members", path, mixed);
+    if (path != "shm") continue;
+    std::vector<Child> shared = contest.Ranks("tiny-beside", "shared-" + path, path, "shared");
+    contest.Measure("4 KiB beside their bulk in shared memory", path, shared);
+  }
+  return std::move(contest).rows();
+}
+
+std::vector<Row> MeasureTinyOnLink(ContestOptions options, int members, const std::string& rate) {
+  const LimitedLink link(rate);
+  if (!link.problem().empty()) {
+    std::printf("rounds over %s are left out: %s\n", rate.c_str(), link.problem().c_str());
+    return {};
+  }
+  options.repetitions = std::min(options.repetitions, kLinkRepetitions);
+  TinyContest contest(options, members, &link);
+  std::vector<Child> tiny = contest.Ranks("tiny", "tiny", "tcp");
+  contest.Measure("4 KiB all-reduce", rate, tiny);
+  std::vector<Child> mixed = contest.Ranks("tiny-beside", "mixed", "tcp");
+  contest.Measure("4 KiB beside bulk of the same members", rate, mixed);
+  return std::move(contest).rows();
 }
 
 }  // namespace gradwire::bench

@@ -36,7 +36,10 @@ struct Contest {
 // L7 and L8: rounds of `mebibytes`, hooks no and fp16.
 Contest CompareBulk(const ContestOptions& options, int members);
 
-// L9: rounds of 4 KiB over a unix socket, alone and beside bulk.
+// L9: rounds of 4 KiB within this host, alone and beside bulk.
 std::vector<Row> MeasureTiny(const ContestOptions& options, int members);
+// All members at one end of a link of `rate`, as tc takes it, the daemon at the other. No rows, and
+// a line that says why, where no link can be made.
+std::vector<Row> MeasureTinyOnLink(ContestOptions options, int members, const std::string& rate);
 
 }  // namespace gradwire::bench
