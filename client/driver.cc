@@ -224,6 +224,7 @@ void Driver::SendReport(const BucketDoneEffect& effect) {
 
 void Driver::On(StepDoneEffect& effect) {
   buckets_.clear();
+  link_.OnProgress();
   {
     MutexLock lock(shared_mutex_);
     stats_.EndStep();

@@ -48,6 +48,7 @@ bool Inbox::MayWorkFirst() {
 void Inbox::Push(Event event) {
   {
     MutexLock lock(mutex_);
+    if (served_) return;
     (IsUrgent(event) ? urgent_ : events_).push_back(std::move(event));
   }
   Work();
@@ -62,7 +63,7 @@ void Inbox::Insert(FrameEvent event) {
 
 bool Inbox::PushFrame(absl::StatusOr<wire::Frame> frame, Source from) {
   MutexLock lock(mutex_);
-  if (from.connection != connection_) return false;
+  if (served_ || from.connection != connection_) return false;
   const wire::Lane lane = from.lane;
   last_heard_[wire::Index(lane)] = Clock::now();
   if (frame.ok() && !gate_.MayTake(lane, frame->after)) {
@@ -75,6 +76,7 @@ bool Inbox::PushFrame(absl::StatusOr<wire::Frame> frame, Source from) {
   if (held && gate_.MayTake(other, held->frame->after)) {
     Insert(*std::exchange(held, std::nullopt));
     paused_[wire::Index(other)] = true;
+    last_heard_[wire::Index(other)] = last_heard_[wire::Index(lane)];
   }
   const bool pauses = frames_ >= max_frames_;
   paused_[wire::Index(lane)] = pauses;
@@ -164,9 +166,16 @@ void Inbox::Serve(EventHandler& handler) {
     const Clock::time_point now = Clock::now();
     if (now >= due) handler.OnTimer(now, now - due);
   }
+  // Events own streams, which refer to this.
+  std::deque<Event> urgent;
+  std::deque<Event> events;
   MutexLock lock(mutex_);
   handler_ = nullptr;
   busy_ = false;
+  served_ = true;
+  urgent.swap(urgent_);
+  events.swap(events_);
+  held_ = {};
 }
 
 Clock::time_point Inbox::last_heard(wire::Lane lane) const {

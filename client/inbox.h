@@ -140,6 +140,7 @@ class Inbox {
   EventHandler* handler_ GRADWIRE_GUARDED_BY(mutex_) = nullptr;
   std::deque<Event> urgent_ GRADWIRE_GUARDED_BY(mutex_);
   std::deque<Event> events_ GRADWIRE_GUARDED_BY(mutex_);
+  bool served_ GRADWIRE_GUARDED_BY(mutex_) = false;    // the handler has finished
   bool busy_ GRADWIRE_GUARDED_BY(mutex_) = false;      // a thread is in the handler
   bool has_work_ GRADWIRE_GUARDED_BY(mutex_) = false;  // the handler has, while none is
   Clock::time_point timer_ GRADWIRE_GUARDED_BY(mutex_);

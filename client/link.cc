@@ -19,6 +19,11 @@ constexpr std::chrono::seconds kCancelTimeout(5);
 
 constexpr int kBulkSilences = 4;
 
+// Connections in a row whose bulk lane failed while the stream itself went through.
+constexpr int kBulkTries = 2;
+
+constexpr std::chrono::milliseconds kLastWords(200);
+
 // What a transport reports. Every other code is the daemon's own answer.
 bool IsBrokenConnection(absl::StatusCode code) {
   return code == absl::StatusCode::kOk || code == absl::StatusCode::kUnavailable ||
@@ -40,9 +45,12 @@ Link::Link(std::string address, Membership membership, std::uint64_t start_id,
       inbox_(std::move(inbox)),
       poller_(Poller::Start()),
       heartbeat_interval_(ToClock(membership_.heartbeat_interval)),
-      silence_timeout_(ToClock(membership_.silence_timeout)) {
+      silence_timeout_(ToClock(membership_.silence_timeout)),
+      resume_grace_(ToClock(membership_.resume_grace)) {
   OnOwnPause();
 }
+
+bool Link::may_have_bulk() const { return bulk_failures_ < kBulkTries; }
 
 std::string Link::Daemon() const { return absl::StrCat("the daemon at ", address_); }
 
@@ -126,9 +134,27 @@ void Link::Break(wire::Lane lane) {
   for (Way& its : ways_) its.outgoing.clear();
   if (broken_) return;
   broken_ = lane;
-  if (lane == wire::Lane::kBulk) may_have_bulk_ = may_have_bulk_ && bulk_is_there_;
-  Way& other = way(wire::Other(lane));
-  if (other.stream != nullptr) other.stream->Cancel();
+  ending_ = false;
+  const bool is_bulk = lane == wire::Lane::kBulk;
+  lost_because_ = is_bulk ? "its bulk lane broke" : "the stream broke";
+  const bool gets_through = channel_->GetState(false) == GRPC_CHANNEL_READY;
+  if (paired_ && gets_through && (is_bulk || !bulk_is_there_)) ++bulk_failures_;
+  // The stream may have something to say yet, such as why both end.
+  end_by_ = Clock::now() + (is_bulk ? std::min<Clock::duration>(kLastWords, resume_grace_ / 4)
+                                    : Clock::duration(kCancelTimeout));
+  Way& bulk = way(wire::Lane::kBulk);
+  if (!is_bulk && bulk.stream != nullptr) bulk.stream->Cancel();
+}
+
+// A stream that does not end by itself is cancelled; one whose socket takes nothing may end late
+// even then.
+absl::Status Link::CheckBroken(Clock::time_point now) {
+  if (!broken_ || now < end_by_) return absl::OkStatus();
+  if (ending_) return EndConnection(absl::CancelledError(lost_because_));
+  Cancel();
+  ending_ = true;
+  end_by_ = now + kLastWords;
+  return absl::OkStatus();
 }
 
 void Link::OnWrite(const Source& from, bool ok) {
@@ -154,17 +180,19 @@ void Link::OnReadEnd(const Source& from) {
 absl::Status Link::OnStreamEnd(const Source& from, const absl::Status& status) {
   if (!IsCurrent(from)) return absl::OkStatus();
   Break(from.lane);
-  if (from.lane == wire::Lane::kBulk) {
-    way(from.lane) = {};
-    if (broken_ == from.lane) {
-      lost_because_ = absl::StrCat("its bulk lane broke: ", status.message());
-    }
-    return absl::OkStatus();  // the stream itself has been cancelled
+  if (from.lane == wire::Lane::kMain) {
+    if (broken_ == from.lane && !status.ok()) lost_because_ = std::string(status.message());
+    return EndConnection(status);
   }
-  if (broken_ == from.lane) {
-    lost_because_ = status.ok() ? "it ended the stream" : std::string(status.message());
-  }
-  if (Way& bulk = way(wire::Lane::kBulk); bulk.stream != nullptr) bulk.stream->Cancel();
+  way(from.lane) = {};
+  if (broken_ == from.lane) absl::StrAppend(&lost_because_, ": ", status.message());
+  // It got through, and the answer is no.
+  if (!IsBrokenConnection(status.code())) bulk_failures_ = kBulkTries;
+  return absl::OkStatus();
+}
+
+absl::Status Link::EndConnection(const absl::Status& status) {
+  Cancel();
   for (Way& its : ways_) its = {};
   channel_.reset();
   broken_.reset();
@@ -188,12 +216,14 @@ Clock::time_point Link::LostDeadline() const {
   if (channel_ != nullptr && channel_->GetState(false) == GRPC_CHANNEL_READY) {
     return opened_at_ + silence_timeout_;
   }
-  return *lost_at_ + ToClock(membership_.resume_grace);
+  return *lost_at_ + resume_grace_;
 }
 
 // While the stream's last frame waits for frames of the bulk lane, that one's silence counts.
 Clock::time_point Link::SilenceDeadline() const {
-  if (inbox_->holds(wire::Lane::kMain)) return Clock::time_point::max();
+  if (inbox_->holds(wire::Lane::kMain) && !inbox_->holds(wire::Lane::kBulk)) {
+    return Clock::time_point::max();
+  }
   return way(wire::Lane::kMain).last_heard + silence_timeout_;
 }
 
@@ -222,11 +252,10 @@ void Link::SendHeartbeats() {
 void Link::CheckBulk(Clock::time_point now) {
   Way& bulk = way(wire::Lane::kBulk);
   bulk.last_heard = std::max(bulk.last_heard, inbox_->last_heard(wire::Lane::kBulk));
-  if (bulk.stream == nullptr || broken_) return;
+  if (bulk.stream == nullptr || broken_ || inbox_->holds(wire::Lane::kBulk)) return;
   if (now - bulk.last_heard <= kBulkSilences * silence_timeout_) return;
-  lost_because_ = "nothing was heard on its bulk lane";
   Break(wire::Lane::kBulk);
-  bulk.stream->Cancel();
+  lost_because_ = "nothing was heard on its bulk lane";
 }
 
 absl::Status Link::CheckTimers(Clock::time_point now) {
@@ -236,13 +265,14 @@ absl::Status Link::CheckTimers(Clock::time_point now) {
     SendHeartbeats();
   }
   CheckBulk(now);
+  if (absl::Status status = CheckBroken(now); !status.ok()) return status;
   if (lost_at_) {
     if (now < LostDeadline()) return absl::OkStatus();
     return absl::UnavailableError(absl::StrCat("lost ", Daemon(), ": ", lost_because_));
   }
   Way& main = way(wire::Lane::kMain);
   main.last_heard = std::max(main.last_heard, inbox_->last_heard(wire::Lane::kMain));
-  if (now > SilenceDeadline()) {
+  if (!broken_ && now > SilenceDeadline()) {
     return absl::UnavailableError(absl::StrCat("lost ", Daemon(),
                                                ": nothing was heard from it for ",
                                                absl::FormatDuration(membership_.silence_timeout)));
@@ -252,8 +282,10 @@ absl::Status Link::CheckTimers(Clock::time_point now) {
 
 Clock::time_point Link::NextTimer() const {
   if (closing_) return open() ? close_deadline_ : Clock::time_point::max();
-  if (!lost_at_) return std::min(next_heartbeat_, SilenceDeadline());
-  return std::min(LostDeadline(), open() ? next_heartbeat_ : retry_at_);
+  Clock::time_point next = broken_ ? end_by_ : Clock::time_point::max();
+  if (!broken_ && !lost_at_) next = SilenceDeadline();
+  if (lost_at_) next = std::min(next, LostDeadline());
+  return std::min(next, open() ? next_heartbeat_ : retry_at_);
 }
 
 void Link::Close(Clock::time_point deadline) {

@@ -31,8 +31,11 @@ class Link {
   void Open(std::shared_ptr<grpc::Channel> channel, std::shared_ptr<grpc::Channel> bulk,
             std::int64_t step, std::uint64_t memory);
 
-  // False: a bulk lane did not get through to the daemon. Without it everything works too.
-  bool may_have_bulk() const { return may_have_bulk_; }
+  // False: bulk lanes do not get through to the daemon, or not for long. Without one everything
+  // works too.
+  bool may_have_bulk() const;
+  // A step is over.
+  void OnProgress() { bulk_failures_ = 0; }
 
   // Queues a frame, a small bucket's before the chunks of large ones. Without a stream it is
   // dropped: what still matters is announced after a resume.
@@ -79,8 +82,10 @@ class Link {
   bool open() const { return way(wire::Lane::kMain).stream != nullptr; }
   Way& way(wire::Lane lane) { return ways_[wire::Index(lane)]; }
   const Way& way(wire::Lane lane) const { return ways_[wire::Index(lane)]; }
-  // One lane takes no more, and so the other takes no more either.
+  // One lane takes no more, and so the other takes no more either. Soon both end.
   void Break(wire::Lane lane);
+  absl::Status CheckBroken(Clock::time_point now);
+  absl::Status EndConnection(const absl::Status& status);
   void Cancel();
   void SendHeartbeats();
   void CheckBulk(Clock::time_point now);
@@ -95,6 +100,7 @@ class Link {
   const std::shared_ptr<Poller> poller_;
   const Clock::duration heartbeat_interval_;
   const Clock::duration silence_timeout_;
+  const Clock::duration resume_grace_;
 
   std::shared_ptr<grpc::Channel> channel_;
   std::uint64_t connection_ = 0;
@@ -103,8 +109,10 @@ class Link {
   wire::LaneOrder order_;
   Clock::time_point opened_at_;
   std::optional<wire::Lane> broken_;  // the lane that broke first: nothing is written any more
-  bool may_have_bulk_ = true;
-  bool bulk_is_there_ = false;  // something came on it
+  bool ending_ = false;               // likewise: its streams have been cancelled
+  Clock::time_point end_by_;          // likewise
+  bool bulk_is_there_ = false;        // something came on the bulk lane
+  int bulk_failures_ = 0;             // in a row
   Clock::time_point next_heartbeat_;
 
   std::optional<Clock::time_point>

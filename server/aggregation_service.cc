@@ -89,12 +89,14 @@ absl::StatusOr<SessionOptions> SessionOf(const ServerOptions& options,
 
 AggregationService::AggregationService(const ServerOptions& options,
                                        std::shared_ptr<Registry> registry,
-                                       std::shared_ptr<TickList> ticks)
+                                       std::shared_ptr<TickList> ticks,
+                                       std::function<bool()> has_room)
     : options_(options),
       stream_limits_(LimitsOf(options)),
       shares_memory_(std::any_of(options.listen.begin(), options.listen.end(), IsUnixAddress)),
       registry_(std::move(registry)),
-      ticks_(std::move(ticks)) {}
+      ticks_(std::move(ticks)),
+      has_room_(std::move(has_room)) {}
 
 void AggregationService::AddTo(Methods& methods) {
   methods.AddUnary<v1::JoinRequest, v1::JoinResponse>(
@@ -131,7 +133,7 @@ absl::Status AggregationService::Join(const v1::JoinRequest& request, v1::JoinRe
   response.set_window_chunks(granted.window_chunks);
   response.set_open_buckets(granted.open_buckets);
   response.set_eager_bytes(granted.eager_bytes);
-  response.set_bulk_lane(true);
+  response.set_bulk_lane(has_room_());
   if (shares_memory_) response.set_memory_bytes(granted.StagingBytes());
   *response.mutable_token_timeout() = wire::ToProto(granted.token_timeout);
   *response.mutable_heartbeat_interval() = wire::ToProto(options_.heartbeat_interval);

@@ -1,6 +1,7 @@
 // gradwire.v1.AggregationService: translates calls into events of the registry and its sessions.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "absl/status/status.h"
@@ -16,8 +17,9 @@ namespace gradwire::server {
 // Thread-safe. Outlives the calls of its methods.
 class AggregationService final {
  public:
+  // `has_room`: whether members may have connections besides their first.
   AggregationService(const ServerOptions& options, std::shared_ptr<Registry> registry,
-                     std::shared_ptr<TickList> ticks);
+                     std::shared_ptr<TickList> ticks, std::function<bool()> has_room);
 
   void AddTo(Methods& methods);
 
@@ -30,6 +32,7 @@ class AggregationService final {
   const bool shares_memory_;  // with members on this host: it has a unix socket
   const std::shared_ptr<Registry> registry_;
   const std::shared_ptr<TickList> ticks_;
+  const std::function<bool()> has_room_;
 };
 
 }  // namespace gradwire::server

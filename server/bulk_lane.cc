@@ -24,9 +24,10 @@ void BulkLane::OnStart() {
   ticks_->Add(Self<BulkLane>());  // last: the ticker may end it
 }
 
-void BulkLane::Connect(const std::shared_ptr<ExchangeStream>& stream) {
+bool BulkLane::Connect(const std::shared_ptr<ExchangeStream>& stream) {
   MutexLock lock(mutex_);
-  stream_ = stream;
+  if (!done_) stream_ = stream;
+  return !done_;
 }
 
 std::shared_ptr<ExchangeStream> BulkLane::stream() const {
@@ -84,7 +85,7 @@ void BulkLane::OnCancel() { TellEnd(); }
 
 void BulkLane::TellEnd() {
   if (const std::shared_ptr<ExchangeStream> its = stream()) {
-    its->HandleEnd(absl::CancelledError("the member's bulk lane is broken"));
+    its->OnBulkEnd();
   }
 }
 
@@ -96,6 +97,7 @@ void BulkLane::OnDone() {
     MutexLock lock(mutex_);
     key = key_;
     its = std::move(stream_);
+    done_ = true;
   }
   if (key) pairs_->Remove(*key, this);
   ticks_->Remove(this);

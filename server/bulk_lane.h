@@ -27,8 +27,8 @@ class BulkLane final : public Call, public Ticked {
   BulkLane(const StreamLimits& limits, std::shared_ptr<Registry> registry,
            std::shared_ptr<LanePairs> pairs, std::shared_ptr<TickList> ticks);
 
-  // For its stream. Connect once; it does not read before.
-  void Connect(const std::shared_ptr<ExchangeStream>& stream) GRADWIRE_EXCLUDES(mutex_);
+  // For its stream. Connect once; it does not read before. False: it has ended.
+  bool Connect(const std::shared_ptr<ExchangeStream>& stream) GRADWIRE_EXCLUDES(mutex_);
   void ReadOn() { StartRead(); }
   // One at a time: ExchangeStream::OnBulkWritten follows.
   void Write(const grpc::ByteBuffer& frame) { StartWrite(frame); }
@@ -55,8 +55,9 @@ class BulkLane final : public Call, public Ticked {
 
   mutable Mutex mutex_;
   std::optional<LanePairs::Key> key_ GRADWIRE_GUARDED_BY(mutex_);  // once its Hello was taken
-  std::shared_ptr<ExchangeStream> stream_
-      GRADWIRE_GUARDED_BY(mutex_);  // once connected, until done
+  // Once connected, until done.
+  std::shared_ptr<ExchangeStream> stream_ GRADWIRE_GUARDED_BY(mutex_);
+  bool done_ GRADWIRE_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace gradwire::server

@@ -43,7 +43,7 @@ void ExchangeStream::OnStart() {
 }
 
 void ExchangeStream::Connect(const std::shared_ptr<BulkLane>& bulk) {
-  bulk->Connect(Self<ExchangeStream>());
+  if (!bulk->Connect(Self<ExchangeStream>())) return OnBulkEnd();
   bool late = false;
   {
     MutexLock lock(mutex_);
@@ -54,7 +54,7 @@ void ExchangeStream::Connect(const std::shared_ptr<BulkLane>& bulk) {
   if (late) return bulk->Break();
   ReadOn(wire::Lane::kBulk);
   QueueHeartbeats();  // tells the member that the lane is there
-  Pump(wire::Lane::kBulk);
+  for (const wire::Lane lane : wire::kAllLanes) Pump(lane);
 }
 
 void ExchangeStream::Queue(grpc::ByteBuffer frame, const wire::Weight& weight) {
@@ -241,7 +241,10 @@ std::optional<wire::Frame> ExchangeStream::OnTaken(wire::Lane lane) {
     MutexLock lock(mutex_);
     gate_.Take(lane);
     std::optional<wire::Frame>& held = way(other).held;
-    if (held && gate_.MayTake(other, held->after)) next = std::exchange(held, std::nullopt);
+    if (held && gate_.MayTake(other, held->after)) {
+      next = std::exchange(held, std::nullopt);
+      bulk_heard_ = MonotonicNow();
+    }
   }
   ReadOn(lane);
   return next;
@@ -324,6 +327,10 @@ void ExchangeStream::OnWritten(wire::Lane lane, bool ok) {
 
 void ExchangeStream::OnCancel() {
   HandleEnd(absl::CancelledError("the member's stream is broken"));
+}
+
+void ExchangeStream::OnBulkEnd() {
+  HandleEnd(absl::CancelledError("the member's bulk lane is broken"));
 }
 
 void ExchangeStream::HandleEnd(const absl::Status& status) {

@@ -47,10 +47,11 @@ class ExchangeStream final : public Call, public MemberStream, public Ticked {
   void Connect(const std::shared_ptr<BulkLane>& bulk);
   void OnFrame(wire::Lane lane, absl::StatusOr<wire::Frame> frame);
   void OnBulkWritten(bool ok) { OnWritten(wire::Lane::kBulk, ok); }
-  // The stream, and with it the lane, is broken.
-  void HandleEnd(const absl::Status& status);
+  void OnBulkEnd();
 
  private:
+  // The stream, and with it the lane, is broken.
+  void HandleEnd(const absl::Status& status);
   struct Place {
     std::shared_ptr<HostedSession> session;
     int rank = 0;

@@ -84,7 +84,7 @@ class ServerImpl final : public Server {
             Registry::Limits{.memory_bytes = memory_bytes,
                              .max_sessions = static_cast<std::size_t>(options.max_sessions)})),
         ticks_(std::make_shared<TickList>()),
-        aggregation_(options, registry_, ticks_),
+        aggregation_(options, registry_, ticks_, [this] { return HasRoom(); }),
         admin_(registry_, ticks_, [this] { return connections(); }) {}
 
   ~ServerImpl() override { Shutdown(absl::ZeroDuration()); }
@@ -93,6 +93,10 @@ class ServerImpl final : public Server {
 
   const std::vector<std::string>& addresses() const override { return addresses_; }
   std::size_t sessions() const override { return registry_->sessions(); }
+  // Half of the connections are for those that members cannot do without.
+  bool HasRoom() const {
+    return acceptor_ != nullptr && acceptor_->connections() <= acceptor_->max_connections() / 2;
+  }
   int connections() const override { return acceptor_ == nullptr ? 0 : acceptor_->connections(); }
   void BeginDrain() override;
   bool idle() const override { return registry_->idle(); }

@@ -26,8 +26,8 @@ constexpr std::size_t Index(Lane lane) { return static_cast<std::size_t>(lane); 
 // The sender's side: which lane a frame takes, and what goes before it there. Of one direction of
 // one connection, without the Hellos; not thread-safe.
 //
-// Contributions and results above kSmallPayload take the bulk lane, and so does what follows them
-// of their bucket in that step. Everything else takes the main lane.
+// Contributions and results above kSmallPayload take the bulk lane, and so do those that follow
+// them of their bucket in that step, whatever their size. Everything else takes the main lane.
 class LaneOrder {
  public:
   struct Place {

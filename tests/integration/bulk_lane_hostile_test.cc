@@ -134,6 +134,10 @@ class HostileMember : public HostileLane {
 TEST_F(HostileMember, AFrameIsTakenAfterThoseOfTheOtherLaneThatItNames) {
   ASSERT_TRUE(stream_.Send(Enter(2)));
   ASSERT_TRUE(lane_.Send(Heartbeat(0)));
+  for (int heartbeats = 0; heartbeats < 3; ++heartbeats) {
+    const auto frame = stream_.Read();
+    ASSERT_TRUE(frame && frame->header().has_heartbeat());
+  }
   ASSERT_TRUE(lane_.Send(Heartbeat(0)));
   EXPECT_TRUE(stream_.ReadUntil(v1::Header::kBegin).has_value());
 }

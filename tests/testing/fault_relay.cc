@@ -154,7 +154,13 @@ bool FaultRelay::PassOn(Connection& connection, Direction direction) {
   const std::string_view text(buffer.data(), static_cast<std::size_t>(bytes));
   if (up && text.find("/ExchangeBulk") != text.npos) {
     connection.is_bulk = true;
-    if (refusing_bulk_) return false;
+    if (refusing_bulk_) {
+      ++refused_bulk_;
+      return false;
+    }
+    while (Stalls(connection) && !stopping_) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(kPollMs));
+    }
   }
   if (connection.is_bulk) bulk_bytes_ += bytes;
   if (trickles) std::this_thread::sleep_for(std::chrono::milliseconds(kTrickleMs));

@@ -42,6 +42,7 @@ class FaultRelay {
   void StallBulk(bool on) { stalled_bulk_ = on; }
   void RefuseBulk(bool on) { refusing_bulk_ = on; }
   std::int64_t bulk_bytes() const { return bulk_bytes_; }
+  int refused_bulk() const { return refused_bulk_; }
 
   int cuts() const { return cuts_; }
   std::int64_t bytes() const { return bytes_; }
@@ -80,6 +81,7 @@ class FaultRelay {
   std::atomic<bool> cutting_ = false;
   std::atomic<std::int64_t> bytes_ = 0;
   std::atomic<std::int64_t> bulk_bytes_ = 0;
+  std::atomic<int> refused_bulk_ = 0;
   std::atomic<int> cuts_ = 0;
   Mutex mutex_;
   std::vector<std::unique_ptr<Connection>> connections_ GRADWIRE_GUARDED_BY(mutex_);
