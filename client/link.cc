@@ -139,9 +139,11 @@ void Link::Break(wire::Lane lane) {
   lost_because_ = is_bulk ? "its bulk lane broke" : "the stream broke";
   const bool gets_through = channel_->GetState(false) == GRPC_CHANNEL_READY;
   if (paired_ && gets_through && (is_bulk || !bulk_is_there_)) ++bulk_failures_;
-  // The stream may have something to say yet, such as why both end.
-  end_by_ = Clock::now() + (is_bulk ? std::min<Clock::duration>(kLastWords, resume_grace_ / 4)
-                                    : Clock::duration(kCancelTimeout));
+  // The stream may have something to say yet, such as why both end; and it ends by itself if it
+  // is being read.
+  const bool reads = !is_bulk && !inbox_->holds(lane);
+  end_by_ = Clock::now() + (reads ? Clock::duration(kCancelTimeout)
+                                  : std::min<Clock::duration>(kLastWords, resume_grace_ / 4));
   Way& bulk = way(wire::Lane::kBulk);
   if (!is_bulk && bulk.stream != nullptr) bulk.stream->Cancel();
 }
@@ -181,7 +183,9 @@ absl::Status Link::OnStreamEnd(const Source& from, const absl::Status& status) {
   if (!IsCurrent(from)) return absl::OkStatus();
   Break(from.lane);
   if (from.lane == wire::Lane::kMain) {
-    if (broken_ == from.lane && !status.ok()) lost_because_ = std::string(status.message());
+    if (broken_ == from.lane) {
+      lost_because_ = status.ok() ? "it ended the stream" : std::string(status.message());
+    }
     return EndConnection(status);
   }
   way(from.lane) = {};

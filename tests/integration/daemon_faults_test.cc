@@ -298,6 +298,35 @@ TEST_F(DaemonFaults, BrokenStreamIsResumed) {
   }
 }
 
+// Its last frame waits for the other lane, so that nothing more is read, not even the end.
+TEST_F(DaemonFaults, AStreamThatEndsWhileItWaitsForItsBulkLaneIsResumed) {
+  gradients_ = Gradients({MakeParameter("w", 50'000)});
+  daemon_.join_response.set_chunk_bytes(1 << 20);
+  daemon_.join_response.set_bulk_lane(true);
+  daemon_.exchange = [&](int number, FakeDaemon::Stream* stream, grpc::ServerContext*) {
+    if (number > 0) return daemon_.Serve(stream, true);
+    v1::Frame frame;
+    EXPECT_TRUE(stream->Read(&frame) && frame.header().hello().pair() != 0);
+    frame.Clear();
+    frame.mutable_header()->mutable_welcome();
+    stream->Write(frame);
+    frame.mutable_header()->mutable_heartbeat();
+    frame.set_after(1);
+    stream->Write(frame);
+    return grpc::Status(grpc::StatusCode::UNAVAILABLE, "unheard");
+  };
+  daemon_.exchange_bulk = [](int number, FakeDaemon::Stream* stream) {
+    v1::Frame frame;
+    while (number == 0 && stream->Read(&frame)) {
+    }
+    return grpc::Status(grpc::StatusCode::UNIMPLEMENTED, "no second one");
+  };
+  const Completion reduced = Begin();
+  const absl::Status status = reduced.Wait(absl::Seconds(10));
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_GE(client_->metrics().resumes, 1U);
+}
+
 TEST_F(DaemonFaults, DestructionEndsOpenCalls) {
   daemon_.tamper = [](v1::Frame& frame) {
     if (frame.header().has_grant()) frame.mutable_header()->mutable_heartbeat();

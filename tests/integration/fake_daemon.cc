@@ -60,6 +60,10 @@ grpc::Status FakeDaemon::Exchange(grpc::ServerContext* context, Stream* stream) 
   return exchange(streams_++, stream, context);
 }
 
+grpc::Status FakeDaemon::ExchangeBulk(grpc::ServerContext*, Stream* stream) {
+  return exchange_bulk(bulk_lanes_++, stream);
+}
+
 void FakeDaemon::Send(Stream* stream, v1::Frame frame) {
   tamper(frame);
   stream->Write(frame);
@@ -77,7 +81,8 @@ grpc::Status FakeDaemon::Serve(Stream* stream, bool resumed, int frames) {
       Send(stream, out);
     } else if (header.has_announce()) {
       const v1::Announce& announce = header.announce();
-      chunks = (announce.rounds(0).segments(0).numel() * 4 + 4095) / 4096;
+      const std::uint64_t most = join_response.chunk_bytes();
+      chunks = (announce.rounds(0).segments(0).numel() * 4 + most - 1) / most;
       out.mutable_header()->mutable_grant()->mutable_id()->set_step(announce.step());
       out.mutable_header()->mutable_grant()->mutable_id()->set_bucket(announce.parameters(0));
       Send(stream, out);

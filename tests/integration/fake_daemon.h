@@ -32,6 +32,8 @@ class FakeDaemon final : public v1::AggregationService::Service {
   grpc::Status join_status;
   // Called with the stream's number, from 0.
   std::function<grpc::Status(int number, Stream* stream, grpc::ServerContext* context)> exchange;
+  // Likewise. A member calls it only where join_response has bulk_lane.
+  std::function<grpc::Status(int number, Stream* stream)> exchange_bulk;
   // Changes a frame on its way to the member.
   std::function<void(v1::Frame& frame)> tamper = [](v1::Frame&) {};
 
@@ -42,6 +44,7 @@ class FakeDaemon final : public v1::AggregationService::Service {
   grpc::Status Join(grpc::ServerContext* context, const v1::JoinRequest* request,
                     v1::JoinResponse* response) override;
   grpc::Status Exchange(grpc::ServerContext* context, Stream* stream) override;
+  grpc::Status ExchangeBulk(grpc::ServerContext* context, Stream* stream) override;
   grpc::Status Leave(grpc::ServerContext* context, const v1::LeaveRequest* request,
                      v1::LeaveResponse* response) override;
   void Send(Stream* stream, v1::Frame frame);
@@ -50,6 +53,7 @@ class FakeDaemon final : public v1::AggregationService::Service {
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
   std::atomic<int> streams_ = 0;
+  std::atomic<int> bulk_lanes_ = 0;
 };
 
 }  // namespace gradwire::client
