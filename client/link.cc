@@ -60,7 +60,7 @@ void Link::Open(std::shared_ptr<grpc::Channel> channel, std::shared_ptr<grpc::Ch
   channel_ = std::move(channel);
   paired_ = bulk != nullptr;
   order_ = {};
-  bulk_is_there_ = false;
+  stream_is_there_ = bulk_is_there_ = false;
   opened_at_ = Clock::now();
   next_heartbeat_ = opened_at_ + heartbeat_interval_;
   wire::Hello hello = {
@@ -115,7 +115,7 @@ void Link::PumpWrites() {
 bool Link::OnHeard(const Source& from) {
   if (!IsCurrent(from)) return false;
   way(from.lane).last_heard = Clock::now();
-  if (from.lane == wire::Lane::kBulk) bulk_is_there_ = true;
+  (from.lane == wire::Lane::kBulk ? bulk_is_there_ : stream_is_there_) = true;
   lost_at_.reset();
   return true;
 }
@@ -137,15 +137,19 @@ void Link::Break(wire::Lane lane) {
   ending_ = false;
   const bool is_bulk = lane == wire::Lane::kBulk;
   lost_because_ = is_bulk ? "its bulk lane broke" : "the stream broke";
-  const bool gets_through = channel_->GetState(false) == GRPC_CHANNEL_READY;
-  if (paired_ && gets_through && (is_bulk || !bulk_is_there_)) ++bulk_failures_;
-  // The stream may have something to say yet, such as why both end; and it ends by itself if it
-  // is being read.
-  const bool reads = !is_bulk && !inbox_->holds(lane);
-  end_by_ = Clock::now() + (reads ? Clock::duration(kCancelTimeout)
-                                  : std::min<Clock::duration>(kLastWords, resume_grace_ / 4));
+  end_by_ = Clock::now() + Patience();
   Way& bulk = way(wire::Lane::kBulk);
   if (!is_bulk && bulk.stream != nullptr) bulk.stream->Cancel();
+}
+
+// How long the stream may take to end by itself; less than the daemon waits for the next one.
+Clock::duration Link::Patience() const {
+  if (!paired_) return kCancelTimeout;
+  // It may have something to say yet, such as why both end.
+  const bool lingers =
+      broken_ == wire::Lane::kBulk ? stream_is_there_ : inbox_->holds(wire::Lane::kMain);
+  return lingers ? std::min<Clock::duration>(kLastWords, resume_grace_ / 4)
+                 : std::min<Clock::duration>(kCancelTimeout, resume_grace_ / 2);
 }
 
 // A stream that does not end by itself is cancelled; one whose socket takes nothing may end late
@@ -155,7 +159,7 @@ absl::Status Link::CheckBroken(Clock::time_point now) {
   if (ending_) return EndConnection(absl::CancelledError(lost_because_));
   Cancel();
   ending_ = true;
-  end_by_ = now + kLastWords;
+  end_by_ = now + std::min<Clock::duration>(kLastWords, resume_grace_ / 4);
   return absl::OkStatus();
 }
 
@@ -196,6 +200,10 @@ absl::Status Link::OnStreamEnd(const Source& from, const absl::Status& status) {
 }
 
 absl::Status Link::EndConnection(const absl::Status& status) {
+  const bool gets_through = stream_is_there_ || channel_->GetState(false) == GRPC_CHANNEL_READY;
+  if (paired_ && gets_through && (broken_ == wire::Lane::kBulk || !bulk_is_there_)) {
+    ++bulk_failures_;
+  }
   Cancel();
   for (Way& its : ways_) its = {};
   channel_.reset();

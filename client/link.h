@@ -35,7 +35,9 @@ class Link {
   // works too.
   bool may_have_bulk() const;
   // A step is over.
-  void OnProgress() { bulk_failures_ = 0; }
+  void OnProgress() {
+    if (bulk_is_there_) bulk_failures_ = 0;
+  }
 
   // Queues a frame, a small bucket's before the chunks of large ones. Without a stream it is
   // dropped: what still matters is announced after a resume.
@@ -84,6 +86,7 @@ class Link {
   const Way& way(wire::Lane lane) const { return ways_[wire::Index(lane)]; }
   // One lane takes no more, and so the other takes no more either. Soon both end.
   void Break(wire::Lane lane);
+  Clock::duration Patience() const;
   absl::Status CheckBroken(Clock::time_point now);
   absl::Status EndConnection(const absl::Status& status);
   void Cancel();
@@ -111,7 +114,8 @@ class Link {
   std::optional<wire::Lane> broken_;  // the lane that broke first: nothing is written any more
   bool ending_ = false;               // likewise: its streams have been cancelled
   Clock::time_point end_by_;          // likewise
-  bool bulk_is_there_ = false;        // something came on the bulk lane
+  bool stream_is_there_ = false;      // something came on it
+  bool bulk_is_there_ = false;        // likewise, of the bulk lane
   int bulk_failures_ = 0;             // in a row
   Clock::time_point next_heartbeat_;
 

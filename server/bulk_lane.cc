@@ -90,7 +90,6 @@ void BulkLane::TellEnd() {
 }
 
 void BulkLane::OnDone() {
-  TellEnd();
   std::optional<LanePairs::Key> key;
   std::shared_ptr<ExchangeStream> its;  // let go without the lock
   {
@@ -99,6 +98,7 @@ void BulkLane::OnDone() {
     its = std::move(stream_);
     done_ = true;
   }
+  if (its != nullptr) its->OnBulkEnd();
   if (key) pairs_->Remove(*key, this);
   ticks_->Remove(this);
 }

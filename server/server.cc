@@ -93,9 +93,9 @@ class ServerImpl final : public Server {
 
   const std::vector<std::string>& addresses() const override { return addresses_; }
   std::size_t sessions() const override { return registry_->sessions(); }
-  // Half of the connections are for those that members cannot do without.
+  // However many join at once, most connections are left for those that members cannot do without.
   bool HasRoom() const {
-    return acceptor_ != nullptr && acceptor_->connections() <= acceptor_->max_connections() / 2;
+    return acceptor_ != nullptr && acceptor_->connections() <= acceptor_->max_connections() / 4;
   }
   int connections() const override { return acceptor_ == nullptr ? 0 : acceptor_->connections(); }
   void BeginDrain() override;

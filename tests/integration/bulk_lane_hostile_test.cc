@@ -1,5 +1,7 @@
 // Bulk lanes that no SDK would open, and frames that wait for each other in vain.
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -181,6 +183,19 @@ TEST_F(HostileLane, WithoutAPairNothingIsAfterAnything) {
   const absl::Status status = stream.AwaitFailure();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(Message(status), HasSubstr("after: is 5; allowed: 0"));
+}
+
+TEST(BulkLaneRoom, EndsLongBeforeTheConnections) {
+  constexpr int kWithLane = 3;
+  const TestDaemon daemon({.max_connections = 4 * kWithLane});
+  std::vector<std::unique_ptr<RawMember>> members;
+  for (int rank = 0; rank < kWithLane + 2; ++rank) {
+    members.push_back(std::make_unique<RawMember>(daemon.address()));
+    const auto joined = members.back()->Join(RawMember::MakeJoin(
+        {.session = "s", .rank = rank, .world_size = 8, .parameters = {MakeParameter("w", 1000)}}));
+    ASSERT_TRUE(joined.ok()) << joined.status();
+    EXPECT_EQ(joined->bulk_lane(), rank < kWithLane) << rank;
+  }
 }
 
 }  // namespace
