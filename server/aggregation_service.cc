@@ -27,6 +27,7 @@ StreamLimits LimitsOf(const ServerOptions& options) {
           .max_queued_bytes = window * (2 * std::size_t{options.open_buckets} + 1) + kSmallFrames,
           .hello_timeout = options.hello_timeout,
           .close_timeout = options.close_timeout,
+          .silence_timeout = options.silence_timeout,
           .bulk_silence_timeout = kBulkSilences * options.silence_timeout};
 }
 

@@ -49,7 +49,7 @@ void ExchangeStream::Connect(const std::shared_ptr<BulkLane>& bulk) {
     MutexLock lock(mutex_);
     late = end_.has_value();
     if (!late) bulk_ = bulk;
-    bulk_heard_ = MonotonicNow();
+    way(wire::Lane::kBulk).heard = MonotonicNow();
   }
   if (late) return bulk->Break();
   ReadOn(wire::Lane::kBulk);
@@ -166,32 +166,37 @@ std::shared_ptr<BulkLane> ExchangeStream::bulk() const {
 void ExchangeStream::OnTick(absl::Time now) {
   bool late = false;
   bool silent = false;
-  absl::Status bulk;
+  absl::Status lanes;
   {
     MutexLock lock(mutex_);
     late = end_ && now > end_deadline_;
     silent = !end_ && !place_ && now > opened_ + limits_.hello_timeout;
-    if (!end_ && pair_) bulk = CheckBulk(now);
+    if (!end_ && pair_) lanes = CheckLanes(now);
   }
   if (silent) {
     End(absl::DeadlineExceededError(
         absl::StrCat("no Hello within ", absl::FormatDuration(limits_.hello_timeout))));
   }
-  if (!bulk.ok()) HandleEnd(bulk);
+  if (!lanes.ok()) HandleEnd(lanes);
   if (late) TryCancel();
 }
 
-absl::Status ExchangeStream::CheckBulk(absl::Time now) {
-  if (now - std::exchange(last_tick_, now) > kOwnPause) bulk_heard_ = now;
+absl::Status ExchangeStream::CheckLanes(absl::Time now) {
+  const bool paused = now - std::exchange(last_tick_, now) > kOwnPause;
   if (bulk_ == nullptr && now > opened_ + limits_.hello_timeout) {
     return absl::UnavailableError(
         absl::StrCat("the Hello named a bulk lane, which did not come within ",
                      absl::FormatDuration(limits_.hello_timeout)));
   }
-  const bool listens = !way(wire::Lane::kBulk).held;
-  if (bulk_ != nullptr && listens && now - bulk_heard_ > limits_.bulk_silence_timeout) {
-    return absl::UnavailableError(absl::StrCat("nothing came on the bulk lane for ",
-                                               absl::FormatDuration(limits_.bulk_silence_timeout)));
+  for (const wire::Lane lane : wire::kAllLanes) {
+    Way& its = way(lane);
+    if (paused || its.held) its.heard = now;
+    const bool is_bulk = lane == wire::Lane::kBulk;
+    const absl::Duration limit = is_bulk ? limits_.bulk_silence_timeout : limits_.silence_timeout;
+    if (now - its.heard <= limit) continue;
+    return absl::UnavailableError(absl::StrCat("nothing came on the ",
+                                               is_bulk ? "bulk lane" : "stream", " for ",
+                                               absl::FormatDuration(limit)));
   }
   return absl::OkStatus();
 }
@@ -219,7 +224,7 @@ void ExchangeStream::OnFrame(wire::Lane lane, absl::StatusOr<wire::Frame> frame)
   }
   {
     MutexLock lock(mutex_);
-    if (lane == wire::Lane::kBulk) bulk_heard_ = MonotonicNow();
+    way(lane).heard = MonotonicNow();
     if (!gate_.MayTake(lane, frame->after)) {
       way(lane).held = *std::move(frame);
       return;
@@ -243,7 +248,7 @@ std::optional<wire::Frame> ExchangeStream::OnTaken(wire::Lane lane) {
     std::optional<wire::Frame>& held = way(other).held;
     if (held && gate_.MayTake(other, held->after)) {
       next = std::exchange(held, std::nullopt);
-      bulk_heard_ = MonotonicNow();
+      way(other).heard = MonotonicNow();
     }
   }
   ReadOn(lane);
@@ -304,6 +309,7 @@ absl::Status ExchangeStream::HandleHello(const absl::StatusOr<wire::Frame>& fram
     MutexLock lock(mutex_);
     place_ = Place{.session = seat->session, .rank = seat->rank, .memory = std::move(memory)};
     pair_ = pair;
+    way(wire::Lane::kMain).heard = MonotonicNow();
   }
   absl::Status attached = seat->session->Attach(seat->rank, hello->start_id, hello->step,
                                                 Self<ExchangeStream>(), MonotonicNow());

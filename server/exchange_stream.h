@@ -65,6 +65,7 @@ class ExchangeStream final : public Call, public MemberStream, public Ticked {
     std::deque<Waiting> queue;
     bool writing = false;
     std::optional<wire::Frame> held;  // came in, and goes after frames of the other lane
+    absl::Time heard = absl::InfiniteFuture();
   };
 
   void OnStart() override;
@@ -85,8 +86,8 @@ class ExchangeStream final : public Call, public MemberStream, public Ticked {
   // The session has a frame of this lane. Returns the frame of the other one that waited for it.
   std::optional<wire::Frame> OnTaken(wire::Lane lane) GRADWIRE_EXCLUDES(mutex_);
   void OnWritten(wire::Lane lane, bool ok) GRADWIRE_EXCLUDES(mutex_);
-  // What is wrong with the other lane, if anything.
-  absl::Status CheckBulk(absl::Time now) GRADWIRE_REQUIRES(mutex_);
+  // What is wrong with one of the lanes, if anything.
+  absl::Status CheckLanes(absl::Time now) GRADWIRE_REQUIRES(mutex_);
   std::optional<Place> place() const;
   std::shared_ptr<BulkLane> bulk() const;
   bool ending() const;
@@ -103,7 +104,6 @@ class ExchangeStream final : public Call, public MemberStream, public Ticked {
   std::optional<Place> place_ GRADWIRE_GUARDED_BY(mutex_);          // once its Hello was taken
   std::optional<LanePairs::Key> pair_ GRADWIRE_GUARDED_BY(mutex_);  // it has two lanes
   std::shared_ptr<BulkLane> bulk_ GRADWIRE_GUARDED_BY(mutex_);      // once connected, until done
-  absl::Time bulk_heard_ GRADWIRE_GUARDED_BY(mutex_) = absl::InfiniteFuture();
   absl::Time last_tick_ GRADWIRE_GUARDED_BY(mutex_) = absl::InfiniteFuture();
   std::array<Way, wire::kLanes> ways_ GRADWIRE_GUARDED_BY(mutex_);
   wire::LaneOrder order_ GRADWIRE_GUARDED_BY(mutex_);

@@ -152,6 +152,13 @@ TEST_F(HostileMember, LanesThatWaitForEachOtherAreSilence) {
   EXPECT_THAT(Message(status), AllOf(HasSubstr("rank 0"), HasSubstr("nothing was heard from it")));
 }
 
+TEST_F(HostileMember, WhatComesOnItsLaneIsNotHeardOnItsStream) {
+  while (stream_.Read().has_value()) lane_.Send(Heartbeat(0));
+  const absl::Status status = stream_.Finish();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(Message(status), HasSubstr("nothing came on the stream for 800ms"));
+}
+
 TEST_F(HostileMember, BytesThatAreNoFrameEndTheSessionOnEitherLane) {
   v1::Frame huge;
   huge.mutable_header()->mutable_contribution();
