@@ -15,6 +15,7 @@ namespace {
 
 constexpr std::uint32_t kProtocolVersion = 1;
 constexpr std::size_t kSmallFrames = std::size_t{1} << 20;
+constexpr int kStreamSilences = 2;
 constexpr int kBulkSilences = 4;
 constexpr absl::Duration kLongestTimeout = absl::Hours(24 * 365);
 
@@ -27,7 +28,7 @@ StreamLimits LimitsOf(const ServerOptions& options) {
           .max_queued_bytes = window * (2 * std::size_t{options.open_buckets} + 1) + kSmallFrames,
           .hello_timeout = options.hello_timeout,
           .close_timeout = options.close_timeout,
-          .silence_timeout = options.silence_timeout,
+          .stream_silence_timeout = kStreamSilences * options.silence_timeout,
           .bulk_silence_timeout = kBulkSilences * options.silence_timeout};
 }
 

@@ -192,7 +192,8 @@ absl::Status ExchangeStream::CheckLanes(absl::Time now) {
     Way& its = way(lane);
     if (paused || its.held) its.heard = now;
     const bool is_bulk = lane == wire::Lane::kBulk;
-    const absl::Duration limit = is_bulk ? limits_.bulk_silence_timeout : limits_.silence_timeout;
+    const absl::Duration limit =
+        is_bulk ? limits_.bulk_silence_timeout : limits_.stream_silence_timeout;
     if (now - its.heard <= limit) continue;
     return absl::UnavailableError(absl::StrCat("nothing came on the ",
                                                is_bulk ? "bulk lane" : "stream", " for ",

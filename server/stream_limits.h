@@ -12,9 +12,9 @@ struct StreamLimits {
   std::size_t max_queued_bytes = 0;  // of both lanes
   absl::Duration hello_timeout;      // also for the other lane
   absl::Duration close_timeout;
-  // Where there are two lanes: each is heard for itself. (The session hears a member.) A large
-  // frame may be long on its way, and is heard when it is there.
-  absl::Duration silence_timeout;
+  // Where there are two lanes: each is heard for itself. Longer than the session's, which hears the
+  // member. A large frame may be long on its way, and is heard when it is there.
+  absl::Duration stream_silence_timeout;
   absl::Duration bulk_silence_timeout;
 };
 
