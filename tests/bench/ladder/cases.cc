@@ -59,4 +59,15 @@ Case TinyAggregatorCase(std::size_t members) {
   });
 }
 
+Case TinyGrpcCase(std::size_t members) {
+  Case made = GrpcCase("L6", "unix", "cq", true);
+  made.what = "cq, 4 KiB there and back";
+  made.members = members;
+  made.client.role = "grpc-latency";
+  return Both(made, [](ChildSettings& settings) {
+    settings.bytes = 4 * kKiB;
+    settings.message_bytes = 4 * kKiB;
+  });
+}
+
 }  // namespace gradwire::bench

@@ -16,6 +16,8 @@ Case GrpcCase(const std::string& rung, const std::string& transport, const std::
 // The hand-written aggregator: rounds of `bytes` per member.
 Case AggregatorCase(const std::string& transport, std::size_t members, int send_buffer);
 Case TinyAggregatorCase(std::size_t members);
+// Each member's messages come back by themselves: nobody waits for the others.
+Case TinyGrpcCase(std::size_t members);
 
 // Of the server and the client.
 template <typename Change>

@@ -122,7 +122,8 @@ std::vector<Row> ClimbLadder(const Plan& plan, const std::string& api) {
     compare(duplex ? "there and back" : "one way, into a server that drops", cases);
   }
   compare("N members at once: what all of them send", Members(apis));
-  compare("tiny rounds", {TinyAggregatorCase(2), TinyAggregatorCase(4)});
+  compare("tiny rounds",
+          {TinyAggregatorCase(2), TinyAggregatorCase(4), TinyGrpcCase(2), TinyGrpcCase(4)});
   return rows;
 }
 
