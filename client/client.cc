@@ -11,6 +11,7 @@
 #include "client/driver.h"
 #include "client/inbox.h"
 #include "client/options.h"
+#include "client/poller.h"
 #include "gradwire/hooks/registry.h"
 #include "hooks/safetensors.h"
 #include "proto/wire/thread_name.h"
@@ -22,8 +23,8 @@ constexpr absl::Duration kLeaveTimeout = absl::Seconds(10);
 constexpr absl::Duration kLeaveInDestructorTimeout = absl::Seconds(2);
 constexpr absl::Duration kStateTimeout = absl::Seconds(60);
 
-// Gradients up to this size are encoded by the thread that calls, which is sooner than another one
-// would have woken up.
+// Gradients up to this size are encoded, and their results read, by the thread that calls and
+// waits: sooner than another one would have woken up.
 constexpr std::size_t kLightBytes = std::size_t{64} << 10;
 
 // Frames that may wait for the SDK thread beyond those that the window allows.
@@ -45,8 +46,9 @@ class ClientImpl final : public Client {
         world_size_(options.world_size),
         inbox_(std::make_shared<client::Inbox>(
             std::size_t{membership.window_chunks} * membership.open_buckets + kSmallFrames)),
+        poller_(client::Poller::Start()),
         driver_(std::move(options), std::move(membership), start_id, std::move(hook),
-                std::move(channel), inbox_) {}
+                std::move(channel), inbox_, poller_) {}
 
   ~ClientImpl() override {
     if (!thread_.joinable()) return;
@@ -76,10 +78,11 @@ class ClientImpl final : public Client {
   std::vector<BucketReport> Report() const override { return driver_.Report(); }
 
   Completion AllReduce(GradBucket& bucket) override {
-    auto state = std::make_shared<Completion::State>();
+    const bool light = bucket.buffer().bytes() <= kLightBytes;
+    auto state = std::make_shared<Completion::State>(poller_, light);
     inbox_->Push(client::CallEvent{.call = [this, copy = std::make_shared<GradBucket>(bucket),
                                             state] { driver_.StartBucket(copy, state); },
-                                   .heavy = bucket.buffer().bytes() > kLightBytes});
+                                   .heavy = !light});
     return Completion(state);
   }
 
@@ -89,14 +92,14 @@ class ClientImpl final : public Client {
 
   absl::StatusOr<Verdict> EndStep() override {
     if (absl::Status may = MayWait("EndStep"); !may.ok()) return may;
-    auto call = std::make_shared<client::StepCall>();
+    auto call = std::make_shared<client::StepCall>(poller_, /*waits=*/true);
     inbox_->Push(client::CallEvent{[this, call] { driver_.EndStep(call); }});
     if (absl::Status outcome = call->outcome.Wait(); !outcome.ok()) return outcome;
     return call->verdict;
   }
 
   void EndStep(std::function<void(const absl::StatusOr<Verdict>&)> done) override {
-    auto call = std::make_shared<client::StepCall>();
+    auto call = std::make_shared<client::StepCall>(poller_, /*waits=*/false);
     inbox_->Push(client::CallEvent{[this, call, done = std::move(done)] {
       // Only the outcome holds `done`, and only the driver the outcome.
       call->outcome.OnDone([step = call.get(), done](const absl::Status& outcome) {
@@ -181,7 +184,7 @@ class ClientImpl final : public Client {
 
   absl::Status Collective(wire::CollectiveKind kind, int root, std::byte* data, std::size_t bytes) {
     if (absl::Status may = MayWait("a broadcast or barrier"); !may.ok()) return may;
-    auto call = std::make_shared<client::CollectiveCall>();
+    auto call = std::make_shared<client::CollectiveCall>(poller_, bytes <= kLightBytes);
     call->kind = kind;
     call->root = root;
     call->data = data;
@@ -200,6 +203,7 @@ class ClientImpl final : public Client {
   const int rank_;
   const int world_size_;
   const std::shared_ptr<client::Inbox> inbox_;
+  const std::shared_ptr<client::Poller> poller_;
   client::Driver driver_;
   std::thread thread_;
 };

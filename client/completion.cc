@@ -6,17 +6,40 @@
 namespace gradwire {
 namespace client {
 
+Outcome::~Outcome() {
+  if (!done_ && poller_ != nullptr) poller_->CallEnds();
+}
+
 void Outcome::Complete(const absl::Status& status) {
   std::vector<std::function<void(const absl::Status&)>> callbacks;
+  std::shared_ptr<Poller> poller;
+  bool helped = false;
   {
     MutexLock lock(mutex_);
     if (done_) return;
     done_ = true;
     status_ = status;
     callbacks.swap(callbacks_);
+    poller.swap(poller_);
+    helped = helper_ != std::thread::id() && helper_ != std::this_thread::get_id();
   }
+  if (poller != nullptr) poller->CallEnds();
+  if (helped) poller->Interrupt();
   condition_.NotifyAll();
   for (const auto& callback : callbacks) callback(status);
+}
+
+void Outcome::Help(std::chrono::steady_clock::time_point deadline) const {
+  std::shared_ptr<Poller> poller;
+  {
+    MutexLock lock(mutex_);
+    if (done_ || !light_ || helper_ != std::thread::id()) return;
+    poller = poller_;
+    helper_ = std::this_thread::get_id();
+  }
+  poller->Help([this] { return done(); }, deadline);
+  MutexLock lock(mutex_);
+  helper_ = {};
 }
 
 bool Outcome::done() const {
@@ -25,12 +48,14 @@ bool Outcome::done() const {
 }
 
 absl::Status Outcome::Wait() const {
+  Help(std::chrono::steady_clock::time_point::max());
   MutexLock lock(mutex_);
   while (!done_) condition_.Wait(mutex_);
   return status_;
 }
 
 absl::Status Outcome::WaitUntil(std::chrono::steady_clock::time_point deadline) const {
+  Help(deadline);
   MutexLock lock(mutex_);
   while (!done_) {
     if (!condition_.WaitUntil(mutex_, deadline) && !done_) {
@@ -46,6 +71,7 @@ void Outcome::OnDone(std::function<void(const absl::Status&)> callback) {
     MutexLock lock(mutex_);
     if (!done_) {
       callbacks_.push_back(std::move(callback));
+      if (light_) poller_->Attend();
       return;
     }
     outcome = status_;

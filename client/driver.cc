@@ -37,7 +37,7 @@ MemberOptions CoreOptions(const ClientOptions& options, const Membership& member
 
 Driver::Driver(ClientOptions options, Membership membership, std::uint64_t start_id,
                std::unique_ptr<Hook> hook, std::shared_ptr<grpc::Channel> channel,
-               std::shared_ptr<Inbox> inbox)
+               std::shared_ptr<Inbox> inbox, std::shared_ptr<Poller> poller)
     : options_(std::move(options)),
       membership_(std::move(membership)),
       start_id_(start_id),
@@ -50,7 +50,7 @@ Driver::Driver(ClientOptions options, Membership membership, std::uint64_t start
       channel_(std::move(channel)),
       step_(membership_.next_step),
       member_(CoreOptions(options_, membership_), hook_.get()),
-      link_(options_.address, membership_, start_id_, inbox_) {}
+      link_(options_.address, membership_, start_id_, inbox_, std::move(poller)) {}
 
 void Driver::Run(std::shared_ptr<Outcome> joined) {
   joined_ = std::move(joined);

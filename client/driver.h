@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "client/bucket_stats.h"
@@ -19,6 +20,7 @@
 #include "client/core/member.h"
 #include "client/inbox.h"
 #include "client/link.h"
+#include "client/poller.h"
 #include "client/shared_memory.h"
 #include "gradwire/client.h"
 #include "proto/wire/sync.h"
@@ -27,12 +29,17 @@ namespace gradwire::client {
 
 // One EndStep call. The verdict counts once the outcome is there and ok.
 struct StepCall {
+  StepCall(std::shared_ptr<Poller> poller, bool waits)
+      : outcome(std::move(poller), /*light=*/waits) {}
+
   Outcome outcome;
   Verdict verdict = Verdict::kApply;
 };
 
 // One Broadcast or Barrier. `data` is touched until the outcome is there.
 struct CollectiveCall {
+  CollectiveCall(std::shared_ptr<Poller> poller, bool light) : outcome(std::move(poller), light) {}
+
   wire::CollectiveKind kind = wire::CollectiveKind::kBarrier;
   int root = 0;
   std::byte* data = nullptr;
@@ -44,7 +51,7 @@ class Driver final : private EventHandler {
  public:
   Driver(ClientOptions options, Membership membership, std::uint64_t start_id,
          std::unique_ptr<Hook> hook, std::shared_ptr<grpc::Channel> channel,
-         std::shared_ptr<Inbox> inbox);
+         std::shared_ptr<Inbox> inbox, std::shared_ptr<Poller> poller);
 
   Driver(const Driver&) = delete;
   Driver& operator=(const Driver&) = delete;

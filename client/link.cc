@@ -38,12 +38,12 @@ Clock::duration ToClock(absl::Duration duration) {
 }  // namespace
 
 Link::Link(std::string address, Membership membership, std::uint64_t start_id,
-           std::shared_ptr<Inbox> inbox)
+           std::shared_ptr<Inbox> inbox, std::shared_ptr<Poller> poller)
     : address_(std::move(address)),
       membership_(std::move(membership)),
       start_id_(start_id),
       inbox_(std::move(inbox)),
-      poller_(Poller::Start()),
+      poller_(std::move(poller)),
       heartbeat_interval_(ToClock(membership_.heartbeat_interval)),
       silence_timeout_(ToClock(membership_.silence_timeout)),
       resume_grace_(ToClock(membership_.resume_grace)) {

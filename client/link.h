@@ -24,7 +24,7 @@ namespace gradwire::client {
 class Link {
  public:
   Link(std::string address, Membership membership, std::uint64_t start_id,
-       std::shared_ptr<Inbox> inbox);
+       std::shared_ptr<Inbox> inbox, std::shared_ptr<Poller> poller);
 
   // Begins a stream with its Hello. `memory`: the attachment of shared memory; 0: none. `bulk`: the
   // channel of its bulk lane, another one; null: there is none.

@@ -1,20 +1,54 @@
 #include "client/poller.h"
 
+#include <grpcpp/alarm.h>
+
+#include <algorithm>
+
 #include "proto/wire/keep_grpc.h"
 #include "proto/wire/thread_name.h"
 
 namespace gradwire::client {
 
+void Poller::Do(Shared& shared, void* tag, bool ok) {
+  shared.begun.load(std::memory_order_acquire);
+  const Operation operation = *static_cast<const Operation*>(tag);
+  operation.done(operation.owner, ok);
+}
+
+bool Poller::Take(Shared& shared) {
+  MutexLock lock(shared.mutex);
+  while (!shared.ending) {
+    const Clock::time_point now = Clock::now();
+    if (!shared.polling && now >= shared.stands_by_until) {
+      shared.polling = true;
+      return true;
+    }
+    // A thread that helps does not wake this one when it goes and all calls are over.
+    shared.wake.WaitUntil(shared.mutex,
+                          shared.polling ? now + shared.settings.stand_by : shared.stands_by_until);
+  }
+  return false;
+}
+
+void Poller::GiveBack(Shared& shared) {
+  MutexLock lock(shared.mutex);
+  shared.polling = false;
+  if (!shared.helpers_come || shared.calls > 0) return;
+  shared.helpers_come = false;
+  shared.stands_by_until = Clock::now() + shared.settings.stand_by;
+}
+
 void Poller::Poll(Shared& shared) {
   wire::NameThread("gradwire-read");
   void* tag = nullptr;
   bool ok = false;
-  // Every operation ends: a stream that nobody waits for any more was cancelled.
-  while (shared.queue.Next(&tag, &ok)) {
-    shared.begun.load(std::memory_order_acquire);
-    const Operation operation = *static_cast<const Operation*>(tag);
-    operation.done(operation.owner, ok);
+  while (Take(shared)) {
+    if (!shared.queue.Next(&tag, &ok)) return;
+    Do(shared, tag, ok);
+    GiveBack(shared);
   }
+  // Every operation ends: a stream that nobody waits for any more was cancelled.
+  while (shared.queue.Next(&tag, &ok)) Do(shared, tag, ok);
 }
 
 void* Poller::Begin(Operation& operation) {
@@ -22,14 +56,83 @@ void* Poller::Begin(Operation& operation) {
   return &operation;
 }
 
-Poller::Poller()
-    : shared_([] {
+void Poller::CallBegins(bool may_help) {
+  {
+    MutexLock lock(shared_->mutex);
+    ++shared_->calls;
+  }
+  if (!may_help) Attend();
+}
+
+void Poller::CallEnds() {
+  MutexLock lock(shared_->mutex);
+  --shared_->calls;
+}
+
+void Poller::Attend() {
+  MutexLock lock(shared_->mutex);
+  if (shared_->stands_by_until == Clock::time_point::min()) return;
+  shared_->stands_by_until = Clock::time_point::min();
+  if (!shared_->polling) shared_->wake.NotifyOne();
+}
+
+void Poller::Help(const std::function<bool()>& done, Clock::time_point until) {
+  Shared& shared = *shared_;
+  {
+    MutexLock lock(shared.mutex);
+    if (shared.polling) {
+      shared.helpers_come = true;
+      return;
+    }
+    shared.polling = true;
+  }
+  until = std::min(until, Clock::now() + shared.settings.help);
+  bool in_time = true;
+  while (in_time && !done()) {
+    void* tag = nullptr;
+    bool ok = false;
+    const auto left = std::max(until - Clock::now(), Clock::duration::zero());
+    in_time = shared.queue.AsyncNext(&tag, &ok, std::chrono::system_clock::now() + left) ==
+              grpc::CompletionQueue::GOT_EVENT;
+    if (in_time) Do(shared, tag, ok);
+  }
+  MutexLock lock(shared.mutex);
+  shared.polling = false;
+  if (in_time && shared.calls == 0) {
+    shared.stands_by_until = Clock::now() + shared.settings.stand_by;
+  } else {
+    shared.stands_by_until = Clock::time_point::min();
+    shared.wake.NotifyOne();
+  }
+}
+
+void Poller::Interrupt() {
+  struct Interruption {
+    Operation operation;
+    grpc::Alarm alarm;
+  };
+  auto* const interruption = new Interruption;  // its end deletes it
+  interruption->operation = {
+      .done = [](void* owner, bool) { delete static_cast<Interruption*>(owner); },
+      .owner = interruption};
+  // Long past: an alarm for now would go off at the next millisecond.
+  interruption->alarm.Set(queue(), std::chrono::system_clock::time_point(),
+                          Begin(interruption->operation));
+}
+
+Poller::Poller(const Settings& settings)
+    : shared_([&settings] {
         wire::KeepGrpc();
-        return std::make_shared<Shared>();
+        return std::make_shared<Shared>(settings);
       }()),
       thread_([shared = shared_] { Poll(*shared); }) {}
 
 Poller::~Poller() {
+  {
+    MutexLock lock(shared_->mutex);
+    shared_->ending = true;
+  }
+  shared_->wake.NotifyOne();
   shared_->queue.Shutdown();
   if (thread_.get_id() == std::this_thread::get_id()) {
     thread_.detach();  // it is about to see the end of the queue

@@ -1,30 +1,46 @@
-// The thread to which gRPC tells that what a client's stream began is over.
+// The threads to which gRPC tells that what a client's streams began is over.
 //
 // gRPC's own callback threads are two at least, and each event that one of them takes wakes the
-// other. For small buckets those switches cost more than anything else; a queue with one thread has
-// none.
+// other. For small buckets those switches cost more than anything else; a queue that one thread at
+// a time polls has none. As a rule that is the poller's own thread. Where a program waits for small
+// results again and again, it is the thread that waits: nobody has to wake it up.
 #pragma once
 
 #include <grpcpp/completion_queue.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <thread>
 
+#include "proto/wire/sync.h"
+
 namespace gradwire::client {
 
-// Thread-safe. Streams refer to it for as long as anything of theirs is in flight; the last
-// reference ends the thread.
+// Thread-safe. Streams refer to it for as long as anything of theirs is in flight, and calls until
+// they are over; the last reference ends the thread.
 class Poller {
  public:
+  using Clock = std::chrono::steady_clock;
+
   // What a stream begins, one at a time. Lives until it is over; `done` may destroy it.
   struct Operation {
     void (*done)(void* owner, bool ok);
     void* owner;
   };
 
-  static std::shared_ptr<Poller> Start() { return std::shared_ptr<Poller>(new Poller); }
+  struct Settings {
+    // So long nobody polls after a thread that waited has got what it waited for.
+    Clock::duration stand_by = std::chrono::milliseconds(2);
+    // A thread that waits polls so long at most.
+    Clock::duration help = std::chrono::milliseconds(10);
+  };
+  static std::shared_ptr<Poller> Start(const Settings& settings) {
+    return std::shared_ptr<Poller>(new Poller(settings));
+  }
+  static std::shared_ptr<Poller> Start() { return Start(Settings()); }
   ~Poller();
 
   Poller(const Poller&) = delete;
@@ -35,16 +51,45 @@ class Poller {
   // The tag with which gRPC is to begin it. `done` sees what was written before.
   void* Begin(Operation& operation);
 
+  // The program's calls, from their beginning to their outcome: while there are some, somebody
+  // polls. `may_help`: it is to be expected that a thread waits for this one with Help, at once.
+  void CallBegins(bool may_help);
+  void CallEnds();
+  // Nobody comes to Help: the poller's own thread polls.
+  void Attend();
+
+  // Polls on this thread until `done` says so or `until`, but not for long; not at all while
+  // another thread does. The caller goes on waiting then. Needs a reference for as long.
+  void Help(const std::function<bool()>& done, Clock::time_point until);
+  // A thread in Help asks `done` again.
+  void Interrupt();
+
  private:
   // With the thread, which may be the last to have it.
   struct Shared {
+    explicit Shared(const Settings& of) : settings(of) {}
+
+    const Settings settings;
     grpc::CompletionQueue queue;
     // gRPC orders an operation's beginning and its end, but not where ThreadSanitizer sees it.
     std::atomic<std::uint64_t> begun = 0;
+
+    Mutex mutex;
+    CondVar wake;  // of the poller's own thread
+    // A thread is in the queue, or deals with what it found there.
+    bool polling GRADWIRE_GUARDED_BY(mutex) = false;
+    bool ending GRADWIRE_GUARDED_BY(mutex) = false;
+    bool helpers_come GRADWIRE_GUARDED_BY(mutex) = false;  // one found the queue taken
+    int calls GRADWIRE_GUARDED_BY(mutex) = 0;
+    Clock::time_point stands_by_until GRADWIRE_GUARDED_BY(mutex);
   };
 
-  Poller();
+  explicit Poller(const Settings& settings);
   static void Poll(Shared& shared);
+  // The poller's own thread waits until the queue is its own. False: it is to be emptied for good.
+  static bool Take(Shared& shared) GRADWIRE_EXCLUDES(shared.mutex);
+  static void GiveBack(Shared& shared) GRADWIRE_EXCLUDES(shared.mutex);
+  static void Do(Shared& shared, void* tag, bool ok);
 
   const std::shared_ptr<Shared> shared_;
   std::thread thread_;

@@ -1,9 +1,6 @@
 #include "client/stream.h"
 
-#include <grpcpp/alarm.h>
-
 #include <chrono>
-#include <future>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -90,24 +87,6 @@ TEST_F(StreamTest, ManyOnOneQueueEndByThemselves) {
     ASSERT_FALSE(owner.overdue) << "stream " << i;
     ASSERT_FALSE(owner.ended->ok());
   }
-}
-
-TEST(Poller, MayLoseItsLastReferenceOnItsOwnThread) {
-  struct Last {
-    std::shared_ptr<Poller> poller;
-    std::promise<void> gone;
-  } last{.poller = Poller::Start(), .gone = {}};
-  Poller::Operation drop = {.done =
-                                [](void* owner, bool) {
-                                  auto& self = *static_cast<Last*>(owner);
-                                  self.poller.reset();
-                                  self.gone.set_value();
-                                },
-                            .owner = &last};
-  grpc::Alarm alarm;
-  grpc::CompletionQueue* const queue = last.poller->queue();
-  alarm.Set(queue, std::chrono::system_clock::now(), last.poller->Begin(drop));
-  EXPECT_EQ(last.gone.get_future().wait_for(kLong), std::future_status::ready);
 }
 
 }  // namespace
