@@ -106,6 +106,11 @@ void Poller::Help(const std::function<bool()>& done, Clock::time_point until) {
   }
 }
 
+bool Poller::stands_by() const {
+  MutexLock lock(shared_->mutex);
+  return !shared_->polling && Clock::now() < shared_->stands_by_until;
+}
+
 void Poller::Interrupt() {
   struct Interruption {
     Operation operation;

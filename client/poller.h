@@ -61,6 +61,8 @@ class Poller {
   // Polls on this thread until `done` says so or `until`, but not for long; not at all while
   // another thread does. The caller goes on waiting then. Needs a reference for as long.
   void Help(const std::function<bool()>& done, Clock::time_point until);
+  // Whether a thread that waits finds the queue free, and for a while will.
+  bool stands_by() const;
   // A thread in Help asks `done` again.
   void Interrupt();
 
