@@ -145,11 +145,11 @@ void Link::Break(wire::Lane lane) {
 // How long the stream may take to end by itself; less than the daemon waits for the next one.
 Clock::duration Link::Patience() const {
   if (!paired_) return kCancelTimeout;
-  // It may have something to say yet, such as why both end.
-  const bool lingers =
+  // It is whole, or cannot go on without the other: all that may still come is why both end.
+  const bool only_last_words =
       broken_ == wire::Lane::kBulk ? stream_is_there_ : inbox_->holds(wire::Lane::kMain);
-  return lingers ? std::min<Clock::duration>(kLastWords, resume_grace_ / 4)
-                 : std::min<Clock::duration>(kCancelTimeout, resume_grace_ / 2);
+  return only_last_words ? std::min<Clock::duration>(kLastWords, resume_grace_ / 4)
+                         : std::min<Clock::duration>(kCancelTimeout, resume_grace_ / 2);
 }
 
 // A stream that does not end by itself is cancelled; one whose socket takes nothing may end late

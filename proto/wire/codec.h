@@ -35,7 +35,8 @@ grpc::ByteBuffer Serialize(const Header& header, const PayloadRef& payload);
 
 inline constexpr std::size_t kCopyBytes = 4096;
 
-// Gives serialized bytes their Frame.after. The slices behind stay shared with other copies.
+// Gives what Serialize made its Frame.after; only compressed bytes could not be given one. The
+// slices behind stay shared with other copies.
 void PutAfter(grpc::ByteBuffer& frame, std::uint64_t after);
 
 }  // namespace gradwire::wire

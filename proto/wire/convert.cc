@@ -1,63 +1,13 @@
 #include "proto/wire/convert.h"
 
-#include <limits>
 #include <optional>
 #include <variant>
 
 #include "proto/wire/checks.h"
+#include "proto/wire/field_checker.h"
 
 namespace gradwire::wire {
 namespace {
-
-constexpr std::int64_t kMaxInt64 = std::numeric_limits<std::int64_t>::max();
-
-// Collects the first error of a message's fields, so that a message reads as a list of its fields.
-class Checker {
- public:
-  explicit Checker(const char* message) : message_(message) {}
-
-  const absl::Status& status() const { return status_; }
-
-  void Note(const absl::Status& status) { status_.Update(status); }
-
-  std::int64_t Step(std::int64_t step) { return Range("step", step, std::int64_t{0}, kMaxInt64); }
-
-  int Rank(const char* field, std::int64_t rank, std::int64_t low = 0) {
-    return static_cast<int>(Range(field, rank, low, kMaxRank));
-  }
-
-  std::uint32_t Parameter(const char* field, std::uint32_t position) {
-    return Range(field, position, std::uint32_t{0}, static_cast<std::uint32_t>(kMaxParameters - 1));
-  }
-
-  RoundId Id(const v1::RoundId& id) {
-    return {.step = Range("id.step", id.step(), std::int64_t{0}, kMaxInt64),
-            .attempt = id.attempt(),
-            .bucket = Parameter("id.bucket", id.bucket()),
-            .round = Range("id.round", id.round(), std::uint32_t{0},
-                           static_cast<std::uint32_t>(kMaxRounds - 1))};
-  }
-
-  template <class T>
-  T Range(const char* field, T value, T low, T high) {
-    if (!(value >= low && value <= high)) Note(CheckRange(Name(field), value, low, high));
-    return value;
-  }
-
-  void Count(const char* field, std::size_t count, std::size_t low, std::size_t high) {
-    Note(CheckCount(Name(field), count, low, high));
-  }
-
-  void Enumerator(const char* field, int value, bool known, const char* allowed) {
-    if (!known) Note(NotAllowed(Name(field), value, allowed));
-  }
-
- private:
-  std::string Name(const char* field) const { return absl::StrCat(message_, ".", field); }
-
-  const char* message_;
-  absl::Status status_;
-};
 
 void Set(const RoundId& id, v1::RoundId* out) {
   out->set_step(id.step);
@@ -368,6 +318,16 @@ void Set(const StepDone& done, v1::Header& out) {
   message.set_digest(done.digest);
 }
 
+StepDone Get(const v1::StepDone& message, Checker& check) {
+  const bool known =
+      message.verdict() == v1::STEP_VERDICT_APPLY || message.verdict() == v1::STEP_VERDICT_SKIP;
+  check.Enumerator("verdict", message.verdict(), known, "1 to 2");
+  return {.step = check.Step(message.step()),
+          .attempt = message.attempt(),
+          .verdict = known ? static_cast<Verdict>(message.verdict()) : Verdict::kSkip,
+          .digest = message.digest()};
+}
+
 void Set(const SharedState& state, v1::Header& out) {
   v1::SharedState& message = *out.mutable_shared_state();
   Set(state.id, message.mutable_id());
@@ -389,16 +349,6 @@ void Set(const StateReset& reset, v1::Header& out) {
 
 StateReset Get(const v1::StateReset& message, Checker& check) {
   return {.iteration = check.Range("iteration", message.iteration(), std::int64_t{0}, kMaxInt64)};
-}
-
-StepDone Get(const v1::StepDone& message, Checker& check) {
-  const bool known =
-      message.verdict() == v1::STEP_VERDICT_APPLY || message.verdict() == v1::STEP_VERDICT_SKIP;
-  check.Enumerator("verdict", message.verdict(), known, "1 to 2");
-  return {.step = check.Step(message.step()),
-          .attempt = message.attempt(),
-          .verdict = known ? static_cast<Verdict>(message.verdict()) : Verdict::kSkip,
-          .digest = message.digest()};
 }
 
 void Set(const Restart& restart, v1::Header& out) {

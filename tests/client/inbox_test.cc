@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -313,11 +314,16 @@ wire::Frame Numbered(std::uint64_t number, std::uint64_t after = 0) {
   return {.header = wire::Begin{.number = number}, .payload = nullptr, .after = after};
 }
 
+// The two lanes of a new connection.
+std::pair<Source, Source> Connect(Inbox& inbox) {
+  const std::uint64_t connection = inbox.BeginConnection();
+  return {{.lane = wire::Lane::kMain, .connection = connection},
+          {.lane = wire::Lane::kBulk, .connection = connection}};
+}
+
 TEST(InboxLanes, AFrameWaitsForThoseOfTheOtherLaneAndItsLaneWithIt) {
   Inbox inbox(10);
-  const std::uint64_t connection = inbox.BeginConnection();
-  const Source main{.lane = wire::Lane::kMain, .connection = connection};
-  const Source bulk{.lane = wire::Lane::kBulk, .connection = connection};
+  const auto [main, bulk] = Connect(inbox);
   EXPECT_TRUE(inbox.PushFrame(Numbered(1), main));
   EXPECT_FALSE(inbox.PushFrame(Numbered(4, 2), main));
   EXPECT_TRUE(inbox.holds(wire::Lane::kMain));
@@ -349,9 +355,7 @@ TEST(InboxLanes, WhatAnEarlierConnectionBringsIsDropped) {
 
 TEST(InboxLanes, EachLaneThatPausedReadsOn) {
   Inbox inbox(2);
-  const std::uint64_t connection = inbox.BeginConnection();
-  const Source main{.lane = wire::Lane::kMain, .connection = connection};
-  const Source bulk{.lane = wire::Lane::kBulk, .connection = connection};
+  const auto [main, bulk] = Connect(inbox);
   EXPECT_TRUE(inbox.PushFrame(Numbered(1), bulk));
   EXPECT_FALSE(inbox.PushFrame(Numbered(2), main));
   EXPECT_FALSE(inbox.PushFrame(Numbered(3), bulk));

@@ -9,98 +9,12 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/testing/hook_world.h"
+#include "tests/hooks/power_sgd_world.h"
 
 namespace gradwire {
 namespace {
 
-using ::gradwire::testing::Buckets;
-using ::gradwire::testing::HookWorld;
-using ::gradwire::testing::MemberGradients;
-
-std::vector<ParameterSpec> Model(DType dtype) {
-  return {{.name = "conv", .shape = {8, 4, 3, 3}, .dtype = dtype},
-          {.name = "tall", .shape = {60, 6}, .dtype = dtype},
-          {.name = "bias", .shape = {13}, .dtype = dtype},
-          {.name = "same", .shape = {60, 6}, .dtype = dtype},
-          {.name = "scalar", .shape = {}, .dtype = dtype},
-          {.name = "wide", .shape = {5, 90}, .dtype = dtype}};
-}
-
-const Buckets kOne = {{0, 1, 2, 3, 4, 5}};
-const Buckets kTwo = {{5, 4, 3}, {2, 1, 0}};
-const Buckets kShuffled = {{1, 5}, {3, 0, 2}, {4}};
-
-// By rank, parameter and element.
-using Values = std::vector<std::vector<std::vector<double>>>;
-
-Values RandomGradients(const std::vector<ParameterSpec>& model, std::size_t world,
-                       std::uint32_t seed) {
-  std::mt19937 words(seed);
-  std::normal_distribution<double> normal;
-  Values values(world);
-  for (auto& member : values) {
-    for (const ParameterSpec& parameter : model) {
-      std::vector<double>& out = member.emplace_back(parameter.numel());
-      for (double& value : out) {
-        value = normal(words);
-        if (parameter.dtype != DType::kFloat64)
-          value = static_cast<double>(static_cast<float>(value));
-      }
-    }
-  }
-  return values;
-}
-
-template <class T>
-std::vector<MemberGradients> Pack(const Values& values) {
-  std::vector<MemberGradients> packed(values.size());
-  for (std::size_t r = 0; r < values.size(); ++r) {
-    for (const std::vector<double>& from : values[r]) {
-      std::vector<std::byte>& bytes = packed[r].emplace_back(from.size() * sizeof(T));
-      for (std::size_t i = 0; i < from.size(); ++i) {
-        const T value = static_cast<T>(from[i]);
-        std::memcpy(bytes.data() + i * sizeof(T), &value, sizeof(T));
-      }
-    }
-  }
-  return packed;
-}
-
-template <class T>
-double At(const std::vector<std::byte>& bytes, std::size_t i) {
-  T value;
-  std::memcpy(&value, bytes.data() + i * sizeof(T), sizeof(T));
-  return static_cast<double>(value);
-}
-
-std::unique_ptr<HookWorld> World(int size, const std::string& spec, DType dtype = DType::kFloat32) {
-  auto parsed = HookSpec::Parse(spec);
-  EXPECT_TRUE(parsed.ok()) << parsed.status();
-  auto world = HookWorld::Make(size, *parsed, Model(dtype));
-  EXPECT_TRUE(world.ok()) << world.status();
-  return *std::move(world);
-}
-
-// The residual of one parameter, zeros if there is none yet.
-template <class T>
-std::vector<double> Residual(const HookState& state, const ParameterSpec& parameter) {
-  std::vector<double> values(parameter.numel());
-  for (const StateTensor& tensor : state.tensors) {
-    if (tensor.name != "residual/" + parameter.name) continue;
-    for (std::size_t i = 0; i < values.size(); ++i) values[i] = At<T>(tensor.data, i);
-  }
-  return values;
-}
-
-bool SameTensors(const HookState& a, const HookState& b) {
-  const auto sorted = [](const HookState& state) {
-    std::map<std::string, std::vector<std::byte>> tensors;
-    for (const StateTensor& tensor : state.tensors) tensors[tensor.name] = tensor.data;
-    return tensors;
-  };
-  return sorted(a) == sorted(b) && a.metadata == b.metadata;
-}
+using namespace ::gradwire::testing;  // NOLINT(google-build-using-namespace)
 
 // What went in is what was applied and what is kept: N * applied + residuals = gradients.
 template <class T>
@@ -163,122 +77,6 @@ TEST(PowerSgd, ConservesWhatMembersContribute) {
     ExpectConservation<float>(spec, DType::kFloat32, kTwo, 1e-5);
     if (!is_half) ExpectConservation<double>(spec, DType::kFloat64, kTwo, 1e-12);
   }
-}
-
-// Everything that members and coordinator hold.
-struct Snapshot {
-  std::vector<HookState> members;
-  HookState coordinator;
-
-  explicit Snapshot(HookWorld& world) : coordinator(*world.coordinator().Export()) {
-    for (std::size_t r = 0; r < world.world_size(); ++r) members.push_back(world.hook(r).State());
-  }
-  bool operator==(const Snapshot& other) const {
-    for (std::size_t r = 0; r < members.size(); ++r) {
-      if (!SameTensors(members[r], other.members[r])) return false;
-    }
-    return SameTensors(coordinator, other.coordinator);
-  }
-};
-
-class PowerSgdForms : public ::testing::TestWithParam<const char*> {};
-
-std::string Form(const char* hook_and_options) {
-  const std::string text = hook_and_options;
-  const std::size_t comma = text.find(',');
-  return text.substr(0, comma) + ",start_powerSGD_iter=2,matrix_approximation_rank=2" +
-         (comma == std::string::npos ? "" : text.substr(comma));
-}
-
-TEST_P(PowerSgdForms, SkippedAndFailedStepsLeaveNoTrace) {
-  const auto undisturbed = World(2, Form(GetParam()));
-  const auto disturbed = World(2, Form(GetParam()));
-  const auto model = Model(DType::kFloat32);
-  for (std::uint32_t step = 0; step < 12; ++step) {
-    const Values values = RandomGradients(model, 2, step);
-    auto expected = Pack<float>(values);
-    ASSERT_TRUE(undisturbed->RunStep(expected, kOne).ok());
-    if (step % 3 == 0) {
-      Values poisoned = RandomGradients(model, 2, step + 1000);
-      poisoned[0][step % model.size()].back() = std::numeric_limits<double>::infinity();
-      auto gradients = Pack<float>(poisoned);
-      const Snapshot before(*disturbed);
-      CoordinatorHook& coordinator = disturbed->coordinator();
-      coordinator.SharedEpoch(std::vector<ParameterSpec>{model[0], model[2]});
-      EXPECT_TRUE(before == Snapshot(*disturbed)) << "an export shows what an open step drew";
-      coordinator.EndStep(Verdict::kSkip);
-      // Other buckets with a first parameter that they had: the batched form's state is theirs.
-      ASSERT_EQ(*disturbed->RunStep(gradients, {{0, 2}, {5, 1, 4, 3}}), Verdict::kSkip);
-      EXPECT_TRUE(before == Snapshot(*disturbed));
-      bool is_visible = false;
-      for (std::size_t p = 0; p < model.size(); ++p) {
-        EXPECT_EQ(gradients[0][p], gradients[1][p]);
-        for (std::size_t i = 0; i < model[p].numel(); ++i) {
-          is_visible |= !std::isfinite(At<float>(gradients[1][p], i));
-        }
-      }
-      EXPECT_TRUE(is_visible) << "no member can see why the step was skipped";
-      gradients = Pack<float>(RandomGradients(model, 2, step + 2000));
-      ASSERT_EQ(*disturbed->RunStep(gradients, kOne, /*fails=*/true), Verdict::kSkip);
-      EXPECT_TRUE(before == Snapshot(*disturbed));
-    }
-    auto gradients = Pack<float>(values);
-    ASSERT_TRUE(disturbed->RunStep(gradients, kOne).ok());
-    EXPECT_EQ(gradients, expected) << "step " << step;
-  }
-  EXPECT_TRUE(Snapshot(*undisturbed) == Snapshot(*disturbed));
-}
-
-TEST_P(PowerSgdForms, GoesOnFromItsStateWithTheSameBits) {
-  const auto model = Model(DType::kFloat32);
-  const auto first = World(3, Form(GetParam()));
-  for (std::uint32_t step = 0; step < 7; ++step) {
-    auto gradients = Pack<float>(RandomGradients(model, 3, step));
-    ASSERT_TRUE(first->RunStep(gradients, kTwo).ok());
-  }
-  const auto resumed = World(3, Form(GetParam()));
-  const Snapshot saved(*first);
-  ASSERT_TRUE(resumed->coordinator().Import(saved.coordinator).ok());
-  resumed->Reset();
-  for (std::size_t r = 0; r < 3; ++r) {
-    ASSERT_TRUE(resumed->hook(r).LoadState(saved.members[r], model).ok());
-  }
-  EXPECT_TRUE(saved == Snapshot(*resumed));
-  for (std::uint32_t step = 7; step < 14; ++step) {
-    auto expected = Pack<float>(RandomGradients(model, 3, step));
-    auto gradients = expected;
-    ASSERT_TRUE(first->RunStep(expected, kTwo).ok());
-    ASSERT_TRUE(resumed->RunStep(gradients, kTwo).ok());
-    EXPECT_EQ(gradients, expected) << "step " << step;
-  }
-  EXPECT_TRUE(Snapshot(*first) == Snapshot(*resumed));
-}
-
-INSTANTIATE_TEST_SUITE_P(All, PowerSgdForms,
-                         ::testing::Values("power_sgd", "power_sgd,error_feedback=local",
-                                           "power_sgd,use_error_feedback=false",
-                                           "power_sgd,warm_start=false", "power_sgd,rounds=1",
-                                           "power_sgd,comm_wrapper=fp16", "batched_power_sgd",
-                                           "batched_power_sgd,rounds=1",
-                                           "batched_power_sgd,warm_start=false"));
-
-TEST(PowerSgd, TheBatchedFormKeepsFactorsOfTheLastBucketsOnly) {
-  const auto world = World(2, "batched_power_sgd,start_powerSGD_iter=0");
-  const std::vector<ParameterSpec> model = Model(DType::kFloat32);
-  std::uint32_t step = 0;
-  for (const Buckets& buckets : {kOne, kTwo, kShuffled, kTwo}) {
-    auto gradients = Pack<float>(RandomGradients(model, 2, step++));
-    ASSERT_EQ(*world->RunStep(gradients, buckets), Verdict::kApply);
-    EXPECT_EQ(world->coordinator().Export()->tensors.size(), buckets.size());
-    EXPECT_EQ(world->coordinator().Report().size(), buckets.size());
-  }
-  // One that holds parts of both, and a step that is skipped: both are as before.
-  const HookState before = *world->coordinator().Export();
-  Values values = RandomGradients(model, 2, step);
-  values[0][0][0] = std::numeric_limits<double>::quiet_NaN();
-  auto gradients = Pack<float>(values);
-  ASSERT_EQ(*world->RunStep(gradients, {{3, 2}, {1, 5}, {0, 4}}), Verdict::kSkip);
-  EXPECT_TRUE(SameTensors(before, *world->coordinator().Export()));
 }
 
 TEST(PowerSgd, BucketsAndTheirOrderDoNotMatter) {
@@ -450,6 +248,8 @@ double Norm(const std::vector<std::vector<double>>& parts) {
   return std::sqrt(squares);
 }
 
+class PowerSgdForms : public ::testing::TestWithParam<const char*> {};
+
 TEST_P(PowerSgdForms, MeasuresGradientsAndWhatIsLeftOfThem) {
   const std::string spec = Form(GetParam());
   const auto world = World(2, spec);
@@ -476,6 +276,8 @@ TEST_P(PowerSgdForms, MeasuresGradientsAndWhatIsLeftOfThem) {
   }
 }
 
+INSTANTIATE_TEST_SUITE_P(All, PowerSgdForms, kForms);
+
 TEST(PowerSgd, MeasuresNothingWithoutResiduals) {
   for (const char* spec : {"power_sgd,start_powerSGD_iter=0,use_error_feedback=false",
                            "power_sgd,start_powerSGD_iter=5", "fp16"}) {
@@ -484,59 +286,6 @@ TEST(PowerSgd, MeasuresNothingWithoutResiduals) {
     ASSERT_TRUE(world->RunStep(gradients, kOne).ok());
     EXPECT_FALSE(world->norms()[0].has_value()) << spec;
   }
-}
-
-TEST(PowerSgd, RefusesAnotherStateByName) {
-  using ::testing::HasSubstr;
-  const auto model = Model(DType::kFloat32);
-  const auto world = World(2, "power_sgd,start_powerSGD_iter=0");
-  auto gradients = Pack<float>(RandomGradients(model, 2, 1));
-  ASSERT_TRUE(world->RunStep(gradients, kOne).ok());
-  const HookState good = *world->coordinator().Export();
-  const auto refusal = [&](const HookState& state) {
-    const Snapshot before(*world);
-    const absl::Status status = world->coordinator().Import(state);
-    EXPECT_FALSE(status.ok());
-    EXPECT_TRUE(before == Snapshot(*world)) << "something was loaded";
-    return std::string(status.message());
-  };
-  HookState bad = good;
-  bad.metadata["format"] = "gradwire.session_state.2";
-  EXPECT_THAT(refusal(bad), HasSubstr("gradwire.session_state.2"));
-  bad = good;
-  bad.metadata["layout"].replace(bad.metadata["layout"].find("tall"), 4, "long");
-  EXPECT_THAT(refusal(bad), HasSubstr("long"));
-  bad = good;
-  bad.tensors.pop_back();
-  EXPECT_THAT(refusal(bad), HasSubstr("missing"));
-  bad = good;
-  bad.tensors[0].data.resize(4);
-  EXPECT_THAT(refusal(bad), HasSubstr("4 bytes"));
-  bad = good;
-  bad.metadata["generator"] = "1 2 3";
-  EXPECT_THAT(refusal(bad), HasSubstr("generator"));
-  bad = good;
-  bad.metadata.erase("seed");
-  EXPECT_THAT(refusal(bad), HasSubstr("seed"));
-  const auto other = World(2, "power_sgd,start_powerSGD_iter=0,matrix_approximation_rank=2");
-  EXPECT_THAT(std::string(other->coordinator().Import(good).message()),
-              HasSubstr("matrix_approximation_rank=1"));
-
-  HookState padding = world->hook(0).State();
-  padding.tensors[0] = {.name = "padding/tall",
-                        .dtype = DType::kFloat16,
-                        .shape = {3},
-                        .data = std::vector<std::byte>(6)};
-  EXPECT_THAT(std::string(world->hook(0).LoadState(padding, model).message()),
-              HasSubstr("padding/tall"));
-  padding.tensors[0].dtype = DType::kFloat32;
-  EXPECT_THAT(std::string(world->hook(0).LoadState(padding, model).message()),
-              HasSubstr("padding/tall"));
-
-  HookState residuals = world->hook(0).State();
-  residuals.tensors[0].name = "residual/none";
-  EXPECT_THAT(std::string(world->hook(0).LoadState(residuals, model).message()),
-              HasSubstr("residual/none"));
 }
 
 }  // namespace
