@@ -4,15 +4,12 @@ PYTHON ?= /usr/bin/python3
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 
-# Ninja rewrites one line on a terminal; elsewhere it would print one per file.
-quiet := $(shell test -t 1 || echo -- --quiet)
-
 # $(call build,preset[,targets[,options]])
 define build
 	@echo "building build/$(1)"
 	@mkdir -p build/$(1)
 	@cmake --preset $(1) $(3) >build/$(1)/configure.log 2>&1 || { cat build/$(1)/configure.log; exit 1; }
-	@cmake --build --preset $(1) -j $(JOBS) $(if $(2),--target $(2)) $(quiet)
+	@deploy/build.sh cmake --build --preset $(1) -j $(JOBS) $(if $(2),--target $(2))
 endef
 
 # $(call check,preset): every test, then what ran, what was skipped and why.
