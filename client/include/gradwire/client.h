@@ -107,12 +107,12 @@ struct BucketReport {
 // One member's place in a session.
 //
 // Threads: all calls are thread-safe. One thread at a time encodes, decodes and completes: the one
-// that reads frames, the one for what is large and for timers, or, for what is small, the one that
-// calls. Large gradients are never encoded on the caller's. Two threads are the client's, from
-// Join on, beside gRPC's own. Ownership: a bucket and its buffer must stay alive and untouched from
-// AllReduce until its completion. Before that moment the client has handed no reference into the
-// buffer to anything else. Failure: policy `fail`. When a member is lost, the data is bad, or the
-// daemon is gone, every open and later call ends with the same error, which names the member to
+// that reads frames, the one for what is large and for timers, or, for what is small, one that
+// calls or waits. Large gradients are never encoded on the caller's. Two threads are the client's,
+// from Join on, beside gRPC's own. Ownership: a bucket and its buffer must stay alive and untouched
+// from AllReduce until its completion. Before that moment the client has handed no reference into
+// the buffer to anything else. Failure: policy `fail`. When a member is lost, the data is bad, or
+// the daemon is gone, every open and later call ends with the same error, which names the member to
 // blame. The buckets' content is then unspecified. Join again, under the same or another name, to
 // go on from a checkpoint.
 class Client {
