@@ -79,10 +79,11 @@ class ClientImpl final : public Client {
 
   Completion AllReduce(GradBucket& bucket) override {
     const bool light = bucket.buffer().bytes() <= kLightBytes;
-    auto state = std::make_shared<Completion::State>(poller_, light);
+    auto state = std::make_shared<Completion::State>();
     inbox_->Push(client::CallEvent{.call = [this, copy = std::make_shared<GradBucket>(bucket),
                                             state] { driver_.StartBucket(copy, state); },
                                    .heavy = !light});
+    state->ReadBy(poller_, light);
     return Completion(state);
   }
 
@@ -92,14 +93,15 @@ class ClientImpl final : public Client {
 
   absl::StatusOr<Verdict> EndStep() override {
     if (absl::Status may = MayWait("EndStep"); !may.ok()) return may;
-    auto call = std::make_shared<client::StepCall>(poller_, /*waits=*/true);
+    auto call = std::make_shared<client::StepCall>();
     inbox_->Push(client::CallEvent{[this, call] { driver_.EndStep(call); }});
+    call->outcome.ReadBy(poller_, /*light=*/true);
     if (absl::Status outcome = call->outcome.Wait(); !outcome.ok()) return outcome;
     return call->verdict;
   }
 
   void EndStep(std::function<void(const absl::StatusOr<Verdict>&)> done) override {
-    auto call = std::make_shared<client::StepCall>(poller_, /*waits=*/false);
+    auto call = std::make_shared<client::StepCall>();
     inbox_->Push(client::CallEvent{[this, call, done = std::move(done)] {
       // Only the outcome holds `done`, and only the driver the outcome.
       call->outcome.OnDone([step = call.get(), done](const absl::Status& outcome) {
@@ -107,6 +109,7 @@ class ClientImpl final : public Client {
       });
       driver_.EndStep(call);
     }});
+    call->outcome.ReadBy(poller_, /*light=*/false);
   }
 
   absl::Status Broadcast(int root, void* data, std::size_t bytes) override {
@@ -184,12 +187,13 @@ class ClientImpl final : public Client {
 
   absl::Status Collective(wire::CollectiveKind kind, int root, std::byte* data, std::size_t bytes) {
     if (absl::Status may = MayWait("a broadcast or barrier"); !may.ok()) return may;
-    auto call = std::make_shared<client::CollectiveCall>(poller_, bytes <= kLightBytes);
+    auto call = std::make_shared<client::CollectiveCall>();
     call->kind = kind;
     call->root = root;
     call->data = data;
     call->bytes = bytes;
     inbox_->Push(client::CallEvent{[this, call] { driver_.Enter(call); }});
+    call->outcome.ReadBy(poller_, bytes <= kLightBytes);
     return call->outcome.Wait();
   }
 

@@ -5,9 +5,27 @@
 
 namespace gradwire {
 namespace client {
+namespace {
+
+// Between a call and the wait for it, where a program does nothing else.
+constexpr std::chrono::microseconds kAtOnce(100);
+
+// gRPC rounds waits up to milliseconds.
+constexpr std::chrono::milliseconds kShortest(2);
+
+}  // namespace
 
 Outcome::~Outcome() {
   if (!done_ && poller_ != nullptr) poller_->CallEnds();
+}
+
+void Outcome::ReadBy(std::shared_ptr<Poller> poller, bool light) {
+  MutexLock lock(mutex_);
+  if (done_) return;
+  light_ = light && callbacks_.empty();
+  begun_ = std::chrono::steady_clock::now();
+  poller->CallBegins(/*may_help=*/light_);
+  poller_ = std::move(poller);
 }
 
 void Outcome::Complete(const absl::Status& status) {
@@ -30,14 +48,18 @@ void Outcome::Complete(const absl::Status& status) {
 }
 
 void Outcome::Help(std::chrono::steady_clock::time_point deadline) const {
+  const auto now = std::chrono::steady_clock::now();
+  if (deadline < now + kShortest) return;
   std::shared_ptr<Poller> poller;
+  bool at_once = false;
   {
     MutexLock lock(mutex_);
     if (done_ || !light_ || helper_ != std::thread::id()) return;
     poller = poller_;
+    at_once = now < begun_ + kAtOnce;
     helper_ = std::this_thread::get_id();
   }
-  poller->Help([this] { return done(); }, deadline);
+  poller->Help([this] { return done(); }, deadline, at_once);
   MutexLock lock(mutex_);
   helper_ = {};
 }
@@ -71,7 +93,7 @@ void Outcome::OnDone(std::function<void(const absl::Status&)> callback) {
     MutexLock lock(mutex_);
     if (!done_) {
       callbacks_.push_back(std::move(callback));
-      if (light_) poller_->Attend();
+      if (light_) poller_->PollNow();
       return;
     }
     outcome = status_;
@@ -90,7 +112,8 @@ bool Completion::done() const { return state_->done(); }
 absl::Status Completion::Wait() const { return state_->Wait(); }
 
 absl::Status Completion::Wait(absl::Duration timeout) const {
-  timeout = std::min(timeout, absl::Hours(24 * 365));  // the clock must not overflow
+  // The clock must not overflow.
+  timeout = std::clamp(timeout, absl::ZeroDuration(), absl::Hours(24 * 365));
   return state_->WaitUntil(std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(timeout));
 }
 

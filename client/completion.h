@@ -5,7 +5,6 @@
 #include <functional>
 #include <memory>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "client/poller.h"
@@ -18,17 +17,16 @@ namespace client {
 class Outcome {
  public:
   Outcome() = default;
-  // Of a call whose frames the poller reads. `light`: what is left to do when its last frame is
-  // here is little, so that the thread that waits may read it.
-  Outcome(std::shared_ptr<Poller> poller, bool light) : poller_(std::move(poller)), light_(light) {
-    poller_->CallBegins(/*may_help=*/light);
-  }
   ~Outcome();
 
   Outcome(const Outcome&) = delete;
   Outcome& operator=(const Outcome&) = delete;
 
-  // The first call counts; it runs the callbacks on this thread.
+  // Of a call that has begun, and whose frames the poller reads. `light`: what comes for it is
+  // small, so that a thread that waits for it may read it.
+  void ReadBy(std::shared_ptr<Poller> poller, bool light) GRADWIRE_EXCLUDES(mutex_);
+
+  // The first call counts; it runs the callbacks on this thread. The caller holds a reference.
   void Complete(const absl::Status& status);
 
   bool done() const;
@@ -46,14 +44,13 @@ class Outcome {
   absl::Status status_ GRADWIRE_GUARDED_BY(mutex_);
   std::vector<std::function<void(const absl::Status&)>> callbacks_ GRADWIRE_GUARDED_BY(mutex_);
   std::shared_ptr<Poller> poller_ GRADWIRE_GUARDED_BY(mutex_);  // until it is done
-  bool light_ = false;
+  bool light_ GRADWIRE_GUARDED_BY(mutex_) = false;
+  std::chrono::steady_clock::time_point begun_ GRADWIRE_GUARDED_BY(mutex_);
   mutable std::thread::id helper_ GRADWIRE_GUARDED_BY(mutex_);  // the thread in Help, if any
 };
 
 }  // namespace client
 
-struct Completion::State : client::Outcome {
-  using client::Outcome::Outcome;
-};
+struct Completion::State : client::Outcome {};
 
 }  // namespace gradwire

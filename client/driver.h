@@ -10,7 +10,6 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "client/bucket_stats.h"
@@ -29,17 +28,12 @@ namespace gradwire::client {
 
 // One EndStep call. The verdict counts once the outcome is there and ok.
 struct StepCall {
-  StepCall(std::shared_ptr<Poller> poller, bool waits)
-      : outcome(std::move(poller), /*light=*/waits) {}
-
   Outcome outcome;
   Verdict verdict = Verdict::kApply;
 };
 
 // One Broadcast or Barrier. `data` is touched until the outcome is there.
 struct CollectiveCall {
-  CollectiveCall(std::shared_ptr<Poller> poller, bool light) : outcome(std::move(poller), light) {}
-
   wire::CollectiveKind kind = wire::CollectiveKind::kBarrier;
   int root = 0;
   std::byte* data = nullptr;

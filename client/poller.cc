@@ -9,7 +9,7 @@
 
 namespace gradwire::client {
 
-void Poller::Do(Shared& shared, void* tag, bool ok) {
+void Poller::Do(Shared& shared, void* tag, bool ok) noexcept {
   shared.begun.load(std::memory_order_acquire);
   const Operation operation = *static_cast<const Operation*>(tag);
   operation.done(operation.owner, ok);
@@ -23,7 +23,8 @@ bool Poller::Take(Shared& shared) {
       shared.polling = true;
       return true;
     }
-    // A thread that helps does not wake this one when it goes and all calls are over.
+    // A thread that helps does not wake this one when it goes and no call is open: this one looks
+    // by itself.
     shared.wake.WaitUntil(shared.mutex,
                           shared.polling ? now + shared.settings.stand_by : shared.stands_by_until);
   }
@@ -33,8 +34,8 @@ bool Poller::Take(Shared& shared) {
 void Poller::GiveBack(Shared& shared) {
   MutexLock lock(shared.mutex);
   shared.polling = false;
-  if (!shared.helpers_come || shared.calls > 0) return;
-  shared.helpers_come = false;
+  if (!shared.turned_one_away || shared.calls > 0) return;
+  shared.turned_one_away = false;
   shared.stands_by_until = Clock::now() + shared.settings.stand_by;
 }
 
@@ -57,11 +58,12 @@ void* Poller::Begin(Operation& operation) {
 }
 
 void Poller::CallBegins(bool may_help) {
+  bool alone = false;
   {
     MutexLock lock(shared_->mutex);
-    ++shared_->calls;
+    alone = ++shared_->calls == 1;
   }
-  if (!may_help) Attend();
+  if (!may_help || !alone) PollNow();
 }
 
 void Poller::CallEnds() {
@@ -69,37 +71,40 @@ void Poller::CallEnds() {
   --shared_->calls;
 }
 
-void Poller::Attend() {
+void Poller::PollNow() {
   MutexLock lock(shared_->mutex);
   if (shared_->stands_by_until == Clock::time_point::min()) return;
   shared_->stands_by_until = Clock::time_point::min();
   if (!shared_->polling) shared_->wake.NotifyOne();
 }
 
-void Poller::Help(const std::function<bool()>& done, Clock::time_point until) {
+void Poller::Help(const std::function<bool()>& done, Clock::time_point until, bool came_at_once) {
   Shared& shared = *shared_;
   {
     MutexLock lock(shared.mutex);
+    if (shared.calls > 1) return;
     if (shared.polling) {
-      shared.helpers_come = true;
+      shared.turned_one_away = came_at_once;
       return;
     }
     shared.polling = true;
   }
-  until = std::min(until, Clock::now() + shared.settings.help);
-  bool in_time = true;
-  while (in_time && !done()) {
+  Clock::time_point now = Clock::now();
+  until = std::min(until, now + shared.settings.help);
+  bool is_done = done();
+  while (!is_done && now < until) {
     void* tag = nullptr;
     bool ok = false;
-    const auto left = std::max(until - Clock::now(), Clock::duration::zero());
-    in_time = shared.queue.AsyncNext(&tag, &ok, std::chrono::system_clock::now() + left) ==
-              grpc::CompletionQueue::GOT_EVENT;
-    if (in_time) Do(shared, tag, ok);
+    const auto found =
+        shared.queue.AsyncNext(&tag, &ok, std::chrono::system_clock::now() + (until - now));
+    if (found == grpc::CompletionQueue::GOT_EVENT) Do(shared, tag, ok);
+    is_done = done();
+    now = Clock::now();
   }
   MutexLock lock(shared.mutex);
   shared.polling = false;
-  if (in_time && shared.calls == 0) {
-    shared.stands_by_until = Clock::now() + shared.settings.stand_by;
+  if (is_done && came_at_once && shared.calls == 0) {
+    shared.stands_by_until = now + shared.settings.stand_by;
   } else {
     shared.stands_by_until = Clock::time_point::min();
     shared.wake.NotifyOne();

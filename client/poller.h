@@ -34,7 +34,7 @@ class Poller {
   struct Settings {
     // So long nobody polls after a thread that waited has got what it waited for.
     Clock::duration stand_by = std::chrono::milliseconds(2);
-    // A thread that waits polls so long at most.
+    // A thread that waits begins nothing more after so long.
     Clock::duration help = std::chrono::milliseconds(10);
   };
   static std::shared_ptr<Poller> Start(const Settings& settings) {
@@ -51,16 +51,18 @@ class Poller {
   // The tag with which gRPC is to begin it. `done` sees what was written before.
   void* Begin(Operation& operation);
 
-  // The program's calls, from their beginning to their outcome: while there are some, somebody
-  // polls. `may_help`: it is to be expected that a thread waits for this one with Help, at once.
+  // The program's open calls, from their beginning to their outcome. While one is open somebody
+  // polls; only where a thread that waits is to be expected at once (`may_help`), and no other call
+  // is open, the poller's own thread may still stand by.
   void CallBegins(bool may_help);
   void CallEnds();
-  // Nobody comes to Help: the poller's own thread polls.
-  void Attend();
+  // Ends its standing by, for nobody comes to wait.
+  void PollNow();
 
   // Polls on this thread until `done` says so or `until`, but not for long; not at all while
-  // another thread does. The caller goes on waiting then. Needs a reference for as long.
-  void Help(const std::function<bool()>& done, Clock::time_point until);
+  // another thread does or another call is open. The caller goes on waiting then. Needs a reference
+  // for as long. `came_at_once`: the thread may be expected back likewise.
+  void Help(const std::function<bool()>& done, Clock::time_point until, bool came_at_once);
   // Whether a thread that waits finds the queue free, and for a while will.
   bool stands_by() const;
   // A thread in Help asks `done` again.
@@ -81,8 +83,9 @@ class Poller {
     // A thread is in the queue, or deals with what it found there.
     bool polling GRADWIRE_GUARDED_BY(mutex) = false;
     bool ending GRADWIRE_GUARDED_BY(mutex) = false;
-    bool helpers_come GRADWIRE_GUARDED_BY(mutex) = false;  // one found the queue taken
-    int calls GRADWIRE_GUARDED_BY(mutex) = 0;
+    // A thread that came at once found the queue taken.
+    bool turned_one_away GRADWIRE_GUARDED_BY(mutex) = false;
+    int calls GRADWIRE_GUARDED_BY(mutex) = 0;  // that are open
     Clock::time_point stands_by_until GRADWIRE_GUARDED_BY(mutex);
   };
 
@@ -91,7 +94,7 @@ class Poller {
   // The poller's own thread waits until the queue is its own. False: it is to be emptied for good.
   static bool Take(Shared& shared) GRADWIRE_EXCLUDES(shared.mutex);
   static void GiveBack(Shared& shared) GRADWIRE_EXCLUDES(shared.mutex);
-  static void Do(Shared& shared, void* tag, bool ok);
+  static void Do(Shared& shared, void* tag, bool ok) noexcept;
 
   const std::shared_ptr<Shared> shared_;
   std::thread thread_;

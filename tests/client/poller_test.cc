@@ -4,9 +4,11 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <future>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "client/completion.h"
@@ -20,10 +22,19 @@ using Clock = Poller::Clock;
 constexpr std::chrono::seconds kLong(20);
 constexpr Poller::Settings kForAsLongAsItTakes{.stand_by = kLong, .help = kLong};
 
+// A call of a program, on its way to its outcome->
+std::shared_ptr<Outcome> Begin(const std::shared_ptr<Poller>& poller, bool light = true) {
+  auto outcome = std::make_shared<Outcome>();
+  outcome->ReadBy(poller, light);
+  return outcome;
+}
+
 // What a stream would begin: it is over at once, and completes an outcome on the thread that polls.
 class Event {
  public:
-  Event(Poller& poller, Outcome& outcome) : outcome_(outcome) {
+  Event(
+      Poller& poller, std::shared_ptr<Outcome> outcome, std::function<void()> before = [] {})
+      : outcome_(std::move(outcome)), before_(std::move(before)) {
     // Long past: an alarm for now would go off at the next millisecond.
     alarm_.Set(poller.queue(), std::chrono::system_clock::time_point(), poller.Begin(operation_));
   }
@@ -31,13 +42,17 @@ class Event {
   std::thread::id thread() const { return thread_; }
 
  private:
-  Outcome& outcome_;
+  const std::shared_ptr<Outcome> outcome_;
+  const std::function<void()> before_;
   std::thread::id thread_;
   Poller::Operation operation_{.done =
                                    [](void* owner, bool) {
                                      auto& self = *static_cast<Event*>(owner);
                                      self.thread_ = std::this_thread::get_id();
-                                     self.outcome_.Complete(absl::OkStatus());
+                                     self.before_();
+                                     // The event is gone when the outcome is seen.
+                                     const std::shared_ptr<Outcome> outcome = self.outcome_;
+                                     outcome->Complete(absl::OkStatus());
                                    },
                                .owner = this};
   grpc::Alarm alarm_;
@@ -45,24 +60,28 @@ class Event {
 
 // A call whose answer comes in while this thread waits. Returns the thread that read it.
 std::thread::id Call(const std::shared_ptr<Poller>& poller) {
-  Outcome outcome(poller, /*light=*/true);
+  const std::shared_ptr<Outcome> outcome = Begin(poller);
   const Event answer(*poller, outcome);
-  EXPECT_TRUE(outcome.WaitUntil(Clock::now() + kLong).ok());
+  EXPECT_TRUE(outcome->WaitUntil(Clock::now() + kLong).ok());
   return answer.thread();
 }
 
-// Calls until this thread reads its answers itself, so that the poller stands by.
-void CallUntilThisThreadPolls(const std::shared_ptr<Poller>& poller) {
+// Calls until the poller leaves the queue to this thread.
+void CallUntilItStandsBy(const std::shared_ptr<Poller>& poller) {
   const auto end = Clock::now() + kLong;
-  while (Call(poller) != std::this_thread::get_id()) {
-    ASSERT_LT(Clock::now(), end) << "the poller's own thread read every answer";
+  while (!poller->stands_by()) {
+    Call(poller);
+    ASSERT_LT(Clock::now(), end) << "the poller's own thread goes on reading";
   }
 }
 
 TEST(Poller, AThreadThatWaitsAgainAndAgainReadsItsAnswersItself) {
   const auto poller = Poller::Start(kForAsLongAsItTakes);
-  CallUntilThisThreadPolls(poller);
-  for (int i = 0; i < 1000; ++i) ASSERT_EQ(Call(poller), std::this_thread::get_id()) << i;
+  CallUntilItStandsBy(poller);
+  int by_this_thread = 0;
+  for (int i = 0; i < 1000; ++i) by_this_thread += Call(poller) == std::this_thread::get_id();
+  // Where it was interrupted between call and wait, it is not expected back.
+  EXPECT_GT(by_this_thread, 500);
 }
 
 TEST(Poller, StandsByOnceAThreadThatWaitedFoundTheQueueTaken) {
@@ -82,7 +101,7 @@ TEST(Poller, StandsByOnceAThreadThatWaitedFoundTheQueueTaken) {
   alarm.Set(poller->queue(), std::chrono::system_clock::time_point(), poller->Begin(operation));
   taken.polls.get_future().wait();
   EXPECT_FALSE(poller->stands_by());
-  poller->Help([] { return false; }, Clock::now() + kLong);
+  poller->Help([] { return false; }, Clock::now() + kLong, /*came_at_once=*/true);
   taken.go_on.set_value();
   const auto end = Clock::now() + kLong / 2;
   while (!poller->stands_by() && Clock::now() < end) std::this_thread::yield();
@@ -91,11 +110,11 @@ TEST(Poller, StandsByOnceAThreadThatWaitedFoundTheQueueTaken) {
 
 TEST(Poller, WhatNobodyWaitsForIsReadAtOnce) {
   const auto poller = Poller::Start(kForAsLongAsItTakes);
-  CallUntilThisThreadPolls(poller);
-  Outcome outcome(poller, /*light=*/true);
+  CallUntilItStandsBy(poller);
+  const std::shared_ptr<Outcome> outcome = Begin(poller);
   const Event answer(*poller, outcome);
   std::promise<std::thread::id> done;
-  outcome.OnDone([&done](const absl::Status&) { done.set_value(std::this_thread::get_id()); });
+  outcome->OnDone([&done](const absl::Status&) { done.set_value(std::this_thread::get_id()); });
   std::future<std::thread::id> read = done.get_future();
   ASSERT_EQ(read.wait_for(kLong / 2), std::future_status::ready);
   EXPECT_NE(read.get(), std::this_thread::get_id());
@@ -103,58 +122,120 @@ TEST(Poller, WhatNobodyWaitsForIsReadAtOnce) {
 
 TEST(Poller, AHeavyCallIsLeftToThePollersThread) {
   const auto poller = Poller::Start(kForAsLongAsItTakes);
-  CallUntilThisThreadPolls(poller);
-  Outcome outcome(poller, /*light=*/false);
+  CallUntilItStandsBy(poller);
+  const std::shared_ptr<Outcome> outcome = Begin(poller, /*light=*/false);
   const Event answer(*poller, outcome);
-  ASSERT_TRUE(outcome.WaitUntil(Clock::now() + kLong / 2).ok());
+  ASSERT_TRUE(outcome->WaitUntil(Clock::now() + kLong / 2).ok());
   EXPECT_NE(answer.thread(), std::this_thread::get_id());
 }
 
 TEST(Poller, ThePollersThreadTakesOverWhenNobodyComesBack) {
   const auto poller = Poller::Start({.stand_by = std::chrono::milliseconds(1), .help = kLong});
-  CallUntilThisThreadPolls(poller);
-  Outcome outcome(poller, /*light=*/true);
+  CallUntilItStandsBy(poller);
+  const std::shared_ptr<Outcome> outcome = Begin(poller);
   const Event answer(*poller, outcome);
   const auto end = Clock::now() + kLong;
-  while (!outcome.done() && Clock::now() < end) std::this_thread::yield();  // never waits
-  ASSERT_TRUE(outcome.WaitUntil(end).ok());
+  while (!outcome->done() && Clock::now() < end) std::this_thread::yield();  // never waits
+  ASSERT_TRUE(outcome->WaitUntil(end).ok());
   EXPECT_NE(answer.thread(), std::this_thread::get_id());
 }
 
 TEST(Poller, AThreadThatHelpsLeavesWhenAnotherThreadHasItsOutcome) {
   const auto poller = Poller::Start({.stand_by = kLong, .help = 10 * kLong});
-  CallUntilThisThreadPolls(poller);
-  Outcome outcome(poller, /*light=*/true);
+  CallUntilItStandsBy(poller);
+  const std::shared_ptr<Outcome> outcome = Begin(poller);
   std::promise<void> waits;
   std::thread other([&] {
     waits.get_future().wait();
-    outcome.Complete(absl::AbortedError("by another thread"));
+    outcome->Complete(absl::AbortedError("by another thread"));
   });
   const auto begin = Clock::now();
   waits.set_value();
-  EXPECT_EQ(outcome.WaitUntil(begin + kLong).message(), "by another thread");
+  EXPECT_EQ(outcome->WaitUntil(begin + kLong).message(), "by another thread");
   EXPECT_LT(Clock::now(), begin + kLong) << "only its deadline ended it";
   other.join();
 }
 
-TEST(Poller, AThreadThatHelpsLeavesTheQueueToThoseThatStillWait) {
+TEST(Poller, CallsBesideEachOtherAreLeftToThePollersThread) {
   const auto poller = Poller::Start(kForAsLongAsItTakes);
-  CallUntilThisThreadPolls(poller);
-  Outcome late(poller, /*light=*/true);
-  EXPECT_EQ(Call(poller), std::this_thread::get_id());
-  const Event answer(*poller, late);
+  CallUntilItStandsBy(poller);
+  const std::shared_ptr<Outcome> other = Begin(poller);
+  EXPECT_TRUE(poller->stands_by());
+  EXPECT_NE(Call(poller), std::this_thread::get_id());
+  EXPECT_FALSE(poller->stands_by());
+}
+
+TEST(Poller, AThreadThatHelpsLeavesTheQueueToCallsThatBeganMeanwhile) {
+  const auto poller = Poller::Start(kForAsLongAsItTakes);
+  CallUntilItStandsBy(poller);
+  const std::shared_ptr<Outcome> outcome = Begin(poller);
+  std::shared_ptr<Outcome> late;
+  const Event answer(*poller, outcome, [&] { late = Begin(poller); });
+  ASSERT_TRUE(outcome->WaitUntil(Clock::now() + kLong).ok());
+  const Event other(*poller, late);
   const auto end = Clock::now() + kLong / 2;
-  while (!late.done() && Clock::now() < end) std::this_thread::yield();  // never waits
-  ASSERT_TRUE(late.WaitUntil(end).ok());
-  EXPECT_NE(answer.thread(), std::this_thread::get_id());
+  while (!late->done() && Clock::now() < end) std::this_thread::yield();  // never waits
+  EXPECT_TRUE(late->done());
 }
 
 TEST(Poller, HelpEndsAtTheCallersDeadline) {
   const auto poller = Poller::Start({.stand_by = kLong, .help = 10 * kLong});
-  CallUntilThisThreadPolls(poller);
-  const Outcome outcome(poller, /*light=*/true);
-  EXPECT_EQ(outcome.WaitUntil(Clock::now() + std::chrono::milliseconds(5)).code(),
+  CallUntilItStandsBy(poller);
+  const std::shared_ptr<Outcome> outcome = Begin(poller);
+  const auto begin = Clock::now();
+  EXPECT_EQ(outcome->WaitUntil(begin + std::chrono::milliseconds(5)).code(),
             absl::StatusCode::kDeadlineExceeded);
+  EXPECT_LT(Clock::now(), begin + kLong);
+}
+
+TEST(Poller, HelpEndsAtTheCallersDeadlineThoughEventsKeepComing) {
+  const auto poller = Poller::Start({.stand_by = kLong, .help = 10 * kLong});
+  CallUntilItStandsBy(poller);
+  // Whatever reads an event begins the next one.
+  struct Stream {
+    Poller& poller;
+    std::atomic<bool> flows{true};
+    std::promise<void> over{};
+    std::unique_ptr<grpc::Alarm> alarm{};
+    Poller::Operation operation{
+        .done = [](void* owner, bool) { static_cast<Stream*>(owner)->Next(); }, .owner = this};
+    void Next() {
+      if (!flows) return over.set_value();
+      alarm = std::make_unique<grpc::Alarm>();
+      alarm->Set(poller.queue(), std::chrono::system_clock::time_point(), poller.Begin(operation));
+    }
+  } stream{.poller = *poller};
+  stream.Next();
+  const std::shared_ptr<Outcome> outcome = Begin(poller);
+  const auto begin = Clock::now();
+  EXPECT_EQ(outcome->WaitUntil(begin + std::chrono::milliseconds(5)).code(),
+            absl::StatusCode::kDeadlineExceeded);
+  EXPECT_LT(Clock::now(), begin + kLong);
+  stream.flows = false;
+  EXPECT_EQ(stream.over.get_future().wait_for(kLong), std::future_status::ready);
+}
+
+TEST(Poller, WaitsThatAreOverBeforeTheyBeginDoNotPoll) {
+  const auto poller = Poller::Start({.stand_by = kLong, .help = 10 * kLong});
+  CallUntilItStandsBy(poller);
+  const std::shared_ptr<Outcome> outcome = Begin(poller);
+  const auto begin = Clock::now();
+  for (const auto deadline : {begin, begin - kLong, Clock::time_point::min()}) {
+    EXPECT_EQ(outcome->WaitUntil(deadline).code(), absl::StatusCode::kDeadlineExceeded);
+  }
+  EXPECT_LT(Clock::now(), begin + kLong);
+  EXPECT_TRUE(poller->stands_by());
+}
+
+TEST(Poller, AThreadThatComesLateIsNotExpectedBackAtOnce) {
+  const auto poller = Poller::Start(kForAsLongAsItTakes);
+  CallUntilItStandsBy(poller);
+  const std::shared_ptr<Outcome> outcome = Begin(poller);
+  const Event answer(*poller, outcome);
+  const auto late = Clock::now() + std::chrono::milliseconds(1);
+  while (Clock::now() < late) std::this_thread::yield();
+  ASSERT_TRUE(outcome->WaitUntil(Clock::now() + kLong).ok());
+  EXPECT_FALSE(poller->stands_by());
 }
 
 TEST(Poller, ManyThreadsThatCallAndWaitAllGetTheirOutcomes) {
@@ -164,10 +245,10 @@ TEST(Poller, ManyThreadsThatCallAndWaitAllGetTheirOutcomes) {
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
       for (int i = 0; i < 500; ++i) {
-        Outcome outcome(poller, /*light=*/(i + t) % 3 != 0);
+        const std::shared_ptr<Outcome> outcome = Begin(poller, (i + t) % 3 != 0);
         const Event answer(*poller, outcome);
-        if (i % 5 == t) outcome.OnDone([&told](const absl::Status&) { ++told; });
-        ASSERT_TRUE(outcome.WaitUntil(Clock::now() + kLong).ok()) << i;
+        if (i % 5 == t) outcome->OnDone([&told](const absl::Status&) { ++told; });
+        ASSERT_TRUE(outcome->WaitUntil(Clock::now() + kLong).ok()) << i;
       }
     });
   }
@@ -177,9 +258,8 @@ TEST(Poller, ManyThreadsThatCallAndWaitAllGetTheirOutcomes) {
 
 TEST(Poller, AnOutcomeThatNobodyCompletesIsNoCallAnyMore) {
   const auto poller = Poller::Start(kForAsLongAsItTakes);
-  { const Outcome forgotten(poller, /*light=*/false); }
-  CallUntilThisThreadPolls(poller);
-  EXPECT_TRUE(poller->stands_by());
+  Begin(poller, /*light=*/false).reset();
+  CallUntilItStandsBy(poller);
 }
 
 TEST(Poller, MayLoseItsLastReferenceOnItsOwnThread) {

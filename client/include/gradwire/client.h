@@ -57,13 +57,15 @@ class Completion {
 
   bool done() const;
 
-  // Waits for the outcome. Never hangs: the call itself ends by the session's deadlines.
+  // Waits for the outcome. Never hangs: the call itself ends by the session's deadlines. Meanwhile
+  // this thread may do the client's work, other calls' callbacks included.
   absl::Status Wait() const;
-  // DeadlineExceeded if the outcome is not there in time; the call goes on.
+  // DeadlineExceeded if the outcome is not there in time, or soon after; the call goes on.
   absl::Status Wait(absl::Duration timeout) const;
 
   // Runs `callback` once: when the outcome arrives, on the thread that brings it, or at once on
-  // this thread if it is there. It must not block and must not destroy the client.
+  // this thread if it is there. It must not block, throw, or destroy the client, nor take a lock
+  // that a thread holds while it calls the client or waits.
   void OnDone(std::function<void(const absl::Status&)> callback);
 
  private:
