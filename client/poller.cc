@@ -73,6 +73,7 @@ void Poller::CallEnds() {
 
 void Poller::PollNow() {
   MutexLock lock(shared_->mutex);
+  shared_->no_help_until = Clock::now() + shared_->settings.no_help;
   if (shared_->stands_by_until == Clock::time_point::min()) return;
   shared_->stands_by_until = Clock::time_point::min();
   if (!shared_->polling) shared_->wake.NotifyOne();
@@ -80,16 +81,16 @@ void Poller::PollNow() {
 
 void Poller::Help(const std::function<bool()>& done, Clock::time_point until, bool came_at_once) {
   Shared& shared = *shared_;
+  Clock::time_point now = Clock::now();
   {
     MutexLock lock(shared.mutex);
-    if (shared.calls > 1) return;
+    if (shared.calls > 1 || now < shared.no_help_until) return;
     if (shared.polling) {
       shared.turned_one_away = came_at_once;
       return;
     }
     shared.polling = true;
   }
-  Clock::time_point now = Clock::now();
   until = std::min(until, now + shared.settings.help);
   bool is_done = done();
   while (!is_done && now < until) {
@@ -103,7 +104,7 @@ void Poller::Help(const std::function<bool()>& done, Clock::time_point until, bo
   }
   MutexLock lock(shared.mutex);
   shared.polling = false;
-  if (is_done && came_at_once && shared.calls == 0) {
+  if (is_done && came_at_once && shared.calls == 0 && now >= shared.no_help_until) {
     shared.stands_by_until = now + shared.settings.stand_by;
   } else {
     shared.stands_by_until = Clock::time_point::min();

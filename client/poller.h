@@ -36,6 +36,9 @@ class Poller {
     Clock::duration stand_by = std::chrono::milliseconds(2);
     // A thread that waits begins nothing more after so long.
     Clock::duration help = std::chrono::milliseconds(10);
+    // After anything but a loop of small calls, each waited for, none polls for so long: while
+    // there is more to read, the queue had better stay where it is.
+    Clock::duration no_help = std::chrono::milliseconds(100);
   };
   static std::shared_ptr<Poller> Start(const Settings& settings) {
     return std::shared_ptr<Poller>(new Poller(settings));
@@ -56,12 +59,12 @@ class Poller {
   // is open, the poller's own thread may still stand by.
   void CallBegins(bool may_help);
   void CallEnds();
-  // Ends its standing by, for nobody comes to wait.
+  // The poller's own thread polls, now and for a while: nobody comes to wait.
   void PollNow();
 
   // Polls on this thread until `done` says so or `until`, but not for long; not at all while
-  // another thread does or another call is open. The caller goes on waiting then. Needs a reference
-  // for as long. `came_at_once`: the thread may be expected back likewise.
+  // another thread does, or while or soon after there are other calls. The caller goes on waiting
+  // then. Needs a reference for as long. `came_at_once`: the thread may be expected back likewise.
   void Help(const std::function<bool()>& done, Clock::time_point until, bool came_at_once);
   // Whether a thread that waits finds the queue free, and for a while will.
   bool stands_by() const;
@@ -87,6 +90,7 @@ class Poller {
     bool turned_one_away GRADWIRE_GUARDED_BY(mutex) = false;
     int calls GRADWIRE_GUARDED_BY(mutex) = 0;  // that are open
     Clock::time_point stands_by_until GRADWIRE_GUARDED_BY(mutex);
+    Clock::time_point no_help_until GRADWIRE_GUARDED_BY(mutex);
   };
 
   explicit Poller(const Settings& settings);

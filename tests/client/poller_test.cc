@@ -20,7 +20,10 @@ namespace {
 using Clock = Poller::Clock;
 
 constexpr std::chrono::seconds kLong(20);
-constexpr Poller::Settings kForAsLongAsItTakes{.stand_by = kLong, .help = kLong};
+constexpr Poller::Settings kForAsLongAsItTakes{
+    .stand_by = kLong, .help = kLong, .no_help = Clock::duration::zero()};
+constexpr Poller::Settings kUntilTheWaitEnds{
+    .stand_by = kLong, .help = 10 * kLong, .no_help = Clock::duration::zero()};
 
 // A call of a program, on its way to its outcome->
 std::shared_ptr<Outcome> Begin(const std::shared_ptr<Poller>& poller, bool light = true) {
@@ -129,6 +132,14 @@ TEST(Poller, AHeavyCallIsLeftToThePollersThread) {
   EXPECT_NE(answer.thread(), std::this_thread::get_id());
 }
 
+TEST(Poller, AfterAHeavyCallSmallOnesAreReadByThePollersThread) {
+  const auto poller = Poller::Start({.stand_by = kLong, .help = kLong, .no_help = kLong});
+  CallUntilItStandsBy(poller);
+  Begin(poller, /*light=*/false)->Complete(absl::OkStatus());
+  for (int i = 0; i < 100; ++i) ASSERT_NE(Call(poller), std::this_thread::get_id()) << i;
+  EXPECT_FALSE(poller->stands_by());
+}
+
 TEST(Poller, ThePollersThreadTakesOverWhenNobodyComesBack) {
   const auto poller = Poller::Start({.stand_by = std::chrono::milliseconds(1), .help = kLong});
   CallUntilItStandsBy(poller);
@@ -141,7 +152,7 @@ TEST(Poller, ThePollersThreadTakesOverWhenNobodyComesBack) {
 }
 
 TEST(Poller, AThreadThatHelpsLeavesWhenAnotherThreadHasItsOutcome) {
-  const auto poller = Poller::Start({.stand_by = kLong, .help = 10 * kLong});
+  const auto poller = Poller::Start(kUntilTheWaitEnds);
   CallUntilItStandsBy(poller);
   const std::shared_ptr<Outcome> outcome = Begin(poller);
   std::promise<void> waits;
@@ -179,7 +190,7 @@ TEST(Poller, AThreadThatHelpsLeavesTheQueueToCallsThatBeganMeanwhile) {
 }
 
 TEST(Poller, HelpEndsAtTheCallersDeadline) {
-  const auto poller = Poller::Start({.stand_by = kLong, .help = 10 * kLong});
+  const auto poller = Poller::Start(kUntilTheWaitEnds);
   CallUntilItStandsBy(poller);
   const std::shared_ptr<Outcome> outcome = Begin(poller);
   const auto begin = Clock::now();
@@ -189,7 +200,7 @@ TEST(Poller, HelpEndsAtTheCallersDeadline) {
 }
 
 TEST(Poller, HelpEndsAtTheCallersDeadlineThoughEventsKeepComing) {
-  const auto poller = Poller::Start({.stand_by = kLong, .help = 10 * kLong});
+  const auto poller = Poller::Start(kUntilTheWaitEnds);
   CallUntilItStandsBy(poller);
   // Whatever reads an event begins the next one.
   struct Stream {
@@ -216,7 +227,7 @@ TEST(Poller, HelpEndsAtTheCallersDeadlineThoughEventsKeepComing) {
 }
 
 TEST(Poller, WaitsThatAreOverBeforeTheyBeginDoNotPoll) {
-  const auto poller = Poller::Start({.stand_by = kLong, .help = 10 * kLong});
+  const auto poller = Poller::Start(kUntilTheWaitEnds);
   CallUntilItStandsBy(poller);
   const std::shared_ptr<Outcome> outcome = Begin(poller);
   const auto begin = Clock::now();
