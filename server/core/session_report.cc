@@ -168,10 +168,11 @@ std::string Session::RankNames(const std::vector<int>& ranks, absl::Time now) co
   std::string text =
       absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
   if (ranks.size() == 1) {
-    absl::StrAppend(&text, " (", Name(members_[Index(ranks[0])].state), ", last heard ",
-                    absl::FormatDuration(absl::Trunc(now - members_[Index(ranks[0])].last_heard,
-                                                     absl::Milliseconds(100))),
-                    " ago)");
+    const Member& member = members_[Index(ranks[0])];
+    const absl::Duration ago = absl::Trunc(now - member.last_heard, absl::Milliseconds(100));
+    absl::StrAppend(&text, " (", Name(member.state), ", last heard ",
+                    ago > absl::ZeroDuration() ? absl::FormatDuration(ago) + " ago" : "just now",
+                    ")");
   }
   return text;
 }

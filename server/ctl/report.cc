@@ -74,13 +74,22 @@ std::string Table(const std::vector<Row>& rows) {
   return text;
 }
 
+// What is waited for, then what has failed and why.
 std::string Headline(const v1::ListSessionsResponse& sessions) {
-  std::string text;
+  std::string live;
+  std::string failed;
   for (const v1::SessionStatus& session : sessions.sessions()) {
-    if (!Live(session)) continue;
-    absl::StrAppend(&text, Printable(session.name()), ": ", Printable(session.waiting_for()), "\n");
+    const std::string line =
+        absl::StrCat(Printable(session.name()), session.state() == "failed" ? " failed: " : ": ",
+                     Printable(session.waiting_for()), "\n");
+    if (Live(session)) live += line;
+    if (session.state() == "failed") failed += line;
   }
-  return text.empty() ? "Nothing is being waited for: no session runs.\n" : text;
+  return (live.empty() ? "Nothing is being waited for: no session runs.\n" : live) + failed;
+}
+
+std::string Count(std::uint64_t count, const char* of) {
+  return absl::StrCat(count, " ", of, count == 1 ? "" : "s");
 }
 
 // Empty when nothing is compressed.
@@ -151,8 +160,8 @@ std::string StatusTable(const v1::GetServerResponse& server,
   }
   std::string text = absl::StrCat(
       Headline(sessions), "\ngradwired ", server.version(), server.draining() ? ", draining" : "",
-      ", up ", Seconds(server.uptime()), ", ", server.sessions(), " sessions, ",
-      server.connections(), " connections, ", Bytes(server.reserved_bytes()), " of ",
+      ", up ", Seconds(server.uptime()), ", ", Count(server.sessions(), "session"), ", ",
+      Count(server.connections(), "connection"), ", ", Bytes(server.reserved_bytes()), " of ",
       Bytes(server.memory_limit_bytes()), " reserved\n");
   if (rows.size() > 1) absl::StrAppend(&text, "\n", Table(rows));
   return text;

@@ -43,6 +43,25 @@ TEST(ReportTest, AnEndedSessionWaitsForNothing) {
   EXPECT_THAT(StatusTable({}, sessions), StartsWith("Nothing is being waited for"));
 }
 
+TEST(ReportTest, AFailedSessionSaysWhy) {
+  v1::ListSessionsResponse sessions;
+  *sessions.add_sessions() = Running();
+  sessions.mutable_sessions(0)->set_state("failed");
+  sessions.mutable_sessions(0)->set_waiting_for("rank 1 is lost\x1b[2J");
+  EXPECT_THAT(StatusTable({}, sessions),
+              StartsWith("Nothing is being waited for: no session runs.\n"
+                         "digits failed: rank 1 is lost?[2J\n"));
+  *sessions.add_sessions() = Running();
+  EXPECT_THAT(StatusTable({}, sessions), StartsWith("digits: step 41 waits for rank 1\n"
+                                                    "digits failed: rank 1 is lost"));
+}
+
+TEST(ReportTest, OneIsNotMany) {
+  v1::GetServerResponse server;
+  server.set_sessions(1);
+  EXPECT_THAT(StatusTable(server, {}), HasSubstr(" 1 session, 0 connections, "));
+}
+
 TEST(ReportTest, NothingThatAMemberSaidActsOnTheTerminal) {
   v1::SessionStatus session = Running();
   session.set_waiting_for("\x1b[2Jgone");

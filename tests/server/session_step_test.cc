@@ -344,7 +344,7 @@ TEST(SessionStep, WhatIsKeptStaysInEveryWindow) {
   harness.Receive(1, harness.Chunk(1, 1, 1), Floats(16, 1));
   EXPECT_THAT(harness.reductions, IsEmpty());
   EXPECT_THAT(harness.Waiting(),
-              HasSubstr("step 0 waits for rank 0 (connected, last heard 0 ago) to acknowledge "
+              HasSubstr("step 0 waits for rank 0 (connected, last heard just now) to acknowledge "
                         "results of bucket [b]"));
   harness.Receive(0, wire::Ack{{.bucket = 1}, 1});
   EXPECT_THAT(harness.reductions, SizeIs(1));
