@@ -152,7 +152,7 @@ absl::StatusOr<Membership> JoinSession(const std::shared_ptr<grpc::Channel>& cha
     }
     if (late || std::chrono::system_clock::now() + kBetweenTries >= deadline) {
       return absl::UnavailableError(
-          absl::StrCat("no daemon answers at ", options.address, " within ",
+          absl::StrCat("no daemon at ", options.address, " takes this member within ",
                        absl::FormatDuration(options.connect_timeout), ": ", last_error,
                        " (is gradwired running there?)"));
     }

@@ -133,8 +133,9 @@ TEST_F(DaemonFaults, NoDaemonIsThere) {
   const absl::Status status = Client::Join(options).status();
   EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(5));
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(Message(status),
-              HasSubstr("no daemon answers at unix:/nonexistent/daemon.sock within 300ms: "));
+  EXPECT_THAT(
+      Message(status),
+      HasSubstr("no daemon at unix:/nonexistent/daemon.sock takes this member within 300ms: "));
 }
 
 TEST_F(DaemonFaults, JoinIsRefused) {
