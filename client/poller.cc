@@ -104,7 +104,8 @@ void Poller::Help(const std::function<bool()>& done, Clock::time_point until, bo
   }
   MutexLock lock(shared.mutex);
   shared.polling = false;
-  if (is_done && came_at_once && shared.calls == 0 && now >= shared.no_help_until) {
+  if (!is_done) shared.no_help_until = now + shared.settings.no_help;  // nothing comes quickly
+  if (came_at_once && shared.calls == 0 && now >= shared.no_help_until) {
     shared.stands_by_until = now + shared.settings.stand_by;
   } else {
     shared.stands_by_until = Clock::time_point::min();

@@ -36,8 +36,8 @@ class Poller {
     Clock::duration stand_by = std::chrono::milliseconds(2);
     // A thread that waits begins nothing more after so long.
     Clock::duration help = std::chrono::milliseconds(10);
-    // After anything but a loop of small calls, each waited for, none polls for so long: while
-    // there is more to read, the queue had better stay where it is.
+    // After anything but a loop of small calls, each waited for, whose results come quickly, none
+    // polls for so long: while there is more to read, the queue had better stay where it is.
     Clock::duration no_help = std::chrono::milliseconds(100);
   };
   static std::shared_ptr<Poller> Start(const Settings& settings) {

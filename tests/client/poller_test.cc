@@ -140,6 +140,18 @@ TEST(Poller, AfterAHeavyCallSmallOnesAreReadByThePollersThread) {
   EXPECT_FALSE(poller->stands_by());
 }
 
+TEST(Poller, WhereResultsComeSlowlyThePollersThreadReads) {
+  const auto poller =
+      Poller::Start({.stand_by = kLong, .help = std::chrono::milliseconds(3), .no_help = kLong});
+  CallUntilItStandsBy(poller);
+  const std::shared_ptr<Outcome> slow = Begin(poller);
+  EXPECT_EQ(slow->WaitUntil(Clock::now() + std::chrono::milliseconds(10)).code(),
+            absl::StatusCode::kDeadlineExceeded);
+  slow->Complete(absl::OkStatus());
+  EXPECT_NE(Call(poller), std::this_thread::get_id());
+  EXPECT_FALSE(poller->stands_by());
+}
+
 TEST(Poller, ThePollersThreadTakesOverWhenNobodyComesBack) {
   const auto poller = Poller::Start({.stand_by = std::chrono::milliseconds(1), .help = kLong});
   CallUntilItStandsBy(poller);
