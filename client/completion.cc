@@ -10,7 +10,7 @@ namespace {
 // Between a call and the wait for it, where a program does nothing else.
 constexpr std::chrono::microseconds kAtOnce(100);
 
-// gRPC rounds waits up to milliseconds.
+// gRPC rounds waits up to milliseconds: shorter ones leave the reading to the poller's own thread.
 constexpr std::chrono::milliseconds kShortest(2);
 
 }  // namespace
@@ -49,7 +49,7 @@ void Outcome::Complete(const absl::Status& status) {
 
 void Outcome::Help(std::chrono::steady_clock::time_point deadline) const {
   const auto now = std::chrono::steady_clock::now();
-  if (deadline < now + kShortest) return;
+  if (deadline < now + kShortest) return ReadNow();
   std::shared_ptr<Poller> poller;
   bool at_once = false;
   {
@@ -67,6 +67,11 @@ void Outcome::Help(std::chrono::steady_clock::time_point deadline) const {
 bool Outcome::done() const {
   MutexLock lock(mutex_);
   return done_;
+}
+
+void Outcome::ReadNow() const {
+  MutexLock lock(mutex_);
+  if (!done_ && light_) poller_->PollNow();
 }
 
 absl::Status Outcome::Wait() const {
@@ -107,7 +112,11 @@ Completion::Completion() : state_(std::make_shared<State>()) { state_->Complete(
 
 Completion::Completion(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
-bool Completion::done() const { return state_->done(); }
+bool Completion::done() const {
+  if (state_->done()) return true;
+  state_->ReadNow();
+  return false;
+}
 
 absl::Status Completion::Wait() const { return state_->Wait(); }
 

@@ -30,6 +30,8 @@ class Outcome {
   void Complete(const absl::Status& status);
 
   bool done() const;
+  // Nobody waits for it, or not for long: the poller is to see to it.
+  void ReadNow() const GRADWIRE_EXCLUDES(mutex_);
   absl::Status Wait() const;
   absl::Status WaitUntil(std::chrono::steady_clock::time_point deadline) const;
   void OnDone(std::function<void(const absl::Status&)> callback);

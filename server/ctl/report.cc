@@ -9,6 +9,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 
 namespace gradwire::ctl {
 namespace {
@@ -74,16 +76,29 @@ std::string Table(const std::vector<Row>& rows) {
   return text;
 }
 
-// What is waited for, then what has failed and why.
+// Whether a later session has the same name.
+bool IsSuperseded(const v1::SessionStatus& session, const v1::ListSessionsResponse& sessions) {
+  return std::any_of(sessions.sessions().begin(), sessions.sessions().end(),
+                     [&session](const v1::SessionStatus& other) {
+                       return other.name() == session.name() &&
+                              other.generation() > session.generation();
+                     });
+}
+
+// What is waited for, then what has failed last and why.
 std::string Headline(const v1::ListSessionsResponse& sessions) {
   std::string live;
   std::string failed;
   for (const v1::SessionStatus& session : sessions.sessions()) {
-    const std::string line =
-        absl::StrCat(Printable(session.name()), session.state() == "failed" ? " failed: " : ": ",
-                     Printable(session.waiting_for()), "\n");
-    if (Live(session)) live += line;
-    if (session.state() == "failed") failed += line;
+    if (Live(session)) {
+      absl::StrAppend(&live, Printable(session.name()), ": ", Printable(session.waiting_for()),
+                      "\n");
+    } else if (session.state() == "failed" && !IsSuperseded(session, sessions)) {
+      const std::string prefix = absl::StrCat("session \"", session.name(), "\" failed: ");
+      const absl::string_view why = absl::StripPrefix(session.waiting_for(), prefix);
+      absl::StrAppend(&failed, Printable(session.name()), " failed: ", Printable(std::string(why)),
+                      "\n");
+    }
   }
   return (live.empty() ? "Nothing is being waited for: no session runs.\n" : live) + failed;
 }

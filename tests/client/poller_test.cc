@@ -238,16 +238,28 @@ TEST(Poller, HelpEndsAtTheCallersDeadlineThoughEventsKeepComing) {
   EXPECT_EQ(stream.over.get_future().wait_for(kLong), std::future_status::ready);
 }
 
-TEST(Poller, WaitsThatAreOverBeforeTheyBeginDoNotPoll) {
+TEST(Poller, WaitsThatAreOverBeforeTheyBeginLeaveTheReadingToThePollersThread) {
   const auto poller = Poller::Start(kUntilTheWaitEnds);
-  CallUntilItStandsBy(poller);
-  const std::shared_ptr<Outcome> outcome = Begin(poller);
   const auto begin = Clock::now();
   for (const auto deadline : {begin, begin - kLong, Clock::time_point::min()}) {
+    CallUntilItStandsBy(poller);
+    const std::shared_ptr<Outcome> outcome = Begin(poller);
     EXPECT_EQ(outcome->WaitUntil(deadline).code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_FALSE(poller->stands_by());
   }
   EXPECT_LT(Clock::now(), begin + kLong);
-  EXPECT_TRUE(poller->stands_by());
+}
+
+TEST(Poller, WhatIsWaitedForInShortPiecesIsRead) {
+  const auto poller = Poller::Start(kForAsLongAsItTakes);
+  CallUntilItStandsBy(poller);
+  const std::shared_ptr<Outcome> outcome = Begin(poller);
+  const Event answer(*poller, outcome);
+  const auto end = Clock::now() + kLong / 2;
+  while (!outcome->WaitUntil(Clock::now() + std::chrono::microseconds(50)).ok()) {
+    ASSERT_LT(Clock::now(), end);
+  }
+  EXPECT_NE(answer.thread(), std::this_thread::get_id());
 }
 
 TEST(Poller, AThreadThatComesLateIsNotExpectedBackAtOnce) {

@@ -47,13 +47,24 @@ TEST(ReportTest, AFailedSessionSaysWhy) {
   v1::ListSessionsResponse sessions;
   *sessions.add_sessions() = Running();
   sessions.mutable_sessions(0)->set_state("failed");
-  sessions.mutable_sessions(0)->set_waiting_for("rank 1 is lost\x1b[2J");
+  sessions.mutable_sessions(0)->set_waiting_for("session \"digits\" failed: rank 1 is lost\x1b[2J");
   EXPECT_THAT(StatusTable({}, sessions),
               StartsWith("Nothing is being waited for: no session runs.\n"
                          "digits failed: rank 1 is lost?[2J\n"));
   *sessions.add_sessions() = Running();
-  EXPECT_THAT(StatusTable({}, sessions), StartsWith("digits: step 41 waits for rank 1\n"
+  sessions.mutable_sessions(1)->set_name("letters");
+  EXPECT_THAT(StatusTable({}, sessions), StartsWith("letters: step 41 waits for rank 1\n"
                                                     "digits failed: rank 1 is lost"));
+}
+
+TEST(ReportTest, WhyASessionFailedIsOldNewsOnceThereIsALaterOne) {
+  v1::ListSessionsResponse sessions;
+  *sessions.add_sessions() = Running();
+  sessions.mutable_sessions(0)->set_state("failed");
+  sessions.mutable_sessions(0)->set_waiting_for("rank 1 is lost");
+  *sessions.add_sessions() = Running();
+  sessions.mutable_sessions(1)->set_generation(1);
+  EXPECT_THAT(StatusTable({}, sessions), Not(HasSubstr("rank 1 is lost")));
 }
 
 TEST(ReportTest, OneIsNotMany) {

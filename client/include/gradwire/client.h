@@ -1,12 +1,12 @@
 // The C++ SDK: a trainer's side of one training session.
 //
-//   auto client = gradwire::Client::Join({.address = "unix:/run/gradwire.sock", .session =
-//   "digits",
-//                                         .rank = rank, .world_size = 4, .parameters = {…}});
+//   auto client = gradwire::Client::Join(
+//       {.address = "unix:/run/gradwire/gradwire.sock", .session = "digits", .rank = rank,
+//        .world_size = 4, .parameters = {…}});
 //   for (…) {
 //     backward();                                     // fills the gradients
 //     auto reduced = (*client)->AllReduce(bucket);    // returns at once
-//     reduced.Wait();                                 // bucket now holds the mean
+//     absl::Status status = reduced.Wait();           // ok: bucket now holds the mean
 //     auto step = (*client)->EndStep();               // kSkip: do not update the weights
 //   }
 //   (*client)->Leave();
