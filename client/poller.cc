@@ -36,7 +36,9 @@ void Poller::GiveBack(Shared& shared) {
   shared.polling = false;
   if (!shared.turned_one_away || shared.calls > 0) return;
   shared.turned_one_away = false;
-  shared.stands_by_until = Clock::now() + shared.settings.stand_by;
+  const Clock::time_point now = Clock::now();
+  if (now < shared.no_help_until) return;  // nobody would poll
+  shared.stands_by_until = now + shared.settings.stand_by;
 }
 
 void Poller::Poll(Shared& shared) {

@@ -25,7 +25,7 @@ constexpr Poller::Settings kForAsLongAsItTakes{
 constexpr Poller::Settings kUntilTheWaitEnds{
     .stand_by = kLong, .help = 10 * kLong, .no_help = Clock::duration::zero()};
 
-// A call of a program, on its way to its outcome->
+// A call of a program, on its way to its outcome.
 std::shared_ptr<Outcome> Begin(const std::shared_ptr<Poller>& poller, bool light = true) {
   auto outcome = std::make_shared<Outcome>();
   outcome->ReadBy(poller, light);
@@ -87,28 +87,46 @@ TEST(Poller, AThreadThatWaitsAgainAndAgainReadsItsAnswersItself) {
   EXPECT_GT(by_this_thread, 500);
 }
 
+// An event with which the poller's own thread is busy until it is told to go on.
+class LongEvent {
+ public:
+  explicit LongEvent(Poller& poller) {
+    alarm_.Set(poller.queue(), std::chrono::system_clock::time_point(), poller.Begin(operation_));
+    began_.get_future().wait();
+  }
+  void GoOn() { go_on_.set_value(); }
+
+ private:
+  std::promise<void> began_;
+  std::promise<void> go_on_;
+  Poller::Operation operation_{.done =
+                                   [](void* owner, bool) {
+                                     auto& self = *static_cast<LongEvent*>(owner);
+                                     self.began_.set_value();
+                                     self.go_on_.get_future().wait();
+                                   },
+                               .owner = this};
+  grpc::Alarm alarm_;
+};
+
 TEST(Poller, StandsByOnceAThreadThatWaitedFoundTheQueueTaken) {
   const auto poller = Poller::Start(kForAsLongAsItTakes);
-  struct Taken {
-    std::promise<void> polls;
-    std::promise<void> go_on;
-  } taken;
-  Poller::Operation operation = {.done =
-                                     [](void* owner, bool) {
-                                       auto& self = *static_cast<Taken*>(owner);
-                                       self.polls.set_value();
-                                       self.go_on.get_future().wait();
-                                     },
-                                 .owner = &taken};
-  grpc::Alarm alarm;
-  alarm.Set(poller->queue(), std::chrono::system_clock::time_point(), poller->Begin(operation));
-  taken.polls.get_future().wait();
+  LongEvent event(*poller);
   EXPECT_FALSE(poller->stands_by());
   poller->Help([] { return false; }, Clock::now() + kLong, /*came_at_once=*/true);
-  taken.go_on.set_value();
+  event.GoOn();
   const auto end = Clock::now() + kLong / 2;
   while (!poller->stands_by() && Clock::now() < end) std::this_thread::yield();
   EXPECT_TRUE(poller->stands_by());
+}
+
+TEST(Poller, DoesNotStandByWhereNobodyMayHelp) {
+  const auto poller = Poller::Start({.stand_by = kLong, .help = kLong, .no_help = 10 * kLong});
+  LongEvent event(*poller);
+  poller->Help([] { return false; }, Clock::now() + kLong, /*came_at_once=*/true);
+  Begin(poller, /*light=*/false)->Complete(absl::OkStatus());
+  event.GoOn();
+  EXPECT_NE(Call(poller), std::this_thread::get_id());
 }
 
 TEST(Poller, WhatNobodyWaitsForIsReadAtOnce) {
@@ -142,10 +160,10 @@ TEST(Poller, AfterAHeavyCallSmallOnesAreReadByThePollersThread) {
 
 TEST(Poller, WhereResultsComeSlowlyThePollersThreadReads) {
   const auto poller =
-      Poller::Start({.stand_by = kLong, .help = std::chrono::milliseconds(3), .no_help = kLong});
+      Poller::Start({.stand_by = kLong, .help = std::chrono::milliseconds(200), .no_help = kLong});
   CallUntilItStandsBy(poller);
   const std::shared_ptr<Outcome> slow = Begin(poller);
-  EXPECT_EQ(slow->WaitUntil(Clock::now() + std::chrono::milliseconds(10)).code(),
+  EXPECT_EQ(slow->WaitUntil(Clock::now() + std::chrono::milliseconds(400)).code(),
             absl::StatusCode::kDeadlineExceeded);
   slow->Complete(absl::OkStatus());
   EXPECT_NE(Call(poller), std::this_thread::get_id());
