@@ -126,6 +126,8 @@ TEST(Poller, DoesNotStandByWhereNobodyMayHelp) {
   poller->Help([] { return false; }, Clock::now() + kLong, /*came_at_once=*/true);
   Begin(poller, /*light=*/false)->Complete(absl::OkStatus());
   event.GoOn();
+  const auto end = Clock::now() + std::chrono::milliseconds(50);
+  while (Clock::now() < end) ASSERT_FALSE(poller->stands_by());
   EXPECT_NE(Call(poller), std::this_thread::get_id());
 }
 
