@@ -10,15 +10,16 @@ std::size_t RoundPlan::bytes() const {
   return total;
 }
 
-absl::Status HookRun::DecodeInPlace(ElementRange /*range*/) {
+absl::Status HookRunBase::DecodeInPlace(ElementRange /*range*/) {
   return absl::UnimplementedError("this hook's results have no place in the bucket");
 }
 
-absl::Status HookRun::Import(std::span<const std::byte> /*shared*/) {
+absl::Status HookRunBase::Import(std::span<const std::byte> /*shared*/) {
   return absl::UnimplementedError("this hook shares no state with the coordinator");
 }
 
-absl::Status Hook::LoadState(const HookState& state, std::span<const ParameterSpec> /*manifest*/) {
+absl::Status HookBase::LoadState(const HookState& state,
+                                 std::span<const ParameterSpec> /*manifest*/) {
   if (state.tensors.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError("this hook keeps no state between steps; the state given has " +
                                     std::to_string(state.tensors.size()) + " tensors");

@@ -1,5 +1,6 @@
 #include "hooks/simple_hooks.h"
 
+#include <type_traits>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -53,7 +54,7 @@ RoundPlan PlanOf(DType dtype, std::size_t numel) {
   return RoundPlan{{Segment{dtype, numel, ReduceOp::kSum}}};
 }
 
-class CastingRun : public HookRun {
+class CastingRun : public HookRunBase {
  public:
   CastingRun(TensorView buffer, DType wire)
       : buffer_(buffer), segment_(PlanOf(wire, buffer.numel).segments.front()) {}
@@ -126,7 +127,7 @@ class CastingRun : public HookRun {
   std::size_t decoded_ = 0;  // elements
 };
 
-class CastingHook : public Hook {
+class CastingHook : public HookBase {
  public:
   explicit CastingHook(std::optional<DType> wire) : wire_(wire) {}
 
@@ -161,7 +162,7 @@ class CastingHook : public Hook {
 
 // ---- Noop
 
-class NoopRun : public HookRun {
+class NoopRun : public HookRunBase {
  public:
   absl::StatusOr<std::optional<RoundPlan>> Next(const RoundContext& context) override {
     if (absl::Status status = CheckContext(context); !status.ok()) return status;
@@ -181,7 +182,7 @@ class NoopRun : public HookRun {
   bool ended_ = false;
 };
 
-class NoopHook : public Hook {
+class NoopHook : public HookBase {
  public:
   absl::StatusOr<std::vector<RoundPlan>> Plan(std::span<const ParameterSpec> /*parameters*/,
                                               std::int64_t /*step*/) const override {
@@ -221,7 +222,8 @@ class ScratchPool {
   std::vector<Scratch> free_;
 };
 
-class WrapperRun : public HookRun {
+// Derives from HookRun, not HookRunBase, so that it cannot leave out a call.
+class WrapperRun final : public HookRun {
  public:
   // Casts the bucket; Begin must follow.
   WrapperRun(ScratchPool& pool, DType wire, const GradBucket& bucket)
@@ -263,6 +265,14 @@ class WrapperRun : public HookRun {
   absl::Status Decode(ElementRange range, std::span<const std::byte> in) override {
     return inner_->Decode(range, in);
   }
+  // What the wrapped run encodes is scratch memory: nobody else can read the bucket in its place,
+  // or leave the result there.
+  std::span<const std::byte> Raw(ElementRange /*range*/) const override { return {}; }
+  absl::Status DecodeInPlace(ElementRange /*range*/) override {
+    return absl::UnimplementedError("a wrapped hook's results have no place in the bucket");
+  }
+  std::size_t shared_bytes() const override { return inner_->shared_bytes(); }
+  absl::Status Import(std::span<const std::byte> shared) override { return inner_->Import(shared); }
   void Measure() override { inner_->Measure(); }
   std::optional<BucketNorms> norms() const override { return inner_->norms(); }
   void Commit() override { inner_->Commit(); }
@@ -278,15 +288,14 @@ class WrapperRun : public HookRun {
   bool is_cast_back_ = false;
 };
 
-class Wrapper : public Hook {
+// Derives from Hook, not HookBase, so that it cannot leave out a call.
+class Wrapper final : public Hook {
  public:
   Wrapper(DType wire, std::unique_ptr<Hook> inner) : wire_(wire), inner_(std::move(inner)) {}
 
   absl::StatusOr<std::vector<RoundPlan>> Plan(std::span<const ParameterSpec> parameters,
                                               std::int64_t step) const override {
-    std::vector<ParameterSpec> cast(parameters.begin(), parameters.end());
-    for (ParameterSpec& parameter : cast) parameter.dtype = wire_;
-    return inner_->Plan(cast, step);
+    return inner_->Plan(Cast(parameters), step);
   }
 
   absl::StatusOr<std::unique_ptr<HookRun>> Start(GradBucket& bucket, std::int64_t step) override {
@@ -295,11 +304,28 @@ class Wrapper : public Hook {
     return run;
   }
 
+  void EndStep(Verdict verdict) override { inner_->EndStep(verdict); }
+  HookState State() const override { return inner_->State(); }
+  absl::Status LoadState(const HookState& state, std::span<const ParameterSpec> manifest) override {
+    return inner_->LoadState(state, Cast(manifest));
+  }
+  void Reset(std::int64_t iteration) override { inner_->Reset(iteration); }
+  void SetLossScale(double scale) override { inner_->SetLossScale(scale); }
+
  private:
+  // The wrapped hook knows the parameters in the wire dtype only.
+  std::vector<ParameterSpec> Cast(std::span<const ParameterSpec> parameters) const {
+    std::vector<ParameterSpec> cast(parameters.begin(), parameters.end());
+    for (ParameterSpec& parameter : cast) parameter.dtype = wire_;
+    return cast;
+  }
+
   const DType wire_;
   const std::unique_ptr<Hook> inner_;
   ScratchPool pool_;
 };
+
+static_assert(!std::is_base_of_v<HookRunBase, WrapperRun> && !std::is_base_of_v<HookBase, Wrapper>);
 
 }  // namespace
 

@@ -107,7 +107,7 @@ void Take(const StateTensor& tensor, const ParameterSpec& parameter, const HookS
   }
 }
 
-class PowerSgdHook : public Hook {
+class PowerSgdHook : public HookBase {
  public:
   explicit PowerSgdHook(const PowerSgdOptions& options)
       : options_(options), plain_(MakeCastingHook(options.wire)) {}

@@ -17,7 +17,7 @@
 namespace gradwire {
 
 template <class T>
-class PowerSgdRun : public HookRun {
+class PowerSgdRun : public HookRunBase {
  public:
   // All outlive the run.
   PowerSgdRun(const PowerSgdOptions& options, Side side, GradBucket& bucket, MemberState<T>& state);

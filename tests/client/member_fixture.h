@@ -29,7 +29,7 @@ inline MemberOptions SmallOptions() {
 }
 
 // A hook of one round that remembers what it was told; its wire bytes are the gradient's.
-class RecordingHook final : public Hook {
+class RecordingHook final : public HookBase {
  public:
   explicit RecordingHook(bool empty_round_first = false) : empty_first_(empty_round_first) {}
 
@@ -53,7 +53,7 @@ class RecordingHook final : public Hook {
   bool empty_first_;
 };
 
-class RecordingRun final : public HookRun {
+class RecordingRun final : public HookRunBase {
  public:
   RecordingRun(RecordingHook& hook, std::vector<RoundPlan> plans, TensorView buffer)
       : hook_(hook), plans_(std::move(plans)), buffer_(buffer) {}

@@ -354,7 +354,7 @@ TEST(Noop, LeavesTheGradientsAlone) {
 
 // A hook as a user would write it: one round that sends the buffer as it is and asks for the mean
 // of its first half and the sum of its second.
-class HalvesHook : public Hook {
+class HalvesHook : public HookBase {
  public:
   static std::vector<Segment> Segments(DType dtype, std::size_t numel) {
     return {{dtype, numel / 2, ReduceOp::kMean}, {dtype, numel - numel / 2, ReduceOp::kSum}};
@@ -372,7 +372,7 @@ class HalvesHook : public Hook {
   }
 
  private:
-  class Run : public HookRun {
+  class Run : public HookRunBase {
    public:
     explicit Run(GradBucket& bucket)
         : bucket_(bucket), plan_{Segments(bucket.buffer().dtype, bucket.buffer().numel)} {}

@@ -11,7 +11,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-class EmptyHook : public Hook {
+class EmptyHook : public HookBase {
  public:
   absl::StatusOr<std::vector<RoundPlan>> Plan(std::span<const ParameterSpec>,
                                               std::int64_t) const override {

@@ -24,7 +24,7 @@ absl::StatusOr<std::vector<RoundPlan>> FeedbackHook::Plan(std::span<const Parame
   return plans;
 }
 
-class FeedbackRun final : public HookRun {
+class FeedbackRun final : public HookRunBase {
  public:
   FeedbackRun(FeedbackHook& hook, GradBucket& bucket, std::vector<RoundPlan> plans)
       : hook_(hook),
@@ -150,6 +150,8 @@ class WatchedRun final : public HookRun {
   absl::Status DecodeInPlace(ElementRange range) override { return inner_->DecodeInPlace(range); }
   std::size_t shared_bytes() const override { return inner_->shared_bytes(); }
   absl::Status Import(std::span<const std::byte> shared) override { return inner_->Import(shared); }
+  void Measure() override { inner_->Measure(); }
+  std::optional<BucketNorms> norms() const override { return inner_->norms(); }
   void Commit() override {
     if (!hook_.commit_allowed_) hook_.report_("state touched before the step's commit");
     inner_->Commit();

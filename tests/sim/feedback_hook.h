@@ -22,7 +22,7 @@ struct FeedbackOptions {
 // What a member told its hook in breach of the contract, or a Commit where none may be.
 using ReportBreach = std::function<void(const std::string&)>;
 
-class FeedbackHook final : public Hook {
+class FeedbackHook final : public HookBase {
  public:
   FeedbackHook(FeedbackOptions options, ReportBreach report)
       : options_(options), report_(std::move(report)) {}
@@ -59,6 +59,10 @@ class WatchedHook final : public Hook {
   absl::StatusOr<std::unique_ptr<HookRun>> Start(GradBucket& bucket, std::int64_t step) override;
   void EndStep(Verdict verdict) override { inner_->EndStep(verdict); }
   HookState State() const override { return inner_->State(); }
+  absl::Status LoadState(const HookState& state, std::span<const ParameterSpec> manifest) override {
+    return inner_->LoadState(state, manifest);
+  }
+  void SetLossScale(double scale) override { inner_->SetLossScale(scale); }
   void Reset(std::int64_t iteration) override { inner_->Reset(iteration); }
   void AllowCommit(bool allowed) { commit_allowed_ = allowed; }
 

@@ -91,7 +91,7 @@ nb::list ToPython(std::span<const ParameterSpec> parameters) {
   return out;
 }
 
-class PythonRun : public HookRun {
+class PythonRun : public HookRunBase {
  public:
   PythonRun(nb::object run, std::vector<RoundPlan> plans)
       : run_(std::move(run)), plans_(std::move(plans)) {}
@@ -157,7 +157,7 @@ class PythonRun : public HookRun {
   std::vector<std::pair<std::uintptr_t, std::uintptr_t>> memory_;
 };
 
-class PythonHook : public Hook {
+class PythonHook : public HookBase {
  public:
   explicit PythonHook(nb::object adapter) : adapter_(std::move(adapter)) {}
 
