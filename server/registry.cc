@@ -1,11 +1,8 @@
 #include "server/registry.h"
 
 #include <spdlog/spdlog.h>
-#include <sys/random.h>
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <span>
 #include <thread>
 #include <utility>
@@ -13,6 +10,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "gradwire/hooks/registry.h"
+#include "proto/wire/random_bytes.h"
 
 namespace gradwire::server {
 namespace {
@@ -22,23 +20,13 @@ constexpr absl::Duration kFailureKept = absl::Seconds(10);
 constexpr std::size_t kHistory = 16;
 constexpr std::size_t kTokenBytes = 16;
 
-bool FillRandom(std::span<char> out) {
-  // Requests of up to 256 bytes are not interrupted and come whole.
-  return getrandom(out.data(), out.size(), 0) == static_cast<ssize_t>(out.size());
-}
-
 absl::StatusOr<std::string> NewToken() {
   std::string bytes(kTokenBytes, '\0');
-  if (!FillRandom(bytes)) return absl::InternalError("the system gives no random numbers");
+  if (absl::Status filled = wire::FillRandom(std::as_writable_bytes(std::span(bytes)));
+      !filled.ok()) {
+    return filled;
+  }
   return absl::BytesToHexString(bytes);
-}
-
-absl::StatusOr<std::uint64_t> NewLineage() {
-  std::array<char, sizeof(std::uint64_t)> bytes{};
-  if (!FillRandom(bytes)) return absl::InternalError("the system gives no random numbers");
-  std::uint64_t lineage = 0;
-  std::memcpy(&lineage, bytes.data(), bytes.size());
-  return lineage;
 }
 
 absl::Status DrainingError() { return absl::UnavailableError("the daemon is draining"); }
@@ -110,7 +98,7 @@ absl::StatusOr<Registry::Entry*> Registry::Create(SessionOptions options, absl::
         "session \"", options.name, "\" may need ", reserved, " bytes in the daemon; of its ",
         limits_.memory_bytes, " bytes ", reserved_bytes_, " are reserved by other sessions"));
   }
-  const absl::StatusOr<std::uint64_t> lineage = NewLineage();
+  const absl::StatusOr<std::uint64_t> lineage = wire::RandomNumber();
   if (!lineage.ok()) return lineage.status();
   options.lineage = *lineage;
   options.generation = next_generation_++;

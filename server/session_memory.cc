@@ -1,7 +1,6 @@
 #include "server/session_memory.h"
 
 #include <fcntl.h>
-#include <sys/random.h>
 
 #include <cerrno>
 #include <cstring>
@@ -9,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/wire/memory_layout.h"
+#include "proto/wire/random_bytes.h"
 
 namespace gradwire::server {
 namespace {
@@ -16,13 +16,6 @@ namespace {
 constexpr std::size_t kMaxSegments = 1024;
 // Attachments of one session that no stream has claimed, and those whose stream is gone.
 constexpr std::size_t kMaxAttachments = 4096;
-
-std::uint64_t Draw() {
-  std::uint64_t id = 0;
-  // Requests of up to 256 bytes are not interrupted and come whole.
-  if (getrandom(&id, sizeof id, 0) != static_cast<ssize_t>(sizeof id)) return 0;
-  return id;
-}
 
 }  // namespace
 
@@ -108,9 +101,11 @@ absl::StatusOr<wire::MemoryReply> SessionMemory::Attach(int rank, wire::MemoryRe
   if (!results.valid()) {
     return absl::ResourceExhaustedError(absl::StrCat("dup: ", std::strerror(errno)));
   }
-  const std::uint64_t id = Draw();
-  if (id == 0 || attachments_.contains(id)) {
-    return absl::InternalError("the system gives no random numbers");
+  std::uint64_t id = 0;
+  while (id == 0 || attachments_.contains(id)) {
+    const absl::StatusOr<std::uint64_t> drawn = wire::RandomNumber();
+    if (!drawn.ok()) return drawn.status();
+    id = *drawn;
   }
   auto memory = std::make_shared<MemberMemory>();
   const auto number = memory->Add(*std::move(segment), 0);
