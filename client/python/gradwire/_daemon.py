@@ -1,16 +1,17 @@
 """The gradwired that comes with the package, and the daemon that rank 0 runs for a job on one host."""
 
+import contextlib
 import os
 import pathlib
 import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from multiprocessing import util
 
 from gradwire._errors import Unavailable
+from gradwire._folder import LOG, SOCKET, Folder
 
 _START_SECONDS = 20.0
 
@@ -20,7 +21,7 @@ def gradwired_path() -> str:
     named = os.environ.get("GRADWIRE_DAEMON")
     if named:
         if not os.access(named, os.X_OK):
-            raise Unavailable(f"GRADWIRE_DAEMON is {named!r}, which is no program that can be run")
+            raise Unavailable(f"GRADWIRE_DAEMON is {named!r}, which is not executable")
         return named
     packaged = pathlib.Path(__file__).parent / "bin" / "gradwired"
     for candidate in (str(packaged), shutil.which("gradwired")):
@@ -51,20 +52,29 @@ class EmbeddedDaemon:
     """
 
     def __init__(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="gradwire-")  # 0700
-        path = os.path.join(self._folder, "daemon.sock")
+        program = gradwired_path()
+        self._folder = Folder()
+        path = os.path.join(self._folder.path, SOCKET)
         self.address = "unix:" + path
-        self._log = os.path.join(self._folder, "daemon.log")
-        with open(self._log, "wb") as log:
-            self._child = subprocess.Popen(
-                [gradwired_path(), "--listen", self.address, "--stop-on-eof",
-                 "--drain-timeout", "10s", "--log-level", "warning"],
-                stdin=subprocess.PIPE, stdout=log, stderr=log,
-                start_new_session=True,  # Ctrl-C is for the trainer, which says goodbye first
-            )  # fmt: skip
+        self._log = os.path.join(self._folder.path, LOG)
+        try:
+            self._child = self._start(program)
+        except OSError as error:
+            self._folder.remove()
+            raise Unavailable(f"{program} did not start: {error}") from None
         # Not atexit, which a process of multiprocessing does not run.
         self._at_exit = util.Finalize(None, self.close, exitpriority=10)
         self._wait_until_listening(path)
+
+    def _start(self, program: str) -> subprocess.Popen:
+        with open(self._log, "wb") as log:
+            return subprocess.Popen(
+                [program, "--listen", self.address, "--stop-on-eof",
+                 "--drain-timeout", "10s", "--log-level", "warning"],
+                stdin=subprocess.PIPE, stdout=log, stderr=log,
+                start_new_session=True,  # Ctrl-C is for the trainer, which says goodbye first
+                pass_fds=[self._folder.lock],
+            )  # fmt: skip
 
     def _wait_until_listening(self, path: str) -> None:
         deadline = time.monotonic() + _START_SECONDS
@@ -82,8 +92,9 @@ class EmbeddedDaemon:
             time.sleep(0.01)
 
     def after_fork(self) -> None:
-        """In the child: lets go of the pipe, so that the daemon still ends with the parent."""
+        """In the child: lets go of pipe and folder, so that both still end with the parent."""
         self._child.stdin.close()
+        self._folder.release()
 
     def close(self) -> None:
         """Lets it drain in its own time: other members may still be about to leave."""
@@ -95,4 +106,5 @@ class EmbeddedDaemon:
         except subprocess.TimeoutExpired:
             self._child.kill()
             self._child.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self._folder.remove()
