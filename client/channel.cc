@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "client/options.h"
 #include "gradwire/v1/aggregation.grpc.pb.h"
 #include "proto/wire/convert.h"
 #include "proto/wire/keep_grpc.h"
@@ -26,6 +27,7 @@ constexpr absl::Duration kShortestHeartbeat = absl::Milliseconds(1);
 constexpr absl::Duration kLongest = absl::Hours(24);
 constexpr std::chrono::milliseconds kBetweenTries(50);
 constexpr std::chrono::seconds kConnectWait(1);
+constexpr std::chrono::seconds kSilentWait(1);
 
 v1::JoinRequest MakeRequest(const ClientOptions& options, std::uint64_t start_id) {
   v1::JoinRequest request;
@@ -131,12 +133,15 @@ absl::StatusOr<Membership> JoinSession(const std::shared_ptr<grpc::Channel>& cha
                                        const ClientOptions& options, std::uint64_t start_id) {
   const auto stub = v1::AggregationService::NewStub(channel);
   const v1::JoinRequest request = MakeRequest(options, start_id);
-  const auto deadline =
-      std::chrono::system_clock::now() + absl::ToChronoNanoseconds(options.connect_timeout);
-  std::string last_error;
+  const auto begin = std::chrono::system_clock::now();
+  const auto deadline = begin + absl::ToChronoNanoseconds(options.connect_timeout);
+  // The first tries end here, so that the wait is said even where a connection hangs. A Join is
+  // idempotent: a daemon that took one whose answer came too late gives the next one the same.
+  std::chrono::system_clock::time_point end_of_try = std::min(deadline, begin + kSilentWait);
+  std::string last_error = "no answer";
   while (true) {
     grpc::ClientContext context;
-    context.set_deadline(deadline);
+    context.set_deadline(end_of_try);
     v1::JoinResponse response;
     const grpc::Status status = stub->Join(&context, request, &response);
     if (status.ok()) return Checked(response, options);
@@ -145,20 +150,23 @@ absl::StatusOr<Membership> JoinSession(const std::shared_ptr<grpc::Channel>& cha
     const bool ending = status.error_code() == grpc::StatusCode::CANCELLED;
     if (status.error_code() != grpc::StatusCode::UNAVAILABLE && !late && !ending)
       return wire::FromGrpc(status);
-    if (ending) {
-      last_error = "the daemon is ending";
-    } else if (!late || last_error.empty()) {
-      last_error = status.error_message();
-    }
-    if (late || std::chrono::system_clock::now() + kBetweenTries >= deadline) {
+    if (!late) last_error = ending ? "the daemon is ending" : status.error_message();
+    const auto now = std::chrono::system_clock::now();
+    if (now + kBetweenTries >= deadline) {
       return absl::UnavailableError(
-          absl::StrCat("no daemon at ", options.address, " takes this member within ",
+          absl::StrCat("could not join through ", options.address, " within ",
                        absl::FormatDuration(options.connect_timeout), ": ", last_error,
-                       " (is gradwired running there?)"));
+                       "; is gradwired running there?"));
+    }
+    if (now >= end_of_try) {
+      SayWait(options.on_wait,
+              absl::StrCat("waiting up to ", absl::FormatDuration(options.connect_timeout),
+                           " for gradwired at ", options.address, ": ", last_error));
+      end_of_try = deadline;
     }
     std::this_thread::sleep_for(kBetweenTries);
     // Not a longer sleep: gRPC's connection makes progress only while somebody waits in a call.
-    channel->WaitForConnected(std::min(deadline, std::chrono::system_clock::now() + kConnectWait));
+    channel->WaitForConnected(std::min(end_of_try, now + kConnectWait));
   }
 }
 

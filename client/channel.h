@@ -39,7 +39,7 @@ bool IsThisHost(const std::string& address);
 // A connection of its own: channels with equal arguments share none.
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address);
 
-// Tries until `options.connect_timeout` has passed or the daemon has answered.
+// Tries until `options.connect_timeout` has passed or the daemon has answered. Says so after 1 s.
 absl::StatusOr<Membership> JoinSession(const std::shared_ptr<grpc::Channel>& channel,
                                        const ClientOptions& options, std::uint64_t start_id);
 

@@ -1,7 +1,10 @@
 #include "gradwire/client.h"
 
+#include <chrono>
 #include <cmath>
+#include <functional>
 #include <random>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -22,6 +25,7 @@ namespace {
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(10);
 constexpr absl::Duration kLeaveInDestructorTimeout = absl::Seconds(2);
 constexpr absl::Duration kStateTimeout = absl::Seconds(60);
+constexpr std::chrono::seconds kSilentWaitForMembers(3);  // some ranks are always slower to start
 
 // Gradients up to this size are encoded, and their results read, by the thread that calls and
 // waits: sooner than another one would have woken up.
@@ -62,12 +66,15 @@ class ClientImpl final : public Client {
     thread_.join();
   }
 
-  absl::Status Start() {
+  // Waits until all members have joined. `still_waiting` is called once, if that takes long.
+  absl::Status Start(const std::function<void()>& still_waiting) {
     auto joined = std::make_shared<client::Outcome>();
     thread_ = std::thread([this, joined] {
       wire::NameThread("gradwire");
       driver_.Run(joined);
     });
+    joined->WaitUntil(std::chrono::steady_clock::now() + kSilentWaitForMembers).IgnoreError();
+    if (!joined->done()) still_waiting();
     return joined->Wait();
   }
 
@@ -221,9 +228,17 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Join(const ClientOptions& option
   std::shared_ptr<grpc::Channel> channel = client::MakeChannel(effective.address);
   auto membership = client::JoinSession(channel, effective, start_id);
   if (!membership.ok()) return membership.status();
+  const std::string waiting =
+      absl::StrCat("joined session \"", effective.session, "\" as rank ", membership->rank,
+                   "; waiting up to ", absl::FormatDuration(effective.join_timeout), " for all ",
+                   effective.world_size, " members (gradwirectl status names those it lacks)");
+  // Taken out: it may refer to what lives no longer than this call.
+  const auto on_wait = std::exchange(effective.on_wait, nullptr);
   auto joined = std::make_unique<ClientImpl>(std::move(effective), *std::move(membership), start_id,
                                              *std::move(hook), std::move(channel));
-  if (absl::Status started = joined->Start(); !started.ok()) return started;
+  if (absl::Status started = joined->Start([&] { SayWait(on_wait, waiting); }); !started.ok()) {
+    return started;
+  }
   return joined;
 }
 

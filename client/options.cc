@@ -1,6 +1,7 @@
 #include "client/options.h"
 
 #include <cstdlib>
+#include <iostream>
 #include <unordered_set>
 
 #include "absl/strings/str_cat.h"
@@ -41,6 +42,12 @@ ClientOptions WithEnvironment(ClientOptions options) {
   if (options.session.empty()) options.session = Environment("GRADWIRE_SESSION");
   if (Environment("GRADWIRE_SHARED_MEMORY") == "off") options.shared_memory = false;
   return options;
+}
+
+void SayWait(const std::function<void(const std::string& line)>& on_wait, const std::string& line) {
+  if (on_wait) return on_wait(line);
+  std::cerr << absl::StrCat("gradwire: ", line,
+                            "\n");  // one write, not to mix with other ranks' lines
 }
 
 absl::Status ClientOptions::Validate() const {

@@ -135,7 +135,8 @@ TEST_F(DaemonFaults, NoDaemonIsThere) {
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(
       Message(status),
-      HasSubstr("no daemon at unix:/nonexistent/daemon.sock takes this member within 300ms: "));
+      AllOf(HasSubstr("could not join through unix:/nonexistent/daemon.sock within 300ms: "),
+            HasSubstr("; is gradwired running there?")));
 }
 
 TEST_F(DaemonFaults, JoinIsRefused) {

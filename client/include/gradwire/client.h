@@ -46,6 +46,11 @@ struct ClientOptions {
   absl::Duration join_timeout = absl::Minutes(5);      // until all members have joined
   absl::Duration step_timeout = absl::Minutes(30);     // for one step, as the session counts it
 
+  // Join calls it, on its own thread, with a line of text: once if no daemon has answered after 1
+  // s, and once if other members have not joined 3 s after this one. Empty: Join writes the line to
+  // standard error.
+  std::function<void(const std::string& line)> on_wait = {};
+
   // InvalidArgument names the field, the value and what is allowed.
   absl::Status Validate() const;
 };

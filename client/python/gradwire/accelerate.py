@@ -103,6 +103,7 @@ class AggregatorKwargs(DistributedDataParallelKwargs):
     session: str | None = None
     timeout: datetime.timedelta = datetime.timedelta(minutes=30)
     join_timeout: datetime.timedelta = datetime.timedelta(minutes=5)
+    connect_timeout: datetime.timedelta = datetime.timedelta(seconds=10)
 
     def __post_init__(self) -> None:
         for name, field in _DDP_FIELDS.items():
@@ -149,6 +150,7 @@ class AggregatorKwargs(DistributedDataParallelKwargs):
             comm_state_option=self.comm_state_option,
             timeout=self.timeout,
             join_timeout=self.join_timeout,
+            connect_timeout=self.connect_timeout,
         )
 
 

@@ -8,6 +8,7 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include <exception>
 #include <map>
 #include <memory>
 #include <string>
@@ -66,7 +67,7 @@ std::unique_ptr<Session> Join(const std::string& address, const std::string& ses
                               int world_size, const std::vector<Parameter>& parameters,
                               const std::string& hook, const std::string& wrapper,
                               const Options& options, double connect_timeout, double join_timeout,
-                              double step_timeout) {
+                              double step_timeout, const nb::object& on_wait) {
   ClientOptions client{.address = address,
                        .session = session,
                        .rank = rank,
@@ -79,8 +80,24 @@ std::unique_ptr<Session> Join(const std::string& address, const std::string& ses
   for (const auto& [name, shape, dtype] : parameters) {
     client.parameters.push_back({.name = name, .shape = shape, .dtype = Value(ParseDType(dtype))});
   }
-  const nb::gil_scoped_release released;
-  return Value(Session::Join(client));
+  // What the callback raises, KeyboardInterrupt among it, is raised when the SDK is through.
+  std::exception_ptr raised;
+  if (!on_wait.is_none()) {
+    client.on_wait = [&on_wait, &raised](const std::string& line) {
+      const nb::gil_scoped_acquire lock;
+      try {
+        on_wait(line);
+      } catch (const nb::python_error&) {
+        raised = std::current_exception();
+      }
+    };
+  }
+  auto joined = [&client] {
+    const nb::gil_scoped_release released;
+    return Session::Join(client);
+  }();
+  if (raised != nullptr) std::rethrow_exception(raised);
+  return Value(std::move(joined));
 }
 
 // A void* for memory that Python owns, as torch's data_ptr() gives it.
@@ -180,7 +197,8 @@ void Bind(nb::module_& m) {
         nb::arg("world_size"), nb::arg("parameters"), nb::arg("comm_hook") = "no",
         nb::arg("comm_wrapper") = "no", nb::arg("comm_state_option") = Options{},
         nb::arg("connect_timeout") = 10.0, nb::arg("join_timeout") = 300.0,
-        nb::arg("step_timeout") = 1800.0);
+        nb::arg("step_timeout") = 1800.0, nb::arg("on_wait") = nb::none(),
+        "Waits. `on_wait` is called with a line that says for what, when that takes long.");
 
   nb::class_<Session>(m, "Session")
       .def_prop_ro("rank", [](Session& self) { return Value(self.client())->rank(); })

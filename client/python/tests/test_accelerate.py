@@ -243,6 +243,7 @@ def test_a_single_ranks_checkpoint_is_refused():
         ({"dim": "x"}, ["dim", "x", "integers"]),
         ({"timeout": 5}, ["timeout", "5", "timedelta"]),
         ({"join_timeout": datetime.timedelta(0)}, ["join_timeout", "0:00", "more than 0"]),
+        ({"connect_timeout": 10}, ["connect_timeout", "10", "timedelta"]),
     ],
 )
 def test_a_wrong_field_is_named_at_construction(fields, said):

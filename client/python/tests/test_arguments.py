@@ -48,6 +48,8 @@ WRONG = [
     ("timeout", -SECOND, "more than 0"),
     ("join_timeout", 1.5, "timedelta"),
     ("join_timeout", datetime.timedelta(0), "more than 0"),
+    ("connect_timeout", 10, "timedelta"),
+    ("connect_timeout", datetime.timedelta(0), "more than 0"),
     ("process_group", "world", "ProcessGroup"),
     ("process_group", 0, "ProcessGroup"),
 ]
@@ -143,6 +145,7 @@ def test_an_enum_names_a_hook_by_its_value(hook):
         {"comm_wrapper": "bf16"},
         {"model": torch.nn.Linear(1, 1), "rank": 0, "world_size": 1},
         {"timeout": datetime.timedelta(hours=9), "join_timeout": SECOND},
+        {"connect_timeout": datetime.timedelta(minutes=2)},
     ],
     ids=str,
 )

@@ -1,8 +1,11 @@
 """What a user sees when something goes wrong: a skipped step, a lost member, a lost daemon."""
 
 import datetime
+import logging
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -132,17 +135,72 @@ def test_a_lost_daemon_is_an_error_that_says_so(new_daemon, report):
         assert new_daemon.address in text
 
 
+class _Lines(logging.Handler):
+    """What is logged, line by line."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append((record.levelname, record.getMessage()))
+
+
 def _no_daemon_there(rank):
-    with gw.SessionState(address="unix:/nowhere/daemon.sock", session="nobody") as state:
+    heard = _Lines()
+    logging.getLogger("gradwire").addHandler(heard)
+    with gw.SessionState(
+        address="unix:/nowhere/daemon.sock",
+        session="nobody",
+        connect_timeout=datetime.timedelta(seconds=1.5),
+    ) as state:
+        ddp = _attached(state)
+        began = time.monotonic()
         try:
-            training.train(_attached(state), rank, 1)
+            training.train(ddp, rank, 1)
         except gradwire.Unavailable as error:
-            return str(error)
+            return time.monotonic() - began, str(error), heard.lines
 
 
-def test_a_daemon_that_is_not_there_is_an_error_with_the_address():
-    for text in worlds.run(2, _no_daemon_there):
-        assert "/nowhere/daemon.sock" in text
+def test_a_daemon_that_is_not_there_is_waited_for_aloud_and_is_an_error_with_the_address():
+    for took, text, lines in worlds.run(2, _no_daemon_there, fresh=True):
+        assert 1.4 < took < NAMED_WITHIN_SECONDS
+        assert "could not join through unix:/nowhere/daemon.sock within 1.5s: " in text
+        assert text.endswith("; is gradwired running there?")
+        ((level, line),) = lines
+        assert level == "WARNING"
+        assert "waiting up to 1.5s for gradwired at unix:/nowhere/daemon.sock" in line
+
+
+INTERRUPTED = """
+import logging, os, signal
+import torch
+import gradwire.torch as gw
+
+class Interrupt(logging.Handler):
+    def emit(self, record):
+        os.kill(os.getpid(), signal.SIGINT)
+
+logging.getLogger("gradwire").addHandler(Interrupt())
+model = torch.nn.Linear(3, 3)
+gw.SessionState(model=model, connect_timeout=__import__("datetime").timedelta(seconds=2)).connect()
+"""
+
+
+def test_ctrl_c_while_a_daemon_is_waited_for_ends_the_program():
+    variables = {
+        "RANK": "0", "WORLD_SIZE": "1", "GRADWIRE_ADDRESS": "unix:/nowhere/daemon.sock",
+        "GRADWIRE_SESSION": "nobody",
+    }  # fmt: skip
+    child = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED],
+        env={**os.environ, **variables},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    assert child.returncode == -signal.SIGINT, child.stderr
+    assert child.stderr.splitlines()[-1] == "KeyboardInterrupt", child.stderr
 
 
 # ---- Members that do not agree

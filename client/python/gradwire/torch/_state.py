@@ -2,6 +2,7 @@
 
 import ctypes
 import datetime
+import logging
 import os
 import threading
 import weakref
@@ -21,6 +22,8 @@ DTYPES = {
     torch.bfloat16: "bfloat16",
 }
 _TAKE_SECONDS = 3600.0
+
+_logger = logging.getLogger("gradwire")
 
 _states: "weakref.WeakSet[SessionState]" = weakref.WeakSet()
 
@@ -55,6 +58,7 @@ class SessionState:
         world_size: int | None = None,
         timeout: datetime.timedelta = datetime.timedelta(minutes=30),
         join_timeout: datetime.timedelta = datetime.timedelta(minutes=5),
+        connect_timeout: datetime.timedelta = datetime.timedelta(seconds=10),
     ) -> None:
         _arguments.check_group(process_group)
         _arguments.check_address(address)
@@ -63,6 +67,7 @@ class SessionState:
         _arguments.check_members(rank, world_size)
         _arguments.check_timeout("timeout", timeout)
         _arguments.check_timeout("join_timeout", join_timeout)
+        _arguments.check_timeout("connect_timeout", connect_timeout)
         self._settings = {
             "address": address,
             "session": session,
@@ -73,6 +78,7 @@ class SessionState:
             "world_size": world_size,
             "timeout": timeout,
             "join_timeout": join_timeout,
+            "connect_timeout": connect_timeout,
         }
         _native.check_hook(
             self._settings["comm_hook"],
@@ -180,8 +186,10 @@ class SessionState:
             settings["comm_hook"],
             settings["comm_wrapper"],
             settings["comm_state_option"],
+            connect_timeout=settings["connect_timeout"].total_seconds(),
             join_timeout=settings["join_timeout"].total_seconds(),
             step_timeout=settings["timeout"].total_seconds(),
+            on_wait=lambda line: _logger.warning("rank %d: %s", world.rank, line),
         )
         self._positions = {id(parameter): i for i, (_, parameter) in enumerate(self._names)}
         self._thread = threading.Thread(
