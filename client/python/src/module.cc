@@ -275,5 +275,9 @@ void Bind(nb::module_& m) {
 
 NB_MODULE(_native, m) {
   gradwire::wire::SkipDeadlockDetection();  // no Python program can
+  // DistributedDataParallel's reducer and an exception's traceback may hold a session past the
+  // interpreter's end, which promises to destroy nothing. Its threads have ended by then all the
+  // same: SessionState closes it.
+  nb::set_leak_warnings(false);
   gradwire::python::Bind(m);
 }

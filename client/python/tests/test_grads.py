@@ -273,6 +273,26 @@ def test_an_attached_models_backward_raises_when_a_rank_is_lost():
     assert "rank 1" in text
 
 
+def _attached_to_a_closed_state(rank):
+    model = training.Mlp()
+    state = gw.SessionState()
+    gw.attach_(model, state)
+    training.train(model, rank, 1)
+    state.close()
+    texts = []
+    for _ in range(2):
+        try:
+            training.train(model, rank, 1)
+        except gradwire.InvalidArgument as error:
+            texts.append(str(error))
+    return texts
+
+
+def test_an_attached_models_backward_raises_each_time_after_the_states_end():
+    for texts in worlds.run(2, _attached_to_a_closed_state):
+        assert texts == ["this state is closed"] * 2
+
+
 # ---- broadcast_parameters_
 
 

@@ -1,7 +1,9 @@
 """Reduction without DistributedDataParallel."""
 
+import collections
 import collections.abc
 import threading
+from collections.abc import Iterator
 
 import torch
 
@@ -10,6 +12,7 @@ from gradwire.torch import _names
 from gradwire.torch._state import SessionState
 
 _BUCKET_BYTES = 25 << 20
+_KEPT_LAYOUTS = 4  # of reduce_grads_: a generator and a discriminator, say, take turns
 _ALLOWED = "allowed are an iterable of tensors, or of dicts whose params are"
 
 
@@ -19,10 +22,14 @@ def reduce_grads_(parameters, state: SessionState) -> bool:
     `parameters` as an optimizer takes them. One without a gradient contributes zeros and gets the
     others' mean, so that all members agree. Returns whether the step counts: False after a
     non-finite gradient anywhere, and then the weights must not be updated.
+
+    The state keeps the buckets, with memory for the gradients, for the next call with the same
+    parameters.
     """
     wanted = [parameter for parameter in _flat(parameters) if parameter.requires_grad]
-    buckets = _Buckets(wanted, state)
     with torch.no_grad():
+        buckets = _kept(wanted, state)
+        buckets.check()
         for bucket in buckets.all:
             bucket.start(is_last=bucket is buckets.all[-1])
         buckets.wait()
@@ -41,14 +48,53 @@ def broadcast_parameters_(model: torch.nn.Module, state: SessionState, root: int
     """Gives every member rank `root`'s parameters and buffers."""
     state.attach_model(model)
     session = state._need()
-    tensors = {id(t): t for t in [*model.parameters(), *model.buffers()]}
+    named = {id(t): (name, t) for name, t in [*model.named_parameters(), *model.named_buffers()]}
+    for name, tensor in named.values():
+        if tensor.layout is not torch.strided:
+            raise InvalidArgument(f'"{name}" is {tensor.layout}; allowed are dense tensors')
     with torch.no_grad():
-        for tensor in tensors.values():
-            host = tensor.detach().to("cpu").contiguous()
-            if host.numel() > 0:
-                session.broadcast(root, host.data_ptr(), host.numel() * host.element_size())
-            if host.data_ptr() != tensor.data_ptr():
-                tensor.copy_(host)
+        for piece in _pieces([tensor for _, tensor in named.values() if tensor.numel() > 0]):
+            _broadcast(piece, session, root)
+
+
+def _pieces(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """In order, cut where a piece would have more than _BUCKET_BYTES. All ranks cut alike."""
+    piece: list[torch.Tensor] = []
+    size = 0
+    for tensor in tensors:
+        bytes_ = tensor.numel() * tensor.element_size()
+        if piece and size + bytes_ > _BUCKET_BYTES:
+            yield piece
+            piece, size = [], 0
+        piece.append(tensor)
+        size += bytes_
+    if piece:
+        yield piece
+
+
+def _broadcast(piece: list[torch.Tensor], session, root: int) -> None:
+    """One round trip for all tensors of a piece, as bytes one behind the other."""
+    alone = piece[0].detach()
+    in_place = len(piece) == 1 and alone.device.type == "cpu" and alone.is_contiguous()
+    if in_place:
+        host = alone
+    else:
+        # Put together where the tensors are: one copy from a GPU, not one for each tensor.
+        host = torch.cat([_bytes_of(tensor).to(alone.device) for tensor in piece]).cpu()
+    session.broadcast(root, host.data_ptr(), host.numel() * host.element_size())
+    if in_place or session.rank == root:
+        return
+    received = host.to(alone.device)
+    offset = 0
+    for tensor in piece:
+        end = offset + tensor.numel() * tensor.element_size()
+        # A copy, since a view in another dtype must begin at a multiple of its elements' size.
+        tensor.copy_(received[offset:end].clone().view(tensor.dtype).view(tensor.shape))
+        offset = end
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
 def _flat(parameters) -> list[torch.Tensor]:
@@ -68,44 +114,62 @@ def _flat(parameters) -> list[torch.Tensor]:
 
 
 class _Bucket:
-    """Parameters of one dtype and device, reduced as a unit."""
+    """Parameters of one dtype and device, reduced as a unit, with memory for their gradients."""
 
     def __init__(self, parameters: list[torch.nn.Parameter], state: SessionState) -> None:
         self.parameters = parameters
         self._state = state
-        self._flat: torch.Tensor | None = None
+        self._positions = state.positions(parameters)
+        sizes = [parameter.numel() for parameter in parameters]
+        first = parameters[0]
+        self._flat = torch.empty(sum(sizes), dtype=first.dtype, device=first.device)
+        self._views = [
+            view.view(parameter.shape)
+            for parameter, view in zip(parameters, self._flat.split(sizes))
+        ]
         self._done = threading.Event()
+        self._done.set()
         self._error: BaseException | None = None
+        self._arrival: torch.cuda.Event | None = None
+
+    @property
+    def under_way(self) -> bool:
+        """The session may still read and write this bucket's memory."""
+        return not self._done.is_set()
+
+    def check(self) -> None:
+        """Raises unless all gradients are of a kind that can be reduced."""
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                self._state.check_dense(parameter.grad, [parameter])
 
     def start(self, is_last: bool) -> None:
+        self._error = None
+        gradients = [parameter.grad for parameter in self.parameters]
+        given = [(view, grad) for view, grad in zip(self._views, gradients) if grad is not None]
+        if len(given) < len(gradients):
+            self._flat.zero_()
+        for view, gradient in given:
+            view.copy_(gradient)
         self._done.clear()
-        first = self.parameters[0]
-        if self._flat is None:
-            numel = sum(parameter.numel() for parameter in self.parameters)
-            self._flat = torch.empty(numel, dtype=first.dtype, device=first.device)
-        for parameter, view in self._views():
-            if parameter.grad is None:
-                view.zero_()
-            else:
-                view.copy_(parameter.grad)
-        positions = self._state.positions(self.parameters)
-        self._state.submit(self._flat, positions, is_last, self._finish)
+        self._state.submit(self._flat, self._positions, is_last, self.finish)
 
-    def _views(self):
-        offset = 0
-        for parameter in self.parameters:
-            yield parameter, self._flat[offset : offset + parameter.numel()].view(parameter.shape)
-            offset += parameter.numel()
-
-    def _finish(self, error: BaseException | None) -> None:
+    def finish(self, error: BaseException | None) -> None:
         self._error = error
+        if error is None and self._flat.is_cuda:  # on the stream that brings the result back
+            self._arrival = torch.cuda.current_stream(self._flat.device).record_event()
         self._done.set()
 
     def wait(self) -> None:
         self._done.wait()  # the session's own deadlines end it
+
+    def take(self) -> None:
+        """The means become the parameters' gradients. After wait()."""
         if self._error is not None:
             raise self._error
-        for parameter, view in self._views():
+        if self._arrival is not None:
+            torch.cuda.current_stream(self._flat.device).wait_event(self._arrival)
+        for parameter, view in zip(self.parameters, self._views):
             if parameter.grad is None:
                 parameter.grad = torch.empty_like(parameter)
             parameter.grad.copy_(view)
@@ -113,21 +177,43 @@ class _Bucket:
 
 class _Buckets:
     def __init__(self, parameters: list[torch.nn.Parameter], state: SessionState) -> None:
-        self.all: list[_Bucket] = []
         state.attach_parameters(parameters)
+        self.all: list[_Bucket] = []
         groups: dict[tuple, list[torch.nn.Parameter]] = {}
+        sizes: collections.Counter = collections.Counter()
         for parameter in parameters:
             key = (parameter.dtype, parameter.device)
-            group = groups.setdefault(key, [])
-            group.append(parameter)
-            size = sum(one.numel() * one.element_size() for one in group)
-            if size >= _BUCKET_BYTES:
+            groups.setdefault(key, []).append(parameter)
+            sizes[key] += parameter.numel() * parameter.element_size()
+            if sizes[key] >= _BUCKET_BYTES:
                 self.all.append(_Bucket(groups.pop(key), state))
+                del sizes[key]
         self.all += [_Bucket(group, state) for group in groups.values()]
 
+    def check(self) -> None:
+        for bucket in self.all:
+            bucket.check()
+
     def wait(self) -> None:
+        """Waits for all, also after a failure: their memory is used again."""
         for bucket in self.all:
             bucket.wait()
+        for bucket in self.all:
+            bucket.take()
+
+
+def _kept(parameters: list[torch.nn.Parameter], state: SessionState) -> _Buckets:
+    """This layout's buckets, of an earlier call if there was one."""
+    # Kept buckets hold their parameters, so that no other object has the id of one of them.
+    layout = tuple((id(one), one.dtype, one.device, one.shape) for one in parameters)
+    kept = state.layouts.pop(layout, None)
+    # After an interrupted call they may be in use; the reductions hold what they need.
+    if kept is None or any(bucket.under_way for bucket in kept.all):
+        kept = _Buckets(parameters, state)
+    state.layouts[layout] = kept  # the last is the one used last
+    if len(state.layouts) > _KEPT_LAYOUTS:
+        del state.layouts[next(iter(state.layouts))]
+    return kept
 
 
 class Attached:
@@ -171,16 +257,23 @@ class Attached:
         missing = self._missing[id(bucket)]
         missing.discard(id(parameter))
         if not missing:
-            self._missing.pop(id(bucket))
-            with torch.no_grad():
+            self._start(bucket)
+
+    def _start(self, bucket: _Bucket) -> None:
+        self._missing.pop(id(bucket))
+        with torch.no_grad():
+            try:
+                bucket.check()
                 bucket.start(is_last=not self._missing)
+            except Exception as error:
+                bucket.finish(error)  # backward() raises it when the other buckets are done
 
     def _finish(self) -> None:
         self._armed = False
+        for bucket in self._buckets.all:  # of parameters that this backward() did not reach
+            if id(bucket) in self._missing:
+                self._start(bucket)
         with torch.no_grad():
-            for bucket in self._buckets.all:  # of parameters that this backward() did not reach
-                if self._missing.pop(id(bucket), None) is not None:
-                    bucket.start(is_last=not self._missing)
             self._buckets.wait()
 
 

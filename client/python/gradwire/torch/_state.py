@@ -108,6 +108,7 @@ class SessionState:
         self._reductions: list[_future.Reduction] = []  # of the backward() under way
         self._next_id = 1
         self.attachments: list[object] = []  # what attach_ made, which lives as long as the session
+        self.layouts: dict[tuple, object] = {}  # reduce_grads_' buckets, by their parameters
         self.should_step = True
         self.last_error: BaseException | None = None
 
@@ -156,6 +157,18 @@ class SessionState:
                 )
             found.append(position)
         return found
+
+    def check_dense(self, gradient: torch.Tensor, parameters: list[torch.nn.Parameter]) -> None:
+        """Refuses a sparse gradient, by the name of its parameter. After connect()."""
+        if gradient.layout is torch.strided:
+            return
+        names = [f'"{self._names[i][0]}"' for i in self.positions(parameters)]
+        shapes = [str(tuple(parameter.shape)) for parameter in parameters]
+        raise InvalidArgument(
+            f"the gradient of parameter {', '.join(names)} of shape {', '.join(shapes)} is sparse"
+            f" ({gradient.layout}); allowed are dense gradients: build its Embedding or EmbeddingBag"
+            " with sparse=False"
+        )
 
     def _check_alive(self) -> None:
         if self._dead is not None:
@@ -253,6 +266,7 @@ class SessionState:
         is_last: bool,
         reduction: "_future.Reduction | _future.DetachedReduction",
     ) -> None:
+        self.check_dense(buffer, parameters)
         positions = self.positions(parameters)
         # DistributedDataParallel reads the result's storage from its beginning.
         plain = buffer.storage_offset() == 0 and buffer.is_contiguous()
@@ -412,6 +426,7 @@ class SessionState:
             session, thread = self._session, self._thread
             self._session = self._thread = None
             self._closed = True
+            self.layouts.clear()
         if session is None:
             return
         self._at_exit.cancel()
