@@ -1,0 +1,67 @@
+// What a member's state machine asks of its owner, who applies the effects in their order.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gradwire/hooks/hook.h"
+#include "proto/wire/frame.h"
+
+namespace gradwire::client {
+
+// Names one StartBucket to the caller.
+using Ticket = std::uint64_t;
+
+// Send a frame without payload.
+struct SendEffect {
+  wire::Header header;
+};
+// Encode the range now, before the next call to the core, and send it. Digests are left for the
+// owner to fill in.
+struct SendChunkEffect {
+  wire::Contribution header;
+  std::optional<wire::Announce> announce{};  // eager: the header to send instead
+  HookRun* run = nullptr;
+  ElementRange range;
+  std::size_t bytes = 0;
+};
+// Send bytes of a broadcast: [offset, offset + bytes) of the root's data.
+struct SendCollectiveEffect {
+  wire::CollectiveChunk header;
+  std::size_t offset = 0;
+  std::size_t bytes = 0;
+};
+// Copy a broadcast's payload to `offset` of the member's data, now.
+struct ReceiveCollectiveEffect {
+  std::size_t offset = 0;
+  wire::PayloadRef payload;
+};
+struct BucketDoneEffect {
+  Ticket ticket = 0;
+  absl::Status status;
+  std::uint32_t bucket = 0;
+  std::optional<BucketNorms> norms{};  // where they were asked for
+};
+struct StepDoneEffect {
+  std::int64_t step = 0;
+  Verdict verdict = Verdict::kApply;
+};
+struct CollectiveDoneEffect {
+  std::uint64_t number = 0;
+};
+// The world is complete; calls may begin.
+struct WelcomeEffect {};
+// The session is over. Everything open has been completed with `status` before.
+struct FailedEffect {
+  absl::Status status;
+};
+using Effect = std::variant<SendEffect, SendChunkEffect, SendCollectiveEffect,
+                            ReceiveCollectiveEffect, BucketDoneEffect, StepDoneEffect,
+                            CollectiveDoneEffect, WelcomeEffect, FailedEffect>;
+using Effects = std::vector<Effect>;
+
+}  // namespace gradwire::client

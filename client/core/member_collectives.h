@@ -1,0 +1,59 @@
+// Broadcast and barrier, the member's side. One is open at a time; they have numbers of their own
+// and mix freely with steps. Not thread-safe.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "absl/status/statusor.h"
+#include "client/core/effects.h"
+#include "client/core/member_options.h"
+
+namespace gradwire::client {
+
+class MemberCollectives {
+ public:
+  // `options` outlives this.
+  explicit MemberCollectives(const MemberOptions& options) : options_(options) {}
+
+  // Enters the next one and returns its number.
+  absl::StatusOr<std::uint64_t> Enter(wire::CollectiveKind kind, int root, std::size_t bytes,
+                                      Effects& effects);
+
+  // Frames. An error ends the session: the coordinator broke the protocol.
+  void On(const wire::Begin& begin, Effects& effects);
+  absl::Status On(const wire::CollectiveChunk& header, const wire::PayloadRef& payload,
+                  Effects& effects);
+  void On(const wire::CollectiveAck& ack, Effects& effects);
+
+  // A new stream took over: enters again. Chunks follow on the next Begin.
+  void Resumed(Effects& effects);
+  // The session is over.
+  void Abort() { open_.reset(); }
+
+ private:
+  struct Open {
+    std::uint64_t number = 0;
+    wire::CollectiveKind kind = wire::CollectiveKind::kBarrier;
+    int root = 0;
+    std::size_t bytes = 0;
+    bool begun = false;
+    std::uint32_t sent = 0;       // chunks: the root's
+    std::uint32_t received = 0;   // chunks: the others'
+    std::uint32_t everybody = 0;  // the root's: all others have so many
+  };
+
+  bool is_root() const { return open_->root == options_.rank; }
+  std::uint32_t chunk_count() const;
+  std::size_t ChunkBytes(std::uint32_t chunk) const;
+  void SendEnter(Effects& effects) const;
+  void SendChunks(Effects& effects);
+  void MaybeFinish(Effects& effects);
+
+  const MemberOptions& options_;
+  std::optional<Open> open_;
+  std::uint64_t next_ = 0;
+};
+
+}  // namespace gradwire::client

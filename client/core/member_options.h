@@ -1,0 +1,25 @@
+// What a member knows of its session from the join on.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "proto/wire/frame.h"
+#include "proto/wire/overtake.h"
+
+namespace gradwire::client {
+
+struct MemberOptions {
+  int rank = 0;
+  int world_size = 1;
+  std::uint64_t generation = 1;
+  std::int64_t step = 0;
+  std::size_t chunk_bytes = std::size_t{1} << 20;
+  std::uint32_t window_chunks = 4;
+  std::size_t eager_bytes = 0;
+  std::size_t large_chunk_bytes = wire::kSmallPayload + 1;
+  std::vector<ParameterSpec> manifest;
+};
+
+}  // namespace gradwire::client

@@ -1,0 +1,86 @@
+// The step that a member is in: its buckets, and their commit.
+//
+// The commit comes in two moments. The member *holds* the step's results when each of its buckets
+// has all of its own: they are in the user's buffers, and the hook's state is what it was. The step
+// is *concluded* when the verdict is there: only now may the state change, for all buckets at once,
+// since until then a failure can still end the step for everybody.
+//
+// Not thread-safe. Knows no frames but for the effects that it reports to the caller.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "client/core/effects.h"
+#include "client/core/step_parameters.h"
+
+namespace gradwire::client {
+
+class BucketRun;
+
+class OpenStep {
+ public:
+  // `manifest` and `hook` outlive this.
+  OpenStep(std::span<const ParameterSpec> manifest, std::size_t chunk_bytes, std::int64_t number,
+           Hook* hook);
+  ~OpenStep();
+
+  std::int64_t number() const { return number_; }
+  bool empty() const { return buckets_.empty(); }
+  // Runs by BucketRun::id(); they stay where they are until the step is over.
+  BucketRun* Find(std::uint32_t id) const;
+  std::optional<std::uint32_t> BucketId(const GradBucket& bucket) const;
+
+  // Begins a bucket. An error leaves the step as it was. Advance follows.
+  absl::StatusOr<BucketRun*> Start(Ticket ticket, GradBucket& bucket, bool measure,
+                                   const RoundContext& context);
+
+  // Goes on to the next round that has elements, where the open one is complete. A bucket that has
+  // no more has its result: a BucketDoneEffect.
+  absl::Status Advance(BucketRun& run, const RoundContext& context, Effects& effects);
+
+  // The one with the lowest id that waits for results; null: none does.
+  const BucketRun* FirstUnfinished() const;
+
+  // Buckets that wait for results.
+  std::size_t unfinished() const { return unfinished_; }
+  bool holds_results() const { return unfinished_ == 0; }
+
+  // This member begins no more buckets.
+  void End() { ended_ = true; }
+  bool ended() const { return ended_; }
+
+  // The next step is open then. Only while holds_results().
+  void Conclude(Verdict verdict, Effects& effects);
+  // The session is over: ends the buckets that wait with `status`.
+  void Abort(const absl::Status& status, Effects& effects);
+
+  // The coordinator's state was replaced, which happens between two steps only. False: there are
+  // buckets. The same one again is no news: it is repeated after a resume.
+  bool ResetState(std::int64_t iteration);
+
+ private:
+  struct Bucket {
+    Ticket ticket = 0;
+    std::unique_ptr<BucketRun> run;
+  };
+
+  void Clear();
+
+  const std::size_t chunk_bytes_;
+  Hook* const hook_;
+  StepParameters parameters_;
+  std::int64_t number_;
+  bool ended_ = false;
+  std::map<std::uint32_t, Bucket> buckets_;
+  std::size_t unfinished_ = 0;
+  std::optional<std::pair<std::int64_t, std::int64_t>> last_reset_;  // step, iteration
+};
+
+}  // namespace gradwire::client

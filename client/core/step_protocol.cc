@@ -1,0 +1,308 @@
+#include "client/core/step_protocol.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/core/bucket_run.h"
+#include "client/core/open_step.h"
+
+namespace gradwire::client {
+
+StepProtocol::StepProtocol(const MemberOptions& options, OpenStep& step)
+    : options_(options), step_(step), eager_(options.eager_bytes) {}
+
+RoundContext StepProtocol::context() const {
+  return {.world_size = options_.world_size, .rank = options_.rank, .attempt = attempt_};
+}
+
+absl::Status StepProtocol::Violation(const std::string& what) const {
+  return absl::InternalError(
+      absl::StrCat("the coordinator sent ", what, " in step ", step_.number()));
+}
+
+StepProtocol::Bucket* StepProtocol::Find(const wire::RoundId& id) {
+  const auto found = buckets_.find(id.bucket);
+  return id.step != step_.number() || found == buckets_.end() ? nullptr : &found->second;
+}
+
+bool StepProtocol::IsGranted(std::uint32_t bucket) const {
+  const auto found = buckets_.find(bucket);
+  return found != buckets_.end() && found->second.granted;
+}
+
+wire::RoundId StepProtocol::IdOf(const Bucket& bucket) const {
+  return {.step = step_.number(),
+          .attempt = bucket.attempt,
+          .bucket = bucket.run->id(),
+          .round = bucket.run->round()};
+}
+
+absl::Status StepProtocol::Begin(BucketRun& run, Effects& effects) {
+  Bucket& bucket = buckets_[run.id()] = {.run = &run, .attempt = attempt_};
+  if (MayBeEager(run)) {
+    SendEager(bucket, effects);
+    return absl::OkStatus();
+  }
+  effects.push_back(SendEffect{AnnounceOf(run)});
+  if (!run.holds_result() && !run.is_round_complete()) return absl::OkStatus();
+  return Advance(bucket, effects);  // nothing to reduce, at least in the first round
+}
+
+void StepProtocol::SendAhead(std::uint32_t bucket) {
+  const auto found = buckets_.find(bucket);
+  if (found != buckets_.end()) found->second.ahead = true;
+}
+
+void StepProtocol::EndStep(Effects& effects) {
+  effects.push_back(
+      SendEffect{wire::EndStep{.step = step_.number(), .generation = options_.generation}});
+}
+
+wire::Announce StepProtocol::AnnounceOf(const BucketRun& run) {
+  return {.step = step_.number(),
+          .generation = options_.generation,
+          .parameters = run.parameters(),
+          .rounds = run.plans(),
+          .acknowledged = eager_.TakeAcknowledged()};
+}
+
+// What is small saves the round trip of a grant.
+bool StepProtocol::MayBeEager(const BucketRun& run) const {
+  if (run.holds_result() || run.plans().size() != 1 || run.layout().chunk_count() != 1) {
+    return false;
+  }
+  return run.shared_bytes() == 0 && eager_.MaySend(run.layout().ChunkBytes(0));
+}
+
+void StepProtocol::SendEager(Bucket& bucket, Effects& effects) {
+  wire::Announce header = AnnounceOf(*bucket.run);
+  bucket.granted = true;
+  eager_.Sent(bucket.run->id(), bucket.run->layout().ChunkBytes(0));
+  SendChunk(bucket, effects);
+  header.eager = true;
+  header.attempt = bucket.attempt;
+  std::get<SendChunkEffect>(effects.back()).announce = std::move(header);
+}
+
+bool StepProtocol::MaySend(const Bucket& bucket) const {
+  const BucketRun& run = *bucket.run;
+  return bucket.granted && run.has_unsent() &&
+         (bucket.ahead ||
+          run.layout().InWindow(run.sent(), run.received(), options_.window_chunks));
+}
+
+void StepProtocol::SendChunk(Bucket& bucket, Effects& effects) {
+  const BucketRun::Chunk chunk = bucket.run->HandOut();
+  effects.push_back(SendChunkEffect{.header = wire::Contribution{.id = IdOf(bucket),
+                                                                 .generation = options_.generation,
+                                                                 .rank = options_.rank,
+                                                                 .chunk = chunk.number,
+                                                                 .received = bucket.run->received(),
+                                                                 .digest = std::nullopt},
+                                    .run = chunk.run,
+                                    .range = chunk.range,
+                                    .bytes = chunk.bytes});
+}
+
+// Large chunks go one at a time (SendNext): to encode one takes long, and what comes meanwhile
+// should not wait for a whole window of them. Nobody encodes what goes ahead, so that all of it
+// goes at once.
+void StepProtocol::SendChunks(Bucket& bucket, Effects& effects) {
+  const BucketRun& run = *bucket.run;
+  while (MaySend(bucket)) {
+    if (!bucket.ahead && run.layout().ChunkBytes(run.sent()) >= options_.large_chunk_bytes) {
+      if (std::find(sending_.begin(), sending_.end(), run.id()) == sending_.end()) {
+        sending_.push_back(run.id());
+      }
+      return;
+    }
+    SendChunk(bucket, effects);
+  }
+}
+
+void StepProtocol::SendNext(Effects& effects) {
+  Bucket& bucket = buckets_.at(sending_.front());
+  // Results that were repeated after a resume may have overtaken it.
+  if (MaySend(bucket)) SendChunk(bucket, effects);
+  SendChunks(bucket, effects);
+  if (!MaySend(bucket)) sending_.pop_front();
+}
+
+absl::Status StepProtocol::On(const wire::Grant& grant, Effects& effects) {
+  if (grant.id.step < step_.number()) return absl::OkStatus();
+  Bucket* const bucket = Find(grant.id);
+  if (bucket == nullptr) {
+    return Violation(absl::StrCat("a grant for unknown bucket ", grant.id.bucket));
+  }
+  BucketRun& run = *bucket->run;
+  if (run.holds_result() || grant.id.round != run.round()) return absl::OkStatus();
+  if (bucket->granted) {
+    // An eager announcement that met another attempt has its grant after all.
+    if (run.received() > 0 || grant.id.attempt <= bucket->attempt) return absl::OkStatus();
+    run.Rewind();
+  }
+  eager_.Forget(run.id());
+  bucket->granted = true;
+  bucket->attempt = grant.id.attempt;
+  SendChunks(*bucket, effects);
+  return absl::OkStatus();
+}
+
+absl::Status StepProtocol::On(const wire::SharedState& state, const wire::Payload* payload) {
+  if (state.id.step < step_.number()) return absl::OkStatus();
+  Bucket* const bucket = Find(state.id);
+  if (bucket == nullptr) {
+    return Violation(absl::StrCat("state for unknown bucket ", state.id.bucket));
+  }
+  BucketRun& run = *bucket->run;
+  if (!run.wants_shared()) return absl::OkStatus();  // repeated after a resume
+  const std::size_t bytes = payload == nullptr ? 0 : payload->bytes();
+  if (state.offset == 0) run.ForgetShared();
+  if (state.bytes != run.shared_bytes() || state.offset != run.shared_received() ||
+      bytes > state.bytes - state.offset) {
+    return Violation(absl::StrCat("bytes ", state.offset, " to ", state.offset + bytes, " of ",
+                                  state.bytes, " as the state of bucket ", state.id.bucket,
+                                  ", which has ", run.shared_received(), " of ",
+                                  run.shared_bytes()));
+  }
+  return run.TakeShared(payload);
+}
+
+absl::Status StepProtocol::CheckResult(const Bucket& bucket, const wire::Result& result,
+                                       const wire::Payload* payload) const {
+  const BucketRun& run = *bucket.run;
+  if (result.id.round > run.round() || result.chunk > run.received() ||
+      result.chunk >= run.layout().chunk_count()) {
+    return Violation(absl::StrCat("result ", result.chunk, " of bucket ", result.id.bucket,
+                                  " round ", result.id.round, " out of order"));
+  }
+  if (result.chunk < run.received() || (result.in_place && payload == nullptr)) {
+    return absl::OkStatus();
+  }
+  const std::size_t bytes = payload == nullptr ? 0 : payload->bytes();
+  if (payload == nullptr || bytes != run.layout().ChunkBytes(result.chunk)) {
+    return Violation(absl::StrCat("result ", result.chunk, " of bucket ", result.id.bucket,
+                                  " with ", bytes, " bytes"));
+  }
+  return absl::OkStatus();
+}
+
+// After a resume the coordinator repeats what was not acknowledged, since the acknowledgement may
+// have been lost; it is acknowledged again, and never decoded twice.
+absl::Status StepProtocol::On(const wire::Result& result, const wire::Payload* payload,
+                              Effects& effects) {
+  const auto acknowledge = [&](std::uint32_t received) {
+    effects.push_back(SendEffect{wire::Ack{.id = result.id, .received = received}});
+    return absl::OkStatus();
+  };
+  if (result.id.step < step_.number()) return acknowledge(result.chunk + 1);
+  Bucket* const bucket = Find(result.id);
+  if (bucket == nullptr) {
+    return Violation(absl::StrCat("a result for unknown bucket ", result.id.bucket));
+  }
+  BucketRun& run = *bucket->run;
+  if (run.holds_result() || result.id.round < run.round()) return acknowledge(result.chunk + 1);
+  if (absl::Status status = CheckResult(*bucket, result, payload); !status.ok()) return status;
+  if (result.chunk < run.received()) return acknowledge(run.received());
+  const absl::Status taken =
+      payload == nullptr ? run.TakeResultInPlace() : run.TakeResult(*payload);
+  return taken.ok() ? OnTaken(*bucket, result.id, effects) : taken;
+}
+
+// The next contribution carries the acknowledgement, and an eager bucket's the next announcement.
+// It travels by itself only where nothing else follows that others may wait for: their windows, or
+// the place that this bucket has among the granted ones.
+absl::Status StepProtocol::OnTaken(Bucket& bucket, const wire::RoundId& id, Effects& effects) {
+  BucketRun& run = *bucket.run;
+  const auto acknowledge = [&] {
+    effects.push_back(SendEffect{wire::Ack{.id = id, .received = run.received()}});
+  };
+  if (!run.is_round_complete()) {
+    if (bucket.ahead && !run.has_unsent()) {
+      acknowledge();
+    } else {
+      SendChunks(bucket, effects);
+    }
+    return absl::OkStatus();
+  }
+  const bool is_another_open = step_.unfinished() > 1;
+  if (!eager_.IsOpen(run.id()) || is_another_open) {
+    eager_.Forget(run.id());
+    acknowledge();
+  }
+  return Advance(bucket, effects);
+}
+
+absl::Status StepProtocol::Advance(Bucket& bucket, Effects& effects) {
+  if (absl::Status status = step_.Advance(*bucket.run, context(), effects); !status.ok()) {
+    return status;
+  }
+  if (bucket.run->holds_result()) {
+    eager_.Finish(bucket.run->id());
+    return absl::OkStatus();
+  }
+  bucket.attempt = attempt_;
+  SendChunks(bucket, effects);
+  return absl::OkStatus();
+}
+
+absl::Status StepProtocol::On(const wire::Restart& restart, Effects& effects) {
+  if (restart.step != step_.number()) {
+    return Violation(absl::StrCat("a restart of step ", restart.step));
+  }
+  attempt_ = restart.attempt;
+  for (const wire::RoundId& id : restart.open) {
+    const auto found = buckets_.find(id.bucket);
+    if (found == buckets_.end() || found->second.run->holds_result()) continue;
+    Bucket& bucket = found->second;
+    BucketRun& run = *bucket.run;
+    if (id.round != run.round()) {
+      return Violation(absl::StrCat("a restart of round ", id.round, " of bucket ", id.bucket));
+    }
+    if (id.attempt != bucket.attempt) {
+      // A result came of an attempt, and a round has one result: it cannot start over.
+      if (run.received() > 0) {
+        return Violation(
+            absl::StrCat("a restart of bucket ", id.bucket, ", of which results are here"));
+      }
+      bucket.attempt = id.attempt;
+      run.Rewind();
+    }
+    bucket.granted = true;
+    SendChunks(bucket, effects);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> StepProtocol::On(const wire::StepDone& done) {
+  if (done.step < step_.number()) return false;  // repeated after a resume
+  if (done.step > step_.number() || !step_.holds_results()) {
+    return Violation(absl::StrCat("the end of step ", done.step, " before its last result"));
+  }
+  return true;
+}
+
+// Announces again what the daemon may have missed. What went eagerly waits for a Restart or a
+// grant now, like the rest; windows count again, since the memory that contributions lay in belongs
+// to the stream before.
+void StepProtocol::Resumed(Effects& effects) {
+  eager_.Stop();
+  sending_.clear();
+  for (auto& [id, bucket] : buckets_) {
+    bucket.granted = false;
+    bucket.ahead = false;
+    bucket.run->Rewind();
+    effects.push_back(SendEffect{AnnounceOf(*bucket.run)});
+  }
+  if (step_.ended()) EndStep(effects);
+}
+
+void StepProtocol::Forget() {
+  buckets_.clear();
+  sending_.clear();
+  eager_.EndStep();
+  attempt_ = 0;
+}
+
+}  // namespace gradwire::client

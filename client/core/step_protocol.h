@@ -1,0 +1,94 @@
+// The step protocol with one daemon, the member's side: what is announced to it and granted by it,
+// what may be sent within the window, what is acknowledged, and what a restart or a new stream
+// sends again.
+//
+// It knows buckets as BucketRuns, which it asks for chunks and hands results to, and nothing of
+// what a hook keeps in them. Not thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "client/core/eager_sending.h"
+#include "client/core/effects.h"
+#include "client/core/member_options.h"
+
+namespace gradwire::client {
+
+class BucketRun;
+class OpenStep;
+
+class StepProtocol {
+ public:
+  // Both outlive this.
+  StepProtocol(const MemberOptions& options, OpenStep& step);
+
+  // Announces a bucket of the open step, with its contribution where that may go eagerly.
+  absl::Status Begin(BucketRun& run, Effects& effects);
+
+  // The daemon writes this bucket's results over its contributions: they need no window, as long
+  // as the stream lasts. Before its grant.
+  void SendAhead(std::uint32_t bucket);
+
+  // This member begins no more buckets.
+  void EndStep(Effects& effects);
+
+  // Frames. An error ends the session: the daemon broke the protocol, or a hook failed. What a
+  // resume repeats has no effect but to be acknowledged again.
+  absl::Status On(const wire::Grant& grant, Effects& effects);
+  absl::Status On(const wire::SharedState& state, const wire::Payload* payload);
+  absl::Status On(const wire::Result& result, const wire::Payload* payload, Effects& effects);
+  absl::Status On(const wire::Restart& restart, Effects& effects);
+  // True: the daemon concludes the open step.
+  absl::StatusOr<bool> On(const wire::StepDone& done);
+
+  // A new stream took over; the Hello has been sent.
+  void Resumed(Effects& effects);
+
+  // Member::has_chunks.
+  bool has_chunks() const { return !sending_.empty(); }
+  void SendNext(Effects& effects);
+
+  // The step's buckets are gone: it was concluded, or the session is over.
+  void Forget();
+
+  RoundContext context() const;
+  bool IsGranted(std::uint32_t bucket) const;
+  // "the coordinator sent …": an error that ends the session.
+  absl::Status Violation(const std::string& what) const;
+
+ private:
+  struct Bucket {
+    BucketRun* run = nullptr;
+    std::uint32_t attempt = 0;  // of the open round
+    bool granted = false;
+    bool ahead = false;  // no window
+  };
+
+  // Of the open step; null: none.
+  Bucket* Find(const wire::RoundId& id);
+  wire::RoundId IdOf(const Bucket& bucket) const;
+  wire::Announce AnnounceOf(const BucketRun& run);
+  bool MayBeEager(const BucketRun& run) const;
+  void SendEager(Bucket& bucket, Effects& effects);
+  bool MaySend(const Bucket& bucket) const;
+  void SendChunk(Bucket& bucket, Effects& effects);
+  void SendChunks(Bucket& bucket, Effects& effects);
+  absl::Status CheckResult(const Bucket& bucket, const wire::Result& result,
+                           const wire::Payload* payload) const;
+  // The result of a chunk that was missing is here.
+  absl::Status OnTaken(Bucket& bucket, const wire::RoundId& id, Effects& effects);
+  absl::Status Advance(Bucket& bucket, Effects& effects);
+
+  const MemberOptions& options_;
+  OpenStep& step_;
+  EagerSending eager_;
+  std::uint32_t attempt_ = 0;                // of the open step
+  std::map<std::uint32_t, Bucket> buckets_;  // likewise
+  std::deque<std::uint32_t> sending_;        // of buckets_: may have a large chunk to send
+};
+
+}  // namespace gradwire::client
