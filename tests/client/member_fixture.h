@@ -1,4 +1,4 @@
-// A member core with a hook that remembers, and without a coordinator.
+// The member core and its rooms with a hook that remembers, and without a coordinator.
 #pragma once
 
 #include <cstring>
@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/core/bucket_run.h"
 #include "client/core/member.h"
 #include "gradwire/hooks/registry.h"
 #include "gtest/gtest.h"
@@ -89,46 +90,29 @@ inline wire::PayloadRef Bytes(std::size_t count) {
   return wire::OwnedPayload::Make(std::vector<std::byte>(count));
 }
 
-class MemberTest : public testing::Test {
+// Collects effects. Chunks are encoded when they are handed out.
+class EffectsTest : public testing::Test {
  protected:
-  explicit MemberTest(std::size_t eager_bytes = 0) : options_(SmallOptions()) {
-    options_.eager_bytes = eager_bytes;
-    member_.emplace(options_, &hook_);
-  }
-  absl::Status Start(const std::vector<std::size_t>& parameters) {
+  explicit EffectsTest(MemberOptions options = SmallOptions()) : options_(std::move(options)) {}
+
+  // A bucket of parameters of the manifest, full of ones; it and its memory stay.
+  GradBucket& Bucket(const std::vector<std::size_t>& parameters) {
     std::vector<ParameterSpec> specs;
     std::size_t numel = 0;
     for (std::size_t p : parameters) {
       specs.push_back(options_.manifest[p]);
       numel += specs.back().numel();
     }
-    return StartSpecs(specs, numel);
+    return Bucket(specs, numel);
   }
-  absl::Status StartSpecs(const std::vector<ParameterSpec>& specs, std::size_t numel) {
+  GradBucket& Bucket(const std::vector<ParameterSpec>& specs, std::size_t numel) {
     buffers_.emplace_back(numel, 1.0F);
     buckets_.push_back(
         *GradBucket::Make(0, {DType::kFloat32, buffers_.back().data(), numel}, specs));
-    Effects effects;
-    absl::Status status = member_->StartBucket(++ticket_, buckets_.back(), effects);
-    Take(std::move(effects));
-    return status;
+    return buckets_.back();
   }
-  void Receive(wire::Header header, wire::PayloadRef payload = nullptr) {
-    Effects effects;
-    member_->Receive({std::move(header), std::move(payload)}, effects);
-    Take(std::move(effects));
-  }
-  void Grant(std::uint32_t bucket) { Receive(wire::Grant{{.bucket = bucket}}); }
-  void Result(std::uint32_t bucket, std::uint32_t chunk, std::size_t bytes = 64) {
-    Receive(wire::Result{.id = {.bucket = bucket}, .chunk = chunk}, Bytes(bytes));
-  }
-  void Resumed() {
-    Effects effects;
-    member_->Resumed(effects);
-    Take(std::move(effects));
-  }
+
   void Take(Effects effects) {
-    while (takes_chunks_ && member_->has_chunks()) member_->SendNext(effects);
     for (Effect& effect : effects) {
       if (auto* chunk = std::get_if<SendChunkEffect>(&effect)) {
         std::vector<std::byte> out(chunk->bytes);
@@ -155,16 +139,40 @@ class MemberTest : public testing::Test {
     }
     return found;
   }
-  std::string Message() const { return std::string(member_->failure().message()); }
 
   MemberOptions options_;
   RecordingHook hook_;
-  std::optional<Member> member_;
   std::deque<std::vector<float>> buffers_;
   std::deque<GradBucket> buckets_;
   std::vector<Effect> effects_;
+};
+
+class MemberTest : public EffectsTest {
+ protected:
+  MemberTest() { member_.emplace(options_, &hook_); }
+
+  absl::Status Start(const std::vector<std::size_t>& parameters) {
+    return StartBucket(Bucket(parameters));
+  }
+  absl::Status StartBucket(GradBucket& bucket) {
+    Effects effects;
+    absl::Status status = member_->StartBucket(++ticket_, bucket, effects);
+    Take(std::move(effects));
+    return status;
+  }
+  void Receive(wire::Header header, wire::PayloadRef payload = nullptr) {
+    Effects effects;
+    member_->Receive({std::move(header), std::move(payload)}, effects);
+    Take(std::move(effects));
+  }
+  void Grant(std::uint32_t bucket) { Receive(wire::Grant{{.bucket = bucket}}); }
+  void Result(std::uint32_t bucket, std::uint32_t chunk, std::size_t bytes = 64) {
+    Receive(wire::Result{.id = {.bucket = bucket}, .chunk = chunk}, Bytes(bytes));
+  }
+  std::string Message() const { return std::string(member_->failure().message()); }
+
+  std::optional<Member> member_;
   Ticket ticket_ = 0;
-  bool takes_chunks_ = true;  // as soon as there are any
 };
 
 }  // namespace gradwire::client

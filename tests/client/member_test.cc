@@ -20,28 +20,6 @@ TEST_F(MemberTest, IsWelcomedOnceEvenIfTheFirstWelcomeWasLost) {
   EXPECT_THAT(Drain<WelcomeEffect>(), IsEmpty());
 }
 
-TEST_F(MemberTest, SendsNothingBeforeItsGrantAndThenTheWindow) {
-  ASSERT_TRUE(Start({1}).ok());
-  const auto announced = DrainSent<wire::Announce>();
-  ASSERT_THAT(announced, SizeIs(1));
-  EXPECT_EQ(announced[0].parameters, std::vector<std::uint32_t>{1});
-  EXPECT_EQ(announced[0].generation, 7U);
-  Grant(1);
-  const auto chunks = Drain<SendChunkEffect>();
-  ASSERT_THAT(chunks, SizeIs(2));
-  EXPECT_EQ(chunks[1].header.chunk, 1U);
-  EXPECT_EQ(chunks[1].header.rank, 1);
-  EXPECT_EQ(chunks[1].bytes, 64U);
-  Result(1, 0);
-  const auto more = Drain<SendChunkEffect>();
-  ASSERT_THAT(more, SizeIs(1));
-  EXPECT_EQ(more[0].header.chunk, 2U);
-  EXPECT_EQ(more[0].header.received, 1U);
-  EXPECT_EQ(more[0].bytes, 32U);
-  Grant(1);  // once is enough
-  EXPECT_THAT(Drain<SendChunkEffect>(), IsEmpty());
-}
-
 TEST_F(MemberTest, ABucketIsDoneWithItsLastResultAndCommittedWithTheStep) {
   ASSERT_TRUE(Start({0}).ok());
   Grant(0);
@@ -71,9 +49,9 @@ TEST_F(MemberTest, ASkippedStepLeavesTheStateAlone) {
 }
 
 TEST_F(MemberTest, RefusesBucketsThatDoNotFit) {
-  EXPECT_THAT(StartSpecs({{"x", {4}, DType::kFloat32}}, 4).message(),
+  EXPECT_THAT(StartBucket(Bucket({{"x", {4}, DType::kFloat32}}, 4)).message(),
               HasSubstr("parameter x is not among the session's 3 parameters"));
-  EXPECT_THAT(StartSpecs({{"w", {4, 4}, DType::kFloat32}}, 16).message(),
+  EXPECT_THAT(StartBucket(Bucket({{"w", {4, 4}, DType::kFloat32}}, 16)).message(),
               HasSubstr("parameter w has another shape or dtype than it had at Join"));
   EXPECT_THAT(Start({0, 0}).message(), HasSubstr("parameter w is in step 0 already"));
   ASSERT_TRUE(Start({0}).ok());
@@ -89,60 +67,6 @@ TEST_F(MemberTest, EndStepEndsIt) {
   EXPECT_THAT(Start({0}).message(), HasSubstr("step 0 was ended by this member"));
   Receive(wire::StepDone{.step = 0});
   EXPECT_TRUE(Start({0}).ok());
-}
-
-TEST_F(MemberTest, RoundsWithoutElementsArePassedOverAtOnce) {
-  RecordingHook hook(true);
-  Member member(options_, &hook);
-  std::vector<float> buffer(16);
-  GradBucket bucket =
-      *GradBucket::Make(0, {DType::kFloat32, buffer.data(), 16}, {options_.manifest[0]});
-  Effects effects;
-  ASSERT_TRUE(member.StartBucket(1, bucket, effects).ok());
-  effects.clear();
-  member.Receive({wire::Grant{{.bucket = 0, .round = 1}}}, effects);
-  ASSERT_THAT(effects, SizeIs(1));
-  EXPECT_EQ(std::get<SendChunkEffect>(effects[0]).header.id.round, 1U);
-}
-
-TEST_F(MemberTest, ABucketWithoutElementsNeedsNoGrant) {
-  ASSERT_TRUE(Start({2}).ok());
-  EXPECT_THAT(Drain<BucketDoneEffect>(), SizeIs(1));
-  Grant(2);
-  Receive(wire::StepDone{.step = 0});
-  EXPECT_EQ(hook_.commits, 1);
-  EXPECT_FALSE(member_->failed());
-}
-
-TEST_F(MemberTest, AnotherAttemptIsSentFromTheStart) {
-  ASSERT_TRUE(Start({1}).ok());
-  Grant(1);
-  Drain<SendChunkEffect>();
-  Receive(wire::Restart{.step = 0, .attempt = 1, .open = {{.attempt = 1, .bucket = 1}}});
-  const auto chunks = Drain<SendChunkEffect>();
-  ASSERT_THAT(chunks, SizeIs(2));
-  EXPECT_EQ(chunks[0].header.chunk, 0U);
-  EXPECT_EQ(chunks[0].header.id.attempt, 1U);
-}
-
-// In-place results: what was decoded must never be encoded again.
-TEST_F(MemberTest, AfterAResumeNothingIsSentWhoseResultIsHere) {
-  ASSERT_TRUE(Start({1}).ok());
-  Grant(1);
-  Result(1, 0);
-  Drain<SendEffect>();
-  Resumed();
-  EXPECT_THAT(DrainSent<wire::Announce>(), SizeIs(1));
-  Result(1, 0);  // the daemon does not know that it is here
-  EXPECT_EQ(DrainSent<wire::Ack>().at(0).received, 1U);
-  Result(1, 1);
-  EXPECT_THAT(Drain<SendChunkEffect>(), IsEmpty());
-  Receive(wire::Restart{.step = 0, .attempt = 1, .open = {{.bucket = 1}}});
-  const auto chunks = Drain<SendChunkEffect>();
-  ASSERT_THAT(chunks, SizeIs(1));
-  EXPECT_EQ(chunks[0].header.chunk, 2U);
-  EXPECT_EQ(chunks[0].header.received, 2U);
-  EXPECT_EQ(hook_.decoded, (std::vector<std::size_t>{0, 16}));
 }
 
 // The coordinator cannot know that it arrived until it hears of the step's first bucket.
@@ -230,35 +154,6 @@ TEST_F(MemberTest, NamesWhatACoordinatorMayNotSend) {
   }
 }
 
-TEST_F(MemberTest, SendsABroadcastInTheWindow) {
-  Effects effects;
-  ASSERT_EQ(*member_->Enter(wire::CollectiveKind::kBroadcast, 1, 160, effects), 0U);
-  EXPECT_FALSE(member_->Enter(wire::CollectiveKind::kBarrier, 0, 0, effects).ok());
-  Receive(wire::Begin{0});
-  EXPECT_THAT(Drain<SendCollectiveEffect>(), SizeIs(2));
-  Receive(wire::CollectiveAck{0, 1});
-  const auto last = Drain<SendCollectiveEffect>();
-  ASSERT_THAT(last, SizeIs(1));
-  EXPECT_EQ(last[0].offset, 128U);
-  EXPECT_EQ(last[0].bytes, 32U);
-  Receive(wire::CollectiveAck{0, 3});
-  EXPECT_THAT(Drain<CollectiveDoneEffect>(), SizeIs(1));
-}
-
-TEST_F(MemberTest, AcknowledgesAnEndedBroadcastAgain) {
-  Effects effects;
-  ASSERT_TRUE(member_->Enter(wire::CollectiveKind::kBroadcast, 0, 10, effects).ok());
-  Receive(wire::Begin{0});
-  Receive(wire::CollectiveChunk{0, 0}, Bytes(10));
-  EXPECT_THAT(Drain<CollectiveDoneEffect>(), SizeIs(1));
-  Resumed();
-  Receive(wire::CollectiveChunk{0, 0}, Bytes(10));
-  EXPECT_EQ(DrainSent<wire::CollectiveAck>().at(0), (wire::CollectiveAck{0, 1}));
-  ASSERT_TRUE(member_->Enter(wire::CollectiveKind::kBarrier, 0, 0, effects).ok());
-  Receive(wire::CollectiveChunk{0, 0}, Bytes(10));
-  EXPECT_EQ(DrainSent<wire::CollectiveAck>().at(0), (wire::CollectiveAck{0, 1}));
-}
-
 TEST_F(MemberTest, ProgressNamesTheOpenBucket) {
   EXPECT_EQ(member_->Progress(), "step 0: no bucket is open here");
   ASSERT_TRUE(Start({1}).ok());
@@ -267,8 +162,6 @@ TEST_F(MemberTest, ProgressNamesTheOpenBucket) {
   Result(1, 0);
   EXPECT_EQ(member_->Progress(), "step 0: bucket of b has 1 of 3 results, granted");
 }
-
-// ---- Eager buckets: parameter 0 is one chunk.
 
 }  // namespace
 }  // namespace gradwire::client
