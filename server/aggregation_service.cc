@@ -15,21 +15,26 @@ namespace {
 
 constexpr std::uint32_t kProtocolVersion = 1;
 constexpr std::size_t kSmallFrames = std::size_t{1} << 20;
+// Of some 300 bytes each. A resume after results in place queues a frame for each of their chunks:
+// 64 GiB of gradients in chunks of 1 MiB.
+constexpr std::size_t kMaxFrames = std::size_t{1} << 16;
 constexpr int kStreamSilences = 2;
 constexpr int kBulkSilences = 4;
 constexpr absl::Duration kLongestTimeout = absl::Hours(24 * 365);
 
-// A member's unread results are those of its window, once as they came and once more after a
-// resume, and a window of a broadcast. The session never queues more for a member that keeps the
-// protocol.
+// Of frames that only a member's queue holds: two windows of results that the member acknowledged
+// by an earlier stream, and one of a broadcast. The session never queues more for a member that
+// keeps the protocol.
 StreamLimits LimitsOf(const ServerOptions& options) {
   const std::size_t window = std::size_t{options.window_chunks} * options.chunk_bytes;
-  return {.max_payload_bytes = options.chunk_bytes,
-          .max_queued_bytes = window * (2 * std::size_t{options.open_buckets} + 1) + kSmallFrames,
-          .hello_timeout = options.hello_timeout,
-          .close_timeout = options.close_timeout,
-          .stream_silence_timeout = kStreamSilences * options.silence_timeout,
-          .bulk_silence_timeout = kBulkSilences * options.silence_timeout};
+  return {
+      .max_payload_bytes = options.chunk_bytes,
+      .queue = {.max_bytes = window * (2 * std::size_t{options.open_buckets} + 1) + kSmallFrames,
+                .max_frames = kMaxFrames},
+      .hello_timeout = options.hello_timeout,
+      .close_timeout = options.close_timeout,
+      .stream_silence_timeout = kStreamSilences * options.silence_timeout,
+      .bulk_silence_timeout = kBulkSilences * options.silence_timeout};
 }
 
 absl::StatusOr<absl::Duration> Timeout(const google::protobuf::Duration& asked,

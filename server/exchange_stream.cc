@@ -13,8 +13,6 @@
 namespace gradwire::server {
 namespace {
 
-// What a queued frame costs besides its bytes.
-constexpr std::size_t kFrameOverhead = 256;
 // A small payload with its header. Larger frames are work: their digests are computed.
 constexpr std::size_t kSmallFrame = wire::kSmallPayload + 1024;
 // A tick that is so late shows that this process stood still.
@@ -34,7 +32,8 @@ ExchangeStream::ExchangeStream(const StreamLimits& limits, std::shared_ptr<Regis
       registry_(std::move(registry)),
       pairs_(std::move(pairs)),
       ticks_(std::move(ticks)),
-      opened_(MonotonicNow()) {}
+      opened_(MonotonicNow()),
+      queue_(limits.queue) {}
 
 void ExchangeStream::OnStart() {
   SendInitialMetadata();
@@ -57,27 +56,15 @@ void ExchangeStream::Connect(const std::shared_ptr<BulkLane>& bulk) {
   for (const wire::Lane lane : wire::kAllLanes) Pump(lane);
 }
 
-void ExchangeStream::Queue(grpc::ByteBuffer frame, const wire::Weight& weight) {
+void ExchangeStream::Queue(Outgoing frame) {
   MutexLock lock(mutex_);
   if (end_) return;
-  const std::size_t bytes = frame.Length() + kFrameOverhead;
-  if (queued_bytes_ + bytes > limits_.max_queued_bytes) {
-    DropQueues();
-    EndLocked(absl::ResourceExhaustedError(absl::StrCat(
-        "the member does not read: more than ", limits_.max_queued_bytes, " bytes wait for it")));
-    end_deadline_ = absl::InfinitePast();
-    return;
-  }
-  wire::LaneOrder::Place place;
-  if (pair_) place = order_.Next(weight);
-  if (place.after > 0) wire::PutAfter(frame, place.after);
-  queued_bytes_ += frame.Length() + kFrameOverhead;
-  std::deque<Waiting>& queue = way(place.lane).queue;
-  const auto end = queue.end();
-  const auto at = queue.insert(
-      pair_ ? end : wire::PlaceFor(queue, weight, [](const Waiting& one) { return one.weight; }),
-      Waiting{.bytes = grpc::ByteBuffer(), .weight = weight});
-  at->bytes.Swap(&frame);  // a move would copy
+  const absl::Status added = queue_.Add(std::move(frame));
+  if (added.ok()) return;
+  // It reads nothing, so that it would not read the end either.
+  queue_.Clear();
+  EndLocked(added);
+  end_deadline_ = absl::InfinitePast();
 }
 
 void ExchangeStream::QueueHeartbeats() {
@@ -85,11 +72,7 @@ void ExchangeStream::QueueHeartbeats() {
   if (end_ || !place_) return;
   for (const wire::Lane lane : wire::kAllLanes) {
     if (lane == wire::Lane::kBulk && !pair_) continue;
-    Way& its = way(lane);
-    if (its.writing || !its.queue.empty()) continue;
-    order_.Count(lane);
-    its.queue.push_back({.bytes = wire::Serialize(wire::Heartbeat{}, nullptr), .weight = {}});
-    queued_bytes_ += its.queue.back().bytes.Length() + kFrameOverhead;
+    if (!way(lane).writing && queue_.empty(lane)) queue_.AddHeartbeat(lane);
   }
 }
 
@@ -104,11 +87,6 @@ void ExchangeStream::EndLocked(const absl::Status& status) {
   end_deadline_ = MonotonicNow() + limits_.close_timeout;
 }
 
-void ExchangeStream::DropQueues() {
-  for (Way& its : ways_) its.queue.clear();
-  queued_bytes_ = 0;
-}
-
 void ExchangeStream::End(const absl::Status& status) {
   EndAfterQueue(status);
   Pump(wire::Lane::kMain);
@@ -116,7 +94,7 @@ void ExchangeStream::End(const absl::Status& status) {
 
 // The bulk lane ends when this call has ended.
 void ExchangeStream::Pump(wire::Lane lane) {
-  grpc::ByteBuffer frame;
+  std::optional<SendQueue::Ready> ready;
   std::optional<absl::Status> end;
   std::shared_ptr<BulkLane> bulk;
   {
@@ -124,10 +102,8 @@ void ExchangeStream::Pump(wire::Lane lane) {
     Way& its = way(lane);
     if (its.writing) return;
     if (lane == wire::Lane::kBulk && bulk_ == nullptr) return;
-    if (!its.queue.empty()) {
-      frame.Swap(&its.queue.front().bytes);
-      its.queue.pop_front();
-      queued_bytes_ -= frame.Length() + kFrameOverhead;
+    ready = queue_.Take(lane);
+    if (ready) {
       its.writing = true;
       bulk = bulk_;
     } else if (end_ && lane == wire::Lane::kMain) {
@@ -137,8 +113,10 @@ void ExchangeStream::Pump(wire::Lane lane) {
     }
   }
   if (end) return Finish(*end);
-  // The bytes are copied into the socket.
-  if (frame.Length() > kSmallFrame) RpcThreads::HandOver();
+  // The bytes are copied into the socket, and before that perhaps out of a member's memory.
+  if (ready->frame.payload_bytes() > wire::kSmallPayload) RpcThreads::HandOver();
+  const grpc::ByteBuffer frame = ready->frame.Serialize(ready->after);
+  ready.reset();  // from now on gRPC holds what is needed
   if (lane == wire::Lane::kBulk) return bulk->Write(frame);
   StartWrite(frame);
 }
@@ -310,6 +288,7 @@ absl::Status ExchangeStream::HandleHello(const absl::StatusOr<wire::Frame>& fram
     MutexLock lock(mutex_);
     place_ = Place{.session = seat->session, .rank = seat->rank, .memory = std::move(memory)};
     pair_ = pair;
+    if (pair) queue_.UseBothLanes();
     way(wire::Lane::kMain).heard = MonotonicNow();
   }
   absl::Status attached = seat->session->Attach(seat->rank, hello->start_id, hello->step,
@@ -325,7 +304,7 @@ void ExchangeStream::OnWritten(wire::Lane lane, bool ok) {
     MutexLock lock(mutex_);
     way(lane).writing = false;
     if (!ok) {
-      DropQueues();
+      queue_.Clear();
       EndLocked(absl::CancelledError("the member's stream is broken"));
     }
   }

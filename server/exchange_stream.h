@@ -2,12 +2,9 @@
 // the other.
 #pragma once
 
-#include <grpcpp/support/byte_buffer.h>
-
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <optional>
 
@@ -21,6 +18,7 @@
 #include "server/member_stream.h"
 #include "server/registry.h"
 #include "server/rpc/call.h"
+#include "server/send_queue.h"
 #include "server/stream_limits.h"
 #include "server/tick_list.h"
 
@@ -35,7 +33,7 @@ class ExchangeStream final : public Call, public MemberStream, public Ticked {
                  std::shared_ptr<LanePairs> pairs, std::shared_ptr<TickList> ticks);
 
   std::uint64_t id() const override { return id_; }
-  void Queue(grpc::ByteBuffer frame, const wire::Weight& weight) override;
+  void Queue(Outgoing frame) override;
   void QueueHeartbeats() override;
   void EndAfterQueue(const absl::Status& status) override;
   void Pump(wire::Lane lane) override;
@@ -57,12 +55,7 @@ class ExchangeStream final : public Call, public MemberStream, public Ticked {
     int rank = 0;
     std::shared_ptr<MemberMemory> memory;  // null: the member shares none
   };
-  struct Waiting {
-    grpc::ByteBuffer bytes;
-    wire::Weight weight;
-  };
   struct Way {
-    std::deque<Waiting> queue;
     bool writing = false;
     std::optional<wire::Frame> held;  // came in, and goes after frames of the other lane
     absl::Time heard = absl::InfiniteFuture();
@@ -78,7 +71,6 @@ class ExchangeStream final : public Call, public MemberStream, public Ticked {
   // Ends the stream with what was queued; nothing more is read.
   void End(const absl::Status& status);
   void EndLocked(const absl::Status& status) GRADWIRE_REQUIRES(mutex_);
-  void DropQueues() GRADWIRE_REQUIRES(mutex_);
   absl::Status HandleHello(const absl::StatusOr<wire::Frame>& frame);
   // Why the frame cannot be one of this stream's; puts the payload in place that lies in shared
   // memory.
@@ -106,9 +98,8 @@ class ExchangeStream final : public Call, public MemberStream, public Ticked {
   std::shared_ptr<BulkLane> bulk_ GRADWIRE_GUARDED_BY(mutex_);      // once connected, until done
   absl::Time last_tick_ GRADWIRE_GUARDED_BY(mutex_) = absl::InfiniteFuture();
   std::array<Way, wire::kLanes> ways_ GRADWIRE_GUARDED_BY(mutex_);
-  wire::LaneOrder order_ GRADWIRE_GUARDED_BY(mutex_);
+  SendQueue queue_ GRADWIRE_GUARDED_BY(mutex_);
   wire::LaneGate gate_ GRADWIRE_GUARDED_BY(mutex_);
-  std::size_t queued_bytes_ GRADWIRE_GUARDED_BY(mutex_) = 0;
   std::optional<absl::Status> end_ GRADWIRE_GUARDED_BY(mutex_);
   absl::Time end_deadline_ GRADWIRE_GUARDED_BY(mutex_) = absl::InfiniteFuture();
 };

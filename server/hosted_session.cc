@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "proto/wire/codec.h"
 #include "proto/wire/convert.h"
 #include "proto/wire/merge.h"
 #include "server/clock.h"
@@ -55,21 +54,11 @@ std::size_t BytesOf(const std::vector<ReduceEffect>& reductions) {
   return bytes;
 }
 
-// A result's frame for members that have it in place of their contribution.
-grpc::ByteBuffer SerializePlaced(const wire::Header& header) {
-  wire::Header with = header;
-  if (auto* result = std::get_if<wire::Result>(&with)) result->in_place = true;
-  return wire::Serialize(with, nullptr);
-}
-
-// For members that read it where the daemon has it.
-grpc::ByteBuffer SerializeReference(const wire::Header& header, std::uint64_t offset,
-                                    std::size_t bytes) {
-  wire::Header with = header;
-  if (auto* result = std::get_if<wire::Result>(&with)) {
-    result->shared = wire::SharedBytes{.offset = offset, .bytes = bytes};
-  }
-  return wire::Serialize(with, nullptr);
+bool MergeResults(wire::Result& last, const wire::Result& next) {
+  wire::Header merged = last;
+  if (!wire::Merge(merged, next)) return false;
+  last = std::get<wire::Result>(merged);
+  return true;
 }
 
 // Results in flight, and room for what a member that shares memory can have on its way.
@@ -245,23 +234,27 @@ void HostedSession::FailFrom(int rank, std::uint64_t connection, const absl::Sta
   Finish(std::move(work));
 }
 
+// Results that all their members have in place say no more than that, so that those of chunks that
+// follow one another go as one frame.
 void HostedSession::Execute(Effects effects, Work& work) {
-  FanOutEffect* placed = nullptr;  // may go on with the next effect
+  ResultEffect* placed = nullptr;  // may go on with the next effect
   for (Effect& effect : effects) {
-    auto* const result = std::get_if<FanOutEffect>(&effect);
+    auto* const result = std::get_if<ResultEffect>(&effect);
     const bool in_place = result != nullptr && IsPlaced(*result);
-    if (in_place) std::get<wire::Result>(result->frame.header).in_place = true;
+    if (in_place) result->header.in_place = true;
     if (in_place && placed != nullptr && placed->ranks == result->ranks &&
-        wire::Merge(placed->frame.header, result->frame.header)) {
+        MergeResults(placed->header, result->header)) {
       continue;
     }
-    if (placed != nullptr) Queue(placed->ranks, placed->frame, work);
+    if (placed != nullptr) Queue(*placed, work);
     placed = in_place ? result : nullptr;
     if (in_place) continue;
-    if (auto* send = std::get_if<SendEffect>(&effect)) {
-      Queue({send->rank}, send->frame, work);
+    if (result != nullptr) {
+      Queue(*result, work);
+    } else if (auto* send = std::get_if<SendEffect>(&effect)) {
+      Queue(send->rank, send->frame, send->keeper, work);
     } else if (auto* fan_out = std::get_if<FanOutEffect>(&effect)) {
-      Queue(fan_out->ranks, fan_out->frame, work);
+      for (const int rank : fan_out->ranks) Queue(rank, fan_out->frame, {}, work);
     } else if (auto* reduce = std::get_if<ReduceEffect>(&effect)) {
       work.reductions.push_back(std::move(*reduce));
     } else if (auto* close = std::get_if<CloseEffect>(&effect)) {
@@ -270,44 +263,37 @@ void HostedSession::Execute(Effects effects, Work& work) {
       Log(std::get<LogEffect>(effect));
     }
   }
-  if (placed != nullptr) Queue(placed->ranks, placed->frame, work);
+  if (placed != nullptr) Queue(*placed, work);
 }
 
-bool HostedSession::IsPlaced(const FanOutEffect& result) const {
-  const auto* chunk = dynamic_cast<const ReducedChunk*>(result.frame.payload.get());
-  if (chunk == nullptr) return false;
-  for (int rank : result.ranks) {
-    if (!chunk->IsPlaced(rank, current_[static_cast<std::size_t>(rank)])) return false;
-  }
-  return true;
+std::shared_ptr<MemberStream> HostedSession::StreamOf(int rank) const {
+  const auto found = streams_.find(current_[static_cast<std::size_t>(rank)]);
+  return found == streams_.end() ? nullptr : found->second;
 }
 
-void HostedSession::Queue(const std::vector<int>& ranks, const wire::Frame& frame, Work& work) {
-  const auto* chunk = dynamic_cast<const ReducedChunk*>(frame.payload.get());
-  const auto offset = chunk == nullptr ? std::nullopt : chunk->offset();
-  grpc::ByteBuffer bytes;
-  grpc::ByteBuffer reference;
-  grpc::ByteBuffer placed;
-  const wire::Weight weight = wire::WeightOf(frame.header, frame.payload.get());
-  for (int rank : ranks) {
-    const auto found = streams_.find(current_[static_cast<std::size_t>(rank)]);
-    if (found == streams_.end()) continue;
-    MemberStream& stream = *found->second;
-    work.streams.push_back(found->second);
-    if (chunk != nullptr && chunk->IsPlaced(rank, stream.id())) {
-      if (!placed.Valid()) placed = SerializePlaced(frame.header);
-      stream.Queue(placed, weight);
-    } else if (offset && stream.shares_memory()) {
-      if (!reference.Valid()) {
-        reference = SerializeReference(frame.header, *offset, frame.payload->bytes());
-      }
-      stream.Queue(reference, weight);
-    } else if (const auto copy = chunk == nullptr ? nullptr : chunk->CopyFor(rank)) {
-      stream.Queue(wire::Serialize(frame.header, copy), weight);
-    } else {
-      if (!bytes.Valid()) bytes = wire::Serialize(frame.header, frame.payload);
-      stream.Queue(bytes, weight);  // shares the slices
-    }
+bool HostedSession::IsPlaced(const ResultEffect& result) const {
+  return std::all_of(
+      result.ranks.begin(), result.ranks.end(), [&](int rank) GRADWIRE_REQUIRES(mutex_) {
+        const Receiver to{.rank = rank, .stream = current_[static_cast<std::size_t>(rank)]};
+        return std::holds_alternative<InPlace>(result.result->DeliveryTo(to));
+      });
+}
+
+void HostedSession::Queue(int rank, const wire::Frame& frame, const Keeper& keeper, Work& work) {
+  const std::shared_ptr<MemberStream> stream = StreamOf(rank);
+  if (stream == nullptr) return;
+  stream->Queue(Outgoing(frame.header, frame.payload, keeper));
+  work.streams.push_back(stream);
+}
+
+void HostedSession::Queue(const ResultEffect& result, Work& work) {
+  for (const int rank : result.ranks) {
+    const std::shared_ptr<MemberStream> stream = StreamOf(rank);
+    if (stream == nullptr) continue;
+    const Receiver to{
+        .rank = rank, .stream = stream->id(), .shares_memory = stream->shares_memory()};
+    stream->Queue(Outgoing(result.header, result.result, result.result->DeliveryTo(to)));
+    work.streams.push_back(stream);
   }
 }
 

@@ -78,10 +78,13 @@ class HostedSession {
 
   void Execute(Effects effects, Work& work) GRADWIRE_REQUIRES(mutex_);
   // Every one of these members has the result in place of its contribution.
-  bool IsPlaced(const FanOutEffect& result) const GRADWIRE_REQUIRES(mutex_);
+  bool IsPlaced(const ResultEffect& result) const GRADWIRE_REQUIRES(mutex_);
   void Compute(std::vector<ReduceEffect> reductions, Work& next) GRADWIRE_EXCLUDES(mutex_);
-  void Queue(const std::vector<int>& ranks, const wire::Frame& frame, Work& work)
+  void Queue(int rank, const wire::Frame& frame, const Keeper& keeper, Work& work)
       GRADWIRE_REQUIRES(mutex_);
+  void Queue(const ResultEffect& result, Work& work) GRADWIRE_REQUIRES(mutex_);
+  // Null: the member has none.
+  std::shared_ptr<MemberStream> StreamOf(int rank) const GRADWIRE_REQUIRES(mutex_);
   void Close(const CloseEffect& close, Work& work) GRADWIRE_REQUIRES(mutex_);
   absl::Status CloseReason(int rank, std::uint64_t connection) const GRADWIRE_REQUIRES(mutex_);
   void Log(const LogEffect& log) const;

@@ -1,13 +1,11 @@
 // What a session needs of a member's stream.
 #pragma once
 
-#include <grpcpp/support/byte_buffer.h>
-
 #include <cstdint>
 
 #include "absl/status/status.h"
 #include "proto/wire/lanes.h"
-#include "proto/wire/overtake.h"
+#include "server/outgoing.h"
 
 namespace gradwire::server {
 
@@ -20,10 +18,9 @@ class MemberStream {
   // Unique among the streams of the process, not 0.
   virtual std::uint64_t id() const = 0;
 
-  // Frames leave in the order in which they were queued, but for small results (wire::MayPass) and
-  // what the member's two lanes allow (wire::LaneOrder). One that finds the queue full ends the
-  // stream.
-  virtual void Queue(grpc::ByteBuffer frame, const wire::Weight& weight) = 0;
+  // In the order of SendQueue. The frame becomes bytes when it is written. One that finds the queue
+  // full ends the stream.
+  virtual void Queue(Outgoing frame) = 0;
   // On each lane that has nothing else to send.
   virtual void QueueHeartbeats() = 0;
   virtual void EndAfterQueue(const absl::Status& status) = 0;

@@ -9,7 +9,8 @@
 #include <vector>
 
 #include "proto/wire/frame.h"
-#include "server/core/session.h"
+#include "server/core/effects.h"
+#include "server/core/reduced_result.h"
 #include "server/session_memory.h"
 
 namespace gradwire::server {
@@ -17,33 +18,25 @@ namespace gradwire::server {
 // Lies in place of the contributions of members that take it there, each its own. If one member
 // does not, it lies in memory of the daemon as well: in the session's segment of results if there
 // is room, else on the heap.
-class ReducedChunk final : public wire::Payload {
+class ReducedChunk final : public ReducedResult {
  public:
   struct Outcome {
-    std::shared_ptr<const ReducedChunk> chunk;
+    ResultRef chunk;
     bool finite = true;
   };
   // The caller holds no lock.
   static Outcome Compute(const ReduceEffect& effect, SessionMemory& memory);
 
-  // Whether the member knows the result to be where its contribution was: it came by this stream.
-  bool IsPlaced(int rank, std::uint64_t stream) const;
-  // Where it lies in the segment of results.
-  std::optional<std::uint64_t> offset() const;
-  // For a frame to a member of whose place another stream knows: a copy of what lies there. Null:
-  // it lies in memory of the daemon, this payload has it.
-  wire::PayloadRef CopyFor(int rank) const;
-
-  // Empty where only members have it.
-  std::span<const std::span<const std::byte>> pieces() const override {
-    return {&piece_, piece_.empty() ? std::size_t{0} : std::size_t{1}};
-  }
   std::size_t bytes() const override { return bytes_; }
+  std::uint64_t digest() const override { return digest_; }
+  wire::PayloadRef kept() const override { return kept_; }
+  ResultDelivery DeliveryTo(const Receiver& to) const override;
 
  private:
   // A contribution whose place takes the result, in this dtype.
   struct Place {
-    std::shared_ptr<const ResultPlace> at;
+    wire::PayloadRef contribution;
+    wire::ResultRoom room;
     DType dtype = DType::kFloat32;
   };
 
@@ -53,14 +46,15 @@ class ReducedChunk final : public wire::Payload {
   void FindPlaces(const ReduceEffect& effect);
   // Where all of it is kept.
   std::span<std::byte> MakeRoom(SessionMemory& memory);
+  ResentCopy CopyOf(const Place& place) const;
 
   const DType dtype_;
   const std::size_t numel_;
   const std::size_t bytes_;
+  std::uint64_t digest_ = 0;
   std::vector<Place> places_;
-  std::shared_ptr<ResultBlock> block_;
-  std::unique_ptr<std::byte[]> heap_;
-  std::span<const std::byte> piece_;
+  wire::PayloadRef kept_;                        // null: only members have it
+  std::optional<std::uint64_t> block_offset_{};  // where that is the segment of results
 };
 
 }  // namespace gradwire::server

@@ -41,7 +41,8 @@ absl::StatusOr<wire::PayloadRef> MemberMemory::Resolve(const wire::SharedBytes& 
   }
   const std::span<std::byte> room = writable.subspan(static_cast<std::size_t>(shared.offset),
                                                      static_cast<std::size_t>(shared.bytes));
-  return std::make_shared<const ResultPlace>(std::move(segment), room, rank, stream);
+  return std::make_shared<const ResultPlace>(
+      std::move(segment), wire::ResultRoom{.bytes = room, .rank = rank, .stream = stream});
 }
 
 absl::StatusOr<std::uint32_t> MemberMemory::Add(std::shared_ptr<wire::MemorySegment> segment,

@@ -40,31 +40,23 @@ class MemberMemory {
 // A contribution in a member's memory that takes its result.
 class ResultPlace final : public wire::Payload {
  public:
-  ResultPlace(std::shared_ptr<wire::MemorySegment> segment, std::span<std::byte> room, int rank,
-              std::uint64_t stream)
-      : segment_(std::move(segment)), room_(room), piece_(room), rank_(rank), stream_(stream) {}
+  ResultPlace(std::shared_ptr<wire::MemorySegment> segment, const wire::ResultRoom& room)
+      : segment_(std::move(segment)), room_(room), piece_(room.bytes) {}
 
-  // The very bytes of the contribution.
-  std::span<std::byte> room() const { return room_; }
-  int rank() const { return rank_; }
-  // Where its Result goes; a later stream of the member does not know the place.
-  std::uint64_t stream() const { return stream_; }
-
+  const wire::ResultRoom* result_room() const override { return &room_; }
   std::span<const std::span<const std::byte>> pieces() const override { return {&piece_, 1}; }
   std::size_t bytes() const override { return piece_.size(); }
   bool fixed() const override { return false; }
-  bool takes_result() const override { return true; }
   wire::PayloadRef Cut(std::size_t offset, std::size_t bytes) const override {
-    return std::make_shared<const ResultPlace>(segment_, room_.subspan(offset, bytes), rank_,
-                                               stream_);
+    wire::ResultRoom cut = room_;
+    cut.bytes = cut.bytes.subspan(offset, bytes);
+    return std::make_shared<const ResultPlace>(segment_, cut);
   }
 
  private:
   const std::shared_ptr<wire::MemorySegment> segment_;
-  const std::span<std::byte> room_;
+  const wire::ResultRoom room_;
   const std::span<const std::byte> piece_;
-  const int rank_;
-  const std::uint64_t stream_;
 };
 
 // Room for a result, in the segment that all members of this host can read.

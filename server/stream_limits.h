@@ -4,13 +4,14 @@
 #include <cstddef>
 
 #include "absl/time/time.h"
+#include "server/send_queue.h"
 
 namespace gradwire::server {
 
 struct StreamLimits {
   std::size_t max_payload_bytes = 0;
-  std::size_t max_queued_bytes = 0;  // of both lanes
-  absl::Duration hello_timeout;      // also for the other lane
+  SendQueue::Limits queue;       // of both lanes
+  absl::Duration hello_timeout;  // also for the other lane
   absl::Duration close_timeout;
   // Where there are two lanes: each is heard for itself. Longer than the session's, which hears the
   // member. A large frame may be long on its way, and is heard when it is there.

@@ -202,6 +202,14 @@ using Header = std::variant<Hello, Announce, Contribution, Ack, EndStep, Heartbe
 // Whether it has a digest that the coordinator compares with the payload's.
 bool HasDigest(const Header& header);
 
+// Where a result may be written over a contribution, so that its sender needs no other copy.
+struct ResultRoom {
+  std::span<std::byte> bytes;  // the very bytes of the contribution
+  int rank = 0;                // its sender
+  // The stream by which it came. A later stream of the member does not know the place.
+  std::uint64_t stream = 0;
+};
+
 // Bytes that belong to a frame, immutable and shared: received slices, a pooled buffer, a test's
 // vector. The pieces stay valid as long as the object.
 class Payload {
@@ -213,8 +221,9 @@ class Payload {
   // False: another process may change the bytes at any time, so that a digest says nothing.
   virtual bool fixed() const { return true; }
 
-  // Whether a result may be written over the bytes, so that its receiver needs no other copy.
-  virtual bool takes_result() const { return false; }
+  // Null: no result may be written over the bytes. Valid as long as the object.
+  virtual const ResultRoom* result_room() const { return nullptr; }
+  bool takes_result() const { return result_room() != nullptr; }
 
   // [offset, offset + bytes) of a payload that takes its result, as one that does. Null: others.
   virtual std::shared_ptr<const Payload> Cut(std::size_t offset, std::size_t bytes) const;

@@ -33,6 +33,8 @@
 #include "proto/wire/frame.h"
 #include "proto/wire/mutants.h"
 #include "server/core/collectives.h"
+#include "server/core/effects.h"
+#include "server/core/reduced_result.h"
 
 namespace gradwire::server {
 
@@ -86,41 +88,6 @@ struct JoinAsk {
   std::vector<ParameterSpec> manifest;
 };
 
-// To one member.
-struct SendEffect {
-  int rank = 0;
-  wire::Frame frame;
-};
-// The same frame to several members: encode once.
-struct FanOutEffect {
-  std::vector<int> ranks;
-  wire::Frame frame;
-};
-// Compute Reduce or ReduceOrthonormalized over `inputs` (rank order) and answer with
-// Session::Reduced.
-struct ReduceEffect {
-  wire::RoundId id;
-  std::uint32_t chunk = 0;  // the first of its unit
-  Segment segment;          // of the whole unit
-  std::vector<wire::PayloadRef> inputs{};
-  RawContributions raw{};
-  // The result may go where contributions lie, in the gradients' dtype where those are raw. They
-  // are not asked for again: a round of which something is being reduced does not start over.
-  bool in_place = false;
-};
-// End the member's stream after what was sent before.
-struct CloseEffect {
-  int rank = 0;
-  std::uint64_t connection = 0;
-};
-// Something that belongs in the log.
-struct LogEffect {
-  enum class Level : std::uint8_t { kInfo, kWarning } level = Level::kInfo;
-  std::string message;
-};
-using Effect = std::variant<SendEffect, FanOutEffect, ReduceEffect, CloseEffect, LogEffect>;
-using Effects = std::vector<Effect>;
-
 struct SessionStats {
   std::uint64_t contribution_bytes = 0;  // payload of accepted chunks
   std::uint64_t result_bytes = 0;        // payload sent, over all members
@@ -161,8 +128,8 @@ class Session {
 
   // The answer to a ReduceEffect. `result` has the segment's bytes.
   // The sum took `spent`; that is for the report.
-  void Reduced(const wire::RoundId& id, std::uint32_t chunk, const wire::PayloadRef& result,
-               bool finite, absl::Duration spent, Effects& effects);
+  void Reduced(const wire::RoundId& id, std::uint32_t chunk, const ResultRef& result, bool finite,
+               absl::Duration spent, Effects& effects);
 
   // The hook's state after the last step, whether or not the next has begun, and its replacement by
   // an exported one: between two steps, before any member has announced a bucket of the next.
@@ -224,8 +191,7 @@ class Session {
     std::vector<Slot> slots;  // by rank; empty until the first contribution
     int filled = 0;
     bool reducing = false;
-    wire::PayloadRef result;  // from its reduction until everybody acknowledged it
-    std::uint64_t result_digest = 0;
+    ResultRef result;  // from its reduction until everybody acknowledged it
     std::uint64_t reduce_nanoseconds = 0;
   };
   struct Round {
@@ -238,6 +204,8 @@ class Session {
     // Whether it cannot start over.
     bool goes_on() const;
   };
+  // What members are given of the hook's state for a bucket, in pieces.
+  using SharedBlock = std::vector<wire::PayloadRef>;
   struct Bucket {
     std::int64_t step = 0;
     std::vector<std::uint32_t> parameters;
@@ -251,8 +219,8 @@ class Session {
     bool reduced = false;         // announced by all, all rounds finished
     std::uint64_t order = 0;      // of the first announcement
     std::uint64_t digest = 0;
-    std::uint64_t epoch = 0;                 // of the shared state that its runs need; 0: none
-    std::vector<wire::PayloadRef> shared{};  // that state, in pieces; empty: not needed so far
+    std::uint64_t epoch = 0;                      // of the shared state that its runs need; 0: none
+    std::shared_ptr<const SharedBlock> shared{};  // that state; null: not needed so far
   };
   using BucketKey = std::pair<std::int64_t, std::uint32_t>;
 
@@ -294,10 +262,12 @@ class Session {
              const wire::PayloadRef& payload, Effects& effects);
   std::vector<ParameterSpec> Specs(const std::vector<std::uint32_t>& parameters) const;
   void SendShared(Bucket& bucket, int rank, Effects& effects);
-  void Observe(const Bucket& bucket, std::uint32_t chunk, const wire::Payload& result);
+  void Observe(const Bucket& bucket, std::uint32_t chunk, const ReducedResult& result);
   absl::Status CheckHasState() const;
   void MaybeReduce(Bucket& bucket, std::uint32_t chunk, Effects& effects);
   void ReleaseReduced(Bucket& bucket, Effects& effects);
+  void SendResult(std::vector<int> ranks, const Bucket& bucket, std::uint32_t round,
+                  std::uint32_t chunk, Effects& effects);
   void BeginRound(Bucket& bucket);
   void Advance(Bucket& bucket);
   void GrantBuckets(Effects& effects);
@@ -350,7 +320,7 @@ class Session {
   SessionStats stats_;
   std::map<std::uint32_t, wire::BucketReport> reports_;
   // Of a session that failed: members may still be reading them where they lie.
-  std::vector<wire::PayloadRef> unread_;
+  std::vector<ResultRef> unread_;
 };
 
 std::string Name(Session::State state);

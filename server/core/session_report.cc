@@ -123,23 +123,14 @@ std::size_t SessionOptions::StagingBytes() const {
   return ResultBlocks() * wire::BlockStride(chunk_bytes);
 }
 
-namespace {
-
-// A result that only members have has no pieces here.
-std::size_t KeptBytes(const wire::Payload& result) {
-  std::size_t bytes = 0;
-  for (const std::span<const std::byte> piece : result.pieces()) bytes += piece.size();
-  return bytes;
-}
-
-}  // namespace
-
 std::size_t Session::held_bytes() const {
   std::size_t bytes = collectives_.held_bytes();
   for (const auto& [key, bucket] : buckets_) {
     for (const Round& round : bucket.rounds) {
       for (const Chunk& chunk : round.chunks) {
-        if (chunk.result != nullptr) bytes += KeptBytes(*chunk.result);
+        if (chunk.result != nullptr && chunk.result->kept() != nullptr) {
+          bytes += chunk.result->bytes();
+        }
         for (const Slot& slot : chunk.slots) {
           if (slot.payload != nullptr && !slot.payload->takes_result()) {
             bytes += slot.payload->bytes();

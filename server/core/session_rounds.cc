@@ -284,7 +284,7 @@ void Session::MaybeReduce(Bucket& bucket, std::uint32_t index, Effects& effects)
   MaybeCommit(effects);  // of no effect: nothing commits before its results are out
 }
 
-void Session::Reduced(const wire::RoundId& id, std::uint32_t index, const wire::PayloadRef& result,
+void Session::Reduced(const wire::RoundId& id, std::uint32_t index, const ResultRef& result,
                       bool finite, absl::Duration spent, Effects& effects) {
   if (state_ != State::kRunning) return;
   const auto found = buckets_.find({id.step, id.bucket});
@@ -298,8 +298,9 @@ void Session::Reduced(const wire::RoundId& id, std::uint32_t index, const wire::
   for (std::uint32_t c = unit.first; c < unit.first + unit.count; ++c) {
     const std::size_t bytes = round.layout.ChunkBytes(c);
     Chunk& chunk = round.chunks[c];
-    chunk.result = unit.count == 1 ? result : wire::Part(result, offset, bytes);
-    chunk.result_digest = wire::Digest(chunk.result.get());
+    // A matrix of several chunks is never in place: its result is kept whole.
+    chunk.result =
+        unit.count == 1 ? result : KeptResult::Make(wire::Part(result->kept(), offset, bytes));
     offset += bytes;
   }
   round.chunks[unit.first].reduce_nanoseconds =
@@ -314,17 +315,27 @@ void Session::ReleaseReduced(Bucket& bucket, Effects& effects) {
   Round& round = bucket.rounds.back();
   while (round.reduced < round.chunks.size() && round.chunks[round.reduced].result != nullptr) {
     const Chunk& chunk = round.chunks[round.reduced];
-    bucket.digest = CombineDigests(bucket.digest, chunk.result_digest);
-    FanOut(wire::Result{.id = CurrentId(bucket),
-                        .chunk = round.reduced,
-                        .digest = chunk.result_digest,
-                        .reduce_nanoseconds = chunk.reduce_nanoseconds},
-           chunk.result, effects);
-    stats_.result_bytes +=
-        chunk.result->bytes() * std::get<FanOutEffect>(effects.back()).ranks.size();
+    bucket.digest = CombineDigests(bucket.digest, chunk.result->digest());
+    SendResult(ReachableRanks(), bucket, bucket.round, round.reduced, effects);
     Observe(bucket, round.reduced, *chunk.result);
     ++round.reduced;
   }
+}
+
+void Session::SendResult(std::vector<int> ranks, const Bucket& bucket, std::uint32_t round_number,
+                         std::uint32_t index, Effects& effects) {
+  const Round& round = bucket.rounds[round_number];
+  const Chunk& chunk = round.chunks[index];
+  stats_.result_bytes += chunk.result->bytes() * ranks.size();
+  effects.push_back(ResultEffect{.ranks = std::move(ranks),
+                                 .header = {.id = {.step = bucket.step,
+                                                   .attempt = round.attempt,
+                                                   .bucket = bucket.parameters.front(),
+                                                   .round = round_number},
+                                            .chunk = index,
+                                            .digest = chunk.result->digest(),
+                                            .reduce_nanoseconds = chunk.reduce_nanoseconds},
+                                 .result = chunk.result});
 }
 
 void Session::Advance(Bucket& bucket) {

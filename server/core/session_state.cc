@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "proto/wire/joined_payload.h"
 #include "proto/wire/owned_payload.h"
 #include "server/core/session.h"
 
@@ -25,38 +26,41 @@ void Session::SendShared(Bucket& bucket, int rank, Effects& effects) {
                   [&](std::uint32_t p) { return epochs[p] == bucket.epoch; })) {
     return;
   }
-  if (bucket.shared.empty()) {
-    const std::vector<std::byte> state = hook_->SharedState(Specs(bucket.parameters));
-    for (std::size_t at = 0; at < state.size(); at += options_.chunk_bytes) {
-      const auto begin = state.begin() + static_cast<std::ptrdiff_t>(at);
-      const std::size_t bytes = std::min(options_.chunk_bytes, state.size() - at);
-      bucket.shared.push_back(wire::OwnedPayload::Make(
-          std::vector<std::byte>(begin, begin + static_cast<std::ptrdiff_t>(bytes))));
+  if (bucket.shared == nullptr) {
+    SharedBlock pieces;
+    std::vector<std::byte> state = hook_->SharedState(Specs(bucket.parameters));
+    const std::size_t total = state.size();
+    const wire::PayloadRef whole = wire::OwnedPayload::Make(std::move(state));
+    for (std::size_t at = 0; at < total; at += options_.chunk_bytes) {
+      pieces.push_back(wire::Part(whole, at, std::min(options_.chunk_bytes, total - at)));
     }
+    bucket.shared = std::make_shared<const SharedBlock>(std::move(pieces));
   }
   std::uint64_t total = 0;
-  for (const wire::PayloadRef& piece : bucket.shared) total += piece->bytes();
+  for (const wire::PayloadRef& piece : *bucket.shared) total += piece->bytes();
   std::uint64_t offset = 0;
-  for (const wire::PayloadRef& piece : bucket.shared) {
+  for (const wire::PayloadRef& piece : *bucket.shared) {
     effects.push_back(SendEffect{
         .rank = rank,
-        .frame = {
-            .header = wire::SharedState{.id = CurrentId(bucket), .offset = offset, .bytes = total},
-            .payload = piece}});
+        .frame = {.header =
+                      wire::SharedState{.id = CurrentId(bucket), .offset = offset, .bytes = total},
+                  .payload = piece},
+        .keeper = bucket.shared});
     offset += piece->bytes();
   }
 }
 
-void Session::Observe(const Bucket& bucket, std::uint32_t chunk, const wire::Payload& result) {
+void Session::Observe(const Bucket& bucket, std::uint32_t chunk, const ReducedResult& result) {
   if (hook_ == nullptr) return;
   const wire::ChunkLayout& layout = bucket.rounds.back().layout;
   if (!hook_->Observes(bucket.round, layout.segment(chunk))) return;
   const std::vector<ParameterSpec> specs = Specs(bucket.parameters);
-  if (result.pieces().size() == 1) {
-    return hook_->Observe(specs, bucket.round, layout.Range(chunk), result.pieces().front());
+  const wire::PayloadRef kept = result.kept();
+  if (kept->pieces().size() == 1) {
+    return hook_->Observe(specs, bucket.round, layout.Range(chunk), kept->pieces().front());
   }
   std::vector<std::byte> bytes;
-  for (const auto& piece : result.pieces()) bytes.insert(bytes.end(), piece.begin(), piece.end());
+  for (const auto& piece : kept->pieces()) bytes.insert(bytes.end(), piece.begin(), piece.end());
   hook_->Observe(specs, bucket.round, layout.Range(chunk), bytes);
 }
 

@@ -461,16 +461,7 @@ void Session::Resume(int rank, std::int64_t member_step, Effects& effects) {
       // Its StepDone came after them.
       if (bucket.step < member_step) Acknowledge(rank, bucket, round, round.reduced);
       for (std::uint32_t c = round.received[Index(rank)]; c < round.reduced; ++c) {
-        const wire::RoundId id{.step = bucket.step,
-                               .attempt = round.attempt,
-                               .bucket = bucket.parameters.front(),
-                               .round = static_cast<std::uint32_t>(r)};
-        send(wire::Result{.id = id,
-                          .chunk = c,
-                          .digest = round.chunks[c].result_digest,
-                          .reduce_nanoseconds = round.chunks[c].reduce_nanoseconds},
-             round.chunks[c].result);
-        stats_.result_bytes += round.chunks[c].result->bytes();
+        SendResult({rank}, bucket, static_cast<std::uint32_t>(r), c, effects);
       }
     }
   }

@@ -232,7 +232,8 @@ class Fuzz {
                                                 reduce.segment.numel, inputs, out))
                             .finite;
     Effects effects;
-    session_.Reduced(reduce.id, reduce.chunk, wire::OwnedPayload::Make(std::move(out)), finite,
+    session_.Reduced(reduce.id, reduce.chunk,
+                     KeptResult::Make(wire::OwnedPayload::Make(std::move(out))), finite,
                      absl::ZeroDuration(), effects);
     Take(std::move(effects));
   }

@@ -29,9 +29,9 @@ class FakeStream final : public MemberStream {
   explicit FakeStream(std::uint64_t id) : id_(id) {}
 
   std::uint64_t id() const override { return id_; }
-  void Queue(grpc::ByteBuffer frame, const wire::Weight&) override {
+  void Queue(Outgoing frame) override {
     MutexLock lock(mutex_);
-    queued_.push_back(std::move(frame));
+    queued_.push_back(frame.Serialize(0));
   }
   void EndAfterQueue(const absl::Status& status) override {
     MutexLock lock(mutex_);

@@ -157,8 +157,8 @@ class SessionHarness {
       float sum = 0;
       for (const wire::PayloadRef& input : reduce.inputs) sum += FirstFloat(input);
       Effects effects;
-      session.Reduced(reduce.id, reduce.chunk, Floats(reduce.segment.numel, sum), finite,
-                      absl::Microseconds(3), effects);
+      session.Reduced(reduce.id, reduce.chunk, KeptResult::Make(Floats(reduce.segment.numel, sum)),
+                      finite, absl::Microseconds(3), effects);
       Take(std::move(effects));
     }
   }
@@ -192,6 +192,10 @@ class SessionHarness {
         frames[send->rank].push_back(send->frame);
       } else if (auto* fan_out = std::get_if<FanOutEffect>(&effect)) {
         for (int rank : fan_out->ranks) frames[rank].push_back(fan_out->frame);
+      } else if (auto* result = std::get_if<ResultEffect>(&effect)) {
+        for (int rank : result->ranks) {
+          frames[rank].push_back({.header = result->header, .payload = result->result->kept()});
+        }
       } else if (auto* reduce = std::get_if<ReduceEffect>(&effect)) {
         reductions.push_back(std::move(*reduce));
       } else if (auto* close = std::get_if<CloseEffect>(&effect)) {

@@ -299,16 +299,17 @@ TEST(SessionStep, ARoundThatIsBeingReducedGoesOnAfterAResume) {
 // Gradients that a daemon has mapped, which take their result.
 class Gradients final : public wire::Payload {
  public:
-  explicit Gradients(wire::PayloadRef floats) : floats_(std::move(floats)) {}
+  explicit Gradients(wire::PayloadRef floats) : floats_(std::move(floats)), room_() {}
   std::span<const std::span<const std::byte>> pieces() const override { return floats_->pieces(); }
   std::size_t bytes() const override { return floats_->bytes(); }
-  bool takes_result() const override { return true; }
+  const wire::ResultRoom* result_room() const override { return &room_; }
   wire::PayloadRef Cut(std::size_t, std::size_t bytes) const override {
     return std::make_shared<Gradients>(Floats(bytes / sizeof(float), FirstFloat(floats_)));
   }
 
  private:
   const wire::PayloadRef floats_;
+  const wire::ResultRoom room_;
 };
 
 wire::Contribution AllOf(const SessionHarness& harness, int rank) {

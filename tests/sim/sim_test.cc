@@ -43,16 +43,19 @@ TEST(Simulation, KeepsItsPromisesOnEverySeed) {
   const auto began = std::chrono::steady_clock::now();
   Counts counts{};
   std::uint64_t violations = 0;
+  std::uint64_t fingerprint = 0;  // of all that happened: a change of form alone leaves it as it is
   for (std::uint64_t seed = 0; seed < seeds && violations < 3; ++seed) {
     const Outcome outcome = RunSeed(seed);
     for (std::size_t i = 0; i < counts.size(); ++i) counts[i] += outcome.counts[i];
+    fingerprint = Mix(fingerprint, outcome.hash);
     if (outcome.violation.empty()) continue;
     ++violations;
     ADD_FAILURE() << "seed " << seed << ": " << outcome.violation;
     PrintTrace(seed);
   }
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
-  std::printf("%llu seeds in %.1f s\n", static_cast<unsigned long long>(seeds), took.count());
+  std::printf("%llu seeds in %.1f s, fingerprint %016llx\n", static_cast<unsigned long long>(seeds),
+              took.count(), static_cast<unsigned long long>(fingerprint));
   for (std::size_t i = 0; i < counts.size(); ++i) {
     const std::string name = Name(static_cast<Count>(i));
     std::printf("  %-32s %llu\n", name.c_str(), static_cast<unsigned long long>(counts[i]));

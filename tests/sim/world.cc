@@ -112,7 +112,10 @@ absl::Duration World::NetworkDelay(wire::Lane lane) {
 
 // Payloads are tiny here.
 wire::Weight World::WeightOf(const wire::Frame& frame) const {
-  wire::Weight weight = wire::WeightOf(frame.header, frame.payload.get());
+  return Scaled(wire::WeightOf(frame.header, frame.payload.get()));
+}
+
+wire::Weight World::Scaled(wire::Weight weight) const {
   if (weight.bytes > scenario_.small_bytes) weight.bytes += wire::kSmallPayload;
   return weight;
 }

@@ -19,6 +19,7 @@
 #include "server/core/session.h"
 #include "tests/sim/checker.h"
 #include "tests/sim/direction.h"
+#include "tests/sim/places.h"
 #include "tests/sim/random.h"
 #include "tests/sim/scenario.h"
 
@@ -161,6 +162,8 @@ class World {
   void Conclude();
   absl::Duration NetworkDelay(wire::Lane lane = wire::Lane::kMain);
   wire::Weight WeightOf(const wire::Frame& frame) const;
+  // Payloads of this size count as large where the scenario says so.
+  wire::Weight Scaled(wire::Weight weight) const;
 
   // The daemon (world_daemon.cc).
   bool DaemonPaused(const std::function<void()>& again, bool background);
@@ -169,10 +172,12 @@ class World {
   void Apply(server::Effects effects);
   void OnEffect(server::SendEffect& effect, server::Effects& more);
   void OnEffect(server::FanOutEffect& effect, server::Effects& more);
+  void OnEffect(server::ResultEffect& effect, server::Effects& more);
   void OnEffect(server::ReduceEffect& effect, server::Effects& more);
   void OnEffect(server::CloseEffect& effect, server::Effects& more);
   void OnEffect(server::LogEffect& effect, server::Effects& more);
-  void SendDown(int rank, const wire::Frame& sent);
+  void SendDown(int rank, const wire::Frame& frame);
+  void SendResult(Link& link, const server::ResultEffect& effect);
   // No weight: no frame, but the stream's end.
   void PushDown(Link& link, const std::optional<wire::Weight>& weight,
                 std::function<void()> action);
@@ -196,7 +201,8 @@ class World {
   void Heartbeat(Process& process);
   void OnStreamEnd(Process& process, Link& link, absl::Duration reconnect_after);
   void OnRefused(Process& process, const absl::Status& status);
-  void OnFrame(Process& process, const wire::Frame& frame);
+  // `placed`: the result that the frame says is in place.
+  void OnFrame(Process& process, const wire::Frame& frame, const PlacedResult* placed = nullptr);
   void ApplyMember(Process& process, client::Effects effects);
   void SendNext(Process& process);
   void OnMember(Process& process, client::SendEffect& effect);

@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "hooks/reduce.h"
-#include "tests/sim/places.h"
 #include "tests/sim/world.h"
 
 namespace gradwire::sim {
@@ -32,14 +31,12 @@ std::set<int> RanksIn(const std::string& text) {
   return ranks;
 }
 
-wire::PayloadRef ReduceInputs(const server::ReduceEffect& effect, Random& random, bool& finite) {
+server::ResultRef ReduceInputs(const server::ReduceEffect& effect, Random& random, bool& finite) {
   std::vector<Pieces> inputs;
-  std::vector<std::shared_ptr<const GradientPlace>> places;
+  std::vector<wire::PayloadRef> places;
   for (const wire::PayloadRef& input : effect.inputs) {
     inputs.push_back(input->pieces());
-    if (auto place = std::dynamic_pointer_cast<const GradientPlace>(input)) {
-      places.push_back(std::move(place));
-    }
+    if (input->takes_result()) places.push_back(input);
   }
   const Segment& segment = effect.segment;
   ByteVector out(segment.bytes());
@@ -47,7 +44,7 @@ wire::PayloadRef ReduceInputs(const server::ReduceEffect& effect, Random& random
                 ? ReduceOrthonormalized(segment, inputs, out)
                 : Reduce(segment.dtype, segment.op, segment.numel, inputs, out, effect.raw))
                .finite;
-  if (places.empty()) return MakePayload(std::move(out), random);
+  if (places.empty()) return server::KeptResult::Make(MakePayload(std::move(out), random));
   const bool keeps = places.size() < inputs.size();
   return std::make_shared<PlacedResult>(std::move(out), segment.dtype, effect.raw.dtype,
                                         std::move(places), keeps, random);
@@ -135,10 +132,17 @@ void World::OnEffect(server::FanOutEffect& effect, server::Effects&) {
   for (int rank : effect.ranks) SendDown(rank, effect.frame);
 }
 
+void World::OnEffect(server::ResultEffect& effect, server::Effects&) {
+  for (int rank : effect.ranks) {
+    const auto found = current_.find(rank);
+    if (found != current_.end()) SendResult(*found->second, effect);
+  }
+}
+
 void World::OnEffect(server::ReduceEffect& effect, server::Effects& more) {
   bool finite = true;
   if (effect.segment.bytes() > scenario_.options.chunk_bytes) Note(Count::kUnitsOfSeveralChunks);
-  wire::PayloadRef result = ReduceInputs(effect, random_, finite);
+  server::ResultRef result = ReduceInputs(effect, random_, finite);
   if (random_.Percent(scenario_.reduce_inline_percent)) {
     return session_.Reduced(effect.id, effect.chunk, std::move(result), finite,
                             absl::ZeroDuration(), more);
@@ -167,16 +171,10 @@ void World::OnEffect(server::LogEffect& effect, server::Effects&) {
   Trace([&] { return absl::StrCat("log: ", effect.message); });
 }
 
-void World::SendDown(int rank, const wire::Frame& sent) {
+void World::SendDown(int rank, const wire::Frame& frame) {
   const auto found = current_.find(rank);
   if (found == current_.end()) return;
   Link& link = *found->second;
-  wire::Frame frame = sent;
-  if (const auto* placed = dynamic_cast<const PlacedResult*>(frame.payload.get())) {
-    auto& result = std::get<wire::Result>(frame.header);
-    result.in_place = placed->IsPlaced(rank, link.id);
-    if (!result.in_place) frame.payload = placed->For(rank, random_);
-  }
   if (const auto* failure = std::get_if<wire::Failure>(&frame.header)) {
     if (failure_ && *failure_ != *failure) checker_.Violate("members are told different failures");
     failure_ = *failure;
@@ -184,6 +182,28 @@ void World::SendDown(int rank, const wire::Frame& sent) {
   PushDown(link, WeightOf(frame), [this, &link, frame] {
     Process& process = *processes_[link.process];
     if (process.link == &link) OnFrame(process, frame);
+  });
+}
+
+void World::SendResult(Link& link, const server::ResultEffect& effect) {
+  wire::Frame frame{.header = effect.header};
+  server::ResultDelivery delivery =
+      effect.result->DeliveryTo({.rank = link.rank, .stream = link.id});
+  const bool in_place = std::holds_alternative<server::InPlace>(delivery);
+  std::get<wire::Result>(frame.header).in_place = in_place;
+  std::function<wire::PayloadRef()> copy;
+  if (auto* resent = std::get_if<server::ResentCopy>(&delivery)) {
+    copy = std::move(resent->make);  // as late as can be, which is what a slow member sees
+  } else if (auto* carried = std::get_if<server::InFrame>(&delivery)) {
+    frame.payload = carried->payload;
+  }
+  wire::Weight weight = wire::WeightOf(effect.header, nullptr);
+  weight.bytes = effect.result->bytes();
+  PushDown(link, Scaled(weight), [this, &link, frame, in_place, copy, result = effect.result]() mutable {
+    Process& process = *processes_[link.process];
+    if (process.link != &link) return;
+    if (copy) frame.payload = copy();
+    OnFrame(process, frame, in_place ? static_cast<const PlacedResult*>(result.get()) : nullptr);
   });
 }
 

@@ -197,7 +197,7 @@ void World::AllowCommit(Process& process, bool allowed) {
   }
 }
 
-void World::OnFrame(Process& process, const wire::Frame& frame) {
+void World::OnFrame(Process& process, const wire::Frame& frame, const PlacedResult* placed) {
   Trace([&] {
     std::string text = absl::StrCat("rank ", process.rank, " < frame ", frame.header.index());
     if (const auto* result = std::get_if<wire::Result>(&frame.header)) {
@@ -217,7 +217,6 @@ void World::OnFrame(Process& process, const wire::Frame& frame) {
   bool commits = false;
   if (const auto* result = std::get_if<wire::Result>(&frame.header)) {
     Mark(result->digest);
-    const auto* placed = dynamic_cast<const PlacedResult*>(frame.payload.get());
     if (placed == nullptr) {
       checker_.OnResultFrame(process.rank, *result, frame.payload.get());
     } else {
@@ -237,9 +236,7 @@ void World::OnFrame(Process& process, const wire::Frame& frame) {
   if (checker_.violated()) return;
   client::Effects effects;
   AllowCommit(process, commits);
-  const auto* result = std::get_if<wire::Result>(&frame.header);
-  const bool in_place = result != nullptr && result->in_place;
-  process.member->Receive(in_place ? wire::Frame{.header = frame.header} : frame, effects);
+  process.member->Receive(frame, effects);
   AllowCommit(process, false);
   ApplyMember(process, std::move(effects));
 }

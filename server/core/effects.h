@@ -1,0 +1,64 @@
+// What a session asks its owner to do.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "gradwire/hooks/hook.h"
+#include "hooks/reduce.h"
+#include "proto/wire/frame.h"
+#include "server/core/reduced_result.h"
+
+namespace gradwire::server {
+
+// Something that expires once the session no longer keeps the payload. Empty: the session never
+// kept it.
+using Keeper = std::weak_ptr<const void>;
+
+// To one member.
+struct SendEffect {
+  int rank = 0;
+  wire::Frame frame;
+  Keeper keeper{};
+};
+// The same frame to several members.
+struct FanOutEffect {
+  std::vector<int> ranks;
+  wire::Frame frame;
+};
+// A chunk's result, to several members. The header does not say yet how it reaches each.
+struct ResultEffect {
+  std::vector<int> ranks;
+  wire::Result header;
+  ResultRef result;
+};
+// Compute Reduce or ReduceOrthonormalized over `inputs` (rank order) and answer with
+// Session::Reduced.
+struct ReduceEffect {
+  wire::RoundId id;
+  std::uint32_t chunk = 0;  // the first of its unit
+  Segment segment;          // of the whole unit
+  std::vector<wire::PayloadRef> inputs{};
+  RawContributions raw{};
+  // The result may go where contributions lie, in the gradients' dtype where those are raw. They
+  // are not asked for again: a round of which something is being reduced does not start over.
+  bool in_place = false;
+};
+// End the member's stream after what was sent before.
+struct CloseEffect {
+  int rank = 0;
+  std::uint64_t connection = 0;
+};
+// Something that belongs in the log.
+struct LogEffect {
+  enum class Level : std::uint8_t { kInfo, kWarning } level = Level::kInfo;
+  std::string message;
+};
+using Effect =
+    std::variant<SendEffect, FanOutEffect, ResultEffect, ReduceEffect, CloseEffect, LogEffect>;
+using Effects = std::vector<Effect>;
+
+}  // namespace gradwire::server
