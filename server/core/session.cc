@@ -12,9 +12,10 @@ namespace {
 // A member that resumes may have frames of the step before in flight; anything older is a fault.
 constexpr std::int64_t kStepsBehind = 1;
 
-// The daemon itself stood still: nobody else can be blamed for the silence.
-// Well below the resume grace, which would else run out while the resuming stream waits to be read.
-constexpr absl::Duration kOwnPause = absl::Milliseconds(500);
+// What a tick counts for at most, however late it comes. A daemon that stood still has not heard its
+// members, but they may have spoken: the streams that resume wait to be read. Where every tick is
+// late, silence still ends: after one tick more than there are such parts in the limit.
+constexpr absl::Duration kMostOfATick = absl::Milliseconds(250);
 
 template <typename T>
 absl::Status Differs(const std::string& field, const T& asked, const T& here) {
@@ -295,10 +296,10 @@ absl::Status Session::Leave(int rank, std::uint64_t start_id, absl::Time now, Ef
 }
 
 void Session::Tick(absl::Time now, Effects& effects) {
-  if (const absl::Duration pause = now - last_tick_; pause > kOwnPause) {
+  if (const absl::Duration late = now - last_tick_ - kMostOfATick; late > absl::ZeroDuration()) {
     for (Member& member : members_) {
-      member.last_heard = std::min(member.last_heard + pause, now);
-      member.since = std::min(member.since + pause, now);
+      member.last_heard = std::min(member.last_heard + late, now);
+      member.since = std::min(member.since + late, now);
     }
   }
   last_tick_ = now;
@@ -362,6 +363,7 @@ void Session::LoseMember(int rank, const std::string& why, Effects& effects) {
       step_began_ ? absl::StrCat("in step ", step_) : absl::StrCat("before step ", step_);
   Fail(absl::AbortedError(absl::StrCat("rank ", rank, " was lost ", where, ": ", why)), rank,
        effects);
+  members_[Index(rank)].state = MemberState::kLost;
 }
 
 void Session::Violation(int rank, const absl::Status& status, Effects& effects) {
@@ -382,6 +384,11 @@ void Session::Fail(const absl::Status& status, int blamed_rank, Effects& effects
   state_ = State::kFailed;
   for (int r : ReachableRanks()) {
     effects.push_back(CloseEffect{.rank = r, .connection = members_[Index(r)].connection});
+  }
+  for (Member& member : members_) {
+    if (member.state == MemberState::kConnected || member.state == MemberState::kJoined) {
+      member.state = MemberState::kEnded;
+    }
   }
   for (const auto& [key, bucket] : buckets_) {
     for (const Round& round : bucket.rounds) {

@@ -99,7 +99,8 @@ struct SessionStats {
 class Session {
  public:
   enum class State : std::uint8_t { kJoining, kRunning, kFailed, kClosed };
-  enum class MemberState : std::uint8_t { kAbsent, kJoined, kConnected, kLost, kLeft };
+  // kEnded: the session failed, and with it ended its stream.
+  enum class MemberState : std::uint8_t { kAbsent, kJoined, kConnected, kLost, kLeft, kEnded };
 
   // `options` must be valid. `hook` is null for a user's own.
   Session(SessionOptions options, std::unique_ptr<CoordinatorHook> hook, absl::Time now);

@@ -296,6 +296,8 @@ std::string Name(Session::MemberState state) {
       return "lost";
     case Session::MemberState::kLeft:
       return "left";
+    case Session::MemberState::kEnded:
+      return "ended";
   }
   return "unknown";
 }

@@ -268,6 +268,50 @@ TEST(SessionLoss, ThePauseIsNotGivenToAMemberLostAfterIt) {
   EXPECT_THAT(harness.Message(), HasSubstr("rank 1 was lost"));
 }
 
+// Each tick counts for a quarter of a second at most, but it counts.
+TEST(SessionLoss, WhereEveryTickIsSlowTheDeadAreStillFound) {
+  for (const bool closed : {true, false}) {
+    SessionHarness harness;
+    harness.Start();
+    if (closed) harness.Detach(1);
+    int ticks = 0;
+    while (harness.session.state() == State::kRunning && ticks < 100) {
+      harness.Tick(absl::Seconds(2));
+      harness.Receive(0, wire::Heartbeat{});
+      ++ticks;
+    }
+    EXPECT_THAT(harness.Message(), HasSubstr("rank 1 was lost"));
+    EXPECT_GT(ticks, closed ? 3 : 59);  // 1 s and 15 s, in quarters
+    EXPECT_LE(ticks, closed ? 5 : 61);
+  }
+}
+
+TEST(SessionLoss, AFailedSessionShowsNobodyAsConnected) {
+  SessionHarness harness(SmallOptions(3));
+  harness.Start();
+  harness.Detach(1);
+  harness.Pass(absl::Seconds(1.2));
+  ASSERT_EQ(harness.session.state(), State::kFailed);
+  EXPECT_EQ(harness.session.member_state(1), MemberState::kLost);
+  for (const int rank : {0, 2}) {
+    EXPECT_EQ(Name(harness.session.member_state(rank)), "ended");
+    harness.Detach(rank);  // as the daemon's own end of the stream comes back
+    EXPECT_EQ(Name(harness.session.member_state(rank)), "ended");
+  }
+}
+
+TEST(SessionLoss, OneThatFallsSilentIsShownAsLost) {
+  SessionHarness harness;
+  harness.Start();
+  for (int i = 0; i < 16; ++i) {
+    harness.Receive(0, wire::Heartbeat{});
+    harness.Pass(absl::Seconds(1));
+  }
+  ASSERT_EQ(harness.session.state(), State::kFailed);
+  EXPECT_EQ(Name(harness.session.member_state(1)), "lost");
+  EXPECT_EQ(Name(harness.session.member_state(0)), "ended");
+}
+
 TEST(SessionLoss, TheStepTimeoutSaysWhatItWaitedFor) {
   SessionOptions options = SmallOptions();
   options.step_timeout = absl::Seconds(10);
