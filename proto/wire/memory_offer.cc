@@ -99,8 +99,13 @@ absl::StatusOr<std::pair<Message, UniqueFd>> Receive(int socket) {
     return bad(absl::StrCat("says ", length, " bytes and has ", size - kPrefixBytes,
                             "; allowed: at most ", kMaxMessage, ", all at once"));
   }
-  if (descriptors.size() > 1 || (header.msg_flags & MSG_CTRUNC) != 0) {
-    return bad("has more than one descriptor; allowed: at most 1");
+  if (descriptors.size() > 1) {
+    return bad(absl::StrCat("has ", descriptors.size(), " descriptors; allowed: at most 1"));
+  }
+  if ((header.msg_flags & MSG_CTRUNC) != 0) {
+    // The system does not tell which.
+    return bad(absl::StrCat("its descriptors did not arrive: they are more than ", kMaxDescriptors,
+                            ", or this process has none left"));
   }
   std::pair<Message, UniqueFd> result;
   if (!result.first.ParseFromArray(bytes.data() + kPrefixBytes, static_cast<int>(length))) {

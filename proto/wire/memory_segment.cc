@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <sys/vfs.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -19,9 +20,30 @@ namespace {
 
 constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 constexpr std::size_t kDiskBlock = 512;  // what st_blocks counts
+constexpr std::size_t kPage = 4096;
+// Pages are mapped so many bytes at a time. The kernel locks all mappings of this process
+// meanwhile, and every mmap, munmap and new thread of it waits.
+constexpr std::size_t kPiece = std::size_t{4} << 20;
 
-absl::Status SystemError(const std::string& what) {
-  return absl::ResourceExhaustedError(absl::StrCat(what, ": ", std::strerror(errno)));
+absl::Status SystemError(const std::string& call) {
+  return absl::ResourceExhaustedError(absl::StrCat(call, " failed: ", std::strerror(errno)));
+}
+
+// Maps all pages now, so that no later touch waits for the kernel.
+absl::Status Populate(std::span<std::byte> memory, GoOn go_on) {
+  for (std::size_t begin = 0; begin < memory.size(); begin += kPiece) {
+    if (absl::Status may = go_on(); !may.ok()) return may;
+    const auto piece = memory.subspan(begin, std::min(kPiece, memory.size() - begin));
+    if (madvise(piece.data(), piece.size(), MADV_POPULATE_READ) == 0) continue;
+    if (errno != EINVAL) {
+      return SystemError(absl::StrCat("madvise of ", memory.size(), " bytes of shared memory"));
+    }
+    // A kernel before 5.14, which does not know that advice.
+    for (std::size_t page = 0; page < piece.size(); page += kPage) {
+      static_cast<void>(*static_cast<const volatile std::byte*>(&piece[page]));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Refused(const std::string& why) {
@@ -46,12 +68,15 @@ absl::StatusOr<std::shared_ptr<MemorySegment>> MemorySegment::Create(const std::
   if (!fd.valid()) return SystemError("memfd_create");
   // Unlike ftruncate it takes the pages now: a later touch cannot end the process.
   if (fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes)) != 0) {
-    return SystemError(absl::StrCat(bytes, " bytes of shared memory"));
+    return SystemError(absl::StrCat("fallocate of ", bytes, " bytes of shared memory"));
   }
-  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd.get(), 0);
-  if (data == MAP_FAILED) return SystemError("mmap");
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  if (data == MAP_FAILED) {
+    return SystemError(absl::StrCat("mmap of ", bytes, " bytes of shared memory"));
+  }
   std::shared_ptr<MemorySegment> segment(
       new MemorySegment(std::move(fd), static_cast<std::byte*>(data), bytes, true));
+  if (absl::Status there = Populate(segment->writable(), AlwaysGoOn); !there.ok()) return there;
   int seals = kSizeSeals | F_SEAL_SEAL;
   // Mappings that are there, such as this one, stay writable.
   if (others == Others::kMayRead) seals |= F_SEAL_FUTURE_WRITE;
@@ -61,7 +86,7 @@ absl::StatusOr<std::shared_ptr<MemorySegment>> MemorySegment::Create(const std::
 
 absl::StatusOr<std::shared_ptr<MemorySegment>> MemorySegment::Map(UniqueFd fd,
                                                                   std::size_t max_bytes,
-                                                                  Access access) {
+                                                                  Access access, GoOn go_on) {
   const int seals = fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0) return Refused("this descriptor cannot be sealed");
   if ((seals & kSizeSeals) != kSizeSeals) return Refused("its size is not sealed");
@@ -81,16 +106,21 @@ absl::StatusOr<std::shared_ptr<MemorySegment>> MemorySegment::Map(UniqueFd fd,
   }
   bool may_write = access == Access::kWriteToo;
   const auto map = [&](int protection) {
-    return mmap(nullptr, bytes, protection, MAP_SHARED | MAP_POPULATE, fd.get(), 0);
+    return mmap(nullptr, bytes, protection, MAP_SHARED, fd.get(), 0);
   };
   void* data = may_write ? map(PROT_READ | PROT_WRITE) : MAP_FAILED;
   if (data == MAP_FAILED) {
     may_write = false;
     data = map(PROT_READ);
   }
-  if (data == MAP_FAILED) return SystemError("mmap");
-  return std::shared_ptr<MemorySegment>(
-      new MemorySegment(std::move(fd), static_cast<std::byte*>(data), bytes, may_write));
+  if (data == MAP_FAILED) {
+    return SystemError(absl::StrCat("mmap of ", bytes, " bytes of shared memory"));
+  }
+  fd.Reset();  // before the long part
+  std::shared_ptr<MemorySegment> segment(
+      new MemorySegment(UniqueFd(), static_cast<std::byte*>(data), bytes, may_write));
+  if (absl::Status there = Populate({segment->data_, bytes}, go_on); !there.ok()) return there;
+  return segment;
 }
 
 std::optional<std::size_t> MemorySegment::OffsetOf(std::span<const std::byte> memory) const {

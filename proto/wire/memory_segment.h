@@ -7,6 +7,8 @@
 #include <span>
 #include <string>
 
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/wire/frame.h"
 #include "proto/wire/unique_fd.h"
@@ -15,6 +17,10 @@ namespace gradwire::wire {
 
 // Payloads up to this size travel in their frames: finding them in another page costs more.
 inline constexpr std::size_t kInlineBytes = std::size_t{8} << 10;
+
+// Asked before each piece of long work; an error ends the work and becomes its result.
+using GoOn = absl::FunctionRef<absl::Status()>;
+inline absl::Status AlwaysGoOn() { return absl::OkStatus(); }
 
 // A mapping; unmapped with the last reference. Thread-safe.
 //
@@ -25,16 +31,20 @@ class MemorySegment {
   enum class Others { kMayWrite, kMayRead };
 
   // New memory of this process: zero, and wholly there, so that no later touch can fail. `others`:
-  // how a process that gets the descriptor can map it. ResourceExhausted where there is not enough.
+  // how a process that gets the descriptor can map it. ResourceExhausted names the call that failed
+  // and the system's error.
   static absl::StatusOr<std::shared_ptr<MemorySegment>> Create(const std::string& name,
                                                                std::size_t bytes, Others others);
 
   // Another process's memory, for reading, and with kWriteToo for writing if its seals allow that.
   // InvalidArgument unless it is a memfd of ordinary pages that can neither shrink nor grow, has
-  // from 1 to `max_bytes` bytes, and has them all.
+  // from 1 to `max_bytes` bytes, and has them all. Seals stay with the memory, so that the
+  // descriptor is closed: a segment costs this process a mapping and nothing else.
+  // A gigabyte takes up to a second; `go_on` is asked every few milliseconds.
   enum class Access { kRead, kWriteToo };
   static absl::StatusOr<std::shared_ptr<MemorySegment>> Map(UniqueFd fd, std::size_t max_bytes,
-                                                            Access access = Access::kRead);
+                                                            Access access = Access::kRead,
+                                                            GoOn go_on = AlwaysGoOn);
 
   ~MemorySegment();
   MemorySegment(const MemorySegment&) = delete;
@@ -44,6 +54,7 @@ class MemorySegment {
   std::span<const std::byte> content() const { return {data_, bytes_}; }
   // Empty: it can only be read.
   std::span<std::byte> writable() { return {data_, may_write_ ? bytes_ : 0}; }
+  // To be given to others; -1 in a segment that Map returned.
   int fd() const { return fd_.get(); }
 
   // Where this memory lies in the segment; none: it does not, or not wholly.

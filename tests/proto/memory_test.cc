@@ -1,13 +1,18 @@
 // Shared memory: what is taken from another process and what is not.
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <cstring>
+#include <fstream>
+#include <sstream>
 #include <string>
+#include <utility>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -82,6 +87,57 @@ TEST(MemorySegment, IsWrittenByOthersWhereItsSealsAllowThat) {
   ASSERT_TRUE(may_not.ok()) << may_not.status();
   EXPECT_TRUE((*may_not)->writable().empty());
   EXPECT_EQ((*may_not)->content().size(), kBytes);
+}
+
+// What the kernel says of the mapping that begins at `data`: "Rss", for example, in KiB.
+std::size_t KibibytesOf(const std::string& what, const std::byte* data) {
+  std::ifstream maps("/proc/self/smaps");
+  std::ostringstream begin;
+  begin << std::hex << reinterpret_cast<std::uintptr_t>(data) << "-";
+  bool found = false;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.rfind(begin.str(), 0) == 0) found = true;
+    if (found && line.rfind(what + ":", 0) == 0) return std::stoul(line.substr(what.size() + 1));
+  }
+  return 0;
+}
+
+TEST(MemorySegment, ClosesTheDescriptorOfWhatItMapped) {
+  UniqueFd fd = MakeFd(kBytes, F_SEAL_SHRINK | F_SEAL_GROW, kBytes);
+  const int number = fd.get();
+  const auto mapped = MemorySegment::Map(std::move(fd), kBytes);
+  ASSERT_TRUE(mapped.ok()) << mapped.status();
+  EXPECT_EQ((*mapped)->fd(), -1);
+  EXPECT_EQ(fcntl(number, F_GETFD), -1);
+  EXPECT_EQ((*mapped)->content()[kBytes - 1], std::byte{0});
+}
+
+TEST(MemorySegment, MapsAllPagesAndAsksInBetween) {
+  constexpr std::size_t kLarge = std::size_t{32} << 20;
+  const auto own = MemorySegment::Create("test", kLarge, MemorySegment::Others::kMayWrite);
+  ASSERT_TRUE(own.ok()) << own.status();
+  EXPECT_EQ(KibibytesOf("Rss", (*own)->content().data()), kLarge / 1024);
+  int asked = 0;
+  const auto mapped =
+      MemorySegment::Map(Duplicate((*own)->fd()), kLarge, MemorySegment::Access::kWriteToo, [&] {
+        ++asked;
+        return absl::OkStatus();
+      });
+  ASSERT_TRUE(mapped.ok()) << mapped.status();
+  EXPECT_EQ(KibibytesOf("Rss", (*mapped)->content().data()), kLarge / 1024);
+  EXPECT_GE(asked, 4);
+}
+
+TEST(MemorySegment, EndsWhereItMayNotGoOn) {
+  constexpr std::size_t kLarge = std::size_t{32} << 20;
+  const auto own = MemorySegment::Create("test", kLarge, MemorySegment::Others::kMayWrite);
+  ASSERT_TRUE(own.ok()) << own.status();
+  int asked = 0;
+  const auto stopped = MemorySegment::Map(
+      Duplicate((*own)->fd()), kLarge, MemorySegment::Access::kWriteToo,
+      [&] { return ++asked < 3 ? absl::OkStatus() : absl::CancelledError("enough"); });
+  EXPECT_EQ(stopped.status(), absl::CancelledError("enough"));
+  EXPECT_EQ(asked, 3);
 }
 
 TEST(MemorySegment, RefusesHugePages) {
@@ -234,11 +290,24 @@ TEST_F(MemoryOffer, RefusesAnythingButOneDescriptor) {
   SendRaw(empty_message, 0);
   EXPECT_THAT(WhyRefused(), HasSubstr("has no descriptor; allowed: 1"));
   SendRaw(empty_message, 3);
-  EXPECT_THAT(WhyRefused(), HasSubstr("more than one descriptor"));
+  EXPECT_THAT(WhyRefused(), HasSubstr("has 3 descriptors; allowed: at most 1"));
   SendRaw(empty_message, 1);
   EXPECT_EQ(WhyRefused(), "");
   SendRaw("GWM1\2\0\0\0\xff\xff"s, 1);
   EXPECT_THAT(WhyRefused(), HasSubstr("no such message"));
+}
+
+TEST_F(MemoryOffer, SaysWhenThisProcessHasNoDescriptorLeft) {
+  rlimit original{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &original), 0);
+  SendRaw(std::string("GWM1\0\0\0\0", 8), 1);
+  // All numbers below the limit are taken.
+  const UniqueFd next = Duplicate(0);
+  const rlimit none{.rlim_cur = static_cast<rlim_t>(next.get()), .rlim_max = original.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  const std::string why = WhyRefused();
+  EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &original), 0);
+  EXPECT_THAT(why, HasSubstr("or this process has none left"));
 }
 
 }  // namespace
