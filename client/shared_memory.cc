@@ -18,8 +18,18 @@ namespace gradwire::client {
 namespace {
 
 constexpr std::size_t kMaxResultBytes = std::size_t{1} << 34;
-// For a bucket's segment, given in the middle of a step. A daemon on this host answers at once.
+// For buckets' segments, given in the middle of a step. A daemon on this host answers at once, but
+// maps about a gigabyte in a second. No heartbeat leaves this thread meanwhile, so that the whole
+// stays well below the time after which a silent member counts as lost.
 constexpr std::chrono::seconds kGiveTimeout(1);
+constexpr std::chrono::seconds kMaxGiveTimeout(5);
+constexpr std::size_t kBytesPerSecond = std::size_t{1} << 30;
+
+Clock::duration GiveTimeout(std::size_t bytes) {
+  const std::chrono::duration<double> mapping(static_cast<double>(bytes) / kBytesPerSecond);
+  const auto timeout = kGiveTimeout + std::chrono::duration_cast<Clock::duration>(mapping);
+  return std::min<Clock::duration>(timeout, kMaxGiveTimeout);
+}
 
 absl::StatusOr<UniqueFd> Connect(const std::string& address) {
   constexpr std::size_t kPrefix = sizeof("unix:") - 1;
@@ -141,13 +151,22 @@ void SharedMemory::GiveNew(const GradientMemory& gradients) {
   given_version_ = version;
   // Memory that the user has given back.
   std::erase_if(given_, [](const Given& given) { return given.segment.use_count() == 1; });
-  for (auto& segment : gradients.segments()) {
-    const bool known = std::any_of(given_.begin(), given_.end(),
-                                   [&](const Given& given) { return given.segment == segment; });
-    if (known) continue;
-    const auto reply = Ask(offer_, attachment_, *segment, Clock::now() + kGiveTimeout);
-    given_.push_back({.segment = std::move(segment),
-                      .number = reply.ok() ? std::optional(reply->segment) : std::nullopt});
+  auto segments = gradients.segments();
+  std::erase_if(segments, [&](const auto& segment) {
+    return std::any_of(given_.begin(), given_.end(),
+                       [&](const Given& given) { return given.segment == segment; });
+  });
+  std::size_t bytes = 0;
+  for (const auto& segment : segments) bytes += segment->bytes();
+  const Clock::time_point deadline = Clock::now() + GiveTimeout(bytes);
+  for (auto& segment : segments) {
+    std::optional<std::uint32_t> number;
+    // A daemon that did not answer in time is not asked for the others.
+    if (Clock::now() < deadline) {
+      const auto reply = Ask(offer_, attachment_, *segment, deadline);
+      if (reply.ok()) number = reply->segment;
+    }
+    given_.push_back({.segment = std::move(segment), .number = number});
   }
 }
 
