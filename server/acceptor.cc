@@ -6,7 +6,6 @@
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -23,20 +22,12 @@
 namespace gradwire::server {
 namespace {
 
-constexpr int kOtherDescriptors = 64;  // libraries, logs, listeners, gRPC's own
-constexpr int kAcceptsAtOnce = 64;     // before ended connections are looked at again
-constexpr int kPauseMs = 20;           // when not even the reserve helps
-constexpr int kSilentCheckMs = 200;    // between looks at connections that say nothing
+constexpr int kAcceptsAtOnce = 64;   // before ended connections are looked at again
+constexpr int kPauseMs = 20;         // when not even the reserve helps
+constexpr int kSilentCheckMs = 200;  // between looks at connections that say nothing
 
 absl::Status SystemError(const std::string& what) {
   return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
-}
-
-int Cap(int wanted) {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return wanted;
-  const auto descriptors = static_cast<int>(std::min<rlim_t>(limit.rlim_cur, 1 << 24));
-  return std::clamp((descriptors - kOtherDescriptors) / 2, 1, wanted);
 }
 
 // Closes so that the peer knows at once, and no TIME_WAIT stays.
@@ -66,7 +57,7 @@ void Acceptor::Serve() {
 Acceptor::Acceptor(std::vector<Listener> listeners, const Options& options, Handler handler,
                    OfferHandler offer_handler)
     : listeners_(std::move(listeners)),
-      max_connections_(Cap(options.max_connections)),
+      max_connections_(options.max_connections),
       first_byte_timeout_(options.first_byte_timeout),
       handler_(std::move(handler)),
       offer_handler_(std::move(offer_handler)) {}

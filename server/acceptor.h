@@ -23,17 +23,18 @@ class Acceptor {
  public:
   // Takes over a new connection, non-blocking. Runs on the acceptor's thread.
   using Handler = std::function<void(int listener_fd, UniqueFd connection)>;
-  // Answers an offer of shared memory, whose bytes are there. Likewise.
+  // Takes over an offer of shared memory, whose bytes are there. Also on the acceptor's thread: it
+  // must not map the memory there, for which every other connection would wait.
   using OfferHandler = std::function<void(UniqueFd connection)>;
 
   struct Options {
+    // Each connection costs two descriptors: the handler's, and a duplicate by which its end is
+    // noticed.
     int max_connections = 0;
     // For the first byte on a unix socket.
     std::chrono::milliseconds first_byte_timeout{3000};
   };
 
-  // Each connection costs two descriptors: the handler's, and a duplicate by which its end is
-  // noticed. So the cap is at most half of what RLIMIT_NOFILE leaves.
   static absl::StatusOr<std::unique_ptr<Acceptor>> Make(std::vector<Listener> listeners,
                                                         const Options& options, Handler handler,
                                                         OfferHandler offer_handler);

@@ -62,7 +62,8 @@ bool MergeResults(wire::Result& last, const wire::Result& next) {
 }
 
 // Results in flight, and room for what a member that shares memory can have on its way.
-SessionMemory::Options MemoryOptions(const SessionOptions& options, std::uint64_t gradient_bytes) {
+SessionMemory::Options MemoryOptions(const SessionOptions& options, std::uint64_t gradient_bytes,
+                                     std::shared_ptr<MemoryQuotas> quotas) {
   // A model in flat buffers and once more while they are rebuilt.
   constexpr std::size_t kCopies = 2;
   constexpr std::size_t kMargin = std::size_t{1} << 20;
@@ -70,17 +71,20 @@ SessionMemory::Options MemoryOptions(const SessionOptions& options, std::uint64_
           .blocks = options.ResultBlocks(),
           .staging_bytes = options.StagingBytes(),
           .gradient_bytes = kCopies * static_cast<std::size_t>(gradient_bytes) + kMargin,
-          .claim_timeout = options.token_timeout};
+          .claim_timeout = options.token_timeout,
+          .quotas = std::move(quotas)};
 }
 
 }  // namespace
 
 HostedSession::HostedSession(SessionOptions options, std::unique_ptr<CoordinatorHook> hook,
-                             std::shared_ptr<SumThreads> threads, absl::Time now)
+                             std::shared_ptr<SumThreads> threads,
+                             std::shared_ptr<MemoryQuotas> quotas, absl::Time now)
     : options_(options),
       parameters_(Elements(options)),
       gradient_bytes_(GradientBytes(options)),
-      memory_(std::make_shared<SessionMemory>(MemoryOptions(options, gradient_bytes_))),
+      memory_(std::make_shared<SessionMemory>(
+          MemoryOptions(options, gradient_bytes_, std::move(quotas)))),
       threads_(std::move(threads)),
       core_(std::move(options), std::move(hook), now),
       current_(static_cast<std::size_t>(options_.world_size)) {}

@@ -28,7 +28,8 @@ namespace gradwire::server {
 class HostedSession {
  public:
   HostedSession(SessionOptions options, std::unique_ptr<CoordinatorHook> hook,
-                std::shared_ptr<SumThreads> threads, absl::Time now);
+                std::shared_ptr<SumThreads> threads, std::shared_ptr<MemoryQuotas> quotas,
+                absl::Time now);
 
   HostedSession(const HostedSession&) = delete;
   HostedSession& operator=(const HostedSession&) = delete;

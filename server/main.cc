@@ -20,6 +20,7 @@
 #include "server/logging.h"
 #include "server/options.h"
 #include "server/server.h"
+#include "server/system_shares.h"
 
 namespace gradwire::server {
 namespace {
@@ -36,11 +37,11 @@ void KeepMemory() {
   mallopt(M_ARENA_MAX, 4);
 }
 
-// A connection takes two descriptors. Beyond the hard limit the acceptor lowers its cap.
-void RaiseDescriptorLimit(int max_connections) {
+// Up to the hard limit; with less, the daemon has fewer connections.
+void RaiseDescriptorLimit(const ServerOptions& options) {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  const auto wanted = static_cast<rlim_t>(max_connections) * 2 + 256;
+  const rlim_t wanted = DescriptorsWanted(options.max_connections, options.max_sessions);
   if (limit.rlim_cur >= wanted) return;
   limit.rlim_cur = std::min(wanted, limit.rlim_max);
   setrlimit(RLIMIT_NOFILE, &limit);
@@ -108,7 +109,7 @@ int Main(int argc, char** argv) {
   KeepMemory();
   wire::SkipDeadlockDetection();
   SetUpLog(line.options.log_level, line.options.log_format);
-  RaiseDescriptorLimit(line.options.max_connections);
+  RaiseDescriptorLimit(line.options);
   const sigset_t signals = BlockSignals();
   const absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(line.options);
   if (!server.ok()) {

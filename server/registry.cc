@@ -33,7 +33,10 @@ absl::Status DrainingError() { return absl::UnavailableError("the daemon is drai
 
 }  // namespace
 
-Registry::Registry(Limits limits) : limits_(limits) {}
+Registry::Registry(Limits limits)
+    : limits_(limits),
+      memory_quotas_(
+          std::make_shared<MemoryQuotas>(limits.memory_segments, limits.shared_sessions)) {}
 
 absl::StatusOr<Registry::Joined> Registry::Join(SessionOptions options, const JoinAsk& ask,
                                                 absl::Time now) {
@@ -107,8 +110,8 @@ absl::StatusOr<Registry::Entry*> Registry::Create(SessionOptions options, absl::
   spdlog::info("session {} generation {}: created for {} members, {} bytes reserved", name,
                options.generation, world_size, reserved);
   Entry& entry = sessions_[name];
-  entry.session =
-      std::make_shared<HostedSession>(std::move(options), std::move(hook), sum_threads_, now);
+  entry.session = std::make_shared<HostedSession>(std::move(options), std::move(hook), sum_threads_,
+                                                  memory_quotas_, now);
   entry.reserved = reserved;
   entry.tokens.resize(world_size);
   reserved_bytes_ += reserved;

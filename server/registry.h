@@ -34,6 +34,9 @@ class Registry {
   struct Limits {
     std::size_t memory_bytes = 0;
     std::size_t max_sessions = 0;
+    // Of all sessions together: MemoryQuotas.
+    std::size_t memory_segments = std::size_t{1} << 15;
+    std::size_t shared_sessions = 256;
   };
   struct Joined {
     std::string token;
@@ -94,6 +97,7 @@ class Registry {
   static std::size_t SumThreadCount();
 
   const Limits limits_;
+  const std::shared_ptr<MemoryQuotas> memory_quotas_;
   const std::shared_ptr<SumThreads> sum_threads_ = std::make_shared<SumThreads>(SumThreadCount());
   mutable Mutex mutex_;
   std::map<std::string, Entry> sessions_

@@ -21,9 +21,11 @@
 #include "server/clock.h"
 #include "server/health_service.h"
 #include "server/memory_limit.h"
+#include "server/offer_threads.h"
 #include "server/reflection_service.h"
 #include "server/registry.h"
 #include "server/rpc/call_server.h"
+#include "server/system_shares.h"
 #include "server/tick_list.h"
 
 namespace gradwire::server {
@@ -78,14 +80,21 @@ void SetArguments(const ServerOptions& options, grpc::ServerBuilder& builder) {
 
 class ServerImpl final : public Server {
  public:
-  explicit ServerImpl(const ServerOptions& options, std::size_t memory_bytes)
+  ServerImpl(const ServerOptions& options, std::size_t memory_bytes, const SystemShares& shares)
       : options_(options),
+        shares_(shares),
         registry_(std::make_shared<Registry>(
             Registry::Limits{.memory_bytes = memory_bytes,
-                             .max_sessions = static_cast<std::size_t>(options.max_sessions)})),
+                             .max_sessions = static_cast<std::size_t>(options.max_sessions),
+                             .memory_segments = shares.segments,
+                             .shared_sessions = shares.shared_sessions})),
         ticks_(std::make_shared<TickList>()),
         aggregation_(options, registry_, ticks_, [this] { return HasRoom(); }),
-        admin_(registry_, ticks_, [this] { return connections(); }) {}
+        admin_(registry_, ticks_, [this] { return connections(); }),
+        offers_({.max_pending = shares.pending_offers},
+                [this](wire::MemoryRequest request, wire::GoOn go_on) {
+                  return AttachMemory(std::move(request), go_on);
+                }) {}
 
   ~ServerImpl() override { Shutdown(absl::ZeroDuration()); }
 
@@ -105,15 +114,18 @@ class ServerImpl final : public Server {
 
  private:
   Methods AllMethods();
-  void AnswerOffer(int connection) const;
+  absl::StatusOr<wire::MemoryReply> AttachMemory(wire::MemoryRequest request,
+                                                 wire::GoOn go_on) const;
   bool WaitIdle(absl::Duration timeout) const;
   void TickLoop();
 
   const ServerOptions options_;
+  const SystemShares shares_;
   const std::shared_ptr<Registry> registry_;
   const std::shared_ptr<TickList> ticks_;
   AggregationService aggregation_;
   AdminService admin_;
+  OfferThreads offers_;
   std::unique_ptr<HealthService> health_;
   std::unique_ptr<ExternalConnectionAcceptor> connections_;
   std::vector<std::string> addresses_;
@@ -155,7 +167,7 @@ absl::Status ServerImpl::Serve() {
   });
   auto acceptor = Acceptor::Make(
       std::move(listeners),
-      {.max_connections = options_.max_connections,
+      {.max_connections = shares_.connections,
        .first_byte_timeout = absl::ToChronoMilliseconds(options_.handshake_timeout)},
       [this](int listener_fd, UniqueFd connection) {
         ExternalConnectionAcceptor::NewConnectionParameters parameters;
@@ -163,7 +175,7 @@ absl::Status ServerImpl::Serve() {
         parameters.fd = connection.Release();
         connections_->HandleNewConnection(&parameters);
       },
-      [this](UniqueFd connection) { AnswerOffer(connection.get()); });
+      [this](UniqueFd connection) { offers_.Submit(std::move(connection)); });
   if (!acceptor.ok()) return acceptor.status();
   acceptor_ = *std::move(acceptor);
   acceptor_->Serve();
@@ -180,22 +192,11 @@ Methods ServerImpl::AllMethods() {
   return methods;
 }
 
-// The member reads the answer or does not: its side falls back to payloads in the stream.
-void ServerImpl::AnswerOffer(int connection) const {
-  const auto attach = [&]() -> absl::StatusOr<wire::MemoryReply> {
-    absl::StatusOr<wire::MemoryRequest> request = wire::ReceiveMemoryRequest(connection);
-    if (!request.ok()) return request.status();
-    const absl::StatusOr<Seat> seat = registry_->Find(request->token, request->start_id);
-    if (!seat.ok()) return seat.status();
-    return seat->session->memory().Attach(seat->rank, *std::move(request), MonotonicNow());
-  };
-  absl::StatusOr<wire::MemoryReply> reply = attach();
-  if (!reply.ok()) {
-    spdlog::info("an offer of shared memory was refused: {}",
-                 std::string(reply.status().message()));
-    reply = wire::MemoryReply{.status = reply.status()};
-  }
-  wire::SendMemoryReply(connection, *reply).IgnoreError();
+absl::StatusOr<wire::MemoryReply> ServerImpl::AttachMemory(wire::MemoryRequest request,
+                                                           wire::GoOn go_on) const {
+  const absl::StatusOr<Seat> seat = registry_->Find(request.token, request.start_id);
+  if (!seat.ok()) return seat.status();
+  return seat->session->memory().Attach(seat->rank, std::move(request), MonotonicNow, go_on);
 }
 
 void ServerImpl::TickLoop() {
@@ -245,6 +246,7 @@ void ServerImpl::Shutdown(absl::Duration timeout) {
     WaitIdle(timeout);
   }
   if (acceptor_ != nullptr) acceptor_->Stop();
+  offers_.Stop();
   if (calls_ != nullptr) {
     health_->EndWatches();
     const absl::Duration left = std::max(deadline - MonotonicNow(), absl::ZeroDuration());
@@ -268,7 +270,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   const absl::StatusOr<std::size_t> memory =
       ParseMemoryLimit(options.memory_limit, AvailableMemory());
   if (!memory.ok()) return memory.status();
-  auto server = std::make_unique<ServerImpl>(options, *memory);
+  auto server = std::make_unique<ServerImpl>(
+      options, *memory,
+      ShareOut(ReadSystemLimits(), options.max_connections, options.max_sessions));
   if (absl::Status status = server->Serve(); !status.ok()) return status;
   for (const std::string& address : server->addresses()) spdlog::info("listening on {}", address);
   return server;

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 
 #include <algorithm>
 #include <cstring>
@@ -18,6 +17,7 @@
 #include "proto/wire/memory_offer.h"
 #include "tests/testing/fault_relay.h"
 #include "tests/testing/gradients.h"
+#include "tests/testing/memory_offers.h"
 #include "tests/testing/ranks.h"
 #include "tests/testing/raw_member.h"
 #include "tests/testing/test_daemon.h"
@@ -25,13 +25,16 @@
 namespace gradwire {
 namespace {
 
+using ::gradwire::testing::ConnectTo;
 using ::gradwire::testing::ExpectAllOk;
 using ::gradwire::testing::ExpectedReduction;
 using ::gradwire::testing::FaultRelay;
 using ::gradwire::testing::Gradients;
 using ::gradwire::testing::MakeParameter;
+using ::gradwire::testing::OfferMemory;
 using ::gradwire::testing::RawMember;
 using ::gradwire::testing::RunRanks;
+using ::gradwire::testing::SealedFd;
 using ::gradwire::testing::TestDaemon;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -197,38 +200,6 @@ INSTANTIATE_TEST_SUITE_P(GradientsShared, SharedMemoryResume, ::testing::Bool())
 
 // ---- Lies
 
-UniqueFd SealedFd(std::size_t bytes) {
-  UniqueFd fd(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  EXPECT_EQ(fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes)), 0);
-  EXPECT_EQ(fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
-  return fd;
-}
-
-UniqueFd ConnectTo(const std::string& path) {
-  UniqueFd connection(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_un where{};
-  where.sun_family = AF_UNIX;
-  std::memcpy(where.sun_path, path.c_str(), path.size() + 1);
-  EXPECT_EQ(connect(connection.get(), reinterpret_cast<const sockaddr*>(&where), sizeof where), 0);
-  return connection;
-}
-
-wire::MemoryReply Offer(const TestDaemon& daemon, const std::string& token, std::uint64_t start_id,
-                        UniqueFd segment, std::uint64_t attachment = 0) {
-  const UniqueFd connection = ConnectTo(daemon.socket());
-  const absl::Status sent =
-      wire::SendMemoryRequest(connection.get(), {.token = token,
-                                                 .start_id = start_id,
-                                                 .attachment = attachment,
-                                                 .segment = std::move(segment)});
-  EXPECT_TRUE(sent.ok()) << sent;
-  auto reply = wire::ReceiveMemoryReply(
-      connection.get(), std::chrono::steady_clock::now() + std::chrono::seconds(10));
-  EXPECT_TRUE(reply.ok()) << reply.status();
-  if (!reply.ok()) return {.status = reply.status()};
-  return *std::move(reply);
-}
-
 std::string Message(const absl::Status& status) { return std::string(status.message()); }
 
 class LyingMember : public ::testing::Test {
@@ -255,7 +226,7 @@ class LyingMember : public ::testing::Test {
     auto joined = member_.Join(request);
     ASSERT_TRUE(joined.ok()) << joined.status();
     joined_ = *joined;
-    const auto reply = Offer(daemon_, joined_.token(), kStartId, std::move(segment));
+    const auto reply = OfferMemory(daemon_.socket(), joined_.token(), kStartId, std::move(segment));
     ASSERT_TRUE(reply.status.ok()) << reply.status;
     EXPECT_TRUE(reply.results.valid());
     attachment_ = reply.attachment;
@@ -343,7 +314,8 @@ TEST_F(LyingMember, WhatIsOfferedMustBeASealedSegmentOfTheOfferedSize) {
   Begin(SealedFd(2 * kChunkBytes));
   const auto refused = [&](UniqueFd segment, std::uint64_t attachment) {
     return Message(
-        Offer(daemon_, joined_.token(), kStartId, std::move(segment), attachment).status);
+        OfferMemory(daemon_.socket(), joined_.token(), kStartId, std::move(segment), attachment)
+            .status);
   };
   const auto too_large = static_cast<std::size_t>(joined_.memory_bytes()) + 4096;
   EXPECT_THAT(refused(SealedFd(too_large), 0), HasSubstr("allowed: 1 to"));
@@ -355,11 +327,12 @@ TEST_F(LyingMember, WhatIsOfferedMustBeASealedSegmentOfTheOfferedSize) {
   EXPECT_THAT(refused(SealedFd(kChunkBytes), attachment_ + 1), HasSubstr("no such attachment"));
   const std::size_t gradients = 2 * 4 * (kElements + 10) + (std::size_t{1} << 20);
   EXPECT_THAT(refused(SealedFd(gradients - kChunkBytes + 1), attachment_),
-              HasSubstr("the member's segments would have"));
-  EXPECT_THAT(Message(Offer(daemon_, "no token", kStartId, SealedFd(4096)).status),
+              HasSubstr("; allowed: 1 to " + std::to_string(gradients - kChunkBytes)));
+  EXPECT_THAT(Message(OfferMemory(daemon_.socket(), "no token", kStartId, SealedFd(4096)).status),
               HasSubstr("does not know the token"));
-  EXPECT_THAT(Message(Offer(daemon_, joined_.token(), kStartId + 1, SealedFd(4096)).status),
-              HasSubstr("another start id"));
+  EXPECT_THAT(
+      Message(OfferMemory(daemon_.socket(), joined_.token(), kStartId + 1, SealedFd(4096)).status),
+      HasSubstr("another start id"));
   // Bytes that are no offer, and none at all: the connection ends, nothing else.
   const UniqueFd garbage = ConnectTo(daemon_.socket());
   ASSERT_EQ(send(garbage.get(), "GARBAGE", 7, 0), 7);

@@ -98,7 +98,7 @@ class HostedSessionTest : public ::testing::Test {
     options.manifest = {ParameterSpec{.name = "w", .shape = {kNumel}, .dtype = DType::kFloat32}};
     session_ = std::make_shared<HostedSession>(
         options, MakeCoordinatorHook(options.spec, options.manifest).value(),
-        std::make_shared<SumThreads>(1), now_);
+        std::make_shared<SumThreads>(1), std::make_shared<MemoryQuotas>(), now_);
     for (int rank = 0; rank < kMembers; ++rank) {
       const JoinAsk ask{.world_size = kMembers,
                         .rank = rank,

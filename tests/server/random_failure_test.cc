@@ -52,7 +52,7 @@ TEST_F(RandomFailureTest, AnOfferOfMemorySaysWhatFailed) {
                                                                              .claim_timeout = {}});
   wire::MemoryRequest request;
   request.segment = SealedFd(4096);
-  const auto reply = memory->Attach(0, std::move(request), kNow);
+  const auto reply = memory->Attach(0, std::move(request), [] { return kNow; });
   EXPECT_EQ(reply.status().code(), absl::StatusCode::kInternal);
   EXPECT_THAT(std::string(reply.status().message()),
               HasSubstr("getrandom failed: Input/output error"));
