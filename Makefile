@@ -44,15 +44,16 @@ test-asan test-tsan: test-%: ## the tests under the address and undefined-behavi
 	$(call check,$*)
 
 benches := kernels low_rank ladder allreduce members
-bench_json := $(addprefix build/bench/,$(addsuffix .json,$(benches) python_hook compare_gloo))
+bench_json := $(addprefix build/bench/,$(addsuffix .json,$(benches) python_hook python_steps compare_gloo))
 
 .PHONY: bench
 bench: ## measure everything against memcpy, raw sockets, plain gRPC and torch + gloo; build/bench has JSON and a plot
 	@deploy/install-packages.sh build test parity python bench
-	$(call build,dev,$(addsuffix _bench,$(benches)) $$(test -e build/venv/packages && echo gradwire_python_package),$$(client/python/make-venv.sh build/venv))
+	$(call build,dev,$(addsuffix _bench,$(benches)) steps_member $$(test -e build/venv/packages && echo gradwire_python_package),$$(client/python/make-venv.sh build/venv))
 	@mkdir -p build/bench
 	@set -e; for name in $(benches); do build/dev/bin/$${name}_bench --json build/bench/$$name.json; done
 	@tests/bench/python_hook.sh build/dev build/venv build/bench/python_hook.json
+	@tests/bench/python_steps.sh build/dev build/venv build/bench/python_steps.json
 	@tests/bench/compare_gloo.sh build/dev build/venv build/bench/compare_gloo.json
 	@$(PYTHON) -B tests/bench/plot.py build/bench/members.json build/bench/throughput.png
 	@$(PYTHON) -B tests/bench/merge.py build/bench/results.json $(bench_json)

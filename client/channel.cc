@@ -159,8 +159,9 @@ absl::StatusOr<Membership> JoinSession(const std::shared_ptr<grpc::Channel>& cha
                        "; is gradwired running there?"));
     }
     if (now >= end_of_try) {
+      const std::string who = options.rank < 0 ? "a member" : absl::StrCat("rank ", options.rank);
       SayWait(options.on_wait,
-              absl::StrCat("waiting up to ", absl::FormatDuration(options.connect_timeout),
+              absl::StrCat(who, " waits up to ", absl::FormatDuration(options.connect_timeout),
                            " for gradwired at ", options.address, ": ", last_error));
       end_of_try = deadline;
     }

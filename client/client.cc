@@ -228,10 +228,10 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Join(const ClientOptions& option
   std::shared_ptr<grpc::Channel> channel = client::MakeChannel(effective.address);
   auto membership = client::JoinSession(channel, effective, start_id);
   if (!membership.ok()) return membership.status();
-  const std::string waiting =
-      absl::StrCat("joined session \"", effective.session, "\" as rank ", membership->rank,
-                   "; waiting up to ", absl::FormatDuration(effective.join_timeout), " for all ",
-                   effective.world_size, " members (gradwirectl status names those it lacks)");
+  const std::string waiting = absl::StrCat(
+      "rank ", membership->rank, " waits up to ", absl::FormatDuration(effective.join_timeout),
+      " for all ", effective.world_size, " members of session \"", effective.session,
+      "\" to join; gradwirectl status names the missing ones");
   // Taken out: it may refer to what lives no longer than this call.
   const auto on_wait = std::exchange(effective.on_wait, nullptr);
   auto joined = std::make_unique<ClientImpl>(std::move(effective), *std::move(membership), start_id,

@@ -80,7 +80,8 @@ TEST_F(JoinWait, ForADaemonIsSaidOnceOnStandardError) {
   const absl::Status status = JoinAndListen(Options(kNowhere, absl::Milliseconds(2500)));
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(std::count(stderr_.begin(), stderr_.end(), '\n'), 1) << stderr_;
-  EXPECT_THAT(stderr_, AllOf(HasSubstr("gradwire: "), HasSubstr(kNowhere), HasSubstr("2.5s")));
+  EXPECT_THAT(stderr_, AllOf(HasSubstr("gradwire: "), HasSubstr(kNowhere),
+                             HasSubstr("rank 0 waits up to 2.5s")));
 }
 
 TEST_F(JoinWait, IsHandedToTheCallbackWhereThereIsOne) {

@@ -169,7 +169,7 @@ def test_a_daemon_that_is_not_there_is_waited_for_aloud_and_is_an_error_with_the
         assert text.endswith("; is gradwired running there?")
         ((level, line),) = lines
         assert level == "WARNING"
-        assert "waiting up to 1.5s for gradwired at unix:/nowhere/daemon.sock" in line
+        assert " waits up to 1.5s for gradwired at unix:/nowhere/daemon.sock: " in line
 
 
 INTERRUPTED = """

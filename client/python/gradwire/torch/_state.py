@@ -202,7 +202,7 @@ class SessionState:
             connect_timeout=settings["connect_timeout"].total_seconds(),
             join_timeout=settings["join_timeout"].total_seconds(),
             step_timeout=settings["timeout"].total_seconds(),
-            on_wait=lambda line: _logger.warning("rank %d: %s", world.rank, line),
+            on_wait=lambda line: _logger.warning("%s", line),
         )
         self._positions = {id(parameter): i for i, (_, parameter) in enumerate(self._names)}
         self._thread = threading.Thread(
