@@ -19,9 +19,6 @@ constexpr std::chrono::seconds kCloseTimeout(2);
 constexpr std::chrono::milliseconds kWhileLeaving(10);
 constexpr std::chrono::hours kLongestWait(1);
 
-// A timer that is so late shows that this process stood still.
-constexpr std::chrono::seconds kOwnPause(2);
-
 MemberOptions CoreOptions(const ClientOptions& options, const Membership& membership) {
   return {.rank = membership.rank,
           .world_size = options.world_size,
@@ -81,7 +78,7 @@ void Driver::DoWork() {
 }
 
 void Driver::OnTimer(Clock::time_point now, Clock::duration late) {
-  if (late > kOwnPause) link_.OnOwnPause();
+  if (late > std::chrono::seconds(wire::kStandstillSeconds)) inbox_->ForgivePause();
   CheckTimers(now);
 }
 

@@ -3,6 +3,8 @@
 #include <optional>
 #include <utility>
 
+#include "proto/wire/frame_priority.h"
+
 namespace gradwire::client {
 namespace {
 
@@ -22,17 +24,17 @@ bool Inbox::NeedsSdkThread(const Event& event) {
   const auto* frame = std::get_if<FrameEvent>(&event);
   if (frame == nullptr || !frame->frame.ok()) return false;
   const auto* result = std::get_if<wire::Result>(&frame->frame->header);
-  return result != nullptr && (result->in_place || WeightOf(event).bytes > wire::kSmallPayload);
+  return result != nullptr && (result->in_place || PriorityOf(event).bytes > wire::kSmallPayload);
 }
 
 bool Inbox::IsUrgent(const Event& event) {
   return std::holds_alternative<CallEvent>(event) || std::holds_alternative<WriteEvent>(event);
 }
 
-wire::Weight Inbox::WeightOf(const Event& event) {
+wire::SendPriority Inbox::PriorityOf(const Event& event) {
   const auto* frame = std::get_if<FrameEvent>(&event);
   if (frame == nullptr || !frame->frame.ok()) return {};
-  return wire::WeightOf(frame->frame->header, frame->frame->payload.get());
+  return wire::PriorityOf(frame->frame->header, frame->frame->payload.get());
 }
 
 bool Inbox::CanWork(bool on_sdk_thread) {
@@ -55,39 +57,36 @@ void Inbox::Push(Event event) {
 }
 
 void Inbox::Insert(FrameEvent event) {
-  gate_.Take(event.from.lane);
   Event frame = std::move(event);
-  events_.insert(wire::PlaceFor(events_, WeightOf(frame), WeightOf), std::move(frame));
+  events_.insert(wire::PlaceInQueue(events_, PriorityOf(frame), PriorityOf), std::move(frame));
   ++frames_;
 }
 
 bool Inbox::PushFrame(absl::StatusOr<wire::Frame> frame, Source from) {
   MutexLock lock(mutex_);
   if (served_ || from.connection != connection_) return false;
-  const wire::Lane lane = from.lane;
-  last_heard_[wire::Index(lane)] = Clock::now();
-  if (frame.ok() && !gate_.MayTake(lane, frame->after)) {
-    held_[wire::Index(lane)] = FrameEvent{std::move(frame), from};
-    return false;
-  }
-  Insert({std::move(frame), from});
-  const wire::Lane other = wire::Other(lane);
-  std::optional<FrameEvent>& held = held_[wire::Index(other)];
-  if (held && gate_.MayTake(other, held->frame->after)) {
-    Insert(*std::exchange(held, std::nullopt));
-    paused_[wire::Index(other)] = true;
-    last_heard_[wire::Index(other)] = last_heard_[wire::Index(lane)];
+  const Clock::time_point now = Clock::now();
+  const std::uint64_t after = frame.ok() ? frame->after : 0;
+  std::optional<FrameEvent> next =
+      receiver_.Arrive(from.lane, FrameEvent{std::move(frame), from}, after, now);
+  if (!next) return false;
+  Insert(*std::move(next));
+  // What the other lane held is inserted behind it. That lane was not read meanwhile, and this is
+  // not its thread: the handler is told to read on.
+  for (wire::Lane lane = from.lane; (next = receiver_.Taken(lane, now));) {
+    lane = wire::Other(lane);
+    Insert(*std::move(next));
+    receiver_.Pause(lane);
   }
   const bool pauses = frames_ >= max_frames_;
-  paused_[wire::Index(lane)] = pauses;
+  if (pauses) receiver_.Pause(from.lane);
   return !pauses;
 }
 
 std::uint64_t Inbox::BeginConnection() {
   MutexLock lock(mutex_);
-  gate_ = {};
-  held_ = {};
-  paused_ = {};
+  receiver_ = {};
+  for (const wire::Lane lane : wire::kAllLanes) receiver_.Heard(lane, Clock::now());
   return ++connection_;
 }
 
@@ -120,7 +119,7 @@ void Inbox::Drain(EventHandler& handler, bool on_sdk_thread) {
         event = std::move(Next().front());
         Next().pop_front();
         if (std::holds_alternative<FrameEvent>(*event)) --frames_;
-        if (frames_ <= max_frames_ / 2) read_on = std::exchange(paused_, {});
+        if (frames_ <= max_frames_ / 2) read_on = receiver_.ReadOn(Clock::now());
       }
     }
     if (works) {
@@ -175,17 +174,22 @@ void Inbox::Serve(EventHandler& handler) {
   served_ = true;
   urgent.swap(urgent_);
   events.swap(events_);
-  held_ = {};
-}
-
-Clock::time_point Inbox::last_heard(wire::Lane lane) const {
-  MutexLock lock(mutex_);
-  return last_heard_[wire::Index(lane)];
+  receiver_ = {};
 }
 
 bool Inbox::holds(wire::Lane lane) const {
   MutexLock lock(mutex_);
-  return held_[wire::Index(lane)].has_value();
+  return receiver_.holds(lane);
+}
+
+std::optional<Clock::time_point> Inbox::SilentAt(wire::Lane lane, Clock::duration limit) const {
+  MutexLock lock(mutex_);
+  return receiver_.SilentAt(lane, limit);
+}
+
+void Inbox::ForgivePause() {
+  MutexLock lock(mutex_);
+  receiver_.ForgivePause(Clock::now());
 }
 
 }  // namespace gradwire::client

@@ -15,8 +15,7 @@
 
 #include "absl/status/statusor.h"
 #include "proto/wire/frame.h"
-#include "proto/wire/lanes.h"
-#include "proto/wire/overtake.h"
+#include "proto/wire/lane_receiver.h"
 #include "proto/wire/sync.h"
 
 namespace gradwire::client {
@@ -84,8 +83,8 @@ class EventHandler {
 // Thread-safe. Outlives the client while a stream may call back.
 //
 // Calls and ends of writes are small and somebody waits for them: they go before frames, each in
-// its own order. Frames stay in theirs, but for small results (wire::MayPass); large ones are left
-// to the SDK thread, so that the thread that brings them reads on.
+// its own order. Frames stay in theirs, but for small results (wire::GoesBefore); large ones are
+// left to the SDK thread, so that the thread that brings them reads on.
 class Inbox {
  public:
   // Reading pauses while `max_frames` frames wait.
@@ -111,15 +110,16 @@ class Inbox {
   // Whether this thread is inside the handler.
   bool OnThisThread() const;
 
-  // When the lane's last frame came in.
-  Clock::time_point last_heard(wire::Lane lane) const;
-  // Whether the lane's last frame waits for frames of the other one.
-  bool holds(wire::Lane lane) const;
+  // wire::LaneReceiver, of the lanes of the connection that was begun last.
+  bool holds(wire::Lane lane) const GRADWIRE_EXCLUDES(mutex_);
+  std::optional<Clock::time_point> SilentAt(wire::Lane lane, Clock::duration limit) const
+      GRADWIRE_EXCLUDES(mutex_);
+  void ForgivePause() GRADWIRE_EXCLUDES(mutex_);
 
  private:
   static bool NeedsSdkThread(const Event& event);
   static bool IsUrgent(const Event& event);
-  static wire::Weight WeightOf(const Event& event);
+  static wire::SendPriority PriorityOf(const Event& event);
   // The queue that is next; both may be empty.
   std::deque<Event>& Next() GRADWIRE_REQUIRES(mutex_) {
     return urgent_.empty() ? events_ : urgent_;
@@ -146,12 +146,9 @@ class Inbox {
   Clock::time_point timer_ GRADWIRE_GUARDED_BY(mutex_);
   Clock::time_point sleeps_until_ GRADWIRE_GUARDED_BY(mutex_);  // the SDK thread, unless woken
   std::size_t frames_ GRADWIRE_GUARDED_BY(mutex_) = 0;
-  ReadOn paused_ GRADWIRE_GUARDED_BY(mutex_){};
   std::uint64_t connection_ GRADWIRE_GUARDED_BY(mutex_) = 0;
-  wire::LaneGate gate_ GRADWIRE_GUARDED_BY(mutex_);
-  // The lane's last frame, until enough of the other lane's are here.
-  std::array<std::optional<FrameEvent>, wire::kLanes> held_ GRADWIRE_GUARDED_BY(mutex_);
-  std::array<Clock::time_point, wire::kLanes> last_heard_ GRADWIRE_GUARDED_BY(mutex_);
+  // A frame is taken when it gets its place in events_.
+  wire::LaneReceiver<FrameEvent, Clock::time_point> receiver_ GRADWIRE_GUARDED_BY(mutex_);
 };
 
 }  // namespace gradwire::client

@@ -5,8 +5,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/stream.h"
+#include "proto/wire/frame_priority.h"
 #include "proto/wire/merge.h"
-#include "proto/wire/overtake.h"
 
 namespace gradwire::client {
 namespace {
@@ -16,8 +17,6 @@ constexpr std::chrono::milliseconds kBetweenTries(50);
 // gRPC ends a cancelled stream at once. If it ever does not, the stream is left to itself: it owns
 // everything that it touches.
 constexpr std::chrono::seconds kCancelTimeout(5);
-
-constexpr int kBulkSilences = 4;
 
 // Connections in a row whose bulk lane failed while the stream itself went through.
 constexpr int kBulkTries = 2;
@@ -46,9 +45,7 @@ Link::Link(std::string address, Membership membership, std::uint64_t start_id,
       poller_(std::move(poller)),
       heartbeat_interval_(ToClock(membership_.heartbeat_interval)),
       silence_timeout_(ToClock(membership_.silence_timeout)),
-      resume_grace_(ToClock(membership_.resume_grace)) {
-  OnOwnPause();
-}
+      resume_grace_(ToClock(membership_.resume_grace)) {}
 
 bool Link::may_have_bulk() const { return bulk_failures_ < kBulkTries; }
 
@@ -58,93 +55,76 @@ void Link::Open(std::shared_ptr<grpc::Channel> channel, std::shared_ptr<grpc::Ch
                 std::int64_t step, std::uint64_t memory) {
   connection_ = inbox_->BeginConnection();
   channel_ = std::move(channel);
-  paired_ = bulk != nullptr;
-  order_ = {};
+  const bool paired = bulk != nullptr;
+  sender_ = wire::LaneSender<wire::Frame>(paired);
   stream_is_there_ = bulk_is_there_ = false;
   opened_at_ = Clock::now();
   next_heartbeat_ = opened_at_ + heartbeat_interval_;
   wire::Hello hello = {
       .token = membership_.token, .start_id = start_id_, .step = step, .memory = memory};
-  if (paired_) {
+  if (paired) {
     std::random_device random;
     hello.pair = std::uint64_t{random()} << 32 | random() | 1;
   }
   for (const wire::Lane lane : wire::kAllLanes) {
     const std::shared_ptr<grpc::Channel>& on = lane == wire::Lane::kMain ? channel_ : bulk;
     if (on == nullptr) continue;
-    way(lane).stream = ExchangeStream::Start(on, poller_, inbox_,
-                                             {.max_payload_bytes = membership_.chunk_bytes,
-                                              .source = {.lane = lane, .connection = connection_},
-                                              .paired = paired_});
-    way(lane).last_heard = opened_at_;
-    way(lane).outgoing.push_back({.header = hello});
+    streams_[wire::Index(lane)] =
+        ExchangeStream::Start(on, poller_, inbox_,
+                              {.max_payload_bytes = membership_.chunk_bytes,
+                               .source = {.lane = lane, .connection = connection_},
+                               .paired = paired});
   }
+  sender_.QueueHello({.header = hello}, 0);
 }
 
 void Link::Send(wire::Header header, wire::PayloadRef payload) {
-  if (!open() || broken_ || closing_) return;
-  std::deque<wire::Frame>& outgoing = way(wire::Lane::kMain).outgoing;
-  if (payload == nullptr && !outgoing.empty() && outgoing.back().payload == nullptr &&
-      wire::Merge(outgoing.back().header, header)) {
-    return;
-  }
-  const wire::Weight weight = wire::WeightOf(header, payload.get());
-  if (paired_) {
-    const wire::LaneOrder::Place place = order_.Next(weight);
-    way(place.lane)
-        .outgoing.push_back(
-            {.header = std::move(header), .payload = std::move(payload), .after = place.after});
-    return;
-  }
-  const auto at = wire::PlaceFor(outgoing, weight, [](const wire::Frame& frame) {
-    return wire::WeightOf(frame.header, frame.payload.get());
+  const bool joined = payload == nullptr && sender_.JoinLast([&header](wire::Frame& last) {
+    return last.payload == nullptr && wire::Merge(last.header, header);
   });
-  outgoing.insert(at, {.header = std::move(header), .payload = std::move(payload)});
+  if (joined) return;
+  const wire::SendPriority priority = wire::PriorityOf(header, payload.get());
+  sender_.Queue({.header = std::move(header), .payload = std::move(payload)}, priority, 0);
 }
 
 void Link::PumpWrites() {
-  if (broken_ || closing_) return;
-  for (Way& its : ways_) {
-    if (its.stream == nullptr || its.writing || its.outgoing.empty()) continue;
-    its.stream->Write(its.outgoing.front());
-    its.outgoing.pop_front();
-    its.writing = true;
+  for (const wire::Lane lane : wire::kAllLanes) {
+    if (stream(lane) == nullptr) continue;
+    if (auto next = sender_.Next(lane)) {
+      next->item.after = next->after;
+      stream(lane)->Write(next->item);
+    }
   }
 }
 
 bool Link::OnHeard(const Source& from) {
   if (!IsCurrent(from)) return false;
-  way(from.lane).last_heard = Clock::now();
   (from.lane == wire::Lane::kBulk ? bulk_is_there_ : stream_is_there_) = true;
   lost_at_.reset();
   return true;
 }
 
-void Link::OnOwnPause() {
-  for (Way& its : ways_) its.last_heard = Clock::now();
-}
-
 void Link::Cancel() {
-  for (Way& its : ways_) {
-    if (its.stream != nullptr) its.stream->Cancel();
+  for (const std::shared_ptr<ExchangeStream>& its : streams_) {
+    if (its != nullptr) its->Cancel();
   }
 }
 
 void Link::Break(wire::Lane lane) {
-  for (Way& its : ways_) its.outgoing.clear();
+  sender_.Drop();
   if (broken_) return;
   broken_ = lane;
   ending_ = false;
   const bool is_bulk = lane == wire::Lane::kBulk;
   lost_because_ = is_bulk ? "its bulk lane broke" : "the stream broke";
   end_by_ = Clock::now() + Patience();
-  Way& bulk = way(wire::Lane::kBulk);
-  if (!is_bulk && bulk.stream != nullptr) bulk.stream->Cancel();
+  const std::shared_ptr<ExchangeStream>& bulk = stream(wire::Lane::kBulk);
+  if (!is_bulk && bulk != nullptr) bulk->Cancel();
 }
 
 // How long the stream may take to end by itself; less than the daemon waits for the next one.
 Clock::duration Link::Patience() const {
-  if (!paired_) return kCancelTimeout;
+  if (!sender_.paired()) return kCancelTimeout;
   // It is whole, or cannot go on without the other: all that may still come is why both end.
   const bool only_last_words =
       broken_ == wire::Lane::kBulk ? stream_is_there_ : inbox_->holds(wire::Lane::kMain);
@@ -165,22 +145,20 @@ absl::Status Link::CheckBroken(Clock::time_point now) {
 
 void Link::OnWrite(const Source& from, bool ok) {
   if (!IsCurrent(from)) return;
-  way(from.lane).writing = false;
+  sender_.Written(from.lane);
   if (!ok) Break(from.lane);
 }
 
 void Link::OnReadOn(const ReadOn& lanes) {
   for (const wire::Lane lane : wire::kAllLanes) {
-    if (!lanes[wire::Index(lane)] || way(lane).stream == nullptr) continue;
-    way(lane).last_heard = Clock::now();
-    way(lane).stream->ReadOn();
+    if (lanes[wire::Index(lane)] && stream(lane) != nullptr) stream(lane)->ReadOn();
   }
 }
 
 void Link::OnReadEnd(const Source& from) {
   if (!IsCurrent(from)) return;
   Break(from.lane);
-  way(from.lane).stream->Release();
+  stream(from.lane)->Release();
 }
 
 absl::Status Link::OnStreamEnd(const Source& from, const absl::Status& status) {
@@ -192,7 +170,7 @@ absl::Status Link::OnStreamEnd(const Source& from, const absl::Status& status) {
     }
     return EndConnection(status);
   }
-  way(from.lane) = {};
+  streams_[wire::Index(from.lane)].reset();
   if (broken_ == from.lane) absl::StrAppend(&lost_because_, ": ", status.message());
   // It got through, and the answer is no.
   if (!IsBrokenConnection(status.code())) bulk_failures_ = kBulkTries;
@@ -201,11 +179,12 @@ absl::Status Link::OnStreamEnd(const Source& from, const absl::Status& status) {
 
 absl::Status Link::EndConnection(const absl::Status& status) {
   const bool gets_through = stream_is_there_ || channel_->GetState(false) == GRPC_CHANNEL_READY;
-  if (paired_ && gets_through && (broken_ == wire::Lane::kBulk || !bulk_is_there_)) {
+  if (sender_.paired() && gets_through && (broken_ == wire::Lane::kBulk || !bulk_is_there_)) {
     ++bulk_failures_;
   }
   Cancel();
-  for (Way& its : ways_) its = {};
+  streams_ = {};
+  sender_.Drop();
   channel_.reset();
   broken_.reset();
   if (closing_) return absl::OkStatus();
@@ -231,18 +210,10 @@ Clock::time_point Link::LostDeadline() const {
   return *lost_at_ + resume_grace_;
 }
 
-// While the stream's last frame waits for frames of the bulk lane, that one's silence counts.
-Clock::time_point Link::SilenceDeadline() const {
-  if (inbox_->holds(wire::Lane::kMain) && !inbox_->holds(wire::Lane::kBulk)) {
-    return Clock::time_point::max();
-  }
-  return way(wire::Lane::kMain).last_heard + silence_timeout_;
-}
-
 absl::Status Link::CheckClosing(Clock::time_point now) {
   if (!open() || now < close_deadline_) return absl::OkStatus();
   if (cancelled_) {
-    for (Way& its : ways_) its = {};
+    streams_ = {};
     return absl::OkStatus();
   }
   Cancel();
@@ -251,21 +222,10 @@ absl::Status Link::CheckClosing(Clock::time_point now) {
   return absl::OkStatus();
 }
 
-void Link::SendHeartbeats() {
-  for (const wire::Lane lane : wire::kAllLanes) {
-    Way& its = way(lane);
-    if (its.stream == nullptr || broken_ || !its.outgoing.empty()) continue;
-    order_.Count(lane);
-    its.outgoing.push_back({.header = wire::Heartbeat{}});
-  }
-}
-
-// A large frame may be long on its way, and is heard when it is there.
 void Link::CheckBulk(Clock::time_point now) {
-  Way& bulk = way(wire::Lane::kBulk);
-  bulk.last_heard = std::max(bulk.last_heard, inbox_->last_heard(wire::Lane::kBulk));
-  if (bulk.stream == nullptr || broken_ || inbox_->holds(wire::Lane::kBulk)) return;
-  if (now - bulk.last_heard <= kBulkSilences * silence_timeout_) return;
+  if (stream(wire::Lane::kBulk) == nullptr || broken_) return;
+  const auto silent = inbox_->SilentAt(wire::Lane::kBulk, wire::kBulkSilences * silence_timeout_);
+  if (!silent || now <= *silent) return;
   Break(wire::Lane::kBulk);
   lost_because_ = "nothing was heard on its bulk lane";
 }
@@ -274,7 +234,7 @@ absl::Status Link::CheckTimers(Clock::time_point now) {
   if (closing_) return CheckClosing(now);
   if (now >= next_heartbeat_) {
     next_heartbeat_ = now + heartbeat_interval_;
-    SendHeartbeats();
+    sender_.QueueHeartbeats({.header = wire::Heartbeat{}}, 0);
   }
   CheckBulk(now);
   if (absl::Status status = CheckBroken(now); !status.ok()) return status;
@@ -282,9 +242,8 @@ absl::Status Link::CheckTimers(Clock::time_point now) {
     if (now < LostDeadline()) return absl::OkStatus();
     return absl::UnavailableError(absl::StrCat("lost ", Daemon(), ": ", lost_because_));
   }
-  Way& main = way(wire::Lane::kMain);
-  main.last_heard = std::max(main.last_heard, inbox_->last_heard(wire::Lane::kMain));
-  if (!broken_ && now > SilenceDeadline()) {
+  const auto silent = inbox_->SilentAt(wire::Lane::kMain, silence_timeout_);
+  if (!broken_ && silent && now > *silent) {
     return absl::UnavailableError(absl::StrCat("lost ", Daemon(),
                                                ": nothing was heard from it for ",
                                                absl::FormatDuration(membership_.silence_timeout)));
@@ -295,7 +254,9 @@ absl::Status Link::CheckTimers(Clock::time_point now) {
 Clock::time_point Link::NextTimer() const {
   if (closing_) return open() ? close_deadline_ : Clock::time_point::max();
   Clock::time_point next = broken_ ? end_by_ : Clock::time_point::max();
-  if (!broken_ && !lost_at_) next = SilenceDeadline();
+  if (!broken_ && !lost_at_) {
+    next = inbox_->SilentAt(wire::Lane::kMain, silence_timeout_).value_or(next);
+  }
   if (lost_at_) next = std::min(next, LostDeadline());
   return std::min(next, open() ? next_heartbeat_ : retry_at_);
 }
@@ -305,7 +266,7 @@ void Link::Close(Clock::time_point deadline) {
   if (cancelled_) return;
   closing_ = true;
   close_deadline_ = deadline;
-  for (Way& its : ways_) its.outgoing.clear();
+  sender_.Drop();
 }
 
 }  // namespace gradwire::client

@@ -6,7 +6,6 @@
 #include <grpcpp/channel.h>
 
 #include <array>
-#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,12 +13,13 @@
 #include "absl/status/status.h"
 #include "client/channel.h"
 #include "client/inbox.h"
-#include "client/poller.h"
-#include "client/stream.h"
 #include "proto/wire/frame.h"
-#include "proto/wire/lanes.h"
+#include "proto/wire/lane_sender.h"
 
 namespace gradwire::client {
+
+class ExchangeStream;
+class Poller;
 
 class Link {
  public:
@@ -39,8 +39,8 @@ class Link {
     if (bulk_is_there_) bulk_failures_ = 0;
   }
 
-  // Queues a frame, a small bucket's before the chunks of large ones. Without a stream it is
-  // dropped: what still matters is announced after a resume.
+  // Queues a frame, a small bucket's before the chunks of large ones (wire::LaneSender). Without a
+  // stream it is dropped: what still matters is announced after a resume.
   void Send(wire::Header header, wire::PayloadRef payload = nullptr);
 
   // Hands the streams what they can take. After each event.
@@ -51,8 +51,6 @@ class Link {
   void OnWrite(const Source& from, bool ok);
   void OnReadOn(const ReadOn& lanes);
   void OnReadEnd(const Source& from);
-  // This process itself stood still, so that the daemon cannot be blamed for silence.
-  void OnOwnPause();
   // An error says why there will be no other stream.
   absl::Status OnStreamEnd(const Source& from, const absl::Status& status);
 
@@ -69,32 +67,26 @@ class Link {
   std::string Daemon() const;  // "the daemon at ADDRESS"
 
  private:
-  struct Way {
-    std::shared_ptr<ExchangeStream> stream;
-    std::deque<wire::Frame> outgoing;
-    bool writing = false;
-    Clock::time_point last_heard;
-  };
+  using Streams = std::array<std::shared_ptr<ExchangeStream>, wire::kLanes>;
 
   // Of this connection. A cancelled stream whose socket takes nothing ends late, and nobody waits
   // for it: it owns everything that it touches.
   bool IsCurrent(const Source& from) const {
-    return from.connection == connection_ && way(from.lane).stream != nullptr;
+    return from.connection == connection_ && stream(from.lane) != nullptr;
   }
-  bool open() const { return way(wire::Lane::kMain).stream != nullptr; }
-  Way& way(wire::Lane lane) { return ways_[wire::Index(lane)]; }
-  const Way& way(wire::Lane lane) const { return ways_[wire::Index(lane)]; }
+  bool open() const { return stream(wire::Lane::kMain) != nullptr; }
+  const std::shared_ptr<ExchangeStream>& stream(wire::Lane lane) const {
+    return streams_[wire::Index(lane)];
+  }
   // One lane takes no more, and so the other takes no more either. Soon both end.
   void Break(wire::Lane lane);
   Clock::duration Patience() const;
   absl::Status CheckBroken(Clock::time_point now);
   absl::Status EndConnection(const absl::Status& status);
   void Cancel();
-  void SendHeartbeats();
   void CheckBulk(Clock::time_point now);
   absl::Status CheckClosing(Clock::time_point now);
   Clock::time_point LostDeadline() const;
-  Clock::time_point SilenceDeadline() const;
 
   const std::string address_;
   const Membership membership_;
@@ -107,9 +99,9 @@ class Link {
 
   std::shared_ptr<grpc::Channel> channel_;
   std::uint64_t connection_ = 0;
-  std::array<Way, wire::kLanes> ways_;
-  bool paired_ = false;  // the connection has two lanes
-  wire::LaneOrder order_;
+  Streams streams_;
+  // Bytes are not counted: the session's windows bound what waits here.
+  wire::LaneSender<wire::Frame> sender_;
   Clock::time_point opened_at_;
   std::optional<wire::Lane> broken_;  // the lane that broke first: nothing is written any more
   bool ending_ = false;               // likewise: its streams have been cancelled

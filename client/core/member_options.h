@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "proto/wire/frame.h"
-#include "proto/wire/overtake.h"
+#include "proto/wire/send_priority.h"
 
 namespace gradwire::client {
 

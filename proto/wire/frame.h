@@ -247,7 +247,7 @@ struct Frame {
   // Null: none. Where the header says that it is in shared memory, whoever owns the stream puts it
   // here, so that the cores see no difference.
   PayloadRef payload{};
-  // Frames of the other lane that go before this one (wire::LaneGate).
+  // Frames of the other lane that go before this one (wire::ReorderGate).
   std::uint64_t after = 0;
 };
 

@@ -8,27 +8,28 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "proto/wire/frame_priority.h"
 #include "tests/proto/frame_samples.h"
 
 namespace gradwire::wire {
 namespace {
 
-using Kind = Weight::Kind;
-using Scope = Weight::Scope;
+using Kind = SendPriority::Kind;
+using Scope = SendPriority::Scope;
 
 constexpr std::size_t kLarge = kSmallPayload + 1;
-constexpr Weight kAll{.scope = Scope::kAll};
-constexpr Weight kNone{.scope = Scope::kNone};
-constexpr Weight kEndStep{.scope = Scope::kStep, .step = 1};
+constexpr SendPriority kAll{.scope = Scope::kAll};
+constexpr SendPriority kNone{.scope = Scope::kNone};
+constexpr SendPriority kEndStep{.scope = Scope::kStep, .step = 1};
 
-Weight OfBucket(std::uint32_t bucket, Kind kind = Kind::kOther, std::size_t bytes = 0,
-                std::int64_t step = 1) {
+SendPriority OfBucket(std::uint32_t bucket, Kind kind = Kind::kOther, std::size_t bytes = 0,
+                      std::int64_t step = 1) {
   return {.kind = kind, .scope = Scope::kBucket, .step = step, .bucket = bucket, .bytes = bytes};
 }
-Weight ResultOf(std::uint32_t bucket, std::size_t bytes, std::int64_t step = 1) {
+SendPriority ResultOf(std::uint32_t bucket, std::size_t bytes, std::int64_t step = 1) {
   return OfBucket(bucket, Kind::kResult, bytes, step);
 }
-Weight ChunkOf(std::uint32_t bucket, std::size_t bytes, std::int64_t step = 1) {
+SendPriority ChunkOf(std::uint32_t bucket, std::size_t bytes, std::int64_t step = 1) {
   return OfBucket(bucket, Kind::kContribution, bytes, step);
 }
 
@@ -41,8 +42,8 @@ LaneOrder WithBulk(int results) {
   return order;
 }
 
-void ExpectPlace(LaneOrder& order, const Weight& weight, Lane lane, std::uint64_t after) {
-  const LaneOrder::Place place = order.Next(weight);
+void ExpectPlace(LaneOrder& order, const SendPriority& priority, Lane lane, std::uint64_t after) {
+  const LaneOrder::Place place = order.Next(priority);
   EXPECT_EQ(place.lane, lane);
   EXPECT_EQ(place.after, after);
 }
@@ -56,10 +57,10 @@ TEST(Lanes, OnlyLargeContributionsAndResultsTakeTheBulkLane) {
     // Theirs lies in shared memory and is small.
     const bool elsewhere = sample.name == "contribution_shared" ||
                            sample.name == "contribution_taking" || sample.name == "result_shared";
-    EXPECT_EQ(LaneOrder().Next(WeightOf(sample.header, large.get())).lane,
+    EXPECT_EQ(LaneOrder().Next(PriorityOf(sample.header, large.get())).lane,
               carries && !elsewhere ? Lane::kBulk : Lane::kMain)
         << sample.name;
-    EXPECT_EQ(LaneOrder().Next(WeightOf(sample.header, small.get())).lane, Lane::kMain)
+    EXPECT_EQ(LaneOrder().Next(PriorityOf(sample.header, small.get())).lane, Lane::kMain)
         << sample.name;
   }
 }
@@ -100,7 +101,7 @@ TEST(Lanes, ASmallBucketDoesNotWaitForTheBulkOfOthers) {
 
 TEST(Lanes, WhatIsAboutTheSessionWaitsForAllBulk) {
   LaneOrder order = WithBulk(3);
-  ExpectPlace(order, WeightOf(SampleOf<StepDone>(), nullptr), Lane::kMain, 3);
+  ExpectPlace(order, PriorityOf(SampleOf<StepDone>(), nullptr), Lane::kMain, 3);
   ExpectPlace(order, ResultOf(1, kLarge), Lane::kBulk, 1);
   ExpectPlace(order, kAll, Lane::kMain, 4);
 }
@@ -112,7 +113,7 @@ TEST(Lanes, WhatStandsAloneWaitsForNothing) {
                           SampleOf<BucketReport>()};
   for (const Header& header : alone) {
     LaneOrder order = WithBulk(3);
-    ExpectPlace(order, WeightOf(header, nullptr), Lane::kMain, 0);
+    ExpectPlace(order, PriorityOf(header, nullptr), Lane::kMain, 0);
   }
 }
 
@@ -145,7 +146,7 @@ TEST(Lanes, AFrameOfAnEarlierStepKeepsItsPlace) {
 }
 
 TEST(Lanes, AGateHoldsAFrameUntilTheOtherLanesWereTaken) {
-  LaneGate gate;
+  ReorderGate gate;
   EXPECT_TRUE(gate.MayTake(Lane::kMain, 0));
   EXPECT_FALSE(gate.MayTake(Lane::kMain, 1));
   gate.Take(Lane::kMain);
@@ -159,12 +160,12 @@ TEST(Lanes, AGateHoldsAFrameUntilTheOtherLanesWereTaken) {
 // ---- Whatever is sent, and however it arrives
 
 struct Sent {
-  Weight weight;
+  SendPriority priority;
   LaneOrder::Place place;
   std::size_t number = 0;
 };
 
-Weight RandomWeight(std::mt19937& random, std::int64_t& step) {
+SendPriority RandomPriority(std::mt19937& random, std::int64_t& step) {
   if (random() % 12 == 0) ++step;
   const std::int64_t at = random() % 25 == 0 ? std::max<std::int64_t>(0, step - 1) : step;
   switch (random() % 16) {
@@ -181,7 +182,7 @@ Weight RandomWeight(std::mt19937& random, std::int64_t& step) {
 }
 
 // The promise of lanes.h, in the terms of frames and not of counts.
-bool MustKeepOrder(const Weight& early, const Weight& late) {
+bool MustKeepOrder(const SendPriority& early, const SendPriority& late) {
   if (early.scope == Scope::kNone || late.scope == Scope::kNone) return false;
   if (early.scope == Scope::kAll || late.scope == Scope::kAll) return true;
   if (early.step != late.step) return true;
@@ -194,8 +195,8 @@ std::vector<Sent> Send(std::size_t frames, std::mt19937& random) {
   std::vector<Sent> sent;
   std::int64_t step = 0;
   for (std::size_t i = 0; i < frames; ++i) {
-    const Weight weight = RandomWeight(random, step);
-    sent.push_back({weight, order.Next(weight), i});
+    const SendPriority priority = RandomPriority(random, step);
+    sent.push_back({priority, order.Next(priority), i});
   }
   return sent;
 }
@@ -205,7 +206,7 @@ std::vector<Sent> Send(std::size_t frames, std::mt19937& random) {
 std::vector<Sent> TakeAll(const std::vector<Sent>& sent, unsigned main, std::mt19937& random) {
   std::array<std::deque<Sent>, kLanes> lanes;
   for (const Sent& one : sent) lanes[Index(one.place.lane)].push_back(one);
-  LaneGate gate;
+  ReorderGate gate;
   std::vector<Sent> taken;
   const auto may_take = [&](Lane lane) {
     const std::deque<Sent>& queue = lanes[Index(lane)];
@@ -236,7 +237,7 @@ TEST(Lanes, RandomFramesKeepEveryOrderThatMatters) {
         const Sent& late = taken[i];  // was sent after the other one
         const Sent& early = taken[j];
         ASSERT_NE(late.place.lane, early.place.lane) << "run " << run;
-        ASSERT_FALSE(MustKeepOrder(early.weight, late.weight))
+        ASSERT_FALSE(MustKeepOrder(early.priority, late.priority))
             << "run " << run << ": " << late.number << " went before " << early.number;
         overtaken = overtaken || late.place.lane == Lane::kMain;
       }
@@ -251,16 +252,17 @@ TEST(Lanes, SmallBucketsPassABulkLaneThatStandsStill) {
   std::mt19937 random(12);
   for (int run = 0; run < 500; ++run) {
     LaneOrder order;
-    LaneGate gate;
+    ReorderGate gate;
     order.Next(OfBucket(0));
     gate.Take(Lane::kMain);
     for (int i = 0; i < 30; ++i) {
       // Even buckets are large, odd ones small.
       const auto bucket = static_cast<std::uint32_t>(random() % 6);
       const bool large = bucket % 2 == 0;
-      const Weight weight = random() % 8 == 0 ? kEndStep : ResultOf(bucket, large ? kLarge : 10);
-      const LaneOrder::Place place = order.Next(weight);
-      ASSERT_EQ(place.lane == Lane::kBulk, weight.scope == Scope::kBucket && large);
+      const SendPriority priority =
+          random() % 8 == 0 ? kEndStep : ResultOf(bucket, large ? kLarge : 10);
+      const LaneOrder::Place place = order.Next(priority);
+      ASSERT_EQ(place.lane == Lane::kBulk, priority.scope == Scope::kBucket && large);
       if (place.lane == Lane::kBulk) continue;
       ASSERT_TRUE(gate.MayTake(Lane::kMain, place.after)) << "run " << run;
       gate.Take(Lane::kMain);

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "proto/wire/frame_priority.h"
 
 namespace gradwire::sim {
 namespace {
@@ -110,14 +111,17 @@ absl::Duration World::NetworkDelay(wire::Lane lane) {
                                                   : scenario_.bulk_delay_high);
 }
 
+// Of the time that a frame is on its way, what it takes to be written.
+double World::WriteShare() { return random_.Between(0, 25) / 100.0; }
+
 // Payloads are tiny here.
-wire::Weight World::WeightOf(const wire::Frame& frame) const {
-  return Scaled(wire::WeightOf(frame.header, frame.payload.get()));
+wire::SendPriority World::PriorityOf(const wire::Frame& frame) const {
+  return Scaled(wire::PriorityOf(frame.header, frame.payload.get()));
 }
 
-wire::Weight World::Scaled(wire::Weight weight) const {
-  if (weight.bytes > scenario_.small_bytes) weight.bytes += wire::kSmallPayload;
-  return weight;
+wire::SendPriority World::Scaled(wire::SendPriority priority) const {
+  if (priority.bytes > scenario_.small_bytes) priority.bytes += wire::kSmallPayload;
+  return priority;
 }
 
 void World::Trace(const std::function<std::string()>& text) {

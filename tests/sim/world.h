@@ -114,7 +114,6 @@ class World {
     int rank = 0;
     bool cut = false;
     bool attached = false;
-    bool has_bulk = false;
     Direction<wire::Frame> up;
     Direction<std::function<void()>> down;
   };
@@ -161,9 +160,10 @@ class World {
   void AfterEvent();
   void Conclude();
   absl::Duration NetworkDelay(wire::Lane lane = wire::Lane::kMain);
-  wire::Weight WeightOf(const wire::Frame& frame) const;
+  double WriteShare();
+  wire::SendPriority PriorityOf(const wire::Frame& frame) const;
   // Payloads of this size count as large where the scenario says so.
-  wire::Weight Scaled(wire::Weight weight) const;
+  wire::SendPriority Scaled(wire::SendPriority priority) const;
 
   // The daemon (world_daemon.cc).
   bool DaemonPaused(const std::function<void()>& again, bool background);
@@ -178,9 +178,10 @@ class World {
   void OnEffect(server::LogEffect& effect, server::Effects& more);
   void SendDown(int rank, const wire::Frame& frame);
   void SendResult(Link& link, const server::ResultEffect& effect);
-  // No weight: no frame, but the stream's end.
-  void PushDown(Link& link, const std::optional<wire::Weight>& weight,
+  // No priority: no frame, but the stream's end.
+  void PushDown(Link& link, const std::optional<wire::SendPriority>& priority,
                 std::function<void()> action);
+  void WriteDown(Link& link);
   void PumpUp(Link& link, wire::Lane lane);
   void PumpDown(Link& link, wire::Lane lane);
   void OnHello(Link& link, const wire::Hello& hello);
@@ -196,6 +197,7 @@ class World {
   void Open(Process& process);
   void SendUp(Process& process, wire::Frame frame);
   bool JoinLast(Link& link, const wire::Frame& frame);
+  void WriteUp(Link& link, bool background);
   // The gradients of a chunk, for a daemon that reads and overwrites them. Null: not this time.
   wire::PayloadRef GradientsOf(Process& process, const client::SendChunkEffect& effect);
   void Heartbeat(Process& process);

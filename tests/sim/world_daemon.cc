@@ -179,7 +179,7 @@ void World::SendDown(int rank, const wire::Frame& frame) {
     if (failure_ && *failure_ != *failure) checker_.Violate("members are told different failures");
     failure_ = *failure;
   }
-  PushDown(link, WeightOf(frame), [this, &link, frame] {
+  PushDown(link, PriorityOf(frame), [this, &link, frame] {
     Process& process = *processes_[link.process];
     if (process.link == &link) OnFrame(process, frame);
   });
@@ -197,52 +197,70 @@ void World::SendResult(Link& link, const server::ResultEffect& effect) {
   } else if (auto* carried = std::get_if<server::InFrame>(&delivery)) {
     frame.payload = carried->payload;
   }
-  wire::Weight weight = wire::WeightOf(effect.header, nullptr);
-  weight.bytes = effect.result->bytes();
-  PushDown(link, Scaled(weight), [this, &link, frame, in_place, copy, result = effect.result]() mutable {
-    Process& process = *processes_[link.process];
-    if (process.link != &link) return;
-    if (copy) frame.payload = copy();
-    OnFrame(process, frame, in_place ? static_cast<const PlacedResult*>(result.get()) : nullptr);
-  });
+  wire::SendPriority priority = wire::PriorityOf(effect.header, nullptr);
+  priority.bytes = effect.result->bytes();
+  PushDown(link, Scaled(priority),
+           [this, &link, frame, in_place, copy, result = effect.result]() mutable {
+             Process& process = *processes_[link.process];
+             if (process.link != &link) return;
+             if (copy) frame.payload = copy();
+             OnFrame(process, frame,
+                     in_place ? static_cast<const PlacedResult*>(result.get()) : nullptr);
+           });
 }
 
-void World::PushDown(Link& link, const std::optional<wire::Weight>& weight,
+void World::PushDown(Link& link, const std::optional<wire::SendPriority>& priority,
                      std::function<void()> action) {
   if (link.cut) return Note(Count::kFramesLost);
-  const auto [lane, arrives] = [&] {
-    if (!weight) return link.down.PutUncounted(std::move(action), now_ + NetworkDelay());
-    const wire::LaneOrder::Place place = link.down.PlaceOf(*weight, link.has_bulk);
-    return link.down.Put(std::move(action), place, now_ + NetworkDelay(place.lane));
-  }();
-  At(arrives, [this, &link, lane = lane] { PumpDown(link, lane); });
+  if (priority) {
+    link.down.Put(std::move(action), *priority);
+  } else {
+    link.down.End(std::move(action));
+  }
+  WriteDown(link);
+}
+
+void World::WriteDown(Link& link) {
+  while (const auto left = link.down.Depart(
+             now_, [this](wire::Lane lane) { return NetworkDelay(lane); },
+             [this] { return WriteShare(); })) {
+    At(left->arrives, [this, &link, lane = left->lane] { PumpDown(link, lane); });
+    if (left->writing == absl::ZeroDuration()) continue;
+    const auto ended = [this, &link, lane = left->lane](const auto& self) -> void {
+      if (DaemonPaused([self] { self(self); }, false)) return;
+      link.down.WriteEnded(lane);
+      WriteDown(link);
+    };
+    After(left->writing, [ended] { ended(ended); });
+  }
 }
 
 void World::PumpDown(Link& link, wire::Lane lane) {
-  if (link.down.empty(lane)) return;
+  if (link.down.Head(lane, now_) == nullptr) return;
   if (!Awake(*processes_[link.process], [this, &link, lane] { PumpDown(link, lane); })) return;
-  if (!link.down.Admit(lane)) return;
-  const auto [action, overtakes] = link.down.Take(lane);
+  const auto [action, overtakes] = link.down.Read(lane, now_);
   if (overtakes) Note(Count::kOvertakings);
   for (const wire::Lane next : wire::kAllLanes) {
-    if (link.down.WakeUp(next)) At(now_, [this, &link, next] { PumpDown(link, next); });
+    if (link.down.Head(next, now_) == nullptr) continue;
+    At(now_, [this, &link, next] { PumpDown(link, next); });
   }
   action();
 }
 
 void World::PumpUp(Link& link, wire::Lane lane) {
-  if (link.up.empty(lane)) return;
-  const auto is_background = [&link](wire::Lane of) {
-    return std::holds_alternative<wire::Heartbeat>(link.up.head(of).header);
+  const auto is_background = [](const wire::Frame& frame) {
+    return std::holds_alternative<wire::Heartbeat>(frame.header);
   };
-  if (DaemonPaused([this, &link, lane] { PumpUp(link, lane); }, is_background(lane))) return;
-  if (!link.up.Admit(lane)) return;
-  const auto [frame, overtakes] = link.up.Take(lane);
+  const wire::Frame* const head = link.up.Head(lane, now_);
+  if (head == nullptr) return;
+  if (DaemonPaused([this, &link, lane] { PumpUp(link, lane); }, is_background(*head))) return;
+  const auto [frame, overtakes] = link.up.Read(lane, now_);
   if (overtakes) Note(Count::kOvertakings);
   for (const wire::Lane next : wire::kAllLanes) {
-    if (!link.up.WakeUp(next)) continue;
+    const wire::Frame* const waiting = link.up.Head(next, now_);
+    if (waiting == nullptr) continue;
     At(
-        now_, [this, &link, next] { PumpUp(link, next); }, is_background(next));
+        now_, [this, &link, next] { PumpUp(link, next); }, is_background(*waiting));
   }
   if (const auto* hello = std::get_if<wire::Hello>(&frame.header)) return OnHello(link, *hello);
   Deliver(link, frame);

@@ -91,7 +91,9 @@ void World::Open(Process& process) {
   link.id = links_.size();
   link.process = process.index;
   link.rank = process.rank;
-  link.has_bulk = scenario_.lanes && !process.in_place;
+  const bool paired = scenario_.lanes && !process.in_place;
+  link.up = Direction<wire::Frame>(paired);
+  link.down = Direction<std::function<void()>>(paired);
   process.link = &link;
   SendUp(process, {.header = wire::Hello{
                        .token = {}, .start_id = process.start_id, .step = process.member->step()}});
@@ -108,36 +110,53 @@ void World::SendUp(Process& process, wire::Frame frame) {
   if (process.link == nullptr) return;  // Resumed says it again
   Link& link = *process.link;
   if (link.cut) return Note(Count::kFramesLost);
-  if (JoinLast(link, frame)) return;
   const bool background = std::holds_alternative<wire::Heartbeat>(frame.header);
-  const auto [lane, arrives] = [&] {
-    if (std::holds_alternative<wire::Hello>(frame.header)) {
-      return link.up.PutFirst(std::move(frame), now_ + NetworkDelay());
-    }
-    const wire::LaneOrder::Place place = link.up.PlaceOf(WeightOf(frame), link.has_bulk);
-    return link.up.Put(std::move(frame), place, now_ + NetworkDelay(place.lane));
-  }();
-  At(
-      arrives, [this, &link, lane = lane] { PumpUp(link, lane); }, background);
+  if (std::holds_alternative<wire::Hello>(frame.header)) {
+    const absl::Time arrives = link.up.PutFirst(std::move(frame), now_ + NetworkDelay());
+    return At(arrives, [this, &link] { PumpUp(link, wire::Lane::kMain); });
+  }
+  if (!JoinLast(link, frame)) {
+    const wire::SendPriority priority = PriorityOf(frame);
+    // Heartbeats are no progress, and so the end of their write is no event.
+    link.up.Put(std::move(frame), priority, /*at_once=*/background);
+  }
+  WriteUp(link, background);
 }
 
-// As a member's queue does it, while the frame before has not left. What may be joined takes the
-// main lane: acknowledgements, and contributions of those who share memory, who have no other.
-bool World::JoinLast(Link& link, const wire::Frame& frame) {
-  wire::Frame* const last = link.up.back(wire::Lane::kMain);
-  if (last == nullptr) return false;
-  if (last->payload == nullptr && frame.payload == nullptr) {
-    if (!random_.Percent(70) || !wire::Merge(last->header, frame.header)) return false;
-    Note(Count::kJoinedAcks);
-    return true;
+void World::WriteUp(Link& link, bool background) {
+  while (const auto left = link.up.Depart(
+             now_, [this](wire::Lane lane) { return NetworkDelay(lane); },
+             [this] { return WriteShare(); })) {
+    At(
+        left->arrives, [this, &link, lane = left->lane] { PumpUp(link, lane); }, background);
+    if (left->writing == absl::ZeroDuration()) continue;
+    const auto ended = [this, &link, lane = left->lane](const auto& self) -> void {
+      if (!Awake(*processes_[link.process], [self] { self(self); })) return;
+      link.up.WriteEnded(lane);
+      WriteUp(link, false);
+    };
+    After(left->writing, [ended] { ended(ended); });
   }
-  const auto before = std::dynamic_pointer_cast<const GradientPlace>(last->payload);
-  const auto after = std::dynamic_pointer_cast<const GradientPlace>(frame.payload);
-  if (before == nullptr || after == nullptr || !random_.Percent(70)) return false;
-  if (!wire::Merge(last->header, frame.header)) return false;
-  last->payload = before->With(*after);
-  Note(Count::kJoinedContributions);
-  return true;
+}
+
+// As a member's queue does it. What may be joined takes the main lane: acknowledgements, and
+// contributions of those who share memory, who have no other.
+bool World::JoinLast(Link& link, const wire::Frame& frame) {
+  if (!random_.Percent(70)) return false;
+  return link.up.JoinLast([&](wire::Frame& last) {
+    if (last.payload == nullptr && frame.payload == nullptr) {
+      if (!wire::Merge(last.header, frame.header)) return false;
+      Note(Count::kJoinedAcks);
+      return true;
+    }
+    const auto before = std::dynamic_pointer_cast<const GradientPlace>(last.payload);
+    const auto after = std::dynamic_pointer_cast<const GradientPlace>(frame.payload);
+    if (before == nullptr || after == nullptr) return false;
+    if (!wire::Merge(last.header, frame.header)) return false;
+    last.payload = before->With(*after);
+    Note(Count::kJoinedContributions);
+    return true;
+  });
 }
 
 wire::PayloadRef World::GradientsOf(Process& process, const client::SendChunkEffect& effect) {

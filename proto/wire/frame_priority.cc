@@ -1,4 +1,4 @@
-#include "proto/wire/overtake.h"
+#include "proto/wire/frame_priority.h"
 
 #include <optional>
 #include <type_traits>
@@ -7,10 +7,10 @@
 namespace gradwire::wire {
 namespace {
 
-using Kind = Weight::Kind;
-using Scope = Weight::Scope;
+using Kind = SendPriority::Kind;
+using Scope = SendPriority::Scope;
 
-Weight OfBucket(const RoundId& id, Kind kind = Kind::kOther, std::size_t bytes = 0) {
+SendPriority OfBucket(const RoundId& id, Kind kind = Kind::kOther, std::size_t bytes = 0) {
   return {
       .kind = kind, .scope = Scope::kBucket, .step = id.step, .bucket = id.bucket, .bytes = bytes};
 }
@@ -20,24 +20,26 @@ std::size_t BytesOf(const std::optional<SharedBytes>& shared, const Payload* pay
   return payload == nullptr ? 0 : payload->bytes();
 }
 
-Weight Of(const Result& result, const Payload* payload) {
+SendPriority Of(const Result& result, const Payload* payload) {
   return OfBucket(result.id, Kind::kResult, BytesOf(result.shared, payload));
 }
-Weight Of(const Contribution& contribution, const Payload* payload) {
+SendPriority Of(const Contribution& contribution, const Payload* payload) {
   return OfBucket(contribution.id, Kind::kContribution, BytesOf(contribution.shared, payload));
 }
-Weight Of(const Announce& announce, const Payload*) {
+SendPriority Of(const Announce& announce, const Payload*) {
   const std::uint32_t bucket = announce.parameters.empty() ? 0 : announce.parameters.front();
   return OfBucket({.step = announce.step, .bucket = bucket},
                   announce.eager ? Kind::kEagerAnnounce : Kind::kOther);
 }
-Weight Of(const Ack& ack, const Payload*) { return OfBucket(ack.id); }
-Weight Of(const Grant& grant, const Payload*) { return OfBucket(grant.id); }
-Weight Of(const SharedState& state, const Payload*) { return OfBucket(state.id); }
-Weight Of(const EndStep& end, const Payload*) { return {.scope = Scope::kStep, .step = end.step}; }
+SendPriority Of(const Ack& ack, const Payload*) { return OfBucket(ack.id); }
+SendPriority Of(const Grant& grant, const Payload*) { return OfBucket(grant.id); }
+SendPriority Of(const SharedState& state, const Payload*) { return OfBucket(state.id); }
+SendPriority Of(const EndStep& end, const Payload*) {
+  return {.scope = Scope::kStep, .step = end.step};
+}
 
 template <typename Header>
-Weight Of(const Header&, const Payload*) {
+SendPriority Of(const Header&, const Payload*) {
   // Collectives mix freely with steps; a failure is not to wait for what it makes useless.
   constexpr bool alone = std::is_same_v<Header, Heartbeat> ||
                          std::is_same_v<Header, BucketReport> || std::is_same_v<Header, Enter> ||
@@ -48,14 +50,8 @@ Weight Of(const Header&, const Payload*) {
 
 }  // namespace
 
-Weight WeightOf(const Header& header, const Payload* payload) {
+SendPriority PriorityOf(const Header& header, const Payload* payload) {
   return std::visit([payload](const auto& one) { return Of(one, payload); }, header);
-}
-
-bool MayPass(const Weight& late, const Weight& early) {
-  if (late.kind == Kind::kEagerAnnounce) return early.kind == Kind::kContribution;
-  return late.kind == Kind::kResult && early.kind == Kind::kResult && late.bytes <= kSmallPayload &&
-         early.bytes > kSmallPayload && late.bucket != early.bucket;
 }
 
 }  // namespace gradwire::wire
