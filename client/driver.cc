@@ -78,7 +78,7 @@ void Driver::DoWork() {
 }
 
 void Driver::OnTimer(Clock::time_point now, Clock::duration late) {
-  if (late > std::chrono::seconds(wire::kStandstillSeconds)) inbox_->ForgivePause();
+  if (late > std::chrono::seconds(wire::kStandstillSeconds)) inbox_->ForgivePause(late);
   CheckTimers(now);
 }
 

@@ -187,9 +187,9 @@ std::optional<Clock::time_point> Inbox::SilentAt(wire::Lane lane, Clock::duratio
   return receiver_.SilentAt(lane, limit);
 }
 
-void Inbox::ForgivePause() {
+void Inbox::ForgivePause(Clock::duration pause) {
   MutexLock lock(mutex_);
-  receiver_.ForgivePause(Clock::now());
+  receiver_.ForgivePause(pause, Clock::now());
 }
 
 }  // namespace gradwire::client

@@ -114,7 +114,7 @@ class Inbox {
   bool holds(wire::Lane lane) const GRADWIRE_EXCLUDES(mutex_);
   std::optional<Clock::time_point> SilentAt(wire::Lane lane, Clock::duration limit) const
       GRADWIRE_EXCLUDES(mutex_);
-  void ForgivePause() GRADWIRE_EXCLUDES(mutex_);
+  void ForgivePause(Clock::duration pause) GRADWIRE_EXCLUDES(mutex_);
 
  private:
   static bool NeedsSdkThread(const Event& event);

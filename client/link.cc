@@ -75,7 +75,7 @@ void Link::Open(std::shared_ptr<grpc::Channel> channel, std::shared_ptr<grpc::Ch
                                .source = {.lane = lane, .connection = connection_},
                                .paired = paired});
   }
-  sender_.QueueHello({.header = hello}, 0);
+  sender_.QueueHello({.header = hello});
 }
 
 void Link::Send(wire::Header header, wire::PayloadRef payload) {
@@ -84,7 +84,7 @@ void Link::Send(wire::Header header, wire::PayloadRef payload) {
   });
   if (joined) return;
   const wire::SendPriority priority = wire::PriorityOf(header, payload.get());
-  sender_.Queue({.header = std::move(header), .payload = std::move(payload)}, priority, 0);
+  sender_.Queue({.header = std::move(header), .payload = std::move(payload)}, priority);
 }
 
 void Link::PumpWrites() {
@@ -234,7 +234,7 @@ absl::Status Link::CheckTimers(Clock::time_point now) {
   if (closing_) return CheckClosing(now);
   if (now >= next_heartbeat_) {
     next_heartbeat_ = now + heartbeat_interval_;
-    sender_.QueueHeartbeats({.header = wire::Heartbeat{}}, 0);
+    sender_.QueueHeartbeats({.header = wire::Heartbeat{}});
   }
   CheckBulk(now);
   if (absl::Status status = CheckBroken(now); !status.ok()) return status;

@@ -100,7 +100,7 @@ class Link {
   std::shared_ptr<grpc::Channel> channel_;
   std::uint64_t connection_ = 0;
   Streams streams_;
-  // Bytes are not counted: the session's windows bound what waits here.
+  // The session's windows bound what waits here.
   wire::LaneSender<wire::Frame> sender_;
   Clock::time_point opened_at_;
   std::optional<wire::Lane> broken_;  // the lane that broke first: nothing is written any more

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/wire/convert.h"
+#include "proto/wire/lanes.h"
 #include "server/clock.h"
 #include "server/listener.h"
 #include "server/watch_stream.h"
@@ -19,7 +20,6 @@ constexpr std::size_t kSmallFrames = std::size_t{1} << 20;
 // 64 GiB of gradients in chunks of 1 MiB.
 constexpr std::size_t kMaxFrames = std::size_t{1} << 16;
 constexpr int kStreamSilences = 2;
-constexpr int kBulkSilences = 4;
 constexpr absl::Duration kLongestTimeout = absl::Hours(24 * 365);
 
 // Of frames that only a member's queue holds: two windows of results that the member acknowledged
@@ -34,7 +34,7 @@ StreamLimits LimitsOf(const ServerOptions& options) {
       .hello_timeout = options.hello_timeout,
       .close_timeout = options.close_timeout,
       .stream_silence_timeout = kStreamSilences * options.silence_timeout,
-      .bulk_silence_timeout = kBulkSilences * options.silence_timeout};
+      .bulk_silence_timeout = wire::kBulkSilences * options.silence_timeout};
 }
 
 absl::StatusOr<absl::Duration> Timeout(const google::protobuf::Duration& asked,

@@ -7,7 +7,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/wire/codec.h"
-#include "proto/wire/overtake.h"
 #include "server/clock.h"
 
 namespace gradwire::server {
@@ -15,8 +14,6 @@ namespace {
 
 // A small payload with its header. Larger frames are work: their digests are computed.
 constexpr std::size_t kSmallFrame = wire::kSmallPayload + 1024;
-// A tick that is so late shows that this process stood still.
-constexpr absl::Duration kOwnPause = absl::Seconds(2);
 
 std::uint64_t NextId() {
   static std::atomic<std::uint64_t> last = 0;
@@ -48,7 +45,7 @@ void ExchangeStream::Connect(const std::shared_ptr<BulkLane>& bulk) {
     MutexLock lock(mutex_);
     late = end_.has_value();
     if (!late) bulk_ = bulk;
-    way(wire::Lane::kBulk).heard = MonotonicNow();
+    receiver_.Heard(wire::Lane::kBulk, MonotonicNow());
   }
   if (late) return bulk->Break();
   ReadOn(wire::Lane::kBulk);
@@ -62,18 +59,14 @@ void ExchangeStream::Queue(Outgoing frame) {
   const absl::Status added = queue_.Add(std::move(frame));
   if (added.ok()) return;
   // It reads nothing, so that it would not read the end either.
-  queue_.Clear();
+  queue_.Drop();
   EndLocked(added);
   end_deadline_ = absl::InfinitePast();
 }
 
 void ExchangeStream::QueueHeartbeats() {
   MutexLock lock(mutex_);
-  if (end_ || !place_) return;
-  for (const wire::Lane lane : wire::kAllLanes) {
-    if (lane == wire::Lane::kBulk && !pair_) continue;
-    if (!way(lane).writing && queue_.empty(lane)) queue_.AddHeartbeat(lane);
-  }
+  if (!end_ && place_) queue_.AddHeartbeats();
 }
 
 void ExchangeStream::EndAfterQueue(const absl::Status& status) {
@@ -99,14 +92,11 @@ void ExchangeStream::Pump(wire::Lane lane) {
   std::shared_ptr<BulkLane> bulk;
   {
     MutexLock lock(mutex_);
-    Way& its = way(lane);
-    if (its.writing) return;
     if (lane == wire::Lane::kBulk && bulk_ == nullptr) return;
     ready = queue_.Take(lane);
     if (ready) {
-      its.writing = true;
       bulk = bulk_;
-    } else if (end_ && lane == wire::Lane::kMain) {
+    } else if (end_ && lane == wire::Lane::kMain && !queue_.writing(lane)) {
       end = end_;
     } else {
       return;
@@ -114,8 +104,8 @@ void ExchangeStream::Pump(wire::Lane lane) {
   }
   if (end) return Finish(*end);
   // The bytes are copied into the socket, and before that perhaps out of a member's memory.
-  if (ready->frame.payload_bytes() > wire::kSmallPayload) RpcThreads::HandOver();
-  const grpc::ByteBuffer frame = ready->frame.Serialize(ready->after);
+  if (ready->item.payload_bytes() > wire::kSmallPayload) RpcThreads::HandOver();
+  const grpc::ByteBuffer frame = ready->item.Serialize(ready->after);
   ready.reset();  // from now on gRPC holds what is needed
   if (lane == wire::Lane::kBulk) return bulk->Write(frame);
   StartWrite(frame);
@@ -160,19 +150,19 @@ void ExchangeStream::OnTick(absl::Time now) {
 }
 
 absl::Status ExchangeStream::CheckLanes(absl::Time now) {
-  const bool paused = now - std::exchange(last_tick_, now) > kOwnPause;
+  const absl::Duration since = now - std::exchange(last_tick_, now);
+  if (since > absl::Seconds(wire::kStandstillSeconds)) receiver_.ForgivePause(since, now);
   if (bulk_ == nullptr && now > opened_ + limits_.hello_timeout) {
     return absl::UnavailableError(
         absl::StrCat("the Hello named a bulk lane, which did not come within ",
                      absl::FormatDuration(limits_.hello_timeout)));
   }
   for (const wire::Lane lane : wire::kAllLanes) {
-    Way& its = way(lane);
-    if (paused || its.held) its.heard = now;
     const bool is_bulk = lane == wire::Lane::kBulk;
     const absl::Duration limit =
         is_bulk ? limits_.bulk_silence_timeout : limits_.stream_silence_timeout;
-    if (now - its.heard <= limit) continue;
+    const std::optional<absl::Time> silent = receiver_.SilentAt(lane, limit);
+    if (!silent || now <= *silent) continue;
     return absl::UnavailableError(absl::StrCat("nothing came on the ",
                                                is_bulk ? "bulk lane" : "stream", " for ",
                                                absl::FormatDuration(limit)));
@@ -201,37 +191,30 @@ void ExchangeStream::OnFrame(wire::Lane lane, absl::StatusOr<wire::Frame> frame)
     at.session->FailFrom(at.rank, id_, status);
     return End(status);
   }
+  std::optional<wire::Frame> next;
   {
     MutexLock lock(mutex_);
-    way(lane).heard = MonotonicNow();
-    if (!gate_.MayTake(lane, frame->after)) {
-      way(lane).held = *std::move(frame);
-      return;
-    }
+    const std::uint64_t after = frame->after;
+    next = receiver_.Arrive(lane, *std::move(frame), after, MonotonicNow());
   }
-  std::optional<wire::Frame> next = *std::move(frame);
+  // A frame counts as taken once the session has it, and not before: a thread that reads the other
+  // lane could overtake this one on the way to the session.
   while (next) {
-    std::optional<wire::Frame> held;
-    at.session->Receive(at.rank, id_, *next, MonotonicNow(), [&] { held = OnTaken(lane); });
-    next = std::move(held);
+    std::optional<wire::Frame> freed;
+    at.session->Receive(at.rank, id_, *next, MonotonicNow(), [&] { freed = OnTaken(lane); });
+    next = std::move(freed);
     lane = wire::Other(lane);
   }
 }
 
 std::optional<wire::Frame> ExchangeStream::OnTaken(wire::Lane lane) {
-  const wire::Lane other = wire::Other(lane);
-  std::optional<wire::Frame> next;
+  std::optional<wire::Frame> freed;
   {
     MutexLock lock(mutex_);
-    gate_.Take(lane);
-    std::optional<wire::Frame>& held = way(other).held;
-    if (held && gate_.MayTake(other, held->after)) {
-      next = std::exchange(held, std::nullopt);
-      way(other).heard = MonotonicNow();
-    }
+    freed = receiver_.Taken(lane, MonotonicNow());
   }
   ReadOn(lane);
-  return next;
+  return freed;
 }
 
 void ExchangeStream::ReadOn(wire::Lane lane) {
@@ -289,7 +272,7 @@ absl::Status ExchangeStream::HandleHello(const absl::StatusOr<wire::Frame>& fram
     place_ = Place{.session = seat->session, .rank = seat->rank, .memory = std::move(memory)};
     pair_ = pair;
     if (pair) queue_.UseBothLanes();
-    way(wire::Lane::kMain).heard = MonotonicNow();
+    receiver_.Heard(wire::Lane::kMain, MonotonicNow());
   }
   absl::Status attached = seat->session->Attach(seat->rank, hello->start_id, hello->step,
                                                 Self<ExchangeStream>(), MonotonicNow());
@@ -302,9 +285,9 @@ void ExchangeStream::OnWriteDone(bool ok) { OnWritten(wire::Lane::kMain, ok); }
 void ExchangeStream::OnWritten(wire::Lane lane, bool ok) {
   {
     MutexLock lock(mutex_);
-    way(lane).writing = false;
+    queue_.Written(lane);
     if (!ok) {
-      queue_.Clear();
+      queue_.Drop();
       EndLocked(absl::CancelledError("the member's stream is broken"));
     }
   }

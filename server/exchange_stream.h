@@ -2,7 +2,6 @@
 // the other.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -11,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "proto/wire/frame.h"
-#include "proto/wire/lanes.h"
+#include "proto/wire/lane_receiver.h"
 #include "proto/wire/sync.h"
 #include "server/bulk_lane.h"
 #include "server/lane_pairs.h"
@@ -55,11 +54,6 @@ class ExchangeStream final : public Call, public MemberStream, public Ticked {
     int rank = 0;
     std::shared_ptr<MemberMemory> memory;  // null: the member shares none
   };
-  struct Way {
-    bool writing = false;
-    std::optional<wire::Frame> held;  // came in, and goes after frames of the other lane
-    absl::Time heard = absl::InfiniteFuture();
-  };
 
   void OnStart() override;
   void OnReadDone(bool ok) override;
@@ -83,7 +77,6 @@ class ExchangeStream final : public Call, public MemberStream, public Ticked {
   std::optional<Place> place() const;
   std::shared_ptr<BulkLane> bulk() const;
   bool ending() const;
-  Way& way(wire::Lane lane) GRADWIRE_REQUIRES(mutex_) { return ways_[wire::Index(lane)]; }
 
   const std::uint64_t id_;
   const StreamLimits limits_;
@@ -97,9 +90,8 @@ class ExchangeStream final : public Call, public MemberStream, public Ticked {
   std::optional<LanePairs::Key> pair_ GRADWIRE_GUARDED_BY(mutex_);  // it has two lanes
   std::shared_ptr<BulkLane> bulk_ GRADWIRE_GUARDED_BY(mutex_);      // once connected, until done
   absl::Time last_tick_ GRADWIRE_GUARDED_BY(mutex_) = absl::InfiniteFuture();
-  std::array<Way, wire::kLanes> ways_ GRADWIRE_GUARDED_BY(mutex_);
   SendQueue queue_ GRADWIRE_GUARDED_BY(mutex_);
-  wire::LaneGate gate_ GRADWIRE_GUARDED_BY(mutex_);
+  wire::LaneReceiver<wire::Frame, absl::Time> receiver_ GRADWIRE_GUARDED_BY(mutex_);
   std::optional<absl::Status> end_ GRADWIRE_GUARDED_BY(mutex_);
   absl::Time end_deadline_ GRADWIRE_GUARDED_BY(mutex_) = absl::InfiniteFuture();
 };

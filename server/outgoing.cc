@@ -4,20 +4,21 @@
 #include <variant>
 
 #include "proto/wire/codec.h"
+#include "proto/wire/frame_priority.h"
 
 namespace gradwire::server {
 
 Outgoing::Outgoing(wire::Header header, wire::PayloadRef payload, Keeper keeper)
     : header_(std::move(header)),
       payload_(std::move(payload)),
-      weight_(wire::WeightOf(header_, payload_.get())),
+      priority_(wire::PriorityOf(header_, payload_.get())),
       keeper_(std::move(keeper)) {}
 
 Outgoing::Outgoing(wire::Result header, const ResultRef& result, ResultDelivery delivery)
     : keeper_(result) {
   // The result's size decides which frames it may pass, however it travels.
-  weight_ = wire::WeightOf(header, nullptr);
-  weight_.bytes = result->bytes();
+  priority_ = wire::PriorityOf(header, nullptr);
+  priority_.bytes = result->bytes();
   if (const auto* block = std::get_if<InSharedBlock>(&delivery)) {
     header.shared = wire::SharedBytes{.offset = block->offset, .bytes = result->bytes()};
   } else if (std::holds_alternative<InPlace>(delivery)) {

@@ -8,7 +8,7 @@
 #include <functional>
 
 #include "proto/wire/frame.h"
-#include "proto/wire/overtake.h"
+#include "proto/wire/send_priority.h"
 #include "server/core/effects.h"
 #include "server/core/reduced_result.h"
 
@@ -22,7 +22,7 @@ class Outgoing {
   Outgoing(wire::Result header, const ResultRef& result, ResultDelivery delivery);
 
   const wire::Header& header() const { return header_; }
-  const wire::Weight& weight() const { return weight_; }
+  const wire::SendPriority& priority() const { return priority_; }
   // What the frame will carry.
   std::size_t payload_bytes() const;
   // Bytes of the daemon's memory to which this frame refers: not those of a copy, which is not made
@@ -40,7 +40,7 @@ class Outgoing {
   wire::PayloadRef payload_;                  // null: none, or `copy_` makes it
   std::function<wire::PayloadRef()> copy_{};  // empty: none
   std::size_t copy_bytes_ = 0;
-  wire::Weight weight_;
+  wire::SendPriority priority_;
   Keeper keeper_;
 };
 

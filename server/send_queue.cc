@@ -8,7 +8,7 @@ namespace gradwire::server {
 
 absl::Status SendQueue::Add(Outgoing frame) {
   const std::size_t bytes = frame.held_bytes();
-  if (waiting_[0].size() + waiting_[1].size() >= limits_.max_frames) {
+  if (sender_.size() >= limits_.max_frames) {
     return absl::ResourceExhaustedError(absl::StrCat("the member does not read: more than ",
                                                      limits_.max_frames, " frames wait for it"));
   }
@@ -22,44 +22,30 @@ absl::Status SendQueue::Add(Outgoing frame) {
                                                        limits_.max_bytes, " bytes wait for it"));
     }
   }
-  wire::LaneOrder::Place place;
-  if (both_lanes_) place = order_.Next(frame.weight());
-  Frames& queue = frames(place.lane);
-  const auto end = queue.end();
-  const auto at = both_lanes_ ? end : wire::PlaceFor(queue, frame.weight(), [](const Ready& one) {
-    return one.frame.weight();
-  });
   held_bytes_ += bytes;
-  queue.insert(at, Ready{.frame = std::move(frame), .after = place.after});
+  const wire::SendPriority priority = frame.priority();
+  sender_.Queue(std::move(frame), priority);
   return absl::OkStatus();
 }
 
-void SendQueue::AddHeartbeat(wire::Lane lane) {
-  order_.Count(lane);
-  frames(lane).push_back({.frame = Outgoing(wire::Heartbeat{}, nullptr)});
-}
+void SendQueue::AddHeartbeats() { sender_.QueueHeartbeats(Outgoing(wire::Heartbeat{}, nullptr)); }
 
 std::optional<SendQueue::Ready> SendQueue::Take(wire::Lane lane) {
-  Frames& queue = frames(lane);
-  if (queue.empty()) return std::nullopt;
-  std::optional<Ready> ready = std::move(queue.front());
-  queue.pop_front();
-  held_bytes_ -= ready->frame.held_bytes();
+  std::optional<Ready> ready = sender_.Next(lane);
+  if (ready) held_bytes_ -= ready->item.held_bytes();
   return ready;
 }
 
-void SendQueue::Clear() {
-  for (Frames& queue : waiting_) queue.clear();
+void SendQueue::Drop() {
+  sender_.Drop();
   held_bytes_ = 0;
 }
 
 std::size_t SendQueue::CountOnlyQueued() const {
   std::size_t bytes = 0;
-  for (const Frames& queue : waiting_) {
-    for (const Ready& one : queue) {
-      if (one.frame.only_queued()) bytes += one.frame.held_bytes();
-    }
-  }
+  sender_.ForEach([&bytes](const Outgoing& frame) {
+    if (frame.only_queued()) bytes += frame.held_bytes();
+  });
   return bytes;
 }
 

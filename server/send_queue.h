@@ -1,20 +1,16 @@
 // What waits for one member: frames by reference, in the order in which they will be written.
 #pragma once
 
-#include <array>
 #include <cstddef>
-#include <cstdint>
-#include <deque>
 #include <optional>
 
 #include "absl/status/status.h"
-#include "proto/wire/lanes.h"
+#include "proto/wire/lane_sender.h"
 #include "server/outgoing.h"
 
 namespace gradwire::server {
 
-// Frames leave in the order in which they were added, but for small results (wire::MayPass) and
-// what the member's two lanes allow (wire::LaneOrder).
+// Frames leave in the order of wire::LaneSender.
 //
 // Memory stays bounded although a member may read as slowly as it likes:
 // * A frame becomes bytes, and a resent result a copy, only when it is taken, one frame for each
@@ -34,36 +30,31 @@ class SendQueue {
     std::size_t max_bytes = 0;
     std::size_t max_frames = 0;
   };
-  struct Ready {
-    Outgoing frame;
-    std::uint64_t after = 0;  // as in wire::Frame
-  };
+  using Ready = wire::LaneSender<Outgoing>::Ready;
 
   explicit SendQueue(const Limits& limits) : limits_(limits) {}
 
   // The member has two lanes; before the first frame.
-  void UseBothLanes() { both_lanes_ = true; }
+  void UseBothLanes() { sender_ = wire::LaneSender<Outgoing>(true); }
 
   // ResourceExhausted: the member does not read. The frame was not added.
   absl::Status Add(Outgoing frame);
-  // Has nothing to do with other frames.
-  void AddHeartbeat(wire::Lane lane);
+  // On each lane that has nothing else to send.
+  void AddHeartbeats();
 
+  // The frame to be written now; none: nothing waits, or Written is still to come.
   std::optional<Ready> Take(wire::Lane lane);
+  void Written(wire::Lane lane) { sender_.Written(lane); }
+  bool writing(wire::Lane lane) const { return sender_.writing(lane); }
 
-  bool empty(wire::Lane lane) const { return waiting_[wire::Index(lane)].empty(); }
-  void Clear();
+  // Forgets what waits, and takes no more.
+  void Drop();
 
  private:
-  using Frames = std::deque<Ready>;
-
   std::size_t CountOnlyQueued() const;
-  Frames& frames(wire::Lane lane) { return waiting_[wire::Index(lane)]; }
 
   const Limits limits_;
-  bool both_lanes_ = false;
-  std::array<Frames, wire::kLanes> waiting_;
-  wire::LaneOrder order_;
+  wire::LaneSender<Outgoing> sender_{false};
   std::size_t held_bytes_ = 0;       // to which frames refer
   std::size_t uncounted_bytes_ = 0;  // added since the last count
 };

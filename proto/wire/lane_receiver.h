@@ -45,9 +45,11 @@ class LaneReceiver {
 
   // Something else shows that the lane lives, such as its beginning.
   void Heard(Lane lane, Time now) { At(lane).heard = now; }
-  // This process itself stood still: what came meanwhile lies in sockets, and the other side cannot
-  // be blamed for a silence that nobody listened to.
-  void ForgivePause(Time now);
+  // This process itself stood still for `pause`: what came meanwhile lies in sockets, and the other
+  // side cannot be blamed for a silence that nobody listened to. Only the pause is forgiven, so
+  // that a process whose timers are always late notices silence all the same.
+  template <typename Duration>
+  void ForgivePause(Duration pause, Time now);
   // When the lane will have been silent for `limit`. None: it does not count now.
   template <typename Duration>
   std::optional<Time> SilentAt(Lane lane, Duration limit) const;
@@ -100,9 +102,10 @@ std::array<bool, kLanes> LaneReceiver<Item, Time>::ReadOn(Time now) {
 }
 
 template <typename Item, typename Time>
-void LaneReceiver<Item, Time>::ForgivePause(Time now) {
+template <typename Duration>
+void LaneReceiver<Item, Time>::ForgivePause(Duration pause, Time now) {
   for (Way& way : ways_) {
-    if (way.heard) way.heard = std::max(*way.heard, now);
+    if (way.heard) way.heard = std::min<Time>(*way.heard + pause, now);
   }
 }
 

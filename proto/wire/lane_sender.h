@@ -5,7 +5,8 @@
 // GoesBefore. With two, LaneOrder chooses the lane, and each keeps the order in which items came:
 // to change it would change what `Frame.after` counts.
 //
-// An item is whatever the owner makes a frame of; only its priority and its bytes are known here.
+// An item is whatever the owner makes a frame of; only its priority is known here. How much may
+// wait is the owner's business, who knows what the items hold: size() and ForEach are for that.
 // Knows no gRPC and no clock. Not thread-safe.
 #pragma once
 
@@ -13,7 +14,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <limits>
 #include <optional>
 #include <utility>
 
@@ -24,30 +24,35 @@ namespace gradwire::wire {
 template <typename Item>
 class LaneSender {
  public:
-  struct Outgoing {
+  struct Ready {
     Item item;
     std::uint64_t after = 0;  // Frame.after
   };
-  static constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
 
   // Takes nothing: there is no connection.
   LaneSender() = default;
-  // Of a connection. `paired`: it has two lanes. At most `max_bytes` wait.
-  explicit LaneSender(bool paired, std::size_t max_bytes = kNoLimit)
-      : open_(true), paired_(paired), max_bytes_(max_bytes) {}
+  // Of a connection. `paired`: it has two lanes.
+  explicit LaneSender(bool paired) : open_(true), paired_(paired) {}
 
   bool open() const { return open_; }
   bool paired() const { return paired_; }
-  std::size_t queued_bytes() const { return queued_bytes_; }  // of both lanes
+  std::size_t size() const { return ways_[0].items.size() + ways_[1].items.size(); }
   bool empty(Lane lane) const { return At(lane).items.empty(); }
   bool writing(Lane lane) const { return At(lane).writing; }
 
-  // The first item of each lane. The lanes do not count it.
-  void QueueHello(const Item& hello, std::size_t bytes);
+  // visit(item), of what waits.
+  template <typename Visit>
+  void ForEach(Visit visit) const {
+    for (const Way& way : ways_) {
+      for (const Waiting& waiting : way.items) visit(waiting.item);
+    }
+  }
 
-  // False: more than `max_bytes` would wait, and the item is dropped. While not open() items are
-  // dropped too, but that is no failure: the owner knows.
-  bool Queue(Item item, const SendPriority& priority, std::size_t bytes);
+  // The first item of each lane. The lanes do not count it.
+  void QueueHello(const Item& hello);
+
+  // While not open() the item is dropped.
+  void Queue(Item item, const SendPriority& priority);
 
   // `join(last)` may make the main lane's last item, which is not on its way yet, say what another
   // one says as well, and returns whether it did. That one needs no Queue then.
@@ -60,10 +65,10 @@ class LaneSender {
   // A heartbeat on each lane that is idle: with nothing queued and nothing on its way, since any
   // other frame says as well that this side lives. It counts as a frame of its lane: the receiver
   // numbers frames as they come, and need not look into them.
-  void QueueHeartbeats(const Item& heartbeat, std::size_t bytes);
+  void QueueHeartbeats(const Item& heartbeat);
 
   // What goes onto the lane now; none: nothing waits, or a write is on its way.
-  std::optional<Outgoing> Next(Lane lane);
+  std::optional<Ready> Next(Lane lane);
   void Written(Lane lane) { At(lane).writing = false; }
 
   // Nothing more is queued; what waits still leaves.
@@ -76,7 +81,6 @@ class LaneSender {
     Item item;
     SendPriority priority;
     std::uint64_t after = 0;
-    std::size_t bytes = 0;
   };
   struct Way {
     std::deque<Waiting> items;
@@ -89,56 +93,47 @@ class LaneSender {
 
   bool open_ = false;
   bool paired_ = false;
-  std::size_t max_bytes_ = kNoLimit;
-  std::size_t queued_bytes_ = 0;
   LaneOrder order_;  // where there are two lanes
   std::array<Way, kLanes> ways_;
 };
 
 template <typename Item>
-void LaneSender<Item>::QueueHello(const Item& hello, std::size_t bytes) {
+void LaneSender<Item>::QueueHello(const Item& hello) {
   for (const Lane lane : kAllLanes) {
-    if (!has(lane)) continue;
-    At(lane).items.push_back({.item = hello, .priority = {}, .bytes = bytes});
-    queued_bytes_ += bytes;
+    if (has(lane)) At(lane).items.push_back({.item = hello, .priority = {}});
   }
 }
 
 template <typename Item>
-bool LaneSender<Item>::Queue(Item item, const SendPriority& priority, std::size_t bytes) {
-  if (!open_) return true;
-  if (bytes > max_bytes_ || queued_bytes_ > max_bytes_ - bytes) return false;
-  queued_bytes_ += bytes;
+void LaneSender<Item>::Queue(Item item, const SendPriority& priority) {
+  if (!open_) return;
   if (paired_) {
     const LaneOrder::Place place = order_.Next(priority);
-    At(place.lane).items.push_back({std::move(item), priority, place.after, bytes});
-    return true;
+    At(place.lane).items.push_back({std::move(item), priority, place.after});
+    return;
   }
   std::deque<Waiting>& items = At(Lane::kMain).items;
   const auto at =
       PlaceInQueue(items, priority, [](const Waiting& waiting) { return waiting.priority; });
-  items.insert(at, {std::move(item), priority, 0, bytes});
-  return true;
+  items.insert(at, {std::move(item), priority});
 }
 
 template <typename Item>
-void LaneSender<Item>::QueueHeartbeats(const Item& heartbeat, std::size_t bytes) {
+void LaneSender<Item>::QueueHeartbeats(const Item& heartbeat) {
   if (!open_) return;
   for (const Lane lane : kAllLanes) {
     if (!has(lane) || writing(lane) || !empty(lane)) continue;
     order_.Count(lane);
-    At(lane).items.push_back({.item = heartbeat, .priority = {}, .bytes = bytes});
-    queued_bytes_ += bytes;
+    At(lane).items.push_back({.item = heartbeat, .priority = {}});
   }
 }
 
 template <typename Item>
-std::optional<typename LaneSender<Item>::Outgoing> LaneSender<Item>::Next(Lane lane) {
+std::optional<typename LaneSender<Item>::Ready> LaneSender<Item>::Next(Lane lane) {
   Way& way = At(lane);
   if (way.writing || way.items.empty()) return std::nullopt;
   Waiting& first = way.items.front();
-  Outgoing next{std::move(first.item), first.after};
-  queued_bytes_ -= first.bytes;
+  Ready next{std::move(first.item), first.after};
   way.items.pop_front();
   way.writing = true;
   return next;
@@ -148,7 +143,6 @@ template <typename Item>
 void LaneSender<Item>::Drop() {
   Close();
   for (Way& way : ways_) way.items.clear();
-  queued_bytes_ = 0;
 }
 
 }  // namespace gradwire::wire

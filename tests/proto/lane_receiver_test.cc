@@ -92,8 +92,10 @@ TEST(LaneReceiver, WhileReadingIsPausedSilenceDoesNotCount) {
 TEST(LaneReceiver, ForgivesALaneTheSilenceOfTheOwnersPause) {
   Receiver receiver;
   receiver.Heard(Lane::kMain, 100);
-  receiver.ForgivePause(150);
-  EXPECT_EQ(receiver.SilentAt(Lane::kMain, 15), 165);
+  receiver.ForgivePause(10, 112);
+  EXPECT_EQ(receiver.SilentAt(Lane::kMain, 15), 125) << "no more than the pause";
+  receiver.ForgivePause(10, 113);
+  EXPECT_EQ(receiver.SilentAt(Lane::kMain, 15), 128) << "nobody is heard in the future";
   EXPECT_EQ(receiver.SilentAt(Lane::kBulk, 15), std::nullopt) << "not begun, nothing to forgive";
 }
 
@@ -119,7 +121,7 @@ TEST(LaneReceiver, GetsAllThatASenderSendsHoweverTheLanesRun) {
   for (int run = 0; run < 300; ++run) {
     LaneSender<Frame> sender(true);
     LaneReceiver<Frame, int> receiver;
-    std::array<std::deque<LaneSender<Frame>::Outgoing>, kLanes> network;
+    std::array<std::deque<LaneSender<Frame>::Ready>, kLanes> network;
     std::vector<Frame> taken;
     constexpr int kFrames = 60;
     int queued = 0;
@@ -130,12 +132,12 @@ TEST(LaneReceiver, GetsAllThatASenderSendsHoweverTheLanesRun) {
                                        .scope = SendPriority::Scope::kBucket,
                                        .bucket = bucket,
                                        .bytes = random() % 3 == 0 ? kSmallPayload + 1 : 10};
-        sender.Queue({bucket, queued++}, priority, 1);
+        sender.Queue({bucket, queued++}, priority);
       }
       const Lane lane = random() % 3 == 0 ? Lane::kMain : Lane::kBulk;
       if (auto next = sender.Next(lane)) network[Index(lane)].push_back(*next);
       sender.Written(lane);
-      std::deque<LaneSender<Frame>::Outgoing>& coming = network[Index(lane)];
+      std::deque<LaneSender<Frame>::Ready>& coming = network[Index(lane)];
       if (receiver.holds(lane) || coming.empty() || random() % 2 == 0) continue;
       std::optional<Frame> frame =
           receiver.Arrive(lane, coming.front().item, coming.front().after, 0);

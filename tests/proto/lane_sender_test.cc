@@ -34,9 +34,9 @@ std::vector<std::string> Leaving(Sender& sender, Lane lane) {
 
 TEST(LaneSender, WritesOneAtATimeOnEachLane) {
   Sender sender(true);
-  ASSERT_TRUE(sender.Queue("bulk", ResultOf(1, kLarge), 1));
-  ASSERT_TRUE(sender.Queue("a", ResultOf(2, 1), 1));
-  ASSERT_TRUE(sender.Queue("b", ResultOf(2, 1), 1));
+  sender.Queue("bulk", ResultOf(1, kLarge));
+  sender.Queue("a", ResultOf(2, 1));
+  sender.Queue("b", ResultOf(2, 1));
   EXPECT_EQ(sender.Next(Lane::kMain)->item, "a");
   EXPECT_TRUE(sender.writing(Lane::kMain));
   EXPECT_FALSE(sender.Next(Lane::kMain).has_value());
@@ -49,11 +49,11 @@ TEST(LaneSender, WritesOneAtATimeOnEachLane) {
 
 TEST(LaneSender, OnOneLaneSmallResultsPassLargeOnes) {
   Sender sender(false);
-  sender.Queue("on its way", ResultOf(1, kLarge), 1);
+  sender.Queue("on its way", ResultOf(1, kLarge));
   ASSERT_TRUE(sender.Next(Lane::kMain).has_value());
-  sender.Queue("large", ResultOf(1, kLarge), 1);
-  sender.Queue("small", ResultOf(2, 1), 1);
-  sender.Queue("last of the large", ResultOf(1, 1), 1);
+  sender.Queue("large", ResultOf(1, kLarge));
+  sender.Queue("small", ResultOf(2, 1));
+  sender.Queue("last of the large", ResultOf(1, 1));
   sender.Written(Lane::kMain);
   EXPECT_THAT(Leaving(sender, Lane::kMain), ElementsAre("small", "large", "last of the large"));
   EXPECT_TRUE(sender.empty(Lane::kBulk));
@@ -61,11 +61,11 @@ TEST(LaneSender, OnOneLaneSmallResultsPassLargeOnes) {
 
 TEST(LaneSender, OnTwoLanesFramesSayWhatGoesBeforeThem) {
   Sender sender(true);
-  sender.QueueHello("hello", 1);
-  sender.Queue("grant", {.scope = Scope::kBucket, .bucket = 1}, 1);
-  sender.Queue("large", ResultOf(1, kLarge), 1);
-  sender.Queue("small", ResultOf(2, 1), 1);
-  sender.Queue("done", {.scope = Scope::kAll}, 1);
+  sender.QueueHello("hello");
+  sender.Queue("grant", {.scope = Scope::kBucket, .bucket = 1});
+  sender.Queue("large", ResultOf(1, kLarge));
+  sender.Queue("small", ResultOf(2, 1));
+  sender.Queue("done", {.scope = Scope::kAll});
   EXPECT_THAT(Leaving(sender, Lane::kMain), ElementsAre("hello", "grant", "small", "done>1"));
   EXPECT_THAT(Leaving(sender, Lane::kBulk), ElementsAre("hello", "large>1"))
       << "the Hellos do not count";
@@ -73,19 +73,19 @@ TEST(LaneSender, OnTwoLanesFramesSayWhatGoesBeforeThem) {
 
 TEST(LaneSender, HeartbeatsGoWhereNothingElseIsToSay) {
   Sender sender(true);
-  sender.Queue("small", ResultOf(1, 1), 1);
-  sender.QueueHeartbeats("heartbeat", 1);
+  sender.Queue("small", ResultOf(1, 1));
+  sender.QueueHeartbeats("heartbeat");
   EXPECT_THAT(Leaving(sender, Lane::kBulk), ElementsAre("heartbeat"));
   ASSERT_TRUE(sender.Next(Lane::kMain).has_value());
-  sender.QueueHeartbeats("heartbeat", 1);
+  sender.QueueHeartbeats("heartbeat");
   EXPECT_TRUE(sender.empty(Lane::kMain)) << "a frame is on its way";
   sender.Written(Lane::kMain);
-  sender.QueueHeartbeats("heartbeat", 1);
-  sender.QueueHeartbeats("heartbeat", 1);
+  sender.QueueHeartbeats("heartbeat");
+  sender.QueueHeartbeats("heartbeat");
   EXPECT_THAT(Leaving(sender, Lane::kMain), ElementsAre("heartbeat")) << "one is enough";
 
   Sender alone(false);
-  alone.QueueHeartbeats("heartbeat", 1);
+  alone.QueueHeartbeats("heartbeat");
   EXPECT_TRUE(alone.empty(Lane::kBulk)) << "there is none";
 }
 
@@ -93,24 +93,24 @@ TEST(LaneSender, HeartbeatsGoWhereNothingElseIsToSay) {
 // lane must name both.
 TEST(LaneSender, HeartbeatsCountAsFramesOfTheirLane) {
   Sender sender(true);
-  sender.QueueHeartbeats("heartbeat", 1);
-  sender.Queue("grant", {.scope = Scope::kBucket, .bucket = 1}, 1);
-  sender.Queue("large", ResultOf(1, kLarge), 1);
+  sender.QueueHeartbeats("heartbeat");
+  sender.Queue("grant", {.scope = Scope::kBucket, .bucket = 1});
+  sender.Queue("large", ResultOf(1, kLarge));
   EXPECT_THAT(Leaving(sender, Lane::kMain), ElementsAre("heartbeat", "grant"));
   EXPECT_THAT(Leaving(sender, Lane::kBulk), ElementsAre("heartbeat", "large>2"));
 }
 
-TEST(LaneSender, CountsWhatWaitsAndRefusesMoreThanItsLimit) {
-  Sender sender(true, 100);
-  EXPECT_TRUE(sender.Queue("a", ResultOf(1, kLarge), 60));
-  EXPECT_FALSE(sender.Queue("b", ResultOf(2, 1), 41));
-  EXPECT_TRUE(sender.Queue("c", ResultOf(2, 1), 40));
-  EXPECT_EQ(sender.queued_bytes(), 100U);
-  EXPECT_FALSE(sender.Queue("d", ResultOf(2, 1), static_cast<std::size_t>(-1)));
+TEST(LaneSender, ShowsItsOwnerWhatWaits) {
+  Sender sender(true);
+  sender.Queue("large", ResultOf(1, kLarge));
+  sender.Queue("small", ResultOf(2, 1));
+  sender.Queue("tiny", ResultOf(2, 1));
+  std::string all;
+  sender.ForEach([&](const std::string& item) { all += item + " "; });
+  EXPECT_EQ(all, "small tiny large ");
+  EXPECT_EQ(sender.size(), 3U);
   ASSERT_TRUE(sender.Next(Lane::kBulk).has_value());
-  EXPECT_EQ(sender.queued_bytes(), 40U) << "what is on its way waits no more";
-  EXPECT_THAT(Leaving(sender, Lane::kMain), ElementsAre("c")) << "refused frames were not counted";
-  EXPECT_EQ(sender.queued_bytes(), 0U);
+  EXPECT_EQ(sender.size(), 2U) << "what is on its way waits no more";
 }
 
 TEST(LaneSender, JoinsOnlyWhatHasNotLeftTheMainLane) {
@@ -121,8 +121,8 @@ TEST(LaneSender, JoinsOnlyWhatHasNotLeftTheMainLane) {
     return true;
   };
   EXPECT_FALSE(sender.JoinLast(join));
-  sender.Queue("ack", {.scope = Scope::kBucket}, 1);
-  sender.Queue("large", ResultOf(1, kLarge), 1);
+  sender.Queue("ack", {.scope = Scope::kBucket});
+  sender.Queue("large", ResultOf(1, kLarge));
   EXPECT_TRUE(sender.JoinLast(join));
   EXPECT_FALSE(sender.JoinLast(join));
   EXPECT_THAT(Leaving(sender, Lane::kMain), ElementsAre("ack+"));
@@ -131,16 +131,16 @@ TEST(LaneSender, JoinsOnlyWhatHasNotLeftTheMainLane) {
 
 TEST(LaneSender, AClosedOneStillSendsAndABrokenOneDoesNot) {
   Sender sender(true);
-  sender.Queue("small", ResultOf(1, 1), 10);
-  sender.Queue("large", ResultOf(2, kLarge), 10);
+  sender.Queue("small", ResultOf(1, 1));
+  sender.Queue("large", ResultOf(2, kLarge));
   sender.Close();
-  EXPECT_TRUE(sender.Queue("late", ResultOf(1, 1), 10));
-  sender.QueueHeartbeats("heartbeat", 1);
+  sender.Queue("late", ResultOf(1, 1));
+  sender.QueueHeartbeats("heartbeat");
   EXPECT_FALSE(sender.JoinLast([](std::string&) { return true; }));
   EXPECT_THAT(Leaving(sender, Lane::kMain), ElementsAre("small"));
   sender.Drop();
   EXPECT_THAT(Leaving(sender, Lane::kBulk), IsEmpty());
-  EXPECT_EQ(sender.queued_bytes(), 0U);
+  EXPECT_EQ(sender.size(), 0U);
   EXPECT_FALSE(Sender().open());
 }
 

@@ -51,7 +51,8 @@ class FarResult final : public ReducedResult {
 std::vector<std::uint32_t> BucketsTaken(SendQueue& queue, Lane lane) {
   std::vector<std::uint32_t> buckets;
   while (auto ready = queue.Take(lane)) {
-    buckets.push_back(std::get<wire::Result>(ready->frame.header()).id.bucket);
+    buckets.push_back(std::get<wire::Result>(ready->item.header()).id.bucket);
+    queue.Written(lane);
   }
   return buckets;
 }
@@ -75,8 +76,10 @@ TEST(SendQueue, WithTwoLanesLargeOnesHaveTheirOwn) {
   ASSERT_TRUE(queue.Add(ResultFrame(KeptResult::Make(Bytes(64)), 2)).ok());
   ASSERT_TRUE(queue.Add(Outgoing(wire::StepDone{}, nullptr)).ok());
   EXPECT_EQ(queue.Take(Lane::kMain)->after, 0U);
+  queue.Written(Lane::kMain);
   EXPECT_EQ(queue.Take(Lane::kMain)->after, 1U);  // after the large result
-  EXPECT_TRUE(queue.empty(Lane::kMain));
+  queue.Written(Lane::kMain);
+  EXPECT_FALSE(queue.Take(Lane::kMain).has_value());
   EXPECT_THAT(BucketsTaken(queue, Lane::kBulk), ElementsAre(1));
 }
 
@@ -90,7 +93,7 @@ TEST(SendQueue, CopiesOfResultsInPlaceAreMadeOneByOne) {
   }
   EXPECT_EQ(copies, 0);
   const auto first = queue.Take(Lane::kMain);
-  const auto frame = wire::Parse(first->frame.Serialize(0), {});
+  const auto frame = wire::Parse(first->item.Serialize(0), {});
   ASSERT_TRUE(frame.ok()) << frame.status();
   EXPECT_EQ(frame->payload->bytes(), kLarge);
   EXPECT_EQ(copies, 1);
@@ -122,7 +125,10 @@ TEST(SendQueue, WhatTheSessionNeverKeptIsCounted) {
   EXPECT_GE(added, 4);
   EXPECT_LE(added, 6);  // a quarter more between two counts
   // One that reads gets on.
-  for (int i = 0; i < added; ++i) ASSERT_TRUE(queue.Take(Lane::kMain).has_value());
+  for (int i = 0; i < added; ++i) {
+    ASSERT_TRUE(queue.Take(Lane::kMain).has_value());
+    queue.Written(Lane::kMain);
+  }
   EXPECT_TRUE(queue.Add(chunk()).ok());
 }
 

@@ -34,7 +34,7 @@ class Direction {
 
   // `at_once`: it takes no time to be written.
   void Put(What what, const wire::SendPriority& priority, bool at_once = false) {
-    sender_.Queue({.what = std::move(what), .number = next_++, .at_once = at_once}, priority, 0);
+    sender_.Queue({.what = std::move(what), .number = next_++, .at_once = at_once}, priority);
   }
   // Lets the last frame that has not left the main lane say what another one says: join(last).
   template <class Join>
