@@ -1,23 +1,36 @@
 #include "hooks/coordinator_hook.h"
 
+#include <optional>
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "gradwire/hooks/registry.h"
 #include "hooks/power_sgd/coordinator.h"
+#include "hooks/simple_hooks.h"
 
 namespace gradwire {
 namespace {
 
-// A hook that shares nothing: the member's own object plans for the coordinator too.
-class PlanningHook : public CoordinatorHook {
- public:
-  explicit PlanningHook(std::unique_ptr<Hook> hook) : hook_(std::move(hook)) {}
+absl::Status NoStateError() {
+  return absl::FailedPreconditionError("the session's hook keeps no state on the coordinator");
+}
 
-  absl::StatusOr<std::vector<RoundPlan>> Plan(
-      std::span<const ParameterSpec> bucket) const override {
-    return hook_->Plan(bucket, 0);
+class NoSnapshot final : public HookSnapshot {
+ public:
+  absl::StatusOr<HookState> State() const override { return NoStateError(); }
+  std::vector<ParameterReport> Report() const override { return {}; }
+};
+
+// A hook that shares nothing: `no`, `fp16`, `bf16`, `noop`, and wrappers around them.
+class PlanningHook final : public CoordinatorHook {
+ public:
+  // `wire`: as PlanCast has it.
+  PlanningHook(SharedManifest manifest, bool has_rounds, std::optional<DType> wire)
+      : manifest_(std::move(manifest)), has_rounds_(has_rounds), wire_(wire) {}
+
+  absl::StatusOr<std::vector<RoundPlan>> Plan(BucketPositions bucket) override {
+    if (!has_rounds_) return std::vector<RoundPlan>();
+    return PlanCast(wire_, BucketParameters(*manifest_, bucket));
   }
   void EndStep(Verdict verdict) override {
     if (verdict == Verdict::kApply) ++iteration_;
@@ -25,35 +38,47 @@ class PlanningHook : public CoordinatorHook {
   std::int64_t iteration() const override { return iteration_; }
 
  private:
-  const std::unique_ptr<Hook> hook_;
+  const SharedManifest manifest_;
+  const bool has_rounds_;
+  const std::optional<DType> wire_;
   std::int64_t iteration_ = 0;
 };
 
-}  // namespace
-
-absl::StatusOr<HookState> CoordinatorHook::Export() const {
-  return absl::FailedPreconditionError("the session's hook keeps no state on the coordinator");
+std::optional<DType> HalfNamed(const std::string& name) {
+  if (name == "fp16") return DType::kFloat16;
+  if (name == "bf16") return DType::kBFloat16;
+  return std::nullopt;
 }
 
-absl::Status CoordinatorHook::Import(const HookState& /*state*/) {
-  return absl::FailedPreconditionError("the session's hook keeps no state on the coordinator");
+}  // namespace
+
+std::shared_ptr<const HookSnapshot> CoordinatorHook::Snapshot() const {
+  return std::make_shared<NoSnapshot>();
+}
+
+absl::StatusOr<std::shared_ptr<HookImport>> CoordinatorHook::ReadState(
+    const HookState& /*state*/) const {
+  return NoStateError();
+}
+
+absl::StatusOr<std::unique_ptr<CoordinatorHook>> MakeCoordinatorHook(const HookSpec& spec,
+                                                                     SharedManifest manifest) {
+  if (!HookRegistry::IsBuiltIn(spec.comm_hook)) return std::unique_ptr<CoordinatorHook>();
+  if (absl::Status status = spec.Validate(); !status.ok()) return status;
+  if (spec.comm_hook == "power_sgd" || spec.comm_hook == "batched_power_sgd") {
+    absl::StatusOr<PowerSgdOptions> options = PowerSgdOptions::FromSpec(spec);
+    if (!options.ok()) return options.status();
+    return std::make_unique<PowerSgdCoordinator>(*options, std::move(manifest));
+  }
+  // Around `no` a wrapper is the casting hook; around another one its dtype does not travel.
+  const auto wire = HalfNamed(spec.comm_hook == "no" ? spec.comm_wrapper : spec.comm_hook);
+  return std::make_unique<PlanningHook>(std::move(manifest), spec.comm_hook != "noop", wire);
 }
 
 absl::StatusOr<std::unique_ptr<CoordinatorHook>> MakeCoordinatorHook(
     const HookSpec& spec, std::span<const ParameterSpec> manifest) {
-  if (!HookRegistry::IsBuiltIn(spec.comm_hook)) return std::unique_ptr<CoordinatorHook>();
-  if (spec.comm_hook == "power_sgd" || spec.comm_hook == "batched_power_sgd") {
-    absl::StatusOr<PowerSgdOptions> options = PowerSgdOptions::FromSpec(spec);
-    if (!options.ok()) return options.status();
-    return std::make_unique<PowerSgdCoordinator>(*options, manifest);
-  }
-  absl::StatusOr<std::unique_ptr<Hook>> hook = HookRegistry::Global().Make(spec);
-  if (!hook.ok()) return hook.status();
-  return MakePlanningHook(*std::move(hook));
-}
-
-std::unique_ptr<CoordinatorHook> MakePlanningHook(std::unique_ptr<Hook> hook) {
-  return std::make_unique<PlanningHook>(std::move(hook));
+  return MakeCoordinatorHook(
+      spec, std::make_shared<const std::vector<ParameterSpec>>(manifest.begin(), manifest.end()));
 }
 
 }  // namespace gradwire

@@ -1,5 +1,10 @@
 // The coordinator's part of a hook: it plans the rounds, keeps what all members share, and sees the
 // results go by.
+//
+// The owner calls a hook under a lock that the session's data path needs too, so no call may take
+// long: what grows with the number of parameters or of factor values is handed out as an object
+// that shares immutable data with the hook, works on any thread without that lock, and may outlive
+// the hook. Those objects are SharedStateWork, HookSnapshot, HookImport and HookChore.
 #pragma once
 
 #include <cstddef>
@@ -14,6 +19,13 @@
 
 namespace gradwire {
 
+// A session's parameters: one copy for everybody, immutable.
+using SharedManifest = std::shared_ptr<const std::vector<ParameterSpec>>;
+
+// A bucket: the positions of its parameters in the manifest, in buffer order. At least one, all in
+// range, none twice.
+using BucketPositions = std::span<const std::uint32_t>;
+
 // One line of a session's compression report.
 struct ParameterReport {
   std::string name;          // batched: of the bucket's first parameter
@@ -22,25 +34,67 @@ struct ParameterReport {
   std::int64_t version = 0;  // the iteration after which Q was averaged; 0: drawn
 };
 
-// Not thread-safe; no I/O. Buckets are lists of the manifest's parameters, in buffer order.
+// Makes the bytes of a bucket's shared state. One thread at a time.
+class SharedStateWork {
+ public:
+  virtual ~SharedStateWork() = default;
+  // Once.
+  virtual void Run() = 0;
+  // After Run, once: what HookRun::Import takes.
+  virtual std::vector<std::byte> TakeBytes() = 0;
+};
+
+// The hook's state at one moment. Thread-safe.
+class HookSnapshot {
+ public:
+  virtual ~HookSnapshot() = default;
+  // For a file: as it was after the last step, without a trace of one that is open.
+  // FailedPrecondition: the hook keeps no state on the coordinator.
+  virtual absl::StatusOr<HookState> State() const = 0;
+  // Empty while nothing is compressed.
+  virtual std::vector<ParameterReport> Report() const = 0;
+};
+
+// A state that was checked and may be installed, once. Afterwards it holds what it replaced: let go
+// of it without the lock too.
+class HookImport {
+ public:
+  virtual ~HookImport() = default;
+};
+
+// What earlier calls left to do that nobody waits for: memory to free, remains of old buckets to
+// copy together. No result depends on it.
+class HookChore {
+ public:
+  virtual ~HookChore() = default;
+  // Once.
+  virtual void Run() = 0;
+};
+
+// Not thread-safe, except ReadState. No I/O.
+//
+// Within a step, Plan comes before a bucket's other calls, which then know the bucket by its first
+// parameter. They, EndStep, Snapshot, Install and TakeChore do no work per parameter or per
+// element, with two exceptions: Observe copies the elements it is given, and the first step with a
+// new list of parameters costs time in proportion to that list.
 class CoordinatorHook {
  public:
   virtual ~CoordinatorHook() = default;
 
-  virtual absl::StatusOr<std::vector<RoundPlan>> Plan(
-      std::span<const ParameterSpec> bucket) const = 0;
+  // The bucket's rounds in this step. Takes time in proportion to the bucket's parameters.
+  virtual absl::StatusOr<std::vector<RoundPlan>> Plan(BucketPositions bucket) = 0;
 
   // Changes when members have to be given the bucket's shared state although they took part in
-  // every step since they had it; 0: there is none.
-  virtual std::uint64_t SharedEpoch(std::span<const ParameterSpec> /*bucket*/) { return 0; }
+  // every step since they had it; 0: there is none. Computes nothing.
+  virtual std::uint64_t SharedVersion(BucketPositions /*bucket*/) { return 0; }
 
-  // What HookRun::Import takes, for this step.
-  virtual std::vector<std::byte> SharedState(std::span<const ParameterSpec> /*bucket*/) {
-    return {};
+  // The bucket's shared state for this step, after a SharedVersion other than 0; else null.
+  virtual std::shared_ptr<SharedStateWork> SharedState(BucketPositions /*bucket*/) {
+    return nullptr;
   }
 
   // Elements of a round's result, once they are released. `bytes` is in the segment's dtype.
-  virtual void Observe(std::span<const ParameterSpec> /*bucket*/, std::uint32_t /*round*/,
+  virtual void Observe(BucketPositions /*bucket*/, std::uint32_t /*round*/,
                        const ElementRange& /*range*/, std::span<const std::byte> /*bytes*/) {}
 
   // Whether Observe wants this segment.
@@ -58,19 +112,25 @@ class CoordinatorHook {
   // Applied steps from one line of compression statistics in the log to the next; 0: none.
   virtual std::int64_t log_interval() const { return 0; }
 
-  // Empty while nothing is compressed.
-  virtual std::vector<ParameterReport> Report() const { return {}; }
+  // Never null.
+  virtual std::shared_ptr<const HookSnapshot> Snapshot() const;
 
-  // The whole state between two steps. Import refuses another hook, other options, another layout
-  // or version by name, and then leaves everything as it was.
-  virtual absl::StatusOr<HookState> Export() const;
-  virtual absl::Status Import(const HookState& state);
+  // Refuses another hook, other options, another layout or version by name. On any thread, at any
+  // time. What it returns fits this hook only.
+  virtual absl::StatusOr<std::shared_ptr<HookImport>> ReadState(const HookState& state) const;
+
+  // Between two steps: the state is what ReadState was given.
+  virtual void Install(HookImport& /*import*/) {}
+
+  // Null: nothing is to be done. One that nobody took is run by the next EndStep.
+  virtual std::shared_ptr<HookChore> TakeChore() { return nullptr; }
 };
 
-// Plans with the member's own object and shares nothing.
-std::unique_ptr<CoordinatorHook> MakePlanningHook(std::unique_ptr<Hook> hook);
-
 // For a validated spec. Null for a user's own hook: its members announce their rounds.
+absl::StatusOr<std::unique_ptr<CoordinatorHook>> MakeCoordinatorHook(const HookSpec& spec,
+                                                                     SharedManifest manifest);
+
+// Copies the manifest.
 absl::StatusOr<std::unique_ptr<CoordinatorHook>> MakeCoordinatorHook(
     const HookSpec& spec, std::span<const ParameterSpec> manifest);
 

@@ -133,21 +133,7 @@ class CastingHook : public HookBase {
 
   absl::StatusOr<std::vector<RoundPlan>> Plan(std::span<const ParameterSpec> parameters,
                                               std::int64_t /*step*/) const override {
-    if (parameters.empty()) {
-      return absl::InvalidArgumentError("a bucket has no parameters; allowed: 1 or more");
-    }
-    const DType dtype = parameters.front().dtype;
-    std::size_t numel = 0;
-    for (const ParameterSpec& parameter : parameters) {
-      if (absl::Status status = parameter.Validate(); !status.ok()) return status;
-      if (parameter.dtype != dtype) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "parameter \"", parameter.name, "\" is ", Name(parameter.dtype), ", parameter \"",
-            parameters.front().name, "\" of the same bucket is ", Name(dtype)));
-      }
-      numel += parameter.numel();
-    }
-    return std::vector<RoundPlan>{PlanOf(wire_.value_or(dtype), numel)};
+    return PlanCast(wire_, parameters);
   }
 
   absl::StatusOr<std::unique_ptr<HookRun>> Start(GradBucket& bucket,
@@ -328,6 +314,26 @@ class Wrapper final : public Hook {
 static_assert(!std::is_base_of_v<HookRunBase, WrapperRun> && !std::is_base_of_v<HookBase, Wrapper>);
 
 }  // namespace
+
+absl::StatusOr<std::vector<RoundPlan>> PlanCast(std::optional<DType> wire,
+                                                const BucketParameters& bucket) {
+  if (bucket.empty()) {
+    return absl::InvalidArgumentError("a bucket has no parameters; allowed: 1 or more");
+  }
+  const DType dtype = bucket.front().dtype;
+  std::size_t numel = 0;
+  for (std::size_t i = 0; i < bucket.size(); ++i) {
+    const ParameterSpec& parameter = bucket[i];
+    if (absl::Status status = parameter.Validate(); !status.ok()) return status;
+    if (parameter.dtype != dtype) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "parameter \"", parameter.name, "\" is ", Name(parameter.dtype), ", parameter \"",
+          bucket.front().name, "\" of the same bucket is ", Name(dtype)));
+    }
+    numel += parameter.numel();
+  }
+  return std::vector<RoundPlan>{PlanOf(wire.value_or(dtype), numel)};
+}
 
 std::unique_ptr<Hook> MakeCastingHook(std::optional<DType> wire) {
   return std::make_unique<CastingHook>(wire);

@@ -3,10 +3,17 @@
 
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "gradwire/hooks/hook.h"
+#include "hooks/bucket_parameters.h"
 
 namespace gradwire {
+
+// The rounds of a casting hook with that `wire`. InvalidArgument for no parameters, one that is not
+// valid, and two of different dtypes.
+absl::StatusOr<std::vector<RoundPlan>> PlanCast(std::optional<DType> wire,
+                                                const BucketParameters& bucket);
 
 // One round, one segment: the bucket cast to `wire` (nullopt: left in its own dtype), divided by
 // the world size in that dtype, summed, cast back. torch's allreduce, fp16_compress and

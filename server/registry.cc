@@ -77,8 +77,8 @@ std::size_t Registry::SumThreadCount() {
 
 absl::StatusOr<Registry::Entry*> Registry::Create(SessionOptions options, absl::Time now) {
   if (absl::Status status = options.Validate(); !status.ok()) return status;
-  absl::StatusOr<std::unique_ptr<CoordinatorHook>> made =
-      MakeCoordinatorHook(options.spec, options.manifest);
+  absl::StatusOr<std::unique_ptr<CoordinatorHook>> made = MakeCoordinatorHook(
+      options.spec, std::make_shared<const std::vector<ParameterSpec>>(options.manifest));
   if (!made.ok()) return made.status();
   std::unique_ptr<CoordinatorHook> hook = *std::move(made);
   std::size_t reserved = options.ReservedBytes();

@@ -1,7 +1,6 @@
 #include "hooks/power_sgd/coordinator.h"
 
 #include <algorithm>
-#include <unordered_set>
 #include <utility>
 
 #include "hooks/cpu/kernels.h"
@@ -12,76 +11,129 @@ namespace {
 
 constexpr std::uint32_t kSpread = 0x9E3779B9U;  // 2^32 / golden ratio
 
-std::vector<std::string> Names(std::span<const ParameterSpec> parameters) {
-  std::vector<std::string> names;
-  for (const ParameterSpec& parameter : parameters) names.push_back(parameter.name);
-  return names;
+class FactorsWork final : public SharedStateWork {
+ public:
+  FactorsWork(FactorTableRef from, std::shared_ptr<const FactorLayout> layout, bool with_p,
+              DType dtype)
+      : from_(std::move(from)), layout_(std::move(layout)), with_p_(with_p), dtype_(dtype) {}
+
+  void Run() override {
+    const std::size_t numel = layout_->q_numel() + (with_p_ ? layout_->p_numel() : 0);
+    bytes_.resize(numel * ByteSize(dtype_));
+    std::byte* out = bytes_.data();
+    for (const LowRankMatrix& matrix : layout_->matrices()) {
+      const auto parameter = static_cast<std::uint32_t>(matrix.parameter);
+      const FactorBlock& block = *from_->SlotOf(parameter)->block;
+      CopyFactor(block, parameter, Side::kQ, dtype_, out);
+      out += matrix.q_numel() * ByteSize(dtype_);
+      if (!with_p_) continue;
+      CopyFactor(block, parameter, Side::kP, dtype_, out);
+      out += matrix.p_numel() * ByteSize(dtype_);
+    }
+    from_.reset();
+  }
+
+  std::vector<std::byte> TakeBytes() override { return std::move(bytes_); }
+
+ private:
+  FactorTableRef from_;
+  const std::shared_ptr<const FactorLayout> layout_;
+  const bool with_p_;
+  const DType dtype_;
+  std::vector<std::byte> bytes_;
+};
+
+// Kept, observed, replaced, and on their way to members; and as much again as is kept, since blocks
+// may be owned by half. At most 5 times the factors, which are float32 or float64.
+std::size_t StateBytesOf(const PowerSgdOptions& options, const std::vector<ParameterSpec>& all) {
+  constexpr std::size_t kTimes = 5;
+  std::size_t bytes = 0;
+  for (const ParameterSpec& parameter : all) {  // batched: at most one bucket for each
+    const std::span<const ParameterSpec> alone(&parameter, 1);
+    const BucketLayout layout = MakeLayout(options, alone);
+    bytes += (layout.p_numel + layout.q_numel) * ByteSize(FactorDType(parameter.dtype));
+  }
+  return kTimes * bytes;
 }
 
 }  // namespace
 
-DType PowerSgdCoordinator::StateDType(DType gradient) {
-  return gradient == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-}
-
-void PowerSgdCoordinator::Append(const std::vector<double>& values, DType dtype,
-                                 std::vector<std::byte>& out) {
-  const std::size_t offset = out.size();
-  out.resize(offset + values.size() * ByteSize(dtype));
-  cpu::Convert(DType::kFloat64, reinterpret_cast<const std::byte*>(values.data()), dtype,
-               out.data() + offset, values.size());
-}
-
-PowerSgdCoordinator::PowerSgdCoordinator(const PowerSgdOptions& options,
-                                         std::span<const ParameterSpec> manifest)
-    : options_(options),
-      manifest_(manifest.begin(), manifest.end()),
-      plain_(MakeCastingHook(options.wire)),
-      generator_(options.random_seed) {
-  for (std::size_t i = 0; i < manifest_.size(); ++i) position_[manifest_[i].name] = i;
-}
-
-absl::StatusOr<std::vector<RoundPlan>> PowerSgdCoordinator::Plan(
-    std::span<const ParameterSpec> bucket) const {
-  absl::StatusOr<std::vector<RoundPlan>> plain = plain_->Plan(bucket, 0);
-  if (!plain.ok() || IsPlain()) return plain;
-  return PlanRounds(options_, MakeLayout(options_, bucket),
-                    options_.wire.value_or(bucket.front().dtype), SideAt(options_, iteration_));
-}
-
-std::uint64_t PowerSgdCoordinator::SharedEpoch(std::span<const ParameterSpec> bucket) {
-  if (IsPlain()) return 0;
-  const BucketLayout layout = MakeLayout(options_, bucket);
-  if (layout.matrices.empty()) return 0;
-  if (!seed_) {
-    generator_before_ = generator_;
-    seed_ = generator_.NextSeed();
-    ++epoch_;
-    factors_.clear();
-    if (!options_.batched) Draw(manifest_, *seed_);
+class PowerSgdCoordinator::Chore final : public HookChore {
+ public:
+  void Run() override {
+    for (const auto& array : pending) array->Get();
+    pending.clear();
+    retired.clear();
   }
-  if (!options_.batched) return epoch_;
-  const std::string& name = bucket.front().name;
-  const auto found = factors_.find(name);
-  if (found == factors_.end() || found->second.parameters != Names(bucket)) {
-    ForgetOverlapping(bucket);
-    // Buckets come in no fixed order, so each has a seed of its own; the model's first one
-    // torch's.
-    Draw(bucket, *seed_ + kSpread * static_cast<std::uint32_t>(position_.at(name)));
-    factors_[name].epoch = ++epoch_;
-  }
-  return factors_[name].epoch;
+
+  std::vector<std::shared_ptr<const FactorArray>> pending;
+  std::vector<std::shared_ptr<const void>> retired;
+};
+
+PowerSgdCoordinator::PowerSgdCoordinator(const PowerSgdOptions& options, SharedManifest manifest)
+    : session_(std::make_shared<const PowerSgdSession>(
+          PowerSgdSession{.options = options, .manifest = std::move(manifest)})),
+      options_(session_->options),
+      manifest_(*session_->manifest),
+      state_bytes_(StateBytesOf(options_, manifest_)),
+      shapes_(options_, manifest_),
+      state_{.iteration = 0,
+             .generator = NumpyRandomState(options.random_seed),
+             .plan = DefaultDrawPlan(options_, manifest_),
+             .seeds = {},
+             .factors = std::make_shared<const FactorTable>()},
+      committed_(state_.factors) {}
+
+absl::StatusOr<std::vector<RoundPlan>> PowerSgdCoordinator::Plan(BucketPositions bucket) {
+  if (IsPlain()) return PlanCast(options_.wire, BucketParameters(manifest_, bucket));
+  const absl::StatusOr<const BucketShape*> shape = shapes_.Use(bucket);
+  if (!shape.ok()) return shape.status();
+  return PlanRounds(options_, (*shape)->layout, options_.wire.value_or((*shape)->gradient),
+                    SideAt(options_, state_.iteration));
 }
 
-std::vector<std::byte> PowerSgdCoordinator::SharedState(std::span<const ParameterSpec> bucket) {
-  std::vector<std::byte> out;
-  const DType dtype = StateDType(bucket.front().dtype);
-  for (const LowRankMatrix& matrix : MakeLayout(options_, bucket).matrices) {
-    const Factors& factors = factors_[bucket[matrix.parameter].name];
-    Append(factors.q, dtype, out);
-    if (options_.rounds == 1) Append(factors.p, dtype, out);
+std::uint64_t PowerSgdCoordinator::SharedVersion(BucketPositions bucket) {
+  const BucketShape* shape = IsPlain() ? nullptr : shapes_.Find(bucket);
+  if (shape == nullptr || shape->factors->matrices().empty()) return 0;
+  if (state_.seeds.empty()) TakeSeeds();
+  return options_.batched ? BatchedVersion(*shape) : epoch_;
+}
+
+// The model's first draw, or with warm_start=false the step's. What it draws is computed later.
+void PowerSgdCoordinator::TakeSeeds() {
+  generator_before_ = state_.generator;
+  ++epoch_;
+  auto drawn = std::make_shared<FactorTable>(state_.plan->frame);
+  for (std::size_t b = 0; b < state_.plan->buckets.size(); ++b) {
+    state_.seeds.push_back(state_.generator.NextSeed());
+    if (options_.batched || drawn->slots[b].block == nullptr) continue;
+    FactorBlockRef& block = drawn->slots[b].block;
+    block = DrawBlock(options_, block->layout, state_.seeds.back(), epoch_);
   }
-  return out;
+  state_.factors = std::move(drawn);
+}
+
+// Buckets come in no fixed order, so each has a seed of its own; the model's first one torch's.
+std::uint32_t PowerSgdCoordinator::SeedOf(const BucketShape& shape) const {
+  return state_.seeds.front() + kSpread * shape.positions.front();
+}
+
+std::uint64_t PowerSgdCoordinator::BatchedVersion(const BucketShape& shape) {
+  const FactorBlock* kept = state_.factors->Matching(*shape.factors);
+  if (kept != nullptr) return kept->epoch;
+  FactorTableEdit edit(state_.factors, manifest_.size());
+  edit.Put(DrawBlock(options_, shape.factors, SeedOf(shape), ++epoch_));
+  state_.factors = edit.Finish(options_, manifest_, OpenChore().pending);
+  return epoch_;
+}
+
+std::shared_ptr<SharedStateWork> PowerSgdCoordinator::SharedState(BucketPositions bucket) {
+  const BucketShape* shape = shapes_.Find(bucket);
+  const bool has_factors =
+      shape != nullptr && !state_.seeds.empty() && !shape->factors->matrices().empty();
+  if (!has_factors) return nullptr;
+  return std::make_shared<FactorsWork>(state_.factors, shape->factors, options_.rounds == 1,
+                                       FactorDType(shape->gradient));
 }
 
 bool PowerSgdCoordinator::Observes(std::uint32_t round, const Segment& segment) const {
@@ -89,122 +141,150 @@ bool PowerSgdCoordinator::Observes(std::uint32_t round, const Segment& segment) 
   return round == 1 || options_.rounds == 1;
 }
 
-void PowerSgdCoordinator::Observe(std::span<const ParameterSpec> bucket, std::uint32_t /*round*/,
+void PowerSgdCoordinator::Observe(BucketPositions bucket, std::uint32_t /*round*/,
                                   const ElementRange& range, std::span<const std::byte> bytes) {
-  const BucketLayout layout = MakeLayout(options_, bucket);
+  const BucketShape* shape = shapes_.Find(bucket);
+  if (shape == nullptr) return;
   // With one round the dense tensors come first.
-  if (options_.rounds == 1 && layout.dense_numel > 0 && range.segment == 0) return;
-  Observed& observed = observed_[bucket.front().name];
-  if (observed.parameters.empty()) {
-    observed.parameters.assign(bucket.begin(), bucket.end());
-    observed.values.resize(SendsP() ? layout.p_numel : layout.q_numel);
+  if (options_.rounds == 1 && shape->layout.dense_numel > 0 && range.segment == 0) return;
+  const std::size_t numel = SendsP() ? shape->layout.p_numel : shape->layout.q_numel;
+  if (numel == 0 || range.end > numel) return;
+  const DType dtype = FactorDType(shape->gradient);
+  Observed& observed = observed_[bucket.front()];
+  if (observed.values == nullptr) {
+    observed = {.layout = shape->factors, .values = std::make_shared<FactorArray>(dtype, numel)};
   }
-  if (range.end > observed.values.size()) return;
-  const DType wire = options_.wire.value_or(bucket.front().dtype);
-  cpu::Convert(wire, bytes.data(), DType::kFloat64,
-               reinterpret_cast<std::byte*>(observed.values.data() + range.begin), range.numel());
+  observed.numel += range.numel();
+  cpu::Convert(options_.wire.value_or(shape->gradient), bytes.data(), dtype,
+               observed.values->bytes_to_write().data() + range.begin * ByteSize(dtype),
+               range.numel());
 }
 
 void PowerSgdCoordinator::EndStep(Verdict verdict) {
+  if (chore_ != nullptr) std::exchange(chore_, nullptr)->Run();
   if (verdict == Verdict::kApply) {
-    ++iteration_;
-    for (const auto& [name, observed] : observed_) Keep(observed);
-    // The next step draws anew.
-    if (!options_.warm_start && !IsPlain()) {
-      seed_.reset();
-      factors_.clear();
-    }
+    Keep();
   } else {
-    UndoDraws();
+    Undo();
   }
   generator_before_.reset();
-  replaced_.clear();
+  if (!observed_.empty()) {
+    OpenChore().retired.push_back(
+        std::make_shared<std::unordered_map<std::uint32_t, Observed>>(std::move(observed_)));
+    observed_ = {};
+  }
+  std::vector<std::shared_ptr<const void>> unused;
+  shapes_.EndStep(unused);
+  if (unused.empty()) return;
+  auto& retired = OpenChore().retired;
+  retired.insert(retired.end(), unused.begin(), unused.end());
+}
+
+// What members compute with has the precision of their factors. With one round the other side goes
+// on from what it was.
+FactorBlockRef PowerSgdCoordinator::BlockFrom(const Observed& observed) const {
+  const FactorBlock* before = state_.factors->Matching(*observed.layout);
+  auto block = std::make_shared<FactorBlock>();
+  if (before != nullptr) *block = *before;
+  block->layout = observed.layout;
+  block->version = state_.iteration + 1;
+  FactorSide& side = SendsP() ? block->p : block->q;
+  FactorSide& other = SendsP() ? block->q : block->p;
+  side = {.array = observed.values, .offset = 0};
+  if (options_.rounds != 1 || before != nullptr) return block;
+  other.array =
+      Gather([from = state_.factors](
+                 std::uint32_t p) -> const FactorBlock& { return *from->SlotOf(p)->block; },
+             observed.layout, SendsP() ? Side::kQ : Side::kP);
+  return block;
+}
+
+void PowerSgdCoordinator::Keep() {
+  FactorTableRef before = state_.factors;
+  if (!options_.warm_start) {  // the next step draws anew
+    state_.seeds.clear();
+    state_.factors = std::make_shared<const FactorTable>();
+  } else if (!observed_.empty()) {
+    FactorTableEdit edit(state_.factors, manifest_.size());
+    std::vector<std::shared_ptr<const FactorArray>>& pending = OpenChore().pending;
+    for (const auto& [first, observed] : observed_) {
+      const std::size_t numel = observed.values->numel();
+      if (observed.numel < numel) continue;  // no step is applied without all of its results
+      FactorBlockRef block = BlockFrom(observed);
+      const bool is_new = state_.factors->Matching(*observed.layout) == nullptr;
+      if (options_.rounds == 1 && is_new) pending.push_back((SendsP() ? block->q : block->p).array);
+      edit.Put(std::move(block));
+    }
+    state_.factors = edit.Finish(options_, manifest_, pending);
+  }
+  ++state_.iteration;
+  committed_ = state_.factors;
+  if (before != committed_) OpenChore().retired.push_back(std::move(before));
+}
+
+// As if the step had not been: the next one draws the same.
+void PowerSgdCoordinator::Undo() {
+  FactorTableRef drawn = std::exchange(state_.factors, committed_);
+  if (generator_before_) {
+    state_.generator = *generator_before_;
+    state_.seeds.clear();
+  } else if (drawn != committed_) {
+    // Batched: members have the factors of the blocks that took the place of these.
+    auto again = std::make_shared<FactorTable>(*committed_);
+    for (std::size_t i = 0; i < again->slots.size(); ++i) {
+      FactorBlockRef& block = again->slots[i].block;
+      if (block == nullptr || block == drawn->slots[i].block) continue;
+      auto renamed = std::make_shared<FactorBlock>(*block);
+      renamed->epoch = ++epoch_;
+      block = std::move(renamed);
+    }
+    committed_ = state_.factors = std::move(again);
+  }
+  if (drawn != committed_) OpenChore().retired.push_back(std::move(drawn));
+}
+
+PowerSgdCoordinator::Chore& PowerSgdCoordinator::OpenChore() {
+  if (chore_ == nullptr) chore_ = std::make_shared<Chore>();
+  return *chore_;
+}
+
+std::shared_ptr<HookChore> PowerSgdCoordinator::TakeChore() {
+  const bool is_empty = chore_ != nullptr && chore_->pending.empty() && chore_->retired.empty();
+  if (is_empty) chore_.reset();
+  return std::exchange(chore_, nullptr);
+}
+
+std::shared_ptr<const HookSnapshot> PowerSgdCoordinator::Snapshot() const {
+  PowerSgdState state = state_;
+  state.factors = committed_;
+  if (generator_before_) {  // what the open step has drawn is left out: it will be drawn again
+    state.generator = *generator_before_;
+    state.seeds.clear();
+  }
+  return std::make_shared<PowerSgdSnapshot>(session_, std::move(state), state_.factors);
+}
+
+absl::StatusOr<std::shared_ptr<HookImport>> PowerSgdCoordinator::ReadState(
+    const HookState& state) const {
+  return ReadPowerSgdState(*session_, state);
+}
+
+void PowerSgdCoordinator::Install(HookImport& import) {
+  std::swap(state_, static_cast<PowerSgdImport&>(import).state);
+  ++epoch_;
+  if (options_.batched) {
+    auto renamed = std::make_shared<FactorTable>(*state_.factors);
+    for (FactorTable::Slot& slot : renamed->slots) {
+      if (slot.block == nullptr) continue;
+      auto block = std::make_shared<FactorBlock>(*slot.block);
+      block->epoch = epoch_;
+      slot.block = std::move(block);
+    }
+    state_.factors = std::move(renamed);
+  }
+  committed_ = state_.factors;
+  generator_before_.reset();
   observed_.clear();
-}
-
-std::size_t PowerSgdCoordinator::StateBytes() const {
-  std::size_t numel = 0;
-  if (options_.batched) {  // at most one bucket for each parameter
-    for (const ParameterSpec& parameter : manifest_) {
-      const BucketLayout layout = MakeLayout(options_, std::span(&parameter, 1));
-      numel += layout.p_numel + layout.q_numel;
-    }
-  } else {
-    const BucketLayout layout = MakeLayout(options_, manifest_);
-    numel = layout.p_numel + layout.q_numel;
-  }
-  return 3 * numel * sizeof(double);  // kept, observed, on its way to members
-}
-
-void PowerSgdCoordinator::ForgetOverlapping(std::span<const ParameterSpec> bucket) {
-  const std::vector<std::string> names = Names(bucket);
-  const std::unordered_set<std::string> here(names.begin(), names.end());
-  replaced_.try_emplace(names.front());  // there was none, unless the loop finds it
-  std::erase_if(factors_, [&](auto& entry) {
-    const std::vector<std::string>& others = entry.second.parameters;
-    if (std::none_of(others.begin(), others.end(),
-                     [&](const std::string& p) { return here.contains(p); })) {
-      return false;
-    }
-    replaced_[entry.first] = std::move(entry.second);
-    return true;
-  });
-}
-
-void PowerSgdCoordinator::UndoDraws() {
-  for (auto& [name, before] : replaced_) {
-    if (before.parameters.empty()) {
-      factors_.erase(name);
-    } else {
-      before.epoch = ++epoch_;  // members have the others
-      factors_[name] = std::move(before);
-    }
-  }
-  if (!generator_before_) return;
-  generator_ = *generator_before_;
-  seed_.reset();
-  factors_.clear();
-}
-
-void PowerSgdCoordinator::Draw(std::span<const ParameterSpec> bucket, std::uint32_t seed) {
-  TorchGenerator normals(seed);
-  const BucketLayout layout = MakeLayout(options_, bucket);
-  const bool stacked = options_.batch_tensors_with_same_shape && !options_.batched;
-  std::vector<float> drawn;
-  for (std::size_t i = 0; i < layout.matrices.size();) {
-    std::size_t end = i + 1;
-    while (stacked && end < layout.matrices.size() &&
-           layout.matrices[end].shape == layout.matrices[i].shape) {
-      ++end;
-    }
-    const std::size_t numel = layout.matrices[i].q_numel();
-    drawn.resize(numel * (end - i));
-    normals.Normal(drawn);
-    for (auto from = drawn.begin(); i < end; ++i) {
-      Factors& factors = factors_[bucket[layout.matrices[i].parameter].name];
-      factors = Factors{};
-      factors.q.assign(from, from + static_cast<std::ptrdiff_t>(numel));
-      from += static_cast<std::ptrdiff_t>(numel);
-      if (options_.batched) factors.parameters = Names(bucket);
-    }
-  }
-  if (options_.rounds != 1) return;
-  for (const LowRankMatrix& matrix : layout.matrices) {
-    drawn.resize(matrix.p_numel());
-    normals.Normal(drawn);
-    factors_[bucket[matrix.parameter].name].p.assign(drawn.begin(), drawn.end());
-  }
-}
-
-void PowerSgdCoordinator::Keep(const Observed& observed) {
-  for (const LowRankMatrix& matrix : MakeLayout(options_, observed.parameters).matrices) {
-    Factors& factors = factors_[observed.parameters[matrix.parameter].name];
-    const bool is_p = options_.rounds == 1 && SideAt(options_, iteration_ - 1) == Side::kP;
-    const double* from = observed.values.data() + (is_p ? matrix.p_offset : matrix.q_offset);
-    const std::size_t numel = is_p ? matrix.p_numel() : matrix.q_numel();
-    (is_p ? factors.p : factors.q).assign(from, from + numel);
-    factors.version = iteration_;
-  }
 }
 
 }  // namespace gradwire

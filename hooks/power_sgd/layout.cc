@@ -48,11 +48,11 @@ BucketLayout SquareLayout(std::size_t rank, std::size_t numel) {
 
 }  // namespace
 
-BucketLayout MakeLayout(const PowerSgdOptions& options, std::span<const ParameterSpec> parameters) {
+BucketLayout MakeLayout(const PowerSgdOptions& options, const BucketParameters& parameters) {
   const auto rank = static_cast<std::size_t>(options.matrix_approximation_rank);
   if (options.batched) {
     std::size_t numel = 0;
-    for (const ParameterSpec& parameter : parameters) numel += parameter.numel();
+    for (std::size_t p = 0; p < parameters.size(); ++p) numel += parameters[p].numel();
     return SquareLayout(rank, numel);
   }
   BucketLayout layout;

@@ -2,10 +2,10 @@
 #pragma once
 
 #include <cstddef>
-#include <span>
 #include <vector>
 
 #include "gradwire/hooks/hook.h"
+#include "hooks/bucket_parameters.h"
 #include "hooks/power_sgd/options.h"
 
 namespace gradwire {
@@ -47,7 +47,7 @@ struct BucketLayout {
 // torch's rule: n = first dimension, m = the rest, r = min(n, m, approximation rank); compressed
 // when (n + m) * r * min_compression_rate < n * m. A parameter without dimensions travels as it is.
 // Batched: one square of ceil(sqrt(numel)), whatever the rate.
-BucketLayout MakeLayout(const PowerSgdOptions& options, std::span<const ParameterSpec> parameters);
+BucketLayout MakeLayout(const PowerSgdOptions& options, const BucketParameters& parameters);
 
 // Which factor a step with `rounds` = 1 sends.
 enum class Side : std::uint8_t { kP, kQ };

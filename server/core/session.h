@@ -261,7 +261,6 @@ class Session {
   DType GradientType(const Bucket& bucket) const;
   void Store(int rank, Bucket& bucket, const wire::Contribution& header,
              const wire::PayloadRef& payload, Effects& effects);
-  std::vector<ParameterSpec> Specs(const std::vector<std::uint32_t>& parameters) const;
   void SendShared(Bucket& bucket, int rank, Effects& effects);
   void Observe(const Bucket& bucket, std::uint32_t chunk, const ReducedResult& result);
   absl::Status CheckHasState() const;

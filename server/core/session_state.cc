@@ -11,13 +11,6 @@
 
 namespace gradwire::server {
 
-std::vector<ParameterSpec> Session::Specs(const std::vector<std::uint32_t>& parameters) const {
-  std::vector<ParameterSpec> specs;
-  specs.reserve(parameters.size());
-  for (std::uint32_t p : parameters) specs.push_back(options_.manifest[p]);
-  return specs;
-}
-
 // Gives a member what it lacks before it encodes the bucket's first bytes.
 void Session::SendShared(Bucket& bucket, int rank, Effects& effects) {
   if (bucket.epoch == 0 || bucket.round > 0) return;
@@ -28,7 +21,9 @@ void Session::SendShared(Bucket& bucket, int rank, Effects& effects) {
   }
   if (bucket.shared == nullptr) {
     SharedBlock pieces;
-    std::vector<std::byte> state = hook_->SharedState(Specs(bucket.parameters));
+    const std::shared_ptr<SharedStateWork> work = hook_->SharedState(bucket.parameters);
+    work->Run();
+    std::vector<std::byte> state = work->TakeBytes();
     const std::size_t total = state.size();
     const wire::PayloadRef whole = wire::OwnedPayload::Make(std::move(state));
     for (std::size_t at = 0; at < total; at += options_.chunk_bytes) {
@@ -54,14 +49,14 @@ void Session::Observe(const Bucket& bucket, std::uint32_t chunk, const ReducedRe
   if (hook_ == nullptr) return;
   const wire::ChunkLayout& layout = bucket.rounds.back().layout;
   if (!hook_->Observes(bucket.round, layout.segment(chunk))) return;
-  const std::vector<ParameterSpec> specs = Specs(bucket.parameters);
   const wire::PayloadRef kept = result.kept();
   if (kept->pieces().size() == 1) {
-    return hook_->Observe(specs, bucket.round, layout.Range(chunk), kept->pieces().front());
+    return hook_->Observe(bucket.parameters, bucket.round, layout.Range(chunk),
+                          kept->pieces().front());
   }
   std::vector<std::byte> bytes;
   for (const auto& piece : kept->pieces()) bytes.insert(bytes.end(), piece.begin(), piece.end());
-  hook_->Observe(specs, bucket.round, layout.Range(chunk), bytes);
+  hook_->Observe(bucket.parameters, bucket.round, layout.Range(chunk), bytes);
 }
 
 absl::Status Session::CheckHasState() const {
@@ -77,7 +72,7 @@ absl::Status Session::CheckHasState() const {
 
 absl::StatusOr<HookState> Session::ExportState() const {
   if (absl::Status status = CheckHasState(); !status.ok()) return status;
-  absl::StatusOr<HookState> state = hook_->Export();
+  absl::StatusOr<HookState> state = hook_->Snapshot()->State();
   if (state.ok()) state->metadata["step"] = absl::StrCat(step_);
   return state;
 }
@@ -93,7 +88,9 @@ absl::Status Session::ImportState(const HookState& state, Effects& effects) {
     return absl::FailedPreconditionError(absl::StrCat(
         "session \"", options_.name, "\" is ", Name(state_), "; a state goes into a running one"));
   }
-  if (absl::Status status = hook_->Import(state); !status.ok()) return status;
+  const auto import = hook_->ReadState(state);
+  if (!import.ok()) return import.status();
+  hook_->Install(**import);
   for (Member& member : members_) {
     std::fill(member.epochs.begin(), member.epochs.end(), 0);
     member.reset_sent = true;
@@ -145,7 +142,7 @@ void Session::LogCompression(Effects& effects) const {
 }
 
 std::vector<ParameterReport> Session::Report() const {
-  return hook_ == nullptr ? std::vector<ParameterReport>() : hook_->Report();
+  return hook_ == nullptr ? std::vector<ParameterReport>() : hook_->Snapshot()->Report();
 }
 
 }  // namespace gradwire::server

@@ -26,13 +26,8 @@ std::string PlanText(const std::vector<RoundPlan>& plans) {
 }  // namespace
 
 absl::StatusOr<std::vector<RoundPlan>> Session::CheckedPlan(const wire::Announce& announce) const {
-  const std::vector<ParameterSpec> parameters = Specs(announce.parameters);
-  std::size_t gradient_bytes = 0;
-  for (const ParameterSpec& parameter : parameters) {
-    gradient_bytes += parameter.numel() * ByteSize(parameter.dtype);
-  }
   if (hook_ != nullptr) {
-    absl::StatusOr<std::vector<RoundPlan>> plan = hook_->Plan(parameters);
+    absl::StatusOr<std::vector<RoundPlan>> plan = hook_->Plan(announce.parameters);
     if (plan.ok() && *plan != announce.rounds) {
       return absl::InvalidArgumentError(
           absl::StrCat("announced rounds ", PlanText(announce.rounds), " for bucket ",
@@ -41,12 +36,17 @@ absl::StatusOr<std::vector<RoundPlan>> Session::CheckedPlan(const wire::Announce
     }
     return plan;
   }
+  std::size_t gradient_bytes = 0;
+  for (const std::uint32_t p : announce.parameters) {
+    gradient_bytes += options_.manifest[p].numel() * ByteSize(options_.manifest[p].dtype);
+  }
   if (announce.rounds.size() > kMaxRounds) {
     return absl::InvalidArgumentError(absl::StrCat(
         "announced ", announce.rounds.size(), " rounds; at most ", kMaxRounds, " are allowed"));
   }
   const std::size_t limit = kMaxBytesPerGradientByte * gradient_bytes + kExtraRoundBytes;
-  const std::size_t most_segments = kMaxSegmentsPerParameter * parameters.size() + kExtraSegments;
+  const std::size_t most_segments =
+      kMaxSegmentsPerParameter * announce.parameters.size() + kExtraSegments;
   for (const RoundPlan& plan : announce.rounds) {
     if (plan.segments.size() > most_segments) {
       return absl::InvalidArgumentError(absl::StrCat(
@@ -164,7 +164,7 @@ void Session::OnAnnounce(int rank, const wire::Announce& announce, const wire::P
     bucket.granted.resize(members_.size());
     bucket.eager.resize(members_.size());
     bucket.order = next_order_++;
-    if (hook_ != nullptr) bucket.epoch = hook_->SharedEpoch(Specs(bucket.parameters));
+    if (hook_ != nullptr) bucket.epoch = hook_->SharedVersion(bucket.parameters);
     for (std::uint32_t p : bucket.parameters) owner_[p] = id;
     found = buckets_.emplace(BucketKey{step_, id}, std::move(bucket)).first;
     if (!found->second.plans.empty()) BeginRound(found->second);
@@ -413,6 +413,7 @@ void Session::Commit(Effects& effects) {
   if (hook_ != nullptr) {
     hook_->EndStep(IsActive(Mutant::kCoordinatorCommitsSkips) ? Verdict::kApply
                                                               : last_done_->verdict);
+    if (const auto chore = hook_->TakeChore()) chore->Run();
   }
   std::erase_if(reports_, [this](const auto& entry) {
     return !buckets_.contains({step_, entry.first});

@@ -50,6 +50,7 @@ Bytes AllocatedBy(const std::string& text, std::int64_t rows, DType dtype) {
   std::vector<std::byte> gradients(numel * ByteSize(dtype));
   std::vector<std::byte> wire(numel * ByteSize(DType::kFloat64));
   GradBucket bucket = *GradBucket::Make(0, {dtype, gradients.data(), numel}, model);
+  const std::vector<std::uint32_t> bucket_of_all = {0, 1, 2};
   const auto coordinator = *MakeCoordinatorHook(spec, model);
   const auto hook = *HookRegistry::Global().Make(spec);
   Bytes counted;
@@ -57,8 +58,11 @@ Bytes AllocatedBy(const std::string& text, std::int64_t rows, DType dtype) {
     for (std::size_t i = 0; i < gradients.size(); ++i) {
       gradients[i] = static_cast<std::byte>(i * 7 % 60);  // finite in every dtype
     }
-    coordinator->SharedEpoch(model);
-    const std::vector<std::byte> shared = coordinator->SharedState(model);
+    EXPECT_TRUE(coordinator->Plan(bucket_of_all).ok());
+    EXPECT_NE(coordinator->SharedVersion(bucket_of_all), 0U);
+    const auto work = coordinator->SharedState(bucket_of_all);
+    work->Run();
+    const std::vector<std::byte> shared = work->TakeBytes();
     const std::size_t before = allocated;
     const auto run = *hook->Start(bucket, step);
     auto plan = run->Next({});

@@ -29,7 +29,9 @@ TEST_P(PowerSgdState, SkippedAndFailedStepsLeaveNoTrace) {
       auto gradients = Pack<float>(poisoned);
       const Snapshot before(*disturbed);
       CoordinatorHook& coordinator = disturbed->coordinator();
-      coordinator.SharedEpoch(std::vector<ParameterSpec>{model[0], model[2]});
+      const std::vector<std::uint32_t> part = {0, 2};
+      ASSERT_TRUE(coordinator.Plan(part).ok());
+      coordinator.SharedVersion(part);
       EXPECT_TRUE(before == Snapshot(*disturbed)) << "an export shows what an open step drew";
       coordinator.EndStep(Verdict::kSkip);
       // Other buckets with a first parameter that they had: the batched form's state is theirs.
@@ -63,7 +65,7 @@ TEST_P(PowerSgdState, GoesOnFromItsStateWithTheSameBits) {
   }
   const auto resumed = World(3, Form(GetParam()));
   const Snapshot saved(*first);
-  ASSERT_TRUE(resumed->coordinator().Import(saved.coordinator).ok());
+  ASSERT_TRUE(resumed->Import(saved.coordinator).ok());
   resumed->Reset();
   for (std::size_t r = 0; r < 3; ++r) {
     ASSERT_TRUE(resumed->hook(r).LoadState(saved.members[r], model).ok());
@@ -88,16 +90,16 @@ TEST(PowerSgd, TheBatchedFormKeepsFactorsOfTheLastBucketsOnly) {
   for (const Buckets& buckets : {kOne, kTwo, kShuffled, kTwo}) {
     auto gradients = Pack<float>(RandomGradients(model, 2, step++));
     ASSERT_EQ(*world->RunStep(gradients, buckets), Verdict::kApply);
-    EXPECT_EQ(world->coordinator().Export()->tensors.size(), buckets.size());
-    EXPECT_EQ(world->coordinator().Report().size(), buckets.size());
+    EXPECT_EQ(world->Export().tensors.size(), buckets.size());
+    EXPECT_EQ(world->Report().size(), buckets.size());
   }
   // One that holds parts of both, and a step that is skipped: both are as before.
-  const HookState before = *world->coordinator().Export();
+  const HookState before = world->Export();
   Values values = RandomGradients(model, 2, step);
   values[0][0][0] = std::numeric_limits<double>::quiet_NaN();
   auto gradients = Pack<float>(values);
   ASSERT_EQ(*world->RunStep(gradients, {{3, 2}, {1, 5}, {0, 4}}), Verdict::kSkip);
-  EXPECT_TRUE(SameTensors(before, *world->coordinator().Export()));
+  EXPECT_TRUE(SameTensors(before, world->Export()));
 }
 
 TEST(PowerSgd, RefusesAnotherStateByName) {
@@ -106,10 +108,10 @@ TEST(PowerSgd, RefusesAnotherStateByName) {
   const auto world = World(2, "power_sgd,start_powerSGD_iter=0");
   auto gradients = Pack<float>(RandomGradients(model, 2, 1));
   ASSERT_TRUE(world->RunStep(gradients, kOne).ok());
-  const HookState good = *world->coordinator().Export();
+  const HookState good = world->Export();
   const auto refusal = [&](const HookState& state) {
     const Snapshot before(*world);
-    const absl::Status status = world->coordinator().Import(state);
+    const absl::Status status = world->Import(state);
     EXPECT_FALSE(status.ok());
     EXPECT_TRUE(before == Snapshot(*world)) << "something was loaded";
     return std::string(status.message());
@@ -133,8 +135,7 @@ TEST(PowerSgd, RefusesAnotherStateByName) {
   bad.metadata.erase("seed");
   EXPECT_THAT(refusal(bad), HasSubstr("seed"));
   const auto other = World(2, "power_sgd,start_powerSGD_iter=0,matrix_approximation_rank=2");
-  EXPECT_THAT(std::string(other->coordinator().Import(good).message()),
-              HasSubstr("matrix_approximation_rank=1"));
+  EXPECT_THAT(std::string(other->Import(good).message()), HasSubstr("matrix_approximation_rank=1"));
 
   HookState padding = world->hook(0).State();
   padding.tensors[0] = {.name = "padding/tall",

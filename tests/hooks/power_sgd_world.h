@@ -104,7 +104,7 @@ struct Snapshot {
   std::vector<HookState> members;
   HookState coordinator;
 
-  explicit Snapshot(HookWorld& world) : coordinator(*world.coordinator().Export()) {
+  explicit Snapshot(HookWorld& world) : coordinator(world.Export()) {
     for (std::size_t r = 0; r < world.world_size(); ++r) members.push_back(world.hook(r).State());
   }
   bool operator==(const Snapshot& other) const {

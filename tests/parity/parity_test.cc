@@ -179,7 +179,7 @@ class Replay {
       const absl::Status status = world_->hook(rank).LoadState(state, manifest_);
       ASSERT_TRUE(status.ok()) << status;
     }
-    HookState state = *world_->coordinator().Export();
+    HookState state = world_->Export();
     state.tensors.clear();
     std::erase_if(state.metadata, [](const auto& entry) {
       return entry.first.starts_with("version/") || entry.first.starts_with("bucket/");
@@ -187,7 +187,7 @@ class Replay {
     state.metadata["iteration"] = absl::StrCat(Iteration());
     state.metadata["seed"] = IsCompressed() ? "1" : "";
     if (IsCompressed()) ForceFactors(state);
-    const absl::Status status = world_->coordinator().Import(state);
+    const absl::Status status = world_->Import(state);
     ASSERT_TRUE(status.ok()) << configuration_.name << " step " << step_ << ": " << status;
     world_->Reset();
   }
@@ -300,7 +300,7 @@ class Replay {
   void CompareFactor(const ParameterSpec& parameter) {
     const Tensor* want = Find("q_after/" + parameter.name);
     if (want == nullptr) return;
-    const HookState state = *world_->coordinator().Export();
+    const HookState state = world_->Export();
     for (const StateTensor& tensor : state.tensors) {
       if (tensor.name != "q/" + parameter.name) continue;
       std::vector<float> ours = Floats(tensor.data);

@@ -80,8 +80,8 @@ TEST(SessionState, ARestartNamesOnlyWhatTheMemberWasGranted) {
   SessionHarness harness(options);
   harness.Start();
   wire::Announce announce = harness.AnnounceOf({1});
-  const ParameterSpec& b = options.manifest[1];
-  announce.rounds = *(*MakeCoordinatorHook(options.spec, options.manifest))->Plan({&b, 1});
+  announce.rounds =
+      *(*MakeCoordinatorHook(options.spec, options.manifest))->Plan(announce.parameters);
   harness.Receive(0, announce);
   ASSERT_EQ(harness.Sent<wire::Grant>(0).size(), 1U);
   harness.Detach(0);
@@ -105,7 +105,8 @@ TEST(SessionState, AMatrixOfSeveralChunksWaitsForAllOfThem) {
   SessionHarness harness(options);
   harness.Start();
   wire::Announce announce = harness.AnnounceOf({0});
-  announce.rounds = *(*MakeCoordinatorHook(options.spec, options.manifest))->Plan(options.manifest);
+  announce.rounds =
+      *(*MakeCoordinatorHook(options.spec, options.manifest))->Plan(announce.parameters);
   const auto send = [&](int rank, std::uint32_t chunk, std::size_t floats) {
     wire::Contribution contribution = harness.Chunk(rank, 0, chunk);
     contribution.received = 0;
@@ -191,11 +192,10 @@ TEST(SessionState, WhatIsMissingOrWrongIsNamedAndNothingChanges) {
 void RunStep(SessionHarness& harness, const std::vector<std::vector<std::uint32_t>>& buckets) {
   for (const auto& parameters : buckets) {
     wire::Announce announce = harness.AnnounceOf(parameters);
-    std::vector<ParameterSpec> specs;
-    for (std::uint32_t p : parameters) specs.push_back(harness.session.options().manifest[p]);
-    const auto hook = MakeCoordinatorHook(harness.session.options().spec, specs);
+    const SessionOptions& options = harness.session.options();
+    const auto hook = MakeCoordinatorHook(options.spec, options.manifest);
     while ((*hook)->iteration() < harness.session.iteration()) (*hook)->EndStep(Verdict::kApply);
-    announce.rounds = *(*hook)->Plan(specs);
+    announce.rounds = *(*hook)->Plan(parameters);
     for (int rank : {0, 1}) harness.Receive(rank, announce);
     const wire::ChunkLayout layout(announce.rounds.front(), 64);
     const wire::RoundId id = harness.Chunk(0, parameters.front()).id;

@@ -53,7 +53,7 @@ const std::map<std::uint32_t, Checker::Layouts>& Checker::LayoutsOf(std::int64_t
     std::vector<ParameterSpec> parameters;
     for (std::uint32_t p : bucket) parameters.push_back(scenario_.options.manifest[p]);
     const auto plans = reference_ == nullptr ? hook_->Plan(parameters, step)
-                                             : reference_->coordinator().Plan(parameters);
+                                             : reference_->coordinator().Plan(bucket);
     Layouts& rounds = layouts[bucket.front()];
     for (const RoundPlan& plan : *plans) rounds.emplace_back(plan, scenario_.options.chunk_bytes);
   }

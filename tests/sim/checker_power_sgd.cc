@@ -55,7 +55,7 @@ void Checker::FollowStep(std::int64_t step) {
   if (step < followed_) return;
   followed_ = step + 1;
   if (done_.at(step).verdict == Verdict::kApply) RunReference(step);
-  const StateImage expected = ImageOf(*reference_->coordinator().Export());
+  const StateImage expected = ImageOf(reference_->Export());
   const auto found = committed_.find(step);
   if (found == committed_.end()) {
     return Violate(absl::StrCat("a member ends step ", step, " before the session does"));
@@ -79,9 +79,8 @@ void Checker::RunReference(std::int64_t step) {
   bool low_rank = false;
   for (const auto& bucket : plan.buckets) {
     buckets.emplace_back(bucket.begin(), bucket.end());
-    std::vector<ParameterSpec> specs;
-    for (std::uint32_t p : bucket) specs.push_back(scenario_.options.manifest[p]);
-    low_rank |= reference_->coordinator().SharedEpoch(specs) != 0;
+    if (!reference_->coordinator().Plan(bucket).ok()) continue;
+    low_rank |= reference_->coordinator().SharedVersion(bucket) != 0;
   }
   if (low_rank) ++low_rank_steps_;
   const absl::StatusOr<Verdict> verdict = reference_->RunStep(gradients, buckets);

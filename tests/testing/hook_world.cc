@@ -16,7 +16,7 @@ struct HookWorld::OpenBucket {
     std::unique_ptr<GradBucket> bucket;
     std::unique_ptr<HookRun> run;
   };
-  std::vector<std::size_t> positions;
+  std::vector<std::uint32_t> positions;
   std::vector<ParameterSpec> parameters;
   std::vector<RoundPlan> plans;
   std::vector<Member> members;
@@ -49,6 +49,13 @@ void HookWorld::Reset() {
   for (auto& hook : hooks_) hook->Reset(coordinator_->iteration());
 }
 
+absl::Status HookWorld::Import(const HookState& state) {
+  const auto import = coordinator_->ReadState(state);
+  if (!import.ok()) return import.status();
+  coordinator_->Install(**import);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Verdict> HookWorld::RunStep(std::vector<MemberGradients>& gradients,
                                            const Buckets& buckets, bool fails) {
   std::vector<OpenBucket> open(buckets.size());
@@ -73,15 +80,16 @@ absl::StatusOr<Verdict> HookWorld::RunStep(std::vector<MemberGradients>& gradien
   open.clear();
   for (auto& hook : hooks_) hook->EndStep(verdict);
   coordinator_->EndStep(verdict);
+  if (const auto chore = coordinator_->TakeChore()) chore->Run();
   ++step_;
   return verdict;
 }
 
 absl::Status HookWorld::Open(const std::vector<MemberGradients>& gradients,
                              const std::vector<std::size_t>& positions, OpenBucket& open) {
-  open.positions = positions;
+  open.positions.assign(positions.begin(), positions.end());
   for (std::size_t p : positions) open.parameters.push_back(manifest_[p]);
-  auto plans = coordinator_->Plan(open.parameters);
+  auto plans = coordinator_->Plan(open.positions);
   if (!plans.ok()) return plans.status();
   open.plans = *std::move(plans);
   for (std::size_t rank = 0; rank < hooks_.size(); ++rank) {
@@ -104,16 +112,18 @@ absl::Status HookWorld::Open(const std::vector<MemberGradients>& gradients,
 }
 
 absl::Status HookWorld::GiveSharedState(OpenBucket& open) {
-  const std::uint64_t epoch = coordinator_->SharedEpoch(open.parameters);
+  const std::uint64_t epoch = coordinator_->SharedVersion(open.positions);
   if (epoch == 0 || std::all_of(open.positions.begin(), open.positions.end(),
-                                [&](std::size_t p) { return epochs_[p] == epoch; })) {
+                                [&](std::uint32_t p) { return epochs_[p] == epoch; })) {
     return absl::OkStatus();
   }
-  const std::vector<std::byte> state = coordinator_->SharedState(open.parameters);
+  const auto work = coordinator_->SharedState(open.positions);
+  work->Run();
+  const std::vector<std::byte> state = work->TakeBytes();
   for (auto& member : open.members) {
     if (absl::Status status = member.run->Import(state); !status.ok()) return status;
   }
-  for (std::size_t p : open.positions) epochs_[p] = epoch;
+  for (std::uint32_t p : open.positions) epochs_[p] = epoch;
   return absl::OkStatus();
 }
 
@@ -150,7 +160,7 @@ absl::StatusOr<bool> HookWorld::RunRound(OpenBucket& open, std::uint32_t round, 
                    : Reduce(segment.dtype, segment.op, segment.numel, inputs, sum))
                   .finite;
     if (coordinator_->Observes(round, segment)) {
-      coordinator_->Observe(open.parameters, round, range, sum);
+      coordinator_->Observe(open.positions, round, range, sum);
     }
     for (auto& member : open.members) {
       if (absl::Status status = member.run->Decode(range, sum); !status.ok()) return status;

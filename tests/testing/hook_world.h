@@ -35,6 +35,12 @@ class HookWorld {
   CoordinatorHook& coordinator() { return *coordinator_; }
   std::size_t world_size() const { return hooks_.size(); }
 
+  // The coordinator's state as a file has it, and its replacement by another one; the members are
+  // not told (see Reset).
+  HookState Export() const { return *coordinator_->Snapshot()->State(); }
+  absl::Status Import(const HookState& state);
+  std::vector<ParameterReport> Report() const { return coordinator_->Snapshot()->Report(); }
+
   // As after a StateReset: the members are given the coordinator's state anew.
   void Reset();
 

@@ -1,0 +1,154 @@
+// The factors of low-rank matrices as immutable blocks, which change hands as pointers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "hooks/coordinator_hook.h"
+#include "hooks/power_sgd/layout.h"
+
+namespace gradwire {
+
+// The precision that members compute with: float32 for all gradients but float64.
+DType FactorDType(DType gradient);
+
+// Numbers back to back, in float32 or float64. Thread-safe, and immutable, once it is shared.
+class FactorArray {
+ public:
+  using Fill = std::function<void(std::span<std::byte>)>;
+
+  // Numbers that the caller writes before it shares the array.
+  FactorArray(DType dtype, std::size_t numel);
+  // Numbers that the first Get computes. `fill` is called once, and what it holds is let go of
+  // then.
+  FactorArray(DType dtype, std::size_t numel, Fill fill);
+
+  DType dtype() const { return dtype_; }
+  std::size_t numel() const { return numel_; }
+  std::span<const std::byte> Get() const;
+  std::span<std::byte> bytes_to_write();
+
+ private:
+  const DType dtype_;
+  const std::size_t numel_;
+  mutable std::once_flag computed_;
+  mutable Fill fill_;
+  mutable std::unique_ptr<std::byte[]> bytes_;
+};
+
+// Which matrices lie back to back in a block, and where. Thread-safe.
+class FactorLayout {
+ public:
+  // Of the manifest's parameters at `positions`, as MakeLayout lays them out.
+  FactorLayout(const PowerSgdOptions& options, std::span<const ParameterSpec> manifest,
+               std::span<const std::uint32_t> positions);
+  FactorLayout(const PowerSgdOptions& options, std::span<const ParameterSpec> manifest,
+               std::span<const std::uint32_t> positions, const BucketLayout& layout);
+
+  // `parameter` is a position in the manifest; batched: the bucket's first.
+  const std::vector<LowRankMatrix>& matrices() const { return matrices_; }
+  // The positions that own the block: those of the matrices; batched: the bucket's.
+  const std::vector<std::uint32_t>& owners() const { return owners_; }
+  bool batched() const { return batched_; }
+  DType dtype() const { return dtype_; }  // that holds all of the block's numbers exactly
+  std::size_t q_numel() const { return q_numel_; }
+  std::size_t p_numel() const { return p_numel_; }
+
+  // The matrix of a parameter that has one here.
+  const LowRankMatrix& MatrixOf(std::uint32_t parameter) const;
+
+ private:
+  std::vector<LowRankMatrix> matrices_;
+  std::vector<std::uint32_t> owners_;
+  bool batched_ = false;
+  DType dtype_ = DType::kFloat32;
+  std::size_t q_numel_ = 0;
+  std::size_t p_numel_ = 0;
+  mutable std::once_flag sorted_;
+  mutable std::vector<std::pair<std::uint32_t, std::uint32_t>> by_parameter_;
+};
+
+// A run of a layout's factors inside an array. None: without one.
+struct FactorSide {
+  std::shared_ptr<const FactorArray> array{};
+  std::size_t offset = 0;  // elements
+};
+
+struct FactorBlock {
+  std::shared_ptr<const FactorLayout> layout;
+  FactorSide q{};
+  FactorSide p{};            // with one round per step only
+  std::int64_t version = 0;  // the iteration after which they were averaged; 0: drawn
+  std::uint64_t epoch = 0;   // batched: of members' copies
+};
+using FactorBlockRef = std::shared_ptr<const FactorBlock>;
+
+// Writes one factor of a parameter that has them in the block, in `dtype`.
+void CopyFactor(const FactorBlock& from, std::uint32_t parameter, Side side, DType dtype,
+                std::byte* out);
+
+// All blocks at one moment. A parameter's factors are in the block that owns it; older blocks may
+// have others of the same parameter.
+struct FactorTable {
+  static constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
+
+  struct Slot {
+    FactorBlockRef block{};       // null: the slot is free
+    std::size_t owned = 0;        // parameters whose owner it is
+    std::size_t owned_numel = 0;  // elements of their factors
+  };
+
+  std::vector<Slot> slots{};
+  // By position in the manifest: the owner's slot, or kNone. Null: nobody owns anything.
+  std::shared_ptr<const std::vector<std::uint32_t>> owner{};
+
+  // The slot that owns the parameter, or null.
+  const Slot* SlotOf(std::uint32_t parameter) const;
+  // The block that has exactly this layout and owns all of it, or null. Takes constant time where
+  // it is the same object.
+  const FactorBlock* Matching(const FactorLayout& layout) const;
+};
+using FactorTableRef = std::shared_ptr<const FactorTable>;
+
+// One side of `layout`, copied by the first Get from the blocks that `from` names for each of its
+// parameters.
+using BlockOfParameter = std::function<const FactorBlock&(std::uint32_t parameter)>;
+std::shared_ptr<const FactorArray> Gather(BlockOfParameter from,
+                                          std::shared_ptr<const FactorLayout> layout, Side side);
+
+// Makes a table from another one. Takes time in proportion to the number of blocks, and to the
+// parameters of those blocks of which no older block has the list.
+class FactorTableEdit {
+ public:
+  // `from` may be null: an empty table. The manifest has `parameters` of them.
+  FactorTableEdit(FactorTableRef from, std::size_t parameters);
+
+  // The block becomes the owner of all its parameters. A batched block that loses one loses all.
+  void Put(FactorBlockRef block);
+
+  // Once. Blocks of which less than half is owned are replaced by what is owned of them; the arrays
+  // for that are appended to `pending`: until each was computed once, the old blocks' memory stays.
+  FactorTableRef Finish(const PowerSgdOptions& options, std::span<const ParameterSpec> manifest,
+                        std::vector<std::shared_ptr<const FactorArray>>& pending);
+
+ private:
+  void Release(std::uint32_t parameter, std::size_t numel);
+  std::uint32_t FreeSlot();
+  std::vector<std::uint32_t>& Owner();
+
+  const FactorTableRef from_;
+  const std::size_t parameters_;
+  std::shared_ptr<FactorTable> table_;
+  std::shared_ptr<std::vector<std::uint32_t>> owner_;  // null: unchanged so far
+  std::vector<std::uint32_t> diminished_;              // slots
+  std::vector<std::uint32_t> free_;
+};
+
+}  // namespace gradwire

@@ -1,0 +1,258 @@
+// A saved state of the coordinator, checked and taken apart.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "hooks/cpu/kernels.h"
+#include "hooks/power_sgd/session_state.h"
+
+namespace gradwire {
+namespace {
+
+// The first line in which two layouts differ.
+std::string FirstDifferentLine(const std::string& here, const std::string& there) {
+  const std::vector<std::string> ours = absl::StrSplit(here, '\n');
+  const std::vector<std::string> theirs = absl::StrSplit(there, '\n');
+  for (std::size_t i = 0; i < std::max(ours.size(), theirs.size()); ++i) {
+    const std::string a = i < ours.size() ? ours[i] : "";
+    const std::string b = i < theirs.size() ? theirs[i] : "";
+    if (a != b) {
+      return absl::StrCat("parameter ", i, " is \"", a, "\" in the session and \"",
+                          b.substr(0, 200), "\" in the state");
+    }
+  }
+  return "";
+}
+
+// One state and the session that it is for.
+class Reader {
+ public:
+  Reader(const PowerSgdSession& session, const HookState& state)
+      : session_(session),
+        options_(session.options),
+        manifest_(*session.manifest),
+        state_(state),
+        read_(std::make_shared<PowerSgdImport>()) {
+    for (std::size_t i = 0; i < manifest_.size(); ++i) {
+      position_[manifest_[i].name] = static_cast<std::uint32_t>(i);
+    }
+  }
+
+  absl::StatusOr<std::shared_ptr<PowerSgdImport>> Read() {
+    for (auto part : {&Reader::CheckDescription, &Reader::ReadNumbers, &Reader::ReadDescriptions,
+                      &Reader::ReadTensors, &Reader::CheckComplete}) {
+      if (absl::Status status = (this->*part)(); !status.ok()) return status;
+    }
+    MakeTable();
+    return std::move(read_);
+  }
+
+ private:
+  // What the state says of one parameter's matrix; batched: of the bucket that it is the first of.
+  struct Factor {
+    const StateTensor* q = nullptr;
+    const StateTensor* p = nullptr;
+    std::int64_t version = 0;
+    std::vector<std::uint32_t> bucket{};
+  };
+
+  std::string Text(const char* key) const {
+    const auto found = state_.metadata.find(key);
+    return found == state_.metadata.end() ? std::string() : found->second;
+  }
+
+  absl::Status CheckDescription() {
+    if (Text("format") != kSessionStateFormat) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("state: format \"", Text("format").substr(0, 80),
+                       "\" is not known; allowed: \"", kSessionStateFormat, "\""));
+    }
+    if (Text("options") != session_.OptionsText()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("state: its options are \"", Text("options").substr(0, 600),
+                       "\", the session's are \"", session_.OptionsText(), "\""));
+    }
+    for (const char* key : {"iteration", "generator", "seed"}) {
+      if (!state_.metadata.contains(key)) {
+        return absl::InvalidArgumentError(absl::StrCat("state: \"", key, "\" is missing"));
+      }
+    }
+    if (const std::string layout = session_.LayoutText(); Text("layout") != layout) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("state: of another layout: ", FirstDifferentLine(layout, Text("layout"))));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadNumbers() {
+    PowerSgdState& out = read_->state;
+    if (!absl::SimpleAtoi(Text("iteration"), &out.iteration) || out.iteration < 0) {
+      return absl::InvalidArgumentError("state: iteration is no number from 0");
+    }
+    auto generator = NumpyRandomState::Parse(Text("generator"));
+    if (!generator.ok()) return generator.status();
+    out.generator = *std::move(generator);
+    out.plan = DefaultDrawPlan(options_, manifest_);
+    if (std::uint32_t seed = 0; absl::SimpleAtoi(Text("seed"), &seed)) out.seeds = {seed};
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadDescriptions() {
+    for (const auto& [key, value] : state_.metadata) {
+      const bool is_bucket = key.starts_with("bucket/");
+      if (!is_bucket && !key.starts_with("version/")) continue;
+      const std::string name = key.substr(key.find('/') + 1);
+      const auto position = position_.find(name);
+      if (position == position_.end()) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("state: \"", key.substr(0, 600), "\" names no parameter of this session"));
+      }
+      Factor& own = factors_[position->second];
+      if (!is_bucket) {
+        if (absl::SimpleAtoi(value, &own.version)) continue;
+        return absl::InvalidArgumentError(absl::StrCat("state: \"", key, "\" is no number"));
+      }
+      if (absl::Status status = ReadBucket(name, value, own); !status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadBucket(const std::string& name, const std::string& text, Factor& own) {
+    for (const auto part : absl::StrSplit(text, ' ')) {
+      std::uint32_t position = 0;
+      if (!absl::SimpleAtoi(part, &position) || position >= manifest_.size() ||
+          !in_buckets_.insert(position).second) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("state: \"bucket/", name, "\" is no bucket"));
+      }
+      own.bucket.push_back(position);
+    }
+    if (options_.batched && manifest_[own.bucket.front()].name == name) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("state: \"bucket/", name, "\" is not the bucket of that parameter"));
+  }
+
+  absl::Status ReadTensors() {
+    for (const StateTensor& tensor : state_.tensors) {
+      if (absl::Status status = ReadTensor(tensor); !status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadTensor(const StateTensor& tensor) {
+    const bool is_p = tensor.name.starts_with("p/");
+    const auto position =
+        tensor.name.size() < 2 ? position_.end() : position_.find(tensor.name.substr(2));
+    if ((!is_p && !tensor.name.starts_with("q/")) || position == position_.end()) {
+      return absl::InvalidArgumentError(absl::StrCat("state: tensor \"", tensor.name.substr(0, 600),
+                                                     "\" is no factor of this session"));
+    }
+    Factor& own = factors_[position->second];
+    const std::vector<std::uint32_t> alone{position->second};
+    const std::vector<std::uint32_t>& bucket = options_.batched ? own.bucket : alone;
+    const BucketLayout layout = MakeLayout(options_, BucketParameters(manifest_, bucket));
+    const std::size_t numel = is_p ? layout.p_numel : layout.q_numel;
+    const DType dtype =
+        FactorDType(bucket.empty() ? DType::kFloat32 : manifest_[bucket.front()].dtype);
+    if (numel == 0 || (is_p && options_.rounds != 1) || tensor.dtype != dtype ||
+        tensor.data.size() != numel * ByteSize(dtype)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "state: tensor \"", tensor.name, "\" has ", tensor.data.size(), " bytes of ",
+          Name(tensor.dtype), "; allowed: ", numel * ByteSize(dtype), " of ", Name(dtype)));
+    }
+    std::vector<double> values(numel);
+    cpu::Convert(dtype, tensor.data.data(), DType::kFloat64, values.data(), numel);
+    if (!std::all_of(values.begin(), values.end(), [](double v) { return std::isfinite(v); })) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("state: tensor \"", tensor.name, "\" has values that are not finite"));
+    }
+    (is_p ? own.p : own.q) = &tensor;
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckComplete() {
+    for (const auto& [position, own] : factors_) {
+      if (own.q == nullptr || (options_.rounds == 1 && own.p == nullptr)) {
+        return absl::InvalidArgumentError(absl::StrCat("state: a factor of parameter \"",
+                                                       manifest_[position].name, "\" is missing"));
+      }
+    }
+    if (options_.batched || read_->state.seeds.empty()) return absl::OkStatus();
+    const std::size_t compressed = MakeLayout(options_, manifest_).matrices.size();
+    if (factors_.size() != compressed) {
+      return absl::InvalidArgumentError(absl::StrCat("state: has factors of ", factors_.size(),
+                                                     " parameters; the session compresses ",
+                                                     compressed));
+    }
+    return absl::OkStatus();
+  }
+
+  // Blocks of factors that were averaged in the same step, since a block has one version; batched:
+  // by bucket.
+  void MakeTable() {
+    FactorTableEdit edit(nullptr, manifest_.size());
+    std::map<std::int64_t, std::vector<std::uint32_t>> by_version;
+    if (read_->state.seeds.empty()) factors_.clear();  // they would be drawn anew
+    for (const auto& [position, own] : factors_) {
+      if (options_.batched) {
+        edit.Put(MakeBlock(own.bucket, own.version));
+      } else {
+        by_version[own.version].push_back(position);
+      }
+    }
+    for (const auto& [version, positions] : by_version) edit.Put(MakeBlock(positions, version));
+    std::vector<std::shared_ptr<const FactorArray>> none;
+    read_->state.factors = edit.Finish(options_, manifest_, none);
+  }
+
+  FactorBlockRef MakeBlock(const std::vector<std::uint32_t>& positions, std::int64_t version) {
+    auto block = std::make_shared<FactorBlock>();
+    block->version = version;
+    auto layout = std::make_shared<const FactorLayout>(options_, manifest_, positions);
+    block->q.array = Copy(*layout, Side::kQ);
+    if (options_.rounds == 1) block->p.array = Copy(*layout, Side::kP);
+    block->layout = std::move(layout);
+    return block;
+  }
+
+  std::shared_ptr<const FactorArray> Copy(const FactorLayout& layout, Side side) {
+    const bool is_p = side == Side::kP;
+    auto array =
+        std::make_shared<FactorArray>(layout.dtype(), is_p ? layout.p_numel() : layout.q_numel());
+    for (const LowRankMatrix& matrix : layout.matrices()) {
+      const Factor& own = factors_.at(static_cast<std::uint32_t>(matrix.parameter));
+      const StateTensor& from = is_p ? *own.p : *own.q;
+      const std::size_t at = is_p ? matrix.p_offset : matrix.q_offset;
+      cpu::Convert(from.dtype, from.data.data(), layout.dtype(),
+                   array->bytes_to_write().data() + at * ByteSize(layout.dtype()),
+                   is_p ? matrix.p_numel() : matrix.q_numel());
+    }
+    return array;
+  }
+
+  const PowerSgdSession& session_;
+  const PowerSgdOptions& options_;
+  const std::vector<ParameterSpec>& manifest_;
+  const HookState& state_;
+  std::unordered_map<std::string, std::uint32_t> position_;
+  std::map<std::uint32_t, Factor> factors_;  // by position
+  std::unordered_set<std::uint32_t> in_buckets_;
+  std::shared_ptr<PowerSgdImport> read_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<PowerSgdImport>> ReadPowerSgdState(const PowerSgdSession& session,
+                                                                  const HookState& state) {
+  return Reader(session, state).Read();
+}
+
+}  // namespace gradwire

@@ -1,0 +1,65 @@
+// The coordinator's state: what it consists of, and how it is shown, saved and restored.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "hooks/coordinator_hook.h"
+#include "hooks/power_sgd/draw.h"
+#include "hooks/power_sgd/factors.h"
+#include "hooks/power_sgd/options.h"
+#include "hooks/power_sgd/torch_random.h"
+
+namespace gradwire {
+
+inline constexpr const char* kSessionStateFormat = "gradwire.session_state.1";
+
+// What never changes in a session.
+struct PowerSgdSession {
+  PowerSgdOptions options;
+  SharedManifest manifest;
+
+  // How a state describes them. Two sessions take each other's states where both are equal.
+  std::string OptionsText() const;
+  std::string LayoutText() const;
+};
+
+struct PowerSgdState {
+  std::int64_t iteration = 0;  // steps applied
+  NumpyRandomState generator{0};
+  std::shared_ptr<const DrawPlan> plan{};
+  std::vector<std::uint32_t> seeds{};  // one for each bucket of the plan; none: nothing is drawn
+  FactorTableRef factors{};            // never null
+};
+
+class PowerSgdSnapshot final : public HookSnapshot {
+ public:
+  // `state` is what the last step left; `shown` has what the open step has drawn, too.
+  PowerSgdSnapshot(std::shared_ptr<const PowerSgdSession> session, PowerSgdState state,
+                   FactorTableRef shown)
+      : session_(std::move(session)), state_(std::move(state)), shown_(std::move(shown)) {}
+
+  absl::StatusOr<HookState> State() const override;
+  std::vector<ParameterReport> Report() const override;
+
+ private:
+  ParameterReport LineOf(std::uint32_t parameter, const LowRankMatrix& matrix, std::size_t numel,
+                         std::int64_t version) const;
+
+  const std::shared_ptr<const PowerSgdSession> session_;
+  const PowerSgdState state_;
+  const FactorTableRef shown_;
+};
+
+struct PowerSgdImport final : public HookImport {
+  PowerSgdState state;
+};
+
+// InvalidArgument or FailedPrecondition names what does not fit the session. Thread-safe.
+absl::StatusOr<std::shared_ptr<PowerSgdImport>> ReadPowerSgdState(const PowerSgdSession& session,
+                                                                  const HookState& state);
+
+}  // namespace gradwire
