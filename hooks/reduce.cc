@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "hooks/cpu/kernels.h"
@@ -19,6 +20,41 @@ constexpr std::size_t kGatherBytes = 1024;
 
 // Elements that are cast at once, small enough to be in the first-level cache when they are added.
 constexpr std::size_t kCastNumel = 2048;
+static_assert(kCastNumel * sizeof(double) == kCastScratchBytes);
+
+// Elements of one contribution to a matrix that are read and added at once.
+constexpr std::size_t kAddedNumel = 512;
+
+// This thread's memory for one call. What exceeds kKeptScratchBytes is given back after the call:
+// matrices may be as large as a parameter, and threads live as long as the daemon.
+class Scratch {
+ public:
+  explicit Scratch(std::size_t bytes) {
+    const std::size_t numel = (bytes + sizeof(double) - 1) / sizeof(double);
+    if (numel <= numel_) return;
+    memory_.reset();  // before there are two
+    numel_ = 0;
+    memory_ = std::make_unique_for_overwrite<double[]>(numel);
+    numel_ = numel;
+  }
+  ~Scratch() {
+    if (numel_ * sizeof(double) <= kKeptScratchBytes) return;
+    memory_.reset();
+    numel_ = 0;
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  double* doubles() { return memory_.get(); }
+  std::byte* bytes() { return reinterpret_cast<std::byte*>(memory_.get()); }
+
+ private:
+  static thread_local std::unique_ptr<double[]> memory_;
+  static thread_local std::size_t numel_;
+};
+
+thread_local std::unique_ptr<double[]> Scratch::memory_;
+thread_local std::size_t Scratch::numel_ = 0;
 
 // A position in one contribution.
 struct Cursor {
@@ -135,17 +171,16 @@ ReduceOutcome ReduceTo(DType dtype, ReduceOp op, std::size_t numel,
                        const RawContributions& raw, const ResultSink* sink) {
   const std::size_t count = contributions.size();
   const double divisor = op == ReduceOp::kMean ? static_cast<double>(count) : 1.0;
-  thread_local std::vector<std::byte> casts;
   const std::size_t cast_bytes = kCastNumel * ByteSize(dtype);
   const bool casts_some = !raw.is_raw.empty() && !IsSumOfQuotients(dtype, divisor, count, raw);
-  if (casts_some) casts.resize(count * cast_bytes);
+  Scratch casts(casts_some ? count * cast_bytes : 0);
   const auto run = [&](Workspace work) {
     for (std::size_t i = 0; i < count; ++i) {
       Source& source = work.sources[i];
       source.cursor = Cursor{contributions[i]};
       source.cursor.SkipEmptyPieces();
       source.width = ByteSize(raw.raw(i) ? raw.dtype : dtype);
-      source.cast = casts_some && raw.raw(i) ? casts.data() + i * cast_bytes : nullptr;
+      source.cast = casts_some && raw.raw(i) ? casts.bytes() + i * cast_bytes : nullptr;
     }
     return ReduceWith(work, dtype, divisor, numel, out, raw, sink);
   };
@@ -159,6 +194,18 @@ ReduceOutcome ReduceTo(DType dtype, ReduceOp op, std::size_t numel,
   std::vector<const void*> srcs(count);
   std::vector<std::byte> gathered(count * kGatherBytes);
   return run({sources, srcs, gathered});
+}
+
+// Adds what follows in a contribution.
+void AddTo(std::span<double> sum, DType dtype, Cursor& cursor) {
+  std::array<std::byte, kAddedNumel * sizeof(double)> gathered;
+  std::array<double, kAddedNumel> values;
+  for (std::size_t at = 0; at < sum.size(); at += kAddedNumel) {
+    const std::size_t count = std::min(kAddedNumel, sum.size() - at);
+    cursor.Gather(count * ByteSize(dtype), gathered.data());
+    cpu::Convert(dtype, gathered.data(), DType::kFloat64, values.data(), count);
+    for (std::size_t i = 0; i < count; ++i) sum[at + i] += values[i];
+  }
 }
 
 }  // namespace
@@ -177,29 +224,29 @@ ReduceOutcome ReduceInto(DType dtype, ReduceOp op, std::size_t numel,
 
 ReduceOutcome ReduceOrthonormalized(const Segment& segment, std::span<const Pieces> contributions,
                                     std::span<std::byte> out) {
-  thread_local std::vector<std::byte> gathered;
-  thread_local std::vector<double> one;
-  thread_local std::vector<double> sum;
-  gathered.resize(segment.bytes());
-  one.resize(segment.numel);
-  sum.assign(segment.numel, 0.0);
-  for (const Pieces& pieces : contributions) {
-    Cursor cursor{pieces};
-    cursor.SkipEmptyPieces();
-    cursor.Gather(segment.bytes(), gathered.data());
-    cpu::Convert(segment.dtype, gathered.data(), DType::kFloat64,
-                 reinterpret_cast<std::byte*>(one.data()), segment.numel);
-    for (std::size_t i = 0; i < segment.numel; ++i) sum[i] += one[i];
+  std::size_t largest = 0;
+  for (const MatrixShape& shape : segment.matrices) largest = std::max(largest, shape.numel());
+  Scratch scratch(largest * sizeof(double));
+  const std::size_t count = contributions.size();
+  std::array<Cursor, kStackContributions> few;
+  std::vector<Cursor> many(count > kStackContributions ? count : 0);
+  const std::span<Cursor> cursors =
+      std::span<Cursor>(many.empty() ? few.data() : many.data(), count);
+  for (std::size_t i = 0; i < count; ++i) {
+    cursors[i] = Cursor{contributions[i]};
+    cursors[i].SkipEmptyPieces();
   }
   ReduceOutcome outcome;
-  std::span<double> rest = sum;
+  std::byte* to = out.data();
   for (const MatrixShape& shape : segment.matrices) {
-    const bool finite = Orthonormalize(shape, segment.epsilon, rest.first(shape.numel()));
+    const std::span<double> sum(scratch.doubles(), shape.numel());
+    std::fill(sum.begin(), sum.end(), 0.0);
+    for (Cursor& cursor : cursors) AddTo(sum, segment.dtype, cursor);
+    const bool finite = Orthonormalize(shape, segment.epsilon, sum);
     outcome.finite = outcome.finite && finite;
-    rest = rest.subspan(shape.numel());
+    cpu::Convert(DType::kFloat64, sum.data(), segment.dtype, to, sum.size());
+    to += sum.size() * ByteSize(segment.dtype);
   }
-  cpu::Convert(DType::kFloat64, reinterpret_cast<const std::byte*>(sum.data()), segment.dtype,
-               out.data(), segment.numel);
   return outcome;
 }
 

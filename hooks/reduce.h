@@ -36,6 +36,12 @@ struct ReduceOutcome {
 // reduction, in its dtype. Their contributions are not read again.
 using ResultSink = absl::FunctionRef<void(std::size_t begin, std::span<const std::byte> results)>;
 
+// What a thread that reduces keeps between calls, at most. During a call it may need more:
+// kCastScratchBytes for each contribution that is raw, and 8 bytes for each element of the largest
+// matrix.
+inline constexpr std::size_t kKeptScratchBytes = std::size_t{4} << 20;
+inline constexpr std::size_t kCastScratchBytes = std::size_t{16} << 10;
+
 // For kSum and kMean: reduces `numel` elements of `dtype`. `contributions` are in rank order, 1 or
 // more, each of exactly numel elements of its dtype (the caller has checked); `out` holds as many
 // of `dtype`. kMean divides by the number of contributions. Thread-safe, allocates nothing on the

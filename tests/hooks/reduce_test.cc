@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "hooks/cpu/kernels.h"
+#include "hooks/power_sgd/orthonormalize.h"
 #include "tests/hooks/reference.h"
 
 namespace gradwire {
@@ -245,6 +246,43 @@ TEST(Reduce, MeanOfLargeFloatsDoesNotOverflow) {
   std::memcpy(input.data(), &largest, 4);
   const Bytes out = ReduceWhole(DType::kFloat32, ReduceOp::kMean, 1, {input, input, input});
   EXPECT_EQ(out, input);
+}
+
+// Against a sum in rank order over whole matrices, whose columns are then made orthonormal: three
+// matrices of different sizes, in pieces that are cut inside of elements.
+TEST(ReduceOrthonormalized, SumsUnroundedAndCutsNothingOff) {
+  const std::vector<MatrixShape> shapes = {{700, 3}, {1, 1}, {40, 2}};
+  std::size_t numel = 0;
+  for (const MatrixShape& shape : shapes) numel += shape.numel();
+  for (const DType dtype : kDTypes) {
+    for (const std::size_t members : {1UL, 2UL, 5UL, 70UL}) {
+      const Segment segment{
+          .dtype = dtype, .numel = numel, .op = ReduceOp::kOrthonormalizedSum, .matrices = shapes};
+      const std::vector<Bytes> inputs = Contributions(dtype, members, numel);
+      std::vector<double> sum(numel);
+      for (const Bytes& input : inputs) {
+        const auto patterns = reference::Unpack(dtype, input.data(), numel);
+        for (std::size_t i = 0; i < numel; ++i) {
+          sum[i] += static_cast<double>(reference::Decode(dtype, patterns[i]));
+        }
+      }
+      std::vector<std::uint64_t> expected;
+      std::size_t at = 0;
+      for (const MatrixShape& shape : shapes) {
+        const std::span<double> matrix = std::span(sum).subspan(at, shape.numel());
+        ASSERT_TRUE(Orthonormalize(shape, 0, matrix));
+        for (const double value : matrix) expected.push_back(reference::Encode(dtype, value));
+        at += shape.numel();
+      }
+      std::vector<std::vector<Piece>> cut;
+      for (std::size_t m = 0; m < members; ++m)
+        cut.push_back(Cut(inputs[m], {3, 1029, 1029, 2001 + m}));
+      const std::vector<Pieces> contributions(cut.begin(), cut.end());
+      Bytes out(segment.bytes());
+      EXPECT_TRUE(gradwire::ReduceOrthonormalized(segment, contributions, out).finite);
+      EXPECT_EQ(out, reference::Pack(dtype, expected)) << Name(dtype) << " " << members;
+    }
+  }
 }
 
 }  // namespace
