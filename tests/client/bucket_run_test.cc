@@ -34,7 +34,7 @@ class Sliced final : public wire::Payload {
 };
 
 // A run that takes shared state, and plans other rounds than it goes through.
-class OddHook final : public Hook {
+class OddHook final : public HookBase {
  public:
   explicit OddHook(std::size_t planned, std::size_t rounds) : planned_(planned), rounds_(rounds) {}
   absl::StatusOr<std::vector<RoundPlan>> Plan(std::span<const ParameterSpec>,
@@ -48,7 +48,7 @@ class OddHook final : public Hook {
 
  private:
   static inline const RoundPlan kRound{{Segment{DType::kFloat32, 16, ReduceOp::kSum}}};
-  class Run final : public HookRun {
+  class Run final : public HookRunBase {
    public:
     explicit Run(OddHook& hook) : hook_(hook) {}
     absl::StatusOr<std::optional<RoundPlan>> Next(const RoundContext&) override {
