@@ -19,7 +19,6 @@
 #include "client/core/member.h"
 #include "client/inbox.h"
 #include "client/link.h"
-#include "client/poller.h"
 #include "client/shared_memory.h"
 #include "gradwire/client.h"
 #include "proto/wire/sync.h"
