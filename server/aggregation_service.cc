@@ -126,8 +126,7 @@ absl::Status AggregationService::Join(const v1::JoinRequest& request, v1::JoinRe
   if (!ask.ok()) return ask.status();
   absl::StatusOr<SessionOptions> session = SessionOf(options_, request, *ask);
   if (!session.ok()) return session.status();
-  const absl::StatusOr<Registry::Joined> joined =
-      registry_->Join(*std::move(session), *ask, MonotonicNow());
+  const absl::StatusOr<Registry::Joined> joined = registry_->Join(*session, *ask, MonotonicNow());
   if (!joined.ok()) return joined.status();
   const SessionOptions& granted = joined->seat.session->options();
   response.set_protocol_version(kProtocolVersion);
@@ -150,9 +149,7 @@ absl::Status AggregationService::Join(const v1::JoinRequest& request, v1::JoinRe
 }
 
 absl::Status AggregationService::Leave(const v1::LeaveRequest& request) {
-  const absl::StatusOr<Seat> seat = registry_->Find(request.token(), request.start_id());
-  if (!seat.ok()) return seat.status();
-  return seat->session->Leave(seat->rank, request.start_id(), MonotonicNow());
+  return registry_->Leave(request.token(), request.start_id(), MonotonicNow());
 }
 
 }  // namespace gradwire::server

@@ -89,17 +89,22 @@ HostedSession::HostedSession(SessionOptions options, std::unique_ptr<Coordinator
       core_(std::move(options), std::move(hook), now),
       current_(static_cast<std::size_t>(options_.world_size)) {}
 
-absl::StatusOr<int> HostedSession::Join(const JoinAsk& ask, absl::Time now) {
+absl::StatusOr<std::optional<HostedSession::Admission>> HostedSession::Join(const JoinAsk& ask,
+                                                                            absl::Time now) {
   Work work;
   absl::StatusOr<int> rank;
+  std::uint64_t number = 0;
   {
     MutexLock lock(mutex_);
+    if (IsEnd(core_.state())) return std::nullopt;
     Effects effects;
     rank = core_.Join(ask, now, effects);
+    number = ++admissions_;
     Execute(std::move(effects), work);
   }
   Finish(std::move(work));
-  return rank;
+  if (!rank.ok()) return rank.status();
+  return Admission{.rank = *rank, .number = number};
 }
 
 absl::Status HostedSession::Attach(int rank, std::uint64_t start_id, std::int64_t step,
@@ -122,7 +127,7 @@ void HostedSession::Receive(int rank, std::uint64_t connection, const wire::Fram
                             absl::Time now, absl::FunctionRef<void()> taken) {
   Work work;
   {
-    PatientLock lock(mutex_);  // an export copies the state under it
+    MutexLock lock(mutex_);
     Effects effects;
     core_.Receive(rank, connection, frame, now, effects);
     Execute(std::move(effects), work);
@@ -226,6 +231,18 @@ void HostedSession::Fail(const absl::Status& status, int blamed_rank) {
   Finish(std::move(work));
 }
 
+void HostedSession::FailIfAbandoned() {
+  Work work;
+  {
+    MutexLock lock(mutex_);
+    if (!IsAbandoned()) return;
+    Effects effects;
+    core_.Fail(absl::AbortedError("nobody is left in it"), -1, effects);
+    Execute(std::move(effects), work);
+  }
+  Finish(std::move(work));
+}
+
 void HostedSession::FailFrom(int rank, std::uint64_t connection, const absl::Status& status) {
   Work work;
   {
@@ -238,9 +255,25 @@ void HostedSession::FailFrom(int rank, std::uint64_t connection, const absl::Sta
   Finish(std::move(work));
 }
 
+bool HostedSession::IsAbandoned() const {
+  if (core_.state() != Session::State::kJoining) return false;
+  for (int rank = 0; rank < options_.world_size; ++rank) {
+    if (core_.member_state(rank) != Session::MemberState::kAbsent) return false;
+  }
+  return true;
+}
+
+void HostedSession::Publish() {
+  state_.store(core_.state(), std::memory_order_release);
+  step_.store(core_.step(), std::memory_order_release);
+  open_streams_.store(streams_.size(), std::memory_order_release);
+  abandoned_.store(IsAbandoned(), std::memory_order_release);
+}
+
 // Results that all their members have in place say no more than that, so that those of chunks that
 // follow one another go as one frame.
 void HostedSession::Execute(Effects effects, Work& work) {
+  Publish();
   ResultEffect* placed = nullptr;  // may go on with the next effect
   for (Effect& effect : effects) {
     auto* const result = std::get_if<ResultEffect>(&effect);
@@ -367,33 +400,9 @@ void HostedSession::Compute(std::vector<ReduceEffect> reductions, Work& next) {
   Execute(std::move(effects), next);
 }
 
-Session::State HostedSession::state() const {
+absl::Status HostedSession::failure() const {
   MutexLock lock(mutex_);
-  return core_.state();
-}
-
-bool HostedSession::ended() const {
-  const Session::State now = state();
-  return now == Session::State::kFailed || now == Session::State::kClosed;
-}
-
-bool HostedSession::abandoned() const {
-  MutexLock lock(mutex_);
-  if (core_.state() != Session::State::kJoining) return false;
-  for (int rank = 0; rank < options_.world_size; ++rank) {
-    if (core_.member_state(rank) != Session::MemberState::kAbsent) return false;
-  }
-  return true;
-}
-
-bool HostedSession::has_streams() const {
-  MutexLock lock(mutex_);
-  return !streams_.empty();
-}
-
-std::int64_t HostedSession::step() const {
-  MutexLock lock(mutex_);
-  return core_.step();
+  return core_.failure();
 }
 
 v1::SessionStatus HostedSession::Status(absl::Time now, bool compression) const {
@@ -405,7 +414,7 @@ v1::SessionStatus HostedSession::Status(absl::Time now, bool compression) const 
   *status.mutable_hook() = wire::ToProto(options_.spec);
   status.set_parameters(parameters_);
   status.set_gradient_bytes(gradient_bytes_);
-  status.set_reserved_bytes(options_.ReservedBytes());
+  status.set_reserved_bytes(share_.bytes());
   MutexLock lock(mutex_);
   status.set_state(Name(core_.state()));
   status.set_step(core_.step());

@@ -1,10 +1,12 @@
 // A session core with what it needs to live: a lock, the members' streams, the reducer.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +18,8 @@
 #include "proto/wire/sync.h"
 #include "server/core/session.h"
 #include "server/member_stream.h"
+#include "server/memory_budget.h"
+#include "server/rpc/patient_mutex.h"
 #include "server/session_memory.h"
 #include "server/sum_threads.h"
 
@@ -34,7 +38,13 @@ class HostedSession {
   HostedSession(const HostedSession&) = delete;
   HostedSession& operator=(const HostedSession&) = delete;
 
-  absl::StatusOr<int> Join(const JoinAsk& ask, absl::Time now);
+  // The number grows with every join of the session: of two for one rank, the later one counts.
+  struct Admission {
+    int rank = 0;
+    std::uint64_t number = 0;
+  };
+  // nullopt: the session had ended before; nobody joins it any more.
+  absl::StatusOr<std::optional<Admission>> Join(const JoinAsk& ask, absl::Time now);
   absl::Status Attach(int rank, std::uint64_t start_id, std::int64_t step,
                       const std::shared_ptr<MemberStream>& stream, absl::Time now);
   // `taken` is called once, when the next frame of the stream may follow: before a large sum is
@@ -55,16 +65,25 @@ class HostedSession {
   // To every member, where nothing else is to be sent.
   void SendHeartbeats();
   void Fail(const absl::Status& status, int blamed_rank);
+  // Fails it if it is abandoned. Who joins at the same time is in it before, or comes too late.
+  void FailIfAbandoned();
   // Bytes from `connection` are no frame. Ignored if it is no longer the member's stream.
   void FailFrom(int rank, std::uint64_t connection, const absl::Status& status);
 
+  // What it may make the daemon hold; given back when it is destroyed. Before others have it.
+  void Hold(MemoryBudget::Share share) { share_ = std::move(share); }
+
   const SessionOptions& options() const { return options_; }
-  Session::State state() const;
-  bool ended() const;
+  // These take no lock: as of the last event.
+  Session::State state() const { return state_.load(std::memory_order_acquire); }
+  bool ended() const { return IsEnd(state()); }
   // Nobody has a place in it and nobody ever ran it.
-  bool abandoned() const;
-  bool has_streams() const;
-  std::int64_t step() const;
+  bool abandoned() const { return abandoned_.load(std::memory_order_acquire); }
+  bool has_streams() const { return open_streams_.load(std::memory_order_acquire) > 0; }
+  std::int64_t step() const { return step_.load(std::memory_order_acquire); }
+
+  // Why the session failed; OK if it has not.
+  absl::Status failure() const;
   // `compression`: with a line for each parameter.
   v1::SessionStatus Status(absl::Time now, bool compression = false) const;
   v1::WatchResponse Snapshot(absl::Time now) const;
@@ -77,6 +96,12 @@ class HostedSession {
     Streams streams;  // with something new in their queues
   };
 
+  static bool IsEnd(Session::State state) {
+    return state == Session::State::kFailed || state == Session::State::kClosed;
+  }
+  bool IsAbandoned() const GRADWIRE_REQUIRES(mutex_);
+  // For those who ask without the lock.
+  void Publish() GRADWIRE_REQUIRES(mutex_);
   void Execute(Effects effects, Work& work) GRADWIRE_REQUIRES(mutex_);
   // Every one of these members has the result in place of its contribution.
   bool IsPlaced(const ResultEffect& result) const GRADWIRE_REQUIRES(mutex_);
@@ -97,11 +122,19 @@ class HostedSession {
   const std::shared_ptr<SessionMemory> memory_;
   const std::shared_ptr<SumThreads> threads_;
 
-  mutable Mutex mutex_;
+  MemoryBudget::Share share_;
+
+  std::atomic<Session::State> state_ = Session::State::kJoining;
+  std::atomic<bool> abandoned_ = true;
+  std::atomic<std::size_t> open_streams_ = 0;
+  std::atomic<std::int64_t> step_ = 0;
+
+  mutable PatientMutex mutex_;
   Session core_ GRADWIRE_GUARDED_BY(mutex_);
   std::map<std::uint64_t, std::shared_ptr<MemberStream>> streams_ GRADWIRE_GUARDED_BY(mutex_);
   std::vector<std::uint64_t> current_
       GRADWIRE_GUARDED_BY(mutex_);  // connection of each rank; 0: none
+  std::uint64_t admissions_ GRADWIRE_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace gradwire::server

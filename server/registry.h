@@ -1,22 +1,27 @@
 // The daemon's sessions: by name, by token, within the memory budget.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "gradwire/hooks/registry.h"
 #include "gradwire/v1/admin.pb.h"
-#include "proto/wire/sync.h"
 #include "server/core/session.h"
 #include "server/hosted_session.h"
+#include "server/memory_budget.h"
+#include "server/rpc/patient_mutex.h"
 #include "server/sum_threads.h"
 
 namespace gradwire::server {
@@ -28,7 +33,13 @@ struct Seat {
   std::uint64_t start_id = 0;
 };
 
-// Thread-safe. Its lock is taken before a session's.
+// Thread-safe. Under its lock it only looks things up: no session's lock is taken, nothing is
+// checked, made or destroyed whose size a member chooses. What a session is asked for meanwhile it
+// answers without its lock. So a session that is at work delays nobody who does not need it.
+//
+// A session is there from its first member's join on. One that has ended frees its name at the next
+// join or tick; it is kept until its members' streams are closed. Of one that failed the failure is
+// kept 10 s longer, for members that come back to ask.
 class Registry {
  public:
   struct Limits {
@@ -43,15 +54,23 @@ class Registry {
     Seat seat;
     std::int64_t next_step = 0;
   };
+  // What a session's hook is made with: MakeCoordinatorHook, but for tests.
+  using HookMaker = std::function<absl::StatusOr<std::unique_ptr<CoordinatorHook>>(
+      const HookSpec& spec, SharedManifest manifest)>;
 
   explicit Registry(Limits limits);
+  Registry(Limits limits, HookMaker make_hook);
 
   // Finds or creates the session `options.name` and joins it. A name whose session has ended is
   // free: its next session is a new lineage. `options` are those of a new session; its generation
   // and lineage are filled in here.
-  absl::StatusOr<Joined> Join(SessionOptions options, const JoinAsk& ask, absl::Time now);
+  absl::StatusOr<Joined> Join(const SessionOptions& options, const JoinAsk& ask, absl::Time now);
 
+  // The failure, if the session has failed and its streams are closed.
   absl::StatusOr<Seat> Find(const std::string& token, std::uint64_t start_id) const;
+
+  // Ends the token's membership. Of a session that has failed there is nothing left to end: OK.
+  absl::Status Leave(const std::string& token, std::uint64_t start_id, absl::Time now);
 
   // Timeouts; forgets what has ended.
   void Tick(absl::Time now);
@@ -65,7 +84,7 @@ class Registry {
   void FailAll(const absl::Status& status);
 
   std::size_t sessions() const;  // that have not ended
-  std::size_t reserved_bytes() const;
+  std::size_t reserved_bytes() const { return memory_->taken(); }
   const Limits& limits() const { return limits_; }
 
   // Those that have not ended, then the last few that have.
@@ -75,39 +94,64 @@ class Registry {
   std::shared_ptr<HostedSession> Get(const std::string& name) const;
 
  private:
+  struct Place {
+    std::string token;            // "": nobody joined
+    std::uint64_t admission = 0;  // of the join that has the token
+  };
+  // Everything in it belongs to the registry's lock.
   struct Entry {
-    std::shared_ptr<HostedSession> session;
-    std::size_t reserved = 0;
-    std::vector<std::string> tokens;  // by rank; "" where nobody joined
+    std::shared_ptr<HostedSession> session;  // null: all that is left of it is `failure`
+    absl::Status failure{};                  // once it has ended; OK: in good order
+    absl::Time ended = absl::InfiniteFuture();
+    std::vector<Place> places{};  // by rank
+    bool forgotten = false;       // its tokens are gone
   };
-  struct Ended {
-    Entry entry;
-    absl::Time since;
+  struct Holder {
+    std::shared_ptr<Entry> entry;
+    int rank = 0;
+    std::uint64_t start_id = 0;
   };
+  using Past = std::shared_ptr<const v1::SessionStatus>;
 
-  absl::StatusOr<Entry*> Create(SessionOptions options, absl::Time now) GRADWIRE_REQUIRES(mutex_);
-  absl::StatusOr<std::string> TokenFor(Entry& entry, int rank, std::uint64_t start_id)
+  absl::StatusOr<Holder> HolderOf(const std::string& token, std::uint64_t start_id) const
       GRADWIRE_REQUIRES(mutex_);
-  void Sweep(absl::Time now) GRADWIRE_REQUIRES(mutex_);
-  void Retire(Entry entry, absl::Time now) GRADWIRE_REQUIRES(mutex_);
-  void DropTokens(const Entry& entry) GRADWIRE_REQUIRES(mutex_);
-  std::vector<std::shared_ptr<HostedSession>> Sessions() const;
+  // nullopt: that session has ended, or another join has made one of the same name; look again.
+  absl::StatusOr<std::optional<Joined>> JoinNew(const SessionOptions& options, const JoinAsk& ask,
+                                                absl::Time now) GRADWIRE_EXCLUDES(mutex_);
+  absl::StatusOr<std::optional<Joined>> JoinExisting(const std::shared_ptr<Entry>& entry,
+                                                     const std::shared_ptr<HostedSession>& session,
+                                                     const JoinAsk& ask, absl::Time now)
+      GRADWIRE_EXCLUDES(mutex_);
+  absl::Status CheckRoom(const std::string& name, std::size_t bytes) const
+      GRADWIRE_REQUIRES(mutex_);
+  // Of `entry`, for the rank that `admission` gave; "" if that is not the last word on the rank.
+  std::string TokenFor(const std::shared_ptr<Entry>& entry,
+                       const HostedSession::Admission& admission, std::uint64_t start_id,
+                       const std::string& fresh) GRADWIRE_REQUIRES(mutex_);
+  // Moves ended sessions from their names into the history, and forgets those that are over.
+  void Sweep(absl::Time now) GRADWIRE_EXCLUDES(mutex_);
+  void Retire(const std::string& name, const std::shared_ptr<HostedSession>& session,
+              absl::Time now) GRADWIRE_EXCLUDES(mutex_);
+  void ForgetRetired(absl::Time now) GRADWIRE_EXCLUDES(mutex_);
+  std::vector<std::shared_ptr<HostedSession>> Sessions() const GRADWIRE_EXCLUDES(mutex_);
 
   // Beside the caller's. More than a few are not needed: memory is not that fast.
   static std::size_t SumThreadCount();
 
   const Limits limits_;
+  const HookMaker make_hook_;
+  const std::shared_ptr<MemoryBudget> memory_;
   const std::shared_ptr<MemoryQuotas> memory_quotas_;
   const std::shared_ptr<SumThreads> sum_threads_ = std::make_shared<SumThreads>(SumThreadCount());
-  mutable Mutex mutex_;
-  std::map<std::string, Entry> sessions_
+  std::atomic<std::uint64_t> next_generation_ = 1;
+
+  mutable PatientMutex mutex_;
+  std::map<std::string, std::shared_ptr<Entry>> sessions_
       GRADWIRE_GUARDED_BY(mutex_);  // an ended one until the next Sweep
   // Ended, but with streams that still close, or so lately that a member may ask what happened.
-  std::vector<Ended> ended_ GRADWIRE_GUARDED_BY(mutex_);
-  std::deque<v1::SessionStatus> history_ GRADWIRE_GUARDED_BY(mutex_);  // newest first
-  std::unordered_map<std::string, Seat> seats_ GRADWIRE_GUARDED_BY(mutex_);
-  std::size_t reserved_bytes_ GRADWIRE_GUARDED_BY(mutex_) = 0;
-  std::uint64_t next_generation_ GRADWIRE_GUARDED_BY(mutex_) = 1;
+  std::vector<std::shared_ptr<Entry>> retired_ GRADWIRE_GUARDED_BY(mutex_);
+  std::deque<Past> history_ GRADWIRE_GUARDED_BY(mutex_);  // newest first
+  std::unordered_map<std::string, Holder> tokens_ GRADWIRE_GUARDED_BY(mutex_);
   bool draining_ GRADWIRE_GUARDED_BY(mutex_) = false;
 };
 

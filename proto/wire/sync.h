@@ -40,15 +40,17 @@ class GRADWIRE_CAPABILITY("mutex") Mutex {
   std::mutex mutex_;
 };
 
+// Of a Mutex, or of anything else with Lock and Unlock.
+template <class Lockable>
 class GRADWIRE_SCOPED_CAPABILITY MutexLock {
  public:
-  explicit MutexLock(Mutex& mutex) GRADWIRE_ACQUIRE(mutex) : mutex_(mutex) { mutex_.Lock(); }
+  explicit MutexLock(Lockable& mutex) GRADWIRE_ACQUIRE(mutex) : mutex_(mutex) { mutex_.Lock(); }
   ~MutexLock() GRADWIRE_RELEASE() { mutex_.Unlock(); }
   MutexLock(const MutexLock&) = delete;
   MutexLock& operator=(const MutexLock&) = delete;
 
  private:
-  Mutex& mutex_;
+  Lockable& mutex_;
 };
 
 // Waits may end early: callers loop over their condition.

@@ -74,22 +74,4 @@ class RpcThreads {
   bool ended_ GRADWIRE_GUARDED_BY(mutex_) = false;
 };
 
-// A MutexLock for what may be held long: who waits for it hands over first, so that calls that have
-// nothing to do with it go on.
-class GRADWIRE_SCOPED_CAPABILITY PatientLock {
- public:
-  explicit PatientLock(Mutex& mutex) GRADWIRE_ACQUIRE(mutex) GRADWIRE_NO_THREAD_SAFETY_ANALYSIS
-      : mutex_(mutex) {
-    if (mutex_.TryLock()) return;
-    RpcThreads::HandOver();
-    mutex_.Lock();
-  }
-  ~PatientLock() GRADWIRE_RELEASE() { mutex_.Unlock(); }
-  PatientLock(const PatientLock&) = delete;
-  PatientLock& operator=(const PatientLock&) = delete;
-
- private:
-  Mutex& mutex_;
-};
-
 }  // namespace gradwire::server

@@ -105,7 +105,7 @@ class HostedSessionTest : public ::testing::Test {
                         .start_id = StartId(rank),
                         .spec = options.spec,
                         .manifest = options.manifest};
-      EXPECT_EQ(session_->Join(ask, now_).value(), rank);
+      EXPECT_EQ(session_->Join(ask, now_).value()->rank, rank);
       streams_.push_back(std::make_shared<FakeStream>(static_cast<std::uint64_t>(rank) + 100));
       EXPECT_TRUE(session_->Attach(rank, StartId(rank), 0, streams_.back(), now_).ok());
     }
@@ -202,6 +202,20 @@ TEST_F(HostedSessionTest, LeavingEndsTheStreamInGoodOrder) {
   }
   EXPECT_EQ(session_->state(), Session::State::kClosed);
   EXPECT_FALSE(session_->has_streams());
+}
+
+TEST_F(HostedSessionTest, NobodyJoinsASessionThatHasEnded) {
+  const JoinAsk again{.world_size = kMembers,
+                      .rank = 0,
+                      .start_id = StartId(0),
+                      .spec = session_->options().spec,
+                      .manifest = session_->options().manifest};
+  const auto before = session_->Join(again, now_);
+  ASSERT_TRUE(before.ok() && before->has_value());
+  session_->Fail(absl::AbortedError("broken"), 1);
+  const auto after = session_->Join(again, now_);
+  ASSERT_TRUE(after.ok()) << after.status();
+  EXPECT_FALSE(after->has_value());
 }
 
 TEST_F(HostedSessionTest, HeartbeatsGoToEveryMember) {

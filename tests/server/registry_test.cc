@@ -88,8 +88,9 @@ TEST(RegistryTest, ARefusedFirstJoinLeavesNothingBehind) {
 
 TEST(RegistryTest, ASessionThatEverybodyGaveUpIsDropped) {
   Registry registry({.memory_bytes = 1 << 30, .max_sessions = 4});
-  const auto joined = registry.Join(OptionsOf("a"), Ask(0, 1), kNow);
+  auto joined = registry.Join(OptionsOf("a"), Ask(0, 1), kNow);
   ASSERT_TRUE(joined.ok());
+  joined->seat.session.reset();
   registry.Tick(kNow);
   EXPECT_EQ(registry.sessions(), 1u);
   // Its token was not used in time.
@@ -101,7 +102,7 @@ TEST(RegistryTest, ASessionThatEverybodyGaveUpIsDropped) {
 
 TEST(RegistryTest, ANameIsFreeOnceItsSessionHasEnded) {
   Registry registry({.memory_bytes = 1 << 30, .max_sessions = 4});
-  const auto first = registry.Join(OptionsOf("a"), Ask(0, 1), kNow);
+  auto first = registry.Join(OptionsOf("a"), Ask(0, 1), kNow);
   ASSERT_TRUE(first.ok());
   first->seat.session->Fail(absl::AbortedError("broken"), 0);
   EXPECT_EQ(registry.sessions(), 0u);
@@ -111,9 +112,28 @@ TEST(RegistryTest, ANameIsFreeOnceItsSessionHasEnded) {
   EXPECT_NE(second->seat.session->options().lineage, first->seat.session->options().lineage);
   EXPECT_NE(second->token, first->token);
   // The first one's member can still learn what happened, and then not any more.
-  EXPECT_EQ(registry.Find(first->token, 1)->session, first->seat.session);
+  const absl::Status failure = registry.Find(first->token, 1).status();
+  EXPECT_EQ(failure.code(), absl::StatusCode::kAborted);
+  EXPECT_THAT(std::string(failure.message()), HasSubstr("broken"));
+  EXPECT_TRUE(registry.Leave(first->token, 1, kNow).ok());
   registry.Tick(kNow + absl::Seconds(11));
-  EXPECT_FALSE(registry.Find(first->token, 1).ok());
+  EXPECT_EQ(registry.Find(first->token, 1).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(registry.Leave(first->token, 1, kNow).code(), absl::StatusCode::kNotFound);
+}
+
+TEST(RegistryTest, AFailedSessionKeepsItsReservationAsLongAsItsMemory) {
+  Registry registry({.memory_bytes = 1 << 30, .max_sessions = 4});
+  auto joined = registry.Join(OptionsOf("a"), Ask(0, 1), kNow);
+  ASSERT_TRUE(joined.ok());
+  const std::weak_ptr<HostedSession> session = joined->seat.session;
+  joined->seat.session->Fail(absl::AbortedError("broken"), 0);
+  registry.Tick(kNow);
+  EXPECT_EQ(registry.sessions(), 0u);
+  EXPECT_GT(registry.reserved_bytes(), 0u) << "somebody still has the session";
+  joined->seat.session.reset();
+  EXPECT_TRUE(session.expired()) << "it is kept for members that ask";
+  EXPECT_EQ(registry.reserved_bytes(), 0u);
+  EXPECT_EQ(registry.Find(joined->token, 1).status().code(), absl::StatusCode::kAborted);
 }
 
 TEST(RegistryTest, RemembersTheLastSessionsThatEnded) {
