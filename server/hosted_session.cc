@@ -237,7 +237,10 @@ void HostedSession::FailIfAbandoned() {
     MutexLock lock(mutex_);
     if (!IsAbandoned()) return;
     Effects effects;
-    core_.Fail(absl::AbortedError("nobody is left in it"), -1, effects);
+    core_.Fail(absl::AbortedError(absl::StrCat("nobody is in it any more: ", core_.last_departure(),
+                                               " before all ", options_.world_size,
+                                               " members had joined")),
+               -1, effects);
     Execute(std::move(effects), work);
   }
   Finish(std::move(work));

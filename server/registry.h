@@ -37,7 +37,8 @@ struct Seat {
 // checked, made or destroyed whose size a member chooses. What a session is asked for meanwhile it
 // answers without its lock. So a session that is at work delays nobody who does not need it.
 //
-// A session is there from its first member's join on. One that has ended frees its name at the next
+// A session is there from its first member's join on. One that all members gave up before it began
+// fails, so that its status says why. One that has ended frees its name at the next
 // join or tick; it is kept until its members' streams are closed. Of one that failed the failure is
 // kept 10 s longer, for members that come back to ask.
 class Registry {

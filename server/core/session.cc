@@ -267,6 +267,7 @@ absl::Status Session::Leave(int rank, std::uint64_t start_id, absl::Time now, Ef
   member.last_heard = now;
   if (state_ == State::kJoining) {
     effects.push_back(CloseEffect{.rank = rank, .connection = member.connection});
+    last_departure_ = absl::StrCat("rank ", rank, " left");
     member = Member{};
     return absl::OkStatus();
   }
@@ -317,11 +318,13 @@ void Session::TickJoining(absl::Time now, Effects& effects) {
     const bool silent = member.state == MemberState::kConnected &&
                         now - member.last_heard > options_.silence_timeout;
     if (!unused && !lost && !silent) continue;
+    last_departure_ = unused ? absl::StrCat("rank ", r, " opened no stream")
+                      : lost ? absl::StrCat("rank ", r, "'s stream ended")
+                             : absl::StrCat("nothing was heard from rank ", r);
     effects.push_back(LogEffect{
         .level = LogEffect::Level::kWarning,
-        .message =
-            absl::StrCat("rank ", r, " is free again: ",
-                         unused ? "its stream never began" : "its stream ended before the start")});
+        .message = absl::StrCat("rank ", r, " is free again: ", last_departure_, " before all ",
+                                options_.world_size, " members had joined")});
     if (silent) effects.push_back(CloseEffect{.rank = r, .connection = member.connection});
     member = Member{};
   }

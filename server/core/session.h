@@ -158,6 +158,8 @@ class Session {
   std::uint64_t member_bytes(int rank) const { return members_[Index(rank)].contribution_bytes; }
   absl::Time last_heard(int rank) const { return members_[Index(rank)].last_heard; }
   const absl::Status& failure() const { return failure_; }
+  // Why a rank was given up last while the session was joining: "rank 0 left".
+  const std::string& last_departure() const { return last_departure_; }
 
   // One sentence: what the session waits for, and for whom.
   std::string WaitingFor(absl::Time now) const;
@@ -303,6 +305,7 @@ class Session {
   std::unique_ptr<CoordinatorHook> hook_;
   State state_ = State::kJoining;
   absl::Status failure_;
+  std::string last_departure_;
   absl::Time created_;
   absl::Time last_tick_;
   std::vector<Member> members_;

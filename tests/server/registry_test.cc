@@ -6,6 +6,9 @@
 #include <memory>
 #include <string>
 
+#include "absl/strings/str_cat.h"
+#include "tests/server/stuck_session.h"
+
 namespace gradwire::server {
 namespace {
 
@@ -98,6 +101,34 @@ TEST(RegistryTest, ASessionThatEverybodyGaveUpIsDropped) {
   EXPECT_EQ(registry.sessions(), 0u);
   EXPECT_EQ(registry.reserved_bytes(), 0u);
   EXPECT_FALSE(registry.Find(joined->token, 1).ok());
+}
+
+TEST(RegistryTest, ASessionWhoseMembersAllDiedWhileJoiningSaysSo) {
+  Registry registry({.memory_bytes = 1 << 30, .max_sessions = 4});
+  ASSERT_TRUE(registry.Join(OptionsOf("unused"), Ask(1, 1), kNow).ok());
+  const auto lost = registry.Join(OptionsOf("lost"), Ask(0, 1), kNow);
+  ASSERT_TRUE(lost.ok());
+  const auto stream = std::make_shared<QuietStream>();
+  ASSERT_TRUE(lost->seat.session->Attach(0, 1, 0, stream, kNow).ok());
+  lost->seat.session->Detach(0, stream->id(), kNow);
+  const auto left = registry.Join(OptionsOf("left"), Ask(0, 1), kNow);
+  ASSERT_TRUE(left.ok());
+  ASSERT_TRUE(left->seat.session->Leave(0, 1, kNow).ok());
+  for (int i = 1; i <= 60; ++i) registry.Tick(kNow + i * absl::Milliseconds(100));
+  EXPECT_EQ(registry.sessions(), 0u);
+  const auto why = [&](const std::string& name) {
+    const auto status = registry.Status(name, kNow);
+    return status.ok() ? status->state() + ": " + status->waiting_for()
+                       : status.status().ToString();
+  };
+  constexpr char kNobody[] = " failed: nobody is in it any more: ";
+  EXPECT_EQ(why("unused"), absl::StrCat("failed: session \"unused\"", kNobody,
+                                        "rank 1 opened no stream before all 2 members had joined"));
+  EXPECT_EQ(why("lost"), absl::StrCat("failed: session \"lost\"", kNobody,
+                                      "rank 0's stream ended before all 2 members had joined"));
+  EXPECT_EQ(why("left"), absl::StrCat("failed: session \"left\"", kNobody,
+                                      "rank 0 left before all 2 members had joined"));
+  EXPECT_EQ(registry.List(kNow).size(), 3u);
 }
 
 TEST(RegistryTest, ANameIsFreeOnceItsSessionHasEnded) {

@@ -158,6 +158,25 @@ TEST(ServerTest, LeavingClosesTheSessionAndReturnsItsMemory) {
   EXPECT_EQ(session->state(), "failed");
 }
 
+TEST(ServerTest, AMemberThatDiesWhileJoiningLeavesATrace) {
+  const TestDaemon daemon;
+  {
+    RawMember only(daemon.address());
+    ASSERT_TRUE(only.Begin(MemberOptions(daemon, 0)).ok());
+    EXPECT_TRUE(Eventually([&] {
+      const auto session = GetSession(daemon.address(), "s");
+      return session.ok() && session->members(0).state() == "connected";
+    }));
+    only.Cancel();
+  }
+  EXPECT_TRUE(Eventually([&] { return GetServer(daemon.address()).sessions() == 0; }));
+  const auto session = GetSession(daemon.address(), "s");
+  ASSERT_TRUE(session.ok()) << session.status();
+  EXPECT_EQ(session->state(), "failed");
+  EXPECT_THAT(session->waiting_for(),
+              HasSubstr("rank 0's stream ended before all 2 members had joined"));
+}
+
 TEST(ServerTest, WatchTellsOfEveryStateUntilTheEnd) {
   const TestDaemon daemon;
   auto pair = std::make_unique<Pair>(daemon);
