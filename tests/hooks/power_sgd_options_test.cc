@@ -1,3 +1,4 @@
+#include <span>
 #include <string>
 #include <vector>
 
@@ -110,7 +111,7 @@ PowerSgdOptions Rank(std::int64_t rank, double rate = 2) {
 TEST(PowerSgdLayout, CompressesByTorchsStrictRule) {
   const auto compressed = [](const PowerSgdOptions& options, std::vector<std::int64_t> shape) {
     const ParameterSpec parameter = Parameter("p", std::move(shape));
-    return MakeLayout(options, {&parameter, 1}).matrices.size() == 1;
+    return MakeLayout(options, std::span(&parameter, 1)).matrices.size() == 1;
   };
   EXPECT_FALSE(compressed(Rank(1), {4, 4}));        // 16 < 16
   EXPECT_TRUE(compressed(Rank(1), {4, 5}));         // 18 < 20
