@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "hooks/reduce.h"
+#include "proto/wire/frame_priority.h"
 #include "tests/sim/world.h"
 
 namespace gradwire::sim {
