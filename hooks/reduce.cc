@@ -168,9 +168,10 @@ ReduceOutcome ReduceWith(Workspace work, DType dtype, double divisor, std::size_
 
 ReduceOutcome ReduceTo(DType dtype, ReduceOp op, std::size_t numel,
                        std::span<const Pieces> contributions, std::span<std::byte> out,
-                       const RawContributions& raw, const ResultSink* sink) {
+                       const RawContributions& raw, double weight, const ResultSink* sink) {
   const std::size_t count = contributions.size();
-  const double divisor = op == ReduceOp::kMean ? static_cast<double>(count) : 1.0;
+  const double mean = weight > 0 ? weight : static_cast<double>(count);
+  const double divisor = op == ReduceOp::kMean ? mean : 1.0;
   const std::size_t cast_bytes = kCastNumel * ByteSize(dtype);
   const bool casts_some = !raw.is_raw.empty() && !IsSumOfQuotients(dtype, divisor, count, raw);
   Scratch casts(casts_some ? count * cast_bytes : 0);
@@ -212,14 +213,14 @@ void AddTo(std::span<double> sum, DType dtype, Cursor& cursor) {
 
 ReduceOutcome Reduce(DType dtype, ReduceOp op, std::size_t numel,
                      std::span<const Pieces> contributions, std::span<std::byte> out,
-                     const RawContributions& raw) {
-  return ReduceTo(dtype, op, numel, contributions, out, raw, nullptr);
+                     const RawContributions& raw, double weight) {
+  return ReduceTo(dtype, op, numel, contributions, out, raw, weight, nullptr);
 }
 
 ReduceOutcome ReduceInto(DType dtype, ReduceOp op, std::size_t numel,
                          std::span<const Pieces> contributions, std::span<std::byte> out,
-                         const RawContributions& raw, ResultSink sink) {
-  return ReduceTo(dtype, op, numel, contributions, out, raw, &sink);
+                         const RawContributions& raw, double weight, ResultSink sink) {
+  return ReduceTo(dtype, op, numel, contributions, out, raw, weight, &sink);
 }
 
 ReduceOutcome ReduceOrthonormalized(const Segment& segment, std::span<const Pieces> contributions,

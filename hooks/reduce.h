@@ -44,18 +44,18 @@ inline constexpr std::size_t kCastScratchBytes = std::size_t{16} << 10;
 
 // For kSum and kMean: reduces `numel` elements of `dtype`. `contributions` are in rank order, 1 or
 // more, each of exactly numel elements of its dtype (the caller has checked); `out` holds as many
-// of `dtype`. kMean divides by the number of contributions. Thread-safe, allocates nothing on the
-// heap for up to 64 contributions of which none is raw.
+// of `dtype`. kMean divides by `weight`: of all contributors together, 0: their number.
+// Thread-safe, allocates nothing on the heap for up to 64 contributions of which none is raw.
 ReduceOutcome Reduce(DType dtype, ReduceOp op, std::size_t numel,
                      std::span<const Pieces> contributions, std::span<std::byte> out,
-                     const RawContributions& raw = {});
+                     const RawContributions& raw = {}, double weight = 0);
 
 // The same, with a sink that is called for kSinkBytes of results at most: they are in the
 // first-level cache. `out` holds all results, or kSinkBytes and only those that the sink is given.
 inline constexpr std::size_t kSinkBytes = std::size_t{16} << 10;
 ReduceOutcome ReduceInto(DType dtype, ReduceOp op, std::size_t numel,
                          std::span<const Pieces> contributions, std::span<std::byte> out,
-                         const RawContributions& raw, ResultSink sink);
+                         const RawContributions& raw, double weight, ResultSink sink);
 
 // For kOrthonormalizedSum: `segment` as a plan has it, or with fewer of its matrices. The sum is
 // taken in fp64 in rank order and stays unrounded until its columns are orthonormal. Thread-safe.

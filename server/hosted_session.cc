@@ -12,20 +12,9 @@
 #include "absl/strings/str_cat.h"
 #include "proto/wire/convert.h"
 #include "proto/wire/merge.h"
-#include "server/clock.h"
-#include "server/reduced_chunk.h"
-#include "server/rpc/rpc_threads.h"
 
 namespace gradwire::server {
 namespace {
-
-std::uint64_t GradientBytes(const SessionOptions& options) {
-  std::uint64_t bytes = 0;
-  for (const ParameterSpec& parameter : options.manifest) {
-    bytes += parameter.numel() * ByteSize(parameter.dtype);
-  }
-  return bytes;
-}
 
 std::uint64_t Elements(const SessionOptions& options) {
   std::uint64_t numel = 0;
@@ -41,17 +30,6 @@ void AddCompression(const std::vector<ParameterReport>& report, v1::SessionStatu
     parameter.set_ratio(line.ratio);
     parameter.set_version(line.version);
   }
-}
-
-// Chunks that are reduced before the first of their results leave.
-constexpr std::size_t kSumsAtOnce = 32;
-// Of all contributions together: what other events may wait for, some 50 us.
-constexpr std::size_t kQuickSums = std::size_t{256} << 10;
-
-std::size_t BytesOf(const std::vector<ReduceEffect>& reductions) {
-  std::size_t bytes = 0;
-  for (const ReduceEffect& sum : reductions) bytes += sum.segment.bytes() * sum.inputs.size();
-  return bytes;
 }
 
 bool MergeResults(wire::Result& last, const wire::Result& next) {
@@ -78,14 +56,13 @@ SessionMemory::Options MemoryOptions(const SessionOptions& options, std::uint64_
 }  // namespace
 
 HostedSession::HostedSession(SessionOptions options, std::unique_ptr<CoordinatorHook> hook,
-                             std::shared_ptr<SumThreads> threads,
-                             std::shared_ptr<MemoryQuotas> quotas, absl::Time now)
+                             SessionHost host, absl::Time now)
     : options_(options),
       parameters_(Elements(options)),
-      gradient_bytes_(GradientBytes(options)),
+      gradient_bytes_(options.manifest.GradientBytes()),
       memory_(std::make_shared<SessionMemory>(
-          MemoryOptions(options, gradient_bytes_, std::move(quotas)))),
-      threads_(std::move(threads)),
+          MemoryOptions(options, gradient_bytes_, host.memory_quotas))),
+      host_(std::move(host)),
       core_(std::move(options), std::move(hook), now),
       current_(static_cast<std::size_t>(options_.world_size)) {}
 
@@ -362,45 +339,28 @@ void HostedSession::Log(const LogEffect& log) const {
 }
 
 void HostedSession::Finish(Work work) {
-  while (true) {
-    // Large writes take time: what is small goes first, to all.
-    for (const wire::Lane lane : wire::kAllLanes) {
-      for (const auto& stream : work.streams) stream->Pump(lane);
-    }
-    if (work.reductions.empty()) return;
-    Work next;
-    // Members hear of large buckets bit by bit.
-    const std::size_t some = std::min(work.reductions.size(), kSumsAtOnce);
-    const auto rest = work.reductions.begin() + static_cast<std::ptrdiff_t>(some);
-    next.reductions.assign(std::make_move_iterator(rest),
-                           std::make_move_iterator(work.reductions.end()));
-    work.reductions.resize(some);
-    Compute(std::move(work.reductions), next);
-    work = std::move(next);
+  // Large writes take time: what is small goes first, to all.
+  for (const wire::Lane lane : wire::kAllLanes) {
+    for (const auto& stream : work.streams) stream->Pump(lane);
   }
+  if (work.reductions.empty()) return;
+  host_.reducer->Reduce(std::move(work.reductions), memory_,
+                        [self = shared_from_this()](const std::vector<Reducer::Done>& done) {
+                          self->OnReduced(done);
+                        });
 }
 
-void HostedSession::Compute(std::vector<ReduceEffect> reductions, Work& next) {
-  if (BytesOf(reductions) > kQuickSums) RpcThreads::HandOver();
-  struct Done {
-    ReducedChunk::Outcome sum;
-    absl::Duration spent;
-  };
-  std::vector<Done> done(reductions.size());
-  threads_->Run(reductions.size(), [&](std::size_t i) {
-    const absl::Time before = MonotonicNow();
-    done[i].sum = ReducedChunk::Compute(reductions[i], *memory_);
-    done[i].spent = MonotonicNow() - before;
-    // The members' buffers are free before the results need room in gRPC.
-    reductions[i].inputs.clear();
-  });
-  MutexLock lock(mutex_);
-  Effects effects;
-  for (std::size_t i = 0; i < reductions.size(); ++i) {
-    core_.Reduced(reductions[i].id, reductions[i].chunk, done[i].sum.chunk, done[i].sum.finite,
-                  done[i].spent, effects);
+void HostedSession::OnReduced(const std::vector<Reducer::Done>& done) {
+  Work work;
+  {
+    MutexLock lock(mutex_);
+    Effects effects;
+    for (const Reducer::Done& one : done) {
+      core_.Reduced(one.id, one.chunk, one.result, one.finite, one.spent, effects);
+    }
+    Execute(std::move(effects), work);
   }
-  Execute(std::move(effects), next);
+  Finish(std::move(work));
 }
 
 absl::Status HostedSession::failure() const {

@@ -19,20 +19,18 @@
 #include "server/core/session.h"
 #include "server/member_stream.h"
 #include "server/memory_budget.h"
-#include "server/rpc/patient_mutex.h"
+#include "server/patient_mutex.h"
+#include "server/session_host.h"
 #include "server/session_memory.h"
-#include "server/sum_threads.h"
 
 namespace gradwire::server {
 
 // Thread-safe. Every call is one event for the core: it runs under the session's lock, which also
-// puts the frames that it causes into the streams' queues in their order. Sums are computed and
-// streams are written to after the lock is given back, on the caller's thread; of several sums,
-// others compute a part.
-class HostedSession {
+// puts the frames that it causes into the streams' queues in their order. After the lock is given
+// back, streams are written to, and what is to be reduced goes to the host's Reducer.
+class HostedSession : public std::enable_shared_from_this<HostedSession> {
  public:
-  HostedSession(SessionOptions options, std::unique_ptr<CoordinatorHook> hook,
-                std::shared_ptr<SumThreads> threads, std::shared_ptr<MemoryQuotas> quotas,
+  HostedSession(SessionOptions options, std::unique_ptr<CoordinatorHook> hook, SessionHost host,
                 absl::Time now);
 
   HostedSession(const HostedSession&) = delete;
@@ -105,7 +103,7 @@ class HostedSession {
   void Execute(Effects effects, Work& work) GRADWIRE_REQUIRES(mutex_);
   // Every one of these members has the result in place of its contribution.
   bool IsPlaced(const ResultEffect& result) const GRADWIRE_REQUIRES(mutex_);
-  void Compute(std::vector<ReduceEffect> reductions, Work& next) GRADWIRE_EXCLUDES(mutex_);
+  void OnReduced(const std::vector<Reducer::Done>& done) GRADWIRE_EXCLUDES(mutex_);
   void Queue(int rank, const wire::Frame& frame, const Keeper& keeper, Work& work)
       GRADWIRE_REQUIRES(mutex_);
   void Queue(const ResultEffect& result, Work& work) GRADWIRE_REQUIRES(mutex_);
@@ -114,13 +112,14 @@ class HostedSession {
   void Close(const CloseEffect& close, Work& work) GRADWIRE_REQUIRES(mutex_);
   absl::Status CloseReason(int rank, std::uint64_t connection) const GRADWIRE_REQUIRES(mutex_);
   void Log(const LogEffect& log) const;
+  // What is left to do without the lock.
   void Finish(Work work) GRADWIRE_EXCLUDES(mutex_);
 
   const SessionOptions options_;
   const std::uint64_t parameters_;
   const std::uint64_t gradient_bytes_;
   const std::shared_ptr<SessionMemory> memory_;
-  const std::shared_ptr<SumThreads> threads_;
+  const SessionHost host_;
 
   MemoryBudget::Share share_;
 
@@ -129,7 +128,7 @@ class HostedSession {
   std::atomic<std::size_t> open_streams_ = 0;
   std::atomic<std::int64_t> step_ = 0;
 
-  mutable PatientMutex mutex_;
+  mutable PatientMutex mutex_{host_.before_long_work};
   Session core_ GRADWIRE_GUARDED_BY(mutex_);
   std::map<std::uint64_t, std::shared_ptr<MemberStream>> streams_ GRADWIRE_GUARDED_BY(mutex_);
   std::vector<std::uint64_t> current_

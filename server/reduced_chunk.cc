@@ -87,8 +87,8 @@ ReducedChunk::Outcome ReducedChunk::Compute(const ReduceEffect& effect, SessionM
                    one.room.bytes.data() + begin * ByteSize(one.dtype), numel);
     }
   };
-  const ReduceOutcome outcome =
-      ReduceInto(segment.dtype, segment.op, segment.numel, inputs, room, effect.raw, place);
+  const ReduceOutcome outcome = ReduceInto(segment.dtype, segment.op, segment.numel, inputs, room,
+                                           effect.raw, effect.weight, place);
   chunk->digest_ = digester.Finish();
   return {.chunk = chunk, .finite = outcome.finite};
 }

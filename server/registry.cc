@@ -4,12 +4,13 @@
 
 #include <algorithm>
 #include <span>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "proto/wire/random_bytes.h"
+#include "server/cpu_reducer.h"
+#include "server/rpc/rpc_threads.h"
 
 namespace gradwire::server {
 namespace {
@@ -54,8 +55,11 @@ Registry::Registry(Limits limits, HookMaker make_hook)
     : limits_(limits),
       make_hook_(std::move(make_hook)),
       memory_(std::make_shared<MemoryBudget>(limits.memory_bytes)),
-      memory_quotas_(
-          std::make_shared<MemoryQuotas>(limits.memory_segments, limits.shared_sessions)) {}
+      host_{
+          .reducer = std::make_shared<CpuReducer>(CpuReducer::ThreadCount(), &RpcThreads::HandOver),
+          .before_long_work = &RpcThreads::HandOver,
+          .memory_quotas =
+              std::make_shared<MemoryQuotas>(limits.memory_segments, limits.shared_sessions)} {}
 
 absl::StatusOr<Registry::Joined> Registry::Join(const SessionOptions& options, const JoinAsk& ask,
                                                 absl::Time now) {
@@ -85,8 +89,8 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinNew(const SessionO
                                                                   const JoinAsk& ask,
                                                                   absl::Time now) {
   if (absl::Status status = options.Validate(); !status.ok()) return status;
-  absl::StatusOr<std::unique_ptr<CoordinatorHook>> hook = make_hook_(
-      options.spec, std::make_shared<const std::vector<ParameterSpec>>(options.manifest));
+  absl::StatusOr<std::unique_ptr<CoordinatorHook>> hook =
+      make_hook_(options.spec, options.manifest.shared());
   if (!hook.ok()) return hook.status();
   const std::size_t bytes = NeededBytes(options, hook->get());
   const auto has_room = [&] {
@@ -104,8 +108,8 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinNew(const SessionO
   own.generation = next_generation_++;
   spdlog::info("session {} generation {}: created for {} members, {} bytes to reserve", own.name,
                own.generation, own.world_size, bytes);
-  const auto session = std::make_shared<HostedSession>(std::move(own), *std::move(hook),
-                                                       sum_threads_, memory_quotas_, now);
+  const auto session =
+      std::make_shared<HostedSession>(std::move(own), *std::move(hook), host_, now);
   const auto admission = session->Join(ask, now);
   if (!admission.ok()) return admission.status();
   if (!*admission) return std::nullopt;  // does not happen: nobody else could end it
@@ -167,11 +171,6 @@ std::string Registry::TokenFor(const std::shared_ptr<Entry>& entry,
   place.token = fresh;
   tokens_[fresh] = Holder{.entry = entry, .rank = admission.rank, .start_id = start_id};
   return fresh;
-}
-
-std::size_t Registry::SumThreadCount() {
-  constexpr unsigned kMost = 8;
-  return std::clamp(std::thread::hardware_concurrency(), 1U, kMost) - 1;
 }
 
 absl::StatusOr<Registry::Holder> Registry::HolderOf(const std::string& token,

@@ -21,8 +21,8 @@
 #include "server/core/session.h"
 #include "server/hosted_session.h"
 #include "server/memory_budget.h"
-#include "server/rpc/patient_mutex.h"
-#include "server/sum_threads.h"
+#include "server/patient_mutex.h"
+#include "server/session_host.h"
 
 namespace gradwire::server {
 
@@ -136,17 +136,13 @@ class Registry {
   void ForgetRetired(absl::Time now) GRADWIRE_EXCLUDES(mutex_);
   std::vector<std::shared_ptr<HostedSession>> Sessions() const GRADWIRE_EXCLUDES(mutex_);
 
-  // Beside the caller's. More than a few are not needed: memory is not that fast.
-  static std::size_t SumThreadCount();
-
   const Limits limits_;
   const HookMaker make_hook_;
   const std::shared_ptr<MemoryBudget> memory_;
-  const std::shared_ptr<MemoryQuotas> memory_quotas_;
-  const std::shared_ptr<SumThreads> sum_threads_ = std::make_shared<SumThreads>(SumThreadCount());
+  const SessionHost host_;
   std::atomic<std::uint64_t> next_generation_ = 1;
 
-  mutable PatientMutex mutex_;
+  mutable PatientMutex mutex_{host_.before_long_work};
   std::map<std::string, std::shared_ptr<Entry>> sessions_
       GRADWIRE_GUARDED_BY(mutex_);  // an ended one until the next Sweep
   // Ended, but with streams that still close, or so lately that a member may ask what happened.

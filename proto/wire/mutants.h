@@ -13,10 +13,14 @@ enum class Mutant : std::uint8_t {
   kDuplicateCountedTwice,
   kCommitAnnouncedEarly,
   kStateTouchedBeforeCommit,
-  kCreditDeadlock,
+  kGrantDeadlock,
   kSharedStateNotResumed,
   kCoordinatorCommitsSkips,
   kReducingStartsOver,
+  kOldStreamHeard,
+  kSurvivorBlamed,
+  kEmptyBucketNotAwaited,
+  kBucketStaysOpen,
 };
 
 #ifdef GRADWIRE_CORE_MUTANTS

@@ -43,6 +43,7 @@ struct ReduceEffect {
   Segment segment;          // of the whole unit
   std::vector<wire::PayloadRef> inputs{};
   RawContributions raw{};
+  double weight = 1;  // of all contributors: what a mean divides by
   // The result may go where contributions lie, in the gradients' dtype where those are raw. They
   // are not asked for again: a round of which something is being reduced does not start over.
   bool in_place = false;

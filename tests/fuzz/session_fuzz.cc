@@ -139,7 +139,7 @@ class Fuzz {
     if (change == 1) ask.world_size = static_cast<int>(input_.Byte()) - 3;
     if (change == 2) ask.rank = static_cast<int>(input_.Byte()) - 3;
     if (change == 3) ask.start_id += 1;
-    if (change == 4) ask.manifest.pop_back();
+    if (change == 4) ask.manifest = {ask.manifest[0]};
     Effects effects;
     const absl::StatusOr<int> joined = session_.Join(ask, now_, effects);
     Require(!joined.ok() || (*joined >= 0 && *joined < options_.world_size), "a rank out of range");
@@ -359,7 +359,7 @@ class Fuzz {
     using State = Session::State;
     // A factor that exceeds a chunk is gathered whole from every member.
     const std::size_t factors = session_.state_bytes() / 3 * (streams_.size() + 1);
-    Require(session_.held_bytes() <= session_.options().ReservedBytes() + factors,
+    Require(session_.held_bytes() <= session_.options().PayloadBytes() + factors,
             "more held than reserved");
     Require(!session_.WaitingFor(now_).empty(), "WaitingFor says nothing");
     Require((session_.state() == State::kFailed) == !session_.failure().ok(), "a failure unsaid");

@@ -14,6 +14,7 @@
 #include "gradwire/hooks/registry.h"
 #include "proto/wire/codec.h"
 #include "proto/wire/owned_payload.h"
+#include "server/cpu_reducer.h"
 
 namespace gradwire::server {
 namespace {
@@ -98,7 +99,10 @@ class HostedSessionTest : public ::testing::Test {
     options.manifest = {ParameterSpec{.name = "w", .shape = {kNumel}, .dtype = DType::kFloat32}};
     session_ = std::make_shared<HostedSession>(
         options, MakeCoordinatorHook(options.spec, options.manifest).value(),
-        std::make_shared<SumThreads>(1), std::make_shared<MemoryQuotas>(), now_);
+        SessionHost{.reducer = std::make_shared<CpuReducer>(1, [] {}),
+                    .before_long_work = [] {},
+                    .memory_quotas = std::make_shared<MemoryQuotas>()},
+        now_);
     for (int rank = 0; rank < kMembers; ++rank) {
       const JoinAsk ask{.world_size = kMembers,
                         .rank = rank,

@@ -204,7 +204,7 @@ class SessionHarness {
         logged.push_back(std::get<LogEffect>(effect).message);
       }
     }
-    EXPECT_LE(session.held_bytes(), session.options().ReservedBytes());
+    EXPECT_LE(session.held_bytes(), session.options().PayloadBytes());
     EXPECT_NE(session.WaitingFor(now), "");
   }
 };

@@ -63,7 +63,7 @@ INSTANTIATE_TEST_SUITE_P(
     OfChunks, SessionBreach,
     testing::Values(
         Breach{"OtherGeneration", SendChunk([](Contribution& c) { c.generation = 6; }),
-               "sent a chunk of generation 6; this session is 7"},
+               "sent a chunk of generation 6; this session is generation 7"},
         Breach{"OtherRank", SendChunk([](Contribution& c) { c.rank = 0; }),
                "sent a chunk as rank 0"},
         Breach{"LaterStep", SendChunk([](Contribution& c) { c.id.step = 2; }),
@@ -167,9 +167,9 @@ INSTANTIATE_TEST_SUITE_P(
         Breach{"EndOfALaterStep", Send(wire::EndStep{1, 7}),
                "ended step 1; the session is at step 0"},
         Breach{"EndOfAnotherGeneration", Send(wire::EndStep{0, 8}),
-               "ended a step of generation 8; this session is 7"},
+               "ended a step of generation 8; this session is generation 7"},
         Breach{"EnterOfAnotherGeneration", Send(wire::Enter{.number = 0, .generation = 8}),
-               "entered a collective of generation 8; this session is 7"},
+               "entered a collective of generation 8; this session is generation 7"},
         Breach{"ACoordinatorsFrame", Send(wire::StepDone{}),
                "sent a frame that only the coordinator may send"}),
     [](const testing::TestParamInfo<Breach>& tested) { return std::string(tested.param.name); });
@@ -198,7 +198,7 @@ TEST(SessionUserHook, HoldsNoMoreThanReserved) {
   SessionOptions options = SmallOptions();
   options.spec.comm_hook = "users_own";
   options.window_chunks = 40;
-  options.manifest.resize(1);
+  options.manifest = {options.manifest[0]};
   SessionHarness harness(options, true);
   harness.Start();
   for (int r : {0, 1}) harness.Receive(r, wire::Announce{0, 7, {0}, {SumOf(16 * 40)}});
@@ -407,9 +407,11 @@ TEST(SessionStep, AResumingMemberGetsWhatItMissedAlsoPastTheCommit) {
 TEST(SessionCredit, OppositeOrdersWithTheSmallestCreditFinish) {
   SessionOptions options = SmallOptions();
   options.open_buckets = 1;
-  options.manifest.clear();
-  for (int i = 0; i < 64; ++i) options.manifest.push_back({"p" + std::to_string(i), {16}, {}});
-  for (ParameterSpec& spec : options.manifest) spec.dtype = DType::kFloat32;
+  Manifest::List parameters;
+  for (int i = 0; i < 64; ++i) {
+    parameters.push_back({"p" + std::to_string(i), {16}, DType::kFloat32});
+  }
+  options.manifest = parameters;
   SessionHarness harness(options);
   harness.Start();
   for (std::uint32_t b = 0; b < 64; ++b) {

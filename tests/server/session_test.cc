@@ -11,6 +11,13 @@ using ::testing::SizeIs;
 using State = Session::State;
 using MemberState = Session::MemberState;
 
+// The list with a change.
+Manifest Changed(const Manifest& manifest, const std::function<void(Manifest::List&)>& change) {
+  Manifest::List list = manifest.list();
+  change(list);
+  return list;
+}
+
 std::string JoinError(const std::function<void(JoinAsk&)>& change) {
   SessionHarness harness;
   JoinAsk ask = harness.Ask(-1);
@@ -68,14 +75,22 @@ TEST(SessionJoin, NamesWhatIsWrong) {
 }
 
 TEST(SessionJoin, NamesTheFirstDifferenceOfTheManifest) {
-  EXPECT_EQ(JoinError([](JoinAsk& ask) { ask.manifest[1].name = "c"; }),
+  EXPECT_EQ(JoinError([](JoinAsk& ask) {
+              ask.manifest = Changed(ask.manifest, [](auto& list) { list[1].name = "c"; });
+            }),
             "manifest parameter 1: name is c in this request and b in the session");
-  EXPECT_EQ(JoinError([](JoinAsk& ask) { ask.manifest[1].shape = {40}; }),
+  EXPECT_EQ(JoinError([](JoinAsk& ask) {
+              ask.manifest = Changed(ask.manifest, [](auto& list) { list[1].shape = {40}; });
+            }),
             "manifest parameter 1 (b): shape is [40] in this request and [4, 10] in the session");
   EXPECT_EQ(
-      JoinError([](JoinAsk& ask) { ask.manifest[0].dtype = DType::kFloat64; }),
+      JoinError([](JoinAsk& ask) {
+        ask.manifest = Changed(ask.manifest, [](auto& list) { list[0].dtype = DType::kFloat64; });
+      }),
       "manifest parameter 0 (w): dtype is float64 in this request and float32 in the session");
-  EXPECT_EQ(JoinError([](JoinAsk& ask) { ask.manifest.pop_back(); }),
+  EXPECT_EQ(JoinError([](JoinAsk& ask) {
+              ask.manifest = Changed(ask.manifest, [](auto& list) { list.pop_back(); });
+            }),
             "number of manifest parameters is 2 in this request and 3 in the session");
 }
 
@@ -411,9 +426,16 @@ TEST(SessionOptionsTest, NamesTheFieldAndWhatIsAllowed) {
   EXPECT_THAT(error([](O& o) { o.chunk_bytes = 100; }), HasSubstr("chunk_bytes is 100"));
   EXPECT_THAT(error([](O& o) { o.window_chunks = 0; }), HasSubstr("window_chunks is 0"));
   EXPECT_THAT(error([](O& o) { o.open_buckets = 0; }), HasSubstr("open_buckets is 0"));
-  EXPECT_THAT(error([](O& o) { o.manifest[1].name = "w"; }), HasSubstr("names parameter w twice"));
-  EXPECT_THAT(error([](O& o) { o.manifest[0].shape = {-1}; }), HasSubstr("\"w\""));
-  EXPECT_THAT(error([](O& o) { o.manifest[0].shape = {1 << 30}; }),
+  EXPECT_THAT(
+      error([](O& o) { o.manifest = Changed(o.manifest, [](auto& list) { list[1].name = "w"; }); }),
+      HasSubstr("names parameter w twice"));
+  EXPECT_THAT(error([](O& o) {
+                o.manifest = Changed(o.manifest, [](auto& list) { list[0].shape = {-1}; });
+              }),
+              HasSubstr("\"w\""));
+  EXPECT_THAT(error([](O& o) {
+                o.manifest = Changed(o.manifest, [](auto& list) { list[0].shape = {1 << 30}; });
+              }),
               HasSubstr("chunks of 64 bytes; at most 1048576"));
 }
 

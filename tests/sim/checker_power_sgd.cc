@@ -35,7 +35,7 @@ std::string FirstDifference(const StateImage& expected, const StateImage& got) {
 
 void Checker::MakeReference() {
   const server::SessionOptions& options = scenario_.options;
-  reference_ = *testing::HookWorld::Make(options.world_size, options.spec, options.manifest);
+  reference_ = *testing::HookWorld::Make(options.world_size, options.spec, options.manifest.list());
   for (std::size_t r = 0; r < scenario_.world(); ++r) {
     member_states_.push_back(ImageOf(reference_->hook(r).State()));
   }

@@ -39,10 +39,14 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{Mutant::kDuplicateCountedTwice, "DuplicateCountedTwice"},
                       Case{Mutant::kCommitAnnouncedEarly, "CommitAnnouncedEarly"},
                       Case{Mutant::kStateTouchedBeforeCommit, "StateTouchedBeforeCommit"},
-                      Case{Mutant::kCreditDeadlock, "CreditDeadlock"},
+                      Case{Mutant::kGrantDeadlock, "GrantDeadlock"},
                       Case{Mutant::kSharedStateNotResumed, "SharedStateNotResumed"},
                       Case{Mutant::kCoordinatorCommitsSkips, "CoordinatorCommitsSkips"},
-                      Case{Mutant::kReducingStartsOver, "ReducingStartsOver"}),
+                      Case{Mutant::kReducingStartsOver, "ReducingStartsOver"},
+                      Case{Mutant::kOldStreamHeard, "OldStreamHeard"},
+                      Case{Mutant::kSurvivorBlamed, "SurvivorBlamed"},
+                      Case{Mutant::kEmptyBucketNotAwaited, "EmptyBucketNotAwaited"},
+                      Case{Mutant::kBucketStaysOpen, "BucketStaysOpen"}),
     [](const ::testing::TestParamInfo<Case>& tested) { return std::string(tested.param.name); });
 
 }  // namespace

@@ -181,7 +181,7 @@ void World::AfterEvent() {
   const std::size_t held = session_.held_bytes();
   // A factor that exceeds a chunk is gathered whole from every member.
   const std::size_t reserved =
-      session_.options().ReservedBytes() + session_.state_bytes() / 3 * (scenario_.world() + 1);
+      session_.options().PayloadBytes() + session_.state_bytes() / 3 * (scenario_.world() + 1);
   if (held > reserved) {
     checker_.Violate(
         absl::StrCat("the session holds ", held, " bytes and has reserved ", reserved));

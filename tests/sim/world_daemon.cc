@@ -43,7 +43,8 @@ server::ResultRef ReduceInputs(const server::ReduceEffect& effect, Random& rando
   ByteVector out(segment.bytes());
   finite = (segment.op == ReduceOp::kOrthonormalizedSum
                 ? ReduceOrthonormalized(segment, inputs, out)
-                : Reduce(segment.dtype, segment.op, segment.numel, inputs, out, effect.raw))
+                : Reduce(segment.dtype, segment.op, segment.numel, inputs, out, effect.raw,
+                         effect.weight))
                .finite;
   if (places.empty()) return server::KeptResult::Make(MakePayload(std::move(out), random));
   const bool keeps = places.size() < inputs.size();

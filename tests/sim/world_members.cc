@@ -75,7 +75,7 @@ void World::OnJoined(Process& process, const absl::StatusOr<int>& rank) {
                             .window_chunks = options.window_chunks,
                             .eager_bytes = options.eager_bytes,
                             .large_chunk_bytes = options.chunk_bytes,
-                            .manifest = options.manifest},
+                            .manifest = options.manifest.list()},
       process.hook.get());
   const bool is_first = !std::exchange(process.has_joined, true);
   const absl::Duration longest = is_first ? scenario_.attach_delay_high : absl::Milliseconds(5);

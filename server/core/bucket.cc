@@ -1,0 +1,150 @@
+#include "server/core/bucket.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "proto/wire/mutants.h"
+
+namespace gradwire::server {
+
+std::uint64_t CombineDigests(std::uint64_t seed, std::uint64_t value) {
+  constexpr std::uint64_t kOdd = 0x9E3779B97F4A7C15ULL;  // 2^64 / golden ratio
+  seed = (seed ^ value) * kOdd;
+  return seed ^ (seed >> 29);
+}
+
+Bucket::Bucket(std::shared_ptr<const Common> common, std::int64_t step,
+               std::vector<std::uint32_t> parameters, std::vector<RoundPlan> plans,
+               std::uint64_t order, std::uint64_t state_version, std::uint32_t attempt)
+    : common_(std::move(common)),
+      step_(step),
+      parameters_(std::move(parameters)),
+      plans_(std::move(plans)),
+      order_(order),
+      state_version_(state_version),
+      announced_(common_->contributors->world_size()),
+      granted_(announced_.size()),
+      eager_(announced_.size()) {
+  if (!plans_.empty()) BeginRound(0, attempt);
+}
+
+bool Bucket::IsAnnouncedByAll() const {
+  return std::find(announced_.begin(), announced_.end(), false) == announced_.end();
+}
+
+std::vector<int> Bucket::Unannounced() const {
+  std::vector<int> ranks;
+  for (std::size_t r = 0; r < announced_.size(); ++r) {
+    if (!announced_[r]) ranks.push_back(static_cast<int>(r));
+  }
+  return ranks;
+}
+
+bool Bucket::IsGrantedToAll() const {
+  return std::find(granted_.begin(), granted_.end(), false) == granted_.end();
+}
+
+bool Bucket::WaitsForGrant() const {
+  for (std::size_t r = 0; r < granted_.size(); ++r) {
+    if (announced_[r] && !granted_[r]) return true;
+  }
+  return false;
+}
+
+wire::RoundId Bucket::IdOf(std::uint32_t round) const {
+  return {.step = step_, .attempt = rounds_[round].attempt(), .bucket = id(), .round = round};
+}
+
+std::size_t Bucket::ChunkCount() const {
+  std::size_t chunks = 0;
+  for (const RoundPlan& plan : plans_) {
+    chunks += wire::ChunkLayout(plan, common_->chunk_bytes).chunk_count();
+  }
+  return chunks;
+}
+
+std::size_t Bucket::RawBytes(std::uint32_t chunk) const {
+  return round().layout().Range(chunk).numel() * ByteSize(gradient_type());
+}
+
+// Both sides pass over rounds without elements at once, so that they agree which round is open.
+void Bucket::BeginRound(std::uint32_t number, std::uint32_t attempt) {
+  for (;; ++number) {
+    rounds_.emplace_back(attempt, wire::ChunkLayout(plans_[number], common_->chunk_bytes),
+                         common_->contributors, common_->window_chunks);
+    if (!round().finished() || number + 1 == plans_.size()) return;
+  }
+}
+
+void Bucket::Advance(std::uint32_t attempt) {
+  // One of no elements has nothing to wait for but the announcements.
+  if (reduced_ || (!IsAnnouncedByAll() && !IsActive(Mutant::kEmptyBucketNotAwaited))) return;
+  while (has_rounds() && round().finished() && rounds_.size() < plans_.size()) {
+    BeginRound(static_cast<std::uint32_t>(rounds_.size()), attempt);
+  }
+  reduced_ = !has_rounds() || round().finished();
+}
+
+bool Bucket::IsReducingAll() const {
+  if (rounds_.empty() || rounds_.size() != plans_.size()) return false;
+  for (std::uint32_t c = 0; c < round().chunk_count(); ++c) {
+    if (!round().IsReducing(c)) return false;
+  }
+  return true;
+}
+
+// A round of which something was reduced goes on with what it has: results may lie in the place of
+// contributions, which nobody could send again.
+void Bucket::Restart(std::uint32_t attempt) {
+  if (reduced_ || !has_rounds() || round().goes_on()) return;
+  const std::uint32_t number = round_number();
+  rounds_.pop_back();
+  BeginRound(number, attempt);
+}
+
+std::size_t Bucket::Acknowledge(int rank, Round& its, std::uint32_t received) {
+  its.Acknowledge(rank, received);
+  if (received < its.chunk_count()) return 0;
+  return std::exchange(eager_[Index(rank)], 0);
+}
+
+std::size_t Bucket::AcknowledgeAll(int rank) {
+  std::size_t eager = 0;
+  for (Round& one : rounds_) {
+    if (!one.HasAll(rank)) eager += Acknowledge(rank, one, one.released());
+  }
+  return eager;
+}
+
+bool Bucket::HasAll(int rank) const {
+  return std::all_of(rounds_.begin(), rounds_.end(),
+                     [rank](const Round& one) { return one.HasAll(rank); });
+}
+
+bool Bucket::IsAcknowledged() const {
+  return reduced_ && std::all_of(rounds_.begin(), rounds_.end(),
+                                 [](const Round& one) { return one.AllHaveAll(); });
+}
+
+void Bucket::AddDigest(std::uint64_t digest) { digest_ = CombineDigests(digest_, digest); }
+
+void Bucket::ForgetContributions() {
+  for (Round& one : rounds_) one.ForgetContributions();
+}
+
+std::size_t Bucket::held_bytes() const {
+  std::size_t bytes = 0;
+  for (const Round& one : rounds_) bytes += one.held_bytes();
+  return bytes;
+}
+
+void Bucket::TakeResults(std::vector<ResultRef>& results) {
+  for (Round& one : rounds_) one.TakeResults(results);
+}
+
+std::size_t Bucket::BytesFor(std::size_t parameters, std::size_t members) {
+  // Two bits and an eager count for each member.
+  return sizeof(Bucket) + parameters * sizeof(std::uint32_t) + members * (sizeof(std::size_t) + 1);
+}
+
+}  // namespace gradwire::server

@@ -1,0 +1,140 @@
+// One bucket of one step: who announced it, who may send it, and its rounds.
+//
+// A bucket is announced by every member, granted to all that announced it alike, reduced round by
+// round, and over when every member has acknowledged all results. Its key in the step is the
+// manifest position of its first parameter.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/core/manifest.h"
+#include "server/core/round.h"
+
+namespace gradwire::server {
+
+// What members are given of the hook's state for a bucket, in pieces.
+using SharedBlock = std::vector<wire::PayloadRef>;
+
+class Bucket {
+ public:
+  // What all buckets of a session have in common.
+  struct Common {
+    Manifest manifest;
+    std::shared_ptr<const Contributors> contributors;
+    std::size_t chunk_bytes = 0;
+    std::uint32_t window_chunks = 0;
+  };
+
+  // `order`: of its first announcement among the session's buckets.
+  Bucket(std::shared_ptr<const Common> common, std::int64_t step,
+         std::vector<std::uint32_t> parameters, std::vector<RoundPlan> plans, std::uint64_t order,
+         std::uint64_t state_version, std::uint32_t attempt);
+
+  std::int64_t step() const { return step_; }
+  std::uint32_t id() const { return parameters_.front(); }
+  const std::vector<std::uint32_t>& parameters() const { return parameters_; }
+  const std::vector<RoundPlan>& plans() const { return plans_; }
+  std::uint64_t order() const { return order_; }
+  // "[w, b]"
+  std::string name() const { return common_->manifest.BucketName(parameters_); }
+  DType gradient_type() const { return common_->manifest[parameters_.front()].dtype; }
+
+  int world_size() const { return static_cast<int>(announced_.size()); }
+
+  // ---- Announcements and grants
+
+  void Announce(int rank) { announced_[Index(rank)] = true; }
+  bool IsAnnouncedBy(int rank) const { return announced_[Index(rank)]; }
+  bool IsAnnouncedByAll() const;
+  std::vector<int> Unannounced() const;
+  void Grant(int rank) { granted_[Index(rank)] = true; }
+  bool IsGrantedTo(int rank) const { return granted_[Index(rank)]; }
+  bool IsGrantedToAll() const;
+  // Somebody announced it and was not granted it.
+  bool WaitsForGrant() const;
+  // Whether it is one of those that are granted: until everybody has acknowledged all results.
+  bool is_open() const { return open_; }
+  void set_open(bool open) { open_ = open; }
+  // What came with the member's announcement; Acknowledge hands it back once.
+  void SetEagerBytes(int rank, std::size_t bytes) { eager_[Index(rank)] = bytes; }
+
+  // ---- Rounds
+
+  bool has_rounds() const { return !rounds_.empty(); }
+  // The current one is the last. The number of a round is its place.
+  std::vector<Round>& rounds() { return rounds_; }
+  const std::vector<Round>& rounds() const { return rounds_; }
+  Round& round() { return rounds_.back(); }
+  const Round& round() const { return rounds_.back(); }
+  std::uint32_t round_number() const { return static_cast<std::uint32_t>(rounds_.size()) - 1; }
+  wire::RoundId IdOf(std::uint32_t round) const;
+  wire::RoundId CurrentId() const { return IdOf(round_number()); }
+  // Of all rounds together.
+  std::size_t ChunkCount() const;
+  // Bytes of a chunk where it is the gradient as it is.
+  std::size_t RawBytes(std::uint32_t chunk) const;
+
+  // Begins the rounds that can begin, and notes when all are over.
+  void Advance(std::uint32_t attempt);
+  // Announced by all, all rounds finished.
+  bool reduced() const { return reduced_; }
+  // Every chunk of the last round is being reduced, or is.
+  bool IsReducingAll() const;
+  // The current round starts over, unless it cannot any more.
+  void Restart(std::uint32_t attempt);
+
+  // Returns the eager bytes that the member has its results for.
+  std::size_t Acknowledge(int rank, Round& round, std::uint32_t received);
+  // All results that were released.
+  std::size_t AcknowledgeAll(int rank);
+  bool HasAll(int rank) const;
+  // Reduced, and every member has all results.
+  bool IsAcknowledged() const;
+
+  // ---- Of the whole
+
+  // Grows with each released result's digest.
+  std::uint64_t digest() const { return digest_; }
+  void AddDigest(std::uint64_t digest);
+
+  // Of the shared state that its runs need; 0: none.
+  std::uint64_t state_version() const { return state_version_; }
+  const std::shared_ptr<const SharedBlock>& shared() const { return shared_; }
+  void set_shared(std::shared_ptr<const SharedBlock> shared) { shared_ = std::move(shared); }
+
+  // The step is over: what comes again is not compared any more.
+  void ForgetContributions();
+  std::size_t held_bytes() const;
+  void TakeResults(std::vector<ResultRef>& results);
+
+  // What a bucket keeps beside its rounds, at most, with this many parameters.
+  static std::size_t BytesFor(std::size_t parameters, std::size_t members);
+
+ private:
+  static std::size_t Index(int rank) { return static_cast<std::size_t>(rank); }
+  void BeginRound(std::uint32_t number, std::uint32_t attempt);
+
+  std::shared_ptr<const Common> common_;  // nothing is const: buckets move
+  std::int64_t step_;
+  std::vector<std::uint32_t> parameters_;
+  std::vector<RoundPlan> plans_;
+  std::uint64_t order_;
+  std::uint64_t state_version_;
+  std::vector<bool> announced_;     // by rank
+  std::vector<bool> granted_;       // by rank
+  std::vector<std::size_t> eager_;  // by rank: bytes that came with the announcement
+  bool open_ = false;
+  std::vector<Round> rounds_;  // those begun
+  bool reduced_ = false;
+  std::uint64_t digest_ = 0;
+  std::shared_ptr<const SharedBlock> shared_;  // null: not needed so far
+};
+
+// Digests of a step and of its buckets, chained.
+std::uint64_t CombineDigests(std::uint64_t seed, std::uint64_t value);
+
+}  // namespace gradwire::server

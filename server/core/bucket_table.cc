@@ -1,0 +1,160 @@
+#include "server/core/bucket_table.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "absl/strings/str_cat.h"
+#include "proto/wire/mutants.h"
+#include "server/core/plan_checks.h"
+
+namespace gradwire::server {
+
+BucketTable::BucketTable(Manifest manifest, std::uint32_t open_buckets)
+    : manifest_(std::move(manifest)),
+      open_buckets_(open_buckets),
+      owner_(manifest_.size(), kNoBucket) {}
+
+absl::Status BucketTable::CheckAnnouncement(const wire::Announce& announce) const {
+  if (announce.parameters.empty()) return absl::InvalidArgumentError("announced an empty bucket");
+  std::vector<std::uint32_t> sorted = announce.parameters;
+  std::sort(sorted.begin(), sorted.end());
+  if (sorted.back() >= manifest_.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("announced parameter ", sorted.back(),
+                                                   "; the manifest has ", manifest_.size()));
+  }
+  if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "announced bucket ", manifest_.BucketName(announce.parameters), " with a parameter twice"));
+  }
+  const std::uint32_t id = announce.parameters.front();
+  for (const std::uint32_t p : announce.parameters) {
+    if (owner_[p] == kNoBucket || owner_[p] == id) continue;
+    const Bucket& other = buckets_.at({step_, owner_[p]});
+    return absl::InvalidArgumentError(absl::StrCat(
+        "announced bucket ", manifest_.BucketName(announce.parameters), " in step ", step_,
+        ", but parameter ", manifest_[p].name, " is in bucket ", other.name(), " already"));
+  }
+  return CheckSameAsOthers(announce);
+}
+
+absl::Status BucketTable::CheckSameAsOthers(const wire::Announce& announce) const {
+  const auto found = buckets_.find({step_, announce.parameters.front()});
+  if (found == buckets_.end()) return absl::OkStatus();
+  const Bucket& other = found->second;
+  if (other.parameters() != announce.parameters) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("announced bucket ", manifest_.BucketName(announce.parameters), " in step ",
+                     step_, "; another member's is ", other.name()));
+  }
+  if (other.plans() != announce.rounds) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("announced rounds ", PlanText(announce.rounds), " for bucket ", other.name(),
+                     "; another member's are ", PlanText(other.plans())));
+  }
+  return absl::OkStatus();
+}
+
+Bucket& BucketTable::Add(Bucket bucket) {
+  for (const std::uint32_t p : bucket.parameters()) owner_[p] = bucket.id();
+  const Key key{bucket.step(), bucket.id()};
+  return buckets_.emplace(key, std::move(bucket)).first->second;
+}
+
+Bucket* BucketTable::Find(std::int64_t step, std::uint32_t id) {
+  const auto found = buckets_.find({step, id});
+  return found == buckets_.end() ? nullptr : &found->second;
+}
+
+std::vector<Bucket*> BucketTable::Waiting() {
+  std::vector<Bucket*> waiting;
+  for (auto& [key, bucket] : buckets_) {
+    if (!bucket.is_open() && !bucket.reduced() && bucket.has_rounds() &&
+        !bucket.round().finished() && bucket.WaitsForGrant()) {
+      waiting.push_back(&bucket);
+    }
+  }
+  std::sort(waiting.begin(), waiting.end(),
+            [](const Bucket* a, const Bucket* b) { return a->order() < b->order(); });
+  return waiting;
+}
+
+std::vector<BucketTable::Granted> BucketTable::OpenNext() {
+  if (IsActive(Mutant::kGrantDeadlock)) return OpenForEachMember();
+  auto open = static_cast<std::size_t>(std::count_if(
+      buckets_.begin(), buckets_.end(), [](const auto& entry) { return entry.second.is_open(); }));
+  std::vector<Granted> granted;
+  for (Bucket* bucket : Waiting()) {
+    if (open >= open_buckets_) break;
+    ++open;
+    bucket->set_open(true);
+    for (int r = 0; r < bucket->world_size(); ++r) {
+      if (bucket->IsAnnouncedBy(r)) granted.push_back({.bucket = bucket, .rank = r});
+    }
+  }
+  return granted;
+}
+
+// A seeded bug: each member its own oldest bucket, as a naive server would.
+std::vector<BucketTable::Granted> BucketTable::OpenForEachMember() {
+  const std::vector<Bucket*> waiting = Waiting();
+  std::vector<Granted> granted;
+  for (int r = 0; !waiting.empty() && r < waiting.front()->world_size(); ++r) {
+    const bool busy = std::any_of(waiting.begin(), waiting.end(),
+                                  [r](const Bucket* bucket) { return bucket->IsGrantedTo(r); });
+    const auto first = std::find_if(waiting.begin(), waiting.end(),
+                                    [r](const Bucket* bucket) { return bucket->IsAnnouncedBy(r); });
+    if (!busy && first != waiting.end()) granted.push_back({.bucket = *first, .rank = r});
+  }
+  return granted;
+}
+
+void BucketTable::CloseAcknowledged(std::int64_t step) {
+  for (auto it = buckets_.begin(); it != buckets_.end();) {
+    Bucket& bucket = it->second;
+    const bool over = bucket.IsAcknowledged();
+    if (over && !IsActive(Mutant::kBucketStaysOpen)) bucket.set_open(false);
+    it = over && bucket.step() < step ? buckets_.erase(it) : std::next(it);
+  }
+}
+
+void BucketTable::EndStep(std::int64_t step) {
+  for (auto& [key, bucket] : buckets_) {
+    if (bucket.step() == step) bucket.ForgetContributions();
+  }
+  std::fill(owner_.begin(), owner_.end(), kNoBucket);
+  step_ = step + 1;
+}
+
+BucketTable::Progress BucketTable::ProgressOf(std::int64_t step) const {
+  Progress progress;
+  for (const auto& [key, bucket] : buckets_) {
+    if (bucket.step() != step) continue;
+    progress.parameters += bucket.parameters().size();
+    const bool early = IsActive(Mutant::kCommitAnnouncedEarly) && bucket.IsReducingAll();
+    if (!bucket.reduced() && !early) progress.all_reduced = false;
+  }
+  return progress;
+}
+
+std::uint64_t BucketTable::DigestOf(std::int64_t step, std::uint64_t seed) const {
+  std::uint64_t digest = CombineDigests(seed, static_cast<std::uint64_t>(step));
+  for (const auto& [key, bucket] : buckets_) {
+    if (bucket.step() == step) digest = CombineDigests(digest, bucket.digest());
+  }
+  return digest;
+}
+
+std::size_t BucketTable::held_bytes() const {
+  std::size_t bytes = 0;
+  for (const auto& [key, bucket] : buckets_) bytes += bucket.held_bytes();
+  return bytes;
+}
+
+std::vector<ResultRef> BucketTable::Clear() {
+  std::vector<ResultRef> results;
+  for (auto& [key, bucket] : buckets_) bucket.TakeResults(results);
+  buckets_.clear();
+  return results;
+}
+
+}  // namespace gradwire::server

@@ -1,0 +1,50 @@
+// Broadcasts and barriers as a session sees them: frames in, frames out, and how long one takes.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "server/core/collectives.h"
+#include "server/core/effects.h"
+#include "server/core/failure_policy.h"
+#include "server/core/session_options.h"
+
+namespace gradwire::server {
+
+// Not thread-safe. All that it refers to outlives it.
+class CollectiveFlow {
+ public:
+  CollectiveFlow(const SessionOptions& options, const Membership& membership);
+
+  // A frame that no other part of the session knows.
+  MaybeFailure OnFrame(int rank, const wire::Frame& frame, absl::Time now, Effects& effects);
+  // False: the open collective cannot end without the member.
+  bool OnLeave(int rank, Effects& effects);
+  // Whether the open collective, which `rank` moved on, needs a member that has left.
+  MaybeFailure CheckNobodyGone(int rank) const;
+  // What a member whose stream was replaced has to be told again.
+  void Resume(int rank, Effects& effects) const;
+  // The session has ended.
+  void End();
+
+  // When the open collective began, or the one before it ended; none: none is open.
+  std::optional<absl::Time> began() const { return began_; }
+  // "" when none is open.
+  std::string WaitingFor() const { return collectives_.WaitingFor(); }
+  std::size_t held_bytes() const { return collectives_.held_bytes(); }
+
+ private:
+  using Sends = std::vector<Collectives::Send>;
+  absl::Status Take(int rank, const wire::Frame& frame, Sends& sends);
+  void Send(Sends& sends, Effects& effects);
+
+  const SessionOptions& options_;
+  const Membership& membership_;
+  Collectives collectives_;
+  std::optional<absl::Time> began_;
+};
+
+}  // namespace gradwire::server

@@ -1,0 +1,37 @@
+// Whose contributions make up a result.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+namespace gradwire::server {
+
+// The ranks that contribute to a step, each with a weight: how many of those that train it speaks
+// for. A chunk is complete when all of them have sent it, and a mean divides by their weight. Today
+// every rank is one, with weight 1.
+class Contributors {
+ public:
+  static Contributors All(int world_size) {
+    return Contributors(std::vector<std::uint32_t>(static_cast<std::size_t>(world_size), 1));
+  }
+  // By rank; 0: does not contribute.
+  explicit Contributors(std::vector<std::uint32_t> weights) : weights_(std::move(weights)) {
+    for (const std::uint32_t weight : weights_) count_ += weight > 0 ? 1 : 0;
+  }
+
+  std::size_t world_size() const { return weights_.size(); }
+  std::size_t count() const { return count_; }
+  bool has(std::size_t rank) const { return weights_[rank] > 0; }
+  double total_weight() const {
+    return static_cast<double>(std::accumulate(weights_.begin(), weights_.end(), std::uint64_t{0}));
+  }
+
+ private:
+  std::vector<std::uint32_t> weights_;
+  std::size_t count_ = 0;
+};
+
+}  // namespace gradwire::server

@@ -1,0 +1,46 @@
+#include "server/core/failure_policy.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "proto/wire/mutants.h"
+
+namespace gradwire::server {
+namespace {
+
+absl::Status ReasonOf(const FailureEvent& event, const Membership& membership) {
+  using Kind = FailureEvent::Kind;
+  const std::string what(event.what.message());
+  switch (event.kind) {
+    case Kind::kViolation:
+      return {event.what.code(), absl::StrCat("rank ", event.rank, ": ", what)};
+    case Kind::kLost:
+      return {event.what.code(), absl::StrCat("rank ", event.rank, " was lost ", what)};
+    case Kind::kWrongJoin:
+      return {event.what.code(),
+              absl::StrCat("rank ", event.rank, " asked to join with something else: ", what)};
+    case Kind::kJoinTimeout:
+      return absl::DeadlineExceededError(absl::StrCat("waited ", absl::FormatDuration(event.waited),
+                                                      " for ", membership.MissingNames(),
+                                                      " to join"));
+    case Kind::kStepTimeout:
+      return absl::DeadlineExceededError(
+          absl::StrCat("no result after ", absl::FormatDuration(event.waited), ": ", what));
+    case Kind::kGone:
+    case Kind::kOwner:
+      return event.what;
+  }
+  return event.what;
+}
+
+}  // namespace
+
+Decision Decide(const FailureEvent& event, const Membership& membership) {
+  int blamed = event.rank;
+  if (IsActive(Mutant::kSurvivorBlamed) && event.kind == FailureEvent::Kind::kLost) {
+    blamed = (event.rank + 1) % membership.world_size();
+  }
+  return {.reason = ReasonOf(event, membership), .blamed_rank = blamed};
+}
+
+}  // namespace gradwire::server

@@ -1,0 +1,112 @@
+// Who is in a session: ranks, the processes that hold them, and when each was last heard.
+//
+// A rank is held by the process that joined for it, told by its start id. Its token must be used in
+// time; a connection that closes has a grace to resume; silence is a death. Before the session runs
+// a rank whose holder is gone is free again; afterwards it is lost.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace gradwire::server {
+
+// kEnded: the session failed, and with it ended the member's stream.
+enum class MemberState : std::uint8_t { kAbsent, kJoined, kConnected, kLost, kLeft, kEnded };
+std::string Name(MemberState state);
+
+// Not thread-safe; ranks are in [0, world_size) unless a comment says otherwise.
+class Membership {
+ public:
+  struct Limits {
+    absl::Duration token_timeout;
+    absl::Duration resume_grace;
+    absl::Duration silence_timeout;
+  };
+  Membership(int world_size, const Limits& limits, absl::Time now);
+
+  int world_size() const { return static_cast<int>(members_.size()); }
+  bool IsRank(int rank) const { return rank >= 0 && rank < world_size(); }
+
+  struct Place {
+    int rank = 0;
+    bool fresh = true;  // false: the same start id had it already
+  };
+  // Takes a rank: `rank`, or the first free one where that is -1. `session` is for messages.
+  absl::StatusOr<Place> Join(int rank, std::uint64_t start_id, const std::string& session,
+                             absl::Time now);
+
+  // Whether the process may attach a stream; `rank` may be any.
+  absl::Status CheckAttach(int rank, std::uint64_t start_id) const;
+  // The stream is the member's from now on. Returns the one that it replaces.
+  std::optional<std::uint64_t> Attach(int rank, std::uint64_t connection, absl::Time now);
+  // Whether the stream is the member's, which is heard; `rank` may be any.
+  bool Hear(int rank, std::uint64_t connection, absl::Time now);
+  // Whether the stream was the member's, which is lost unless it resumes; `rank` may be any.
+  bool Detach(int rank, std::uint64_t connection, absl::Time now);
+
+  // `rank` may be any.
+  bool IsHeldBy(int rank, std::uint64_t start_id) const;
+  void Leave(int rank, absl::Time now);
+  void Free(int rank);
+  // The session failed.
+  void End();
+  void Lose(int rank);
+
+  // Time passes. A tick counts for a quarter of a second at most, however late it comes: a daemon
+  // that stood still has not heard its members, but they may have spoken, and streams that resume
+  // wait to be read. Where every tick is late, a limit of `t` still ends within 4 t / 1 s + 1
+  // ticks.
+  void Tick(absl::Time now);
+  struct Freed {
+    int rank = 0;
+    std::string why;
+    std::optional<std::uint64_t> connection;  // to close
+  };
+  // Before the session runs: frees the ranks whose holders are gone.
+  std::vector<Freed> FreeGone(absl::Time now);
+  struct Loss {
+    int rank = 0;
+    std::string why;
+  };
+  // While it runs: the first member that is dead.
+  std::optional<Loss> FindLoss(absl::Time now) const;
+
+  MemberState state(int rank) const { return At(rank).state; }
+  std::uint64_t connection(int rank) const { return At(rank).connection; }
+  absl::Time last_heard(int rank) const { return At(rank).last_heard; }
+  bool AllConnected() const { return All(MemberState::kConnected); }
+  bool AllLeft() const { return All(MemberState::kLeft); }
+  std::vector<int> Reachable() const;  // connected
+  std::vector<int> Staying() const;    // not left
+  std::optional<int> FirstLeft() const;
+
+  // "rank 3 (connected, last heard 2s ago)" or "ranks 1, 2".
+  std::string Names(const std::vector<int>& ranks, absl::Time now) const;
+  // "ranks 1, 2 of 8": those that are not connected.
+  std::string MissingNames() const;
+
+ private:
+  struct Member {
+    MemberState state = MemberState::kAbsent;
+    std::uint64_t start_id = 0;
+    std::uint64_t connection = 0;
+    absl::Time last_heard;
+    absl::Time since;  // when it joined or was lost
+  };
+
+  Member& At(int rank) { return members_[static_cast<std::size_t>(rank)]; }
+  const Member& At(int rank) const { return members_[static_cast<std::size_t>(rank)]; }
+  bool All(MemberState state) const;
+  std::optional<Freed> GoneBeforeStart(int rank, absl::Time now) const;
+
+  const Limits limits_;
+  absl::Time last_tick_;
+  std::vector<Member> members_;
+};
+
+}  // namespace gradwire::server

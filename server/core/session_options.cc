@@ -1,0 +1,137 @@
+#include "server/core/session_options.h"
+
+#include <algorithm>
+#include <limits>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "gradwire/hooks/registry.h"
+
+namespace gradwire::server {
+namespace {
+
+constexpr int kMaxWorldSize = 4096;
+constexpr std::size_t kMaxNameBytes = 128;
+constexpr std::size_t kMaxParameters = std::size_t{1} << 20;
+constexpr std::size_t kMaxChunkBytes = std::size_t{16} << 20;
+
+constexpr std::size_t kMaxChunks = std::size_t{1} << 20;
+
+bool IsNameByte(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
+         c == '_' || c == '-';
+}
+
+absl::Status ValidateManifest(const Manifest& manifest) {
+  if (manifest.size() > kMaxParameters) {
+    return absl::InvalidArgumentError(absl::StrCat("the manifest has ", manifest.size(),
+                                                   " parameters; at most ", kMaxParameters,
+                                                   " are allowed"));
+  }
+  std::set<std::string> names;
+  std::size_t bytes = 0;
+  for (const ParameterSpec& parameter : manifest) {
+    if (absl::Status status = parameter.Validate(); !status.ok()) return status;
+    if (!names.insert(parameter.name).second) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the manifest names parameter ", parameter.name, " twice"));
+    }
+    bytes += parameter.numel() * ByteSize(parameter.dtype);
+    if (bytes > std::numeric_limits<std::size_t>::max() / 4) {
+      return absl::InvalidArgumentError("the manifest's parameters do not fit 62 bits of bytes");
+    }
+  }
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status Differs(const std::string& field, const T& asked, const T& here) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, " is ", asked, " in this request and ", here, " in the session"));
+}
+
+absl::Status CompareManifests(const Manifest& asked, const Manifest& here) {
+  const std::size_t common = std::min(asked.size(), here.size());
+  for (std::size_t i = 0; i < common; ++i) {
+    const std::string where = absl::StrCat("manifest parameter ", i);
+    if (asked[i].name != here[i].name) {
+      return Differs(absl::StrCat(where, ": name"), asked[i].name, here[i].name);
+    }
+    if (asked[i].shape != here[i].shape) {
+      const auto text = [](const ParameterSpec& spec) {
+        std::string shape = "[";
+        for (std::size_t d = 0; d < spec.shape.size(); ++d) {
+          absl::StrAppend(&shape, d == 0 ? "" : ", ", spec.shape[d]);
+        }
+        return shape + "]";
+      };
+      return Differs(absl::StrCat(where, " (", here[i].name, "): shape"), text(asked[i]),
+                     text(here[i]));
+    }
+    if (asked[i].dtype != here[i].dtype) {
+      return Differs(absl::StrCat(where, " (", here[i].name, "): dtype"), Name(asked[i].dtype),
+                     Name(here[i].dtype));
+    }
+  }
+  if (asked.size() != here.size()) {
+    return Differs("number of manifest parameters", asked.size(), here.size());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status SessionOptions::Validate() const {
+  if (name.empty() || name.size() > kMaxNameBytes ||
+      !std::all_of(name.begin(), name.end(), IsNameByte)) {
+    return absl::InvalidArgumentError(
+        "session: the name must be 1 to 128 letters, digits, '.', '_' or '-'");
+  }
+  if (world_size < 1 || world_size > kMaxWorldSize) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("world_size is ", world_size, "; allowed are 1 to ", kMaxWorldSize));
+  }
+  if (absl::Status status = spec.Validate();
+      !status.ok() && HookRegistry::IsBuiltIn(spec.comm_hook)) {
+    return status;
+  }
+  if (chunk_bytes < 64 || chunk_bytes % 8 != 0 || chunk_bytes > kMaxChunkBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("chunk_bytes is ", chunk_bytes,
+                                                   "; allowed are multiples of 8 from 64 to ",
+                                                   kMaxChunkBytes));
+  }
+  if (window_chunks < 1 || window_chunks > 1024) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("window_chunks is ", window_chunks, "; allowed are 1 to 1024"));
+  }
+  if (open_buckets < 1 || open_buckets > 1024) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("open_buckets is ", open_buckets, "; allowed are 1 to 1024"));
+  }
+  if (absl::Status status = ValidateManifest(manifest); !status.ok()) return status;
+  std::size_t chunks = 0;
+  for (const ParameterSpec& parameter : manifest) {
+    chunks += parameter.numel() * ByteSize(parameter.dtype) / chunk_bytes;
+  }
+  if (chunks > kMaxChunks) {
+    return absl::InvalidArgumentError(absl::StrCat("the manifest's gradients take ", chunks,
+                                                   " chunks of ", chunk_bytes, " bytes; at most ",
+                                                   kMaxChunks, " are allowed"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SessionOptions::CheckSame(const JoinAsk& ask) const {
+  if (ask.world_size != world_size) return Differs("world_size", ask.world_size, world_size);
+  if (ask.rank < -1 || ask.rank >= world_size) {
+    return absl::InvalidArgumentError(absl::StrCat("rank is ", ask.rank, "; allowed are 0 to ",
+                                                   world_size - 1, ", or -1 for any free rank"));
+  }
+  if (auto difference = FirstDifference(ask.spec, spec)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("this member's hook differs from the session's: ", *difference));
+  }
+  return CompareManifests(ask.manifest, manifest);
+}
+
+}  // namespace gradwire::server

@@ -1,0 +1,71 @@
+#include "server/core/shared_state.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "proto/wire/joined_payload.h"
+#include "proto/wire/owned_payload.h"
+
+namespace gradwire::server {
+
+SharedState::SharedState(CoordinatorHook* hook, Manifest manifest, std::size_t members,
+                         std::size_t chunk_bytes)
+    : hook_(hook),
+      manifest_(std::move(manifest)),
+      members_(members),
+      chunk_bytes_(chunk_bytes),
+      replaced_(members) {}
+
+std::uint64_t SharedState::Place(const std::vector<std::uint32_t>& parameters) {
+  if (hook_ == nullptr) return 0;
+  const std::uint64_t version = hook_->SharedVersion(parameters);
+  if (version == 0) return 0;
+  if (!versions_) versions_.emplace(manifest_.size(), members_);
+  versions_->Place(parameters);
+  return version;
+}
+
+// Later rounds follow from the first one's, which the member had the state for.
+void SharedState::Send(Bucket& bucket, int rank, Effects& effects) {
+  if (bucket.state_version() == 0 || bucket.round_number() > 0) return;
+  if (versions_->Has(rank, bucket.id(), bucket.state_version())) return;
+  if (bucket.shared() == nullptr) bucket.set_shared(BlockFor(bucket));
+  std::uint64_t total = 0;
+  for (const wire::PayloadRef& piece : *bucket.shared()) total += piece->bytes();
+  std::uint64_t offset = 0;
+  for (const wire::PayloadRef& piece : *bucket.shared()) {
+    effects.push_back(SendEffect{
+        .rank = rank,
+        .frame = {.header =
+                      wire::SharedState{.id = bucket.CurrentId(), .offset = offset, .bytes = total},
+                  .payload = piece},
+        .keeper = bucket.shared()});
+    offset += piece->bytes();
+  }
+}
+
+std::shared_ptr<const SharedBlock> SharedState::BlockFor(const Bucket& bucket) {
+  const std::shared_ptr<SharedStateWork> work = hook_->SharedState(bucket.parameters());
+  work->Run();
+  std::vector<std::byte> state = work->TakeBytes();
+  const std::size_t total = state.size();
+  const wire::PayloadRef whole = wire::OwnedPayload::Make(std::move(state));
+  SharedBlock pieces;
+  for (std::size_t at = 0; at < total; at += chunk_bytes_) {
+    pieces.push_back(wire::Part(whole, at, std::min(chunk_bytes_, total - at)));
+  }
+  return std::make_shared<const SharedBlock>(std::move(pieces));
+}
+
+void SharedState::Has(int rank, const Bucket& bucket) {
+  if (bucket.state_version() == 0) return;
+  versions_->Set(rank, bucket.id(), bucket.state_version());
+}
+
+void SharedState::Replace() {
+  if (versions_) versions_->Clear();
+  std::fill(replaced_.begin(), replaced_.end(), true);
+}
+
+}  // namespace gradwire::server

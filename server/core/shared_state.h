@@ -1,0 +1,48 @@
+// The hook's state as members need it: who has which version, and what is sent to those that lack
+// it, before they encode a bucket's first bytes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "hooks/coordinator_hook.h"
+#include "server/core/bucket.h"
+#include "server/core/effects.h"
+#include "server/core/state_versions.h"
+
+namespace gradwire::server {
+
+// Not thread-safe. `hook` outlives it; null: nothing is shared.
+class SharedState {
+ public:
+  SharedState(CoordinatorHook* hook, Manifest manifest, std::size_t members,
+              std::size_t chunk_bytes);
+
+  // The bucket is announced. Returns the version that its runs need; 0: they need none.
+  std::uint64_t Place(const std::vector<std::uint32_t>& parameters);
+
+  // Gives the member what it lacks for the bucket's first round.
+  void Send(Bucket& bucket, int rank, Effects& effects);
+  // A contribution of the bucket is here: the member cannot have encoded it without the state.
+  void Has(int rank, const Bucket& bucket);
+
+  // The state was replaced: every member drops what it has.
+  void Replace();
+  // What a member that resumes may not have heard of, until it begins a step.
+  bool IsReplacedFor(int rank) const { return replaced_[static_cast<std::size_t>(rank)]; }
+  void BeginsStep(int rank) { replaced_[static_cast<std::size_t>(rank)] = false; }
+
+ private:
+  std::shared_ptr<const SharedBlock> BlockFor(const Bucket& bucket);
+
+  CoordinatorHook* const hook_;
+  const Manifest manifest_;
+  const std::size_t members_;
+  const std::size_t chunk_bytes_;
+  std::optional<StateVersions> versions_;  // once the hook has a state to share
+  std::vector<bool> replaced_;             // by rank
+};
+
+}  // namespace gradwire::server

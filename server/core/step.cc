@@ -1,0 +1,355 @@
+#include "server/core/step.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/wire/mutants.h"
+#include "server/core/contribution_checks.h"
+#include "server/core/plan_checks.h"
+
+namespace gradwire::server {
+namespace {
+
+// A member that resumes may have frames of the step before in flight; anything older is a fault.
+constexpr std::int64_t kStepsBehind = 1;
+
+FailureEvent GoneBefore(int rank, const std::string& did, std::int64_t step, int gone) {
+  return {.kind = FailureEvent::Kind::kGone,
+          .rank = gone,
+          .what = absl::AbortedError(absl::StrCat("rank ", rank, " ", did, " step ", step,
+                                                  ", but rank ", gone, " has left the session"))};
+}
+
+}  // namespace
+
+Step::Step(const SessionOptions& options, const Membership& membership, CoordinatorHook* hook)
+    : options_(options),
+      membership_(membership),
+      hook_(hook),
+      common_(std::make_shared<const Bucket::Common>(Bucket::Common{
+          .manifest = options.manifest,
+          .contributors =
+              std::make_shared<const Contributors>(Contributors::All(options.world_size)),
+          .chunk_bytes = options.chunk_bytes,
+          .window_chunks = options.window_chunks})),
+      shared_(hook, options.manifest, Index(options.world_size), options.chunk_bytes),
+      flow_(options, membership, hook, shared_),
+      table_(options.manifest, options.open_buckets),
+      reports_(options.manifest),
+      ended_(Index(options.world_size)) {}
+
+// ---- Announcements
+
+MaybeFailure Step::OnAnnounce(int rank, const wire::Announce& announce,
+                              const wire::PayloadRef& payload, absl::Time now, Effects& effects) {
+  if (announce.step == number_ - 1) return std::nullopt;  // sent before it heard the step is done
+  if (announce.step != number_) {
+    return ViolationOf(rank, absl::FailedPreconditionError(
+                                 absl::StrCat("announced a bucket of step ", announce.step,
+                                              "; the session is at step ", number_)));
+  }
+  AcknowledgeEarlierSteps(rank);
+  for (const std::uint32_t id : announce.acknowledged) {
+    Bucket* const done = table_.Find(number_, id);
+    if (done != nullptr && done->reduced()) flow_.AcknowledgeAll(rank, *done);
+  }
+  if (absl::Status status = table_.CheckAnnouncement(announce); !status.ok()) {
+    return ViolationOf(rank, std::move(status));
+  }
+  const Bucket* const known = table_.Find(number_, announce.parameters.front());
+  if (known != nullptr && known->IsAnnouncedBy(rank)) return std::nullopt;  // a resume repeats it
+  if (HasEnded(rank)) {
+    return ViolationOf(rank,
+                       absl::FailedPreconditionError(absl::StrCat(
+                           "announced bucket ", options_.manifest.BucketName(announce.parameters),
+                           " after it ended step ", number_)));
+  }
+  if (const std::optional<int> gone = membership_.FirstLeft()) {
+    return GoneBefore(rank, "began", number_, *gone);
+  }
+  if (known == nullptr) {
+    if (absl::Status status = AddBucket(announce); !status.ok()) {
+      return ViolationOf(rank, std::move(status));
+    }
+  }
+  if (!began_) began_ = now;
+  return TakeAnnouncement(rank, announce, payload, effects);
+}
+
+absl::Status Step::AddBucket(const wire::Announce& announce) {
+  if (absl::Status status = CheckPlan(announce, hook_, options_); !status.ok()) return status;
+  Bucket bucket(common_, number_, announce.parameters, announce.rounds, next_order_++,
+                shared_.Place(announce.parameters), attempt_);
+  chunks_ += bucket.ChunkCount();
+  if (chunks_ > options_.StepChunks()) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("announced bucket ", bucket.name(), ", with which step ", number_, " has ",
+                     chunks_, " chunks; at most ", options_.StepChunks(), " are allowed"));
+  }
+  table_.Add(std::move(bucket));
+  return absl::OkStatus();
+}
+
+MaybeFailure Step::TakeAnnouncement(int rank, const wire::Announce& announce,
+                                    const wire::PayloadRef& payload, Effects& effects) {
+  Bucket& bucket = *table_.Find(number_, announce.parameters.front());
+  bucket.Announce(rank);
+  shared_.BeginsStep(rank);
+  if (MaybeFailure failure = CheckEnded()) return failure;
+  if (announce.eager) {
+    absl::Status status = CheckEager(announce, bucket, payload, flow_.eager_bytes(rank), options_);
+    if (!status.ok()) return ViolationOf(rank, std::move(status));
+  }
+  // Of an earlier attempt it counts as an announcement only.
+  if (announce.eager && announce.attempt == bucket.round().attempt()) {
+    if (auto failure = flow_.ContributeEagerly(rank, bucket, announce, payload, effects)) {
+      return failure;
+    }
+  } else if (bucket.is_open()) {
+    SendGrant(bucket, rank, effects);
+  }
+  bucket.Advance(attempt_);  // one without elements is over now
+  GrantNext(effects);
+  MaybeConclude(effects);
+  return std::nullopt;
+}
+
+// ---- Grants
+
+void Step::SendGrant(Bucket& bucket, int rank, Effects& effects) {
+  if (bucket.IsGrantedTo(rank)) return;
+  bucket.Grant(rank);
+  if (membership_.state(rank) != MemberState::kConnected) return;  // its Restart will say so
+  shared_.Send(bucket, rank, effects);
+  effects.push_back(
+      SendEffect{.rank = rank, .frame = {.header = wire::Grant{.id = bucket.CurrentId()}}});
+}
+
+void Step::GrantNext(Effects& effects) {
+  DropHeld();
+  for (const BucketTable::Granted& one : table_.OpenNext()) {
+    SendGrant(*one.bucket, one.rank, effects);
+  }
+}
+
+// ---- Contributions and results
+
+Bucket* Step::CurrentBucket(int rank, const wire::Contribution& header, MaybeFailure& failure) {
+  const wire::RoundId& id = header.id;
+  if (id.step == number_ - 1) {  // repeated after a resume; the original made it
+    flow_.CountRepeated();
+    return nullptr;
+  }
+  const auto violation = [&](std::string what) {
+    failure = ViolationOf(rank, absl::FailedPreconditionError(what));
+    return nullptr;
+  };
+  if (id.step != number_) {
+    return violation(
+        absl::StrCat("sent a chunk of step ", id.step, "; the session is at step ", number_));
+  }
+  Bucket* const bucket = table_.Find(id.step, id.bucket);
+  if (bucket == nullptr || !bucket->IsAnnouncedBy(rank) || !bucket->has_rounds() ||
+      id.round > bucket->round_number()) {
+    return violation(absl::StrCat("sent a chunk of step ", id.step, " bucket ", id.bucket,
+                                  " round ", id.round, ", which is not open"));
+  }
+  const std::uint32_t attempt = bucket->round().attempt();
+  const bool stale_attempt = id.attempt < attempt && !IsActive(Mutant::kAttemptNotCompared);
+  if (id.round < bucket->round_number() || stale_attempt) {
+    flow_.CountRepeated();
+    return nullptr;
+  }
+  if (id.attempt > attempt) {
+    return violation(absl::StrCat("sent a chunk of attempt ", id.attempt,
+                                  "; the round is in attempt ", attempt));
+  }
+  return bucket;
+}
+
+MaybeFailure Step::OnContribution(int rank, const wire::Contribution& header,
+                                  const wire::PayloadRef& payload, Effects& effects) {
+  if (header.rank != rank) {
+    return ViolationOf(
+        rank, absl::PermissionDeniedError(absl::StrCat("sent a chunk as rank ", header.rank)));
+  }
+  MaybeFailure failure;
+  Bucket* const bucket = CurrentBucket(rank, header, failure);
+  if (bucket == nullptr) return failure;
+  failure = flow_.Acknowledge(rank, *bucket, header.id, header.received, effects);
+  if (failure) return failure;
+  return flow_.Contribute(rank, *bucket, header, payload, effects);
+}
+
+MaybeFailure Step::OnAck(int rank, const wire::Ack& ack, Effects& effects) {
+  Bucket* const bucket = table_.Find(ack.id.step, ack.id.bucket);
+  if (bucket != nullptr && ack.id.round < bucket->rounds().size()) {
+    auto failure = flow_.Acknowledge(rank, *bucket, ack.id, ack.received, effects);
+    if (failure) return failure;
+  }
+  GrantNext(effects);
+  MaybeConclude(effects);
+  return std::nullopt;
+}
+
+void Step::OnReduced(const wire::RoundId& id, std::uint32_t chunk, const ResultRef& result,
+                     bool finite, absl::Duration spent, Effects& effects) {
+  Bucket* const bucket = table_.Find(id.step, id.bucket);
+  // It may have started over meanwhile.
+  if (bucket == nullptr || !bucket->has_rounds() || bucket->reduced() ||
+      bucket->CurrentId() != id) {
+    return;
+  }
+  if (!finite) nonfinite_ = true;
+  flow_.Reduced(*bucket, chunk, result, spent, effects);
+  bucket->Advance(attempt_);
+  GrantNext(effects);
+  MaybeConclude(effects);
+}
+
+void Step::ReduceWithoutLost(Effects& effects) {
+  for (const auto& [key, bucket] : table_.all()) {
+    if (bucket.has_rounds()) flow_.ReduceComplete(*table_.Find(key.first, key.second), effects);
+  }
+}
+
+// The StepDone came after their results.
+void Step::AcknowledgeEarlierSteps(int rank) {
+  for (auto& [key, bucket] : table_.all()) {
+    if (bucket.step() < number_) flow_.AcknowledgeAll(rank, bucket);
+  }
+}
+
+// ---- The end of a step
+
+MaybeFailure Step::OnEndStep(int rank, const wire::EndStep& end, absl::Time now, Effects& effects) {
+  if (end.step == number_ - 1) return std::nullopt;
+  if (end.step != number_) {
+    return ViolationOf(rank, absl::FailedPreconditionError(absl::StrCat(
+                                 "ended step ", end.step, "; the session is at step ", number_)));
+  }
+  if (const std::optional<int> gone = membership_.FirstLeft()) {
+    return GoneBefore(rank, "ended", number_, *gone);
+  }
+  AcknowledgeEarlierSteps(rank);
+  if (!began_) began_ = now;
+  ended_[Index(rank)] = true;
+  shared_.BeginsStep(rank);
+  if (MaybeFailure failure = CheckEnded()) return failure;
+  MaybeConclude(effects);
+  return std::nullopt;
+}
+
+// A member that ended the step must have announced every bucket of it.
+MaybeFailure Step::CheckEnded() const {
+  for (int r = 0; r < options_.world_size; ++r) {
+    if (!HasEnded(r)) continue;
+    for (const auto& [key, bucket] : table_.all()) {
+      if (bucket.step() != number_ || bucket.IsAnnouncedBy(r)) continue;
+      return ViolationOf(r, absl::FailedPreconditionError(
+                                absl::StrCat("ended step ", number_, " without bucket ",
+                                             bucket.name(), ", which another member announced")));
+    }
+  }
+  return std::nullopt;
+}
+
+bool Step::IsPrepared() const {
+  if (!began_) return false;
+  const BucketTable::Progress progress = table_.ProgressOf(number_);
+  if (!progress.all_reduced) return false;
+  const bool all_parameters =
+      !options_.manifest.empty() && progress.parameters == options_.manifest.size();
+  return all_parameters || std::find(ended_.begin(), ended_.end(), false) == ended_.end();
+}
+
+// One daemon's word is enough: it does not wait until the members hold the results.
+void Step::MaybeConclude(Effects& effects) {
+  if (IsPrepared()) Conclude(effects);
+}
+
+// Residuals and factors change with the verdict only, the same for all: a skipped step leaves them.
+void Step::Conclude(Effects& effects) {
+  const Verdict verdict = nonfinite_ ? Verdict::kSkip : Verdict::kApply;
+  last_done_ = wire::StepDone{.step = number_,
+                              .attempt = attempt_,
+                              .verdict = verdict,
+                              .digest = table_.DigestOf(number_, options_.lineage)};
+  effects.push_back(
+      FanOutEffect{.ranks = membership_.Reachable(), .frame = {.header = *last_done_}});
+  if (hook_ != nullptr) {
+    hook_->EndStep(IsActive(Mutant::kCoordinatorCommitsSkips) ? Verdict::kApply : verdict);
+    if (const auto chore = hook_->TakeChore()) chore->Run();
+  }
+  reports_.EndStep(table_, number_);
+  if (verdict == Verdict::kApply) reports_.Log(hook_, table_, number_, effects);
+  ++(nonfinite_ ? flow_.stats().steps_skipped : flow_.stats().steps_applied);
+  table_.EndStep(number_);
+  ++number_;
+  attempt_ = 0;
+  nonfinite_ = false;
+  began_.reset();
+  chunks_ = 0;
+  std::fill(ended_.begin(), ended_.end(), false);
+  DropHeld();
+}
+
+void Step::DropHeld() { table_.CloseAcknowledged(number_); }
+
+void Step::End() { unread_ = table_.Clear(); }
+
+// ---- Resuming and leaving
+
+absl::Status Step::CheckResumable(std::int64_t member_step) const {
+  if (member_step <= number_ && member_step >= number_ - kStepsBehind) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("the member is at step ", member_step, ", the session at step ", number_));
+}
+
+void Step::Resume(int rank, std::int64_t member_step, Effects& effects) {
+  effects.push_back(
+      LogEffect{.message = absl::StrCat("rank ", rank, " resumed in step ", number_)});
+  ++attempt_;
+  for (auto& [key, bucket] : table_.all()) {
+    if (bucket.step() == number_) bucket.Restart(attempt_);
+  }
+  const auto send = [&](wire::Header header) {
+    effects.push_back(SendEffect{.rank = rank, .frame = {.header = std::move(header)}});
+  };
+  send(wire::Welcome{.step = member_step, .attempt = attempt_, .resumed = true});
+  for (auto& [key, bucket] : table_.all()) {
+    // Its StepDone came after them.
+    if (bucket.step() < member_step) flow_.AcknowledgeAll(rank, bucket);
+    flow_.Resend(rank, bucket, effects);
+  }
+  if (member_step < number_ && last_done_) send(*last_done_);
+  if (shared_.IsReplacedFor(rank)) send(wire::StateReset{.iteration = hook_->iteration()});
+  for (auto& [key, bucket] : table_.all()) {
+    if (bucket.step() == number_ && bucket.is_open() && !bucket.reduced() &&
+        bucket.IsGrantedTo(rank) && !IsActive(Mutant::kSharedStateNotResumed)) {
+      shared_.Send(bucket, rank, effects);
+    }
+  }
+  SendRestarts(effects);
+}
+
+// To each member the rounds that it was granted. One whose announcement is still on its way gets a
+// grant, and before it the shared state, without which it cannot encode.
+void Step::SendRestarts(Effects& effects) {
+  for (const int r : membership_.Reachable()) {
+    wire::Restart restart{.step = number_, .attempt = attempt_};
+    for (const auto& [key, bucket] : table_.all()) {
+      if (bucket.step() != number_ || bucket.reduced()) continue;
+      if (bucket.IsGrantedTo(r)) restart.open.push_back(bucket.CurrentId());
+    }
+    effects.push_back(SendEffect{.rank = r, .frame = {.header = std::move(restart)}});
+  }
+}
+
+void Step::Leave(int rank) {
+  for (auto& [key, bucket] : table_.all()) flow_.AcknowledgeAll(rank, bucket);
+  DropHeld();
+}
+
+}  // namespace gradwire::server

@@ -1,0 +1,113 @@
+// The step protocol: one optimizer iteration after another, each all or nothing.
+//
+// A member announces a bucket, is granted it, and contributes to its rounds; it may end the step.
+// When all parameters are reduced, or all members ended the step, the step is over in three
+// moments:
+// * prepared: all results are there, so that the verdict is known;
+// * held: a member has all of them, and could go on alone with what it has;
+// * concluded: the hook's state and the step number change, and members are told to apply
+// (StepDone). One daemon concludes as soon as the step is prepared, because no one else has a say,
+// and lets go of results when all members hold them. Several daemons of one session will conclude
+// only when the members hold the results of all of them; recovery will ask members which moment
+// they saw.
+//
+// A member whose stream was replaced gets again what it has not acknowledged. What nobody began to
+// reduce starts over as a new attempt.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "server/core/bucket_reports.h"
+#include "server/core/bucket_table.h"
+#include "server/core/round_flow.h"
+
+namespace gradwire::server {
+
+// Not thread-safe. All that it refers to outlives it; `hook` may be null.
+class Step {
+ public:
+  Step(const SessionOptions& options, const Membership& membership, CoordinatorHook* hook);
+
+  MaybeFailure OnAnnounce(int rank, const wire::Announce& announce, const wire::PayloadRef& payload,
+                          absl::Time now, Effects& effects);
+  MaybeFailure OnContribution(int rank, const wire::Contribution& header,
+                              const wire::PayloadRef& payload, Effects& effects);
+  MaybeFailure OnAck(int rank, const wire::Ack& ack, Effects& effects);
+  MaybeFailure OnEndStep(int rank, const wire::EndStep& end, absl::Time now, Effects& effects);
+
+  // As Session::Reduced.
+  void OnReduced(const wire::RoundId& id, std::uint32_t chunk, const ResultRef& result, bool finite,
+                 absl::Duration spent, Effects& effects);
+
+  // Whether a member that is at this step can go on in the session.
+  absl::Status CheckResumable(std::int64_t member_step) const;
+  // Until Restarts: what the member lacks. Then collectives' part follows, and Grants.
+  void Resume(int rank, std::int64_t member_step, Effects& effects);
+  void GrantNext(Effects& effects);
+
+  // No step is open. The member needs nothing more and acknowledges nothing more.
+  void Leave(int rank);
+  // The members' state was replaced, between two steps.
+  void ReplaceState() { shared_.Replace(); }
+  // The session has ended. Members may still be reading results where they lie: they are kept.
+  void End();
+
+  std::int64_t number() const { return number_; }
+  std::uint32_t attempt() const { return attempt_; }
+  // When the first member began it; none: nobody has.
+  std::optional<absl::Time> began() const { return began_; }
+  bool HasEnded(int rank) const { return ended_[Index(rank)]; }
+  const BucketTable& buckets() const { return table_; }
+  const RoundFlow& flow() const { return flow_; }
+  BucketReports& reports() { return reports_; }
+  const BucketReports& reports() const { return reports_; }
+  std::size_t held_bytes() const { return table_.held_bytes(); }
+
+  // Of a seeded bug.
+  void ReduceWithoutLost(Effects& effects);
+
+ private:
+  static std::size_t Index(int rank) { return static_cast<std::size_t>(rank); }
+
+  MaybeFailure CheckEnded() const;
+  MaybeFailure TakeAnnouncement(int rank, const wire::Announce& announce,
+                                const wire::PayloadRef& payload, Effects& effects);
+  absl::Status AddBucket(const wire::Announce& announce);
+  // Null and no failure: the frame is of something that is over.
+  Bucket* CurrentBucket(int rank, const wire::Contribution& header, MaybeFailure& failure);
+  void SendGrant(Bucket& bucket, int rank, Effects& effects);
+  void AcknowledgeEarlierSteps(int rank);
+  void SendRestarts(Effects& effects);
+
+  // Whether all results of the step are there.
+  bool IsPrepared() const;
+  void MaybeConclude(Effects& effects);
+  void Conclude(Effects& effects);
+  // Lets go of what all members hold.
+  void DropHeld();
+
+  const SessionOptions& options_;
+  const Membership& membership_;
+  CoordinatorHook* const hook_;
+  const std::shared_ptr<const Bucket::Common> common_;
+  SharedState shared_;
+  RoundFlow flow_;
+  BucketTable table_;
+  BucketReports reports_;
+  std::int64_t number_ = 0;
+  std::uint32_t attempt_ = 0;
+  bool nonfinite_ = false;
+  std::vector<bool> ended_;  // by rank
+  std::optional<absl::Time> began_;
+  std::optional<wire::StepDone> last_done_;
+  std::uint64_t next_order_ = 0;
+  std::size_t chunks_ = 0;  // of the step's buckets
+  std::vector<ResultRef> unread_;
+};
+
+}  // namespace gradwire::server

@@ -1,0 +1,14 @@
+// What a running step waits for, in one sentence that names the members.
+#pragma once
+
+#include <string>
+
+#include "absl/time/time.h"
+#include "server/core/membership.h"
+#include "server/core/step.h"
+
+namespace gradwire::server {
+
+std::string WaitingFor(const Step& step, const Membership& membership, absl::Time now);
+
+}  // namespace gradwire::server
