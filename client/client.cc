@@ -9,15 +9,15 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "client/channel.h"
-#include "client/completion.h"
-#include "client/driver.h"
-#include "client/inbox.h"
+#include "base/thread_name.h"
 #include "client/options.h"
-#include "client/poller.h"
+#include "client/runtime/completion.h"
+#include "client/runtime/event_queue.h"
+#include "client/runtime/poller.h"
+#include "client/runtime/runtime.h"
+#include "client/transport/channel.h"
 #include "gradwire/hooks/registry.h"
 #include "hooks/safetensors.h"
-#include "proto/wire/thread_name.h"
 
 namespace gradwire {
 namespace {
@@ -44,25 +44,25 @@ std::uint64_t DrawStartId() {
 
 class ClientImpl final : public Client {
  public:
-  ClientImpl(ClientOptions options, client::Membership membership, std::uint64_t start_id,
+  ClientImpl(ClientOptions options, client::JoinResult membership, std::uint64_t start_id,
              std::unique_ptr<Hook> hook, std::shared_ptr<grpc::Channel> channel)
       : rank_(membership.rank),
         world_size_(options.world_size),
-        inbox_(std::make_shared<client::Inbox>(
+        events_(std::make_shared<client::EventQueue>(
             std::size_t{membership.window_chunks} * membership.open_buckets + kSmallFrames)),
         poller_(client::Poller::Start()),
-        driver_(std::move(options), std::move(membership), start_id, std::move(hook),
-                std::move(channel), inbox_, poller_) {}
+        runtime_(std::move(options), std::move(membership), start_id, std::move(hook),
+                 std::move(channel), events_, poller_) {}
 
   ~ClientImpl() override {
     if (!thread_.joinable()) return;
     bool is_member = false;
     OnThread([&] {
-      is_member = driver_.CancelCalls();
+      is_member = runtime_.CancelCalls();
       return absl::OkStatus();
     }).IgnoreError();
-    if (is_member) driver_.CallLeave(kLeaveInDestructorTimeout).IgnoreError();
-    inbox_->Push(client::CallEvent{[this] { driver_.Stop(); }});
+    if (is_member) runtime_.CallLeave(kLeaveInDestructorTimeout).IgnoreError();
+    events_->Push(client::CallEvent{[this] { runtime_.Stop(); }});
     thread_.join();
   }
 
@@ -70,8 +70,8 @@ class ClientImpl final : public Client {
   absl::Status Start(const std::function<void()>& still_waiting) {
     auto joined = std::make_shared<client::Outcome>();
     thread_ = std::thread([this, joined] {
-      wire::NameThread("gradwire");
-      driver_.Run(joined);
+      NameThread("gradwire");
+      runtime_.Run(joined);
     });
     joined->WaitUntil(std::chrono::steady_clock::now() + kSilentWaitForMembers).IgnoreError();
     if (!joined->done()) still_waiting();
@@ -80,28 +80,28 @@ class ClientImpl final : public Client {
 
   int rank() const override { return rank_; }
   int world_size() const override { return world_size_; }
-  std::int64_t step() const override { return driver_.step(); }
-  ClientMetrics metrics() const override { return driver_.metrics(); }
-  std::vector<BucketReport> Report() const override { return driver_.Report(); }
+  std::int64_t step() const override { return runtime_.step(); }
+  ClientMetrics metrics() const override { return runtime_.metrics(); }
+  std::vector<BucketReport> Report() const override { return runtime_.Report(); }
 
   Completion AllReduce(GradBucket& bucket) override {
     const bool light = bucket.buffer().bytes() <= kLightBytes;
     auto state = std::make_shared<Completion::State>();
-    inbox_->Push(client::CallEvent{.call = [this, copy = std::make_shared<GradBucket>(bucket),
-                                            state] { driver_.StartBucket(copy, state); },
-                                   .heavy = !light});
+    events_->Push(client::CallEvent{.call = [this, copy = std::make_shared<GradBucket>(bucket),
+                                             state] { runtime_.StartBucket(copy, state); },
+                                    .heavy = !light});
     state->ReadBy(poller_, light);
     return Completion(state);
   }
 
   std::shared_ptr<std::byte> AllocateGradients(std::size_t bytes) override {
-    return driver_.AllocateGradients(bytes);
+    return runtime_.AllocateGradients(bytes);
   }
 
   absl::StatusOr<Verdict> EndStep() override {
     if (absl::Status may = MayWait("EndStep"); !may.ok()) return may;
     auto call = std::make_shared<client::StepCall>();
-    inbox_->Push(client::CallEvent{[this, call] { driver_.EndStep(call); }});
+    events_->Push(client::CallEvent{[this, call] { runtime_.EndStep(call); }});
     call->outcome.ReadBy(poller_, /*light=*/true);
     if (absl::Status outcome = call->outcome.Wait(); !outcome.ok()) return outcome;
     return call->verdict;
@@ -109,12 +109,12 @@ class ClientImpl final : public Client {
 
   void EndStep(std::function<void(const absl::StatusOr<Verdict>&)> done) override {
     auto call = std::make_shared<client::StepCall>();
-    inbox_->Push(client::CallEvent{[this, call, done = std::move(done)] {
-      // Only the outcome holds `done`, and only the driver the outcome.
+    events_->Push(client::CallEvent{[this, call, done = std::move(done)] {
+      // Only the outcome holds `done`, and only the runtime the outcome.
       call->outcome.OnDone([step = call.get(), done](const absl::Status& outcome) {
         done(outcome.ok() ? absl::StatusOr<Verdict>(step->verdict) : outcome);
       });
-      driver_.EndStep(call);
+      runtime_.EndStep(call);
     }});
     call->outcome.ReadBy(poller_, /*light=*/false);
   }
@@ -132,32 +132,32 @@ class ClientImpl final : public Client {
 
   absl::Status Leave() override {
     if (absl::Status may = MayWait("Leave"); !may.ok()) return may;
-    if (driver_.left()) return absl::OkStatus();
-    if (absl::Status begun = OnThread([this] { return driver_.BeginLeave(); }); !begun.ok()) {
+    if (runtime_.left()) return absl::OkStatus();
+    if (absl::Status begun = OnThread([this] { return runtime_.BeginLeave(); }); !begun.ok()) {
       return begun;
     }
-    absl::Status answer = driver_.CallLeave(kLeaveTimeout);
+    absl::Status answer = runtime_.CallLeave(kLeaveTimeout);
     return OnThread([this, &answer] {
-      driver_.FinishLeave(answer);
+      runtime_.FinishLeave(answer);
       return answer;
     });
   }
 
   absl::StatusOr<std::string> ExportState() override {
     if (absl::Status may = MayCallBetweenSteps("ExportState"); !may.ok()) return may;
-    return driver_.CallExport(kStateTimeout);
+    return runtime_.CallExport(kStateTimeout);
   }
 
   absl::Status ImportState(const std::string& state) override {
     if (absl::Status may = MayCallBetweenSteps("ImportState"); !may.ok()) return may;
-    return driver_.CallImport(state, kStateTimeout);
+    return runtime_.CallImport(state, kStateTimeout);
   }
 
   absl::StatusOr<std::string> StateDict() override {
     if (absl::Status may = MayWait("StateDict"); !may.ok()) return may;
     absl::StatusOr<HookState> state;
     OnThread([this, &state] {
-      state = driver_.State();
+      state = runtime_.State();
       return absl::OkStatus();
     }).IgnoreError();
     if (!state.ok()) return state.status();
@@ -168,7 +168,7 @@ class ClientImpl final : public Client {
     if (absl::Status may = MayWait("LoadStateDict"); !may.ok()) return may;
     const absl::StatusOr<HookState> read = ReadSafetensors(state);
     if (!read.ok()) return read.status();
-    return OnThread([this, &read] { return driver_.LoadState(*read); });
+    return OnThread([this, &read] { return runtime_.LoadState(*read); });
   }
 
   absl::Status SetLossScale(double scale) override {
@@ -177,17 +177,17 @@ class ClientImpl final : public Client {
           absl::StrCat("scale is ", scale, "; allowed: finite and above 0"));
     }
     if (absl::Status may = MayWait("SetLossScale"); !may.ok()) return may;
-    return OnThread([this, scale] { return driver_.SetLossScale(scale); });
+    return OnThread([this, scale] { return runtime_.SetLossScale(scale); });
   }
 
  private:
   absl::Status MayCallBetweenSteps(const char* call) {
     if (absl::Status may = MayWait(call); !may.ok()) return may;
-    return OnThread([this, call] { return driver_.BetweenSteps(call); });
+    return OnThread([this, call] { return runtime_.BetweenSteps(call); });
   }
 
   absl::Status MayWait(const char* call) const {
-    if (!inbox_->OnThisThread()) return absl::OkStatus();
+    if (!events_->OnThisThread()) return absl::OkStatus();
     return absl::FailedPreconditionError(
         absl::StrCat(call, " in a completion's callback would wait for itself"));
   }
@@ -199,7 +199,7 @@ class ClientImpl final : public Client {
     call->root = root;
     call->data = data;
     call->bytes = bytes;
-    inbox_->Push(client::CallEvent{[this, call] { driver_.Enter(call); }});
+    events_->Push(client::CallEvent{[this, call] { runtime_.Enter(call); }});
     call->outcome.ReadBy(poller_, bytes <= kLightBytes);
     return call->outcome.Wait();
   }
@@ -207,15 +207,15 @@ class ClientImpl final : public Client {
   template <typename Function>
   absl::Status OnThread(Function function) {
     auto outcome = std::make_shared<client::Outcome>();
-    inbox_->Push(client::CallEvent{[function, outcome] { outcome->Complete(function()); }});
+    events_->Push(client::CallEvent{[function, outcome] { outcome->Complete(function()); }});
     return outcome->Wait();
   }
 
   const int rank_;
   const int world_size_;
-  const std::shared_ptr<client::Inbox> inbox_;
+  const std::shared_ptr<client::EventQueue> events_;
   const std::shared_ptr<client::Poller> poller_;
-  client::Driver driver_;
+  client::Runtime runtime_;
   std::thread thread_;
 };
 

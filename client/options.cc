@@ -5,12 +5,12 @@
 #include <unordered_set>
 
 #include "absl/strings/str_cat.h"
+#include "base/limits.h"
 
 namespace gradwire {
 namespace {
 
 constexpr std::size_t kMaxSessionName = 128;
-constexpr int kMaxWorldSize = 4096;
 
 absl::Status Bad(const std::string& field, const std::string& value, const std::string& allowed) {
   return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, "; allowed: ", allowed));

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/sync.h"
 #include "hooks/power_sgd/hook.h"
 #include "hooks/simple_hooks.h"
 
@@ -34,8 +34,8 @@ std::optional<DType> WireOf(const std::string& name) {
 }  // namespace
 
 struct HookRegistry::State {
-  std::mutex mutex;
-  std::map<std::string, HookFactory> factories;  // guarded by mutex
+  Mutex mutex;
+  std::map<std::string, HookFactory> factories GRADWIRE_GUARDED_BY(mutex);
 };
 
 HookRegistry& HookRegistry::Global() {
@@ -66,7 +66,7 @@ absl::Status HookRegistry::Register(const std::string& name, HookFactory factory
     return absl::AlreadyExistsError(absl::StrCat("hook \"", name, "\" is built in"));
   }
   State& shared = state();
-  const std::lock_guard lock(shared.mutex);
+  const MutexLock lock(shared.mutex);
   if (!shared.factories.emplace(name, std::move(factory)).second) {
     return absl::AlreadyExistsError(absl::StrCat("hook \"", name, "\" is registered already"));
   }
@@ -76,7 +76,7 @@ absl::Status HookRegistry::Register(const std::string& name, HookFactory factory
 std::vector<std::string> HookRegistry::Names() const {
   std::vector<std::string> names(std::begin(kBuiltIn), std::end(kBuiltIn));
   State& shared = state();
-  const std::lock_guard lock(shared.mutex);
+  const MutexLock lock(shared.mutex);
   for (const auto& entry : shared.factories) names.push_back(entry.first);
   return names;
 }
@@ -98,7 +98,7 @@ absl::StatusOr<std::unique_ptr<Hook>> HookRegistry::Make(const HookSpec& spec) c
     HookFactory factory;
     {
       State& shared = state();
-      const std::lock_guard lock(shared.mutex);
+      const MutexLock lock(shared.mutex);
       factory = shared.factories.at(spec.comm_hook);
     }
     absl::StatusOr<std::unique_ptr<Hook>> made = factory(spec);

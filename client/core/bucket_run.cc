@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "proto/wire/mutants.h"
+#include "base/mutants.h"
 
 namespace gradwire::client {
 

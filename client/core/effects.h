@@ -17,7 +17,7 @@ namespace gradwire::client {
 using Ticket = std::uint64_t;
 
 // Send a frame without payload.
-struct SendEffect {
+struct SendFrameEffect {
   wire::Header header;
 };
 // Encode the range now, before the next call to the core, and send it. Digests are left for the
@@ -59,7 +59,7 @@ struct WelcomeEffect {};
 struct FailedEffect {
   absl::Status status;
 };
-using Effect = std::variant<SendEffect, SendChunkEffect, SendCollectiveEffect,
+using Effect = std::variant<SendFrameEffect, SendChunkEffect, SendCollectiveEffect,
                             ReceiveCollectiveEffect, BucketDoneEffect, StepDoneEffect,
                             CollectiveDoneEffect, WelcomeEffect, FailedEffect>;
 using Effects = std::vector<Effect>;

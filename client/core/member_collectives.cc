@@ -19,11 +19,11 @@ absl::StatusOr<std::uint64_t> MemberCollectives::Enter(wire::CollectiveKind kind
 }
 
 void MemberCollectives::SendEnter(Effects& effects) const {
-  effects.push_back(SendEffect{wire::Enter{.number = open_->number,
-                                           .generation = options_.generation,
-                                           .kind = open_->kind,
-                                           .root = open_->root,
-                                           .bytes = open_->bytes}});
+  effects.push_back(SendFrameEffect{wire::Enter{.number = open_->number,
+                                                .generation = options_.generation,
+                                                .kind = open_->kind,
+                                                .root = open_->root,
+                                                .bytes = open_->bytes}});
 }
 
 std::uint32_t MemberCollectives::chunk_count() const {
@@ -57,8 +57,8 @@ absl::Status MemberCollectives::On(const wire::CollectiveChunk& header,
                                    const wire::PayloadRef& payload, Effects& effects) {
   if (header.number + (open_ ? 1 : 0) < next_) {
     // Repeated after a resume: the acknowledgement was lost, and others may wait for it.
-    effects.push_back(
-        SendEffect{wire::CollectiveAck{.number = header.number, .received = header.chunk + 1}});
+    effects.push_back(SendFrameEffect{
+        wire::CollectiveAck{.number = header.number, .received = header.chunk + 1}});
     return absl::OkStatus();
   }
   if (!open_) return absl::OkStatus();
@@ -78,7 +78,7 @@ absl::Status MemberCollectives::On(const wire::CollectiveChunk& header,
     ++open_->received;
   }
   effects.push_back(
-      SendEffect{wire::CollectiveAck{.number = open_->number, .received = open_->received}});
+      SendFrameEffect{wire::CollectiveAck{.number = open_->number, .received = open_->received}});
   MaybeFinish(effects);
   return absl::OkStatus();
 }

@@ -44,7 +44,7 @@ absl::Status StepProtocol::Begin(BucketRun& run, Effects& effects) {
     SendEager(bucket, effects);
     return absl::OkStatus();
   }
-  effects.push_back(SendEffect{AnnounceOf(run)});
+  effects.push_back(SendFrameEffect{AnnounceOf(run)});
   if (!run.holds_result() && !run.is_round_complete()) return absl::OkStatus();
   return Advance(bucket, effects);  // nothing to reduce, at least in the first round
 }
@@ -56,7 +56,7 @@ void StepProtocol::SendAhead(std::uint32_t bucket) {
 
 void StepProtocol::EndStep(Effects& effects) {
   effects.push_back(
-      SendEffect{wire::EndStep{.step = step_.number(), .generation = options_.generation}});
+      SendFrameEffect{wire::EndStep{.step = step_.number(), .generation = options_.generation}});
 }
 
 wire::Announce StepProtocol::AnnounceOf(const BucketRun& run) {
@@ -193,7 +193,7 @@ absl::Status StepProtocol::CheckResult(const Bucket& bucket, const wire::Result&
 absl::Status StepProtocol::On(const wire::Result& result, const wire::Payload* payload,
                               Effects& effects) {
   const auto acknowledge = [&](std::uint32_t received) {
-    effects.push_back(SendEffect{wire::Ack{.id = result.id, .received = received}});
+    effects.push_back(SendFrameEffect{wire::Ack{.id = result.id, .received = received}});
     return absl::OkStatus();
   };
   if (result.id.step < step_.number()) return acknowledge(result.chunk + 1);
@@ -216,7 +216,7 @@ absl::Status StepProtocol::On(const wire::Result& result, const wire::Payload* p
 absl::Status StepProtocol::OnTaken(Bucket& bucket, const wire::RoundId& id, Effects& effects) {
   BucketRun& run = *bucket.run;
   const auto acknowledge = [&] {
-    effects.push_back(SendEffect{wire::Ack{.id = id, .received = run.received()}});
+    effects.push_back(SendFrameEffect{wire::Ack{.id = id, .received = run.received()}});
   };
   if (!run.is_round_complete()) {
     if (bucket.ahead && !run.has_unsent()) {
@@ -293,7 +293,7 @@ void StepProtocol::Resumed(Effects& effects) {
     bucket.granted = false;
     bucket.ahead = false;
     bucket.run->Rewind();
-    effects.push_back(SendEffect{AnnounceOf(*bucket.run)});
+    effects.push_back(SendFrameEffect{AnnounceOf(*bucket.run)});
   }
   if (step_.ended()) EndStep(effects);
 }

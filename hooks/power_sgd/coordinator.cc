@@ -96,19 +96,19 @@ std::uint64_t PowerSgdCoordinator::SharedVersion(BucketPositions bucket) {
   const BucketShape* shape = IsPlain() ? nullptr : shapes_.Find(bucket);
   if (shape == nullptr || shape->factors->matrices().empty()) return 0;
   if (state_.seeds.empty()) TakeSeeds();
-  return options_.batched ? BatchedVersion(*shape) : epoch_;
+  return options_.batched ? BatchedVersion(*shape) : state_version_;
 }
 
 // The model's first draw, or with warm_start=false the step's. What it draws is computed later.
 void PowerSgdCoordinator::TakeSeeds() {
   generator_before_ = state_.generator;
-  ++epoch_;
+  ++state_version_;
   auto drawn = std::make_shared<FactorTable>(state_.plan->frame);
   for (std::size_t b = 0; b < state_.plan->buckets.size(); ++b) {
     state_.seeds.push_back(state_.generator.NextSeed());
     if (options_.batched || drawn->slots[b].block == nullptr) continue;
     FactorBlockRef& block = drawn->slots[b].block;
-    block = DrawBlock(options_, block->layout, state_.seeds.back(), epoch_);
+    block = DrawBlock(options_, block->layout, state_.seeds.back(), state_version_);
   }
   state_.factors = std::move(drawn);
 }
@@ -120,11 +120,11 @@ std::uint32_t PowerSgdCoordinator::SeedOf(const BucketShape& shape) const {
 
 std::uint64_t PowerSgdCoordinator::BatchedVersion(const BucketShape& shape) {
   const FactorBlock* kept = state_.factors->Matching(*shape.factors);
-  if (kept != nullptr) return kept->epoch;
+  if (kept != nullptr) return kept->state_version;
   FactorTableEdit edit(state_.factors, manifest_.size());
-  edit.Put(DrawBlock(options_, shape.factors, SeedOf(shape), ++epoch_));
+  edit.Put(DrawBlock(options_, shape.factors, SeedOf(shape), ++state_version_));
   state_.factors = edit.Finish(options_, manifest_, OpenChore().pending);
-  return epoch_;
+  return state_version_;
 }
 
 std::shared_ptr<SharedStateWork> PowerSgdCoordinator::SharedState(BucketPositions bucket) {
@@ -235,7 +235,7 @@ void PowerSgdCoordinator::Undo() {
       FactorBlockRef& block = again->slots[i].block;
       if (block == nullptr || block == drawn->slots[i].block) continue;
       auto renamed = std::make_shared<FactorBlock>(*block);
-      renamed->epoch = ++epoch_;
+      renamed->state_version = ++state_version_;
       block = std::move(renamed);
     }
     committed_ = state_.factors = std::move(again);
@@ -271,13 +271,13 @@ absl::StatusOr<std::shared_ptr<HookImport>> PowerSgdCoordinator::ReadState(
 
 void PowerSgdCoordinator::Install(HookImport& import) {
   std::swap(state_, static_cast<PowerSgdImport&>(import).state);
-  ++epoch_;
+  ++state_version_;
   if (options_.batched) {
     auto renamed = std::make_shared<FactorTable>(*state_.factors);
     for (FactorTable::Slot& slot : renamed->slots) {
       if (slot.block == nullptr) continue;
       auto block = std::make_shared<FactorBlock>(*slot.block);
-      block->epoch = epoch_;
+      block->state_version = state_version_;
       slot.block = std::move(block);
     }
     state_.factors = std::move(renamed);

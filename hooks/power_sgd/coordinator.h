@@ -68,7 +68,7 @@ class PowerSgdCoordinator final : public CoordinatorHook {
   const PowerSgdOptions& options_;              // the session's
   const std::vector<ParameterSpec>& manifest_;  // likewise
   const std::size_t state_bytes_;
-  std::uint64_t epoch_ = 0;
+  std::uint64_t state_version_ = 0;
   BucketShapes shapes_;
 
   // The state as the open step has it, and as the step before left it: they differ in what was

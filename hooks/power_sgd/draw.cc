@@ -71,7 +71,7 @@ std::shared_ptr<const DrawPlan> DefaultDrawPlan(const PowerSgdOptions& options,
 }
 
 FactorBlockRef DrawBlock(const PowerSgdOptions& options, std::shared_ptr<const FactorLayout> layout,
-                         std::uint32_t seed, std::uint64_t epoch) {
+                         std::uint32_t seed, std::uint64_t state_version) {
   const bool has_p = options.rounds == 1;
   const std::size_t numel = layout->q_numel() + (has_p ? layout->p_numel() : 0);
   const DType dtype = layout->dtype();
@@ -83,7 +83,7 @@ FactorBlockRef DrawBlock(const PowerSgdOptions& options, std::shared_ptr<const F
   block->q = {.array = array, .offset = 0};
   if (has_p) block->p = {.array = array, .offset = layout->q_numel()};
   block->layout = std::move(layout);
-  block->epoch = epoch;
+  block->state_version = state_version;
   return block;
 }
 

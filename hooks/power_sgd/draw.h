@@ -30,6 +30,6 @@ std::shared_ptr<const DrawPlan> DefaultDrawPlan(const PowerSgdOptions& options,
 // A block of torch's normals for one bucket, computed when they are first needed: Q by Q in the
 // layout's order, or those of one shape at once; with one round all P's follow.
 FactorBlockRef DrawBlock(const PowerSgdOptions& options, std::shared_ptr<const FactorLayout> layout,
-                         std::uint32_t seed, std::uint64_t epoch);
+                         std::uint32_t seed, std::uint64_t state_version);
 
 }  // namespace gradwire

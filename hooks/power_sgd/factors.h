@@ -86,7 +86,7 @@ struct FactorBlock {
   FactorSide q{};
   FactorSide p{};            // with one round per step only
   std::int64_t version = 0;  // the iteration after which they were averaged; 0: drawn
-  std::uint64_t epoch = 0;   // batched: of members' copies
+  std::uint64_t state_version = 0;   // batched: of members' copies
 };
 using FactorBlockRef = std::shared_ptr<const FactorBlock>;
 

@@ -14,8 +14,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "proto/wire/convert.h"
 #include "proto/wire/owned_payload.h"
+#include "proto/wire/proto_conversion.h"
 #include "proto/wire/slice_reader.h"
 
 namespace gradwire::wire {

@@ -10,8 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "gradwire/v1/aggregation.pb.h"
 #include "proto/wire/checks.h"
-#include "proto/wire/convert.h"
 #include "proto/wire/frame.h"
+#include "proto/wire/proto_conversion.h"
 
 namespace gradwire::wire {
 

@@ -10,8 +10,8 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/unique_fd.h"
 #include "proto/wire/frame.h"
-#include "proto/wire/unique_fd.h"
 
 namespace gradwire::wire {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "proto/wire/mutants.h"
+#include "base/mutants.h"
 
 namespace gradwire::server {
 

@@ -4,7 +4,7 @@
 #include <iterator>
 
 #include "absl/strings/str_cat.h"
-#include "proto/wire/mutants.h"
+#include "base/mutants.h"
 #include "server/core/plan_checks.h"
 
 namespace gradwire::server {

@@ -36,7 +36,7 @@ struct ResultEffect {
   ResultRef result;
 };
 // Compute Reduce or ReduceOrthonormalized over `inputs` (rank order) and answer with
-// Session::Reduced.
+// SessionCore::Reduced.
 struct ReduceEffect {
   wire::RoundId id;
   std::uint32_t chunk = 0;  // the first of its unit

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "proto/wire/mutants.h"
+#include "base/mutants.h"
 
 namespace gradwire::server {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "proto/wire/mutants.h"
+#include "base/mutants.h"
 
 namespace gradwire::server {
 namespace {

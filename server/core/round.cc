@@ -4,8 +4,8 @@
 #include <span>
 #include <utility>
 
+#include "base/mutants.h"
 #include "proto/wire/joined_payload.h"
-#include "proto/wire/mutants.h"
 
 namespace gradwire::server {
 

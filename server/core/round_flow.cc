@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/mutants.h"
 #include "proto/wire/joined_payload.h"
-#include "proto/wire/mutants.h"
 #include "server/core/contribution_checks.h"
 
 namespace gradwire::server {

@@ -5,17 +5,13 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "base/limits.h"
 #include "gradwire/hooks/registry.h"
 
 namespace gradwire::server {
 namespace {
 
-constexpr int kMaxWorldSize = 4096;
 constexpr std::size_t kMaxNameBytes = 128;
-constexpr std::size_t kMaxParameters = std::size_t{1} << 20;
-constexpr std::size_t kMaxChunkBytes = std::size_t{16} << 20;
-
-constexpr std::size_t kMaxChunks = std::size_t{1} << 20;
 
 bool IsNameByte(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||

@@ -7,13 +7,14 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "base/limits.h"
 #include "gradwire/hooks/hook_spec.h"
 #include "server/core/manifest.h"
 
 namespace gradwire::server {
 
-// A user's own hook announces its own rounds; these bound what one bucket may ask for.
-constexpr std::size_t kMaxRounds = 8;
+// A user's own hook announces its own rounds (at most kMaxRounds); these bound what
+// one bucket may ask for.
 constexpr std::size_t kMaxBytesPerGradientByte = 2;
 constexpr std::size_t kExtraRoundBytes = 4096;
 constexpr std::size_t kMaxSegmentsPerParameter = 8;
@@ -54,7 +55,7 @@ struct SessionOptions {
   // Upper bound of what the session can make the daemon hold: contributions in the window, results
   // not yet acknowledged, and what the core keeps in order to know of them.
   std::size_t ReservedBytes() const;
-  // Of that, payloads: what Session::held_bytes counts.
+  // Of that, payloads: what SessionCore::held_bytes counts.
   std::size_t PayloadBytes() const;
   // Upper bound of a step's bytes, by the manifest.
   std::size_t StepBytes() const;

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "proto/wire/mutants.h"
+#include "base/mutants.h"
 #include "server/core/contribution_checks.h"
 #include "server/core/plan_checks.h"
 

@@ -40,7 +40,7 @@ class Step {
   MaybeFailure OnAck(int rank, const wire::Ack& ack, Effects& effects);
   MaybeFailure OnEndStep(int rank, const wire::EndStep& end, absl::Time now, Effects& effects);
 
-  // As Session::Reduced.
+  // As SessionCore::Reduced.
   void OnReduced(const wire::RoundId& id, std::uint32_t chunk, const ResultRef& result, bool finite,
                  absl::Duration spent, Effects& effects);
 

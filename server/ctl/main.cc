@@ -12,7 +12,7 @@
 #include "server/ctl/calls.h"
 #include "server/ctl/files.h"
 #include "server/ctl/report.h"
-#include "server/exit_codes.h"
+#include "server/daemon/exit_codes.h"
 
 namespace gradwire::ctl {
 namespace {

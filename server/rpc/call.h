@@ -11,7 +11,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "proto/wire/sync.h"
+#include "base/sync.h"
 #include "server/rpc/rpc_threads.h"
 
 namespace gradwire::server {

@@ -10,7 +10,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "proto/wire/sync.h"
+#include "base/sync.h"
 #include "server/rpc/call.h"
 #include "server/rpc/methods.h"
 #include "server/rpc/rpc_threads.h"

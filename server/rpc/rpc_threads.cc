@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <utility>
 
-#include "proto/wire/thread_name.h"
+#include "base/thread_name.h"
 
 namespace gradwire::server {
 namespace {
 
-// Whose baton the thread has.
-thread_local RpcThreads* baton_of = nullptr;
+// Whose leader this thread is.
+thread_local RpcThreads* leader_of = nullptr;
 
 }  // namespace
 
@@ -25,7 +25,7 @@ std::size_t RpcThreads::Count() {
 void RpcThreads::Start(std::size_t threads) {
   while (threads_.size() < threads) {
     threads_.emplace_back([this] {
-      wire::NameThread("gradwire-rpc");
+      NameThread("gradwire-rpc");
       Run();
     });
   }
@@ -44,14 +44,14 @@ void* RpcThreads::Begin(Operation& operation) {
   return &operation;
 }
 
-void RpcThreads::HandOver() {
-  if (RpcThreads* const threads = std::exchange(baton_of, nullptr)) threads->DropBaton();
+void RpcThreads::YieldLeadership() {
+  if (RpcThreads* const threads = std::exchange(leader_of, nullptr)) threads->EndLeadership();
 }
 
 void RpcThreads::Run() {
   while (TakeBaton()) {
-    baton_of = this;
-    while (baton_of == this) {
+    leader_of = this;
+    while (leader_of == this) {
       void* tag = nullptr;
       bool ok = false;
       if (!queue_->Next(&tag, &ok)) return End();
@@ -71,7 +71,7 @@ bool RpcThreads::TakeBaton() {
   return !ended_;
 }
 
-void RpcThreads::DropBaton() {
+void RpcThreads::EndLeadership() {
   bool wake = false;
   {
     MutexLock lock(mutex_);
@@ -82,7 +82,7 @@ void RpcThreads::DropBaton() {
 }
 
 void RpcThreads::End() {
-  baton_of = nullptr;
+  leader_of = nullptr;
   {
     MutexLock lock(mutex_);
     ended_ = true;

@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "proto/wire/sync.h"
+#include "base/sync.h"
 
 namespace gradwire::server {
 
@@ -52,13 +52,13 @@ class RpcThreads {
 
   // The calling thread is about to do long work: another waits for events meanwhile. Does nothing
   // on other threads than these, and nothing the second time in one `done`.
-  static void HandOver();
+  static void YieldLeadership();
 
  private:
   void Run();
-  // Waits until nobody else has the baton. False: the queue has ended.
+  // Waits until nobody else leads. False: the queue has ended.
   bool TakeBaton() GRADWIRE_EXCLUDES(mutex_);
-  void DropBaton() GRADWIRE_EXCLUDES(mutex_);
+  void EndLeadership() GRADWIRE_EXCLUDES(mutex_);
   void End() GRADWIRE_EXCLUDES(mutex_);
 
   const std::unique_ptr<grpc::ServerCompletionQueue> queue_;
@@ -69,7 +69,7 @@ class RpcThreads {
 
   Mutex mutex_;
   CondVar free_;
-  bool taken_ GRADWIRE_GUARDED_BY(mutex_) = false;  // the baton: the right to wait for events
+  bool taken_ GRADWIRE_GUARDED_BY(mutex_) = false;  // somebody leads: waits for events
   std::size_t idle_ GRADWIRE_GUARDED_BY(mutex_) = 0;
   bool ended_ GRADWIRE_GUARDED_BY(mutex_) = false;
 };

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "gradwire/client.h"
-#include "proto/wire/keep_grpc.h"
+#include "proto/wire/process_setup.h"
 #include "tests/bench/process_group.h"
 
 namespace gradwire::bench {

@@ -4,7 +4,7 @@
 #include <functional>
 #include <string>
 
-#include "client/channel.h"
+#include "client/transport/channel.h"
 #include "gmock/gmock.h"
 #include "gradwire/client.h"
 #include "gtest/gtest.h"

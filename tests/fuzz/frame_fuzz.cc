@@ -13,7 +13,7 @@
 
 #include "gradwire/v1/aggregation.pb.h"
 #include "proto/wire/codec.h"
-#include "proto/wire/convert.h"
+#include "proto/wire/proto_conversion.h"
 
 namespace gradwire::wire {
 namespace {

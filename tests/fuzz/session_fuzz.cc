@@ -14,7 +14,7 @@
 #include "gradwire/hooks/registry.h"
 #include "hooks/reduce.h"
 #include "proto/wire/owned_payload.h"
-#include "server/core/session.h"
+#include "server/core/session_core.h"
 
 namespace gradwire::server {
 namespace {
@@ -99,7 +99,7 @@ class Fuzz {
       Join(r, 0);
       Attach(r, 0);
     }
-    Require(session_.state() == Session::State::kRunning, "a complete session does not run");
+    Require(session_.state() == SessionCore::State::kRunning, "a complete session does not run");
   }
 
   void Step() {
@@ -356,7 +356,7 @@ class Fuzz {
   }
 
   void Check() {
-    using State = Session::State;
+    using State = SessionCore::State;
     // A factor that exceeds a chunk is gathered whole from every member.
     const std::size_t factors = session_.state_bytes() / 3 * (streams_.size() + 1);
     Require(session_.held_bytes() <= session_.options().PayloadBytes() + factors,
@@ -378,7 +378,7 @@ class Fuzz {
   const bool is_user_hook_;
   const std::unique_ptr<Hook> plan_;
   absl::Time now_ = absl::FromUnixSeconds(1'000'000);
-  Session session_;
+  SessionCore session_;
   std::vector<std::uint64_t> streams_;  // by rank
   std::uint64_t connections_ = 0;
   std::deque<ReduceEffect> reductions_;

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "proto/wire/convert.h"
 #include "proto/wire/owned_payload.h"
+#include "proto/wire/proto_conversion.h"
 
 namespace gradwire::client {
 namespace {

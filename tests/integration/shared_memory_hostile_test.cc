@@ -12,11 +12,11 @@
 #include <thread>
 #include <vector>
 
+#include "base/sync.h"
 #include "gmock/gmock.h"
 #include "gradwire/client.h"
 #include "gradwire/v1/admin.grpc.pb.h"
 #include "gtest/gtest.h"
-#include "proto/wire/sync.h"
 #include "tests/testing/gradients.h"
 #include "tests/testing/memory_offers.h"
 #include "tests/testing/process.h"

@@ -9,7 +9,7 @@
 
 #include "gradwire/v1/aggregation.pb.h"
 #include "proto/wire/codec.h"
-#include "proto/wire/convert.h"
+#include "proto/wire/proto_conversion.h"
 #include "tests/proto/frame_samples.h"
 
 namespace gradwire::wire {

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "proto/wire/convert.h"
 #include "proto/wire/owned_payload.h"
+#include "proto/wire/proto_conversion.h"
 
 namespace gradwire::wire {
 

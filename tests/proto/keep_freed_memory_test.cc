@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "proto/wire/keep_grpc.h"
+#include "proto/wire/process_setup.h"
 
 namespace gradwire::wire {
 namespace {

@@ -1,7 +1,7 @@
 #include "proto/wire/merge.h"
 
 #include "gtest/gtest.h"
-#include "proto/wire/convert.h"
+#include "proto/wire/proto_conversion.h"
 
 namespace gradwire::wire {
 namespace {

@@ -1,11 +1,11 @@
-// The simulation's teeth: built with the seeded bugs of proto/wire/mutants.h, each of which must be
+// The simulation's teeth: built with the seeded bugs of base/mutants.h, each of which must be
 // caught within the seeds that the simulation test runs.
-#include "proto/wire/mutants.h"
+#include "base/mutants.h"
 
 #include <cstdio>
 
 #include "gtest/gtest.h"
-#include "tests/sim/world.h"
+#include "tests/sim/simulation.h"
 
 namespace gradwire::sim {
 namespace {

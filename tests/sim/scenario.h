@@ -8,7 +8,7 @@
 
 #include "absl/time/time.h"
 #include "hooks/coordinator_hook.h"
-#include "server/core/session.h"
+#include "server/core/session_core.h"
 #include "tests/sim/feedback_hook.h"
 
 namespace gradwire::sim {

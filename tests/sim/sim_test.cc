@@ -6,7 +6,7 @@
 
 #include "absl/strings/numbers.h"
 #include "gtest/gtest.h"
-#include "tests/sim/world.h"
+#include "tests/sim/simulation.h"
 
 namespace gradwire::sim {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "proto/wire/sync.h"
+#include "base/sync.h"
 
 namespace gradwire::testing {
 

@@ -27,7 +27,7 @@ HookWorld::HookWorld(std::vector<ParameterSpec> manifest, std::vector<std::uniqu
     : manifest_(std::move(manifest)),
       hooks_(std::move(hooks)),
       coordinator_(std::move(coordinator)),
-      epochs_(manifest_.size()) {}
+      versions_(manifest_.size()) {}
 
 absl::StatusOr<std::unique_ptr<HookWorld>> HookWorld::Make(int world_size, const HookSpec& spec,
                                                            std::vector<ParameterSpec> manifest) {
@@ -45,7 +45,7 @@ absl::StatusOr<std::unique_ptr<HookWorld>> HookWorld::Make(int world_size, const
 }
 
 void HookWorld::Reset() {
-  std::fill(epochs_.begin(), epochs_.end(), 0);
+  std::fill(versions_.begin(), versions_.end(), 0);
   for (auto& hook : hooks_) hook->Reset(coordinator_->iteration());
 }
 
@@ -112,9 +112,9 @@ absl::Status HookWorld::Open(const std::vector<MemberGradients>& gradients,
 }
 
 absl::Status HookWorld::GiveSharedState(OpenBucket& open) {
-  const std::uint64_t epoch = coordinator_->SharedVersion(open.positions);
-  if (epoch == 0 || std::all_of(open.positions.begin(), open.positions.end(),
-                                [&](std::uint32_t p) { return epochs_[p] == epoch; })) {
+  const std::uint64_t version = coordinator_->SharedVersion(open.positions);
+  if (version == 0 || std::all_of(open.positions.begin(), open.positions.end(),
+                                  [&](std::uint32_t p) { return versions_[p] == version; })) {
     return absl::OkStatus();
   }
   const auto work = coordinator_->SharedState(open.positions);
@@ -123,7 +123,7 @@ absl::Status HookWorld::GiveSharedState(OpenBucket& open) {
   for (auto& member : open.members) {
     if (absl::Status status = member.run->Import(state); !status.ok()) return status;
   }
-  for (std::uint32_t p : open.positions) epochs_[p] = epoch;
+  for (std::uint32_t p : open.positions) versions_[p] = version;
   return absl::OkStatus();
 }
 

@@ -66,7 +66,7 @@ class HookWorld {
   const std::vector<ParameterSpec> manifest_;
   std::vector<std::unique_ptr<Hook>> hooks_;
   std::unique_ptr<CoordinatorHook> coordinator_;
-  std::vector<std::uint64_t> epochs_;  // of the shared state that members have, by parameter
+  std::vector<std::uint64_t> versions_;  // of the shared state that members have, by parameter
   std::vector<std::optional<BucketNorms>> norms_;
   std::size_t contributed_ = 0;
   std::int64_t step_ = 0;

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <string>
 
+#include "base/unique_fd.h"
 #include "proto/wire/memory_offer.h"
-#include "proto/wire/unique_fd.h"
 
 namespace gradwire::testing {
 

@@ -7,7 +7,7 @@
 #include <atomic>
 #include <chrono>
 
-#include "proto/wire/convert.h"
+#include "proto/wire/proto_conversion.h"
 #include "proto/wire/status.h"
 
 namespace gradwire::testing {

@@ -4,8 +4,8 @@
 #include <memory>
 #include <string>
 
-#include "server/options.h"
-#include "server/server.h"
+#include "server/daemon/options.h"
+#include "server/daemon/server.h"
 #include "tests/testing/process.h"
 
 namespace gradwire::testing {

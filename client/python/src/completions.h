@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "proto/wire/sync.h"
+#include "base/sync.h"
 
 namespace gradwire::python {
 

@@ -20,7 +20,7 @@
 #include "client/python/src/python_hook.h"
 #include "client/python/src/session.h"
 #include "gradwire/hooks/registry.h"
-#include "proto/wire/keep_grpc.h"
+#include "proto/wire/process_setup.h"
 
 namespace nb = nanobind;
 

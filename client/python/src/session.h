@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/sync.h"
 #include "client/python/src/completions.h"
 #include "gradwire/client.h"
-#include "proto/wire/sync.h"
 
 namespace gradwire::python {
 

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "proto/wire/keep_grpc.h"
+#include "proto/wire/process_setup.h"
 #include "tests/bench/allreduce/contest.h"
 #include "tests/bench/allreduce/member.h"
 #include "tests/bench/grpc_echo.h"

@@ -16,7 +16,7 @@
 namespace gradwire::bench {
 namespace {
 
-// As the daemon does (server/main.cc).
+// As the daemon does (server/daemon/main.cc).
 void KeepMemory() {
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, 512 << 20);

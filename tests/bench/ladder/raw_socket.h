@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "proto/wire/unique_fd.h"
+#include "base/unique_fd.h"
 
 namespace gradwire::bench {
 

@@ -10,7 +10,7 @@
 
 #include "gradwire/hooks/registry.h"
 #include "proto/wire/owned_payload.h"
-#include "server/core/session.h"
+#include "server/core/session_core.h"
 
 namespace gradwire::server {
 namespace {
@@ -71,7 +71,7 @@ class CrowdedStep {
       Receive(r, {.header = contribution, .payload = bytes});
     }
   }
-  const Session& session() const { return session_; }
+  const SessionCore& session() const { return session_; }
 
  private:
   static std::uint64_t StartId(int rank) { return 100 + static_cast<std::uint64_t>(rank); }
@@ -83,7 +83,7 @@ class CrowdedStep {
 
   const absl::Time now_ = absl::FromUnixSeconds(1'000'000);
   Effects effects_;
-  Session session_;
+  SessionCore session_;
 };
 
 struct Case {
@@ -111,7 +111,7 @@ TEST_P(Reservation, CoversWhatTenThousandParametersOf64MembersTake) {
     step.Announce(parameters, *rounds);
     step.Contribute(first, chunk);
   }
-  ASSERT_EQ(step.session().state(), Session::State::kRunning) << step.session().failure();
+  ASSERT_EQ(step.session().state(), SessionCore::State::kRunning) << step.session().failure();
   const std::size_t taken = HeapBytes() - before;
   const std::size_t bookkeeping = options.ReservedBytes() - options.PayloadBytes();
   std::printf("%s: %zu bytes taken, %zu reserved beside payloads\n", GetParam().name, taken,

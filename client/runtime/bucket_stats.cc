@@ -1,0 +1,88 @@
+#include "client/runtime/bucket_stats.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace gradwire::client {
+
+bool BucketStats::IsDue(std::uint32_t bucket, Clock::time_point now) const {
+  const auto found = entries_.find(bucket);
+  if (found == entries_.end() || !found->second.reported) return true;
+  return now - *found->second.reported >= kInterval;
+}
+
+void BucketStats::Begin(std::uint32_t bucket, std::uint32_t parameters,
+                        std::uint64_t gradient_bytes, Clock::time_point now) {
+  const bool due = IsDue(bucket, now);
+  Entry& entry = entries_[bucket];
+  if (entry.report.parameters != parameters) entry.report = {};  // another bucket begins with it
+  entry.report.bucket = bucket;
+  entry.report.parameters = parameters;
+  entry.report.gradient_bytes += gradient_bytes;
+  entry.open = true;
+  entry.in_step = true;
+  entry.due = due;
+  entry.began = now;
+  entry.busy = {};
+}
+
+BucketStats::Entry* BucketStats::Open(std::uint32_t bucket) {
+  const auto found = entries_.find(bucket);
+  return found == entries_.end() || !found->second.open ? nullptr : &found->second;
+}
+
+void BucketStats::Compressed(std::uint32_t bucket, Seconds spent, std::uint64_t bytes_sent) {
+  Entry* entry = Open(bucket);
+  if (entry == nullptr) return;
+  entry->report.compress_seconds += spent.count();
+  entry->report.sent_bytes += bytes_sent;
+  entry->busy += spent;
+}
+
+void BucketStats::Decompressed(std::uint32_t bucket, Seconds spent, std::uint64_t bytes_received) {
+  Entry* entry = Open(bucket);
+  if (entry == nullptr) return;
+  entry->report.decompress_seconds += spent.count();
+  entry->report.received_bytes += bytes_received;
+  entry->busy += spent;
+}
+
+void BucketStats::Reduced(std::uint32_t bucket, Seconds spent) {
+  Entry* entry = Open(bucket);
+  if (entry == nullptr) return;
+  entry->report.reduce_seconds += spent.count();
+  entry->busy += spent;
+}
+
+std::optional<wire::BucketReport> BucketStats::Done(std::uint32_t bucket,
+                                                    const std::optional<BucketNorms>& norms,
+                                                    Clock::time_point now) {
+  Entry* entry = Open(bucket);
+  if (entry == nullptr) return std::nullopt;
+  entry->open = false;
+  ++entry->report.reductions;
+  entry->report.wire_seconds +=
+      std::max(Seconds(now - entry->began) - entry->busy, Seconds{}).count();
+  // A step that will be skipped has none that say anything, and no frame could carry them.
+  if (norms && std::isfinite(norms->gradient) && std::isfinite(norms->residual)) {
+    entry->report.gradient_norm = norms->gradient;
+    entry->report.residual_norm = norms->residual;
+  }
+  if (!entry->due) return std::nullopt;
+  entry->reported = now;
+  return entry->report;
+}
+
+void BucketStats::EndStep() {
+  std::erase_if(entries_, [](const auto& item) { return !item.second.in_step; });
+  for (auto& [bucket, entry] : entries_) entry.in_step = false;
+}
+
+std::vector<wire::BucketReport> BucketStats::All() const {
+  std::vector<wire::BucketReport> reports;
+  reports.reserve(entries_.size());
+  for (const auto& [bucket, entry] : entries_) reports.push_back(entry.report);
+  return reports;
+}
+
+}  // namespace gradwire::client

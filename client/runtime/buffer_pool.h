@@ -1,0 +1,55 @@
+// Chunk buffers that go round between the encoder and gRPC.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/sync.h"
+#include "proto/wire/frame.h"
+
+namespace gradwire::client {
+
+// Thread-safe: gRPC drops a buffer on a thread of its own. Lives as long as a buffer does.
+class BufferPool : public std::enable_shared_from_this<BufferPool> {
+ public:
+  class Buffer;
+
+  // Keeps up to `keep` idle buffers of `buffer_bytes` each.
+  static std::shared_ptr<BufferPool> Make(std::size_t buffer_bytes, std::size_t keep);
+
+  // A payload of `bytes`, to be filled before it is shared. Its memory comes back with the last
+  // reference.
+  std::shared_ptr<Buffer> Take(std::size_t bytes);
+
+ private:
+  using Memory = std::unique_ptr<std::byte[]>;
+
+  BufferPool(std::size_t buffer_bytes, std::size_t keep);
+  void GiveBack(Memory memory);
+
+  const std::size_t buffer_bytes_;
+  const std::size_t keep_;
+  Mutex mutex_;
+  std::vector<Memory> idle_ GRADWIRE_GUARDED_BY(mutex_);
+};
+
+class BufferPool::Buffer final : public wire::Payload {
+ public:
+  Buffer(std::shared_ptr<BufferPool> pool, Memory memory, std::size_t bytes);
+  ~Buffer() override;
+
+  std::span<std::byte> content() { return {memory_.get(), bytes_}; }
+
+  std::span<const std::span<const std::byte>> pieces() const override { return {&piece_, 1}; }
+  std::size_t bytes() const override { return bytes_; }
+
+ private:
+  std::shared_ptr<BufferPool> pool_;  // null: not of the pool's size, not kept
+  Memory memory_;
+  std::size_t bytes_;
+  std::span<const std::byte> piece_;
+};
+
+}  // namespace gradwire::client

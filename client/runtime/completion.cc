@@ -1,0 +1,133 @@
+#include "client/runtime/completion.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace gradwire {
+namespace client {
+namespace {
+
+// Between a call and the wait for it, where a program does nothing else.
+constexpr std::chrono::microseconds kAtOnce(100);
+
+// gRPC rounds waits up to milliseconds: shorter ones leave the reading to the poller's own thread.
+constexpr std::chrono::milliseconds kShortest(2);
+
+}  // namespace
+
+Outcome::~Outcome() {
+  if (!done_ && poller_ != nullptr) poller_->CallEnds();
+}
+
+void Outcome::ReadBy(std::shared_ptr<Poller> poller, bool light) {
+  MutexLock lock(mutex_);
+  if (done_) return;
+  light_ = light && callbacks_.empty();
+  begun_ = std::chrono::steady_clock::now();
+  poller->CallBegins(/*may_help=*/light_);
+  poller_ = std::move(poller);
+}
+
+void Outcome::Complete(const absl::Status& status) {
+  std::vector<std::function<void(const absl::Status&)>> callbacks;
+  std::shared_ptr<Poller> poller;
+  bool helped = false;
+  {
+    MutexLock lock(mutex_);
+    if (done_) return;
+    done_ = true;
+    status_ = status;
+    callbacks.swap(callbacks_);
+    poller.swap(poller_);
+    helped = polling_thread_ != std::thread::id() && polling_thread_ != std::this_thread::get_id();
+  }
+  if (poller != nullptr) poller->CallEnds();
+  if (helped) poller->Interrupt();
+  condition_.NotifyAll();
+  for (const auto& callback : callbacks) callback(status);
+}
+
+void Outcome::PollWhileWaiting(std::chrono::steady_clock::time_point deadline) const {
+  const auto now = std::chrono::steady_clock::now();
+  if (deadline < now + kShortest) return ReadNow();
+  std::shared_ptr<Poller> poller;
+  bool at_once = false;
+  {
+    MutexLock lock(mutex_);
+    if (done_ || !light_ || polling_thread_ != std::thread::id()) return;
+    poller = poller_;
+    at_once = now < begun_ + kAtOnce;
+    polling_thread_ = std::this_thread::get_id();
+  }
+  poller->PollWhileWaiting([this] { return done(); }, deadline, at_once);
+  MutexLock lock(mutex_);
+  polling_thread_ = {};
+}
+
+bool Outcome::done() const {
+  MutexLock lock(mutex_);
+  return done_;
+}
+
+void Outcome::ReadNow() const {
+  MutexLock lock(mutex_);
+  if (!done_ && light_) poller_->PollNow();
+}
+
+absl::Status Outcome::Wait() const {
+  PollWhileWaiting(std::chrono::steady_clock::time_point::max());
+  MutexLock lock(mutex_);
+  while (!done_) condition_.Wait(mutex_);
+  return status_;
+}
+
+absl::Status Outcome::WaitUntil(std::chrono::steady_clock::time_point deadline) const {
+  PollWhileWaiting(deadline);
+  MutexLock lock(mutex_);
+  while (!done_) {
+    if (!condition_.WaitUntil(mutex_, deadline) && !done_) {
+      return absl::DeadlineExceededError("the call is still going on");
+    }
+  }
+  return status_;
+}
+
+void Outcome::OnDone(std::function<void(const absl::Status&)> callback) {
+  absl::Status outcome;
+  {
+    MutexLock lock(mutex_);
+    if (!done_) {
+      callbacks_.push_back(std::move(callback));
+      if (light_) poller_->PollNow();
+      return;
+    }
+    outcome = status_;
+  }
+  callback(outcome);
+}
+
+}  // namespace client
+
+Completion::Completion() : state_(std::make_shared<State>()) { state_->Complete(absl::OkStatus()); }
+
+Completion::Completion(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+bool Completion::done() const {
+  if (state_->done()) return true;
+  state_->ReadNow();
+  return false;
+}
+
+absl::Status Completion::Wait() const { return state_->Wait(); }
+
+absl::Status Completion::Wait(absl::Duration timeout) const {
+  // The clock must not overflow.
+  timeout = std::clamp(timeout, absl::ZeroDuration(), absl::Hours(24 * 365));
+  return state_->WaitUntil(std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(timeout));
+}
+
+void Completion::OnDone(std::function<void(const absl::Status&)> callback) {
+  state_->OnDone(std::move(callback));
+}
+
+}  // namespace gradwire

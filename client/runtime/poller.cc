@@ -1,0 +1,160 @@
+#include "client/runtime/poller.h"
+
+#include <grpcpp/alarm.h>
+
+#include <algorithm>
+
+#include "base/thread_name.h"
+#include "proto/wire/process_setup.h"
+
+namespace gradwire::client {
+
+void Poller::Do(Shared& shared, void* tag, bool ok) noexcept {
+  shared.begun.load(std::memory_order_acquire);
+  const Operation operation = *static_cast<const Operation*>(tag);
+  operation.done(operation.owner, ok);
+}
+
+bool Poller::Take(Shared& shared) {
+  MutexLock lock(shared.mutex);
+  while (!shared.ending) {
+    const Clock::time_point now = Clock::now();
+    if (!shared.polling && now >= shared.polls_until) {
+      shared.polling = true;
+      return true;
+    }
+    // A thread that helps does not wake this one when it goes and no call is open: this one looks
+    // by itself.
+    shared.wake.WaitUntil(
+        shared.mutex, shared.polling ? now + shared.settings.poll_while_idle : shared.polls_until);
+  }
+  return false;
+}
+
+void Poller::GiveBack(Shared& shared) {
+  MutexLock lock(shared.mutex);
+  shared.polling = false;
+  if (!shared.turned_one_away || shared.calls > 0) return;
+  shared.turned_one_away = false;
+  const Clock::time_point now = Clock::now();
+  if (now < shared.no_help_until) return;  // nobody would poll
+  shared.polls_until = now + shared.settings.poll_while_idle;
+}
+
+void Poller::Poll(Shared& shared) {
+  NameThread("gradwire-read");
+  void* tag = nullptr;
+  bool ok = false;
+  while (Take(shared)) {
+    if (!shared.queue.Next(&tag, &ok)) return;
+    Do(shared, tag, ok);
+    GiveBack(shared);
+  }
+  // Every operation ends: a stream that nobody waits for any more was cancelled.
+  while (shared.queue.Next(&tag, &ok)) Do(shared, tag, ok);
+}
+
+void* Poller::Begin(Operation& operation) {
+  shared_->begun.fetch_add(1, std::memory_order_release);
+  return &operation;
+}
+
+void Poller::CallBegins(bool may_help) {
+  bool alone = false;
+  {
+    MutexLock lock(shared_->mutex);
+    alone = ++shared_->calls == 1;
+  }
+  if (!may_help || !alone) PollNow();
+}
+
+void Poller::CallEnds() {
+  MutexLock lock(shared_->mutex);
+  --shared_->calls;
+}
+
+void Poller::PollNow() {
+  MutexLock lock(shared_->mutex);
+  shared_->no_help_until = Clock::now() + shared_->settings.no_waiting_poll;
+  if (shared_->polls_until == Clock::time_point::min()) return;
+  shared_->polls_until = Clock::time_point::min();
+  if (!shared_->polling) shared_->wake.NotifyOne();
+}
+
+void Poller::PollWhileWaiting(const std::function<bool()>& done, Clock::time_point until,
+                              bool came_at_once) {
+  Shared& shared = *shared_;
+  Clock::time_point now = Clock::now();
+  {
+    MutexLock lock(shared.mutex);
+    if (shared.calls > 1 || now < shared.no_help_until) return;
+    if (shared.polling) {
+      shared.turned_one_away = came_at_once;
+      return;
+    }
+    shared.polling = true;
+  }
+  until = std::min(until, now + shared.settings.help);
+  bool is_done = done();
+  while (!is_done && now < until) {
+    void* tag = nullptr;
+    bool ok = false;
+    const auto found =
+        shared.queue.AsyncNext(&tag, &ok, std::chrono::system_clock::now() + (until - now));
+    if (found == grpc::CompletionQueue::GOT_EVENT) Do(shared, tag, ok);
+    is_done = done();
+    now = Clock::now();
+  }
+  MutexLock lock(shared.mutex);
+  shared.polling = false;
+  if (!is_done)
+    shared.no_help_until = now + shared.settings.no_waiting_poll;  // nothing comes quickly
+  if (came_at_once && shared.calls == 0 && now >= shared.no_help_until) {
+    shared.polls_until = now + shared.settings.poll_while_idle;
+  } else {
+    shared.polls_until = Clock::time_point::min();
+    shared.wake.NotifyOne();
+  }
+}
+
+bool Poller::stands_by() const {
+  MutexLock lock(shared_->mutex);
+  return !shared_->polling && Clock::now() < shared_->polls_until;
+}
+
+void Poller::Interrupt() {
+  struct Interruption {
+    Operation operation;
+    grpc::Alarm alarm;
+  };
+  auto* const interruption = new Interruption;  // its end deletes it
+  interruption->operation = {
+      .done = [](void* owner, bool) { delete static_cast<Interruption*>(owner); },
+      .owner = interruption};
+  // Long past: an alarm for now would go off at the next millisecond.
+  interruption->alarm.Set(queue(), std::chrono::system_clock::time_point(),
+                          Begin(interruption->operation));
+}
+
+Poller::Poller(const Settings& settings)
+    : shared_([&settings] {
+        wire::KeepGrpc();
+        return std::make_shared<Shared>(settings);
+      }()),
+      thread_([shared = shared_] { Poll(*shared); }) {}
+
+Poller::~Poller() {
+  {
+    MutexLock lock(shared_->mutex);
+    shared_->ending = true;
+  }
+  shared_->wake.NotifyOne();
+  shared_->queue.Shutdown();
+  if (thread_.get_id() == std::this_thread::get_id()) {
+    thread_.detach();  // it is about to see the end of the queue
+  } else {
+    thread_.join();  // at once, likewise: streams with something in flight would refer to this
+  }
+}
+
+}  // namespace gradwire::client

@@ -1,0 +1,380 @@
+#include "client/runtime/runtime.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace gradwire::client {
+namespace {
+
+// The daemon's own join deadline says who is missing, so it goes first.
+constexpr std::chrono::seconds kJoinSlack(2);
+
+// After a Leave the daemon ends the stream; if it does not, this side does.
+constexpr std::chrono::seconds kCloseTimeout(2);
+
+// How long the SDK thread sleeps at most: during a Leave, and at all (the clock must not overflow).
+constexpr std::chrono::milliseconds kWhileLeaving(10);
+constexpr std::chrono::hours kLongestWait(1);
+
+MemberOptions CoreOptions(const ClientOptions& options, const JoinResult& membership) {
+  return {.rank = membership.rank,
+          .world_size = options.world_size,
+          .generation = membership.generation,
+          .step = membership.next_step,
+          .chunk_bytes = membership.chunk_bytes,
+          .window_chunks = membership.window_chunks,
+          .eager_bytes = membership.eager_bytes,
+          .manifest = options.parameters};
+}
+
+}  // namespace
+
+Runtime::Runtime(ClientOptions options, JoinResult membership, std::uint64_t start_id,
+                 std::unique_ptr<Hook> hook, std::shared_ptr<grpc::Channel> channel,
+                 std::shared_ptr<EventQueue> events, std::shared_ptr<Poller> poller)
+    : options_(std::move(options)),
+      membership_(std::move(membership)),
+      start_id_(start_id),
+      hook_(std::move(hook)),
+      sends_digests_(!IsThisHost(options_.address)),
+      events_(std::move(events)),
+      pool_(BufferPool::Make(membership_.chunk_bytes,
+                             std::size_t{membership_.window_chunks} * membership_.open_buckets)),
+      gradients_(std::make_shared<GradientMemory>()),
+      channel_(std::move(channel)),
+      step_(membership_.next_step),
+      member_(CoreOptions(options_, membership_), hook_.get()),
+      connection_(options_.address, membership_, start_id_, events_, std::move(poller)) {}
+
+void Runtime::Run(std::shared_ptr<Outcome> joined) {
+  joined_ = std::move(joined);
+  join_deadline_ =
+      Clock::now() + kJoinSlack +
+      std::chrono::duration_cast<Clock::duration>(absl::ToChronoNanoseconds(options_.join_timeout));
+  OpenStream(channel());
+  connection_.PumpWrites();
+  events_->Serve(*this);
+}
+
+void Runtime::Stop() {
+  stopping_ = true;
+  connection_.Close(Clock::now());
+}
+
+Clock::time_point Runtime::OnIdle() {
+  connection_.PumpWrites();
+  return finished() ? Clock::now() : NextTimer();
+}
+
+// One chunk of a large bucket.
+void Runtime::DoWork() {
+  Effects effects;
+  member_.SendNext(effects);
+  Apply(std::move(effects));
+  connection_.PumpWrites();
+}
+
+void Runtime::OnTimer(Clock::time_point now, Clock::duration late) {
+  if (late > std::chrono::seconds(wire::kStandstillSeconds)) events_->ForgivePause(late);
+  CheckTimers(now);
+}
+
+void Runtime::Handle(Event event, const ReadOn& read_on) {
+  connection_.OnReadOn(read_on);
+  if (auto* call = std::get_if<CallEvent>(&event)) {
+    call->call();
+  } else {
+    OnStream(event);
+  }
+  connection_.PumpWrites();
+}
+
+void Runtime::OnStream(Event& event) {
+  if (auto* frame = std::get_if<FrameEvent>(&event)) {
+    if (!connection_.OnHeard(frame->from)) return;
+    OnFrame(std::move(frame->frame));
+  } else if (auto* write = std::get_if<WriteEvent>(&event)) {
+    connection_.OnWrite(write->from, write->ok);
+  } else if (auto* read = std::get_if<ReadEndEvent>(&event)) {
+    connection_.OnReadEnd(read->from);
+  } else if (auto* end = std::get_if<StreamEndEvent>(&event)) {
+    if (absl::Status status = connection_.OnStreamEnd(end->from, end->status); !status.ok())
+      Fail(status);
+  }
+}
+
+void Runtime::OnFrame(absl::StatusOr<wire::Frame> received) {
+  const auto* several = received.ok() ? std::get_if<wire::Result>(&received->header) : nullptr;
+  if (several == nullptr || several->more == 0) return OnOneFrame(std::move(received));
+  wire::Result one = *several;
+  one.more = 0;
+  for (std::uint32_t i = 0; i <= several->more && !member_.failed(); ++i) {
+    one.chunk = several->chunk + i;
+    one.reduce_nanoseconds = i == 0 ? several->reduce_nanoseconds : 0;
+    OnOneFrame(wire::Frame{.header = one, .payload = received->payload});
+  }
+}
+
+void Runtime::OnOneFrame(absl::StatusOr<wire::Frame> received) {
+  if (received.ok()) {
+    if (absl::Status whole = Resolve(*received); !whole.ok()) received = whole;
+  }
+  if (!received.ok()) {
+    return Fail(absl::InternalError(absl::StrCat(
+        connection_.Daemon(), " sent bytes that are no frame: ", received.status().message())));
+  }
+  if (const auto* result = std::get_if<wire::Result>(&received->header)) {
+    if (sends_digests_ && wire::Digest(received->payload.get()) != result->digest) {
+      return Fail(absl::DataLossError(absl::StrCat(
+          "result ", result->chunk, " of bucket ", result->id.bucket, " in step ", result->id.step,
+          " from ", connection_.Daemon(), " does not fit its digest")));
+    }
+  } else if (const auto* welcome = std::get_if<wire::Welcome>(&received->header)) {
+    MutexLock lock(shared_mutex_);
+    if (welcome->resumed) ++metrics_.resumes;
+  }
+  Effects effects;
+  const Clock::time_point before = Clock::now();
+  member_.Receive(*received, effects);
+  if (const auto* result = std::get_if<wire::Result>(&received->header)) {
+    const BucketStats::Seconds spent = Clock::now() - before;
+    const std::size_t bytes = WireBytes(*result, received->payload);
+    if (memory_) memory_->Release(SharedMemory::KeyOf(result->id, result->chunk));
+    MutexLock lock(shared_mutex_);
+    metrics_.bytes_received += bytes;
+    metrics_.decompress_seconds += spent.count();
+    stats_.Decompressed(result->id.bucket, spent, bytes);
+    stats_.Reduced(result->id.bucket, std::chrono::nanoseconds(result->reduce_nanoseconds));
+  }
+  Apply(std::move(effects));
+}
+
+void Runtime::CheckTimers(Clock::time_point now) {
+  if (!welcomed_ && !member_.failed() && now > join_deadline_) {
+    Fail(absl::DeadlineExceededError(absl::StrCat(connection_.Daemon(), " did not start session \"",
+                                                  options_.session, "\" within ",
+                                                  absl::FormatDuration(options_.join_timeout))));
+  }
+  if (absl::Status status = connection_.CheckTimers(now); !status.ok()) {
+    Fail(absl::Status(status.code(),
+                      absl::StrCat(status.message(), " (", member_.Progress(), "; outcome of step ",
+                                   member_.step(), " unknown)")));
+  }
+  if (leaving_ || !connection_.WantsStream(now)) return;
+  OpenStream(NewChannel());
+  Effects effects;
+  if (welcomed_) member_.Resumed(effects);
+  Apply(std::move(effects));
+}
+
+Clock::time_point Runtime::NextTimer() const {
+  const Clock::time_point now = Clock::now();
+  // A link that wants another stream does not get it before the Leave is answered.
+  if (leaving_) return now + kWhileLeaving;
+  const Clock::time_point timer = std::min(connection_.NextTimer(), now + kLongestWait);
+  return welcomed_ || member_.failed() ? timer : std::min(timer, join_deadline_);
+}
+
+bool Runtime::WantsBulk() const {
+  std::size_t bytes = 0;
+  for (const ParameterSpec& parameter : options_.parameters)
+    bytes += parameter.numel() * ByteSize(parameter.dtype);
+  return membership_.bulk_lane && connection_.may_have_bulk() &&
+         std::min(bytes, membership_.chunk_bytes) > wire::kSmallPayload;
+}
+
+std::shared_ptr<grpc::Channel> Runtime::NewChannel() {
+  auto channel = MakeChannel(options_.address);
+  MutexLock lock(shared_mutex_);
+  channel_ = channel;
+  return channel;
+}
+
+// Chunks are encoded here, at once: the core forgets or overtakes them with its next call.
+void Runtime::Apply(Effects effects) {
+  for (Effect& effect : effects) {
+    std::visit([this](auto& e) { On(e); }, effect);
+  }
+  if (!hook_error_.ok()) Fail(std::exchange(hook_error_, absl::OkStatus()));
+}
+
+void Runtime::On(SendFrameEffect& effect) { connection_.Send(std::move(effect.header)); }
+
+void Runtime::On(BucketDoneEffect& effect) {
+  const auto found = buckets_.find(effect.ticket);
+  if (found == buckets_.end()) return;
+  if (effect.status.ok()) SendReport(effect);
+  if (auto done = std::exchange(found->second.done, nullptr)) done->Complete(effect.status);
+}
+
+// Before the completion: a report that is asked for in answer to it has this reduction.
+void Runtime::SendReport(const BucketDoneEffect& effect) {
+  std::optional<wire::BucketReport> report;
+  {
+    MutexLock lock(shared_mutex_);
+    report = stats_.Done(effect.bucket, effect.norms, Clock::now());
+  }
+  if (report && membership_.rank == 0) connection_.Send(*report);
+}
+
+void Runtime::On(StepDoneEffect& effect) {
+  buckets_.clear();
+  connection_.OnProgress();
+  {
+    MutexLock lock(shared_mutex_);
+    stats_.EndStep();
+    ++(effect.verdict == Verdict::kApply ? metrics_.steps_applied : metrics_.steps_skipped);
+  }
+  if (end_step_ == nullptr) {
+    verdict_ = effect.verdict;
+    return;
+  }
+  step_.store(effect.step + 1, std::memory_order_relaxed);
+  end_step_->verdict = effect.verdict;
+  std::exchange(end_step_, nullptr)->outcome.Complete(absl::OkStatus());
+}
+
+void Runtime::On(CollectiveDoneEffect&) {
+  if (auto call = std::exchange(collective_, nullptr)) call->outcome.Complete(absl::OkStatus());
+}
+
+void Runtime::On(WelcomeEffect&) {
+  welcomed_ = true;
+  joined_->Complete(absl::OkStatus());
+}
+
+void Runtime::On(FailedEffect& effect) {
+  connection_.Close(Clock::now());
+  joined_->Complete(effect.status);
+  if (auto call = std::exchange(end_step_, nullptr)) call->outcome.Complete(effect.status);
+  if (auto call = std::exchange(collective_, nullptr)) call->outcome.Complete(effect.status);
+}
+
+void Runtime::Fail(const absl::Status& status) {
+  Effects effects;
+  member_.Fail(status, effects);
+  Apply(std::move(effects));
+}
+
+absl::Status Runtime::Open() const {
+  if (member_.failed()) return member_.failure();
+  if (left()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("this member has left session \"", options_.session, "\""));
+  }
+  if (leaving_) return absl::FailedPreconditionError("this member is about to leave");
+  return absl::OkStatus();
+}
+
+void Runtime::StartBucket(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Outcome> done) {
+  if (absl::Status open = Open(); !open.ok()) return done->Complete(open);
+  if (verdict_) {
+    return done->Complete(absl::InvalidArgumentError(
+        absl::StrCat("all parameters are in step ", step(),
+                     " already; call EndStep before the next step's buckets")));
+  }
+  const Ticket ticket = next_ticket_++;
+  OpenBucket& entry = buckets_[ticket];
+  entry = {.bucket = std::move(bucket), .done = std::move(done)};
+  // An effect may end the step and with it the entry.
+  const std::uint64_t bytes = entry.bucket->buffer().bytes();
+  const Clock::time_point now = Clock::now();
+  const std::uint32_t id = member_.BucketId(*entry.bucket).value_or(0);
+  bool measure = false;
+  {
+    MutexLock lock(shared_mutex_);
+    measure = stats_.IsDue(id, now);
+  }
+  Effects effects;
+  if (absl::Status started = member_.StartBucket(ticket, *entry.bucket, effects, measure);
+      !started.ok()) {
+    const std::shared_ptr<Outcome> refused = std::move(entry.done);
+    buckets_.erase(ticket);
+    return refused->Complete(started);
+  }
+  if (LiesInSharedMemory(entry.bucket->buffer())) member_.SendAhead(id);
+  {
+    MutexLock lock(shared_mutex_);
+    metrics_.gradient_bytes += bytes;
+    stats_.Begin(id, static_cast<std::uint32_t>(entry.bucket->parameters().size()), bytes, now);
+  }
+  Apply(std::move(effects));
+}
+
+void Runtime::EndStep(std::shared_ptr<StepCall> call) {
+  if (absl::Status open = Open(); !open.ok()) return call->outcome.Complete(open);
+  if (verdict_) {
+    step_.fetch_add(1, std::memory_order_relaxed);
+    call->verdict = *std::exchange(verdict_, std::nullopt);
+    return call->outcome.Complete(absl::OkStatus());
+  }
+  Effects effects;
+  if (absl::Status ended = member_.EndStep(effects); !ended.ok()) {
+    return call->outcome.Complete(ended);
+  }
+  end_step_ = std::move(call);
+  Apply(std::move(effects));
+}
+
+void Runtime::Enter(std::shared_ptr<CollectiveCall> call) {
+  if (absl::Status open = Open(); !open.ok()) return call->outcome.Complete(open);
+  Effects effects;
+  const auto number = member_.Enter(call->kind, call->root, call->bytes, effects);
+  if (!number.ok()) return call->outcome.Complete(number.status());
+  collective_ = std::move(call);
+  Apply(std::move(effects));
+}
+
+absl::Status Runtime::BetweenSteps(const char* call) const {
+  if (absl::Status open = Open(); !open.ok()) return open;
+  if (buckets_.empty() && end_step_ == nullptr && !verdict_) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(call, " in the middle of step ", step(), "; call EndStep before"));
+}
+
+absl::StatusOr<HookState> Runtime::State() const {
+  if (absl::Status may = BetweenSteps("StateDict"); !may.ok()) return may;
+  return hook_->State();
+}
+
+absl::Status Runtime::LoadState(const HookState& state) {
+  if (absl::Status may = BetweenSteps("LoadStateDict"); !may.ok()) return may;
+  return hook_->LoadState(state, options_.parameters);
+}
+
+absl::Status Runtime::SetLossScale(double scale) {
+  if (absl::Status may = BetweenSteps("SetLossScale"); !may.ok()) return may;
+  hook_->SetLossScale(scale);
+  return absl::OkStatus();
+}
+
+absl::Status Runtime::BeginLeave() {
+  if (absl::Status may = BetweenSteps("Leave"); !may.ok()) return may;
+  if (collective_ != nullptr) {
+    return absl::FailedPreconditionError("Leave in the middle of a broadcast or barrier");
+  }
+  leaving_ = true;
+  return absl::OkStatus();
+}
+
+void Runtime::FinishLeave(const absl::Status& answer) {
+  leaving_ = false;
+  if (!answer.ok()) return;
+  left_.store(true, std::memory_order_relaxed);
+  connection_.Close(Clock::now() + kCloseTimeout);
+}
+
+bool Runtime::CancelCalls() {
+  const bool is_member = !member_.failed() && !left();
+  const bool open = !buckets_.empty() || end_step_ != nullptr || collective_ != nullptr;
+  if (open) {
+    Fail(absl::CancelledError("the client was destroyed"));
+  } else {
+    leaving_ = true;  // keeps the stream until the Leave is answered: a leave is no loss
+  }
+  return is_member;
+}
+
+}  // namespace gradwire::client

@@ -1,0 +1,170 @@
+// What a client does: it carries effects of the member core to the link and to the calls of the
+// user, and frames and calls to the core. Everything here belongs to the thread that is at work in
+// the event queue, but for the last group of methods.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/sync.h"
+#include "client/core/member.h"
+#include "client/runtime/bucket_stats.h"
+#include "client/runtime/buffer_pool.h"
+#include "client/runtime/completion.h"
+#include "client/runtime/event_queue.h"
+#include "client/transport/channel.h"
+#include "client/transport/daemon_connection.h"
+#include "client/transport/shared_memory.h"
+#include "gradwire/client.h"
+
+namespace gradwire::client {
+
+// One EndStep call. The verdict counts once the outcome is there and ok.
+struct StepCall {
+  Outcome outcome;
+  Verdict verdict = Verdict::kApply;
+};
+
+// One Broadcast or Barrier. `data` is touched until the outcome is there.
+struct CollectiveCall {
+  wire::CollectiveKind kind = wire::CollectiveKind::kBarrier;
+  int root = 0;
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+  Outcome outcome;
+};
+
+class Runtime final : private EventHandler {
+ public:
+  Runtime(ClientOptions options, JoinResult membership, std::uint64_t start_id,
+          std::unique_ptr<Hook> hook, std::shared_ptr<grpc::Channel> channel,
+          std::shared_ptr<EventQueue> events, std::shared_ptr<Poller> poller);
+
+  Runtime(const Runtime&) = delete;
+  Runtime& operator=(const Runtime&) = delete;
+
+  // The SDK thread's whole life. `joined` completes with the Welcome. Returns after Stop.
+  void Run(std::shared_ptr<Outcome> joined);
+  void Stop();
+
+  void StartBucket(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Outcome> done);
+  void EndStep(std::shared_ptr<StepCall> call);
+  void Enter(std::shared_ptr<CollectiveCall> call);
+
+  // Leave in two parts: the RPC between them runs on the caller's thread.
+  absl::Status BeginLeave();
+  void FinishLeave(const absl::Status& answer);
+
+  // Ok between two steps; `call` is for the message.
+  absl::Status BetweenSteps(const char* call) const;
+  // What the hook keeps, between two steps.
+  absl::StatusOr<HookState> State() const;
+  absl::Status LoadState(const HookState& state);
+  absl::Status SetLossScale(double scale);
+
+  // Ends every open call with Cancelled; none may follow. Tells whether the daemon still counts
+  // this client as a member.
+  bool CancelCalls();
+
+  // Any thread.
+  std::shared_ptr<std::byte> AllocateGradients(std::size_t bytes) {
+    return gradients_->Allocate(bytes);
+  }
+  std::int64_t step() const { return step_.load(std::memory_order_relaxed); }
+  ClientMetrics metrics() const GRADWIRE_EXCLUDES(shared_mutex_);
+  std::vector<BucketReport> Report() const GRADWIRE_EXCLUDES(shared_mutex_);
+  bool left() const { return left_.load(std::memory_order_relaxed); }
+  absl::Status CallLeave(absl::Duration timeout) const GRADWIRE_EXCLUDES(shared_mutex_);
+  absl::StatusOr<std::string> CallExport(absl::Duration timeout) const
+      GRADWIRE_EXCLUDES(shared_mutex_);
+  absl::Status CallImport(const std::string& state, absl::Duration timeout) const
+      GRADWIRE_EXCLUDES(shared_mutex_);
+
+ private:
+  struct OpenBucket {
+    std::shared_ptr<GradBucket> bucket;  // its run refers to it until the step's verdict
+    std::shared_ptr<Outcome> done;       // null: completed
+  };
+
+  void Handle(Event event, const ReadOn& read_on) override;
+  bool has_work() const override { return member_.has_chunks(); }
+  void DoWork() override;
+  Clock::time_point OnIdle() override;
+  void OnTimer(Clock::time_point now, Clock::duration late) override;
+  bool finished() const override { return stopping_ && connection_.closed(); }
+  void OnStream(Event& event);
+  void OnFrame(absl::StatusOr<wire::Frame> received);
+  void OnOneFrame(absl::StatusOr<wire::Frame> received);
+  // Whether the daemon has this memory and writes results there.
+  bool LiesInSharedMemory(const TensorView& buffer);
+  void CheckTimers(Clock::time_point now);
+  Clock::time_point NextTimer() const;
+  // Whether large payloads travel on a connection of their own, where there is no shared memory.
+  bool WantsBulk() const;
+  std::shared_ptr<grpc::Channel> NewChannel() GRADWIRE_EXCLUDES(shared_mutex_);
+  void OpenStream(std::shared_ptr<grpc::Channel> channel) GRADWIRE_EXCLUDES(shared_mutex_);
+  // Makes the payload of a result that lies in shared memory.
+  absl::Status Resolve(wire::Frame& frame) const;
+  std::size_t WireBytes(const wire::Result& result, const wire::PayloadRef& payload) const;
+  // The chunk's bytes, where the daemon can read them; null, with `shared` set: in shared memory.
+  absl::StatusOr<wire::PayloadRef> Encode(const SendChunkEffect& effect,
+                                          std::optional<wire::SharedBytes>& shared);
+  std::shared_ptr<grpc::Channel> channel() const GRADWIRE_EXCLUDES(shared_mutex_);
+
+  void Apply(Effects effects);
+  void On(SendFrameEffect& effect);
+  void On(SendChunkEffect& effect);
+  void On(SendCollectiveEffect& effect);
+  void On(ReceiveCollectiveEffect& effect);
+  void On(BucketDoneEffect& effect);
+  void SendReport(const BucketDoneEffect& effect) GRADWIRE_EXCLUDES(shared_mutex_);
+  void On(StepDoneEffect& effect);
+  void On(CollectiveDoneEffect& effect);
+  void On(WelcomeEffect& effect);
+  void On(FailedEffect& effect);
+
+  void Fail(const absl::Status& status);
+  // Ok while calls can begin, else what they end with.
+  absl::Status Open() const;
+
+  const ClientOptions options_;
+  const JoinResult membership_;
+  const std::uint64_t start_id_;
+  const std::unique_ptr<Hook> hook_;
+  // Against what a network's checksums miss. Within one host there is no network.
+  const bool sends_digests_;
+  const std::shared_ptr<EventQueue> events_;
+  const std::shared_ptr<BufferPool> pool_;
+  const std::shared_ptr<GradientMemory> gradients_;
+
+  mutable Mutex shared_mutex_;
+  std::shared_ptr<grpc::Channel> channel_ GRADWIRE_GUARDED_BY(shared_mutex_);
+  ClientMetrics metrics_ GRADWIRE_GUARDED_BY(shared_mutex_);
+  BucketStats stats_ GRADWIRE_GUARDED_BY(shared_mutex_);
+  std::atomic<std::int64_t>
+      step_;  // the one that the user is in; the core's may be the next already
+  std::atomic<bool> left_ = false;
+
+  std::unordered_map<Ticket, OpenBucket> buckets_;  // of the core's step; outlives the core's runs
+  Member member_;
+  DaemonConnection connection_;
+  std::unique_ptr<SharedMemory> memory_;  // of the stream; null: payloads travel in it
+  Ticket next_ticket_ = 1;
+  std::shared_ptr<Outcome> joined_;
+  std::optional<Verdict> verdict_;  // of step_, until EndStep asks for it
+  std::shared_ptr<StepCall> end_step_;
+  std::shared_ptr<CollectiveCall> collective_;
+  absl::Status hook_error_;  // met while effects were applied
+  bool welcomed_ = false;
+  bool leaving_ = false;
+  bool stopping_ = false;
+  Clock::time_point join_deadline_;
+};
+
+}  // namespace gradwire::client

@@ -1,0 +1,56 @@
+// What any thread may ask of a runtime: figures, and calls of their own to the daemon.
+#include "client/runtime/runtime.h"
+#include "proto/wire/state_calls.h"
+
+namespace gradwire::client {
+
+ClientMetrics Runtime::metrics() const {
+  MutexLock lock(shared_mutex_);
+  return metrics_;
+}
+
+std::vector<BucketReport> Runtime::Report() const {
+  std::vector<wire::BucketReport> all;
+  {
+    MutexLock lock(shared_mutex_);
+    all = stats_.All();
+  }
+  std::vector<BucketReport> reports;
+  reports.reserve(all.size());
+  for (const wire::BucketReport& report : all) {
+    reports.push_back({.first_parameter = options_.parameters[report.bucket].name,
+                       .parameters = report.parameters,
+                       .reductions = report.reductions,
+                       .gradient_bytes = report.gradient_bytes,
+                       .sent_bytes = report.sent_bytes,
+                       .received_bytes = report.received_bytes,
+                       .compress_seconds = report.compress_seconds,
+                       .wire_seconds = report.wire_seconds,
+                       .reduce_seconds = report.reduce_seconds,
+                       .decompress_seconds = report.decompress_seconds,
+                       .gradient_norm = report.gradient_norm,
+                       .residual_norm = report.residual_norm});
+  }
+  return reports;
+}
+
+std::shared_ptr<grpc::Channel> Runtime::channel() const {
+  MutexLock lock(shared_mutex_);
+  return channel_;
+}
+
+absl::Status Runtime::CallLeave(absl::Duration timeout) const {
+  return LeaveSession(channel(), membership_.token, start_id_, timeout);
+}
+
+absl::StatusOr<std::string> Runtime::CallExport(absl::Duration timeout) const {
+  const auto stub = v1::AdminService::NewStub(channel());
+  return wire::FetchState(*stub, options_.session, timeout);
+}
+
+absl::Status Runtime::CallImport(const std::string& state, absl::Duration timeout) const {
+  const auto stub = v1::AdminService::NewStub(channel());
+  return wire::ReplaceState(*stub, options_.session, state, timeout).status();
+}
+
+}  // namespace gradwire::client

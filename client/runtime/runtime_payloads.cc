@@ -1,0 +1,137 @@
+// How payloads get from buckets to the daemon and back: pooled chunks, or shared memory.
+#include <cstring>
+#include <utility>
+
+#include "client/runtime/runtime.h"
+
+namespace gradwire::client {
+namespace {
+
+// For shared memory. A daemon on this host answers at once, unless the host is very busy; a stream
+// that resumes has little time.
+constexpr std::chrono::seconds kAttachTimeout(5);
+constexpr std::chrono::milliseconds kReattachTimeout(300);
+
+}  // namespace
+
+void Runtime::OpenStream(std::shared_ptr<grpc::Channel> channel) {
+  memory_.reset();
+  if (options_.shared_memory && membership_.memory_bytes > 0 &&
+      options_.address.rfind("unix:", 0) == 0) {
+    // Without it everything works too, so that why there is none ends nothing.
+    auto attached =
+        SharedMemory::Attach({.address = options_.address,
+                              .token = membership_.token,
+                              .start_id = start_id_,
+                              .block_bytes = membership_.chunk_bytes,
+                              .staging_bytes = membership_.memory_bytes},
+                             Clock::now() + (welcomed_ ? Clock::duration(kReattachTimeout)
+                                                       : Clock::duration(kAttachTimeout)));
+    if (attached.ok()) memory_ = *std::move(attached);
+  }
+  {
+    MutexLock lock(shared_mutex_);
+    metrics_.shared_memory = memory_ != nullptr;
+  }
+  if (memory_ != nullptr) {
+    return connection_.Open(std::move(channel), nullptr, member_.step(), memory_->attachment());
+  }
+  connection_.Open(std::move(channel), WantsBulk() ? MakeChannel(options_.address) : nullptr,
+                   member_.step(), 0);
+}
+
+bool Runtime::LiesInSharedMemory(const TensorView& buffer) {
+  return memory_ != nullptr && options_.hook.TakesResults(buffer.dtype) &&
+         memory_->Has({static_cast<const std::byte*>(buffer.data), buffer.bytes()}, *gradients_);
+}
+
+absl::Status Runtime::Resolve(wire::Frame& frame) const {
+  const auto* result = std::get_if<wire::Result>(&frame.header);
+  if (result == nullptr || !(result->shared || result->in_place)) return absl::OkStatus();
+  if (memory_ == nullptr) return absl::InternalError("a result in shared memory; there is none");
+  absl::StatusOr<wire::PayloadRef> payload = memory_->Result(*result);
+  if (!payload.ok()) return payload.status();
+  frame.payload = *std::move(payload);
+  return absl::OkStatus();
+}
+
+std::size_t Runtime::WireBytes(const wire::Result& result, const wire::PayloadRef& payload) const {
+  if (payload != nullptr) return payload->bytes();
+  return memory_ == nullptr ? 0 : memory_->WireBytes(SharedMemory::KeyOf(result.id, result.chunk));
+}
+
+absl::StatusOr<wire::PayloadRef> Runtime::Encode(const SendChunkEffect& effect,
+                                                 std::optional<wire::SharedBytes>& shared) {
+  const auto key = SharedMemory::KeyOf(effect.header.id, effect.header.chunk);
+  const bool may_share =
+      memory_ != nullptr && effect.bytes > wire::kInlineBytes && !effect.announce;
+  // Also the short last chunk: what is beyond the window may not travel in the stream.
+  const bool may_be_raw = may_share || (memory_ != nullptr && effect.header.chunk > 0);
+  if (may_be_raw && options_.hook.OnlyCasts()) {
+    const std::span<const std::byte> raw = effect.run->Raw(effect.range);
+    const DType dtype = options_.parameters[effect.header.id.bucket].dtype;
+    if (!raw.empty()) {
+      shared =
+          memory_->Find(key, raw, *gradients_, options_.hook.TakesResults(dtype), effect.bytes);
+    }
+    if (shared) return wire::PayloadRef();
+  }
+  if (may_share) {
+    if (auto block = memory_->Take(key, effect.bytes)) {
+      if (absl::Status encoded = effect.run->Encode(effect.range, block->content); !encoded.ok()) {
+        return encoded;
+      }
+      shared = block->where;
+      return wire::PayloadRef();
+    }
+  }
+  std::shared_ptr<BufferPool::Buffer> buffer = pool_->Take(effect.bytes);
+  if (absl::Status encoded = effect.run->Encode(effect.range, buffer->content()); !encoded.ok()) {
+    return encoded;
+  }
+  return buffer;
+}
+
+void Runtime::On(SendChunkEffect& effect) {
+  // A failure later in the same call has ended the runs.
+  if (member_.failed() || !hook_error_.ok()) return;
+  const Clock::time_point before = Clock::now();
+  std::optional<wire::SharedBytes> shared;
+  absl::StatusOr<wire::PayloadRef> payload = Encode(effect, shared);
+  if (!payload.ok()) {
+    hook_error_ = payload.status();
+    return;
+  }
+  const BucketStats::Seconds spent = Clock::now() - before;
+  {
+    MutexLock lock(shared_mutex_);
+    metrics_.bytes_sent += effect.bytes;
+    metrics_.compress_seconds += spent.count();
+    stats_.Compressed(effect.header.id.bucket, spent, effect.bytes);
+  }
+  if (effect.announce) {
+    if (sends_digests_) effect.announce->digest = wire::Digest(payload->get());
+    return connection_.Send(*std::move(effect.announce), *std::move(payload));
+  }
+  effect.header.shared = shared;
+  if (sends_digests_) effect.header.digest = wire::Digest(payload->get());
+  connection_.Send(effect.header, *std::move(payload));
+}
+
+void Runtime::On(SendCollectiveEffect& effect) {
+  if (collective_ == nullptr) return;
+  std::shared_ptr<BufferPool::Buffer> buffer = pool_->Take(effect.bytes);
+  std::memcpy(buffer->content().data(), collective_->data + effect.offset, effect.bytes);
+  connection_.Send(effect.header, std::move(buffer));
+}
+
+void Runtime::On(ReceiveCollectiveEffect& effect) {
+  if (collective_ == nullptr) return;
+  std::byte* out = collective_->data + effect.offset;
+  for (const std::span<const std::byte> piece : effect.payload->pieces()) {
+    std::memcpy(out, piece.data(), piece.size());
+    out += piece.size();
+  }
+}
+
+}  // namespace gradwire::client

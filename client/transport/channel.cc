@@ -1,0 +1,186 @@
+#include "client/transport/channel.h"
+
+#include <grpcpp/client_context.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+#include <grpcpp/support/channel_arguments.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "client/options.h"
+#include "gradwire/v1/aggregation.grpc.pb.h"
+#include "proto/wire/process_setup.h"
+#include "proto/wire/proto_conversion.h"
+#include "proto/wire/status.h"
+
+namespace gradwire::client {
+namespace {
+
+constexpr std::uint32_t kProtocolVersion = 1;
+constexpr int kMiB = 1 << 20;
+constexpr std::uint32_t kMaxWindow = 4096;
+constexpr std::uint64_t kMaxMemoryBytes = std::uint64_t{4} << 30;
+constexpr absl::Duration kShortestHeartbeat = absl::Milliseconds(1);
+constexpr absl::Duration kLongest = absl::Hours(24);
+constexpr std::chrono::milliseconds kBetweenTries(50);
+constexpr std::chrono::seconds kConnectWait(1);
+constexpr std::chrono::seconds kSilentWait(1);
+
+v1::JoinRequest MakeRequest(const ClientOptions& options, std::uint64_t start_id) {
+  v1::JoinRequest request;
+  request.set_min_protocol_version(kProtocolVersion);
+  request.set_max_protocol_version(kProtocolVersion);
+  request.set_session(options.session);
+  request.set_world_size(options.world_size);
+  request.set_rank(options.rank);
+  request.set_start_id(start_id);
+  *request.mutable_hook() = wire::ToProto(options.hook);
+  for (const ParameterSpec& spec : options.parameters)
+    *request.add_manifest() = wire::ToProto(spec);
+  *request.mutable_join_timeout() = wire::ToProto(options.join_timeout);
+  *request.mutable_step_timeout() = wire::ToProto(options.step_timeout);
+  return request;
+}
+
+absl::StatusOr<JoinResult> Checked(const v1::JoinResponse& response, const ClientOptions& options) {
+  const auto bad = [&](const std::string& what) {
+    return absl::InternalError(
+        absl::StrCat("the daemon at ", options.address, " answered the join with ", what));
+  };
+  JoinResult membership{.token = response.token(),
+                        .rank = response.rank(),
+                        .generation = response.generation(),
+                        .next_step = response.next_step(),
+                        .chunk_bytes = response.chunk_bytes(),
+                        .window_chunks = response.window_chunks(),
+                        .open_buckets = response.open_buckets(),
+                        .memory_bytes = std::min(response.memory_bytes(), kMaxMemoryBytes),
+                        .eager_bytes = std::min(response.eager_bytes(), kMaxMemoryBytes),
+                        .bulk_lane = response.bulk_lane()};
+  const auto heartbeat = wire::FromProto(response.heartbeat_interval(), "heartbeat_interval");
+  const auto silence = wire::FromProto(response.silence_timeout(), "silence_timeout");
+  const auto grace = wire::FromProto(response.resume_grace(), "resume_grace");
+  for (const auto* duration : {&heartbeat, &silence, &grace}) {
+    if (!duration->ok()) return bad(std::string(duration->status().message()));
+  }
+  membership.heartbeat_interval = *heartbeat;
+  membership.silence_timeout = std::min(*silence, kLongest);
+  membership.resume_grace = std::min(*grace, kLongest);
+  if (response.protocol_version() != kProtocolVersion) {
+    return bad(absl::StrCat("protocol_version ", response.protocol_version()));
+  }
+  if (membership.rank < 0 || membership.rank >= options.world_size) {
+    return bad(absl::StrCat("rank ", membership.rank));
+  }
+  if (membership.next_step < 0) return bad(absl::StrCat("next_step ", membership.next_step));
+  if (membership.chunk_bytes == 0 || membership.chunk_bytes % 8 != 0 ||
+      membership.chunk_bytes > kMaxChunkBytes) {
+    return bad(absl::StrCat("chunk_bytes ", membership.chunk_bytes));
+  }
+  if (membership.window_chunks == 0 || membership.window_chunks > kMaxWindow) {
+    return bad(absl::StrCat("window_chunks ", membership.window_chunks));
+  }
+  if (membership.open_buckets == 0 || membership.open_buckets > kMaxWindow) {
+    return bad(absl::StrCat("open_buckets ", membership.open_buckets));
+  }
+  if (membership.heartbeat_interval < kShortestHeartbeat ||
+      membership.heartbeat_interval >= membership.silence_timeout) {
+    return bad(
+        absl::StrCat("heartbeat_interval ", absl::FormatDuration(membership.heartbeat_interval),
+                     " and silence_timeout ", absl::FormatDuration(membership.silence_timeout)));
+  }
+  return membership;
+}
+
+}  // namespace
+
+bool IsThisHost(const std::string& address) {
+  for (const char* prefix : {"unix:", "unix-abstract:", "localhost:", "127.", "[::1]:",
+                             "dns:///localhost:", "dns:///127.", "ipv4:127.", "ipv6:[::1]:"}) {
+    if (address.rfind(prefix, 0) == 0) return true;
+  }
+  return false;
+}
+
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
+  wire::KeepGrpc();
+  wire::KeepFreedMemory();
+  constexpr int max_message = static_cast<int>(kMaxChunkBytes) + 64 * 1024;
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(max_message);
+  arguments.SetMaxSendMessageSize(max_message);
+  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_COMPRESSION, 0);
+  arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+  arguments.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5000);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kMiB);
+  arguments.SetInt(GRPC_ARG_TCP_READ_CHUNK_SIZE, kMiB);
+  arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 4 * kMiB);
+  arguments.SetInt(GRPC_ARG_HTTP2_WRITE_BUFFER_SIZE, 4 * kMiB);
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+}
+
+absl::StatusOr<JoinResult> JoinSession(const std::shared_ptr<grpc::Channel>& channel,
+                                       const ClientOptions& options, std::uint64_t start_id) {
+  const auto stub = v1::AggregationService::NewStub(channel);
+  const v1::JoinRequest request = MakeRequest(options, start_id);
+  const auto begin = std::chrono::system_clock::now();
+  const auto deadline = begin + absl::ToChronoNanoseconds(options.connect_timeout);
+  // The first tries end here, so that the wait is said even where a connection hangs. A Join is
+  // idempotent: a daemon that took one whose answer came too late gives the next one the same.
+  std::chrono::system_clock::time_point end_of_try = std::min(deadline, begin + kSilentWait);
+  std::string last_error = "no answer";
+  while (true) {
+    grpc::ClientContext context;
+    context.set_deadline(end_of_try);
+    v1::JoinResponse response;
+    const grpc::Status status = stub->Join(&context, request, &response);
+    if (status.ok()) return Checked(response, options);
+    const bool late = status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
+    // gRPC cancels what reaches a server that is about to end. Another may take its place.
+    const bool ending = status.error_code() == grpc::StatusCode::CANCELLED;
+    if (status.error_code() != grpc::StatusCode::UNAVAILABLE && !late && !ending)
+      return wire::FromGrpc(status);
+    if (!late) last_error = ending ? "the daemon is ending" : status.error_message();
+    const auto now = std::chrono::system_clock::now();
+    if (now + kBetweenTries >= deadline) {
+      return absl::UnavailableError(
+          absl::StrCat("could not join through ", options.address, " within ",
+                       absl::FormatDuration(options.connect_timeout), ": ", last_error,
+                       "; is gradwired running there?"));
+    }
+    if (now >= end_of_try) {
+      const std::string who = options.rank < 0 ? "a member" : absl::StrCat("rank ", options.rank);
+      SayWait(options.on_wait,
+              absl::StrCat(who, " waits up to ", absl::FormatDuration(options.connect_timeout),
+                           " for gradwired at ", options.address, ": ", last_error));
+      end_of_try = deadline;
+    }
+    std::this_thread::sleep_for(kBetweenTries);
+    // Not a longer sleep: gRPC's connection makes progress only while somebody waits in a call.
+    channel->WaitForConnected(std::min(end_of_try, now + kConnectWait));
+  }
+}
+
+absl::Status LeaveSession(const std::shared_ptr<grpc::Channel>& channel, const std::string& token,
+                          std::uint64_t start_id, absl::Duration timeout) {
+  const auto stub = v1::AggregationService::NewStub(channel);
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + absl::ToChronoNanoseconds(timeout));
+  v1::LeaveRequest request;
+  request.set_token(token);
+  request.set_start_id(start_id);
+  v1::LeaveResponse response;
+  return wire::FromGrpc(stub->Leave(&context, request, &response));
+}
+
+}  // namespace gradwire::client

@@ -1,0 +1,47 @@
+// Channels to a daemon, and the two unary calls of a membership.
+#pragma once
+
+#include <grpcpp/channel.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/limits.h"
+#include "gradwire/client.h"
+
+namespace gradwire::client {
+
+// What a Join returns, checked.
+struct JoinResult {
+  std::string token;
+  int rank = 0;
+  std::uint64_t generation = 0;
+  std::int64_t next_step = 0;
+  std::size_t chunk_bytes = 0;
+  std::uint32_t window_chunks = 0;
+  std::uint32_t open_buckets = 0;
+  std::size_t memory_bytes = 0;  // 0: the daemon shares no memory
+  std::size_t eager_bytes = 0;
+  bool bulk_lane = false;  // the daemon takes one
+  absl::Duration heartbeat_interval = absl::ZeroDuration();
+  absl::Duration silence_timeout = absl::ZeroDuration();
+  absl::Duration resume_grace = absl::ZeroDuration();
+};
+
+// A unix socket or a loopback address.
+bool IsThisHost(const std::string& address);
+
+// A connection of its own: channels with equal arguments share none.
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address);
+
+// Tries until `options.connect_timeout` has passed or the daemon has answered. Says so after 1 s.
+absl::StatusOr<JoinResult> JoinSession(const std::shared_ptr<grpc::Channel>& channel,
+                                       const ClientOptions& options, std::uint64_t start_id);
+
+absl::Status LeaveSession(const std::shared_ptr<grpc::Channel>& channel, const std::string& token,
+                          std::uint64_t start_id, absl::Duration timeout);
+
+}  // namespace gradwire::client

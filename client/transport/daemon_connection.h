@@ -1,0 +1,124 @@
+// A member's connection to its daemon: one stream at a time, with a second one for bulk where that
+// is wanted, new ones when they break, heartbeats, and the decision that the daemon is lost.
+// Belongs to the SDK thread.
+#pragma once
+
+#include <grpcpp/channel.h>
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "client/runtime/event_queue.h"
+#include "client/transport/channel.h"
+#include "proto/wire/frame.h"
+#include "proto/wire/lane_sender.h"
+
+namespace gradwire::client {
+
+class ExchangeStream;
+class Poller;
+
+class DaemonConnection {
+ public:
+  DaemonConnection(std::string address, JoinResult membership, std::uint64_t start_id,
+                   std::shared_ptr<EventQueue> events, std::shared_ptr<Poller> poller);
+
+  // Begins a stream with its Hello. `memory`: the attachment of shared memory; 0: none. `bulk`: the
+  // channel of its bulk lane, another one; null: there is none.
+  void Open(std::shared_ptr<grpc::Channel> channel, std::shared_ptr<grpc::Channel> bulk,
+            std::int64_t step, std::uint64_t memory);
+
+  // False: bulk lanes do not get through to the daemon, or not for long. Without one everything
+  // works too.
+  bool may_have_bulk() const;
+  // A step is over.
+  void OnProgress() {
+    if (bulk_is_there_) bulk_failures_ = 0;
+  }
+
+  // Queues a frame, a small bucket's before the chunks of large ones (wire::LaneSender). Without a
+  // stream it is dropped: what still matters is announced after a resume.
+  void Send(wire::Header header, wire::PayloadRef payload = nullptr);
+
+  // Hands the streams what they can take. After each event.
+  void PumpWrites();
+
+  // False: the frame is one of an earlier connection, and forgotten.
+  bool OnHeard(const Source& from);
+  void OnWrite(const Source& from, bool ok);
+  void OnReadOn(const ReadOn& lanes);
+  void OnReadEnd(const Source& from);
+  // An error says why there will be no other stream.
+  absl::Status OnStreamEnd(const Source& from, const absl::Status& status);
+
+  // Heartbeat, silence, the end of a resume's grace. An error: the daemon is lost.
+  absl::Status CheckTimers(Clock::time_point now);
+  Clock::time_point NextTimer() const;
+  // Whether it is time for another stream: make channels and Open.
+  bool WantsStream(Clock::time_point now) const;
+
+  // The daemon has until `deadline` to end the stream, which is broken then.
+  void Close(Clock::time_point deadline);
+  bool closed() const { return closing_ && !open(); }
+
+  std::string Daemon() const;  // "the daemon at ADDRESS"
+
+ private:
+  using Streams = std::array<std::shared_ptr<ExchangeStream>, wire::kLanes>;
+
+  // Of this connection. A cancelled stream whose socket takes nothing ends late, and nobody waits
+  // for it: it owns everything that it touches.
+  bool IsCurrent(const Source& from) const {
+    return from.connection == connection_ && stream(from.lane) != nullptr;
+  }
+  bool open() const { return stream(wire::Lane::kMain) != nullptr; }
+  const std::shared_ptr<ExchangeStream>& stream(wire::Lane lane) const {
+    return streams_[wire::Index(lane)];
+  }
+  // One lane takes no more, and so the other takes no more either. Soon both end.
+  void Break(wire::Lane lane);
+  Clock::duration Patience() const;
+  absl::Status CheckBroken(Clock::time_point now);
+  absl::Status EndConnection(const absl::Status& status);
+  void Cancel();
+  void CheckBulk(Clock::time_point now);
+  absl::Status CheckClosing(Clock::time_point now);
+  Clock::time_point LostDeadline() const;
+
+  const std::string address_;
+  const JoinResult membership_;
+  const std::uint64_t start_id_;
+  const std::shared_ptr<EventQueue> events_;
+  const std::shared_ptr<Poller> poller_;
+  const Clock::duration heartbeat_interval_;
+  const Clock::duration silence_timeout_;
+  const Clock::duration resume_grace_;
+
+  std::shared_ptr<grpc::Channel> channel_;
+  std::uint64_t connection_ = 0;
+  Streams streams_;
+  // The session's windows bound what waits here.
+  wire::LaneSender<wire::Frame> sender_;
+  Clock::time_point opened_at_;
+  std::optional<wire::Lane> broken_;  // the lane that broke first: nothing is written any more
+  bool ending_ = false;               // likewise: its streams have been cancelled
+  Clock::time_point end_by_;          // likewise
+  bool stream_is_there_ = false;      // something came on it
+  bool bulk_is_there_ = false;        // likewise, of the bulk lane
+  int bulk_failures_ = 0;             // in a row
+  Clock::time_point next_heartbeat_;
+
+  std::optional<Clock::time_point>
+      lost_at_;  // when the stream broke, until the daemon is heard again
+  std::string lost_because_;
+  Clock::time_point retry_at_;
+
+  bool closing_ = false;
+  bool cancelled_ = false;
+  Clock::time_point close_deadline_;
+};
+
+}  // namespace gradwire::client

@@ -1,0 +1,222 @@
+#include "client/transport/shared_memory.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/wire/memory_layout.h"
+#include "proto/wire/memory_offer.h"
+
+namespace gradwire::client {
+namespace {
+
+constexpr std::size_t kMaxResultBytes = std::size_t{1} << 34;
+// For buckets' segments, given in the middle of a step. A daemon on this host answers at once, but
+// maps about a gigabyte in a second. No heartbeat leaves this thread meanwhile, so that the whole
+// stays well below the time after which a silent member counts as lost.
+constexpr std::chrono::seconds kGiveTimeout(1);
+constexpr std::chrono::seconds kMaxGiveTimeout(5);
+constexpr std::size_t kBytesPerSecond = std::size_t{1} << 30;
+
+Clock::duration GiveTimeout(std::size_t bytes) {
+  const std::chrono::duration<double> mapping(static_cast<double>(bytes) / kBytesPerSecond);
+  const auto timeout = kGiveTimeout + std::chrono::duration_cast<Clock::duration>(mapping);
+  return std::min<Clock::duration>(timeout, kMaxGiveTimeout);
+}
+
+absl::StatusOr<UniqueFd> Connect(const std::string& address) {
+  constexpr std::size_t kPrefix = sizeof("unix:") - 1;
+  std::string path = address.substr(std::min(kPrefix, address.size()));
+  if (path.rfind("///", 0) == 0) path.erase(0, 2);
+  sockaddr_un where{};
+  where.sun_family = AF_UNIX;
+  if (path.empty() || path.size() >= sizeof where.sun_path) {
+    return absl::InvalidArgumentError(absl::StrCat("no path of a unix socket: ", address));
+  }
+  std::memcpy(where.sun_path, path.c_str(), path.size() + 1);
+  UniqueFd connection(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!connection.valid() ||
+      connect(connection.get(), reinterpret_cast<const sockaddr*>(&where), sizeof where) != 0) {
+    return absl::UnavailableError(absl::StrCat(address, ": ", std::strerror(errno)));
+  }
+  return connection;
+}
+
+// `segment` stays the caller's.
+absl::StatusOr<wire::MemoryReply> Ask(const SharedMemory::Offer& offer, std::uint64_t attachment,
+                                      const wire::MemorySegment& segment,
+                                      Clock::time_point deadline) {
+  absl::StatusOr<UniqueFd> connection = Connect(offer.address);
+  if (!connection.ok()) return connection.status();
+  wire::MemoryRequest request{.token = offer.token,
+                              .start_id = offer.start_id,
+                              .attachment = attachment,
+                              .segment = UniqueFd(segment.fd())};
+  const absl::Status sent = wire::SendMemoryRequest(connection->get(), request);
+  request.segment.Release();
+  if (!sent.ok()) return sent;
+  absl::StatusOr<wire::MemoryReply> reply = wire::ReceiveMemoryReply(connection->get(), deadline);
+  if (!reply.ok()) return reply;
+  if (!reply->status.ok()) return reply->status;
+  return reply;
+}
+
+}  // namespace
+
+std::shared_ptr<std::byte> GradientMemory::Allocate(std::size_t bytes) {
+  auto created = wire::MemorySegment::Create("gradwire-gradients",
+                                             wire::WholePages(std::max<std::size_t>(bytes, 1)),
+                                             wire::MemorySegment::Others::kMayWrite);
+  if (!created.ok()) {
+    constexpr std::align_val_t kAlignment{64};
+    auto* memory = static_cast<std::byte*>(::operator new(bytes, kAlignment));
+    return {memory, [](std::byte* pointer) { ::operator delete(pointer, kAlignment); }};
+  }
+  {
+    MutexLock lock(mutex_);
+    std::erase_if(segments_, [](const auto& segment) { return segment.expired(); });
+    segments_.push_back(*created);
+    ++version_;
+  }
+  std::byte* const memory = (*created)->writable().data();
+  return {memory, [segment = *std::move(created)](std::byte*) {}};
+}
+
+std::vector<std::shared_ptr<wire::MemorySegment>> GradientMemory::segments() const {
+  MutexLock lock(mutex_);
+  std::vector<std::shared_ptr<wire::MemorySegment>> alive;
+  for (const auto& segment : segments_) {
+    if (auto one = segment.lock()) alive.push_back(std::move(one));
+  }
+  return alive;
+}
+
+std::uint64_t GradientMemory::version() const {
+  MutexLock lock(mutex_);
+  return version_;
+}
+
+absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Attach(const Offer& offer,
+                                                                   Clock::time_point deadline) {
+  std::unique_ptr<SharedMemory> memory(new SharedMemory(offer));
+  memory->stride_ = wire::BlockStride(offer.block_bytes);
+  const std::size_t blocks = offer.staging_bytes / memory->stride_;
+  if (blocks == 0) return absl::FailedPreconditionError("the daemon offers no shared memory");
+  auto staging = wire::MemorySegment::Create("gradwire-contributions", blocks * memory->stride_,
+                                             wire::MemorySegment::Others::kMayWrite);
+  if (!staging.ok()) return staging.status();
+  memory->staging_ = *std::move(staging);
+  absl::StatusOr<wire::MemoryReply> reply = Ask(offer, 0, *memory->staging_, deadline);
+  if (!reply.ok()) return reply.status();
+  if (!reply->results.valid() || reply->attachment == 0) {
+    return absl::InternalError("the daemon answered without a segment of its own");
+  }
+  auto results = wire::MemorySegment::Map(std::move(reply->results), kMaxResultBytes);
+  if (!results.ok()) return results.status();
+  memory->results_ = *std::move(results);
+  memory->attachment_ = reply->attachment;
+  for (std::size_t i = blocks; i > 0; --i) memory->free_.push_back(i - 1);
+  return memory;
+}
+
+std::optional<SharedMemory::Block> SharedMemory::Take(const Key& key, std::size_t bytes) {
+  Release(key);
+  if (free_.empty() || bytes > offer_.block_bytes) return std::nullopt;
+  const std::size_t block = free_.back();
+  free_.pop_back();
+  const std::size_t offset = block * stride_ + wire::kContributionSkew;
+  const wire::SharedBytes where = {
+      .segment = 0, .offset = offset, .bytes = bytes, .takes_result = true};
+  contributions_[key] = {.block = block, .where = where, .wire_bytes = bytes};
+  return Block{.content = staging_->writable().subspan(offset, bytes), .where = where};
+}
+
+void SharedMemory::Release(const Key& key) {
+  const auto found = contributions_.find(key);
+  if (found == contributions_.end()) return;
+  if (found->second.block) free_.push_back(*found->second.block);
+  contributions_.erase(found);
+}
+
+void SharedMemory::GiveNew(const GradientMemory& gradients) {
+  const std::uint64_t version = gradients.version();
+  if (version == given_version_) return;
+  given_version_ = version;
+  // Memory that the user has given back.
+  std::erase_if(given_, [](const Given& given) { return given.segment.use_count() == 1; });
+  auto segments = gradients.segments();
+  std::erase_if(segments, [&](const auto& segment) {
+    return std::any_of(given_.begin(), given_.end(),
+                       [&](const Given& given) { return given.segment == segment; });
+  });
+  std::size_t bytes = 0;
+  for (const auto& segment : segments) bytes += segment->bytes();
+  const Clock::time_point deadline = Clock::now() + GiveTimeout(bytes);
+  for (auto& segment : segments) {
+    std::optional<std::uint32_t> number;
+    // A daemon that did not answer in time is not asked for the others.
+    if (Clock::now() < deadline) {
+      const auto reply = Ask(offer_, attachment_, *segment, deadline);
+      if (reply.ok()) number = reply->segment;
+    }
+    given_.push_back({.segment = std::move(segment), .number = number});
+  }
+}
+
+std::optional<std::pair<std::uint32_t, std::size_t>> SharedMemory::Locate(
+    std::span<const std::byte> memory) const {
+  for (const Given& given : given_) {
+    if (!given.number) continue;
+    if (const auto offset = given.segment->OffsetOf(memory)) return {{*given.number, *offset}};
+  }
+  return std::nullopt;
+}
+
+bool SharedMemory::Has(std::span<const std::byte> memory, const GradientMemory& gradients) {
+  GiveNew(gradients);
+  return Locate(memory).has_value();
+}
+
+std::optional<wire::SharedBytes> SharedMemory::Find(const Key& key,
+                                                    std::span<const std::byte> memory,
+                                                    const GradientMemory& gradients,
+                                                    bool takes_result, std::size_t wire_bytes) {
+  GiveNew(gradients);
+  const auto place = Locate(memory);
+  if (!place) return std::nullopt;
+  Release(key);
+  const wire::SharedBytes where = {.segment = place->first,
+                                   .offset = place->second,
+                                   .bytes = memory.size(),
+                                   .raw = true,
+                                   .takes_result = takes_result};
+  contributions_[key] = {.where = where, .wire_bytes = wire_bytes};
+  return where;
+}
+
+std::size_t SharedMemory::WireBytes(const Key& key) const {
+  const auto found = contributions_.find(key);
+  return found == contributions_.end() ? 0 : found->second.wire_bytes;
+}
+
+absl::StatusOr<wire::PayloadRef> SharedMemory::Result(const wire::Result& result) const {
+  if (result.shared) {
+    return wire::PartOf(results_, result.shared->offset, result.shared->bytes, "a result");
+  }
+  const auto found = contributions_.find(KeyOf(result.id, result.chunk));
+  if (found == contributions_.end()) {
+    return absl::InternalError("a result in place of a contribution that is not in shared memory");
+  }
+  const Contribution& contribution = found->second;
+  if (!contribution.block) return wire::PayloadRef();
+  return wire::PartOf(staging_, contribution.where.offset, contribution.where.bytes, "a result");
+}
+
+}  // namespace gradwire::client

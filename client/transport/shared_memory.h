@@ -1,0 +1,131 @@
+// A member's side of shared memory with the daemon of its host: contributions in segments of its
+// own, results in their place or in the daemon's segment.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/sync.h"
+#include "client/runtime/event_queue.h"
+#include "proto/wire/frame.h"
+#include "proto/wire/memory_segment.h"
+
+namespace gradwire::client {
+
+// Segments in which a user's buckets lie, so that the daemon reads gradients where they are.
+// Thread-safe; memory that was handed out lives as long as its pointer.
+class GradientMemory : public std::enable_shared_from_this<GradientMemory> {
+ public:
+  // Ordinary memory where the system gives no other.
+  std::shared_ptr<std::byte> Allocate(std::size_t bytes);
+
+  // Those that somebody still has.
+  std::vector<std::shared_ptr<wire::MemorySegment>> segments() const;
+  // Counts allocations.
+  std::uint64_t version() const;
+
+ private:
+  mutable Mutex mutex_;
+  std::vector<std::weak_ptr<wire::MemorySegment>> segments_ GRADWIRE_GUARDED_BY(mutex_);
+  std::uint64_t version_ GRADWIRE_GUARDED_BY(mutex_) = 0;
+};
+
+// For one stream: a resumed one begins with fresh memory, since the daemon may still hold chunks of
+// the old one. Belongs to the thread that is at work in the event queue.
+class SharedMemory {
+ public:
+  struct Offer {
+    std::string address;  // "unix:/path"
+    std::string token;
+    std::uint64_t start_id = 0;
+    std::size_t block_bytes = 0;    // a chunk
+    std::size_t staging_bytes = 0;  // what the daemon takes
+  };
+
+  // An error says why there is none; then payloads travel in the stream. Waits for the daemon's
+  // answer, at most until the deadline.
+  static absl::StatusOr<std::unique_ptr<SharedMemory>> Attach(const Offer& offer,
+                                                              Clock::time_point deadline);
+
+  // For the Hello.
+  std::uint64_t attachment() const { return attachment_; }
+
+  // Names a chunk until its result is here.
+  struct Key {
+    std::int64_t step = 0;
+    std::uint32_t bucket = 0;
+    std::uint32_t round = 0;
+    std::uint32_t chunk = 0;
+    bool operator<(const Key& other) const {
+      return std::tie(step, bucket, round, chunk) <
+             std::tie(other.step, other.bucket, other.round, other.chunk);
+    }
+  };
+  static Key KeyOf(const wire::RoundId& id, std::uint32_t chunk) {
+    return {.step = id.step, .bucket = id.bucket, .round = id.round, .chunk = chunk};
+  }
+  struct Block {
+    std::span<std::byte> content;
+    wire::SharedBytes where;
+  };
+  // Room to encode a chunk in; none: all blocks are in use. The same key again takes the place of
+  // the one before.
+  std::optional<Block> Take(const Key& key, std::size_t bytes);
+
+  // Whether this memory lies in a segment of `gradients`, which are given to the daemon when they
+  // are met first.
+  bool Has(std::span<const std::byte> memory, const GradientMemory& gradients);
+
+  // Where this chunk's part of the bucket lies there. None: it does not.
+  // `wire_bytes`: what it would have in a frame.
+  std::optional<wire::SharedBytes> Find(const Key& key, std::span<const std::byte> memory,
+                                        const GradientMemory& gradients, bool takes_result,
+                                        std::size_t wire_bytes);
+
+  // The chunk's result is decoded: the daemon neither reads nor writes it any more.
+  void Release(const Key& key);
+
+  // What a result's header points at. Null: raw gradients have become the result, where they lie.
+  absl::StatusOr<wire::PayloadRef> Result(const wire::Result& result) const;
+
+  // Of a chunk that is not released; 0: not in shared memory.
+  std::size_t WireBytes(const Key& key) const;
+
+ private:
+  struct Given {
+    std::shared_ptr<wire::MemorySegment> segment;
+    std::optional<std::uint32_t> number;  // none: the daemon refused it
+  };
+
+  explicit SharedMemory(const Offer& offer) : offer_(offer) {}
+
+  void GiveNew(const GradientMemory& gradients);
+  // The segment's number and the offset.
+  std::optional<std::pair<std::uint32_t, std::size_t>> Locate(
+      std::span<const std::byte> memory) const;
+
+  const Offer offer_;
+  std::uint64_t attachment_ = 0;
+  std::size_t stride_ = 0;
+  std::shared_ptr<wire::MemorySegment> staging_;
+  std::shared_ptr<wire::MemorySegment> results_;
+  std::vector<std::size_t> free_;  // the block used last is taken first: it is in the cache
+  struct Contribution {
+    std::optional<std::size_t> block{};  // none: gradients
+    wire::SharedBytes where;
+    std::size_t wire_bytes = 0;
+  };
+  std::map<Key, Contribution> contributions_;
+  std::vector<Given> given_;
+  std::uint64_t given_version_ = 0;
+};
+
+}  // namespace gradwire::client

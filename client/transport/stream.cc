@@ -1,0 +1,127 @@
+#include "client/transport/stream.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/wire/codec.h"
+#include "proto/wire/status.h"
+
+namespace gradwire::client {
+
+// What an operation's end does, and whether it was the last.
+template <void (ExchangeStream::*end)(bool)>
+Poller::Operation ExchangeStream::Operation() {
+  const auto done = [](void* owner, bool ok) {
+    auto& stream = *static_cast<ExchangeStream*>(owner);
+    (stream.*end)(ok);
+    bool last = false;
+    {
+      MutexLock lock(stream.mutex_);
+      last = --stream.in_flight_ == 0 && stream.finishing_;
+    }
+    if (!last) return;
+    // The stream may be gone before Push returns.
+    const std::shared_ptr<EventQueue> events = stream.events_;
+    const Source source = stream.options_.source;
+    events->Push(StreamEndEvent{.status = wire::FromGrpc(stream.outcome_),
+                                     .stream = std::move(stream.self_),
+                                     .from = source});
+  };
+  return {.done = done, .owner = this};
+}
+
+ExchangeStream::ExchangeStream(std::shared_ptr<Poller> poller,
+                               std::shared_ptr<EventQueue> events, const Options& options)
+    : poller_(std::move(poller)),
+      events_(std::move(events)),
+      options_(options),
+      read_(Operation<&ExchangeStream::OnRead>()),
+      write_(Operation<&ExchangeStream::OnWritten>()),
+      finish_(Operation<&ExchangeStream::OnFinished>()) {}
+
+std::shared_ptr<ExchangeStream> ExchangeStream::Start(const std::shared_ptr<grpc::Channel>& channel,
+                                                      std::shared_ptr<Poller> poller,
+                                                      std::shared_ptr<EventQueue> events,
+                                                      const Options& options) {
+  static const std::string main = "/gradwire.v1.AggregationService/Exchange";
+  static const std::string bulk = "/gradwire.v1.AggregationService/ExchangeBulk";
+  const std::string& method = options.source.lane == wire::Lane::kMain ? main : bulk;
+  std::shared_ptr<ExchangeStream> stream(
+      new ExchangeStream(std::move(poller), std::move(events), options));
+  stream->self_ = stream;
+  stream->context_.set_initial_metadata_corked(true);  // the first write takes it along
+  stream->call_ =
+      grpc::GenericStub(channel).PrepareCall(&stream->context_, method, stream->poller_->queue());
+  stream->call_->StartCall(nullptr);
+  stream->ReadOn();
+  return stream;
+}
+
+void ExchangeStream::Write(const wire::Frame& frame) {
+  grpc::ByteBuffer bytes = wire::Serialize(frame.header, frame.payload);
+  if (frame.after > 0) wire::PutAfter(bytes, frame.after);
+  {
+    MutexLock lock(mutex_);
+    ++in_flight_;
+  }
+  call_->Write(bytes, poller_->Begin(write_));  // has its own reference
+}
+
+void ExchangeStream::ReadOn() {
+  {
+    MutexLock lock(mutex_);
+    if (finishing_) return;
+    reading_ = true;
+    ++in_flight_;
+  }
+  call_->Read(&incoming_, poller_->Begin(read_));
+}
+
+void ExchangeStream::Release() {
+  {
+    MutexLock lock(mutex_);
+    released_ = true;
+  }
+  MaybeFinish();
+}
+
+void ExchangeStream::Cancel() {
+  context_.TryCancel();
+  Release();
+}
+
+void ExchangeStream::MaybeFinish() {
+  {
+    MutexLock lock(mutex_);
+    if (!released_ || reading_ || finishing_) return;
+    finishing_ = true;
+    ++in_flight_;
+  }
+  call_->Finish(&outcome_, poller_->Begin(finish_));
+}
+
+void ExchangeStream::OnRead(bool ok) {
+  {
+    MutexLock lock(mutex_);
+    reading_ = false;
+  }
+  MaybeFinish();
+  if (!ok) return events_->Push(ReadEndEvent{options_.source});
+  absl::StatusOr<wire::Frame> frame =
+      wire::Parse(incoming_, {.max_payload_bytes = options_.max_payload_bytes});
+  incoming_.Clear();
+  if (frame.ok() && frame->after > 0 && !options_.paired) {
+    frame = absl::InvalidArgumentError(
+        absl::StrCat("after: is ", frame->after, "; allowed: 0, for the Hello named no bulk lane"));
+  }
+  // The next frame is read while this one is dealt with.
+  if (events_->PushFrame(std::move(frame), options_.source)) ReadOn();
+  events_->Work();
+}
+
+void ExchangeStream::OnWritten(bool ok) { events_->Push(WriteEvent{ok, options_.source}); }
+
+void ExchangeStream::OnFinished(bool) {}
+
+}  // namespace gradwire::client

@@ -1,0 +1,81 @@
+// One Exchange stream: gRPC's operations on one side, the client's event queue on the other.
+#pragma once
+
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/support/byte_buffer.h>
+
+#include <memory>
+
+#include "base/sync.h"
+#include "client/runtime/event_queue.h"
+#include "client/runtime/poller.h"
+#include "proto/wire/frame.h"
+
+namespace gradwire::client {
+
+// Write, ReadOn, Release and Cancel belong to the SDK thread. The poller's thread pushes into the
+// event queue; StreamEndEvent is the last it pushes, and it follows Release or Cancel.
+class ExchangeStream final {
+ public:
+  struct Options {
+    std::size_t max_payload_bytes = 0;
+    Source source{};
+    bool paired = false;  // it is one of two lanes
+  };
+  static std::shared_ptr<ExchangeStream> Start(const std::shared_ptr<grpc::Channel>& channel,
+                                               std::shared_ptr<Poller> poller,
+                                               std::shared_ptr<EventQueue> events,
+                                               const Options& options);
+
+  ExchangeStream(const ExchangeStream&) = delete;
+  ExchangeStream& operator=(const ExchangeStream&) = delete;
+
+  // One at a time: the next after a WriteEvent with ok.
+  void Write(const wire::Frame& frame) GRADWIRE_EXCLUDES(mutex_);
+
+  // After EventQueue::Pop said so.
+  void ReadOn() GRADWIRE_EXCLUDES(mutex_);
+
+  // No Write and no ReadOn follow. Needed after ReadEndEvent too: the stream ends only then.
+  void Release() GRADWIRE_EXCLUDES(mutex_);
+
+  // Breaks the stream, and Release.
+  void Cancel() GRADWIRE_EXCLUDES(mutex_);
+
+ private:
+  ExchangeStream(std::shared_ptr<Poller> poller, std::shared_ptr<EventQueue> events,
+                 const Options& options);
+
+  // The operations' ends.
+  void OnRead(bool ok);
+  void OnWritten(bool ok);
+  void OnFinished(bool ok);
+  template <void (ExchangeStream::*end)(bool)>
+  Poller::Operation Operation();
+
+  // gRPC asks for the outcome only while it reads nothing.
+  void MaybeFinish() GRADWIRE_EXCLUDES(mutex_);
+
+  const std::shared_ptr<Poller> poller_;
+  const std::shared_ptr<EventQueue> events_;
+  const Options options_;
+  Poller::Operation read_;
+  Poller::Operation write_;
+  Poller::Operation finish_;
+  grpc::ClientContext context_;
+  grpc::ByteBuffer incoming_;  // of the read in flight
+  grpc::Status outcome_;       // once finished
+  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_;
+
+  // Not held over gRPC's calls: a write copies its bytes into the socket.
+  Mutex mutex_;
+  int in_flight_ GRADWIRE_GUARDED_BY(mutex_) = 0;
+  bool reading_ GRADWIRE_GUARDED_BY(mutex_) = false;
+  bool released_ GRADWIRE_GUARDED_BY(mutex_) = false;
+  bool finishing_ GRADWIRE_GUARDED_BY(mutex_) = false;
+  std::shared_ptr<ExchangeStream> self_;  // until nothing is in flight any more
+};
+
+}  // namespace gradwire::client

@@ -1,0 +1,119 @@
+// One training session as a deterministic state machine: (event, now) -> effects.
+//
+// Knows no gRPC, clock, thread or disk. The same object runs in the daemon, in the simulation and
+// under the fuzzer. Not thread-safe: the owner serialises all calls. Nothing that a member sends
+// can abort the process; it ends in a Failure for the session (policy `fail`) that blames the
+// sender.
+//
+// This class takes events to where they belong and ends the session. Who is in it is Membership's;
+// the step protocol is Step's, with buckets, rounds and shared state below it; broadcasts and
+// barriers are CollectiveFlow's; what becomes of a fault is decided by Decide (failure_policy.h).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/core/collective_flow.h"
+#include "server/core/step.h"
+
+namespace gradwire::server {
+
+class SessionCore {
+ public:
+  enum class State : std::uint8_t { kJoining, kRunning, kFailed, kClosed };
+  using MemberState = server::MemberState;
+
+  // `options` must be valid. `hook` is null for a user's own.
+  SessionCore(SessionOptions options, std::unique_ptr<CoordinatorHook> hook, absl::Time now);
+  ~SessionCore();
+
+  SessionCore(const SessionCore&) = delete;
+  SessionCore& operator=(const SessionCore&) = delete;
+
+  // Reserves a rank; returns it. The same start id gets its rank again. One that asks for a rank
+  // which is missing, but with another hook or model, ends a session that is still joining.
+  absl::StatusOr<int> Join(const JoinAsk& ask, absl::Time now, Effects& effects);
+
+  // A stream whose Hello carried this rank's token. `connection` is unique among streams. Replaces
+  // the member's earlier stream, if any.
+  absl::Status Attach(int rank, std::uint64_t start_id, std::int64_t step, std::uint64_t connection,
+                      absl::Time now, Effects& effects);
+
+  // A frame from the stream `connection`; one that is no longer the member's is ignored.
+  void Receive(int rank, std::uint64_t connection, const wire::Frame& frame, absl::Time now,
+               Effects& effects);
+
+  // The stream ended without Leave.
+  void Detach(int rank, std::uint64_t connection, absl::Time now, Effects& effects);
+
+  absl::Status Leave(int rank, std::uint64_t start_id, absl::Time now, Effects& effects);
+
+  // The answer to a ReduceEffect. `result` has the segment's bytes.
+  // The sum took `spent`; that is for the report.
+  void Reduced(const wire::RoundId& id, std::uint32_t chunk, const ResultRef& result, bool finite,
+               absl::Duration spent, Effects& effects);
+
+  // The hook's state after the last step, whether or not the next has begun, and its replacement by
+  // an exported one: between two steps, before any member has announced a bucket of the next.
+  absl::StatusOr<HookState> ExportState() const;
+  absl::Status ImportState(const HookState& state, Effects& effects);
+  std::vector<ParameterReport> Report() const;
+  const BucketReports::Reports& bucket_reports() const { return step_.reports().all(); }
+  std::int64_t iteration() const { return hook_ == nullptr ? 0 : hook_->iteration(); }
+  // Upper bound of what the state's tensors take.
+  std::size_t state_bytes() const { return hook_ == nullptr ? 0 : hook_->StateBytes(); }
+
+  // Timeouts. Call about every 100 ms.
+  void Tick(absl::Time now, Effects& effects);
+
+  // Ends the session for everybody.
+  void Fail(const absl::Status& status, int blamed_rank, Effects& effects);
+
+  const SessionOptions& options() const { return options_; }
+  State state() const { return state_; }
+  MemberState member_state(int rank) const { return membership_.state(rank); }
+  std::int64_t step() const { return step_.number(); }
+  std::uint32_t attempt() const { return step_.attempt(); }
+  const SessionStats& stats() const { return step_.flow().stats(); }
+  std::uint64_t member_bytes(int rank) const { return step_.flow().member_bytes(rank); }
+  absl::Time last_heard(int rank) const { return membership_.last_heard(rank); }
+  const absl::Status& failure() const { return failure_; }
+  // Why a rank was given up last while the session was joining: "rank 0 left".
+  const std::string& last_departure() const { return last_departure_; }
+
+  // One sentence: what the session waits for, and for whom.
+  std::string WaitingFor(absl::Time now) const;
+
+  // Payload bytes that the session holds now: contributions not yet reduced, results not
+  // acknowledged.
+  std::size_t held_bytes() const { return collectives_.held_bytes() + step_.held_bytes(); }
+
+ private:
+  absl::Status CheckJoin(const JoinAsk& ask, Effects& effects);
+  MaybeFailure Dispatch(int rank, const wire::Frame& frame, absl::Time now, Effects& effects);
+  MaybeFailure CheckGeneration(int rank, const wire::Header& header) const;
+  absl::Status CheckHasState() const;
+  void StartRunning(Effects& effects);
+  void Resume(int rank, std::int64_t member_step, Effects& effects);
+  MaybeFailure FindTimeout(absl::Time now) const;
+  void Apply(const MaybeFailure& failure, Effects& effects);
+
+  const SessionOptions options_;
+  const std::unique_ptr<CoordinatorHook> hook_;
+  const absl::Time created_;
+  State state_ = State::kJoining;
+  absl::Status failure_;
+  std::string last_departure_;
+  Membership membership_;
+  Step step_;
+  CollectiveFlow collectives_;
+};
+
+std::string Name(SessionCore::State state);
+
+}  // namespace gradwire::server

@@ -1,0 +1,68 @@
+#include "server/daemon/logging.h"
+
+#include <spdlog/formatter.h>
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <memory>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/time.h"
+
+namespace gradwire::server {
+namespace {
+
+// Messages quote what members sent. Nothing in them may look like another line of the log, or act
+// on a terminal.
+std::string Escaped(std::string_view text, bool json) {
+  std::string out;
+  for (const char c : text) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+      absl::StrAppendFormat(&out, "\\u%04x", static_cast<unsigned>(static_cast<unsigned char>(c)));
+    } else {
+      if (json && (c == '"' || c == '\\')) out += '\\';
+      out += c;
+    }
+  }
+  return out;
+}
+
+class LineFormatter final : public spdlog::formatter {
+ public:
+  explicit LineFormatter(bool json) : json_(json) {}
+
+  void format(const spdlog::details::log_msg& message, spdlog::memory_buf_t& out) override {
+    const std::string time = absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ",
+                                              absl::FromChrono(message.time), absl::UTCTimeZone());
+    const auto level = spdlog::level::to_string_view(message.level);
+    const std::string level_text(level.data(), level.size());
+    const std::string text = Escaped({message.payload.data(), message.payload.size()}, json_);
+    const std::string line = json_ ? absl::StrCat("{\"time\":\"", time, "\",\"level\":\"",
+                                                  level_text, "\",\"message\":\"", text, "\"}\n")
+                                   : absl::StrCat(time, " ", level_text, " ", text, "\n");
+    out.append(line.data(), line.data() + line.size());
+  }
+
+  std::unique_ptr<spdlog::formatter> clone() const override {
+    return std::make_unique<LineFormatter>(json_);
+  }
+
+ private:
+  const bool json_;
+};
+
+}  // namespace
+
+void SetUpLog(const std::string& level, const std::string& format) {
+  auto logger = std::make_shared<spdlog::logger>("gradwired",
+                                                 std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  logger->set_formatter(std::make_unique<LineFormatter>(format == "json"));
+  logger->set_level(spdlog::level::from_str(level));
+  logger->flush_on(spdlog::level::trace);
+  spdlog::set_default_logger(std::move(logger));
+}
+
+}  // namespace gradwire::server

@@ -1,0 +1,130 @@
+// gradwired: the daemon.
+#include <malloc.h>
+#include <poll.h>
+#include <spdlog/spdlog.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <csignal>
+#include <cstdint>
+#include <ctime>
+#include <iostream>
+#include <memory>
+#include <utility>
+
+#include "proto/wire/process_setup.h"
+#include "server/daemon/exit_codes.h"
+#include "server/daemon/logging.h"
+#include "server/daemon/options.h"
+#include "server/daemon/server.h"
+#include "server/net/system_shares.h"
+#include "server/rpc/clock.h"
+
+namespace gradwire::server {
+namespace {
+
+constexpr std::int64_t kPollNanoseconds = 100'000'000;
+// For members to take the error of a session that is cut.
+constexpr absl::Duration kLastWords = absl::Seconds(2);
+
+// glibc would give every chunk's memory back to the kernel and fault it in again for the next one.
+void KeepMemory() {
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);
+  mallopt(M_TRIM_THRESHOLD, 512 << 20);
+  mallopt(M_TOP_PAD, 16 << 20);
+  mallopt(M_ARENA_MAX, 4);
+}
+
+// Up to the hard limit; with less, the daemon has fewer connections.
+void RaiseDescriptorLimit(const ServerOptions& options) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  const rlim_t wanted = DescriptorsWanted(options.max_connections, options.max_sessions);
+  if (limit.rlim_cur >= wanted) return;
+  limit.rlim_cur = std::min(wanted, limit.rlim_max);
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+// Blocked in every thread: the main thread asks for them.
+sigset_t BlockSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  std::signal(SIGPIPE, SIG_IGN);
+  return signals;
+}
+
+// Whether one of the signals comes within 100 ms.
+bool Signalled(const sigset_t& signals) {
+  const timespec timeout{.tv_sec = 0, .tv_nsec = kPollNanoseconds};
+  return sigtimedwait(&signals, nullptr, &timeout) > 0;
+}
+
+// Whether the parent closed its end of standard input, or is gone. Reads what else comes, and drops
+// it.
+bool InputEnded() {
+  pollfd input{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
+  if (poll(&input, 1, 0) <= 0) return false;
+  std::array<char, 256> dropped;
+  return read(STDIN_FILENO, dropped.data(), dropped.size()) <= 0;
+}
+
+void ServeUntilTold(const Server& server, const sigset_t& signals, bool stop_on_eof) {
+  bool busy = false;
+  while (!Signalled(signals) && !(stop_on_eof && InputEnded())) {
+    const bool was_busy = std::exchange(busy, !server.idle());
+    // What KeepMemory kept is given back when nobody uses it.
+    if (was_busy && !busy) malloc_trim(0);
+  }
+}
+
+int Drain(Server& server, absl::Duration timeout, const sigset_t& signals) {
+  spdlog::info("draining: {} sessions have {} to finish", server.sessions(),
+               absl::FormatDuration(timeout));
+  server.BeginDrain();
+  const absl::Time deadline = MonotonicNow() + timeout;
+  while (!server.idle()) {
+    if (Signalled(signals)) {
+      spdlog::warn("stopped by a second signal");
+      server.Shutdown(absl::ZeroDuration());
+      return kExitCut;
+    }
+    if (MonotonicNow() < deadline) continue;
+    spdlog::warn("drain timed out: {} sessions are cut", server.sessions());
+    server.Shutdown(kLastWords);
+    return kExitCut;
+  }
+  server.Shutdown(kLastWords);
+  spdlog::info("drained");
+  return kExitOk;
+}
+
+int Main(int argc, char** argv) {
+  const CommandLine line = ParseCommandLine(argc, argv);
+  if (line.exit) return line.exit_code;
+  KeepMemory();
+  wire::SkipDeadlockDetection();
+  SetUpLog(line.options.log_level, line.options.log_format);
+  RaiseDescriptorLimit(line.options);
+  const sigset_t signals = BlockSignals();
+  const absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(line.options);
+  if (!server.ok()) {
+    std::cerr << "gradwired: " << server.status().message() << "\n";
+    return kExitUnavailable;
+  }
+  std::cout << "gradwired " << GRADWIRE_VERSION << "\n";
+  for (const std::string& address : (*server)->addresses())
+    std::cout << "  grpc  " << address << "\n";
+  std::cout << std::flush;
+  ServeUntilTold(**server, signals, line.options.stop_on_eof);
+  return Drain(**server, line.options.drain_timeout, signals);
+}
+
+}  // namespace
+}  // namespace gradwire::server
+
+int main(int argc, char** argv) { return gradwire::server::Main(argc, argv); }

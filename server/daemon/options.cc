@@ -1,0 +1,141 @@
+#include "server/daemon/options.h"
+
+#include <CLI/CLI.hpp>
+#include <cctype>
+#include <iostream>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/core/session_core.h"
+#include "server/daemon/exit_codes.h"
+#include "server/daemon/memory_limit.h"
+#include "server/net/listener.h"
+
+namespace gradwire::server {
+namespace {
+
+absl::Status CheckRange(const std::string& name, std::int64_t value, std::int64_t low,
+                        std::int64_t high) {
+  if (value >= low && value <= high) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " is ", value, "; allowed are ", low, " to ", high));
+}
+
+absl::Status CheckDuration(const std::string& name, absl::Duration value) {
+  if (value > absl::ZeroDuration() && value <= absl::Hours(24 * 365)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(name, " is ", absl::FormatDuration(value),
+                                                 "; allowed is more than 0, up to a year"));
+}
+
+// What a session makes of its part of the options.
+absl::Status CheckSession(const ServerOptions& options) {
+  SessionOptions session;
+  session.name = "check";
+  session.chunk_bytes = options.chunk_bytes;
+  session.window_chunks = options.window_chunks;
+  session.open_buckets = options.open_buckets;
+  return session.Validate();
+}
+
+CLI::Validator DurationText() {
+  return CLI::Validator(
+      [](const std::string& text) {
+        absl::Duration duration;
+        if (absl::ParseDuration(text, &duration)) return std::string();
+        return absl::StrCat("\"", text,
+                            "\" is no duration; allowed are, for example, 500ms, 30s, 2m");
+      },
+      "");
+}
+
+}  // namespace
+
+absl::Status ServerOptions::Validate() const {
+  if (listen.empty()) return absl::InvalidArgumentError("listen: no address");
+  for (const std::string& address : listen) {
+    if (absl::Status status = CheckListenAddress(address, insecure); !status.ok()) return status;
+  }
+  const std::pair<const char*, absl::Duration> durations[] = {
+      {"join_timeout", join_timeout},       {"step_timeout", step_timeout},
+      {"token_timeout", token_timeout},     {"hello_timeout", hello_timeout},
+      {"resume_grace", resume_grace},       {"heartbeat_interval", heartbeat_interval},
+      {"silence_timeout", silence_timeout}, {"handshake_timeout", handshake_timeout},
+      {"close_timeout", close_timeout},     {"drain_timeout", drain_timeout},
+  };
+  for (const auto& [name, value] : durations) {
+    if (absl::Status status = CheckDuration(name, value); !status.ok()) return status;
+  }
+  if (heartbeat_interval >= silence_timeout) {
+    return absl::InvalidArgumentError("heartbeat_interval must be shorter than silence_timeout");
+  }
+  if (log_level != "debug" && log_level != "info" && log_level != "warning" &&
+      log_level != "error") {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "log_level is \"", log_level, "\"; allowed are debug, info, warning and error"));
+  }
+  if (log_format != "text" && log_format != "json") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("log_format is \"", log_format, "\"; allowed are text and json"));
+  }
+  for (const absl::Status& status :
+       {CheckRange("max_connections", max_connections, 1, 1'000'000),
+        CheckRange("max_sessions", max_sessions, 1, 1'000'000), CheckSession(*this),
+        ParseMemoryLimit(memory_limit, AvailableMemory()).status()}) {
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+CommandLine ParseCommandLine(int argc, const char* const* argv) {
+  CommandLine line;
+  ServerOptions& options = line.options;
+  std::string drain_timeout = absl::FormatDuration(options.drain_timeout);
+  CLI::App app("Gradwire's daemon: reduces the gradients of training sessions.", "gradwired");
+  app.set_version_flag("--version", absl::StrCat("gradwired ", GRADWIRE_VERSION));
+  app.option_defaults()->always_capture_default();
+  const auto add = [&app](const std::string& name, auto& value, const std::string& help) {
+    std::string variable = "GRADWIRE_" + name;
+    for (char& c : variable) {
+      c = c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+    }
+    return app.add_option("--" + name, value, help)->envname(variable);
+  };
+  add("listen", options.listen, "Address: host:port, [v6]:port or unix:/path. Repeatable")
+      ->delimiter(',')
+      ->type_name("ADDRESS");
+  app.add_flag("--insecure", options.insecure,
+               "Allow addresses that other hosts can reach, without encryption or authentication")
+      ->envname("GRADWIRE_INSECURE");
+  add("max-connections", options.max_connections, "Connections at a time; more are reset");
+  add("max-sessions", options.max_sessions, "Sessions at a time");
+  add("memory-limit", options.memory_limit, "What all sessions together may hold: 2GiB, 80%")
+      ->type_name("SIZE");
+  add("chunk-bytes", options.chunk_bytes, "Size of a chunk, the unit of one message")
+      ->transform(CLI::AsSizeValue(false).description(""))
+      ->type_name("SIZE");
+  add("window-chunks", options.window_chunks, "Chunks a member may be ahead of the results");
+  add("open-buckets", options.open_buckets, "Buckets of a session that are reduced at a time");
+  add("drain-timeout", drain_timeout, "What running sessions have after SIGTERM to finish")
+      ->check(DurationText())
+      ->type_name("DURATION");
+  app.add_flag("--stop-on-eof", options.stop_on_eof,
+               "Drain when standard input ends, as with SIGTERM: for a parent that holds a pipe");
+  add("log-level", options.log_level, "debug, info, warning or error")->type_name("LEVEL");
+  add("log-format", options.log_format, "text or json")->type_name("FORMAT");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    line.exit = true;
+    line.exit_code = app.exit(error) == 0 ? kExitOk : kExitUsage;
+    return line;
+  }
+  absl::ParseDuration(drain_timeout, &options.drain_timeout);
+  if (absl::Status status = options.Validate(); !status.ok()) {
+    std::cerr << "gradwired: " << status.message() << "\n";
+    line.exit = true;
+    line.exit_code = kExitUsage;
+  }
+  return line;
+}
+
+}  // namespace gradwire::server

@@ -1,0 +1,217 @@
+#include "server/net/acceptor.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/thread_name.h"
+#include "proto/wire/memory_offer.h"
+
+namespace gradwire::server {
+namespace {
+
+constexpr int kAcceptsAtOnce = 64;   // before ended connections are looked at again
+constexpr int kPauseMs = 20;         // when not even the reserve helps
+constexpr int kSilentCheckMs = 200;  // between looks at connections that say nothing
+
+absl::Status SystemError(const std::string& what) {
+  return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
+}
+
+// Closes so that the peer knows at once, and no TIME_WAIT stays.
+void Refuse(UniqueFd connection) {
+  const linger at_once{.l_onoff = 1, .l_linger = 0};
+  setsockopt(connection.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Make(std::vector<Listener> listeners,
+                                                         const Options& options, Handler handler,
+                                                         OfferHandler offer_handler) {
+  std::unique_ptr<Acceptor> acceptor(
+      new Acceptor(std::move(listeners), options, std::move(handler), std::move(offer_handler)));
+  if (absl::Status status = acceptor->Open(); !status.ok()) return status;
+  return acceptor;
+}
+
+void Acceptor::Serve() {
+  thread_ = std::thread([this] {
+    NameThread("gradwire-accept");
+    Run();
+  });
+}
+
+Acceptor::Acceptor(std::vector<Listener> listeners, const Options& options, Handler handler,
+                   OfferHandler offer_handler)
+    : listeners_(std::move(listeners)),
+      max_connections_(options.max_connections),
+      first_byte_timeout_(options.first_byte_timeout),
+      handler_(std::move(handler)),
+      offer_handler_(std::move(offer_handler)) {}
+
+Acceptor::~Acceptor() { Stop(); }
+
+absl::Status Acceptor::Open() {
+  epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
+  if (!epoll_.valid()) return SystemError("epoll_create1");
+  stop_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!stop_.valid()) return SystemError("eventfd");
+  reserve_ = UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (!reserve_.valid()) return SystemError("/dev/null");
+  if (absl::Status status = WatchFd(stop_.get(), EPOLLIN); !status.ok()) return status;
+  for (const Listener& listener : listeners_) {
+    if (absl::Status status = WatchFd(listener.fd(), EPOLLIN); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Acceptor::WatchFd(int fd, std::uint32_t events) {
+  epoll_event event{};
+  event.events = events;
+  event.data.fd = fd;
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) return SystemError("epoll_ctl");
+  return absl::OkStatus();
+}
+
+void Acceptor::Stop() {
+  if (!thread_.joinable()) return;
+  const std::uint64_t one = 1;
+  // An eventfd at 0 always has room for a 1.
+  [[maybe_unused]] const ssize_t written = write(stop_.get(), &one, sizeof one);
+  thread_.join();
+  listeners_.clear();
+  open_.clear();
+  silent_.clear();
+  connections_ = 0;
+}
+
+void Acceptor::Run() {
+  std::array<epoll_event, 128> events{};
+  while (true) {
+    const int timeout = silent_.empty() ? -1 : kSilentCheckMs;
+    const int count =
+        epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout);
+    for (int i = 0; i < count; ++i) {
+      const int fd = events[static_cast<std::size_t>(i)].data.fd;
+      if (fd == stop_.get()) return;
+      OnEvent(fd);
+    }
+    CloseSilent(Clock::now());
+  }
+}
+
+void Acceptor::OnEvent(int fd) {
+  if (silent_.contains(fd)) return OnFirstByte(fd);
+  if (const auto ended = open_.find(fd); ended != open_.end()) {
+    // Not implied by closing the duplicate: gRPC may still hold the same open file.
+    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+    open_.erase(ended);
+    --connections_;
+    return;
+  }
+  const auto listener = std::find_if(listeners_.begin(), listeners_.end(),
+                                     [fd](const Listener& one) { return one.fd() == fd; });
+  if (listener != listeners_.end()) AcceptAll(*listener);
+}
+
+void Acceptor::OnFirstByte(int fd) {
+  const auto found = silent_.find(fd);
+  char first = 0;
+  const ssize_t peeked = recv(fd, &first, 1, MSG_PEEK | MSG_DONTWAIT);
+  if (peeked < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+  Silent silent = std::move(found->second);
+  silent_.erase(found);
+  --connections_;
+  if (peeked <= 0) return;
+  if (first == wire::kMemoryOfferByte) return offer_handler_(std::move(silent.connection));
+  HandOver(silent.listener_fd, std::move(silent.connection));
+}
+
+void Acceptor::CloseSilent(Clock::time_point now) {
+  for (auto it = silent_.begin(); it != silent_.end();) {
+    if (now < it->second.deadline) {
+      ++it;
+      continue;
+    }
+    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, it->first, nullptr);
+    it = silent_.erase(it);
+    --connections_;
+  }
+}
+
+void Acceptor::AcceptAll(const Listener& listener) {
+  for (int i = 0; i < kAcceptsAtOnce; ++i) {
+    UniqueFd connection(accept4(listener.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (connection.valid()) {
+      Take(listener, std::move(connection));
+      continue;
+    }
+    if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+      return RefuseOne(listener);
+    }
+    if (errno != EINTR && errno != ECONNABORTED) return;
+  }
+}
+
+void Acceptor::Take(const Listener& listener, UniqueFd connection) {
+  if (connections_ >= max_connections_) {
+    ++refused_;
+    return Refuse(std::move(connection));
+  }
+  if (!listener.is_unix()) {
+    const int on = 1;
+    setsockopt(connection.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    return HandOver(listener.fd(), std::move(connection));
+  }
+  const int fd = connection.get();
+  if (!WatchFd(fd, EPOLLIN).ok()) {
+    ++refused_;
+    return Refuse(std::move(connection));
+  }
+  ++connections_;
+  silent_.emplace(fd, Silent{.listener_fd = listener.fd(),
+                             .connection = std::move(connection),
+                             .deadline = Clock::now() + first_byte_timeout_});
+}
+
+void Acceptor::HandOver(int listener_fd, UniqueFd connection) {
+  UniqueFd duplicate(fcntl(connection.get(), F_DUPFD_CLOEXEC, 0));
+  // Both directions shut down is the end, whoever ended it: gRPC shuts a socket down before it
+  // closes its own descriptor.
+  if (!duplicate.valid() || !WatchFd(duplicate.get(), EPOLLHUP).ok()) {
+    ++refused_;
+    return Refuse(std::move(connection));
+  }
+  const int key = duplicate.get();
+  open_.emplace(key, std::move(duplicate));
+  ++connections_;
+  handler_(listener_fd, std::move(connection));
+}
+
+void Acceptor::RefuseOne(const Listener& listener) {
+  reserve_.Reset();
+  UniqueFd connection(accept4(listener.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  const bool accepted = connection.valid();
+  if (accepted) {
+    ++refused_;
+    Refuse(std::move(connection));
+  }
+  reserve_ = UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (!accepted) poll(nullptr, 0, kPauseMs);
+}
+
+}  // namespace gradwire::server

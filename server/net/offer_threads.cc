@@ -1,0 +1,174 @@
+#include "server/net/offer_threads.h"
+
+#include <poll.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/thread_name.h"
+
+namespace gradwire::server {
+namespace {
+
+absl::Status TooMany(const std::string& whose, std::size_t count, std::size_t allowed) {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      whose, " has ", count, " offers of shared memory that wait; allowed: ", allowed));
+}
+
+absl::Status ShuttingDown() { return absl::UnavailableError("the daemon is shutting down"); }
+
+// The member reads it or does not: its side falls back to payloads in the stream.
+void Reply(const UniqueFd& connection, const wire::MemoryReply& reply) {
+  if (!reply.status.ok()) {
+    spdlog::info("an offer of shared memory was refused: {}", std::string(reply.status.message()));
+  }
+  wire::SendMemoryReply(connection.get(), reply).IgnoreError();
+}
+
+// A segment for an attachment that is there.
+bool IsFurther(const wire::MemoryRequest& request) { return request.attachment != 0; }
+
+bool IsClosed(const UniqueFd& connection) {
+  // Without events: for POLLHUP, which a peer that only ends its own direction does not cause.
+  pollfd peer{.fd = connection.get(), .events = 0, .revents = 0};
+  return poll(&peer, 1, 0) == 1;
+}
+
+}  // namespace
+
+void OfferThreads::Submit(UniqueFd connection) {
+  Offer offer{.connection = std::move(connection),
+              .request = {},
+              .deadline = Clock::now() + options_.timeout};
+  absl::StatusOr<wire::MemoryRequest> request = wire::ReceiveMemoryRequest(offer.connection.get());
+  absl::Status status = request.status();
+  if (request.ok()) {
+    offer.request = *std::move(request);
+    status = Enqueue(offer);
+  }
+  if (!status.ok()) Reply(offer.connection, {.status = status});
+}
+
+absl::Status OfferThreads::Enqueue(Offer& offer) {
+  {
+    MutexLock lock(mutex_);
+    if (stopping_) return ShuttingDown();
+    const std::size_t allowed =
+        options_.max_pending - (IsFurther(offer.request) ? options_.max_pending / 4 : 0);
+    if (pending_.size() >= allowed) return TooMany("the daemon", pending_.size(), allowed);
+    const auto counted = std::count_if(pending_.begin(), pending_.end(), [&](const Offer& other) {
+      return other.request.token == offer.request.token;
+    });
+    const auto of_member = static_cast<std::size_t>(counted);
+    if (of_member >= options_.max_pending_of_member) {
+      return TooMany("the member", of_member, options_.max_pending_of_member);
+    }
+    if (absl::Status started = StartThreads(); !started.ok()) return started;
+    pending_.push_back(std::move(offer));
+  }
+  work_.NotifyOne();
+  return absl::OkStatus();
+}
+
+absl::Status OfferThreads::StartThreads() {
+  try {
+    while (threads_.size() < options_.threads) {
+      threads_.emplace_back([this] {
+        NameThread("gradwire-offer");
+        Run();
+      });
+    }
+  } catch (const std::system_error& error) {
+    if (threads_.empty()) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("starting a thread for shared memory failed: ", error.what()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void OfferThreads::Run() {
+  MutexLock lock(mutex_);
+  while (!stopping_) {
+    const auto next = NextOffer();
+    if (next == pending_.end()) {
+      work_.Wait(mutex_);
+    } else {
+      Take(next);
+    }
+  }
+}
+
+std::deque<OfferThreads::Offer>::iterator OfferThreads::NextOffer() {
+  const bool may_be_further = further_at_work_ < std::max<std::size_t>(options_.threads, 2) - 1;
+  const auto has_turn = [&](const Offer& offer) GRADWIRE_REQUIRES(mutex_) {
+    return !at_work_.contains(offer.request.token) && (may_be_further || !IsFurther(offer.request));
+  };
+  return std::find_if(pending_.begin(), pending_.end(), has_turn);
+}
+
+void OfferThreads::Take(std::deque<Offer>::iterator next) {
+  Offer offer = std::move(*next);
+  pending_.erase(next);
+  const std::string token = offer.request.token;
+  const std::size_t further = IsFurther(offer.request) ? 1 : 0;
+  at_work_.insert(token);
+  further_at_work_ += further;
+  mutex_.Unlock();
+  Answer(std::move(offer));
+  mutex_.Lock();
+  at_work_.erase(token);
+  further_at_work_ -= further;
+  // This thread looks for the next offer itself, but two may have their turn now.
+  work_.NotifyOne();
+}
+
+void OfferThreads::Answer(Offer offer) {
+  const auto go_on = [&] { return MayGoOn(offer.connection, offer.deadline); };
+  wire::MemoryReply reply{.status = go_on()};
+  if (reply.status.ok()) {
+    absl::StatusOr<wire::MemoryReply> answer = handler_(std::move(offer.request), go_on);
+    if (answer.ok()) {
+      reply = *std::move(answer);
+    } else {
+      reply.status = answer.status();
+    }
+  }
+  Reply(offer.connection, reply);
+}
+
+absl::Status OfferThreads::MayGoOn(const UniqueFd& connection, Clock::time_point deadline) const {
+  {
+    MutexLock lock(mutex_);
+    if (stopping_) return ShuttingDown();
+  }
+  if (IsClosed(connection)) {
+    return absl::CancelledError("the member closed its connection before the answer");
+  }
+  if (Clock::now() < deadline) return absl::OkStatus();
+  return absl::DeadlineExceededError(
+      absl::StrCat("the offer was not answered within ", options_.timeout.count(), " ms"));
+}
+
+void OfferThreads::Stop() {
+  std::vector<std::thread> threads;
+  std::deque<Offer> pending;  // closed without the lock
+  {
+    MutexLock lock(mutex_);
+    stopping_ = true;
+    threads = std::exchange(threads_, {});
+    pending = std::exchange(pending_, {});
+  }
+  work_.NotifyAll();
+  for (std::thread& thread : threads) thread.join();
+}
+
+std::size_t OfferThreads::pending() const {
+  MutexLock lock(mutex_);
+  return pending_.size();
+}
+
+}  // namespace gradwire::server

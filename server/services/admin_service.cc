@@ -1,0 +1,63 @@
+#include "server/services/admin_service.h"
+
+#include <utility>
+
+#include "proto/wire/proto_conversion.h"
+#include "server/rpc/clock.h"
+#include "server/rpc/rpc_threads.h"
+#include "server/services/state_streams.h"
+
+namespace gradwire::server {
+
+AdminService::AdminService(std::shared_ptr<const Registry> registry,
+                           std::shared_ptr<PeriodicTasks> ticks, std::function<int()> connections)
+    : registry_(std::move(registry)),
+      ticks_(std::move(ticks)),
+      connections_(std::move(connections)),
+      started_(MonotonicNow()) {}
+
+void AdminService::AddTo(Methods& methods) {
+  methods.AddUnary<v1::GetServerRequest, v1::GetServerResponse>(
+      [this](const auto& /*request*/, auto& response) {
+        GetServer(response);
+        return absl::OkStatus();
+      });
+  methods.AddUnary<v1::ListSessionsRequest, v1::ListSessionsResponse>(
+      [this](const auto& /*request*/, auto& response) {
+        ListSessions(response);
+        return absl::OkStatus();
+      });
+  methods.AddUnary<v1::GetSessionRequest, v1::GetSessionResponse>(
+      [this](const auto& request, auto& response) { return GetSession(request, response); });
+  methods.Add<v1::ExportStateRequest, v1::ExportStateResponse, ExportStream>(
+      MethodKind::kServerStream, registry_, ticks_);
+  methods.Add<v1::ImportStateRequest, v1::ImportStateResponse, ImportStream>(
+      MethodKind::kClientStream, registry_, ticks_);
+}
+
+void AdminService::GetServer(v1::GetServerResponse& response) const {
+  response.set_version(GRADWIRE_VERSION);
+  *response.mutable_uptime() = wire::ToProto(MonotonicNow() - started_);
+  response.set_sessions(static_cast<std::uint32_t>(registry_->sessions()));
+  response.set_connections(static_cast<std::uint32_t>(connections_()));
+  response.set_reserved_bytes(registry_->reserved_bytes());
+  response.set_memory_limit_bytes(registry_->limits().memory_bytes);
+  response.set_draining(registry_->draining());
+}
+
+void AdminService::ListSessions(v1::ListSessionsResponse& response) const {
+  RpcThreads::YieldLeadership();
+  for (v1::SessionStatus& session : registry_->List(MonotonicNow())) {
+    *response.add_sessions() = std::move(session);
+  }
+}
+
+absl::Status AdminService::GetSession(const v1::GetSessionRequest& request,
+                                      v1::GetSessionResponse& response) const {
+  absl::StatusOr<v1::SessionStatus> session = registry_->Status(request.session(), MonotonicNow());
+  if (!session.ok()) return session.status();
+  *response.mutable_session() = *std::move(session);
+  return absl::OkStatus();
+}
+
+}  // namespace gradwire::server

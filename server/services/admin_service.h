@@ -1,0 +1,37 @@
+// gradwire.v1.AdminService: what an operator asks.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "gradwire/v1/admin.pb.h"
+#include "server/rpc/methods.h"
+#include "server/rpc/periodic_tasks.h"
+#include "server/session/registry.h"
+
+namespace gradwire::server {
+
+// Thread-safe. Outlives the calls of its methods.
+class AdminService final {
+ public:
+  // `connections` counts the live ones.
+  AdminService(std::shared_ptr<const Registry> registry, std::shared_ptr<PeriodicTasks> ticks,
+               std::function<int()> connections);
+
+  void AddTo(Methods& methods);
+
+ private:
+  void GetServer(v1::GetServerResponse& response) const;
+  void ListSessions(v1::ListSessionsResponse& response) const;
+  absl::Status GetSession(const v1::GetSessionRequest& request,
+                          v1::GetSessionResponse& response) const;
+
+  const std::shared_ptr<const Registry> registry_;
+  const std::shared_ptr<PeriodicTasks> ticks_;
+  const std::function<int()> connections_;
+  const absl::Time started_;
+};
+
+}  // namespace gradwire::server

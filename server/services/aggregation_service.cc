@@ -1,0 +1,155 @@
+#include "server/services/aggregation_service.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/wire/lanes.h"
+#include "proto/wire/proto_conversion.h"
+#include "server/net/listener.h"
+#include "server/rpc/clock.h"
+#include "server/services/watch_stream.h"
+
+namespace gradwire::server {
+namespace {
+
+constexpr std::uint32_t kProtocolVersion = 1;
+constexpr std::size_t kSmallFrames = std::size_t{1} << 20;
+// Of some 300 bytes each. A resume after results in place queues a frame for each of their chunks:
+// 64 GiB of gradients in chunks of 1 MiB.
+constexpr std::size_t kMaxFrames = std::size_t{1} << 16;
+constexpr int kStreamSilences = 2;
+constexpr absl::Duration kLongestTimeout = absl::Hours(24 * 365);
+
+// Of frames that only a member's queue holds: two windows of results that the member acknowledged
+// by an earlier stream, and one of a broadcast. The session never queues more for a member that
+// keeps the protocol.
+StreamLimits LimitsOf(const ServerOptions& options) {
+  const std::size_t window = std::size_t{options.window_chunks} * options.chunk_bytes;
+  return {
+      .max_payload_bytes = options.chunk_bytes,
+      .queue = {.max_bytes = window * (2 * std::size_t{options.open_buckets} + 1) + kSmallFrames,
+                .max_frames = kMaxFrames},
+      .hello_timeout = options.hello_timeout,
+      .close_timeout = options.close_timeout,
+      .stream_silence_timeout = kStreamSilences * options.silence_timeout,
+      .bulk_silence_timeout = wire::kBulkSilences * options.silence_timeout};
+}
+
+absl::StatusOr<absl::Duration> Timeout(const google::protobuf::Duration& asked,
+                                       const std::string& field, absl::Duration otherwise) {
+  absl::StatusOr<absl::Duration> duration = wire::FromProto(asked, field);
+  if (!duration.ok()) return duration;
+  if (*duration == absl::ZeroDuration()) return otherwise;
+  return std::min(*duration, kLongestTimeout);
+}
+
+absl::Status CheckProtocol(const v1::JoinRequest& request) {
+  if (request.min_protocol_version() <= kProtocolVersion &&
+      request.max_protocol_version() >= kProtocolVersion) {
+    return absl::OkStatus();
+  }
+  return absl::UnimplementedError(
+      absl::StrCat("the member speaks protocol versions ", request.min_protocol_version(), " to ",
+                   request.max_protocol_version(), "; this daemon speaks ", kProtocolVersion));
+}
+
+absl::StatusOr<JoinAsk> AskOf(const v1::JoinRequest& request) {
+  if (absl::Status status = CheckProtocol(request); !status.ok()) return status;
+  if (request.start_id() == 0)
+    return absl::InvalidArgumentError("start_id is 0; draw it at random");
+  absl::StatusOr<HookSpec> spec = wire::FromProto(request.hook());
+  if (!spec.ok()) return spec.status();
+  absl::StatusOr<std::vector<ParameterSpec>> manifest = wire::FromProto(request.manifest());
+  if (!manifest.ok()) return manifest.status();
+  return JoinAsk{.world_size = request.world_size(),
+                 .rank = request.rank(),
+                 .start_id = request.start_id(),
+                 .spec = *std::move(spec),
+                 .manifest = *std::move(manifest)};
+}
+
+absl::StatusOr<SessionOptions> SessionOf(const ServerOptions& options,
+                                         const v1::JoinRequest& request, const JoinAsk& ask) {
+  const auto join = Timeout(request.join_timeout(), "join_timeout", options.join_timeout);
+  if (!join.ok()) return join.status();
+  const auto step = Timeout(request.step_timeout(), "step_timeout", options.step_timeout);
+  if (!step.ok()) return step.status();
+  SessionOptions session{.name = request.session(),
+                         .world_size = ask.world_size,
+                         .spec = ask.spec,
+                         .manifest = ask.manifest};
+  session.chunk_bytes = options.chunk_bytes;
+  session.window_chunks = options.window_chunks;
+  session.open_buckets = options.open_buckets;
+  session.eager_bytes = options.eager_bytes;
+  session.join_timeout = *join;
+  session.step_timeout = *step;
+  session.token_timeout = options.token_timeout;
+  session.resume_grace = options.resume_grace;
+  session.silence_timeout = options.silence_timeout;
+  return session;
+}
+
+}  // namespace
+
+AggregationService::AggregationService(const ServerOptions& options,
+                                       std::shared_ptr<Registry> registry,
+                                       std::shared_ptr<PeriodicTasks> ticks,
+                                       std::function<bool()> has_room)
+    : options_(options),
+      stream_limits_(LimitsOf(options)),
+      shares_memory_(std::any_of(options.listen.begin(), options.listen.end(), IsUnixAddress)),
+      registry_(std::move(registry)),
+      ticks_(std::move(ticks)),
+      has_room_(std::move(has_room)) {}
+
+void AggregationService::AddTo(Methods& methods) {
+  methods.AddUnary<v1::JoinRequest, v1::JoinResponse>(
+      [this](const auto& request, auto& response) { return Join(request, response); });
+  methods.AddUnary<v1::LeaveRequest, v1::LeaveResponse>(
+      [this](const auto& request, auto& /*response*/) { return Leave(request); });
+  methods.Add<v1::WatchRequest, v1::WatchResponse, WatchStream>(MethodKind::kServerStream,
+                                                                registry_, ticks_);
+  // By bytes, so that payloads are not copied.
+  const auto pairs = std::make_shared<LanePairs>();
+  methods.AddNamed<v1::Frame, v1::Frame, MemberExchange>("Exchange", MethodKind::kBothStream,
+                                                         stream_limits_, registry_, pairs, ticks_);
+  methods.AddNamed<v1::Frame, v1::Frame, BulkLane>("ExchangeBulk", MethodKind::kBothStream,
+                                                   stream_limits_, registry_, pairs, ticks_);
+}
+
+absl::Status AggregationService::Join(const v1::JoinRequest& request, v1::JoinResponse& response) {
+  RpcThreads::YieldLeadership();
+  absl::StatusOr<JoinAsk> ask = AskOf(request);
+  if (!ask.ok()) return ask.status();
+  absl::StatusOr<SessionOptions> session = SessionOf(options_, request, *ask);
+  if (!session.ok()) return session.status();
+  const absl::StatusOr<Registry::Joined> joined = registry_->Join(*session, *ask, MonotonicNow());
+  if (!joined.ok()) return joined.status();
+  const SessionOptions& granted = joined->seat.session->options();
+  response.set_protocol_version(kProtocolVersion);
+  response.set_token(joined->token);
+  response.set_rank(joined->seat.rank);
+  response.set_generation(granted.generation);
+  response.set_lineage(granted.lineage);
+  response.set_next_step(joined->next_step);
+  response.set_chunk_bytes(granted.chunk_bytes);
+  response.set_window_chunks(granted.window_chunks);
+  response.set_open_buckets(granted.open_buckets);
+  response.set_eager_bytes(granted.eager_bytes);
+  response.set_bulk_lane(has_room_());
+  if (shares_memory_) response.set_memory_bytes(granted.StagingBytes());
+  *response.mutable_token_timeout() = wire::ToProto(granted.token_timeout);
+  *response.mutable_heartbeat_interval() = wire::ToProto(options_.heartbeat_interval);
+  *response.mutable_silence_timeout() = wire::ToProto(granted.silence_timeout);
+  *response.mutable_resume_grace() = wire::ToProto(granted.resume_grace);
+  return absl::OkStatus();
+}
+
+absl::Status AggregationService::Leave(const v1::LeaveRequest& request) {
+  return registry_->Leave(request.token(), request.start_id(), MonotonicNow());
+}
+
+}  // namespace gradwire::server

@@ -1,0 +1,38 @@
+// gradwire.v1.AggregationService: translates calls into events of the registry and its sessions.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "gradwire/v1/aggregation.pb.h"
+#include "server/daemon/options.h"
+#include "server/rpc/methods.h"
+#include "server/rpc/periodic_tasks.h"
+#include "server/services/member_exchange.h"
+#include "server/session/registry.h"
+
+namespace gradwire::server {
+
+// Thread-safe. Outlives the calls of its methods.
+class AggregationService final {
+ public:
+  // `has_room`: whether members may have connections besides their first.
+  AggregationService(const ServerOptions& options, std::shared_ptr<Registry> registry,
+                     std::shared_ptr<PeriodicTasks> ticks, std::function<bool()> has_room);
+
+  void AddTo(Methods& methods);
+
+ private:
+  absl::Status Join(const v1::JoinRequest& request, v1::JoinResponse& response);
+  absl::Status Leave(const v1::LeaveRequest& request);
+
+  const ServerOptions options_;
+  const StreamLimits stream_limits_;
+  const bool shares_memory_;  // with members on this host: it has a unix socket
+  const std::shared_ptr<Registry> registry_;
+  const std::shared_ptr<PeriodicTasks> ticks_;
+  const std::function<bool()> has_room_;
+};
+
+}  // namespace gradwire::server

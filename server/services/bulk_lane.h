@@ -1,0 +1,63 @@
+// A member's bulk lane: a call that carries the large frames of an MemberExchange.
+#pragma once
+
+#include <grpcpp/support/byte_buffer.h>
+
+#include <memory>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "base/sync.h"
+#include "proto/wire/frame.h"
+#include "server/rpc/call.h"
+#include "server/rpc/periodic_tasks.h"
+#include "server/services/lane_pairs.h"
+#include "server/services/stream_limits.h"
+#include "server/session/registry.h"
+
+namespace gradwire::server {
+
+class MemberExchange;
+
+// After its Hello it waits, for as long as a Hello may take, until its stream connects it. It ends
+// with the stream, and the stream with it. The lane and its stream refer to each other until then.
+class BulkLane final : public Call, public PeriodicTask {
+ public:
+  BulkLane(const StreamLimits& limits, std::shared_ptr<Registry> registry,
+           std::shared_ptr<LanePairs> pairs, std::shared_ptr<PeriodicTasks> ticks);
+
+  // For its stream. Connect once; it does not read before. False: it has ended.
+  bool Connect(const std::shared_ptr<MemberExchange>& stream) GRADWIRE_EXCLUDES(mutex_);
+  void ReadOn() { StartRead(); }
+  // One at a time: MemberExchange::OnBulkWritten follows.
+  void Write(const grpc::ByteBuffer& frame) { StartWrite(frame); }
+  void Break() { TryCancel(); }
+
+  void OnTick(absl::Time now) override;
+
+ private:
+  void OnStart() override;
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override;
+
+  absl::Status HandleHello(const absl::StatusOr<wire::Frame>& frame) GRADWIRE_EXCLUDES(mutex_);
+  std::shared_ptr<MemberExchange> stream() const GRADWIRE_EXCLUDES(mutex_);
+  void TellEnd();
+
+  const StreamLimits limits_;
+  const std::shared_ptr<Registry> registry_;
+  const std::shared_ptr<LanePairs> pairs_;
+  const std::shared_ptr<PeriodicTasks> ticks_;
+  const absl::Time opened_;
+
+  mutable Mutex mutex_;
+  std::optional<LanePairs::Key> key_ GRADWIRE_GUARDED_BY(mutex_);  // once its Hello was taken
+  // Once connected, until done.
+  std::shared_ptr<MemberExchange> stream_ GRADWIRE_GUARDED_BY(mutex_);
+  bool done_ GRADWIRE_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace gradwire::server

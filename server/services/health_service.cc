@@ -1,0 +1,143 @@
+#include "server/services/health_service.h"
+
+#include <cstddef>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/rpc/messages.h"
+
+namespace gradwire::server {
+
+using grpc::health::v1::HealthCheckRequest;
+using grpc::health::v1::HealthCheckResponse;
+
+namespace {
+
+// A watch keeps its service's name for as long as it lasts.
+constexpr std::size_t kLongestName = 200;
+
+absl::Status CheckName(const HealthCheckRequest& request) {
+  const std::size_t bytes = request.service().size();
+  if (bytes <= kLongestName) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("service: has ", bytes, " bytes; allowed: at most ", kLongestName));
+}
+
+}  // namespace
+
+// A client that does not read is told the latest when it has taken what was written.
+class HealthWatch final : public RequestCall<HealthCheckRequest> {
+ public:
+  explicit HealthWatch(HealthService* health) : health_(*health) {}
+
+  // The service's status may have changed.
+  void Tell() GRADWIRE_EXCLUDES(mutex_) {
+    HealthCheckResponse response;
+    {
+      MutexLock lock(mutex_);
+      if (writing_) return;
+      const HealthService::Status status = health_.StatusOf(service_);
+      if (status == told_) return;
+      told_ = status;
+      writing_ = true;
+      response.set_status(status);
+    }
+    StartWrite(ToBytes(response));
+  }
+
+  void End() { Finish(absl::UnavailableError("the daemon is shutting down")); }
+
+ private:
+  void OnRequest(const HealthCheckRequest& request) override {
+    if (absl::Status status = CheckName(request); !status.ok()) return Finish(status);
+    service_ = request.service();
+    if (!health_.Add(Self<HealthWatch>())) return End();
+    Tell();
+  }
+
+  void OnWriteDone(bool ok) override {
+    {
+      MutexLock lock(mutex_);
+      writing_ = false;
+    }
+    if (!ok) return Finish(absl::CancelledError("the watcher is gone"));
+    Tell();
+  }
+
+  void OnDone() override { health_.Remove(this); }
+
+  HealthService& health_;
+  std::string service_;  // from OnRequest on
+
+  Mutex mutex_;  // before the service's
+  HealthService::Status told_ GRADWIRE_GUARDED_BY(mutex_) = HealthCheckResponse::UNKNOWN;
+  bool writing_ GRADWIRE_GUARDED_BY(mutex_) = false;
+};
+
+HealthService::HealthService(const std::vector<std::string>& services)
+    : services_{{"", HealthCheckResponse::SERVING}} {
+  for (const std::string& service : services) services_[service] = HealthCheckResponse::SERVING;
+}
+
+void HealthService::AddTo(Methods& methods) {
+  methods.AddUnary<HealthCheckRequest, HealthCheckResponse>(
+      [this](const auto& request, auto& response) { return Check(request, response); });
+  methods.Add<HealthCheckRequest, HealthCheckResponse, HealthWatch>(MethodKind::kServerStream,
+                                                                    this);
+}
+
+absl::Status HealthService::Check(const HealthCheckRequest& request,
+                                  HealthCheckResponse& response) const {
+  if (absl::Status name = CheckName(request); !name.ok()) return name;
+  const Status status = StatusOf(request.service());
+  if (status == HealthCheckResponse::SERVICE_UNKNOWN) {
+    return absl::NotFoundError(absl::StrCat("no service is called '", request.service(), "'"));
+  }
+  response.set_status(status);
+  return absl::OkStatus();
+}
+
+HealthService::Status HealthService::StatusOf(const std::string& service) const {
+  MutexLock lock(mutex_);
+  const auto found = services_.find(service);
+  return found == services_.end() ? HealthCheckResponse::SERVICE_UNKNOWN : found->second;
+}
+
+void HealthService::StopServing() {
+  {
+    MutexLock lock(mutex_);
+    for (auto& [service, status] : services_) status = HealthCheckResponse::NOT_SERVING;
+  }
+  for (const auto& watch : watches()) watch->Tell();
+}
+
+void HealthService::EndWatches() {
+  {
+    MutexLock lock(mutex_);
+    ended_ = true;
+  }
+  for (const auto& watch : watches()) watch->End();
+}
+
+bool HealthService::Add(const std::shared_ptr<HealthWatch>& watch) {
+  MutexLock lock(mutex_);
+  if (ended_) return false;
+  watches_[watch.get()] = watch;
+  return true;
+}
+
+void HealthService::Remove(HealthWatch* watch) {
+  MutexLock lock(mutex_);
+  watches_.erase(watch);
+}
+
+std::vector<std::shared_ptr<HealthWatch>> HealthService::watches() const {
+  std::vector<std::shared_ptr<HealthWatch>> live;
+  MutexLock lock(mutex_);
+  for (const auto& [key, watch] : watches_) {
+    if (auto one = watch.lock()) live.push_back(std::move(one));
+  }
+  return live;
+}
+
+}  // namespace gradwire::server

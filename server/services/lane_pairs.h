@@ -1,0 +1,49 @@
+// Brings a member's stream and its bulk lane together: two calls, on two connections, of which
+// either may come first.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <map>
+#include <memory>
+
+#include "base/sync.h"
+
+namespace gradwire::server {
+
+class BulkLane;
+class MemberExchange;
+
+// Thread-safe. What has come alone is known until its other half comes or it takes it back.
+class LanePairs {
+ public:
+  struct Key {
+    std::uint64_t generation = 0;
+    int rank = 0;
+    std::uint64_t pair = 0;  // Hello.pair
+    auto operator<=>(const Key&) const = default;
+  };
+
+  // The second half to come is connected with the first: MemberExchange::Connect.
+  void Add(const Key& key, const std::shared_ptr<MemberExchange>& stream) GRADWIRE_EXCLUDES(mutex_);
+  void Add(const Key& key, const std::shared_ptr<BulkLane>& lane) GRADWIRE_EXCLUDES(mutex_);
+
+  // Whichever of the two it was.
+  void Remove(const Key& key, const void* half) GRADWIRE_EXCLUDES(mutex_);
+
+ private:
+  struct Halves {
+    std::shared_ptr<MemberExchange> stream;
+    std::shared_ptr<BulkLane> lane;
+  };
+
+  // Notes `half`; both, if it is the second.
+  template <typename Half>
+  Halves Put(const Key& key, std::shared_ptr<Half> Halves::*place,
+             const std::shared_ptr<Half>& half) GRADWIRE_EXCLUDES(mutex_);
+
+  Mutex mutex_;
+  std::map<Key, Halves> alone_ GRADWIRE_GUARDED_BY(mutex_);
+};
+
+}  // namespace gradwire::server

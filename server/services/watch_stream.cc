@@ -1,0 +1,63 @@
+#include "server/services/watch_stream.h"
+
+#include <utility>
+
+#include "server/rpc/clock.h"
+
+namespace gradwire::server {
+namespace {
+
+// The sentence about what is waited for counts seconds; that alone is no news more often than this.
+constexpr absl::Duration kSentenceInterval = absl::Seconds(1);
+
+bool SameButSentence(const v1::WatchResponse& a, const v1::WatchResponse& b) {
+  return a.state() == b.state() && a.step() == b.step() && a.generation() == b.generation();
+}
+
+}  // namespace
+
+WatchStream::WatchStream(std::shared_ptr<const Registry> registry,
+                         std::shared_ptr<PeriodicTasks> ticks)
+    : registry_(std::move(registry)), ticks_(std::move(ticks)) {}
+
+void WatchStream::OnRequest(const v1::WatchRequest& request) {
+  session_ = registry_->Get(request.session());
+  if (session_ == nullptr) {
+    return Finish(absl::NotFoundError("the daemon knows no session of that name"));
+  }
+  ticks_->Add(Self<WatchStream>());
+  OnTick(MonotonicNow());
+}
+
+void WatchStream::OnTick(absl::Time now) {
+  const bool over = session_->ended();
+  const v1::WatchResponse current = session_->Snapshot(now);
+  {
+    MutexLock lock(mutex_);
+    if (writing_ || over_) return;
+    if (SameButSentence(current, told_) &&
+        (current.waiting_for() == told_.waiting_for() || now < told_at_ + kSentenceInterval)) {
+      return;
+    }
+    told_ = current;
+    told_at_ = now;
+    over_ = over;
+    writing_ = true;
+  }
+  StartWrite(ToBytes(current));
+}
+
+void WatchStream::OnWriteDone(bool ok) {
+  bool over = false;
+  {
+    MutexLock lock(mutex_);
+    writing_ = false;
+    over = over_;
+  }
+  if (!ok) return Finish(absl::CancelledError("the watcher is gone"));
+  if (over) Finish(absl::OkStatus());
+}
+
+void WatchStream::OnDone() { ticks_->Remove(this); }
+
+}  // namespace gradwire::server

@@ -1,0 +1,114 @@
+#include "server/session/reduced_chunk.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "hooks/cpu/kernels.h"
+#include "hooks/reduce.h"
+#include "proto/wire/digest.h"
+#include "proto/wire/memory_segment.h"
+
+namespace gradwire::server {
+
+namespace {
+
+// Not set to zeros before it is written.
+class HeapResult final : public wire::Payload {
+ public:
+  explicit HeapResult(std::size_t bytes)
+      : content_(std::make_unique_for_overwrite<std::byte[]>(bytes)),
+        piece_(content_.get(), bytes) {}
+
+  std::span<std::byte> content() { return {content_.get(), piece_.size()}; }
+  std::span<const std::span<const std::byte>> pieces() const override { return {&piece_, 1}; }
+  std::size_t bytes() const override { return piece_.size(); }
+
+ private:
+  const std::unique_ptr<std::byte[]> content_;
+  const std::span<const std::byte> piece_;
+};
+
+}  // namespace
+
+void ReducedChunk::FindPlaces(const ReduceEffect& effect) {
+  if (!effect.in_place) return;
+  for (std::size_t i = 0; i < effect.inputs.size(); ++i) {
+    const wire::PayloadRef& input = effect.inputs[i];
+    const wire::ResultRoom* const room = input == nullptr ? nullptr : input->result_room();
+    if (room == nullptr) continue;
+    places_.push_back({.contribution = input,
+                       .room = *room,
+                       .dtype = effect.raw.raw(i) ? effect.raw.dtype : dtype_});
+  }
+}
+
+// The daemon keeps freed memory at hand (see main.cc), so that there is no need for a pool.
+std::span<std::byte> ReducedChunk::MakeRoom(SessionMemory& memory) {
+  if (bytes_ > wire::kInlineBytes) {
+    if (std::shared_ptr<ResultBlock> block = memory.Take(bytes_)) {
+      const std::span<std::byte> room = block->content();
+      block_offset_ = block->offset();
+      kept_ = std::move(block);
+      return room;
+    }
+  }
+  auto heap = std::make_shared<HeapResult>(bytes_);
+  const std::span<std::byte> room = heap->content();
+  kept_ = std::move(heap);
+  return room;
+}
+
+ReducedChunk::Outcome ReducedChunk::Compute(const ReduceEffect& effect, SessionMemory& memory) {
+  std::vector<Pieces> inputs;
+  inputs.reserve(effect.inputs.size());
+  for (const wire::PayloadRef& input : effect.inputs) {
+    inputs.push_back(input == nullptr ? Pieces() : input->pieces());
+  }
+  const Segment& segment = effect.segment;
+  const std::shared_ptr<ReducedChunk> chunk(new ReducedChunk(segment));
+  if (segment.op == ReduceOp::kOrthonormalizedSum) {
+    const std::span<std::byte> room = chunk->MakeRoom(memory);
+    const ReduceOutcome outcome = ReduceOrthonormalized(segment, inputs, room);
+    chunk->digest_ = wire::DigestOf(room);
+    return {.chunk = chunk, .finite = outcome.finite};
+  }
+  chunk->FindPlaces(effect);
+  alignas(64) thread_local std::byte scratch[kSinkBytes];
+  const std::span<std::byte> room = chunk->places_.size() == inputs.size()
+                                        ? std::span<std::byte>(scratch)
+                                        : chunk->MakeRoom(memory);
+  thread_local wire::Digester digester;
+  digester.Reset();
+  const auto place = [&](std::size_t begin, std::span<const std::byte> results) {
+    digester.Update(results);
+    const std::size_t numel = results.size() / ByteSize(segment.dtype);
+    for (const Place& one : chunk->places_) {
+      cpu::Convert(segment.dtype, results.data(), one.dtype,
+                   one.room.bytes.data() + begin * ByteSize(one.dtype), numel);
+    }
+  };
+  const ReduceOutcome outcome = ReduceInto(segment.dtype, segment.op, segment.numel, inputs, room,
+                                           effect.raw, effect.weight, place);
+  chunk->digest_ = digester.Finish();
+  return {.chunk = chunk, .finite = outcome.finite};
+}
+
+// The member's place first: where it has the result, nothing else has to reach it.
+ResultDelivery ReducedChunk::DeliveryTo(const Receiver& to) const {
+  const auto found = std::find_if(places_.begin(), places_.end(),
+                                  [&](const Place& one) { return one.room.rank == to.rank; });
+  if (found != places_.end() && found->room.stream == to.stream) return InPlace{};
+  if (block_offset_ && to.shares_memory) return InSharedBlock{.offset = *block_offset_};
+  if (kept_ == nullptr && found != places_.end()) return CopyOf(*found);
+  return InFrame{kept_};
+}
+
+ResentCopy ReducedChunk::CopyOf(const Place& place) const {
+  return {.make = [place, numel = numel_, dtype = dtype_, bytes = bytes_] {
+    auto copy = std::make_shared<HeapResult>(bytes);
+    cpu::Convert(place.dtype, place.room.bytes.data(), dtype, copy->content().data(), numel);
+    return copy;
+  }};
+}
+
+}  // namespace gradwire::server

@@ -1,0 +1,60 @@
+// A chunk's sum, from its computation until every member has it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "proto/wire/frame.h"
+#include "server/core/effects.h"
+#include "server/core/reduced_result.h"
+#include "server/session/session_memory.h"
+
+namespace gradwire::server {
+
+// Lies in place of the contributions of members that take it there, each its own. If one member
+// does not, it lies in memory of the daemon as well: in the session's segment of results if there
+// is room, else on the heap.
+class ReducedChunk final : public ReducedResult {
+ public:
+  struct Outcome {
+    ResultRef chunk;
+    bool finite = true;
+  };
+  // The caller holds no lock.
+  static Outcome Compute(const ReduceEffect& effect, SessionMemory& memory);
+
+  std::size_t bytes() const override { return bytes_; }
+  std::uint64_t digest() const override { return digest_; }
+  wire::PayloadRef kept() const override { return kept_; }
+  ResultDelivery DeliveryTo(const Receiver& to) const override;
+
+ private:
+  // A contribution whose place takes the result, in this dtype.
+  struct Place {
+    wire::PayloadRef contribution;
+    wire::ResultRoom room;
+    DType dtype = DType::kFloat32;
+  };
+
+  explicit ReducedChunk(const Segment& segment)
+      : dtype_(segment.dtype), numel_(segment.numel), bytes_(segment.bytes()) {}
+
+  void FindPlaces(const ReduceEffect& effect);
+  // Where all of it is kept.
+  std::span<std::byte> MakeRoom(SessionMemory& memory);
+  ResentCopy CopyOf(const Place& place) const;
+
+  const DType dtype_;
+  const std::size_t numel_;
+  const std::size_t bytes_;
+  std::uint64_t digest_ = 0;
+  std::vector<Place> places_;
+  wire::PayloadRef kept_;                        // null: only members have it
+  std::optional<std::uint64_t> block_offset_{};  // where that is the segment of results
+};
+
+}  // namespace gradwire::server

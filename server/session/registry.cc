@@ -1,0 +1,352 @@
+#include "server/session/registry.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "base/random_bytes.h"
+#include "server/rpc/rpc_threads.h"
+#include "server/session/cpu_reducer.h"
+
+namespace gradwire::server {
+namespace {
+
+// How long a failed session's members can learn what happened to it.
+constexpr absl::Duration kFailureKept = absl::Seconds(10);
+constexpr std::size_t kHistory = 16;
+constexpr std::size_t kTokenBytes = 16;
+// A join begins anew when the session that it found has ended meanwhile.
+constexpr int kJoinAttempts = 16;
+
+absl::StatusOr<std::string> NewToken() {
+  std::string bytes(kTokenBytes, '\0');
+  if (absl::Status filled = FillRandom(std::as_writable_bytes(std::span(bytes))); !filled.ok()) {
+    return filled;
+  }
+  return absl::BytesToHexString(bytes);
+}
+
+// What the session may make the daemon hold.
+std::size_t NeededBytes(const SessionOptions& options, const CoordinatorHook* hook) {
+  std::size_t bytes = options.ReservedBytes();
+  if (hook != nullptr) {
+    // A factor that exceeds a chunk is gathered whole from every member.
+    const auto members = static_cast<std::size_t>(options.world_size);
+    bytes += hook->StateBytes() + hook->StateBytes() / 3 * (members + 1);
+  }
+  return bytes;
+}
+
+absl::Status DrainingError() { return absl::UnavailableError("the daemon is draining"); }
+
+}  // namespace
+
+Registry::Registry(Limits limits)
+    : Registry(limits, [](const HookSpec& spec, SharedManifest manifest) {
+        return MakeCoordinatorHook(spec, std::move(manifest));
+      }) {}
+
+Registry::Registry(Limits limits, HookMaker make_hook)
+    : limits_(limits),
+      make_hook_(std::move(make_hook)),
+      memory_(std::make_shared<MemoryBudget>(limits.memory_bytes)),
+      host_{.reducer = std::make_shared<CpuReducer>(CpuReducer::ThreadCount(),
+                                                    &RpcThreads::YieldLeadership),
+            .before_long_work = &RpcThreads::YieldLeadership,
+            .memory_quotas =
+                std::make_shared<MemoryQuotas>(limits.memory_segments, limits.shared_sessions)} {}
+
+absl::StatusOr<Registry::Joined> Registry::Join(const SessionOptions& options, const JoinAsk& ask,
+                                                absl::Time now) {
+  for (int attempt = 0; attempt < kJoinAttempts; ++attempt) {
+    std::shared_ptr<Entry> entry;
+    std::shared_ptr<SessionRunner> session;
+    {
+      MutexLock lock(mutex_);
+      if (draining_) return DrainingError();
+      if (const auto found = sessions_.find(options.name); found != sessions_.end()) {
+        entry = found->second;
+        session = entry->session;
+      }
+    }
+    absl::StatusOr<std::optional<Joined>> joined =
+        entry == nullptr ? JoinNew(options, ask, now) : JoinExisting(entry, session, ask, now);
+    if (!joined.ok()) return joined.status();
+    if (*joined) return **std::move(joined);
+    Sweep(now);
+  }
+  return absl::AbortedError(absl::StrCat("session \"", options.name, "\" ended ", kJoinAttempts,
+                                         " times while this member joined it; try again"));
+}
+
+// Nobody else has the session until its first member is in it: what is refused leaves nothing.
+absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinNew(const SessionOptions& options,
+                                                                  const JoinAsk& ask,
+                                                                  absl::Time now) {
+  if (absl::Status status = options.Validate(); !status.ok()) return status;
+  absl::StatusOr<std::unique_ptr<CoordinatorHook>> hook =
+      make_hook_(options.spec, options.manifest.shared());
+  if (!hook.ok()) return hook.status();
+  const std::size_t bytes = NeededBytes(options, hook->get());
+  const auto has_room = [&] {
+    MutexLock lock(mutex_);
+    return CheckRoom(options.name, bytes);
+  };
+  if (!has_room().ok()) Sweep(now);
+  if (absl::Status room = has_room(); !room.ok()) return room;
+  const absl::StatusOr<std::uint64_t> lineage = RandomNumber();
+  if (!lineage.ok()) return lineage.status();
+  const absl::StatusOr<std::string> token = NewToken();
+  if (!token.ok()) return token.status();
+  SessionOptions own = options;
+  own.lineage = *lineage;
+  own.generation = next_generation_++;
+  spdlog::info("session {} generation {}: created for {} members, {} bytes to reserve", own.name,
+               own.generation, own.world_size, bytes);
+  const auto session =
+      std::make_shared<SessionRunner>(std::move(own), *std::move(hook), host_, now);
+  const auto admission = session->Join(ask, now);
+  if (!admission.ok()) return admission.status();
+  if (!*admission) return std::nullopt;  // does not happen: nobody else could end it
+  const auto entry = std::make_shared<Entry>(Entry{.session = session});
+  entry->places.resize(static_cast<std::size_t>(options.world_size));
+
+  MutexLock lock(mutex_);
+  if (draining_) return DrainingError();
+  if (sessions_.contains(options.name)) return std::nullopt;  // another join was faster
+  if (absl::Status room = CheckRoom(options.name, bytes); !room.ok()) return room;
+  std::optional<MemoryBudget::Share> share = memory_->Take(bytes);
+  // The room was there, and only joins take it, one at a time.
+  if (!share) return absl::InternalError("the memory budget is inconsistent");
+  session->Hold(*std::move(share));
+  sessions_[options.name] = entry;
+  return Joined{.token = TokenFor(entry, **admission, ask.start_id, *token),
+                .seat = {.session = session, .rank = (*admission)->rank, .start_id = ask.start_id},
+                .next_step = session->step()};
+}
+
+absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinExisting(
+    const std::shared_ptr<Entry>& entry, const std::shared_ptr<SessionRunner>& session,
+    const JoinAsk& ask, absl::Time now) {
+  const absl::StatusOr<std::string> fresh = NewToken();
+  if (!fresh.ok()) return fresh.status();
+  const auto admission = session->Join(ask, now);
+  if (!admission.ok()) return admission.status();
+  if (!*admission) return std::nullopt;
+  MutexLock lock(mutex_);
+  std::string token = TokenFor(entry, **admission, ask.start_id, *fresh);
+  if (token.empty()) return std::nullopt;
+  return Joined{.token = std::move(token),
+                .seat = {.session = session, .rank = (*admission)->rank, .start_id = ask.start_id},
+                .next_step = session->step()};
+}
+
+absl::Status Registry::CheckRoom(const std::string& name, std::size_t bytes) const {
+  if (sessions_.size() >= limits_.max_sessions) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the daemon has ", sessions_.size(), " sessions, which is its limit"));
+  }
+  if (const std::size_t taken = memory_->taken(); bytes > memory_->limit() - taken) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("session \"", name, "\" may need ", bytes, " bytes in the daemon; of its ",
+                     memory_->limit(), " bytes ", taken, " are reserved by other sessions"));
+  }
+  return absl::OkStatus();
+}
+
+std::string Registry::TokenFor(const std::shared_ptr<Entry>& entry,
+                               const SessionRunner::Admission& admission, std::uint64_t start_id,
+                               const std::string& fresh) {
+  Place& place = entry->places[static_cast<std::size_t>(admission.rank)];
+  if (entry->forgotten || admission.number < place.admission) return "";
+  place.admission = admission.number;
+  const auto held = tokens_.find(place.token);
+  if (held != tokens_.end() && held->second.start_id == start_id) return place.token;
+  if (held != tokens_.end()) tokens_.erase(held);
+  place.token = fresh;
+  tokens_[fresh] = Holder{.entry = entry, .rank = admission.rank, .start_id = start_id};
+  return fresh;
+}
+
+absl::StatusOr<Registry::Holder> Registry::HolderOf(const std::string& token,
+                                                    std::uint64_t start_id) const {
+  const auto found = tokens_.find(token);
+  if (found == tokens_.end()) {
+    return absl::NotFoundError(
+        "this daemon does not know the token; its session is gone, join again");
+  }
+  if (found->second.start_id != start_id) {
+    return absl::PermissionDeniedError("the token belongs to another start id");
+  }
+  return found->second;
+}
+
+absl::StatusOr<MemberHandle> Registry::Find(const std::string& token,
+                                            std::uint64_t start_id) const {
+  MutexLock lock(mutex_);
+  const absl::StatusOr<Holder> holder = HolderOf(token, start_id);
+  if (!holder.ok()) return holder.status();
+  if (holder->entry->session == nullptr) return holder->entry->failure;
+  return MemberHandle{
+      .session = holder->entry->session, .rank = holder->rank, .start_id = start_id};
+}
+
+absl::Status Registry::Leave(const std::string& token, std::uint64_t start_id, absl::Time now) {
+  std::shared_ptr<SessionRunner> session;
+  int rank = 0;
+  {
+    MutexLock lock(mutex_);
+    const absl::StatusOr<Holder> holder = HolderOf(token, start_id);
+    if (!holder.ok()) return holder.status();
+    session = holder->entry->session;
+    rank = holder->rank;
+  }
+  return session == nullptr ? absl::OkStatus() : session->Leave(rank, start_id, now);
+}
+
+void Registry::Tick(absl::Time now) {
+  for (const auto& session : Sessions()) session->Tick(now);
+  Sweep(now);
+}
+
+void Registry::SendHeartbeats() {
+  for (const auto& session : Sessions()) session->SendHeartbeats();
+}
+
+void Registry::Sweep(absl::Time now) {
+  std::vector<std::pair<std::string, std::shared_ptr<SessionRunner>>> over;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [name, entry] : sessions_) {
+      const SessionRunner& session = *entry->session;
+      if (session.ended() || session.abandoned()) over.emplace_back(name, entry->session);
+    }
+  }
+  for (const auto& [name, session] : over) {
+    session->FailIfAbandoned();
+    if (session->ended()) Retire(name, session, now);
+  }
+  ForgetRetired(now);
+}
+
+void Registry::Retire(const std::string& name, const std::shared_ptr<SessionRunner>& session,
+                      absl::Time now) {
+  v1::SessionStatus status = session->Status(now);
+  status.set_reserved_bytes(0);
+  Past past = std::make_shared<const v1::SessionStatus>(std::move(status));
+  Past oldest;  // destroyed without the lock
+  absl::Status failure = session->failure();
+  MutexLock lock(mutex_);
+  const auto found = sessions_.find(name);
+  if (found == sessions_.end() || found->second->session != session) return;  // somebody else did
+  std::shared_ptr<Entry> entry = std::move(found->second);
+  sessions_.erase(found);
+  entry->failure = std::move(failure);
+  entry->ended = now;
+  retired_.push_back(std::move(entry));
+  history_.push_front(std::move(past));
+  if (history_.size() <= kHistory) return;
+  oldest = std::move(history_.back());
+  history_.pop_back();
+}
+
+void Registry::ForgetRetired(absl::Time now) {
+  std::vector<std::shared_ptr<SessionRunner>> gone;  // destroyed without the lock
+  MutexLock lock(mutex_);
+  std::erase_if(retired_, [&](const std::shared_ptr<Entry>& entry) GRADWIRE_REQUIRES(mutex_) {
+    if (entry->session != nullptr) {
+      if (entry->session->has_streams()) return false;
+      gone.push_back(std::move(entry->session));
+    }
+    if (!entry->failure.ok() && now < entry->ended + kFailureKept) return false;
+    entry->forgotten = true;
+    for (const Place& place : entry->places) tokens_.erase(place.token);
+    return true;
+  });
+}
+
+void Registry::BeginDrain() {
+  std::vector<std::shared_ptr<SessionRunner>> incomplete;
+  {
+    MutexLock lock(mutex_);
+    draining_ = true;
+    for (const auto& [name, entry] : sessions_) {
+      if (entry->session->state() == SessionCore::State::kJoining)
+        incomplete.push_back(entry->session);
+    }
+  }
+  for (const auto& session : incomplete) session->Fail(DrainingError(), -1);
+}
+
+bool Registry::draining() const {
+  MutexLock lock(mutex_);
+  return draining_;
+}
+
+bool Registry::idle() const {
+  MutexLock lock(mutex_);
+  const bool running = std::any_of(sessions_.begin(), sessions_.end(), [](const auto& one) {
+    return !one.second->session->ended() || one.second->session->has_streams();
+  });
+  return !running && std::none_of(retired_.begin(), retired_.end(), [](const auto& entry) {
+    return entry->session != nullptr && entry->session->has_streams();
+  });
+}
+
+void Registry::FailAll(const absl::Status& status) {
+  for (const auto& session : Sessions()) session->Fail(status, -1);
+}
+
+std::vector<std::shared_ptr<SessionRunner>> Registry::Sessions() const {
+  MutexLock lock(mutex_);
+  std::vector<std::shared_ptr<SessionRunner>> sessions;
+  sessions.reserve(sessions_.size());
+  for (const auto& [name, entry] : sessions_) sessions.push_back(entry->session);
+  return sessions;
+}
+
+std::size_t Registry::sessions() const {
+  MutexLock lock(mutex_);
+  return static_cast<std::size_t>(
+      std::count_if(sessions_.begin(), sessions_.end(),
+                    [](const auto& one) { return !one.second->session->ended(); }));
+}
+
+std::vector<v1::SessionStatus> Registry::List(absl::Time now) const {
+  std::vector<std::shared_ptr<SessionRunner>> sessions;
+  std::vector<Past> history;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [name, entry] : sessions_) sessions.push_back(entry->session);
+    history.assign(history_.begin(), history_.end());
+  }
+  std::vector<v1::SessionStatus> list;
+  for (const auto& session : sessions) list.push_back(session->Status(now));
+  for (const Past& past : history) list.push_back(*past);
+  return list;
+}
+
+absl::StatusOr<v1::SessionStatus> Registry::Status(const std::string& name, absl::Time now) const {
+  if (const auto session = Get(name)) return session->Status(now, /*compression=*/true);
+  Past past;
+  {
+    MutexLock lock(mutex_);
+    const auto found = std::find_if(history_.begin(), history_.end(),
+                                    [&](const Past& one) { return one->name() == name; });
+    if (found != history_.end()) past = *found;
+  }
+  if (past == nullptr) return absl::NotFoundError("the daemon knows no session of that name");
+  return *past;
+}
+
+std::shared_ptr<SessionRunner> Registry::Get(const std::string& name) const {
+  MutexLock lock(mutex_);
+  const auto found = sessions_.find(name);
+  return found == sessions_.end() ? nullptr : found->second->session;
+}
+
+}  // namespace gradwire::server

@@ -1,0 +1,155 @@
+// The daemon's sessions: by name, by token, within the memory budget.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "gradwire/hooks/registry.h"
+#include "gradwire/v1/admin.pb.h"
+#include "server/core/session_core.h"
+#include "server/session/memory_budget.h"
+#include "server/session/session_host.h"
+#include "server/session/session_runner.h"
+#include "server/session/yielding_mutex.h"
+
+namespace gradwire::server {
+
+// What a token stands for.
+struct MemberHandle {
+  std::shared_ptr<SessionRunner> session;
+  int rank = 0;
+  std::uint64_t start_id = 0;
+};
+
+// Thread-safe. Under its lock it only looks things up: no session's lock is taken, nothing is
+// checked, made or destroyed whose size a member chooses. What a session is asked for meanwhile it
+// answers without its lock. So a session that is at work delays nobody who does not need it.
+//
+// A session is there from its first member's join on. One that all members gave up before it began
+// fails, so that its status says why. One that has ended frees its name at the next
+// join or tick; it is kept until its members' streams are closed. Of one that failed the failure is
+// kept 10 s longer, for members that come back to ask.
+class Registry {
+ public:
+  struct Limits {
+    std::size_t memory_bytes = 0;
+    std::size_t max_sessions = 0;
+    // Of all sessions together: MemoryQuotas.
+    std::size_t memory_segments = std::size_t{1} << 15;
+    std::size_t shared_sessions = 256;
+  };
+  struct Joined {
+    std::string token;
+    MemberHandle seat;
+    std::int64_t next_step = 0;
+  };
+  // What a session's hook is made with: MakeCoordinatorHook, but for tests.
+  using HookMaker = std::function<absl::StatusOr<std::unique_ptr<CoordinatorHook>>(
+      const HookSpec& spec, SharedManifest manifest)>;
+
+  explicit Registry(Limits limits);
+  Registry(Limits limits, HookMaker make_hook);
+
+  // Finds or creates the session `options.name` and joins it. A name whose session has ended is
+  // free: its next session is a new lineage. `options` are those of a new session; its generation
+  // and lineage are filled in here.
+  absl::StatusOr<Joined> Join(const SessionOptions& options, const JoinAsk& ask, absl::Time now);
+
+  // The failure, if the session has failed and its streams are closed.
+  absl::StatusOr<MemberHandle> Find(const std::string& token, std::uint64_t start_id) const;
+
+  // Ends the token's membership. Of a session that has failed there is nothing left to end: OK.
+  absl::Status Leave(const std::string& token, std::uint64_t start_id, absl::Time now);
+
+  // Timeouts; forgets what has ended.
+  void Tick(absl::Time now);
+  void SendHeartbeats();
+
+  // No joins from here on. Sessions that are not complete yet end at once.
+  void BeginDrain();
+  bool draining() const;
+  // No session runs and no member's stream is left.
+  bool idle() const;
+  void FailAll(const absl::Status& status);
+
+  std::size_t sessions() const;  // that have not ended
+  std::size_t reserved_bytes() const { return memory_->taken(); }
+  const Limits& limits() const { return limits_; }
+
+  // Those that have not ended, then the last few that have.
+  std::vector<v1::SessionStatus> List(absl::Time now) const;
+  // With its compression. NotFound: none of that name lately.
+  absl::StatusOr<v1::SessionStatus> Status(const std::string& name, absl::Time now) const;
+  std::shared_ptr<SessionRunner> Get(const std::string& name) const;
+
+ private:
+  struct Place {
+    std::string token;            // "": nobody joined
+    std::uint64_t admission = 0;  // of the join that has the token
+  };
+  // Everything in it belongs to the registry's lock.
+  struct Entry {
+    std::shared_ptr<SessionRunner> session;  // null: all that is left of it is `failure`
+    absl::Status failure{};                  // once it has ended; OK: in good order
+    absl::Time ended = absl::InfiniteFuture();
+    std::vector<Place> places{};  // by rank
+    bool forgotten = false;       // its tokens are gone
+  };
+  struct Holder {
+    std::shared_ptr<Entry> entry;
+    int rank = 0;
+    std::uint64_t start_id = 0;
+  };
+  using Past = std::shared_ptr<const v1::SessionStatus>;
+
+  absl::StatusOr<Holder> HolderOf(const std::string& token, std::uint64_t start_id) const
+      GRADWIRE_REQUIRES(mutex_);
+  // nullopt: that session has ended, or another join has made one of the same name; look again.
+  absl::StatusOr<std::optional<Joined>> JoinNew(const SessionOptions& options, const JoinAsk& ask,
+                                                absl::Time now) GRADWIRE_EXCLUDES(mutex_);
+  absl::StatusOr<std::optional<Joined>> JoinExisting(const std::shared_ptr<Entry>& entry,
+                                                     const std::shared_ptr<SessionRunner>& session,
+                                                     const JoinAsk& ask, absl::Time now)
+      GRADWIRE_EXCLUDES(mutex_);
+  absl::Status CheckRoom(const std::string& name, std::size_t bytes) const
+      GRADWIRE_REQUIRES(mutex_);
+  // Of `entry`, for the rank that `admission` gave; "" if that is not the last word on the rank.
+  std::string TokenFor(const std::shared_ptr<Entry>& entry,
+                       const SessionRunner::Admission& admission, std::uint64_t start_id,
+                       const std::string& fresh) GRADWIRE_REQUIRES(mutex_);
+  // Moves ended sessions from their names into the history, and forgets those that are over.
+  void Sweep(absl::Time now) GRADWIRE_EXCLUDES(mutex_);
+  void Retire(const std::string& name, const std::shared_ptr<SessionRunner>& session,
+              absl::Time now) GRADWIRE_EXCLUDES(mutex_);
+  void ForgetRetired(absl::Time now) GRADWIRE_EXCLUDES(mutex_);
+  std::vector<std::shared_ptr<SessionRunner>> Sessions() const GRADWIRE_EXCLUDES(mutex_);
+
+  const Limits limits_;
+  const HookMaker make_hook_;
+  const std::shared_ptr<MemoryBudget> memory_;
+  const SessionHost host_;
+  std::atomic<std::uint64_t> next_generation_ = 1;
+
+  mutable YieldingMutex mutex_{host_.before_long_work};
+  std::map<std::string, std::shared_ptr<Entry>> sessions_
+      GRADWIRE_GUARDED_BY(mutex_);  // an ended one until the next Sweep
+  // Ended, but with streams that still close, or so lately that a member may ask what happened.
+  std::vector<std::shared_ptr<Entry>> retired_ GRADWIRE_GUARDED_BY(mutex_);
+  std::deque<Past> history_ GRADWIRE_GUARDED_BY(mutex_);  // newest first
+  std::unordered_map<std::string, Holder> tokens_ GRADWIRE_GUARDED_BY(mutex_);
+  bool draining_ GRADWIRE_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace gradwire::server

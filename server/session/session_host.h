@@ -1,0 +1,20 @@
+// What hosted sessions use of the process that they run in.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "server/session/reducer.h"
+#include "server/session/session_memory.h"
+
+namespace gradwire::server {
+
+struct SessionHost {
+  std::shared_ptr<Reducer> reducer;
+  // The calling thread is about to work or to wait for long: if it handles events, another takes
+  // them over.
+  std::function<void()> before_long_work;
+  std::shared_ptr<MemoryQuotas> memory_quotas;  // of the daemon's counts
+};
+
+}  // namespace gradwire::server

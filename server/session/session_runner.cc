@@ -1,0 +1,423 @@
+#include "server/session/session_runner.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/wire/merge.h"
+#include "proto/wire/proto_conversion.h"
+
+namespace gradwire::server {
+namespace {
+
+std::uint64_t Elements(const SessionOptions& options) {
+  std::uint64_t numel = 0;
+  for (const ParameterSpec& parameter : options.manifest) numel += parameter.numel();
+  return numel;
+}
+
+void AddCompression(const std::vector<ParameterReport>& report, v1::SessionStatus& status) {
+  for (const ParameterReport& line : report) {
+    v1::ParameterStatus& parameter = *status.add_compression();
+    parameter.set_name(line.name);
+    parameter.set_rank(line.rank);
+    parameter.set_ratio(line.ratio);
+    parameter.set_version(line.version);
+  }
+}
+
+bool MergeResults(wire::Result& last, const wire::Result& next) {
+  wire::Header merged = last;
+  if (!wire::Merge(merged, next)) return false;
+  last = std::get<wire::Result>(merged);
+  return true;
+}
+
+// Results in flight, and room for what a member that shares memory can have on its way.
+SessionMemory::Options MemoryOptions(const SessionOptions& options, std::uint64_t gradient_bytes,
+                                     std::shared_ptr<MemoryQuotas> quotas) {
+  // A model in flat buffers and once more while they are rebuilt.
+  constexpr std::size_t kCopies = 2;
+  constexpr std::size_t kMargin = std::size_t{1} << 20;
+  return {.block_bytes = options.BlockBytes(),
+          .blocks = options.ResultBlocks(),
+          .staging_bytes = options.StagingBytes(),
+          .gradient_bytes = kCopies * static_cast<std::size_t>(gradient_bytes) + kMargin,
+          .claim_timeout = options.token_timeout,
+          .quotas = std::move(quotas)};
+}
+
+}  // namespace
+
+SessionRunner::SessionRunner(SessionOptions options, std::unique_ptr<CoordinatorHook> hook,
+                             SessionHost host, absl::Time now)
+    : options_(options),
+      parameters_(Elements(options)),
+      gradient_bytes_(options.manifest.GradientBytes()),
+      memory_(std::make_shared<SessionMemory>(
+          MemoryOptions(options, gradient_bytes_, host.memory_quotas))),
+      host_(std::move(host)),
+      core_(std::move(options), std::move(hook), now),
+      current_(static_cast<std::size_t>(options_.world_size)) {}
+
+absl::StatusOr<std::optional<SessionRunner::Admission>> SessionRunner::Join(const JoinAsk& ask,
+                                                                            absl::Time now) {
+  Work work;
+  absl::StatusOr<int> rank;
+  std::uint64_t number = 0;
+  {
+    MutexLock lock(mutex_);
+    if (IsEnd(core_.state())) return std::nullopt;
+    Effects effects;
+    rank = core_.Join(ask, now, effects);
+    number = ++admissions_;
+    Execute(std::move(effects), work);
+  }
+  Finish(std::move(work));
+  if (!rank.ok()) return rank.status();
+  return Admission{.rank = *rank, .number = number};
+}
+
+absl::Status SessionRunner::Attach(int rank, std::uint64_t start_id, std::int64_t step,
+                                   const std::shared_ptr<MemberStream>& stream, absl::Time now) {
+  Work work;
+  {
+    MutexLock lock(mutex_);
+    Effects effects;
+    absl::Status status = core_.Attach(rank, start_id, step, stream->id(), now, effects);
+    if (!status.ok()) return status;
+    streams_[stream->id()] = stream;
+    current_[static_cast<std::size_t>(rank)] = stream->id();
+    Execute(std::move(effects), work);
+  }
+  Finish(std::move(work));
+  return absl::OkStatus();
+}
+
+void SessionRunner::Receive(int rank, std::uint64_t connection, const wire::Frame& frame,
+                            absl::Time now, absl::FunctionRef<void()> taken) {
+  Work work;
+  {
+    MutexLock lock(mutex_);
+    Effects effects;
+    core_.Receive(rank, connection, frame, now, effects);
+    Execute(std::move(effects), work);
+  }
+  const bool large = std::any_of(
+      work.reductions.begin(), work.reductions.end(),
+      [](const ReduceEffect& sum) { return sum.segment.bytes() > wire::kSmallPayload; });
+  if (large) taken();
+  Finish(std::move(work));
+  if (!large) taken();
+}
+
+void SessionRunner::Detach(int rank, std::uint64_t connection, absl::Time now) {
+  Work work;
+  {
+    MutexLock lock(mutex_);
+    if (streams_.erase(connection) == 0) return;
+    std::uint64_t& current = current_[static_cast<std::size_t>(rank)];
+    if (current == connection) current = 0;
+    Effects effects;
+    core_.Detach(rank, connection, now, effects);
+    Execute(std::move(effects), work);
+  }
+  Finish(std::move(work));
+}
+
+absl::Status SessionRunner::Leave(int rank, std::uint64_t start_id, absl::Time now) {
+  Work work;
+  absl::Status status;
+  {
+    MutexLock lock(mutex_);
+    Effects effects;
+    status = core_.Leave(rank, start_id, now, effects);
+    Execute(std::move(effects), work);
+  }
+  Finish(std::move(work));
+  return status;
+}
+
+absl::StatusOr<HookState> SessionRunner::ExportState() const {
+  MutexLock lock(mutex_);
+  return core_.ExportState();
+}
+
+absl::StatusOr<std::int64_t> SessionRunner::ImportState(const HookState& state) {
+  Work work;
+  std::int64_t iteration = 0;
+  {
+    MutexLock lock(mutex_);
+    Effects effects;
+    absl::Status status = core_.ImportState(state, effects);
+    if (!status.ok()) return status;
+    iteration = core_.iteration();
+    Execute(std::move(effects), work);
+  }
+  Finish(std::move(work));
+  return iteration;
+}
+
+std::size_t SessionRunner::StateFileBytes() const {
+  constexpr std::size_t kDescription = std::size_t{1} << 20;
+  constexpr std::size_t kForEachParameter = 4096;
+  MutexLock lock(mutex_);
+  return core_.state_bytes() + kDescription + kForEachParameter * options_.manifest.size();
+}
+
+void SessionRunner::Tick(absl::Time now) {
+  memory_->Tick(now);
+  Work work;
+  {
+    MutexLock lock(mutex_);
+    Effects effects;
+    core_.Tick(now, effects);
+    Execute(std::move(effects), work);
+  }
+  Finish(std::move(work));
+}
+
+void SessionRunner::SendHeartbeats() {
+  Work work;
+  {
+    MutexLock lock(mutex_);
+    for (std::uint64_t connection : current_) {
+      const auto found = streams_.find(connection);
+      if (found == streams_.end()) continue;
+      found->second->QueueHeartbeats();
+      work.streams.push_back(found->second);
+    }
+  }
+  Finish(std::move(work));
+}
+
+void SessionRunner::Fail(const absl::Status& status, int blamed_rank) {
+  Work work;
+  {
+    MutexLock lock(mutex_);
+    Effects effects;
+    core_.Fail(status, blamed_rank, effects);
+    Execute(std::move(effects), work);
+  }
+  Finish(std::move(work));
+}
+
+void SessionRunner::FailIfAbandoned() {
+  Work work;
+  {
+    MutexLock lock(mutex_);
+    if (!IsAbandoned()) return;
+    Effects effects;
+    core_.Fail(absl::AbortedError(absl::StrCat("nobody is in it any more: ", core_.last_departure(),
+                                               " before all ", options_.world_size,
+                                               " members had joined")),
+               -1, effects);
+    Execute(std::move(effects), work);
+  }
+  Finish(std::move(work));
+}
+
+void SessionRunner::FailFrom(int rank, std::uint64_t connection, const absl::Status& status) {
+  Work work;
+  {
+    MutexLock lock(mutex_);
+    if (current_[static_cast<std::size_t>(rank)] != connection) return;
+    Effects effects;
+    core_.Fail(status, rank, effects);
+    Execute(std::move(effects), work);
+  }
+  Finish(std::move(work));
+}
+
+bool SessionRunner::IsAbandoned() const {
+  if (core_.state() != SessionCore::State::kJoining) return false;
+  for (int rank = 0; rank < options_.world_size; ++rank) {
+    if (core_.member_state(rank) != SessionCore::MemberState::kAbsent) return false;
+  }
+  return true;
+}
+
+void SessionRunner::Publish() {
+  state_.store(core_.state(), std::memory_order_release);
+  step_.store(core_.step(), std::memory_order_release);
+  open_streams_.store(streams_.size(), std::memory_order_release);
+  abandoned_.store(IsAbandoned(), std::memory_order_release);
+}
+
+// Results that all their members have in place say no more than that, so that those of chunks that
+// follow one another go as one frame.
+void SessionRunner::Execute(Effects effects, Work& work) {
+  Publish();
+  ResultEffect* placed = nullptr;  // may go on with the next effect
+  for (Effect& effect : effects) {
+    auto* const result = std::get_if<ResultEffect>(&effect);
+    const bool in_place = result != nullptr && IsPlaced(*result);
+    if (in_place) result->header.in_place = true;
+    if (in_place && placed != nullptr && placed->ranks == result->ranks &&
+        MergeResults(placed->header, result->header)) {
+      continue;
+    }
+    if (placed != nullptr) Queue(*placed, work);
+    placed = in_place ? result : nullptr;
+    if (in_place) continue;
+    if (result != nullptr) {
+      Queue(*result, work);
+    } else if (auto* send = std::get_if<SendEffect>(&effect)) {
+      Queue(send->rank, send->frame, send->keeper, work);
+    } else if (auto* fan_out = std::get_if<FanOutEffect>(&effect)) {
+      for (const int rank : fan_out->ranks) Queue(rank, fan_out->frame, {}, work);
+    } else if (auto* reduce = std::get_if<ReduceEffect>(&effect)) {
+      work.reductions.push_back(std::move(*reduce));
+    } else if (auto* close = std::get_if<CloseEffect>(&effect)) {
+      Close(*close, work);
+    } else {
+      Log(std::get<LogEffect>(effect));
+    }
+  }
+  if (placed != nullptr) Queue(*placed, work);
+}
+
+std::shared_ptr<MemberStream> SessionRunner::StreamOf(int rank) const {
+  const auto found = streams_.find(current_[static_cast<std::size_t>(rank)]);
+  return found == streams_.end() ? nullptr : found->second;
+}
+
+bool SessionRunner::IsPlaced(const ResultEffect& result) const {
+  return std::all_of(
+      result.ranks.begin(), result.ranks.end(), [&](int rank) GRADWIRE_REQUIRES(mutex_) {
+        const Receiver to{.rank = rank, .stream = current_[static_cast<std::size_t>(rank)]};
+        return std::holds_alternative<InPlace>(result.result->DeliveryTo(to));
+      });
+}
+
+void SessionRunner::Queue(int rank, const wire::Frame& frame, const Keeper& keeper, Work& work) {
+  const std::shared_ptr<MemberStream> stream = StreamOf(rank);
+  if (stream == nullptr) return;
+  stream->Queue(Outgoing(frame.header, frame.payload, keeper));
+  work.streams.push_back(stream);
+}
+
+void SessionRunner::Queue(const ResultEffect& result, Work& work) {
+  for (const int rank : result.ranks) {
+    const std::shared_ptr<MemberStream> stream = StreamOf(rank);
+    if (stream == nullptr) continue;
+    const Receiver to{
+        .rank = rank, .stream = stream->id(), .shares_memory = stream->shares_memory()};
+    stream->Queue(Outgoing(result.header, result.result, result.result->DeliveryTo(to)));
+    work.streams.push_back(stream);
+  }
+}
+
+void SessionRunner::Close(const CloseEffect& close, Work& work) {
+  const auto found = streams_.find(close.connection);
+  if (found == streams_.end()) return;
+  found->second->EndAfterQueue(CloseReason(close.rank, close.connection));
+  work.streams.push_back(found->second);
+}
+
+absl::Status SessionRunner::CloseReason(int rank, std::uint64_t connection) const {
+  if (core_.state() == SessionCore::State::kFailed) return core_.failure();
+  if (current_[static_cast<std::size_t>(rank)] != connection) {
+    return absl::AbortedError(absl::StrCat("another stream of rank ", rank, " took over"));
+  }
+  if (core_.member_state(rank) == SessionCore::MemberState::kLeft) return absl::OkStatus();
+  return absl::CancelledError(
+      absl::StrCat("rank ", rank, " gave up its place before the session began"));
+}
+
+void SessionRunner::Log(const LogEffect& log) const {
+  const auto level =
+      log.level == LogEffect::Level::kWarning ? spdlog::level::warn : spdlog::level::info;
+  spdlog::log(level, "session {} generation {}: {}", options_.name, options_.generation,
+              log.message);
+}
+
+void SessionRunner::Finish(Work work) {
+  // Large writes take time: what is small goes first, to all.
+  for (const wire::Lane lane : wire::kAllLanes) {
+    for (const auto& stream : work.streams) stream->Pump(lane);
+  }
+  if (work.reductions.empty()) return;
+  host_.reducer->Reduce(std::move(work.reductions), memory_,
+                        [self = shared_from_this()](const std::vector<Reducer::Done>& done) {
+                          self->OnReduced(done);
+                        });
+}
+
+void SessionRunner::OnReduced(const std::vector<Reducer::Done>& done) {
+  Work work;
+  {
+    MutexLock lock(mutex_);
+    Effects effects;
+    for (const Reducer::Done& one : done) {
+      core_.Reduced(one.id, one.chunk, one.result, one.finite, one.spent, effects);
+    }
+    Execute(std::move(effects), work);
+  }
+  Finish(std::move(work));
+}
+
+absl::Status SessionRunner::failure() const {
+  MutexLock lock(mutex_);
+  return core_.failure();
+}
+
+v1::SessionStatus SessionRunner::Status(absl::Time now, bool compression) const {
+  v1::SessionStatus status;
+  status.set_name(options_.name);
+  status.set_generation(options_.generation);
+  status.set_lineage(options_.lineage);
+  status.set_world_size(options_.world_size);
+  *status.mutable_hook() = wire::ToProto(options_.spec);
+  status.set_parameters(parameters_);
+  status.set_gradient_bytes(gradient_bytes_);
+  status.set_reserved_bytes(share_.bytes());
+  MutexLock lock(mutex_);
+  status.set_state(Name(core_.state()));
+  status.set_step(core_.step());
+  status.set_attempt(core_.attempt());
+  status.set_waiting_for(core_.WaitingFor(now));
+  const SessionStats& stats = core_.stats();
+  status.set_contribution_bytes_total(stats.contribution_bytes);
+  status.set_result_bytes_total(stats.result_bytes);
+  status.set_duplicate_chunks_total(stats.duplicate_chunks);
+  status.set_steps_applied_total(stats.steps_applied);
+  status.set_steps_skipped_total(stats.steps_skipped);
+  status.set_iteration(core_.iteration());
+  if (compression) {
+    AddCompression(core_.Report(), status);
+    for (const auto& [bucket, report] : core_.bucket_reports()) {
+      v1::BucketStatus& line = *status.add_buckets();
+      line.set_name(options_.manifest[bucket].name);
+      *line.mutable_report() = wire::ToProto(report).bucket_report();
+    }
+  }
+  for (int rank = 0; rank < options_.world_size; ++rank) {
+    v1::MemberStatus& member = *status.add_members();
+    member.set_rank(rank);
+    member.set_state(Name(core_.member_state(rank)));
+    member.set_contribution_bytes_total(core_.member_bytes(rank));
+    if (core_.member_state(rank) == SessionCore::MemberState::kAbsent) continue;
+    *member.mutable_last_heard() = wire::ToProto(now - core_.last_heard(rank));
+  }
+  return status;
+}
+
+v1::WatchResponse SessionRunner::Snapshot(absl::Time now) const {
+  v1::WatchResponse snapshot;
+  snapshot.set_session(options_.name);
+  snapshot.set_generation(options_.generation);
+  MutexLock lock(mutex_);
+  snapshot.set_state(Name(core_.state()));
+  snapshot.set_step(core_.step());
+  snapshot.set_waiting_for(core_.WaitingFor(now));
+  return snapshot;
+}
+
+}  // namespace gradwire::server

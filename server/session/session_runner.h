@@ -1,0 +1,139 @@
+// A session core with what it needs to live: a lock, the members' streams, the reducer.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/sync.h"
+#include "gradwire/v1/admin.pb.h"
+#include "proto/wire/frame.h"
+#include "server/core/session_core.h"
+#include "server/session/member_stream.h"
+#include "server/session/memory_budget.h"
+#include "server/session/session_host.h"
+#include "server/session/session_memory.h"
+#include "server/session/yielding_mutex.h"
+
+namespace gradwire::server {
+
+// Thread-safe. Every call is one event for the core: it runs under the session's lock, which also
+// puts the frames that it causes into the streams' queues in their order. After the lock is given
+// back, streams are written to, and what is to be reduced goes to the host's Reducer.
+class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
+ public:
+  SessionRunner(SessionOptions options, std::unique_ptr<CoordinatorHook> hook, SessionHost host,
+                absl::Time now);
+
+  SessionRunner(const SessionRunner&) = delete;
+  SessionRunner& operator=(const SessionRunner&) = delete;
+
+  // The number grows with every join of the session: of two for one rank, the later one counts.
+  struct Admission {
+    int rank = 0;
+    std::uint64_t number = 0;
+  };
+  // nullopt: the session had ended before; nobody joins it any more.
+  absl::StatusOr<std::optional<Admission>> Join(const JoinAsk& ask, absl::Time now);
+  absl::Status Attach(int rank, std::uint64_t start_id, std::int64_t step,
+                      const std::shared_ptr<MemberStream>& stream, absl::Time now);
+  // `taken` is called once, when the next frame of the stream may follow: before a large sum is
+  // computed, but after a small one, which is sooner out than the next frame is in.
+  void Receive(int rank, std::uint64_t connection, const wire::Frame& frame, absl::Time now,
+               absl::FunctionRef<void()> taken);
+  // The stream ended. May be told twice.
+  void Detach(int rank, std::uint64_t connection, absl::Time now);
+  absl::Status Leave(int rank, std::uint64_t start_id, absl::Time now);
+  absl::StatusOr<HookState> ExportState() const;
+  // Returns the state's iteration.
+  absl::StatusOr<std::int64_t> ImportState(const HookState& state);
+  // Shared memory with members of this host.
+  SessionMemory& memory() { return *memory_; }
+  // What an exported state has as a file, at most.
+  std::size_t StateFileBytes() const;
+  void Tick(absl::Time now);
+  // To every member, where nothing else is to be sent.
+  void SendHeartbeats();
+  void Fail(const absl::Status& status, int blamed_rank);
+  // Fails it if it is abandoned. Who joins at the same time is in it before, or comes too late.
+  void FailIfAbandoned();
+  // Bytes from `connection` are no frame. Ignored if it is no longer the member's stream.
+  void FailFrom(int rank, std::uint64_t connection, const absl::Status& status);
+
+  // What it may make the daemon hold; given back when it is destroyed. Before others have it.
+  void Hold(MemoryBudget::Share share) { share_ = std::move(share); }
+
+  const SessionOptions& options() const { return options_; }
+  // These take no lock: as of the last event.
+  SessionCore::State state() const { return state_.load(std::memory_order_acquire); }
+  bool ended() const { return IsEnd(state()); }
+  // Nobody has a place in it and nobody ever ran it.
+  bool abandoned() const { return abandoned_.load(std::memory_order_acquire); }
+  bool has_streams() const { return open_streams_.load(std::memory_order_acquire) > 0; }
+  std::int64_t step() const { return step_.load(std::memory_order_acquire); }
+
+  // Why the session failed; OK if it has not.
+  absl::Status failure() const;
+  // `compression`: with a line for each parameter.
+  v1::SessionStatus Status(absl::Time now, bool compression = false) const;
+  v1::WatchResponse Snapshot(absl::Time now) const;
+
+ private:
+  using Streams = std::vector<std::shared_ptr<MemberStream>>;
+  // What an event leaves to do without the lock.
+  struct Work {
+    std::vector<ReduceEffect> reductions;
+    Streams streams;  // with something new in their queues
+  };
+
+  static bool IsEnd(SessionCore::State state) {
+    return state == SessionCore::State::kFailed || state == SessionCore::State::kClosed;
+  }
+  bool IsAbandoned() const GRADWIRE_REQUIRES(mutex_);
+  // For those who ask without the lock.
+  void Publish() GRADWIRE_REQUIRES(mutex_);
+  void Execute(Effects effects, Work& work) GRADWIRE_REQUIRES(mutex_);
+  // Every one of these members has the result in place of its contribution.
+  bool IsPlaced(const ResultEffect& result) const GRADWIRE_REQUIRES(mutex_);
+  void OnReduced(const std::vector<Reducer::Done>& done) GRADWIRE_EXCLUDES(mutex_);
+  void Queue(int rank, const wire::Frame& frame, const Keeper& keeper, Work& work)
+      GRADWIRE_REQUIRES(mutex_);
+  void Queue(const ResultEffect& result, Work& work) GRADWIRE_REQUIRES(mutex_);
+  // Null: the member has none.
+  std::shared_ptr<MemberStream> StreamOf(int rank) const GRADWIRE_REQUIRES(mutex_);
+  void Close(const CloseEffect& close, Work& work) GRADWIRE_REQUIRES(mutex_);
+  absl::Status CloseReason(int rank, std::uint64_t connection) const GRADWIRE_REQUIRES(mutex_);
+  void Log(const LogEffect& log) const;
+  // What is left to do without the lock.
+  void Finish(Work work) GRADWIRE_EXCLUDES(mutex_);
+
+  const SessionOptions options_;
+  const std::uint64_t parameters_;
+  const std::uint64_t gradient_bytes_;
+  const std::shared_ptr<SessionMemory> memory_;
+  const SessionHost host_;
+
+  MemoryBudget::Share share_;
+
+  std::atomic<SessionCore::State> state_ = SessionCore::State::kJoining;
+  std::atomic<bool> abandoned_ = true;
+  std::atomic<std::size_t> open_streams_ = 0;
+  std::atomic<std::int64_t> step_ = 0;
+
+  mutable YieldingMutex mutex_{host_.before_long_work};
+  SessionCore core_ GRADWIRE_GUARDED_BY(mutex_);
+  std::map<std::uint64_t, std::shared_ptr<MemberStream>> streams_ GRADWIRE_GUARDED_BY(mutex_);
+  std::vector<std::uint64_t> current_
+      GRADWIRE_GUARDED_BY(mutex_);  // connection of each rank; 0: none
+  std::uint64_t admissions_ GRADWIRE_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace gradwire::server

@@ -1,0 +1,41 @@
+#include "client/runtime/buffer_pool.h"
+
+#include "gtest/gtest.h"
+
+namespace gradwire::client {
+namespace {
+
+TEST(BufferPool, MemoryComesBackWithTheLastReference) {
+  const auto pool = BufferPool::Make(64, 1);
+  auto first = pool->Take(48);
+  const std::byte* memory = first->content().data();
+  EXPECT_EQ(first->bytes(), 48U);
+  ASSERT_EQ(first->pieces().size(), 1U);
+  EXPECT_EQ(first->pieces()[0].data(), memory);
+  const wire::PayloadRef other = first;
+  first.reset();
+  EXPECT_NE(pool->Take(8)->content().data(), memory);
+}
+
+TEST(BufferPool, ReusesIdleMemory) {
+  const auto pool = BufferPool::Make(64, 1);
+  auto buffer = pool->Take(64);
+  const std::byte* memory = buffer->content().data();
+  buffer.reset();
+  EXPECT_EQ(pool->Take(1)->content().data(), memory);
+}
+
+TEST(BufferPool, GivesMoreThanABufferWhenAsked) {
+  const auto pool = BufferPool::Make(64, 1);
+  EXPECT_EQ(pool->Take(1000)->content().size(), 1000U);
+}
+
+TEST(BufferPool, BuffersOutliveThePoolsOwner) {
+  auto pool = BufferPool::Make(64, 1);
+  const auto buffer = pool->Take(64);
+  pool.reset();
+  buffer->content()[63] = std::byte{1};
+}
+
+}  // namespace
+}  // namespace gradwire::client

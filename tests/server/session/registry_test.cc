@@ -1,0 +1,197 @@
+#include "server/session/registry.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "tests/server/session/stuck_session.h"
+
+namespace gradwire::server {
+namespace {
+
+using ::testing::HasSubstr;
+
+const absl::Time kNow = absl::UnixEpoch() + absl::Hours(1);
+
+std::vector<ParameterSpec> Manifest() {
+  return {ParameterSpec{.name = "w", .shape = {1024, 1024}, .dtype = DType::kFloat32}};
+}
+
+SessionOptions OptionsOf(const std::string& name, int world_size = 2) {
+  SessionOptions options;
+  options.name = name;
+  options.world_size = world_size;
+  options.manifest = Manifest();
+  return options;
+}
+
+JoinAsk Ask(int rank, std::uint64_t start_id, int world_size = 2) {
+  return {.world_size = world_size,
+          .rank = rank,
+          .start_id = start_id,
+          .spec = {},
+          .manifest = Manifest()};
+}
+
+TEST(RegistryTest, JoinIsIdempotentPerStartId) {
+  Registry registry({.memory_bytes = 1 << 30, .max_sessions = 4});
+  const auto first = registry.Join(OptionsOf("a"), Ask(-1, 7), kNow);
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ(first->token.size(), 32u);
+  const auto again = registry.Join(OptionsOf("a"), Ask(-1, 7), kNow);
+  ASSERT_TRUE(again.ok());
+  EXPECT_EQ(again->token, first->token);
+  EXPECT_EQ(again->seat.rank, first->seat.rank);
+  const auto other = registry.Join(OptionsOf("a"), Ask(-1, 8), kNow);
+  ASSERT_TRUE(other.ok());
+  EXPECT_NE(other->token, first->token);
+  EXPECT_EQ(registry.sessions(), 1u);
+}
+
+TEST(RegistryTest, TokensBelongToAStartId) {
+  Registry registry({.memory_bytes = 1 << 30, .max_sessions = 4});
+  const auto joined = registry.Join(OptionsOf("a"), Ask(1, 7), kNow);
+  ASSERT_TRUE(joined.ok());
+  EXPECT_EQ(registry.Find(joined->token, 7)->rank, 1);
+  EXPECT_EQ(registry.Find(joined->token, 8).status().code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_EQ(registry.Find("guess", 7).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(registry.Find("", 7).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST(RegistryTest, RefusesWhatMemoryDoesNotHold) {
+  const std::size_t each = OptionsOf("a").ReservedBytes();
+  Registry registry({.memory_bytes = 2 * each + 1, .max_sessions = 4});
+  ASSERT_TRUE(registry.Join(OptionsOf("a"), Ask(0, 1), kNow).ok());
+  ASSERT_TRUE(registry.Join(OptionsOf("b"), Ask(0, 1), kNow).ok());
+  EXPECT_EQ(registry.reserved_bytes(), 2 * each);
+  const absl::Status refused = registry.Join(OptionsOf("c"), Ask(0, 1), kNow).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr(std::to_string(each)));
+  EXPECT_EQ(registry.sessions(), 2u);
+}
+
+TEST(RegistryTest, RefusesTooManySessions) {
+  Registry registry({.memory_bytes = 1 << 30, .max_sessions = 1});
+  ASSERT_TRUE(registry.Join(OptionsOf("a"), Ask(0, 1), kNow).ok());
+  EXPECT_EQ(registry.Join(OptionsOf("b"), Ask(0, 1), kNow).status().code(),
+            absl::StatusCode::kResourceExhausted);
+}
+
+TEST(RegistryTest, ARefusedFirstJoinLeavesNothingBehind) {
+  Registry registry({.memory_bytes = 1 << 30, .max_sessions = 4});
+  EXPECT_FALSE(registry.Join(OptionsOf("a"), Ask(5, 1), kNow).ok());
+  EXPECT_FALSE(registry.Join(OptionsOf("bad name"), Ask(0, 1), kNow).ok());
+  EXPECT_FALSE(registry.Join(OptionsOf("a", 0), Ask(0, 1, 0), kNow).ok());
+  EXPECT_EQ(registry.sessions(), 0u);
+  EXPECT_EQ(registry.reserved_bytes(), 0u);
+}
+
+TEST(RegistryTest, ASessionThatEverybodyGaveUpIsDropped) {
+  Registry registry({.memory_bytes = 1 << 30, .max_sessions = 4});
+  auto joined = registry.Join(OptionsOf("a"), Ask(0, 1), kNow);
+  ASSERT_TRUE(joined.ok());
+  joined->seat.session.reset();
+  registry.Tick(kNow);
+  EXPECT_EQ(registry.sessions(), 1u);
+  // Its token was not used in time.
+  for (int i = 1; i <= 60; ++i) registry.Tick(kNow + i * absl::Milliseconds(100));
+  EXPECT_EQ(registry.sessions(), 0u);
+  EXPECT_EQ(registry.reserved_bytes(), 0u);
+  EXPECT_FALSE(registry.Find(joined->token, 1).ok());
+}
+
+TEST(RegistryTest, ASessionWhoseMembersAllDiedWhileJoiningSaysSo) {
+  Registry registry({.memory_bytes = 1 << 30, .max_sessions = 4});
+  ASSERT_TRUE(registry.Join(OptionsOf("unused"), Ask(1, 1), kNow).ok());
+  const auto lost = registry.Join(OptionsOf("lost"), Ask(0, 1), kNow);
+  ASSERT_TRUE(lost.ok());
+  const auto stream = std::make_shared<QuietStream>();
+  ASSERT_TRUE(lost->seat.session->Attach(0, 1, 0, stream, kNow).ok());
+  lost->seat.session->Detach(0, stream->id(), kNow);
+  const auto left = registry.Join(OptionsOf("left"), Ask(0, 1), kNow);
+  ASSERT_TRUE(left.ok());
+  ASSERT_TRUE(left->seat.session->Leave(0, 1, kNow).ok());
+  for (int i = 1; i <= 60; ++i) registry.Tick(kNow + i * absl::Milliseconds(100));
+  EXPECT_EQ(registry.sessions(), 0u);
+  const auto why = [&](const std::string& name) {
+    const auto status = registry.Status(name, kNow);
+    return status.ok() ? status->state() + ": " + status->waiting_for()
+                       : status.status().ToString();
+  };
+  constexpr char kNobody[] = " failed: nobody is in it any more: ";
+  EXPECT_EQ(why("unused"), absl::StrCat("failed: session \"unused\"", kNobody,
+                                        "rank 1 opened no stream before all 2 members had joined"));
+  EXPECT_EQ(why("lost"), absl::StrCat("failed: session \"lost\"", kNobody,
+                                      "rank 0's stream ended before all 2 members had joined"));
+  EXPECT_EQ(why("left"), absl::StrCat("failed: session \"left\"", kNobody,
+                                      "rank 0 left before all 2 members had joined"));
+  EXPECT_EQ(registry.List(kNow).size(), 3u);
+}
+
+TEST(RegistryTest, ANameIsFreeOnceItsSessionHasEnded) {
+  Registry registry({.memory_bytes = 1 << 30, .max_sessions = 4});
+  auto first = registry.Join(OptionsOf("a"), Ask(0, 1), kNow);
+  ASSERT_TRUE(first.ok());
+  first->seat.session->Fail(absl::AbortedError("broken"), 0);
+  EXPECT_EQ(registry.sessions(), 0u);
+  const auto second = registry.Join(OptionsOf("a"), Ask(0, 1), kNow);
+  ASSERT_TRUE(second.ok());
+  EXPECT_GT(second->seat.session->options().generation, first->seat.session->options().generation);
+  EXPECT_NE(second->seat.session->options().lineage, first->seat.session->options().lineage);
+  EXPECT_NE(second->token, first->token);
+  // The first one's member can still learn what happened, and then not any more.
+  const absl::Status failure = registry.Find(first->token, 1).status();
+  EXPECT_EQ(failure.code(), absl::StatusCode::kAborted);
+  EXPECT_THAT(std::string(failure.message()), HasSubstr("broken"));
+  EXPECT_TRUE(registry.Leave(first->token, 1, kNow).ok());
+  registry.Tick(kNow + absl::Seconds(11));
+  EXPECT_EQ(registry.Find(first->token, 1).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(registry.Leave(first->token, 1, kNow).code(), absl::StatusCode::kNotFound);
+}
+
+TEST(RegistryTest, AFailedSessionKeepsItsReservationAsLongAsItsMemory) {
+  Registry registry({.memory_bytes = 1 << 30, .max_sessions = 4});
+  auto joined = registry.Join(OptionsOf("a"), Ask(0, 1), kNow);
+  ASSERT_TRUE(joined.ok());
+  const std::weak_ptr<SessionRunner> session = joined->seat.session;
+  joined->seat.session->Fail(absl::AbortedError("broken"), 0);
+  registry.Tick(kNow);
+  EXPECT_EQ(registry.sessions(), 0u);
+  EXPECT_GT(registry.reserved_bytes(), 0u) << "somebody still has the session";
+  joined->seat.session.reset();
+  EXPECT_TRUE(session.expired()) << "it is kept for members that ask";
+  EXPECT_EQ(registry.reserved_bytes(), 0u);
+  EXPECT_EQ(registry.Find(joined->token, 1).status().code(), absl::StatusCode::kAborted);
+}
+
+TEST(RegistryTest, RemembersTheLastSessionsThatEnded) {
+  Registry registry({.memory_bytes = 1 << 30, .max_sessions = 4});
+  for (int i = 0; i < 40; ++i) {
+    const auto joined = registry.Join(OptionsOf("s" + std::to_string(i)), Ask(0, 1), kNow);
+    ASSERT_TRUE(joined.ok());
+    joined->seat.session->Fail(absl::AbortedError("broken"), 0);
+    registry.Tick(kNow);
+  }
+  EXPECT_EQ(registry.List(kNow).size(), 16u);
+  EXPECT_EQ(registry.Status("s39", kNow)->state(), "failed");
+  EXPECT_THAT(registry.Status("s39", kNow)->waiting_for(), HasSubstr("broken"));
+  EXPECT_EQ(registry.Status("s0", kNow).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(registry.reserved_bytes(), 0u);
+}
+
+TEST(RegistryTest, DrainingRefusesJoinsAndEndsIncompleteSessions) {
+  Registry registry({.memory_bytes = 1 << 30, .max_sessions = 4});
+  const auto joined = registry.Join(OptionsOf("a"), Ask(0, 1), kNow);
+  ASSERT_TRUE(joined.ok());
+  registry.BeginDrain();
+  EXPECT_TRUE(joined->seat.session->ended());
+  EXPECT_EQ(registry.Join(OptionsOf("b"), Ask(0, 1), kNow).status().code(),
+            absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(registry.idle());
+}
+
+}  // namespace
+}  // namespace gradwire::server

@@ -1,0 +1,281 @@
+// What goes wrong: connections, processes, duplicates, replays, lies.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "tests/sim/simulation.h"
+
+namespace gradwire::sim {
+
+using State = server::SessionCore::State;
+using MemberState = server::SessionCore::MemberState;
+
+void Simulation::FireFaults() {
+  for (std::size_t i = 0; i < faults_.size() && faults_[i].at_event <= events_;) {
+    if (Fire(faults_[i])) {
+      faults_.erase(faults_.begin() + static_cast<std::ptrdiff_t>(i));
+    } else {
+      ++i;  // not possible now; perhaps later
+    }
+  }
+}
+
+bool Simulation::Fire(const Fault& fault) {
+  Process& process = *processes_[fault.process];
+  if (!Healthy(process)) return false;
+  const bool running = session_.state() == State::kRunning;
+  switch (fault.kind) {
+    case FaultKind::kCut:
+      Cut(process, true);
+      return true;
+    case FaultKind::kDeath:
+      return Kill(process);
+    case FaultKind::kShortStall:
+      return Stall(process, false);
+    case FaultKind::kLongStall:
+      return Stall(process, true);
+    case FaultKind::kDaemonPause:
+      Note(Count::kDaemonPauses);
+      daemon_paused_until_ =
+          now_ + random_.Between(absl::Milliseconds(300), 2 * scenario_.options.silence_timeout);
+      return true;
+    case FaultKind::kEarlyLeave:
+      if (!running || !process.welcomed || !process.buckets.empty()) return false;
+      Note(Count::kEarlyLeaves);
+      blamable_.insert(process.rank);
+      Leave(process);
+      return true;
+    case FaultKind::kReplacement:
+      return Replace(process);
+    case FaultKind::kHostile:
+      if (!running || scenario_.world() == 1) return false;  // alone it fools only itself
+      process.hostile = true;
+      anyone_blamable_ = true;
+      return true;
+    case FaultKind::kOldGeneration:
+      if (!running || run_.old_frames == nullptr) return false;
+      process.replays_old_generation = true;
+      blamable_.insert(process.rank);
+      return true;
+  }
+  return false;
+}
+
+// In the session by both sides' knowledge, awake, and not about to go.
+bool Simulation::Healthy(const Process& process) const {
+  if (process.rank < 0 || process.dead || process.left || process.leaving ||
+      process.link == nullptr) {
+    return false;
+  }
+  if (process.link->cut || !process.link->attached || now_ < process.paused_until ||
+      now_ < daemon_paused_until_ || process.member->failed()) {
+    return false;
+  }
+  const auto current = current_.find(process.rank);
+  return current != current_.end() && current->second == process.link &&
+         session_.member_state(process.rank) == MemberState::kConnected &&
+         (session_.state() == State::kRunning || session_.state() == State::kJoining);
+}
+
+// Of what is in flight, a first part of each lane still arrives. The rest is lost, or comes after
+// the daemon has dropped the stream, under the old stream's number.
+void Simulation::Cut(Process& process, bool resumes) {
+  Link& link = *process.link;
+  link.cut = true;
+  Trace([&] { return absl::StrCat("cut of rank ", process.rank, "'s stream ", link.id); });
+  const absl::Duration grace = scenario_.options.resume_grace;
+  const absl::Time end = std::max({link.up.last(), link.down.last(), now_}) +
+                         random_.Between(absl::ZeroDuration(), grace / 10);
+  std::vector<wire::Frame> late;
+  const auto arriving = [this](std::size_t length) { return random_.Below(length + 1); };
+  link.up.Cut(arriving, [&](wire::Frame frame) {
+    Note(Count::kFramesLost);
+    if (random_.Percent(50)) late.push_back(std::move(frame));
+  });
+  link.down.Cut(arriving, [](const auto&) {});
+  if (!resumes || random_.Percent(80)) {  // else the daemon notices nothing until the next stream
+    const auto detach = [this, &link](const auto& self) -> void {
+      if (DaemonPaused([self] { self(self); }, false)) return;
+      server::Effects effects;
+      session_.Detach(link.rank, link.id, now_, effects);
+      Apply(std::move(effects));
+    };
+    At(end, [detach] { detach(detach); });
+  }
+  for (const wire::Frame& frame : late) {
+    if (std::holds_alternative<wire::Hello>(frame.header)) continue;
+    At(end + random_.Between(grace / 20, grace / 2), [this, &link, frame] {
+      const auto current = current_.find(link.rank);
+      const bool is_current = current != current_.end() && current->second == &link;
+      if (is_current && session_.member_state(link.rank) == MemberState::kConnected) return;
+      Note(Count::kLateFramesOfOldConnections);
+      server::Effects effects;
+      session_.Receive(link.rank, link.id, frame, now_, effects);
+      if (!effects.empty()) checker_.Violate("a frame of an old stream had an effect");
+    });
+  }
+  if (!resumes) return;
+  At(end, [this, &process, &link, reconnect = random_.Between(absl::ZeroDuration(), grace / 3)] {
+    OnStreamEnd(process, link, reconnect);
+  });
+}
+
+bool Simulation::Kill(Process& process) {
+  Note(Count::kDeaths);
+  Trace([&] { return absl::StrCat("rank ", process.rank, " dies"); });
+  process.dead = true;
+  blamable_.insert(process.rank);
+  if (random_.Percent(75)) {
+    Cut(process, false);
+  } else {
+    process.link->cut = true;  // the machine is gone: nothing closes the stream
+    process.link->up.Cut([](std::size_t) { return 0; }, [](const auto&) {});
+  }
+  return true;
+}
+
+bool Simulation::Stall(Process& process, bool deadly) {
+  const absl::Duration silence = scenario_.options.silence_timeout;
+  Note(deadly ? Count::kLongStalls : Count::kShortStalls);
+  if (deadly) blamable_.insert(process.rank);
+  process.paused_until = now_ + (deadly ? 3 * silence : silence / 2);
+  Trace([&] { return absl::StrCat("rank ", process.rank, " stands still"); });
+  ++waking_;
+  At(process.paused_until, [this] { --waking_; });
+  return true;
+}
+
+bool Simulation::Replace(const Process& process) {
+  const int rank = process.rank;
+  server::Effects effects;
+  const server::JoinAsk ask{.world_size = scenario_.options.world_size,
+                            .rank = rank,
+                            .start_id = process.start_id + 1,
+                            .spec = scenario_.options.spec,
+                            .manifest = scenario_.options.manifest};
+  const absl::StatusOr<int> joined = session_.Join(ask, now_, effects);
+  const absl::Status attached =
+      session_.Attach(rank, process.start_id + 1, session_.step(), 1'000'000'000, now_, effects);
+  const absl::Status left = session_.Leave(rank, process.start_id + 1, now_, effects);
+  if (joined.ok() || attached.ok() || left.ok() || !effects.empty()) {
+    checker_.Violate(absl::StrCat("another process was taken for rank ", rank));
+  }
+  Note(Count::kReplacementsRefused);
+  return true;
+}
+
+// ---- Frames that should not be
+
+void Simulation::Disturb(Link& link, const wire::Frame& frame) {
+  const auto current = current_.find(link.rank);
+  if (current == current_.end() || current->second != &link ||
+      session_.state() != State::kRunning) {
+    return;
+  }
+  Process& process = *processes_[link.process];
+  if (process.replays_old_generation) ReplayOldGeneration(link, frame);
+  if (process.hostile && random_.Percent(15)) {
+    Note(Count::kHostileFrames);
+    Receive(link.rank, link.id, Malformed(process, frame));
+  }
+  if (random_.Percent(scenario_.stale_percent)) ReplayStale(link);
+}
+
+// A contribution that the session has had comes again down the member's stream.
+void Simulation::Duplicate(Link& link, const wire::Frame& frame) {
+  if (!random_.Percent(scenario_.duplicate_percent)) return;
+  const auto again = [this, rank = link.rank, frame] {
+    const auto current = current_.find(rank);
+    const std::int64_t step = std::get<wire::Contribution>(frame.header).id.step;
+    if (current == current_.end() || session_.state() != State::kRunning) return;
+    if (step + 1 < session_.step()) return;  // no longer a duplicate that may be met
+    Note(Count::kDuplicatesSent);
+    Receive(rank, current->second->id, frame);
+  };
+  if (random_.Percent(50)) return again();
+  After(random_.Between(absl::ZeroDuration(), 2 * scenario_.delay_high), again);
+}
+
+void Simulation::ReplayStale(Link& link) {
+  const auto& frames = received_[static_cast<std::size_t>(link.rank)];
+  if (frames.empty() || received_step_ != session_.step()) return;
+  const wire::Frame& frame = frames[random_.Below(frames.size())];
+  if (std::get<wire::Contribution>(frame.header).id.attempt >= session_.attempt()) return;
+  Note(Count::kStaleAttemptsReplayed);
+  Receive(link.rank, link.id, frame);
+}
+
+void Simulation::ReplayOldGeneration(Link& link, const wire::Frame& frame) {
+  const auto fits = [&](const Captured& old) {
+    if (old.rank != link.rank || old.frame.header.index() != frame.header.index()) return false;
+    if (const auto* chunk = std::get_if<wire::Contribution>(&frame.header)) {
+      const auto& other = std::get<wire::Contribution>(old.frame.header);
+      return other.id == chunk->id && other.chunk == chunk->chunk;
+    }
+    return std::holds_alternative<wire::Announce>(frame.header) ||
+           std::holds_alternative<wire::EndStep>(frame.header) ||
+           std::holds_alternative<wire::Enter>(frame.header);
+  };
+  const auto found = std::find_if(run_.old_frames->begin(), run_.old_frames->end(), fits);
+  if (found == run_.old_frames->end() || !random_.Percent(40)) return;
+  Note(Count::kOldGenerationFrames);
+  Receive(link.rank, link.id, found->frame);
+}
+
+wire::Frame Simulation::Malformed(const Process& process, const wire::Frame& like) {
+  const std::uint64_t generation = scenario_.options.generation;
+  const auto parameter = static_cast<std::uint32_t>(random_.Below(12));
+  wire::Frame frame = like;
+  if (auto* chunk = std::get_if<wire::Contribution>(&frame.header); chunk && random_.Percent(70)) {
+    switch (random_.Below(8)) {
+      case 0:
+        chunk->rank = process.rank + 1;
+        break;
+      case 1:
+        chunk->generation = generation + 1;
+        break;
+      case 2:
+        chunk->chunk += 1000;
+        break;
+      case 3:
+        chunk->id.step += random_.Between(1, 2);
+        break;
+      case 4:
+        chunk->id.attempt += 1;
+        break;
+      case 5:
+        chunk->id.bucket = parameter + 50;
+        break;
+      case 6:
+        chunk->received += 100;
+        break;
+      default:
+        frame.payload =
+            MakePayload(ByteVector(like.payload->bytes() + 1 + random_.Below(100)), random_);
+        break;
+    }
+    return frame;
+  }
+  const std::int64_t step = session_.step();
+  const RoundPlan plan{{Segment{DType::kFloat32, random_.Below(40), ReduceOp::kMean}}};
+  switch (random_.Below(8)) {
+    case 0:
+      return {.header = wire::Announce{step, generation, {parameter}, {plan}}};
+    case 1:
+      return {.header = wire::Announce{step, generation, {0, parameter}, {plan, plan}}};
+    case 2:
+      return {.header = wire::Announce{step + 1, generation, {}, {}}};
+    case 3:
+      return {.header = wire::EndStep{step, generation}};
+    case 4:
+      return {.header = wire::Ack{{step, 0, parameter, 0}, 9999}};
+    case 5:
+      return {.header = wire::StepDone{.step = step}};
+    case 6:
+      return {.header = wire::Enter{99, generation, wire::CollectiveKind::kBarrier, 7, 0}};
+    default:
+      return {.header = wire::CollectiveAck{0, 7}};
+  }
+}
+
+}  // namespace gradwire::sim
