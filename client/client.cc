@@ -12,10 +12,10 @@
 #include "base/thread_name.h"
 #include "client/options.h"
 #include "client/runtime/completion.h"
-#include "client/runtime/event_queue.h"
-#include "client/runtime/poller.h"
 #include "client/runtime/runtime.h"
 #include "client/transport/channel.h"
+#include "client/transport/event_queue.h"
+#include "client/transport/poller.h"
 #include "gradwire/hooks/registry.h"
 #include "hooks/safetensors.h"
 

@@ -6,9 +6,6 @@
 #include <memory>
 #include <vector>
 
-#include "hooks/cpu/kernels.h"
-#include "hooks/power_sgd/orthonormalize.h"
-
 namespace gradwire {
 namespace {
 
@@ -129,7 +126,7 @@ std::size_t BlockNumel(std::span<const Source> sources, std::size_t left) {
 // `sink` may be null.
 ReduceOutcome ReduceWith(Workspace work, DType dtype, double divisor, std::size_t numel,
                          std::span<std::byte> results, const RawContributions& raw,
-                         const ResultSink* sink) {
+                         const ResultSink* sink, const Kernels& kernels) {
   const std::size_t most = sink == nullptr ? numel : kSinkBytes / ByteSize(dtype);
   const bool keeps_all = results.size() >= numel * ByteSize(dtype);
   std::byte* out = results.data();
@@ -151,12 +148,13 @@ ReduceOutcome ReduceWith(Workspace work, DType dtype, double divisor, std::size_
       }
       work.srcs[i] = data;
       if (source.cast == nullptr) continue;
-      cpu::ConvertAndDivide(raw.dtype, data, dtype, source.cast, block, raw.divisor);
+      kernels.convert_and_divide(raw.dtype, data, dtype, source.cast, block, raw.divisor);
       work.srcs[i] = source.cast;
     }
     const bool finite =
-        quotients ? cpu::SumQuotients(work.srcs.data(), work.srcs.size(), raw.divisor, out, block)
-                  : cpu::Sum(dtype, work.srcs.data(), work.srcs.size(), divisor, out, block);
+        quotients
+            ? kernels.sum_quotients(work.srcs.data(), work.srcs.size(), raw.divisor, out, block)
+            : kernels.sum(dtype, work.srcs.data(), work.srcs.size(), divisor, out, block);
     outcome.finite = outcome.finite && finite;
     const std::size_t bytes = block * ByteSize(dtype);
     if (sink != nullptr) (*sink)(numel - left, {out, bytes});
@@ -168,7 +166,8 @@ ReduceOutcome ReduceWith(Workspace work, DType dtype, double divisor, std::size_
 
 ReduceOutcome ReduceTo(DType dtype, ReduceOp op, std::size_t numel,
                        std::span<const Pieces> contributions, std::span<std::byte> out,
-                       const RawContributions& raw, double weight, const ResultSink* sink) {
+                       const RawContributions& raw, double weight, const ResultSink* sink,
+                       const Kernels& kernels) {
   const std::size_t count = contributions.size();
   const double mean = weight > 0 ? weight : static_cast<double>(count);
   const double divisor = op == ReduceOp::kMean ? mean : 1.0;
@@ -183,7 +182,7 @@ ReduceOutcome ReduceTo(DType dtype, ReduceOp op, std::size_t numel,
       source.width = ByteSize(raw.raw(i) ? raw.dtype : dtype);
       source.cast = casts_some && raw.raw(i) ? casts.bytes() + i * cast_bytes : nullptr;
     }
-    return ReduceWith(work, dtype, divisor, numel, out, raw, sink);
+    return ReduceWith(work, dtype, divisor, numel, out, raw, sink, kernels);
   };
   if (count <= kStackContributions) {
     std::array<Source, kStackContributions> sources;
@@ -198,13 +197,13 @@ ReduceOutcome ReduceTo(DType dtype, ReduceOp op, std::size_t numel,
 }
 
 // Adds what follows in a contribution.
-void AddTo(std::span<double> sum, DType dtype, Cursor& cursor) {
+void AddTo(std::span<double> sum, DType dtype, Cursor& cursor, const Kernels& kernels) {
   std::array<std::byte, kAddedNumel * sizeof(double)> gathered;
   std::array<double, kAddedNumel> values;
   for (std::size_t at = 0; at < sum.size(); at += kAddedNumel) {
     const std::size_t count = std::min(kAddedNumel, sum.size() - at);
     cursor.Gather(count * ByteSize(dtype), gathered.data());
-    cpu::Convert(dtype, gathered.data(), DType::kFloat64, values.data(), count);
+    kernels.convert(dtype, gathered.data(), DType::kFloat64, values.data(), count);
     for (std::size_t i = 0; i < count; ++i) sum[at + i] += values[i];
   }
 }
@@ -213,18 +212,19 @@ void AddTo(std::span<double> sum, DType dtype, Cursor& cursor) {
 
 ReduceOutcome Reduce(DType dtype, ReduceOp op, std::size_t numel,
                      std::span<const Pieces> contributions, std::span<std::byte> out,
-                     const RawContributions& raw, double weight) {
-  return ReduceTo(dtype, op, numel, contributions, out, raw, weight, nullptr);
+                     const RawContributions& raw, double weight, const Kernels& kernels) {
+  return ReduceTo(dtype, op, numel, contributions, out, raw, weight, nullptr, kernels);
 }
 
 ReduceOutcome ReduceInto(DType dtype, ReduceOp op, std::size_t numel,
                          std::span<const Pieces> contributions, std::span<std::byte> out,
-                         const RawContributions& raw, double weight, ResultSink sink) {
-  return ReduceTo(dtype, op, numel, contributions, out, raw, weight, &sink);
+                         const RawContributions& raw, double weight, ResultSink sink,
+                         const Kernels& kernels) {
+  return ReduceTo(dtype, op, numel, contributions, out, raw, weight, &sink, kernels);
 }
 
 ReduceOutcome ReduceOrthonormalized(const Segment& segment, std::span<const Pieces> contributions,
-                                    std::span<std::byte> out) {
+                                    std::span<std::byte> out, const Kernels& kernels) {
   std::size_t largest = 0;
   for (const MatrixShape& shape : segment.matrices) largest = std::max(largest, shape.numel());
   Scratch scratch(largest * sizeof(double));
@@ -242,10 +242,10 @@ ReduceOutcome ReduceOrthonormalized(const Segment& segment, std::span<const Piec
   for (const MatrixShape& shape : segment.matrices) {
     const std::span<double> sum(scratch.doubles(), shape.numel());
     std::fill(sum.begin(), sum.end(), 0.0);
-    for (Cursor& cursor : cursors) AddTo(sum, segment.dtype, cursor);
-    const bool finite = Orthonormalize(shape, segment.epsilon, sum);
+    for (Cursor& cursor : cursors) AddTo(sum, segment.dtype, cursor, kernels);
+    const bool finite = kernels.orthonormalize(shape, segment.epsilon, sum);
     outcome.finite = outcome.finite && finite;
-    cpu::Convert(DType::kFloat64, sum.data(), segment.dtype, to, sum.size());
+    kernels.convert(DType::kFloat64, sum.data(), segment.dtype, to, sum.size());
     to += sum.size() * ByteSize(segment.dtype);
   }
   return outcome;

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/sync.h"
+#include "hooks/kernels.h"
 #include "hooks/power_sgd/hook.h"
 #include "hooks/simple_hooks.h"
 
@@ -83,17 +84,18 @@ std::vector<std::string> HookRegistry::Names() const {
 
 absl::StatusOr<std::unique_ptr<Hook>> HookRegistry::Make(const HookSpec& spec) const {
   if (absl::Status status = spec.Validate(); !status.ok()) return status;
+  const Kernels& kernels = KernelsFor(MemoryKind::kHost);  // where members' buckets lie
   const std::optional<DType> wrapper = WireOf(spec.comm_wrapper);
-  if (spec.comm_hook == "no") return MakeCastingHook(wrapper);
+  if (spec.comm_hook == "no") return MakeCastingHook(wrapper, kernels);
   std::unique_ptr<Hook> hook;
   if (spec.comm_hook == "noop") {
     hook = MakeNoopHook();
   } else if (spec.comm_hook == "power_sgd" || spec.comm_hook == "batched_power_sgd") {
     absl::StatusOr<PowerSgdOptions> options = PowerSgdOptions::FromSpec(spec);
     if (!options.ok()) return options.status();
-    return MakePowerSgdHook(*options);  // knows its wrapper
+    return MakePowerSgdHook(*options, kernels);  // knows its wrapper
   } else if (IsBuiltIn(spec.comm_hook)) {
-    hook = MakeCastingHook(WireOf(spec.comm_hook));
+    hook = MakeCastingHook(WireOf(spec.comm_hook), kernels);
   } else {
     HookFactory factory;
     {
@@ -109,7 +111,7 @@ absl::StatusOr<std::unique_ptr<Hook>> HookRegistry::Make(const HookSpec& spec) c
     }
     hook = *std::move(made);
   }
-  if (wrapper.has_value()) hook = MakeWrapper(*wrapper, std::move(hook));
+  if (wrapper.has_value()) hook = MakeWrapper(*wrapper, std::move(hook), kernels);
   return hook;
 }
 

@@ -5,7 +5,6 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "hooks/cpu/kernels.h"
 
 namespace gradwire {
 namespace {
@@ -56,8 +55,8 @@ RoundPlan PlanOf(DType dtype, std::size_t numel) {
 
 class CastingRun : public HookRunBase {
  public:
-  CastingRun(TensorView buffer, DType wire)
-      : buffer_(buffer), segment_(PlanOf(wire, buffer.numel).segments.front()) {}
+  CastingRun(TensorView buffer, DType wire, const Kernels& kernels)
+      : kernels_(kernels), buffer_(buffer), segment_(PlanOf(wire, buffer.numel).segments.front()) {}
 
   absl::StatusOr<std::optional<RoundPlan>> Next(const RoundContext& context) override {
     if (absl::Status status = CheckContext(context); !status.ok()) return status;
@@ -78,8 +77,8 @@ class CastingRun : public HookRunBase {
   absl::Status Encode(ElementRange range, std::span<std::byte> out) override {
     if (stage_ != Stage::kOpen) return absl::FailedPreconditionError("no round is open");
     if (absl::Status status = CheckRange(segment_, range, out.size()); !status.ok()) return status;
-    cpu::ConvertAndDivide(buffer_.dtype, At(buffer_, range.begin), segment_.dtype, out.data(),
-                          range.numel(), world_size_);
+    kernels_.convert_and_divide(buffer_.dtype, At(buffer_, range.begin), segment_.dtype, out.data(),
+                                range.numel(), world_size_);
     return absl::OkStatus();
   }
 
@@ -91,7 +90,8 @@ class CastingRun : public HookRunBase {
   absl::Status Decode(ElementRange range, std::span<const std::byte> in) override {
     if (absl::Status status = CheckRange(segment_, range, in.size()); !status.ok()) return status;
     if (absl::Status status = CheckDecode(range); !status.ok()) return status;
-    const auto convert = buffer_.bytes() < kStreamedBytes ? cpu::Convert : cpu::ConvertStreaming;
+    const auto convert =
+        buffer_.bytes() < kStreamedBytes ? kernels_.convert : kernels_.convert_streaming;
     convert(segment_.dtype, in.data(), buffer_.dtype, At(buffer_, range.begin), range.numel());
     decoded_ += range.numel();
     return absl::OkStatus();
@@ -120,6 +120,7 @@ class CastingRun : public HookRunBase {
     return absl::OkStatus();
   }
 
+  const Kernels& kernels_;
   const TensorView buffer_;
   const Segment segment_;
   Stage stage_ = Stage::kFresh;
@@ -129,7 +130,7 @@ class CastingRun : public HookRunBase {
 
 class CastingHook : public HookBase {
  public:
-  explicit CastingHook(std::optional<DType> wire) : wire_(wire) {}
+  CastingHook(std::optional<DType> wire, const Kernels& kernels) : wire_(wire), kernels_(kernels) {}
 
   absl::StatusOr<std::vector<RoundPlan>> Plan(std::span<const ParameterSpec> parameters,
                                               std::int64_t /*step*/) const override {
@@ -139,11 +140,12 @@ class CastingHook : public HookBase {
   absl::StatusOr<std::unique_ptr<HookRun>> Start(GradBucket& bucket,
                                                  std::int64_t /*step*/) override {
     const TensorView buffer = bucket.buffer();
-    return std::make_unique<CastingRun>(buffer, wire_.value_or(buffer.dtype));
+    return std::make_unique<CastingRun>(buffer, wire_.value_or(buffer.dtype), kernels_);
   }
 
  private:
   const std::optional<DType> wire_;
+  const Kernels& kernels_;
 };
 
 // ---- Noop
@@ -212,13 +214,14 @@ class ScratchPool {
 class WrapperRun final : public HookRun {
  public:
   // Casts the bucket; Begin must follow.
-  WrapperRun(ScratchPool& pool, DType wire, const GradBucket& bucket)
-      : pool_(pool),
+  WrapperRun(ScratchPool& pool, DType wire, const GradBucket& bucket, const Kernels& kernels)
+      : kernels_(kernels),
+        pool_(pool),
         scratch_(pool.Take(bucket.buffer().numel * ByteSize(wire))),
         original_(bucket.buffer()),
         cast_{wire, scratch_.data.get(), original_.numel},
         bucket_(bucket) {
-    cpu::Convert(original_.dtype, original_.data, cast_.dtype, cast_.data, cast_.numel);
+    kernels_.convert(original_.dtype, original_.data, cast_.dtype, cast_.data, cast_.numel);
   }
 
   ~WrapperRun() override {
@@ -240,7 +243,7 @@ class WrapperRun final : public HookRun {
     if (!plan.ok() || plan->has_value() || is_cast_back_) return plan;
     // The inner hook may have left its result in a buffer of its own.
     const TensorView result = bucket_.buffer();
-    cpu::Convert(result.dtype, result.data, original_.dtype, original_.data, original_.numel);
+    kernels_.convert(result.dtype, result.data, original_.dtype, original_.data, original_.numel);
     is_cast_back_ = true;
     return plan;
   }
@@ -265,6 +268,7 @@ class WrapperRun final : public HookRun {
   void Abort() override { inner_->Abort(); }
 
  private:
+  const Kernels& kernels_;
   ScratchPool& pool_;
   ScratchPool::Scratch scratch_;
   const TensorView original_;
@@ -277,7 +281,8 @@ class WrapperRun final : public HookRun {
 // Derives from Hook, not HookBase, so that it cannot leave out a call.
 class Wrapper final : public Hook {
  public:
-  Wrapper(DType wire, std::unique_ptr<Hook> inner) : wire_(wire), inner_(std::move(inner)) {}
+  Wrapper(DType wire, std::unique_ptr<Hook> inner, const Kernels& kernels)
+      : wire_(wire), kernels_(kernels), inner_(std::move(inner)) {}
 
   absl::StatusOr<std::vector<RoundPlan>> Plan(std::span<const ParameterSpec> parameters,
                                               std::int64_t step) const override {
@@ -285,7 +290,7 @@ class Wrapper final : public Hook {
   }
 
   absl::StatusOr<std::unique_ptr<HookRun>> Start(GradBucket& bucket, std::int64_t step) override {
-    auto run = std::make_unique<WrapperRun>(pool_, wire_, bucket);
+    auto run = std::make_unique<WrapperRun>(pool_, wire_, bucket, kernels_);
     if (absl::Status status = run->Begin(*inner_, step); !status.ok()) return status;
     return run;
   }
@@ -307,6 +312,7 @@ class Wrapper final : public Hook {
   }
 
   const DType wire_;
+  const Kernels& kernels_;
   const std::unique_ptr<Hook> inner_;
   ScratchPool pool_;
 };
@@ -335,14 +341,14 @@ absl::StatusOr<std::vector<RoundPlan>> PlanCast(std::optional<DType> wire,
   return std::vector<RoundPlan>{PlanOf(wire.value_or(dtype), numel)};
 }
 
-std::unique_ptr<Hook> MakeCastingHook(std::optional<DType> wire) {
-  return std::make_unique<CastingHook>(wire);
+std::unique_ptr<Hook> MakeCastingHook(std::optional<DType> wire, const Kernels& kernels) {
+  return std::make_unique<CastingHook>(wire, kernels);
 }
 
 std::unique_ptr<Hook> MakeNoopHook() { return std::make_unique<NoopHook>(); }
 
-std::unique_ptr<Hook> MakeWrapper(DType wire, std::unique_ptr<Hook> inner) {
-  return std::make_unique<Wrapper>(wire, std::move(inner));
+std::unique_ptr<Hook> MakeWrapper(DType wire, std::unique_ptr<Hook> inner, const Kernels& kernels) {
+  return std::make_unique<Wrapper>(wire, std::move(inner), kernels);
 }
 
 }  // namespace gradwire

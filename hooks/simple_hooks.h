@@ -1,4 +1,5 @@
-// The stateless built-in hooks and the casting wrapper.
+// The stateless built-in hooks and the casting wrapper. `kernels` outlives the hooks, and is for
+// the memory in which their buckets lie.
 #pragma once
 
 #include <memory>
@@ -7,6 +8,7 @@
 
 #include "gradwire/hooks/hook.h"
 #include "hooks/bucket_parameters.h"
+#include "hooks/kernels.h"
 
 namespace gradwire {
 
@@ -18,13 +20,13 @@ absl::StatusOr<std::vector<RoundPlan>> PlanCast(std::optional<DType> wire,
 // One round, one segment: the bucket cast to `wire` (nullopt: left in its own dtype), divided by
 // the world size in that dtype, summed, cast back. torch's allreduce, fp16_compress and
 // bf16_compress.
-std::unique_ptr<Hook> MakeCastingHook(std::optional<DType> wire);
+std::unique_ptr<Hook> MakeCastingHook(std::optional<DType> wire, const Kernels& kernels);
 
 // No round: every member keeps its own gradients.
 std::unique_ptr<Hook> MakeNoopHook();
 
 // Runs `inner` on the bucket cast to `wire`, and casts what it leaves there back into the bucket.
 // `inner` is planned with, and its bucket's buffer has, the wire dtype.
-std::unique_ptr<Hook> MakeWrapper(DType wire, std::unique_ptr<Hook> inner);
+std::unique_ptr<Hook> MakeWrapper(DType wire, std::unique_ptr<Hook> inner, const Kernels& kernels);
 
 }  // namespace gradwire

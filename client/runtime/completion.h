@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/sync.h"
-#include "client/runtime/poller.h"
+#include "client/transport/poller.h"
 #include "gradwire/client.h"
 
 namespace gradwire {

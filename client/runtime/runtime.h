@@ -17,9 +17,9 @@
 #include "client/runtime/bucket_stats.h"
 #include "client/runtime/buffer_pool.h"
 #include "client/runtime/completion.h"
-#include "client/runtime/event_queue.h"
 #include "client/transport/channel.h"
 #include "client/transport/daemon_connection.h"
+#include "client/transport/event_queue.h"
 #include "client/transport/shared_memory.h"
 #include "gradwire/client.h"
 

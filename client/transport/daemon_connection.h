@@ -11,8 +11,8 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "client/runtime/event_queue.h"
 #include "client/transport/channel.h"
+#include "client/transport/event_queue.h"
 #include "proto/wire/frame.h"
 #include "proto/wire/lane_sender.h"
 

@@ -14,7 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/sync.h"
-#include "client/runtime/event_queue.h"
+#include "client/transport/event_queue.h"
 #include "proto/wire/frame.h"
 #include "proto/wire/memory_segment.h"
 

@@ -9,8 +9,8 @@
 #include <memory>
 
 #include "base/sync.h"
-#include "client/runtime/event_queue.h"
-#include "client/runtime/poller.h"
+#include "client/transport/event_queue.h"
+#include "client/transport/poller.h"
 #include "proto/wire/frame.h"
 
 namespace gradwire::client {

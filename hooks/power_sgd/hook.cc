@@ -10,6 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "hooks/kernels.h"
 #include "hooks/power_sgd/member_state.h"
 #include "hooks/power_sgd/run.h"
 #include "hooks/simple_hooks.h"
@@ -109,8 +110,8 @@ void Take(const StateTensor& tensor, const ParameterSpec& parameter, const HookS
 
 class PowerSgdHook : public HookBase {
  public:
-  explicit PowerSgdHook(const PowerSgdOptions& options)
-      : options_(options), plain_(MakeCastingHook(options.wire)) {}
+  PowerSgdHook(const PowerSgdOptions& options, const Kernels& kernels)
+      : options_(options), kernels_(kernels), plain_(MakeCastingHook(options.wire, kernels)) {}
 
   absl::StatusOr<std::vector<RoundPlan>> Plan(std::span<const ParameterSpec> parameters,
                                               std::int64_t step) const override {
@@ -125,9 +126,9 @@ class PowerSgdHook : public HookBase {
     if (IsPlain()) return plain_->Start(bucket, step);
     const Side side = SideAt(options_, iteration_);
     if (bucket.buffer().dtype == DType::kFloat64) {
-      return std::make_unique<PowerSgdRun<double>>(options_, side, bucket, doubles_);
+      return std::make_unique<PowerSgdRun<double>>(options_, kernels_, side, bucket, doubles_);
     }
-    return std::make_unique<PowerSgdRun<float>>(options_, side, bucket, floats_);
+    return std::make_unique<PowerSgdRun<float>>(options_, kernels_, side, bucket, floats_);
   }
 
   void EndStep(Verdict verdict) override {
@@ -195,6 +196,7 @@ class PowerSgdHook : public HookBase {
   bool IsPlain() const { return iteration_ < options_.start_powerSGD_iter; }
 
   const PowerSgdOptions options_;
+  const Kernels& kernels_;
   const std::unique_ptr<Hook> plain_;  // until start_powerSGD_iter
   std::int64_t iteration_ = 0;         // steps applied
   double scale_ = 1;                   // of the gradients, and so of the residuals
@@ -208,8 +210,8 @@ Side SideAt(const PowerSgdOptions& options, std::int64_t iteration) {
   return (iteration - options.start_powerSGD_iter) % 2 == 0 ? Side::kP : Side::kQ;
 }
 
-std::unique_ptr<Hook> MakePowerSgdHook(const PowerSgdOptions& options) {
-  return std::make_unique<PowerSgdHook>(options);
+std::unique_ptr<Hook> MakePowerSgdHook(const PowerSgdOptions& options, const Kernels& kernels) {
+  return std::make_unique<PowerSgdHook>(options, kernels);
 }
 
 }  // namespace gradwire

@@ -8,7 +8,9 @@
 
 namespace gradwire {
 
-std::unique_ptr<Hook> MakePowerSgdHook(const PowerSgdOptions& options);
+struct Kernels;
+
+std::unique_ptr<Hook> MakePowerSgdHook(const PowerSgdOptions& options, const Kernels& kernels);
 
 // Which factor travels in an iteration when `rounds` is 1.
 Side SideAt(const PowerSgdOptions& options, std::int64_t iteration);

@@ -9,9 +9,7 @@
 #include <type_traits>
 
 #include "absl/strings/str_cat.h"
-#include "hooks/cpu/kernels.h"
 #include "hooks/cpu/low_rank.h"
-#include "hooks/power_sgd/orthonormalize.h"
 
 namespace gradwire {
 namespace {
@@ -46,9 +44,10 @@ cpu::LowRankShape Shape(const LowRankMatrix& matrix) {
 }  // namespace
 
 template <class T>
-PowerSgdRun<T>::PowerSgdRun(const PowerSgdOptions& options, Side side, GradBucket& bucket,
-                            MemberState<T>& state)
+PowerSgdRun<T>::PowerSgdRun(const PowerSgdOptions& options, const Kernels& kernels, Side side,
+                            GradBucket& bucket, MemberState<T>& state)
     : options_(options),
+      kernels_(kernels),
       side_(side),
       bucket_(bucket),
       state_(state),
@@ -169,8 +168,8 @@ void PowerSgdRun<T>::LoadBucket() {
   } else {
     work_->matrix.resize(layout_.padded_numel);
     matrix_ = work_->matrix.data();
-    cpu::Convert(buffer.dtype, static_cast<const std::byte*>(buffer.data), kDType<T>,
-                 reinterpret_cast<std::byte*>(matrix_), buffer.numel);
+    kernels_.convert(buffer.dtype, static_cast<const std::byte*>(buffer.data), kDType<T>,
+                     reinterpret_cast<std::byte*>(matrix_), buffer.numel);
     std::fill(work_->matrix.begin() + static_cast<std::ptrdiff_t>(buffer.numel),
               work_->matrix.end(), T{0});
   }
@@ -202,7 +201,8 @@ void PowerSgdRun<T>::AddResiduals() {
   const auto add = [&](std::size_t parameter, std::size_t offset) {
     const std::vector<T>& residual =
         state_.parameter(bucket_.parameters()[parameter].name).residual;
-    if (!residual.empty()) cpu::Add(residual.size(), matrix_ + offset, residual.data());
+    if (!residual.empty())
+      kernels_.low_rank<T>().add(residual.size(), matrix_ + offset, residual.data());
   };
   if (options_.batched) {
     std::size_t offset = 0;
@@ -222,7 +222,8 @@ template <class T>
 void PowerSgdRun<T>::Orthonormal(const std::vector<T>& factor, MatrixShape shape, T* out) {
   std::vector<double>& precise = work_->precise;
   precise.assign(factor.begin(), factor.end());
-  Orthonormalize(shape, options_.batched ? 0 : options_.orthogonalization_epsilon, precise);
+  kernels_.orthonormalize(shape, options_.batched ? 0 : options_.orthogonalization_epsilon,
+                          precise);
   std::transform(precise.begin(), precise.end(), out,
                  [](double value) { return static_cast<T>(value); });
 }
@@ -250,8 +251,9 @@ void PowerSgdRun<T>::MakeP() {
       const std::vector<T>& kept = state_.parameter(NameOf(matrix)).residual;
       if (!kept.empty()) residual = kept.data();
     }
-    cpu::AddAndMultiply(Shape(matrix), matrix_ + matrix.offset, residual, work_->transposed.data(),
-                        work_->p.data() + matrix.p_offset);
+    kernels_.low_rank<T>().add_and_multiply(Shape(matrix), matrix_ + matrix.offset, residual,
+                                            work_->transposed.data(),
+                                            work_->p.data() + matrix.p_offset);
   }
 }
 
@@ -263,8 +265,9 @@ void PowerSgdRun<T>::MakeQ() {
                   work_->p.data() + matrix.p_offset);
     }
     work_->transposed.resize(std::max(work_->transposed.size(), matrix.q_numel()));
-    cpu::TransposeMultiply(Shape(matrix), matrix_ + matrix.offset,
-                           work_->p.data() + matrix.p_offset, work_->transposed.data());
+    kernels_.low_rank<T>().transpose_multiply(Shape(matrix), matrix_ + matrix.offset,
+                                              work_->p.data() + matrix.p_offset,
+                                              work_->transposed.data());
     T* q = work_->q.data() + matrix.q_offset;
     for (std::size_t k = 0; k < matrix.rank; ++k) {
       for (std::size_t j = 0; j < matrix.shape.cols; ++j) {
@@ -284,8 +287,8 @@ void PowerSgdRun<T>::KeepOwn(const std::vector<T>& factor) {
   for (std::size_t i = 0; i < factor.size(); i += kBlock) {
     const std::size_t count = std::min(factor.size() - i, kBlock);
     auto* values = reinterpret_cast<std::byte*>(work_->own.data() + i);
-    cpu::Convert(kDType<T>, values, wire_, encoded.data(), count);
-    cpu::Convert(wire_, encoded.data(), kDType<T>, values, count);
+    kernels_.convert(kDType<T>, values, wire_, encoded.data(), count);
+    kernels_.convert(wire_, encoded.data(), kDType<T>, values, count);
   }
 }
 
@@ -328,8 +331,8 @@ absl::Status PowerSgdRun<T>::Encode(ElementRange range, std::span<std::byte> out
     EncodeDense(range, out.data());
   } else {
     const T* from = (block == Block::kP ? work_->p : work_->q).data() + range.begin;
-    cpu::Convert(kDType<T>, reinterpret_cast<const std::byte*>(from), wire_, out.data(),
-                 range.numel());
+    kernels_.convert(kDType<T>, reinterpret_cast<const std::byte*>(from), wire_, out.data(),
+                     range.numel());
   }
   return absl::OkStatus();
 }
@@ -341,8 +344,8 @@ void PowerSgdRun<T>::EncodeDense(ElementRange range, std::byte* out) const {
     const std::size_t end = std::min(range.end, dense.dense_offset + dense.numel);
     if (begin >= end) continue;
     const T* from = matrix_ + dense.offset + (begin - dense.dense_offset);
-    cpu::Convert(kDType<T>, reinterpret_cast<const std::byte*>(from), wire_,
-                 out + (begin - range.begin) * ByteSize(wire_), end - begin);
+    kernels_.convert(kDType<T>, reinterpret_cast<const std::byte*>(from), wire_,
+                     out + (begin - range.begin) * ByteSize(wire_), end - begin);
   }
 }
 
@@ -359,7 +362,7 @@ absl::Status PowerSgdRun<T>::Decode(ElementRange range, std::span<const std::byt
     return absl::OkStatus();
   }
   T* to = (block == Block::kP ? work_->p : work_->q).data() + range.begin;
-  cpu::Convert(wire_, in.data(), kDType<T>, reinterpret_cast<std::byte*>(to), range.numel());
+  kernels_.convert(wire_, in.data(), kDType<T>, reinterpret_cast<std::byte*>(to), range.numel());
   return absl::OkStatus();
 }
 
@@ -379,13 +382,13 @@ void PowerSgdRun<T>::DecodeDense(ElementRange range, const std::byte* in) {
       const std::size_t count = std::min(end - begin, kBlock);
       const std::size_t at = begin - dense.dense_offset;
       T* value = matrix_ + dense.offset + at;
-      cpu::Convert(wire_, in + (begin - range.begin) * ByteSize(wire_), kDType<T>,
-                   reinterpret_cast<std::byte*>(result.data()), count);
+      kernels_.convert(wire_, in + (begin - range.begin) * ByteSize(wire_), kDType<T>,
+                       reinterpret_cast<std::byte*>(result.data()), count);
       if (is_local) {  // what the wire's dtype could not say
-        cpu::Convert(kDType<T>, reinterpret_cast<const std::byte*>(value), wire_, encoded.data(),
-                     count);
-        cpu::Convert(wire_, encoded.data(), kDType<T>, reinterpret_cast<std::byte*>(own.data()),
-                     count);
+        kernels_.convert(kDType<T>, reinterpret_cast<const std::byte*>(value), wire_,
+                         encoded.data(), count);
+        kernels_.convert(wire_, encoded.data(), kDType<T>, reinterpret_cast<std::byte*>(own.data()),
+                         count);
       }
       for (std::size_t i = 0; i < count; ++i) {
         if (KeepsResidual()) kept.next[at + i] = value[i] - (is_local ? own[i] : result[i]);
@@ -414,12 +417,13 @@ void PowerSgdRun<T>::FinishMatrix(const LowRankMatrix& matrix) {
     // First what this member's own factors say, for the residual; then the result.
     const bool own_is_p = !TwoRounds() && side_ == Side::kP;
     Transpose(matrix, own_is_p ? work_->q : work_->own);
-    cpu::ReconstructAndSubtract(shape, m, own_is_p ? work_->own.data() + matrix.p_offset : p,
-                                work_->transposed.data(), residual);
+    kernels_.low_rank<T>().reconstruct_and_subtract(
+        shape, m, own_is_p ? work_->own.data() + matrix.p_offset : p, work_->transposed.data(),
+        residual);
     residual = nullptr;
   }
   Transpose(matrix, work_->q);
-  cpu::ReconstructAndSubtract(shape, m, p, work_->transposed.data(), residual);
+  kernels_.low_rank<T>().reconstruct_and_subtract(shape, m, p, work_->transposed.data(), residual);
 }
 
 template <class T>
@@ -451,8 +455,8 @@ template <class T>
 void PowerSgdRun<T>::StoreBucket() {
   const TensorView buffer = bucket_.buffer();
   if (matrix_ == buffer.data) return;
-  cpu::Convert(kDType<T>, reinterpret_cast<const std::byte*>(matrix_), buffer.dtype,
-               static_cast<std::byte*>(buffer.data), buffer.numel);
+  kernels_.convert(kDType<T>, reinterpret_cast<const std::byte*>(matrix_), buffer.dtype,
+                   static_cast<std::byte*>(buffer.data), buffer.numel);
 }
 
 template <class T>

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "hooks/kernels.h"
 #include "hooks/power_sgd/layout.h"
 #include "hooks/power_sgd/member_state.h"
 
@@ -20,7 +21,8 @@ template <class T>
 class PowerSgdRun : public HookRunBase {
  public:
   // All outlive the run.
-  PowerSgdRun(const PowerSgdOptions& options, Side side, GradBucket& bucket, MemberState<T>& state);
+  PowerSgdRun(const PowerSgdOptions& options, const Kernels& kernels, Side side, GradBucket& bucket,
+              MemberState<T>& state);
   ~PowerSgdRun() override;
 
   absl::StatusOr<std::optional<RoundPlan>> Next(const RoundContext& context) override;
@@ -63,6 +65,7 @@ class PowerSgdRun : public HookRunBase {
   void Transpose(const LowRankMatrix& matrix, const std::vector<T>& block);
 
   const PowerSgdOptions& options_;
+  const Kernels& kernels_;
   const Side side_;
   GradBucket& bucket_;
   MemberState<T>& state_;

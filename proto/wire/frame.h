@@ -15,7 +15,7 @@
 #include <variant>
 #include <vector>
 
-#include "gradwire/hooks/hook.h"
+#include "gradwire/hooks/round_plan.h"
 
 namespace gradwire::wire {
 

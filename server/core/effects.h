@@ -7,7 +7,6 @@
 #include <variant>
 #include <vector>
 
-#include "gradwire/hooks/hook.h"
 #include "hooks/reduce.h"
 #include "proto/wire/frame.h"
 #include "server/core/reduced_result.h"

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/core/session_core.h"
+#include "server/core/session_options.h"
 #include "server/daemon/exit_codes.h"
 #include "server/daemon/memory_limit.h"
 #include "server/net/listener.h"

@@ -27,6 +27,7 @@
 #include "server/services/health_service.h"
 #include "server/services/reflection_service.h"
 #include "server/session/registry.h"
+#include "server/session/session_runner.h"
 
 namespace gradwire::server {
 namespace {
@@ -194,9 +195,9 @@ Methods ServerImpl::AllMethods() {
 
 absl::StatusOr<wire::MemoryReply> ServerImpl::AttachMemory(wire::MemoryRequest request,
                                                            wire::GoOn go_on) const {
-  const absl::StatusOr<MemberHandle> seat = registry_->Find(request.token, request.start_id);
-  if (!seat.ok()) return seat.status();
-  return seat->session->memory().Attach(seat->rank, std::move(request), MonotonicNow, go_on);
+  const absl::StatusOr<MemberHandle> member = registry_->Find(request.token, request.start_id);
+  if (!member.ok()) return member.status();
+  return member->session->memory().Attach(member->rank, std::move(request), MonotonicNow, go_on);
 }
 
 void ServerImpl::TickLoop() {

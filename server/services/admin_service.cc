@@ -6,6 +6,8 @@
 #include "server/rpc/clock.h"
 #include "server/rpc/rpc_threads.h"
 #include "server/services/state_streams.h"
+#include "server/session/registry.h"
+#include "server/session/session_runner.h"
 
 namespace gradwire::server {
 

@@ -9,9 +9,10 @@
 #include "gradwire/v1/admin.pb.h"
 #include "server/rpc/methods.h"
 #include "server/rpc/periodic_tasks.h"
-#include "server/session/registry.h"
 
 namespace gradwire::server {
+
+class Registry;
 
 // Thread-safe. Outlives the calls of its methods.
 class AdminService final {

@@ -9,7 +9,11 @@
 #include "proto/wire/proto_conversion.h"
 #include "server/net/listener.h"
 #include "server/rpc/clock.h"
+#include "server/services/bulk_lane.h"
+#include "server/services/member_exchange.h"
 #include "server/services/watch_stream.h"
+#include "server/session/registry.h"
+#include "server/session/session_runner.h"
 
 namespace gradwire::server {
 namespace {
@@ -128,10 +132,10 @@ absl::Status AggregationService::Join(const v1::JoinRequest& request, v1::JoinRe
   if (!session.ok()) return session.status();
   const absl::StatusOr<Registry::Joined> joined = registry_->Join(*session, *ask, MonotonicNow());
   if (!joined.ok()) return joined.status();
-  const SessionOptions& granted = joined->seat.session->options();
+  const SessionOptions& granted = joined->member.session->options();
   response.set_protocol_version(kProtocolVersion);
   response.set_token(joined->token);
-  response.set_rank(joined->seat.rank);
+  response.set_rank(joined->member.rank);
   response.set_generation(granted.generation);
   response.set_lineage(granted.lineage);
   response.set_next_step(joined->next_step);

@@ -9,10 +9,11 @@
 #include "server/daemon/options.h"
 #include "server/rpc/methods.h"
 #include "server/rpc/periodic_tasks.h"
-#include "server/services/member_exchange.h"
-#include "server/session/registry.h"
+#include "server/services/stream_limits.h"
 
 namespace gradwire::server {
+
+class Registry;
 
 // Thread-safe. Outlives the calls of its methods.
 class AggregationService final {

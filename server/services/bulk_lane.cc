@@ -7,6 +7,8 @@
 #include "proto/wire/codec.h"
 #include "server/rpc/clock.h"
 #include "server/services/member_exchange.h"
+#include "server/session/registry.h"
+#include "server/session/session_runner.h"
 
 namespace gradwire::server {
 
@@ -65,10 +67,11 @@ absl::Status BulkLane::HandleHello(const absl::StatusOr<wire::Frame>& frame) {
     return absl::InvalidArgumentError(
         "hello.pair: is 0; allowed: what the Hello of the Exchange has, drawn at random");
   }
-  const absl::StatusOr<MemberHandle> seat = registry_->Find(hello->token, hello->start_id);
-  if (!seat.ok()) return seat.status();
-  const LanePairs::Key key = {
-      .generation = seat->session->options().generation, .rank = seat->rank, .pair = hello->pair};
+  const absl::StatusOr<MemberHandle> member = registry_->Find(hello->token, hello->start_id);
+  if (!member.ok()) return member.status();
+  const LanePairs::Key key = {.generation = member->session->options().generation,
+                              .rank = member->rank,
+                              .pair = hello->pair};
   {
     MutexLock lock(mutex_);
     key_ = key;

@@ -14,11 +14,11 @@
 #include "server/rpc/periodic_tasks.h"
 #include "server/services/lane_pairs.h"
 #include "server/services/stream_limits.h"
-#include "server/session/registry.h"
 
 namespace gradwire::server {
 
 class MemberExchange;
+class Registry;
 
 // After its Hello it waits, for as long as a Hello may take, until its stream connects it. It ends
 // with the stream, and the stream with it. The lane and its stream refer to each other until then.

@@ -8,6 +8,10 @@
 #include "absl/strings/str_cat.h"
 #include "proto/wire/codec.h"
 #include "server/rpc/clock.h"
+#include "server/services/bulk_lane.h"
+#include "server/session/outgoing.h"
+#include "server/session/registry.h"
+#include "server/session/session_runner.h"
 
 namespace gradwire::server {
 namespace {
@@ -255,28 +259,29 @@ absl::Status MemberExchange::HandleHello(const absl::StatusOr<wire::Frame>& fram
   if (!frame.ok()) return frame.status();
   const auto* hello = std::get_if<wire::Hello>(&frame->header);
   if (hello == nullptr) return absl::InvalidArgumentError("the first frame of a stream is a Hello");
-  const absl::StatusOr<MemberHandle> seat = registry_->Find(hello->token, hello->start_id);
-  if (!seat.ok()) return seat.status();
+  const absl::StatusOr<MemberHandle> member = registry_->Find(hello->token, hello->start_id);
+  if (!member.ok()) return member.status();
   std::shared_ptr<MemberMemory> memory;
   if (hello->memory != 0) {
-    auto claimed = seat->session->memory().Claim(seat->rank, hello->memory);
+    auto claimed = member->session->memory().Claim(member->rank, hello->memory);
     if (!claimed.ok()) return claimed.status();
     memory = *std::move(claimed);
   }
   std::optional<LanePairs::Key> pair;
   if (hello->pair != 0) {
-    pair = {
-        .generation = seat->session->options().generation, .rank = seat->rank, .pair = hello->pair};
+    pair = {.generation = member->session->options().generation,
+            .rank = member->rank,
+            .pair = hello->pair};
   }
   {
     MutexLock lock(mutex_);
-    place_ = Place{.session = seat->session, .rank = seat->rank, .memory = std::move(memory)};
+    place_ = Place{.session = member->session, .rank = member->rank, .memory = std::move(memory)};
     pair_ = pair;
     if (pair) queue_.UseBothLanes();
     receiver_.Heard(wire::Lane::kMain, MonotonicNow());
   }
-  absl::Status attached = seat->session->Attach(seat->rank, hello->start_id, hello->step,
-                                                Self<MemberExchange>(), MonotonicNow());
+  absl::Status attached = member->session->Attach(member->rank, hello->start_id, hello->step,
+                                                  Self<MemberExchange>(), MonotonicNow());
   if (attached.ok() && pair) pairs_->Add(*pair, Self<MemberExchange>());
   return attached;
 }

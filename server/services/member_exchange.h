@@ -14,14 +14,17 @@
 #include "proto/wire/lane_receiver.h"
 #include "server/rpc/call.h"
 #include "server/rpc/periodic_tasks.h"
-#include "server/services/bulk_lane.h"
 #include "server/services/lane_pairs.h"
 #include "server/services/send_queue.h"
 #include "server/services/stream_limits.h"
 #include "server/session/member_stream.h"
-#include "server/session/registry.h"
 
 namespace gradwire::server {
+
+class BulkLane;
+class MemberMemory;
+class Registry;
+class SessionRunner;
 
 // On each lane one read and one write are in flight at most. The next read begins when the frame
 // before it has been dealt with: that is the back-pressure. Only a large sum is computed beside it;

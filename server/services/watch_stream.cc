@@ -3,6 +3,8 @@
 #include <utility>
 
 #include "server/rpc/clock.h"
+#include "server/session/registry.h"
+#include "server/session/session_runner.h"
 
 namespace gradwire::server {
 namespace {

@@ -8,10 +8,11 @@
 #include "gradwire/v1/aggregation.pb.h"
 #include "server/rpc/messages.h"
 #include "server/rpc/periodic_tasks.h"
-#include "server/session/registry.h"
-#include "server/session/session_runner.h"
 
 namespace gradwire::server {
+
+class Registry;
+class SessionRunner;
 
 // Ends, with OK, after it told that the session has ended. A client that does not read is told less
 // often: a new answer begins when the last one was taken.

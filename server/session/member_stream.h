@@ -5,9 +5,10 @@
 
 #include "absl/status/status.h"
 #include "proto/wire/lanes.h"
-#include "server/session/outgoing.h"
 
 namespace gradwire::server {
+
+class Outgoing;
 
 // Thread-safe. What queues and ends only notes what to do, so that they can be called under a
 // lock; Pump does it and must be called without one.

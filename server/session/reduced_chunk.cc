@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "hooks/cpu/kernels.h"
+#include "hooks/kernels.h"
 #include "hooks/reduce.h"
 #include "proto/wire/digest.h"
 #include "proto/wire/memory_segment.h"
@@ -58,17 +58,18 @@ std::span<std::byte> ReducedChunk::MakeRoom(SessionMemory& memory) {
   return room;
 }
 
-ReducedChunk::Outcome ReducedChunk::Compute(const ReduceEffect& effect, SessionMemory& memory) {
+ReducedChunk::Outcome ReducedChunk::Compute(const ReduceEffect& effect, SessionMemory& memory,
+                                            const Kernels& kernels) {
   std::vector<Pieces> inputs;
   inputs.reserve(effect.inputs.size());
   for (const wire::PayloadRef& input : effect.inputs) {
     inputs.push_back(input == nullptr ? Pieces() : input->pieces());
   }
   const Segment& segment = effect.segment;
-  const std::shared_ptr<ReducedChunk> chunk(new ReducedChunk(segment));
+  const std::shared_ptr<ReducedChunk> chunk(new ReducedChunk(segment, kernels));
   if (segment.op == ReduceOp::kOrthonormalizedSum) {
     const std::span<std::byte> room = chunk->MakeRoom(memory);
-    const ReduceOutcome outcome = ReduceOrthonormalized(segment, inputs, room);
+    const ReduceOutcome outcome = ReduceOrthonormalized(segment, inputs, room, kernels);
     chunk->digest_ = wire::DigestOf(room);
     return {.chunk = chunk, .finite = outcome.finite};
   }
@@ -83,12 +84,12 @@ ReducedChunk::Outcome ReducedChunk::Compute(const ReduceEffect& effect, SessionM
     digester.Update(results);
     const std::size_t numel = results.size() / ByteSize(segment.dtype);
     for (const Place& one : chunk->places_) {
-      cpu::Convert(segment.dtype, results.data(), one.dtype,
-                   one.room.bytes.data() + begin * ByteSize(one.dtype), numel);
+      kernels.convert(segment.dtype, results.data(), one.dtype,
+                      one.room.bytes.data() + begin * ByteSize(one.dtype), numel);
     }
   };
   const ReduceOutcome outcome = ReduceInto(segment.dtype, segment.op, segment.numel, inputs, room,
-                                           effect.raw, effect.weight, place);
+                                           effect.raw, effect.weight, place, kernels);
   chunk->digest_ = digester.Finish();
   return {.chunk = chunk, .finite = outcome.finite};
 }
@@ -104,9 +105,9 @@ ResultDelivery ReducedChunk::DeliveryTo(const Receiver& to) const {
 }
 
 ResentCopy ReducedChunk::CopyOf(const Place& place) const {
-  return {.make = [place, numel = numel_, dtype = dtype_, bytes = bytes_] {
+  return {.make = [place, numel = numel_, dtype = dtype_, bytes = bytes_, &kernels = kernels_] {
     auto copy = std::make_shared<HeapResult>(bytes);
-    cpu::Convert(place.dtype, place.room.bytes.data(), dtype, copy->content().data(), numel);
+    kernels.convert(place.dtype, place.room.bytes.data(), dtype, copy->content().data(), numel);
     return copy;
   }};
 }

@@ -8,9 +8,10 @@
 
 #include "absl/time/time.h"
 #include "server/core/effects.h"
-#include "server/session/session_memory.h"
 
 namespace gradwire::server {
+
+class SessionMemory;
 
 // Thread-safe.
 class Reducer {

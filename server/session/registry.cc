@@ -9,8 +9,13 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/random_bytes.h"
+#include "gradwire/hooks/registry.h"
+#include "hooks/coordinator_hook.h"
+#include "hooks/kernels.h"
 #include "server/rpc/rpc_threads.h"
 #include "server/session/cpu_reducer.h"
+#include "server/session/session_memory.h"
+#include "server/session/session_runner.h"
 
 namespace gradwire::server {
 namespace {
@@ -54,7 +59,8 @@ Registry::Registry(Limits limits, HookMaker make_hook)
     : limits_(limits),
       make_hook_(std::move(make_hook)),
       memory_(std::make_shared<MemoryBudget>(limits.memory_bytes)),
-      host_{.reducer = std::make_shared<CpuReducer>(CpuReducer::ThreadCount(),
+      host_{.reducer = std::make_shared<CpuReducer>(KernelsFor(MemoryKind::kHost),
+                                                    CpuReducer::ThreadCount(),
                                                     &RpcThreads::YieldLeadership),
             .before_long_work = &RpcThreads::YieldLeadership,
             .memory_quotas =
@@ -124,9 +130,10 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinNew(const SessionO
   if (!share) return absl::InternalError("the memory budget is inconsistent");
   session->Hold(*std::move(share));
   sessions_[options.name] = entry;
-  return Joined{.token = TokenFor(entry, **admission, ask.start_id, *token),
-                .seat = {.session = session, .rank = (*admission)->rank, .start_id = ask.start_id},
-                .next_step = session->step()};
+  return Joined{
+      .token = TokenFor(entry, (*admission)->rank, (*admission)->number, ask.start_id, *token),
+      .member = {.session = session, .rank = (*admission)->rank, .start_id = ask.start_id},
+      .next_step = session->step()};
 }
 
 absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinExisting(
@@ -138,11 +145,13 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinExisting(
   if (!admission.ok()) return admission.status();
   if (!*admission) return std::nullopt;
   MutexLock lock(mutex_);
-  std::string token = TokenFor(entry, **admission, ask.start_id, *fresh);
+  std::string token =
+      TokenFor(entry, (*admission)->rank, (*admission)->number, ask.start_id, *fresh);
   if (token.empty()) return std::nullopt;
-  return Joined{.token = std::move(token),
-                .seat = {.session = session, .rank = (*admission)->rank, .start_id = ask.start_id},
-                .next_step = session->step()};
+  return Joined{
+      .token = std::move(token),
+      .member = {.session = session, .rank = (*admission)->rank, .start_id = ask.start_id},
+      .next_step = session->step()};
 }
 
 absl::Status Registry::CheckRoom(const std::string& name, std::size_t bytes) const {
@@ -158,17 +167,17 @@ absl::Status Registry::CheckRoom(const std::string& name, std::size_t bytes) con
   return absl::OkStatus();
 }
 
-std::string Registry::TokenFor(const std::shared_ptr<Entry>& entry,
-                               const SessionRunner::Admission& admission, std::uint64_t start_id,
+std::string Registry::TokenFor(const std::shared_ptr<Entry>& entry, int rank,
+                               std::uint64_t admission, std::uint64_t start_id,
                                const std::string& fresh) {
-  Place& place = entry->places[static_cast<std::size_t>(admission.rank)];
-  if (entry->forgotten || admission.number < place.admission) return "";
-  place.admission = admission.number;
+  Place& place = entry->places[static_cast<std::size_t>(rank)];
+  if (entry->forgotten || admission < place.admission) return "";
+  place.admission = admission;
   const auto held = tokens_.find(place.token);
   if (held != tokens_.end() && held->second.start_id == start_id) return place.token;
   if (held != tokens_.end()) tokens_.erase(held);
   place.token = fresh;
-  tokens_[fresh] = Holder{.entry = entry, .rank = admission.rank, .start_id = start_id};
+  tokens_[fresh] = Holder{.entry = entry, .rank = rank, .start_id = start_id};
   return fresh;
 }
 

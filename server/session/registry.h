@@ -16,15 +16,16 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "gradwire/hooks/registry.h"
 #include "gradwire/v1/admin.pb.h"
-#include "server/core/session_core.h"
+#include "hooks/coordinator_hook.h"
+#include "server/core/session_options.h"
 #include "server/session/memory_budget.h"
 #include "server/session/session_host.h"
-#include "server/session/session_runner.h"
 #include "server/session/yielding_mutex.h"
 
 namespace gradwire::server {
+
+class SessionRunner;
 
 // What a token stands for.
 struct MemberHandle {
@@ -52,7 +53,7 @@ class Registry {
   };
   struct Joined {
     std::string token;
-    MemberHandle seat;
+    MemberHandle member;
     std::int64_t next_step = 0;
   };
   // What a session's hook is made with: MakeCoordinatorHook, but for tests.
@@ -125,10 +126,9 @@ class Registry {
       GRADWIRE_EXCLUDES(mutex_);
   absl::Status CheckRoom(const std::string& name, std::size_t bytes) const
       GRADWIRE_REQUIRES(mutex_);
-  // Of `entry`, for the rank that `admission` gave; "" if that is not the last word on the rank.
-  std::string TokenFor(const std::shared_ptr<Entry>& entry,
-                       const SessionRunner::Admission& admission, std::uint64_t start_id,
-                       const std::string& fresh) GRADWIRE_REQUIRES(mutex_);
+  // Of `entry`, for the rank that the join number `admission` gave; "" if a later join has it.
+  std::string TokenFor(const std::shared_ptr<Entry>& entry, int rank, std::uint64_t admission,
+                       std::uint64_t start_id, const std::string& fresh) GRADWIRE_REQUIRES(mutex_);
   // Moves ended sessions from their names into the history, and forgets those that are over.
   void Sweep(absl::Time now) GRADWIRE_EXCLUDES(mutex_);
   void Retire(const std::string& name, const std::shared_ptr<SessionRunner>& session,

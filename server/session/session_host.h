@@ -4,10 +4,10 @@
 #include <functional>
 #include <memory>
 
-#include "server/session/reducer.h"
-#include "server/session/session_memory.h"
-
 namespace gradwire::server {
+
+class Reducer;
+struct MemoryQuotas;
 
 struct SessionHost {
   std::shared_ptr<Reducer> reducer;

@@ -12,6 +12,9 @@
 #include "absl/strings/str_cat.h"
 #include "proto/wire/merge.h"
 #include "proto/wire/proto_conversion.h"
+#include "server/session/outgoing.h"
+#include "server/session/reducer.h"
+#include "server/session/session_memory.h"
 
 namespace gradwire::server {
 namespace {

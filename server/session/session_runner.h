@@ -19,6 +19,7 @@
 #include "server/core/session_core.h"
 #include "server/session/member_stream.h"
 #include "server/session/memory_budget.h"
+#include "server/session/reducer.h"
 #include "server/session/session_host.h"
 #include "server/session/session_memory.h"
 #include "server/session/yielding_mutex.h"

@@ -14,6 +14,7 @@
 #include "gmock/gmock.h"
 #include "gradwire/hooks/hook.h"
 #include "gtest/gtest.h"
+#include "hooks/kernels.h"
 #include "hooks/reduce.h"
 #include "hooks/simple_hooks.h"
 #include "tests/hooks/reference.h"
@@ -173,7 +174,8 @@ class Members {
   Members(DType dtype, bool wrapped) : dtype_(dtype) {
     for (auto& hook : hooks_) {
       hook = std::make_unique<GrainHook>();
-      if (wrapped) hook = MakeWrapper(DType::kFloat16, std::move(hook));
+      if (wrapped)
+        hook = MakeWrapper(DType::kFloat16, std::move(hook), KernelsFor(MemoryKind::kHost));
     }
   }
 

@@ -13,6 +13,7 @@
 
 #include "server/session/registry.h"
 #include "server/session/session_memory.h"
+#include "server/session/session_runner.h"
 #include "tests/testing/memory_offers.h"
 
 namespace gradwire::server {

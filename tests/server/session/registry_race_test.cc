@@ -58,13 +58,13 @@ TEST(RegistryRaceTest, TwoJoinsThatCreateASessionAtOnceMeetInOne) {
   }
   ASSERT_TRUE(joined[0].ok()) << joined[0].status();
   ASSERT_TRUE(joined[1].ok()) << joined[1].status();
-  EXPECT_EQ(joined[0]->seat.session, joined[1]->seat.session);
-  EXPECT_NE(joined[0]->seat.rank, joined[1]->seat.rank);
+  EXPECT_EQ(joined[0]->member.session, joined[1]->member.session);
+  EXPECT_NE(joined[0]->member.rank, joined[1]->member.rank);
   EXPECT_EQ(registry.sessions(), 1u);
   EXPECT_EQ(registry.reserved_bytes(), OptionsOf("s", 2).ReservedBytes());
   for (int i : {0, 1}) {
     const auto at = static_cast<std::size_t>(i);
-    EXPECT_EQ(registry.Find(joined[at]->token, at + 1)->rank, joined[at]->seat.rank);
+    EXPECT_EQ(registry.Find(joined[at]->token, at + 1)->rank, joined[at]->member.rank);
   }
 }
 
@@ -120,12 +120,12 @@ TEST(RegistryRaceTest, AJoinThatFindsASessionWhichHasEndedMeanwhileMakesTheNext)
     // While it makes its hook, another member makes the session, which fails.
     const auto other = registry.Join(OptionsOf("s", 1), Ask(0, 2, 1), kNow);
     ASSERT_TRUE(other.ok()) << other.status();
-    other->seat.session->Fail(absl::AbortedError("broken"), 0);
+    other->member.session->Fail(absl::AbortedError("broken"), 0);
     gate.Open();
   }
   ASSERT_TRUE(late.ok()) << late.status();
-  EXPECT_FALSE(late->seat.session->ended());
-  EXPECT_EQ(registry.Get("s"), late->seat.session);
+  EXPECT_FALSE(late->member.session->ended());
+  EXPECT_EQ(registry.Get("s"), late->member.session);
 }
 
 TEST(RegistryRaceTest, AJoinBeginsNoSessionInADrain) {
@@ -196,8 +196,8 @@ TEST(RegistryRaceTest, TheTokenIsTheOneOfWhoHasTheRank) {
       late = registry.Join(OptionsOf("s", 2), Ask(0, 2 * i + 1, 2), now);
     }
     first.join();
-    const auto seat = registry.Find(late->token, 2 * i + 1);
-    ASSERT_TRUE(seat.ok()) << "round " << i << ": " << seat.status();
+    const auto member = registry.Find(late->token, 2 * i + 1);
+    ASSERT_TRUE(member.ok()) << "round " << i << ": " << member.status();
     ASSERT_TRUE(session->Leave(0, 2 * i + 1, now).ok());
   }
 }

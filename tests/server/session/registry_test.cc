@@ -7,6 +7,8 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "hooks/coordinator_hook.h"
+#include "server/session/session_runner.h"
 #include "tests/server/session/stuck_session.h"
 
 namespace gradwire::server {
@@ -44,7 +46,7 @@ TEST(RegistryTest, JoinIsIdempotentPerStartId) {
   const auto again = registry.Join(OptionsOf("a"), Ask(-1, 7), kNow);
   ASSERT_TRUE(again.ok());
   EXPECT_EQ(again->token, first->token);
-  EXPECT_EQ(again->seat.rank, first->seat.rank);
+  EXPECT_EQ(again->member.rank, first->member.rank);
   const auto other = registry.Join(OptionsOf("a"), Ask(-1, 8), kNow);
   ASSERT_TRUE(other.ok());
   EXPECT_NE(other->token, first->token);
@@ -93,7 +95,7 @@ TEST(RegistryTest, ASessionThatEverybodyGaveUpIsDropped) {
   Registry registry({.memory_bytes = 1 << 30, .max_sessions = 4});
   auto joined = registry.Join(OptionsOf("a"), Ask(0, 1), kNow);
   ASSERT_TRUE(joined.ok());
-  joined->seat.session.reset();
+  joined->member.session.reset();
   registry.Tick(kNow);
   EXPECT_EQ(registry.sessions(), 1u);
   // Its token was not used in time.
@@ -109,11 +111,11 @@ TEST(RegistryTest, ASessionWhoseMembersAllDiedWhileJoiningSaysSo) {
   const auto lost = registry.Join(OptionsOf("lost"), Ask(0, 1), kNow);
   ASSERT_TRUE(lost.ok());
   const auto stream = std::make_shared<QuietStream>();
-  ASSERT_TRUE(lost->seat.session->Attach(0, 1, 0, stream, kNow).ok());
-  lost->seat.session->Detach(0, stream->id(), kNow);
+  ASSERT_TRUE(lost->member.session->Attach(0, 1, 0, stream, kNow).ok());
+  lost->member.session->Detach(0, stream->id(), kNow);
   const auto left = registry.Join(OptionsOf("left"), Ask(0, 1), kNow);
   ASSERT_TRUE(left.ok());
-  ASSERT_TRUE(left->seat.session->Leave(0, 1, kNow).ok());
+  ASSERT_TRUE(left->member.session->Leave(0, 1, kNow).ok());
   for (int i = 1; i <= 60; ++i) registry.Tick(kNow + i * absl::Milliseconds(100));
   EXPECT_EQ(registry.sessions(), 0u);
   const auto why = [&](const std::string& name) {
@@ -135,12 +137,13 @@ TEST(RegistryTest, ANameIsFreeOnceItsSessionHasEnded) {
   Registry registry({.memory_bytes = 1 << 30, .max_sessions = 4});
   auto first = registry.Join(OptionsOf("a"), Ask(0, 1), kNow);
   ASSERT_TRUE(first.ok());
-  first->seat.session->Fail(absl::AbortedError("broken"), 0);
+  first->member.session->Fail(absl::AbortedError("broken"), 0);
   EXPECT_EQ(registry.sessions(), 0u);
   const auto second = registry.Join(OptionsOf("a"), Ask(0, 1), kNow);
   ASSERT_TRUE(second.ok());
-  EXPECT_GT(second->seat.session->options().generation, first->seat.session->options().generation);
-  EXPECT_NE(second->seat.session->options().lineage, first->seat.session->options().lineage);
+  EXPECT_GT(second->member.session->options().generation,
+            first->member.session->options().generation);
+  EXPECT_NE(second->member.session->options().lineage, first->member.session->options().lineage);
   EXPECT_NE(second->token, first->token);
   // The first one's member can still learn what happened, and then not any more.
   const absl::Status failure = registry.Find(first->token, 1).status();
@@ -156,12 +159,12 @@ TEST(RegistryTest, AFailedSessionKeepsItsReservationAsLongAsItsMemory) {
   Registry registry({.memory_bytes = 1 << 30, .max_sessions = 4});
   auto joined = registry.Join(OptionsOf("a"), Ask(0, 1), kNow);
   ASSERT_TRUE(joined.ok());
-  const std::weak_ptr<SessionRunner> session = joined->seat.session;
-  joined->seat.session->Fail(absl::AbortedError("broken"), 0);
+  const std::weak_ptr<SessionRunner> session = joined->member.session;
+  joined->member.session->Fail(absl::AbortedError("broken"), 0);
   registry.Tick(kNow);
   EXPECT_EQ(registry.sessions(), 0u);
   EXPECT_GT(registry.reserved_bytes(), 0u) << "somebody still has the session";
-  joined->seat.session.reset();
+  joined->member.session.reset();
   EXPECT_TRUE(session.expired()) << "it is kept for members that ask";
   EXPECT_EQ(registry.reserved_bytes(), 0u);
   EXPECT_EQ(registry.Find(joined->token, 1).status().code(), absl::StatusCode::kAborted);
@@ -172,7 +175,7 @@ TEST(RegistryTest, RemembersTheLastSessionsThatEnded) {
   for (int i = 0; i < 40; ++i) {
     const auto joined = registry.Join(OptionsOf("s" + std::to_string(i)), Ask(0, 1), kNow);
     ASSERT_TRUE(joined.ok());
-    joined->seat.session->Fail(absl::AbortedError("broken"), 0);
+    joined->member.session->Fail(absl::AbortedError("broken"), 0);
     registry.Tick(kNow);
   }
   EXPECT_EQ(registry.List(kNow).size(), 16u);
@@ -187,7 +190,7 @@ TEST(RegistryTest, DrainingRefusesJoinsAndEndsIncompleteSessions) {
   const auto joined = registry.Join(OptionsOf("a"), Ask(0, 1), kNow);
   ASSERT_TRUE(joined.ok());
   registry.BeginDrain();
-  EXPECT_TRUE(joined->seat.session->ended());
+  EXPECT_TRUE(joined->member.session->ended());
   EXPECT_EQ(registry.Join(OptionsOf("b"), Ask(0, 1), kNow).status().code(),
             absl::StatusCode::kUnavailable);
   EXPECT_TRUE(registry.idle());

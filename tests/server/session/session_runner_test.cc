@@ -15,6 +15,7 @@
 #include "proto/wire/codec.h"
 #include "proto/wire/owned_payload.h"
 #include "server/session/cpu_reducer.h"
+#include "server/session/outgoing.h"
 
 namespace gradwire::server {
 namespace {
@@ -99,9 +100,10 @@ class HostedSessionTest : public ::testing::Test {
     options.manifest = {ParameterSpec{.name = "w", .shape = {kNumel}, .dtype = DType::kFloat32}};
     session_ = std::make_shared<SessionRunner>(
         options, MakeCoordinatorHook(options.spec, options.manifest).value(),
-        SessionHost{.reducer = std::make_shared<CpuReducer>(1, [] {}),
-                    .before_long_work = [] {},
-                    .memory_quotas = std::make_shared<MemoryQuotas>()},
+        SessionHost{
+            .reducer = std::make_shared<CpuReducer>(KernelsFor(MemoryKind::kHost), 1, [] {}),
+            .before_long_work = [] {},
+            .memory_quotas = std::make_shared<MemoryQuotas>()},
         now_);
     for (int rank = 0; rank < kMembers; ++rank) {
       const JoinAsk ask{.world_size = kMembers,

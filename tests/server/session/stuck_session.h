@@ -12,8 +12,11 @@
 #include <vector>
 
 #include "base/sync.h"
+#include "hooks/coordinator_hook.h"
 #include "server/session/member_stream.h"
+#include "server/session/outgoing.h"
 #include "server/session/registry.h"
+#include "server/session/session_runner.h"
 
 namespace gradwire::server {
 
@@ -111,7 +114,7 @@ class StuckSession {
     joined_ = *std::move(joined);
     holder_ = std::make_unique<Beside>([this, now] {
       // Its Welcome is queued under the session's lock.
-      EXPECT_TRUE(joined_.seat.session->Attach(0, kStartId, 0, stream_, now).ok());
+      EXPECT_TRUE(joined_.member.session->Attach(0, kStartId, 0, stream_, now).ok());
     });
     EXPECT_TRUE(gate_.Arrived(1));
   }

@@ -15,57 +15,9 @@
 #include "absl/status/statusor.h"
 #include "gradwire/hooks/grad_bucket.h"
 #include "gradwire/hooks/hook_spec.h"
+#include "gradwire/hooks/round_plan.h"
 
 namespace gradwire {
-
-// Values equal those of gradwire.v1.ReduceOp.
-enum class ReduceOp : std::uint8_t {
-  kSum = 1,   // added in rank order, rounded once to the segment's dtype
-  kMean = 2,  // added in rank order, divided by the number of contributors, rounded once
-  // The unrounded sum of each of the segment's matrices with its columns made orthonormal, rounded
-  // once.
-  kOrthonormalizedSum = 3,
-};
-
-// A row-major matrix.
-struct MatrixShape {
-  std::size_t rows = 0;
-  std::size_t cols = 0;
-
-  std::size_t numel() const { return rows * cols; }
-  bool operator==(const MatrixShape&) const = default;
-};
-
-// A typed run of elements in a round, with the operation that reduces it.
-struct Segment {
-  DType dtype = DType::kFloat32;
-  std::size_t numel = 0;
-  ReduceOp op = ReduceOp::kSum;
-  // kOrthonormalizedSum: the matrices that lie back to back in the segment, each with cols <= rows,
-  // and what torch's formula adds to a norm (see PowerSGD's orthogonalization_epsilon).
-  std::vector<MatrixShape> matrices{};
-  double epsilon = 0;
-
-  std::size_t bytes() const { return numel * ByteSize(dtype); }
-  bool operator==(const Segment&) const = default;
-};
-
-// One reduction inside a bucket. A contribution is its segments' bytes back to back.
-struct RoundPlan {
-  std::vector<Segment> segments;
-
-  std::size_t bytes() const;
-  bool operator==(const RoundPlan&) const = default;
-};
-
-// Elements [begin, end) of segment number `segment` of the current round.
-struct ElementRange {
-  std::size_t segment = 0;
-  std::size_t begin = 0;
-  std::size_t end = 0;
-
-  std::size_t numel() const { return end - begin; }
-};
 
 // A hook's state as named tensors with a description: what a checkpoint holds.
 struct StateTensor {
@@ -89,11 +41,6 @@ struct RoundContext {
   int world_size = 1;
   int rank = 0;
   std::int64_t attempt = 0;
-};
-
-enum class Verdict : std::uint8_t {
-  kApply = 1,  // the step counts
-  kSkip = 2,   // a non-finite value was met: state stays as it was, the step number advances
 };
 
 // One bucket in one step. Calls come from one thread at a time, in this order:

@@ -1,4 +1,4 @@
-#include "client/runtime/poller.h"
+#include "client/transport/poller.h"
 
 #include <grpcpp/alarm.h>
 

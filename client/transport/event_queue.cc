@@ -1,4 +1,4 @@
-#include "client/runtime/event_queue.h"
+#include "client/transport/event_queue.h"
 
 #include <optional>
 #include <utility>
