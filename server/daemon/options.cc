@@ -50,6 +50,10 @@ CLI::Validator DurationText() {
 
 }  // namespace
 
+absl::StatusOr<std::size_t> ServerOptions::MemoryBytes() const {
+  return ParseMemoryLimit(memory_limit, AvailableMemory());
+}
+
 absl::Status ServerOptions::Validate() const {
   if (listen.empty()) return absl::InvalidArgumentError("listen: no address");
   for (const std::string& address : listen) {
@@ -77,10 +81,9 @@ absl::Status ServerOptions::Validate() const {
     return absl::InvalidArgumentError(
         absl::StrCat("log_format is \"", log_format, "\"; allowed are text and json"));
   }
-  for (const absl::Status& status :
-       {CheckRange("max_connections", max_connections, 1, 1'000'000),
-        CheckRange("max_sessions", max_sessions, 1, 1'000'000), CheckSession(*this),
-        ParseMemoryLimit(memory_limit, AvailableMemory()).status()}) {
+  for (const absl::Status& status : {CheckRange("max_connections", max_connections, 1, 1'000'000),
+                                     CheckRange("max_sessions", max_sessions, 1, 1'000'000),
+                                     CheckSession(*this), MemoryBytes().status()}) {
     if (!status.ok()) return status;
   }
   return absl::OkStatus();

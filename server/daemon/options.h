@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
 namespace gradwire::server {
@@ -44,6 +45,9 @@ struct ServerOptions {
   std::string log_level = "info";   // debug, info, warning, error
   std::string log_format = "text";  // text, json
   bool stop_on_eof = false;         // drain when standard input ends
+
+  // `memory_limit` in bytes of this machine. InvalidArgument: it is no amount.
+  absl::StatusOr<std::size_t> MemoryBytes() const;
 
   // InvalidArgument or FailedPrecondition names the field, the value and what is allowed. Looks up
   // the names in `listen`.

@@ -1,0 +1,69 @@
+#include "server/daemon/grpc_settings.h"
+
+#include <grpcpp/resource_quota.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "absl/time/time.h"
+#include "proto/wire/process_setup.h"
+
+namespace gradwire::server {
+namespace {
+
+constexpr int kMiB = 1 << 20;
+// A join carries the whole manifest, whatever the chunks' size.
+constexpr std::size_t kLeastMessage = std::size_t{1} << 20;
+constexpr std::size_t kMessageHeader = std::size_t{64} << 10;
+// What gRPC may hold beside the sessions' reservations: partial messages, read buffers.
+constexpr std::size_t kTransportBytes = std::size_t{256} << 20;
+// Exchange, Watch and a few calls: a member needs no more on one connection.
+constexpr int kStreamsPerConnection = 16;
+constexpr int kIdleConnectionMs = 5 * 60 * 1000;
+constexpr int kLeastPingMs = 10 * 1000;
+
+int Milliseconds(absl::Duration duration) {
+  return static_cast<int>(
+      std::clamp<std::int64_t>(absl::ToInt64Milliseconds(duration), 1, 1 << 30));
+}
+
+void SetArguments(const ServerOptions& options, grpc::ServerBuilder& builder) {
+  const auto max_message =
+      static_cast<int>(std::max(options.chunk_bytes, kLeastMessage) + kMessageHeader);
+  builder.SetMaxReceiveMessageSize(max_message);
+  builder.SetDefaultCompressionAlgorithm(GRPC_COMPRESS_NONE);
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
+  const std::pair<const char*, int> arguments[] = {
+      // A megabyte of zeros, compressed, becomes a gigabyte before any limit is looked at.
+      {GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0},
+      {GRPC_ARG_ENABLE_PER_MESSAGE_COMPRESSION, 0},
+      {GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, Milliseconds(options.handshake_timeout)},
+      {GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnection},
+      {GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleConnectionMs},
+      {GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1},
+      {GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kLeastPingMs},
+      {GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0},
+      // For chunks of a megabyte; measured, and the same on the members' side.
+      {GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kMiB},
+      {GRPC_ARG_TCP_READ_CHUNK_SIZE, kMiB},
+      {GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 4 * kMiB},
+      {GRPC_ARG_HTTP2_WRITE_BUFFER_SIZE, 4 * kMiB},
+      {GRPC_ARG_HTTP2_BDP_PROBE, 0},
+  };
+  for (const auto& [name, value] : arguments) builder.AddChannelArgument(name, value);
+}
+
+}  // namespace
+
+void SetUpGrpc(const ServerOptions& options, std::size_t session_bytes,
+               grpc::ServerBuilder& builder) {
+  wire::KeepGrpc();
+  SetArguments(options, builder);
+  grpc::ResourceQuota quota("gradwired");
+  quota.Resize(session_bytes + kTransportBytes);
+  builder.SetResourceQuota(quota);
+}
+
+}  // namespace gradwire::server

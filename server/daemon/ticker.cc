@@ -1,0 +1,37 @@
+#include "server/daemon/ticker.h"
+
+#include <chrono>
+#include <utility>
+
+#include "base/thread_name.h"
+#include "server/rpc/clock.h"
+
+namespace gradwire::server {
+
+Ticker::Ticker(absl::Duration interval, std::function<void(absl::Time now)> tick)
+    : interval_(interval), tick_(std::move(tick)), thread_([this] {
+        NameThread("gradwire-tick");
+        Loop();
+      }) {}
+
+void Ticker::Stop() {
+  {
+    MutexLock lock(mutex_);
+    stopped_ = true;
+  }
+  changed_.NotifyAll();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Ticker::Loop() {
+  while (true) {
+    tick_(MonotonicNow());
+    const auto wake = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(interval_);
+    MutexLock lock(mutex_);
+    while (!stopped_ && changed_.WaitUntil(mutex_, wake)) {
+    }
+    if (stopped_) return;
+  }
+}
+
+}  // namespace gradwire::server
