@@ -13,22 +13,13 @@
 #include "absl/functional/function_ref.h"
 #include "gradwire/hooks/round_plan.h"
 #include "hooks/kernels.h"
+#include "hooks/raw_contributions.h"
 
 namespace gradwire {
 
 // One contribution's bytes in order, as they lie in memory. Pieces may have any size and alignment;
 // an element may straddle pieces.
 using Pieces = std::span<const std::span<const std::byte>>;
-
-// Contributions that are gradients as they are, not as the wire has them: each is cast to the
-// reduction's dtype and divided, exactly as ConvertAndDivide does it, before it is added.
-struct RawContributions {
-  DType dtype = DType::kFloat32;
-  double divisor = 1;
-  std::vector<bool> is_raw{};  // by contribution; empty: none is
-
-  bool raw(std::size_t index) const { return index < is_raw.size() && is_raw[index]; }
-};
 
 struct ReduceOutcome {
   bool finite = true;  // no NaN or infinity among the results

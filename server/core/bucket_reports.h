@@ -6,10 +6,12 @@
 
 #include "absl/status/status.h"
 #include "hooks/coordinator_hook.h"
-#include "server/core/bucket_table.h"
 #include "server/core/effects.h"
+#include "server/core/manifest.h"
 
 namespace gradwire::server {
+
+class BucketTable;
 
 class BucketReports {
  public:

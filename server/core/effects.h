@@ -7,7 +7,7 @@
 #include <variant>
 #include <vector>
 
-#include "hooks/reduce.h"
+#include "hooks/raw_contributions.h"
 #include "proto/wire/frame.h"
 #include "server/core/reduced_result.h"
 

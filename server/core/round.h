@@ -13,7 +13,7 @@
 #include <optional>
 #include <vector>
 
-#include "hooks/reduce.h"
+#include "hooks/raw_contributions.h"
 #include "proto/wire/frame.h"
 #include "server/core/contributors.h"
 #include "server/core/reduced_result.h"

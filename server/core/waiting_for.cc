@@ -3,6 +3,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/core/membership.h"
+#include "server/core/step.h"
 
 namespace gradwire::server {
 namespace {

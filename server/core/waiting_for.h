@@ -4,10 +4,11 @@
 #include <string>
 
 #include "absl/time/time.h"
-#include "server/core/membership.h"
-#include "server/core/step.h"
 
 namespace gradwire::server {
+
+class Membership;
+class Step;
 
 std::string WaitingFor(const Step& step, const Membership& membership, absl::Time now);
 

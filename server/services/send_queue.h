@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "proto/wire/lane_sender.h"
+#include "server/services/stream_limits.h"
 #include "server/session/outgoing.h"
 
 namespace gradwire::server {
@@ -26,13 +27,9 @@ namespace gradwire::server {
 // Not thread-safe; never blocks and never copies a payload.
 class SendQueue {
  public:
-  struct Limits {
-    std::size_t max_bytes = 0;
-    std::size_t max_frames = 0;
-  };
   using Ready = wire::LaneSender<Outgoing>::Ready;
 
-  explicit SendQueue(const Limits& limits) : limits_(limits) {}
+  explicit SendQueue(const QueueLimits& limits) : limits_(limits) {}
 
   // The member has two lanes; before the first frame.
   void UseBothLanes() { sender_ = wire::LaneSender<Outgoing>(true); }
@@ -53,7 +50,7 @@ class SendQueue {
  private:
   std::size_t CountOnlyQueued() const;
 
-  const Limits limits_;
+  const QueueLimits limits_;
   wire::LaneSender<Outgoing> sender_{false};
   std::size_t held_bytes_ = 0;       // to which frames refer
   std::size_t uncounted_bytes_ = 0;  // added since the last count

@@ -1,8 +1,11 @@
 """Trees that checks.py is tried on: one with nothing to find, and one bad file per rule."""
 
+# Each includes the one before: the last is as deep as may be.
+DEEP = {f"server/deep/{i}.h": "#pragma once\n" + f'#include "server/deep/{i - 1}.h"\n' * (i > 0) for i in range(9)}
 LONG = "#pragma once\n" + "// a line\n" * 600
 
 GOOD = {
+    **DEEP,
     "hooks/include/gradwire/hooks/spec.h": '#pragma once\n#include <string>\n#include "absl/status/status.h"\n',
     "hooks/spec.cc": '#include "gradwire/hooks/spec.h"\n// getenv("X") in a comment; using namespace std\n',
     "proto/wire/frame.h": '#pragma once\n#include "gradwire/hooks/spec.h"\n',
@@ -58,6 +61,10 @@ BAD = (
     ("registered", "tests/fuzz/frame_fuzz.cc", ""),
     ("registered", "tests/integration/peer_test.py", ""),
     ("size", "hooks/long.h", LONG),
+    ("size", "client/core/long.h", LONG[: LONG.index("//") + 401 * len("// a line\n")]),
+    ("size", "hooks/a.cc", "void F() {\n" + "  G();\n" * 80 + "}\n"),
+    ("includes", "server/deep/9.h", '#pragma once\n#include "server/deep/8.h"\n'),
+    ("includes", "proto/many.cc", "".join(f'#include "{path}"\n' for path in [*DEEP, "base/sync.h", "client/rpc.h"])),
     ("habits", "server/a.h", "#pragma once\nusing namespace std;\n"),
     ("habits", "server/a.h", "class Unguarded;\n"),
     ("habits", "server/a.cc", '#include "../hooks/spec.h"\n'),

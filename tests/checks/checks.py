@@ -17,6 +17,10 @@ PRODUCT = ("base", "hooks", "proto", "client", "server")
 UNIT_TESTS = ("tests/base", "tests/hooks", "tests/proto", "tests/client", "tests/server", "tests/sim")
 SOURCES = (".h", ".cc")
 MAX_LINES = 600
+MAX_CORE_LINES = 400
+MAX_FUNCTION_LINES = 80
+MAX_INCLUDES = 10  # of the tree, in one file
+MAX_DEPTH = 8  # of includes of the tree
 
 RPC = r"grpc|google/protobuf/|.*\.pb\.h$"
 CUDA = r"cuda|nccl"
@@ -139,10 +143,43 @@ def registered(tree):
             yield path, 1, "no CMakeLists.txt above names this test"
 
 
+def functions(text):
+    """(line, lines) of what begins at the left margin and has a body that ends there: clang-format's shape."""
+    begin = r"^(?!namespace|class|struct|enum|union|extern|using)[A-Za-z_~][^\n;]*(?:\n[^\n;{}]+)*\{\n"
+    for match in re.finditer(begin + r"(?:(?!\}).*\n)*?\}", text, re.MULTILINE):
+        yield text.count("\n", 0, match.start()) + 1, match[0].count("\n") + 1
+
+
 def size(tree):
     for path, text in tree.sources(*PRODUCT):
-        if (lines := text.count("\n")) > MAX_LINES:
-            yield path, lines, f"{lines} lines; at most {MAX_LINES}"
+        most = MAX_CORE_LINES if re.match(r"(server|client)/core/", path) else MAX_LINES
+        if (lines := text.count("\n")) > most:
+            yield path, lines, f"{lines} lines; at most {most}"
+        for line, lines in functions(text):
+            if lines > MAX_FUNCTION_LINES:
+                yield path, line, f"a function of {lines} lines; at most {MAX_FUNCTION_LINES}"
+
+
+def includes(tree):
+    """How far a reader has to go: files of the tree that a file includes, and the longest chain of them."""
+    own = {path: {inner for _, name in tree.includes(path) if (inner := tree.resolve(name))}
+           for path, _ in tree.sources(*PRODUCT)}
+    depths = {}
+
+    def depth(path):
+        if path not in depths:
+            depths[path] = 0  # a cycle is the compiler's to refuse
+            depths[path] = max((1 + depth(inner) for inner in own.get(path, ())), default=0)
+        return depths[path]
+
+    for path, inner in own.items():
+        if len(inner) > MAX_INCLUDES:
+            yield path, 1, f"includes {len(inner)} files of the tree; at most {MAX_INCLUDES}"
+        if depth(path) > MAX_DEPTH:
+            chain = [path]
+            while own.get(chain[-1]):
+                chain.append(max(sorted(own[chain[-1]]), key=depth))
+            yield path, 1, f"includes {depth(path)} deep, at most {MAX_DEPTH}: {' > '.join(chain)}"
 
 
 def habits(tree):
@@ -165,7 +202,7 @@ def habits(tree):
             yield path, number, "a unit test does not sleep; hand the time in"
 
 
-CHECKS = {check.__name__: check for check in (layering, environment, locks, registered, size, habits)}
+CHECKS = {check.__name__: check for check in (layering, environment, locks, registered, size, includes, habits)}
 
 
 def findings(root, names):

@@ -173,35 +173,8 @@ auto WithClient(Session& session, Call call) {
   });
 }
 
-void Bind(nb::module_& m) {
-  nb::register_exception_translator(Translate);
-  m.doc() = "Gradwire's C++ SDK.";
-  m.attr("__version__") = GRADWIRE_VERSION;
-
-  m.def(
-      "check_hook",
-      [](const std::string& hook, const std::string& wrapper, const Options& options) {
-        Spec(hook, wrapper, options);
-      },
-      nb::arg("comm_hook"), nb::arg("comm_wrapper"), nb::arg("comm_state_option"),
-      "Raises InvalidArgument, with what is allowed, unless this is a hook.");
-  m.def(
-      "register_hook",
-      [](const std::string& name, nb::object make) {
-        Check(HookRegistry::Global().Register(name, PythonHookFactory(std::move(make))));
-      },
-      nb::arg("name"), nb::arg("make"));
-  m.def("hook_names", [] { return HookRegistry::Global().Names(); });
-
-  m.def("join", &Join, nb::arg("address"), nb::arg("session"), nb::arg("rank"),
-        nb::arg("world_size"), nb::arg("parameters"), nb::arg("comm_hook") = "no",
-        nb::arg("comm_wrapper") = "no", nb::arg("comm_state_option") = Options{},
-        nb::arg("connect_timeout") = 10.0, nb::arg("join_timeout") = 300.0,
-        nb::arg("step_timeout") = 1800.0, nb::arg("on_wait") = nb::none(),
-        "Waits. `on_wait` is called with a line that says for what, when that takes long.");
-
-  nb::class_<Session>(m, "Session")
-      .def_prop_ro("rank", [](Session& self) { return Value(self.client())->rank(); })
+void BindSteps(nb::class_<Session>& session) {
+  session.def_prop_ro("rank", [](Session& self) { return Value(self.client())->rank(); })
       .def_prop_ro("world_size", [](Session& self) { return Value(self.client())->world_size(); })
       .def_prop_ro("step", [](Session& self) { return Value(self.client())->step(); })
       .def(
@@ -230,10 +203,13 @@ void Bind(nb::module_& m) {
            [](Session& self) {
              Check(WithClient(self, [&](Client& client) { return client.Barrier(); }));
            })
-      .def("leave",
-           [](Session& self) {
-             Check(WithClient(self, [&](Client& client) { return client.Leave(); }));
-           })
+      .def("leave", [](Session& self) {
+        Check(WithClient(self, [&](Client& client) { return client.Leave(); }));
+      });
+}
+
+void BindState(nb::class_<Session>& session) {
+  session
       .def("export_state",
            [](Session& self) {
              return Bytes(
@@ -268,6 +244,38 @@ void Bind(nb::module_& m) {
       .def("report", &Report)
       .def("close", [](Session& self) { Unlocked([&] { self.Close(); }); })
       .def("abandon", &Session::Abandon);
+}
+
+void Bind(nb::module_& m) {
+  nb::register_exception_translator(Translate);
+  m.doc() = "Gradwire's C++ SDK.";
+  m.attr("__version__") = GRADWIRE_VERSION;
+
+  m.def(
+      "check_hook",
+      [](const std::string& hook, const std::string& wrapper, const Options& options) {
+        Spec(hook, wrapper, options);
+      },
+      nb::arg("comm_hook"), nb::arg("comm_wrapper"), nb::arg("comm_state_option"),
+      "Raises InvalidArgument, with what is allowed, unless this is a hook.");
+  m.def(
+      "register_hook",
+      [](const std::string& name, nb::object make) {
+        Check(HookRegistry::Global().Register(name, PythonHookFactory(std::move(make))));
+      },
+      nb::arg("name"), nb::arg("make"));
+  m.def("hook_names", [] { return HookRegistry::Global().Names(); });
+
+  m.def("join", &Join, nb::arg("address"), nb::arg("session"), nb::arg("rank"),
+        nb::arg("world_size"), nb::arg("parameters"), nb::arg("comm_hook") = "no",
+        nb::arg("comm_wrapper") = "no", nb::arg("comm_state_option") = Options{},
+        nb::arg("connect_timeout") = 10.0, nb::arg("join_timeout") = 300.0,
+        nb::arg("step_timeout") = 1800.0, nb::arg("on_wait") = nb::none(),
+        "Waits. `on_wait` is called with a line that says for what, when that takes long.");
+
+  nb::class_<Session> session(m, "Session");
+  BindSteps(session);
+  BindState(session);
 }
 
 }  // namespace
