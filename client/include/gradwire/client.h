@@ -65,7 +65,7 @@ class Completion {
   // Waits for the outcome. Never hangs, because the session's deadlines end the call. Meanwhile
   // this thread may do the client's work, including callbacks of other calls.
   absl::Status Wait() const;
-  // Returns DeadlineExceeded, in time or soon after, if there is no outcome yet. The call continues.
+  // Returns DeadlineExceeded, in time or soon after, if there is no outcome. The call continues.
   absl::Status Wait(absl::Duration timeout) const;
 
   // Runs `callback` once: on the thread that brings the outcome, or at once on this thread if the

@@ -29,8 +29,8 @@ struct HookSpec {
   absl::Status Validate() const;
 
   // Parses the output of ToString: "fp16", "my_hook,comm_wrapper=bf16,some_option=2". A value is
-  // true/false, an integer, a decimal number, or else a string. A value in double quotes is always a
-  // string, in which a backslash escapes quotes and backslashes. Parse also validates the result.
+  // true/false, an integer, a decimal number, or else a string. A value in double quotes is always
+  // a string, in which a backslash escapes quotes and backslashes. Parse also validates the result.
   static absl::StatusOr<HookSpec> Parse(const std::string& text);
   std::string ToString() const;
 
