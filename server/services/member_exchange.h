@@ -28,7 +28,7 @@ class SessionRunner;
 
 // On each lane one read and one write are in flight at most. The next read begins when the frame
 // before it has been dealt with: that is the back-pressure. Only a large sum is computed beside it;
-// credits bound what can arrive meanwhile.
+// the window bounds what can arrive meanwhile.
 class MemberExchange final : public Call, public MemberStream, public PeriodicTask {
  public:
   MemberExchange(const StreamLimits& limits, std::shared_ptr<Registry> registry,

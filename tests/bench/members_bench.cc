@@ -184,19 +184,19 @@ bool MeasureRounds(const Options& options, nlohmann::json& rows) {
 
 bool MeasureMemory(const Options& options, nlohmann::json& rows) {
   constexpr int kMembers = 4;
-  constexpr std::size_t kCredits = kWindowChunks * kOpenBuckets * kChunkBytes;
+  constexpr std::size_t kWindowBytes = kWindowChunks * kOpenBuckets * kChunkBytes;
   std::printf("\nmemory of the daemon, 4 members with 4 buckets of 25 MiB in flight, in MiB\n");
   std::printf(
-      "bound: idle, connected + 2 x credits (%.1f) x members + 2 chunks; segments that are\n"
+      "bound: idle, connected + 2 x windows (%.1f) x members + 2 chunks; segments that are\n"
       "shared count as resident from the moment that members connect\n\n",
-      Mib(kCredits));
+      Mib(kWindowBytes));
   std::printf("%-5s  %15s %15s %12s %8s %8s %9s\n", "path", "without members", "idle, connected",
               "idle, after", "peak", "bound", "reserved");
   for (const std::string& transport : options.transports) {
     const Load load{transport, kMembers, 4, 25 * kMiB};
     const auto result = Measure(options, load);
     if (!result) return false;
-    const std::size_t bound = result->idle + 2 * kCredits * kMembers + 2 * kChunkBytes;
+    const std::size_t bound = result->idle + 2 * kWindowBytes * kMembers + 2 * kChunkBytes;
     rows.push_back(ToJson(load, *result));
     rows.back()["bound_bytes"] = bound;
     std::printf("%-5s  %15.1f %15.1f %12.1f %8.1f %8.1f %9.1f\n", transport.c_str(),

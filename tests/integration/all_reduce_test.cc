@@ -116,7 +116,7 @@ std::string CaseName(const ::testing::TestParamInfo<Case>& info) {
 
 INSTANTIATE_TEST_SUITE_P(Hooks, AllReduce, ::testing::ValuesIn(Cases()), CaseName);
 
-TEST(AllReduceCredits, OppositeOrdersWithTheSmallestCreditFinish) {
+TEST(AllReduceWindow, OppositeOrdersWithTheSmallestWindowFinish) {
   constexpr std::size_t kBuckets = 64;
   constexpr std::size_t kElements = (std::size_t{1} << 20) / sizeof(float);
   TestDaemon daemon({.chunk_bytes = 64 << 10, .window_chunks = 1, .open_buckets = 1});

@@ -38,20 +38,20 @@ struct ClientOptions {
   // The model, in the same order on every member. Buckets name these parameters.
   std::vector<ParameterSpec> parameters = {};
   HookSpec hook = {};
-  // Where the address is a unix socket, payloads travel in memory shared with the daemon, if it can
-  // be had; GRADWIRE_SHARED_MEMORY=off says no for all clients of a process.
+  // If the address is a unix socket, payloads travel in memory shared with the daemon where the
+  // system allows it. GRADWIRE_SHARED_MEMORY=off disables this for all clients of a process.
   bool shared_memory = true;
 
   absl::Duration connect_timeout = absl::Seconds(10);  // until the daemon answers
   absl::Duration join_timeout = absl::Minutes(5);      // until all members have joined
-  absl::Duration step_timeout = absl::Minutes(30);     // for one step, as the session counts it
+  absl::Duration step_timeout = absl::Minutes(30);     // for one step; the session measures it
 
-  // Join calls it, on its own thread, with a line of text: once if no daemon has answered after 1
-  // s, and once if other members have not joined 3 s after this one. Empty: Join writes the line to
-  // standard error.
+  // Join calls this on its own thread with a line of text: once if no daemon has answered after
+  // 1 s, and once if other members have not joined 3 s after this one. If it is empty, Join writes
+  // the line to standard error.
   std::function<void(const std::string& line)> on_wait = {};
 
-  // InvalidArgument names the field, the value and what is allowed.
+  // Returns InvalidArgument with the field, the value and what is allowed.
   absl::Status Validate() const;
 };
 
@@ -62,15 +62,15 @@ class Completion {
 
   bool done() const;
 
-  // Waits for the outcome. Never hangs: the call itself ends by the session's deadlines. Meanwhile
-  // this thread may do the client's work, other calls' callbacks included.
+  // Waits for the outcome. Never hangs, because the session's deadlines end the call. Meanwhile
+  // this thread may do the client's work, including callbacks of other calls.
   absl::Status Wait() const;
-  // DeadlineExceeded if the outcome is not there in time, or soon after; the call goes on.
+  // Returns DeadlineExceeded, in time or soon after, if there is no outcome. The call continues.
   absl::Status Wait(absl::Duration timeout) const;
 
-  // Runs `callback` once: when the outcome arrives, on the thread that brings it, or at once on
-  // this thread if it is there. It must not block, throw, or destroy the client, nor take a lock
-  // that a thread holds while it calls the client or waits.
+  // Runs `callback` once: on the thread that brings the outcome, or at once on this thread if the
+  // call is done. The callback must not block, throw or destroy the client, and must not take a
+  // lock that any thread holds while it calls the client or waits.
   void OnDone(std::function<void(const absl::Status&)> callback);
 
  private:
@@ -85,18 +85,18 @@ struct ClientMetrics {
   std::int64_t steps_skipped = 0;
   std::uint64_t bytes_sent = 0;      // payload of contributions
   std::uint64_t bytes_received = 0;  // payload of results
-  std::uint64_t gradient_bytes = 0;  // what the same buckets hold uncompressed
+  std::uint64_t gradient_bytes = 0;  // uncompressed size of the same buckets
   std::int64_t resumes = 0;          // broken streams that were resumed
   bool shared_memory = false;        // payloads travel in shared memory now
-  double compress_seconds = 0;       // made contributions out of gradients
-  // Took results in, with what a hook computes at its rounds' ends.
+  double compress_seconds = 0;       // time spent on encoding contributions
+  // Time spent on decoding results, including a hook's computation at the end of a round.
   double decompress_seconds = 0;
 };
 
-// What the reductions of one bucket have cost this member since it joined.
+// The cost of one bucket's reductions to this member since it joined.
 struct BucketReport {
   std::string first_parameter;
-  std::uint32_t parameters = 0;  // how many it has
+  std::uint32_t parameters = 0;  // number of parameters in the bucket
   std::uint64_t reductions = 0;
   std::uint64_t gradient_bytes = 0;  // uncompressed
   std::uint64_t sent_bytes = 0;      // payload
@@ -105,31 +105,32 @@ struct BucketReport {
   double wire_seconds = 0;    // in flight, less the other three: the network, and waits for others
   double reduce_seconds = 0;  // the coordinator's sums
   double decompress_seconds = 0;
-  // Euclidean, of the reduction that was measured last, about once a second: this member's gradient
-  // and the residual that was left of it. 0: the hook keeps no residual.
+  // Euclidean norms of this member's gradient and residual in the last measured reduction (about
+  // one per second). 0: not measured, or the hook keeps no residual.
   double gradient_norm = 0;
   double residual_norm = 0;
 };
 
-// One member's place in a session.
+// One member of a session.
 //
-// Threads: all calls are thread-safe. One thread at a time encodes, decodes and completes: the one
-// that reads frames, the one for what is large and for timers, or, for what is small, one that
-// calls or waits. Large gradients are never encoded on the caller's. Two threads are the client's,
-// from Join on, beside gRPC's own. Ownership: a bucket and its buffer must stay alive and untouched
-// from AllReduce until its completion. Before that moment the client has handed no reference into
-// the buffer to anything else. Failure: policy `fail`. When a member is lost, the data is bad, or
-// the daemon is gone, every open and later call ends with the same error, which names the member to
-// blame. The buckets' content is then unspecified. Join again, under the same or another name, to
-// go on from a checkpoint.
+// Threads: all calls are thread-safe. The client has two threads from Join on, beside gRPC's own:
+// one reads frames, the other does large work and timers. One thread at a time encodes, decodes and
+// completes calls. For small buckets this may be a thread that calls or waits; large gradients are
+// never encoded on the caller's thread.
+// Ownership: a bucket and its buffer must stay alive and unchanged from AllReduce until its
+// completion. When the completion is done, nothing in the client refers to the buffer any more.
+// Failure: policy `fail`. If a member is lost, data is invalid or the daemon is unreachable, every
+// open and later call ends with the same error, which names the member to blame. The content of
+// buckets is then unspecified. Join again, under the same or another name, to continue from a
+// checkpoint.
 class Client {
  public:
-  // Joins and waits until all members have, or a deadline passes. Never returns a half-joined
-  // client.
+  // Joins, and waits until all members have joined or a deadline passes. Never returns a client
+  // that has not joined completely.
   static absl::StatusOr<std::unique_ptr<Client>> Join(const ClientOptions& options);
 
-  // Open calls end with Cancelled. Leaves if Leave was not called. Takes at most about 7 s, when
-  // the daemon does not answer; no callback runs after it.
+  // Ends open calls with Cancelled, and leaves the session if Leave was not called. Takes at most
+  // about 7 s, if the daemon does not answer. No callback runs after it.
   virtual ~Client() = default;
 
   virtual int rank() const = 0;
@@ -137,62 +138,61 @@ class Client {
   // The step that AllReduce contributes to now.
   virtual std::int64_t step() const = 0;
 
-  // Reduces the bucket through the session's hook, in place. Returns at once; many buckets may be
-  // in flight, in any order, also another order than other members'. The bucket's parameters are
-  // looked up by name. Errors that the caller can avoid (unknown parameter, another shape or dtype,
-  // a parameter that is already in this step) come as a completion with InvalidArgument and leave
-  // the session as it was.
+  // Reduces the bucket through the session's hook, in place. Returns at once. Many buckets may be
+  // in flight, and members may submit them in different orders. Parameters are looked up by name.
+  // Errors that the caller can avoid (an unknown parameter, a wrong shape or dtype, a parameter
+  // twice in a step) complete the call with InvalidArgument and do not change the session.
   virtual Completion AllReduce(GradBucket& bucket) = 0;
 
-  // Memory for a bucket's gradients, of its own pages. Where memory is shared with the daemon and
-  // the hook only casts ("no", "fp16", "bf16", without a wrapper), it reads the gradients there and
-  // writes the result over them, so that nothing is copied. Lives as long as the pointer, also
-  // after the client; but once a call has failed, the daemon may still write what it was computing.
+  // Allocates whole pages for a bucket's gradients. If memory is shared with the daemon and the
+  // hook only casts ("no", "fp16", "bf16", without a wrapper), the daemon reads the gradients there
+  // and writes the result over them, so that nothing is copied. The memory lives as long as the
+  // pointer, even after the client. After a failed call the daemon may still write a result there.
   virtual std::shared_ptr<std::byte> AllocateGradients(std::size_t bytes) = 0;
 
-  // Ends this member's part of the step and waits for the verdict: kApply, or kSkip when a
-  // non-finite value was met anywhere (the buckets then show it on all members). All buckets of the
-  // step are complete when it returns.
+  // Ends this member's part of the step and waits for the verdict: kApply, or kSkip if any result
+  // was not finite (the buckets then contain it on all members). All buckets of the step are
+  // complete when it returns.
   virtual absl::StatusOr<Verdict> EndStep() = 0;
 
-  // The same without waiting: runs `done` once, as Completion::OnDone does.
+  // EndStep without waiting: runs `done` once, under the rules of Completion::OnDone.
   virtual void EndStep(std::function<void(const absl::StatusOr<Verdict>&)> done) = 0;
 
-  // Copies `bytes` bytes at `data` from member `root` to all. Collectives are entered by all
-  // members in the same order. Waits.
+  // Copies `bytes` bytes at `data` from member `root` to all members. All members must call
+  // collectives in the same order. Waits.
   virtual absl::Status Broadcast(int root, void* data, std::size_t bytes) = 0;
 
-  // Waits until all members are here.
+  // Waits until all members have called it.
   virtual absl::Status Barrier() = 0;
 
-  // Ends the membership in good order, between steps. Other members that begin another step get an
-  // error that says so.
+  // Leaves the session, between steps. Other members that begin another step get an error that
+  // names this member.
   virtual absl::Status Leave() = 0;
 
-  // The session's state on the coordinator (PowerSGD's factors, generator, iteration) as the bytes
-  // of a safetensors file, as it was after this member's last step: between two steps of its own,
-  // wherever the others are. Waits.
+  // Returns the session's state on the coordinator (PowerSGD's factors, generator, iteration) after
+  // this member's last step, as the bytes of a safetensors file. Call it between two of this
+  // member's steps; other members may be in a step. Waits.
   virtual absl::StatusOr<std::string> ExportState() = 0;
 
-  // Replaces it. One member calls this between two steps, then all members meet in a Barrier before
-  // they go on. Refused by name when the bytes are damaged, when they are of another hook, other
-  // options or another model, or when a step is open; and then nothing changes. Waits.
+  // Replaces that state. One member calls this between two steps; then all members call Barrier
+  // before they continue. Fails with the reason, and changes nothing, if the bytes are damaged, if
+  // they come from another hook, other options or another model, or if a step is open. Waits.
   virtual absl::Status ImportState(const std::string& state) = 0;
 
-  // What this member alone keeps between steps (PowerSGD's residuals), likewise, and its
-  // replacement. A checkpoint has both, and the step they belong to. FailedPrecondition in a step:
-  // between a bucket's AllReduce and the EndStep.
+  // StateDict returns this member's own state between steps (PowerSGD's residuals), as the bytes of
+  // a safetensors file; LoadStateDict replaces it. A checkpoint needs this and the coordinator's
+  // state of the same step. FailedPrecondition in a step, from the first AllReduce to EndStep.
   virtual absl::StatusOr<std::string> StateDict() = 0;
   virtual absl::Status LoadStateDict(const std::string& state) = 0;
 
-  // Gradients come multiplied by `scale` from the next step on (loss scaling); residuals follow.
-  // Between two steps, like StateDict. Finite and above 0.
+  // From the next step on the caller multiplies gradients by `scale` (loss scaling); the client
+  // scales residuals accordingly. `scale` is finite and above 0. Call it between two steps.
   virtual absl::Status SetLossScale(double scale) = 0;
 
   virtual ClientMetrics metrics() const = 0;
 
-  // A line for each bucket of the last step, in the model's order. The daemon shows rank 0's in
-  // `gradwirectl session get`.
+  // Returns one report for each bucket of the last step, in the model's order. `gradwirectl session
+  // get` shows rank 0's reports.
   virtual std::vector<BucketReport> Report() const = 0;
 };
 

@@ -112,7 +112,7 @@ INSTANTIATE_TEST_SUITE_P(
                "acknowledged 1 results of bucket [b] in step 0; it was sent 0"},
         Breach{"BeforeItsGrant",
                [](SessionHarness& h) {
-                 h.AnnounceAll({2, 0});  // takes the second and last credit
+                 h.AnnounceAll({2, 0});  // takes the second and last grant
                  h.Announce(1, {1});
                  h.Receive(1, h.Chunk(1, 2, 0), Floats(16, 1));
                  h.Receive(1, h.Chunk(1, 0, 0), Floats(16, 1));
@@ -404,7 +404,7 @@ TEST(SessionStep, AResumingMemberGetsWhatItMissedAlsoPastTheCommit) {
   EXPECT_EQ(harness.session.state(), State::kRunning);
 }
 
-TEST(SessionCredit, OppositeOrdersWithTheSmallestCreditFinish) {
+TEST(SessionGrant, OppositeOrdersWithOneOpenBucketFinish) {
   SessionOptions options = SmallOptions();
   options.open_buckets = 1;
   Manifest::List parameters;
@@ -435,7 +435,7 @@ TEST(SessionCredit, OppositeOrdersWithTheSmallestCreditFinish) {
   EXPECT_EQ(harness.session.step(), 1);
 }
 
-TEST(SessionCredit, ABucketWithoutElementsNeedsNone) {
+TEST(SessionGrant, ABucketWithoutElementsNeedsNone) {
   SessionOptions options = SmallOptions();
   options.open_buckets = 1;
   SessionHarness harness(options);
@@ -450,7 +450,7 @@ TEST(SessionCredit, ABucketWithoutElementsNeedsNone) {
   }
 }
 
-TEST(SessionCredit, RoundsWithoutElementsArePassedOver) {
+TEST(SessionGrant, RoundsWithoutElementsArePassedOver) {
   SessionHarness harness(SmallOptions(), true);
   harness.Start();
   const wire::Announce announce{0, 7, {0}, {SumOf(0), SumOf(16), SumOf(0), SumOf(4), SumOf(0)}};

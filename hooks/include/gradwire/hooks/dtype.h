@@ -20,13 +20,13 @@ enum class DType : std::uint8_t {
 // Bytes of one element. `dtype` must be one of the enumerators.
 std::size_t ByteSize(DType dtype);
 
-// "float32", "float64", "float16", "bfloat16": torch's words.
+// "float32", "float64", "float16", "bfloat16": torch's names.
 std::string Name(DType dtype);
 
-// Whether `value` is one of the enumerators; for values that came from outside.
+// Whether `value` is one of the enumerators. For values from outside.
 bool IsDType(int value);
 
-// The inverse of Name. InvalidArgument names the value and the four that are allowed.
+// The inverse of Name. Returns InvalidArgument with the value and the four allowed names.
 absl::StatusOr<DType> ParseDType(const std::string& name);
 
 }  // namespace gradwire

@@ -17,17 +17,18 @@ struct ParameterSpec {
   std::vector<std::int64_t> shape;  // empty: a scalar, one element
   DType dtype = DType::kFloat32;
 
-  // Product of the shape. Only meaningful after Validate returned ok.
+  // The product of the shape. Only meaningful after Validate has returned ok.
   std::size_t numel() const;
 
-  // A name of 1 to 512 bytes, at most 16 dimensions, none negative, and a byte size that fits
-  // 2^48; InvalidArgument names the parameter, the field and what is allowed.
+  // Checks that the name has 1 to 512 bytes, that there are at most 16 dimensions, none negative,
+  // and that the size is at most 2^48 bytes. Returns InvalidArgument with the parameter, the field
+  // and what is allowed.
   absl::Status Validate() const;
 
   bool operator==(const ParameterSpec&) const = default;
 };
 
-// A typed run of elements in memory that somebody else owns.
+// A typed run of elements in memory that it does not own.
 struct TensorView {
   DType dtype = DType::kFloat32;
   void* data = nullptr;
@@ -36,20 +37,21 @@ struct TensorView {
   std::size_t bytes() const { return numel * ByteSize(dtype); }
 };
 
-// What PyTorch's dist.GradBucket is: index, buffer, per-parameter views, is_last, set_buffer.
+// The equivalent of PyTorch's dist.GradBucket: index, buffer, per-parameter views, is_last,
+// set_buffer.
 //
-// Not thread-safe. The bucket does not own its buffer: the memory must stay valid, and untouched
-// by its owner, from the moment the bucket is handed to a hook until that hook has finished.
+// Not thread-safe. The bucket does not own its buffer. The memory must stay valid, and its owner
+// must not change it, from the moment the bucket is passed to a hook until that hook has finished.
 class GradBucket {
  public:
-  // `buffer` holds the parameters' gradients back to back, in this order. InvalidArgument if it
-  // holds another number of elements, has another dtype than a parameter, or is null while it
-  // should hold elements; and for no parameters, a parameter that is not valid, a negative index.
+  // `buffer` holds the parameters' gradients back to back, in this order. Returns InvalidArgument
+  // if the number of elements or a dtype does not match, if the buffer is null although it should
+  // hold elements, if there are no parameters, or if a parameter or the index is invalid.
   static absl::StatusOr<GradBucket> Make(int index, TensorView buffer,
                                          std::vector<ParameterSpec> parameters,
                                          bool is_last = false);
 
-  // Position in launch order. A hint: state is keyed by parameter, never by index.
+  // The position in launch order. Only a hint: state is keyed by parameter, never by index.
   int index() const { return index_; }
 
   // The flat buffer that the next hook reads and writes.
@@ -60,10 +62,10 @@ class GradBucket {
 
   const std::vector<ParameterSpec>& parameters() const { return parameters_; }
 
-  // Whether the trainer says that this is the step's last bucket. A hint too.
+  // Whether the trainer declared this the step's last bucket. Only a hint.
   bool is_last() const { return is_last_; }
 
-  // Replaces the buffer in this object only; the dtype may differ, the number of elements may not.
+  // Replaces the buffer in this object only. The dtype may differ; the number of elements may not.
   absl::Status set_buffer(TensorView buffer);
 
  private:

@@ -1,5 +1,5 @@
-// One description of a communication pipeline, the same everywhere: C++ struct, proto message,
-// Python dict, YAML, command line. The words are Accelerate's, the options PyTorch's.
+// The description of a communication pipeline, with the same fields as C++ struct, proto message,
+// Python dict, YAML and command line. Field names are Accelerate's, option names PyTorch's.
 #pragma once
 
 #include <cstdint>
@@ -24,24 +24,24 @@ struct HookSpec {
   // The hook's own options. "no", "fp16", "bf16" and "noop" take none.
   std::map<std::string, OptionValue> comm_state_option;
 
-  // InvalidArgument names the field, the value and what is allowed. The values of a registered
-  // hook's options are its factory's business.
+  // Returns InvalidArgument with the field, the value and what is allowed. The factory of a
+  // registered hook checks the values of its options.
   absl::Status Validate() const;
 
-  // Parses what ToString prints: "fp16", "my_hook,comm_wrapper=bf16,some_option=2". Values read as
-  // true/false, integer, decimal number, else string; what is in double quotes is always a string,
-  // with a backslash before each quote and backslash that belongs to it. The result is validated.
+  // Parses the output of ToString: "fp16", "my_hook,comm_wrapper=bf16,some_option=2". A value is
+  // true/false, an integer, a decimal number, or else a string. A value in double quotes is always
+  // a string, in which a backslash escapes quotes and backslashes. Parse also validates the result.
   static absl::StatusOr<HookSpec> Parse(const std::string& text);
   std::string ToString() const;
 
-  // Whether a contribution is the gradient, cast and divided by the world size, and nothing else.
+  // Whether a contribution is just the gradient, cast and divided by the world size.
   bool OnlyCasts() const {
     return comm_wrapper == "no" &&
            (comm_hook == "no" || comm_hook == "fp16" || comm_hook == "bf16");
   }
 
-  // Whether a result can lie in the place of gradients of this dtype: the hook only casts, and the
-  // dtype has every value of the wire's.
+  // Whether a result can replace gradients of this dtype in place: the hook only casts, and the
+  // dtype can represent every value of the wire dtype.
   bool TakesResults(DType gradients) const;
 
   bool operator==(const HookSpec&) const = default;

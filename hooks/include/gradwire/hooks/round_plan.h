@@ -11,9 +11,9 @@ namespace gradwire {
 
 // Values equal those of gradwire.v1.ReduceOp.
 enum class ReduceOp : std::uint8_t {
-  kSum = 1,   // added in rank order, rounded once to the segment's dtype
-  kMean = 2,  // added in rank order, divided by the number of contributors, rounded once
-  // The unrounded sum of each of the segment's matrices with its columns made orthonormal, rounded
+  kSum = 1,   // adds in rank order, rounds once to the segment's dtype
+  kMean = 2,  // adds in rank order, divides by the number of contributors, rounds once
+  // Adds each of the segment's matrices, makes the columns of the unrounded sum orthonormal, rounds
   // once.
   kOrthonormalizedSum = 3,
 };
@@ -32,8 +32,9 @@ struct Segment {
   DType dtype = DType::kFloat32;
   std::size_t numel = 0;
   ReduceOp op = ReduceOp::kSum;
-  // kOrthonormalizedSum: the matrices that lie back to back in the segment, each with cols <= rows,
-  // and what torch's formula adds to a norm (see PowerSGD's orthogonalization_epsilon).
+  // For kOrthonormalizedSum: the matrices that lie back to back in the segment, each with
+  // cols <= rows, and the term that torch's formula adds to a norm (PowerSGD's
+  // orthogonalization_epsilon).
   std::vector<MatrixShape> matrices{};
   double epsilon = 0;
 
@@ -61,7 +62,7 @@ struct ElementRange {
 // What a step's results come to.
 enum class Verdict : std::uint8_t {
   kApply = 1,  // the step counts
-  kSkip = 2,   // a non-finite value was met: state stays as it was, the step number advances
+  kSkip = 2,   // a result was not finite: state does not change, the step number advances
 };
 
 }  // namespace gradwire
