@@ -16,6 +16,7 @@
 
 #include "absl/status/statusor.h"
 #include "gradwire/hooks/hook.h"
+#include "hooks/draw_buckets.h"
 
 namespace gradwire {
 
@@ -25,9 +26,6 @@ using SharedManifest = std::shared_ptr<const std::vector<ParameterSpec>>;
 // A bucket: the positions of its parameters in the manifest, in buffer order. At least one, all in
 // range, none twice.
 using BucketPositions = std::span<const std::uint32_t>;
-
-// Buckets of a draw plan, in order.
-using DrawBuckets = std::vector<std::vector<std::uint32_t>>;
 
 // One line of a session's compression report.
 struct ParameterReport {
@@ -89,10 +87,9 @@ class CoordinatorHook {
 
   // The buckets in whose order the first state is drawn, each with a seed of its own; the default is
   // the manifest as one. Parameters that it leaves out are drawn last, as one more bucket. Buckets of
-  // steps, and the order in which members announce them, have no part in it. InvalidArgument:
-  // nothing, an empty bucket, a parameter that is unknown or there twice. FailedPrecondition: the
-  // plan is fixed. Takes time in proportion to its parameters, a few nanoseconds each. A hook that
-  // draws nothing takes any.
+  // steps, and the order in which members announce them, have no part in it. InvalidArgument as
+  // CheckDrawBuckets has it; FailedPrecondition: the plan is fixed. Takes a few nanoseconds for each
+  // parameter. A hook that draws nothing takes any.
   virtual absl::Status SetDrawPlan(DrawBuckets /*buckets*/) { return absl::OkStatus(); }
 
   // From here on the plan stays what it is, if the open step may draw by it. Installing a state of

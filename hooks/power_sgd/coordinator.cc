@@ -101,7 +101,9 @@ absl::StatusOr<std::vector<RoundPlan>> PowerSgdCoordinator::Plan(BucketPositions
 }
 
 absl::Status PowerSgdCoordinator::SetDrawPlan(DrawBuckets buckets) {
-  if (absl::Status status = CheckDrawPlan(buckets, manifest_); !status.ok()) return status;
+  if (absl::Status status = CheckDrawBuckets(buckets, manifest_.size()); !status.ok()) {
+    return status;
+  }
   if (plan_is_fixed_) {
     return absl::FailedPreconditionError(
         absl::StrCat("draw plan: comes in or after step ", state_.iteration,

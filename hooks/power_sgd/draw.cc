@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <numeric>
-#include <string>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "hooks/cpu/kernels.h"
 #include "hooks/power_sgd/torch_random.h"
 
@@ -44,32 +42,6 @@ void Draw(const std::vector<std::size_t>& calls, std::uint32_t seed, DType dtype
 }
 
 }  // namespace
-
-absl::Status CheckDrawPlan(const DrawBuckets& buckets, std::span<const ParameterSpec> manifest) {
-  const auto count = [](const std::string& field, std::size_t most) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(field, ": has 0 entries; allowed: 1 to ", most));
-  };
-  if (buckets.empty()) return count("draw plan", manifest.size());
-  std::vector<bool> met(manifest.size());
-  for (std::size_t b = 0; b < buckets.size(); ++b) {
-    const std::string field = absl::StrCat("draw plan's bucket ", b);
-    if (buckets[b].empty()) return count(field, manifest.size());
-    for (const std::uint32_t parameter : buckets[b]) {
-      if (parameter >= manifest.size()) {
-        return absl::InvalidArgumentError(absl::StrCat(field, ": parameter ", parameter,
-                                                       "; allowed: below ", manifest.size()));
-      }
-      if (met[parameter]) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(field, ": parameter \"", manifest[parameter].name,
-                         "\" for the second time; allowed: each at most once"));
-      }
-      met[parameter] = true;
-    }
-  }
-  return absl::OkStatus();
-}
 
 DrawPlan::DrawPlan(const PowerSgdOptions& options, SharedManifest manifest, DrawBuckets buckets)
     : options_(options), manifest_(std::move(manifest)), buckets_(std::move(buckets)) {}

@@ -51,9 +51,6 @@ class DrawPlan {
   mutable Table table_;
 };
 
-// InvalidArgument as SetDrawPlan has it.
-absl::Status CheckDrawPlan(const DrawBuckets& buckets, std::span<const ParameterSpec> manifest);
-
 // A block of torch's normals for one bucket, computed when they are first needed: Q by Q in the
 // layout's order, or those of one shape at once; with one round all P's follow.
 FactorBlockRef DrawBlock(const PowerSgdOptions& options, std::shared_ptr<const FactorLayout> layout,

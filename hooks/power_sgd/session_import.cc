@@ -116,7 +116,7 @@ class Reader {
               "state: draw_plan has \"", bucket.substr(0, 80), "\"; allowed: positions"));
         }
       }
-      if (absl::Status status = CheckDrawPlan(buckets, manifest_); !status.ok()) {
+      if (absl::Status status = CheckDrawBuckets(buckets, manifest_.size()); !status.ok()) {
         return absl::InvalidArgumentError(absl::StrCat("state: ", status.message()));
       }
       out.plan = std::make_shared<const DrawPlan>(options_, session_.manifest, std::move(buckets));

@@ -158,6 +158,15 @@ class Client {
   // The same without waiting: runs `done` once, as Completion::OnDone does.
   virtual void EndStep(std::function<void(const absl::StatusOr<Verdict>&)> done) = 0;
 
+  // In which order PowerSGD draws its first Q, where it is to be another trainer's: buckets of
+  // positions in ClientOptions::parameters, each bucket with a seed of its own. Without a call it is
+  // the model as one bucket. Parameters that are left out come last. Rank 0 alone calls it, before
+  // its first AllReduce of the first step that compresses; a later plan has no effect, nor has one
+  // for another hook or for a daemon of an earlier version. Kept in the session's state: importing
+  // one replaces it. The buckets of AllReduce need not be those of the plan. InvalidArgument or
+  // FailedPrecondition says what is not allowed. Does not wait.
+  virtual absl::Status SetDrawPlan(const std::vector<std::vector<std::uint32_t>>& buckets) = 0;
+
   // Copies `bytes` bytes at `data` from member `root` to all. Collectives are entered by all
   // members in the same order. Waits.
   virtual absl::Status Broadcast(int root, void* data, std::size_t bytes) = 0;
@@ -180,8 +189,8 @@ class Client {
   virtual absl::Status ImportState(const std::string& state) = 0;
 
   // What this member alone keeps between steps (PowerSGD's residuals), likewise, and its
-  // replacement. A checkpoint has both, and the step they belong to. FailedPrecondition in a step:
-  // between a bucket's AllReduce and the EndStep.
+  // replacement. A checkpoint has both, and the step they belong to. FailedPrecondition in a step,
+  // between a bucket's AllReduce and the EndStep, and for the state of another rank.
   virtual absl::StatusOr<std::string> StateDict() = 0;
   virtual absl::Status LoadStateDict(const std::string& state) = 0;
 
