@@ -106,8 +106,8 @@ absl::Status PowerSgdCoordinator::SetDrawPlan(DrawBuckets buckets) {
   }
   if (plan_is_fixed_) {
     return absl::FailedPreconditionError(
-        absl::StrCat("draw plan: comes in or after step ", state_.iteration,
-                     ", the first that compresses; allowed: before"));
+        absl::StrCat("draw plan: comes at iteration ", state_.iteration,
+                     " and after the first draw; allowed: before it"));
   }
   state_.plan =
       std::make_shared<const DrawPlan>(options_, session_->manifest, std::move(buckets));

@@ -215,6 +215,12 @@ void Bind(nb::module_& m) {
       .def(
           "end_step", [](Session& self, std::uint64_t id) { Unlocked([&] { self.EndStep(id); }); },
           nb::arg("id"))
+      .def(
+          "set_draw_plan",
+          [](Session& self, const std::vector<std::vector<std::uint32_t>>& buckets) {
+            Check(WithClient(self, [&](Client& client) { return client.SetDrawPlan(buckets); }));
+          },
+          nb::arg("buckets"), "As Client::SetDrawPlan. Does not wait.")
       .def("take", &Take, nb::arg("seconds"),
            "Outcomes as (id, code, message, applied). Empty when time is up or after close.")
       .def_prop_ro("closed", [](Session& self) { return self.completions().closed(); })
