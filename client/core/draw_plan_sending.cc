@@ -7,8 +7,7 @@
 
 namespace gradwire::client {
 
-void DrawPlanSending::Set(const DrawBuckets& buckets, std::uint64_t generation,
-                          std::int64_t step) {
+void DrawPlanSending::Set(const DrawBuckets& buckets, std::uint64_t generation, std::int64_t step) {
   pieces_ = {{.generation = generation}};
   step_ = step;
   std::size_t room = kMaxDrawPlanPiece;

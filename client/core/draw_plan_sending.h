@@ -16,8 +16,8 @@ class DrawPlanSending {
   void Set(const DrawBuckets& buckets, std::uint64_t generation, std::int64_t step);
   // All of it, from its first piece.
   void Send(Effects& effects) const;
-  // A step is over, `next` is open. What this member announced in the step after the plan's own came
-  // after the plan, in the same lane.
+  // A step is over, `next` is open. What this member announced in the step after the plan's own
+  // came after the plan, in the same lane.
   void StepDone(std::int64_t next);
   void Forget() { pieces_.clear(); }
 

@@ -109,8 +109,7 @@ absl::Status PowerSgdCoordinator::SetDrawPlan(DrawBuckets buckets) {
         absl::StrCat("draw plan: comes at iteration ", state_.iteration,
                      " and after the first draw; allowed: before it"));
   }
-  state_.plan =
-      std::make_shared<const DrawPlan>(options_, session_->manifest, std::move(buckets));
+  state_.plan = std::make_shared<const DrawPlan>(options_, session_->manifest, std::move(buckets));
   OpenChore().plan = state_.plan;
   return absl::OkStatus();
 }

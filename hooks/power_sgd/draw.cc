@@ -90,8 +90,8 @@ void DrawPlan::Make() const {
   for (std::uint32_t i = 0; i < planned.size(); ++i) {
     if (!planned[i]) rest.push_back(i);
   }
-  auto left = rest.empty() ? nullptr
-                           : std::make_shared<const FactorLayout>(options_, *manifest_, rest);
+  auto left =
+      rest.empty() ? nullptr : std::make_shared<const FactorLayout>(options_, *manifest_, rest);
   if (left != nullptr && !left->matrices().empty()) {
     ++table_.seeds;
     AddSlot(std::move(left), *owner);

@@ -19,7 +19,8 @@ class DrawPlan {
  public:
   // What follows from the buckets.
   struct Table {
-    std::size_t seeds = 0;  // how many are taken: one for each bucket, compressed or not, as in torch
+    std::size_t seeds =
+        0;  // how many are taken: one for each bucket, compressed or not, as in torch
     // What a draw makes, a slot for each bucket, with empty blocks. Batched: without any, since
     // factors belong to the buckets that members announce.
     FactorTable frame{};

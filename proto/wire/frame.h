@@ -204,10 +204,10 @@ struct Begin {
   bool operator==(const Begin&) const = default;
 };
 
-using Header = std::variant<Hello, Announce, Contribution, Ack, EndStep, Heartbeat, Enter,
-                            CollectiveChunk, CollectiveAck, Welcome, Grant, Result, StepDone,
-                            Restart, Failure, Begin, SharedState, StateReset, BucketReport,
-                            DrawPlan>;
+using Header =
+    std::variant<Hello, Announce, Contribution, Ack, EndStep, Heartbeat, Enter, CollectiveChunk,
+                 CollectiveAck, Welcome, Grant, Result, StepDone, Restart, Failure, Begin,
+                 SharedState, StateReset, BucketReport, DrawPlan>;
 
 // Whether it has a digest that the coordinator compares with the payload's.
 bool HasDigest(const Header& header);

@@ -69,8 +69,7 @@ std::vector<Bucket*> BucketTable::Waiting() {
   std::vector<Bucket*> waiting;
   for (auto& [key, bucket] : buckets_) {
     if (!bucket.is_open() && !bucket.reduced() && !bucket.awaits_draw_plan() &&
-        bucket.has_rounds() &&
-        !bucket.round().finished() && bucket.WaitsForGrant()) {
+        bucket.has_rounds() && !bucket.round().finished() && bucket.WaitsForGrant()) {
       waiting.push_back(&bucket);
     }
   }

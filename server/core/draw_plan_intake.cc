@@ -8,8 +8,8 @@ namespace gradwire::server {
 
 MaybeFailure DrawPlanIntake::On(int rank, const wire::DrawPlan& piece, Effects& effects) {
   if (rank != 0) {
-    return ViolationOf(rank, absl::PermissionDeniedError(absl::StrCat(
-                                 "sent a draw plan as rank ", rank, "; allowed: rank 0")));
+    return ViolationOf(rank, absl::PermissionDeniedError(absl::StrCat("sent a draw plan as rank ",
+                                                                      rank, "; allowed: rank 0")));
   }
   absl::Status status = Add(piece);
   if (status.ok() && piece.last) status = HandOver(effects);
@@ -33,8 +33,8 @@ absl::Status DrawPlanIntake::Add(const wire::DrawPlan& piece) {
   }
   for (const auto& bucket : piece.buckets) held_ += bucket.size();
   if (held_ > parameters_) {
-    return absl::InvalidArgumentError(absl::StrCat("sent a draw plan of ", held_,
-                                                   " parameters; allowed: 1 to ", parameters_));
+    return absl::InvalidArgumentError(
+        absl::StrCat("sent a draw plan of ", held_, " parameters; allowed: 1 to ", parameters_));
   }
   auto from = piece.buckets.begin();
   if (piece.continued && from != piece.buckets.end()) {

@@ -39,8 +39,7 @@ std::size_t ManifestBytes(const Manifest& manifest) {
 
 // A draw plan that came, and the one that the hook has.
 std::size_t DrawPlanBytes(std::size_t parameters) {
-  return 2 * parameters *
-         (sizeof(std::vector<std::uint32_t>) + sizeof(std::uint32_t) + kPerObject);
+  return 2 * parameters * (sizeof(std::vector<std::uint32_t>) + sizeof(std::uint32_t) + kPerObject);
 }
 
 // Every parameter may be a bucket of its own.
@@ -54,7 +53,8 @@ std::size_t BookkeepingBytes(const SessionOptions& options) {
   // Contributions are told from repeated ones until their step is over.
   const std::size_t chunks = Round::BytesFor(options.StepChunks(), members) +
                              Round::BytesFor((kSteps - 1) * options.StepChunks(), 0);
-  return ManifestBytes(options.manifest) + DrawPlanBytes(parameters) + StateVersions::BytesFor(parameters, members) +
+  return ManifestBytes(options.manifest) + DrawPlanBytes(parameters) +
+         StateVersions::BytesFor(parameters, members) +
          parameters * (sizeof(std::uint32_t) + kSteps * bucket) + chunks;
 }
 

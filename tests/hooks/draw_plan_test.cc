@@ -35,7 +35,8 @@ std::vector<float> FirstQ(CoordinatorHook& hook, const std::vector<std::uint32_t
   work->Run();
   const std::vector<std::byte> bytes = work->TakeBytes();
   std::vector<float> values(bytes.size() / sizeof(float));
-  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(At<float>(bytes, i));
+  for (std::size_t i = 0; i < values.size(); ++i)
+    values[i] = static_cast<float>(At<float>(bytes, i));
   return values;
 }
 
@@ -133,7 +134,8 @@ TEST(DrawPlan, IsFixedByTheFirstStepThatCompresses) {
   EXPECT_FALSE(hook.AwaitsDrawPlan(bucket));
   const absl::Status late = hook.SetDrawPlan(kPlan);
   EXPECT_EQ(late.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(late.message()), HasSubstr("at iteration 1 and after the first draw; allowed: before"));
+  EXPECT_THAT(std::string(late.message()),
+              HasSubstr("at iteration 1 and after the first draw; allowed: before"));
   hook.EndStep(Verdict::kSkip);
   EXPECT_EQ(hook.SetDrawPlan(kPlan), late) << "whether before or after the end is chance";
 }
@@ -145,7 +147,8 @@ TEST(DrawPlan, RefusesByNameAndChangesNothing) {
       {{}, "draw plan: has 0 entries; allowed: 1 to 6"},
       {{{0}, {}}, "draw plan's bucket 1: has 0 entries; allowed: 1 to 6"},
       {{{0, 6}}, "draw plan's bucket 0: parameter 6; allowed: below 6"},
-      {{{0}, {1, 0}}, "draw plan's bucket 1: parameter 0 for the second time; allowed: each at most"}};
+      {{{0}, {1, 0}},
+       "draw plan's bucket 1: parameter 0 for the second time; allowed: each at most"}};
   for (const auto& [plan, message] : cases) {
     const absl::Status status = world->coordinator().SetDrawPlan(plan);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);

@@ -159,12 +159,12 @@ class Client {
   virtual void EndStep(std::function<void(const absl::StatusOr<Verdict>&)> done) = 0;
 
   // In which order PowerSGD draws its first Q, where it is to be another trainer's: buckets of
-  // positions in ClientOptions::parameters, each bucket with a seed of its own. Without a call it is
-  // the model as one bucket. Parameters that are left out come last. Rank 0 alone calls it, before
-  // its first AllReduce of the first step that compresses; a later plan has no effect, nor has one
-  // for another hook or for a daemon of an earlier version. Kept in the session's state: importing
-  // one replaces it. The buckets of AllReduce need not be those of the plan. InvalidArgument or
-  // FailedPrecondition says what is not allowed. Does not wait.
+  // positions in ClientOptions::parameters, each bucket with a seed of its own. Without a call it
+  // is the model as one bucket. Parameters that are left out come last. Rank 0 alone calls it,
+  // before its first AllReduce of the first step that compresses; a later plan has no effect, nor
+  // has one for another hook or for a daemon of an earlier version. Kept in the session's state:
+  // importing one replaces it. The buckets of AllReduce need not be those of the plan.
+  // InvalidArgument or FailedPrecondition says what is not allowed. Does not wait.
   virtual absl::Status SetDrawPlan(const std::vector<std::vector<std::uint32_t>>& buckets) = 0;
 
   // Copies `bytes` bytes at `data` from member `root` to all. Collectives are entered by all

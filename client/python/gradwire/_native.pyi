@@ -30,7 +30,9 @@ class Session:
     def end_step(self, id: int) -> None: ...
 
     def set_draw_plan(self, buckets: Sequence[Sequence[int]]) -> None:
-        """As Client::SetDrawPlan. Does not wait."""
+        """
+        As Client::SetDrawPlan. A session that is over tells so in other calls.
+        """
 
     def take(self, seconds: float) -> list:
         """

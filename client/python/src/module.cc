@@ -218,9 +218,10 @@ void Bind(nb::module_& m) {
       .def(
           "set_draw_plan",
           [](Session& self, const std::vector<std::vector<std::uint32_t>>& buckets) {
-            Check(WithClient(self, [&](Client& client) { return client.SetDrawPlan(buckets); }));
+            Unlocked([&] { self.SetDrawPlan(buckets); });
           },
-          nb::arg("buckets"), "As Client::SetDrawPlan. Does not wait.")
+          nb::arg("buckets"),
+          "As Client::SetDrawPlan. A session that is over tells so in other calls.")
       .def("take", &Take, nb::arg("seconds"),
            "Outcomes as (id, code, message, applied). Empty when time is up or after close.")
       .def_prop_ro("closed", [](Session& self) { return self.completions().closed(); })

@@ -42,11 +42,9 @@ TEST(SessionDrawPlan, PiecesMakeOne) {
   // A new stream begins anew.
   harness.Receive(0, wire::DrawPlan{.generation = 7, .buckets = {{2}, {1}}});
   EXPECT_EQ(KeptPlan(harness), "");
-  harness.Receive(0, wire::DrawPlan{.generation = 7,
-                                    .piece = 1,
-                                    .buckets = {{0}},
-                                    .continued = true,
-                                    .last = true});
+  harness.Receive(
+      0, wire::DrawPlan{
+             .generation = 7, .piece = 1, .buckets = {{0}}, .continued = true, .last = true});
   EXPECT_EQ(KeptPlan(harness), "2,1 0");
   harness.Receive(0, Plan({{1}, {0}}));
   EXPECT_EQ(KeptPlan(harness), "1,0") << "the last one counts";
@@ -55,10 +53,8 @@ TEST(SessionDrawPlan, PiecesMakeOne) {
 
 TEST(SessionDrawPlan, WhatIsNotAllowedEndsTheSession) {
   const auto piece = [](std::uint32_t number, DrawBuckets buckets, bool continued = false) {
-    return wire::DrawPlan{.generation = 7,
-                          .piece = number,
-                          .buckets = std::move(buckets),
-                          .continued = continued};
+    return wire::DrawPlan{
+        .generation = 7, .piece = number, .buckets = std::move(buckets), .continued = continued};
   };
   struct Case {
     int rank;
@@ -143,8 +139,8 @@ TEST(SessionDrawPlan, AMemberThatWaitsMayResume) {
 // No contribution can come with an announcement, before the factors are there.
 TEST(SessionDrawPlan, AnEagerBucketThatWaitsIsRefused) {
   SessionOptions options = Compressed(0);
-  options.spec = *HookSpec::Parse(
-      "power_sgd,min_compression_rate=0.5,start_powerSGD_iter=0,rounds=1");
+  options.spec =
+      *HookSpec::Parse("power_sgd,min_compression_rate=0.5,start_powerSGD_iter=0,rounds=1");
   options.eager_bytes = 1000;
   SessionHarness harness(options);
   harness.Start();
