@@ -13,5 +13,6 @@ inline constexpr std::size_t kMaxChunkBytes = std::size_t{16} << 20;
 inline constexpr std::size_t kMaxChunks = std::size_t{1} << 20;  // of a step of the whole model
 inline constexpr std::size_t kMaxSegments = 4096;                // of a round
 inline constexpr std::size_t kMaxOpenRounds = 4096;              // of a Restart
+inline constexpr std::size_t kMaxDrawPlanPiece = std::size_t{1} << 14;  // parameters of a DrawPlan
 
 }  // namespace gradwire

@@ -21,6 +21,7 @@ enum class Mutant : std::uint8_t {
   kSurvivorBlamed,
   kEmptyBucketNotAwaited,
   kBucketStaysOpen,
+  kDrawsBeforePlan,
 };
 
 #ifdef GRADWIRE_CORE_MUTANTS

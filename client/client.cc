@@ -17,6 +17,7 @@
 #include "client/transport/event_queue.h"
 #include "client/transport/poller.h"
 #include "gradwire/hooks/registry.h"
+#include "hooks/draw_buckets.h"
 #include "hooks/safetensors.h"
 
 namespace gradwire {
@@ -48,6 +49,7 @@ class ClientImpl final : public Client {
              std::unique_ptr<Hook> hook, std::shared_ptr<grpc::Channel> channel)
       : rank_(membership.rank),
         world_size_(options.world_size),
+        parameters_(options.parameters.size()),
         events_(std::make_shared<client::EventQueue>(
             std::size_t{membership.window_chunks} * membership.open_buckets + kSmallFrames)),
         poller_(client::Poller::Start()),
@@ -117,6 +119,16 @@ class ClientImpl final : public Client {
       runtime_.EndStep(call);
     }});
     call->outcome.ReadBy(poller_, /*light=*/false);
+  }
+
+  absl::Status SetDrawPlan(const std::vector<std::vector<std::uint32_t>>& buckets) override {
+    if (rank_ != 0) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("draw plan: of rank ", rank_, "; allowed: of rank 0"));
+    }
+    if (absl::Status status = CheckDrawBuckets(buckets, parameters_); !status.ok()) return status;
+    events_->Push(client::CallEvent{[this, buckets] { runtime_.SetDrawPlan(buckets); }});
+    return absl::OkStatus();
   }
 
   absl::Status Broadcast(int root, void* data, std::size_t bytes) override {
@@ -213,6 +225,7 @@ class ClientImpl final : public Client {
 
   const int rank_;
   const int world_size_;
+  const std::size_t parameters_;
   const std::shared_ptr<client::EventQueue> events_;
   const std::shared_ptr<client::Poller> poller_;
   client::Runtime runtime_;

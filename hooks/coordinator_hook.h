@@ -16,6 +16,7 @@
 
 #include "absl/status/statusor.h"
 #include "gradwire/hooks/hook.h"
+#include "hooks/draw_buckets.h"
 
 namespace gradwire {
 
@@ -83,6 +84,20 @@ class CoordinatorHook {
 
   // The bucket's rounds in this step. Takes time in proportion to the bucket's parameters.
   virtual absl::StatusOr<std::vector<RoundPlan>> Plan(BucketPositions bucket) = 0;
+
+  // The buckets in whose order the first state is drawn, each with a seed of its own; the default
+  // is the manifest as one. Parameters that it leaves out are drawn last, as one more bucket.
+  // Buckets of steps, and the order in which members announce them, have no part in it.
+  // InvalidArgument as CheckDrawBuckets has it; FailedPrecondition: the plan is fixed. Takes a few
+  // nanoseconds for each parameter. A hook that draws nothing takes any.
+  virtual absl::Status SetDrawPlan(DrawBuckets /*buckets*/) { return absl::OkStatus(); }
+
+  // From here on the plan stays what it is, if the open step may draw by it. Installing a state of
+  // which nothing is drawn yet, undoes that.
+  virtual void FixDrawPlan() {}
+
+  // Whether the bucket's SharedVersion would draw by a plan that is not fixed yet, and fix it.
+  virtual bool AwaitsDrawPlan(BucketPositions /*bucket*/) const { return false; }
 
   // Changes when members have to be given the bucket's shared state although they took part in
   // every step since they had it; 0: there is none. Computes nothing.

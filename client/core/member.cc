@@ -37,6 +37,17 @@ absl::Status Member::EndStep(Effects& effects) {
   return absl::OkStatus();
 }
 
+absl::Status Member::SetDrawPlan(const DrawBuckets& buckets, Effects& effects) {
+  if (failed()) return failure_;
+  if (options_.rank != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("draw plan: of rank ", options_.rank, "; allowed: of rank 0"));
+  }
+  absl::Status status = CheckDrawBuckets(buckets, options_.manifest.size());
+  if (status.ok() && options_.draw_plan) protocol_.SetDrawPlan(buckets, effects);
+  return status;
+}
+
 absl::StatusOr<std::uint64_t> Member::Enter(wire::CollectiveKind kind, int root, std::size_t bytes,
                                             Effects& effects) {
   if (failed()) return failure_;
@@ -69,6 +80,7 @@ struct Member::Received {
     return absl::OkStatus();
   }
   absl::Status operator()(const wire::StateReset& reset) const {
+    if (!member.step_.IsRepeated(reset.iteration)) member.protocol_.ForgetDrawPlan();
     if (member.step_.ResetState(reset.iteration)) return absl::OkStatus();
     return member.protocol_.Violation("a new state in the middle");
   }

@@ -50,6 +50,9 @@ class Member {
   // No more buckets in this step. StepDoneEffect follows.
   absl::Status EndStep(Effects& effects);
 
+  // As Client::SetDrawPlan. An error leaves the session as it was.
+  absl::Status SetDrawPlan(const DrawBuckets& buckets, Effects& effects);
+
   // Enters the next collective; returns its number. One at a time.
   absl::StatusOr<std::uint64_t> Enter(wire::CollectiveKind kind, int root, std::size_t bytes,
                                       Effects& effects);

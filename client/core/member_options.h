@@ -18,6 +18,7 @@ struct MemberOptions {
   std::size_t chunk_bytes = std::size_t{1} << 20;
   std::uint32_t window_chunks = 4;
   std::size_t eager_bytes = 0;
+  bool draw_plan = false;  // the daemon takes one
   std::size_t large_chunk_bytes = wire::kSmallPayload + 1;
   std::vector<ParameterSpec> manifest;
 };

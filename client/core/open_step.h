@@ -64,6 +64,10 @@ class OpenStep {
   // The coordinator's state was replaced, which happens between two steps only. False: there are
   // buckets. The same one again is no news: it is repeated after a resume.
   bool ResetState(std::int64_t iteration);
+  // Whether it is the one that this step began with.
+  bool IsRepeated(std::int64_t iteration) const {
+    return last_reset_ == std::pair(number_, iteration);
+  }
 
  private:
   struct Bucket {

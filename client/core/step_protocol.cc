@@ -59,6 +59,11 @@ void StepProtocol::EndStep(Effects& effects) {
       SendFrameEffect{wire::EndStep{.step = step_.number(), .generation = options_.generation}});
 }
 
+void StepProtocol::SetDrawPlan(const DrawBuckets& buckets, Effects& effects) {
+  draw_plan_.Set(buckets, options_.generation, step_.number());
+  draw_plan_.Send(effects);
+}
+
 wire::Announce StepProtocol::AnnounceOf(const BucketRun& run) {
   return {.step = step_.number(),
           .generation = options_.generation,
@@ -289,6 +294,7 @@ absl::StatusOr<bool> StepProtocol::On(const wire::StepDone& done) {
 void StepProtocol::Resumed(Effects& effects) {
   eager_.Stop();
   sending_.clear();
+  draw_plan_.Send(effects);
   for (auto& [id, bucket] : buckets_) {
     bucket.granted = false;
     bucket.ahead = false;
@@ -302,6 +308,7 @@ void StepProtocol::Forget() {
   buckets_.clear();
   sending_.clear();
   eager_.EndStep();
+  draw_plan_.StepDone(step_.number());
   attempt_ = 0;
 }
 

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "client/core/draw_plan_sending.h"
 #include "client/core/eager_sending.h"
 #include "client/core/effects.h"
 #include "client/core/member_options.h"
@@ -35,6 +36,11 @@ class StepProtocol {
 
   // This member begins no more buckets.
   void EndStep(Effects& effects);
+
+  // Sends the plan, and again on a new stream until the daemon must have it.
+  void SetDrawPlan(const DrawBuckets& buckets, Effects& effects);
+  // The daemon's state was replaced, and its plan with it.
+  void ForgetDrawPlan() { draw_plan_.Forget(); }
 
   // Frames. An error ends the session: the daemon broke the protocol, or a hook failed. What a
   // resume repeats has no effect but to be acknowledged again.
@@ -86,6 +92,7 @@ class StepProtocol {
   const MemberOptions& options_;
   OpenStep& step_;
   EagerSending eager_;
+  DrawPlanSending draw_plan_;
   std::uint32_t attempt_ = 0;                // of the open step
   std::map<std::uint32_t, Bucket> buckets_;  // likewise
   std::deque<std::uint32_t> sending_;        // of buckets_: may have a large chunk to send

@@ -18,6 +18,9 @@ constexpr std::chrono::seconds kCloseTimeout(2);
 constexpr std::chrono::milliseconds kWhileLeaving(10);
 constexpr std::chrono::hours kLongestWait(1);
 
+// In a member's state: whose it is.
+constexpr const char* kRankKey = "rank";
+
 MemberOptions CoreOptions(const ClientOptions& options, const JoinResult& membership) {
   return {.rank = membership.rank,
           .world_size = options.world_size,
@@ -26,6 +29,7 @@ MemberOptions CoreOptions(const ClientOptions& options, const JoinResult& member
           .chunk_bytes = membership.chunk_bytes,
           .window_chunks = membership.window_chunks,
           .eager_bytes = membership.eager_bytes,
+          .draw_plan = membership.draw_plan,
           .manifest = options.parameters};
 }
 
@@ -318,6 +322,13 @@ void Runtime::EndStep(std::shared_ptr<StepCall> call) {
   Apply(std::move(effects));
 }
 
+// A session that has failed tells so in the calls that follow.
+void Runtime::SetDrawPlan(const DrawBuckets& buckets) {
+  Effects effects;
+  if (Open().ok()) member_.SetDrawPlan(buckets, effects).IgnoreError();
+  Apply(std::move(effects));
+}
+
 void Runtime::Enter(std::shared_ptr<CollectiveCall> call) {
   if (absl::Status open = Open(); !open.ok()) return call->outcome.Complete(open);
   Effects effects;
@@ -336,12 +347,23 @@ absl::Status Runtime::BetweenSteps(const char* call) const {
 
 absl::StatusOr<HookState> Runtime::State() const {
   if (absl::Status may = BetweenSteps("StateDict"); !may.ok()) return may;
-  return hook_->State();
+  HookState state = hook_->State();
+  state.metadata[kRankKey] = absl::StrCat(membership_.rank);
+  return state;
 }
 
 absl::Status Runtime::LoadState(const HookState& state) {
   if (absl::Status may = BetweenSteps("LoadStateDict"); !may.ok()) return may;
-  return hook_->LoadState(state, options_.parameters);
+  const auto rank = state.metadata.find(kRankKey);
+  if (rank == state.metadata.end()) return hook_->LoadState(state, options_.parameters);  // older
+  if (const std::string own = absl::StrCat(membership_.rank); rank->second != own) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("state: of rank ", rank->second.substr(0, 20), "; allowed: of rank ", own,
+                     ", which this member is: each rank has residuals of its own"));
+  }
+  HookState without = state;
+  without.metadata.erase(kRankKey);
+  return hook_->LoadState(without, options_.parameters);
 }
 
 absl::Status Runtime::SetLossScale(double scale) {

@@ -55,6 +55,8 @@ class Runtime final : private EventHandler {
 
   void StartBucket(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Outcome> done);
   void EndStep(std::shared_ptr<StepCall> call);
+  // `buckets` are checked.
+  void SetDrawPlan(const DrawBuckets& buckets);
   void Enter(std::shared_ptr<CollectiveCall> call);
 
   // Leave in two parts: the RPC between them runs on the caller's thread.

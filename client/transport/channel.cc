@@ -59,7 +59,8 @@ absl::StatusOr<JoinResult> Checked(const v1::JoinResponse& response, const Clien
                         .open_buckets = response.open_buckets(),
                         .memory_bytes = std::min(response.memory_bytes(), kMaxMemoryBytes),
                         .eager_bytes = std::min(response.eager_bytes(), kMaxMemoryBytes),
-                        .bulk_lane = response.bulk_lane()};
+                        .bulk_lane = response.bulk_lane(),
+                        .draw_plan = response.draw_plan()};
   const auto heartbeat = wire::FromProto(response.heartbeat_interval(), "heartbeat_interval");
   const auto silence = wire::FromProto(response.silence_timeout(), "silence_timeout");
   const auto grace = wire::FromProto(response.resume_grace(), "resume_grace");

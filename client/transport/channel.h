@@ -26,6 +26,7 @@ struct JoinResult {
   std::size_t memory_bytes = 0;  // 0: the daemon shares no memory
   std::size_t eager_bytes = 0;
   bool bulk_lane = false;  // the daemon takes one
+  bool draw_plan = false;  // likewise
   absl::Duration heartbeat_interval = absl::ZeroDuration();
   absl::Duration silence_timeout = absl::ZeroDuration();
   absl::Duration resume_grace = absl::ZeroDuration();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "hooks/cpu/kernels.h"
 #include "hooks/simple_hooks.h"
 
@@ -61,11 +62,16 @@ std::size_t StateBytesOf(const PowerSgdOptions& options, const std::vector<Param
 class PowerSgdCoordinator::Chore final : public HookChore {
  public:
   void Run() override {
+    if (plan != nullptr) plan->Get();
+    plan.reset();
     for (const auto& array : pending) array->Get();
     pending.clear();
     retired.clear();
   }
 
+  bool empty() const { return plan == nullptr && pending.empty() && retired.empty(); }
+
+  std::shared_ptr<const DrawPlan> plan;
   std::vector<std::shared_ptr<const FactorArray>> pending;
   std::vector<std::shared_ptr<const void>> retired;
 };
@@ -79,10 +85,12 @@ PowerSgdCoordinator::PowerSgdCoordinator(const PowerSgdOptions& options, SharedM
       shapes_(options_, manifest_),
       state_{.iteration = 0,
              .generator = NumpyRandomState(options.random_seed),
-             .plan = DefaultDrawPlan(options_, manifest_),
+             .plan = DrawPlan::Default(options_, session_->manifest),
              .seeds = {},
              .factors = std::make_shared<const FactorTable>()},
-      committed_(state_.factors) {}
+      committed_(state_.factors) {
+  state_.plan->Get();
+}
 
 absl::StatusOr<std::vector<RoundPlan>> PowerSgdCoordinator::Plan(BucketPositions bucket) {
   if (IsPlain()) return PlanCast(options_.wire, BucketParameters(manifest_, bucket));
@@ -90,6 +98,28 @@ absl::StatusOr<std::vector<RoundPlan>> PowerSgdCoordinator::Plan(BucketPositions
   if (!shape.ok()) return shape.status();
   return PlanRounds(options_, (*shape)->layout, options_.wire.value_or((*shape)->gradient),
                     SideAt(options_, state_.iteration));
+}
+
+absl::Status PowerSgdCoordinator::SetDrawPlan(DrawBuckets buckets) {
+  if (absl::Status status = CheckDrawBuckets(buckets, manifest_.size()); !status.ok()) {
+    return status;
+  }
+  if (plan_is_fixed_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("draw plan: comes at iteration ", state_.iteration,
+                     " and after the first draw; allowed: before it"));
+  }
+  state_.plan = std::make_shared<const DrawPlan>(options_, session_->manifest, std::move(buckets));
+  OpenChore().plan = state_.plan;
+  return absl::OkStatus();
+}
+
+void PowerSgdCoordinator::FixDrawPlan() { plan_is_fixed_ |= !IsPlain(); }
+
+bool PowerSgdCoordinator::AwaitsDrawPlan(BucketPositions bucket) const {
+  if (plan_is_fixed_ || IsPlain()) return false;
+  const BucketShape* shape = shapes_.Find(bucket);
+  return shape != nullptr && !shape->factors->matrices().empty();
 }
 
 std::uint64_t PowerSgdCoordinator::SharedVersion(BucketPositions bucket) {
@@ -103,8 +133,10 @@ std::uint64_t PowerSgdCoordinator::SharedVersion(BucketPositions bucket) {
 void PowerSgdCoordinator::TakeSeeds() {
   generator_before_ = state_.generator;
   ++state_version_;
-  auto drawn = std::make_shared<FactorTable>(state_.plan->frame);
-  for (std::size_t b = 0; b < state_.plan->buckets.size(); ++b) {
+  plan_is_fixed_ = true;
+  const DrawPlan::Table& plan = state_.plan->Get();
+  auto drawn = std::make_shared<FactorTable>(plan.frame);
+  for (std::size_t b = 0; b < plan.seeds; ++b) {
     state_.seeds.push_back(state_.generator.NextSeed());
     if (options_.batched || drawn->slots[b].block == nullptr) continue;
     FactorBlockRef& block = drawn->slots[b].block;
@@ -113,8 +145,10 @@ void PowerSgdCoordinator::TakeSeeds() {
   state_.factors = std::move(drawn);
 }
 
-// Buckets come in no fixed order, so each has a seed of its own; the model's first one torch's.
+// Buckets come in no fixed order, so each has a seed of its own: the planned ones torch's, and the
+// model's first one without a plan.
 std::uint32_t PowerSgdCoordinator::SeedOf(const BucketShape& shape) const {
+  if (const auto planned = state_.plan->SeedFor(shape.positions)) return state_.seeds[*planned];
   return state_.seeds.front() + kSpread * shape.positions.front();
 }
 
@@ -249,8 +283,7 @@ PowerSgdCoordinator::Chore& PowerSgdCoordinator::OpenChore() {
 }
 
 std::shared_ptr<HookChore> PowerSgdCoordinator::TakeChore() {
-  const bool is_empty = chore_ != nullptr && chore_->pending.empty() && chore_->retired.empty();
-  if (is_empty) chore_.reset();
+  if (chore_ != nullptr && chore_->empty()) chore_.reset();
   return std::exchange(chore_, nullptr);
 }
 
@@ -272,6 +305,7 @@ absl::StatusOr<std::shared_ptr<HookImport>> PowerSgdCoordinator::ReadState(
 void PowerSgdCoordinator::Install(HookImport& import) {
   std::swap(state_, static_cast<PowerSgdImport&>(import).state);
   ++state_version_;
+  plan_is_fixed_ = !state_.seeds.empty() || state_.iteration > options_.start_powerSGD_iter;
   if (options_.batched) {
     auto renamed = std::make_shared<FactorTable>(*state_.factors);
     for (FactorTable::Slot& slot : renamed->slots) {

@@ -26,6 +26,9 @@ class PowerSgdCoordinator final : public CoordinatorHook {
   PowerSgdCoordinator(const PowerSgdOptions& options, SharedManifest manifest);
 
   absl::StatusOr<std::vector<RoundPlan>> Plan(BucketPositions bucket) override;
+  absl::Status SetDrawPlan(DrawBuckets buckets) override;
+  void FixDrawPlan() override;
+  bool AwaitsDrawPlan(BucketPositions bucket) const override;
   std::uint64_t SharedVersion(BucketPositions bucket) override;
   std::shared_ptr<SharedStateWork> SharedState(BucketPositions bucket) override;
   bool Observes(std::uint32_t round, const Segment& segment) const override;
@@ -76,6 +79,8 @@ class PowerSgdCoordinator final : public CoordinatorHook {
   PowerSgdState state_;
   FactorTableRef committed_;
   std::optional<NumpyRandomState> generator_before_;  // none: no seed was taken in this step
+  // Also after a step that was skipped: whether a plan comes before or after its end is chance.
+  bool plan_is_fixed_ = false;
 
   std::unordered_map<std::uint32_t, Observed> observed_;  // by first parameter
   std::shared_ptr<Chore> chore_;

@@ -1,5 +1,6 @@
 #include "hooks/power_sgd/draw.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -42,32 +43,73 @@ void Draw(const std::vector<std::size_t>& calls, std::uint32_t seed, DType dtype
 
 }  // namespace
 
-DrawPlan::DrawPlan(const PowerSgdOptions& options, std::span<const ParameterSpec> manifest,
-                   std::vector<std::vector<std::uint32_t>> plan)
-    : buckets(std::move(plan)) {
-  if (options.batched) return;
-  auto owner = std::make_shared<std::vector<std::uint32_t>>(manifest.size(), FactorTable::kNone);
-  for (const std::vector<std::uint32_t>& bucket : buckets) {
-    const auto index = static_cast<std::uint32_t>(frame.slots.size());
-    auto layout = std::make_shared<FactorLayout>(options, manifest, bucket);
-    FactorTable::Slot& slot = frame.slots.emplace_back();
-    if (layout->matrices().empty()) continue;
-    for (const std::uint32_t parameter : layout->owners()) (*owner)[parameter] = index;
-    slot.owned = layout->owners().size();
-    slot.owned_numel = layout->p_numel() + layout->q_numel();
-    auto block = std::make_shared<FactorBlock>();
-    block->layout = std::move(layout);
-    slot.block = std::move(block);
-  }
-  frame.owner = std::move(owner);
+DrawPlan::DrawPlan(const PowerSgdOptions& options, SharedManifest manifest, DrawBuckets buckets)
+    : options_(options), manifest_(std::move(manifest)), buckets_(std::move(buckets)) {}
+
+std::shared_ptr<const DrawPlan> DrawPlan::Default(const PowerSgdOptions& options,
+                                                  SharedManifest manifest) {
+  std::vector<std::uint32_t> all(manifest->size());
+  std::iota(all.begin(), all.end(), std::uint32_t{0});
+  return std::make_shared<const DrawPlan>(options, std::move(manifest),
+                                          DrawBuckets{std::move(all)});
 }
 
-std::shared_ptr<const DrawPlan> DefaultDrawPlan(const PowerSgdOptions& options,
-                                                std::span<const ParameterSpec> manifest) {
-  std::vector<std::uint32_t> all(manifest.size());
-  std::iota(all.begin(), all.end(), std::uint32_t{0});
-  return std::make_shared<const DrawPlan>(options, manifest,
-                                          std::vector<std::vector<std::uint32_t>>{std::move(all)});
+bool DrawPlan::IsDefault() const {
+  if (buckets_.size() != 1 || buckets_.front().size() != manifest_->size()) return false;
+  for (std::uint32_t i = 0; i < manifest_->size(); ++i) {
+    if (buckets_.front()[i] != i) return false;
+  }
+  return true;
+}
+
+const DrawPlan::Table& DrawPlan::Get() const {
+  std::call_once(made_, [this] { Make(); });
+  return table_;
+}
+
+std::optional<std::size_t> DrawPlan::SeedFor(std::span<const std::uint32_t> bucket) const {
+  const auto found = Get().batched.find(bucket.front());
+  if (found == Get().batched.end()) return std::nullopt;
+  if (!std::ranges::equal(buckets_[found->second], bucket)) return std::nullopt;
+  return found->second;
+}
+
+void DrawPlan::Make() const {
+  table_.seeds = buckets_.size();
+  if (options_.batched) {
+    for (std::size_t b = 0; b < buckets_.size(); ++b) table_.batched[buckets_[b].front()] = b;
+    return;
+  }
+  auto owner = std::make_shared<std::vector<std::uint32_t>>(manifest_->size(), FactorTable::kNone);
+  std::vector<bool> planned(manifest_->size());
+  for (const std::vector<std::uint32_t>& bucket : buckets_) {
+    for (const std::uint32_t parameter : bucket) planned[parameter] = true;
+    AddSlot(std::make_shared<const FactorLayout>(options_, *manifest_, bucket), *owner);
+  }
+  std::vector<std::uint32_t> rest;
+  for (std::uint32_t i = 0; i < planned.size(); ++i) {
+    if (!planned[i]) rest.push_back(i);
+  }
+  auto left =
+      rest.empty() ? nullptr : std::make_shared<const FactorLayout>(options_, *manifest_, rest);
+  if (left != nullptr && !left->matrices().empty()) {
+    ++table_.seeds;
+    AddSlot(std::move(left), *owner);
+  }
+  table_.frame.owner = std::move(owner);
+}
+
+void DrawPlan::AddSlot(std::shared_ptr<const FactorLayout> layout,
+                       std::vector<std::uint32_t>& owner) const {
+  const auto index = static_cast<std::uint32_t>(table_.frame.slots.size());
+  FactorTable::Slot& slot = table_.frame.slots.emplace_back();
+  if (layout->matrices().empty()) return;
+  for (const std::uint32_t parameter : layout->owners()) owner[parameter] = index;
+  slot.owned = layout->owners().size();
+  slot.owned_numel = layout->p_numel() + layout->q_numel();
+  auto block = std::make_shared<FactorBlock>();
+  block->layout = std::move(layout);
+  slot.block = std::move(block);
 }
 
 FactorBlockRef DrawBlock(const PowerSgdOptions& options, std::shared_ptr<const FactorLayout> layout,

@@ -100,9 +100,45 @@ class Reader {
     auto generator = NumpyRandomState::Parse(Text("generator"));
     if (!generator.ok()) return generator.status();
     out.generator = *std::move(generator);
-    out.plan = DefaultDrawPlan(options_, manifest_);
     if (std::uint32_t seed = 0; absl::SimpleAtoi(Text("seed"), &seed)) out.seeds = {seed};
+    return ReadDrawPlan();
+  }
+
+  // Files without a plan are of the default one.
+  absl::Status ReadDrawPlan() {
+    PowerSgdState& out = read_->state;
+    out.plan = DrawPlan::Default(options_, session_.manifest);
+    if (state_.metadata.contains("draw_plan")) {
+      DrawBuckets buckets;
+      for (const auto bucket : absl::StrSplit(Text("draw_plan"), ',')) {
+        if (!ReadPositions(bucket, buckets.emplace_back())) {
+          return absl::InvalidArgumentError(absl::StrCat(
+              "state: draw_plan has \"", bucket.substr(0, 80), "\"; allowed: positions"));
+        }
+      }
+      if (absl::Status status = CheckDrawBuckets(buckets, manifest_.size()); !status.ok()) {
+        return absl::InvalidArgumentError(absl::StrCat("state: ", status.message()));
+      }
+      out.plan = std::make_shared<const DrawPlan>(options_, session_.manifest, std::move(buckets));
+      if (!out.seeds.empty() && !ReadPositions(Text("seeds"), out.seeds)) {
+        return absl::InvalidArgumentError("state: seeds are no numbers");
+      }
+    }
+    if (const std::size_t seeds = out.plan->Get().seeds;
+        !out.seeds.empty() && out.seeds.size() != seeds) {
+      return absl::InvalidArgumentError(absl::StrCat("state: has ", out.seeds.size(),
+                                                     " seeds; allowed: ", seeds,
+                                                     ", one for each bucket of its draw plan"));
+    }
     return absl::OkStatus();
+  }
+
+  static bool ReadPositions(absl::string_view text, std::vector<std::uint32_t>& out) {
+    out.clear();
+    for (const auto part : absl::StrSplit(text, ' ')) {
+      if (!absl::SimpleAtoi(part, &out.emplace_back())) return false;
+    }
+    return true;
   }
 
   absl::Status ReadDescriptions() {

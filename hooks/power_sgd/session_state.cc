@@ -58,6 +58,13 @@ absl::StatusOr<HookState> PowerSgdSnapshot::State() const {
                                {"generator", state_.generator.ToString()},
                                {"seed", state_.seeds.empty() ? "" : absl::StrCat(state_.seeds[0])}},
                   .tensors = {}};
+  if (!state_.plan->IsDefault()) {
+    const auto bucket_text = [](std::string* out, const std::vector<std::uint32_t>& bucket) {
+      absl::StrAppend(out, absl::StrJoin(bucket, " "));
+    };
+    state.metadata["draw_plan"] = absl::StrJoin(state_.plan->buckets(), ",", bucket_text);
+    state.metadata["seeds"] = absl::StrJoin(state_.seeds, " ");
+  }
   std::vector<std::pair<std::uint32_t, const FactorBlock*>> kept;
   for (const FactorTable::Slot& slot : state_.factors->slots) {
     if (slot.block == nullptr) continue;

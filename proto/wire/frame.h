@@ -86,6 +86,15 @@ struct EndStep {
   bool operator==(const EndStep&) const = default;
 };
 
+struct DrawPlan {
+  std::uint64_t generation = 0;
+  std::uint32_t piece = 0;
+  std::vector<std::vector<std::uint32_t>> buckets{};
+  bool continued = false;
+  bool last = false;
+  bool operator==(const DrawPlan&) const = default;
+};
+
 // Totals since the member joined; field meanings are in the .proto.
 struct BucketReport {
   std::uint32_t bucket = 0;
@@ -195,9 +204,10 @@ struct Begin {
   bool operator==(const Begin&) const = default;
 };
 
-using Header = std::variant<Hello, Announce, Contribution, Ack, EndStep, Heartbeat, Enter,
-                            CollectiveChunk, CollectiveAck, Welcome, Grant, Result, StepDone,
-                            Restart, Failure, Begin, SharedState, StateReset, BucketReport>;
+using Header =
+    std::variant<Hello, Announce, Contribution, Ack, EndStep, Heartbeat, Enter, CollectiveChunk,
+                 CollectiveAck, Welcome, Grant, Result, StepDone, Restart, Failure, Begin,
+                 SharedState, StateReset, BucketReport, DrawPlan>;
 
 // Whether it has a digest that the coordinator compares with the payload's.
 bool HasDigest(const Header& header);

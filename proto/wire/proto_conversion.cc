@@ -234,6 +234,40 @@ BucketReport Get(const v1::BucketReport& message, Checker& check) {
           .residual_norm = number("residual_norm", message.residual_norm())};
 }
 
+void Set(const DrawPlan& plan, v1::Header& out) {
+  v1::DrawPlan& message = *out.mutable_draw_plan();
+  message.set_generation(plan.generation);
+  message.set_piece(plan.piece);
+  message.set_continued(plan.continued);
+  message.set_last(plan.last);
+  for (const std::vector<std::uint32_t>& bucket : plan.buckets) {
+    message.add_buckets()->mutable_parameters()->Add(bucket.begin(), bucket.end());
+  }
+}
+
+// No bucket is empty, so that the parameters bound the buckets too.
+DrawPlan Get(const v1::DrawPlan& message, Checker& check) {
+  DrawPlan plan{.generation = message.generation(),
+                .piece = check.Range("piece", message.piece(), std::uint32_t{0},
+                                     static_cast<std::uint32_t>(kMaxParameters - 1)),
+                .continued = message.continued(),
+                .last = message.last()};
+  check.Count("buckets", static_cast<std::size_t>(message.buckets_size()), 1, kMaxDrawPlanPiece);
+  if (!check.status().ok()) return plan;
+  std::size_t left = kMaxDrawPlanPiece;
+  for (const v1::DrawBucket& bucket : message.buckets()) {
+    check.Count("buckets.parameters", static_cast<std::size_t>(bucket.parameters_size()), 1, left);
+    if (!check.status().ok()) return plan;
+    left -= static_cast<std::size_t>(bucket.parameters_size());
+    std::vector<std::uint32_t>& parameters = plan.buckets.emplace_back();
+    parameters.reserve(static_cast<std::size_t>(bucket.parameters_size()));
+    for (const std::uint32_t parameter : bucket.parameters()) {
+      parameters.push_back(check.Parameter("buckets.parameters", parameter));
+    }
+  }
+  return plan;
+}
+
 void Set(const Enter& enter, v1::Header& out) {
   v1::Enter& message = *out.mutable_enter();
   message.set_number(enter.number);
@@ -429,6 +463,8 @@ absl::StatusOr<Header> FromProto(const v1::Header& header) {
       return Checked("collective_ack", header.collective_ack());
     case v1::Header::kBucketReport:
       return Checked("bucket_report", header.bucket_report());
+    case v1::Header::kDrawPlan:
+      return Checked("draw_plan", header.draw_plan());
     case v1::Header::kWelcome:
       return Checked("welcome", header.welcome());
     case v1::Header::kGrant:

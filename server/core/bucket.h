@@ -103,6 +103,10 @@ class Bucket {
 
   // Of the shared state that its runs need; 0: none.
   std::uint64_t state_version() const { return state_version_; }
+  void set_state_version(std::uint64_t version) { state_version_ = version; }
+  // It needs one that is not drawn yet, and may not be granted before.
+  static constexpr std::uint64_t kAwaitsDrawPlan = UINT64_MAX;
+  bool awaits_draw_plan() const { return state_version_ == kAwaitsDrawPlan; }
   const std::shared_ptr<const SharedBlock>& shared() const { return shared_; }
   void set_shared(std::shared_ptr<const SharedBlock> shared) { shared_ = std::move(shared); }
 

@@ -68,8 +68,8 @@ Bucket* BucketTable::Find(std::int64_t step, std::uint32_t id) {
 std::vector<Bucket*> BucketTable::Waiting() {
   std::vector<Bucket*> waiting;
   for (auto& [key, bucket] : buckets_) {
-    if (!bucket.is_open() && !bucket.reduced() && bucket.has_rounds() &&
-        !bucket.round().finished() && bucket.WaitsForGrant()) {
+    if (!bucket.is_open() && !bucket.reduced() && !bucket.awaits_draw_plan() &&
+        bucket.has_rounds() && !bucket.round().finished() && bucket.WaitsForGrant()) {
       waiting.push_back(&bucket);
     }
   }

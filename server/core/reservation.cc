@@ -37,6 +37,11 @@ std::size_t ManifestBytes(const Manifest& manifest) {
   return bytes;
 }
 
+// A draw plan that came, and the one that the hook has.
+std::size_t DrawPlanBytes(std::size_t parameters) {
+  return 2 * parameters * (sizeof(std::vector<std::uint32_t>) + sizeof(std::uint32_t) + kPerObject);
+}
+
 // Every parameter may be a bucket of its own.
 std::size_t BookkeepingBytes(const SessionOptions& options) {
   const std::size_t parameters = options.manifest.size();
@@ -48,7 +53,8 @@ std::size_t BookkeepingBytes(const SessionOptions& options) {
   // Contributions are told from repeated ones until their step is over.
   const std::size_t chunks = Round::BytesFor(options.StepChunks(), members) +
                              Round::BytesFor((kSteps - 1) * options.StepChunks(), 0);
-  return ManifestBytes(options.manifest) + StateVersions::BytesFor(parameters, members) +
+  return ManifestBytes(options.manifest) + DrawPlanBytes(parameters) +
+         StateVersions::BytesFor(parameters, members) +
          parameters * (sizeof(std::uint32_t) + kSteps * bucket) + chunks;
 }
 

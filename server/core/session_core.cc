@@ -20,7 +20,8 @@ SessionCore::SessionCore(SessionOptions options, std::unique_ptr<CoordinatorHook
                    .silence_timeout = options_.silence_timeout},
                   now),
       step_(options_, membership_, hook_.get()),
-      collectives_(options_, membership_) {}
+      collectives_(options_, membership_),
+      draw_plan_(hook_.get(), options_.manifest.size()) {}
 
 SessionCore::~SessionCore() = default;
 
@@ -114,6 +115,9 @@ MaybeFailure SessionCore::Dispatch(int rank, const wire::Frame& frame, absl::Tim
     if (taken.ok()) return std::nullopt;
     return ViolationOf(rank, std::move(taken));
   }
+  if (const auto* plan = std::get_if<wire::DrawPlan>(&frame.header)) {
+    return draw_plan_.On(rank, *plan, effects);
+  }
   return collectives_.OnFrame(rank, frame, now, effects);
 }
 
@@ -134,6 +138,9 @@ MaybeFailure SessionCore::CheckGeneration(int rank, const wire::Header& header) 
   }
   if (const auto* end = std::get_if<wire::EndStep>(&header)) {
     return check(end->generation, "ended a step");
+  }
+  if (const auto* plan = std::get_if<wire::DrawPlan>(&header)) {
+    return check(plan->generation, "sent a draw plan");
   }
   if (const auto* enter = std::get_if<wire::Enter>(&header)) {
     return check(enter->generation, "entered a collective");

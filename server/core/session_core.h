@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "server/core/collective_flow.h"
+#include "server/core/draw_plan_intake.h"
 #include "server/core/step.h"
 
 namespace gradwire::server {
@@ -112,6 +113,7 @@ class SessionCore {
   Membership membership_;
   Step step_;
   CollectiveFlow collectives_;
+  DrawPlanIntake draw_plan_;
 };
 
 std::string Name(SessionCore::State state);

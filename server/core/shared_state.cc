@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "base/mutants.h"
 #include "proto/wire/joined_payload.h"
 #include "proto/wire/owned_payload.h"
 
@@ -19,6 +20,9 @@ SharedState::SharedState(CoordinatorHook* hook, Manifest manifest, std::size_t m
 
 std::uint64_t SharedState::Place(const std::vector<std::uint32_t>& parameters) {
   if (hook_ == nullptr) return 0;
+  if (hook_->AwaitsDrawPlan(parameters) && !IsActive(Mutant::kDrawsBeforePlan)) {
+    return Bucket::kAwaitsDrawPlan;
+  }
   const std::uint64_t version = hook_->SharedVersion(parameters);
   if (version == 0) return 0;
   if (!versions_) versions_.emplace(manifest_.size(), members_);

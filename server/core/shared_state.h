@@ -20,7 +20,8 @@ class SharedState {
   SharedState(CoordinatorHook* hook, Manifest manifest, std::size_t members,
               std::size_t chunk_bytes);
 
-  // The bucket is announced. Returns the version that its runs need; 0: they need none.
+  // The bucket is announced. Returns the version that its runs need; 0: they need none;
+  // Bucket::kAwaitsDrawPlan: to be called again when the plan is fixed.
   std::uint64_t Place(const std::vector<std::uint32_t>& parameters);
 
   // Gives the member what it lacks for the bucket's first round.

@@ -68,6 +68,7 @@ MaybeFailure Step::OnAnnounce(int rank, const wire::Announce& announce,
   if (const std::optional<int> gone = membership_.FirstLeft()) {
     return GoneBefore(rank, "began", number_, *gone);
   }
+  if (rank == 0) FixDrawPlan();
   if (known == nullptr) {
     if (absl::Status status = AddBucket(announce); !status.ok()) {
       return ViolationOf(rank, std::move(status));
@@ -75,6 +76,17 @@ MaybeFailure Step::OnAnnounce(int rank, const wire::Announce& announce,
   }
   if (!began_) began_ = now;
   return TakeAnnouncement(rank, announce, payload, effects);
+}
+
+// What rank 0 sends goes in order: a plan that it sent before its first bucket of the step is here,
+// and one that comes later would change the draw or not, as chance has it.
+void Step::FixDrawPlan() {
+  if (hook_ == nullptr) return;
+  hook_->FixDrawPlan();
+  if (!std::exchange(awaits_draw_plan_, false)) return;
+  for (auto& [key, bucket] : table_.all()) {
+    if (bucket.awaits_draw_plan()) bucket.set_state_version(shared_.Place(bucket.parameters()));
+  }
 }
 
 absl::Status Step::AddBucket(const wire::Announce& announce) {
@@ -87,6 +99,7 @@ absl::Status Step::AddBucket(const wire::Announce& announce) {
         absl::StrCat("announced bucket ", bucket.name(), ", with which step ", number_, " has ",
                      chunks_, " chunks; at most ", options_.StepChunks(), " are allowed"));
   }
+  awaits_draw_plan_ |= bucket.awaits_draw_plan();
   table_.Add(std::move(bucket));
   return absl::OkStatus();
 }
@@ -291,6 +304,7 @@ void Step::Conclude(Effects& effects) {
   nonfinite_ = false;
   began_.reset();
   chunks_ = 0;
+  awaits_draw_plan_ = false;
   std::fill(ended_.begin(), ended_.end(), false);
   DropHeld();
 }

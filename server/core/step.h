@@ -77,6 +77,7 @@ class Step {
   MaybeFailure CheckEnded() const;
   MaybeFailure TakeAnnouncement(int rank, const wire::Announce& announce,
                                 const wire::PayloadRef& payload, Effects& effects);
+  void FixDrawPlan();
   absl::Status AddBucket(const wire::Announce& announce);
   // Null and no failure: the frame is of something that is over.
   Bucket* CurrentBucket(int rank, const wire::Contribution& header, MaybeFailure& failure);
@@ -102,7 +103,8 @@ class Step {
   std::int64_t number_ = 0;
   std::uint32_t attempt_ = 0;
   bool nonfinite_ = false;
-  std::vector<bool> ended_;  // by rank
+  bool awaits_draw_plan_ = false;  // some bucket does
+  std::vector<bool> ended_;        // by rank
   std::optional<absl::Time> began_;
   std::optional<wire::StepDone> last_done_;
   std::uint64_t next_order_ = 0;

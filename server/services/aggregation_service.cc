@@ -144,6 +144,7 @@ absl::Status AggregationService::Join(const v1::JoinRequest& request, v1::JoinRe
   response.set_open_buckets(granted.open_buckets);
   response.set_eager_bytes(granted.eager_bytes);
   response.set_bulk_lane(has_room_());
+  response.set_draw_plan(true);
   if (shares_memory_) response.set_memory_bytes(granted.StagingBytes());
   *response.mutable_token_timeout() = wire::ToProto(granted.token_timeout);
   *response.mutable_heartbeat_interval() = wire::ToProto(options_.heartbeat_interval);

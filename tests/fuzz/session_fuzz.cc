@@ -307,6 +307,18 @@ class Fuzz {
     return announce;
   }
 
+  wire::DrawPlan MakeDrawPlan() {
+    wire::DrawPlan plan{.generation = 2, .piece = input_.Below(3)};
+    plan.buckets.resize(input_.Below(3));
+    for (auto& bucket : plan.buckets) {
+      bucket.resize(1 + input_.Below(3));
+      for (std::uint32_t& parameter : bucket) parameter = input_.Below(5);
+    }
+    plan.continued = input_.Below(2) == 1;
+    plan.last = input_.Below(2) == 1;
+    return plan;
+  }
+
   wire::Frame MakeFrame(int rank) {
     switch (input_.Below(12)) {
       case 0:
@@ -341,7 +353,9 @@ class Fuzz {
       default:
         break;
     }
-    if (input_.Below(4) != 0) return {.header = wire::Heartbeat{}};
+    const std::uint32_t other = input_.Below(4);
+    if (other == 3) return {.header = MakeDrawPlan()};
+    if (other != 0) return {.header = wire::Heartbeat{}};
     return {.header = wire::StepDone{.step = session_.step()}, .payload = MakePayload()};
   }
 

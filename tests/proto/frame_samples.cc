@@ -110,6 +110,11 @@ std::vector<Sample> Samples() {
                                      .decompress_seconds = 0.0625,
                                      .gradient_norm = 2,
                                      .residual_norm = 1.5}},
+      {"draw_plan", DrawPlan{.generation = 5,
+                             .piece = 1,
+                             .buckets = {{300, 2}, {70000}},
+                             .continued = true,
+                             .last = true}},
   };
 }
 

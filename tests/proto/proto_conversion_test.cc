@@ -217,6 +217,27 @@ std::vector<Hostile> HostileOthers() {
        [](v1::Header& h) { h.mutable_contribution()->set_rank(too_large); }},
       {"end_step.step", SampleOf<EndStep>(),
        [](v1::Header& h) { h.mutable_end_step()->set_step(-1); }},
+      {"draw_plan.piece", SampleOf<DrawPlan>(),
+       [](v1::Header& h) { h.mutable_draw_plan()->set_piece(kMaxParameters); }},
+      {"draw_plan.buckets", SampleOf<DrawPlan>(),
+       [](v1::Header& h) { h.mutable_draw_plan()->clear_buckets(); }},
+      {"draw_plan.buckets", SampleOf<DrawPlan>(),
+       [](v1::Header& h) {
+         while (h.draw_plan().buckets_size() <= static_cast<int>(kMaxDrawPlanPiece))
+           h.mutable_draw_plan()->add_buckets()->add_parameters(0);
+       }},
+      {"draw_plan.buckets.parameters", SampleOf<DrawPlan>(),
+       [](v1::Header& h) { h.mutable_draw_plan()->add_buckets(); }},
+      {"draw_plan.buckets.parameters", SampleOf<DrawPlan>(),
+       [](v1::Header& h) {
+         v1::DrawBucket& first = *h.mutable_draw_plan()->mutable_buckets(0);
+         while (first.parameters_size() < static_cast<int>(kMaxDrawPlanPiece))
+           first.add_parameters(0);
+       }},
+      {"draw_plan.buckets.parameters", SampleOf<DrawPlan>(),
+       [](v1::Header& h) {
+         h.mutable_draw_plan()->mutable_buckets(0)->set_parameters(0, kMaxParameters);
+       }},
       {"enter.kind", SampleOf<Enter>(),
        [](v1::Header& h) { h.mutable_enter()->set_kind(v1::COLLECTIVE_KIND_UNSPECIFIED); }},
       {"enter.kind", SampleOf<Enter>(),

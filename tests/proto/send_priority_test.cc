@@ -59,6 +59,7 @@ TEST(SendOrder, KnowsWhatAFrameWeighs) {
       OfBucket(300),                            // SharedState
       all,                                      // StateReset
       none,                                     // BucketReport
+      all,                                      // DrawPlan
   };
   const std::vector<Sample> samples = Samples();
   ASSERT_EQ(samples.size(), expected.size());

@@ -54,6 +54,10 @@ void Checker::OnCommitted(std::int64_t step, const HookState& coordinator) {
 void Checker::FollowStep(std::int64_t step) {
   if (step < followed_) return;
   followed_ = step + 1;
+  if (step == scenario_.draw_plan_step) {
+    absl::Status status = reference_->coordinator().SetDrawPlan(scenario_.draw_plan);
+    if (!status.ok()) return Violate(std::string(status.message()));
+  }
   if (done_.at(step).verdict == Verdict::kApply) RunReference(step);
   const StateImage expected = ImageOf(reference_->Export());
   const auto found = committed_.find(step);

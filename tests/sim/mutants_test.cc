@@ -46,7 +46,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{Mutant::kOldStreamHeard, "OldStreamHeard"},
                       Case{Mutant::kSurvivorBlamed, "SurvivorBlamed"},
                       Case{Mutant::kEmptyBucketNotAwaited, "EmptyBucketNotAwaited"},
-                      Case{Mutant::kBucketStaysOpen, "BucketStaysOpen"}),
+                      Case{Mutant::kBucketStaysOpen, "BucketStaysOpen"},
+                      Case{Mutant::kDrawsBeforePlan, "DrawsBeforePlan"}),
     [](const ::testing::TestParamInfo<Case>& tested) { return std::string(tested.param.name); });
 
 }  // namespace

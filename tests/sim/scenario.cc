@@ -159,6 +159,23 @@ void AdaptSteps(Scenario& scenario, Random& random) {
   }
 }
 
+// In time: before the first step that compresses, or in it. Some of it as the steps' buckets are.
+void ChooseDrawPlan(Scenario& scenario, Random& random) {
+  const auto start =
+      std::get<std::int64_t>(scenario.options.spec.comm_state_option.at("start_powerSGD_iter"));
+  const auto last = static_cast<std::int64_t>(scenario.steps.size()) - 2;
+  scenario.draw_plan_step =
+      static_cast<std::int64_t>(random.Below(static_cast<std::size_t>(std::min(start, last)) + 1));
+  DrawBuckets plan = scenario.steps.front().buckets;
+  if (random.Percent(30)) {
+    for (auto& bucket : plan) random.Shuffle(bucket);
+  }
+  random.Shuffle(plan);
+  if (plan.size() > 1 && random.Percent(30)) plan.pop_back();
+  if (plan.empty()) plan = {{0}};
+  scenario.draw_plan = std::move(plan);
+}
+
 void ChooseNetwork(Scenario& scenario, Random& random) {
   scenario.delay_low = absl::Microseconds(50);
   scenario.delay_high = absl::Microseconds(random.Percent(70) ? 3000 : 60000);
@@ -272,6 +289,7 @@ Scenario MakeScenario(std::uint64_t seed) {
     if (random.Percent(40)) scenario.reduce_high = absl::Seconds(1);
   }
   ChooseLanes(scenario, random);
+  if (power_sgd && random.Percent(60)) ChooseDrawPlan(scenario, random);
   return scenario;
 }
 

@@ -59,6 +59,9 @@ struct Scenario {
   bool lanes = false;           // the others have a bulk lane
   std::size_t small_bytes = 0;  // what exceeds it counts as more than wire::kSmallPayload
   std::vector<StepPlan> steps;  // the last one has collectives only
+  // What rank 0 says before its first bucket of that step; -1: nothing.
+  std::int64_t draw_plan_step = -1;
+  DrawBuckets draw_plan{};
   std::vector<Fault> faults;
   absl::Duration delay_low;
   absl::Duration delay_high;

@@ -74,6 +74,7 @@ void Simulation::OnJoined(Process& process, const absl::StatusOr<int>& rank) {
                             .chunk_bytes = options.chunk_bytes,
                             .window_chunks = options.window_chunks,
                             .eager_bytes = options.eager_bytes,
+                            .draw_plan = true,
                             .large_chunk_bytes = options.chunk_bytes,
                             .manifest = options.manifest.list()},
       process.hook.get());
@@ -436,6 +437,14 @@ void Simulation::EnterCollective(Process& process, const CollectivePlan& plan) {
 void Simulation::StartBuckets(Process& process) {
   const std::int64_t step = process.member->step();
   const StepPlan& plan = scenario_.steps[static_cast<std::size_t>(step)];
+  if (process.rank == 0 && step == scenario_.draw_plan_step) {
+    client::Effects effects;
+    if (absl::Status status = process.member->SetDrawPlan(scenario_.draw_plan, effects);
+        !status.ok()) {
+      return checker_.Violate(absl::StrCat("SetDrawPlan: ", status.message()));
+    }
+    ApplyMember(process, std::move(effects));
+  }
   std::vector<std::size_t> order(plan.buckets.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
   random_.Shuffle(order);

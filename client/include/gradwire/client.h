@@ -158,6 +158,15 @@ class Client {
   // EndStep without waiting: runs `done` once, under the rules of Completion::OnDone.
   virtual void EndStep(std::function<void(const absl::StatusOr<Verdict>&)> done) = 0;
 
+  // Sets the order in which PowerSGD draws its first Q, for example that of another trainer:
+  // buckets of positions in ClientOptions::parameters, each with a seed of its own. Without a plan
+  // the model is one bucket; parameters that the plan leaves out are drawn last. Only rank 0 calls
+  // this, before its first AllReduce of the first step that compresses. A later plan, a plan for
+  // another hook and a plan for a daemon of an earlier version have no effect. The session's state
+  // includes the plan: importing a state replaces it. The buckets of AllReduce may differ from the
+  // plan's. InvalidArgument or FailedPrecondition names what is not allowed. Does not wait.
+  virtual absl::Status SetDrawPlan(const std::vector<std::vector<std::uint32_t>>& buckets) = 0;
+
   // Copies `bytes` bytes at `data` from member `root` to all members. All members must call
   // collectives in the same order. Waits.
   virtual absl::Status Broadcast(int root, void* data, std::size_t bytes) = 0;
@@ -181,7 +190,8 @@ class Client {
 
   // StateDict returns this member's own state between steps (PowerSGD's residuals), as the bytes of
   // a safetensors file; LoadStateDict replaces it. A checkpoint needs this and the coordinator's
-  // state of the same step. FailedPrecondition in a step, from the first AllReduce to EndStep.
+  // state of the same step. FailedPrecondition in a step, from the first AllReduce to EndStep,
+  // and for the state of another rank.
   virtual absl::StatusOr<std::string> StateDict() = 0;
   virtual absl::Status LoadStateDict(const std::string& state) = 0;
 

@@ -29,6 +29,11 @@ class Session:
 
     def end_step(self, id: int) -> None: ...
 
+    def set_draw_plan(self, buckets: Sequence[Sequence[int]]) -> None:
+        """
+        As Client::SetDrawPlan. A session that is over tells so in other calls.
+        """
+
     def take(self, seconds: float) -> list:
         """
         Outcomes as (id, code, message, applied). Empty when time is up or after close.

@@ -188,6 +188,13 @@ void BindSteps(nb::class_<Session>& session) {
       .def(
           "end_step", [](Session& self, std::uint64_t id) { Unlocked([&] { self.EndStep(id); }); },
           nb::arg("id"))
+      .def(
+          "set_draw_plan",
+          [](Session& self, const std::vector<std::vector<std::uint32_t>>& buckets) {
+            Unlocked([&] { self.SetDrawPlan(buckets); });
+          },
+          nb::arg("buckets"),
+          "As Client::SetDrawPlan. A session that is over tells so in other calls.")
       .def("take", &Take, nb::arg("seconds"),
            "Outcomes as (id, code, message, applied). Empty when time is up or after close.")
       .def_prop_ro("closed", [](Session& self) { return self.completions().closed(); })

@@ -45,6 +45,10 @@ void Session::AllReduce(std::uint64_t id, void* data, std::size_t numel, DType d
       [queue = completions_, id](const absl::Status& status) { queue->Push(id, status); });
 }
 
+void Session::SetDrawPlan(const std::vector<std::vector<std::uint32_t>>& buckets) {
+  if (const auto open = client(); open.ok()) (*open)->SetDrawPlan(buckets).IgnoreError();
+}
+
 void Session::EndStep(std::uint64_t id) {
   const auto client = this->client();
   if (!client.ok()) return completions_->Push(id, client.status());

@@ -34,6 +34,8 @@ class Session {
   // model. The outcome comes under `id`. The memory stays the caller's until then.
   void AllReduce(std::uint64_t id, void* data, std::size_t numel, DType dtype,
                  const std::vector<std::size_t>& positions);
+  // As Client::SetDrawPlan. A session that is over tells so in other calls.
+  void SetDrawPlan(const std::vector<std::vector<std::uint32_t>>& buckets);
   // The verdict comes under `id`.
   void EndStep(std::uint64_t id);
 

@@ -85,10 +85,8 @@ POWER_SGD = {
     "rank 4, rate 0.5": {"matrix_approximation_rank": 4, "min_compression_rate": 0.5},
 }
 
-# torch draws the first Q in the order of its bucket, ours in that of the model. They are the same
-# while DistributedDataParallel does not rebuild its bucket, which it never does with this.
-ONE_BUCKET = {"find_unused_parameters": True}
-OUR_BUCKETS = {"one": ONE_BUCKET, "several": training.SMALL_BUCKETS}
+# An ordinary script's buckets, and several.
+BUCKETS = {"one": {}, "several": training.SMALL_BUCKETS}
 
 
 def _and_wait(state, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -105,9 +103,11 @@ def _and_wait(state, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tens
 class _Wide:
     """A bucket with the gradients of another one, in fp64."""
 
-    def __init__(self, bucket: dist.GradBucket) -> None:
+    def __init__(self, bucket: dist.GradBucket, names: list[str]) -> None:
         self._buffer = bucket.buffer().double()
         self._shapes = [gradient.shape for gradient in bucket.gradients()]
+        self._index, self._is_last = bucket.index(), bucket.is_last()
+        self._names = names
 
     def buffer(self) -> torch.Tensor:
         return self._buffer
@@ -117,10 +117,13 @@ class _Wide:
         return [part.view(shape) for part, shape in zip(flat, self._shapes)]
 
     def index(self) -> int:
-        return 0
+        return self._index
 
     def is_last(self) -> bool:
-        return True
+        return self._is_last
+
+    def named(self) -> dict[str, torch.Tensor]:
+        return dict(zip(self._names, self.gradients()))
 
 
 def _draw_singly(*shape, dtype, draw=torch.randn, **options):
@@ -129,32 +132,37 @@ def _draw_singly(*shape, dtype, draw=torch.randn, **options):
 
 
 class _Torch:
-    """torch's hook in one bucket, with notes of what it saw."""
+    """torch's hook, one bucket at a time, with notes of what it saw."""
 
-    def __init__(self, nudged=False, **option):
+    def __init__(self, nudged=False, buckets=None, **option):
         self.state = power_sgd.PowerSGDState(None, start_powerSGD_iter=START, **option)
         self.local = []  # for each step the norm of each gradient of this rank
         self._nudged = nudged
         self._option = option
-        self._first = None  # the bucket of the first compressed step, in fp64
-        ddp = training.distributed(training.ConvNet, **ONE_BUCKET)
+        self._first = []  # the buckets of the first compressed step, in fp64
+        ddp = training.distributed(training.ConvNet, **(buckets or {}))
         names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
 
         def hook(state, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-            assert bucket.is_last() and bucket.index() == 0
             self._note(names, bucket)
             return _and_wait(state, bucket)
 
         ddp.register_comm_hook(self.state, hook)
         self.gradients = training.train(ddp, dist.get_rank(), STEPS, shape=SHAPE)
 
+    @property
+    def buckets(self) -> int:
+        return len(self._first)
+
     def _note(self, names, bucket):
-        pairs = zip(bucket.parameters(), bucket.gradients())
-        self.local.append({names[id(parameter)]: g.norm().item() for parameter, g in pairs})
-        if self.state.iter == START:
-            self._names = [names[id(parameter)] for parameter in bucket.parameters()]
-            self._first = _Wide(bucket)
-        if self._nudged and self.state.iter == START:
+        if bucket.index() == 0:
+            self.local.append({})
+        found = [names[id(parameter)] for parameter in bucket.parameters()]
+        self.local[-1].update(zip(found, (g.norm().item() for g in bucket.gradients())))
+        if len(self.local) != START + 1:
+            return
+        self._first.append(_Wide(bucket, found))
+        if self._nudged:
             generator = torch.Generator().manual_seed(5)
             signs = torch.randint(0, 2, bucket.buffer().shape, generator=generator) * 2 - 1
             bucket.buffer().mul_(1 + ROUNDING * signs)
@@ -163,9 +171,12 @@ class _Torch:
         """The gradients of the first compressed step by the same hook, in fp64. Once only."""
         state = power_sgd.PowerSGDState(None, start_powerSGD_iter=START, **self._option)
         state.iter = START
+        exact = {}
         with mock.patch.object(torch, "randn", _draw_singly):
-            _and_wait(state, self._first)
-        return dict(zip(self._names, self._first.gradients()))
+            for bucket in self._first:
+                _and_wait(state, bucket)
+                exact.update(bucket.named())
+        return exact
 
 
 def _apart(got, want, local):
@@ -176,47 +187,117 @@ def _apart(got, want, local):
     ]
 
 
+def _option(**option):
+    return {
+        "comm_hook": "power_sgd",
+        "comm_state_option": {"start_powerSGD_iter": START, **option},
+    }
+
+
 def _power_sgd(rank, name):
     option = POWER_SGD[name]
-    reference = _Torch(**option)
-    own = _apart(_Torch(nudged=True, **option).gradients, reference.gradients, reference.local)
-    exact, norms = [reference.exact_first()], reference.local[START:]
-    errors = {"torch": _apart(reference.gradients[START:], exact, norms)}
-    distances, counts = {}, {}
-    for buckets, options in OUR_BUCKETS.items():
-        with gw.SessionState(
-            comm_hook="power_sgd", comm_state_option={"start_powerSGD_iter": START, **option}
-        ) as state:
-            got = _with(state, gw.aggregate_hook, **options)
-            distances[buckets] = _apart(got, reference.gradients, reference.local)
-            errors[buckets] = _apart(got[START:], exact, norms)
-            counts[buckets] = len(state.report())
-    saved = reference.state.compression_stats()[0]
-    return own, distances, counts, saved, errors
+    results = {}
+    for layout, buckets in BUCKETS.items():
+        reference = _Torch(buckets=buckets, **option)
+        nudged = _Torch(nudged=True, buckets=buckets, **option)
+        exact, norms = [reference.exact_first()], reference.local[START:]
+        with gw.SessionState(**_option(**option)) as state:
+            got = _with(state, gw.aggregate_hook, **buckets)
+            counts = reference.buckets, len(state.report())
+        results[layout] = {
+            "drift": _apart(nudged.gradients, reference.gradients, reference.local),
+            "distances": _apart(got, reference.gradients, reference.local),
+            "errors": (
+                _apart(got[START:], exact, norms)[0],
+                _apart(reference.gradients[START:], exact, norms)[0],
+            ),
+            "counts": counts,
+            "saved": reference.state.compression_stats()[0],
+        }
+    return results
 
 
 @pytest.mark.parametrize("name", POWER_SGD)
 def test_power_sgd_is_torchs_up_to_rounding_and_its_drift(name, report):
-    results = worlds.run(2, _power_sgd, name)
-    saved = results[0][3]
-    assert saved > 1, saved  # torch did compress
-    for _, _, buckets, *_ in results:
-        assert buckets["one"] == 1 and buckets["several"] > 1
-    drift = max(max(own) for own, *_ in results)
-    of_torch = max(errors["torch"][0] for *_, errors in results)
-    for buckets in OUR_BUCKETS:
-        steps = [max(both) for both in zip(*(distances[buckets] for _, distances, *_ in results))]
+    ranks = worlds.run(2, _power_sgd, name)
+    for layout in BUCKETS:
+        results = [result[layout] for result in ranks]
+        saved = results[0]["saved"]
+        assert saved > 1, saved  # torch did compress
+        for result in results:
+            torchs, ours = result["counts"]
+            assert torchs == ours and (ours == 1 if layout == "one" else ours > 1)
+        drift = max(max(result["drift"]) for result in results)
+        steps = [max(both) for both in zip(*(result["distances"] for result in results))]
+        error, of_torch = (max(both) for both in zip(*(result["errors"] for result in results)))
         first = steps[START]
-        error = max(errors[buckets][0] for *_, errors in results)
         report(
-            "power_sgd: largest relative difference from torch's in one bucket",
-            f"{name:32}{buckets:>8} of ours: first {first:.1e} (from fp64: ours {error:.1e},"
+            "power_sgd: largest relative difference from torch's, bucket for bucket",
+            f"{name:32}{layout:>8}: first {first:.1e} (from fp64: ours {error:.1e},"
             f" torch's {of_torch:.1e}), all {max(steps):.1e}, torch's own drift {drift:.1e};"
             f" {saved:.1f} times smaller",
         )
         assert steps[:START] == [0.0] * START  # a mean, before compression begins
         assert error <= FIRST_COMPRESSED_STEP
+        assert first <= max(1e-6, 2 * of_torch)
         assert max(steps) <= DRIFT_FACTOR * drift
+
+
+# ---- What the buckets of later steps, and a file between them, may not change
+
+
+def _train_on(ddp, first, last, optimizer):
+    steps = last - first
+    return training.train(
+        ddp, dist.get_rank(), steps, first=first, shape=SHAPE, optimizer=optimizer
+    )
+
+
+def _in_two_parts(cut, **buckets):
+    """Ours in an ordinary script, until `cut`; then the same session with other buckets."""
+    with gw.SessionState(**_option(matrix_approximation_rank=2)) as state:
+        ddp = training.distributed(training.ConvNet)
+        model, optimizer = ddp.module, training.optimizer_of(ddp)
+        ddp.register_comm_hook(state, gw.aggregate_hook)
+        seen = _train_on(ddp, 0, cut, optimizer)
+        if cut < STEPS:
+            del ddp
+            ddp = torch.nn.parallel.DistributedDataParallel(model, **buckets)
+            ddp.register_comm_hook(state, gw.aggregate_hook)
+            seen += _train_on(ddp, cut, STEPS, optimizer)
+    return seen
+
+
+def _other_buckets(rank):
+    want = _in_two_parts(STEPS)
+    for cut in (START, START + 2):
+        training.expect_same(_in_two_parts(cut, **training.SMALL_BUCKETS), want)
+
+
+def test_other_buckets_after_the_draw_change_nothing():
+    worlds.run(2, _other_buckets)
+
+
+def _saved(rank):
+    want = _in_two_parts(STEPS)
+    for cut in (START, START + 2):
+        with gw.SessionState(**_option(matrix_approximation_rank=2)) as state:
+            ddp = training.distributed(training.ConvNet)
+            optimizer = training.optimizer_of(ddp)
+            ddp.register_comm_hook(state, gw.aggregate_hook)
+            got = _train_on(ddp, 0, cut, optimizer)
+            saved = state.state_dict()
+        again = training.distributed(training.ConvNet)
+        again.load_state_dict(ddp.state_dict())
+        with gw.SessionState(**_option(matrix_approximation_rank=2)) as state:
+            state.load_state_dict(saved)
+            again.register_comm_hook(state, gw.aggregate_hook)
+            got += _train_on(again, cut, STEPS, training.optimizer_of(again))
+        training.expect_same(got, want)
+
+
+def test_a_checkpoint_between_plan_and_draw_or_after_it_changes_nothing():
+    worlds.run(2, _saved)
 
 
 def _serialised(rank):

@@ -101,6 +101,9 @@ class SessionState:
         self._positions: dict[int, int] = {}
         self._dtypes: list[torch.dtype] = []
         self._in_step: set[int] = set()
+        self._order: list[list[int]] = []  # DistributedDataParallel's buckets of this step
+        self._draw_plan: list[list[int]] | None = None  # what the session was told last
+        self._has_ended_step = False
         self._pending: dict[int, _Pending] = {}
         self._ending: set[int] = set()  # calls that end a step
         self._latest: _staging.Stage | None = None
@@ -271,13 +274,23 @@ class SessionState:
         # DistributedDataParallel reads the result's storage from its beginning.
         plain = buffer.storage_offset() == 0 and buffer.is_contiguous()
         target = buffer if plain else buffer.clone(memory_format=torch.contiguous_format)
-        self.submit(target, positions, is_last, lambda error: reduction.end(error, target))
+        self.submit(
+            target, positions, is_last, lambda error: reduction.end(error, target), in_order=True
+        )
 
-    def submit(self, target: torch.Tensor, positions: list[int], is_last: bool, finish) -> None:
+    def submit(
+        self,
+        target: torch.Tensor,
+        positions: list[int],
+        is_last: bool,
+        finish,
+        in_order: bool = False,
+    ) -> None:
         """Reduces `target`, the gradients of these parameters, in place.
 
         `finish` is called with None or an exception once that is done; the step's last bucket waits
-        for the verdict with it, so that should_step is known when backward() returns.
+        for the verdict with it, so that should_step is known when backward() returns. `in_order`:
+        buckets come in the same order in each step, whatever their gradients' order.
         """
         wire = self._dtypes[positions[0]]
         with self._lock:
@@ -291,14 +304,38 @@ class SessionState:
             pending = _Pending(lambda error: stage.finish(error, finish), ends)
             self._pending[number] = pending
             session = self._session
-            stage.begin(
-                lambda memory: session.all_reduce(
+            if in_order:
+                self._order.append(positions)
+            # Before the step's last bucket, so that it is there before the next step can begin.
+            plan = self._new_draw_plan() if ends else None
+
+            def send(memory: torch.Tensor) -> None:
+                if plan is not None:
+                    session.set_draw_plan(plan)
+                session.all_reduce(
                     number, memory.data_ptr(), memory.numel(), DTYPES[wire], positions
                 )
-            )
+
+            stage.begin(send)
             self._latest = stage
             if ends:
                 self._end_step()
+
+    def _new_draw_plan(self) -> list[list[int]] | None:
+        """The step's buckets, where the session does not know them yet.
+
+        torch draws PowerSGD's first Q bucket by bucket, in the order of the first compressed step.
+        DistributedDataParallel rebuilds its buckets after its first step, and torch compresses in
+        the third at the earliest; so the last step without compression has torch's order. The first
+        step has not, and a state that was loaded knows better.
+        """
+        draws = self._settings["comm_hook"] in ("power_sgd", "batched_power_sgd")
+        if not draws or not self._order or not self._has_ended_step:
+            return None
+        if self._session.rank != 0 or self._order == self._draw_plan:
+            return None
+        self._draw_plan = self._order
+        return self._order
 
     def _take_number(self) -> int:
         self._next_id += 1
@@ -309,7 +346,16 @@ class SessionState:
         self._ending.add(number)
         self._in_step.clear()
         session = self._session
-        self._latest.after(lambda: session.end_step(number))
+        plan = self._new_draw_plan()
+        self._order = []
+        self._has_ended_step = True
+
+        def end() -> None:
+            if plan is not None:
+                session.set_draw_plan(plan)
+            session.end_step(number)
+
+        self._latest.after(end)
 
     # ---- Outcomes, on the completion thread
 
@@ -414,6 +460,7 @@ class SessionState:
         member = _content(state["member"])
         if coordinator and session.rank == 0:
             session.import_state(coordinator)
+            self._draw_plan = None  # the state has its own
         if member:
             session.load_state_dict(member)
         session.barrier()

@@ -1,0 +1,29 @@
+// Rank 0's draw plan on its way. It is kept until the daemon must have it, so that a new stream can
+// bring it again. Not thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "client/core/effects.h"
+#include "hooks/draw_buckets.h"
+
+namespace gradwire::client {
+
+class DrawPlanSending {
+ public:
+  // Cuts the plan into pieces that fit a frame each. `step` is the open one.
+  void Set(const DrawBuckets& buckets, std::uint64_t generation, std::int64_t step);
+  // All of it, from its first piece.
+  void Send(Effects& effects) const;
+  // A step is over, `next` is open. What this member announced in the step after the plan's own
+  // came after the plan, in the same lane.
+  void StepDone(std::int64_t next);
+  void Forget() { pieces_.clear(); }
+
+ private:
+  std::vector<wire::DrawPlan> pieces_;  // none: there is nothing to bring again
+  std::int64_t step_ = 0;
+};
+
+}  // namespace gradwire::client
