@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "server/core/manifest.h"
@@ -52,6 +53,8 @@ class Bucket {
   bool IsAnnouncedByAll() const;
   std::vector<int> Unannounced() const;
   void Grant(int rank) { granted_[Index(rank)] = true; }
+  // A grant that the member cannot have heard of.
+  void Revoke(int rank) { granted_[Index(rank)] = false; }
   bool IsGrantedTo(int rank) const { return granted_[Index(rank)]; }
   bool IsGrantedToAll() const;
   // Somebody announced it and was not granted it.
@@ -103,8 +106,15 @@ class Bucket {
 
   // Of the shared state that its runs need; 0: none.
   std::uint64_t state_version() const { return state_version_; }
+  // Null: not needed so far, or being computed.
   const std::shared_ptr<const SharedBlock>& shared() const { return shared_; }
-  void set_shared(std::shared_ptr<const SharedBlock> shared) { shared_ = std::move(shared); }
+  bool is_computing() const { return computing_; }
+  void BeginComputing() { computing_ = true; }
+  void SetShared(std::shared_ptr<const SharedBlock> shared) {
+    computing_ = false;
+    shared_ = std::move(shared);
+  }
+  std::shared_ptr<const SharedBlock> TakeShared() { return std::exchange(shared_, nullptr); }
 
   // The step is over: what comes again is not compared any more.
   void ForgetContributions();
@@ -131,7 +141,8 @@ class Bucket {
   std::vector<Round> rounds_;  // those begun
   bool reduced_ = false;
   std::uint64_t digest_ = 0;
-  std::shared_ptr<const SharedBlock> shared_;  // null: not needed so far
+  bool computing_ = false;
+  std::shared_ptr<const SharedBlock> shared_;
 };
 
 // Digests of a step and of its buckets, chained.

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "gradwire/hooks/hook.h"
+#include "hooks/coordinator_hook.h"
 #include "hooks/reduce.h"
 #include "proto/wire/frame.h"
 #include "server/core/reduced_result.h"
@@ -48,6 +49,19 @@ struct ReduceEffect {
   // are not asked for again: a round of which something is being reduced does not start over.
   bool in_place = false;
 };
+// Run `work` and answer with SessionCore::Computed. Members wait for it; it may take seconds.
+struct ComputeEffect {
+  wire::RoundId id;
+  std::shared_ptr<SharedStateWork> work;
+};
+// Run it and answer with SessionCore::ChoreDone. Nobody waits for it.
+struct ChoreEffect {
+  std::shared_ptr<HookChore> chore;
+};
+// Let go of it. To free it may take long, so not under a lock.
+struct ReleaseEffect {
+  std::shared_ptr<const void> memory;
+};
 // End the member's stream after what was sent before.
 struct CloseEffect {
   int rank = 0;
@@ -59,7 +73,8 @@ struct LogEffect {
   std::string message;
 };
 using Effect =
-    std::variant<SendEffect, FanOutEffect, ResultEffect, ReduceEffect, CloseEffect, LogEffect>;
+    std::variant<SendEffect, FanOutEffect, ResultEffect, ReduceEffect, ComputeEffect, ChoreEffect,
+                 ReleaseEffect, CloseEffect, LogEffect>;
 using Effects = std::vector<Effect>;
 
 }  // namespace gradwire::server

@@ -6,6 +6,7 @@
 
 #include "server/session/reducer.h"
 #include "server/session/session_memory.h"
+#include "server/session/work_threads.h"
 
 namespace gradwire::server {
 
@@ -14,6 +15,7 @@ struct SessionHost {
   // The calling thread is about to work or to wait for long: if it handles events, another takes
   // them over.
   std::function<void()> before_long_work;
+  std::shared_ptr<WorkThreads> work_threads;
   std::shared_ptr<MemoryQuotas> memory_quotas;  // of the daemon's counts
 };
 
