@@ -124,6 +124,9 @@ class CoordinatorHook {
   // Upper bound of the bytes that the shared state takes, by the manifest.
   virtual std::size_t StateBytes() const { return 0; }
 
+  // Of that, an exported state's tensors.
+  virtual std::size_t ExportBytes() const { return 0; }
+
   // Applied steps from one line of compression statistics in the log to the next; 0: none.
   virtual std::int64_t log_interval() const { return 0; }
 

@@ -45,16 +45,18 @@ class FactorsWork final : public SharedStateWork {
 };
 
 // Kept, observed, replaced, and on their way to members; and as much again as is kept, since blocks
-// may be owned by half. At most 5 times the factors, which are float32 or float64.
+// may be owned by half.
+constexpr std::size_t kTimesFactors = 5;
+
+// The factors are float32 or float64.
 std::size_t StateBytesOf(const PowerSgdOptions& options, const std::vector<ParameterSpec>& all) {
-  constexpr std::size_t kTimes = 5;
   std::size_t bytes = 0;
   for (const ParameterSpec& parameter : all) {  // batched: at most one bucket for each
     const std::span<const ParameterSpec> alone(&parameter, 1);
     const BucketLayout layout = MakeLayout(options, alone);
     bytes += (layout.p_numel + layout.q_numel) * ByteSize(FactorDType(parameter.dtype));
   }
-  return kTimes * bytes;
+  return kTimesFactors * bytes;
 }
 
 }  // namespace
@@ -276,6 +278,8 @@ void PowerSgdCoordinator::Undo() {
   }
   if (drawn != committed_) OpenChore().retired.push_back(std::move(drawn));
 }
+
+std::size_t PowerSgdCoordinator::ExportBytes() const { return state_bytes_ / kTimesFactors; }
 
 PowerSgdCoordinator::Chore& PowerSgdCoordinator::OpenChore() {
   if (chore_ == nullptr) chore_ = std::make_shared<Chore>();

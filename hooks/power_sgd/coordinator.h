@@ -37,6 +37,7 @@ class PowerSgdCoordinator final : public CoordinatorHook {
   void EndStep(Verdict verdict) override;
   std::int64_t iteration() const override { return state_.iteration; }
   std::size_t StateBytes() const override { return state_bytes_; }
+  std::size_t ExportBytes() const override;
   std::int64_t log_interval() const override {
     return IsPlain() ? 0 : options_.compression_stats_logging_frequency;
   }

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "server/core/manifest.h"
@@ -52,6 +53,8 @@ class Bucket {
   bool IsAnnouncedByAll() const;
   std::vector<int> Unannounced() const;
   void Grant(int rank) { granted_[Index(rank)] = true; }
+  // A grant that the member cannot have heard of.
+  void Revoke(int rank) { granted_[Index(rank)] = false; }
   bool IsGrantedTo(int rank) const { return granted_[Index(rank)]; }
   bool IsGrantedToAll() const;
   // Somebody announced it and was not granted it.
@@ -107,8 +110,15 @@ class Bucket {
   // It needs one that is not drawn yet, and may not be granted before.
   static constexpr std::uint64_t kAwaitsDrawPlan = UINT64_MAX;
   bool awaits_draw_plan() const { return state_version_ == kAwaitsDrawPlan; }
+  // Null: not needed so far, or being computed.
   const std::shared_ptr<const SharedBlock>& shared() const { return shared_; }
-  void set_shared(std::shared_ptr<const SharedBlock> shared) { shared_ = std::move(shared); }
+  bool is_computing() const { return computing_; }
+  void BeginComputing() { computing_ = true; }
+  void SetShared(std::shared_ptr<const SharedBlock> shared) {
+    computing_ = false;
+    shared_ = std::move(shared);
+  }
+  std::shared_ptr<const SharedBlock> TakeShared() { return std::exchange(shared_, nullptr); }
 
   // The step is over: what comes again is not compared any more.
   void ForgetContributions();
@@ -135,7 +145,8 @@ class Bucket {
   std::vector<Round> rounds_;  // those begun
   bool reduced_ = false;
   std::uint64_t digest_ = 0;
-  std::shared_ptr<const SharedBlock> shared_;  // null: not needed so far
+  bool computing_ = false;
+  std::shared_ptr<const SharedBlock> shared_;
 };
 
 // Digests of a step and of its buckets, chained.

@@ -1,7 +1,6 @@
 #include "server/core/bucket_table.h"
 
 #include <algorithm>
-#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "base/mutants.h"
@@ -108,13 +107,20 @@ std::vector<BucketTable::Granted> BucketTable::OpenForEachMember() {
   return granted;
 }
 
-void BucketTable::CloseAcknowledged(std::int64_t step) {
+std::vector<std::shared_ptr<const SharedBlock>> BucketTable::CloseAcknowledged(std::int64_t step) {
+  std::vector<std::shared_ptr<const SharedBlock>> dropped;
   for (auto it = buckets_.begin(); it != buckets_.end();) {
     Bucket& bucket = it->second;
     const bool over = bucket.IsAcknowledged();
     if (over && !IsActive(Mutant::kBucketStaysOpen)) bucket.set_open(false);
-    it = over && bucket.step() < step ? buckets_.erase(it) : std::next(it);
+    if (!over || bucket.step() >= step) {
+      ++it;
+      continue;
+    }
+    if (auto shared = bucket.TakeShared()) dropped.push_back(std::move(shared));
+    it = buckets_.erase(it);
   }
+  return dropped;
 }
 
 void BucketTable::EndStep(std::int64_t step) {

@@ -46,8 +46,8 @@ class BucketTable {
   // announced them.
   std::vector<Granted> OpenNext();
   // Buckets that everybody has acknowledged are open no longer. Those of steps before `step` are
-  // dropped.
-  void CloseAcknowledged(std::int64_t step);
+  // dropped; returns the shared state that they kept.
+  std::vector<std::shared_ptr<const SharedBlock>> CloseAcknowledged(std::int64_t step);
   // The step is over: its parameters may be put into other buckets.
   void EndStep(std::int64_t step);
 

@@ -7,6 +7,7 @@
 #include <variant>
 #include <vector>
 
+#include "hooks/coordinator_hook.h"
 #include "hooks/raw_contributions.h"
 #include "proto/wire/frame.h"
 #include "server/core/reduced_result.h"
@@ -47,6 +48,19 @@ struct ReduceEffect {
   // are not asked for again: a round of which something is being reduced does not start over.
   bool in_place = false;
 };
+// Run `work` and answer with SessionCore::Computed. Members wait for it; it may take seconds.
+struct ComputeEffect {
+  wire::RoundId id;
+  std::shared_ptr<SharedStateWork> work;
+};
+// Run it and answer with SessionCore::ChoreDone. Nobody waits for it.
+struct ChoreEffect {
+  std::shared_ptr<HookChore> chore;
+};
+// Let go of it. To free it may take long, so not under a lock.
+struct ReleaseEffect {
+  std::shared_ptr<const void> memory;
+};
 // End the member's stream after what was sent before.
 struct CloseEffect {
   int rank = 0;
@@ -57,8 +71,8 @@ struct LogEffect {
   enum class Level : std::uint8_t { kInfo, kWarning } level = Level::kInfo;
   std::string message;
 };
-using Effect =
-    std::variant<SendEffect, FanOutEffect, ResultEffect, ReduceEffect, CloseEffect, LogEffect>;
+using Effect = std::variant<SendEffect, FanOutEffect, ResultEffect, ReduceEffect, ComputeEffect,
+                            ChoreEffect, ReleaseEffect, CloseEffect, LogEffect>;
 using Effects = std::vector<Effect>;
 
 }  // namespace gradwire::server

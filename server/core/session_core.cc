@@ -27,21 +27,25 @@ SessionCore::~SessionCore() = default;
 
 // ---- Members come
 
-absl::Status SessionCore::CheckJoin(const JoinAsk& ask, Effects& effects) {
-  absl::Status same = options_.CheckSame(ask);
+void SessionCore::FailWrongJoin(const JoinAsk& ask, const absl::Status& difference,
+                                Effects& effects) {
   // The member that the others wait for: they would wait in vain.
-  if (!same.ok() && state_ == State::kJoining && membership_.IsRank(ask.rank) &&
+  if (state_ == State::kJoining && membership_.IsRank(ask.rank) &&
       ask.world_size == options_.world_size &&
       membership_.state(ask.rank) == MemberState::kAbsent) {
-    Apply(FailureEvent{.kind = FailureEvent::Kind::kWrongJoin, .rank = ask.rank, .what = same},
-          effects);
+    Apply(
+        FailureEvent{.kind = FailureEvent::Kind::kWrongJoin, .rank = ask.rank, .what = difference},
+        effects);
   }
-  return same;
 }
 
-absl::StatusOr<int> SessionCore::Join(const JoinAsk& ask, absl::Time now, Effects& effects) {
+absl::StatusOr<int> SessionCore::Join(const JoinAsk& ask, const absl::Status& same, absl::Time now,
+                                      Effects& effects) {
   if (state_ == State::kFailed) return failure_;
-  if (absl::Status status = CheckJoin(ask, effects); !status.ok()) return status;
+  if (!same.ok()) {
+    FailWrongJoin(ask, same, effects);
+    return same;
+  }
   const auto place = membership_.Join(ask.rank, ask.start_id, options_.name, now);
   if (!place.ok()) return place.status();
   if (place->fresh) {
@@ -153,6 +157,14 @@ void SessionCore::Reduced(const wire::RoundId& id, std::uint32_t chunk, const Re
   if (state_ == State::kRunning) step_.OnReduced(id, chunk, result, finite, spent, effects);
 }
 
+void SessionCore::Computed(const wire::RoundId& id, SharedStateWork& work, Effects& effects) {
+  if (state_ == State::kRunning) step_.OnComputed(id, work, effects);
+}
+
+void SessionCore::ChoreDone(Effects& effects) {
+  if (state_ == State::kRunning) step_.OnChoreDone(effects);
+}
+
 // ---- Members go
 
 void SessionCore::Detach(int rank, std::uint64_t connection, absl::Time now, Effects& effects) {
@@ -196,7 +208,7 @@ absl::Status SessionCore::Leave(int rank, std::uint64_t start_id, absl::Time now
   effects.push_back(
       LogEffect{.message = absl::StrCat("rank ", rank, " left after ", step_.number(), " steps")});
   effects.push_back(close);
-  step_.Leave(rank);
+  step_.Leave(rank, effects);
   if (membership_.AllLeft()) {
     state_ = State::kClosed;
     step_.End();
@@ -283,14 +295,18 @@ absl::Status SessionCore::CheckHasState() const {
                    "\" has a hook of its members' own, which keeps no state on the coordinator"));
 }
 
-absl::StatusOr<HookState> SessionCore::ExportState() const {
-  if (absl::Status status = CheckHasState(); !status.ok()) return status;
-  absl::StatusOr<HookState> state = hook_->Snapshot()->State();
-  if (state.ok()) state->metadata["step"] = absl::StrCat(step_.number());
+absl::StatusOr<HookState> StateSnapshot::State() const {
+  absl::StatusOr<HookState> state = hook->State();
+  if (state.ok()) state->metadata["step"] = absl::StrCat(step);
   return state;
 }
 
-absl::Status SessionCore::ImportState(const HookState& state, Effects& effects) {
+absl::StatusOr<StateSnapshot> SessionCore::Export() const {
+  if (absl::Status status = CheckHasState(); !status.ok()) return status;
+  return StateSnapshot{.hook = hook_->Snapshot(), .step = step_.number(), .imports = imports_};
+}
+
+absl::Status SessionCore::CheckImport() const {
   if (absl::Status status = CheckHasState(); !status.ok()) return status;
   if (step_.began()) {
     return absl::FailedPreconditionError(absl::StrCat("session \"", options_.name,
@@ -301,9 +317,13 @@ absl::Status SessionCore::ImportState(const HookState& state, Effects& effects) 
     return absl::FailedPreconditionError(absl::StrCat(
         "session \"", options_.name, "\" is ", Name(state_), "; a state goes into a running one"));
   }
-  const auto import = hook_->ReadState(state);
-  if (!import.ok()) return import.status();
-  hook_->Install(**import);
+  return absl::OkStatus();
+}
+
+absl::Status SessionCore::Install(HookImport& import, Effects& effects) {
+  if (absl::Status status = CheckImport(); !status.ok()) return status;
+  hook_->Install(import);
+  ++imports_;
   step_.ReplaceState();
   effects.push_back(
       FanOutEffect{.ranks = membership_.Reachable(),
@@ -311,8 +331,8 @@ absl::Status SessionCore::ImportState(const HookState& state, Effects& effects) 
   return absl::OkStatus();
 }
 
-std::vector<ParameterReport> SessionCore::Report() const {
-  return hook_ == nullptr ? std::vector<ParameterReport>() : hook_->Snapshot()->Report();
+std::shared_ptr<const HookSnapshot> SessionCore::Snapshot() const {
+  return hook_ == nullptr ? nullptr : hook_->Snapshot();
 }
 
 std::string SessionCore::WaitingFor(absl::Time now) const {

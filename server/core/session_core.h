@@ -24,6 +24,16 @@
 
 namespace gradwire::server {
 
+// The hook's state after a step. Thread-safe.
+struct StateSnapshot {
+  std::shared_ptr<const HookSnapshot> hook;
+  std::int64_t step = 0;
+  std::uint64_t imports = 0;  // with `step` it says which state of the session's it is
+
+  // As a file has it. Takes time in proportion to the state.
+  absl::StatusOr<HookState> State() const;
+};
+
 class SessionCore {
  public:
   enum class State : std::uint8_t { kJoining, kRunning, kFailed, kClosed };
@@ -38,7 +48,9 @@ class SessionCore {
 
   // Reserves a rank; returns it. The same start id gets its rank again. One that asks for a rank
   // which is missing, but with another hook or model, ends a session that is still joining.
-  absl::StatusOr<int> Join(const JoinAsk& ask, absl::Time now, Effects& effects);
+  // `same` is options().CheckSame(ask), which takes time in proportion to the manifest.
+  absl::StatusOr<int> Join(const JoinAsk& ask, const absl::Status& same, absl::Time now,
+                           Effects& effects);
 
   // A stream whose Hello carried this rank's token. `connection` is unique among streams. Replaces
   // the member's earlier stream, if any.
@@ -59,11 +71,22 @@ class SessionCore {
   void Reduced(const wire::RoundId& id, std::uint32_t chunk, const ResultRef& result, bool finite,
                absl::Duration spent, Effects& effects);
 
-  // The hook's state after the last step, whether or not the next has begun, and its replacement by
-  // an exported one: between two steps, before any member has announced a bucket of the next.
-  absl::StatusOr<HookState> ExportState() const;
-  absl::Status ImportState(const HookState& state, Effects& effects);
-  std::vector<ParameterReport> Report() const;
+  // The answers to a ComputeEffect, after its work has run, and to a ChoreEffect.
+  void Computed(const wire::RoundId& id, SharedStateWork& work, Effects& effects);
+  void ChoreDone(Effects& effects);
+
+  // The hook's state after the last step, whether or not the next has begun.
+  absl::StatusOr<StateSnapshot> Export() const;
+  // Its replacement by an exported one: between two steps, before any member has announced a bucket
+  // of the next. What takes long is ReadState, which may be called on any thread, at any time, when
+  // CheckImport was OK. Install, too, says whether the state goes in.
+  absl::Status CheckImport() const;
+  absl::StatusOr<std::shared_ptr<HookImport>> ReadState(const HookState& state) const {
+    return hook_->ReadState(state);
+  }
+  absl::Status Install(HookImport& import, Effects& effects);
+  // What a report of the compression is made of. Null: a hook of the members' own.
+  std::shared_ptr<const HookSnapshot> Snapshot() const;
   const BucketReports::Reports& bucket_reports() const { return step_.reports().all(); }
   std::int64_t iteration() const { return hook_ == nullptr ? 0 : hook_->iteration(); }
   // Upper bound of what the state's tensors take.
@@ -95,7 +118,7 @@ class SessionCore {
   std::size_t held_bytes() const { return collectives_.held_bytes() + step_.held_bytes(); }
 
  private:
-  absl::Status CheckJoin(const JoinAsk& ask, Effects& effects);
+  void FailWrongJoin(const JoinAsk& ask, const absl::Status& difference, Effects& effects);
   MaybeFailure Dispatch(int rank, const wire::Frame& frame, absl::Time now, Effects& effects);
   MaybeFailure CheckGeneration(int rank, const wire::Header& header) const;
   absl::Status CheckHasState() const;
@@ -114,6 +137,7 @@ class SessionCore {
   Step step_;
   CollectiveFlow collectives_;
   DrawPlanIntake draw_plan_;
+  std::uint64_t imports_ = 0;
 };
 
 std::string Name(SessionCore::State state);

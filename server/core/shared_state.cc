@@ -31,10 +31,16 @@ std::uint64_t SharedState::Place(const std::vector<std::uint32_t>& parameters) {
 }
 
 // Later rounds follow from the first one's, which the member had the state for.
-void SharedState::Send(Bucket& bucket, int rank, Effects& effects) {
-  if (bucket.state_version() == 0 || bucket.round_number() > 0) return;
-  if (versions_->Has(rank, bucket.id(), bucket.state_version())) return;
-  if (bucket.shared() == nullptr) bucket.set_shared(BlockFor(bucket));
+bool SharedState::Send(Bucket& bucket, int rank, Effects& effects) {
+  if (bucket.state_version() == 0 || bucket.round_number() > 0) return true;
+  if (versions_->Has(rank, bucket.id(), bucket.state_version())) return true;
+  if (bucket.shared() == nullptr) {
+    if (bucket.is_computing()) return false;
+    bucket.BeginComputing();
+    effects.push_back(
+        ComputeEffect{.id = bucket.CurrentId(), .work = hook_->SharedState(bucket.parameters())});
+    return false;
+  }
   std::uint64_t total = 0;
   for (const wire::PayloadRef& piece : *bucket.shared()) total += piece->bytes();
   std::uint64_t offset = 0;
@@ -47,19 +53,17 @@ void SharedState::Send(Bucket& bucket, int rank, Effects& effects) {
         .keeper = bucket.shared()});
     offset += piece->bytes();
   }
+  return true;
 }
 
-std::shared_ptr<const SharedBlock> SharedState::BlockFor(const Bucket& bucket) {
-  const std::shared_ptr<SharedStateWork> work = hook_->SharedState(bucket.parameters());
-  work->Run();
-  std::vector<std::byte> state = work->TakeBytes();
-  const std::size_t total = state.size();
-  const wire::PayloadRef whole = wire::OwnedPayload::Make(std::move(state));
+void SharedState::SetComputed(Bucket& bucket, std::vector<std::byte> bytes) {
+  const std::size_t total = bytes.size();
+  const wire::PayloadRef whole = wire::OwnedPayload::Make(std::move(bytes));
   SharedBlock pieces;
   for (std::size_t at = 0; at < total; at += chunk_bytes_) {
     pieces.push_back(wire::Part(whole, at, std::min(chunk_bytes_, total - at)));
   }
-  return std::make_shared<const SharedBlock>(std::move(pieces));
+  bucket.SetShared(std::make_shared<const SharedBlock>(std::move(pieces)));
 }
 
 void SharedState::Has(int rank, const Bucket& bucket) {

@@ -24,8 +24,11 @@ class SharedState {
   // Bucket::kAwaitsDrawPlan: to be called again when the plan is fixed.
   std::uint64_t Place(const std::vector<std::uint32_t>& parameters);
 
-  // Gives the member what it lacks for the bucket's first round.
-  void Send(Bucket& bucket, int rank, Effects& effects);
+  // Gives the member what it lacks for the bucket's first round. False: that has to be computed
+  // first, which it asks for; the member must not be granted the bucket before.
+  bool Send(Bucket& bucket, int rank, Effects& effects);
+  // The answer to the ComputeEffect of the bucket, which it belongs to.
+  void SetComputed(Bucket& bucket, std::vector<std::byte> bytes);
   // A contribution of the bucket is here: the member cannot have encoded it without the state.
   void Has(int rank, const Bucket& bucket);
 
@@ -36,8 +39,6 @@ class SharedState {
   void BeginsStep(int rank) { replaced_[static_cast<std::size_t>(rank)] = false; }
 
  private:
-  std::shared_ptr<const SharedBlock> BlockFor(const Bucket& bucket);
-
   CoordinatorHook* const hook_;
   const Manifest manifest_;
   const std::size_t members_;

@@ -132,17 +132,30 @@ MaybeFailure Step::TakeAnnouncement(int rank, const wire::Announce& announce,
 
 void Step::SendGrant(Bucket& bucket, int rank, Effects& effects) {
   if (bucket.IsGrantedTo(rank)) return;
+  if (membership_.state(rank) != MemberState::kConnected) {
+    bucket.Grant(rank);  // its Restart will say so
+    return;
+  }
+  if (!shared_.Send(bucket, rank, effects)) return;
   bucket.Grant(rank);
-  if (membership_.state(rank) != MemberState::kConnected) return;  // its Restart will say so
-  shared_.Send(bucket, rank, effects);
   effects.push_back(
       SendEffect{.rank = rank, .frame = {.header = wire::Grant{.id = bucket.CurrentId()}}});
 }
 
 void Step::GrantNext(Effects& effects) {
-  DropHeld();
+  DropHeld(effects);
   for (const BucketTable::Granted& one : table_.OpenNext()) {
     SendGrant(*one.bucket, one.rank, effects);
+  }
+}
+
+void Step::OnComputed(const wire::RoundId& id, SharedStateWork& work, Effects& effects) {
+  Bucket* const bucket = table_.Find(id.step, id.bucket);
+  if (bucket == nullptr || !bucket->is_computing()) return;
+  shared_.SetComputed(*bucket, work.TakeBytes());
+  if (bucket->step() != number_ || bucket->reduced()) return;
+  for (int r = 0; r < options_.world_size; ++r) {
+    if (bucket->IsAnnouncedBy(r)) SendGrant(*bucket, r, effects);
   }
 }
 
@@ -293,7 +306,7 @@ void Step::Conclude(Effects& effects) {
       FanOutEffect{.ranks = membership_.Reachable(), .frame = {.header = *last_done_}});
   if (hook_ != nullptr) {
     hook_->EndStep(IsActive(Mutant::kCoordinatorCommitsSkips) ? Verdict::kApply : verdict);
-    if (const auto chore = hook_->TakeChore()) chore->Run();
+    TakeChore(effects);
   }
   reports_.EndStep(table_, number_);
   if (verdict == Verdict::kApply) reports_.Log(hook_, table_, number_, effects);
@@ -306,10 +319,27 @@ void Step::Conclude(Effects& effects) {
   chunks_ = 0;
   awaits_draw_plan_ = false;
   std::fill(ended_.begin(), ended_.end(), false);
-  DropHeld();
+  DropHeld(effects);
 }
 
-void Step::DropHeld() { table_.CloseAcknowledged(number_); }
+void Step::DropHeld(Effects& effects) {
+  for (auto& shared : table_.CloseAcknowledged(number_)) {
+    effects.push_back(ReleaseEffect{.memory = std::move(shared)});
+  }
+}
+
+void Step::TakeChore(Effects& effects) {
+  if (chore_under_way_) return;
+  std::shared_ptr<HookChore> chore = hook_->TakeChore();
+  if (chore == nullptr) return;
+  chore_under_way_ = true;
+  effects.push_back(ChoreEffect{.chore = std::move(chore)});
+}
+
+void Step::OnChoreDone(Effects& effects) {
+  chore_under_way_ = false;
+  TakeChore(effects);
+}
 
 void Step::End() { unread_ = table_.Clear(); }
 
@@ -342,7 +372,7 @@ void Step::Resume(int rank, std::int64_t member_step, Effects& effects) {
   for (auto& [key, bucket] : table_.all()) {
     if (bucket.step() == number_ && bucket.is_open() && !bucket.reduced() &&
         bucket.IsGrantedTo(rank) && !IsActive(Mutant::kSharedStateNotResumed)) {
-      shared_.Send(bucket, rank, effects);
+      if (!shared_.Send(bucket, rank, effects)) bucket.Revoke(rank);  // OnComputed grants it again
     }
   }
   SendRestarts(effects);
@@ -361,9 +391,9 @@ void Step::SendRestarts(Effects& effects) {
   }
 }
 
-void Step::Leave(int rank) {
+void Step::Leave(int rank, Effects& effects) {
   for (auto& [key, bucket] : table_.all()) flow_.AcknowledgeAll(rank, bucket);
-  DropHeld();
+  DropHeld(effects);
 }
 
 }  // namespace gradwire::server

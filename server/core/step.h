@@ -44,6 +44,10 @@ class Step {
   void OnReduced(const wire::RoundId& id, std::uint32_t chunk, const ResultRef& result, bool finite,
                  absl::Duration spent, Effects& effects);
 
+  // As SessionCore::Computed and ChoreDone.
+  void OnComputed(const wire::RoundId& id, SharedStateWork& work, Effects& effects);
+  void OnChoreDone(Effects& effects);
+
   // Whether a member that is at this step can go on in the session.
   absl::Status CheckResumable(std::int64_t member_step) const;
   // Until Restarts: what the member lacks. Then collectives' part follows, and Grants.
@@ -51,7 +55,7 @@ class Step {
   void GrantNext(Effects& effects);
 
   // No step is open. The member needs nothing more and acknowledges nothing more.
-  void Leave(int rank);
+  void Leave(int rank, Effects& effects);
   // The members' state was replaced, between two steps.
   void ReplaceState() { shared_.Replace(); }
   // The session has ended. Members may still be reading results where they lie: they are kept.
@@ -90,7 +94,9 @@ class Step {
   void MaybeConclude(Effects& effects);
   void Conclude(Effects& effects);
   // Lets go of what all members hold.
-  void DropHeld();
+  void DropHeld(Effects& effects);
+  // What the hook left to do, if no earlier part of that is under way: so it cannot pile up.
+  void TakeChore(Effects& effects);
 
   const SessionOptions& options_;
   const Membership& membership_;
@@ -109,6 +115,7 @@ class Step {
   std::optional<wire::StepDone> last_done_;
   std::uint64_t next_order_ = 0;
   std::size_t chunks_ = 0;  // of the step's buckets
+  bool chore_under_way_ = false;
   std::vector<ResultRef> unread_;
 };
 

@@ -77,6 +77,10 @@ std::string Sentence::OfBucket(const Bucket& bucket) const {
     return absl::StrCat("step ", bucket.step(), " waits for ", Names(bucket.Unannounced()),
                         " to announce ", name);
   }
+  if (bucket.is_computing()) {
+    return absl::StrCat("step ", bucket.step(), " computes the factors that members need for ",
+                        name);
+  }
   if (!bucket.has_rounds()) {
     return absl::StrCat("step ", bucket.step(), " is about to finish ", name);
   }

@@ -157,6 +157,7 @@ void ServerImpl::Shutdown(absl::Duration timeout) {
   }
   if (acceptor_ != nullptr) acceptor_->Stop();
   offers_.Stop();
+  registry_->StopWork();
   if (calls_ != nullptr) {
     services_.EndWatches();
     const absl::Duration left = std::max(deadline - MonotonicNow(), absl::ZeroDuration());

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "hooks/safetensors.h"
 #include "server/rpc/clock.h"
 
 namespace gradwire::server {
@@ -13,13 +12,6 @@ namespace {
 absl::Status NoSession() {
   return absl::NotFoundError(
       "no session of that name runs; a state can be read and replaced in a running one only");
-}
-
-absl::StatusOr<std::string> StateFile(const std::shared_ptr<SessionRunner>& session) {
-  if (session == nullptr) return NoSession();
-  const absl::StatusOr<HookState> state = session->ExportState();
-  if (!state.ok()) return state.status();
-  return WriteSafetensors(*state);
 }
 
 }  // namespace
@@ -37,17 +29,21 @@ void ExportStream::OnTick(absl::Time now) {
 void ExportStream::OnRequest(const v1::ExportStateRequest& request) {
   RpcThreads::YieldLeadership();
   ticks_->Add(Self<ExportStream>());
-  absl::StatusOr<std::string> state = StateFile(registry_->Get(request.session()));
-  if (!state.ok()) return Finish(state.status());
-  bytes_ = *std::move(state);
-  WriteNext();
+  const std::shared_ptr<SessionRunner> session = registry_->Get(request.session());
+  if (session == nullptr) return Finish(NoSession());
+  session->Export(
+      [self = Self<ExportStream>()](absl::StatusOr<std::shared_ptr<const std::string>> bytes) {
+        if (!bytes.ok()) return self->Finish(bytes.status());
+        self->bytes_ = *std::move(bytes);
+        self->WriteNext();
+      });
 }
 
 void ExportStream::WriteNext() {
-  const std::size_t bytes = std::min(kStatePiece, bytes_.size() - written_);
+  const std::size_t bytes = std::min(kStatePiece, bytes_->size() - written_);
   if (bytes == 0) return Finish(absl::OkStatus());
   v1::ExportStateResponse response;
-  response.set_data(bytes_.data() + written_, bytes);
+  response.set_data(bytes_->data() + written_, bytes);
   written_ += bytes;
   StartWrite(ToBytes(response));
 }
@@ -77,10 +73,7 @@ void ImportStream::OnStart() {
 
 void ImportStream::OnReadDone(bool ok) {
   RpcThreads::YieldLeadership();
-  if (!ok) {
-    const absl::StatusOr<v1::ImportStateResponse> response = Import();
-    return response.ok() ? WriteAndFinish(ToBytes(*response)) : Finish(response.status());
-  }
+  if (!ok) return Import();
   v1::ImportStateRequest request;
   absl::Status status = FromBytes(method(), incoming(), request);
   if (status.ok()) status = Take(request);
@@ -92,7 +85,10 @@ absl::Status ImportStream::Take(const v1::ImportStateRequest& request) {
   if (session_ == nullptr) {
     session_ = registry_->Get(request.session());
     if (session_ == nullptr) return NoSession();
-    most_bytes_ = session_->StateFileBytes();
+    absl::StatusOr<StateFiles::Place> place = session_->BeginImport();
+    if (!place.ok()) return place.status();
+    place_ = *std::move(place);
+    most_bytes_ = session_->state_file_bytes();
   } else if (!request.session().empty()) {
     return absl::InvalidArgumentError("session: only the first message names it");
   }
@@ -109,16 +105,18 @@ absl::Status ImportStream::Take(const v1::ImportStateRequest& request) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<v1::ImportStateResponse> ImportStream::Import() const {
-  if (broken()) return absl::CancelledError("the sender is gone");
-  if (session_ == nullptr) return absl::InvalidArgumentError("session: no message names it");
-  const absl::StatusOr<HookState> state = ReadSafetensors(bytes_);
-  if (!state.ok()) return state.status();
-  const absl::StatusOr<std::int64_t> iteration = session_->ImportState(*state);
-  if (!iteration.ok()) return iteration.status();
-  v1::ImportStateResponse response;
-  response.set_iteration(*iteration);
-  return response;
+void ImportStream::Import() {
+  if (broken()) return Finish(absl::CancelledError("the sender is gone"));
+  if (session_ == nullptr) {
+    return Finish(absl::InvalidArgumentError("session: no message names it"));
+  }
+  session_->Import(std::move(bytes_),
+                   [self = Self<ImportStream>()](const absl::StatusOr<std::int64_t>& iteration) {
+                     if (!iteration.ok()) return self->Finish(iteration.status());
+                     v1::ImportStateResponse response;
+                     response.set_iteration(*iteration);
+                     self->WriteAndFinish(ToBytes(response));
+                   });
 }
 
 void ImportStream::OnDone() { ticks_->Remove(this); }

@@ -34,8 +34,8 @@ class ExportStream final : public RequestCall<v1::ExportStateRequest>, public Pe
   const std::shared_ptr<const Registry> registry_;
   const std::shared_ptr<PeriodicTasks> ticks_;
   const absl::Time deadline_;
-  std::string bytes_;  // of the file; those before `written_` were handed to gRPC
-  std::size_t written_ = 0;
+  std::shared_ptr<const std::string> bytes_;  // of the file; once it is made
+  std::size_t written_ = 0;                   // of those, handed to gRPC
 };
 
 class ImportStream final : public Call, public PeriodicTask {
@@ -49,12 +49,13 @@ class ImportStream final : public Call, public PeriodicTask {
   void OnReadDone(bool ok) override;
   void OnDone() override;
   absl::Status Take(const v1::ImportStateRequest& request);
-  absl::StatusOr<v1::ImportStateResponse> Import() const;
+  void Import();
 
   const std::shared_ptr<const Registry> registry_;
   const std::shared_ptr<PeriodicTasks> ticks_;
   const absl::Time deadline_;
   std::shared_ptr<SessionRunner> session_;  // from the first message on
+  StateFiles::Place place_;
   std::size_t most_bytes_ = 0;
   std::string bytes_;
 };

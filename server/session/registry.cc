@@ -42,6 +42,7 @@ std::size_t NeededBytes(const SessionOptions& options, const CoordinatorHook* ho
     // A factor that exceeds a chunk is gathered whole from every member.
     const auto members = static_cast<std::size_t>(options.world_size);
     bytes += hook->StateBytes() + hook->StateBytes() / 3 * (members + 1);
+    bytes += StateCallBytes(StateFileBytes(hook, options.manifest));
   }
   return bytes;
 }
@@ -63,8 +64,12 @@ Registry::Registry(Limits limits, HookMaker make_hook)
                                                     CpuReducer::ThreadCount(),
                                                     &RpcThreads::YieldLeadership),
             .before_long_work = &RpcThreads::YieldLeadership,
+            .work_threads = std::make_shared<WorkThreads>(WorkThreads::ThreadCount()),
             .memory_quotas =
                 std::make_shared<MemoryQuotas>(limits.memory_segments, limits.shared_sessions)} {}
+
+// A session refers to the threads and may be destroyed on one of them: they end before.
+Registry::~Registry() { StopWork(); }
 
 absl::StatusOr<Registry::Joined> Registry::Join(const SessionOptions& options, const JoinAsk& ask,
                                                 absl::Time now) {

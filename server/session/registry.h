@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -62,6 +63,11 @@ class Registry {
 
   explicit Registry(Limits limits);
   Registry(Limits limits, HookMaker make_hook);
+  // StopWork.
+  ~Registry();
+
+  Registry(const Registry&) = delete;
+  Registry& operator=(const Registry&) = delete;
 
   // Finds or creates the session `options.name` and joins it. A name whose session has ended is
   // free: its next session is a new lineage. `options` are those of a new session; its generation
@@ -84,10 +90,14 @@ class Registry {
   // No session runs and no member's stream is left.
   bool idle() const;
   void FailAll(const absl::Status& status);
+  // Long work of sessions that is under way ends; what waits is dropped. Sessions get no further.
+  void StopWork() { host_.work_threads->Stop(); }
 
   std::size_t sessions() const;  // that have not ended
   std::size_t reserved_bytes() const { return memory_->taken(); }
   const Limits& limits() const { return limits_; }
+  // How long its lock was held at most.
+  std::chrono::nanoseconds longest_hold() const { return mutex_.longest_hold(); }
 
   // Those that have not ended, then the last few that have.
   std::vector<v1::SessionStatus> List(absl::Time now) const;

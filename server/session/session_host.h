@@ -4,6 +4,8 @@
 #include <functional>
 #include <memory>
 
+#include "server/session/work_threads.h"
+
 namespace gradwire::server {
 
 class Reducer;
@@ -14,6 +16,7 @@ struct SessionHost {
   // The calling thread is about to work or to wait for long: if it handles events, another takes
   // them over.
   std::function<void()> before_long_work;
+  std::shared_ptr<WorkThreads> work_threads;
   std::shared_ptr<MemoryQuotas> memory_quotas;  // of the daemon's counts
 };
 

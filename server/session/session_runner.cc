@@ -63,6 +63,8 @@ SessionRunner::SessionRunner(SessionOptions options, std::unique_ptr<Coordinator
     : options_(options),
       parameters_(Elements(options)),
       gradient_bytes_(options.manifest.GradientBytes()),
+      state_file_bytes_(StateFileBytes(hook.get(), options.manifest)),
+      files_(options.name, options.world_size),
       memory_(std::make_shared<SessionMemory>(
           MemoryOptions(options, gradient_bytes_, host.memory_quotas))),
       host_(std::move(host)),
@@ -74,11 +76,12 @@ absl::StatusOr<std::optional<SessionRunner::Admission>> SessionRunner::Join(cons
   Work work;
   absl::StatusOr<int> rank;
   std::uint64_t number = 0;
+  const absl::Status same = options_.CheckSame(ask);  // takes long: without the lock
   {
     MutexLock lock(mutex_);
     if (IsEnd(core_.state())) return std::nullopt;
     Effects effects;
-    rank = core_.Join(ask, now, effects);
+    rank = core_.Join(ask, same, now, effects);
     number = ++admissions_;
     Execute(std::move(effects), work);
   }
@@ -145,33 +148,6 @@ absl::Status SessionRunner::Leave(int rank, std::uint64_t start_id, absl::Time n
   }
   Finish(std::move(work));
   return status;
-}
-
-absl::StatusOr<HookState> SessionRunner::ExportState() const {
-  MutexLock lock(mutex_);
-  return core_.ExportState();
-}
-
-absl::StatusOr<std::int64_t> SessionRunner::ImportState(const HookState& state) {
-  Work work;
-  std::int64_t iteration = 0;
-  {
-    MutexLock lock(mutex_);
-    Effects effects;
-    absl::Status status = core_.ImportState(state, effects);
-    if (!status.ok()) return status;
-    iteration = core_.iteration();
-    Execute(std::move(effects), work);
-  }
-  Finish(std::move(work));
-  return iteration;
-}
-
-std::size_t SessionRunner::StateFileBytes() const {
-  constexpr std::size_t kDescription = std::size_t{1} << 20;
-  constexpr std::size_t kForEachParameter = 4096;
-  MutexLock lock(mutex_);
-  return core_.state_bytes() + kDescription + kForEachParameter * options_.manifest.size();
 }
 
 void SessionRunner::Tick(absl::Time now) {
@@ -277,6 +253,14 @@ void SessionRunner::Execute(Effects effects, Work& work) {
       for (const int rank : fan_out->ranks) Queue(rank, fan_out->frame, {}, work);
     } else if (auto* reduce = std::get_if<ReduceEffect>(&effect)) {
       work.reductions.push_back(std::move(*reduce));
+    } else if (auto* compute = std::get_if<ComputeEffect>(&effect)) {
+      work.tasks.emplace_back(
+          [self = shared_from_this(), one = std::move(*compute)] { self->Compute(one); });
+    } else if (auto* chore = std::get_if<ChoreEffect>(&effect)) {
+      work.tasks.emplace_back(
+          [self = shared_from_this(), one = std::move(*chore)] { self->DoChore(one); });
+    } else if (auto* release = std::get_if<ReleaseEffect>(&effect)) {
+      work.tasks.emplace_back([memory = std::move(release->memory)] {});  // with the task
     } else if (auto* close = std::get_if<CloseEffect>(&effect)) {
       Close(*close, work);
     } else {
@@ -346,11 +330,37 @@ void SessionRunner::Finish(Work work) {
   for (const wire::Lane lane : wire::kAllLanes) {
     for (const auto& stream : work.streams) stream->Pump(lane);
   }
+  for (WorkThreads::Task& task : work.tasks) host_.work_threads->Post(this, std::move(task));
   if (work.reductions.empty()) return;
   host_.reducer->Reduce(std::move(work.reductions), memory_,
                         [self = shared_from_this()](const std::vector<Reducer::Done>& done) {
                           self->OnReduced(done);
                         });
+}
+
+void SessionRunner::Compute(const ComputeEffect& compute) {
+  if (ended()) return;  // it would drop the answer
+  compute.work->Run();
+  Work work;
+  {
+    MutexLock lock(mutex_);
+    Effects effects;
+    core_.Computed(compute.id, *compute.work, effects);
+    Execute(std::move(effects), work);
+  }
+  Finish(std::move(work));
+}
+
+void SessionRunner::DoChore(const ChoreEffect& chore) {
+  chore.chore->Run();
+  Work work;
+  {
+    MutexLock lock(mutex_);
+    Effects effects;
+    core_.ChoreDone(effects);
+    Execute(std::move(effects), work);
+  }
+  Finish(std::move(work));
 }
 
 void SessionRunner::OnReduced(const std::vector<Reducer::Done>& done) {
@@ -371,6 +381,16 @@ absl::Status SessionRunner::failure() const {
   return core_.failure();
 }
 
+// The report is made without the lock.
+std::vector<ParameterReport> SessionRunner::CompressionReport() const {
+  std::shared_ptr<const HookSnapshot> snapshot;
+  {
+    MutexLock lock(mutex_);
+    snapshot = core_.Snapshot();
+  }
+  return snapshot == nullptr ? std::vector<ParameterReport>() : snapshot->Report();
+}
+
 v1::SessionStatus SessionRunner::Status(absl::Time now, bool compression) const {
   v1::SessionStatus status;
   status.set_name(options_.name);
@@ -381,6 +401,8 @@ v1::SessionStatus SessionRunner::Status(absl::Time now, bool compression) const 
   status.set_parameters(parameters_);
   status.set_gradient_bytes(gradient_bytes_);
   status.set_reserved_bytes(share_.bytes());
+  *status.mutable_longest_lock_hold() = wire::ToProto(absl::FromChrono(longest_hold()));
+  if (compression) AddCompression(CompressionReport(), status);
   MutexLock lock(mutex_);
   status.set_state(Name(core_.state()));
   status.set_step(core_.step());
@@ -394,7 +416,6 @@ v1::SessionStatus SessionRunner::Status(absl::Time now, bool compression) const 
   status.set_steps_skipped_total(stats.steps_skipped);
   status.set_iteration(core_.iteration());
   if (compression) {
-    AddCompression(core_.Report(), status);
     for (const auto& [bucket, report] : core_.bucket_reports()) {
       v1::BucketStatus& line = *status.add_buckets();
       line.set_name(options_.manifest[bucket].name);

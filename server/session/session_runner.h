@@ -2,8 +2,10 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -21,7 +23,7 @@
 #include "server/session/memory_budget.h"
 #include "server/session/reducer.h"
 #include "server/session/session_host.h"
-#include "server/session/session_memory.h"
+#include "server/session/state_files.h"
 #include "server/session/yielding_mutex.h"
 
 namespace gradwire::server {
@@ -53,13 +55,20 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   // The stream ended. May be told twice.
   void Detach(int rank, std::uint64_t connection, absl::Time now);
   absl::Status Leave(int rank, std::uint64_t start_id, absl::Time now);
-  absl::StatusOr<HookState> ExportState() const;
-  // Returns the state's iteration.
-  absl::StatusOr<std::int64_t> ImportState(const HookState& state);
+  // The state of the last step as a file, which all readers of that state have in common. `answer`
+  // is called once, on any thread, or never if the daemon ends first. What it gets counts as a call
+  // until nobody has it any more.
+  void Export(ExportedFile::Answer answer);
+  // A call that imports has begun: ResourceExhausted if there are too many.
+  absl::StatusOr<StateFiles::Place> BeginImport() const { return files_.BeginImport(); }
+  // The bytes of such a file become the state. `answer` gets the state's iteration; it is called as
+  // that of Export.
+  using Imported = std::function<void(absl::StatusOr<std::int64_t>)>;
+  void Import(std::string file, Imported answer);
   // Shared memory with members of this host.
   SessionMemory& memory() { return *memory_; }
   // What an exported state has as a file, at most.
-  std::size_t StateFileBytes() const;
+  std::size_t state_file_bytes() const { return state_file_bytes_; }
   void Tick(absl::Time now);
   // To every member, where nothing else is to be sent.
   void SendHeartbeats();
@@ -80,6 +89,8 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   bool abandoned() const { return abandoned_.load(std::memory_order_acquire); }
   bool has_streams() const { return open_streams_.load(std::memory_order_acquire) > 0; }
   std::int64_t step() const { return step_.load(std::memory_order_acquire); }
+  // How long its lock was held at most.
+  std::chrono::nanoseconds longest_hold() const { return mutex_.longest_hold(); }
 
   // Why the session failed; OK if it has not.
   absl::Status failure() const;
@@ -92,7 +103,8 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   // What an event leaves to do without the lock.
   struct Work {
     std::vector<ReduceEffect> reductions;
-    Streams streams;  // with something new in their queues
+    std::vector<WorkThreads::Task> tasks;  // for the work threads
+    Streams streams;                       // with something new in their queues
   };
 
   static bool IsEnd(SessionCore::State state) {
@@ -104,6 +116,11 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   void Execute(Effects effects, Work& work) GRADWIRE_REQUIRES(mutex_);
   // Every one of these members has the result in place of its contribution.
   bool IsPlaced(const ResultEffect& result) const GRADWIRE_REQUIRES(mutex_);
+  void Compute(const ComputeEffect& compute) GRADWIRE_EXCLUDES(mutex_);
+  void DoChore(const ChoreEffect& chore) GRADWIRE_EXCLUDES(mutex_);
+  absl::StatusOr<std::shared_ptr<HookImport>> ReadState(const HookState& state) const
+      GRADWIRE_NO_THREAD_SAFETY_ANALYSIS;
+  absl::StatusOr<std::int64_t> Install(const std::string& file) GRADWIRE_EXCLUDES(mutex_);
   void OnReduced(const std::vector<Reducer::Done>& done) GRADWIRE_EXCLUDES(mutex_);
   void Queue(int rank, const wire::Frame& frame, const Keeper& keeper, Work& work)
       GRADWIRE_REQUIRES(mutex_);
@@ -113,12 +130,15 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   void Close(const CloseEffect& close, Work& work) GRADWIRE_REQUIRES(mutex_);
   absl::Status CloseReason(int rank, std::uint64_t connection) const GRADWIRE_REQUIRES(mutex_);
   void Log(const LogEffect& log) const;
+  std::vector<ParameterReport> CompressionReport() const GRADWIRE_EXCLUDES(mutex_);
   // What is left to do without the lock.
   void Finish(Work work) GRADWIRE_EXCLUDES(mutex_);
 
   const SessionOptions options_;
   const std::uint64_t parameters_;
   const std::uint64_t gradient_bytes_;
+  const std::size_t state_file_bytes_;
+  StateFiles files_;
   const std::shared_ptr<SessionMemory> memory_;
   const SessionHost host_;
 

@@ -1,6 +1,8 @@
 // A lock for what may be held while others have work that does not need it.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <functional>
 #include <utility>
 
@@ -9,7 +11,8 @@
 namespace gradwire::server {
 
 // A Mutex whose waiters first say that they wait, so that another thread polls for events and calls
-// that have nothing to do with the lock are answered meanwhile. Use with MutexLock.
+// that have nothing to do with the lock are answered meanwhile. It knows how long it was held at
+// most. Use with MutexLock.
 class GRADWIRE_CAPABILITY("mutex") YieldingMutex {
  public:
   explicit YieldingMutex(std::function<void()> before_wait)
@@ -18,15 +21,32 @@ class GRADWIRE_CAPABILITY("mutex") YieldingMutex {
   YieldingMutex& operator=(const YieldingMutex&) = delete;
 
   void Lock() GRADWIRE_ACQUIRE() GRADWIRE_NO_THREAD_SAFETY_ANALYSIS {
-    if (mutex_.TryLock()) return;
-    before_wait_();
-    mutex_.Lock();
+    if (!mutex_.TryLock()) {
+      before_wait_();
+      mutex_.Lock();
+    }
+    locked_ = Clock::now();
   }
-  void Unlock() GRADWIRE_RELEASE() GRADWIRE_NO_THREAD_SAFETY_ANALYSIS { mutex_.Unlock(); }
+  void Unlock() GRADWIRE_RELEASE() GRADWIRE_NO_THREAD_SAFETY_ANALYSIS {
+    const Clock::duration held = Clock::now() - locked_;
+    if (held > longest_hold_.load(std::memory_order_relaxed)) {
+      longest_hold_.store(held, std::memory_order_relaxed);  // nobody else writes it now
+    }
+    mutex_.Unlock();
+  }
+
+  // Of those that are over, in time that passed, with whatever kept the holder from running.
+  std::chrono::nanoseconds longest_hold() const {
+    return longest_hold_.load(std::memory_order_relaxed);
+  }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   const std::function<void()> before_wait_;
   Mutex mutex_;
+  Clock::time_point locked_;  // the holder's
+  std::atomic<Clock::duration> longest_hold_ = Clock::duration::zero();
 };
 
 }  // namespace gradwire::server

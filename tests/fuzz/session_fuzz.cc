@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <utility>
@@ -141,7 +142,8 @@ class Fuzz {
     if (change == 3) ask.start_id += 1;
     if (change == 4) ask.manifest = {ask.manifest[0]};
     Effects effects;
-    const absl::StatusOr<int> joined = session_.Join(ask, now_, effects);
+    const absl::StatusOr<int> joined =
+        session_.Join(ask, session_.options().CheckSame(ask), now_, effects);
     Require(!joined.ok() || (*joined >= 0 && *joined < options_.world_size), "a rank out of range");
     Take(std::move(effects));
   }
@@ -182,7 +184,9 @@ class Fuzz {
   }
 
   void Export() {
-    absl::StatusOr<HookState> state = session_.ExportState();
+    const absl::StatusOr<StateSnapshot> snapshot = session_.Export();
+    if (!snapshot.ok()) return;
+    absl::StatusOr<HookState> state = snapshot->State();
     if (!state.ok()) return;
     std::size_t bytes = 0;
     for (const StateTensor& tensor : state->tensors) bytes += tensor.data.size();
@@ -207,14 +211,29 @@ class Fuzz {
     if (damage == 3 && !state.tensors.empty()) state.tensors.pop_back();
     const std::int64_t iteration = session_.iteration();
     Effects effects;
-    const absl::Status status = session_.ImportState(state, effects);
+    absl::Status status = session_.CheckImport();
+    if (status.ok()) {
+      const auto import = session_.ReadState(state);
+      status = import.ok() ? session_.Install(**import, effects) : import.status();
+    }
     Require(status.ok() || (effects.empty() && session_.iteration() == iteration),
             "a state that was refused had an effect");
     Take(std::move(effects));
   }
 
-  // Answers one of the open reductions.
+  // Answers one of the open computations, or of the chores.
+  void Compute() {
+    const std::size_t index = input_.Below(static_cast<std::uint32_t>(computations_.size()));
+    const auto answer = std::move(computations_[index]);
+    computations_.erase(computations_.begin() + static_cast<std::ptrdiff_t>(index));
+    Effects effects;
+    answer(effects);
+    Take(std::move(effects));
+  }
+
+  // Answers one of the open reductions, or computes something else.
   void Reduce() {
+    if (!computations_.empty() && input_.Below(2) == 0) return Compute();
     if (reductions_.empty()) return;
     const std::size_t index = input_.Below(static_cast<std::uint32_t>(reductions_.size()));
     const ReduceEffect reduce = std::move(reductions_[index]);
@@ -363,6 +382,19 @@ class Fuzz {
     for (Effect& effect : effects) {
       if (auto* reduce = std::get_if<ReduceEffect>(&effect)) {
         reductions_.push_back(std::move(*reduce));
+      } else if (const auto* compute = std::get_if<ComputeEffect>(&effect)) {
+        computations_.emplace_back([this, one = *compute](Effects& more) {
+          one.work->Run();
+          session_.Computed(one.id, *one.work, more);
+        });
+      } else if (const auto* chore = std::get_if<ChoreEffect>(&effect)) {
+        ++chores_;
+        Require(chores_ == 1, "two chores at once");
+        computations_.emplace_back([this, one = chore->chore](Effects& more) {
+          --chores_;
+          one->Run();
+          session_.ChoreDone(more);
+        });
       } else if (const auto* send = std::get_if<SendEffect>(&effect)) {
         Require(send->rank >= 0 && send->rank < options_.world_size, "a frame to nobody");
       }
@@ -396,6 +428,8 @@ class Fuzz {
   std::vector<std::uint64_t> streams_;  // by rank
   std::uint64_t connections_ = 0;
   std::deque<ReduceEffect> reductions_;
+  std::deque<std::function<void(Effects&)>> computations_;
+  int chores_ = 0;
   std::map<std::uint32_t, std::vector<RoundPlan>> announced_;  // by bucket
   HookState exported_;
   std::int64_t last_step_ = 0;

@@ -174,6 +174,10 @@ class Simulation {
   void OnEffect(server::FanOutEffect& effect, server::Effects& more);
   void OnEffect(server::ResultEffect& effect, server::Effects& more);
   void OnEffect(server::ReduceEffect& effect, server::Effects& more);
+  void OnEffect(server::ComputeEffect& effect, server::Effects& more);
+  void OnEffect(server::ChoreEffect& effect, server::Effects& more);
+  void OnEffect(server::ReleaseEffect& effect, server::Effects& more);
+  void AnswerLater(const std::function<void(server::Effects&)>& run, server::Effects& more);
   void OnEffect(server::CloseEffect& effect, server::Effects& more);
   void OnEffect(server::LogEffect& effect, server::Effects& more);
   void SendDown(int rank, const wire::Frame& frame);
@@ -189,6 +193,7 @@ class Simulation {
   void Receive(int rank, std::uint64_t connection, const wire::Frame& frame);
   void CheckFailure();
   void FollowCommit();
+  absl::StatusOr<HookState> ExportState() const;
   void Reimport();
 
   // The members (world_members.cc).

@@ -107,17 +107,28 @@ void Simulation::Apply(server::Effects effects) {
 void Simulation::FollowCommit() {
   if (session_.step() == std::exchange(committed_, session_.step()) || !scenario_.power_sgd) return;
   if (session_.state() == server::SessionCore::State::kFailed) return;
-  const absl::StatusOr<HookState> state = session_.ExportState();
+  const absl::StatusOr<HookState> state = ExportState();
   if (!state.ok()) return checker_.Violate(std::string(state.status().message()));
   checker_.OnCommitted(committed_ - 1, *state);
+}
+
+absl::StatusOr<HookState> Simulation::ExportState() const {
+  const absl::StatusOr<server::StateSnapshot> snapshot = session_.Export();
+  if (!snapshot.ok()) return snapshot.status();
+  return snapshot->State();
 }
 
 // What the session has, again: all members get it anew, and nothing else changes.
 void Simulation::Reimport() {
   if (session_.state() != server::SessionCore::State::kRunning) return;
-  absl::StatusOr<HookState> state = session_.ExportState();
+  const absl::StatusOr<HookState> state = ExportState();
+  absl::Status status = state.status();
+  if (status.ok()) status = session_.CheckImport();
   server::Effects effects;
-  absl::Status status = state.ok() ? session_.ImportState(*state, effects) : state.status();
+  if (status.ok()) {
+    const auto import = session_.ReadState(*state);
+    status = import.ok() ? session_.Install(**import, effects) : import.status();
+  }
   if (!status.ok()) {
     if (!anyone_blamable_) checker_.Violate(std::string(status.message()));
     return;
@@ -156,6 +167,35 @@ void Simulation::OnEffect(server::ReduceEffect& effect, server::Effects& more) {
           Apply(std::move(effects));
         });
 }
+
+void Simulation::OnEffect(server::ComputeEffect& effect, server::Effects& more) {
+  const auto run = [this, effect](server::Effects& effects) {
+    effect.work->Run();
+    session_.Computed(effect.id, *effect.work, effects);
+  };
+  AnswerLater(run, more);
+}
+
+void Simulation::OnEffect(server::ChoreEffect& effect, server::Effects& more) {
+  const auto run = [this, effect](server::Effects& effects) {
+    effect.chore->Run();
+    session_.ChoreDone(effects);
+  };
+  AnswerLater(run, more);
+}
+
+// On a thread of the daemon's that takes as long as it likes: answers come in any order.
+void Simulation::AnswerLater(const std::function<void(server::Effects&)>& run,
+                             server::Effects& more) {
+  if (random_.Percent(scenario_.reduce_inline_percent)) return run(more);
+  After(random_.Between(absl::ZeroDuration(), scenario_.reduce_high), [this, run] {
+    server::Effects effects;
+    run(effects);
+    Apply(std::move(effects));
+  });
+}
+
+void Simulation::OnEffect(server::ReleaseEffect&, server::Effects&) {}
 
 void Simulation::OnEffect(server::CloseEffect& effect, server::Effects&) {
   const auto found = std::find_if(links_.begin(), links_.end(),

@@ -47,7 +47,7 @@ class CrowdedStep {
                         .start_id = StartId(r),
                         .spec = options.spec,
                         .manifest = options.manifest};
-      EXPECT_TRUE(session_.Join(ask, now_, effects_).ok());
+      EXPECT_TRUE(session_.Join(ask, options.CheckSame(ask), now_, effects_).ok());
       EXPECT_TRUE(session_.Attach(r, StartId(r), 0, Stream(r), now_, effects_).ok());
       effects_.clear();
     }
@@ -78,7 +78,14 @@ class CrowdedStep {
   static std::uint64_t Stream(int rank) { return 1 + static_cast<std::uint64_t>(rank); }
   void Receive(int rank, const wire::Frame& frame) {
     session_.Receive(rank, Stream(rank), frame, now_, effects_);
-    effects_.clear();  // nothing is reduced
+    Effects done = std::exchange(effects_, {});
+    for (const Effect& effect : done) {  // nothing is reduced
+      const auto* const compute = std::get_if<ComputeEffect>(&effect);
+      if (compute == nullptr) continue;
+      compute->work->Run();
+      session_.Computed(compute->id, *compute->work, effects_);
+    }
+    effects_.clear();
   }
 
   const absl::Time now_ = absl::FromUnixSeconds(1'000'000);

@@ -68,7 +68,7 @@ class SessionHarness {
 
   absl::StatusOr<int> Join(const JoinAsk& ask) {
     Effects effects;
-    absl::StatusOr<int> rank = session.Join(ask, now, effects);
+    absl::StatusOr<int> rank = session.Join(ask, session.options().CheckSame(ask), now, effects);
     Take(std::move(effects));
     return rank;
   }
@@ -163,6 +163,24 @@ class SessionHarness {
     }
   }
 
+  // Answers the oldest computation that the session asked for, and the oldest chore.
+  void Compute() {
+    const ComputeEffect compute = std::move(computations.front());
+    computations.pop_front();
+    compute.work->Run();
+    Effects effects;
+    session.Computed(compute.id, *compute.work, effects);
+    Take(std::move(effects));
+  }
+  void DoChore() {
+    const ChoreEffect chore = std::move(chores.front());
+    chores.pop_front();
+    chore.chore->Run();
+    Effects effects;
+    session.ChoreDone(effects);
+    Take(std::move(effects));
+  }
+
   // The frames of one kind that the rank was sent.
   template <class T>
   std::vector<T> Sent(int rank) {
@@ -183,6 +201,9 @@ class SessionHarness {
   std::vector<CloseEffect> closed;
   std::vector<std::string> logged;
   std::deque<ReduceEffect> reductions;
+  bool answers_at_once = true;  // what follows
+  std::deque<ComputeEffect> computations;
+  std::deque<ChoreEffect> chores;
   std::uint64_t connections = 0;
 
  private:
@@ -198,6 +219,14 @@ class SessionHarness {
         }
       } else if (auto* reduce = std::get_if<ReduceEffect>(&effect)) {
         reductions.push_back(std::move(*reduce));
+      } else if (auto* compute = std::get_if<ComputeEffect>(&effect)) {
+        computations.push_back(std::move(*compute));
+        if (answers_at_once) Compute();
+      } else if (auto* chore = std::get_if<ChoreEffect>(&effect)) {
+        chores.push_back(std::move(*chore));
+        if (answers_at_once) DoChore();
+      } else if (std::holds_alternative<ReleaseEffect>(effect)) {
+        continue;
       } else if (auto* close = std::get_if<CloseEffect>(&effect)) {
         closed.push_back(*close);
       } else {

@@ -22,13 +22,23 @@ SessionOptions Compressed() {
 
 absl::Status Import(SessionHarness& harness, const HookState& state) {
   Effects effects;
-  absl::Status status = harness.session.ImportState(state, effects);
+  absl::Status status = harness.session.CheckImport();
+  if (status.ok()) {
+    const auto import = harness.session.ReadState(state);
+    status = import.ok() ? harness.session.Install(**import, effects) : import.status();
+  }
   for (const Effect& effect : effects) {
     const auto* fan_out = std::get_if<FanOutEffect>(&effect);
     if (fan_out == nullptr) continue;
     for (int rank : fan_out->ranks) harness.frames[rank].push_back(fan_out->frame);
   }
   return status;
+}
+
+absl::StatusOr<HookState> Export(const SessionHarness& harness) {
+  const auto snapshot = harness.session.Export();
+  if (!snapshot.ok()) return snapshot.status();
+  return snapshot->State();
 }
 
 // A state after `steps` steps without buckets.
@@ -38,7 +48,7 @@ HookState StateAfter(int steps) {
   for (int step = 0; step < steps; ++step) {
     for (int rank : {0, 1}) harness.EndStep(rank);
   }
-  auto state = harness.session.ExportState();
+  auto state = Export(harness);
   EXPECT_TRUE(state.ok()) << state.status();
   EXPECT_EQ(state->metadata["step"], std::to_string(steps));
   return *std::move(state);
@@ -130,15 +140,94 @@ TEST(SessionState, AStepThatIsOpenTakesNoneAndShowsTheOneBeforeIt) {
   SessionHarness harness(Compressed());
   harness.Start();
   const HookState state = StateAfter(1);
-  const auto before = harness.session.ExportState();
+  const auto before = Export(harness);
   harness.EndStep(0);
-  const auto exported = harness.session.ExportState();
+  const auto exported = Export(harness);
   ASSERT_TRUE(exported.ok()) << exported.status();
   EXPECT_EQ(exported->metadata, before->metadata);
   const absl::Status status = Import(harness, state);
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(status.message()), HasSubstr("middle of step 0"));
   EXPECT_EQ(harness.session.iteration(), 0);
+}
+
+SessionOptions CompressedFromTheStart() {
+  SessionOptions options = SmallOptions();
+  options.spec = *HookSpec::Parse("power_sgd,start_powerSGD_iter=0,min_compression_rate=0.5");
+  return options;
+}
+
+wire::Announce CompressedAnnounce(const SessionHarness& harness,
+                                  const std::vector<std::uint32_t>& parameters) {
+  const SessionOptions& options = harness.session.options();
+  wire::Announce announce = harness.AnnounceOf(parameters);
+  announce.rounds = *(*MakeCoordinatorHook(options.spec, options.manifest))->Plan(parameters);
+  return announce;
+}
+
+TEST(SessionState, MembersWaitWhileWhatTheyNeedIsComputedOnce) {
+  SessionHarness harness(CompressedFromTheStart());
+  harness.answers_at_once = false;
+  harness.Start();
+  const wire::Announce announce = CompressedAnnounce(harness, {1});
+  for (int rank : {0, 1}) harness.Receive(rank, announce);
+  ASSERT_THAT(harness.computations, SizeIs(1));
+  EXPECT_EQ(harness.Waiting(), "step 0 computes the factors that members need for bucket [b]");
+  for (int rank : {0, 1}) {
+    EXPECT_THAT(harness.Sent<wire::SharedState>(rank), IsEmpty());
+    EXPECT_THAT(harness.Sent<wire::Grant>(rank), IsEmpty());
+  }
+  harness.Compute();
+  EXPECT_THAT(harness.computations, IsEmpty());
+  for (int rank : {0, 1}) {
+    EXPECT_GT(harness.Sent<wire::SharedState>(rank).size(), 0U);
+    EXPECT_THAT(harness.Sent<wire::Grant>(rank), SizeIs(1));
+    EXPECT_TRUE(std::holds_alternative<wire::Grant>(harness.frames[rank].back().header));
+  }
+}
+
+TEST(SessionState, WhoResumesMeanwhileIsGrantedTheBucketAfterwards) {
+  SessionHarness harness(CompressedFromTheStart());
+  harness.answers_at_once = false;
+  harness.Start();
+  const wire::Announce announce = CompressedAnnounce(harness, {1});
+  for (int rank : {0, 1}) harness.Receive(rank, announce);
+  harness.Detach(0);
+  ASSERT_TRUE(harness.Attach(0).ok());
+  ASSERT_THAT(harness.Sent<wire::Restart>(0), SizeIs(1));
+  EXPECT_THAT(harness.Sent<wire::Restart>(0)[0].open, IsEmpty());
+  harness.Compute();
+  for (int rank : {0, 1}) {
+    ASSERT_THAT(harness.Sent<wire::Grant>(rank), SizeIs(1));
+    EXPECT_EQ(harness.Sent<wire::Grant>(rank)[0].id.attempt, 1U);
+  }
+}
+
+TEST(SessionState, WhoWasAwayWhenItBecameKnownHearsOfItByItsRestart) {
+  SessionHarness harness(CompressedFromTheStart());
+  harness.answers_at_once = false;
+  harness.Start();
+  const wire::Announce announce = CompressedAnnounce(harness, {1});
+  for (int rank : {0, 1}) harness.Receive(rank, announce);
+  harness.Detach(0);
+  harness.Compute();
+  EXPECT_THAT(harness.Sent<wire::Grant>(0), IsEmpty());
+  ASSERT_TRUE(harness.Attach(0).ok());
+  EXPECT_GT(harness.Sent<wire::SharedState>(0).size(), 0U);
+  ASSERT_THAT(harness.Sent<wire::Restart>(0), SizeIs(1));
+  EXPECT_THAT(harness.Sent<wire::Restart>(0)[0].open, SizeIs(1));
+}
+
+TEST(SessionState, ASessionThatHasFailedDropsTheAnswer) {
+  SessionHarness harness(CompressedFromTheStart());
+  harness.answers_at_once = false;
+  harness.Start();
+  harness.Receive(0, CompressedAnnounce(harness, {1}));
+  harness.Receive(1, wire::EndStep{.step = 5, .generation = 7});
+  ASSERT_EQ(harness.session.state(), SessionCore::State::kFailed);
+  harness.Compute();
+  EXPECT_THAT(harness.Sent<wire::Grant>(0), IsEmpty());
+  EXPECT_THAT(harness.Sent<wire::SharedState>(0), IsEmpty());
 }
 
 TEST(SessionState, OnlyARunningSessionTakesOne) {

@@ -103,6 +103,7 @@ class HostedSessionTest : public ::testing::Test {
         SessionHost{
             .reducer = std::make_shared<CpuReducer>(KernelsFor(MemoryKind::kHost), 1, [] {}),
             .before_long_work = [] {},
+            .work_threads = work_threads_,
             .memory_quotas = std::make_shared<MemoryQuotas>()},
         now_);
     for (int rank = 0; rank < kMembers; ++rank) {
@@ -143,6 +144,7 @@ class HostedSessionTest : public ::testing::Test {
   }
 
   const absl::Time now_ = absl::UnixEpoch() + absl::Hours(1);
+  const std::shared_ptr<WorkThreads> work_threads_ = std::make_shared<WorkThreads>(2);
   std::shared_ptr<SessionRunner> session_;
   std::vector<std::shared_ptr<FakeStream>> streams_;
 };

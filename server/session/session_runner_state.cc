@@ -1,0 +1,83 @@
+// A session's state goes out and comes in. What takes long runs on the work threads, without the
+// session's lock.
+#include <memory>
+#include <utility>
+
+#include "hooks/safetensors.h"
+#include "server/session/session_runner.h"
+
+namespace gradwire::server {
+namespace {
+
+absl::StatusOr<std::string> FileOf(const StateSnapshot& snapshot) {
+  const absl::StatusOr<HookState> state = snapshot.State();
+  if (!state.ok()) return state.status();
+  return WriteSafetensors(*state);
+}
+
+// For as long as somebody has the bytes.
+std::shared_ptr<const std::string> Keeping(StateFiles::Place place,
+                                           std::shared_ptr<const std::string> bytes) {
+  const std::string* const address = bytes.get();
+  return {address, [place = std::move(place), bytes = std::move(bytes)](const std::string*) {}};
+}
+
+}  // namespace
+
+void SessionRunner::Export(ExportedFile::Answer answer) {
+  absl::StatusOr<StateFiles::Place> place = files_.BeginExport();
+  if (!place.ok()) return answer(place.status());
+  const absl::StatusOr<StateSnapshot> snapshot = [&] {
+    MutexLock lock(mutex_);
+    return core_.Export();
+  }();
+  if (!snapshot.ok()) return answer(snapshot.status());
+  const absl::StatusOr<StateFiles::Found> found =
+      files_.FileOf({snapshot->step, snapshot->imports});
+  if (!found.ok()) return answer(found.status());
+  ExportedFile::Read(found->file, [place = *std::move(place), answer = std::move(answer)](
+                                      absl::StatusOr<std::shared_ptr<const std::string>> bytes) {
+    if (bytes.ok()) bytes = Keeping(place, *std::move(bytes));
+    answer(std::move(bytes));
+  });
+  if (!found->is_new) return;
+  host_.work_threads->Post(this,
+                           [self = shared_from_this(), file = found->file, snapshot = *snapshot] {
+                             ExportedFile::Made(file, FileOf(snapshot));
+                           });
+}
+
+void SessionRunner::Import(std::string file, Imported answer) {
+  host_.work_threads->Post(this, [self = shared_from_this(), file = std::move(file),
+                                  answer = std::move(answer)] { answer(self->Install(file)); });
+}
+
+absl::StatusOr<std::int64_t> SessionRunner::Install(const std::string& file) {
+  const absl::StatusOr<HookState> state = ReadSafetensors(file);
+  if (!state.ok()) return state.status();
+  {
+    MutexLock lock(mutex_);
+    if (absl::Status may = core_.CheckImport(); !may.ok()) return may;
+  }
+  const absl::StatusOr<std::shared_ptr<HookImport>> import = ReadState(*state);
+  if (!import.ok()) return import.status();
+  Work work;
+  std::int64_t iteration = 0;
+  {
+    MutexLock lock(mutex_);
+    Effects effects;
+    absl::Status status = core_.Install(**import, effects);
+    if (!status.ok()) return status;
+    iteration = core_.iteration();
+    Execute(std::move(effects), work);
+  }
+  Finish(std::move(work));
+  return iteration;
+}
+
+// The one thing that may be asked of a core without its lock.
+absl::StatusOr<std::shared_ptr<HookImport>> SessionRunner::ReadState(const HookState& state) const {
+  return core_.ReadState(state);
+}
+
+}  // namespace gradwire::server

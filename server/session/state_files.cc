@@ -1,0 +1,119 @@
+#include "server/session/state_files.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace gradwire::server {
+namespace {
+
+// Beside the members of a session.
+constexpr std::size_t kOperators = 4;
+
+}  // namespace
+
+// A parameter has two tensors at most, each with a description, and two lines of metadata; JSON
+// writes a byte of a name as six at most.
+std::size_t StateFileBytes(const CoordinatorHook* hook, const Manifest& manifest) {
+  constexpr std::size_t kDescription = std::size_t{1} << 20;
+  constexpr std::size_t kForEachParameter = 512;
+  constexpr std::size_t kForEachByteOfName = std::size_t{4} * 6;
+  constexpr std::size_t kNone = std::size_t{64} << 10;  // to be told why it is refused
+  if (hook == nullptr || hook->StateBytes() == 0) return kNone;
+  std::size_t bytes = hook->ExportBytes() + kDescription;
+  for (const ParameterSpec& parameter : manifest) {
+    bytes += kForEachParameter + kForEachByteOfName * parameter.name.size();
+  }
+  return bytes;
+}
+
+// Files that are read and those that are sent; and one state at a time that is on its way into a
+// file, or out of one and into the session.
+std::size_t StateCallBytes(std::size_t file_bytes) {
+  constexpr std::size_t kStates = 2;
+  return (StateFiles::kVersions + StateFiles::kImports + kStates) * file_bytes;
+}
+
+// ---- ExportedFile
+
+absl::StatusOr<std::shared_ptr<const std::string>> ExportedFile::BytesOf(
+    const std::shared_ptr<ExportedFile>& file, const absl::StatusOr<std::string>& bytes) {
+  if (!bytes.ok()) return bytes.status();
+  return std::shared_ptr<const std::string>(file, &*bytes);
+}
+
+void ExportedFile::Read(const std::shared_ptr<ExportedFile>& file, Answer answer) {
+  const absl::StatusOr<std::string>* made = nullptr;
+  {
+    MutexLock lock(file->mutex_);
+    if (file->bytes_) {
+      made = &*file->bytes_;  // never changes again
+    } else {
+      file->waiting_.push_back(std::move(answer));
+    }
+  }
+  if (made != nullptr) answer(BytesOf(file, *made));
+}
+
+void ExportedFile::Made(const std::shared_ptr<ExportedFile>& file,
+                        absl::StatusOr<std::string> bytes) {
+  std::vector<Answer> waiting;
+  const absl::StatusOr<std::string>* made = nullptr;
+  {
+    MutexLock lock(file->mutex_);
+    made = &file->bytes_.emplace(std::move(bytes));
+    waiting = std::move(file->waiting_);
+  }
+  for (const Answer& answer : waiting) answer(BytesOf(file, *made));
+}
+
+// ---- StateFiles
+
+struct StateFiles::Calls {
+  std::atomic<std::size_t> exports = 0;
+  std::atomic<std::size_t> imports = 0;
+};
+
+StateFiles::StateFiles(std::string name, int world_size)
+    : name_(std::move(name)),
+      most_exports_(static_cast<std::size_t>(world_size) + kOperators),
+      calls_(std::make_shared<Calls>()) {}
+
+absl::StatusOr<StateFiles::Place> StateFiles::BeginExport() const {
+  return Begin(&Calls::exports, most_exports_, "exports");
+}
+
+absl::StatusOr<StateFiles::Place> StateFiles::BeginImport() const {
+  return Begin(&Calls::imports, kImports, "imports");
+}
+
+absl::StatusOr<StateFiles::Place> StateFiles::Begin(std::atomic<std::size_t> Calls::*count,
+                                                    std::size_t most, const char* what) const {
+  const std::shared_ptr<Calls> calls = calls_;
+  if (((*calls).*count).fetch_add(1) >= most) {
+    ((*calls).*count).fetch_sub(1);
+    return absl::ResourceExhaustedError(
+        absl::StrCat("session \"", name_, "\" has ", most, " ", what,
+                     " of its state under way; allowed at a time: ", most));
+  }
+  return Place(calls.get(), [calls, count](const void*) { ((*calls).*count).fetch_sub(1); });
+}
+
+absl::StatusOr<StateFiles::Found> StateFiles::FileOf(const Version& version) {
+  MutexLock lock(mutex_);
+  std::erase_if(files_, [](const auto& one) { return one.second.expired(); });
+  for (const auto& [known, weak] : files_) {
+    if (known != version) continue;
+    if (std::shared_ptr<ExportedFile> file = weak.lock()) return Found{.file = std::move(file)};
+  }
+  if (files_.size() >= kVersions) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "session \"", name_, "\" has ", files_.size(),
+        " versions of its state that are still being read; allowed at a time: ", kVersions));
+  }
+  auto file = std::make_shared<ExportedFile>();
+  files_.emplace_back(version, file);
+  return Found{.file = std::move(file), .is_new = true};
+}
+
+}  // namespace gradwire::server
