@@ -17,7 +17,6 @@
 #include "client/transport/event_queue.h"
 #include "client/transport/poller.h"
 #include "gradwire/hooks/registry.h"
-#include "hooks/draw_buckets.h"
 #include "hooks/safetensors.h"
 
 namespace gradwire {
@@ -122,11 +121,9 @@ class ClientImpl final : public Client {
   }
 
   absl::Status SetDrawPlan(const std::vector<std::vector<std::uint32_t>>& buckets) override {
-    if (rank_ != 0) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("draw plan: of rank ", rank_, "; allowed: of rank 0"));
+    if (absl::Status status = CheckDrawPlan(buckets, rank_, parameters_); !status.ok()) {
+      return status;
     }
-    if (absl::Status status = CheckDrawBuckets(buckets, parameters_); !status.ok()) return status;
     events_->Push(client::CallEvent{[this, buckets] { runtime_.SetDrawPlan(buckets); }});
     return absl::OkStatus();
   }

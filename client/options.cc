@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/limits.h"
+#include "hooks/draw_buckets.h"
 
 namespace gradwire {
 namespace {
@@ -86,6 +87,15 @@ absl::Status ClientOptions::Validate() const {
     return valid;
   if (absl::Status valid = CheckTimeout("join_timeout", join_timeout); !valid.ok()) return valid;
   return CheckTimeout("step_timeout", step_timeout);
+}
+
+absl::Status CheckDrawPlan(const std::vector<std::vector<std::uint32_t>>& buckets, int rank,
+                           std::size_t parameters) {
+  if (rank != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("draw plan: of rank ", rank, "; allowed: of rank 0"));
+  }
+  return CheckDrawBuckets(buckets, parameters);
 }
 
 }  // namespace gradwire

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "gradwire/client.h"
 
@@ -9,6 +12,11 @@ namespace gradwire {
 
 // Fills an empty address or session from GRADWIRE_ADDRESS or GRADWIRE_SESSION.
 ClientOptions WithEnvironment(ClientOptions options);
+
+// What Client::SetDrawPlan takes, from a member of this rank whose model has so many parameters:
+// FailedPrecondition for a rank other than 0, InvalidArgument for buckets that are no plan.
+absl::Status CheckDrawPlan(const std::vector<std::vector<std::uint32_t>>& buckets, int rank,
+                           std::size_t parameters);
 
 // Hands a line about a wait to `on_wait`, or, where that is empty, writes it to standard error.
 void SayWait(const std::function<void(const std::string& line)>& on_wait, const std::string& line);

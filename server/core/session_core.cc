@@ -5,6 +5,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/mutants.h"
+#include "server/core/collective_flow.h"
+#include "server/core/draw_plan_intake.h"
+#include "server/core/generation.h"
+#include "server/core/step.h"
 #include "server/core/waiting_for.h"
 
 namespace gradwire::server {
@@ -12,18 +16,24 @@ namespace gradwire::server {
 SessionCore::SessionCore(SessionOptions options, std::unique_ptr<CoordinatorHook> hook,
                          absl::Time now)
     : options_(std::move(options)),
-      hook_(std::move(hook)),
+      hook_state_(std::move(hook), options_.name),
       created_(now),
       membership_(options_.world_size,
                   {.token_timeout = options_.token_timeout,
                    .resume_grace = options_.resume_grace,
                    .silence_timeout = options_.silence_timeout},
                   now),
-      step_(options_, membership_, hook_.get()),
-      collectives_(options_, membership_),
-      draw_plan_(hook_.get(), options_.manifest.size()) {}
+      step_(std::make_unique<Step>(options_, membership_, hook_state_.hook())),
+      collectives_(std::make_unique<CollectiveFlow>(options_, membership_)),
+      draw_plan_(std::make_unique<DrawPlanIntake>(hook_state_.hook(), options_.manifest.size())) {}
 
 SessionCore::~SessionCore() = default;
+
+std::int64_t SessionCore::step() const { return step_->number(); }
+
+std::size_t SessionCore::held_bytes() const {
+  return collectives_->held_bytes() + step_->held_bytes();
+}
 
 // ---- Members come
 
@@ -58,7 +68,7 @@ absl::Status SessionCore::Attach(int rank, std::uint64_t start_id, std::int64_t 
                                  std::uint64_t connection, absl::Time now, Effects& effects) {
   if (state_ == State::kFailed) return failure_;
   if (absl::Status status = membership_.CheckAttach(rank, start_id); !status.ok()) return status;
-  if (absl::Status status = step_.CheckResumable(step); !status.ok()) return status;
+  if (absl::Status status = step_->CheckResumable(step); !status.ok()) return status;
   if (const auto replaced = membership_.Attach(rank, connection, now)) {
     effects.push_back(CloseEffect{.rank = rank, .connection = *replaced});
   }
@@ -76,13 +86,13 @@ void SessionCore::StartRunning(Effects& effects) {
       LogEffect{.message = absl::StrCat("all ", options_.world_size, " members are here")});
   effects.push_back(FanOutEffect{
       .ranks = membership_.Reachable(),
-      .frame = {.header = wire::Welcome{.step = step_.number(), .attempt = step_.attempt()}}});
+      .frame = {.header = wire::Welcome{.step = step_->number(), .attempt = step_->attempt()}}});
 }
 
 void SessionCore::Resume(int rank, std::int64_t member_step, Effects& effects) {
-  step_.Resume(rank, member_step, effects);
-  collectives_.Resume(rank, effects);
-  step_.GrantNext(effects);
+  step_->Resume(rank, member_step, effects);
+  collectives_->Resume(rank, effects);
+  step_->GrantNext(effects);
 }
 
 // ---- Frames
@@ -101,68 +111,43 @@ void SessionCore::Receive(int rank, std::uint64_t connection, const wire::Frame&
 
 MaybeFailure SessionCore::Dispatch(int rank, const wire::Frame& frame, absl::Time now,
                                    Effects& effects) {
-  if (MaybeFailure other = CheckGeneration(rank, frame.header)) return other;
+  if (absl::Status status = CheckGeneration(frame.header, options_.generation); !status.ok()) {
+    return ViolationOf(rank, std::move(status));
+  }
   if (const auto* contribution = std::get_if<wire::Contribution>(&frame.header)) {
-    return step_.OnContribution(rank, *contribution, frame.payload, effects);
+    return step_->OnContribution(rank, *contribution, frame.payload, effects);
   }
   if (const auto* ack = std::get_if<wire::Ack>(&frame.header)) {
-    return step_.OnAck(rank, *ack, effects);
+    return step_->OnAck(rank, *ack, effects);
   }
   if (const auto* announce = std::get_if<wire::Announce>(&frame.header)) {
-    return step_.OnAnnounce(rank, *announce, frame.payload, now, effects);
+    return step_->OnAnnounce(rank, *announce, frame.payload, now, effects);
   }
   if (const auto* end = std::get_if<wire::EndStep>(&frame.header)) {
-    return step_.OnEndStep(rank, *end, now, effects);
+    return step_->OnEndStep(rank, *end, now, effects);
   }
   if (const auto* report = std::get_if<wire::BucketReport>(&frame.header)) {
-    absl::Status taken = step_.reports().Take(rank, *report);
+    absl::Status taken = step_->reports().Take(rank, *report);
     if (taken.ok()) return std::nullopt;
     return ViolationOf(rank, std::move(taken));
   }
   if (const auto* plan = std::get_if<wire::DrawPlan>(&frame.header)) {
-    return draw_plan_.On(rank, *plan, effects);
+    return draw_plan_->On(rank, *plan, effects);
   }
-  return collectives_.OnFrame(rank, frame, now, effects);
-}
-
-// A frame that was meant for another session of this name, or another life of the daemon.
-MaybeFailure SessionCore::CheckGeneration(int rank, const wire::Header& header) const {
-  if (IsActive(Mutant::kGenerationNotCompared)) return std::nullopt;
-  const auto check = [&](std::uint64_t generation, absl::string_view did) -> MaybeFailure {
-    if (generation == options_.generation) return std::nullopt;
-    return ViolationOf(rank, absl::InvalidArgumentError(absl::StrCat(
-                                 did, " of generation ", generation,
-                                 "; this session is generation ", options_.generation)));
-  };
-  if (const auto* chunk = std::get_if<wire::Contribution>(&header)) {
-    return check(chunk->generation, "sent a chunk");
-  }
-  if (const auto* announce = std::get_if<wire::Announce>(&header)) {
-    return check(announce->generation, "announced a bucket");
-  }
-  if (const auto* end = std::get_if<wire::EndStep>(&header)) {
-    return check(end->generation, "ended a step");
-  }
-  if (const auto* plan = std::get_if<wire::DrawPlan>(&header)) {
-    return check(plan->generation, "sent a draw plan");
-  }
-  if (const auto* enter = std::get_if<wire::Enter>(&header)) {
-    return check(enter->generation, "entered a collective");
-  }
-  return std::nullopt;
+  return collectives_->OnFrame(rank, frame, now, effects);
 }
 
 void SessionCore::Reduced(const wire::RoundId& id, std::uint32_t chunk, const ResultRef& result,
                           bool finite, absl::Duration spent, Effects& effects) {
-  if (state_ == State::kRunning) step_.OnReduced(id, chunk, result, finite, spent, effects);
+  if (state_ == State::kRunning) step_->OnReduced(id, chunk, result, finite, spent, effects);
 }
 
 void SessionCore::Computed(const wire::RoundId& id, SharedStateWork& work, Effects& effects) {
-  if (state_ == State::kRunning) step_.OnComputed(id, work, effects);
+  if (state_ == State::kRunning) step_->OnComputed(id, work, effects);
 }
 
 void SessionCore::ChoreDone(Effects& effects) {
-  if (state_ == State::kRunning) step_.OnChoreDone(effects);
+  if (state_ == State::kRunning) step_->OnChoreDone(effects);
 }
 
 // ---- Members go
@@ -174,7 +159,7 @@ void SessionCore::Detach(int rank, std::uint64_t connection, absl::Time now, Eff
       .level = LogEffect::Level::kWarning,
       .message = absl::StrCat("rank ", rank, "'s stream ended; it has ",
                               absl::FormatDuration(options_.resume_grace), " to resume")});
-  if (IsActive(Mutant::kMemberDroppedPerBucket)) step_.ReduceWithoutLost(effects);
+  if (IsActive(Mutant::kMemberDroppedPerBucket)) step_->ReduceWithoutLost(effects);
 }
 
 absl::Status SessionCore::Leave(int rank, std::uint64_t start_id, absl::Time now,
@@ -200,18 +185,18 @@ absl::Status SessionCore::Leave(int rank, std::uint64_t start_id, absl::Time now
           effects);
     return absl::OkStatus();
   };
-  if (step_.began()) return fail(absl::StrCat("step ", step_.number()));
-  if (!collectives_.OnLeave(rank, effects)) return fail("a collective");
+  if (step_->began()) return fail(absl::StrCat("step ", step_->number()));
+  if (!collectives_->OnLeave(rank, effects)) return fail("a collective");
   // Others may have entered the next one early, which one that left before cannot.
-  Apply(collectives_.CheckNobodyGone(rank), effects);
+  Apply(collectives_->CheckNobodyGone(rank), effects);
   membership_.Leave(rank, now);
   effects.push_back(
-      LogEffect{.message = absl::StrCat("rank ", rank, " left after ", step_.number(), " steps")});
+      LogEffect{.message = absl::StrCat("rank ", rank, " left after ", step_->number(), " steps")});
   effects.push_back(close);
-  step_.Leave(rank, effects);
+  step_->Leave(rank, effects);
   if (membership_.AllLeft()) {
     state_ = State::kClosed;
-    step_.End();
+    step_->End();
   }
   return absl::OkStatus();
 }
@@ -243,13 +228,13 @@ MaybeFailure SessionCore::FindTimeout(absl::Time now) const {
   if (state_ != State::kRunning) return std::nullopt;
   if (const auto loss = membership_.FindLoss(now)) {
     const std::string where =
-        absl::StrCat(step_.began() ? "in" : "before", " step ", step_.number(), ": ", loss->why);
+        absl::StrCat(step_->began() ? "in" : "before", " step ", step_->number(), ": ", loss->why);
     return FailureEvent{.kind = Kind::kLost, .rank = loss->rank, .what = absl::AbortedError(where)};
   }
   const auto overdue = [&](const std::optional<absl::Time>& began) {
     return began && now - *began > options_.step_timeout;
   };
-  if (!overdue(step_.began()) && !overdue(collectives_.began())) return std::nullopt;
+  if (!overdue(step_->began()) && !overdue(collectives_->began())) return std::nullopt;
   return FailureEvent{.kind = Kind::kStepTimeout,
                       .what = absl::DeadlineExceededError(WaitingFor(now)),
                       .waited = options_.step_timeout};
@@ -276,8 +261,8 @@ void SessionCore::Apply(const MaybeFailure& failure, Effects& effects) {
   }
   membership_.End();
   if (failure->kind == FailureEvent::Kind::kLost) membership_.Lose(failure->rank);
-  step_.End();
-  collectives_.End();
+  step_->End();
+  collectives_->End();
 }
 
 void SessionCore::Fail(const absl::Status& status, int blamed_rank, Effects& effects) {
@@ -287,31 +272,12 @@ void SessionCore::Fail(const absl::Status& status, int blamed_rank, Effects& eff
 
 // ---- The hook's state
 
-absl::Status SessionCore::CheckHasState() const {
-  if (state_ == State::kFailed) return failure_;
-  if (hook_ != nullptr) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("session \"", options_.name,
-                   "\" has a hook of its members' own, which keeps no state on the coordinator"));
-}
-
-absl::StatusOr<HookState> StateSnapshot::State() const {
-  absl::StatusOr<HookState> state = hook->State();
-  if (state.ok()) state->metadata["step"] = absl::StrCat(step);
-  return state;
-}
-
-absl::StatusOr<StateSnapshot> SessionCore::Export() const {
-  if (absl::Status status = CheckHasState(); !status.ok()) return status;
-  return StateSnapshot{.hook = hook_->Snapshot(), .step = step_.number(), .imports = imports_};
-}
-
 absl::Status SessionCore::CheckImport() const {
   if (absl::Status status = CheckHasState(); !status.ok()) return status;
-  if (step_.began()) {
+  if (step_->began()) {
     return absl::FailedPreconditionError(absl::StrCat("session \"", options_.name,
                                                       "\" is in the middle of step ",
-                                                      step_.number(), "; try between two steps"));
+                                                      step_->number(), "; try between two steps"));
   }
   if (state_ != State::kRunning) {  // members that join later would not hear of it
     return absl::FailedPreconditionError(absl::StrCat(
@@ -320,19 +286,24 @@ absl::Status SessionCore::CheckImport() const {
   return absl::OkStatus();
 }
 
-absl::Status SessionCore::Install(HookImport& import, Effects& effects) {
-  if (absl::Status status = CheckImport(); !status.ok()) return status;
-  hook_->Install(import);
-  ++imports_;
-  step_.ReplaceState();
-  effects.push_back(
-      FanOutEffect{.ranks = membership_.Reachable(),
-                   .frame = {.header = wire::StateReset{.iteration = hook_->iteration()}}});
-  return absl::OkStatus();
+absl::Status SessionCore::CheckHasState() const {
+  if (state_ == State::kFailed) return failure_;
+  return hook_state_.CheckIsThere();
 }
 
-std::shared_ptr<const HookSnapshot> SessionCore::Snapshot() const {
-  return hook_ == nullptr ? nullptr : hook_->Snapshot();
+absl::StatusOr<StateSnapshot> SessionCore::Export() const {
+  if (absl::Status status = CheckHasState(); !status.ok()) return status;
+  return hook_state_.Export(step_->number());
+}
+
+absl::Status SessionCore::Install(HookImport& import, Effects& effects) {
+  if (absl::Status status = CheckImport(); !status.ok()) return status;
+  hook_state_.Install(import);
+  step_->ReplaceState();
+  effects.push_back(
+      FanOutEffect{.ranks = membership_.Reachable(),
+                   .frame = {.header = wire::StateReset{.iteration = hook_state_.iteration()}}});
+  return absl::OkStatus();
 }
 
 std::string SessionCore::WaitingFor(absl::Time now) const {
@@ -346,22 +317,8 @@ std::string SessionCore::WaitingFor(absl::Time now) const {
     case State::kRunning:
       break;
   }
-  const std::string collective = collectives_.WaitingFor();
-  return collective.empty() ? server::WaitingFor(step_, membership_, now) : collective;
-}
-
-std::string Name(SessionCore::State state) {
-  switch (state) {
-    case SessionCore::State::kJoining:
-      return "joining";
-    case SessionCore::State::kRunning:
-      return "running";
-    case SessionCore::State::kFailed:
-      return "failed";
-    case SessionCore::State::kClosed:
-      return "closed";
-  }
-  return "unknown";
+  const std::string collective = collectives_->WaitingFor();
+  return collective.empty() ? server::WaitingFor(*step_, membership_, now) : collective;
 }
 
 }  // namespace gradwire::server

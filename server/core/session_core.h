@@ -12,31 +12,24 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <optional>
 #include <string>
-#include <vector>
 
-#include "server/core/collective_flow.h"
-#include "server/core/draw_plan_intake.h"
-#include "server/core/step.h"
+#include "server/core/effects.h"
+#include "server/core/failure_policy.h"
+#include "server/core/hook_state.h"
+#include "server/core/session_options.h"
+#include "server/core/session_state.h"
 
 namespace gradwire::server {
 
-// The hook's state after a step. Thread-safe.
-struct StateSnapshot {
-  std::shared_ptr<const HookSnapshot> hook;
-  std::int64_t step = 0;
-  std::uint64_t imports = 0;  // with `step` it says which state of the session's it is
-
-  // As a file has it. Takes time in proportion to the state.
-  absl::StatusOr<HookState> State() const;
-};
+class CollectiveFlow;
+class DrawPlanIntake;
+class Step;
 
 class SessionCore {
  public:
-  enum class State : std::uint8_t { kJoining, kRunning, kFailed, kClosed };
+  using State = SessionState;
   using MemberState = server::MemberState;
 
   // `options` must be valid. `hook` is null for a user's own.
@@ -82,15 +75,12 @@ class SessionCore {
   // CheckImport was OK. Install, too, says whether the state goes in.
   absl::Status CheckImport() const;
   absl::StatusOr<std::shared_ptr<HookImport>> ReadState(const HookState& state) const {
-    return hook_->ReadState(state);
+    return hook_state_.ReadState(state);
   }
   absl::Status Install(HookImport& import, Effects& effects);
-  // What a report of the compression is made of. Null: a hook of the members' own.
-  std::shared_ptr<const HookSnapshot> Snapshot() const;
-  const BucketReports::Reports& bucket_reports() const { return step_.reports().all(); }
-  std::int64_t iteration() const { return hook_ == nullptr ? 0 : hook_->iteration(); }
-  // Upper bound of what the state's tensors take.
-  std::size_t state_bytes() const { return hook_ == nullptr ? 0 : hook_->StateBytes(); }
+  const SessionHookState& hook_state() const { return hook_state_; }
+  // The step's number, attempt, statistics and reports.
+  const Step& progress() const { return *step_; }
 
   // Timeouts. Call about every 100 ms.
   void Tick(absl::Time now, Effects& effects);
@@ -101,10 +91,7 @@ class SessionCore {
   const SessionOptions& options() const { return options_; }
   State state() const { return state_; }
   MemberState member_state(int rank) const { return membership_.state(rank); }
-  std::int64_t step() const { return step_.number(); }
-  std::uint32_t attempt() const { return step_.attempt(); }
-  const SessionStats& stats() const { return step_.flow().stats(); }
-  std::uint64_t member_bytes(int rank) const { return step_.flow().member_bytes(rank); }
+  std::int64_t step() const;
   absl::Time last_heard(int rank) const { return membership_.last_heard(rank); }
   const absl::Status& failure() const { return failure_; }
   // Why a rank was given up last while the session was joining: "rank 0 left".
@@ -115,12 +102,11 @@ class SessionCore {
 
   // Payload bytes that the session holds now: contributions not yet reduced, results not
   // acknowledged.
-  std::size_t held_bytes() const { return collectives_.held_bytes() + step_.held_bytes(); }
+  std::size_t held_bytes() const;
 
  private:
   void FailWrongJoin(const JoinAsk& ask, const absl::Status& difference, Effects& effects);
   MaybeFailure Dispatch(int rank, const wire::Frame& frame, absl::Time now, Effects& effects);
-  MaybeFailure CheckGeneration(int rank, const wire::Header& header) const;
   absl::Status CheckHasState() const;
   void StartRunning(Effects& effects);
   void Resume(int rank, std::int64_t member_step, Effects& effects);
@@ -128,18 +114,15 @@ class SessionCore {
   void Apply(const MaybeFailure& failure, Effects& effects);
 
   const SessionOptions options_;
-  const std::unique_ptr<CoordinatorHook> hook_;
+  SessionHookState hook_state_;
   const absl::Time created_;
   State state_ = State::kJoining;
   absl::Status failure_;
   std::string last_departure_;
   Membership membership_;
-  Step step_;
-  CollectiveFlow collectives_;
-  DrawPlanIntake draw_plan_;
-  std::uint64_t imports_ = 0;
+  const std::unique_ptr<Step> step_;
+  const std::unique_ptr<CollectiveFlow> collectives_;
+  const std::unique_ptr<DrawPlanIntake> draw_plan_;
 };
-
-std::string Name(SessionCore::State state);
 
 }  // namespace gradwire::server

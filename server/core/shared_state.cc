@@ -7,6 +7,7 @@
 #include "base/mutants.h"
 #include "proto/wire/joined_payload.h"
 #include "proto/wire/owned_payload.h"
+#include "server/core/bucket.h"
 
 namespace gradwire::server {
 

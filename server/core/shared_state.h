@@ -8,11 +8,13 @@
 #include <vector>
 
 #include "hooks/coordinator_hook.h"
-#include "server/core/bucket.h"
 #include "server/core/effects.h"
+#include "server/core/manifest.h"
 #include "server/core/state_versions.h"
 
 namespace gradwire::server {
+
+class Bucket;
 
 // Not thread-safe. `hook` outlives it; null: nothing is shared.
 class SharedState {

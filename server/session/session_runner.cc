@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/wire/merge.h"
 #include "proto/wire/proto_conversion.h"
+#include "server/core/step.h"
 #include "server/session/outgoing.h"
 #include "server/session/reducer.h"
 #include "server/session/session_memory.h"
@@ -386,7 +387,7 @@ std::vector<ParameterReport> SessionRunner::CompressionReport() const {
   std::shared_ptr<const HookSnapshot> snapshot;
   {
     MutexLock lock(mutex_);
-    snapshot = core_.Snapshot();
+    snapshot = core_.hook_state().Snapshot();
   }
   return snapshot == nullptr ? std::vector<ParameterReport>() : snapshot->Report();
 }
@@ -406,17 +407,17 @@ v1::SessionStatus SessionRunner::Status(absl::Time now, bool compression) const 
   MutexLock lock(mutex_);
   status.set_state(Name(core_.state()));
   status.set_step(core_.step());
-  status.set_attempt(core_.attempt());
+  status.set_attempt(core_.progress().attempt());
   status.set_waiting_for(core_.WaitingFor(now));
-  const SessionStats& stats = core_.stats();
+  const SessionStats& stats = core_.progress().flow().stats();
   status.set_contribution_bytes_total(stats.contribution_bytes);
   status.set_result_bytes_total(stats.result_bytes);
   status.set_duplicate_chunks_total(stats.duplicate_chunks);
   status.set_steps_applied_total(stats.steps_applied);
   status.set_steps_skipped_total(stats.steps_skipped);
-  status.set_iteration(core_.iteration());
+  status.set_iteration(core_.hook_state().iteration());
   if (compression) {
-    for (const auto& [bucket, report] : core_.bucket_reports()) {
+    for (const auto& [bucket, report] : core_.progress().reports().all()) {
       v1::BucketStatus& line = *status.add_buckets();
       line.set_name(options_.manifest[bucket].name);
       *line.mutable_report() = wire::ToProto(report).bucket_report();
@@ -426,7 +427,7 @@ v1::SessionStatus SessionRunner::Status(absl::Time now, bool compression) const 
     v1::MemberStatus& member = *status.add_members();
     member.set_rank(rank);
     member.set_state(Name(core_.member_state(rank)));
-    member.set_contribution_bytes_total(core_.member_bytes(rank));
+    member.set_contribution_bytes_total(core_.progress().flow().member_bytes(rank));
     if (core_.member_state(rank) == SessionCore::MemberState::kAbsent) continue;
     *member.mutable_last_heard() = wire::ToProto(now - core_.last_heard(rank));
   }

@@ -68,7 +68,7 @@ absl::StatusOr<std::int64_t> SessionRunner::Install(const std::string& file) {
     Effects effects;
     absl::Status status = core_.Install(**import, effects);
     if (!status.ok()) return status;
-    iteration = core_.iteration();
+    iteration = core_.hook_state().iteration();
     Execute(std::move(effects), work);
   }
   Finish(std::move(work));

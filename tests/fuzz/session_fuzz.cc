@@ -16,6 +16,7 @@
 #include "hooks/reduce.h"
 #include "proto/wire/owned_payload.h"
 #include "server/core/session_core.h"
+#include "server/core/step.h"
 
 namespace gradwire::server {
 namespace {
@@ -190,7 +191,7 @@ class Fuzz {
     if (!state.ok()) return;
     std::size_t bytes = 0;
     for (const StateTensor& tensor : state->tensors) bytes += tensor.data.size();
-    Require(bytes <= session_.state_bytes(), "a state larger than its bound");
+    Require(bytes <= session_.hook_state().bytes(), "a state larger than its bound");
     exported_ = *std::move(state);
   }
 
@@ -209,14 +210,14 @@ class Fuzz {
       tensor.data.resize(input_.Byte(), std::byte(input_.Byte()));
     }
     if (damage == 3 && !state.tensors.empty()) state.tensors.pop_back();
-    const std::int64_t iteration = session_.iteration();
+    const std::int64_t iteration = session_.hook_state().iteration();
     Effects effects;
     absl::Status status = session_.CheckImport();
     if (status.ok()) {
       const auto import = session_.ReadState(state);
       status = import.ok() ? session_.Install(**import, effects) : import.status();
     }
-    Require(status.ok() || (effects.empty() && session_.iteration() == iteration),
+    Require(status.ok() || (effects.empty() && session_.hook_state().iteration() == iteration),
             "a state that was refused had an effect");
     Take(std::move(effects));
   }
@@ -275,7 +276,7 @@ class Fuzz {
 
   wire::RoundId MakeId() {
     static constexpr std::uint32_t kBuckets[] = {0, 1, 2, 3, 0, 1, 9};
-    wire::RoundId id{.step = session_.step(), .attempt = session_.attempt()};
+    wire::RoundId id{.step = session_.step(), .attempt = session_.progress().attempt()};
     id.bucket = kBuckets[input_.Below(7)];
     id.round = input_.Below(4) / 3;
     if (input_.Below(8) == 7) id.step += static_cast<std::int64_t>(input_.Below(4)) - 2;
@@ -287,7 +288,7 @@ class Fuzz {
     if (plan_ != nullptr && input_.Below(8) != 7) {
       std::vector<ParameterSpec> specs;
       for (std::uint32_t p : parameters) specs.push_back(options_.manifest[p % 4]);
-      plan_->Reset(session_.iteration());
+      plan_->Reset(session_.hook_state().iteration());
       absl::StatusOr<std::vector<RoundPlan>> plans = plan_->Plan(specs, 0);
       if (!specs.empty() && plans.ok()) {
         announced_[parameters.front()] = *plans;
@@ -404,7 +405,7 @@ class Fuzz {
   void Check() {
     using State = SessionCore::State;
     // A factor that exceeds a chunk is gathered whole from every member.
-    const std::size_t factors = session_.state_bytes() / 3 * (streams_.size() + 1);
+    const std::size_t factors = session_.hook_state().bytes() / 3 * (streams_.size() + 1);
     Require(session_.held_bytes() <= session_.options().PayloadBytes() + factors,
             "more held than reserved");
     Require(!session_.WaitingFor(now_).empty(), "WaitingFor says nothing");

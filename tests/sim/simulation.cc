@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "proto/wire/frame_priority.h"
+#include "server/core/step.h"
 
 namespace gradwire::sim {
 namespace {
@@ -165,9 +166,9 @@ Outcome Simulation::Run() {
     if (events_ > kMaxEvents) checker_.Violate("the run does not come to an end");
   }
   if (!checker_.violated()) Conclude();
-  Note(Count::kStepsApplied, session_.stats().steps_applied);
-  Note(Count::kStepsSkipped, session_.stats().steps_skipped);
-  Note(Count::kDuplicatesDropped, session_.stats().duplicate_chunks);
+  Note(Count::kStepsApplied, session_.progress().flow().stats().steps_applied);
+  Note(Count::kStepsSkipped, session_.progress().flow().stats().steps_skipped);
+  Note(Count::kDuplicatesDropped, session_.progress().flow().stats().duplicate_chunks);
   Note(Count::kLowRankSteps, checker_.low_rank_steps());
   return {.violation = checker_.violation(),
           .hash = hash_,
@@ -180,8 +181,8 @@ void Simulation::AfterEvent() {
   Mark(static_cast<std::uint64_t>(absl::ToUnixMicros(now_)));
   const std::size_t held = session_.held_bytes();
   // A factor that exceeds a chunk is gathered whole from every member.
-  const std::size_t reserved =
-      session_.options().PayloadBytes() + session_.state_bytes() / 3 * (scenario_.world() + 1);
+  const std::size_t reserved = session_.options().PayloadBytes() +
+                               session_.hook_state().bytes() / 3 * (scenario_.world() + 1);
   if (held > reserved) {
     checker_.Violate(
         absl::StrCat("the session holds ", held, " bytes and has reserved ", reserved));

@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "hooks/reduce.h"
 #include "proto/wire/frame_priority.h"
+#include "server/core/step.h"
 #include "tests/sim/simulation.h"
 
 namespace gradwire::sim {
@@ -325,7 +326,7 @@ void Simulation::OnHello(Link& link, const wire::Hello& hello) {
     return;
   }
   if (resumes) Note(Count::kResumes);
-  const std::uint32_t attempt = session_.attempt();
+  const std::uint32_t attempt = session_.progress().attempt();
   current_[link.rank] = &link;
   link.attached = true;
   Mark(attempt);

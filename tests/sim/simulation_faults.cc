@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/core/step.h"
 #include "tests/sim/simulation.h"
 
 namespace gradwire::sim {
@@ -201,7 +202,8 @@ void Simulation::ReplayStale(Link& link) {
   const auto& frames = received_[static_cast<std::size_t>(link.rank)];
   if (frames.empty() || received_step_ != session_.step()) return;
   const wire::Frame& frame = frames[random_.Below(frames.size())];
-  if (std::get<wire::Contribution>(frame.header).id.attempt >= session_.attempt()) return;
+  if (std::get<wire::Contribution>(frame.header).id.attempt >= session_.progress().attempt())
+    return;
   Note(Count::kStaleAttemptsReplayed);
   Receive(link.rank, link.id, frame);
 }

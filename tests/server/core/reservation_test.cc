@@ -125,7 +125,7 @@ TEST_P(Reservation, CoversWhatTenThousandParametersOf64MembersTake) {
               bookkeeping);
   // The hook's factors are reserved for themselves.
   EXPECT_GT(taken, std::size_t{1} << 20);
-  EXPECT_LE(taken, bookkeeping + step.session().state_bytes());
+  EXPECT_LE(taken, bookkeeping + step.session().hook_state().bytes());
 }
 
 INSTANTIATE_TEST_SUITE_P(Hooks, Reservation,

@@ -15,6 +15,7 @@
 #include "gtest/gtest.h"
 #include "proto/wire/owned_payload.h"
 #include "server/core/session_core.h"
+#include "server/core/step.h"
 
 namespace gradwire::server {
 
@@ -138,12 +139,13 @@ class SessionHarness {
   }
 
   wire::Contribution Chunk(int rank, std::uint32_t bucket, std::uint32_t chunk = 0) const {
-    return {.id = {.step = session.step(), .attempt = session.attempt(), .bucket = bucket},
-            .generation = session.options().generation,
-            .rank = rank,
-            .chunk = chunk,
-            .received = chunk,
-            .digest = std::nullopt};
+    return {
+        .id = {.step = session.step(), .attempt = session.progress().attempt(), .bucket = bucket},
+        .generation = session.options().generation,
+        .rank = rank,
+        .chunk = chunk,
+        .received = chunk,
+        .digest = std::nullopt};
   }
   void Contribute(int rank, std::uint32_t bucket, float value, std::uint32_t chunk = 0) {
     Receive(rank, Chunk(rank, bucket, chunk), Floats(16, value));

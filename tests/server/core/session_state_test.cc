@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/core/step.h"
 #include "tests/server/core/session_harness.h"
 
 namespace gradwire::server {
@@ -58,7 +59,7 @@ TEST(SessionState, AnImportTellsEveryMember) {
   SessionHarness harness(Compressed());
   harness.Start();
   ASSERT_TRUE(Import(harness, StateAfter(2)).ok());
-  EXPECT_EQ(harness.session.iteration(), 2);
+  EXPECT_EQ(harness.session.hook_state().iteration(), 2);
   for (int rank : {0, 1}) {
     const auto resets = harness.Sent<wire::StateReset>(rank);
     ASSERT_EQ(resets.size(), 1U);
@@ -148,7 +149,7 @@ TEST(SessionState, AStepThatIsOpenTakesNoneAndShowsTheOneBeforeIt) {
   const absl::Status status = Import(harness, state);
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(status.message()), HasSubstr("middle of step 0"));
-  EXPECT_EQ(harness.session.iteration(), 0);
+  EXPECT_EQ(harness.session.hook_state().iteration(), 0);
 }
 
 SessionOptions CompressedFromTheStart() {
@@ -250,7 +251,7 @@ TEST(SessionState, WhatIsMissingOrWrongIsNamedAndNothingChanges) {
     const absl::Status status = Import(harness, state);
     EXPECT_FALSE(status.ok()) << why;
     EXPECT_THAT(std::string(status.message()), HasSubstr(why));
-    EXPECT_EQ(harness.session.iteration(), 0);
+    EXPECT_EQ(harness.session.hook_state().iteration(), 0);
     EXPECT_EQ(harness.Sent<wire::StateReset>(0).size(), 0U);
   };
   for (const char* key : {"format", "options", "layout", "iteration", "generator", "seed"}) {
@@ -283,7 +284,8 @@ void RunStep(SessionHarness& harness, const std::vector<std::vector<std::uint32_
     wire::Announce announce = harness.AnnounceOf(parameters);
     const SessionOptions& options = harness.session.options();
     const auto hook = MakeCoordinatorHook(options.spec, options.manifest);
-    while ((*hook)->iteration() < harness.session.iteration()) (*hook)->EndStep(Verdict::kApply);
+    while ((*hook)->iteration() < harness.session.hook_state().iteration())
+      (*hook)->EndStep(Verdict::kApply);
     announce.rounds = *(*hook)->Plan(parameters);
     for (int rank : {0, 1}) harness.Receive(rank, announce);
     const wire::ChunkLayout layout(announce.rounds.front(), 64);
@@ -309,13 +311,13 @@ TEST(SessionReports, RankZeroSpeaksForAll) {
   SessionHarness harness;
   harness.Start();
   harness.Receive(1, ReportOf(0));
-  EXPECT_TRUE(harness.session.bucket_reports().empty());
+  EXPECT_TRUE(harness.session.progress().reports().all().empty());
   harness.Receive(0, ReportOf(1));
   wire::BucketReport later = ReportOf(1);
   later.reductions = 9;
   harness.Receive(0, later);
-  ASSERT_EQ(harness.session.bucket_reports().size(), 1U);
-  EXPECT_EQ(harness.session.bucket_reports().at(1), later);
+  ASSERT_EQ(harness.session.progress().reports().all().size(), 1U);
+  EXPECT_EQ(harness.session.progress().reports().all().at(1), later);
 }
 
 TEST(SessionReports, ABucketThatTheManifestDoesNotHaveIsRefused) {
@@ -337,10 +339,10 @@ TEST(SessionReports, OnlyBucketsOfTheLastStepStay) {
   harness.Receive(0, ReportOf(2));
   RunStep(harness, {{1, 2}, {0}});
   ASSERT_EQ(harness.session.step(), 2);
-  ASSERT_EQ(harness.session.bucket_reports().size(), 1U);
-  EXPECT_EQ(harness.session.bucket_reports().begin()->first, 0U);
+  ASSERT_EQ(harness.session.progress().reports().all().size(), 1U);
+  EXPECT_EQ(harness.session.progress().reports().all().begin()->first, 0U);
   RunStep(harness, {{2, 1, 0}});
-  EXPECT_TRUE(harness.session.bucket_reports().empty());
+  EXPECT_TRUE(harness.session.progress().reports().all().empty());
 }
 
 TEST(SessionReports, CompressionIsLoggedAsOftenAsTheOptionSays) {

@@ -1,6 +1,7 @@
 // The step protocol, frame by frame, and every way to break it.
 #include <algorithm>
 
+#include "server/core/step.h"
 #include "tests/server/core/session_harness.h"
 
 namespace gradwire::server {
@@ -241,8 +242,8 @@ TEST(SessionStep, GivesEverybodyTheSameResultAndCommits) {
   ASSERT_THAT(harness.Sent<wire::StepDone>(0), SizeIs(1));
   EXPECT_EQ(harness.Sent<wire::StepDone>(0), harness.Sent<wire::StepDone>(1));
   EXPECT_EQ(harness.Sent<wire::StepDone>(0)[0].verdict, Verdict::kApply);
-  EXPECT_EQ(harness.session.stats().contribution_bytes, 2U * (64 + 160));
-  EXPECT_EQ(harness.session.member_bytes(0), 224U);
+  EXPECT_EQ(harness.session.progress().flow().stats().contribution_bytes, 2U * (64 + 160));
+  EXPECT_EQ(harness.session.progress().flow().member_bytes(0), 224U);
   for (int r : {0, 1}) {
     harness.Receive(r, wire::Ack{{.bucket = 0}, 1});
     harness.Receive(r, wire::Ack{{.bucket = 1}, 3});
@@ -262,7 +263,7 @@ TEST(SessionStep, ANonFiniteResultSkipsTheStep) {
   harness.EndStep(1);
   ASSERT_THAT(harness.Sent<wire::StepDone>(1), SizeIs(1));
   EXPECT_EQ(harness.Sent<wire::StepDone>(1)[0].verdict, Verdict::kSkip);
-  EXPECT_EQ(harness.session.stats().steps_skipped, 1U);
+  EXPECT_EQ(harness.session.progress().flow().stats().steps_skipped, 1U);
 }
 
 // Contributions may have been overwritten by results, so that nobody is asked for them again.
@@ -288,7 +289,7 @@ TEST(SessionStep, ARoundThatIsBeingReducedGoesOnAfterAResume) {
   wire::Contribution again = harness.Chunk(1, 1, 0);
   again.id.attempt = 0;
   harness.Receive(1, again, Floats(16, 77));  // its memory is a result by now
-  EXPECT_EQ(harness.session.stats().duplicate_chunks, 1U);
+  EXPECT_EQ(harness.session.progress().flow().stats().duplicate_chunks, 1U);
   ASSERT_THAT(harness.reductions, SizeIs(2));
   harness.Reduce();
   ASSERT_THAT(harness.Sent<wire::Result>(0), SizeIs(2));
@@ -359,8 +360,8 @@ TEST(SessionStep, CountsADuplicateOnce) {
   harness.Contribute(0, 0, 1);
   harness.Contribute(0, 0, 1);
   EXPECT_THAT(harness.reductions, IsEmpty());
-  EXPECT_EQ(harness.session.stats().duplicate_chunks, 1U);
-  EXPECT_EQ(harness.session.stats().contribution_bytes, 64U);
+  EXPECT_EQ(harness.session.progress().flow().stats().duplicate_chunks, 1U);
+  EXPECT_EQ(harness.session.progress().flow().stats().contribution_bytes, 64U);
   harness.Contribute(1, 0, 1);
   harness.Contribute(0, 0, 1);
   EXPECT_THAT(harness.reductions, SizeIs(1));

@@ -1,0 +1,35 @@
+#include "server/core/generation.h"
+
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "base/mutants.h"
+
+namespace gradwire::server {
+
+absl::Status CheckGeneration(const wire::Header& header, std::uint64_t generation) {
+  if (IsActive(Mutant::kGenerationNotCompared)) return absl::OkStatus();
+  const auto check = [&](std::uint64_t of_frame, absl::string_view did) {
+    if (of_frame == generation) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(did, " of generation ", of_frame,
+                                                   "; this session is generation ", generation));
+  };
+  if (const auto* chunk = std::get_if<wire::Contribution>(&header)) {
+    return check(chunk->generation, "sent a chunk");
+  }
+  if (const auto* announce = std::get_if<wire::Announce>(&header)) {
+    return check(announce->generation, "announced a bucket");
+  }
+  if (const auto* end = std::get_if<wire::EndStep>(&header)) {
+    return check(end->generation, "ended a step");
+  }
+  if (const auto* plan = std::get_if<wire::DrawPlan>(&header)) {
+    return check(plan->generation, "sent a draw plan");
+  }
+  if (const auto* enter = std::get_if<wire::Enter>(&header)) {
+    return check(enter->generation, "entered a collective");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace gradwire::server

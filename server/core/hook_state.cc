@@ -1,0 +1,33 @@
+#include "server/core/hook_state.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace gradwire::server {
+
+absl::StatusOr<HookState> StateSnapshot::State() const {
+  absl::StatusOr<HookState> state = hook->State();
+  if (state.ok()) state->metadata["step"] = absl::StrCat(step);
+  return state;
+}
+
+absl::Status SessionHookState::CheckIsThere() const {
+  if (hook_ != nullptr) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("session \"", session_,
+                   "\" has a hook of its members' own, which keeps no state on the coordinator"));
+}
+
+StateSnapshot SessionHookState::Export(std::int64_t step) const {
+  return {.hook = hook_->Snapshot(), .step = step, .imports = imports_};
+}
+
+void SessionHookState::Install(HookImport& import) {
+  hook_->Install(import);
+  ++imports_;
+}
+
+std::shared_ptr<const HookSnapshot> SessionHookState::Snapshot() const {
+  return hook_ == nullptr ? nullptr : hook_->Snapshot();
+}
+
+}  // namespace gradwire::server
