@@ -8,7 +8,9 @@ namespace gradwire {
 
 inline constexpr int kMaxWorldSize = 4096;
 inline constexpr std::size_t kMaxParameters = std::size_t{1} << 20;  // of a manifest
-inline constexpr std::size_t kMaxRounds = 8;                         // of a bucket
+inline constexpr std::size_t kMaxManifestNameBytes = std::size_t{128} << 20;
+inline constexpr std::size_t kMaxSessionNameBytes = 128;
+inline constexpr std::size_t kMaxRounds = 8;  // of a bucket
 inline constexpr std::size_t kMaxChunkBytes = std::size_t{16} << 20;
 inline constexpr std::size_t kMaxChunks = std::size_t{1} << 20;  // of a step of the whole model
 inline constexpr std::size_t kMaxSegments = 4096;                // of a round

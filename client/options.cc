@@ -11,14 +11,12 @@
 namespace gradwire {
 namespace {
 
-constexpr std::size_t kMaxSessionName = 128;
-
 absl::Status Bad(const std::string& field, const std::string& value, const std::string& allowed) {
   return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, "; allowed: ", allowed));
 }
 
 bool IsSessionName(const std::string& name) {
-  if (name.empty() || name.size() > kMaxSessionName) return false;
+  if (name.empty() || name.size() > kMaxSessionNameBytes) return false;
   for (const char c : name) {
     const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
     if (!letter && !(c >= '0' && c <= '9') && c != '.' && c != '_' && c != '-') return false;

@@ -7,11 +7,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <span>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "client/options.h"
 #include "gradwire/v1/aggregation.grpc.pb.h"
+#include "proto/wire/join_parts.h"
 #include "proto/wire/process_setup.h"
 #include "proto/wire/proto_conversion.h"
 #include "proto/wire/status.h"
@@ -29,6 +31,7 @@ constexpr std::chrono::milliseconds kBetweenTries(50);
 constexpr std::chrono::seconds kConnectWait(1);
 constexpr std::chrono::seconds kSilentWait(1);
 
+// Without the manifest.
 v1::JoinRequest MakeRequest(const ClientOptions& options, std::uint64_t start_id) {
   v1::JoinRequest request;
   request.set_min_protocol_version(kProtocolVersion);
@@ -38,11 +41,55 @@ v1::JoinRequest MakeRequest(const ClientOptions& options, std::uint64_t start_id
   request.set_rank(options.rank);
   request.set_start_id(start_id);
   *request.mutable_hook() = wire::ToProto(options.hook);
-  for (const ParameterSpec& spec : options.parameters)
-    *request.add_manifest() = wire::ToProto(spec);
   *request.mutable_join_timeout() = wire::ToProto(options.join_timeout);
   *request.mutable_step_timeout() = wire::ToProto(options.step_timeout);
   return request;
+}
+
+// Upper bound of what it takes in a message.
+std::size_t MessageBytes(const ParameterSpec& spec) {
+  constexpr std::size_t kFields = 24;
+  constexpr std::size_t kDimension = 10;
+  return kFields + spec.name.size() + kDimension * spec.shape.size();
+}
+
+// The manifest follows in parts that hold it only while they are written.
+grpc::Status JoinInParts(v1::AggregationService::Stub& stub, grpc::ClientContext& context,
+                         const v1::JoinRequest& request, std::span<const ParameterSpec> manifest,
+                         v1::JoinResponse& response) {
+  const auto writer = stub.JoinInParts(&context, &response);
+  v1::JoinPart part;
+  *part.mutable_request() = request;
+  part.set_parameters(manifest.size());
+  std::uint64_t name_bytes = 0;
+  for (const ParameterSpec& spec : manifest) name_bytes += spec.name.size();
+  part.set_name_bytes(name_bytes);
+  bool open = writer->Write(part);
+  for (std::size_t next = 0; open && next < manifest.size();) {
+    part.Clear();
+    for (std::size_t bytes = 0; next < manifest.size(); ++next) {
+      bytes += MessageBytes(manifest[next]);
+      if (bytes > wire::kJoinPartBytes) break;
+      *part.add_manifest() = wire::ToProto(manifest[next]);
+    }
+    open = writer->Write(part);
+  }
+  // A daemon that refuses a part does not wait for the others; Finish says why.
+  if (open) writer->WritesDone();
+  return writer->Finish();
+}
+
+grpc::Status JoinOnce(v1::AggregationService::Stub& stub, grpc::ClientContext& context,
+                      const v1::JoinRequest& request, const ClientOptions& options,
+                      v1::JoinResponse& response) {
+  std::size_t bytes = 0;
+  for (const ParameterSpec& spec : options.parameters) bytes += MessageBytes(spec);
+  if (bytes > wire::kJoinPartBytes) {
+    return JoinInParts(stub, context, request, options.parameters, response);
+  }
+  v1::JoinRequest whole = request;
+  for (const ParameterSpec& spec : options.parameters) *whole.add_manifest() = wire::ToProto(spec);
+  return stub.Join(&context, whole, &response);
 }
 
 absl::StatusOr<JoinResult> Checked(const v1::JoinResponse& response, const ClientOptions& options) {
@@ -144,7 +191,7 @@ absl::StatusOr<JoinResult> JoinSession(const std::shared_ptr<grpc::Channel>& cha
     grpc::ClientContext context;
     context.set_deadline(end_of_try);
     v1::JoinResponse response;
-    const grpc::Status status = stub->Join(&context, request, &response);
+    const grpc::Status status = JoinOnce(*stub, context, request, options, response);
     if (status.ok()) return Checked(response, options);
     const bool late = status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
     // gRPC cancels what reaches a server that is about to end. Another may take its place.

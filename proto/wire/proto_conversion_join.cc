@@ -1,12 +1,11 @@
 #include <algorithm>
 #include <cmath>
-#include <string_view>
-#include <unordered_set>
 #include <utility>
 #include <variant>
 
 #include "gradwire/hooks/registry.h"
 #include "proto/wire/checks.h"
+#include "proto/wire/manifest_reader.h"
 #include "proto/wire/proto_conversion.h"
 
 namespace gradwire::wire {
@@ -123,36 +122,9 @@ absl::StatusOr<std::vector<ParameterSpec>> FromProto(const Manifest& manifest) {
       !status.ok()) {
     return status;
   }
-  std::vector<ParameterSpec> parameters;
-  parameters.reserve(size);
-  std::unordered_set<std::string_view> names;
-  std::uint64_t total = 0;
-  for (const v1::Parameter& message : manifest) {
-    const std::string field = absl::StrCat("manifest[", parameters.size(), "]");
-    if (!IsDType(message.dtype())) {
-      return NotAllowed(absl::StrCat(field, ".dtype"), static_cast<int>(message.dtype()), "1 to 4");
-    }
-    ParameterSpec parameter{.name = message.name(),
-                            .shape = {message.shape().begin(), message.shape().end()},
-                            .dtype = static_cast<DType>(message.dtype())};
-    if (absl::Status status = parameter.Validate(); !status.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat(field, ": ", std::string(status.message())));
-    }
-    if (!names.insert(message.name()).second) {
-      return NotAllowed(absl::StrCat(field, ".name"),
-                        absl::StrCat("\"", message.name(), "\" for the second time"),
-                        "a name that no other parameter has");
-    }
-    total += parameter.numel() * ByteSize(parameter.dtype);
-    if (total > kMaxManifestBytes) {
-      return NotAllowed(
-          "manifest",
-          absl::StrCat("its first ", parameters.size() + 1, " parameters take ", total, " bytes"),
-          absl::StrCat("at most ", kMaxManifestBytes));
-    }
-    parameters.push_back(std::move(parameter));
-  }
-  return parameters;
+  ManifestReader reader(size);
+  if (absl::Status status = reader.Add(manifest); !status.ok()) return status;
+  return std::move(reader).Take();
 }
 
 google::protobuf::Duration ToProto(absl::Duration duration) {

@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <limits>
-#include <set>
+#include <string_view>
+#include <unordered_set>
 
 #include "absl/strings/str_cat.h"
 #include "base/limits.h"
@@ -10,8 +11,6 @@
 
 namespace gradwire::server {
 namespace {
-
-constexpr std::size_t kMaxNameBytes = 128;
 
 bool IsNameByte(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
@@ -24,7 +23,7 @@ absl::Status ValidateManifest(const Manifest& manifest) {
                                                    " parameters; at most ", kMaxParameters,
                                                    " are allowed"));
   }
-  std::set<std::string> names;
+  std::unordered_set<std::string_view> names;
   std::size_t bytes = 0;
   for (const ParameterSpec& parameter : manifest) {
     if (absl::Status status = parameter.Validate(); !status.ok()) return status;
@@ -47,11 +46,12 @@ absl::Status Differs(const std::string& field, const T& asked, const T& here) {
 }
 
 absl::Status CompareManifests(const Manifest& asked, const Manifest& here) {
+  if (asked.shared() == here.shared()) return absl::OkStatus();
   const std::size_t common = std::min(asked.size(), here.size());
   for (std::size_t i = 0; i < common; ++i) {
-    const std::string where = absl::StrCat("manifest parameter ", i);
+    const auto where = [i] { return absl::StrCat("manifest parameter ", i); };
     if (asked[i].name != here[i].name) {
-      return Differs(absl::StrCat(where, ": name"), asked[i].name, here[i].name);
+      return Differs(absl::StrCat(where(), ": name"), asked[i].name, here[i].name);
     }
     if (asked[i].shape != here[i].shape) {
       const auto text = [](const ParameterSpec& spec) {
@@ -61,11 +61,11 @@ absl::Status CompareManifests(const Manifest& asked, const Manifest& here) {
         }
         return shape + "]";
       };
-      return Differs(absl::StrCat(where, " (", here[i].name, "): shape"), text(asked[i]),
+      return Differs(absl::StrCat(where(), " (", here[i].name, "): shape"), text(asked[i]),
                      text(here[i]));
     }
     if (asked[i].dtype != here[i].dtype) {
-      return Differs(absl::StrCat(where, " (", here[i].name, "): dtype"), Name(asked[i].dtype),
+      return Differs(absl::StrCat(where(), " (", here[i].name, "): dtype"), Name(asked[i].dtype),
                      Name(here[i].dtype));
     }
   }
@@ -78,7 +78,7 @@ absl::Status CompareManifests(const Manifest& asked, const Manifest& here) {
 }  // namespace
 
 absl::Status SessionOptions::Validate() const {
-  if (name.empty() || name.size() > kMaxNameBytes ||
+  if (name.empty() || name.size() > kMaxSessionNameBytes ||
       !std::all_of(name.begin(), name.end(), IsNameByte)) {
     return absl::InvalidArgumentError(
         "session: the name must be 1 to 128 letters, digits, '.', '_' or '-'");

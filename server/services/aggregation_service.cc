@@ -10,6 +10,7 @@
 #include "server/net/listener.h"
 #include "server/rpc/clock.h"
 #include "server/services/bulk_lane.h"
+#include "server/services/join_upload.h"
 #include "server/services/member_exchange.h"
 #include "server/services/watch_stream.h"
 #include "server/session/registry.h"
@@ -59,19 +60,17 @@ absl::Status CheckProtocol(const v1::JoinRequest& request) {
                    request.max_protocol_version(), "; this daemon speaks ", kProtocolVersion));
 }
 
-absl::StatusOr<JoinAsk> AskOf(const v1::JoinRequest& request) {
+absl::StatusOr<JoinAsk> AskOf(const v1::JoinRequest& request, Manifest manifest) {
   if (absl::Status status = CheckProtocol(request); !status.ok()) return status;
   if (request.start_id() == 0)
     return absl::InvalidArgumentError("start_id is 0; draw it at random");
   absl::StatusOr<HookSpec> spec = wire::FromProto(request.hook());
   if (!spec.ok()) return spec.status();
-  absl::StatusOr<std::vector<ParameterSpec>> manifest = wire::FromProto(request.manifest());
-  if (!manifest.ok()) return manifest.status();
   return JoinAsk{.world_size = request.world_size(),
                  .rank = request.rank(),
                  .start_id = request.start_id(),
                  .spec = *std::move(spec),
-                 .manifest = *std::move(manifest)};
+                 .manifest = std::move(manifest)};
 }
 
 absl::StatusOr<SessionOptions> SessionOf(const ServerOptions& options,
@@ -106,12 +105,23 @@ AggregationService::AggregationService(const ServerOptions& options,
       stream_limits_(LimitsOf(options)),
       shares_memory_(std::any_of(options.listen.begin(), options.listen.end(), IsUnixAddress)),
       registry_(std::move(registry)),
+      upload_memory_(
+          std::make_shared<MemoryBudget>(JoinUploadMemory(registry_->limits().memory_bytes))),
       ticks_(std::move(ticks)),
       has_room_(std::move(has_room)) {}
 
 void AggregationService::AddTo(Methods& methods) {
   methods.AddUnary<v1::JoinRequest, v1::JoinResponse>(
-      [this](const auto& request, auto& response) { return Join(request, response); });
+      [this](const v1::JoinRequest& request, v1::JoinResponse& response) {
+        RpcThreads::YieldLeadership();
+        absl::StatusOr<std::vector<ParameterSpec>> manifest = wire::FromProto(request.manifest());
+        return manifest.ok() ? Join(request, *std::move(manifest), response) : manifest.status();
+      });
+  const JoinUpload::Handler join =
+      [this](const v1::JoinRequest& request, std::vector<ParameterSpec> manifest,
+             v1::JoinResponse& response) { return Join(request, std::move(manifest), response); };
+  methods.Add<v1::JoinPart, v1::JoinResponse, JoinUpload>(MethodKind::kClientStream, join,
+                                                          upload_memory_, ticks_);
   methods.AddUnary<v1::LeaveRequest, v1::LeaveResponse>(
       [this](const auto& request, auto& /*response*/) { return Leave(request); });
   methods.Add<v1::WatchRequest, v1::WatchResponse, WatchStream>(MethodKind::kServerStream,
@@ -124,9 +134,9 @@ void AggregationService::AddTo(Methods& methods) {
                                                    stream_limits_, registry_, pairs, ticks_);
 }
 
-absl::Status AggregationService::Join(const v1::JoinRequest& request, v1::JoinResponse& response) {
-  RpcThreads::YieldLeadership();
-  absl::StatusOr<JoinAsk> ask = AskOf(request);
+absl::Status AggregationService::Join(const v1::JoinRequest& request, Manifest manifest,
+                                      v1::JoinResponse& response) {
+  absl::StatusOr<JoinAsk> ask = AskOf(request, std::move(manifest));
   if (!ask.ok()) return ask.status();
   absl::StatusOr<SessionOptions> session = SessionOf(options_, request, *ask);
   if (!session.ok()) return session.status();

@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "gradwire/v1/aggregation.pb.h"
+#include "server/core/manifest.h"
 #include "server/daemon/options.h"
 #include "server/rpc/methods.h"
 #include "server/rpc/periodic_tasks.h"
@@ -13,6 +14,7 @@
 
 namespace gradwire::server {
 
+class MemoryBudget;
 class Registry;
 
 // Thread-safe. Outlives the calls of its methods.
@@ -25,13 +27,14 @@ class AggregationService final {
   void AddTo(Methods& methods);
 
  private:
-  absl::Status Join(const v1::JoinRequest& request, v1::JoinResponse& response);
+  absl::Status Join(const v1::JoinRequest& request, Manifest manifest, v1::JoinResponse& response);
   absl::Status Leave(const v1::LeaveRequest& request);
 
   const ServerOptions options_;
   const StreamLimits stream_limits_;
   const bool shares_memory_;  // with members on this host: it has a unix socket
   const std::shared_ptr<Registry> registry_;
+  const std::shared_ptr<MemoryBudget> upload_memory_;
   const std::shared_ptr<PeriodicTasks> ticks_;
   const std::function<bool()> has_room_;
 };

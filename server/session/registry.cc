@@ -146,7 +146,12 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinExisting(
     const JoinAsk& ask, absl::Time now) {
   const absl::StatusOr<std::string> fresh = NewToken();
   if (!fresh.ok()) return fresh.status();
-  const auto admission = session->Join(ask, now);
+  // The lists are compared here and not under the session's lock, where those that are one and the
+  // same need no look. Only a list that differs is gone through again there, for the error's sake.
+  JoinAsk own = ask;
+  const Manifest& here = session->options().manifest;
+  if (own.manifest.list() == here.list()) own.manifest = here;
+  const auto admission = session->Join(own, now);
   if (!admission.ok()) return admission.status();
   if (!*admission) return std::nullopt;
   MutexLock lock(mutex_);

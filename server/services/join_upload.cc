@@ -1,0 +1,73 @@
+#include "server/services/join_upload.h"
+
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/rpc/clock.h"
+
+namespace gradwire::server {
+
+JoinUpload::JoinUpload(Handler join, std::shared_ptr<MemoryBudget> memory,
+                       std::shared_ptr<PeriodicTasks> ticks)
+    : join_(std::move(join)),
+      memory_(std::move(memory)),
+      ticks_(std::move(ticks)),
+      deadline_(MonotonicNow() + kJoinUploadTimeout),
+      parts_([this](std::size_t bytes) { return Reserve(bytes); }) {}
+
+void JoinUpload::OnTick(absl::Time now) {
+  if (now < deadline_) return;
+  Finish(absl::DeadlineExceededError(absl::StrCat("the join's parts were not here within ",
+                                                  absl::FormatDuration(kJoinUploadTimeout))));
+}
+
+void JoinUpload::OnStart() {
+  StartRead();
+  ticks_->Add(Self<JoinUpload>());  // last: the ticker may end it
+}
+
+void JoinUpload::OnReadDone(bool ok) {
+  RpcThreads::YieldLeadership();
+  if (!ok) {
+    v1::JoinResponse response;
+    const absl::Status status = Join(response);
+    return status.ok() ? WriteAndFinish(ToBytes(response)) : Finish(status);
+  }
+  if (absl::Status status = Take(); !status.ok()) return Finish(status);
+  StartRead();
+}
+
+absl::Status JoinUpload::Take() {
+  v1::JoinPart part;
+  absl::Status status = FromBytes(method(), incoming(), part);
+  incoming().Clear();
+  if (status.ok()) status = parts_.Add(std::move(part));
+  return status;
+}
+
+absl::Status JoinUpload::Reserve(std::size_t bytes) {
+  std::optional<MemoryBudget::Share> share = memory_->Take(bytes);
+  if (bytes > memory_->limit()) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("JoinPart.parameters: the manifest takes ", bytes,
+                     " bytes while it is read; allowed in this daemon: ", memory_->limit()));
+  }
+  if (!share) {
+    return absl::UnavailableError(absl::StrCat("unfinished joins in parts: hold ", memory_->taken(),
+                                               " bytes and this one takes ", bytes,
+                                               "; allowed: ", memory_->limit(), "; try again"));
+  }
+  share_ = *std::move(share);
+  return absl::OkStatus();
+}
+
+absl::Status JoinUpload::Join(v1::JoinResponse& response) {
+  if (broken()) return absl::CancelledError("the sender is gone");
+  if (absl::Status status = parts_.CheckComplete(); !status.ok()) return status;
+  return join_(parts_.request(), parts_.TakeManifest(), response);
+}
+
+void JoinUpload::OnDone() { ticks_->Remove(this); }
+
+}  // namespace gradwire::server
