@@ -14,7 +14,6 @@
 #include "server/services/member_exchange.h"
 #include "server/services/watch_stream.h"
 #include "server/session/registry.h"
-#include "server/session/session_runner.h"
 
 namespace gradwire::server {
 namespace {
