@@ -168,6 +168,7 @@ def test_a_state_of_something_else_is_refused_by_name_on_all_ranks():
         "layout": (saved, training.Mlp, hook, option),
         "option": (saved, training.ConvNet, hook, {**option, "matrix_approximation_rank": 3}),
         "hook": (saved, training.ConvNet, "batched_power_sgd", option),
+        "another rank": (saved[::-1], training.ConvNet, hook, option),
         "damage": (damaged, training.ConvNet, hook, option),
         "damage on rank 1": ([saved[0], damaged[1]], training.ConvNet, hook, option),
     }
@@ -175,6 +176,7 @@ def test_a_state_of_something_else_is_refused_by_name_on_all_ranks():
         "layout": "first.weight",
         "option": "matrix_approximation_rank",
         "hook": "batched",
+        "another rank": "of rank 1; allowed: of rank 0",
         "damage": "bytes",
         "damage on rank 1": "rank 1",
     }
