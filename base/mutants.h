@@ -21,6 +21,17 @@ enum class Mutant : std::uint8_t {
   kSurvivorBlamed,
   kEmptyBucketNotAwaited,
   kBucketStaysOpen,
+  kReservedForOneMember,
+  kWindowsIgnored,
+  kResetNotRepeated,
+  kOldStateCounts,
+  kCollectiveNotResumed,
+  kSendQueueUnbounded,
+  kSkipCommitted,
+  kWindowExceeded,
+  kEagerBytesForgotten,
+  kBroadcastNotPaced,
+  kParametersStayUsed,
 };
 
 #ifdef GRADWIRE_CORE_MUTANTS

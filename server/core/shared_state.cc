@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "base/mutants.h"
 #include "proto/wire/joined_payload.h"
 #include "proto/wire/owned_payload.h"
 
@@ -65,7 +66,7 @@ void SharedState::Has(int rank, const Bucket& bucket) {
 
 void SharedState::Replace() {
   if (versions_) versions_->Clear();
-  std::fill(replaced_.begin(), replaced_.end(), true);
+  std::fill(replaced_.begin(), replaced_.end(), !IsActive(Mutant::kResetNotRepeated));
 }
 
 }  // namespace gradwire::server

@@ -149,7 +149,7 @@ class Simulation {
         ended;  // their buffers are gone, the verdict is not here
   };
 
-  // Scheduling (world.cc).
+  // Scheduling (simulation.cc).
   void At(absl::Time at, std::function<void()> action, bool background = false);
   void After(absl::Duration delay, std::function<void()> action, bool background = false);
   // Runs `again` once the process no longer stands still; false if it stands.
@@ -165,7 +165,7 @@ class Simulation {
   // Payloads of this size count as large where the scenario says so.
   wire::SendPriority Scaled(wire::SendPriority priority) const;
 
-  // The daemon (world_daemon.cc).
+  // The daemon (simulation_daemon.cc).
   bool DaemonPaused(const std::function<void()>& again, bool background);
   void Tick();
   void CheckWaiting();
@@ -191,7 +191,7 @@ class Simulation {
   void FollowCommit();
   void Reimport();
 
-  // The members (world_members.cc).
+  // The members (simulation_members.cc).
   void AskToJoin(Process& process);
   void OnJoined(Process& process, const absl::StatusOr<int>& rank);
   void Open(Process& process);
@@ -205,6 +205,7 @@ class Simulation {
   void OnRefused(Process& process, const absl::Status& status);
   // `placed`: the result that the frame says is in place.
   void OnFrame(Process& process, const wire::Frame& frame, const PlacedResult* placed = nullptr);
+  void AllowCommit(Process& process, bool allowed);
   void ApplyMember(Process& process, client::Effects effects);
   void SendNext(Process& process);
   void OnMember(Process& process, client::SendFrameEffect& effect);
@@ -216,14 +217,15 @@ class Simulation {
   void OnMember(Process& process, client::CollectiveDoneEffect& effect);
   void OnMember(Process& process, client::WelcomeEffect& effect);
   void OnMember(Process& process, client::FailedEffect& effect);
+
+  // The training job (simulation_job.cc).
   void BeginStep(Process& process);
   void StartBuckets(Process& process);
   void StartBucket(Process& process, const std::vector<std::uint32_t>& parameters);
   void EnterCollective(Process& process, const CollectivePlan& plan);
   void Leave(Process& process);
-  void AllowCommit(Process& process, bool allowed);
 
-  // Faults (world_faults.cc).
+  // Faults (simulation_faults.cc).
   void FireFaults();
   bool Fire(const Fault& fault);
   bool Healthy(const Process& process) const;
