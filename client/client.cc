@@ -46,8 +46,9 @@ class ClientImpl final : public Client {
              std::unique_ptr<Hook> hook, std::shared_ptr<grpc::Channel> channel)
       : rank_(membership.rank),
         world_size_(options.world_size),
-        events_(std::make_shared<client::EventQueue>(
-            std::size_t{membership.window_chunks} * membership.open_buckets + client::kSmallFrames)),
+        events_(std::make_shared<client::EventQueue>(std::size_t{membership.window_chunks} *
+                                                         membership.open_buckets +
+                                                     client::kSmallFrames)),
         poller_(client::Poller::Start()),
         runtime_(std::move(options), std::move(membership), start_id, std::move(hook),
                  std::move(channel), events_, poller_) {}

@@ -45,7 +45,8 @@ void MemberCollectives::On(const wire::Begin& begin, Effects& effects) {
 
 void MemberCollectives::SendChunks(Effects& effects) {
   if (!open_->begun || !is_root()) return;
-  const std::uint32_t window = IsActive(Mutant::kBroadcastNotPaced) ? chunk_count() : options_.window_chunks;
+  const std::uint32_t window =
+      IsActive(Mutant::kBroadcastNotPaced) ? chunk_count() : options_.window_chunks;
   const std::uint32_t end = std::min(chunk_count(), open_->everybody + window);
   for (; open_->sent < end; ++open_->sent) {
     effects.push_back(SendCollectiveEffect{

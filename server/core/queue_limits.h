@@ -1,8 +1,8 @@
 // How much may wait for a member that does not read: the rule of its send queue.
 //
 // What the session keeps is in its reservation, however many queues refer to it. `max_bytes` is for
-// payloads that only queues hold, and `max_frames` bounds the headers. A member that reads and keeps
-// the protocol reaches neither, because the session's windows end before.
+// payloads that only queues hold, and `max_frames` bounds the headers. A member that reads and
+// keeps the protocol reaches neither, because the session's windows end before.
 //
 // Knows no frames. Not thread-safe.
 #pragma once

@@ -24,6 +24,7 @@ void Simulation::BeginStep(Process& process) {
 }
 
 void Simulation::EnterCollective(Process& process, const CollectivePlan& plan) {
+  if (process.withholds) return;
   process.collective_data.assign(plan.bytes, std::byte{0});
   client::Effects effects;
   const absl::StatusOr<std::uint64_t> number =
@@ -38,6 +39,15 @@ void Simulation::EnterCollective(Process& process, const CollectivePlan& plan) {
 }
 
 void Simulation::StartBuckets(Process& process) {
+  if (process.resets) {
+    // A member that went on with the state before would differ from the others.
+    const auto* hook = static_cast<const WatchedHook*>(process.hook.get());
+    if (hook->resets() <= *std::exchange(process.resets, std::nullopt)) {
+      return checker_.Violate(absl::StrCat("rank ", process.rank, " begins step ",
+                                           process.member->step(),
+                                           " and has not heard of the new state"));
+    }
+  }
   const std::int64_t step = process.member->step();
   const StepPlan& plan = scenario_.steps[static_cast<std::size_t>(step)];
   std::vector<std::size_t> order(plan.buckets.size());
@@ -52,6 +62,7 @@ void Simulation::StartBuckets(Process& process) {
     at += random_.Between(absl::ZeroDuration(), scenario_.think_high);
     const auto run = [this, &process, step, action](const auto& self) -> void {
       if (!Awake(process, [self] { self(self); })) return;
+      if (process.withholds) return;
       if (!process.member->failed() && !process.leaving && process.member->step() == step) action();
     };
     At(at, [run] { run(run); });
