@@ -22,6 +22,17 @@ enum class Mutant : std::uint8_t {
   kEmptyBucketNotAwaited,
   kBucketStaysOpen,
   kDrawsBeforePlan,
+  kReservedForOneMember,
+  kWindowsIgnored,
+  kResetNotRepeated,
+  kOldStateCounts,
+  kCollectiveNotResumed,
+  kSendQueueUnbounded,
+  kSkipCommitted,
+  kWindowExceeded,
+  kEagerBytesForgotten,
+  kBroadcastNotPaced,
+  kParametersStayUsed,
 };
 
 #ifdef GRADWIRE_CORE_MUTANTS

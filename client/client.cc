@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/thread_name.h"
+#include "client/core/reading_limit.h"
 #include "client/options.h"
 #include "client/runtime/completion.h"
 #include "client/runtime/runtime.h"
@@ -31,9 +32,6 @@ constexpr std::chrono::seconds kSilentWaitForMembers(3);  // some ranks are alwa
 // waits: sooner than another one would have woken up.
 constexpr std::size_t kLightBytes = std::size_t{64} << 10;
 
-// Frames that may wait for the SDK thread beyond those that the window allows.
-constexpr std::size_t kSmallFrames = 64;
-
 std::uint64_t DrawStartId() {
   std::random_device device;
   std::uniform_int_distribution<std::uint64_t> any(1);
@@ -49,8 +47,9 @@ class ClientImpl final : public Client {
       : rank_(membership.rank),
         world_size_(options.world_size),
         parameters_(options.parameters.size()),
-        events_(std::make_shared<client::EventQueue>(
-            std::size_t{membership.window_chunks} * membership.open_buckets + kSmallFrames)),
+        events_(std::make_shared<client::EventQueue>(std::size_t{membership.window_chunks} *
+                                                         membership.open_buckets +
+                                                     client::kSmallFrames)),
         poller_(client::Poller::Start()),
         runtime_(std::move(options), std::move(membership), start_id, std::move(hook),
                  std::move(channel), events_, poller_) {}

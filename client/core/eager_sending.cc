@@ -1,10 +1,12 @@
 #include "client/core/eager_sending.h"
 
+#include "base/mutants.h"
+
 namespace gradwire::client {
 
 void EagerSending::Sent(std::uint32_t bucket, std::size_t bytes) {
   open_[bucket] = bytes;
-  sent_ += bytes;
+  if (!IsActive(Mutant::kEagerBytesForgotten)) sent_ += bytes;
 }
 
 void EagerSending::Forget(std::uint32_t bucket) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/mutants.h"
 
 namespace gradwire::client {
 
@@ -44,7 +45,9 @@ void MemberCollectives::On(const wire::Begin& begin, Effects& effects) {
 
 void MemberCollectives::SendChunks(Effects& effects) {
   if (!open_->begun || !is_root()) return;
-  const std::uint32_t end = std::min(chunk_count(), open_->everybody + options_.window_chunks);
+  const std::uint32_t window =
+      IsActive(Mutant::kBroadcastNotPaced) ? chunk_count() : options_.window_chunks;
+  const std::uint32_t end = std::min(chunk_count(), open_->everybody + window);
   for (; open_->sent < end; ++open_->sent) {
     effects.push_back(SendCollectiveEffect{
         .header = wire::CollectiveChunk{.number = open_->number, .chunk = open_->sent},

@@ -1,5 +1,6 @@
 #include "client/core/open_step.h"
 
+#include "base/mutants.h"
 #include "client/core/bucket_run.h"
 
 namespace gradwire::client {
@@ -58,7 +59,7 @@ absl::Status OpenStep::Advance(BucketRun& run, const RoundContext& context, Effe
 
 void OpenStep::Conclude(Verdict verdict, Effects& effects) {
   for (auto& [id, bucket] : buckets_) {
-    if (verdict == Verdict::kApply) {
+    if (verdict == Verdict::kApply || IsActive(Mutant::kSkipCommitted)) {
       bucket.run->Commit();
     } else {
       bucket.run->Abort();

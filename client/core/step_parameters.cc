@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/mutants.h"
 
 namespace gradwire::client {
 
@@ -50,6 +51,8 @@ void StepParameters::Use(std::span<const std::uint32_t> positions) {
   for (const std::uint32_t position : positions) used_[position] = true;
 }
 
-void StepParameters::Clear() { std::fill(used_.begin(), used_.end(), false); }
+void StepParameters::Clear() {
+  std::fill(used_.begin(), used_.end(), IsActive(Mutant::kParametersStayUsed));
+}
 
 }  // namespace gradwire::client

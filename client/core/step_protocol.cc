@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/mutants.h"
 #include "client/core/bucket_run.h"
 #include "client/core/open_step.h"
 
@@ -93,7 +94,7 @@ void StepProtocol::SendEager(Bucket& bucket, Effects& effects) {
 bool StepProtocol::MaySend(const Bucket& bucket) const {
   const BucketRun& run = *bucket.run;
   return bucket.granted && run.has_unsent() &&
-         (bucket.ahead ||
+         (bucket.ahead || IsActive(Mutant::kWindowExceeded) ||
           run.layout().InWindow(run.sent(), run.received(), options_.window_chunks));
 }
 

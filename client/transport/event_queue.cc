@@ -60,7 +60,7 @@ void EventQueue::Push(Event event) {
 void EventQueue::Insert(FrameEvent event) {
   Event frame = std::move(event);
   events_.insert(wire::PlaceInQueue(events_, PriorityOf(frame), PriorityOf), std::move(frame));
-  ++frames_;
+  reading_.Added();
 }
 
 bool EventQueue::PushFrame(absl::StatusOr<wire::Frame> frame, Source from) {
@@ -79,7 +79,7 @@ bool EventQueue::PushFrame(absl::StatusOr<wire::Frame> frame, Source from) {
     Insert(*std::move(next));
     receiver_.Pause(lane);
   }
-  const bool pauses = frames_ >= max_frames_;
+  const bool pauses = reading_.pauses();
   if (pauses) receiver_.Pause(from.lane);
   return !pauses;
 }
@@ -119,8 +119,8 @@ void EventQueue::Drain(EventHandler& handler, bool on_sdk_thread) {
       if (!works && CanWork(on_sdk_thread)) {
         event = std::move(Next().front());
         Next().pop_front();
-        if (std::holds_alternative<FrameEvent>(*event)) --frames_;
-        if (frames_ <= max_frames_ / 2) read_on = receiver_.ReadOn(Clock::now());
+        if (std::holds_alternative<FrameEvent>(*event)) reading_.Taken();
+        if (reading_.reads_on()) read_on = receiver_.ReadOn(Clock::now());
       }
     }
     if (works) {

@@ -15,6 +15,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/sync.h"
+#include "client/core/reading_limit.h"
 #include "proto/wire/frame.h"
 #include "proto/wire/lane_receiver.h"
 
@@ -88,7 +89,7 @@ class EventHandler {
 class EventQueue {
  public:
   // Reading pauses while `max_frames` frames wait.
-  explicit EventQueue(std::size_t max_frames) : max_frames_(max_frames) {}
+  explicit EventQueue(std::size_t max_frames) : reading_(max_frames) {}
 
   // The SDK thread's whole life: timers, and work that no other thread may do. Returns when the
   // handler has finished; what comes later is dropped.
@@ -134,7 +135,6 @@ class EventQueue {
   Clock::time_point WaitForWork() GRADWIRE_EXCLUDES(mutex_);
   void Insert(FrameEvent event) GRADWIRE_REQUIRES(mutex_);
 
-  const std::size_t max_frames_;
   mutable Mutex mutex_;
   CondVar wake_;  // of the SDK thread
   EventHandler* handler_ GRADWIRE_GUARDED_BY(mutex_) = nullptr;
@@ -145,7 +145,7 @@ class EventQueue {
   bool has_work_ GRADWIRE_GUARDED_BY(mutex_) = false;  // the handler has, while none is
   Clock::time_point timer_ GRADWIRE_GUARDED_BY(mutex_);
   Clock::time_point sleeps_until_ GRADWIRE_GUARDED_BY(mutex_);  // the SDK thread, unless woken
-  std::size_t frames_ GRADWIRE_GUARDED_BY(mutex_) = 0;
+  ReadingLimit reading_ GRADWIRE_GUARDED_BY(mutex_);
   std::uint64_t connection_ GRADWIRE_GUARDED_BY(mutex_) = 0;
   // A frame is taken when it gets its place in events_.
   wire::LaneReceiver<FrameEvent, Clock::time_point> receiver_ GRADWIRE_GUARDED_BY(mutex_);

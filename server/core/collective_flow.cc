@@ -4,6 +4,7 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "base/mutants.h"
 
 namespace gradwire::server {
 
@@ -66,6 +67,7 @@ bool CollectiveFlow::OnLeave(int rank, Effects& effects) {
 }
 
 void CollectiveFlow::Resume(int rank, Effects& effects) const {
+  if (IsActive(Mutant::kCollectiveNotResumed)) return;
   Sends sends;
   collectives_.Resume(rank, sends);
   for (Collectives::Send& again : sends) {

@@ -64,6 +64,7 @@ std::vector<int> Round::WindowsWithout(const Unit& unit, bool takes_results) con
     return slot.payload != nullptr && slot.payload->takes_result();
   };
   std::vector<int> ranks;
+  if (IsActive(Mutant::kWindowsIgnored)) return ranks;
   if (takes_results && std::all_of(slots.begin(), slots.end(), takes_result)) return ranks;
   for (int r = 0; r < static_cast<int>(received_.size()); ++r) {
     if (!InWindow(r, unit.first)) ranks.push_back(r);

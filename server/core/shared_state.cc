@@ -74,7 +74,7 @@ void SharedState::Has(int rank, const Bucket& bucket) {
 
 void SharedState::Replace() {
   if (versions_) versions_->Clear();
-  std::fill(replaced_.begin(), replaced_.end(), true);
+  std::fill(replaced_.begin(), replaced_.end(), !IsActive(Mutant::kResetNotRepeated));
 }
 
 }  // namespace gradwire::server

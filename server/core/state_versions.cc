@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/mutants.h"
+
 namespace gradwire::server {
 
 StateVersions::StateVersions(std::size_t parameters, std::size_t members)
@@ -43,7 +45,8 @@ void StateVersions::Place(std::span<const std::uint32_t> bucket) {
 
 bool StateVersions::Has(int rank, std::uint32_t parameter, std::uint64_t version) const {
   const std::uint32_t group = group_of_[parameter];
-  if (group == kNone || groups_[group].version != version) return false;
+  if (group == kNone) return false;
+  if (groups_[group].version != version && !IsActive(Mutant::kOldStateCounts)) return false;
   const auto r = static_cast<std::size_t>(rank);
   return (bits(group)[r / 64] >> (r % 64) & 1) != 0;
 }

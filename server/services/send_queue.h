@@ -6,7 +6,7 @@
 
 #include "absl/status/status.h"
 #include "proto/wire/lane_sender.h"
-#include "server/services/stream_limits.h"
+#include "server/core/queue_limits.h"
 #include "server/session/outgoing.h"
 
 namespace gradwire::server {
@@ -22,14 +22,15 @@ namespace gradwire::server {
 // * A member that acknowledges what it has not read makes the session let go of payloads that the
 //   queue still holds. Those, and payloads that the session never kept, may have `max_bytes`; they
 //   are counted again whenever a quarter of that was added.
-// * `max_frames` bounds the headers.
+// * `max_frames` bounds the headers. QueueLimits has the rule.
 //
 // Not thread-safe; never blocks and never copies a payload.
 class SendQueue {
  public:
+  using Limits = QueueLimits::Limits;
   using Ready = wire::LaneSender<Outgoing>::Ready;
 
-  explicit SendQueue(const QueueLimits& limits) : limits_(limits) {}
+  explicit SendQueue(const Limits& limits) : limits_(limits) {}
 
   // The member has two lanes; before the first frame.
   void UseBothLanes() { sender_ = wire::LaneSender<Outgoing>(true); }
@@ -50,10 +51,8 @@ class SendQueue {
  private:
   std::size_t CountOnlyQueued() const;
 
-  const QueueLimits limits_;
+  QueueLimits limits_;
   wire::LaneSender<Outgoing> sender_{false};
-  std::size_t held_bytes_ = 0;       // to which frames refer
-  std::size_t uncounted_bytes_ = 0;  // added since the last count
 };
 
 }  // namespace gradwire::server

@@ -4,18 +4,13 @@
 #include <cstddef>
 
 #include "absl/time/time.h"
+#include "server/core/queue_limits.h"
 
 namespace gradwire::server {
 
-// What may wait in a member's queue: SendQueue says how it is counted.
-struct QueueLimits {
-  std::size_t max_bytes = 0;
-  std::size_t max_frames = 0;
-};
-
 struct StreamLimits {
   std::size_t max_payload_bytes = 0;
-  QueueLimits queue;             // of both lanes
+  QueueLimits::Limits queue;     // of both lanes
   absl::Duration hello_timeout;  // also for the other lane
   absl::Duration close_timeout;
   // Where there are two lanes: each is heard for itself. Longer than the session's, which hears the

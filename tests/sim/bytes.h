@@ -91,6 +91,11 @@ inline ByteVector PlainReduce(const Segment& segment,
                                       : PlainReduceIn<double>(segment, inputs);
 }
 
+// What a broadcast carries.
+inline std::byte CollectiveByte(std::uint64_t seed, std::size_t number, std::size_t offset) {
+  return static_cast<std::byte>(Mix(seed, number, offset) & 0xFF);
+}
+
 // Equal bytes, or NaN in both places: which NaN a sum of NaNs gives is not promised.
 inline bool SameValues(DType dtype, const ByteVector& a, const ByteVector& b) {
   if (a == b) return true;

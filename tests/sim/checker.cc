@@ -1,5 +1,6 @@
 #include "tests/sim/checker.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -153,6 +154,24 @@ void Checker::OnResultFrame(int rank, const wire::Result& result, const wire::Pa
     results_.emplace(key, bytes);
   }
   delivered_[{rank, key.step}].insert(key);
+}
+
+void Checker::OnAcknowledged(int rank, const wire::RoundId& id, std::uint32_t received) {
+  std::uint32_t& known = received_[{rank, id.step, id.bucket, id.round}];
+  known = std::max(known, received);
+}
+
+void Checker::OnReduction(const wire::RoundId& id, std::uint32_t chunk) {
+  const Layouts* layouts = FindLayouts({id.step, id.bucket, id.round, chunk});
+  if (layouts == nullptr) return Violate("a reduction that nobody asked for");
+  const wire::ChunkLayout& layout = (*layouts)[id.round];
+  for (int rank = 0; rank < scenario_.options.world_size; ++rank) {
+    const std::uint32_t received = received_[{rank, id.step, id.bucket, id.round}];
+    if (layout.InWindow(chunk, received, scenario_.options.window_chunks)) continue;
+    Violate(absl::StrCat("chunk ", chunk, " of step ", id.step, " bucket ", id.bucket, " round ",
+                         id.round, " is reduced, of which rank ", rank, " acknowledged ", received,
+                         " results; the window is ", scenario_.options.window_chunks));
+  }
 }
 
 void Checker::OnStepDoneFrame(int rank, const wire::StepDone& done, std::int64_t member_step) {

@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "tests/sim/bytes.h"
@@ -39,6 +40,10 @@ class Checker {
   // Frames as they are handed to a member that is in `member_step`.
   void OnResultFrame(int rank, const wire::Result& result, const wire::Payload* payload);
   void OnStepDoneFrame(int rank, const wire::StepDone& done, std::int64_t member_step);
+  // The session heard that the member has so many results of the round, and reduces a chunk whose
+  // result it keeps: every member's window must reach it.
+  void OnAcknowledged(int rank, const wire::RoundId& id, std::uint32_t received);
+  void OnReduction(const wire::RoundId& id, std::uint32_t chunk);
   // What the member says.
   void OnBucketDone(int rank, std::int64_t step, std::uint32_t bucket, const ByteVector& buffer);
   void OnStepDone(int rank, std::int64_t step, Verdict verdict, const FeedbackHook* hook);
@@ -91,6 +96,8 @@ class Checker {
   std::map<SentKey, ByteVector> sent_;
   std::map<ChunkKey, ByteVector> results_;
   std::map<std::pair<int, std::int64_t>, std::set<ChunkKey>> delivered_;
+  // Results of a round that the session knows a member to have.
+  std::map<std::tuple<int, std::int64_t, std::uint32_t, std::uint32_t>, std::uint32_t> received_;
   std::set<std::int64_t> nonfinite_steps_;
   std::map<std::int64_t, wire::StepDone> done_;
   std::map<std::pair<std::int64_t, std::uint32_t>, ByteVector> buffers_;

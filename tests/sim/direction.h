@@ -25,7 +25,8 @@ class Direction {
   struct Departure {
     wire::Lane lane = wire::Lane::kMain;
     absl::Time arrives;
-    absl::Duration writing;  // zero: the lane is free again
+    absl::Duration writing;      // zero: the lane is free again
+    const What* what = nullptr;  // until it is read
   };
 
   explicit Direction(bool paired = false) : sender_(paired) {}
@@ -40,6 +41,16 @@ class Direction {
   template <class Join>
   bool JoinLast(const Join& join) {
     return sender_.JoinLast([&join](Sent& last) { return join(last.what); });
+  }
+  // On each lane that is idle; takes no time to be written.
+  void PutHeartbeats(What what) {
+    sender_.QueueHeartbeats({.what = std::move(what), .number = next_++, .at_once = true});
+  }
+  // What has not left the sender.
+  std::size_t waiting() const { return sender_.size(); }
+  template <typename Visit>
+  void ForEachWaiting(Visit visit) const {
+    sender_.ForEach([&visit](const Sent& sent) { visit(sent.what); });
   }
   // After all that was put, the stream's end.
   void End(What what) {
@@ -63,15 +74,17 @@ class Direction {
         const absl::Duration writing =
             next->item.at_once ? absl::ZeroDuration() : travels * share();
         if (writing == absl::ZeroDuration()) sender_.Written(lane);
-        return Departure{lane, Travel(lane, std::move(next->item), next->after, now + travels),
-                         writing};
+        const absl::Time arrives = Travel(lane, std::move(next->item), next->after, now + travels);
+        return Departure{lane, arrives, writing, &At(lane).network.back().what};
       }
     }
     if (!end_ || sender_.writing(wire::Lane::kMain)) return std::nullopt;
     const absl::Time arrives = now + delay(wire::Lane::kMain);
     Sent end = *std::exchange(end_, std::nullopt);
-    return Departure{.arrives = Travel(wire::Lane::kMain, std::move(end), 0, arrives),
-                     .writing = absl::ZeroDuration()};
+    const absl::Time last = Travel(wire::Lane::kMain, std::move(end), 0, arrives);
+    return Departure{.arrives = last,
+                     .writing = absl::ZeroDuration(),
+                     .what = &At(wire::Lane::kMain).network.back().what};
   }
   void WriteEnded(wire::Lane lane) { sender_.Written(lane); }
 
@@ -108,6 +121,17 @@ class Direction {
     }
     return {std::move(sent.what), overtakes};
   }
+
+  // wire::LaneReceiver's pauses and silence.
+  void Begin(absl::Time now) {
+    for (const wire::Lane lane : wire::kAllLanes) receiver_.Heard(lane, now);
+  }
+  void Pause(wire::Lane lane) { receiver_.Pause(lane); }
+  std::array<bool, wire::kLanes> ReadOn(absl::Time now) { return receiver_.ReadOn(now); }
+  std::optional<absl::Time> SilentAt(wire::Lane lane, absl::Duration limit) const {
+    return receiver_.SilentAt(lane, limit);
+  }
+  void ForgivePause(absl::Duration pause, absl::Time now) { receiver_.ForgivePause(pause, now); }
 
   // A cut: of each lane, `keep` (a function of its length) frames that have left still arrive.
   // `drop` gets the others, each lane's in the order they were sent. What has not left is lost.

@@ -63,7 +63,11 @@ class WatchedHook final : public Hook {
     return inner_->LoadState(state, manifest);
   }
   void SetLossScale(double scale) override { inner_->SetLossScale(scale); }
-  void Reset(std::int64_t iteration) override { inner_->Reset(iteration); }
+  void Reset(std::int64_t iteration) override {
+    ++resets_;
+    inner_->Reset(iteration);
+  }
+  int resets() const { return resets_; }
   void AllowCommit(bool allowed) { commit_allowed_ = allowed; }
 
  private:
@@ -72,6 +76,7 @@ class WatchedHook final : public Hook {
   std::unique_ptr<Hook> inner_;
   ReportBreach report_;
   bool commit_allowed_ = false;
+  int resets_ = 0;
 };
 
 }  // namespace gradwire::sim

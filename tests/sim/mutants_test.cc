@@ -47,7 +47,18 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{Mutant::kSurvivorBlamed, "SurvivorBlamed"},
                       Case{Mutant::kEmptyBucketNotAwaited, "EmptyBucketNotAwaited"},
                       Case{Mutant::kBucketStaysOpen, "BucketStaysOpen"},
-                      Case{Mutant::kDrawsBeforePlan, "DrawsBeforePlan"}),
+                      Case{Mutant::kDrawsBeforePlan, "DrawsBeforePlan"},
+                      Case{Mutant::kReservedForOneMember, "ReservedForOneMember"},
+                      Case{Mutant::kWindowsIgnored, "WindowsIgnored"},
+                      Case{Mutant::kResetNotRepeated, "ResetNotRepeated"},
+                      Case{Mutant::kOldStateCounts, "OldStateCounts"},
+                      Case{Mutant::kCollectiveNotResumed, "CollectiveNotResumed"},
+                      Case{Mutant::kSendQueueUnbounded, "SendQueueUnbounded"},
+                      Case{Mutant::kSkipCommitted, "SkipCommitted"},
+                      Case{Mutant::kWindowExceeded, "WindowExceeded"},
+                      Case{Mutant::kEagerBytesForgotten, "EagerBytesForgotten"},
+                      Case{Mutant::kBroadcastNotPaced, "BroadcastNotPaced"},
+                      Case{Mutant::kParametersStayUsed, "ParametersStayUsed"}),
     [](const ::testing::TestParamInfo<Case>& tested) { return std::string(tested.param.name); });
 
 }  // namespace

@@ -222,6 +222,46 @@ void ChooseFaults(Scenario& scenario, Random& random) {
             [](const Fault& a, const Fault& b) { return a.at_event < b.at_event; });
 }
 
+// A member that is gone before the session runs, and the process that takes its place.
+void ChooseSuccession(Scenario& scenario, Random& random) {
+  if (scenario.world() == 1 || !random.Percent(5)) return;
+  scenario.faults.clear();
+  const std::size_t gone = random.Below(scenario.world());
+  if (random.Percent(40)) {
+    scenario.dies_unattached = static_cast<int>(gone);
+    return;
+  }
+  scenario.late_process = static_cast<int>((gone + 1) % scenario.world());
+  scenario.faults.push_back(
+      {.kind = FaultKind::kSuccession, .process = gone, .at_event = random.Below(4)});
+}
+
+// One fault, and a session that ends with it: nothing else takes so long.
+void ChooseStandstill(Scenario& scenario, Random& random) {
+  if (scenario.world() == 1 || !random.Percent(6)) return;
+  const FaultKind kind = random.Percent(25) ? FaultKind::kDeaf : FaultKind::kWithholds;
+  scenario.faults.clear();
+  AddFault(scenario, kind, random);
+  scenario.faults.front().at_event %= 128;
+  scenario.slow_percent = 0;
+  if (kind == FaultKind::kWithholds) scenario.options.step_timeout = absl::Seconds(20);
+}
+
+// What the session can have queued for a member that reads and keeps the protocol.
+server::QueueLimits::Limits QueueLimitsFor(const Scenario& scenario) {
+  const server::SessionOptions& options = scenario.options;
+  const std::size_t window = options.window_chunks;
+  const std::size_t open = options.open_buckets;
+  const std::size_t parameters = options.manifest.size();
+  // Results of a window, or of all where they need none, and each bucket's grant.
+  const bool unbounded = scenario.power_sgd || scenario.in_place_percent > 0;
+  const std::size_t results = unbounded ? options.StepChunks() : open * window;
+  // Welcome, StateReset, StepDone, the frames of a collective, and Restarts of others' resumes.
+  const std::size_t others = 12 + 2 * window + scenario.faults.size();
+  return {.max_bytes = options.chunk_bytes * window * (2 * open + 1) + options.eager_bytes,
+          .max_frames = results + 2 * parameters + others};
+}
+
 }  // namespace
 
 bool Scenario::Has(FaultKind kind) const {
@@ -260,6 +300,7 @@ Scenario MakeScenario(std::uint64_t seed) {
   server::SessionOptions& options = scenario.options;
   options.name = "sim";
   options.world_size = random.Percent(10) ? 1 : random.Between(2, 4);
+  if (random.Percent(3)) options.world_size = random.Between(5, 16);
   const bool power_sgd = random.Percent(25);
   options.manifest = power_sgd ? MakeMatrices(random) : MakeManifest(random);
   options.generation = 2;
@@ -290,6 +331,13 @@ Scenario MakeScenario(std::uint64_t seed) {
   }
   ChooseLanes(scenario, random);
   if (power_sgd && random.Percent(60)) ChooseDrawPlan(scenario, random);
+  ChooseSuccession(scenario, random);
+  if (scenario.faults.size() > 1) ChooseStandstill(scenario, random);
+  scenario.queue = QueueLimitsFor(scenario);
+  if (random.Percent(25)) {
+    scenario.inbox_frames =
+        std::size_t{options.window_chunks} * options.open_buckets + random.Below(4);
+  }
   return scenario;
 }
 

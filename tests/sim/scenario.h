@@ -8,6 +8,7 @@
 
 #include "absl/time/time.h"
 #include "hooks/coordinator_hook.h"
+#include "server/core/queue_limits.h"
 #include "server/core/session_core.h"
 #include "tests/sim/feedback_hook.h"
 
@@ -36,7 +37,10 @@ enum class FaultKind : std::uint8_t {
   kLongStall,      // for more
   kDaemonPause,    // the daemon itself stands still
   kEarlyLeave,     // leaves with steps still to go
-  kReplacement,    // another process asks for the member's rank
+  kReplacement,    // another process asks for the member's rank, and may not have it
+  kSuccession,     // dies while the session is joining; another process gets its rank
+  kDeaf,           // lives, and reads nothing from then on
+  kWithholds,      // lives, and neither begins nor ends anything from then on
   kHostile,        // sends malformed frames from then on
   kOldGeneration,  // a frame of an earlier session of the same name comes down the stream
 };
@@ -73,6 +77,13 @@ struct Scenario {
   int stale_percent = 0;
   int slow_percent = 0;  // of (member, step): alive, but later than the silence timeout
   absl::Duration attach_delay_high;
+  // This process joins only when all others have had their time to die: -1: none.
+  int late_process = -1;
+  // This process dies between its join and its stream, and another one takes its rank. -1: none.
+  int dies_unattached = -1;
+  server::QueueLimits::Limits queue;  // of each stream's
+  // Frames that may wait to be handled by a member; 0: it handles them as they come.
+  std::size_t inbox_frames = 0;
 
   std::size_t world() const { return static_cast<std::size_t>(options.world_size); }
   bool Has(FaultKind kind) const;

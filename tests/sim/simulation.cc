@@ -49,7 +49,14 @@ std::string Name(Count count) {
                                            "results in place",
                                            "joined contributions",
                                            "joined acknowledgements",
-                                           "overtakings"};
+                                           "overtakings",
+                                           "successions",
+                                           "step timeouts",
+                                           "send queues full",
+                                           "daemons lost",
+                                           "pauses forgiven",
+                                           "reading pauses",
+                                           "large worlds"};
   return kNames[static_cast<std::size_t>(count)];
 }
 
@@ -80,7 +87,10 @@ Simulation::Simulation(const Scenario& scenario, const RunOptions& run)
     processes_.back()->index = p;
     processes_.back()->start_id = random_.Next() | 1;
     processes_.back()->in_place = random_.Percent(scenario_.in_place_percent);
+    if (!scenario_.any_rank) processes_.back()->asks_for = static_cast<int>(p);
   }
+  succession_until_ = now_ + 1.5 * scenario.options.silence_timeout;
+  if (scenario.world() > 4) Note(Count::kLargeWorlds);
 }
 
 Simulation::~Simulation() = default;
@@ -134,15 +144,19 @@ void Simulation::Trace(const std::function<std::string()>& text) {
 
 Outcome Simulation::Run() {
   for (auto& process : processes_) {
-    After(random_.Between(absl::ZeroDuration(), absl::Milliseconds(50)),
-          [this, p = process.get()] { AskToJoin(*p); });
+    const bool is_late = static_cast<int>(process->index) == scenario_.late_process;
+    const absl::Duration delay =
+        is_late ? 3 * scenario_.options.silence_timeout
+                : random_.Between(absl::ZeroDuration(), absl::Milliseconds(50));
+    After(delay, [this, p = process.get()] { AskToJoin(*p); });
   }
   After(
       absl::Milliseconds(100), [this] { Tick(); }, true);
   const server::SessionOptions& options = scenario_.options;
   const absl::Duration patience =
       std::max({options.silence_timeout, options.resume_grace, options.token_timeout}) +
-      absl::Seconds(2);
+      absl::Seconds(2) +
+      (scenario_.Has(FaultKind::kWithholds) ? options.step_timeout : absl::ZeroDuration());
   while (!queue_.empty() && !checker_.violated()) {
     const bool over = session_.state() == server::SessionCore::State::kFailed ||
                       session_.state() == server::SessionCore::State::kClosed;
@@ -216,8 +230,12 @@ void Simulation::Conclude() {
                                          members));
   }
   Note(Count::kSessionsFailed);
+  if (!withholding_.empty() && absl::IsDeadlineExceeded(session_.failure())) {
+    Note(Count::kStepTimeouts);
+  }
   for (const auto& process : processes_) {
     if (process->dead || process->left || process->hostile || process->member == nullptr) continue;
+    if (process->deaf || process->lost_daemon) continue;
     if (process->leaving && process->link == nullptr) continue;  // nobody can tell it
     if (process->member->failure() != session_.failure()) {
       checker_.Violate(absl::StrCat("rank ", process->rank, " ends with ",

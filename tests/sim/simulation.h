@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "client/core/member.h"
+#include "client/core/reading_limit.h"
 #include "server/core/session_core.h"
 #include "tests/sim/checker.h"
 #include "tests/sim/direction.h"
@@ -60,6 +61,13 @@ enum class Count : std::uint8_t {
   kJoinedContributions,
   kJoinedAcks,
   kOvertakings,
+  kSuccessions,
+  kStepTimeouts,
+  kQueuesFull,
+  kDaemonsLost,
+  kPausesForgiven,
+  kReadingPauses,
+  kLargeWorlds,
   kNumCounts,
 };
 std::string Name(Count count);
@@ -107,6 +115,13 @@ class Simulation {
     }
   };
   struct Process;
+  // What the daemon sends a member, and what that costs it while it waits.
+  struct DownFrame {
+    std::function<void()> action;
+    std::size_t held_bytes = 0;
+    server::Keeper keeper{};
+    bool background = false;
+  };
   // A connection between one process and the daemon.
   struct Link {
     std::uint64_t id = 0;
@@ -115,7 +130,9 @@ class Simulation {
     bool cut = false;
     bool attached = false;
     Direction<wire::Frame> up;
-    Direction<std::function<void()>> down;
+    Direction<DownFrame> down;
+    std::optional<server::QueueLimits> limits;
+    std::array<bool, wire::kLanes> paused{};  // the member reads on later
   };
   struct OpenBucket {
     std::shared_ptr<ByteVector> buffer;
@@ -138,6 +155,14 @@ class Simulation {
     bool in_place = false;
     bool encoding = false;  // SendNext follows
     bool replays_old_generation = false;
+    bool deaf = false;
+    bool withholds = false;
+    bool is_successor = false;
+    bool lost_daemon = false;
+    int asks_for = -1;  // the rank that it joins as; -1: any
+    std::optional<client::ReadingLimit> reading;
+    std::deque<std::function<void()>> inbox;  // frames that wait to be handled
+    std::optional<int> resets;                // of its hook, when the state was replaced
     bool reported_failure = false;
     absl::Time paused_until = absl::InfinitePast();
     std::size_t next_collective = 0;
@@ -149,7 +174,7 @@ class Simulation {
         ended;  // their buffers are gone, the verdict is not here
   };
 
-  // Scheduling (world.cc).
+  // Scheduling (simulation.cc).
   void At(absl::Time at, std::function<void()> action, bool background = false);
   void After(absl::Duration delay, std::function<void()> action, bool background = false);
   // Runs `again` once the process no longer stands still; false if it stands.
@@ -165,7 +190,7 @@ class Simulation {
   // Payloads of this size count as large where the scenario says so.
   wire::SendPriority Scaled(wire::SendPriority priority) const;
 
-  // The daemon (world_daemon.cc).
+  // The daemon (simulation_daemon.cc).
   bool DaemonPaused(const std::function<void()>& again, bool background);
   void Tick();
   void CheckWaiting();
@@ -180,14 +205,18 @@ class Simulation {
   void AnswerLater(const std::function<void(server::Effects&)>& run, server::Effects& more);
   void OnEffect(server::CloseEffect& effect, server::Effects& more);
   void OnEffect(server::LogEffect& effect, server::Effects& more);
-  void SendDown(int rank, const wire::Frame& frame);
+  void SendDown(int rank, const wire::Frame& frame, const server::Keeper& keeper = {});
   void SendResult(Link& link, const server::ResultEffect& effect);
   // No priority: no frame, but the stream's end.
-  void PushDown(Link& link, const std::optional<wire::SendPriority>& priority,
-                std::function<void()> action);
+  void PushDown(Link& link, const std::optional<wire::SendPriority>& priority, DownFrame frame);
+  bool MayWait(Link& link, const DownFrame& frame);
+  void Detach(Link& link);
+  void SendHeartbeats(Link& link);
   void WriteDown(Link& link);
   void PumpUp(Link& link, wire::Lane lane);
-  void PumpDown(Link& link, wire::Lane lane);
+  void PumpDown(Link& link, wire::Lane lane, bool background = false);
+  void Arrive(Process& process, Link& link, wire::Lane lane, std::function<void()> action);
+  void Handle(Process& process);
   void OnHello(Link& link, const wire::Hello& hello);
   void Deliver(Link& link, const wire::Frame& frame);
   void Receive(int rank, std::uint64_t connection, const wire::Frame& frame);
@@ -196,7 +225,7 @@ class Simulation {
   absl::StatusOr<HookState> ExportState() const;
   void Reimport();
 
-  // The members (world_members.cc).
+  // The members (simulation_members.cc).
   void AskToJoin(Process& process);
   void OnJoined(Process& process, const absl::StatusOr<int>& rank);
   void Open(Process& process);
@@ -205,11 +234,15 @@ class Simulation {
   void WriteUp(Link& link, bool background);
   // The gradients of a chunk, for a daemon that reads and overwrites them. Null: not this time.
   wire::PayloadRef GradientsOf(Process& process, const client::SendChunkEffect& effect);
+  void CheckSender(const Process& process, const Link& link);
   void Heartbeat(Process& process);
+  // Whether the member still hears the daemon: at `due`, and then as long as the stream lasts.
+  void ListenUntil(Process& process, Link& link, absl::Time due);
   void OnStreamEnd(Process& process, Link& link, absl::Duration reconnect_after);
   void OnRefused(Process& process, const absl::Status& status);
   // `placed`: the result that the frame says is in place.
   void OnFrame(Process& process, const wire::Frame& frame, const PlacedResult* placed = nullptr);
+  void AllowCommit(Process& process, bool allowed);
   void ApplyMember(Process& process, client::Effects effects);
   void SendNext(Process& process);
   void OnMember(Process& process, client::SendFrameEffect& effect);
@@ -221,14 +254,15 @@ class Simulation {
   void OnMember(Process& process, client::CollectiveDoneEffect& effect);
   void OnMember(Process& process, client::WelcomeEffect& effect);
   void OnMember(Process& process, client::FailedEffect& effect);
+
+  // The training job (simulation_job.cc).
   void BeginStep(Process& process);
   void StartBuckets(Process& process);
   void StartBucket(Process& process, const std::vector<std::uint32_t>& parameters);
   void EnterCollective(Process& process, const CollectivePlan& plan);
   void Leave(Process& process);
-  void AllowCommit(Process& process, bool allowed);
 
-  // Faults (world_faults.cc).
+  // Faults (simulation_faults.cc).
   void FireFaults();
   bool Fire(const Fault& fault);
   bool Healthy(const Process& process) const;
@@ -236,6 +270,11 @@ class Simulation {
   bool Kill(Process& process);
   bool Stall(Process& process, bool deadly);
   bool Replace(const Process& process);
+  bool Succeed(Process& process);
+  void AddSuccessor(Process& gone);
+  bool TurnDeaf(Process& process);
+  void Provoke(Process& deaf, std::size_t times);
+  bool PauseDaemon();
   void Disturb(Link& link, const wire::Frame& frame);
   void Duplicate(Link& link, const wire::Frame& frame);
   void ReplayStale(Link& link);
@@ -264,6 +303,9 @@ class Simulation {
   std::deque<Fault> faults_;
   std::set<int> blamable_;
   bool anyone_blamable_ = false;
+  std::set<int> withholding_;        // ranks
+  bool daemon_paused_long_ = false;  // members may have lost it
+  absl::Time succession_until_;
   std::optional<wire::Failure> failure_;  // as the first member was told
   client::Ticket next_ticket_ = 1;
   std::uint64_t hash_ = 0;

@@ -79,6 +79,7 @@ void Simulation::CheckWaiting() {
     if (!process->left && (process->dead || now_ < process->paused_until)) {
       culprits.insert(process->rank);
     }
+    if (process->deaf || process->withholds) culprits.insert(process->rank);
   }
   if (culprits.empty() || anyone_blamable_) return;
   const std::string text = session_.WaitingFor(now_);
@@ -135,11 +136,15 @@ void Simulation::Reimport() {
     return;
   }
   Note(Count::kStateImports);
+  for (const auto& process : processes_) {
+    if (process->dead || process->hook == nullptr) continue;
+    process->resets = static_cast<const WatchedHook*>(process->hook.get())->resets();
+  }
   Apply(std::move(effects));
 }
 
 void Simulation::OnEffect(server::SendEffect& effect, server::Effects&) {
-  SendDown(effect.rank, effect.frame);
+  SendDown(effect.rank, effect.frame, effect.keeper);
 }
 
 void Simulation::OnEffect(server::FanOutEffect& effect, server::Effects&) {
@@ -155,6 +160,10 @@ void Simulation::OnEffect(server::ResultEffect& effect, server::Effects&) {
 
 void Simulation::OnEffect(server::ReduceEffect& effect, server::Effects& more) {
   bool finite = true;
+  const bool keeps_nothing =
+      effect.in_place && std::all_of(effect.inputs.begin(), effect.inputs.end(),
+                                     [](const auto& input) { return input->takes_result(); });
+  if (!keeps_nothing) checker_.OnReduction(effect.id, effect.chunk);
   if (effect.segment.bytes() > scenario_.options.chunk_bytes) Note(Count::kUnitsOfSeveralChunks);
   server::ResultRef result = ReduceInputs(effect, random_, finite);
   if (random_.Percent(scenario_.reduce_inline_percent)) {
@@ -203,18 +212,18 @@ void Simulation::OnEffect(server::CloseEffect& effect, server::Effects&) {
                                   [&](const auto& link) { return link->id == effect.connection; });
   if (found == links_.end()) return;
   Link& link = **found;
-  PushDown(link, std::nullopt, [this, &link] {
-    Process& process = *processes_[link.process];
-    link.cut = true;
-    OnStreamEnd(process, link, absl::Milliseconds(1));
-  });
+  PushDown(link, std::nullopt, {.action = [this, &link] {
+             Process& process = *processes_[link.process];
+             link.cut = true;
+             OnStreamEnd(process, link, absl::Milliseconds(1));
+           }});
 }
 
 void Simulation::OnEffect(server::LogEffect& effect, server::Effects&) {
   Trace([&] { return absl::StrCat("log: ", effect.message); });
 }
 
-void Simulation::SendDown(int rank, const wire::Frame& frame) {
+void Simulation::SendDown(int rank, const wire::Frame& frame, const server::Keeper& keeper) {
   const auto found = current_.find(rank);
   if (found == current_.end()) return;
   Link& link = *found->second;
@@ -222,10 +231,14 @@ void Simulation::SendDown(int rank, const wire::Frame& frame) {
     if (failure_ && *failure_ != *failure) checker_.Violate("members are told different failures");
     failure_ = *failure;
   }
-  PushDown(link, PriorityOf(frame), [this, &link, frame] {
-    Process& process = *processes_[link.process];
-    if (process.link == &link) OnFrame(process, frame);
-  });
+  PushDown(link, PriorityOf(frame),
+           {.action =
+                [this, &link, frame] {
+                  Process& process = *processes_[link.process];
+                  if (process.link == &link) OnFrame(process, frame);
+                },
+            .held_bytes = frame.payload == nullptr ? 0 : frame.payload->bytes(),
+            .keeper = keeper});
 }
 
 void Simulation::SendResult(Link& link, const server::ResultEffect& effect) {
@@ -242,71 +255,18 @@ void Simulation::SendResult(Link& link, const server::ResultEffect& effect) {
   }
   wire::SendPriority priority = wire::PriorityOf(effect.header, nullptr);
   priority.bytes = effect.result->bytes();
+  const std::size_t held = frame.payload == nullptr ? 0 : frame.payload->bytes();
   PushDown(link, Scaled(priority),
-           [this, &link, frame, in_place, copy, result = effect.result]() mutable {
-             Process& process = *processes_[link.process];
-             if (process.link != &link) return;
-             if (copy) frame.payload = copy();
-             OnFrame(process, frame,
-                     in_place ? static_cast<const PlacedResult*>(result.get()) : nullptr);
-           });
-}
-
-void Simulation::PushDown(Link& link, const std::optional<wire::SendPriority>& priority,
-                          std::function<void()> action) {
-  if (link.cut) return Note(Count::kFramesLost);
-  if (priority) {
-    link.down.Put(std::move(action), *priority);
-  } else {
-    link.down.End(std::move(action));
-  }
-  WriteDown(link);
-}
-
-void Simulation::WriteDown(Link& link) {
-  while (const auto left = link.down.Depart(
-             now_, [this](wire::Lane lane) { return NetworkDelay(lane); },
-             [this] { return WriteShare(); })) {
-    At(left->arrives, [this, &link, lane = left->lane] { PumpDown(link, lane); });
-    if (left->writing == absl::ZeroDuration()) continue;
-    const auto ended = [this, &link, lane = left->lane](const auto& self) -> void {
-      if (DaemonPaused([self] { self(self); }, false)) return;
-      link.down.WriteEnded(lane);
-      WriteDown(link);
-    };
-    After(left->writing, [ended] { ended(ended); });
-  }
-}
-
-void Simulation::PumpDown(Link& link, wire::Lane lane) {
-  if (link.down.Head(lane, now_) == nullptr) return;
-  if (!Awake(*processes_[link.process], [this, &link, lane] { PumpDown(link, lane); })) return;
-  const auto [action, overtakes] = link.down.Read(lane, now_);
-  if (overtakes) Note(Count::kOvertakings);
-  for (const wire::Lane next : wire::kAllLanes) {
-    if (link.down.Head(next, now_) == nullptr) continue;
-    At(now_, [this, &link, next] { PumpDown(link, next); });
-  }
-  action();
-}
-
-void Simulation::PumpUp(Link& link, wire::Lane lane) {
-  const auto is_background = [](const wire::Frame& frame) {
-    return std::holds_alternative<wire::Heartbeat>(frame.header);
-  };
-  const wire::Frame* const head = link.up.Head(lane, now_);
-  if (head == nullptr) return;
-  if (DaemonPaused([this, &link, lane] { PumpUp(link, lane); }, is_background(*head))) return;
-  const auto [frame, overtakes] = link.up.Read(lane, now_);
-  if (overtakes) Note(Count::kOvertakings);
-  for (const wire::Lane next : wire::kAllLanes) {
-    const wire::Frame* const waiting = link.up.Head(next, now_);
-    if (waiting == nullptr) continue;
-    At(
-        now_, [this, &link, next] { PumpUp(link, next); }, is_background(*waiting));
-  }
-  if (const auto* hello = std::get_if<wire::Hello>(&frame.header)) return OnHello(link, *hello);
-  Deliver(link, frame);
+           {.action =
+                [this, &link, frame, in_place, copy, result = effect.result]() mutable {
+                  Process& process = *processes_[link.process];
+                  if (process.link != &link) return;
+                  if (copy) frame.payload = copy();
+                  OnFrame(process, frame,
+                          in_place ? static_cast<const PlacedResult*>(result.get()) : nullptr);
+                },
+            .held_bytes = held,
+            .keeper = effect.result});
 }
 
 void Simulation::OnHello(Link& link, const wire::Hello& hello) {
@@ -318,17 +278,18 @@ void Simulation::OnHello(Link& link, const wire::Hello& hello) {
     return absl::StrCat("rank ", link.rank, " attaches stream ", link.id, ": ", status.ToString());
   });
   if (!status.ok()) {
-    PushDown(link, std::nullopt, [this, &link, status] {
-      link.cut = true;
-      Process& process = *processes_[link.process];
-      if (process.link == &link) OnRefused(process, status);
-    });
+    PushDown(link, std::nullopt, {.action = [this, &link, status] {
+               link.cut = true;
+               Process& process = *processes_[link.process];
+               if (process.link == &link) OnRefused(process, status);
+             }});
     return;
   }
   if (resumes) Note(Count::kResumes);
   const std::uint32_t attempt = session_.progress().attempt();
   current_[link.rank] = &link;
   link.attached = true;
+  SendHeartbeats(link);
   Mark(attempt);
   Apply(std::move(effects));
 }
@@ -361,6 +322,11 @@ void Simulation::Receive(int rank, std::uint64_t connection, const wire::Frame& 
     return text;
   });
   Mark(frame.header.index() * 8 + static_cast<std::uint64_t>(rank));
+  if (const auto* chunk = std::get_if<wire::Contribution>(&frame.header)) {
+    checker_.OnAcknowledged(rank, chunk->id, chunk->received);
+  } else if (const auto* ack = std::get_if<wire::Ack>(&frame.header)) {
+    checker_.OnAcknowledged(rank, ack->id, ack->received);
+  }
   server::Effects effects;
   session_.Receive(rank, connection, frame, now_, effects);
   Apply(std::move(effects));
@@ -374,7 +340,13 @@ void Simulation::CheckFailure() {
   if (failure_->message != status.message() || failure_->code != static_cast<int>(status.code())) {
     return checker_.Violate("members are told another failure than the session's");
   }
-  if (blamed < 0) {
+  if (status.code() == absl::StatusCode::kDeadlineExceeded && !withholding_.empty()) {
+    const std::set<int> named = RanksIn(failure_->message);
+    if (blamed < 0 && named == withholding_ &&
+        absl::StrContains(failure_->message, "no result after 20s")) {
+      return;
+    }
+  } else if (blamed < 0) {
     // The join deadline. A rank that a dead process held may be another's by now.
     if (!blamable_.empty() && !RanksIn(failure_->message).empty()) return;
   } else if (blamable_.count(blamed) > 0 &&

@@ -36,10 +36,7 @@ bool Simulation::Fire(const Fault& fault) {
     case FaultKind::kLongStall:
       return Stall(process, true);
     case FaultKind::kDaemonPause:
-      Note(Count::kDaemonPauses);
-      daemon_paused_until_ =
-          now_ + random_.Between(absl::Milliseconds(300), 2 * scenario_.options.silence_timeout);
-      return true;
+      return PauseDaemon();
     case FaultKind::kEarlyLeave:
       if (!running || !process.welcomed || !process.buckets.empty()) return false;
       Note(Count::kEarlyLeaves);
@@ -48,6 +45,16 @@ bool Simulation::Fire(const Fault& fault) {
       return true;
     case FaultKind::kReplacement:
       return Replace(process);
+    case FaultKind::kSuccession:
+      return Succeed(process);
+    case FaultKind::kDeaf:
+      return TurnDeaf(process);
+    case FaultKind::kWithholds:
+      if (!running || !process.welcomed) return false;
+      process.withholds = true;
+      withholding_.insert(process.rank);
+      blamable_.insert(process.rank);
+      return true;
     case FaultKind::kHostile:
       if (!running || scenario_.world() == 1) return false;  // alone it fools only itself
       process.hostile = true;
@@ -65,7 +72,7 @@ bool Simulation::Fire(const Fault& fault) {
 // In the session by both sides' knowledge, awake, and not about to go.
 bool Simulation::Healthy(const Process& process) const {
   if (process.rank < 0 || process.dead || process.left || process.leaving ||
-      process.link == nullptr) {
+      process.link == nullptr || process.deaf) {
     return false;
   }
   if (process.link->cut || !process.link->attached || now_ < process.paused_until ||
@@ -95,13 +102,7 @@ void Simulation::Cut(Process& process, bool resumes) {
   });
   link.down.Cut(arriving, [](const auto&) {});
   if (!resumes || random_.Percent(80)) {  // else the daemon notices nothing until the next stream
-    const auto detach = [this, &link](const auto& self) -> void {
-      if (DaemonPaused([self] { self(self); }, false)) return;
-      server::Effects effects;
-      session_.Detach(link.rank, link.id, now_, effects);
-      Apply(std::move(effects));
-    };
-    At(end, [detach] { detach(detach); });
+    At(end, [this, &link] { Detach(link); });
   }
   for (const wire::Frame& frame : late) {
     if (std::holds_alternative<wire::Hello>(frame.header)) continue;
@@ -163,6 +164,81 @@ bool Simulation::Replace(const Process& process) {
     checker_.Violate(absl::StrCat("another process was taken for rank ", rank));
   }
   Note(Count::kReplacementsRefused);
+  return true;
+}
+
+// ---- Members that are replaced, or do not read
+
+// Before the session runs, and so early that the daemon notices before the last process joins.
+bool Simulation::Succeed(Process& process) {
+  if (session_.state() != State::kJoining || now_ > succession_until_) return false;
+  Kill(process);
+  blamable_.erase(process.rank);
+  AddSuccessor(process);
+  return true;
+}
+
+// The job starts the process again. It asks for the rank until the daemon has noticed that the
+// first one is gone.
+void Simulation::AddSuccessor(Process& gone) {
+  Note(Count::kSuccessions);
+  gone.left = true;
+  processes_.push_back(std::make_unique<Process>());
+  Process& process = *processes_.back();
+  process.index = processes_.size() - 1;
+  process.start_id = random_.Next() | 1;
+  process.in_place = gone.in_place;
+  process.asks_for = gone.rank;
+  process.is_successor = true;
+  After(random_.Between(absl::ZeroDuration(), absl::Seconds(1)),
+        [this, &process] { AskToJoin(process); });
+}
+
+// Others whose streams break and resume make the daemon say so to all, and so to one that does not
+// read.
+bool Simulation::TurnDeaf(Process& process) {
+  if (session_.state() != State::kRunning || !process.welcomed) return false;
+  process.deaf = true;
+  blamable_.insert(process.rank);
+  Trace([&] { return absl::StrCat("rank ", process.rank, " reads no more"); });
+  Provoke(process, 4 * scenario_.queue.max_frames);
+  return true;
+}
+
+void Simulation::Provoke(Process& deaf, std::size_t times) {
+  if (session_.state() != State::kRunning || deaf.dead || deaf.link->cut) return;
+  if (times == 0) {
+    Kill(deaf);
+    return;
+  }
+  for (const auto& process : processes_) {
+    if (!Healthy(*process)) continue;
+    Cut(*process, true);
+    break;
+  }
+  After(scenario_.options.resume_grace, [this, &deaf, times] { Provoke(deaf, times - 1); });
+}
+
+// While the daemon stands still, nobody hears it. For long enough, and all have lost it.
+bool Simulation::PauseDaemon() {
+  Note(Count::kDaemonPauses);
+  const absl::Duration silence = scenario_.options.silence_timeout;
+  daemon_paused_long_ = random_.Percent(30);
+  daemon_paused_until_ =
+      now_ + (daemon_paused_long_ ? random_.Between(silence + absl::Seconds(1), 2 * silence)
+                                  : random_.Between(absl::Milliseconds(300), silence * 0.6));
+  if (!daemon_paused_long_) return true;
+  anyone_blamable_ = true;
+  for (const auto& process : processes_) {
+    if (!Healthy(*process)) continue;
+    // The last that the daemon sent may still be on its way.
+    const absl::Duration latest = silence + absl::Milliseconds(400);
+    After(latest, [this, p = process.get(), link = process->link] {
+      if (p->link != link || p->dead || p->leaving || link->cut) return;
+      if (now_ < p->paused_until || p->member->failed()) return;
+      checker_.Violate(absl::StrCat("rank ", p->rank, " waits for a silent daemon"));
+    });
+  }
   return true;
 }
 

@@ -1,4 +1,4 @@
-// The simulation's member processes: a shell around client::Member, and the training job above it.
+// The simulation's member processes: a shell around client::Member.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -13,10 +13,6 @@
 namespace gradwire::sim {
 namespace {
 
-std::byte CollectiveByte(std::uint64_t seed, std::size_t number, std::size_t offset) {
-  return static_cast<std::byte>(Mix(seed, number, offset) & 0xFF);
-}
-
 // An attempt's bytes differ from every other attempt's, so that a mixture shows in the sum.
 void StampAttempt(DType dtype, std::uint32_t attempt, int rank, ByteVector& bytes) {
   if (attempt == 0) return;
@@ -30,7 +26,7 @@ void StampAttempt(DType dtype, std::uint32_t attempt, int rank, ByteVector& byte
 
 void Simulation::AskToJoin(Process& process) {
   if (!Awake(process, [this, &process] { AskToJoin(process); })) return;
-  const int rank = scenario_.any_rank ? -1 : static_cast<int>(process.index);
+  const int rank = process.asks_for;
   const server::JoinAsk ask{.world_size = scenario_.options.world_size,
                             .rank = rank,
                             .start_id = process.start_id,
@@ -54,11 +50,20 @@ void Simulation::OnJoined(Process& process, const absl::StatusOr<int>& rank) {
       return absl::StrCat("process ", process.index, " may not join: ", rank.status().ToString());
     });
     const bool failed = session_.state() == server::SessionCore::State::kFailed;
+    if (!failed && process.is_successor && absl::IsAlreadyExists(rank.status())) {
+      // Until the daemon knows that the one before is gone.
+      return After(absl::Milliseconds(200), [this, &process] { AskToJoin(process); });
+    }
     if (!failed) checker_.Violate(absl::StrCat("a member may not join: ", rank.status().message()));
     process.left = true;  // it never was one
     return;
   }
   process.rank = *rank;
+  if (static_cast<int>(process.index) == scenario_.dies_unattached) {
+    Note(Count::kDeaths);
+    process.dead = true;
+    return AddSuccessor(process);
+  }
   const ReportBreach report = [this, r = *rank](const std::string& what) {
     checker_.Violate(absl::StrCat("rank ", r, "'s hook: ", what));
   };
@@ -79,6 +84,7 @@ void Simulation::OnJoined(Process& process, const absl::StatusOr<int>& rank) {
                             .large_chunk_bytes = options.chunk_bytes,
                             .manifest = options.manifest.list()},
       process.hook.get());
+  if (scenario_.inbox_frames > 0) process.reading.emplace(scenario_.inbox_frames);
   const bool is_first = !std::exchange(process.has_joined, true);
   const absl::Duration longest = is_first ? scenario_.attach_delay_high : absl::Milliseconds(5);
   After(random_.Between(absl::ZeroDuration(), longest), [this, &process] { Open(process); });
@@ -95,7 +101,9 @@ void Simulation::Open(Process& process) {
   link.rank = process.rank;
   const bool paired = scenario_.lanes && !process.in_place;
   link.up = Direction<wire::Frame>(paired);
-  link.down = Direction<std::function<void()>>(paired);
+  link.down = Direction<DownFrame>(paired);
+  link.down.Begin(now_);
+  link.limits.emplace(scenario_.queue);
   process.link = &link;
   SendUp(process, {.header = wire::Hello{
                        .token = {}, .start_id = process.start_id, .step = process.member->step()}});
@@ -105,6 +113,65 @@ void Simulation::Open(Process& process) {
     ApplyMember(process, std::move(effects));
   }
   Heartbeat(process);
+  ListenUntil(process, link, now_ + scenario_.options.silence_timeout);
+}
+
+// As the client's timer does it. One that comes late shows that the process stood still: only the
+// time that it did so is forgiven.
+void Simulation::ListenUntil(Process& process, Link& link, absl::Time due) {
+  const auto check = [this, &process, &link, due](const auto& self) -> void {
+    if (process.link != &link || link.cut || process.deaf || process.member->failed()) return;
+    if (process.leaving || !Awake(
+                               process, [self] { self(self); }, true))
+      return;
+    if (now_ - due > absl::Seconds(wire::kStandstillSeconds)) {
+      Note(Count::kPausesForgiven);
+      link.down.ForgivePause(now_ - due, now_);
+    }
+    const absl::Duration limit = scenario_.options.silence_timeout;
+    const std::optional<absl::Time> silent = link.down.SilentAt(wire::Lane::kMain, limit);
+    if (!silent || now_ <= *silent) {
+      const absl::Time next = silent.value_or(now_ + limit / 4);
+      return ListenUntil(process, link, next + absl::Microseconds(1));
+    }
+    Note(Count::kDaemonsLost);
+    if (!daemon_paused_long_) {
+      checker_.Violate(absl::StrCat("rank ", process.rank, " took a live daemon for lost"));
+    }
+    process.lost_daemon = true;
+    client::Effects effects;
+    process.member->Fail(absl::UnavailableError("lost the daemon: nothing was heard"), effects);
+    ApplyMember(process, std::move(effects));
+  };
+  At(
+      due, [check] { check(check); }, true);
+}
+
+// What the client assumes of its own queue: of an attempt no more than the open buckets' windows,
+// and few other frames.
+void Simulation::CheckSender(const Process& process, const Link& link) {
+  const server::SessionOptions& options = scenario_.options;
+  // What went eagerly has one chunk, which comes after a restart as the granted ones do.
+  const std::size_t eager = options.eager_bytes == 0 ? 0 : options.manifest.size();
+  const std::size_t chunks = std::size_t{options.window_chunks} * options.open_buckets + eager;
+  if (process.in_place || scenario_.power_sgd || link.up.waiting() <= chunks) return;
+  std::uint32_t attempt = 0;  // the last one: chunks of those before may wait in vain
+  std::size_t of_windows = 0;
+  std::size_t others = 0;
+  link.up.ForEachWaiting([&](const wire::Frame& frame) {
+    const auto* chunk = std::get_if<wire::Contribution>(&frame.header);
+    if (chunk == nullptr) {
+      ++others;
+      return;
+    }
+    if (chunk->id.attempt > attempt) of_windows = 0;
+    attempt = std::max(attempt, chunk->id.attempt);
+    if (chunk->id.attempt == attempt) ++of_windows;
+  });
+  if (of_windows > chunks || others > client::kSmallFrames) {
+    checker_.Violate(absl::StrCat(of_windows, " chunks and ", others, " other frames wait at rank ",
+                                  process.rank, "; the windows allow ", chunks, " chunks"));
+  }
 }
 
 void Simulation::SendUp(Process& process, wire::Frame frame) {
@@ -121,6 +188,7 @@ void Simulation::SendUp(Process& process, wire::Frame frame) {
     const wire::SendPriority priority = PriorityOf(frame);
     // Heartbeats are no progress, and so the end of their write is no event.
     link.up.Put(std::move(frame), priority, /*at_once=*/background);
+    CheckSender(process, link);
   }
   WriteUp(link, background);
 }
@@ -396,120 +464,11 @@ void Simulation::OnMember(Process& process, client::FailedEffect& effect) {
   if (!process.buckets.empty()) checker_.Violate("a member failed and left a bucket open");
   Trace([&] { return absl::StrCat("rank ", process.rank, " fails: ", effect.status.ToString()); });
   const bool session_failed = session_.state() == server::SessionCore::State::kFailed;
-  if (!session_failed && !process.hostile) {
+  if (!session_failed && !process.hostile && !process.lost_daemon) {
     checker_.Violate(
         absl::StrCat("rank ", process.rank, " failed on its own: ", effect.status.message()));
   }
   if (process.link != nullptr && !process.link->cut) Cut(process, false);
-}
-
-// ---- The training job
-
-void Simulation::BeginStep(Process& process) {
-  if (!Awake(process, [this, &process] { BeginStep(process); })) return;
-  if (process.member->failed() || process.leaving) return;
-  const auto step = static_cast<std::size_t>(process.member->step());
-  const StepPlan& plan = scenario_.steps[step];
-  if (plan.reimports && process.rank == 0 && process.next_collective == 0) {
-    if (DaemonPaused([this, &process] { BeginStep(process); }, false)) return;
-    Reimport();
-  }
-  if (process.next_collective < plan.collectives.size()) {
-    return EnterCollective(process, plan.collectives[process.next_collective]);
-  }
-  if (step + 1 == scenario_.steps.size()) return Leave(process);
-  StartBuckets(process);
-}
-
-void Simulation::EnterCollective(Process& process, const CollectivePlan& plan) {
-  process.collective_data.assign(plan.bytes, std::byte{0});
-  client::Effects effects;
-  const absl::StatusOr<std::uint64_t> number =
-      process.member->Enter(plan.kind, plan.root, plan.bytes, effects);
-  if (!number.ok()) return checker_.Violate(std::string(number.status().message()));
-  if (plan.root == process.rank) {
-    for (std::size_t i = 0; i < plan.bytes; ++i) {
-      process.collective_data[i] = CollectiveByte(scenario_.data_seed, *number, i);
-    }
-  }
-  ApplyMember(process, std::move(effects));
-}
-
-void Simulation::StartBuckets(Process& process) {
-  const std::int64_t step = process.member->step();
-  const StepPlan& plan = scenario_.steps[static_cast<std::size_t>(step)];
-  if (process.rank == 0 && step == scenario_.draw_plan_step) {
-    client::Effects effects;
-    if (absl::Status status = process.member->SetDrawPlan(scenario_.draw_plan, effects);
-        !status.ok()) {
-      return checker_.Violate(absl::StrCat("SetDrawPlan: ", status.message()));
-    }
-    ApplyMember(process, std::move(effects));
-  }
-  std::vector<std::size_t> order(plan.buckets.size());
-  for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
-  random_.Shuffle(order);
-  absl::Time at = now_;
-  const auto schedule = [&](std::function<void()> action) {
-    if (random_.Percent(scenario_.slow_percent)) {
-      Note(Count::kSlowBuckets);
-      at += 2 * scenario_.options.silence_timeout;
-    }
-    at += random_.Between(absl::ZeroDuration(), scenario_.think_high);
-    const auto run = [this, &process, step, action](const auto& self) -> void {
-      if (!Awake(process, [self] { self(self); })) return;
-      if (!process.member->failed() && !process.leaving && process.member->step() == step) action();
-    };
-    At(at, [run] { run(run); });
-  };
-  for (std::size_t index : order) {
-    schedule([this, &process, &bucket = plan.buckets[index]] { StartBucket(process, bucket); });
-  }
-  if (!plan.end_step) return;
-  Note(Count::kPartialSteps);
-  schedule([this, &process] {
-    client::Effects effects;
-    if (absl::Status status = process.member->EndStep(effects); !status.ok()) {
-      return checker_.Violate(absl::StrCat("EndStep: ", status.message()));
-    }
-    ApplyMember(process, std::move(effects));
-  });
-}
-
-void Simulation::StartBucket(Process& process, const std::vector<std::uint32_t>& parameters) {
-  const client::Ticket ticket = next_ticket_++;
-  OpenBucket& open = process.buckets[ticket];
-  open.id = parameters.front();
-  open.buffer = std::make_shared<ByteVector>(
-      checker_.GradientBytes(process.rank, process.member->step(), parameters));
-  std::vector<ParameterSpec> specs;
-  for (std::uint32_t p : parameters) specs.push_back(scenario_.options.manifest[p]);
-  const DType dtype = specs.front().dtype;
-  absl::StatusOr<GradBucket> bucket = GradBucket::Make(
-      0, TensorView{dtype, open.buffer->data(), open.buffer->size() / ByteSize(dtype)}, specs);
-  if (!bucket.ok()) return checker_.Violate(std::string(bucket.status().message()));
-  open.bucket = std::make_unique<GradBucket>(*std::move(bucket));
-  client::Effects effects;
-  if (absl::Status status = process.member->StartBucket(ticket, *open.bucket, effects);
-      !status.ok()) {
-    return checker_.Violate(absl::StrCat("StartBucket: ", status.message()));
-  }
-  if (process.in_place) process.member->SendAhead(parameters.front());
-  ApplyMember(process, std::move(effects));
-}
-
-void Simulation::Leave(Process& process) {
-  process.leaving = true;
-  const auto call = [this, &process](const auto& self) -> void {
-    if (DaemonPaused([self] { self(self); }, false)) return;
-    server::Effects effects;
-    const absl::Status status = session_.Leave(process.rank, process.start_id, now_, effects);
-    const bool failed = session_.state() == server::SessionCore::State::kFailed;
-    if (status.ok() && !failed) process.left = true;
-    if (!status.ok() && !failed) checker_.Violate(std::string(status.message()));
-    Apply(std::move(effects));
-  };
-  After(NetworkDelay(), [call] { call(call); });
 }
 
 }  // namespace gradwire::sim

@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 using wire::Lane;
 
 constexpr std::size_t kLarge = std::size_t{1} << 20;
-constexpr QueueLimits kLimits = {.max_bytes = 4 * kLarge, .max_frames = 100};
+constexpr SendQueue::Limits kLimits = {.max_bytes = 4 * kLarge, .max_frames = 100};
 
 wire::PayloadRef Bytes(std::size_t count) {
   return wire::OwnedPayload::Make(std::vector<std::byte>(count, std::byte{7}));
