@@ -59,8 +59,9 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   // is called once, on any thread, or never if the daemon ends first. What it gets counts as a call
   // until nobody has it any more.
   void Export(ExportedFile::Answer answer);
-  // A call that imports has begun: ResourceExhausted if there are too many.
-  absl::StatusOr<StateFiles::Place> BeginImport() const { return files_.BeginImport(); }
+  // A call that imports has begun. ResourceExhausted: there are too many. FailedPrecondition: the
+  // hook keeps no state on the coordinator.
+  absl::StatusOr<StateFiles::Place> BeginImport() const;
   // The bytes of such a file become the state. `answer` gets the state's iteration; it is called as
   // that of Export.
   using Imported = std::function<void(absl::StatusOr<std::int64_t>)>;

@@ -3,6 +3,7 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "hooks/safetensors.h"
 #include "server/session/session_runner.h"
 
@@ -45,6 +46,12 @@ void SessionRunner::Export(ExportedFile::Answer answer) {
                            [self = shared_from_this(), file = found->file, snapshot = *snapshot] {
                              ExportedFile::Made(file, FileOf(snapshot));
                            });
+}
+
+absl::StatusOr<StateFiles::Place> SessionRunner::BeginImport() const {
+  if (state_file_bytes_ > 0) return files_.BeginImport();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "session \"", options_.name, "\" has a hook that keeps no state on the coordinator"));
 }
 
 void SessionRunner::Import(std::string file, Imported answer) {

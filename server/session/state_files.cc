@@ -18,8 +18,7 @@ std::size_t StateFileBytes(const CoordinatorHook* hook, const Manifest& manifest
   constexpr std::size_t kDescription = std::size_t{1} << 20;
   constexpr std::size_t kForEachParameter = 512;
   constexpr std::size_t kForEachByteOfName = std::size_t{4} * 6;
-  constexpr std::size_t kNone = std::size_t{64} << 10;  // to be told why it is refused
-  if (hook == nullptr || hook->StateBytes() == 0) return kNone;
+  if (hook == nullptr || hook->StateBytes() == 0) return 0;
   std::size_t bytes = hook->ExportBytes() + kDescription;
   for (const ParameterSpec& parameter : manifest) {
     bytes += kForEachParameter + kForEachByteOfName * parameter.name.size();

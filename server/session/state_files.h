@@ -19,7 +19,7 @@
 
 namespace gradwire::server {
 
-// What a session takes as the file of a state, at most. What it exports is never larger.
+// What a session's state has as a file, at most. 0: it has none.
 std::size_t StateFileBytes(const CoordinatorHook* hook, const Manifest& manifest);
 // What exports and imports can hold at a time, beside the session's own state.
 std::size_t StateCallBytes(std::size_t file_bytes);
