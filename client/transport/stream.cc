@@ -25,14 +25,14 @@ Poller::Operation ExchangeStream::Operation() {
     const std::shared_ptr<EventQueue> events = stream.events_;
     const Source source = stream.options_.source;
     events->Push(StreamEndEvent{.status = wire::FromGrpc(stream.outcome_),
-                                     .stream = std::move(stream.self_),
-                                     .from = source});
+                                .stream = std::move(stream.self_),
+                                .from = source});
   };
   return {.done = done, .owner = this};
 }
 
-ExchangeStream::ExchangeStream(std::shared_ptr<Poller> poller,
-                               std::shared_ptr<EventQueue> events, const Options& options)
+ExchangeStream::ExchangeStream(std::shared_ptr<Poller> poller, std::shared_ptr<EventQueue> events,
+                               const Options& options)
     : poller_(std::move(poller)),
       events_(std::move(events)),
       options_(options),
@@ -112,8 +112,8 @@ void ExchangeStream::OnRead(bool ok) {
       wire::Parse(incoming_, {.max_payload_bytes = options_.max_payload_bytes});
   incoming_.Clear();
   if (frame.ok() && frame->after > 0 && !options_.paired) {
-    frame = absl::InvalidArgumentError(
-        absl::StrCat("after: is ", frame->after, "; allowed: 0, for the Hello named no bulk lane"));
+    frame = absl::InvalidArgumentError(absl::StrCat(
+        "after is ", frame->after, "; allowed: 0, because the Hello named no bulk lane"));
   }
   // The next frame is read while this one is dealt with.
   if (events_->PushFrame(std::move(frame), options_.source)) ReadOn();
