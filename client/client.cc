@@ -10,7 +10,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/thread_name.h"
-#include "client/core/reading_limit.h"
 #include "client/options.h"
 #include "client/runtime/completion.h"
 #include "client/runtime/runtime.h"

@@ -77,7 +77,7 @@ absl::Status ClientOptions::Validate() const {
     if (absl::Status valid = parameter.Validate(); !valid.ok()) return valid;
     if (!names.insert(parameter.name).second) {
       return absl::InvalidArgumentError(
-          absl::StrCat("parameters: \"", parameter.name, "\" is there twice; names are unique"));
+          absl::StrCat("parameters: \"", parameter.name, "\" appears twice; names must be unique"));
     }
   }
   if (absl::Status valid = hook.Validate(); !valid.ok()) return valid;

@@ -73,7 +73,8 @@ wire::Announce StepProtocol::AnnounceOf(const BucketRun& run) {
           .acknowledged = eager_.TakeAcknowledged()};
 }
 
-// What is small saves the round trip of a grant.
+// A bucket of one round and one chunk is sent with its announcement, which saves the round trip of
+// a grant. It must not need shared state, because that arrives only before a grant.
 bool StepProtocol::MayBeEager(const BucketRun& run) const {
   if (run.holds_result() || run.plans().size() != 1 || run.layout().chunk_count() != 1) {
     return false;
@@ -111,9 +112,9 @@ void StepProtocol::SendChunk(Bucket& bucket, Effects& effects) {
                                     .bytes = chunk.bytes});
 }
 
-// Large chunks go one at a time (SendNext): to encode one takes long, and what comes meanwhile
-// should not wait for a whole window of them. Nobody encodes what goes ahead, so that all of it
-// goes at once.
+// Large chunks are handed out one at a time (SendNext), because encoding takes long and frames that
+// arrive meanwhile should not wait for a whole window. Chunks that are sent ahead (raw, in shared
+// memory) are not encoded, so all of them go at once.
 void StepProtocol::SendChunks(Bucket& bucket, Effects& effects) {
   const BucketRun& run = *bucket.run;
   while (MaySend(bucket)) {
@@ -129,7 +130,7 @@ void StepProtocol::SendChunks(Bucket& bucket, Effects& effects) {
 
 void StepProtocol::SendNext(Effects& effects) {
   Bucket& bucket = buckets_.at(sending_.front());
-  // Results that were repeated after a resume may have overtaken it.
+  // Results that were repeated after a resume may have completed the bucket since it was queued.
   if (MaySend(bucket)) SendChunk(bucket, effects);
   SendChunks(bucket, effects);
   if (!MaySend(bucket)) sending_.pop_front();
@@ -144,7 +145,7 @@ absl::Status StepProtocol::On(const wire::Grant& grant, Effects& effects) {
   BucketRun& run = *bucket->run;
   if (run.holds_result() || grant.id.round != run.round()) return absl::OkStatus();
   if (bucket->granted) {
-    // An eager announcement that met another attempt has its grant after all.
+    // The eager announcement was of an older attempt and counted as a plain one: a grant follows.
     if (run.received() > 0 || grant.id.attempt <= bucket->attempt) return absl::OkStatus();
     run.Rewind();
   }
@@ -155,6 +156,7 @@ absl::Status StepProtocol::On(const wire::Grant& grant, Effects& effects) {
   return absl::OkStatus();
 }
 
+// Pieces come in order. Offset 0 starts over, because a resume sends the state again.
 absl::Status StepProtocol::On(const wire::SharedState& state, const wire::Payload* payload) {
   if (state.id.step < step_.number()) return absl::OkStatus();
   Bucket* const bucket = Find(state.id);
@@ -175,6 +177,7 @@ absl::Status StepProtocol::On(const wire::SharedState& state, const wire::Payloa
   return run.TakeShared(payload);
 }
 
+// Results must come in order: chunk `received` of the current round. Earlier ones may repeat.
 absl::Status StepProtocol::CheckResult(const Bucket& bucket, const wire::Result& result,
                                        const wire::Payload* payload) const {
   const BucketRun& run = *bucket.run;
@@ -216,9 +219,9 @@ absl::Status StepProtocol::On(const wire::Result& result, const wire::Payload* p
   return taken.ok() ? OnTaken(*bucket, result.id, effects) : taken;
 }
 
-// The next contribution carries the acknowledgement, and an eager bucket's the next announcement.
-// It travels by itself only where nothing else follows that others may wait for: their windows, or
-// the place that this bucket has among the granted ones.
+// The next contribution carries the acknowledgement; that of an eager bucket travels in the next
+// announcement. A separate Ack is sent only if no such frame follows while others wait for it: for
+// their windows, or for this bucket's place among the granted ones.
 absl::Status StepProtocol::OnTaken(Bucket& bucket, const wire::RoundId& id, Effects& effects) {
   BucketRun& run = *bucket.run;
   const auto acknowledge = [&] {
@@ -267,7 +270,7 @@ absl::Status StepProtocol::On(const wire::Restart& restart, Effects& effects) {
       return Violation(absl::StrCat("a restart of round ", id.round, " of bucket ", id.bucket));
     }
     if (id.attempt != bucket.attempt) {
-      // A result came of an attempt, and a round has one result: it cannot start over.
+      // There is one result per round: once a chunk of it is released, the round cannot start over.
       if (run.received() > 0) {
         return Violation(
             absl::StrCat("a restart of bucket ", id.bucket, ", of which results are here"));
@@ -289,9 +292,9 @@ absl::StatusOr<bool> StepProtocol::On(const wire::StepDone& done) {
   return true;
 }
 
-// Announces again what the daemon may have missed. What went eagerly waits for a Restart or a
-// grant now, like the rest; windows count again, since the memory that contributions lay in belongs
-// to the stream before.
+// Announces all buckets again, because the daemon may have missed some. Eager buckets now wait for
+// a Restart or a Grant like the others. No bucket may be sent ahead of the window any more, because
+// the shared memory of the old stream is gone.
 void StepProtocol::Resumed(Effects& effects) {
   eager_.Stop();
   sending_.clear();

@@ -86,7 +86,7 @@ absl::Status Outcome::WaitUntil(std::chrono::steady_clock::time_point deadline) 
   MutexLock lock(mutex_);
   while (!done_) {
     if (!condition_.WaitUntil(mutex_, deadline) && !done_) {
-      return absl::DeadlineExceededError("the call is still going on");
+      return absl::DeadlineExceededError("the call is still in progress");
     }
   }
   return status_;

@@ -375,7 +375,7 @@ absl::Status Runtime::SetLossScale(double scale) {
 absl::Status Runtime::BeginLeave() {
   if (absl::Status may = BetweenSteps("Leave"); !may.ok()) return may;
   if (collective_ != nullptr) {
-    return absl::FailedPreconditionError("Leave in the middle of a broadcast or barrier");
+    return absl::FailedPreconditionError("Leave was called during a broadcast or barrier");
   }
   leaving_ = true;
   return absl::OkStatus();

@@ -48,7 +48,8 @@ bool Runtime::LiesInSharedMemory(const TensorView& buffer) {
 absl::Status Runtime::Resolve(wire::Frame& frame) const {
   const auto* result = std::get_if<wire::Result>(&frame.header);
   if (result == nullptr || !(result->shared || result->in_place)) return absl::OkStatus();
-  if (memory_ == nullptr) return absl::InternalError("a result in shared memory; there is none");
+  if (memory_ == nullptr)
+    return absl::InternalError("the result is in shared memory, but none is shared");
   absl::StatusOr<wire::PayloadRef> payload = memory_->Result(*result);
   if (!payload.ok()) return payload.status();
   frame.payload = *std::move(payload);

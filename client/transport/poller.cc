@@ -11,6 +11,7 @@ namespace gradwire::client {
 
 void Poller::Do(Shared& shared, void* tag, bool ok) noexcept {
   shared.begun.load(std::memory_order_acquire);
+  // `done` may destroy the operation, so it is copied first.
   const Operation operation = *static_cast<const Operation*>(tag);
   operation.done(operation.owner, ok);
 }
@@ -23,14 +24,16 @@ bool Poller::Take(Shared& shared) {
       shared.polling = true;
       return true;
     }
-    // A thread that helps does not wake this one when it goes and no call is open: this one looks
-    // by itself.
+    // A thread that stops polling while no call is open does not wake this thread (that would cost
+    // a context switch in each round of a loop of small calls), so this thread checks by itself.
     shared.wake.WaitUntil(
         shared.mutex, shared.polling ? now + shared.settings.poll_while_idle : shared.polls_until);
   }
   return false;
 }
 
+// This thread gives the queue back after each event. If a caller found it taken meanwhile and may
+// come back at once, the thread stays off the queue for a moment, so that the caller can poll.
 void Poller::GiveBack(Shared& shared) {
   MutexLock lock(shared.mutex);
   shared.polling = false;
@@ -50,7 +53,7 @@ void Poller::Poll(Shared& shared) {
     Do(shared, tag, ok);
     GiveBack(shared);
   }
-  // Every operation ends: a stream that nobody waits for any more was cancelled.
+  // Drain the queue. Every operation ends, because streams that are no longer used were cancelled.
   while (shared.queue.Next(&tag, &ok)) Do(shared, tag, ok);
 }
 
@@ -59,6 +62,8 @@ void* Poller::Begin(Operation& operation) {
   return &operation;
 }
 
+// Only a single open call is worth waiting for on its own thread: with several calls in flight,
+// handing the queue over between threads costs more than the wake-up that it saves.
 void Poller::CallBegins(bool may_help) {
   bool alone = false;
   {
@@ -107,8 +112,9 @@ void Poller::PollWhileWaiting(const std::function<bool()>& done, Clock::time_poi
   }
   MutexLock lock(shared.mutex);
   shared.polling = false;
-  if (!is_done)
-    shared.no_help_until = now + shared.settings.no_waiting_poll;  // nothing comes quickly
+  if (!is_done) shared.no_help_until = now + shared.settings.no_waiting_poll;  // the result is slow
+  // In a loop of small calls the caller is expected back at once, so the poller's own thread stays
+  // off the queue until `polls_until`. Otherwise it takes over now.
   if (came_at_once && shared.calls == 0 && now >= shared.no_help_until) {
     shared.polls_until = now + shared.settings.poll_while_idle;
   } else {
@@ -131,7 +137,7 @@ void Poller::Interrupt() {
   interruption->operation = {
       .done = [](void* owner, bool) { delete static_cast<Interruption*>(owner); },
       .owner = interruption};
-  // Long past: an alarm for now would go off at the next millisecond.
+  // A time long past: gRPC rounds an alarm for now up to the next millisecond.
   interruption->alarm.Set(queue(), std::chrono::system_clock::time_point(),
                           Begin(interruption->operation));
 }

@@ -38,7 +38,7 @@ absl::StatusOr<UniqueFd> Connect(const std::string& address) {
   sockaddr_un where{};
   where.sun_family = AF_UNIX;
   if (path.empty() || path.size() >= sizeof where.sun_path) {
-    return absl::InvalidArgumentError(absl::StrCat("no path of a unix socket: ", address));
+    return absl::InvalidArgumentError(absl::StrCat("not the path of a unix socket: ", address));
   }
   std::memcpy(where.sun_path, path.c_str(), path.size() + 1);
   UniqueFd connection(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
@@ -212,7 +212,7 @@ absl::StatusOr<wire::PayloadRef> SharedMemory::Result(const wire::Result& result
   }
   const auto found = contributions_.find(KeyOf(result.id, result.chunk));
   if (found == contributions_.end()) {
-    return absl::InternalError("a result in place of a contribution that is not in shared memory");
+    return absl::InternalError("the result replaces a contribution that is not in shared memory");
   }
   const Contribution& contribution = found->second;
   if (!contribution.block) return wire::PayloadRef();

@@ -112,8 +112,8 @@ void ExchangeStream::OnRead(bool ok) {
       wire::Parse(incoming_, {.max_payload_bytes = options_.max_payload_bytes});
   incoming_.Clear();
   if (frame.ok() && frame->after > 0 && !options_.paired) {
-    frame = absl::InvalidArgumentError(
-        absl::StrCat("after: is ", frame->after, "; allowed: 0, for the Hello named no bulk lane"));
+    frame = absl::InvalidArgumentError(absl::StrCat(
+        "after is ", frame->after, "; allowed: 0, because the Hello named no bulk lane"));
   }
   // The next frame is read while this one is dealt with.
   if (events_->PushFrame(std::move(frame), options_.source)) ReadOn();

@@ -32,16 +32,20 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Loops named ...From run over whole vectors of their tag from `i` on and return where they
-// stopped; each is called with full vectors and, for the rest, with vectors of one lane.
+// A loop named ...From handles whole vectors of its tag from `i` on and returns where it stopped.
+// Each is called with full vectors first, and then with vectors of one lane for the remainder.
 template <class T>
 using One = hn::CappedTag<T, 1>;
 
-// Columns of a block of rows that stays in the first-level cache while each k passes over it. Short
-// enough, too, for plain sums in T: the sums of blocks are added in fp64.
+// Columns of a block of rows that stays in the first-level cache while the loop over k reads it
+// repeatedly. A block is also short enough for sums in T; the sums of blocks are added in fp64.
 constexpr std::size_t kBlockCols = 256;
 
 // ---- AddAndMultiply
+//
+// P = (M + R) Q, for kDotRows rows at a time, so that each load of q serves several rows. The first
+// pass (k = 0) also writes M + R back to `m`; later ones read the sum there. Two accumulators per
+// row (a, b) hide the latency of the multiply-add.
 
 constexpr std::size_t kDotRows = 4;
 constexpr std::size_t kDotRanks = 8;
@@ -144,10 +148,13 @@ void AddAndMultiplyPass(LowRankShape shape, T* matrix, const T* residual, const 
 }
 
 // ---- TransposeMultiply
+//
+// Q = M^T P, row by row of M: sums += p[row] * m[row]. M is read once for `ranks` columns of P.
+// Sums in T are cheap but lose digits, so they are added to fp64 totals every kSumRows rows.
 
 constexpr std::size_t kAxpyRows = 8;
-constexpr std::size_t kSumRows = 64;      // rows after which the plain sums go to the fp64 ones
-constexpr std::size_t kTileNumel = 4096;  // of Q: both sums are on the stack
+constexpr std::size_t kSumRows = 64;      // rows after which sums in T go to those in fp64
+constexpr std::size_t kTileNumel = 4096;  // elements of Q: both arrays of sums are on the stack
 
 // sums[i] += the kRows rows of m, each times its element of column p.
 template <std::size_t kRows, class D, class T>
@@ -253,9 +260,13 @@ void TransposeMultiplyPass(LowRankShape shape, const T* matrix, const T* p, T* q
 }
 
 // ---- Reconstruct
+//
+// M' = P Q^T and R = M - M' in one pass. Product by product, with a rounding after each (no fused
+// multiply-add), so that the result is bit for bit the same on every instruction set: members must
+// hold equal parameters.
 
-// From this size on the residual, which the caller needs in the next step only, goes past the
-// caches.
+// From this size on the residual is stored with non-temporal stores: it is not read before the next
+// step and would only evict other data from the caches.
 constexpr std::size_t kStreamBytes = std::size_t{1} << 20;
 
 enum class Residual { kNone, kStored, kStreamed };
@@ -322,7 +333,7 @@ HWY_INLINE std::size_t ReconstructFrom(D d, std::size_t i, std::size_t end,
   return i;
 }
 
-// Elements before the first vector of `at` that is aligned.
+// The number of elements before the first aligned vector of `at`: Stream needs aligned addresses.
 template <class T>
 std::size_t Misaligned(const T* at) {
   const std::size_t bytes = hn::Lanes(hn::ScalableTag<T>()) * sizeof(T);

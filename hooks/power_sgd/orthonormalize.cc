@@ -7,6 +7,8 @@
 namespace gradwire {
 namespace {
 
+// A column whose norm falls below this part of its norm before projection consists of rounding
+// errors only: it depends linearly on the columns before it.
 constexpr double kDeficient = 1e-10;
 
 class Columns {
@@ -15,7 +17,7 @@ class Columns {
 
   double& at(std::size_t row, std::size_t col) { return matrix_[row * shape_.cols + col]; }
 
-  // Times a power of two, exactly, so that products neither overflow nor lose digits.
+  // Multiplies by a power of two, which is exact, so that products do not overflow or underflow.
   void ScaleToOne(std::size_t col) {
     const double largest = Largest(col);
     if (largest == 0) return;
@@ -23,6 +25,7 @@ class Columns {
     for (std::size_t i = 0; i < shape_.rows; ++i) at(i, col) = std::scalbn(at(i, col), -exponent);
   }
 
+  // Scales by the largest element, as BLAS's nrm2 does, so that no square overflows or underflows.
   double Norm(std::size_t col) {
     const double largest = Largest(col);
     if (largest == 0) return 0;
@@ -49,6 +52,8 @@ class Columns {
     for (std::size_t i = 0; i < shape_.rows; ++i) at(i, col) /= divisor;
   }
 
+  // A column that vanished becomes the projection of a unit vector. The choice depends only on the
+  // columns before it, so that every run gives the same bits.
   void Replace(std::size_t col) {
     const std::size_t unit = UnitOutside(col);
     for (std::size_t i = 0; i < shape_.rows; ++i) at(i, col) = i == unit ? 1.0 : 0.0;
@@ -64,8 +69,9 @@ class Columns {
     return largest;
   }
 
-  // The first unit vector with at least half its norm outside the columns before `col`. With nearly
-  // as many columns as rows there may be none: then the one with most of it outside.
+  // Returns the first unit vector whose part outside the span of the columns before `col` has at
+  // least half its norm (squared: 1/4). If the matrix is nearly square there may be none: then the
+  // one with the largest part outside.
   std::size_t UnitOutside(std::size_t col) {
     std::size_t best = 0;
     double most = 0;
@@ -87,6 +93,11 @@ class Columns {
 
 }  // namespace
 
+// Gram-Schmidt, column by column. One projection leaves an error of the order of eps * before /
+// norm; a second one makes the columns orthogonal to working precision ("twice is enough",
+// Giraud, Langou, Rozloznik 2005). The order of operations is fixed, so all machines get the same
+// bits. With `epsilon`, for ranks 1 and 2, it is torch's formula: one projection, then division by
+// norm + epsilon.
 bool Orthonormalize(MatrixShape shape, double epsilon, std::span<double> matrix) {
   if (!std::all_of(matrix.begin(), matrix.end(), [](double v) { return std::isfinite(v); })) {
     std::fill(matrix.begin(), matrix.end(), std::numeric_limits<double>::quiet_NaN());
@@ -100,6 +111,7 @@ bool Orthonormalize(MatrixShape shape, double epsilon, std::span<double> matrix)
       columns.Divide(col, columns.Norm(col) + epsilon);
       continue;
     }
+    // The factor does not change the column's direction, but keeps products in range.
     columns.ScaleToOne(col);
     const double before = columns.Norm(col);
     columns.Project(col);

@@ -28,7 +28,7 @@ constexpr std::uint32_t kHeaderField = v1::Frame::kHeaderFieldNumber;
 constexpr std::uint32_t kPayloadField = v1::Frame::kPayloadFieldNumber;
 constexpr std::uint32_t kAfterField = v1::Frame::kAfterFieldNumber;
 constexpr std::size_t kMaxTagsBytes = 64;
-// Payloads in smaller pieces than this, on average, are not worth their bookkeeping.
+// If the average piece of a payload is smaller than this, one copy is cheaper than the bookkeeping.
 constexpr std::size_t kMinPieceBytes = 512;
 
 constexpr std::uint8_t TagByte(std::uint32_t field, WireType type = WireType::kLengthDelimited) {
@@ -40,12 +40,13 @@ struct Extent {
   std::size_t bytes = 0;
 };
 
-// The part of received slices that is a payload.
+// A payload in the slices that gRPC received: references, no copy.
 class ReceivedPayload final : public Payload {
  public:
   ReceivedPayload(std::vector<grpc::Slice> slices, Extent extent)
       : slices_(std::move(slices)), bytes_(extent.bytes) {
-    // Small slices hold their bytes themselves, so their addresses are taken after the last move.
+    // gRPC stores a small slice's bytes inside the slice object, so their addresses are valid only
+    // after the slices were moved for the last time.
     pieces_.reserve(slices_.size());
     std::size_t left = extent.bytes;
     std::size_t skip = extent.begin;
@@ -72,7 +73,7 @@ class ReceivedPayload final : public Payload {
   std::size_t bytes_;
 };
 
-// Keeps the slices that overlap `extent`, and no others: a slice can pin much more than it shows.
+// Drops the slices that do not overlap `extent`: a slice can pin a buffer much larger than itself.
 Extent DropOthers(std::vector<grpc::Slice>& slices, Extent extent) {
   auto first = slices.begin();
   while (extent.begin >= first->size()) extent.begin -= (first++)->size();
@@ -97,7 +98,7 @@ PayloadRef MakePayload(std::vector<grpc::Slice> slices, Extent extent) {
   if (extent.bytes == 0) return nullptr;
   extent = DropOthers(slices, extent);
   auto received = std::make_shared<const ReceivedPayload>(std::move(slices), extent);
-  // A small payload would keep a whole read buffer of gRPC's alive.
+  // A reference to a small payload would keep a whole read buffer of gRPC alive, so copy it.
   const bool small = extent.bytes <= kCopyBytes;
   if (small || received->pieces().size() > 2 + extent.bytes / kMinPieceBytes) {
     return OwnedPayload::Make(Gather(*received));
@@ -113,7 +114,7 @@ absl::Status TooLarge(const std::string& field, std::size_t bytes, std::size_t l
 // The header, merged from its occurrences as protobuf prescribes; usually there is one.
 class HeaderReader {
  public:
-  // bytes: of the reader's next ones.
+  // Reads the reader's next `bytes` bytes.
   absl::Status Read(SliceReader& reader, std::size_t bytes, std::size_t limit) {
     if (bytes > limit - bytes_) return TooLarge("header", bytes_ + bytes, limit);
     bytes_ += bytes;

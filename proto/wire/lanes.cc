@@ -11,7 +11,7 @@ namespace gradwire::wire {
 //     too, to both sides: it follows all before it, and all later ones follow it.
 //  3. Within a step a bucket's frames keep their order (`trail`): what a grant, a chunk or an
 //     acknowledgement means depends on the bucket's frames before it. Other buckets' do not matter.
-// A frame that has nothing to do with others follows nothing, and nothing follows it.
+// A frame that is independent of all others (a heartbeat) follows nothing, and nothing follows it.
 LaneOrder::Place LaneOrder::Next(const SendPriority& priority) {
   using Scope = SendPriority::Scope;
   using Kind = SendPriority::Kind;
@@ -26,8 +26,8 @@ LaneOrder::Place LaneOrder::Next(const SendPriority& priority) {
   Trail* const trail = priority.scope == Scope::kBucket && priority.step == step_
                            ? &buckets_[priority.bucket]
                            : nullptr;
-  // The small last chunk of a large bucket stays on the bulk lane: on the other one it would only
-  // hold that up until the chunks before it have come.
+  // The small last chunk of a large bucket stays on the bulk lane. On the main lane it would block
+  // later frames until the large chunks before it have arrived on the bulk lane.
   const bool carries = priority.kind == Kind::kContribution || priority.kind == Kind::kResult;
   const bool large = carries && priority.bytes > kSmallPayload;
   if (trail != nullptr && large) trail->bulky = true;

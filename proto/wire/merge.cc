@@ -12,13 +12,16 @@ bool Follows(const Chunks& last, const Chunks& next) {
   return last.chunk + last.more + 1 == next.chunk && next.more < kMaxMore - last.more;
 }
 
+// `received` only grows, so the later acknowledgement includes the earlier one.
 bool MergeAcks(Ack& last, const Ack& next) {
   if (last.id != next.id) return false;
   last.received = std::max(last.received, next.received);
   return true;
 }
 
-// As the coordinator cuts them: the bytes of the chunks one after the other.
+// Only raw contributions without digests merge: a digest is that of one chunk. The bytes must be
+// contiguous in one segment, because a merged frame has one extent (`SharedBytes`) for all chunks.
+
 bool MergeContributions(Contribution& last, const Contribution& next) {
   if (!last.shared || !next.shared || last.digest || next.digest) return false;
   const SharedBytes& before = *last.shared;
@@ -35,6 +38,7 @@ bool MergeContributions(Contribution& last, const Contribution& next) {
   return true;
 }
 
+// The digest stays that of the first chunk, and the time becomes that of all, as the proto says.
 bool MergeResults(Result& last, const Result& next) {
   if (last.id != next.id || !last.in_place || !next.in_place || !Follows(last, next)) return false;
   last.more += next.more + 1;

@@ -77,6 +77,9 @@ std::vector<Bucket*> BucketTable::Waiting() {
   return waiting;
 }
 
+// Grants the oldest buckets, in the order of their first announcement, and the same ones to all
+// members. Members may announce in opposite orders. If each were granted its own oldest buckets,
+// these could differ until no place is left, and none would ever complete: a deadlock.
 std::vector<BucketTable::Granted> BucketTable::OpenNext() {
   if (IsActive(Mutant::kGrantDeadlock)) return OpenForEachMember();
   auto open = static_cast<std::size_t>(std::count_if(
@@ -107,6 +110,8 @@ std::vector<BucketTable::Granted> BucketTable::OpenForEachMember() {
   return granted;
 }
 
+// A bucket gives its place to another when all members have acknowledged its results: until then
+// the daemon keeps them. A bucket of an earlier step is then no longer needed at all.
 std::vector<std::shared_ptr<const SharedBlock>> BucketTable::CloseAcknowledged(std::int64_t step) {
   std::vector<std::shared_ptr<const SharedBlock>> dropped;
   for (auto it = buckets_.begin(); it != buckets_.end();) {
@@ -142,6 +147,8 @@ BucketTable::Progress BucketTable::ProgressOf(std::int64_t step) const {
   return progress;
 }
 
+// Combines the buckets' digests in the order of their ids, so that the order of arrival does not
+// matter.
 std::uint64_t BucketTable::DigestOf(std::int64_t step, std::uint64_t seed) const {
   std::uint64_t digest = CombineDigests(seed, static_cast<std::uint64_t>(step));
   for (const auto& [key, bucket] : buckets_) {

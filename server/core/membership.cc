@@ -116,6 +116,9 @@ void Membership::End() {
 
 void Membership::Lose(int rank) { At(rank).state = MemberState::kLost; }
 
+// If a tick comes late, the daemon itself stood still (a stopped process, a busy machine) and could
+// not hear anybody. The lateness is added to every member's times, so that nobody is declared lost
+// for it. kMostOfATick of each gap still counts, so that silence ends even if every tick is late.
 void Membership::Tick(absl::Time now) {
   const absl::Duration late = now - last_tick_ - kMostOfATick;
   last_tick_ = now;

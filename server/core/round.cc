@@ -38,8 +38,8 @@ Round::Stored Round::Store(int rank, std::uint32_t index, const Contribution& co
   return Stored::kFirst;
 }
 
-// Whether a chunk that comes again is another one. Without digests that can be told until it is
-// reduced, and not at all of bytes that may change.
+// Whether a repeated chunk differs from the first one. Without a digest this can be decided only
+// until the first one is reduced (its bytes are then gone), and never for bytes that may change.
 bool Round::IsAnother(const Slot& slot, const wire::Payload& again) {
   if (!again.fixed() || (slot.payload != nullptr && !slot.payload->fixed())) return false;
   if (slot.payload != nullptr) return slot.payload->digest() != again.digest();
@@ -51,6 +51,8 @@ bool Round::Has(int rank, std::uint32_t chunk) const {
   return !slots.empty() && slots[static_cast<std::size_t>(rank)].filled;
 }
 
+// A matrix that travels in several chunks is complete when all of its chunks are; with no
+// contributors left (`filled` 0) there is nothing to reduce.
 bool Round::IsComplete(const Unit& unit, std::size_t contributors) const {
   const std::span chunks = std::span(chunks_).subspan(unit.first, unit.count);
   return std::all_of(chunks.begin(), chunks.end(), [&](const Chunk& chunk) {
@@ -58,6 +60,8 @@ bool Round::IsComplete(const Unit& unit, std::size_t contributors) const {
   });
 }
 
+// The ranks whose window does not yet admit the unit's results. If every member takes the result in
+// place, no result occupies the window, so none has to wait.
 std::vector<int> Round::WindowsWithout(const Unit& unit, bool takes_results) const {
   const std::vector<Slot>& slots = chunks_[unit.first].slots;
   const auto takes_result = [](const Slot& slot) {
@@ -72,7 +76,7 @@ std::vector<int> Round::WindowsWithout(const Unit& unit, bool takes_results) con
   return ranks;
 }
 
-// A unit of several chunks is a matrix that is gathered whole: of each member its parts are joined.
+// A unit of several chunks is a matrix, which is reduced whole: each member's parts are joined.
 Round::Inputs Round::BeginReduction(const Unit& unit) {
   goes_on_ = goes_on_ || !IsActive(Mutant::kReducingStartsOver);
   std::vector<std::vector<wire::PayloadRef>> parts(received_.size());
@@ -107,6 +111,8 @@ void Round::SetResult(const Unit& unit, const ResultRef& result, std::uint64_t r
   chunks_[unit.first].reduce_nanoseconds = reduce_nanoseconds;
 }
 
+// Results are released in chunk order, in whatever order reductions finish. A round with a released
+// result is final: a new attempt may not start it over (goes_on_).
 std::optional<std::uint32_t> Round::ReleaseNext() {
   if (finished() || chunks_[released_].result == nullptr) return std::nullopt;
   goes_on_ = true;
@@ -118,6 +124,7 @@ bool Round::AllHaveAll() const {
                      [this](std::uint32_t received) { return received >= released_; });
 }
 
+// A result is kept until the slowest member has acknowledged it: a resume may need it again.
 void Round::Acknowledge(int rank, std::uint32_t received) {
   received_[static_cast<std::size_t>(rank)] = received;
   const std::uint32_t everybody = *std::min_element(received_.begin(), received_.end());

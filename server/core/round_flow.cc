@@ -28,6 +28,8 @@ std::size_t RoundFlow::Required(const Round& round) const {
   return membership_.Reachable().size();
 }
 
+// One frame with `more` stands for several raw chunks; each is checked and stored on its own, as if
+// it had come in its own frame.
 MaybeFailure RoundFlow::Contribute(int rank, Bucket& bucket, const wire::Contribution& header,
                                    const wire::PayloadRef& payload, Effects& effects) {
   if (header.more == 0) {
@@ -67,7 +69,7 @@ MaybeFailure RoundFlow::Store(int rank, Bucket& bucket, const wire::Contribution
     return absl::StrCat("chunk ", header.chunk, " of bucket ", bucket.name(), " in step ",
                         bucket.step());
   };
-  // Where the member sends none, nothing but this host's kernel lies between it and the daemon.
+  // A member may omit the digest if only this host's kernel lies between it and the daemon.
   std::optional<std::uint64_t> digest;
   if (header.digest && payload->fixed()) digest = payload->digest();
   if (digest && *header.digest != *digest) {
@@ -103,11 +105,13 @@ std::vector<int> RoundFlow::WindowsWithout(const Bucket& bucket, std::uint32_t c
   return round.WindowsWithout(round.layout().UnitOf(chunk), TakesResults(bucket));
 }
 
+// A unit is reduced when all contributors have sent it and when its result fits every member's
+// window; otherwise results would pile up for the slowest member.
 void RoundFlow::ReduceIfComplete(Bucket& bucket, std::uint32_t chunk, Effects& effects) {
   Round& round = bucket.round();
   const Round::Unit unit = round.layout().UnitOf(chunk);
   if (!round.IsComplete(unit, Required(round))) return;
-  // An acknowledgement calls again.
+  // The acknowledgement that opens the window calls this again.
   if (!round.WindowsWithout(unit, TakesResults(bucket)).empty()) return;
   Round::Inputs inputs = round.BeginReduction(unit);
   if (IsActive(Mutant::kDuplicateCountedTwice)) {
@@ -148,6 +152,7 @@ void RoundFlow::Reduced(Bucket& bucket, std::uint32_t chunk, const ResultRef& re
   }
 }
 
+// Repeats exactly the results that were released and not acknowledged, of every round.
 void RoundFlow::Resend(int rank, Bucket& bucket, Effects& effects) {
   for (std::uint32_t r = 0; r < bucket.rounds().size(); ++r) {
     const Round& round = bucket.rounds()[r];
@@ -188,6 +193,7 @@ void RoundFlow::Observe(const Bucket& bucket, std::uint32_t chunk, const Reduced
 MaybeFailure RoundFlow::Acknowledge(int rank, Bucket& bucket, const wire::RoundId& id,
                                     std::uint32_t received, Effects& effects) {
   Round& round = bucket.rounds()[id.round];
+  // An acknowledgement of an earlier attempt says nothing about this one.
   if (id.attempt < round.attempt()) return std::nullopt;
   if (received > round.released()) {
     return ViolationOf(rank, absl::InvalidArgumentError(absl::StrCat(
@@ -197,7 +203,7 @@ MaybeFailure RoundFlow::Acknowledge(int rank, Bucket& bucket, const wire::RoundI
   if (received <= round.received(rank)) return std::nullopt;
   members_[Index(rank)].eager_bytes -= bucket.Acknowledge(rank, round, received);
   if (id.round != bucket.round_number()) return std::nullopt;
-  // What has waited for this member's window.
+  // Reduce the chunks that waited for this member's window.
   for (std::uint32_t c = round.released(); c < round.chunk_count() && round.HasContributions(c);
        ++c) {
     ReduceIfComplete(bucket, c, effects);

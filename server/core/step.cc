@@ -49,6 +49,7 @@ MaybeFailure Step::OnAnnounce(int rank, const wire::Announce& announce,
                                  absl::StrCat("announced a bucket of step ", announce.step,
                                               "; the session is at step ", number_)));
   }
+  // `acknowledged` lists eager buckets of this step; those of earlier steps are implied.
   AcknowledgeEarlierSteps(rank);
   for (const std::uint32_t id : announce.acknowledged) {
     Bucket* const done = table_.Find(number_, id);
@@ -240,7 +241,8 @@ void Step::ReduceWithoutLost(Effects& effects) {
   }
 }
 
-// The StepDone came after their results.
+// A member that acts in this step has received the StepDone of earlier steps, and StepDone follows
+// all results.
 void Step::AcknowledgeEarlierSteps(int rank) {
   for (auto& [key, bucket] : table_.all()) {
     if (bucket.step() < number_) flow_.AcknowledgeAll(rank, bucket);
@@ -281,6 +283,8 @@ MaybeFailure Step::CheckEnded() const {
   return std::nullopt;
 }
 
+// Prepared: every announced bucket is reduced, and no further bucket can come, because all
+// parameters are covered or all members have ended the step.
 bool Step::IsPrepared() const {
   if (!began_) return false;
   const BucketTable::Progress progress = table_.ProgressOf(number_);
@@ -290,7 +294,8 @@ bool Step::IsPrepared() const {
   return all_parameters || std::find(ended_.begin(), ended_.end(), false) == ended_.end();
 }
 
-// One daemon's word is enough: it does not wait until the members hold the results.
+// With a single daemon the step concludes as soon as it is prepared; nothing has to wait until the
+// members hold the results.
 void Step::MaybeConclude(Effects& effects) {
   if (IsPrepared()) Conclude(effects);
 }
@@ -351,6 +356,9 @@ absl::Status Step::CheckResumable(std::int64_t member_step) const {
       absl::StrCat("the member is at step ", member_step, ", the session at step ", number_));
 }
 
+// Only rounds of which no reduction has begun start over, with the new attempt (Bucket::Restart).
+// The resumed member gets, in this order: Welcome, the results that it has not acknowledged, a
+// missed StepDone, a missed StateReset, the shared state; then all get a Restart.
 void Step::Resume(int rank, std::int64_t member_step, Effects& effects) {
   effects.push_back(
       LogEffect{.message = absl::StrCat("rank ", rank, " resumed in step ", number_)});
@@ -378,8 +386,8 @@ void Step::Resume(int rank, std::int64_t member_step, Effects& effects) {
   SendRestarts(effects);
 }
 
-// To each member the rounds that it was granted. One whose announcement is still on its way gets a
-// grant, and before it the shared state, without which it cannot encode.
+// Each member gets the open rounds for which it has a grant. A member whose announcement is still
+// in flight gets a Grant later, after the shared state, without which it cannot encode.
 void Step::SendRestarts(Effects& effects) {
   for (const int r : membership_.Reachable()) {
     wire::Restart restart{.step = number_, .attempt = attempt_};

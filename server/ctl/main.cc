@@ -112,7 +112,7 @@ int Version(const Flags& flags) {
 
 int Main(int argc, const char* const* argv) {
   Flags flags;
-  CLI::App app("Asks a gradwired how it is.", "gradwirectl");
+  CLI::App app("Queries the status of a gradwired.", "gradwirectl");
   app.set_version_flag("--version", absl::StrCat("gradwirectl ", GRADWIRE_VERSION));
   app.option_defaults()->always_capture_default();
   app.require_subcommand(1);
@@ -124,22 +124,27 @@ int Main(int argc, const char* const* argv) {
       ->check(CLI::Range(0.001, 3600.0));
   app.add_option("-o,--output", flags.format, "table or json")
       ->check(CLI::IsMember({"table", "json"}));
-  CLI::App* status = app.add_subcommand("status", "What is waited for; sessions, members, steps");
-  status->add_flag("-w,--watch", flags.watch, "Once a second");
-  CLI::App* session = app.add_subcommand("session", "One session")->require_subcommand(1);
-  CLI::App* get = session->add_subcommand("get", "Everything about one session");
+  CLI::App* status =
+      app.add_subcommand("status", "Show sessions, members, and what each session waits for");
+  status->add_flag("-w,--watch", flags.watch, "Refresh once a second");
+  CLI::App* session =
+      app.add_subcommand("session", "Show, export or import one session")->require_subcommand(1);
+  CLI::App* get = session->add_subcommand("get", "Show everything about one session");
   get->add_option("NAME", flags.session, "The session")->required();
-  CLI::App* write = session->add_subcommand("export", "Its state, between two steps, to a file");
+  CLI::App* write =
+      session->add_subcommand("export", "Write its state to a file, between two steps");
   CLI::App* read = session->add_subcommand(
-      "import", "Its state from a file, while all members wait between two steps");
+      "import", "Load its state from a file, while all members wait between two steps");
   for (CLI::App* one : {write, read}) {
     one->add_option("NAME", flags.session, "The session")->required();
     one->add_option("FILE", flags.file, "The safetensors file")->required();
   }
   CLI::App* health =
-      app.add_subcommand("health", "Exits 0 when serving, 1 when not, 69 without answer");
-  health->add_option("--service", flags.service, "One service instead of the daemon");
-  CLI::App* version = app.add_subcommand("version", "Versions of this tool and of the daemon");
+      app.add_subcommand("health", "Exit with 0 if serving, 1 if not, 69 without an answer");
+  health->add_option("--service", flags.service,
+                     "The service to check instead of the whole daemon");
+  CLI::App* version =
+      app.add_subcommand("version", "Show the versions of this tool and of the daemon");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

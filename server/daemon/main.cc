@@ -94,7 +94,7 @@ int Drain(Server& server, absl::Duration timeout, const sigset_t& signals) {
       return kExitCut;
     }
     if (MonotonicNow() < deadline) continue;
-    spdlog::warn("drain timed out: {} sessions are cut", server.sessions());
+    spdlog::warn("drain timed out: aborting {} sessions", server.sessions());
     server.Shutdown(kLastWords);
     return kExitCut;
   }

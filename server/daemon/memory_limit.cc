@@ -76,7 +76,7 @@ absl::StatusOr<std::size_t> ParseMemoryLimit(const std::string& text, std::size_
        {"TiB", 1099511627776.0}}};
   const auto bad = [&] {
     return absl::InvalidArgumentError(absl::StrCat(
-        "\"", text, "\" is no amount of memory; allowed are, for example, 512MiB, 2GB, 80%"));
+        "\"", text, "\" is not an amount of memory; allowed are, for example, 512MiB, 2GB, 80%"));
   };
   const std::string trimmed(absl::StripAsciiWhitespace(text));
   const std::size_t digits = trimmed.find_first_not_of("0123456789.");

@@ -24,7 +24,7 @@ absl::Status CheckRange(const std::string& name, std::int64_t value, std::int64_
 absl::Status CheckDuration(const std::string& name, absl::Duration value) {
   if (value > absl::ZeroDuration() && value <= absl::Hours(24 * 365)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(name, " is ", absl::FormatDuration(value),
-                                                 "; allowed is more than 0, up to a year"));
+                                                 "; allowed: more than 0, at most a year"));
 }
 
 // What a session makes of its part of the options.
@@ -43,7 +43,7 @@ CLI::Validator DurationText() {
         absl::Duration duration;
         if (absl::ParseDuration(text, &duration)) return std::string();
         return absl::StrCat("\"", text,
-                            "\" is no duration; allowed are, for example, 500ms, 30s, 2m");
+                            "\" is not a duration; allowed are, for example, 500ms, 30s, 2m");
       },
       "");
 }
@@ -55,7 +55,8 @@ absl::StatusOr<std::size_t> ServerOptions::MemoryBytes() const {
 }
 
 absl::Status ServerOptions::Validate() const {
-  if (listen.empty()) return absl::InvalidArgumentError("listen: no address");
+  if (listen.empty())
+    return absl::InvalidArgumentError("listen is empty; allowed: one address or more");
   for (const std::string& address : listen) {
     if (absl::Status status = CheckListenAddress(address, insecure); !status.ok()) return status;
   }
@@ -103,26 +104,29 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
     }
     return app.add_option("--" + name, value, help)->envname(variable);
   };
-  add("listen", options.listen, "Address: host:port, [v6]:port or unix:/path. Repeatable")
+  add("listen", options.listen, "Address: host:port, [v6]:port or unix:/path; may be repeated")
       ->delimiter(',')
       ->type_name("ADDRESS");
   app.add_flag("--insecure", options.insecure,
                "Allow addresses that other hosts can reach, without encryption or authentication")
       ->envname("GRADWIRE_INSECURE");
-  add("max-connections", options.max_connections, "Connections at a time; more are reset");
-  add("max-sessions", options.max_sessions, "Sessions at a time");
-  add("memory-limit", options.memory_limit, "What all sessions together may hold: 2GiB, 80%")
+  add("max-connections", options.max_connections,
+      "Maximum number of connections; further ones are reset");
+  add("max-sessions", options.max_sessions, "Maximum number of sessions");
+  add("memory-limit", options.memory_limit,
+      "Memory that all sessions may reserve, such as 2GiB or 80%")
       ->type_name("SIZE");
   add("chunk-bytes", options.chunk_bytes, "Size of a chunk, the unit of one message")
       ->transform(CLI::AsSizeValue(false).description(""))
       ->type_name("SIZE");
-  add("window-chunks", options.window_chunks, "Chunks a member may be ahead of the results");
-  add("open-buckets", options.open_buckets, "Buckets of a session that are reduced at a time");
-  add("drain-timeout", drain_timeout, "What running sessions have after SIGTERM to finish")
+  add("window-chunks", options.window_chunks,
+      "Chunks a member may send beyond acknowledged results");
+  add("open-buckets", options.open_buckets, "Buckets of a session that are reduced at once");
+  add("drain-timeout", drain_timeout, "Time for running sessions to finish after SIGTERM")
       ->check(DurationText())
       ->type_name("DURATION");
   app.add_flag("--stop-on-eof", options.stop_on_eof,
-               "Drain when standard input ends, as with SIGTERM: for a parent that holds a pipe");
+               "Drain when standard input ends, as on SIGTERM; for a parent that holds a pipe");
   add("log-level", options.log_level, "debug, info, warning or error")->type_name("LEVEL");
   add("log-format", options.log_format, "text or json")->type_name("FORMAT");
   try {

@@ -1,7 +1,7 @@
-// The accept loop. gRPC's own stops for good once the process has run out of descriptors, and takes
-// any number of silent connections; this one has a cap, resets what is above it, and recovers. On a
-// unix socket it also tells members that offer shared memory from gRPC's connections, by the first
-// byte that they send.
+// The accept loop. gRPC's own loop stops for good when the process runs out of descriptors, and it
+// accepts any number of silent connections. This one limits connections, resets further ones, and
+// recovers. On a unix socket it also distinguishes offers of shared memory from gRPC connections,
+// by the first byte.
 #pragma once
 
 #include <atomic>
@@ -23,15 +23,14 @@ class Acceptor {
  public:
   // Takes over a new connection, non-blocking. Runs on the acceptor's thread.
   using Handler = std::function<void(int listener_fd, UniqueFd connection)>;
-  // Takes over an offer of shared memory, whose bytes are there. Also on the acceptor's thread: it
-  // must not map the memory there, for which every other connection would wait.
+  // Takes over an offer of shared memory whose bytes have arrived. It also runs on the acceptor's
+  // thread, so it must not map memory: every other connection would wait.
   using OfferHandler = std::function<void(UniqueFd connection)>;
 
   struct Options {
-    // Each connection costs two descriptors: the handler's, and a duplicate by which its end is
-    // noticed.
+    // Each connection costs two descriptors: the handler's, and a duplicate that detects its end.
     int max_connections = 0;
-    // For the first byte on a unix socket.
+    // The time limit for the first byte on a unix socket.
     std::chrono::milliseconds first_byte_timeout{3000};
   };
 
@@ -43,7 +42,7 @@ class Acceptor {
   Acceptor(const Acceptor&) = delete;
   Acceptor& operator=(const Acceptor&) = delete;
 
-  // Begins to accept, on a thread of its own. Once.
+  // Starts to accept on a separate thread. Call it once.
   void Serve();
 
   // Closes the listening sockets and removes the unix ones' files. Connections stay with their
@@ -56,7 +55,7 @@ class Acceptor {
 
  private:
   using Clock = std::chrono::steady_clock;
-  // A connection on a unix socket that has said nothing yet.
+  // A connection on a unix socket that has not sent anything yet.
   struct Silent {
     int listener_fd = -1;
     UniqueFd connection;

@@ -129,7 +129,7 @@ absl::Status RemoveStale(const std::string& path) {
     return errno == ENOENT ? absl::OkStatus() : SystemError(path, errno);
   }
   if (!S_ISSOCK(info.st_mode)) {
-    return absl::UnavailableError(absl::StrCat(path, " exists and is no socket"));
+    return absl::UnavailableError(absl::StrCat(path, " exists and is not a socket"));
   }
   const UniqueFd probe(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!probe.valid()) return SystemError("socket", errno);

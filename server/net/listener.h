@@ -1,4 +1,4 @@
-// Listening sockets: what `--listen` names.
+// Listening sockets, for the addresses of `--listen`.
 #pragma once
 
 #include <sys/types.h>
@@ -11,19 +11,20 @@
 
 namespace gradwire::server {
 
-// "host:port", "[v6 address]:port" or "unix:/path". InvalidArgument says what is allowed, and
-// FailedPrecondition that an address other hosts can reach needs `insecure`. Looks names up.
+// Checks "host:port", "[v6 address]:port" or "unix:/path". Returns InvalidArgument with the allowed
+// forms, or FailedPrecondition if other hosts can reach the address and `insecure` is false.
+// Resolves host names.
 absl::Status CheckListenAddress(const std::string& address, bool insecure);
 
-// Whether it names a unix socket.
+// Whether the address is that of a unix socket.
 bool IsUnixAddress(const std::string& address);
 
-// One listening socket. A unix socket has mode 0600; its file goes with the object, unless somebody
-// else has put another one there.
+// One listening socket. A unix socket has mode 0600. The destructor removes its file, unless
+// another process has replaced it.
 class Listener {
  public:
-  // A name with several addresses gives several listeners. A unix socket's file is replaced only if
-  // nobody answers on it.
+  // A name with several addresses gives several listeners. The file of a unix socket is replaced
+  // only if no process answers on it.
   static absl::StatusOr<std::vector<Listener>> Open(const std::string& address);
 
   Listener(Listener&&) noexcept = default;
@@ -32,7 +33,7 @@ class Listener {
 
   int fd() const { return fd_.get(); }
   bool is_unix() const { return !path_.empty(); }
-  // With the port that was taken: "127.0.0.1:41234", "[::1]:41234", "unix:/path".
+  // With the actual port: "127.0.0.1:41234", "[::1]:41234", "unix:/path".
   const std::string& address() const { return address_; }
 
  private:

@@ -1,5 +1,5 @@
-// Threads that answer offers of shared memory. To map gigabytes takes seconds, for which neither
-// connections nor other members' offers wait.
+// Threads that answer offers of shared memory. Mapping gigabytes takes seconds; neither connections
+// nor other members' offers wait for it.
 #pragma once
 
 #include <chrono>
@@ -21,15 +21,15 @@
 
 namespace gradwire::server {
 
-// Thread-safe. Of one member (one token) one offer at a time is at work, so that a member that
-// offers without end takes one thread at most. Further segments, which may have gigabytes, leave a
-// thread and a quarter of the queue to first ones: however many members give gradients, others
-// attach at once. Whoever gets no answer sends payloads in its stream.
+// Thread-safe. Only one offer of each member (token) runs at a time, so that a member occupies at
+// most one thread. One thread and a quarter of the queue are reserved for first segments, which are
+// small, so that members can attach while others map gigabytes. A member that gets no answer sends
+// its payloads in the stream.
 class OfferThreads {
  public:
-  // Maps the segment and says what the member is told. Runs on these threads, for several members
-  // at a time. `go_on` is an error once nobody waits for the answer any more: the member closed its
-  // connection, the offer's time is over, or the daemon stops.
+  // Maps the segment and returns the reply. Runs on these threads, for several members at a time.
+  // `go_on` returns an error when nobody waits for the answer: the member closed its connection,
+  // the offer's time is over, or the daemon stops.
   using Handler =
       std::function<absl::StatusOr<wire::MemoryReply>(wire::MemoryRequest, wire::GoOn go_on)>;
 
@@ -37,7 +37,7 @@ class OfferThreads {
     std::size_t threads = 4;  // started when first needed
     std::size_t max_pending = 256;
     std::size_t max_pending_of_member = 4;
-    // From the offer's arrival to its answer. A member waits 5 s at most when it joins.
+    // Time from the offer's arrival to its answer. A joining member waits 5 s at most.
     std::chrono::milliseconds timeout{10'000};
   };
 
@@ -48,15 +48,15 @@ class OfferThreads {
   OfferThreads(const OfferThreads&) = delete;
   OfferThreads& operator=(const OfferThreads&) = delete;
 
-  // Takes an offer whose bytes are there; never waits. One that is no offer, or one too many, is
-  // refused at once, with an answer that says why.
+  // Takes an offer whose bytes have arrived; never waits. If it is not an offer, or one too many,
+  // it is refused at once with the reason.
   void Submit(UniqueFd connection) GRADWIRE_EXCLUDES(mutex_);
 
-  // Ends what is at work, closes what waits, and returns when no thread is left. Later offers are
-  // refused.
+  // Ends running offers, closes waiting ones, and returns when all threads have ended. Later offers
+  // are refused.
   void Stop() GRADWIRE_EXCLUDES(mutex_);
 
-  // Offers that wait for a thread.
+  // The number of offers that wait for a thread.
   std::size_t pending() const GRADWIRE_EXCLUDES(mutex_);
 
  private:
@@ -68,7 +68,7 @@ class OfferThreads {
   };
 
   absl::Status Enqueue(Offer& offer) GRADWIRE_EXCLUDES(mutex_);
-  // An error: there is no thread at all.
+  // Returns an error if no thread could be started and none runs.
   absl::Status StartThreads() GRADWIRE_REQUIRES(mutex_);
   void Run() GRADWIRE_EXCLUDES(mutex_);
   // The oldest whose turn it is; pending_.end(): none.

@@ -1,4 +1,4 @@
-// What the system lets this process have, shared out among what needs it.
+// Divides the process's descriptors and mappings among its uses.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@ struct SystemLimits {
 };
 SystemLimits ReadSystemLimits();
 
-// Counts. Together they need no more than the limits, whatever members do, unless those are so low
-// that the daemon can do next to nothing.
+// The shares, as counts. Together they stay within the limits, whatever members do, unless the
+// limits are too low for the daemon to work at all.
 struct SystemShares {
   int connections = 0;
   std::size_t pending_offers = 0;   // of shared memory

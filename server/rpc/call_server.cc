@@ -15,7 +15,7 @@ constexpr std::chrono::seconds kPatience(5);
 
 class UnknownCall final : public Call {
   void OnStart() override {
-    Finish(absl::UnimplementedError(absl::StrCat("there is no method ", method())));
+    Finish(absl::UnimplementedError(absl::StrCat("unknown method ", method())));
   }
 };
 
@@ -28,7 +28,7 @@ absl::StatusOr<std::unique_ptr<CallServer>> CallServer::Start(grpc::ServerBuilde
       new CallServer(builder.AddCompletionQueue(), std::move(methods)));
   builder.RegisterAsyncGenericService(&server->service_);
   server->grpc_ = builder.BuildAndStart();
-  if (server->grpc_ == nullptr) return absl::InternalError("gRPC refuses to start a server");
+  if (server->grpc_ == nullptr) return absl::InternalError("gRPC could not start a server");
   server->Enter();
   server->Accept();
   server->threads_.Start(threads);

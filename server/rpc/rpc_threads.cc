@@ -8,7 +8,7 @@
 namespace gradwire::server {
 namespace {
 
-// Whose leader this thread is.
+// The object whose leader the calling thread is; null in a follower and in any other thread.
 thread_local RpcThreads* leader_of = nullptr;
 
 }  // namespace
@@ -40,6 +40,8 @@ void RpcThreads::Stop() {
 }
 
 void* RpcThreads::Begin(Operation& operation) {
+  // gRPC orders the beginning of an operation before its completion, but inside its own library,
+  // where ThreadSanitizer does not see it. This pair of atomics (with Run) makes the order visible.
   begun_.fetch_add(1, std::memory_order_release);
   return &operation;
 }
@@ -48,6 +50,8 @@ void RpcThreads::YieldLeadership() {
   if (RpcThreads* const threads = std::exchange(leader_of, nullptr)) threads->EndLeadership();
 }
 
+// Leader/followers: the leader polls and handles each event itself. Inside `done` the handler may
+// have yielded leadership; this thread then becomes a follower and competes for leadership again.
 void RpcThreads::Run() {
   while (TakeBaton()) {
     leader_of = this;
@@ -56,12 +60,14 @@ void RpcThreads::Run() {
       bool ok = false;
       if (!queue_->Next(&tag, &ok)) return End();
       begun_.load(std::memory_order_acquire);
+      // `done` may destroy the operation, so it is copied first.
       const Operation operation = *static_cast<const Operation*>(tag);
       operation.done(operation.owner, ok);
     }
   }
 }
 
+// After the end of the queue every follower returns too; `taken_` then no longer matters.
 bool RpcThreads::TakeBaton() {
   MutexLock lock(mutex_);
   ++idle_;
@@ -78,6 +84,8 @@ void RpcThreads::EndLeadership() {
     taken_ = false;
     wake = idle_ > 0;
   }
+  // Notify without the lock, so that the follower does not wake up only to wait for it. Without an
+  // idle thread nobody polls until a busy one returns to Run.
   if (wake) free_.NotifyOne();
 }
 

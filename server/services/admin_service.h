@@ -1,4 +1,4 @@
-// gradwire.v1.AdminService: what an operator asks.
+// Implements gradwire.v1.AdminService, for operators.
 #pragma once
 
 #include <functional>
@@ -17,7 +17,7 @@ class Registry;
 // Thread-safe. Outlives the calls of its methods.
 class AdminService final {
  public:
-  // `connections` counts the live ones.
+  // `connections` returns the number of open connections.
   AdminService(std::shared_ptr<const Registry> registry, std::shared_ptr<PeriodicTasks> ticks,
                std::function<int()> connections);
 

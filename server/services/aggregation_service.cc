@@ -55,14 +55,14 @@ absl::Status CheckProtocol(const v1::JoinRequest& request) {
     return absl::OkStatus();
   }
   return absl::UnimplementedError(
-      absl::StrCat("the member speaks protocol versions ", request.min_protocol_version(), " to ",
-                   request.max_protocol_version(), "; this daemon speaks ", kProtocolVersion));
+      absl::StrCat("the member supports protocol versions ", request.min_protocol_version(), " to ",
+                   request.max_protocol_version(), "; this daemon supports ", kProtocolVersion));
 }
 
 absl::StatusOr<JoinAsk> AskOf(const v1::JoinRequest& request, Manifest manifest) {
   if (absl::Status status = CheckProtocol(request); !status.ok()) return status;
   if (request.start_id() == 0)
-    return absl::InvalidArgumentError("start_id is 0; draw it at random");
+    return absl::InvalidArgumentError("start_id is 0; allowed: any other random number");
   absl::StatusOr<HookSpec> spec = wire::FromProto(request.hook());
   if (!spec.ok()) return spec.status();
   return JoinAsk{.world_size = request.world_size(),

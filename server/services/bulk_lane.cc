@@ -62,10 +62,11 @@ void BulkLane::OnReadDone(bool ok) {
 absl::Status BulkLane::HandleHello(const absl::StatusOr<wire::Frame>& frame) {
   if (!frame.ok()) return frame.status();
   const auto* hello = std::get_if<wire::Hello>(&frame->header);
-  if (hello == nullptr) return absl::InvalidArgumentError("the first frame of a lane is a Hello");
+  if (hello == nullptr)
+    return absl::InvalidArgumentError("the first frame of a lane must be a Hello");
   if (hello->pair == 0) {
     return absl::InvalidArgumentError(
-        "hello.pair: is 0; allowed: what the Hello of the Exchange has, drawn at random");
+        "hello.pair is 0; allowed: the random number in the Hello of the Exchange");
   }
   const absl::StatusOr<MemberHandle> member = registry_->Find(hello->token, hello->start_id);
   if (!member.ok()) return member.status();

@@ -1,4 +1,4 @@
-// A member's bulk lane: a call that carries the large frames of an MemberExchange.
+// A member's bulk lane: a call that carries the large frames of a MemberExchange.
 #pragma once
 
 #include <grpcpp/support/byte_buffer.h>
@@ -20,14 +20,14 @@ namespace gradwire::server {
 class MemberExchange;
 class Registry;
 
-// After its Hello it waits, for as long as a Hello may take, until its stream connects it. It ends
-// with the stream, and the stream with it. The lane and its stream refer to each other until then.
+// After its Hello the lane waits until its stream connects it, at most for the time that a Hello
+// may take. Lane and stream end together, and refer to each other until then.
 class BulkLane final : public Call, public PeriodicTask {
  public:
   BulkLane(const StreamLimits& limits, std::shared_ptr<Registry> registry,
            std::shared_ptr<LanePairs> pairs, std::shared_ptr<PeriodicTasks> ticks);
 
-  // For its stream. Connect once; it does not read before. False: it has ended.
+  // Called by the stream, once. The lane does not read before that. False: the lane has ended.
   bool Connect(const std::shared_ptr<MemberExchange>& stream) GRADWIRE_EXCLUDES(mutex_);
   void ReadOn() { StartRead(); }
   // One at a time: MemberExchange::OnBulkWritten follows.

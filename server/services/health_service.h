@@ -1,4 +1,4 @@
-// grpc.health.v1.Health: whether the daemon serves.
+// Implements grpc.health.v1.Health: whether the daemon serves.
 #pragma once
 
 #include <map>
@@ -18,14 +18,14 @@ class HealthWatch;
 // Thread-safe. Outlives the calls of its methods.
 class HealthService final {
  public:
-  // All serve, and "", which is the daemon as a whole.
+  // All of `services` serve, and so does "", which means the daemon as a whole.
   explicit HealthService(const std::vector<std::string>& services);
 
   void AddTo(Methods& methods);
 
-  // None serves from here on. Watchers are told.
+  // Reports NOT_SERVING for all services from now on, also to watchers.
   void StopServing() GRADWIRE_EXCLUDES(mutex_);
-  // Watchers are told no more: their calls end. So do those that begin later.
+  // Ends all watches, and those that begin later.
   void EndWatches() GRADWIRE_EXCLUDES(mutex_);
 
  private:
@@ -36,7 +36,7 @@ class HealthService final {
                      grpc::health::v1::HealthCheckResponse& response) const;
   // SERVICE_UNKNOWN: there is no such service.
   Status StatusOf(const std::string& service) const GRADWIRE_EXCLUDES(mutex_);
-  // False: watches have ended.
+  // False: End was called.
   bool Add(const std::shared_ptr<HealthWatch>& watch) GRADWIRE_EXCLUDES(mutex_);
   void Remove(HealthWatch* watch) GRADWIRE_EXCLUDES(mutex_);
   std::vector<std::shared_ptr<HealthWatch>> watches() const GRADWIRE_EXCLUDES(mutex_);

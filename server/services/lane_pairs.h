@@ -1,5 +1,5 @@
-// Brings a member's stream and its bulk lane together: two calls, on two connections, of which
-// either may come first.
+// Pairs a member's stream with its bulk lane: two calls on two connections, of which either may
+// come first.
 #pragma once
 
 #include <compare>
@@ -14,7 +14,7 @@ namespace gradwire::server {
 class BulkLane;
 class MemberExchange;
 
-// Thread-safe. What has come alone is known until its other half comes or it takes it back.
+// Thread-safe. Remembers the first half until the second comes or the first withdraws.
 class LanePairs {
  public:
   struct Key {
@@ -24,11 +24,11 @@ class LanePairs {
     auto operator<=>(const Key&) const = default;
   };
 
-  // The second half to come is connected with the first: MemberExchange::Connect.
+  // When the second half arrives, calls MemberExchange::Connect.
   void Add(const Key& key, const std::shared_ptr<MemberExchange>& stream) GRADWIRE_EXCLUDES(mutex_);
   void Add(const Key& key, const std::shared_ptr<BulkLane>& lane) GRADWIRE_EXCLUDES(mutex_);
 
-  // Whichever of the two it was.
+  // Withdraws a half that arrived, whichever it is.
   void Remove(const Key& key, const void* half) GRADWIRE_EXCLUDES(mutex_);
 
  private:
@@ -37,7 +37,7 @@ class LanePairs {
     std::shared_ptr<BulkLane> lane;
   };
 
-  // Notes `half`; both, if it is the second.
+  // Stores `half`, and returns both halves if it is the second.
   template <typename Half>
   Halves Put(const Key& key, std::shared_ptr<Half> Halves::*place,
              const std::shared_ptr<Half>& half) GRADWIRE_EXCLUDES(mutex_);

@@ -258,7 +258,8 @@ absl::Status MemberExchange::Resolve(const Place& at, wire::Frame& frame) const 
 absl::Status MemberExchange::HandleHello(const absl::StatusOr<wire::Frame>& frame) {
   if (!frame.ok()) return frame.status();
   const auto* hello = std::get_if<wire::Hello>(&frame->header);
-  if (hello == nullptr) return absl::InvalidArgumentError("the first frame of a stream is a Hello");
+  if (hello == nullptr)
+    return absl::InvalidArgumentError("the first frame of a stream must be a Hello");
   const absl::StatusOr<MemberHandle> member = registry_->Find(hello->token, hello->start_id);
   if (!member.ok()) return member.status();
   std::shared_ptr<MemberMemory> memory;

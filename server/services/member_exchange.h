@@ -1,5 +1,4 @@
-// A member's Exchange stream: a call on one side, or two with its bulk lane, a hosted session on
-// the other.
+// A member's Exchange stream. It connects a call (or two, with the bulk lane) to a session.
 #pragma once
 
 #include <cstddef>
@@ -26,8 +25,8 @@ class MemberMemory;
 class Registry;
 class SessionRunner;
 
-// On each lane one read and one write are in flight at most. The next read begins when the frame
-// before it has been dealt with: that is the back-pressure. Only a large sum is computed beside it;
+// On each lane at most one read and one write are in flight. The next read begins when the previous
+// frame has been handled, which creates back-pressure. Only a large sum runs in parallel with it;
 // the window bounds what can arrive meanwhile.
 class MemberExchange final : public Call, public MemberStream, public PeriodicTask {
  public:
@@ -43,14 +42,14 @@ class MemberExchange final : public Call, public MemberStream, public PeriodicTa
 
   void OnTick(absl::Time now) override;
 
-  // For the bulk lane. Connect comes once, before the others.
+  // Called by the bulk lane: Connect once, before the others.
   void Connect(const std::shared_ptr<BulkLane>& bulk);
   void OnFrame(wire::Lane lane, absl::StatusOr<wire::Frame> frame);
   void OnBulkWritten(bool ok) { OnWritten(wire::Lane::kBulk, ok); }
   void OnBulkEnd();
 
  private:
-  // The stream, and with it the lane, is broken.
+  // The stream is broken, and with it the bulk lane.
   void HandleEnd(const absl::Status& status);
   struct Place {
     std::shared_ptr<SessionRunner> session;
@@ -65,17 +64,18 @@ class MemberExchange final : public Call, public MemberStream, public PeriodicTa
   void OnDone() override;
 
   void ReadOn(wire::Lane lane) GRADWIRE_EXCLUDES(mutex_);
-  // Ends the stream with what was queued; nothing more is read.
+  // Writes what is queued and ends the stream. Reads nothing more.
   void End(const absl::Status& status);
   void EndLocked(const absl::Status& status) GRADWIRE_REQUIRES(mutex_);
   absl::Status HandleHello(const absl::StatusOr<wire::Frame>& frame);
-  // Why the frame cannot be one of this stream's; puts the payload in place that lies in shared
+  // Returns an error if the frame is not allowed on this stream. Resolves a payload in shared
   // memory.
   absl::Status Resolve(const Place& at, wire::Frame& frame) const;
-  // The session has a frame of this lane. Returns the frame of the other one that waited for it.
+  // The session has taken a frame of this lane. Returns a frame of the other lane that waited for
+  // it.
   std::optional<wire::Frame> OnTaken(wire::Lane lane) GRADWIRE_EXCLUDES(mutex_);
   void OnWritten(wire::Lane lane, bool ok) GRADWIRE_EXCLUDES(mutex_);
-  // What is wrong with one of the lanes, if anything.
+  // Returns an error if the bulk lane did not come in time, or if a lane is silent for too long.
   absl::Status CheckLanes(absl::Time now) GRADWIRE_REQUIRES(mutex_);
   std::optional<Place> place() const;
   std::shared_ptr<BulkLane> bulk() const;

@@ -1,12 +1,11 @@
-// grpc.reflection.v1.ServerReflection and its v1alpha, which most tools ask for: what can be
-// called.
+// Implements grpc.reflection.v1.ServerReflection and v1alpha, which most tools use.
 #pragma once
 
 #include "server/rpc/methods.h"
 
 namespace gradwire::server {
 
-// After all the others: what is in `methods` now is what clients are told of.
+// Call it after all other services: clients see the methods that are in `methods` now.
 void AddReflection(Methods& methods);
 
 }  // namespace gradwire::server

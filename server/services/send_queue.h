@@ -1,4 +1,4 @@
-// What waits for one member: frames by reference, in the order in which they will be written.
+// The frames that wait for one member, by reference, in the order in which they will be written.
 #pragma once
 
 #include <cstddef>
@@ -13,15 +13,15 @@ namespace gradwire::server {
 
 // Frames leave in the order of wire::LaneSender.
 //
-// Memory stays bounded although a member may read as slowly as it likes:
-// * A frame becomes bytes, and a resent result a copy, only when it is taken, one frame for each
-//   lane at a time. What waits is a header and a reference.
-// * What the session keeps is in its reservation, however many queues refer to it: results until
-//   all members acknowledged them, shared state until its bucket is over. A member that reads
-//   slowly acknowledges late, so that the session sends it no more than its windows allow.
-// * A member that acknowledges what it has not read makes the session let go of payloads that the
-//   queue still holds. Those, and payloads that the session never kept, may have `max_bytes`; they
-//   are counted again whenever a quarter of that was added.
+// Memory stays bounded even if a member reads slowly:
+// * A frame is serialized, and a resent result copied, only when it is taken, one frame per lane at
+//   a time. A waiting frame costs a header and a reference.
+// * Payloads that the session keeps are part of its reservation, however many queues refer to them:
+//   results until all members have acknowledged them, shared state until its bucket is over. A
+//   member that reads slowly acknowledges late, so its window limits what the session sends.
+// * If a member acknowledges results that it has not read, the session drops payloads that the
+//   queue still holds. These, and payloads that the session never kept, may take `max_bytes` in
+//   total; they are counted again whenever a quarter of that was added.
 // * `max_frames` bounds the headers. QueueLimits has the rule.
 //
 // Not thread-safe; never blocks and never copies a payload.
@@ -32,20 +32,20 @@ class SendQueue {
 
   explicit SendQueue(const Limits& limits) : limits_(limits) {}
 
-  // The member has two lanes; before the first frame.
+  // The member has two lanes. Call it before the first frame.
   void UseBothLanes() { sender_ = wire::LaneSender<Outgoing>(true); }
 
-  // ResourceExhausted: the member does not read. The frame was not added.
+  // Returns ResourceExhausted, and does not add the frame, if the member does not read.
   absl::Status Add(Outgoing frame);
   // On each lane that has nothing else to send.
   void AddHeartbeats();
 
-  // The frame to be written now; none: nothing waits, or Written is still to come.
+  // Returns the next frame to write; none if nothing waits or the last write is not done.
   std::optional<Ready> Take(wire::Lane lane);
   void Written(wire::Lane lane) { sender_.Written(lane); }
   bool writing(wire::Lane lane) const { return sender_.writing(lane); }
 
-  // Forgets what waits, and takes no more.
+  // Drops all frames, and accepts no more.
   void Drop();
 
  private:

@@ -1,4 +1,4 @@
-// The calls that carry a session's state: to an operator or a checkpoint, and back.
+// The calls that export and import a session's state.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 namespace gradwire::server {
 
 inline constexpr std::size_t kStatePiece = std::size_t{1} << 20;
-// A call that takes longer is cancelled: it holds a state's bytes.
+// A call that takes longer is cancelled, because it holds the bytes of a state.
 inline constexpr absl::Duration kStateCallTimeout = absl::Minutes(2);
 
 class ExportStream final : public RequestCall<v1::ExportStateRequest>, public PeriodicTask {

@@ -1,4 +1,4 @@
-// What a member's stream may take, and how long.
+// Limits of size and time for a member's stream.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,8 @@ struct StreamLimits {
   QueueLimits::Limits queue;     // of both lanes
   absl::Duration hello_timeout;  // also for the other lane
   absl::Duration close_timeout;
-  // Where there are two lanes: each is heard for itself. Longer than the session's, which hears the
-  // member. A large frame may be long on its way, and is heard when it is there.
+  // With two lanes, the silence that each may have. It is longer than the session's limit for the
+  // member, because a large frame counts only when it has arrived completely.
   absl::Duration stream_silence_timeout;
   absl::Duration bulk_silence_timeout;
 };

@@ -14,8 +14,8 @@ namespace gradwire::server {
 class Registry;
 class SessionRunner;
 
-// Ends, with OK, after it told that the session has ended. A client that does not read is told less
-// often: a new answer begins when the last one was taken.
+// Ends with OK after it has reported the end of the session. A client that reads slowly gets fewer
+// reports: a new one is written only after the previous one was taken.
 class WatchStream final : public RequestCall<v1::WatchRequest>, public PeriodicTask {
  public:
   WatchStream(std::shared_ptr<const Registry> registry, std::shared_ptr<PeriodicTasks> ticks);

@@ -11,13 +11,14 @@
 
 namespace gradwire::server {
 
-// Answers before Reduce returns, on the caller's thread; of a batch, others compute a part.
+// Thread-safe. Answers before Reduce returns, on the caller's thread. If a batch has several sums,
+// the sum threads compute a part of them.
 class CpuReducer final : public Reducer {
  public:
-  // Beside the caller's. More than a few are not needed: memory is not that fast.
+  // In addition to the caller's thread. A few threads saturate the memory bandwidth.
   static std::size_t ThreadCount();
 
-  // `before_long_work` is called on a thread that is about to compute for long.
+  // Calls `before_long_work` on a thread that is about to compute for a long time.
   // `kernels` are of the host's memory and outlive the reducer.
   CpuReducer(const Kernels& kernels, std::size_t threads, std::function<void()> before_long_work)
       : kernels_(kernels), threads_(threads), before_long_work_(std::move(before_long_work)) {}

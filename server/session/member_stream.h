@@ -1,4 +1,4 @@
-// What a session needs of a member's stream.
+// The interface between a session and a member's stream.
 #pragma once
 
 #include <cstdint>
@@ -10,24 +10,24 @@ namespace gradwire::server {
 
 class Outgoing;
 
-// Thread-safe. What queues and ends only notes what to do, so that they can be called under a
-// lock; Pump does it and must be called without one.
+// Thread-safe. The functions that queue and end only record what to do, so that a session can call
+// them under its lock. Pump writes, and must be called without a lock.
 class MemberStream {
  public:
   virtual ~MemberStream() = default;
 
-  // Unique among the streams of the process, not 0.
+  // Unique among the streams of the process; never 0.
   virtual std::uint64_t id() const = 0;
 
-  // In the order of SendQueue. The frame becomes bytes when it is written. One that finds the queue
-  // full ends the stream.
+  // Queues a frame in the order of SendQueue. The frame is serialized when it is written. If the
+  // queue is full, the stream ends.
   virtual void Queue(Outgoing frame) = 0;
-  // On each lane that has nothing else to send.
+  // Queues a heartbeat on each lane that has nothing else to send.
   virtual void QueueHeartbeats() = 0;
   virtual void EndAfterQueue(const absl::Status& status) = 0;
   virtual void Pump(wire::Lane lane) = 0;
 
-  // The member reads results in the session's shared memory.
+  // Whether the member reads results in the session's shared memory.
   virtual bool shares_memory() const { return false; }
 };
 

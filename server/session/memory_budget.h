@@ -1,4 +1,4 @@
-// The memory that sessions may make the daemon take, and what of it is promised to whom.
+// The daemon's memory limit for sessions, and how much of it is reserved.
 #pragma once
 
 #include <atomic>
@@ -9,11 +9,11 @@
 
 namespace gradwire::server {
 
-// Thread-safe; no lock is taken.
+// Thread-safe; takes no lock.
 class MemoryBudget : public std::enable_shared_from_this<MemoryBudget> {
  public:
-  // Bytes that are promised to whoever has it. They are free again when it is destroyed, so it
-  // belongs into the object that takes the memory. Movable; not thread-safe.
+  // A reservation. Its destructor returns the bytes, so the object that takes the memory should own
+  // it. Movable; not thread-safe.
   class Share {
    public:
     Share() = default;
@@ -22,7 +22,7 @@ class MemoryBudget : public std::enable_shared_from_this<MemoryBudget> {
     ~Share();
 
     std::size_t bytes() const { return bytes_; }
-    // Takes a part of it out, at most all of it.
+    // Splits off a part, at most all of it.
     Share Split(std::size_t bytes);
 
    private:
@@ -38,7 +38,7 @@ class MemoryBudget : public std::enable_shared_from_this<MemoryBudget> {
   MemoryBudget(const MemoryBudget&) = delete;
   MemoryBudget& operator=(const MemoryBudget&) = delete;
 
-  // nullopt: so much is not free.
+  // nullopt: there is not enough free.
   std::optional<Share> Take(std::size_t bytes);
 
   std::size_t limit() const { return limit_; }

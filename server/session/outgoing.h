@@ -16,23 +16,23 @@ namespace gradwire::server {
 
 class Outgoing {
  public:
-  // `keeper` expires when the session no longer keeps the payload; empty: it never did.
+  // `keeper` expires when the session drops the payload. Empty: the session never kept it.
   Outgoing(wire::Header header, wire::PayloadRef payload, Keeper keeper = {});
-  // A result, in the way in which it reaches this member.
+  // A result, delivered in the way that suits this member.
   Outgoing(wire::Result header, const ResultRef& result, ResultDelivery delivery);
 
   const wire::Header& header() const { return header_; }
   const wire::SendPriority& priority() const { return priority_; }
   // What the frame will carry.
   std::size_t payload_bytes() const;
-  // Bytes of the daemon's memory to which this frame refers: not those of a copy, which is not made
-  // yet.
+  // Bytes of the daemon's memory to which this frame refers. A copy that is not yet made does not
+  // count.
   std::size_t held_bytes() const { return payload_ == nullptr ? 0 : payload_->bytes(); }
-  // Whether nobody but queues holds them.
+  // Whether only queues hold these bytes.
   bool only_queued() const { return keeper_.expired(); }
 
-  // The frame as bytes, which refer to the payload; of a ResentCopy they are the copy. May take
-  // long: call it without a lock. `after` as in wire::Frame.
+  // Serializes the frame. The bytes refer to the payload, or, for a ResentCopy, contain the copy.
+  // May take long: call it without a lock. `after` as in wire::Frame.
   grpc::ByteBuffer Serialize(std::uint64_t after) const;
 
  private:

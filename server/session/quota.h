@@ -1,4 +1,4 @@
-// Bounds on things of which one member, its session and the whole daemon may each have so many.
+// Limits on how many of a resource a member, its session and the whole daemon may use.
 #pragma once
 
 #include <atomic>
@@ -12,14 +12,14 @@
 
 namespace gradwire::server {
 
-// Thread-safe. A quota counts for itself and for what it is a part of.
+// Thread-safe. Each use counts against this quota and against the larger quotas that it is part of.
 class Quota {
  public:
-  // A quarter of each limit is kept for kFirst: whoever has many further things cannot keep others
-  // from their first.
+  // A quarter of each limit is reserved for kFirst, so that a heavy user cannot prevent others from
+  // getting their first unit.
   enum class Need { kFirst, kFurther };
 
-  // One thing; gives it back when it is destroyed. Movable.
+  // One unit; its destructor returns it. Movable.
   class Share {
    public:
     Share() = default;
@@ -40,7 +40,8 @@ class Quota {
         std::shared_ptr<Quota> whole = nullptr)
       : whose_(std::move(whose)), what_(std::move(what)), limit_(limit), whole_(std::move(whole)) {}
 
-  // ResourceExhausted says whose count is at which limit; then nothing is taken anywhere.
+  // Returns ResourceExhausted, which names the exhausted limit and its owner, and then takes
+  // nothing.
   static absl::StatusOr<Share> Take(std::shared_ptr<Quota> quota, Need need);
 
   std::size_t limit() const { return limit_; }

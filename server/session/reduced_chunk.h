@@ -15,9 +15,9 @@
 
 namespace gradwire::server {
 
-// Lies in place of the contributions of members that take it there, each its own. If one member
-// does not, it lies in memory of the daemon as well: in the session's segment of results if there
-// is room, else on the heap.
+// The result is written over the contributions of the members that take it there. If any member
+// does not, the daemon also keeps a copy: in the session's segment of results if there is room,
+// else on the heap.
 class ReducedChunk final : public ReducedResult {
  public:
   struct Outcome {
@@ -33,7 +33,7 @@ class ReducedChunk final : public ReducedResult {
   ResultDelivery DeliveryTo(const Receiver& to) const override;
 
  private:
-  // A contribution whose place takes the result, in this dtype.
+  // A contribution that the result overwrites, in this dtype.
   struct Place {
     wire::PayloadRef contribution;
     wire::ResultRoom room;
@@ -54,7 +54,7 @@ class ReducedChunk final : public ReducedResult {
   const std::size_t bytes_;
   std::uint64_t digest_ = 0;
   std::vector<Place> places_;
-  wire::PayloadRef kept_;                        // null: only members have it
+  wire::PayloadRef kept_;                        // null: only members hold it
   std::optional<std::uint64_t> block_offset_{};  // where that is the segment of results
 };
 

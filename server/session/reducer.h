@@ -1,4 +1,4 @@
-// What computes the reductions that session cores ask for.
+// The interface for computing the reductions that session cores request.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ class Reducer {
  public:
   struct Done {
     wire::RoundId id;
-    std::uint32_t chunk = 0;  // as the ReduceEffect had them
+    std::uint32_t chunk = 0;  // as in the ReduceEffect
     ResultRef result;
     bool finite = true;
     absl::Duration spent;
@@ -27,9 +27,9 @@ class Reducer {
 
   virtual ~Reducer() = default;
 
-  // Calls `answer` until it has had each reduction of the batch once: in one or several parts, in
-  // any order, on any thread, before Reduce returns or later. `memory` takes results that members
-  // of this host read. The caller holds no lock that `answer` takes.
+  // Passes each reduction of the batch to `answer` exactly once: in one or several calls, in any
+  // order, on any thread, before or after Reduce returns. `memory` holds results that members on
+  // this host read. The caller must not hold a lock that `answer` takes.
   virtual void Reduce(std::vector<ReduceEffect> batch, std::shared_ptr<SessionMemory> memory,
                       Answer answer) = 0;
 };

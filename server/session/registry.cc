@@ -195,8 +195,7 @@ absl::StatusOr<Registry::Holder> Registry::HolderOf(const std::string& token,
                                                     std::uint64_t start_id) const {
   const auto found = tokens_.find(token);
   if (found == tokens_.end()) {
-    return absl::NotFoundError(
-        "this daemon does not know the token; its session is gone, join again");
+    return absl::NotFoundError("unknown token: its session has ended; join again");
   }
   if (found->second.start_id != start_id) {
     return absl::PermissionDeniedError("the token belongs to another start id");

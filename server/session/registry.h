@@ -28,27 +28,27 @@ namespace gradwire::server {
 
 class SessionRunner;
 
-// What a token stands for.
+// The membership that a token identifies.
 struct MemberHandle {
   std::shared_ptr<SessionRunner> session;
   int rank = 0;
   std::uint64_t start_id = 0;
 };
 
-// Thread-safe. Under its lock it only looks things up: no session's lock is taken, nothing is
-// checked, made or destroyed whose size a member chooses. What a session is asked for meanwhile it
-// answers without its lock. So a session that is at work delays nobody who does not need it.
+// Thread-safe. The registry holds its lock only for lookups: it never takes a session's lock under
+// it, and never checks, creates or destroys anything whose size a member chooses. Under the lock it
+// reads only what sessions publish as atomics. So a busy session delays nobody else.
 //
-// A session is there from its first member's join on. One that all members gave up before it began
-// fails, so that its status says why. One that has ended frees its name at the next
-// join or tick; it is kept until its members' streams are closed. Of one that failed the failure is
-// kept 10 s longer, for members that come back to ask.
+// A session exists from its first member's join on. If all members leave before it begins, it
+// fails, so that its status shows why. A session that has ended frees its name at the next join or
+// tick; it is kept until its members' streams are closed. A failure is kept for another 10 s, for
+// members that reconnect to ask.
 class Registry {
  public:
   struct Limits {
     std::size_t memory_bytes = 0;
     std::size_t max_sessions = 0;
-    // Of all sessions together: MemoryQuotas.
+    // For all sessions together: see MemoryQuotas.
     std::size_t memory_segments = std::size_t{1} << 15;
     std::size_t shared_sessions = 256;
   };
@@ -57,7 +57,7 @@ class Registry {
     MemberHandle member;
     std::int64_t next_step = 0;
   };
-  // What a session's hook is made with: MakeCoordinatorHook, but for tests.
+  // Makes a session's hook: MakeCoordinatorHook, except in tests.
   using HookMaker = std::function<absl::StatusOr<std::unique_ptr<CoordinatorHook>>(
       const HookSpec& spec, SharedManifest manifest)>;
 
@@ -74,20 +74,20 @@ class Registry {
   // and lineage are filled in here.
   absl::StatusOr<Joined> Join(const SessionOptions& options, const JoinAsk& ask, absl::Time now);
 
-  // The failure, if the session has failed and its streams are closed.
+  // Returns the failure, if the session has failed and its streams are closed.
   absl::StatusOr<MemberHandle> Find(const std::string& token, std::uint64_t start_id) const;
 
-  // Ends the token's membership. Of a session that has failed there is nothing left to end: OK.
+  // Ends the token's membership. OK if the session has failed: there is nothing left to end.
   absl::Status Leave(const std::string& token, std::uint64_t start_id, absl::Time now);
 
-  // Timeouts; forgets what has ended.
+  // Runs the sessions' timeouts and forgets ended sessions.
   void Tick(absl::Time now);
   void SendHeartbeats();
 
-  // No joins from here on. Sessions that are not complete yet end at once.
+  // Refuses joins from now on. Sessions that still wait for members end at once.
   void BeginDrain();
   bool draining() const;
-  // No session runs and no member's stream is left.
+  // Whether no session runs and no member's stream is open.
   bool idle() const;
   void FailAll(const absl::Status& status);
   // Long work of sessions that is under way ends; what waits is dropped. Sessions get no further.
@@ -99,9 +99,9 @@ class Registry {
   // How long its lock was held at most.
   std::chrono::nanoseconds longest_hold() const { return mutex_.longest_hold(); }
 
-  // Those that have not ended, then the last few that have.
+  // Running sessions first, then the last few that ended.
   std::vector<v1::SessionStatus> List(absl::Time now) const;
-  // With its compression. NotFound: none of that name lately.
+  // Includes the compression of each parameter. NotFound: no recent session has that name.
   absl::StatusOr<v1::SessionStatus> Status(const std::string& name, absl::Time now) const;
   std::shared_ptr<SessionRunner> Get(const std::string& name) const;
 
@@ -110,10 +110,10 @@ class Registry {
     std::string token;            // "": nobody joined
     std::uint64_t admission = 0;  // of the join that has the token
   };
-  // Everything in it belongs to the registry's lock.
+  // The registry's lock guards all fields.
   struct Entry {
-    std::shared_ptr<SessionRunner> session;  // null: all that is left of it is `failure`
-    absl::Status failure{};                  // once it has ended; OK: in good order
+    std::shared_ptr<SessionRunner> session;  // null: only `failure` is left
+    absl::Status failure{};                  // once it has ended; OK: ended regularly
     absl::Time ended = absl::InfiniteFuture();
     std::vector<Place> places{};  // by rank
     bool forgotten = false;       // its tokens are gone
@@ -127,7 +127,7 @@ class Registry {
 
   absl::StatusOr<Holder> HolderOf(const std::string& token, std::uint64_t start_id) const
       GRADWIRE_REQUIRES(mutex_);
-  // nullopt: that session has ended, or another join has made one of the same name; look again.
+  // nullopt: that session has ended, or another join has created one of this name; look again.
   absl::StatusOr<std::optional<Joined>> JoinNew(const SessionOptions& options, const JoinAsk& ask,
                                                 absl::Time now) GRADWIRE_EXCLUDES(mutex_);
   absl::StatusOr<std::optional<Joined>> JoinExisting(const std::shared_ptr<Entry>& entry,
@@ -139,7 +139,7 @@ class Registry {
   // Of `entry`, for the rank that the join number `admission` gave; "" if a later join has it.
   std::string TokenFor(const std::shared_ptr<Entry>& entry, int rank, std::uint64_t admission,
                        std::uint64_t start_id, const std::string& fresh) GRADWIRE_REQUIRES(mutex_);
-  // Moves ended sessions from their names into the history, and forgets those that are over.
+  // Moves ended sessions into the history, and forgets those whose time is over.
   void Sweep(absl::Time now) GRADWIRE_EXCLUDES(mutex_);
   void Retire(const std::string& name, const std::shared_ptr<SessionRunner>& session,
               absl::Time now) GRADWIRE_EXCLUDES(mutex_);
@@ -155,7 +155,7 @@ class Registry {
   mutable YieldingMutex mutex_{host_.before_long_work};
   std::map<std::string, std::shared_ptr<Entry>> sessions_
       GRADWIRE_GUARDED_BY(mutex_);  // an ended one until the next Sweep
-  // Ended, but with streams that still close, or so lately that a member may ask what happened.
+  // Ended, but their streams still close, or members may still ask what happened.
   std::vector<std::shared_ptr<Entry>> retired_ GRADWIRE_GUARDED_BY(mutex_);
   std::deque<Past> history_ GRADWIRE_GUARDED_BY(mutex_);  // newest first
   std::unordered_map<std::string, Holder> tokens_ GRADWIRE_GUARDED_BY(mutex_);

@@ -1,4 +1,4 @@
-// What hosted sessions use of the process that they run in.
+// The process's services that sessions use.
 #pragma once
 
 #include <functional>
@@ -13,8 +13,8 @@ struct MemoryQuotas;
 
 struct SessionHost {
   std::shared_ptr<Reducer> reducer;
-  // The calling thread is about to work or to wait for long: if it handles events, another takes
-  // them over.
+  // Called by a thread that is about to work or wait for a long time: if it is the leader of the
+  // RPC threads, it yields leadership.
   std::function<void()> before_long_work;
   std::shared_ptr<WorkThreads> work_threads;
   std::shared_ptr<MemoryQuotas> memory_quotas;  // of the daemon's counts

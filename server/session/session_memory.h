@@ -1,5 +1,5 @@
-// Shared memory of one session: the members' segments for contributions and for the results that
-// take their place, and one of the daemon's for other results.
+// The shared memory of one session: members' segments, for contributions and for results that
+// overwrite them, and one segment of the daemon for other results.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +21,8 @@
 
 namespace gradwire::server {
 
-// What all sessions of a daemon may together take of the system for shared memory. Each of a
-// member's segments is a mapping of this process, and each session's results are a descriptor, too.
+// The system resources that all sessions may use for shared memory. Each segment of a member costs
+// this process one mapping, and the results of each session also cost one descriptor.
 struct MemoryQuotas {
   explicit MemoryQuotas(std::size_t max_segments = std::size_t{1} << 15,
                         std::size_t max_sessions = 256);
@@ -31,18 +31,18 @@ struct MemoryQuotas {
   const std::shared_ptr<Quota> sessions;  // that share memory
 };
 
-// The segments that one member has given for one stream. Thread-safe.
+// The segments that one member has offered for one stream. Thread-safe.
 class MemberMemory {
  public:
-  // The bytes of a contribution of `rank` from `stream`: a ResultPlace where the result may be
-  // written over them. InvalidArgument says what lies outside of what.
+  // Returns the bytes of a contribution of `rank` from `stream`: a ResultPlace if the result may be
+  // written over them. InvalidArgument names the range that lies outside the segment.
   absl::StatusOr<wire::PayloadRef> Resolve(const wire::SharedBytes& shared, int rank,
                                            std::uint64_t stream) const;
 
-  // Adds a segment and returns its number. `max_bytes`: of all after the first together.
+  // Adds a segment and returns its number. `max_bytes` limits all segments but the first, together.
   absl::StatusOr<std::uint32_t> Add(std::shared_ptr<wire::MemorySegment> segment,
                                     std::size_t max_bytes);
-  // What a further one may have, or why there may be none.
+  // The largest size of a further segment, or the reason why there may be none.
   absl::StatusOr<std::size_t> BytesLeft(std::size_t max_bytes) const;
 
  private:
@@ -53,7 +53,7 @@ class MemberMemory {
   std::size_t further_bytes_ GRADWIRE_GUARDED_BY(mutex_) = 0;
 };
 
-// A contribution in a member's memory that takes its result.
+// A contribution in a member's memory that the result may overwrite.
 class ResultPlace final : public wire::Payload {
  public:
   ResultPlace(std::shared_ptr<wire::MemorySegment> segment, const wire::ResultRoom& room)
@@ -75,11 +75,11 @@ class ResultPlace final : public wire::Payload {
   const std::span<const std::byte> piece_;
 };
 
-// Room for a result, in the segment that all members of this host can read.
+// Memory for a result in the segment that all members on this host can read.
 class ResultBlock;
 
-// Thread-safe. Its locks are taken last, and nothing is mapped or unmapped under the one that
-// streams wait for.
+// Thread-safe. Its locks are leaf locks. It never maps or unmaps memory under the lock that streams
+// wait for.
 class SessionMemory : public std::enable_shared_from_this<SessionMemory> {
  public:
   using Clock = absl::FunctionRef<absl::Time()>;
@@ -96,19 +96,19 @@ class SessionMemory : public std::enable_shared_from_this<SessionMemory> {
 
   std::size_t staging_bytes() const { return options_.staging_bytes; }
 
-  // Maps a member's segment, which takes seconds for gigabytes; nobody else waits for it. `go_on`
-  // is asked meanwhile. With a new attachment, the reply has the descriptor of the results; a
-  // member has a few at most, and its oldest that no stream has claimed makes room for a new one.
-  // `clock` is read when the memory is mapped: only then the time to claim it begins.
+  // Maps a member's segment. Gigabytes take seconds, but no other call waits for it; `go_on` is
+  // polled meanwhile. For a new attachment the reply has the descriptor of the results. A member
+  // has a few attachments at most; a new one replaces the oldest that no stream has claimed.
+  // `clock` is read after mapping, because the time to claim the attachment starts then.
   absl::StatusOr<wire::MemoryReply> Attach(int rank, wire::MemoryRequest request, Clock clock,
                                            wire::GoOn go_on = wire::AlwaysGoOn);
 
-  // An attachment goes to one stream; what nobody claims in time is given up by Tick.
+  // An attachment belongs to one stream. Tick drops attachments that no stream claims in time.
   absl::StatusOr<std::shared_ptr<MemberMemory>> Claim(int rank, std::uint64_t attachment);
   void Tick(absl::Time now);
 
-  // A result of up to block_bytes; null: nobody shares memory, or no block is free. It must live
-  // until no member may read it any more.
+  // Returns a block for a result of up to block_bytes; null if no member shares memory or no block
+  // is free. The block must live as long as a member may read it.
   std::shared_ptr<ResultBlock> Take(std::size_t bytes);
 
  private:

@@ -16,16 +16,16 @@ class SumThreads {
  public:
   using Task = absl::FunctionRef<void(std::size_t)>;
 
-  // Starts with the first Run that has use for them.
+  // The first Run that needs threads starts them.
   explicit SumThreads(std::size_t threads) : most_(threads) {}
-  // No Run is under way.
+  // No Run may be in progress.
   ~SumThreads();
 
   SumThreads(const SumThreads&) = delete;
   SumThreads& operator=(const SumThreads&) = delete;
 
-  // Calls task(0) to task(count - 1), each once, on these threads and on the caller's; returns when
-  // all have returned. They must not wait for anything.
+  // Calls task(0) to task(count - 1) once each, on these threads and the caller's, and returns when
+  // all have returned. Tasks must not wait for anything.
   void Run(std::size_t count, Task task) GRADWIRE_EXCLUDES(mutex_);
 
  private:
@@ -38,14 +38,14 @@ class SumThreads {
 
   void StartThreads() GRADWIRE_REQUIRES(mutex_);
   void Help() GRADWIRE_EXCLUDES(mutex_);
-  // One task of the job. The lock is given back meanwhile.
+  // Runs one task of the job, without the lock.
   void Take(Job& job) GRADWIRE_REQUIRES(mutex_);
 
   const std::size_t most_;
   Mutex mutex_;
   CondVar work_;
   CondVar done_;
-  std::deque<Job*> jobs_ GRADWIRE_GUARDED_BY(mutex_);  // with tasks that nobody has taken
+  std::deque<Job*> jobs_ GRADWIRE_GUARDED_BY(mutex_);  // jobs with tasks that no thread has taken
   bool stopping_ GRADWIRE_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_ GRADWIRE_GUARDED_BY(mutex_);
 };

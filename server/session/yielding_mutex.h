@@ -1,4 +1,4 @@
-// A lock for what may be held while others have work that does not need it.
+// A mutex for RPC threads: a thread that must wait for it first yields leadership.
 #pragma once
 
 #include <atomic>
@@ -10,9 +10,9 @@
 
 namespace gradwire::server {
 
-// A Mutex whose waiters first say that they wait, so that another thread polls for events and calls
-// that have nothing to do with the lock are answered meanwhile. It knows how long it was held at
-// most. Use with MutexLock.
+// A Mutex that calls `before_wait` before a thread blocks on it, so that another thread can poll
+// for events and serve calls that do not need this lock. It records the
+// longest time that it was held. Use it with MutexLock.
 class GRADWIRE_CAPABILITY("mutex") YieldingMutex {
  public:
   explicit YieldingMutex(std::function<void()> before_wait)

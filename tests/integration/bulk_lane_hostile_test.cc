@@ -75,7 +75,7 @@ TEST_F(HostileLane, BeginsWithAHelloThatNamesAKnownTokenAndAPair) {
   EXPECT_EQ(EndOfLane(heartbeat).code(), absl::StatusCode::kInvalidArgument);
   const absl::Status unpaired = EndOfLane(Hello(Options(0, 2), 0));
   EXPECT_EQ(unpaired.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(Message(unpaired), HasSubstr("hello.pair: is 0"));
+  EXPECT_THAT(Message(unpaired), HasSubstr("hello.pair is 0"));
   v1::Frame guess = Hello(Options(1, 2));
   guess.mutable_header()->mutable_hello()->set_token("guess");
   EXPECT_EQ(EndOfLane(guess).code(), absl::StatusCode::kNotFound);

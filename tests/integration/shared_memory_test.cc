@@ -329,7 +329,7 @@ TEST_F(LyingMember, WhatIsOfferedMustBeASealedSegmentOfTheOfferedSize) {
   EXPECT_THAT(refused(SealedFd(gradients - kChunkBytes + 1), attachment_),
               HasSubstr("; allowed: 1 to " + std::to_string(gradients - kChunkBytes)));
   EXPECT_THAT(Message(OfferMemory(daemon_.socket(), "no token", kStartId, SealedFd(4096)).status),
-              HasSubstr("does not know the token"));
+              HasSubstr("unknown token"));
   EXPECT_THAT(
       Message(OfferMemory(daemon_.socket(), joined_.token(), kStartId + 1, SealedFd(4096)).status),
       HasSubstr("another start id"));

@@ -140,7 +140,7 @@ class PythonRun : public HookRunBase {
     const Segment& segment = plans_[round_ - 1].segments[range.segment];
     if (range.begin > range.end || range.end > segment.numel ||
         bytes != range.numel() * ByteSize(segment.dtype)) {
-      return absl::InvalidArgumentError("a range that is not the segment's");
+      return absl::InvalidArgumentError("the range lies outside the segment");
     }
     return range.begin * ByteSize(segment.dtype);
   }

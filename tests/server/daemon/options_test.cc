@@ -36,7 +36,7 @@ TEST(ServerOptionsTest, NamesTheFieldTheValueAndWhatIsAllowed) {
   EXPECT_THAT(Problem({.log_level = "loud"}),
               HasSubstr("log_level is \"loud\"; allowed are debug"));
   EXPECT_THAT(Problem({.log_format = "xml"}), HasSubstr("log_format is \"xml\""));
-  EXPECT_THAT(Problem({.listen = {}}), HasSubstr("listen: no address"));
+  EXPECT_THAT(Problem({.listen = {}}), HasSubstr("listen is empty"));
 }
 
 TEST(ServerOptionsTest, RefusesAddressesThatOthersCanReachUnlessInsecure) {

@@ -270,7 +270,7 @@ TEST(ServerTest, RefusesBadJoinsByName) {
   EXPECT_THAT(refused([](auto& r) { r.set_session("a b"); }).ToString(), HasSubstr("session"));
   EXPECT_THAT(refused([](auto& r) { r.set_start_id(0); }).ToString(), HasSubstr("start_id is 0"));
   EXPECT_THAT(refused([](auto& r) { r.set_min_protocol_version(2); }).ToString(),
-              HasSubstr("this daemon speaks 1"));
+              HasSubstr("this daemon supports 1"));
   EXPECT_THAT(refused([](auto& r) { r.mutable_join_timeout()->set_seconds(-1); }).ToString(),
               HasSubstr("join_timeout"));
   EXPECT_EQ(GetServer(daemon.address()).sessions(), 0u);

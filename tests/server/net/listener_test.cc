@@ -79,7 +79,7 @@ TEST(ListenerTest, ReplacesAStaleSocketOnly) {
   const std::string file = folder / "file";
   std::ofstream(file) << "content";
   EXPECT_THAT(std::string(Listener::Open("unix:" + file).status().message()),
-              HasSubstr("exists and is no socket"));
+              HasSubstr("exists and is not a socket"));
   EXPECT_TRUE(Exists(file));
 }
 
