@@ -33,6 +33,7 @@ Step::Step(const SessionOptions& options, const Membership& membership, Coordina
               std::make_shared<const Contributors>(Contributors::All(options.world_size)),
           .chunk_bytes = options.chunk_bytes,
           .window_chunks = options.window_chunks})),
+      chores_(hook),
       shared_(hook, options.manifest, Index(options.world_size), options.chunk_bytes),
       flow_(options, membership, hook, shared_),
       table_(options.manifest, options.open_buckets),
@@ -311,7 +312,7 @@ void Step::Conclude(Effects& effects) {
       FanOutEffect{.ranks = membership_.Reachable(), .frame = {.header = *last_done_}});
   if (hook_ != nullptr) {
     hook_->EndStep(IsActive(Mutant::kCoordinatorCommitsSkips) ? Verdict::kApply : verdict);
-    TakeChore(effects);
+    chores_.Begin(effects);
   }
   reports_.EndStep(table_, number_);
   if (verdict == Verdict::kApply) reports_.Log(hook_, table_, number_, effects);
@@ -331,19 +332,6 @@ void Step::DropHeld(Effects& effects) {
   for (auto& shared : table_.CloseAcknowledged(number_)) {
     effects.push_back(ReleaseEffect{.memory = std::move(shared)});
   }
-}
-
-void Step::TakeChore(Effects& effects) {
-  if (chore_under_way_) return;
-  std::shared_ptr<HookChore> chore = hook_->TakeChore();
-  if (chore == nullptr) return;
-  chore_under_way_ = true;
-  effects.push_back(ChoreEffect{.chore = std::move(chore)});
-}
-
-void Step::OnChoreDone(Effects& effects) {
-  chore_under_way_ = false;
-  TakeChore(effects);
 }
 
 void Step::End() { unread_ = table_.Clear(); }

@@ -24,6 +24,7 @@
 #include "absl/time/time.h"
 #include "server/core/bucket_reports.h"
 #include "server/core/bucket_table.h"
+#include "server/core/chores.h"
 #include "server/core/round_flow.h"
 
 namespace gradwire::server {
@@ -46,7 +47,7 @@ class Step {
 
   // As SessionCore::Computed and ChoreDone.
   void OnComputed(const wire::RoundId& id, SharedStateWork& work, Effects& effects);
-  void OnChoreDone(Effects& effects);
+  void OnChoreDone(Effects& effects) { chores_.OnDone(effects); }
 
   // Whether a member that is at this step can go on in the session.
   absl::Status CheckResumable(std::int64_t member_step) const;
@@ -96,12 +97,12 @@ class Step {
   // Lets go of what all members hold.
   void DropHeld(Effects& effects);
   // What the hook left to do, if no earlier part of that is under way: so it cannot pile up.
-  void TakeChore(Effects& effects);
 
   const SessionOptions& options_;
   const Membership& membership_;
   CoordinatorHook* const hook_;
   const std::shared_ptr<const Bucket::Common> common_;
+  Chores chores_;
   SharedState shared_;
   RoundFlow flow_;
   BucketTable table_;
@@ -115,7 +116,6 @@ class Step {
   std::optional<wire::StepDone> last_done_;
   std::uint64_t next_order_ = 0;
   std::size_t chunks_ = 0;  // of the step's buckets
-  bool chore_under_way_ = false;
   std::vector<ResultRef> unread_;
 };
 
