@@ -59,7 +59,7 @@ class RpcThreads {
  private:
   void Run();
   // Waits for leadership. False: the queue has ended.
-  bool TakeBaton() GRADWIRE_EXCLUDES(mutex_);
+  bool TakeLeadership() GRADWIRE_EXCLUDES(mutex_);
   void EndLeadership() GRADWIRE_EXCLUDES(mutex_);
   void End() GRADWIRE_EXCLUDES(mutex_);
 
