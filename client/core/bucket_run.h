@@ -1,10 +1,10 @@
 // One bucket in one step: the hook's run, the rounds that it goes through, and which chunks of the
 // open round have been handed out and taken.
 //
-// It knows no frames. Who sends a chunk, and where a result comes from, is its caller's business:
-// several daemons may have a part in one bucket.
+// It knows no frames. The caller decides who sends a chunk and where a result comes from, because
+// several daemons may share one bucket.
 //
-// Not thread-safe. The hook's run is called from inside.
+// Not thread-safe. It calls the hook's run inline.
 #pragma once
 
 #include <algorithm>
@@ -45,7 +45,7 @@ class BucketRun {
   BucketRun(const BucketRun&) = delete;
   BucketRun& operator=(const BucketRun&) = delete;
 
-  // What frames call the bucket: the manifest position of its first parameter.
+  // The bucket's id in frames: the manifest position of its first parameter.
   std::uint32_t id() const { return options_.parameters.front(); }
   const std::vector<std::uint32_t>& parameters() const { return options_.parameters; }
   const std::vector<RoundPlan>& plans() const { return plans_; }
@@ -69,8 +69,8 @@ class BucketRun {
   bool has_unsent() const { return sent_ < layout_.chunk_count(); }
   // Only while has_unsent().
   Chunk HandOut();
-  // What was handed out may not have arrived: it is handed out again, but for what has its result.
-  // In-place results forbid more: what was decoded is no longer the gradient.
+  // Chunks that were handed out may not have arrived: hands out again those without a result.
+  // Chunks with a result are excluded because the buffer then no longer holds their gradient.
   void Rewind() { sent_ = received_; }
 
   // ---- Results: of chunk received(), the round not complete. An error leaves the run unusable.

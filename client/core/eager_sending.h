@@ -1,5 +1,5 @@
-// The account of what a member sends eagerly: small buckets whose contribution travels with the
-// announcement, without a grant.
+// Accounting of the buckets that a member sends eagerly: small buckets whose contribution travels
+// with the announcement, without a grant.
 //
 // The daemon takes at most `limit` bytes before it has heard that the results arrived. Results of
 // eager buckets need no acknowledgement of their own: the next announcement carries it, and frees
@@ -24,17 +24,17 @@ class EagerSending {
   // After TakeAcknowledged for the same announcement. `bytes` as MaySend allowed.
   void Sent(std::uint32_t bucket, std::size_t bytes);
 
-  // Of this step, sent eagerly, and without its result so far.
+  // Whether the bucket was sent eagerly in this step and has no result yet.
   bool IsOpen(std::uint32_t bucket) const { return open_.count(bucket) > 0; }
-  // It is one of the others now: granted, or acknowledged by itself.
+  // The bucket no longer counts as eager: it was granted, or acknowledged with a separate Ack.
   void Forget(std::uint32_t bucket);
-  // Its result is here; the next announcement says so.
+  // The bucket's result has arrived; the next announcement acknowledges it.
   void Finish(std::uint32_t bucket);
-  // For the next announcement.
+  // The acknowledgements for the next announcement.
   std::vector<std::uint32_t> TakeAcknowledged();
 
-  // The stream broke. What went eagerly may have been lost, and how much of it the daemon has is
-  // not known: all of it waits for a grant now, and nothing goes eagerly for the rest of the step.
+  // The stream broke, and it is unknown which eager buckets reached the daemon. All of them wait
+  // for a grant now, and no bucket is sent eagerly for the rest of the step.
   void Stop();
   // The first frame of the next step acknowledges all of this one.
   void EndStep();

@@ -1,4 +1,4 @@
-// What a member's state machine asks of its owner, who applies the effects in their order.
+// The actions that a member's state machine requests. The owner applies them in order.
 #pragma once
 
 #include <cstddef>
@@ -53,9 +53,9 @@ struct StepDoneEffect {
 struct CollectiveDoneEffect {
   std::uint64_t number = 0;
 };
-// The world is complete; calls may begin.
+// All members have joined; calls may begin.
 struct WelcomeEffect {};
-// The session is over. Everything open has been completed with `status` before.
+// The session has ended. All open calls were completed with `status` before.
 struct FailedEffect {
   absl::Status status;
 };

@@ -1,11 +1,12 @@
 // A member's side of one session as a deterministic state machine: calls and frames in, effects
 // out. Knows no gRPC, clock, thread or socket. The SDK drives it, and so does the simulation.
 //
-// Its rooms: OpenStep has the buckets (BucketRun) and their commit, StepProtocol speaks with the
-// daemon about them, MemberCollectives does the rest. This class hands calls and frames to them,
-// and ends all of them together.
+// Its parts: OpenStep owns the buckets (BucketRun) and their commit, StepProtocol exchanges frames
+// about them with the daemon, MemberCollectives handles broadcasts and barriers. This class
+// dispatches calls and frames, and ends all parts together.
 //
-// Not thread-safe: the owner serialises all calls. Hook runs are called from inside, inline.
+// Not thread-safe: the owner serialises all calls. Hook runs are called inline. Failure: an error
+// from a frame ends the session; an error from a call that the caller could avoid changes nothing.
 #pragma once
 
 #include <cstddef>

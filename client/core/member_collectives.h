@@ -1,5 +1,5 @@
-// Broadcast and barrier, the member's side. One is open at a time; they have numbers of their own
-// and mix freely with steps. Not thread-safe.
+// The member's side of broadcasts and barriers. One is open at a time. They are numbered separately
+// and may run during steps. Not thread-safe.
 #pragma once
 
 #include <cstddef>

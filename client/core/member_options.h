@@ -1,4 +1,4 @@
-// What a member knows of its session from the join on.
+// What a member knows about its session after the join.
 #pragma once
 
 #include <cstddef>

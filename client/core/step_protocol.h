@@ -1,9 +1,8 @@
-// The step protocol with one daemon, the member's side: what is announced to it and granted by it,
-// what may be sent within the window, what is acknowledged, and what a restart or a new stream
-// sends again.
+// The member's side of the step protocol with one daemon: announcements, grants, windows,
+// acknowledgements, and what is sent again after a restart or on a new stream.
 //
-// It knows buckets as BucketRuns, which it asks for chunks and hands results to, and nothing of
-// what a hook keeps in them. Not thread-safe.
+// It takes chunks from BucketRuns and passes results to them, and knows nothing of a hook's data.
+// Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +33,7 @@ class StepProtocol {
   // as the stream lasts. Before its grant.
   void SendAhead(std::uint32_t bucket);
 
-  // This member begins no more buckets.
+  // This member starts no more buckets in this step.
   void EndStep(Effects& effects);
 
   // Sends the plan, and again on a new stream until the daemon must have it.

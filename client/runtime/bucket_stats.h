@@ -1,5 +1,5 @@
-// What each bucket's reductions cost this member: the figures of Client::Report, and of the
-// BucketReport frames that rank 0 sends. Knows no clock; not thread-safe.
+// The cost of each bucket's reductions to this member: the figures of Client::Report and of rank
+// 0's BucketReport frames. Reads no clock; not thread-safe.
 #pragma once
 
 #include <chrono>
@@ -18,7 +18,7 @@ class BucketStats {
   using Clock = std::chrono::steady_clock;
   using Seconds = std::chrono::duration<double>;
 
-  // Norms are measured, and a report is due, once in this time for each bucket.
+  // Per bucket, norms are measured and a report is due once in this time.
   static constexpr std::chrono::seconds kInterval{1};
 
   // Whether the reduction of this bucket that is about to begin should be measured.
@@ -37,7 +37,7 @@ class BucketStats {
                                          const std::optional<BucketNorms>& norms,
                                          Clock::time_point now);
 
-  // The step is over: forgets buckets that were not in it, for they have been rebuilt.
+  // The step is over: forgets buckets that were not in it, because DDP has rebuilt the buckets.
   void EndStep();
 
   // By bucket.
@@ -50,7 +50,7 @@ class BucketStats {
     bool in_step = false;
     bool due = false;
     Clock::time_point began;
-    Seconds busy{};  // since it began: what is not the wire's
+    Seconds busy{};  // time since it began that was not spent on the wire
     std::optional<Clock::time_point> reported;
   };
 

@@ -1,4 +1,4 @@
-// Chunk buffers that go round between the encoder and gRPC.
+// A pool of chunk buffers, used by the encoder and released by gRPC.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace gradwire::client {
 
-// Thread-safe: gRPC drops a buffer on a thread of its own. Lives as long as a buffer does.
+// Thread-safe, because gRPC releases buffers on its own threads. Lives as long as any buffer.
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
   class Buffer;
@@ -19,8 +19,8 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   // Keeps up to `keep` idle buffers of `buffer_bytes` each.
   static std::shared_ptr<BufferPool> Make(std::size_t buffer_bytes, std::size_t keep);
 
-  // A payload of `bytes`, to be filled before it is shared. Its memory comes back with the last
-  // reference.
+  // A payload of `bytes` bytes, to be filled before it is shared. Its memory returns to the pool
+  // with the last reference.
   std::shared_ptr<Buffer> Take(std::size_t bytes);
 
  private:

@@ -1,4 +1,4 @@
-// What a Completion's copies share: one outcome, set once.
+// The state that copies of a Completion share: one outcome, set once.
 #pragma once
 
 #include <chrono>
@@ -22,22 +22,23 @@ class Outcome {
   Outcome(const Outcome&) = delete;
   Outcome& operator=(const Outcome&) = delete;
 
-  // Of a call that has begun, and whose frames the poller reads. `light`: what comes for it is
-  // small, so that a thread that waits for it may read it.
+  // For a call that has begun and whose frames the poller reads. `light`: its results are small, so
+  // a thread that waits for it may poll for them.
   void ReadBy(std::shared_ptr<Poller> poller, bool light) GRADWIRE_EXCLUDES(mutex_);
 
-  // The first call counts; it runs the callbacks on this thread. The caller holds a reference.
+  // Only the first call has an effect; it runs the callbacks on this thread. The caller holds a
+  // reference.
   void Complete(const absl::Status& status);
 
   bool done() const;
-  // Nobody waits for it, or not for long: the poller is to see to it.
+  // No thread waits for it, or not for long: the poller's own thread takes over.
   void ReadNow() const GRADWIRE_EXCLUDES(mutex_);
   absl::Status Wait() const;
   absl::Status WaitUntil(std::chrono::steady_clock::time_point deadline) const;
   void OnDone(std::function<void(const absl::Status&)> callback);
 
  private:
-  // Reads frames for as long as that helps.
+  // Polls for frames on this thread while that is useful (Poller::PollWhileWaiting).
   void PollWhileWaiting(std::chrono::steady_clock::time_point deadline) const
       GRADWIRE_EXCLUDES(mutex_);
 
@@ -50,7 +51,7 @@ class Outcome {
   bool light_ GRADWIRE_GUARDED_BY(mutex_) = false;
   std::chrono::steady_clock::time_point begun_ GRADWIRE_GUARDED_BY(mutex_);
   mutable std::thread::id polling_thread_
-      GRADWIRE_GUARDED_BY(mutex_);  // the thread in Help, if any
+      GRADWIRE_GUARDED_BY(mutex_);  // the thread in PollWhileWaiting, if any
 };
 
 }  // namespace client

@@ -1,6 +1,6 @@
-// What a client does: it carries effects of the member core to the link and to the calls of the
-// user, and frames and calls to the core. Everything here belongs to the thread that is at work in
-// the event queue, but for the last group of methods.
+// The client's runtime: passes calls and frames to the member core, and applies the core's effects
+// to the connection and to the user's calls. Only the thread that is inside the event queue's
+// handler may use it, except for the last group of methods.
 #pragma once
 
 #include <atomic>
@@ -25,13 +25,13 @@
 
 namespace gradwire::client {
 
-// One EndStep call. The verdict counts once the outcome is there and ok.
+// One EndStep call. The verdict is valid once the outcome is there and ok.
 struct StepCall {
   Outcome outcome;
   Verdict verdict = Verdict::kApply;
 };
 
-// One Broadcast or Barrier. `data` is touched until the outcome is there.
+// One Broadcast or Barrier. `data` must stay valid until the outcome is there.
 struct CollectiveCall {
   wire::CollectiveKind kind = wire::CollectiveKind::kBarrier;
   int root = 0;
@@ -49,7 +49,7 @@ class Runtime final : private EventHandler {
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
 
-  // The SDK thread's whole life. `joined` completes with the Welcome. Returns after Stop.
+  // The SDK thread's loop. `joined` completes with the Welcome. Returns after Stop.
   void Run(std::shared_ptr<Outcome> joined);
   void Stop();
 
@@ -59,22 +59,22 @@ class Runtime final : private EventHandler {
   void SetDrawPlan(const DrawBuckets& buckets);
   void Enter(std::shared_ptr<CollectiveCall> call);
 
-  // Leave in two parts: the RPC between them runs on the caller's thread.
+  // Leave in two parts. The RPC between them runs on the caller's thread.
   absl::Status BeginLeave();
   void FinishLeave(const absl::Status& answer);
 
-  // Ok between two steps; `call` is for the message.
+  // Ok if no step is open. `call` is for the error message.
   absl::Status BetweenSteps(const char* call) const;
-  // What the hook keeps, between two steps.
+  // The hook's state. Call it between two steps.
   absl::StatusOr<HookState> State() const;
   absl::Status LoadState(const HookState& state);
   absl::Status SetLossScale(double scale);
 
-  // Ends every open call with Cancelled; none may follow. Tells whether the daemon still counts
-  // this client as a member.
+  // Ends every open call with Cancelled; no call may follow. Returns whether the daemon still
+  // considers this client a member.
   bool CancelCalls();
 
-  // Any thread.
+  // May be called on any thread.
   std::shared_ptr<std::byte> AllocateGradients(std::size_t bytes) {
     return gradients_->Allocate(bytes);
   }
@@ -107,11 +107,11 @@ class Runtime final : private EventHandler {
   bool LiesInSharedMemory(const TensorView& buffer);
   void CheckTimers(Clock::time_point now);
   Clock::time_point NextTimer() const;
-  // Whether large payloads travel on a connection of their own, where there is no shared memory.
+  // Whether large payloads travel on a second connection (only without shared memory).
   bool WantsBulk() const;
   std::shared_ptr<grpc::Channel> NewChannel() GRADWIRE_EXCLUDES(shared_mutex_);
   void OpenStream(std::shared_ptr<grpc::Channel> channel) GRADWIRE_EXCLUDES(shared_mutex_);
-  // Makes the payload of a result that lies in shared memory.
+  // Resolves the payload of a result in shared memory.
   absl::Status Resolve(wire::Frame& frame) const;
   std::size_t WireBytes(const wire::Result& result, const wire::PayloadRef& payload) const;
   // The chunk's bytes, where the daemon can read them; null, with `shared` set: in shared memory.
@@ -139,7 +139,7 @@ class Runtime final : private EventHandler {
   const JoinResult membership_;
   const std::uint64_t start_id_;
   const std::unique_ptr<Hook> hook_;
-  // Against what a network's checksums miss. Within one host there is no network.
+  // Digests detect errors that a network's checksums miss. Within one host there is no network.
   const bool sends_digests_;
   const std::shared_ptr<EventQueue> events_;
   const std::shared_ptr<BufferPool> pool_;

@@ -1,6 +1,6 @@
-// A member's connection to its daemon: one stream at a time, with a second one for bulk where that
-// is wanted, new ones when they break, heartbeats, and the decision that the daemon is lost.
-// Belongs to the SDK thread.
+// A member's connection to its daemon: one stream at a time, optionally with a bulk lane, new
+// streams when they break, heartbeats, and the decision that the daemon is lost. Only the SDK
+// thread may use it.
 #pragma once
 
 #include <grpcpp/channel.h>
@@ -31,36 +31,35 @@ class DaemonConnection {
   void Open(std::shared_ptr<grpc::Channel> channel, std::shared_ptr<grpc::Channel> bulk,
             std::int64_t step, std::uint64_t memory);
 
-  // False: bulk lanes do not get through to the daemon, or not for long. Without one everything
-  // works too.
+  // False: bulk lanes to this daemon fail or break soon. Everything also works without one.
   bool may_have_bulk() const;
   // A step is over.
   void OnProgress() {
     if (bulk_is_there_) bulk_failures_ = 0;
   }
 
-  // Queues a frame, a small bucket's before the chunks of large ones (wire::LaneSender). Without a
-  // stream it is dropped: what still matters is announced after a resume.
+  // Queues a frame; small buckets overtake the chunks of large ones (wire::LaneSender). Without a
+  // stream the frame is dropped: the member announces what still matters after a resume.
   void Send(wire::Header header, wire::PayloadRef payload = nullptr);
 
-  // Hands the streams what they can take. After each event.
+  // Writes as much as the streams can take. Call it after each event.
   void PumpWrites();
 
-  // False: the frame is one of an earlier connection, and forgotten.
+  // False: the frame belongs to an earlier connection and is ignored.
   bool OnHeard(const Source& from);
   void OnWrite(const Source& from, bool ok);
   void OnReadOn(const ReadOn& lanes);
   void OnReadEnd(const Source& from);
-  // An error says why there will be no other stream.
+  // An error is the reason why no other stream will be opened.
   absl::Status OnStreamEnd(const Source& from, const absl::Status& status);
 
-  // Heartbeat, silence, the end of a resume's grace. An error: the daemon is lost.
+  // Handles heartbeats, silence and the end of the resume grace. An error: the daemon is lost.
   absl::Status CheckTimers(Clock::time_point now);
   Clock::time_point NextTimer() const;
-  // Whether it is time for another stream: make channels and Open.
+  // Whether it is time for another stream: create channels and call Open.
   bool WantsStream(Clock::time_point now) const;
 
-  // The daemon has until `deadline` to end the stream, which is broken then.
+  // The daemon has until `deadline` to end the stream; then the stream is broken.
   void Close(Clock::time_point deadline);
   bool closed() const { return closing_ && !open(); }
 
@@ -78,7 +77,7 @@ class DaemonConnection {
   const std::shared_ptr<ExchangeStream>& stream(wire::Lane lane) const {
     return streams_[wire::Index(lane)];
   }
-  // One lane takes no more, and so the other takes no more either. Soon both end.
+  // One lane is broken, so nothing is written to the other either. Both end soon.
   void Break(wire::Lane lane);
   Clock::duration Patience() const;
   absl::Status CheckBroken(Clock::time_point now);

@@ -1,6 +1,6 @@
-// Where a client's work waits: frames, ends of writes and streams, user calls. It is done by one
-// thread at a time, as a rule by the thread that brings it, so that a frame or a small call needs
-// no other thread to wake up.
+// The queue of a client's events: frames, completed writes, ended streams, user calls. One thread
+// at a time handles them, usually the thread that brings the event, so that a frame or a small call
+// need not wake another thread.
 #pragma once
 
 #include <array>
@@ -29,21 +29,21 @@ struct Source {
   std::uint64_t connection = 0;
 };
 
-// A frame came in, or bytes that are none.
+// A frame arrived, or bytes that are not a frame.
 struct FrameEvent {
   absl::StatusOr<wire::Frame> frame;
   Source from{};
 };
-// The stream took the last write; false: it is broken.
+// The stream has completed its write. False: the stream is broken.
 struct WriteEvent {
   bool ok = false;
   Source from{};
 };
-// Nothing more comes in.
+// The stream delivers no more frames.
 struct ReadEndEvent {
   Source from{};
 };
-// gRPC is through with the stream.
+// gRPC has finished with the stream.
 struct StreamEndEvent {
   absl::Status status;
   // Keeps the stream for the SDK thread to destroy, and with it the last reference to its channel.
@@ -52,66 +52,67 @@ struct StreamEndEvent {
 };
 struct CallEvent {
   std::function<void()> call{};
-  bool heavy = false;  // not to be done by the thread that calls
+  bool heavy = false;  // the calling thread must not do it
 };
 using Event = std::variant<FrameEvent, WriteEvent, ReadEndEvent, StreamEndEvent, CallEvent>;
 
-// The lanes whose reading paused and may go on.
+// The lanes whose reading was paused and may continue.
 using ReadOn = std::array<bool, wire::kLanes>;
 
-// Does the work. Never two calls at a time, on any thread.
+// Handles the events. Calls come from any thread, one at a time.
 class EventHandler {
  public:
   virtual ~EventHandler() = default;
 
   virtual void Handle(Event event, const ReadOn& read_on) = 0;
 
-  // Whether it has work of its own, which the SDK thread does bit by bit: DoWork. It goes before
-  // large results, and after everything else.
+  // Whether the handler has work of its own. The SDK thread does it piece by piece (DoWork), before
+  // large results and after everything else.
   virtual bool has_work() const = 0;
   virtual void DoWork() = 0;
 
-  // The event queue is empty for now; returns when OnTimer is due, at once if finished.
+  // Called when the queue is empty. Returns when OnTimer is due, or a time in the past if finished.
   virtual Clock::time_point OnIdle() = 0;
 
-  // On the SDK thread. `late`: the timer was due that much earlier.
+  // Runs on the SDK thread. `late` is how long ago the timer was due.
   virtual void OnTimer(Clock::time_point now, Clock::duration late) = 0;
 
-  // On the SDK thread: whether its loop is over.
+  // Runs on the SDK thread: whether its loop should end.
   virtual bool finished() const = 0;
 };
 
 // Thread-safe. Outlives the client while a stream may call back.
 //
-// Calls and ends of writes are small and somebody waits for them: they go before frames, each in
-// its own order. Frames stay in theirs, but for small results (wire::GoesBefore); large ones are
-// left to the SDK thread, so that the thread that brings them reads on.
+// Calls and completed writes are small and a thread waits for them, so they precede frames. Each
+// kind keeps its order, except that small results overtake large ones (wire::GoesBefore). Large
+// results are left to the SDK thread, so that the thread that brings them can continue to read.
 class EventQueue {
  public:
   // Reading pauses while `max_frames` frames wait.
   explicit EventQueue(std::size_t max_frames) : reading_(max_frames) {}
 
-  // The SDK thread's whole life: timers, and work that no other thread may do. Returns when the
-  // handler has finished; what comes later is dropped.
+  // The SDK thread's loop: timers, and work that no other thread may do. Returns when the handler
+  // has finished. Later events are dropped.
   void Serve(EventHandler& handler) GRADWIRE_EXCLUDES(mutex_);
 
-  // Adds an event, and on a thread that may do it, does what waits. Before Serve, and from inside
-  // the handler, events only wait.
+  // Adds an event and, if this thread may, handles waiting events. Before Serve, and inside the
+  // handler, events only wait.
   void Push(Event event) GRADWIRE_EXCLUDES(mutex_);
 
-  // Adds a frame only; Work follows. False: enough frames wait, or this one waits for frames of the
-  // other lane; the lane reads on when Handle says so. A frame of an earlier connection is dropped.
+  // Only adds a frame; call Work next. False: reading of this lane pauses until Handle resumes it,
+  // because enough frames wait or this one waits for the other lane. A frame of an earlier
+  // connection is dropped.
   bool PushFrame(absl::StatusOr<wire::Frame> frame, Source from = {}) GRADWIRE_EXCLUDES(mutex_);
   void Work() GRADWIRE_EXCLUDES(mutex_);
 
-  // New streams begin; the main one before has ended. Returns the number of their connection; the
-  // first that nobody began has number 0.
+  // New streams begin; the previous main stream must have ended. Returns the number of their
+  // connection. Before the first call the number is 0.
   std::uint64_t BeginConnection() GRADWIRE_EXCLUDES(mutex_);
 
   // Whether this thread is inside the handler.
   bool OnThisThread() const;
 
-  // wire::LaneReceiver, of the lanes of the connection that was begun last.
+  // As in wire::LaneReceiver, for the lanes of the latest connection.
   bool holds(wire::Lane lane) const GRADWIRE_EXCLUDES(mutex_);
   std::optional<Clock::time_point> SilentAt(wire::Lane lane, Clock::duration limit) const
       GRADWIRE_EXCLUDES(mutex_);
@@ -126,12 +127,11 @@ class EventQueue {
     return urgent_.empty() ? events_ : urgent_;
   }
   bool CanWork(bool on_sdk_thread) GRADWIRE_REQUIRES(mutex_);
-  // What waits is nothing, or a large result.
+  // Whether nothing waits, or only large results.
   bool MayWorkFirst() GRADWIRE_REQUIRES(mutex_);
-  // Does what waits until nothing does that this thread may do. `busy_` is the caller's, and given
-  // back.
+  // Handles waiting events as long as this thread may. The caller has set `busy_`; this resets it.
   void Drain(EventHandler& handler, bool on_sdk_thread) GRADWIRE_EXCLUDES(mutex_);
-  // Takes `busy_` when there is something to do for the SDK thread; returns when the timer was due.
+  // Sets `busy_` when the SDK thread has something to do. Returns when the timer was due.
   Clock::time_point WaitForWork() GRADWIRE_EXCLUDES(mutex_);
   void Insert(FrameEvent event) GRADWIRE_REQUIRES(mutex_);
 

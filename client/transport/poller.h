@@ -1,9 +1,9 @@
-// The threads to which gRPC tells that what a client's streams began is over.
+// Polls for the completions of a client's gRPC operations.
 //
-// gRPC's own callback threads are two at least, and each event that one of them takes wakes the
-// other. For small buckets those switches cost more than anything else; a queue that one thread at
-// a time polls has none. As a rule that is the poller's own thread. Where a program waits for small
-// results again and again, it is the thread that waits: nobody has to wake it up.
+// gRPC has at least two callback threads, and each event that one of them takes wakes the other.
+// For small buckets these context switches cost more than anything else; a queue that one thread at
+// a time polls avoids them. Usually that is the poller's own thread. If a program waits for small
+// results again and again, the waiting thread polls itself, so no thread has to wake it.
 #pragma once
 
 #include <grpcpp/completion_queue.h>
@@ -19,25 +19,26 @@
 
 namespace gradwire::client {
 
-// Thread-safe. Streams refer to it for as long as anything of theirs is in flight, and calls until
-// they are over; the last reference ends the thread.
+// Thread-safe. Streams refer to it while they have an operation in flight, and calls until they
+// end. The last reference ends the thread.
 class Poller {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // What a stream begins, one at a time. Lives until it is over; `done` may destroy it.
+  // An operation of a stream, in flight at most once. It must live until it completes; `done` may
+  // destroy it.
   struct Operation {
     void (*done)(void* owner, bool ok);
     void* owner;
   };
 
   struct Settings {
-    // So long nobody polls after a thread that waited has got what it waited for.
+    // After a waiting thread got its result, the poller's own thread stays off the queue this long.
     Clock::duration poll_while_idle = std::chrono::milliseconds(2);
-    // A thread that waits begins nothing more after so long.
+    // A waiting thread polls for at most this long.
     Clock::duration help = std::chrono::milliseconds(10);
-    // After anything but a loop of small calls, each waited for, whose results come quickly, none
-    // polls for so long: while there is more to read, the queue had better stay where it is.
+    // Outside a loop of small calls with quick results, waiting threads do not poll for this long:
+    // while there is more to read, handing the queue over costs more than it saves.
     Clock::duration no_waiting_poll = std::chrono::milliseconds(100);
   };
   static std::shared_ptr<Poller> Start(const Settings& settings) {
@@ -51,43 +52,44 @@ class Poller {
 
   grpc::CompletionQueue* queue() { return &shared_->queue; }
 
-  // The tag with which gRPC is to begin it. `done` sees what was written before.
+  // Returns the tag for starting the operation in gRPC. `done` sees all memory written before.
   void* Begin(Operation& operation);
 
-  // The program's open calls, from their beginning to their outcome. While one is open somebody
-  // polls; only where a thread that waits is to be expected at once (`may_help`), and no other call
-  // is open, the poller's own thread may still stand by.
+  // Count the program's open calls. While a call is open some thread polls. Only if a waiting
+  // thread is expected at once (`may_help`) and no other call is open, the poller's own thread may
+  // stay off the queue.
   void CallBegins(bool may_help);
   void CallEnds();
-  // The poller's own thread polls, now and for a while: nobody comes to wait.
+  // The poller's own thread polls from now on, for a while, because no thread will wait.
   void PollNow();
 
-  // Polls on this thread until `done` says so or `until`, but not for long; not at all while
-  // another thread does, or while or soon after there are other calls. The caller goes on waiting
-  // then. Needs a reference for as long. `came_at_once`: the thread may be expected back likewise.
+  // Polls on this thread until `done` returns true or `until` has passed, but at most for
+  // Settings::help. Returns at once while another thread polls, or while or soon after other calls
+  // are open; the caller then waits in another way. The caller holds a reference meanwhile.
+  // `came_at_once`: the thread waits right after its call, and will probably do so again.
   void PollWhileWaiting(const std::function<bool()>& done, Clock::time_point until,
                         bool came_at_once);
-  // Whether a thread that waits finds the queue free, and for a while will.
+  // Whether the queue is free, and will be for a while, for a thread that waits.
   bool stands_by() const;
-  // A thread in Help asks `done` again.
+  // Makes a thread in PollWhileWaiting call `done` again.
   void Interrupt();
 
  private:
-  // With the thread, which may be the last to have it.
+  // Shared with the thread, which may hold the last reference.
   struct Shared {
     explicit Shared(const Settings& of) : settings(of) {}
 
     const Settings settings;
     grpc::CompletionQueue queue;
-    // gRPC orders an operation's beginning and its end, but not where ThreadSanitizer sees it.
+    // gRPC orders an operation's start before its completion, but ThreadSanitizer cannot see that.
     std::atomic<std::uint64_t> begun = 0;
 
     Mutex mutex;
     CondVar wake;  // of the poller's own thread
-    // A thread is in the queue, or deals with what it found there.
+    // A thread polls, or handles the event that it found.
     bool polling GRADWIRE_GUARDED_BY(mutex) = false;
     bool ending GRADWIRE_GUARDED_BY(mutex) = false;
-    // A thread that came at once found the queue taken.
+    // A thread with `came_at_once` found the queue taken.
     bool turned_one_away GRADWIRE_GUARDED_BY(mutex) = false;
     int calls GRADWIRE_GUARDED_BY(mutex) = 0;  // that are open
     Clock::time_point polls_until GRADWIRE_GUARDED_BY(mutex);
@@ -96,7 +98,8 @@ class Poller {
 
   explicit Poller(const Settings& settings);
   static void Poll(Shared& shared);
-  // The poller's own thread waits until the queue is its own. False: it is to be emptied for good.
+  // The poller's own thread waits for the queue. False: the poller ends, and the queue must be
+  // drained.
   static bool Take(Shared& shared) GRADWIRE_EXCLUDES(shared.mutex);
   static void GiveBack(Shared& shared) GRADWIRE_EXCLUDES(shared.mutex);
   static void Do(Shared& shared, void* tag, bool ok) noexcept;

@@ -1,5 +1,5 @@
-// A member's side of shared memory with the daemon of its host: contributions in segments of its
-// own, results in their place or in the daemon's segment.
+// The member's side of shared memory with the daemon on its host: contributions in the member's
+// segments, results over the contributions or in the daemon's segment.
 #pragma once
 
 #include <cstddef>
@@ -20,14 +20,14 @@
 
 namespace gradwire::client {
 
-// Segments in which a user's buckets lie, so that the daemon reads gradients where they are.
-// Thread-safe; memory that was handed out lives as long as its pointer.
+// Segments for a user's buckets, so that the daemon can read gradients in place. Thread-safe.
+// Allocated memory lives as long as its pointer.
 class GradientMemory : public std::enable_shared_from_this<GradientMemory> {
  public:
-  // Ordinary memory where the system gives no other.
+  // Returns ordinary memory if the system provides no shared memory.
   std::shared_ptr<std::byte> Allocate(std::size_t bytes);
 
-  // Those that somebody still has.
+  // The segments that are still in use.
   std::vector<std::shared_ptr<wire::MemorySegment>> segments() const;
   // Counts allocations.
   std::uint64_t version() const;
@@ -38,8 +38,8 @@ class GradientMemory : public std::enable_shared_from_this<GradientMemory> {
   std::uint64_t version_ GRADWIRE_GUARDED_BY(mutex_) = 0;
 };
 
-// For one stream: a resumed one begins with fresh memory, since the daemon may still hold chunks of
-// the old one. Belongs to the thread that is at work in the event queue.
+// The shared memory of one stream. A resumed stream begins with new memory, because the daemon may
+// still hold chunks of the old one. Only the thread inside the event queue's handler may use it.
 class SharedMemory {
  public:
   struct Offer {
@@ -50,8 +50,7 @@ class SharedMemory {
     std::size_t staging_bytes = 0;  // what the daemon takes
   };
 
-  // An error says why there is none; then payloads travel in the stream. Waits for the daemon's
-  // answer, at most until the deadline.
+  // Waits for the daemon's answer until the deadline. After an error payloads travel in the stream.
   static absl::StatusOr<std::unique_ptr<SharedMemory>> Attach(const Offer& offer,
                                                               Clock::time_point deadline);
 
@@ -76,8 +75,8 @@ class SharedMemory {
     std::span<std::byte> content;
     wire::SharedBytes where;
   };
-  // Room to encode a chunk in; none: all blocks are in use. The same key again takes the place of
-  // the one before.
+  // Returns a block to encode a chunk in; none: all blocks are in use. The same key again replaces
+  // the previous block.
   std::optional<Block> Take(const Key& key, std::size_t bytes);
 
   // Whether this memory lies in a segment of `gradients`, which are given to the daemon when they
@@ -90,7 +89,7 @@ class SharedMemory {
                                         const GradientMemory& gradients, bool takes_result,
                                         std::size_t wire_bytes);
 
-  // The chunk's result is decoded: the daemon neither reads nor writes it any more.
+  // The chunk's result is decoded: the daemon no longer reads or writes the block.
   void Release(const Key& key);
 
   // What a result's header points at. Null: raw gradients have become the result, where they lie.

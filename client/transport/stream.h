@@ -1,4 +1,4 @@
-// One Exchange stream: gRPC's operations on one side, the client's event queue on the other.
+// One Exchange stream: translates completions of gRPC operations into events of the client.
 #pragma once
 
 #include <grpcpp/channel.h>
@@ -15,8 +15,8 @@
 
 namespace gradwire::client {
 
-// Write, ReadOn, Release and Cancel belong to the SDK thread. The poller's thread pushes into the
-// event queue; StreamEndEvent is the last it pushes, and it follows Release or Cancel.
+// Only the SDK thread calls Write, ReadOn, Release and Cancel. The polling thread pushes events
+// into the event queue; the last is StreamEndEvent, which follows Release or Cancel.
 class ExchangeStream final {
  public:
   struct Options {
@@ -32,13 +32,14 @@ class ExchangeStream final {
   ExchangeStream(const ExchangeStream&) = delete;
   ExchangeStream& operator=(const ExchangeStream&) = delete;
 
-  // One at a time: the next after a WriteEvent with ok.
+  // One write at a time: the next one after a WriteEvent with ok.
   void Write(const wire::Frame& frame) GRADWIRE_EXCLUDES(mutex_);
 
   // After EventQueue::Pop said so.
   void ReadOn() GRADWIRE_EXCLUDES(mutex_);
 
-  // No Write and no ReadOn follow. Needed after ReadEndEvent too: the stream ends only then.
+  // No Write and no ReadOn may follow. Call it after ReadEndEvent too, because only then the stream
+  // ends.
   void Release() GRADWIRE_EXCLUDES(mutex_);
 
   // Breaks the stream, and Release.
@@ -55,7 +56,7 @@ class ExchangeStream final {
   template <void (ExchangeStream::*end)(bool)>
   Poller::Operation Operation();
 
-  // gRPC asks for the outcome only while it reads nothing.
+  // Finish may be called only while no read is in flight.
   void MaybeFinish() GRADWIRE_EXCLUDES(mutex_);
 
   const std::shared_ptr<Poller> poller_;
@@ -69,7 +70,7 @@ class ExchangeStream final {
   grpc::Status outcome_;       // once finished
   std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_;
 
-  // Not held over gRPC's calls: a write copies its bytes into the socket.
+  // Not held during gRPC's calls, because a write copies its bytes into the socket.
   Mutex mutex_;
   int in_flight_ GRADWIRE_GUARDED_BY(mutex_) = 0;
   bool reading_ GRADWIRE_GUARDED_BY(mutex_) = false;

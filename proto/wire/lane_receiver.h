@@ -1,12 +1,12 @@
-// What a process gets on one connection: frames of its lanes in the order that the sender allowed,
-// and how long each lane has been silent.
+// The receiving side of one connection: orders the frames of its lanes as the sender requires, and
+// tracks how long each lane has been silent.
 //
-// The owner reads, one frame at a time on each lane. Arrive gives it back if it may be taken; the
-// owner deals with it and says Taken, which frees a frame of the other lane that waited for it.
-// A frame that Arrive keeps holds up its lane: nothing more is read from it until Taken has given
-// that frame back.
+// The owner reads one frame at a time on each lane. Arrive returns the frame if it may be handled
+// now; the owner handles it and calls Taken, which may release a waiting frame of the other lane. A
+// frame that Arrive keeps blocks its lane: nothing more is read from it until Taken returns that
+// frame.
 //
-// Of times only what is handed in is known; `Time` is the owner's. Not thread-safe.
+// It reads no clock; the owner passes times of its type `Time`. Not thread-safe.
 #pragma once
 
 #include <algorithm>
@@ -45,9 +45,9 @@ class LaneReceiver {
 
   // Something else shows that the lane lives, such as its beginning.
   void Heard(Lane lane, Time now) { At(lane).heard = now; }
-  // This process itself stood still for `pause`: what came meanwhile lies in sockets, and the other
-  // side cannot be blamed for a silence that nobody listened to. Only the pause is forgiven, so
-  // that a process whose timers are always late notices silence all the same.
+  // This process itself stood still for `pause`. Frames that arrived meanwhile wait in sockets, so
+  // the peer was not silent. Only the pause is subtracted, so that a process whose timers are
+  // always late still notices silence.
   template <typename Duration>
   void ForgivePause(Duration pause, Time now);
   // When the lane will have been silent for `limit`. None: it does not count now.
@@ -109,10 +109,10 @@ void LaneReceiver<Item, Time>::ForgivePause(Duration pause, Time now) {
   }
 }
 
-// A lane is silent only where this side listens. While it holds a frame, or is paused, nothing is
-// read from it, and how much has come is not known. The frame that it holds waits for frames of the
-// other lane, so that it is the other's silence that counts. Two lanes that hold each other up
-// listen no more and never will: no honest sender makes that, and it counts as silence.
+// A lane can be silent only while this side reads from it. While it holds a frame or is paused,
+// nothing is read from it. A held frame waits for frames of the other lane, so the silence of the
+// other lane counts. If both lanes hold a frame, neither can ever continue; no honest sender causes
+// that, and it counts as silence.
 template <typename Item, typename Time>
 template <typename Duration>
 std::optional<Time> LaneReceiver<Item, Time>::SilentAt(Lane lane, Duration limit) const {

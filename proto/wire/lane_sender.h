@@ -1,13 +1,13 @@
-// What a process still has to send on one connection: the queues of its lanes.
+// The sending side of one connection: the queues of its lanes.
 //
-// The owner queues items and writes them, one write at a time on each lane: Next gives what goes
-// next, Written says that the write has ended. With one lane, items leave in the order of
-// GoesBefore. With two, LaneOrder chooses the lane, and each keeps the order in which items came:
-// to change it would change what `Frame.after` counts.
+// The owner queues items and writes them, one write at a time on each lane: Next returns the next
+// item, and Written reports that the write has ended. With one lane, items leave in the order of
+// GoesBefore. With two, LaneOrder chooses the lane, and each lane keeps the order in which items
+// were queued, because another order would change what `Frame.after` counts.
 //
-// An item is whatever the owner makes a frame of; only its priority is known here. How much may
-// wait is the owner's business, who knows what the items hold: size() and ForEach are for that.
-// Knows no gRPC and no clock. Not thread-safe.
+// An item is anything that the owner can turn into a frame; only its priority is known here. The
+// owner limits the queue, because it knows what items hold; size() and ForEach are for that. Knows
+// no gRPC and no clock. Not thread-safe.
 #pragma once
 
 #include <array>
@@ -62,18 +62,18 @@ class LaneSender {
     return open_ && !items.empty() && join(items.back().item);
   }
 
-  // A heartbeat on each lane that is idle: with nothing queued and nothing on its way, since any
-  // other frame says as well that this side lives. It counts as a frame of its lane: the receiver
-  // numbers frames as they come, and need not look into them.
+  // Queues a heartbeat on each idle lane (nothing queued or in flight), because any other frame
+  // also shows that this side is alive. A heartbeat counts as a frame of its lane: the receiver
+  // numbers frames as they arrive, without looking into them.
   void QueueHeartbeats(const Item& heartbeat);
 
-  // What goes onto the lane now; none: nothing waits, or a write is on its way.
+  // The next item of the lane; none: nothing waits, or a write is in flight.
   std::optional<Ready> Next(Lane lane);
   void Written(Lane lane) { At(lane).writing = false; }
 
-  // Nothing more is queued; what waits still leaves.
+  // Accepts no more items; those that wait still leave.
   void Close() { open_ = false; }
-  // The connection is broken: nothing leaves any more. What matters is said again on the next one.
+  // The connection is broken: nothing leaves any more. The next connection repeats what matters.
   void Drop();
 
  private:

@@ -1,17 +1,16 @@
-// A member's connection as two lanes: its stream, and a stream for bulk on a connection of its own,
-// so that what is small does not wait behind what is large in sockets and on the way.
+// A member's connection as two lanes: its stream, and a bulk stream on a separate connection, so
+// that small frames do not wait behind large ones in sockets and on the wire.
 //
-// Each lane keeps its order. Between them, the frames of a bucket keep theirs, and frames about the
-// whole session theirs with all others: `Frame.after` says how many frames of the other lane go
-// before a frame. The cores see what could have come through one stream whose small frames pass
-// large ones of other buckets.
+// Each lane keeps its order. Between lanes, the frames of one bucket keep their order, and frames
+// about the whole session keep theirs relative to all others: `Frame.after` is the number of frames
+// of the other lane that precede a frame. To the cores this looks like one stream in which small
+// frames overtake large ones of other buckets.
 //
-// Why a count: it orders a frame after all of the other lane's frames up to one, in a few bytes and
-// without names for frames, and the receiver compares two numbers. Both sides must count the same,
-// so that every frame counts, heartbeats too, whatever it is about; only the Hellos do not, which
-// come before there is a connection to count in. A frame names the last one of the other lane that
-// it must follow, and never a later one: what waits for it was sent before, so that two lanes that
-// wait for each other cannot come about.
+// Why a count: it orders a frame after all frames of the other lane up to a given one, in a few
+// bytes and without frame ids, and the receiver compares two numbers. Both sides must count alike,
+// so every frame counts, including heartbeats; only the Hellos do not, because they precede the
+// connection. A frame refers only to frames that were sent before it, so two lanes can never wait
+// for each other.
 #pragma once
 
 #include <array>
@@ -30,12 +29,12 @@ inline constexpr std::array<Lane, kLanes> kAllLanes = {Lane::kMain, Lane::kBulk}
 constexpr Lane Other(Lane lane) { return lane == Lane::kMain ? Lane::kBulk : Lane::kMain; }
 constexpr std::size_t Index(Lane lane) { return static_cast<std::size_t>(lane); }
 
-// A bulk lane is broken after so many times the silence that the session allows a member. A large
-// frame may be long on its way, and is heard only when all of it is there.
+// A bulk lane is broken after this many times the silence that the session allows a member, because
+// a large frame takes long and counts only when it has arrived completely.
 inline constexpr int kBulkSilences = 4;
 
-// The sender's side: which lane a frame takes, and what goes before it there. Of one direction of
-// one connection, without the Hellos; not thread-safe.
+// The sender's side, for one direction of one connection: chooses a frame's lane and the frames
+// that precede it. Hellos are excluded. Not thread-safe.
 //
 // Contributions and results above kSmallPayload take the bulk lane, and so do those that follow
 // them of their bucket in that step, whatever their size. Everything else takes the main lane.
@@ -49,7 +48,7 @@ class LaneOrder {
   // The frame is the lane's next one.
   Place Next(const SendPriority& priority);
 
-  // A frame that has nothing to do with others, such as a heartbeat, is the lane's next one.
+  // The lane's next frame is independent of all others, such as a heartbeat.
   void Count(Lane lane) { ++sent_[Index(lane)]; }
 
  private:

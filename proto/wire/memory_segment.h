@@ -1,4 +1,4 @@
-// Memory that two processes of one host share: a memfd whose size nobody can change.
+// Memory that two processes on one host share: a memfd with a sealed size.
 #pragma once
 
 #include <cstddef>
@@ -18,14 +18,14 @@ namespace gradwire::wire {
 // Payloads up to this size travel in their frames: finding them in another page costs more.
 inline constexpr std::size_t kInlineBytes = std::size_t{8} << 10;
 
-// Asked before each piece of long work; an error ends the work and becomes its result.
+// Called before each piece of long work; an error ends the work and becomes its result.
 using GoOn = absl::FunctionRef<absl::Status()>;
 inline absl::Status AlwaysGoOn() { return absl::OkStatus(); }
 
 // A mapping; unmapped with the last reference. Thread-safe.
 //
-// What lies in another process's segment may change at any time, so it is read once and never
-// trusted to stay what it was checked to be; sizes and offsets never come from it.
+// Another process may change the bytes of its segment at any time. So they are read once, never
+// trusted to keep their value after a check, and never used as sizes or offsets.
 class MemorySegment {
  public:
   enum class Others { kMayWrite, kMayRead };

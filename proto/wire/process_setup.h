@@ -1,4 +1,4 @@
-// What a process that uses gRPC wants to set for all of it.
+// Process-wide settings for a process that uses gRPC.
 #pragma once
 
 namespace gradwire::wire {
@@ -14,8 +14,8 @@ void KeepGrpc();
 // thread, any number of times.
 void KeepFreedMemory();
 
-// Turns off the deadlock detection of Abseil's mutexes, a debugging aid that Debian's Abseil has
-// built in: with it each lock that gRPC takes costs one of the whole process too. For programs; a
+// Disables the deadlock detection of Abseil's mutexes, a debugging aid that is built into Debian's
+// Abseil: with it each lock that gRPC takes also takes a process-wide one. Only for programs; a
 // library leaves that choice to its program.
 void SkipDeadlockDetection();
 

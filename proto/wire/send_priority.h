@@ -1,5 +1,6 @@
-// Which frames pass others that wait in the same queue, so that a small bucket does not wait behind
-// the chunks of large ones. Knows frames by their SendPriority only (frame_priority.h makes it).
+// Decides which frames overtake others in the same queue, so that a small bucket does not wait
+// behind the chunks of large ones. Knows only a frame's SendPriority (frame_priority.h computes
+// it).
 #pragma once
 
 #include <cstddef>
@@ -8,10 +9,10 @@
 
 namespace gradwire::wire {
 
-// Payloads up to this size pass larger ones.
+// Payloads up to this size overtake larger ones.
 inline constexpr std::size_t kSmallPayload = std::size_t{64} << 10;
 
-// What a queue knows of a frame in it.
+// What a queue knows about a frame.
 struct SendPriority {
   enum class Kind : std::uint8_t { kOther, kEagerAnnounce, kContribution, kResult };
   // What else the frame is about, and so which frames it must not change places with: all of them,
@@ -27,8 +28,8 @@ struct SendPriority {
 };
 
 // Whether `late` may leave before `early`, which was queued first. Rounds of different buckets are
-// independent: an announcement that is its own contribution passes contributions, a small result
-// passes large ones of other buckets. Nothing else changes its place.
+// independent: an eager announcement overtakes contributions, and a small result overtakes large
+// ones of other buckets. No other frame overtakes.
 constexpr bool GoesBefore(const SendPriority& late, const SendPriority& early) {
   using Kind = SendPriority::Kind;
   if (late.kind == Kind::kEagerAnnounce) return early.kind == Kind::kContribution;

@@ -1,4 +1,4 @@
-// Whose contributions make up a result.
+// The contributor set of a step.
 #pragma once
 
 #include <cstddef>
@@ -9,9 +9,9 @@
 
 namespace gradwire::server {
 
-// The ranks that contribute to a step, each with a weight: how many of those that train it speaks
-// for. A chunk is complete when all of them have sent it, and a mean divides by their weight. Today
-// every rank is one, with weight 1.
+// The ranks that contribute to a step, each with a weight: the number of trainers that it
+// represents. A chunk is complete when all contributors have sent it, and a mean divides by the sum
+// of their weights. Today every rank contributes, with weight 1.
 class Contributors {
  public:
   static Contributors All(int world_size) {

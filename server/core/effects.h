@@ -1,4 +1,4 @@
-// What a session asks its owner to do.
+// The actions that a session requests from its owner.
 #pragma once
 
 #include <cstdint>
@@ -18,18 +18,18 @@ namespace gradwire::server {
 // kept it.
 using Keeper = std::weak_ptr<const void>;
 
-// To one member.
+// Send the frame to one member.
 struct SendEffect {
   int rank = 0;
   wire::Frame frame;
   Keeper keeper{};
 };
-// The same frame to several members.
+// Send the same frame to several members.
 struct FanOutEffect {
   std::vector<int> ranks;
   wire::Frame frame;
 };
-// A chunk's result, to several members. The header does not say yet how it reaches each.
+// Send a chunk's result to several members. The header does not yet say how it reaches each.
 struct ResultEffect {
   std::vector<int> ranks;
   wire::Result header;
@@ -66,7 +66,7 @@ struct CloseEffect {
   int rank = 0;
   std::uint64_t connection = 0;
 };
-// Something that belongs in the log.
+// Write a line to the log.
 struct LogEffect {
   enum class Level : std::uint8_t { kInfo, kWarning } level = Level::kInfo;
   std::string message;

@@ -1,4 +1,4 @@
-// What a session makes of an event that it cannot go on with.
+// Decides what happens to a session after a fault.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace gradwire::server {
 struct FailureEvent {
   enum class Kind : std::uint8_t {
     kViolation,    // `rank` broke the protocol: `what`
-    kLost,         // `rank` is dead: `what` says where in the session and why
+    kLost,         // `rank` was lost: `what` says where in the session and why
     kGone,         // `rank` left, and something needs it: `what`
     kWrongJoin,    // the rank that all others wait for asked to join with something else: `what`
     kJoinTimeout,  // not all came in time; `waited` says how long
@@ -25,7 +25,7 @@ struct FailureEvent {
   absl::Status what{};
   absl::Duration waited{};
 };
-// None: all is well.
+// nullopt: no failure.
 using MaybeFailure = std::optional<FailureEvent>;
 
 inline FailureEvent ViolationOf(int rank, absl::Status what) {

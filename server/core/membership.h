@@ -1,8 +1,8 @@
-// Who is in a session: ranks, the processes that hold them, and when each was last heard.
+// A session's members: ranks, the processes that hold them, and when each was last heard.
 //
-// A rank is held by the process that joined for it, told by its start id. Its token must be used in
-// time; a connection that closes has a grace to resume; silence is a death. Before the session runs
-// a rank whose holder is gone is free again; afterwards it is lost.
+// The process that joined for a rank holds it; its start id identifies it. It must use its token in
+// time. If its connection closes it may resume within a grace period; if it is silent for too long
+// it is declared lost. Before the session runs, the rank of a lost member becomes free again.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace gradwire::server {
 
-// kEnded: the session failed, and with it ended the member's stream.
+// kEnded: the session failed, which ended the member's stream.
 enum class MemberState : std::uint8_t { kAbsent, kJoined, kConnected, kLost, kLeft, kEnded };
 std::string Name(MemberState state);
 
@@ -36,17 +36,18 @@ class Membership {
     int rank = 0;
     bool fresh = true;  // false: the same start id had it already
   };
-  // Takes a rank: `rank`, or the first free one where that is -1. `session` is for messages.
+  // Takes `rank`, or the first free rank if that is -1. `session` is for messages.
   absl::StatusOr<Place> Join(int rank, std::uint64_t start_id, const std::string& session,
                              absl::Time now);
 
   // Whether the process may attach a stream; `rank` may be any.
   absl::Status CheckAttach(int rank, std::uint64_t start_id) const;
-  // The stream is the member's from now on. Returns the one that it replaces.
+  // Makes the stream the member's. Returns the stream that it replaces.
   std::optional<std::uint64_t> Attach(int rank, std::uint64_t connection, absl::Time now);
-  // Whether the stream is the member's, which is heard; `rank` may be any.
+  // Records that the member was heard. False: it is not the member's stream. Any `rank` is allowed.
   bool Hear(int rank, std::uint64_t connection, absl::Time now);
-  // Whether the stream was the member's, which is lost unless it resumes; `rank` may be any.
+  // The stream closed: the member must resume or is lost. False: it was not the member's stream.
+  // Any `rank` is allowed.
   bool Detach(int rank, std::uint64_t connection, absl::Time now);
 
   // `rank` may be any.
@@ -67,13 +68,13 @@ class Membership {
     std::string why;
     std::optional<std::uint64_t> connection;  // to close
   };
-  // Before the session runs: frees the ranks whose holders are gone.
+  // Before the session runs: frees the ranks whose holders are lost.
   std::vector<Freed> FreeGone(absl::Time now);
   struct Loss {
     int rank = 0;
     std::string why;
   };
-  // While it runs: the first member that is dead.
+  // While the session runs: the first member that is lost.
   std::optional<Loss> FindLoss(absl::Time now) const;
 
   MemberState state(int rank) const { return At(rank).state; }

@@ -25,10 +25,10 @@ struct InSharedBlock {
 };
 // The member has the bytes already: they lie where its contribution was.
 struct InPlace {};
-// The bytes lie in the member's memory, but the contribution came by an earlier stream, so that the
-// member does not know it. The frame carries a copy, which `make` makes when the frame is about to
-// be written: a backlog of such frames takes no memory of the daemon's. The bytes are still there
-// then: a member overwrites nothing of a bucket of which it lacks a result.
+// The bytes lie in the member's memory, but the contribution came on an earlier stream, so the
+// member does not know the place. The frame carries a copy. `make` makes the copy only when the
+// frame is about to be written, so a backlog of such frames takes no memory. The bytes are still
+// valid then, because a member does not overwrite a bucket whose results are missing.
 struct ResentCopy {
   std::function<wire::PayloadRef()> make;
 };
@@ -56,7 +56,7 @@ class ReducedResult {
 };
 using ResultRef = std::shared_ptr<const ReducedResult>;
 
-// A result of which the daemon has the bytes, and nobody else.
+// A result whose bytes only the daemon has.
 class KeptResult final : public ReducedResult {
  public:
   explicit KeptResult(wire::PayloadRef payload) : payload_(std::move(payload)) {}

@@ -1,10 +1,11 @@
 // One reduction of one bucket: contributions in, results out, chunk by chunk.
 //
 // A chunk is complete when every contributor has sent it. It is reduced once every member's window
-// reaches it, because its result is then kept for all of them; it is released in chunk order, and
-// kept until all have acknowledged it. So of a round no more is kept than each member's window.
+// includes it, because its result is then kept for all of them. Results are released in chunk order
+// and kept until all members have acknowledged them. So a round never keeps more than the window.
 //
-// Knows no members' names, no frames and no hook. Ranks and chunks that it is given exist.
+// Knows no members' names, no frames and no hook. The caller passes only existing ranks and chunks.
+// Not thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -78,7 +79,7 @@ class Round {
   // Results that were released; the chunks before it have theirs.
   std::uint32_t released() const { return released_; }
   bool finished() const { return released_ == layout_.chunk_count(); }
-  // The next chunk in order whose result is there is released.
+  // Releases the next chunk in order, if it has a result.
   std::optional<std::uint32_t> ReleaseNext();
   const ResultRef& result(std::uint32_t chunk) const { return chunks_[chunk].result; }
   std::uint64_t reduce_nanoseconds(std::uint32_t chunk) const {
@@ -88,7 +89,7 @@ class Round {
   std::uint32_t received(int rank) const { return received_[static_cast<std::size_t>(rank)]; }
   bool HasAll(int rank) const { return received(rank) >= released_; }
   bool AllHaveAll() const;
-  // `received` results are with the member, of those released. Lets go of what all have.
+  // The member has `received` of the released results. Drops the results that all members have.
   void Acknowledge(int rank, std::uint32_t received);
 
   // ---- The step is over, and so is comparing what comes again.
@@ -98,7 +99,7 @@ class Round {
   // Moves the results that are kept out of the round.
   void TakeResults(std::vector<ResultRef>& results);
 
-  // What rounds keep beside payloads, at most.
+  // Upper bound of a round's memory without payloads.
   static std::size_t BytesFor(std::size_t chunks, std::size_t members);
 
   // Of a seeded bug.
@@ -116,7 +117,7 @@ class Round {
   struct Chunk {
     std::vector<Slot> slots;   // by rank; empty until the first contribution
     std::uint32_t filled = 0;  // contributors that have sent it
-    bool reducing = false;     // or reduced
+    bool reducing = false;     // or already reduced
     ResultRef result;          // from its reduction until everybody has it
     std::uint64_t reduce_nanoseconds = 0;
   };

@@ -5,9 +5,9 @@
 // can abort the process; it ends in a Failure for the session (policy `fail`) that blames the
 // sender.
 //
-// This class takes events to where they belong and ends the session. Who is in it is Membership's;
-// the step protocol is Step's, with buckets, rounds and shared state below it; broadcasts and
-// barriers are CollectiveFlow's; what becomes of a fault is decided by Decide (failure_policy.h).
+// This class dispatches events and ends the session. Membership tracks ranks and leases; Step runs
+// the step protocol, with buckets, rounds and shared state below it; CollectiveFlow runs broadcasts
+// and barriers; Decide (failure_policy.h) decides about faults.
 #pragma once
 
 #include <cstddef>
@@ -32,16 +32,16 @@ class SessionCore {
   using State = SessionState;
   using MemberState = server::MemberState;
 
-  // `options` must be valid. `hook` is null for a user's own.
+  // `options` must be valid. `hook` is null for a custom hook.
   SessionCore(SessionOptions options, std::unique_ptr<CoordinatorHook> hook, absl::Time now);
   ~SessionCore();
 
   SessionCore(const SessionCore&) = delete;
   SessionCore& operator=(const SessionCore&) = delete;
 
-  // Reserves a rank; returns it. The same start id gets its rank again. One that asks for a rank
-  // which is missing, but with another hook or model, ends a session that is still joining.
-  // `same` is options().CheckSame(ask), which takes time in proportion to the manifest.
+  // Reserves a rank and returns it. The same start id gets its rank again. A request for a missing
+  // rank with a different hook or model ends a session that is still joining. `same` is the result
+  // of options().CheckSame(ask), which takes time in proportion to the manifest.
   absl::StatusOr<int> Join(const JoinAsk& ask, const absl::Status& same, absl::Time now,
                            Effects& effects);
 
@@ -50,7 +50,7 @@ class SessionCore {
   absl::Status Attach(int rank, std::uint64_t start_id, std::int64_t step, std::uint64_t connection,
                       absl::Time now, Effects& effects);
 
-  // A frame from the stream `connection`; one that is no longer the member's is ignored.
+  // A frame from the stream `connection`. Ignored if that is no longer the member's stream.
   void Receive(int rank, std::uint64_t connection, const wire::Frame& frame, absl::Time now,
                Effects& effects);
 
@@ -60,7 +60,7 @@ class SessionCore {
   absl::Status Leave(int rank, std::uint64_t start_id, absl::Time now, Effects& effects);
 
   // The answer to a ReduceEffect. `result` has the segment's bytes.
-  // The sum took `spent`; that is for the report.
+  // `spent` is the time of the sum, for the report.
   void Reduced(const wire::RoundId& id, std::uint32_t chunk, const ResultRef& result, bool finite,
                absl::Duration spent, Effects& effects);
 
@@ -85,7 +85,7 @@ class SessionCore {
   // Timeouts. Call about every 100 ms.
   void Tick(absl::Time now, Effects& effects);
 
-  // Ends the session for everybody.
+  // Ends the session for all members.
   void Fail(const absl::Status& status, int blamed_rank, Effects& effects);
 
   const SessionOptions& options() const { return options_; }

@@ -1,4 +1,4 @@
-// What a session is: its limits, and what it makes the daemon reserve.
+// A session's configuration: its limits, and how much memory the daemon reserves for it.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ constexpr std::size_t kExtraRoundBytes = 4096;
 constexpr std::size_t kMaxSegmentsPerParameter = 8;
 constexpr std::size_t kExtraSegments = 64;
 
-// What a member asks to join as.
+// What a member requests when it joins.
 struct JoinAsk {
   int world_size = 0;
   int rank = -1;
@@ -46,28 +46,28 @@ struct SessionOptions {
   absl::Duration resume_grace = absl::Seconds(1);
   absl::Duration silence_timeout = absl::Seconds(15);
 
-  // InvalidArgument names the field, the value and what is allowed.
+  // Returns InvalidArgument with the field, the value and what is allowed.
   absl::Status Validate() const;
 
-  // InvalidArgument names the first thing in which the request differs from the session.
+  // Returns InvalidArgument with the first difference between the request and the session.
   absl::Status CheckSame(const JoinAsk& ask) const;
 
-  // Upper bound of what the session can make the daemon hold: contributions in the window, results
-  // not yet acknowledged, and what the core keeps in order to know of them.
+  // Upper bound of the memory that the session can make the daemon hold: contributions in the
+  // window, results not yet acknowledged, and the core's own bookkeeping.
   std::size_t ReservedBytes() const;
-  // Of that, payloads: what SessionCore::held_bytes counts.
+  // The part of ReservedBytes that is for payloads, as counted by SessionCore::held_bytes.
   std::size_t PayloadBytes() const;
-  // Upper bound of a step's bytes, by the manifest.
+  // Upper bound of a step's bytes, computed from the manifest.
   std::size_t StepBytes() const;
   // Upper bound of the chunks of a step's buckets, all rounds together.
   std::size_t StepChunks() const;
 
-  // Results that shared memory holds at a time, and the largest one: those of the window, or of the
-  // whole model where that is less.
+  // How many results shared memory holds at a time, and the size of the largest: the results of the
+  // window, or of the whole model if that is less.
   std::size_t ResultBlocks() const;
   std::size_t BlockBytes() const;
 
-  // What a member that shares memory can have on its way at most.
+  // The largest number of bytes that a member with shared memory can have in flight.
   std::size_t StagingBytes() const;
 };
 

@@ -1,4 +1,4 @@
-// One call of a peer: gRPC's operations on one side, what the daemon does about it on the other.
+// One call of a peer, as a base class: gRPC's operations and the handlers of their completions.
 #pragma once
 
 #include <grpcpp/generic/async_generic_service.h>
@@ -16,16 +16,15 @@
 
 namespace gradwire::server {
 
-// Derive from it and say what to do by overriding the reactions. They run on RpcThreads: OnStart
-// first, OnDone last and after the others have returned; between them each may run beside another.
-// The operations may be called from any thread from OnStart on, but under no lock that a reaction
-// takes: a write copies its bytes into the socket before it returns.
+// Derive from it and override the handlers. They run on RpcThreads: OnStart first, OnDone last,
+// after the others have returned; between them different handlers may run concurrently. From
+// OnStart on, any thread may call the operations, but not under a lock that a handler takes,
+// because a write copies its bytes into the socket before it returns.
 //
-// Every call ends. One that is cancelled, for whatever reason, is finished here if nobody else does
-// it. Once Finish was called no read and no write begins any more: those that are asked for are
-// forgotten, without a reaction.
+// Every call ends. A cancelled call finishes itself if nobody else finishes it. After Finish, reads
+// and writes no longer begin: requests for them are dropped and call no handler.
 //
-// Lives until OnDone has returned, and as long as somebody refers to it.
+// It lives until OnDone has returned and the last reference is gone.
 class Call : public std::enable_shared_from_this<Call> {
  public:
   Call();
@@ -36,7 +35,7 @@ class Call : public std::enable_shared_from_this<Call> {
  protected:
   // The peer has called.
   virtual void OnStart() = 0;
-  // Not ok: the peer has said all, or the call is broken.
+  // Not ok: the peer has finished sending, or the call is broken.
   virtual void OnReadDone(bool /*ok*/) {}
   // Not ok: the call is broken.
   virtual void OnWriteDone(bool /*ok*/) {}
@@ -49,22 +48,23 @@ class Call : public std::enable_shared_from_this<Call> {
   // "/package.Service/Method".
   const std::string& method() const { return wire_->context.method(); }
 
-  // The peer learns at once that somebody is there, not with the first message. Only in OnStart.
+  // Sends the initial metadata at once, not with the first message. Call it only in OnStart.
   void SendInitialMetadata();
-  // One at a time, as is the write. The message is in incoming() until the next read begins.
+  // One read, and one write, may be in flight. The message stays in incoming() until the next read.
   void StartRead() GRADWIRE_EXCLUDES(mutex_);
-  // gRPC has its own reference to the bytes when this returns.
+  // When it returns, gRPC has its own reference to the bytes.
   void StartWrite(const grpc::ByteBuffer& message) GRADWIRE_EXCLUDES(mutex_);
-  // The last message, with OK; no write is in flight. Without OnWriteDone.
+  // Writes the last message and finishes with OK. No write may be in flight. No OnWriteDone
+  // follows.
   void WriteAndFinish(const grpc::ByteBuffer& message) GRADWIRE_EXCLUDES(mutex_);
-  // After the write in flight. The first status counts; a message that is too long is cut.
+  // Takes effect after the write in flight. The first status counts; long messages are truncated.
   void Finish(const absl::Status& status) GRADWIRE_EXCLUDES(mutex_);
   // Breaks the call.
   void TryCancel();
 
   grpc::ByteBuffer& incoming() { return incoming_; }
 
-  // In OnReadDone that is not ok: whether the call is broken, and not just all said.
+  // In an OnReadDone that is not ok: whether the call is broken, not just complete.
   bool broken() const;
 
   // A reference of the derived class's type.
@@ -101,7 +101,7 @@ class Call : public std::enable_shared_from_this<Call> {
   // False: the call is being finished.
   bool Enter(bool write) GRADWIRE_EXCLUDES(mutex_);
   void MaybeFinish() GRADWIRE_EXCLUDES(mutex_);
-  // One operation or reaction less under way.
+  // One operation or handler has ended.
   void Settle() GRADWIRE_EXCLUDES(mutex_);
 
   std::unique_ptr<Wire> wire_;

@@ -17,19 +17,19 @@
 
 namespace gradwire::server {
 
-// Calls of methods that there are not end with UNIMPLEMENTED.
+// Calls of unknown methods end with UNIMPLEMENTED.
 class CallServer {
  public:
   // `builder` has the options and the ports, and no service.
   static absl::StatusOr<std::unique_ptr<CallServer>> Start(
       grpc::ServerBuilder& builder, Methods methods, std::size_t threads = RpcThreads::Count());
 
-  // Shutdown, with no time to spare.
+  // Calls Shutdown with a deadline of now.
   ~CallServer();
 
-  // Takes no new call, gives those under way until `deadline`, and cancels them then. Returns when
-  // no thread is left: a cancelled call ends by itself (see Call), and the log tells of those that
-  // take their time. Later calls do nothing.
+  // Accepts no new call, lets running calls continue until `deadline`, then cancels them. Returns
+  // when all threads have ended: a cancelled call ends by itself (see Call), and slow ones are
+  // logged. Later calls of Shutdown do nothing.
   void Shutdown(std::chrono::system_clock::time_point deadline) GRADWIRE_EXCLUDES(mutex_);
 
  private:
@@ -41,7 +41,7 @@ class CallServer {
   // Calls, and the question for the next one: more or less of them.
   void Enter() GRADWIRE_EXCLUDES(mutex_);
   void Leave() GRADWIRE_EXCLUDES(mutex_);
-  // Waits until none is left, or for `patience`; returns how many are.
+  // Waits until no call is left, at most for `patience`; returns how many are left.
   std::size_t WaitForCalls(std::chrono::seconds patience) GRADWIRE_EXCLUDES(mutex_);
 
   const Methods methods_;

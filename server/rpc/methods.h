@@ -1,4 +1,4 @@
-// What can be called, by name.
+// The methods that can be called, by name.
 #pragma once
 
 #include <google/protobuf/descriptor.h>
@@ -46,7 +46,7 @@ class Methods {
     Add<Request, Response, UnaryCall<Request, Response>>(MethodKind::kUnary, std::move(handler));
   }
 
-  // Null: there is no method of that name.
+  // Null: no method has that name.
   std::shared_ptr<Call> Make(const std::string& name) const;
 
   // Full names of those with a method here.

@@ -1,4 +1,4 @@
-// Objects with deadlines that somebody has to look at now and then.
+// Tasks that the ticker runs periodically, such as checks of deadlines.
 #pragma once
 
 #include <map>
@@ -17,7 +17,7 @@ class PeriodicTask {
   virtual void OnTick(absl::Time now) = 0;
 };
 
-// Thread-safe. No lock is held over OnTick; one that began before Remove may end after it.
+// Thread-safe. Holds no lock during OnTick. An OnTick that began before Remove may end after it.
 class PeriodicTasks {
  public:
   void Add(const std::shared_ptr<PeriodicTask>& entry) GRADWIRE_EXCLUDES(mutex_) {

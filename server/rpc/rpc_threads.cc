@@ -53,7 +53,7 @@ void RpcThreads::YieldLeadership() {
 // Leader/followers: the leader polls and handles each event itself. Inside `done` the handler may
 // have yielded leadership; this thread then becomes a follower and competes for leadership again.
 void RpcThreads::Run() {
-  while (TakeBaton()) {
+  while (TakeLeadership()) {
     leader_of = this;
     while (leader_of == this) {
       void* tag = nullptr;
@@ -68,7 +68,7 @@ void RpcThreads::Run() {
 }
 
 // After the end of the queue every follower returns too; `taken_` then no longer matters.
-bool RpcThreads::TakeBaton() {
+bool RpcThreads::TakeLeadership() {
   MutexLock lock(mutex_);
   ++idle_;
   while (taken_ && !ended_) free_.Wait(mutex_);

@@ -1,8 +1,9 @@
-// The threads to which gRPC tells that what the daemon's calls began is over.
+// The threads that handle the completions of the daemon's gRPC operations.
 //
-// With gRPC's epoll engine, wherever two threads wait for events, each event that one takes wakes
-// the other. For small buckets those switches cost more than anything else. So of these threads one
-// at a time waits, and deals with what comes; only before long work does it let another wait.
+// They use the leader/followers pattern: the leader polls the completion queue and handles each
+// event itself; before long work it yields leadership to a follower. With gRPC's epoll engine, if
+// two threads poll, each event that one takes wakes the other. For small buckets these context
+// switches cost more than anything else.
 #pragma once
 
 #include <grpcpp/completion_queue.h>
@@ -18,58 +19,59 @@
 
 namespace gradwire::server {
 
-// Thread-safe, but for Start and Stop.
+// Thread-safe, except Start and Stop.
 class RpcThreads {
  public:
-  // What is begun on the queue, one at a time. Lives until it is over; `done` may destroy it.
-  // `done` runs on one of the threads and must not wait for another event.
+  // An operation on the queue, in flight at most once at a time. It must live until it has
+  // completed; `done` may destroy it. `done` runs on one of the threads and must not wait for
+  // another event.
   struct Operation {
     void (*done)(void* owner, bool ok);
     void* owner;
   };
 
   explicit RpcThreads(std::unique_ptr<grpc::ServerCompletionQueue> queue);
-  // Stop.
+  // Calls Stop.
   ~RpcThreads();
 
   RpcThreads(const RpcThreads&) = delete;
   RpcThreads& operator=(const RpcThreads&) = delete;
 
-  // One more than there are cores, so that sums on all of them leave one to wait; at least 3, at
-  // most 16.
+  // One more than the number of cores, so that one thread can poll while sums use all cores; at
+  // least 3, at most 16.
   static std::size_t Count();
 
   void Start(std::size_t threads);
 
-  // Nothing is begun any more, and what was begun is over or about to be. Returns when no thread is
-  // left. Later calls do nothing.
+  // No operation may begin any more, and those in flight must be about to complete. Returns when
+  // all threads have ended. Later calls do nothing.
   void Stop();
 
   grpc::ServerCompletionQueue* queue() { return queue_.get(); }
 
-  // The tag with which gRPC is to begin it. `done` sees what was written before.
+  // Returns the tag for starting the operation in gRPC. `done` sees all memory written before.
   void* Begin(Operation& operation);
 
-  // The calling thread is about to do long work: another waits for events meanwhile. Does nothing
-  // on other threads than these, and nothing the second time in one `done`.
+  // Call it before long work: another thread polls for events meanwhile. Has no effect on threads
+  // other than these, or on the second call in one `done`.
   static void YieldLeadership();
 
  private:
   void Run();
-  // Waits until nobody else leads. False: the queue has ended.
-  bool TakeBaton() GRADWIRE_EXCLUDES(mutex_);
+  // Waits for leadership. False: the queue has ended.
+  bool TakeLeadership() GRADWIRE_EXCLUDES(mutex_);
   void EndLeadership() GRADWIRE_EXCLUDES(mutex_);
   void End() GRADWIRE_EXCLUDES(mutex_);
 
   const std::unique_ptr<grpc::ServerCompletionQueue> queue_;
-  // gRPC orders an operation's beginning and its end, but not where ThreadSanitizer sees it.
+  // gRPC orders an operation's start before its completion, but ThreadSanitizer cannot see that.
   std::atomic<std::uint64_t> begun_ = 0;
   std::vector<std::thread> threads_;
   bool stopped_ = false;
 
   Mutex mutex_;
   CondVar free_;
-  bool taken_ GRADWIRE_GUARDED_BY(mutex_) = false;  // somebody leads: waits for events
+  bool taken_ GRADWIRE_GUARDED_BY(mutex_) = false;  // a thread is the leader
   std::size_t idle_ GRADWIRE_GUARDED_BY(mutex_) = 0;
   bool ended_ GRADWIRE_GUARDED_BY(mutex_) = false;
 };

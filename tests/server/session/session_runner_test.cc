@@ -89,11 +89,11 @@ wire::PayloadRef Filled(float value) {
   return wire::OwnedPayload::Make(std::move(bytes));
 }
 
-class HostedSessionTest : public ::testing::Test {
+class SessionRunnerTest : public ::testing::Test {
  protected:
   static constexpr int kMembers = 3;
 
-  HostedSessionTest() {
+  SessionRunnerTest() {
     SessionOptions options;
     options.name = "s";
     options.world_size = kMembers;
@@ -149,7 +149,7 @@ class HostedSessionTest : public ::testing::Test {
   std::vector<std::shared_ptr<FakeStream>> streams_;
 };
 
-TEST_F(HostedSessionTest, ReducesAndSendsTheSameResultToAll) {
+TEST_F(SessionRunnerTest, ReducesAndSendsTheSameResultToAll) {
   for (int rank = 0; rank < kMembers; ++rank) Announce(rank);
   for (int rank = kMembers - 1; rank >= 0; --rank) Contribute(rank, static_cast<float>(rank + 1));
   for (int rank = 0; rank < kMembers; ++rank) {
@@ -164,7 +164,7 @@ TEST_F(HostedSessionTest, ReducesAndSendsTheSameResultToAll) {
   EXPECT_EQ(session_->Status(now_).steps_applied_total(), 1u);
 }
 
-TEST_F(HostedSessionTest, MembersOnDifferentThreadsGetTheSameBits) {
+TEST_F(SessionRunnerTest, MembersOnDifferentThreadsGetTheSameBits) {
   for (int rank = 0; rank < kMembers; ++rank) Announce(rank);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < kMembers; ++rank) {
@@ -177,7 +177,7 @@ TEST_F(HostedSessionTest, MembersOnDifferentThreadsGetTheSameBits) {
   }
 }
 
-TEST_F(HostedSessionTest, BadBytesFailTheSessionAndBlameTheSender) {
+TEST_F(SessionRunnerTest, BadBytesFailTheSessionAndBlameTheSender) {
   session_->FailFrom(1, stream(1).id(), absl::InvalidArgumentError("rank 1: no frame"));
   EXPECT_TRUE(session_->ended());
   for (int rank = 0; rank < kMembers; ++rank) {
@@ -190,7 +190,7 @@ TEST_F(HostedSessionTest, BadBytesFailTheSessionAndBlameTheSender) {
   }
 }
 
-TEST_F(HostedSessionTest, AStreamThatWasReplacedIsEndedAndHeardNoMore) {
+TEST_F(SessionRunnerTest, AStreamThatWasReplacedIsEndedAndHeardNoMore) {
   const auto fresh = std::make_shared<FakeStream>(999);
   ASSERT_TRUE(session_->Attach(1, StartId(1), 0, fresh, now_).ok());
   ASSERT_TRUE(stream(1).end().has_value());
@@ -202,7 +202,7 @@ TEST_F(HostedSessionTest, AStreamThatWasReplacedIsEndedAndHeardNoMore) {
   EXPECT_EQ(fresh->Sent<wire::Welcome>().size(), 1u);
 }
 
-TEST_F(HostedSessionTest, LeavingEndsTheStreamInGoodOrder) {
+TEST_F(SessionRunnerTest, LeavingEndsTheStreamInGoodOrder) {
   for (int rank = 0; rank < kMembers; ++rank) {
     EXPECT_TRUE(session_->Leave(rank, StartId(rank), now_).ok());
     EXPECT_EQ(stream(rank).end(), absl::OkStatus());
@@ -212,7 +212,7 @@ TEST_F(HostedSessionTest, LeavingEndsTheStreamInGoodOrder) {
   EXPECT_FALSE(session_->has_streams());
 }
 
-TEST_F(HostedSessionTest, NobodyJoinsASessionThatHasEnded) {
+TEST_F(SessionRunnerTest, NobodyJoinsASessionThatHasEnded) {
   const JoinAsk again{.world_size = kMembers,
                       .rank = 0,
                       .start_id = StartId(0),
@@ -226,7 +226,7 @@ TEST_F(HostedSessionTest, NobodyJoinsASessionThatHasEnded) {
   EXPECT_FALSE(after->has_value());
 }
 
-TEST_F(HostedSessionTest, HeartbeatsGoToEveryMember) {
+TEST_F(SessionRunnerTest, HeartbeatsGoToEveryMember) {
   session_->SendHeartbeats();
   for (int rank = 0; rank < kMembers; ++rank) {
     EXPECT_EQ(stream(rank).Sent<wire::Heartbeat>().size(), 1u);
