@@ -21,7 +21,7 @@ enum class Mutant : std::uint8_t {
   kSurvivorBlamed,
   kEmptyBucketNotAwaited,
   kBucketStaysOpen,
-  kReservedForOneMember,
+  kModelNotCompared,
   kWindowsIgnored,
   kResetNotRepeated,
   kOldStateCounts,

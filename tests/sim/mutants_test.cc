@@ -47,7 +47,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{Mutant::kSurvivorBlamed, "SurvivorBlamed"},
                       Case{Mutant::kEmptyBucketNotAwaited, "EmptyBucketNotAwaited"},
                       Case{Mutant::kBucketStaysOpen, "BucketStaysOpen"},
-                      Case{Mutant::kReservedForOneMember, "ReservedForOneMember"},
+                      Case{Mutant::kModelNotCompared, "ModelNotCompared"},
                       Case{Mutant::kWindowsIgnored, "WindowsIgnored"},
                       Case{Mutant::kResetNotRepeated, "ResetNotRepeated"},
                       Case{Mutant::kOldStateCounts, "OldStateCounts"},
