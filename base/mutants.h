@@ -22,7 +22,7 @@ enum class Mutant : std::uint8_t {
   kEmptyBucketNotAwaited,
   kBucketStaysOpen,
   kDrawsBeforePlan,
-  kReservedForOneMember,
+  kModelNotCompared,
   kWindowsIgnored,
   kResetNotRepeated,
   kOldStateCounts,

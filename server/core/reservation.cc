@@ -1,7 +1,6 @@
 // What a session can make the daemon hold at most.
 #include <algorithm>
 
-#include "base/mutants.h"
 #include "gradwire/hooks/registry.h"
 #include "proto/wire/memory_layout.h"
 #include "server/core/bucket_table.h"
@@ -77,8 +76,7 @@ std::size_t SessionOptions::StepChunks() const {
 std::size_t SessionOptions::PayloadBytes() const {
   const std::size_t window = std::size_t{window_chunks} * open_buckets * chunk_bytes;
   const std::size_t held = std::min(window, StepBytes() + chunk_bytes);
-  const std::size_t members =
-      IsActive(Mutant::kReservedForOneMember) ? 1 : static_cast<std::size_t>(world_size);
+  const auto members = static_cast<std::size_t>(world_size);
   // A window from each member, and one of results; a broadcast holds a window of its own. Chunks of
   // an uncompressed gradient bound what a window can hold at all.
   const std::size_t results = std::max(held, ResultBlocks() * wire::BlockStride(BlockBytes()));

@@ -48,7 +48,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{Mutant::kEmptyBucketNotAwaited, "EmptyBucketNotAwaited"},
                       Case{Mutant::kBucketStaysOpen, "BucketStaysOpen"},
                       Case{Mutant::kDrawsBeforePlan, "DrawsBeforePlan"},
-                      Case{Mutant::kReservedForOneMember, "ReservedForOneMember"},
+                      Case{Mutant::kModelNotCompared, "ModelNotCompared"},
                       Case{Mutant::kWindowsIgnored, "WindowsIgnored"},
                       Case{Mutant::kResetNotRepeated, "ResetNotRepeated"},
                       Case{Mutant::kOldStateCounts, "OldStateCounts"},

@@ -239,7 +239,7 @@ void ChooseSuccession(Scenario& scenario, Random& random) {
 // One fault, and a session that ends with it: nothing else takes so long.
 void ChooseStandstill(Scenario& scenario, Random& random) {
   if (scenario.world() == 1 || !random.Percent(6)) return;
-  const FaultKind kind = random.Percent(25) ? FaultKind::kDeaf : FaultKind::kWithholds;
+  const FaultKind kind = random.Percent(40) ? FaultKind::kDeaf : FaultKind::kWithholds;
   scenario.faults.clear();
   AddFault(scenario, kind, random);
   scenario.faults.front().at_event %= 128;

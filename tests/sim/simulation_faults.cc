@@ -163,6 +163,17 @@ bool Simulation::Replace(const Process& process) {
   if (joined.ok() || attached.ok() || left.ok() || !effects.empty()) {
     checker_.Violate(absl::StrCat("another process was taken for rank ", rank));
   }
+  // Nor may the member itself come back with another model.
+  std::vector<ParameterSpec> other = scenario_.options.manifest.list();
+  other.push_back({.name = "another", .shape = {1}, .dtype = DType::kFloat32});
+  const server::JoinAsk again{.world_size = scenario_.options.world_size,
+                              .rank = rank,
+                              .start_id = process.start_id,
+                              .spec = scenario_.options.spec,
+                              .manifest = other};
+  if (session_.Join(again, now_, effects).ok()) {
+    checker_.Violate(absl::StrCat("rank ", rank, " joined again with another model"));
+  }
   Note(Count::kReplacementsRefused);
   return true;
 }
@@ -207,7 +218,11 @@ bool Simulation::TurnDeaf(Process& process) {
 
 void Simulation::Provoke(Process& deaf, std::size_t times) {
   if (session_.state() != State::kRunning || deaf.dead || deaf.link->cut) return;
-  if (times == 0) {
+  if (deaf.link->down.waiting() > scenario_.queue.max_frames) {
+    checker_.Violate(absl::StrCat(deaf.link->down.waiting(), " frames wait for rank ", deaf.rank,
+                                  ", which does not read"));
+  }
+  if (times == 0) {  // nobody was left who could resume
     Kill(deaf);
     return;
   }
