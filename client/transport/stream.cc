@@ -25,14 +25,14 @@ Poller::Operation ExchangeStream::Operation() {
     const std::shared_ptr<EventQueue> events = stream.events_;
     const Source source = stream.options_.source;
     events->Push(StreamEndEvent{.status = wire::FromGrpc(stream.outcome_),
-                                     .stream = std::move(stream.self_),
-                                     .from = source});
+                                .stream = std::move(stream.self_),
+                                .from = source});
   };
   return {.done = done, .owner = this};
 }
 
-ExchangeStream::ExchangeStream(std::shared_ptr<Poller> poller,
-                               std::shared_ptr<EventQueue> events, const Options& options)
+ExchangeStream::ExchangeStream(std::shared_ptr<Poller> poller, std::shared_ptr<EventQueue> events,
+                               const Options& options)
     : poller_(std::move(poller)),
       events_(std::move(events)),
       options_(options),

@@ -84,9 +84,9 @@ struct FactorSide {
 struct FactorBlock {
   std::shared_ptr<const FactorLayout> layout;
   FactorSide q{};
-  FactorSide p{};            // with one round per step only
-  std::int64_t version = 0;  // the iteration after which they were averaged; 0: drawn
-  std::uint64_t state_version = 0;   // batched: of members' copies
+  FactorSide p{};                   // with one round per step only
+  std::int64_t version = 0;         // the iteration after which they were averaged; 0: drawn
+  std::uint64_t state_version = 0;  // batched: of members' copies
 };
 using FactorBlockRef = std::shared_ptr<const FactorBlock>;
 

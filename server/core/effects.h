@@ -72,9 +72,8 @@ struct LogEffect {
   enum class Level : std::uint8_t { kInfo, kWarning } level = Level::kInfo;
   std::string message;
 };
-using Effect =
-    std::variant<SendEffect, FanOutEffect, ResultEffect, ReduceEffect, ComputeEffect, ChoreEffect,
-                 ReleaseEffect, CloseEffect, LogEffect>;
+using Effect = std::variant<SendEffect, FanOutEffect, ResultEffect, ReduceEffect, ComputeEffect,
+                            ChoreEffect, ReleaseEffect, CloseEffect, LogEffect>;
 using Effects = std::vector<Effect>;
 
 }  // namespace gradwire::server

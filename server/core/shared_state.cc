@@ -48,7 +48,8 @@ bool SharedState::Send(Bucket& bucket, int rank, Effects& effects) {
                   .payload = piece},
         .keeper = bucket.shared()});
     offset += piece->bytes();
-  }  return true;
+  }
+  return true;
 }
 
 void SharedState::SetComputed(Bucket& bucket, std::vector<std::byte> bytes) {

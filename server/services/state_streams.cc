@@ -31,12 +31,12 @@ void ExportStream::OnRequest(const v1::ExportStateRequest& request) {
   ticks_->Add(Self<ExportStream>());
   const std::shared_ptr<SessionRunner> session = registry_->Get(request.session());
   if (session == nullptr) return Finish(NoSession());
-  session->Export([self = Self<ExportStream>()](
-                      absl::StatusOr<std::shared_ptr<const std::string>> bytes) {
-    if (!bytes.ok()) return self->Finish(bytes.status());
-    self->bytes_ = *std::move(bytes);
-    self->WriteNext();
-  });
+  session->Export(
+      [self = Self<ExportStream>()](absl::StatusOr<std::shared_ptr<const std::string>> bytes) {
+        if (!bytes.ok()) return self->Finish(bytes.status());
+        self->bytes_ = *std::move(bytes);
+        self->WriteNext();
+      });
 }
 
 void ExportStream::WriteNext() {
@@ -110,13 +110,13 @@ void ImportStream::Import() {
   if (session_ == nullptr) {
     return Finish(absl::InvalidArgumentError("session: no message names it"));
   }
-  session_->Import(std::move(bytes_), [self = Self<ImportStream>()](
-                                          const absl::StatusOr<std::int64_t>& iteration) {
-    if (!iteration.ok()) return self->Finish(iteration.status());
-    v1::ImportStateResponse response;
-    response.set_iteration(*iteration);
-    self->WriteAndFinish(ToBytes(response));
-  });
+  session_->Import(std::move(bytes_),
+                   [self = Self<ImportStream>()](const absl::StatusOr<std::int64_t>& iteration) {
+                     if (!iteration.ok()) return self->Finish(iteration.status());
+                     v1::ImportStateResponse response;
+                     response.set_iteration(*iteration);
+                     self->WriteAndFinish(ToBytes(response));
+                   });
 }
 
 void ImportStream::OnDone() { ticks_->Remove(this); }

@@ -251,13 +251,11 @@ void SessionRunner::Execute(Effects effects, Work& work) {
     } else if (auto* reduce = std::get_if<ReduceEffect>(&effect)) {
       work.reductions.push_back(std::move(*reduce));
     } else if (auto* compute = std::get_if<ComputeEffect>(&effect)) {
-      work.tasks.emplace_back([self = shared_from_this(), one = std::move(*compute)] {
-        self->Compute(one);
-      });
+      work.tasks.emplace_back(
+          [self = shared_from_this(), one = std::move(*compute)] { self->Compute(one); });
     } else if (auto* chore = std::get_if<ChoreEffect>(&effect)) {
-      work.tasks.emplace_back([self = shared_from_this(), one = std::move(*chore)] {
-        self->DoChore(one);
-      });
+      work.tasks.emplace_back(
+          [self = shared_from_this(), one = std::move(*chore)] { self->DoChore(one); });
     } else if (auto* release = std::get_if<ReleaseEffect>(&effect)) {
       work.tasks.emplace_back([memory = std::move(release->memory)] {});  // with the task
     } else if (auto* close = std::get_if<CloseEffect>(&effect)) {

@@ -104,7 +104,7 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   struct Work {
     std::vector<ReduceEffect> reductions;
     std::vector<WorkThreads::Task> tasks;  // for the work threads
-    Streams streams;  // with something new in their queues
+    Streams streams;                       // with something new in their queues
   };
 
   static bool IsEnd(SessionCore::State state) {

@@ -42,10 +42,10 @@ void SessionRunner::Export(ExportedFile::Answer answer) {
     answer(std::move(bytes));
   });
   if (!found->is_new) return;
-  host_.work_threads->Post(this, [self = shared_from_this(), file = found->file,
-                                  snapshot = *snapshot] {
-    ExportedFile::Made(file, FileOf(snapshot));
-  });
+  host_.work_threads->Post(this,
+                           [self = shared_from_this(), file = found->file, snapshot = *snapshot] {
+                             ExportedFile::Made(file, FileOf(snapshot));
+                           });
 }
 
 absl::StatusOr<StateFiles::Place> SessionRunner::BeginImport() const {
@@ -83,8 +83,7 @@ absl::StatusOr<std::int64_t> SessionRunner::Install(const std::string& file) {
 }
 
 // The one thing that may be asked of a core without its lock.
-absl::StatusOr<std::shared_ptr<HookImport>> SessionRunner::ReadState(
-    const HookState& state) const {
+absl::StatusOr<std::shared_ptr<HookImport>> SessionRunner::ReadState(const HookState& state) const {
   return core_.ReadState(state);
 }
 

@@ -106,10 +106,9 @@ absl::StatusOr<StateFiles::Found> StateFiles::FileOf(const Version& version) {
     if (std::shared_ptr<ExportedFile> file = weak.lock()) return Found{.file = std::move(file)};
   }
   if (files_.size() >= kVersions) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("session \"", name_, "\" has ", files_.size(),
-                     " versions of its state that are still being read; allowed at a time: ",
-                     kVersions));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "session \"", name_, "\" has ", files_.size(),
+        " versions of its state that are still being read; allowed at a time: ", kVersions));
   }
   auto file = std::make_shared<ExportedFile>();
   files_.emplace_back(version, file);

@@ -92,8 +92,8 @@ absl::Status LargeMember(const Options& options, const std::string& address, int
   if (!client.ok()) return client.status();
   const auto side = static_cast<std::size_t>(options.side);
   std::vector<float> gradient(kBucketParameters * side * side, 1);
-  auto bucket = GradBucket::Make(
-      0, {gradwire::DType::kFloat32, gradient.data(), gradient.size()}, some, true);
+  auto bucket = GradBucket::Make(0, {gradwire::DType::kFloat32, gradient.data(), gradient.size()},
+                                 some, true);
   if (!bucket.ok()) return bucket.status();
   const auto reduced = (*client)->AllReduce(*bucket);
   const auto verdict = (*client)->EndStep();
@@ -131,7 +131,7 @@ absl::StatusOr<Result> Measure(const Options& options) {
   daemon.ReadLine();  // name and version
   daemon.ReadLine();
   const std::string address = "unix:" + socket;
-  const auto small = MemberCrowd::Join(address, 2, 1, 4096);
+  const auto small = MemberCrowd::Join(address, 2, {.shape = {1024}});
   if (!small.ok()) return small.status();
   Result result;
   const double end = Now() + options.seconds;
@@ -195,9 +195,10 @@ int Run(Options options) {
   char folder[] = "/tmp/gradwire-bench-XXXXXX";
   if (mkdtemp(folder) == nullptr) return 1;
   options.folder = folder;
-  std::printf("%d parameters of %d x %d, power_sgd of rank %d, beside a session of one 4 KiB "
-              "bucket\n",
-              options.parameters, options.side, options.side, options.rank);
+  std::printf(
+      "%d parameters of %d x %d, power_sgd of rank %d, beside a session of one 4 KiB "
+      "bucket\n",
+      options.parameters, options.side, options.side, options.rank);
   std::printf("the holds, and the small session's steps, in milliseconds\n\n");
   std::printf("%26s  %17s  %26s\n", "longest hold of the lock of", "steps alone", "steps beside");
   std::printf("%8s %8s %8s  %8s %8s  %8s %8s %8s\n", "registry", "large", "small", "p50", "p99",
@@ -218,8 +219,8 @@ int Run(Options options) {
     return 1;
   }
   if (!options.json.empty()) {
-    std::ofstream(options.json)
-        << nlohmann::json({{"benchmark", "locks"}, {"rows", rows}}).dump(1) << "\n";
+    std::ofstream(options.json) << nlohmann::json({{"benchmark", "locks"}, {"rows", rows}}).dump(1)
+                                << "\n";
   }
   return 0;
 }

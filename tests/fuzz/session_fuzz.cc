@@ -142,7 +142,8 @@ class Fuzz {
     if (change == 3) ask.start_id += 1;
     if (change == 4) ask.manifest = {ask.manifest[0]};
     Effects effects;
-    const absl::StatusOr<int> joined = session_.Join(ask, session_.options().CheckSame(ask), now_, effects);
+    const absl::StatusOr<int> joined =
+        session_.Join(ask, session_.options().CheckSame(ask), now_, effects);
     Require(!joined.ok() || (*joined >= 0 && *joined < options_.world_size), "a rank out of range");
     Take(std::move(effects));
   }

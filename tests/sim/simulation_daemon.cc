@@ -185,7 +185,8 @@ void Simulation::OnEffect(server::ChoreEffect& effect, server::Effects& more) {
 }
 
 // On a thread of the daemon's that takes as long as it likes: answers come in any order.
-void Simulation::AnswerLater(const std::function<void(server::Effects&)>& run, server::Effects& more) {
+void Simulation::AnswerLater(const std::function<void(server::Effects&)>& run,
+                             server::Effects& more) {
   if (random_.Percent(scenario_.reduce_inline_percent)) return run(more);
   After(random_.Between(absl::ZeroDuration(), scenario_.reduce_high), [this, run] {
     server::Effects effects;

@@ -153,7 +153,8 @@ bool Simulation::Replace(const Process& process) {
                             .start_id = process.start_id + 1,
                             .spec = scenario_.options.spec,
                             .manifest = scenario_.options.manifest};
-  const absl::StatusOr<int> joined = session_.Join(ask, session_.options().CheckSame(ask), now_, effects);
+  const absl::StatusOr<int> joined =
+      session_.Join(ask, session_.options().CheckSame(ask), now_, effects);
   const absl::Status attached =
       session_.Attach(rank, process.start_id + 1, session_.step(), 1'000'000'000, now_, effects);
   const absl::Status left = session_.Leave(rank, process.start_id + 1, now_, effects);

@@ -39,7 +39,8 @@ void Simulation::AskToJoin(Process& process) {
   const auto call = [this, &process, ask](const auto& self) -> void {
     if (DaemonPaused([self] { self(self); }, false)) return;
     server::Effects effects;
-    const absl::StatusOr<int> granted = session_.Join(ask, session_.options().CheckSame(ask), now_, effects);
+    const absl::StatusOr<int> granted =
+        session_.Join(ask, session_.options().CheckSame(ask), now_, effects);
     Apply(std::move(effects));
     After(NetworkDelay(), [this, &process, granted] { OnJoined(process, granted); });
   };

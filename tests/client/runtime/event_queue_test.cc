@@ -345,8 +345,7 @@ TEST(InboxLanes, WhatAnEarlierConnectionBringsIsDropped) {
   const std::uint64_t second = events.BeginConnection();
   EXPECT_NE(first, second);
   EXPECT_FALSE(events.holds(wire::Lane::kMain));
-  EXPECT_FALSE(
-      events.PushFrame(Numbered(2), {.lane = wire::Lane::kBulk, .connection = first}));
+  EXPECT_FALSE(events.PushFrame(Numbered(2), {.lane = wire::Lane::kBulk, .connection = first}));
   EXPECT_TRUE(events.PushFrame(Numbered(3), {.connection = second}));
   events.Push(ReadEndEvent{});
   LaneReader reader;

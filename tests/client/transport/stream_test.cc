@@ -78,8 +78,8 @@ TEST_F(StreamTest, ManyOnOneQueueEndByThemselves) {
   for (int i = 0; i < kStreams; ++i) {
     Owner owner;
     auto events = std::make_shared<EventQueue>(4);
-    owner.stream = ExchangeStream::Start(MakeChannel("unix:/nonexistent/socket"), poller_,
-                                         events, {.max_payload_bytes = 1});
+    owner.stream = ExchangeStream::Start(MakeChannel("unix:/nonexistent/socket"), poller_, events,
+                                         {.max_payload_bytes = 1});
     owner.stream->Write({.header = wire::Heartbeat{}, .payload = nullptr});
     owner.release_at_read_end = i % 2 == 0;
     if (i % 2 == 1) owner.stream->Cancel();
