@@ -131,7 +131,7 @@ absl::StatusOr<Result> Measure(const Options& options) {
   daemon.ReadLine();  // name and version
   daemon.ReadLine();
   const std::string address = "unix:" + socket;
-  const auto small = MemberCrowd::Join(address, 2, 1, 4096);
+  const auto small = MemberCrowd::Join(address, 2, {.shape = {1024}});
   if (!small.ok()) return small.status();
   Result result;
   const double end = Now() + options.seconds;

@@ -13,13 +13,19 @@ constexpr std::chrono::seconds kRoundTimeout(120);
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<MemberCrowd>> MemberCrowd::Join(const std::string& address,
-                                                               int members, int buckets,
-                                                               std::size_t bucket_bytes) {
-  const std::size_t numel = bucket_bytes / sizeof(float);
+                                                               int members,
+                                                               const CrowdModel& model) {
+  std::vector<std::vector<ParameterSpec>> buckets(static_cast<std::size_t>(model.buckets));
   std::vector<ParameterSpec> parameters;
-  for (int i = 0; i < buckets; ++i) {
-    parameters.push_back(
-        {.name = "weight" + std::to_string(i), .shape = {static_cast<std::int64_t>(numel)}});
+  std::size_t numel = 0;  // of a bucket
+  for (std::vector<ParameterSpec>& bucket : buckets) {
+    numel = 0;
+    for (int i = 0; i < model.parameters; ++i) {
+      parameters.push_back(
+          {.name = "weight" + std::to_string(parameters.size()), .shape = model.shape});
+      bucket.push_back(parameters.back());
+      numel += bucket.back().numel();
+    }
   }
   std::unique_ptr<MemberCrowd> crowd(new MemberCrowd);
   crowd->members_.resize(static_cast<std::size_t>(members));
@@ -27,10 +33,10 @@ absl::StatusOr<std::unique_ptr<MemberCrowd>> MemberCrowd::Join(const std::string
   std::vector<std::thread> threads;
   for (int rank = 0; rank < members; ++rank) {
     Member& member = crowd->members_[static_cast<std::size_t>(rank)];
-    for (int i = 0; i < buckets; ++i) {
+    for (int i = 0; i < model.buckets; ++i) {
       member.gradients.emplace_back(numel, static_cast<float>(rank + 1));
       auto bucket = GradBucket::Make(i, {DType::kFloat32, member.gradients.back().data(), numel},
-                                     {parameters[static_cast<std::size_t>(i)]}, i + 1 == buckets);
+                                     buckets[static_cast<std::size_t>(i)], i + 1 == model.buckets);
       if (!bucket.ok()) return bucket.status();
       member.buckets.push_back(*std::move(bucket));
     }
@@ -42,6 +48,7 @@ absl::StatusOr<std::unique_ptr<MemberCrowd>> MemberCrowd::Join(const std::string
                                   .rank = rank,
                                   .world_size = members,
                                   .parameters = parameters,
+                                  .hook = model.hook,
                                   .connect_timeout = absl::Seconds(30),
                                   .join_timeout = absl::Minutes(1),
                                   .step_timeout = absl::Minutes(1)});

@@ -3,6 +3,7 @@
 
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -12,12 +13,19 @@
 
 namespace gradwire::bench {
 
+// Buckets of fp32 parameters that are all alike.
+struct CrowdModel {
+  int buckets = 1;
+  int parameters = 1;  // of each bucket
+  std::vector<std::int64_t> shape;
+  HookSpec hook = {};
+};
+
 class MemberCrowd {
  public:
-  // Joins `members` members to the session "crowd". Each has `buckets` buckets of `bucket_bytes`
-  // bytes of fp32, one parameter in each.
+  // Joins `members` members to the session "crowd".
   static absl::StatusOr<std::unique_ptr<MemberCrowd>> Join(const std::string& address, int members,
-                                                           int buckets, std::size_t bucket_bytes);
+                                                           const CrowdModel& model);
 
   // One step: every member submits all its buckets and ends the step. Until all verdicts are here.
   absl::Status Round();

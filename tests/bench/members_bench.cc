@@ -22,6 +22,7 @@
 namespace {
 
 using gradwire::bench::Child;
+using gradwire::bench::CrowdModel;
 using gradwire::bench::MemberCrowd;
 using gradwire::bench::MemoryOf;
 
@@ -40,6 +41,7 @@ struct Options {
   std::vector<int> members = {2, 8, 32, 128};
   double seconds = 1.5;
   bool quick = false;
+  bool bounds_only = false;
   std::string json;
   std::string bin;  // the folder of gradwired and gradwirectl
   std::string folder;
@@ -48,9 +50,20 @@ struct Options {
 struct Load {
   std::string transport;
   int members;
-  int buckets;
-  std::size_t bucket_bytes;
+  CrowdModel model;
+  int least_rounds = kMinRounds;
+
+  std::size_t bucket_bytes() const {
+    std::size_t bytes = sizeof(float) * static_cast<std::size_t>(model.parameters);
+    for (const std::int64_t side : model.shape) bytes *= static_cast<std::size_t>(side);
+    return bytes;
+  }
 };
+
+// Buckets of one flat parameter each.
+CrowdModel Flat(int buckets, std::size_t bytes) {
+  return {.buckets = buckets, .shape = {static_cast<std::int64_t>(bytes / sizeof(float))}};
+}
 
 struct Result {
   int rounds = 0;
@@ -107,7 +120,7 @@ std::optional<Result> Measure(const Options& options, const Load& load) {
   } else {
     setenv("GRADWIRE_SHARED_MEMORY", "off", 1);
   }
-  const auto crowd = MemberCrowd::Join(address, load.members, load.buckets, load.bucket_bytes);
+  const auto crowd = MemberCrowd::Join(address, load.members, load.model);
   if (!crowd.ok()) return Failed(load, crowd.status());
   result.idle = MemoryOf(daemon.pid()).resident;
   result.reserved = ReservedBytes(options, address);
@@ -117,7 +130,8 @@ std::optional<Result> Measure(const Options& options, const Load& load) {
   std::vector<double> times;
   const double cpu_before = daemon.CpuSeconds();
   const double begin = Now();
-  for (int i = 0; i < kMinRounds || (i < kMaxRounds && Now() - begin < options.seconds); ++i) {
+  for (int i = 0; i < load.least_rounds || (i < kMaxRounds && Now() - begin < options.seconds);
+       ++i) {
     const double start = Now();
     if (absl::Status round = (*crowd)->Round(); !round.ok()) return Failed(load, round);
     times.push_back(Now() - start);
@@ -134,11 +148,11 @@ std::optional<Result> Measure(const Options& options, const Load& load) {
 }
 
 nlohmann::json ToJson(const Load& load, const Result& result) {
-  const auto bytes = static_cast<double>(load.bucket_bytes) * load.buckets;
+  const auto bytes = static_cast<double>(load.bucket_bytes()) * load.model.buckets;
   return {{"transport", load.transport},
           {"members", load.members},
-          {"buckets", load.buckets},
-          {"bucket_bytes", load.bucket_bytes},
+          {"buckets", load.model.buckets},
+          {"bucket_bytes", load.bucket_bytes()},
           {"rounds", result.rounds},
           {"p50_ms", result.p50 * 1e3},
           {"p99_ms", result.p99 * 1e3},
@@ -163,7 +177,7 @@ bool MeasureRounds(const Options& options, nlohmann::json& rows) {
     for (const std::size_t bytes : {4 * kKiB, 64 * kKiB, kMiB, 16 * kMiB}) {
       for (const int members : options.members) {
         if (bytes > kMiB && members > kMostWithLargeBuckets) continue;
-        const Load load{transport, members, 1, bytes};
+        const Load load{transport, members, Flat(1, bytes)};
         const auto result = Measure(options, load);
         if (!result) return false;
         rows.push_back(ToJson(load, *result));
@@ -193,7 +207,7 @@ bool MeasureMemory(const Options& options, nlohmann::json& rows) {
   std::printf("%-5s  %15s %15s %12s %8s %8s %9s\n", "path", "without members", "idle, connected",
               "idle, after", "peak", "bound", "reserved");
   for (const std::string& transport : options.transports) {
-    const Load load{transport, kMembers, 4, 25 * kMiB};
+    const Load load{transport, kMembers, Flat(4, 25 * kMiB)};
     const auto result = Measure(options, load);
     if (!result) return false;
     const std::size_t bound = result->idle + 2 * kWindowBytes * kMembers + 2 * kChunkBytes;
@@ -207,6 +221,31 @@ bool MeasureMemory(const Options& options, nlohmann::json& rows) {
   return true;
 }
 
+// What a session takes beside its payloads: lists of many parameters and members, and factors.
+bool MeasureBounds(const Options& options, nlohmann::json& rows) {
+  const auto compressed = gradwire::HookSpec::Parse(
+      "power_sgd,start_powerSGD_iter=0,matrix_approximation_rank=64,min_compression_rate=1");
+  if (!compressed.ok()) return false;
+  struct Case {
+    const char* name;
+    Load load;
+  };
+  const Case cases[] = {
+      {"10,000 parameters", {"tcp", 64, {.buckets = 400, .parameters = 25, .shape = {64}}, 1}},
+      {"a factor of 128k x 64", {"tcp", 2, {.shape = {131072, 128}, .hook = *compressed}, 1}}};
+  std::printf("\nwhat a session takes of the daemon's memory, and what is reserved, in MiB\n\n");
+  std::printf("%-24s %8s %10s %9s\n", "", "members", "peak-base", "reserved");
+  for (const Case& one : cases) {
+    const auto result = Measure(options, one.load);
+    if (!result) return false;
+    rows.push_back(ToJson(one.load, *result));
+    std::printf("%-24s %8d %10.1f %9.1f\n", one.name, one.load.members,
+                Mib(result->peak - result->base), Mib(result->reserved));
+    std::fflush(stdout);
+  }
+  return true;
+}
+
 int Run(Options options) {
   char folder[] = "/tmp/gradwire-bench-XXXXXX";
   if (mkdtemp(folder) == nullptr) return 1;
@@ -214,12 +253,16 @@ int Run(Options options) {
   if (options.quick) options.seconds = 0.3;
   nlohmann::json rounds = nlohmann::json::array();
   nlohmann::json memory = nlohmann::json::array();
-  const bool ok = MeasureRounds(options, rounds) && MeasureMemory(options, memory);
+  nlohmann::json bounds = nlohmann::json::array();
+  const bool ok = (options.bounds_only || MeasureRounds(options, rounds)) &&
+                  (options.bounds_only || MeasureMemory(options, memory)) &&
+                  MeasureBounds(options, bounds);
   unlink((options.folder + "/gradwire.sock").c_str());
   rmdir(folder);
   if (!ok) return 1;
   if (!options.json.empty()) {
-    const nlohmann::json all = {{"benchmark", "members"}, {"rounds", rounds}, {"memory", memory}};
+    const nlohmann::json all = {
+        {"benchmark", "members"}, {"rounds", rounds}, {"memory", memory}, {"bounds", bounds}};
     std::ofstream(options.json) << all.dump(1) << "\n";
   }
   return 0;
@@ -239,6 +282,7 @@ int main(int argc, char** argv) {
   app.add_option("--members", options.members, "how many at once");
   app.add_option("--seconds", options.seconds, "of rounds for each line");
   app.add_flag("--quick", options.quick, "0.3 seconds");
+  app.add_flag("--bounds-only", options.bounds_only, "the last table alone");
   app.add_option("--json", options.json, "also write the tables here");
   app.add_option("--bin", options.bin, "folder of gradwired and gradwirectl");
   CLI11_PARSE(app, argc, argv);
