@@ -270,7 +270,7 @@ def _in_two_parts(cut, **buckets):
 
 def _other_buckets(rank):
     want = _in_two_parts(STEPS)
-    for cut in (START, START + 2):
+    for cut in (START + 1, START + 3):
         training.expect_same(_in_two_parts(cut, **training.SMALL_BUCKETS), want)
 
 
