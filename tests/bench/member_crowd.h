@@ -30,7 +30,8 @@ class MemberCrowd {
   // One step: every member submits all its buckets and ends the step. Until all verdicts are here.
   absl::Status Round();
 
-  // Whether every member's buckets hold the mean of what all began with.
+  // Whether every member's buckets hold the mean of what all began with; of a lossy hook nothing is
+  // expected.
   absl::Status Check() const;
 
  private:
@@ -40,9 +41,10 @@ class MemberCrowd {
     std::unique_ptr<Client> client;
   };
 
-  MemberCrowd() = default;
+  explicit MemberCrowd(bool lossy) : lossy_(lossy) {}
   void OnVerdict(const absl::StatusOr<Verdict>& verdict);
 
+  const bool lossy_;
   std::mutex mutex_;
   std::condition_variable all_there_;
   std::size_t verdicts_ = 0;
