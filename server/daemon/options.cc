@@ -1,6 +1,7 @@
 #include "server/daemon/options.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cctype>
 #include <iostream>
 #include <utility>
@@ -49,6 +50,10 @@ CLI::Validator DurationText() {
 }
 
 }  // namespace
+
+bool ServerOptions::ListensOnUnixSocket() const {
+  return std::any_of(listen.begin(), listen.end(), IsUnixAddress);
+}
 
 absl::StatusOr<std::size_t> ServerOptions::MemoryBytes() const {
   return ParseMemoryLimit(memory_limit, AvailableMemory());

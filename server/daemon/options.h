@@ -46,6 +46,9 @@ struct ServerOptions {
   std::string log_format = "text";  // text, json
   bool stop_on_eof = false;         // drain when standard input ends
 
+  // Whether members of this host can reach it through a unix socket.
+  bool ListensOnUnixSocket() const;
+
   // `memory_limit` in bytes of this machine. InvalidArgument: it is no amount.
   absl::StatusOr<std::size_t> MemoryBytes() const;
 

@@ -7,13 +7,13 @@
 #include "absl/strings/str_cat.h"
 #include "proto/wire/lanes.h"
 #include "proto/wire/proto_conversion.h"
-#include "server/net/listener.h"
 #include "server/rpc/clock.h"
 #include "server/services/bulk_lane.h"
 #include "server/services/join_upload.h"
 #include "server/services/member_exchange.h"
 #include "server/services/watch_stream.h"
 #include "server/session/registry.h"
+#include "server/session/session_runner.h"
 
 namespace gradwire::server {
 namespace {
@@ -102,7 +102,7 @@ AggregationService::AggregationService(const ServerOptions& options,
                                        std::function<bool()> has_room)
     : options_(options),
       stream_limits_(LimitsOf(options)),
-      shares_memory_(std::any_of(options.listen.begin(), options.listen.end(), IsUnixAddress)),
+      shares_memory_(options.ListensOnUnixSocket()),
       registry_(std::move(registry)),
       upload_memory_(
           std::make_shared<MemoryBudget>(JoinUploadMemory(registry_->limits().memory_bytes))),

@@ -11,6 +11,7 @@
 #include "server/services/bulk_lane.h"
 #include "server/session/outgoing.h"
 #include "server/session/registry.h"
+#include "server/session/session_memory.h"
 #include "server/session/session_runner.h"
 
 namespace gradwire::server {

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "hooks/kernels.h"
 #include "proto/wire/frame.h"
 #include "server/core/effects.h"
 #include "server/core/reduced_result.h"
