@@ -10,8 +10,8 @@
 
 namespace gradwire {
 
-// Larger headers are refused: about 50 000 parameters fit.
-inline constexpr std::size_t kMaxSafetensorsHeader = std::size_t{16} << 20;
+// Larger headers are refused, as the format's own library does: about 300,000 parameters fit.
+inline constexpr std::size_t kMaxSafetensorsHeader = 100'000'000;
 
 // Tensors lie in the order of their names. Names and metadata are UTF-8; each tensor's data has the
 // bytes that its dtype and shape say. The metadata gets a "digest" over all the rest: 16 hex digits

@@ -9,6 +9,7 @@
 #include "server/services/health_service.h"
 #include "server/services/reflection_service.h"
 #include "server/session/registry.h"
+#include "server/session/session_memory.h"
 #include "server/session/session_runner.h"
 
 namespace gradwire::server {

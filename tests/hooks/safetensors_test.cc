@@ -1,6 +1,7 @@
 #include "hooks/safetensors.h"
 
 #include <cstring>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -131,10 +132,27 @@ TEST(SafetensorsTest, EveryTruncationIsFound) {
   ExpectRefused(good + '\0', "data", "one byte more");
 }
 
+TEST(SafetensorsTest, AHundredThousandTensorsComeBack) {
+  HookState state;
+  for (int i = 0; i < 100'000; ++i) {
+    state.tensors.push_back(
+        {.name = absl::StrCat("model.layers.", i, ".mlp.experts.down_proj.weight.q"),
+         .dtype = DType::kFloat32,
+         .shape = {1},
+         .data = std::vector<std::byte>(4, std::byte(i % 251))});
+  }
+  const absl::StatusOr<HookState> read = ReadSafetensors(WriteSafetensors(state));
+  ASSERT_TRUE(read.ok()) << read.status();
+  ASSERT_EQ(read->tensors.size(), state.tensors.size());
+  std::map<std::string, std::vector<std::byte>> bytes;
+  for (const StateTensor& tensor : read->tensors) bytes[tensor.name] = tensor.data;
+  for (const StateTensor& tensor : state.tensors) ASSERT_EQ(bytes.at(tensor.name), tensor.data);
+}
+
 TEST(SafetensorsTest, HeaderLengthsThatLieAreRefused) {
   const std::string good = WriteSafetensors(Small());
   for (const std::uint64_t length :
-       {std::uint64_t{1} << 20, (std::uint64_t{16} << 20) + 1, std::uint64_t{1} << 63,
+       {std::uint64_t{1} << 20, kMaxSafetensorsHeader + 1, std::uint64_t{1} << 63,
         ~std::uint64_t{0}, ~std::uint64_t{0} - 7}) {
     std::string bad = good;
     std::memcpy(bad.data(), &length, sizeof length);
