@@ -171,7 +171,7 @@ bool Simulation::Replace(const Process& process) {
                               .start_id = process.start_id,
                               .spec = scenario_.options.spec,
                               .manifest = other};
-  if (session_.Join(again, now_, effects).ok()) {
+  if (session_.Join(again, session_.options().CheckSame(again), now_, effects).ok()) {
     checker_.Violate(absl::StrCat("rank ", rank, " joined again with another model"));
   }
   Note(Count::kReplacementsRefused);

@@ -24,7 +24,9 @@ wire::DrawPlan Plan(DrawBuckets buckets) {
 }
 
 std::string KeptPlan(const SessionHarness& harness) {
-  auto state = harness.session.ExportState();
+  const absl::StatusOr<StateSnapshot> snapshot = harness.session.Export();
+  if (!snapshot.ok()) return "";
+  auto state = snapshot->State();
   return state.ok() && state->metadata.contains("draw_plan") ? state->metadata["draw_plan"] : "";
 }
 

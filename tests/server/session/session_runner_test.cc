@@ -16,6 +16,7 @@
 #include "proto/wire/owned_payload.h"
 #include "server/session/cpu_reducer.h"
 #include "server/session/outgoing.h"
+#include "server/session/session_memory.h"
 
 namespace gradwire::server {
 namespace {
