@@ -27,7 +27,7 @@ TEST(ServerOptionsTest, DefaultsAreValid) { EXPECT_EQ(Problem({}), ""); }
 TEST(ServerOptionsTest, NamesTheFieldTheValueAndWhatIsAllowed) {
   EXPECT_THAT(Problem({.max_connections = 0}), HasSubstr("max_connections is 0; allowed are 1 to"));
   EXPECT_THAT(Problem({.max_sessions = -3}), HasSubstr("max_sessions is -3"));
-  EXPECT_THAT(Problem({.memory_limit = "lots"}), HasSubstr("\"lots\" is no amount of memory"));
+  EXPECT_THAT(Problem({.memory_limit = "lots"}), HasSubstr("\"lots\" is not an amount of memory"));
   EXPECT_THAT(Problem({.chunk_bytes = 100}),
               HasSubstr("chunk_bytes is 100; allowed are multiples of 8"));
   EXPECT_THAT(Problem({.window_chunks = 0}), HasSubstr("window_chunks is 0"));
