@@ -43,15 +43,16 @@ test-asan test-tsan: test-%: ## the tests under the address and undefined-behavi
 	$(call build,$*)
 	$(call check,$*)
 
-benches := kernels low_rank ladder allreduce members
+benches := kernels low_rank ladder allreduce members locks
 bench_json := $(addprefix build/bench/,$(addsuffix .json,$(benches) python_hook python_steps compare_gloo))
 
 .PHONY: bench
 bench: ## measure everything against memcpy, raw sockets, plain gRPC and torch + gloo; build/bench has JSON and a plot
 	@deploy/install-packages.sh build test parity python bench
-	$(call build,dev,$(addsuffix _bench,$(benches)) steps_member $$(test -e build/venv/packages && echo gradwire_python_package),$$(client/python/make-venv.sh build/venv))
+	$(call build,dev,$(addsuffix _bench,$(benches)) join_bench steps_member $$(test -e build/venv/packages && echo gradwire_python_package),$$(client/python/make-venv.sh build/venv))
 	@mkdir -p build/bench
 	@set -e; for name in $(benches); do build/dev/bin/$${name}_bench --json build/bench/$$name.json; done
+	@build/dev/bin/join_bench
 	@tests/bench/python_hook.sh build/dev build/venv build/bench/python_hook.json
 	@tests/bench/python_steps.sh build/dev build/venv build/bench/python_steps.json
 	@tests/bench/compare_gloo.sh build/dev build/venv build/bench/compare_gloo.json
