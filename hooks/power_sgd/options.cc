@@ -132,6 +132,7 @@ absl::StatusOr<PowerSgdOptions> PowerSgdOptions::FromSpec(const HookSpec& spec) 
                  options.compression_stats_logging_frequency);
   reader.Flag("batch_tensors_with_same_shape", options.batch_tensors_with_same_shape);
   reader.Form("error_feedback", options.error_feedback);
+  // After error_feedback, because `use_error_feedback` = false overrides it.
   bool use_error_feedback = true;
   reader.Flag("use_error_feedback", use_error_feedback);
   if (!use_error_feedback) options.error_feedback = ErrorFeedback::kNone;

@@ -47,6 +47,7 @@ class Reader {
   }
 
   absl::StatusOr<std::shared_ptr<PowerSgdImport>> Read() {
+    // The order matters: ReadTensors needs the buckets that ReadDescriptions found.
     for (auto part : {&Reader::CheckDescription, &Reader::ReadNumbers, &Reader::ReadDescriptions,
                       &Reader::ReadTensors, &Reader::CheckComplete}) {
       if (absl::Status status = (this->*part)(); !status.ok()) return status;
