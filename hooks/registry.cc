@@ -97,6 +97,8 @@ absl::StatusOr<std::unique_ptr<Hook>> HookRegistry::Make(const HookSpec& spec) c
   } else if (IsBuiltIn(spec.comm_hook)) {
     hook = MakeCastingHook(WireOf(spec.comm_hook), kernels);
   } else {
+    // The factory is copied and called without the lock: it may be Python code, which takes the
+    // GIL, and a thread that holds the GIL may wait for this lock.
     HookFactory factory;
     {
       State& shared = state();

@@ -23,6 +23,7 @@ constexpr std::size_t kLengthBytes = 8;
 constexpr std::size_t kAlignment = 8;
 constexpr std::size_t kMaxDimensions = 16;
 constexpr const char* kMetadataKey = "__metadata__";
+// safetensors has no checksum. The digest is a metadata entry, so other readers accept the file.
 constexpr const char* kDigest = "digest";
 
 constexpr std::array<std::pair<DType, const char*>, 4> kTypes = {{
@@ -113,6 +114,8 @@ std::string Quoted(const std::string& text) {
   return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
+// Keys are sorted and the text has one form, so equal states give equal files. The format wants
+// spaces up to a multiple of 8, which aligns the tensors.
 std::string Header(std::map<std::string, std::string> metadata,
                    const std::vector<const StateTensor*>& tensors) {
   metadata[kDigest] = Digest(metadata, tensors);
@@ -135,8 +138,8 @@ std::string Header(std::map<std::string, std::string> metadata,
   return header;
 }
 
-// The header's grammar, on nlohmann's events: nothing is built that the format does not have, and
-// nothing is nested deeper.
+// Checks the header's grammar on nlohmann's SAX events. A DOM would be several times as large as a
+// hostile header of 100 MB, and its nesting could be arbitrarily deep; here both are bounded.
 class HeaderReader final : public nlohmann::json_sax<Json> {
  public:
   struct Entry {
@@ -159,6 +162,7 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
     if (numbers_->size() == most_numbers_) {
       return Fail(absl::StrCat("more than ", most_numbers_, " numbers"));
     }
+    // Shapes are int64.
     if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
       return Fail("a number above 2^63");
     }
@@ -292,6 +296,7 @@ absl::Status Fill(HeaderReader::Entry& entry, std::string_view data, std::uint64
   }
   const std::uint64_t begin = entry.offsets->front();
   const std::uint64_t end = entry.offsets->back();
+  // No gaps and no overlaps, so that every byte of the file is covered by the digest.
   if (begin != offset) {
     return refused(absl::StrCat("data_offsets begin at ", begin, "; the tensor before ends at ",
                                 offset, ", in the order of names"));
@@ -328,7 +333,7 @@ absl::StatusOr<std::string_view> HeaderOf(std::string_view bytes) {
                                 bytes.size() - kLengthBytes, " bytes that follow"));
   }
   const std::string_view header = bytes.substr(kLengthBytes, static_cast<std::size_t>(length));
-  // The parser takes it for the end.
+  // nlohmann's parser takes a zero byte for the end of the input and would ignore what follows.
   if (const std::size_t at = header.find('\0'); at != std::string_view::npos) {
     return Refused(absl::StrCat("header has a zero at byte ", at));
   }
