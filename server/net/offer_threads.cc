@@ -52,6 +52,7 @@ void OfferThreads::Submit(UniqueFd connection) {
   if (!status.ok()) Reply(offer.connection, {.status = status});
 }
 
+// A quarter of the queue is reserved for first segments. A member is counted by its token.
 absl::Status OfferThreads::Enqueue(Offer& offer) {
   {
     MutexLock lock(mutex_);
@@ -102,6 +103,8 @@ void OfferThreads::Run() {
   }
 }
 
+// One thread is reserved for first segments, which are small and for which a joining member waits;
+// further ones may have gigabytes. One member has one thread at most.
 std::deque<OfferThreads::Offer>::iterator OfferThreads::NextOffer() {
   const bool may_be_further = further_at_work_ < std::max<std::size_t>(options_.threads, 2) - 1;
   const auto has_turn = [&](const Offer& offer) GRADWIRE_REQUIRES(mutex_) {
@@ -140,6 +143,7 @@ void OfferThreads::Answer(Offer offer) {
   Reply(offer.connection, reply);
 }
 
+// Asked between pieces of the mapping, so that nobody maps gigabytes for a member that is gone.
 absl::Status OfferThreads::MayGoOn(const UniqueFd& connection, Clock::time_point deadline) const {
   {
     MutexLock lock(mutex_);

@@ -44,6 +44,7 @@ SystemShares ShareOut(const SystemLimits& limits, int max_connections, int max_s
   return shares;
 }
 
+// Returns the limit at which ShareOut cuts no share; 32 and 8 are the divisors there.
 std::size_t DescriptorsWanted(int max_connections, int max_sessions) {
   const auto sessions = static_cast<std::size_t>(max_sessions);
   const std::size_t sum = kOtherDescriptors + kEachPendingOffer * kMostPendingOffers + sessions +

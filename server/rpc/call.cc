@@ -21,6 +21,7 @@ grpc::Status ToShortGrpc(const absl::Status& status) {
 
 }  // namespace
 
+// gRPC wants AsyncNotifyWhenDone before the call is requested.
 Call::Wire::Wire(RpcThreads& on)
     : threads(on),
       ended{.done =
@@ -70,6 +71,8 @@ void Call::SendInitialMetadata() {
   wire_->stream.SendInitialMetadata(wire_->threads.Begin(metadata_));
 }
 
+// No operation may begin after Finish. `under_way_` keeps the call alive until the operation's
+// completion has come off the queue.
 bool Call::Enter(bool write) {
   MutexLock lock(mutex_);
   if (outcome_) return false;
@@ -109,6 +112,7 @@ void Call::Finish(const absl::Status& status) {
   MaybeFinish();
 }
 
+// gRPC allows one write at a time, and Finish writes the status: it waits for the write in flight.
 void Call::MaybeFinish() {
   grpc::Status outcome;
   {
@@ -123,6 +127,7 @@ void Call::MaybeFinish() {
 
 void Call::TryCancel() { wire_->context.TryCancel(); }
 
+// After a read that is not ok, tells a broken call from one whose client has half-closed it.
 bool Call::broken() const {
   return grpc_call_failed_before_recv_message(wire_->context.c_call()) != 0;
 }
@@ -138,6 +143,7 @@ void Call::OnWritten(bool ok) {
   MaybeFinish();
 }
 
+// IsCancelled may be asked only after this notice.
 void Call::OnEnded(bool /*ok*/) {
   if (!wire_->context.IsCancelled()) return;
   OnCancel();
@@ -149,6 +155,7 @@ void Call::Settle() {
     MutexLock lock(mutex_);
     if (--under_way_ > 0) return;
   }
+  // `closed` may let Shutdown destroy the queue, so the call with its gRPC objects goes first.
   std::shared_ptr<Call> self = std::move(self_);
   OnDone();
   const std::function<void()> closed = std::move(closed_);

@@ -52,6 +52,7 @@ void CallServer::Accept() {
 
 void CallServer::OnAccepted(bool ok) {
   std::unique_ptr<Call::Wire> wire = std::move(next_);
+  // A call that never began gets no notice from AsyncNotifyWhenDone, so it is simply destroyed.
   if (!ok) {  // the server is shut down
     wire.reset();
     return Leave();

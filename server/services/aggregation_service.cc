@@ -152,6 +152,8 @@ absl::Status AggregationService::Join(const v1::JoinRequest& request, Manifest m
   response.set_window_chunks(granted.window_chunks);
   response.set_open_buckets(granted.open_buckets);
   response.set_eager_bytes(granted.eager_bytes);
+  // A bulk lane is a second connection. Near the connection limit, members do without it so that
+  // others can join.
   response.set_bulk_lane(has_room_());
   response.set_draw_plan(true);
   if (shares_memory_) response.set_memory_bytes(granted.StagingBytes());

@@ -44,6 +44,7 @@ void MemberExchange::OnStart() {
   ticks_->Add(Self<MemberExchange>());  // last: the ticker may end it
 }
 
+// If the stream is ending, the lane came too late and is broken at once: OnDone will not see it.
 void MemberExchange::Connect(const std::shared_ptr<BulkLane>& bulk) {
   if (!bulk->Connect(Self<MemberExchange>())) return OnBulkEnd();
   bool late = false;
@@ -64,7 +65,8 @@ void MemberExchange::Queue(Outgoing frame) {
   if (end_) return;
   const absl::Status added = queue_.Add(std::move(frame));
   if (added.ok()) return;
-  // It reads nothing, so that it would not read the end either.
+  // The member does not read, so it would not read a status after the queue either. The next tick
+  // cancels the call.
   queue_.Drop();
   EndLocked(added);
   end_deadline_ = absl::InfinitePast();
@@ -157,6 +159,7 @@ void MemberExchange::OnTick(absl::Time now) {
 
 absl::Status MemberExchange::CheckLanes(absl::Time now) {
   const absl::Duration since = now - std::exchange(last_tick_, now);
+  // If this process was suspended, ticks stopped too, and the silence was not the member's fault.
   if (since > absl::Seconds(wire::kStandstillSeconds)) receiver_.ForgivePause(since, now);
   if (bulk_ == nullptr && now > opened_ + limits_.hello_timeout) {
     return absl::UnavailableError(
@@ -182,6 +185,7 @@ void MemberExchange::OnReadDone(bool ok) {
   absl::StatusOr<wire::Frame> frame =
       wire::Parse(incoming(), {.max_payload_bytes = limits_.max_payload_bytes});
   incoming().Clear();
+  // `place_` is set by the Hello and never changes again.
   if (place()) return OnFrame(wire::Lane::kMain, std::move(frame));
   if (ending()) return;
   const absl::Status status = HandleHello(frame);
@@ -282,6 +286,8 @@ absl::Status MemberExchange::HandleHello(const absl::StatusOr<wire::Frame>& fram
     if (pair) queue_.UseBothLanes();
     receiver_.Heard(wire::Lane::kMain, MonotonicNow());
   }
+  // After `place_` is set, since the session may queue frames for this stream at once and asks
+  // whether it shares memory.
   absl::Status attached = member->session->Attach(member->rank, hello->start_id, hello->step,
                                                   Self<MemberExchange>(), MonotonicNow());
   if (attached.ok() && pair) pairs_->Add(*pair, Self<MemberExchange>());
@@ -290,6 +296,7 @@ absl::Status MemberExchange::HandleHello(const absl::StatusOr<wire::Frame>& fram
 
 void MemberExchange::OnWriteDone(bool ok) { OnWritten(wire::Lane::kMain, ok); }
 
+// After a failed write only the main lane is pumped, which finishes the call.
 void MemberExchange::OnWritten(wire::Lane lane, bool ok) {
   {
     MutexLock lock(mutex_);
@@ -310,6 +317,7 @@ void MemberExchange::OnBulkEnd() {
   HandleEnd(absl::CancelledError("the member's bulk lane is broken"));
 }
 
+// Detaches first, so that the grace period for resuming begins before the call has ended.
 void MemberExchange::HandleEnd(const absl::Status& status) {
   if (const std::optional<Place> at = place()) at->session->Detach(at->rank, id_, MonotonicNow());
   End(status);

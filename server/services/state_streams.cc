@@ -22,6 +22,8 @@ ExportStream::ExportStream(std::shared_ptr<const Registry> registry,
       ticks_(std::move(ticks)),
       deadline_(MonotonicNow() + kStateCallTimeout) {}
 
+// Cancels instead of finishing: Finish would wait for a write that a reader who does not read never
+// lets complete.
 void ExportStream::OnTick(absl::Time now) {
   if (now >= deadline_) TryCancel();
 }
@@ -97,6 +99,7 @@ absl::Status ImportStream::Take(const v1::ImportStateRequest& request) {
     return absl::InvalidArgumentError(
         absl::StrCat("data: ", data.size(), " bytes; allowed in one message: ", kStatePiece));
   }
+  // The session's reservation covers imports of up to most_bytes_.
   if (data.size() > most_bytes_ - bytes_.size()) {
     return absl::InvalidArgumentError(absl::StrCat("state: has more than ", most_bytes_,
                                                    " bytes; the session's cannot be larger"));

@@ -31,6 +31,8 @@ void WatchStream::OnRequest(const v1::WatchRequest& request) {
   OnTick(MonotonicNow());
 }
 
+// At most one write is in flight. A slow watcher skips states and gets the latest one, and `ended`
+// is read before the snapshot, so that the last message shows the end.
 void WatchStream::OnTick(absl::Time now) {
   const bool over = session_->ended();
   const v1::WatchResponse current = session_->Snapshot(now);

@@ -40,6 +40,7 @@ void CpuReducer::Reduce(std::vector<ReduceEffect> batch, std::shared_ptr<Session
   }
 }
 
+// Yields leadership once for the whole part, so that another thread polls while this one sums.
 std::vector<Reducer::Done> CpuReducer::Compute(std::span<ReduceEffect> reductions,
                                                SessionMemory& memory) {
   if (BytesOf(reductions) > kQuickSums) before_long_work_();

@@ -87,6 +87,8 @@ absl::StatusOr<Registry::Joined> Registry::Join(const SessionOptions& options, c
     absl::StatusOr<std::optional<Joined>> joined =
         entry == nullptr ? JoinNew(options, ask, now) : JoinExisting(entry, session, ask, now);
     if (!joined.ok()) return joined.status();
+    // The session ended, or another join created it first. Sweep removes ended ones before the
+    // retry.
     if (*joined) return **std::move(joined);
     Sweep(now);
   }
@@ -107,6 +109,7 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinNew(const SessionO
     MutexLock lock(mutex_);
     return CheckRoom(options.name, bytes);
   };
+  // Ended sessions hold memory until the next sweep; a new one need not wait for the ticker.
   if (!has_room().ok()) Sweep(now);
   if (absl::Status room = has_room(); !room.ok()) return room;
   const absl::StatusOr<std::uint64_t> lineage = RandomNumber();
@@ -129,6 +132,7 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinNew(const SessionO
   MutexLock lock(mutex_);
   if (draining_) return DrainingError();
   if (sessions_.contains(options.name)) return std::nullopt;  // another join was faster
+  // Other joins may have taken the room since the first check: the lock was given back meanwhile.
   if (absl::Status room = CheckRoom(options.name, bytes); !room.ok()) return room;
   std::optional<MemoryBudget::Share> share = memory_->Take(bytes);
   // The room was there, and only joins take it, one at a time.
@@ -177,6 +181,8 @@ absl::Status Registry::CheckRoom(const std::string& name, std::size_t bytes) con
   return absl::OkStatus();
 }
 
+// A member that repeats a join because the response was lost has the same start id and gets the
+// same token. A join that a later one of the same rank has overtaken gets none.
 std::string Registry::TokenFor(const std::shared_ptr<Entry>& entry, int rank,
                                std::uint64_t admission, std::uint64_t start_id,
                                const std::string& fresh) {
@@ -235,6 +241,8 @@ void Registry::SendHeartbeats() {
   for (const auto& session : Sessions()) session->SendHeartbeats();
 }
 
+// Lists the sessions under the registry's lock and ends them without it, because a session's lock
+// is never taken under the registry's.
 void Registry::Sweep(absl::Time now) {
   std::vector<std::pair<std::string, std::shared_ptr<SessionRunner>>> over;
   {
@@ -272,6 +280,8 @@ void Registry::Retire(const std::string& name, const std::shared_ptr<SessionRunn
   history_.pop_back();
 }
 
+// A failed session's tokens stay valid for kFailureKept, so that members which reconnect learn the
+// reason instead of "unknown token". Its memory is freed as soon as its last stream has ended.
 void Registry::ForgetRetired(absl::Time now) {
   std::vector<std::shared_ptr<SessionRunner>> gone;  // destroyed without the lock
   MutexLock lock(mutex_);
@@ -287,6 +297,7 @@ void Registry::ForgetRetired(absl::Time now) {
   });
 }
 
+// Sessions that still wait for members can never start now, because joins are refused.
 void Registry::BeginDrain() {
   std::vector<std::shared_ptr<SessionRunner>> incomplete;
   {

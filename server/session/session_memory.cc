@@ -77,6 +77,8 @@ absl::Status MemberMemory::CheckCount() const {
                    " segments of shared memory; allowed: ", kMaxSegments));
 }
 
+// Checked before a segment is mapped, because mapping it may take seconds. Add checks again:
+// another offer may have been faster.
 absl::StatusOr<std::size_t> MemberMemory::BytesLeft(std::size_t max_bytes) const {
   MutexLock lock(mutex_);
   if (absl::Status may = CheckCount(); !may.ok()) return may;
@@ -110,6 +112,8 @@ SessionMemory::SessionMemory(const Options& options)
                                         options.quotas->segments->limit() / kSessionPart,
                                         options.quotas->segments)) {}
 
+// `creating_` lets one thread create the segment, whose pages the kernel has to allocate. `mutex_`,
+// which sums need, is not held meanwhile.
 absl::StatusOr<SessionMemory::Segment> SessionMemory::Results() {
   MutexLock creating(creating_);
   {
@@ -141,6 +145,7 @@ absl::StatusOr<wire::MemoryReply> SessionMemory::Begin(int rank, wire::MemoryReq
   if (!segment.ok()) return segment.status();
   const absl::StatusOr<Segment> results = Results();
   if (!results.ok()) return results.status();
+  // The reply owns and closes its descriptor; the segment keeps its own for later members.
   UniqueFd descriptor(fcntl((*results)->fd(), F_DUPFD_CLOEXEC, 0));
   if (!descriptor.valid()) {
     return absl::ResourceExhaustedError(
@@ -182,6 +187,7 @@ absl::StatusOr<SessionMemory::Segment> SessionMemory::Map(int rank, UniqueFd fd,
     }
     quota = of_member;
   }
+  // Counted before the mapping, so that concurrent offers cannot exceed vm.max_map_count together.
   auto share = Quota::Take(std::move(quota), need);
   if (!share.ok()) return share.status();
   auto segment = wire::MemorySegment::Map(std::move(fd), max_bytes,
@@ -207,6 +213,8 @@ absl::StatusOr<std::uint64_t> SessionMemory::Insert(int rank, std::shared_ptr<Me
   return id;
 }
 
+// Replaces the oldest attachment that no stream has claimed: a member that fails between offering
+// and its Hello leaves one behind at each attempt.
 absl::StatusOr<std::shared_ptr<MemberMemory>> SessionMemory::MakeRoom(int rank) {
   std::erase_if(attachments_, [](const auto& one) { return one.second.memory.expired(); });
   std::size_t count = 0;
@@ -260,6 +268,7 @@ void SessionMemory::Tick(absl::Time now) {
   });
 }
 
+// Null if no block is free; the result then lies on the heap and travels in the frame.
 std::shared_ptr<ResultBlock> SessionMemory::Take(std::size_t bytes) {
   std::shared_ptr<wire::MemorySegment> segment;
   std::size_t block = 0;

@@ -100,6 +100,7 @@ absl::Status SessionRunner::Attach(int rank, std::uint64_t start_id, std::int64_
     absl::Status status = core_.Attach(rank, start_id, step, stream->id(), now, effects);
     if (!status.ok()) return status;
     streams_[stream->id()] = stream;
+    // A replaced stream stays in `streams_` until its call has ended, but is sent nothing more.
     current_[static_cast<std::size_t>(rank)] = stream->id();
     Execute(std::move(effects), work);
   }
@@ -124,6 +125,7 @@ void SessionRunner::Receive(int rank, std::uint64_t connection, const wire::Fram
   if (!large) taken();
 }
 
+// Of a replaced stream too: the core ignores the end of a connection that is not the current one.
 void SessionRunner::Detach(int rank, std::uint64_t connection, absl::Time now) {
   Work work;
   {
@@ -203,6 +205,7 @@ void SessionRunner::FailIfAbandoned() {
   Finish(std::move(work));
 }
 
+// A late error of a replaced stream must not end a session that its member has resumed.
 void SessionRunner::FailFrom(int rank, std::uint64_t connection, const absl::Status& status) {
   Work work;
   {
@@ -223,6 +226,7 @@ bool SessionRunner::IsAbandoned() const {
   return true;
 }
 
+// Readers of these atomics take no lock, so they may see values of two different events.
 void SessionRunner::Publish() {
   state_.store(core_.state(), std::memory_order_release);
   step_.store(core_.step(), std::memory_order_release);
@@ -271,6 +275,8 @@ void SessionRunner::Execute(Effects effects, Work& work) {
   if (placed != nullptr) Queue(*placed, work);
 }
 
+// Null while a member's connection is broken. Nothing is lost: the core sends what was not
+// acknowledged when the member resumes.
 std::shared_ptr<MemberStream> SessionRunner::StreamOf(int rank) const {
   const auto found = streams_.find(current_[static_cast<std::size_t>(rank)]);
   return found == streams_.end() ? nullptr : found->second;
@@ -364,6 +370,7 @@ void SessionRunner::DoChore(const ChoreEffect& chore) {
   Finish(std::move(work));
 }
 
+// One acquisition of the lock for the whole batch, so that its results are released together.
 void SessionRunner::OnReduced(const std::vector<Reducer::Done>& done) {
   Work work;
   {

@@ -41,6 +41,7 @@ void SessionRunner::Export(ExportedFile::Answer answer) {
     if (bytes.ok()) bytes = Keeping(place, *std::move(bytes));
     answer(std::move(bytes));
   });
+  // Readers of one version share one file, which the first of them causes to be made.
   if (!found->is_new) return;
   host_.work_threads->Post(this,
                            [self = shared_from_this(), file = found->file, snapshot = *snapshot] {
@@ -59,6 +60,8 @@ void SessionRunner::Import(std::string file, Imported answer) {
                                   answer = std::move(answer)] { answer(self->Install(file)); });
 }
 
+// The early check spares a long ReadState that could not be installed. Reading takes no lock, so
+// the session may go on meanwhile; core_.Install checks again.
 absl::StatusOr<std::int64_t> SessionRunner::Install(const std::string& file) {
   const absl::StatusOr<HookState> state = ReadSafetensors(file);
   if (!state.ok()) return state.status();

@@ -28,6 +28,8 @@ void WorkThreads::StartThreads() {
   }
 }
 
+// An owner has a turn in `turns_` only while none of its tasks runs. Without any thread, the caller
+// runs the tasks.
 void WorkThreads::Post(const void* owner, Task task) {
   MutexLock lock(mutex_);
   if (stopping_) return;
@@ -42,6 +44,8 @@ void WorkThreads::Post(const void* owner, Task task) {
   }
 }
 
+// The owner's entry stays in `owners_` while its task runs, so Post adds no second turn and one
+// session never occupies two threads. References into a std::map survive insertions.
 void WorkThreads::RunNext() {
   const void* const owner = turns_.front();
   turns_.pop_front();
