@@ -53,6 +53,8 @@ class ClientImpl final : public Client {
         runtime_(std::move(options), std::move(membership), start_id, std::move(hook),
                  std::move(channel), events_, poller_) {}
 
+  // The Leave is a call of its own on this thread, so the SDK's thread keeps the stream alive with
+  // heartbeats until it is answered.
   ~ClientImpl() override {
     if (!thread_.joinable()) return;
     bool is_member = false;
@@ -84,6 +86,8 @@ class ClientImpl final : public Client {
   std::vector<BucketReport> Report() const override { return runtime_.Report(); }
 
   Completion AllReduce(GradBucket& bucket) override {
+    // The bucket is copied (not its buffer), because the caller's object may be gone before the
+    // event is handled.
     const bool light = bucket.buffer().bytes() <= kLightBytes;
     auto state = std::make_shared<Completion::State>();
     events_->Push(client::CallEvent{.call = [this, copy = std::make_shared<GradBucket>(bucket),
@@ -193,6 +197,7 @@ class ClientImpl final : public Client {
     return OnThread([this, call] { return runtime_.BetweenSteps(call); });
   }
 
+  // A callback runs inside the event handler, and only that handler could complete the call.
   absl::Status MayWait(const char* call) const {
     if (!events_->OnThisThread()) return absl::OkStatus();
     return absl::FailedPreconditionError(

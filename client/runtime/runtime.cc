@@ -109,6 +109,7 @@ void Runtime::OnStream(Event& event) {
   }
 }
 
+// One frame may report several consecutive results in place (`more`); the core takes one at a time.
 void Runtime::OnFrame(absl::StatusOr<wire::Frame> received) {
   const auto* several = received.ok() ? std::get_if<wire::Result>(&received->header) : nullptr;
   if (several == nullptr || several->more == 0) return OnOneFrame(std::move(received));
@@ -130,6 +131,8 @@ void Runtime::OnOneFrame(absl::StatusOr<wire::Frame> received) {
         connection_.Daemon(), " sent bytes that are no frame: ", received.status().message())));
   }
   if (const auto* result = std::get_if<wire::Result>(&received->header)) {
+    // TCP's 16-bit checksum misses about one corrupted segment in 65536, and a wrong gradient would
+    // spread to the model unnoticed.
     if (sends_digests_ && wire::Digest(received->payload.get()) != result->digest) {
       return Fail(absl::DataLossError(absl::StrCat(
           "result ", result->chunk, " of bucket ", result->id.bucket, " in step ", result->id.step,
@@ -145,6 +148,7 @@ void Runtime::OnOneFrame(absl::StatusOr<wire::Frame> received) {
   if (const auto* result = std::get_if<wire::Result>(&received->header)) {
     const BucketStats::Seconds spent = Clock::now() - before;
     const std::size_t bytes = WireBytes(*result, received->payload);
+    // The result is decoded, so its contribution's block is free for another chunk.
     if (memory_) memory_->Release(SharedMemory::KeyOf(result->id, result->chunk));
     MutexLock lock(shared_mutex_);
     metrics_.bytes_received += bytes;
@@ -181,6 +185,7 @@ Clock::time_point Runtime::NextTimer() const {
   return welcomed_ || member_.failed() ? timer : std::min(timer, join_deadline_);
 }
 
+// A model whose chunks are all small has nothing for a second connection to carry.
 bool Runtime::WantsBulk() const {
   std::size_t bytes = 0;
   for (const ParameterSpec& parameter : options_.parameters)
@@ -223,6 +228,8 @@ void Runtime::SendReport(const BucketDoneEffect& effect) {
   if (report && membership_.rank == 0) connection_.Send(*report);
 }
 
+// The verdict may precede the program's EndStep: the daemon ends a step as soon as all parameters
+// are reduced. It is then kept for that call.
 void Runtime::On(StepDoneEffect& effect) {
   buckets_.clear();
   connection_.OnProgress();
@@ -249,6 +256,7 @@ void Runtime::On(WelcomeEffect&) {
   joined_->Complete(absl::OkStatus());
 }
 
+// The core has completed the buckets; the waits that only the runtime knows end here.
 void Runtime::On(FailedEffect& effect) {
   connection_.Close(Clock::now());
   joined_->Complete(effect.status);
@@ -298,6 +306,8 @@ void Runtime::StartBucket(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Ou
     buckets_.erase(ticket);
     return refused->Complete(started);
   }
+  // Results overwrite these contributions, so no window bounds them, and one frame can announce
+  // many.
   if (LiesInSharedMemory(entry.bucket->buffer())) member_.SendAhead(id);
   {
     MutexLock lock(shared_mutex_);
@@ -381,6 +391,7 @@ absl::Status Runtime::BeginLeave() {
   return absl::OkStatus();
 }
 
+// After a refused Leave the member goes on.
 void Runtime::FinishLeave(const absl::Status& answer) {
   leaving_ = false;
   if (!answer.ok()) return;
@@ -388,6 +399,8 @@ void Runtime::FinishLeave(const absl::Status& answer) {
   connection_.Close(Clock::now() + kCloseTimeout);
 }
 
+// In the middle of a step, other members wait for this one, so they must learn of its end as a
+// failure. Between steps it is an ordinary Leave.
 bool Runtime::CancelCalls() {
   const bool is_member = !member_.failed() && !left();
   const bool open = !buckets_.empty() || end_step_ != nullptr || collective_ != nullptr;

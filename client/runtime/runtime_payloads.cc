@@ -14,6 +14,7 @@ constexpr std::chrono::milliseconds kReattachTimeout(300);
 
 }  // namespace
 
+// Attachments live as long as their stream, so each new stream needs another one.
 void Runtime::OpenStream(std::shared_ptr<grpc::Channel> channel) {
   memory_.reset();
   if (options_.shared_memory && membership_.memory_bytes > 0 &&
@@ -56,11 +57,14 @@ absl::Status Runtime::Resolve(wire::Frame& frame) const {
   return absl::OkStatus();
 }
 
+// A result in place has no payload; the size of its contribution says what the wire dtype takes.
 std::size_t Runtime::WireBytes(const wire::Result& result, const wire::PayloadRef& payload) const {
   if (payload != nullptr) return payload->bytes();
   return memory_ == nullptr ? 0 : memory_->WireBytes(SharedMemory::KeyOf(result.id, result.chunk));
 }
 
+// In order of cost: the daemon reads the gradients themselves; the chunk is encoded into shared
+// memory; it is encoded into a pooled buffer and travels in the stream.
 absl::StatusOr<wire::PayloadRef> Runtime::Encode(const SendChunkEffect& effect,
                                                  std::optional<wire::SharedBytes>& shared) {
   const auto key = SharedMemory::KeyOf(effect.header.id, effect.header.chunk);

@@ -92,6 +92,7 @@ grpc::Status JoinOnce(v1::AggregationService::Stub& stub, grpc::ClientContext& c
   return stub.Join(&context, whole, &response);
 }
 
+// The answer's sizes become allocations, loops and timers here, so none of them is taken unchecked.
 absl::StatusOr<JoinResult> Checked(const v1::JoinResponse& response, const ClientOptions& options) {
   const auto bad = [&](const std::string& what) {
     return absl::InternalError(
@@ -145,6 +146,7 @@ absl::StatusOr<JoinResult> Checked(const v1::JoinResponse& response, const Clien
 
 }  // namespace
 
+// Data to and from this host does not leave memory, so it needs no digests.
 bool IsThisHost(const std::string& address) {
   for (const char* prefix : {"unix:", "unix-abstract:", "localhost:", "127.", "[::1]:",
                              "dns:///localhost:", "dns:///127.", "ipv4:127.", "ipv6:[::1]:"}) {
@@ -160,15 +162,21 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(max_message);
   arguments.SetMaxSendMessageSize(max_message);
+  // Joins are repeated below, and streams resume by themselves; gRPC's retries would keep copies of
+  // messages.
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  // Otherwise channels to one address share one connection, and the bulk lane is to have its own.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_COMPRESSION, 0);
   arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+  // No DNS lookups for service configs, and no detour through the proxy of an environment variable.
   arguments.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5000);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  // A chunk of 1 MiB fits one HTTP/2 frame and one read. The windows are fixed, so gRPC need not
+  // probe for the bandwidth-delay product.
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kMiB);
   arguments.SetInt(GRPC_ARG_TCP_READ_CHUNK_SIZE, kMiB);
   arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 4 * kMiB);

@@ -66,6 +66,7 @@ void DaemonConnection::Open(std::shared_ptr<grpc::Channel> channel,
       .token = membership_.token, .start_id = start_id_, .step = step, .memory = memory};
   if (paired) {
     std::random_device random;
+    // Never 0, which means that there is no bulk lane.
     hello.pair = std::uint64_t{random()} << 32 | random() | 1;
   }
   for (const wire::Lane lane : wire::kAllLanes) {
@@ -80,6 +81,8 @@ void DaemonConnection::Open(std::shared_ptr<grpc::Channel> channel,
   sender_.QueueHello({.header = hello});
 }
 
+// A frame without a payload may join the last one that still waits, such as an acknowledgement that
+// covers the one before.
 void DaemonConnection::Send(wire::Header header, wire::PayloadRef payload) {
   const bool joined = payload == nullptr && sender_.JoinLast([&header](wire::Frame& last) {
     return last.payload == nullptr && wire::Merge(last.header, header);
@@ -89,6 +92,7 @@ void DaemonConnection::Send(wire::Header header, wire::PayloadRef payload) {
   sender_.Queue({.header = std::move(header), .payload = std::move(payload)}, priority);
 }
 
+// Next returns nothing while a write of the lane is in flight.
 void DaemonConnection::PumpWrites() {
   for (const wire::Lane lane : wire::kAllLanes) {
     if (stream(lane) == nullptr) continue;
@@ -99,6 +103,7 @@ void DaemonConnection::PumpWrites() {
   }
 }
 
+// Events of a connection that was replaced still arrive, and are ignored.
 bool DaemonConnection::OnHeard(const Source& from) {
   if (!IsCurrent(from)) return false;
   (from.lane == wire::Lane::kBulk ? bulk_is_there_ : stream_is_there_) = true;
@@ -112,6 +117,8 @@ void DaemonConnection::Cancel() {
   }
 }
 
+// The first lane to break is the cause that errors name. Both lanes count as one connection, so the
+// other one ends too.
 void DaemonConnection::Break(wire::Lane lane) {
   sender_.Drop();
   if (broken_) return;
@@ -180,6 +187,8 @@ absl::Status DaemonConnection::OnStreamEnd(const Source& from, const absl::Statu
 }
 
 absl::Status DaemonConnection::EndConnection(const absl::Status& status) {
+  // Counts against the bulk lane only if the daemon can be reached: otherwise both lanes failed for
+  // one reason, such as a restart.
   const bool gets_through = stream_is_there_ || channel_->GetState(false) == GRPC_CHANNEL_READY;
   if (sender_.paired() && gets_through && (broken_ == wire::Lane::kBulk || !bulk_is_there_)) {
     ++bulk_failures_;
@@ -195,6 +204,8 @@ absl::Status DaemonConnection::EndConnection(const absl::Status& status) {
                         absl::StrCat(Daemon(), " ended the stream: ", status.message()));
   }
   const Clock::time_point now = Clock::now();
+  // The first retry is immediate. `lost_at_` stays until a frame arrives, so failed retries do not
+  // extend the grace period.
   retry_at_ = lost_at_ ? now + kBetweenTries : now;
   if (!lost_at_) lost_at_ = now;
   return absl::OkStatus();
@@ -212,6 +223,8 @@ Clock::time_point DaemonConnection::LostDeadline() const {
   return *lost_at_ + resume_grace_;
 }
 
+// A closing stream is first waited for, then cancelled, and finally left to itself, since it owns
+// everything that it touches.
 absl::Status DaemonConnection::CheckClosing(Clock::time_point now) {
   if (!open() || now < close_deadline_) return absl::OkStatus();
   if (cancelled_) {
@@ -224,6 +237,8 @@ absl::Status DaemonConnection::CheckClosing(Clock::time_point now) {
   return absl::OkStatus();
 }
 
+// A silent bulk lane does not lose the daemon: the connection breaks and resumes, if need be
+// without a bulk lane.
 void DaemonConnection::CheckBulk(Clock::time_point now) {
   if (stream(wire::Lane::kBulk) == nullptr || broken_) return;
   const auto silent = events_->SilentAt(wire::Lane::kBulk, wire::kBulkSilences * silence_timeout_);

@@ -49,6 +49,8 @@ std::shared_ptr<ExchangeStream> ExchangeStream::Start(const std::shared_ptr<grpc
   const std::string& method = options.source.lane == wire::Lane::kMain ? main : bulk;
   std::shared_ptr<ExchangeStream> stream(
       new ExchangeStream(std::move(poller), std::move(events), options));
+  // gRPC holds raw tags into the stream, so the stream keeps itself alive until nothing is in
+  // flight.
   stream->self_ = stream;
   stream->context_.set_initial_metadata_corked(true);  // the first write takes it along
   stream->call_ =
@@ -91,6 +93,7 @@ void ExchangeStream::Cancel() {
   Release();
 }
 
+// Finish returns the status that follows all messages, so it must not overlap with a read.
 void ExchangeStream::MaybeFinish() {
   {
     MutexLock lock(mutex_);

@@ -21,6 +21,7 @@ namespace {
 class Held {
  public:
   explicit Held(nb::object object) : object_(std::move(object)) {}
+  // After the interpreter's end nothing may be released, so the reference leaks.
   ~Held() {
     if (!object_.is_valid()) return;
     if (Py_IsInitialized() == 0) {
@@ -110,6 +111,7 @@ class PythonRun : public HookRunBase {
     return std::optional<RoundPlan>(plans_[round_++]);
   }
 
+  // Chunks are copied by address and without the GIL. The hook has filled the memory in `next`.
   absl::Status Encode(ElementRange range, std::span<std::byte> out) override {
     const absl::StatusOr<std::size_t> offset = Offset(range, out.size());
     if (!offset.ok()) return offset.status();
@@ -133,6 +135,7 @@ class PythonRun : public HookRunBase {
            offset;
   }
 
+  // The addresses come from Python, so every range is checked against the plan.
   absl::StatusOr<std::size_t> Offset(const ElementRange& range, std::size_t bytes) const {
     if (round_ == 0 || range.segment >= memory_.size()) {
       return absl::FailedPreconditionError("no round is open");

@@ -57,6 +57,7 @@ void Session::EndStep(std::uint64_t id) {
   });
 }
 
+// Called without the GIL, because the SDK's thread may need it for a hook before it ends.
 void Session::Close() {
   std::shared_ptr<Client> client;
   {
