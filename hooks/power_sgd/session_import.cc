@@ -1,4 +1,4 @@
-// A saved state of the coordinator, checked and taken apart.
+// Checks and parses a saved state of the coordinator.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -32,7 +32,7 @@ std::string FirstDifferentLine(const std::string& here, const std::string& there
   return "";
 }
 
-// One state and the session that it is for.
+// Reads one state for one session.
 class Reader {
  public:
   Reader(const PowerSgdSession& session, const HookState& state)
@@ -57,7 +57,7 @@ class Reader {
   }
 
  private:
-  // What the state says of one parameter's matrix; batched: of the bucket that it is the first of.
+  // The saved factors of one parameter; batched: of the bucket that begins with it.
   struct Factor {
     const StateTensor* q = nullptr;
     const StateTensor* p = nullptr;
@@ -105,7 +105,7 @@ class Reader {
     return ReadDrawPlan();
   }
 
-  // Files without a plan are of the default one.
+  // A file without a plan was saved with the default plan.
   absl::Status ReadDrawPlan() {
     PowerSgdState& out = read_->state;
     out.plan = DrawPlan::Default(options_, session_.manifest);

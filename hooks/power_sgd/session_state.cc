@@ -1,4 +1,4 @@
-// The coordinator's state as it is shown and saved.
+// Reports and serializes the coordinator's state.
 #include "hooks/power_sgd/session_state.h"
 
 #include <algorithm>
