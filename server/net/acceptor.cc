@@ -30,7 +30,7 @@ absl::Status SystemError(const std::string& what) {
   return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
 }
 
-// Closes so that the peer knows at once, and no TIME_WAIT stays.
+// Resets the connection (linger time 0): the peer notices at once, and no TIME_WAIT remains.
 void Refuse(UniqueFd connection) {
   const linger at_once{.l_onoff = 1, .l_linger = 0};
   setsockopt(connection.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);

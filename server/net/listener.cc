@@ -126,7 +126,7 @@ absl::StatusOr<UniqueFd> OpenTcp(const addrinfo& where) {
   return fd;
 }
 
-// Makes room for a unix socket where a daemon left one behind.
+// Removes a socket file that an earlier daemon left behind.
 absl::Status RemoveStale(const std::string& path) {
   struct stat info {};
   if (lstat(path.c_str(), &info) != 0) {
@@ -197,7 +197,8 @@ absl::StatusOr<std::vector<Listener>> Listener::Open(const std::string& address)
   }
   const absl::StatusOr<Addresses> addresses = Resolve(address);
   if (!addresses.ok()) return addresses.status();
-  // A name may have addresses of a family that this host does not speak: one that works is enough.
+  // A name may resolve to addresses of a family that this host does not support: one that works is
+  // enough.
   absl::Status last = absl::UnavailableError("no address");
   for (const addrinfo* one = addresses->get(); one != nullptr; one = one->ai_next) {
     absl::StatusOr<UniqueFd> fd = OpenTcp(*one);

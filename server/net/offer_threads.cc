@@ -20,7 +20,7 @@ absl::Status TooMany(const std::string& whose, std::size_t count, std::size_t al
 
 absl::Status ShuttingDown() { return absl::UnavailableError("the daemon is shutting down"); }
 
-// The member reads it or does not: its side falls back to payloads in the stream.
+// A lost reply is no error: the member then sends payloads in the stream.
 void Reply(const UniqueFd& connection, const wire::MemoryReply& reply) {
   if (!reply.status.ok()) {
     spdlog::info("an offer of shared memory was refused: {}", std::string(reply.status.message()));
@@ -28,11 +28,12 @@ void Reply(const UniqueFd& connection, const wire::MemoryReply& reply) {
   wire::SendMemoryReply(connection.get(), reply).IgnoreError();
 }
 
-// A segment for an attachment that is there.
+// Whether the segment is for an existing attachment.
 bool IsFurther(const wire::MemoryRequest& request) { return request.attachment != 0; }
 
 bool IsClosed(const UniqueFd& connection) {
-  // Without events: for POLLHUP, which a peer that only ends its own direction does not cause.
+  // POLLHUP is reported even without requested events. A peer that only shuts down its own
+  // direction does not cause it.
   pollfd peer{.fd = connection.get(), .events = 0, .revents = 0};
   return poll(&peer, 1, 0) == 1;
 }
@@ -125,7 +126,7 @@ void OfferThreads::Take(std::deque<Offer>::iterator next) {
   mutex_.Lock();
   at_work_.erase(token);
   further_at_work_ -= further;
-  // This thread looks for the next offer itself, but two may have their turn now.
+  // This thread takes the next offer itself, but two offers may be eligible now.
   work_.NotifyOne();
 }
 

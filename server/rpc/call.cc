@@ -11,7 +11,8 @@
 namespace gradwire::server {
 namespace {
 
-// gRPC sends a status message as a header, and peers refuse headers above 8 KiB: a long one is cut.
+// gRPC sends a status message as a header, and peers refuse headers above 8 KiB, so a long message
+// is truncated.
 grpc::Status ToShortGrpc(const absl::Status& status) {
   constexpr std::size_t kMaxMessage = 2048;
   if (status.message().size() <= kMaxMessage) return wire::ToGrpc(status);
@@ -57,7 +58,7 @@ void Call::Open(std::unique_ptr<Wire> wire, std::function<void()> closed) {
   closed_ = std::move(closed);
   {
     MutexLock lock(mutex_);
-    under_way_ = 2;  // this, and the notice of the call's end
+    under_way_ = 2;  // this function, and the notice of the call's end
   }
   OnStart();
   Settle();

@@ -51,7 +51,7 @@ void BulkLane::OnReadDone(bool ok) {
     TellEnd();
     return Finish(absl::CancelledError("the member ended its bulk lane"));
   }
-  // Its digest is computed, a sum may follow.
+  // Computing the digest of a large frame takes long, and a sum may follow.
   if (incoming().Length() > wire::kSmallPayload) RpcThreads::YieldLeadership();
   absl::StatusOr<wire::Frame> frame =
       wire::Parse(incoming(), {.max_payload_bytes = limits_.max_payload_bytes});

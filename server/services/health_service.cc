@@ -13,7 +13,7 @@ using grpc::health::v1::HealthCheckResponse;
 
 namespace {
 
-// A watch keeps its service's name for as long as it lasts.
+// A watch stores its service's name until it ends, so the length is limited.
 constexpr std::size_t kLongestName = 200;
 
 absl::Status CheckName(const HealthCheckRequest& request) {
@@ -25,7 +25,7 @@ absl::Status CheckName(const HealthCheckRequest& request) {
 
 }  // namespace
 
-// A client that does not read is told the latest when it has taken what was written.
+// At most one write is in flight. A client that reads slowly skips states and gets the latest one.
 class HealthWatch final : public RequestCall<HealthCheckRequest> {
  public:
   explicit HealthWatch(HealthService* health) : health_(*health) {}

@@ -17,7 +17,7 @@
 namespace gradwire::server {
 namespace {
 
-// A small payload with its header. Larger frames are work: their digests are computed.
+// A small payload with its header. Larger frames take long, because their digests are computed.
 constexpr std::size_t kSmallFrame = wire::kSmallPayload + 1024;
 
 std::uint64_t NextId() {
@@ -93,7 +93,7 @@ void MemberExchange::End(const absl::Status& status) {
   Pump(wire::Lane::kMain);
 }
 
-// The bulk lane ends when this call has ended.
+// Writes the next frame of the lane, or finishes the call. The bulk lane ends after this call.
 void MemberExchange::Pump(wire::Lane lane) {
   std::optional<SendQueue::Ready> ready;
   std::optional<absl::Status> end;
@@ -111,10 +111,10 @@ void MemberExchange::Pump(wire::Lane lane) {
     }
   }
   if (end) return Finish(*end);
-  // The bytes are copied into the socket, and before that perhaps out of a member's memory.
+  // Writing copies the bytes to the socket, and perhaps out of a member's memory before.
   if (ready->item.payload_bytes() > wire::kSmallPayload) RpcThreads::YieldLeadership();
   const grpc::ByteBuffer frame = ready->item.Serialize(ready->after);
-  ready.reset();  // from now on gRPC holds what is needed
+  ready.reset();  // gRPC has its own references now
   if (lane == wire::Lane::kBulk) return bulk->Write(frame);
   StartWrite(frame);
 }
@@ -241,7 +241,7 @@ absl::Status MemberExchange::Resolve(const Place& at, wire::Frame& frame) const 
           "after: is ", frame.after, "; allowed: 0, for the Hello named no bulk lane"));
     }
   }
-  // The session compares it; computed here, while its lock is free.
+  // Computes and caches the digest, which the session compares under its lock.
   if (frame.payload != nullptr && wire::HasDigest(frame.header)) frame.payload->digest();
   auto* contribution = std::get_if<wire::Contribution>(&frame.header);
   if (contribution == nullptr || !contribution->shared) return absl::OkStatus();

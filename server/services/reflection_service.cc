@@ -97,10 +97,10 @@ absl::Status Answer(const Request& request, const Services& services, Response& 
   return absl::InvalidArgumentError("message_request: not set");
 }
 
-// Answers repeat their question.
+// Every answer repeats its question, so the question's size is limited.
 constexpr std::size_t kLongestQuestion = 4096;
 
-// The next question is read when the answer to the one before was taken.
+// Reads the next question only after the last answer was written.
 template <class Request, class Response>
 class ReflectionStream final : public Call {
  public:

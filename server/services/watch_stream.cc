@@ -9,7 +9,7 @@
 namespace gradwire::server {
 namespace {
 
-// The sentence about what is waited for counts seconds; that alone is no news more often than this.
+// `waiting_for` counts seconds. If nothing else has changed, it is sent at most this often.
 constexpr absl::Duration kSentenceInterval = absl::Seconds(1);
 
 bool SameButSentence(const v1::WatchResponse& a, const v1::WatchResponse& b) {

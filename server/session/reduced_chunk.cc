@@ -12,7 +12,7 @@ namespace gradwire::server {
 
 namespace {
 
-// Not set to zeros before it is written.
+// Memory that is not zeroed first.
 class HeapResult final : public wire::Payload {
  public:
   explicit HeapResult(std::size_t bytes)
@@ -43,7 +43,7 @@ void ReducedChunk::FindPlaces(const ReduceEffect& effect) {
   }
 }
 
-// The daemon keeps freed memory at hand (see main.cc), so that there is no need for a pool.
+// malloc keeps freed memory for the next chunk (see main.cc), so a pool is not needed.
 std::span<std::byte> ReducedChunk::MakeRoom(SessionMemory& memory) {
   if (bytes_ > wire::kInlineBytes) {
     if (std::shared_ptr<ResultBlock> block = memory.Take(bytes_)) {
@@ -98,7 +98,7 @@ ReducedChunk::Outcome ReducedChunk::Compute(const ReduceEffect& effect, SessionM
   return {.chunk = chunk, .finite = outcome.finite};
 }
 
-// The member's place first: where it has the result, nothing else has to reach it.
+// Prefers the member's own memory: if the result is there, the frame needs no payload.
 ResultDelivery ReducedChunk::DeliveryTo(const Receiver& to) const {
   const auto found = std::find_if(places_.begin(), places_.end(),
                                   [&](const Place& one) { return one.room.rank == to.rank; });

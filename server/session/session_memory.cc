@@ -16,16 +16,17 @@ namespace gradwire::server {
 namespace {
 
 constexpr std::size_t kMaxSegments = 1024;  // of an attachment
-// Of a member: a resumed stream has a new one while the old one, and what was tried in between,
-// end.
+// Of a member: a resumed stream has a new attachment while the old one, and those of failed
+// attempts, still end.
 constexpr std::size_t kMaxAttachments = 4;
-// Of the daemon's segments. A member has room for its attachments, and as much again for what ends.
+// Shares of the daemon's segments. A member may have twice what an attachment allows, because an
+// old attachment ends only after the new one has begun.
 constexpr std::size_t kSessionPart = 2;
 constexpr std::size_t kMemberPart = 16;
 constexpr std::size_t kMaxSegmentsOfMember = 2 * kMaxSegments;
 const std::string kSegments = "segments of shared memory mapped";
 
-// The share is given back once the segment is unmapped.
+// Returns the share to the quota only after the segment is unmapped.
 std::shared_ptr<wire::MemorySegment> Together(std::shared_ptr<wire::MemorySegment> segment,
                                               Quota::Share share) {
   struct Counted {
@@ -198,7 +199,7 @@ absl::StatusOr<SessionMemory::Segment> SessionMemory::Map(int rank, UniqueFd fd,
 
 absl::StatusOr<std::uint64_t> SessionMemory::Insert(int rank, std::shared_ptr<MemberMemory> memory,
                                                     absl::Time now) {
-  std::shared_ptr<MemberMemory> dropped;  // unmapped without the lock
+  std::shared_ptr<MemberMemory> dropped;  // unmapped after the lock is released
   MutexLock lock(mutex_);
   auto room = MakeRoom(rank);
   if (!room.ok()) return room.status();

@@ -43,7 +43,7 @@ bool MergeResults(wire::Result& last, const wire::Result& next) {
   return true;
 }
 
-// Results in flight, and room for what a member that shares memory can have on its way.
+// The segment of results, and the limits on members' memory.
 SessionMemory::Options MemoryOptions(const SessionOptions& options, std::uint64_t gradient_bytes,
                                      std::shared_ptr<MemoryQuotas> quotas) {
   // A model in flat buffers and once more while they are rebuilt.
@@ -77,7 +77,7 @@ absl::StatusOr<std::optional<SessionRunner::Admission>> SessionRunner::Join(cons
   Work work;
   absl::StatusOr<int> rank;
   std::uint64_t number = 0;
-  const absl::Status same = options_.CheckSame(ask);  // takes long: without the lock
+  const absl::Status same = options_.CheckSame(ask);  // slow, so without the lock
   {
     MutexLock lock(mutex_);
     if (IsEnd(core_.state())) return std::nullopt;
@@ -234,11 +234,11 @@ void SessionRunner::Publish() {
   abandoned_.store(IsAbandoned(), std::memory_order_release);
 }
 
-// Results that all their members have in place say no more than that, so that those of chunks that
-// follow one another go as one frame.
+// A result that all members have in place needs no payload, so consecutive ones are merged into one
+// frame.
 void SessionRunner::Execute(Effects effects, Work& work) {
   Publish();
-  ResultEffect* placed = nullptr;  // may go on with the next effect
+  ResultEffect* placed = nullptr;  // not queued yet: the next effect may extend it
   for (Effect& effect : effects) {
     auto* const result = std::get_if<ResultEffect>(&effect);
     const bool in_place = result != nullptr && IsPlaced(*result);
@@ -333,7 +333,7 @@ void SessionRunner::Log(const LogEffect& log) const {
 }
 
 void SessionRunner::Finish(Work work) {
-  // Large writes take time: what is small goes first, to all.
+  // Large writes take time, so every member's small frames are written first.
   for (const wire::Lane lane : wire::kAllLanes) {
     for (const auto& stream : work.streams) stream->Pump(lane);
   }
@@ -346,7 +346,7 @@ void SessionRunner::Finish(Work work) {
 }
 
 void SessionRunner::Compute(const ComputeEffect& compute) {
-  if (ended()) return;  // it would drop the answer
+  if (ended()) return;  // the core would drop the answer
   compute.work->Run();
   Work work;
   {

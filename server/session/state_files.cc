@@ -7,7 +7,7 @@
 namespace gradwire::server {
 namespace {
 
-// Beside the members of a session.
+// Exports at a time, in addition to one for each member.
 constexpr std::size_t kOperators = 4;
 
 }  // namespace
@@ -26,8 +26,7 @@ std::size_t StateFileBytes(const CoordinatorHook* hook, const Manifest& manifest
   return bytes;
 }
 
-// Files that are read and those that are sent; and one state at a time that is on its way into a
-// file, or out of one and into the session.
+// Exported files, imported files, and one state that is being written to a file or read from one.
 std::size_t StateCallBytes(std::size_t file_bytes) {
   constexpr std::size_t kStates = 2;
   return (StateFiles::kVersions + StateFiles::kImports + kStates) * file_bytes;

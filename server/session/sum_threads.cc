@@ -19,7 +19,7 @@ SumThreads::~SumThreads() {
   for (std::thread& thread : threads) thread.join();
 }
 
-// Where the system gives no more of them, those that there are and the caller will do.
+// If the system refuses more threads, the existing ones and the caller suffice.
 void SumThreads::StartThreads() {
   try {
     while (threads_.size() < most_) {

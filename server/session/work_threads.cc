@@ -8,7 +8,7 @@
 
 namespace gradwire::server {
 
-// Two at least: one session's first draw does not keep another's waiting.
+// At least two, so that one session's first draw does not delay another's.
 std::size_t WorkThreads::ThreadCount() {
   constexpr unsigned kFewest = 2;
   constexpr unsigned kMost = 4;
@@ -54,7 +54,7 @@ void WorkThreads::RunNext() {
   waiting.pop_front();
   mutex_.Unlock();
   task();
-  task = nullptr;  // what it holds may take long to free
+  task = nullptr;  // destroyed without the lock, because that may take long
   mutex_.Lock();
   if (waiting.empty() || stopping_) {
     owners_.erase(owner);
