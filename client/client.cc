@@ -141,6 +141,8 @@ class ClientImpl final : public Client {
     return Collective(wire::CollectiveKind::kBarrier, 0, nullptr, 0);
   }
 
+  // Three parts: the SDK's thread stops resuming the stream, this thread makes the RPC, and the
+  // SDK's thread closes the stream if the daemon agreed.
   absl::Status Leave() override {
     if (absl::Status may = MayWait("Leave"); !may.ok()) return may;
     if (runtime_.left()) return absl::OkStatus();
@@ -175,6 +177,7 @@ class ClientImpl final : public Client {
     return WriteSafetensors(*state);
   }
 
+  // Parsing takes long, so it is done here and not on the SDK's thread.
   absl::Status LoadStateDict(const std::string& state) override {
     if (absl::Status may = MayWait("LoadStateDict"); !may.ok()) return may;
     const absl::StatusOr<HookState> read = ReadSafetensors(state);
@@ -232,6 +235,8 @@ class ClientImpl final : public Client {
   std::thread thread_;
 };
 
+// The start id identifies this attempt: a repeated Join with the same id gets the same token, while
+// a new process that takes over the rank has another id.
 absl::StatusOr<std::unique_ptr<Client>> Client::Join(const ClientOptions& options) {
   if (absl::Status valid = options.Validate(); !valid.ok()) return valid;
   ClientOptions effective = WithEnvironment(options);

@@ -110,6 +110,7 @@ std::vector<const StateTensor*> ByName(const std::vector<StateTensor>& tensors) 
   return sorted;
 }
 
+// Invalid UTF-8 is replaced, since dump would throw otherwise.
 std::string Quoted(const std::string& text) {
   return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
 }
@@ -183,6 +184,8 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
     return Fail(absl::StrCat(Shown(value), "; allowed: F32, F64, F16, BF16"));
   }
 
+  // The place decides what may follow: the root has __metadata__ and tensors, and neither has
+  // objects inside.
   bool start_object(std::size_t /*elements*/) override {
     if (place_ == Place::kStart) {
       place_ = Place::kRoot;
@@ -216,6 +219,7 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
     return true;
   }
 
+  // A tensor is complete only with its dtype, shape and offsets.
   bool end_object() override {
     if (place_ == Place::kTensor) {
       const Entry& entry = entries_.back();
@@ -315,6 +319,8 @@ absl::Status Fill(HeaderReader::Entry& entry, std::string_view data, std::uint64
   return absl::OkStatus();
 }
 
+// The length is little-endian, read byte by byte so that the host's byte order does not matter. It
+// is checked against both the limit and the file before anything is parsed.
 absl::StatusOr<std::string_view> HeaderOf(std::string_view bytes) {
   if (bytes.size() < kLengthBytes) {
     return Refused(

@@ -34,6 +34,7 @@ std::vector<BucketReport> Runtime::Report() const {
   return reports;
 }
 
+// The SDK's thread replaces the channel when it resumes; a call in flight keeps the old one.
 std::shared_ptr<grpc::Channel> Runtime::channel() const {
   MutexLock lock(shared_mutex_);
   return channel_;

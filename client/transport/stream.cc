@@ -80,6 +80,7 @@ void ExchangeStream::ReadOn() {
   call_->Read(&incoming_, poller_->Begin(read_));
 }
 
+// Without further reads Finish can begin; it ends with the stream's status.
 void ExchangeStream::Release() {
   {
     MutexLock lock(mutex_);

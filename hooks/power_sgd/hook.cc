@@ -116,6 +116,7 @@ class PowerSgdHook : public HookBase {
   PowerSgdHook(const PowerSgdOptions& options, const Kernels& kernels)
       : options_(options), kernels_(kernels), plain_(MakeCastingHook(options.wire, kernels)) {}
 
+  // The plain plan also validates the parameters, so it is made even if the step compresses.
   absl::StatusOr<std::vector<RoundPlan>> Plan(std::span<const ParameterSpec> parameters,
                                               std::int64_t step) const override {
     absl::StatusOr<std::vector<RoundPlan>> plain = plain_->Plan(parameters, step);
@@ -213,6 +214,7 @@ class PowerSgdHook : public HookBase {
 
 }  // namespace
 
+// P and Q alternate, beginning with P in the first compressed step.
 Side SideAt(const PowerSgdOptions& options, std::int64_t iteration) {
   return (iteration - options.start_powerSGD_iter) % 2 == 0 ? Side::kP : Side::kQ;
 }

@@ -70,6 +70,8 @@ class Reader {
     return found == state_.metadata.end() ? std::string() : found->second;
   }
 
+  // Options and layout are compared as text, so the error can show both and name the first
+  // parameter that differs.
   absl::Status CheckDescription() {
     if (Text("format") != kSessionStateFormat) {
       return absl::InvalidArgumentError(
@@ -162,6 +164,7 @@ class Reader {
     return absl::OkStatus();
   }
 
+  // Batched: buckets share no parameter, and a bucket's factors are stored under its first one.
   absl::Status ReadBucket(const std::string& name, const std::string& text, Factor& own) {
     for (const auto part : absl::StrSplit(text, ' ')) {
       std::uint32_t position = 0;
@@ -260,6 +263,7 @@ class Reader {
     return block;
   }
 
+  // Copies, because the tensors of the file are freed after the import.
   std::shared_ptr<const FactorArray> Copy(const FactorLayout& layout, Side side) {
     const bool is_p = side == Side::kP;
     auto array =

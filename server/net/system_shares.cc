@@ -29,6 +29,7 @@ SystemLimits ReadSystemLimits() {
   return limits;
 }
 
+// Offers and sessions get their descriptors first; connections share what is left, two each.
 SystemShares ShareOut(const SystemLimits& limits, int max_connections, int max_sessions) {
   SystemShares shares;
   // Half of the mappings stay for the allocator, threads' stacks and libraries.

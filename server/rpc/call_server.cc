@@ -50,6 +50,7 @@ void CallServer::Accept() {
   service_.RequestCall(&next_->context, &next_->stream, queue, queue, threads_.Begin(accepted_));
 }
 
+// Requests the next call before it opens this one, so that another thread can accept meanwhile.
 void CallServer::OnAccepted(bool ok) {
   std::unique_ptr<Call::Wire> wire = std::move(next_);
   // A call that never began gets no notice from AsyncNotifyWhenDone, so it is simply destroyed.

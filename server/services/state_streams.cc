@@ -41,6 +41,8 @@ void ExportStream::OnRequest(const v1::ExportStateRequest& request) {
       });
 }
 
+// One piece at a time: the next one is built when the reader has taken the last one, so a slow
+// reader costs 1 MiB and not the whole state.
 void ExportStream::WriteNext() {
   const std::size_t bytes = std::min(kStatePiece, bytes_->size() - written_);
   if (bytes == 0) return Finish(absl::OkStatus());
@@ -108,6 +110,7 @@ absl::Status ImportStream::Take(const v1::ImportStateRequest& request) {
   return absl::OkStatus();
 }
 
+// Only a complete state is installed: a call that broke off also ends its reads.
 void ImportStream::Import() {
   if (broken()) return Finish(absl::CancelledError("the sender is gone"));
   if (session_ == nullptr) {

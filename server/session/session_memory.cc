@@ -45,6 +45,8 @@ MemoryQuotas::MemoryQuotas(std::size_t max_segments, std::size_t max_sessions)
     : segments(std::make_shared<Quota>("the daemon", kSegments, max_segments)),
       sessions(std::make_shared<Quota>("the daemon", "sessions that share memory", max_sessions)) {}
 
+// Every offset comes from the stream, so it is checked against the mapping. The payload holds a
+// reference to the segment, which therefore stays mapped while the core keeps the contribution.
 absl::StatusOr<wire::PayloadRef> MemberMemory::Resolve(const wire::SharedBytes& shared, int rank,
                                                        std::uint64_t stream) const {
   std::shared_ptr<wire::MemorySegment> segment;
@@ -244,6 +246,7 @@ std::shared_ptr<MemberMemory> SessionMemory::Find(int rank, std::uint64_t attach
   return found->second.memory.lock();
 }
 
+// Moves the reference to the stream: from now on the mapping lives as long as the stream.
 absl::StatusOr<std::shared_ptr<MemberMemory>> SessionMemory::Claim(int rank,
                                                                    std::uint64_t attachment) {
   MutexLock lock(mutex_);
@@ -255,6 +258,7 @@ absl::StatusOr<std::shared_ptr<MemberMemory>> SessionMemory::Claim(int rank,
   return std::exchange(found->second.unclaimed, nullptr);
 }
 
+// An attachment that no stream has claimed within claim_timeout is unmapped.
 void SessionMemory::Tick(absl::Time now) {
   std::vector<std::shared_ptr<MemberMemory>> dropped;  // unmapped without the lock
   MutexLock lock(mutex_);

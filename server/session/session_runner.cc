@@ -72,6 +72,8 @@ SessionRunner::SessionRunner(SessionOptions options, std::unique_ptr<Coordinator
       core_(std::move(options), std::move(hook), now),
       current_(static_cast<std::size_t>(options_.world_size)) {}
 
+// Two joins for one rank may return to the registry in any order; `number` says which one the core
+// admitted last.
 absl::StatusOr<std::optional<SessionRunner::Admission>> SessionRunner::Join(const JoinAsk& ask,
                                                                             absl::Time now) {
   Work work;
@@ -108,6 +110,8 @@ absl::Status SessionRunner::Attach(int rank, std::uint64_t start_id, std::int64_
   return absl::OkStatus();
 }
 
+// The next read of the lane begins in `taken`. A large sum is computed after it, so that the next
+// frame arrives meanwhile; a small sum is done sooner than a read.
 void SessionRunner::Receive(int rank, std::uint64_t connection, const wire::Frame& frame,
                             absl::Time now, absl::FunctionRef<void()> taken) {
   Work work;
@@ -165,6 +169,7 @@ void SessionRunner::Tick(absl::Time now) {
   Finish(std::move(work));
 }
 
+// QueueHeartbeats adds nothing to a lane on which other frames wait, since those show life as well.
 void SessionRunner::SendHeartbeats() {
   Work work;
   {
@@ -190,6 +195,7 @@ void SessionRunner::Fail(const absl::Status& status, int blamed_rank) {
   Finish(std::move(work));
 }
 
+// Checked again under the lock, because a member may have joined since the registry looked.
 void SessionRunner::FailIfAbandoned() {
   Work work;
   {
@@ -282,6 +288,7 @@ std::shared_ptr<MemberStream> SessionRunner::StreamOf(int rank) const {
   return found == streams_.end() ? nullptr : found->second;
 }
 
+// A member's memory is bound to one stream: if that was replaced, the result must be sent.
 bool SessionRunner::IsPlaced(const ResultEffect& result) const {
   return std::all_of(
       result.ranks.begin(), result.ranks.end(), [&](int rank) GRADWIRE_REQUIRES(mutex_) {
@@ -315,6 +322,7 @@ void SessionRunner::Close(const CloseEffect& close, Work& work) {
   work.streams.push_back(found->second);
 }
 
+// The status that ends the stream's RPC; the member's SDK decides by it whether to resume.
 absl::Status SessionRunner::CloseReason(int rank, std::uint64_t connection) const {
   if (core_.state() == SessionCore::State::kFailed) return core_.failure();
   if (current_[static_cast<std::size_t>(rank)] != connection) {
@@ -345,6 +353,7 @@ void SessionRunner::Finish(Work work) {
                         });
 }
 
+// Runs on a work thread. The answer is an event for the core, like any frame.
 void SessionRunner::Compute(const ComputeEffect& compute) {
   if (ended()) return;  // the core would drop the answer
   compute.work->Run();

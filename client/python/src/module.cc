@@ -42,6 +42,7 @@ T Value(absl::StatusOr<T> value) {
   return *std::move(value);
 }
 
+// The exception class is chosen in Python, so that code and class are listed in one place.
 void Translate(const std::exception_ptr& error, void* /*payload*/) {
   try {
     std::rethrow_exception(error);
@@ -56,6 +57,8 @@ void Translate(const std::exception_ptr& error, void* /*payload*/) {
 using Options = std::map<std::string, OptionValue>;
 using Parameter = std::tuple<std::string, std::vector<std::int64_t>, std::string>;
 
+// Makes the hook once and drops it, so that options which its constructor refuses raise here and
+// not in the middle of a join.
 HookSpec Spec(const std::string& hook, const std::string& wrapper, const Options& options) {
   HookSpec spec{.comm_hook = hook, .comm_wrapper = wrapper, .comm_state_option = options};
   Check(spec.Validate());
