@@ -27,8 +27,8 @@ constexpr absl::Duration kLeaveInDestructorTimeout = absl::Seconds(2);
 constexpr absl::Duration kStateTimeout = absl::Seconds(60);
 constexpr std::chrono::seconds kSilentWaitForMembers(3);  // some ranks are always slower to start
 
-// Gradients up to this size are encoded, and their results read, by the thread that calls and
-// waits: sooner than another one would have woken up.
+// Gradients up to this size are encoded and their results read by the calling and waiting thread,
+// because waking another thread takes longer.
 constexpr std::size_t kLightBytes = std::size_t{64} << 10;
 
 std::uint64_t DrawStartId() {
@@ -250,7 +250,8 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Join(const ClientOptions& option
       "rank ", membership->rank, " waits up to ", absl::FormatDuration(effective.join_timeout),
       " for all ", effective.world_size, " members of session \"", effective.session,
       "\" to join; gradwirectl status names the missing ones");
-  // Taken out: it may refer to what lives no longer than this call.
+  // Removed from the options, because the function may refer to objects that live only until Join
+  // returns.
   const auto on_wait = std::exchange(effective.on_wait, nullptr);
   auto joined = std::make_unique<ClientImpl>(std::move(effective), *std::move(membership), start_id,
                                              *std::move(hook), std::move(channel));

@@ -11,8 +11,8 @@ namespace {
 
 constexpr std::size_t kStackContributions = 64;
 
-// Bytes of one contribution that are gathered at once where its pieces are cut; and the least that
-// must lie in one piece of every contribution to pass pointers instead.
+// Where the pieces of a contribution are cut, this many bytes are copied together. If every
+// contribution has at least as many in one piece, pointers are passed instead.
 constexpr std::size_t kGatherBytes = 1024;
 
 // Elements that are cast at once, small enough to be in the first-level cache when they are added.
@@ -22,8 +22,8 @@ static_assert(kCastNumel * sizeof(double) == kCastScratchBytes);
 // Elements of one contribution to a matrix that are read and added at once.
 constexpr std::size_t kAddedNumel = 512;
 
-// This thread's memory for one call. What exceeds kKeptScratchBytes is given back after the call:
-// matrices may be as large as a parameter, and threads live as long as the daemon.
+// This thread's memory for one call. Memory above kKeptScratchBytes is freed after the call,
+// because matrices may be as large as a parameter, and threads live as long as the daemon.
 class Scratch {
  public:
   explicit Scratch(std::size_t bytes) {
@@ -111,8 +111,8 @@ bool IsSumOfQuotients(DType dtype, double divisor, std::size_t count, const RawC
   return static_cast<std::size_t>(std::count(raw.is_raw.begin(), raw.is_raw.end(), true)) == count;
 }
 
-// Elements of at most `left` that can be added without a copy; kGatherBytes' worth where pieces are
-// cut.
+// Returns how many elements, at most `left`, can be added without a copy; kGatherBytes' worth where
+// pieces are cut.
 std::size_t BlockNumel(std::span<const Source> sources, std::size_t left) {
   std::size_t whole = left;
   std::size_t gathered = left;

@@ -51,7 +51,7 @@ std::string Shown(const std::string& text) {
                       text.size() > kShown ? "…\"" : "\"");
 }
 
-// Every part goes in with its length, so that no two states are the same bytes.
+// Every part is hashed with its length, so that no two states have the same input.
 class Digester {
  public:
   Digester() : state_(XXH3_createState()) { XXH3_64bits_reset(state_.get()); }
@@ -184,8 +184,8 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
     return Fail(absl::StrCat(Shown(value), "; allowed: F32, F64, F16, BF16"));
   }
 
-  // The place decides what may follow: the root has __metadata__ and tensors, and neither has
-  // objects inside.
+  // The place decides what may follow: only the root has objects, which are __metadata__ and the
+  // tensors.
   bool start_object(std::size_t /*elements*/) override {
     if (place_ == Place::kStart) {
       place_ = Place::kRoot;

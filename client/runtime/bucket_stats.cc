@@ -65,7 +65,8 @@ std::optional<wire::BucketReport> BucketStats::Done(std::uint32_t bucket,
   ++entry->report.reductions;
   entry->report.wire_seconds +=
       std::max(Seconds(now - entry->began) - entry->busy, Seconds{}).count();
-  // A step that will be skipped has none that say anything, and no frame could carry them.
+  // Norms that are not finite belong to a step that will be skipped, and a frame must not carry
+  // them.
   if (norms && std::isfinite(norms->gradient) && std::isfinite(norms->residual)) {
     entry->report.gradient_norm = norms->gradient;
     entry->report.residual_norm = norms->residual;

@@ -7,7 +7,7 @@ namespace gradwire {
 namespace client {
 namespace {
 
-// Between a call and the wait for it, where a program does nothing else.
+// The longest time between a call and its wait in a program that does nothing in between.
 constexpr std::chrono::microseconds kAtOnce(100);
 
 // gRPC rounds waits up to milliseconds: shorter ones leave the reading to the poller's own thread.

@@ -8,17 +8,18 @@
 namespace gradwire::client {
 namespace {
 
-// The daemon's own join deadline says who is missing, so it goes first.
+// The daemon's error at its join deadline names the missing members, so this side waits longer.
 constexpr std::chrono::seconds kJoinSlack(2);
 
 // After a Leave the daemon ends the stream; if it does not, this side does.
 constexpr std::chrono::seconds kCloseTimeout(2);
 
-// How long the SDK thread sleeps at most: during a Leave, and at all (the clock must not overflow).
+// The longest sleep of the SDK thread: during a Leave, and at any time (the clock must not
+// overflow).
 constexpr std::chrono::milliseconds kWhileLeaving(10);
 constexpr std::chrono::hours kLongestWait(1);
 
-// In a member's state: whose it is.
+// The metadata key of a member's state that holds its rank.
 constexpr const char* kRankKey = "rank";
 
 MemberOptions CoreOptions(const ClientOptions& options, const JoinResult& membership) {
@@ -179,7 +180,7 @@ void Runtime::CheckTimers(Clock::time_point now) {
 
 Clock::time_point Runtime::NextTimer() const {
   const Clock::time_point now = Clock::now();
-  // A link that wants another stream does not get it before the Leave is answered.
+  // While a Leave is in progress no new stream is opened, so its timers do not count.
   if (leaving_) return now + kWhileLeaving;
   const Clock::time_point timer = std::min(connection_.NextTimer(), now + kLongestWait);
   return welcomed_ || member_.failed() ? timer : std::min(timer, join_deadline_);
@@ -201,7 +202,7 @@ std::shared_ptr<grpc::Channel> Runtime::NewChannel() {
   return channel;
 }
 
-// Chunks are encoded here, at once: the core forgets or overtakes them with its next call.
+// Chunks are encoded here and now: with its next call the core may forget or restart them.
 void Runtime::Apply(Effects effects) {
   for (Effect& effect : effects) {
     std::visit([this](auto& e) { On(e); }, effect);
@@ -218,7 +219,8 @@ void Runtime::On(BucketDoneEffect& effect) {
   if (auto done = std::exchange(found->second.done, nullptr)) done->Complete(effect.status);
 }
 
-// Before the completion: a report that is asked for in answer to it has this reduction.
+// Called before the completion, so that a report which the program requests afterwards includes
+// this reduction.
 void Runtime::SendReport(const BucketDoneEffect& effect) {
   std::optional<wire::BucketReport> report;
   {
@@ -290,7 +292,7 @@ void Runtime::StartBucket(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Ou
   const Ticket ticket = next_ticket_++;
   OpenBucket& entry = buckets_[ticket];
   entry = {.bucket = std::move(bucket), .done = std::move(done)};
-  // An effect may end the step and with it the entry.
+  // Copied now, because an effect may end the step and destroy the entry.
   const std::uint64_t bytes = entry.bucket->buffer().bytes();
   const Clock::time_point now = Clock::now();
   const std::uint32_t id = member_.BucketId(*entry.bucket).value_or(0);
@@ -332,7 +334,7 @@ void Runtime::EndStep(std::shared_ptr<StepCall> call) {
   Apply(std::move(effects));
 }
 
-// A session that has failed tells so in the calls that follow.
+// Errors are ignored: if the session has failed, later calls report it.
 void Runtime::SetDrawPlan(const DrawBuckets& buckets) {
   Effects effects;
   if (Open().ok()) member_.SetDrawPlan(buckets, effects).IgnoreError();

@@ -1,4 +1,4 @@
-// What any thread may ask of a runtime: figures, and calls of their own to the daemon.
+// Calls that any thread may make: metrics, reports, and RPCs to the daemon.
 #include "client/runtime/runtime.h"
 #include "proto/wire/state_calls.h"
 

@@ -1,4 +1,4 @@
-// How payloads get from buckets to the daemon and back: pooled chunks, or shared memory.
+// Moves payloads between buckets and the daemon, in pooled chunks or shared memory.
 #include <cstring>
 #include <utility>
 
@@ -7,8 +7,8 @@
 namespace gradwire::client {
 namespace {
 
-// For shared memory. A daemon on this host answers at once, unless the host is very busy; a stream
-// that resumes has little time.
+// Timeouts of an attachment. A daemon on this host answers at once unless the host is very busy. A
+// resuming stream must not use up its grace period.
 constexpr std::chrono::seconds kAttachTimeout(5);
 constexpr std::chrono::milliseconds kReattachTimeout(300);
 
@@ -19,7 +19,7 @@ void Runtime::OpenStream(std::shared_ptr<grpc::Channel> channel) {
   memory_.reset();
   if (options_.shared_memory && membership_.memory_bytes > 0 &&
       options_.address.rfind("unix:", 0) == 0) {
-    // Without it everything works too, so that why there is none ends nothing.
+    // Shared memory is optional, so an error only means that payloads travel in the stream.
     auto attached =
         SharedMemory::Attach({.address = options_.address,
                               .token = membership_.token,
@@ -98,7 +98,7 @@ absl::StatusOr<wire::PayloadRef> Runtime::Encode(const SendChunkEffect& effect,
 }
 
 void Runtime::On(SendChunkEffect& effect) {
-  // A failure later in the same call has ended the runs.
+  // An earlier effect of the same call may have failed the session and ended the runs.
   if (member_.failed() || !hook_error_.ok()) return;
   const Clock::time_point before = Clock::now();
   std::optional<wire::SharedBytes> shared;

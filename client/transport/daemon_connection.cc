@@ -14,16 +14,17 @@ namespace {
 
 constexpr std::chrono::milliseconds kBetweenTries(50);
 
-// gRPC ends a cancelled stream at once. If it ever does not, the stream is left to itself: it owns
-// everything that it touches.
+// gRPC ends a cancelled stream at once. If it ever does not, the connection goes on without
+// waiting: the stream owns everything that it touches.
 constexpr std::chrono::seconds kCancelTimeout(5);
 
-// Connections in a row whose bulk lane failed while the stream itself went through.
+// Consecutive connections whose bulk lane fails while the stream itself works, before the client
+// stops opening one.
 constexpr int kBulkTries = 2;
 
 constexpr std::chrono::milliseconds kLastWords(200);
 
-// What a transport reports. Every other code is the daemon's own answer.
+// Codes that gRPC's transport reports. Every other code is the daemon's own answer, and final.
 bool IsBrokenConnection(absl::StatusCode code) {
   return code == absl::StatusCode::kOk || code == absl::StatusCode::kUnavailable ||
          code == absl::StatusCode::kInternal || code == absl::StatusCode::kCancelled ||
@@ -131,7 +132,8 @@ void DaemonConnection::Break(wire::Lane lane) {
   if (!is_bulk && bulk != nullptr) bulk->Cancel();
 }
 
-// How long the stream may take to end by itself; less than the daemon waits for the next one.
+// How long a broken stream may take to end by itself. It is less than the grace period, in which
+// the daemon waits for the next stream.
 Clock::duration DaemonConnection::Patience() const {
   if (!sender_.paired()) return kCancelTimeout;
   // It is whole, or cannot go on without the other: all that may still come is why both end.
@@ -141,8 +143,8 @@ Clock::duration DaemonConnection::Patience() const {
                          : std::min<Clock::duration>(kCancelTimeout, resume_grace_ / 2);
 }
 
-// A stream that does not end by itself is cancelled; one whose socket takes nothing may end late
-// even then.
+// A stream that does not end by itself is cancelled. If its socket accepts no data, even a
+// cancelled stream may end late, so it is abandoned after a second period.
 absl::Status DaemonConnection::CheckBroken(Clock::time_point now) {
   if (!broken_ || now < end_by_) return absl::OkStatus();
   if (ending_) return EndConnection(absl::CancelledError(lost_because_));
@@ -181,7 +183,7 @@ absl::Status DaemonConnection::OnStreamEnd(const Source& from, const absl::Statu
   }
   streams_[wire::Index(from.lane)].reset();
   if (broken_ == from.lane) absl::StrAppend(&lost_because_, ": ", status.message());
-  // It got through, and the answer is no.
+  // The daemon itself has refused the lane, so further attempts are useless.
   if (!IsBrokenConnection(status.code())) bulk_failures_ = kBulkTries;
   return absl::OkStatus();
 }
@@ -216,7 +218,8 @@ bool DaemonConnection::WantsStream(Clock::time_point now) const {
 }
 
 Clock::time_point DaemonConnection::LostDeadline() const {
-  // Connected again: it is up to the daemon to speak. It may have nothing to say but heartbeats.
+  // Connected again: the daemon speaks next, perhaps only by a heartbeat, so the limit on its
+  // silence applies.
   if (channel_ != nullptr && channel_->GetState(false) == GRPC_CHANNEL_READY) {
     return opened_at_ + silence_timeout_;
   }

@@ -8,8 +8,8 @@
 namespace gradwire::client {
 namespace {
 
-// The event queue in whose handler this thread is, if any; a client's callbacks may call other
-// clients.
+// The event queue whose handler runs on this thread, if any. It is saved and restored, because a
+// client's callback may call another client.
 thread_local const EventQueue* working_on = nullptr;
 
 // Far off, but not so far that the clock overflows.
@@ -177,7 +177,8 @@ void EventQueue::Serve(EventHandler& handler) {
     const Clock::time_point now = Clock::now();
     if (now >= due) handler.OnTimer(now, now - due);
   }
-  // Events own streams, which refer to this.
+  // Events own streams, which refer to this queue, so they are destroyed after the lock is
+  // released.
   std::deque<Event> urgent;
   std::deque<Event> events;
   MutexLock lock(mutex_);

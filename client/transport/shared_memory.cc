@@ -51,7 +51,7 @@ absl::StatusOr<UniqueFd> Connect(const std::string& address) {
   return connection;
 }
 
-// `segment` stays the caller's.
+// Borrows the segment's descriptor; the caller keeps the segment.
 absl::StatusOr<wire::MemoryReply> Ask(const SharedMemory::Offer& offer, std::uint64_t attachment,
                                       const wire::MemorySegment& segment,
                                       Clock::time_point deadline) {
@@ -130,7 +130,7 @@ absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Attach(const Offer& 
   return memory;
 }
 
-// A chunk that is encoded again after a resume takes the place of its first encoding.
+// A chunk that is encoded again replaces its first encoding.
 std::optional<SharedMemory::Block> SharedMemory::Take(const Key& key, std::size_t bytes) {
   Release(key);
   if (free_.empty() || bytes > offer_.block_bytes) return std::nullopt;
@@ -167,7 +167,7 @@ void SharedMemory::GiveNew(const GradientMemory& gradients) {
   const Clock::time_point deadline = Clock::now() + GiveTimeout(bytes);
   for (auto& segment : segments) {
     std::optional<std::uint32_t> number;
-    // A daemon that did not answer in time is not asked for the others.
+    // If the daemon has not answered in time, the remaining segments are not offered.
     if (Clock::now() < deadline) {
       const auto reply = Ask(offer_, attachment_, *segment, deadline);
       if (reply.ok()) number = reply->segment;

@@ -9,7 +9,7 @@
 
 namespace gradwire::client {
 
-// What an operation's end does, and whether it was the last.
+// Handles the end of an operation. The last one of a finishing stream pushes StreamEndEvent.
 template <void (ExchangeStream::*end)(bool)>
 Poller::Operation ExchangeStream::Operation() {
   const auto done = [](void* owner, bool ok) {
@@ -119,7 +119,7 @@ void ExchangeStream::OnRead(bool ok) {
     frame = absl::InvalidArgumentError(absl::StrCat(
         "after is ", frame->after, "; allowed: 0, because the Hello named no bulk lane"));
   }
-  // The next frame is read while this one is dealt with.
+  // Reads the next frame while this one is handled.
   if (events_->PushFrame(std::move(frame), options_.source)) ReadOn();
   events_->Work();
 }

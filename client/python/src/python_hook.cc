@@ -17,7 +17,7 @@ namespace nb = nanobind;
 namespace gradwire::python {
 namespace {
 
-// An object that may be let go on any thread.
+// A Python object that any thread may release: the destructor takes the GIL.
 class Held {
  public:
   explicit Held(nb::object object) : object_(std::move(object)) {}
@@ -40,7 +40,7 @@ class Held {
   nb::object object_;
 };
 
-// Runs `call` with the interpreter's lock; what it raises becomes a status.
+// Runs `call` with the GIL; an exception becomes a status.
 template <class Call>
 absl::Status WithPython(const char* what, Call call) {
   const nb::gil_scoped_acquire lock;
@@ -148,7 +148,7 @@ class PythonRun : public HookRunBase {
     return range.begin * ByteSize(segment.dtype);
   }
 
-  // What goes wrong at a commit is raised by the next plan.
+  // The step is already applied, so an exception in commit is raised by the next plan.
   void End(const char* how) {
     WithPython(how, [&] { (*run_).attr(how)(); }).IgnoreError();
   }
