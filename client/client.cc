@@ -27,8 +27,8 @@ constexpr absl::Duration kLeaveInDestructorTimeout = absl::Seconds(2);
 constexpr absl::Duration kStateTimeout = absl::Seconds(60);
 constexpr std::chrono::seconds kSilentWaitForMembers(3);  // some ranks are always slower to start
 
-// Gradients up to this size are encoded, and their results read, by the thread that calls and
-// waits: sooner than another one would have woken up.
+// Gradients up to this size are encoded and their results read by the calling and waiting thread,
+// because waking another thread takes longer.
 constexpr std::size_t kLightBytes = std::size_t{64} << 10;
 
 std::uint64_t DrawStartId() {
@@ -53,6 +53,8 @@ class ClientImpl final : public Client {
         runtime_(std::move(options), std::move(membership), start_id, std::move(hook),
                  std::move(channel), events_, poller_) {}
 
+  // The Leave is a call of its own on this thread, so the SDK's thread keeps the stream alive with
+  // heartbeats until it is answered.
   ~ClientImpl() override {
     if (!thread_.joinable()) return;
     bool is_member = false;
@@ -84,6 +86,8 @@ class ClientImpl final : public Client {
   std::vector<BucketReport> Report() const override { return runtime_.Report(); }
 
   Completion AllReduce(GradBucket& bucket) override {
+    // The bucket is copied (not its buffer), because the caller's object may be gone before the
+    // event is handled.
     const bool light = bucket.buffer().bytes() <= kLightBytes;
     auto state = std::make_shared<Completion::State>();
     events_->Push(client::CallEvent{.call = [this, copy = std::make_shared<GradBucket>(bucket),
@@ -137,6 +141,8 @@ class ClientImpl final : public Client {
     return Collective(wire::CollectiveKind::kBarrier, 0, nullptr, 0);
   }
 
+  // Three parts: the SDK's thread stops resuming the stream, this thread makes the RPC, and the
+  // SDK's thread closes the stream if the daemon agreed.
   absl::Status Leave() override {
     if (absl::Status may = MayWait("Leave"); !may.ok()) return may;
     if (runtime_.left()) return absl::OkStatus();
@@ -171,6 +177,7 @@ class ClientImpl final : public Client {
     return WriteSafetensors(*state);
   }
 
+  // Parsing takes long, so it is done here and not on the SDK's thread.
   absl::Status LoadStateDict(const std::string& state) override {
     if (absl::Status may = MayWait("LoadStateDict"); !may.ok()) return may;
     const absl::StatusOr<HookState> read = ReadSafetensors(state);
@@ -193,6 +200,7 @@ class ClientImpl final : public Client {
     return OnThread([this, call] { return runtime_.BetweenSteps(call); });
   }
 
+  // A callback runs inside the event handler, and only that handler could complete the call.
   absl::Status MayWait(const char* call) const {
     if (!events_->OnThisThread()) return absl::OkStatus();
     return absl::FailedPreconditionError(
@@ -227,6 +235,8 @@ class ClientImpl final : public Client {
   std::thread thread_;
 };
 
+// The start id identifies this attempt: a repeated Join with the same id gets the same token, while
+// a new process that takes over the rank has another id.
 absl::StatusOr<std::unique_ptr<Client>> Client::Join(const ClientOptions& options) {
   if (absl::Status valid = options.Validate(); !valid.ok()) return valid;
   ClientOptions effective = WithEnvironment(options);
@@ -240,7 +250,8 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Join(const ClientOptions& option
       "rank ", membership->rank, " waits up to ", absl::FormatDuration(effective.join_timeout),
       " for all ", effective.world_size, " members of session \"", effective.session,
       "\" to join; gradwirectl status names the missing ones");
-  // Taken out: it may refer to what lives no longer than this call.
+  // Removed from the options, because the function may refer to objects that live only until Join
+  // returns.
   const auto on_wait = std::exchange(effective.on_wait, nullptr);
   auto joined = std::make_unique<ClientImpl>(std::move(effective), *std::move(membership), start_id,
                                              *std::move(hook), std::move(channel));

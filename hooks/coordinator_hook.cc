@@ -70,7 +70,8 @@ absl::StatusOr<std::unique_ptr<CoordinatorHook>> MakeCoordinatorHook(const HookS
     if (!options.ok()) return options.status();
     return std::make_unique<PowerSgdCoordinator>(*options, std::move(manifest));
   }
-  // Around `no` a wrapper is the casting hook; around another one its dtype does not travel.
+  // Around `no` a wrapper is the casting hook. Around `fp16` or `bf16` the inner hook's dtype
+  // travels.
   const auto wire = HalfNamed(spec.comm_hook == "no" ? spec.comm_wrapper : spec.comm_hook);
   return std::make_unique<PlanningHook>(std::move(manifest), spec.comm_hook != "noop", wire);
 }

@@ -10,6 +10,7 @@ namespace {
 
 constexpr std::size_t kMaxNameBytes = 512;
 constexpr std::size_t kMaxDimensions = 16;
+// Far above any model, and low enough that the sum of 65535 sizes stays below 2^64.
 constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 48;
 
 }  // namespace
@@ -43,9 +44,11 @@ absl::Status ParameterSpec::Validate() const {
     }
     is_empty = is_empty || dimension == 0;
   }
+  // One dimension of 0 makes the product 0, so the others cannot overflow it.
   if (is_empty) return absl::OkStatus();
   std::uint64_t bytes = ByteSize(dtype);
   for (const std::int64_t dimension : shape) {
+    // A division instead of a product, which could overflow.
     if (static_cast<std::uint64_t>(dimension) > kMaxBytes / bytes) {
       return absl::InvalidArgumentError(
           absl::StrCat(where, "shape: takes more than ", kMaxBytes, " bytes, which is the limit"));

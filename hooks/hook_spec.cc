@@ -62,6 +62,8 @@ absl::StatusOr<std::optional<T>> ParseNumber(const std::string& text) {
   return std::optional<T>(value);
 }
 
+// Tries the narrowest type first, so that "1" is an integer and "1.0" is a decimal. A number that
+// is out of range is an error, not a string.
 absl::StatusOr<OptionValue> ParseUnquoted(const std::string& text) {
   if (text == "true") return OptionValue(true);
   if (text == "false") return OptionValue(false);
@@ -105,6 +107,7 @@ std::vector<std::string> SplitItems(const std::string& text) {
   return items;
 }
 
+// The shortest text that reads back as the same double, so that a spec survives a round trip.
 std::string DoubleText(double value) {
   std::array<char, 32> buffer;
   const std::to_chars_result result =
@@ -124,6 +127,8 @@ std::string ValueText(const OptionValue& value) {
   if (const double* decimal = std::get_if<double>(&value)) return DoubleText(*decimal);
   const std::string& text = std::get<std::string>(value);
   const absl::StatusOr<OptionValue> read = ParseUnquoted(text);
+  // A string that would read as a number or a boolean, or that has a comma or a quote, needs
+  // quotes.
   const bool is_plain = read.ok() && std::holds_alternative<std::string>(*read) &&
                         text.find_first_of(",\"\\") == std::string::npos;
   return is_plain ? text : Quoted(text);
@@ -199,6 +204,7 @@ std::string HookSpec::ToString() const {
   return text;
 }
 
+// A result may replace the gradient in shared memory only if the gradient's dtype holds it exactly.
 bool HookSpec::TakesResults(DType gradients) const {
   if (!OnlyCasts()) return false;
   if (comm_hook == "no" || gradients == DType::kFloat32 || gradients == DType::kFloat64)

@@ -27,6 +27,7 @@ constexpr Kernels kCpu = {
 
 }  // namespace
 
+// A switch without `default`: the compiler reports a memory kind that has no kernels.
 const Kernels& KernelsFor(MemoryKind kind) {
   switch (kind) {
     case MemoryKind::kHost:

@@ -11,8 +11,8 @@ namespace {
 
 constexpr std::size_t kStackContributions = 64;
 
-// Bytes of one contribution that are gathered at once where its pieces are cut; and the least that
-// must lie in one piece of every contribution to pass pointers instead.
+// Where the pieces of a contribution are cut, this many bytes are copied together. If every
+// contribution has at least as many in one piece, pointers are passed instead.
 constexpr std::size_t kGatherBytes = 1024;
 
 // Elements that are cast at once, small enough to be in the first-level cache when they are added.
@@ -22,8 +22,8 @@ static_assert(kCastNumel * sizeof(double) == kCastScratchBytes);
 // Elements of one contribution to a matrix that are read and added at once.
 constexpr std::size_t kAddedNumel = 512;
 
-// This thread's memory for one call. What exceeds kKeptScratchBytes is given back after the call:
-// matrices may be as large as a parameter, and threads live as long as the daemon.
+// This thread's memory for one call. Memory above kKeptScratchBytes is freed after the call,
+// because matrices may be as large as a parameter, and threads live as long as the daemon.
 class Scratch {
  public:
   explicit Scratch(std::size_t bytes) {
@@ -59,6 +59,8 @@ struct Cursor {
   std::size_t piece = 0;
   std::size_t offset = 0;  // in that piece
 
+  // A piece that is used up, or was empty from the start, would otherwise make `contiguous` 0
+  // before the end.
   void SkipEmptyPieces() {
     while (piece < pieces.size() && offset == pieces[piece].size()) {
       ++piece;
@@ -102,14 +104,15 @@ struct Workspace {
   std::span<std::byte> gathered;  // kGatherBytes per contribution
 };
 
-// All are raw and of the dtype that is added in: the division needs no pass of its own.
+// Whether all contributions are raw float32 gradients for a float32 result: then one kernel divides
+// and adds, and no quotient is stored. A mean divides the total too and does not qualify.
 bool IsSumOfQuotients(DType dtype, double divisor, std::size_t count, const RawContributions& raw) {
   if (dtype != DType::kFloat32 || raw.dtype != dtype || divisor != 1) return false;
   return static_cast<std::size_t>(std::count(raw.is_raw.begin(), raw.is_raw.end(), true)) == count;
 }
 
-// Elements of at most `left` that can be added without a copy; kGatherBytes' worth where pieces are
-// cut.
+// Returns how many elements, at most `left`, can be added without a copy; kGatherBytes' worth where
+// pieces are cut.
 std::size_t BlockNumel(std::span<const Source> sources, std::size_t left) {
   std::size_t whole = left;
   std::size_t gathered = left;
@@ -123,7 +126,9 @@ std::size_t BlockNumel(std::span<const Source> sources, std::size_t left) {
   return std::max(whole, gathered);
 }
 
-// `sink` may be null.
+// Sums block by block in rank order. A contribution comes in pieces (gRPC's slices), which are cut
+// at different places for each member, so a block ends at the next cut of any of them. Where cuts
+// are closer than kGatherBytes, the pieces are copied together instead. `sink` may be null.
 ReduceOutcome ReduceWith(Workspace work, DType dtype, double divisor, std::size_t numel,
                          std::span<std::byte> results, const RawContributions& raw,
                          const ResultSink* sink, const Kernels& kernels) {
@@ -158,6 +163,7 @@ ReduceOutcome ReduceWith(Workspace work, DType dtype, double divisor, std::size_
     outcome.finite = outcome.finite && finite;
     const std::size_t bytes = block * ByteSize(dtype);
     if (sink != nullptr) (*sink)(numel - left, {out, bytes});
+    // Without room for all results each block overwrites the last one, which the sink has consumed.
     if (keeps_all) out += bytes;
     left -= block;
   }
@@ -184,6 +190,7 @@ ReduceOutcome ReduceTo(DType dtype, ReduceOp op, std::size_t numel,
     }
     return ReduceWith(work, dtype, divisor, numel, out, raw, sink, kernels);
   };
+  // The usual world sizes need no allocation.
   if (count <= kStackContributions) {
     std::array<Source, kStackContributions> sources;
     std::array<const void*, kStackContributions> srcs;
@@ -223,6 +230,8 @@ ReduceOutcome ReduceInto(DType dtype, ReduceOp op, std::size_t numel,
   return ReduceTo(dtype, op, numel, contributions, out, raw, weight, &sink, kernels);
 }
 
+// The sum stays in fp64 until it is orthonormal, so a sum beyond the wire dtype's range does no
+// harm. Each matrix is handled by itself, and the scratch memory holds the largest one.
 ReduceOutcome ReduceOrthonormalized(const Segment& segment, std::span<const Pieces> contributions,
                                     std::span<std::byte> out, const Kernels& kernels) {
   std::size_t largest = 0;

@@ -82,6 +82,8 @@ std::vector<std::string> HookRegistry::Names() const {
   return names;
 }
 
+// Around `no` a wrapper is the casting hook itself, and PowerSGD casts its own payloads to keep its
+// state in fp32. Only the other hooks get a Wrapper around them.
 absl::StatusOr<std::unique_ptr<Hook>> HookRegistry::Make(const HookSpec& spec) const {
   if (absl::Status status = spec.Validate(); !status.ok()) return status;
   const Kernels& kernels = KernelsFor(MemoryKind::kHost);  // where members' buckets lie
@@ -97,6 +99,8 @@ absl::StatusOr<std::unique_ptr<Hook>> HookRegistry::Make(const HookSpec& spec) c
   } else if (IsBuiltIn(spec.comm_hook)) {
     hook = MakeCastingHook(WireOf(spec.comm_hook), kernels);
   } else {
+    // The factory is copied and called without the lock: it may be Python code, which takes the
+    // GIL, and a thread that holds the GIL may wait for this lock.
     HookFactory factory;
     {
       State& shared = state();

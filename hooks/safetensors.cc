@@ -23,6 +23,7 @@ constexpr std::size_t kLengthBytes = 8;
 constexpr std::size_t kAlignment = 8;
 constexpr std::size_t kMaxDimensions = 16;
 constexpr const char* kMetadataKey = "__metadata__";
+// safetensors has no checksum. The digest is a metadata entry, so other readers accept the file.
 constexpr const char* kDigest = "digest";
 
 constexpr std::array<std::pair<DType, const char*>, 4> kTypes = {{
@@ -50,7 +51,7 @@ std::string Shown(const std::string& text) {
                       text.size() > kShown ? "…\"" : "\"");
 }
 
-// Every part goes in with its length, so that no two states are the same bytes.
+// Every part is hashed with its length, so that no two states have the same input.
 class Digester {
  public:
   Digester() : state_(XXH3_createState()) { XXH3_64bits_reset(state_.get()); }
@@ -109,10 +110,13 @@ std::vector<const StateTensor*> ByName(const std::vector<StateTensor>& tensors) 
   return sorted;
 }
 
+// Invalid UTF-8 is replaced, since dump would throw otherwise.
 std::string Quoted(const std::string& text) {
   return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
+// Keys are sorted and the text has one form, so equal states give equal files. The format wants
+// spaces up to a multiple of 8, which aligns the tensors.
 std::string Header(std::map<std::string, std::string> metadata,
                    const std::vector<const StateTensor*>& tensors) {
   metadata[kDigest] = Digest(metadata, tensors);
@@ -135,8 +139,8 @@ std::string Header(std::map<std::string, std::string> metadata,
   return header;
 }
 
-// The header's grammar, on nlohmann's events: nothing is built that the format does not have, and
-// nothing is nested deeper.
+// Checks the header's grammar on nlohmann's SAX events. A DOM would be several times as large as a
+// hostile header of 100 MB, and its nesting could be arbitrarily deep; here both are bounded.
 class HeaderReader final : public nlohmann::json_sax<Json> {
  public:
   struct Entry {
@@ -159,6 +163,7 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
     if (numbers_->size() == most_numbers_) {
       return Fail(absl::StrCat("more than ", most_numbers_, " numbers"));
     }
+    // Shapes are int64.
     if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
       return Fail("a number above 2^63");
     }
@@ -179,6 +184,8 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
     return Fail(absl::StrCat(Shown(value), "; allowed: F32, F64, F16, BF16"));
   }
 
+  // The place decides what may follow: only the root has objects, which are __metadata__ and the
+  // tensors.
   bool start_object(std::size_t /*elements*/) override {
     if (place_ == Place::kStart) {
       place_ = Place::kRoot;
@@ -212,6 +219,7 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
     return true;
   }
 
+  // A tensor is complete only with its dtype, shape and offsets.
   bool end_object() override {
     if (place_ == Place::kTensor) {
       const Entry& entry = entries_.back();
@@ -292,6 +300,7 @@ absl::Status Fill(HeaderReader::Entry& entry, std::string_view data, std::uint64
   }
   const std::uint64_t begin = entry.offsets->front();
   const std::uint64_t end = entry.offsets->back();
+  // No gaps and no overlaps, so that every byte of the file is covered by the digest.
   if (begin != offset) {
     return refused(absl::StrCat("data_offsets begin at ", begin, "; the tensor before ends at ",
                                 offset, ", in the order of names"));
@@ -310,6 +319,8 @@ absl::Status Fill(HeaderReader::Entry& entry, std::string_view data, std::uint64
   return absl::OkStatus();
 }
 
+// The length is little-endian, read byte by byte so that the host's byte order does not matter. It
+// is checked against both the limit and the file before anything is parsed.
 absl::StatusOr<std::string_view> HeaderOf(std::string_view bytes) {
   if (bytes.size() < kLengthBytes) {
     return Refused(
@@ -328,7 +339,7 @@ absl::StatusOr<std::string_view> HeaderOf(std::string_view bytes) {
                                 bytes.size() - kLengthBytes, " bytes that follow"));
   }
   const std::string_view header = bytes.substr(kLengthBytes, static_cast<std::size_t>(length));
-  // The parser takes it for the end.
+  // nlohmann's parser takes a zero byte for the end of the input and would ignore what follows.
   if (const std::size_t at = header.find('\0'); at != std::string_view::npos) {
     return Refused(absl::StrCat("header has a zero at byte ", at));
   }

@@ -77,11 +77,14 @@ class CastingRun : public HookRunBase {
   absl::Status Encode(ElementRange range, std::span<std::byte> out) override {
     if (stage_ != Stage::kOpen) return absl::FailedPreconditionError("no round is open");
     if (absl::Status status = CheckRange(segment_, range, out.size()); !status.ok()) return status;
+    // A pure function of the untouched bucket, so a retry sends the same bytes.
     kernels_.convert_and_divide(buffer_.dtype, At(buffer_, range.begin), segment_.dtype, out.data(),
                                 range.numel(), world_size_);
     return absl::OkStatus();
   }
 
+  // The gradients themselves, for a daemon that shares this memory: it casts and divides while it
+  // sums.
   std::span<const std::byte> Raw(ElementRange range) const override {
     const std::size_t bytes = range.numel() * ByteSize(buffer_.dtype);
     return {At(buffer_, range.begin), bytes};
@@ -113,6 +116,7 @@ class CastingRun : public HookRunBase {
     if (stage_ != Stage::kOpen) return absl::FailedPreconditionError("no round is open");
     const std::size_t bytes = range.numel() * ByteSize(segment_.dtype);
     if (absl::Status status = CheckRange(segment_, range, bytes); !status.ok()) return status;
+    // Counts elements only. The transport delivers each chunk once; this catches a duplicate.
     if (range.numel() > segment_.numel - decoded_) {
       return absl::FailedPreconditionError(
           absl::StrCat("range: [", range.begin, ", ", range.end, ") is decoded twice"));
@@ -224,6 +228,7 @@ class WrapperRun final : public HookRun {
     kernels_.convert(original_.dtype, original_.data, cast_.dtype, cast_.data, cast_.numel);
   }
 
+  // The inner run may still refer to the scratch memory, so it goes first.
   ~WrapperRun() override {
     inner_.reset();
     pool_.Give(std::move(scratch_));

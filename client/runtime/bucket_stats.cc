@@ -54,6 +54,8 @@ void BucketStats::Reduced(std::uint32_t bucket, Seconds spent) {
   entry->busy += spent;
 }
 
+// What remains of the elapsed time counts as time on the wire. It includes waiting for other
+// members, and is clamped at 0, because the sums of several chunks may overlap.
 std::optional<wire::BucketReport> BucketStats::Done(std::uint32_t bucket,
                                                     const std::optional<BucketNorms>& norms,
                                                     Clock::time_point now) {
@@ -63,7 +65,8 @@ std::optional<wire::BucketReport> BucketStats::Done(std::uint32_t bucket,
   ++entry->report.reductions;
   entry->report.wire_seconds +=
       std::max(Seconds(now - entry->began) - entry->busy, Seconds{}).count();
-  // A step that will be skipped has none that say anything, and no frame could carry them.
+  // Norms that are not finite belong to a step that will be skipped, and a frame must not carry
+  // them.
   if (norms && std::isfinite(norms->gradient) && std::isfinite(norms->residual)) {
     entry->report.gradient_norm = norms->gradient;
     entry->report.residual_norm = norms->residual;
@@ -73,6 +76,8 @@ std::optional<wire::BucketReport> BucketStats::Done(std::uint32_t bucket,
   return entry->report;
 }
 
+// Buckets that the last step did not have are dropped: DistributedDataParallel rebuilds its buckets
+// after its first step.
 void BucketStats::EndStep() {
   std::erase_if(entries_, [](const auto& item) { return !item.second.in_step; });
   for (auto& [bucket, entry] : entries_) entry.in_step = false;

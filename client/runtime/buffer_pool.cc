@@ -11,6 +11,8 @@ std::shared_ptr<BufferPool> BufferPool::Make(std::size_t buffer_bytes, std::size
 BufferPool::BufferPool(std::size_t buffer_bytes, std::size_t keep)
     : buffer_bytes_(buffer_bytes), keep_(keep) {}
 
+// Buffers are not zeroed, and are kept for later chunks: fresh ones would cause a page fault for
+// every 4 KiB.
 std::shared_ptr<BufferPool::Buffer> BufferPool::Take(std::size_t bytes) {
   if (bytes > buffer_bytes_) {
     return std::make_shared<Buffer>(nullptr, std::make_unique_for_overwrite<std::byte[]>(bytes),

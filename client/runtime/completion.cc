@@ -7,7 +7,7 @@ namespace gradwire {
 namespace client {
 namespace {
 
-// Between a call and the wait for it, where a program does nothing else.
+// The longest time between a call and its wait in a program that does nothing in between.
 constexpr std::chrono::microseconds kAtOnce(100);
 
 // gRPC rounds waits up to milliseconds: shorter ones leave the reading to the poller's own thread.
@@ -19,6 +19,7 @@ Outcome::~Outcome() {
   if (!done_ && poller_ != nullptr) poller_->CallEnds();
 }
 
+// Called after the event was pushed, so the outcome may already be complete.
 void Outcome::ReadBy(std::shared_ptr<Poller> poller, bool light) {
   MutexLock lock(mutex_);
   if (done_) return;
@@ -28,6 +29,8 @@ void Outcome::ReadBy(std::shared_ptr<Poller> poller, bool light) {
   poller_ = std::move(poller);
 }
 
+// Callbacks run without the lock, because they may ask this outcome. A thread that polls on behalf
+// of this outcome is interrupted, unless it is this one.
 void Outcome::Complete(const absl::Status& status) {
   std::vector<std::function<void(const absl::Status&)>> callbacks;
   std::shared_ptr<Poller> poller;
@@ -69,6 +72,7 @@ bool Outcome::done() const {
   return done_;
 }
 
+// The program looks but does not wait, so no thread of its own will poll for this result.
 void Outcome::ReadNow() const {
   MutexLock lock(mutex_);
   if (!done_ && light_) poller_->PollNow();

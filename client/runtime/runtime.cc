@@ -8,17 +8,18 @@
 namespace gradwire::client {
 namespace {
 
-// The daemon's own join deadline says who is missing, so it goes first.
+// The daemon's error at its join deadline names the missing members, so this side waits longer.
 constexpr std::chrono::seconds kJoinSlack(2);
 
 // After a Leave the daemon ends the stream; if it does not, this side does.
 constexpr std::chrono::seconds kCloseTimeout(2);
 
-// How long the SDK thread sleeps at most: during a Leave, and at all (the clock must not overflow).
+// The longest sleep of the SDK thread: during a Leave, and at any time (the clock must not
+// overflow).
 constexpr std::chrono::milliseconds kWhileLeaving(10);
 constexpr std::chrono::hours kLongestWait(1);
 
-// In a member's state: whose it is.
+// The metadata key of a member's state that holds its rank.
 constexpr const char* kRankKey = "rank";
 
 MemberOptions CoreOptions(const ClientOptions& options, const JoinResult& membership) {
@@ -109,6 +110,7 @@ void Runtime::OnStream(Event& event) {
   }
 }
 
+// One frame may report several consecutive results in place (`more`); the core takes one at a time.
 void Runtime::OnFrame(absl::StatusOr<wire::Frame> received) {
   const auto* several = received.ok() ? std::get_if<wire::Result>(&received->header) : nullptr;
   if (several == nullptr || several->more == 0) return OnOneFrame(std::move(received));
@@ -130,6 +132,8 @@ void Runtime::OnOneFrame(absl::StatusOr<wire::Frame> received) {
         connection_.Daemon(), " sent bytes that are no frame: ", received.status().message())));
   }
   if (const auto* result = std::get_if<wire::Result>(&received->header)) {
+    // TCP's 16-bit checksum misses about one corrupted segment in 65536, and a wrong gradient would
+    // spread to the model unnoticed.
     if (sends_digests_ && wire::Digest(received->payload.get()) != result->digest) {
       return Fail(absl::DataLossError(absl::StrCat(
           "result ", result->chunk, " of bucket ", result->id.bucket, " in step ", result->id.step,
@@ -145,6 +149,7 @@ void Runtime::OnOneFrame(absl::StatusOr<wire::Frame> received) {
   if (const auto* result = std::get_if<wire::Result>(&received->header)) {
     const BucketStats::Seconds spent = Clock::now() - before;
     const std::size_t bytes = WireBytes(*result, received->payload);
+    // The result is decoded, so its contribution's block is free for another chunk.
     if (memory_) memory_->Release(SharedMemory::KeyOf(result->id, result->chunk));
     MutexLock lock(shared_mutex_);
     metrics_.bytes_received += bytes;
@@ -175,12 +180,13 @@ void Runtime::CheckTimers(Clock::time_point now) {
 
 Clock::time_point Runtime::NextTimer() const {
   const Clock::time_point now = Clock::now();
-  // A link that wants another stream does not get it before the Leave is answered.
+  // While a Leave is in progress no new stream is opened, so its timers do not count.
   if (leaving_) return now + kWhileLeaving;
   const Clock::time_point timer = std::min(connection_.NextTimer(), now + kLongestWait);
   return welcomed_ || member_.failed() ? timer : std::min(timer, join_deadline_);
 }
 
+// A model whose chunks are all small has nothing for a second connection to carry.
 bool Runtime::WantsBulk() const {
   std::size_t bytes = 0;
   for (const ParameterSpec& parameter : options_.parameters)
@@ -196,7 +202,7 @@ std::shared_ptr<grpc::Channel> Runtime::NewChannel() {
   return channel;
 }
 
-// Chunks are encoded here, at once: the core forgets or overtakes them with its next call.
+// Chunks are encoded here and now: with its next call the core may forget or restart them.
 void Runtime::Apply(Effects effects) {
   for (Effect& effect : effects) {
     std::visit([this](auto& e) { On(e); }, effect);
@@ -213,7 +219,8 @@ void Runtime::On(BucketDoneEffect& effect) {
   if (auto done = std::exchange(found->second.done, nullptr)) done->Complete(effect.status);
 }
 
-// Before the completion: a report that is asked for in answer to it has this reduction.
+// Called before the completion, so that a report which the program requests afterwards includes
+// this reduction.
 void Runtime::SendReport(const BucketDoneEffect& effect) {
   std::optional<wire::BucketReport> report;
   {
@@ -223,6 +230,8 @@ void Runtime::SendReport(const BucketDoneEffect& effect) {
   if (report && membership_.rank == 0) connection_.Send(*report);
 }
 
+// The verdict may precede the program's EndStep: the daemon ends a step as soon as all parameters
+// are reduced. It is then kept for that call.
 void Runtime::On(StepDoneEffect& effect) {
   buckets_.clear();
   connection_.OnProgress();
@@ -249,6 +258,7 @@ void Runtime::On(WelcomeEffect&) {
   joined_->Complete(absl::OkStatus());
 }
 
+// The core has completed the buckets; the waits that only the runtime knows end here.
 void Runtime::On(FailedEffect& effect) {
   connection_.Close(Clock::now());
   joined_->Complete(effect.status);
@@ -282,7 +292,7 @@ void Runtime::StartBucket(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Ou
   const Ticket ticket = next_ticket_++;
   OpenBucket& entry = buckets_[ticket];
   entry = {.bucket = std::move(bucket), .done = std::move(done)};
-  // An effect may end the step and with it the entry.
+  // Copied now, because an effect may end the step and destroy the entry.
   const std::uint64_t bytes = entry.bucket->buffer().bytes();
   const Clock::time_point now = Clock::now();
   const std::uint32_t id = member_.BucketId(*entry.bucket).value_or(0);
@@ -298,6 +308,8 @@ void Runtime::StartBucket(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Ou
     buckets_.erase(ticket);
     return refused->Complete(started);
   }
+  // Results overwrite these contributions, so no window bounds them, and one frame can announce
+  // many.
   if (LiesInSharedMemory(entry.bucket->buffer())) member_.SendAhead(id);
   {
     MutexLock lock(shared_mutex_);
@@ -322,7 +334,7 @@ void Runtime::EndStep(std::shared_ptr<StepCall> call) {
   Apply(std::move(effects));
 }
 
-// A session that has failed tells so in the calls that follow.
+// Errors are ignored: if the session has failed, later calls report it.
 void Runtime::SetDrawPlan(const DrawBuckets& buckets) {
   Effects effects;
   if (Open().ok()) member_.SetDrawPlan(buckets, effects).IgnoreError();
@@ -381,6 +393,7 @@ absl::Status Runtime::BeginLeave() {
   return absl::OkStatus();
 }
 
+// After a refused Leave the member goes on.
 void Runtime::FinishLeave(const absl::Status& answer) {
   leaving_ = false;
   if (!answer.ok()) return;
@@ -388,6 +401,8 @@ void Runtime::FinishLeave(const absl::Status& answer) {
   connection_.Close(Clock::now() + kCloseTimeout);
 }
 
+// In the middle of a step, other members wait for this one, so they must learn of its end as a
+// failure. Between steps it is an ordinary Leave.
 bool Runtime::CancelCalls() {
   const bool is_member = !member_.failed() && !left();
   const bool open = !buckets_.empty() || end_step_ != nullptr || collective_ != nullptr;

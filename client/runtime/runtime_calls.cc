@@ -1,4 +1,4 @@
-// What any thread may ask of a runtime: figures, and calls of their own to the daemon.
+// Calls that any thread may make: metrics, reports, and RPCs to the daemon.
 #include "client/runtime/runtime.h"
 #include "proto/wire/state_calls.h"
 
@@ -34,6 +34,7 @@ std::vector<BucketReport> Runtime::Report() const {
   return reports;
 }
 
+// The SDK's thread replaces the channel when it resumes; a call in flight keeps the old one.
 std::shared_ptr<grpc::Channel> Runtime::channel() const {
   MutexLock lock(shared_mutex_);
   return channel_;

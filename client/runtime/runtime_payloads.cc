@@ -1,4 +1,4 @@
-// How payloads get from buckets to the daemon and back: pooled chunks, or shared memory.
+// Moves payloads between buckets and the daemon, in pooled chunks or shared memory.
 #include <cstring>
 #include <utility>
 
@@ -7,18 +7,19 @@
 namespace gradwire::client {
 namespace {
 
-// For shared memory. A daemon on this host answers at once, unless the host is very busy; a stream
-// that resumes has little time.
+// Timeouts of an attachment. A daemon on this host answers at once unless the host is very busy. A
+// resuming stream must not use up its grace period.
 constexpr std::chrono::seconds kAttachTimeout(5);
 constexpr std::chrono::milliseconds kReattachTimeout(300);
 
 }  // namespace
 
+// Attachments live as long as their stream, so each new stream needs another one.
 void Runtime::OpenStream(std::shared_ptr<grpc::Channel> channel) {
   memory_.reset();
   if (options_.shared_memory && membership_.memory_bytes > 0 &&
       options_.address.rfind("unix:", 0) == 0) {
-    // Without it everything works too, so that why there is none ends nothing.
+    // Shared memory is optional, so an error only means that payloads travel in the stream.
     auto attached =
         SharedMemory::Attach({.address = options_.address,
                               .token = membership_.token,
@@ -56,11 +57,14 @@ absl::Status Runtime::Resolve(wire::Frame& frame) const {
   return absl::OkStatus();
 }
 
+// A result in place has no payload; the size of its contribution says what the wire dtype takes.
 std::size_t Runtime::WireBytes(const wire::Result& result, const wire::PayloadRef& payload) const {
   if (payload != nullptr) return payload->bytes();
   return memory_ == nullptr ? 0 : memory_->WireBytes(SharedMemory::KeyOf(result.id, result.chunk));
 }
 
+// In order of cost: the daemon reads the gradients themselves; the chunk is encoded into shared
+// memory; it is encoded into a pooled buffer and travels in the stream.
 absl::StatusOr<wire::PayloadRef> Runtime::Encode(const SendChunkEffect& effect,
                                                  std::optional<wire::SharedBytes>& shared) {
   const auto key = SharedMemory::KeyOf(effect.header.id, effect.header.chunk);
@@ -94,7 +98,7 @@ absl::StatusOr<wire::PayloadRef> Runtime::Encode(const SendChunkEffect& effect,
 }
 
 void Runtime::On(SendChunkEffect& effect) {
-  // A failure later in the same call has ended the runs.
+  // An earlier effect of the same call may have failed the session and ended the runs.
   if (member_.failed() || !hook_error_.ok()) return;
   const Clock::time_point before = Clock::now();
   std::optional<wire::SharedBytes> shared;

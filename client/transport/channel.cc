@@ -31,7 +31,7 @@ constexpr std::chrono::milliseconds kBetweenTries(50);
 constexpr std::chrono::seconds kConnectWait(1);
 constexpr std::chrono::seconds kSilentWait(1);
 
-// Without the manifest.
+// Everything but the manifest, which JoinOnce adds.
 v1::JoinRequest MakeRequest(const ClientOptions& options, std::uint64_t start_id) {
   v1::JoinRequest request;
   request.set_min_protocol_version(kProtocolVersion);
@@ -46,14 +46,15 @@ v1::JoinRequest MakeRequest(const ClientOptions& options, std::uint64_t start_id
   return request;
 }
 
-// Upper bound of what it takes in a message.
+// Upper bound of the parameter's size in a message.
 std::size_t MessageBytes(const ParameterSpec& spec) {
   constexpr std::size_t kFields = 24;
   constexpr std::size_t kDimension = 10;
   return kFields + spec.name.size() + kDimension * spec.shape.size();
 }
 
-// The manifest follows in parts that hold it only while they are written.
+// Sends the manifest in parts, each of which is freed once it is written: a model of a million
+// parameters exceeds the size limit of one message.
 grpc::Status JoinInParts(v1::AggregationService::Stub& stub, grpc::ClientContext& context,
                          const v1::JoinRequest& request, std::span<const ParameterSpec> manifest,
                          v1::JoinResponse& response) {
@@ -74,7 +75,7 @@ grpc::Status JoinInParts(v1::AggregationService::Stub& stub, grpc::ClientContext
     }
     open = writer->Write(part);
   }
-  // A daemon that refuses a part does not wait for the others; Finish says why.
+  // A daemon that refuses a part ends the call at once; Finish returns its reason.
   if (open) writer->WritesDone();
   return writer->Finish();
 }
@@ -92,6 +93,7 @@ grpc::Status JoinOnce(v1::AggregationService::Stub& stub, grpc::ClientContext& c
   return stub.Join(&context, whole, &response);
 }
 
+// The answer's sizes become allocations, loops and timers here, so none of them is taken unchecked.
 absl::StatusOr<JoinResult> Checked(const v1::JoinResponse& response, const ClientOptions& options) {
   const auto bad = [&](const std::string& what) {
     return absl::InternalError(
@@ -145,6 +147,7 @@ absl::StatusOr<JoinResult> Checked(const v1::JoinResponse& response, const Clien
 
 }  // namespace
 
+// Data to and from this host does not leave memory, so it needs no digests.
 bool IsThisHost(const std::string& address) {
   for (const char* prefix : {"unix:", "unix-abstract:", "localhost:", "127.", "[::1]:",
                              "dns:///localhost:", "dns:///127.", "ipv4:127.", "ipv6:[::1]:"}) {
@@ -160,15 +163,21 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(max_message);
   arguments.SetMaxSendMessageSize(max_message);
+  // Joins are repeated below, and streams resume by themselves; gRPC's retries would keep copies of
+  // messages.
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  // Otherwise channels to one address share one connection, and the bulk lane is to have its own.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_COMPRESSION, 0);
   arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+  // No DNS lookups for service configs, and no detour through the proxy of an environment variable.
   arguments.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5000);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  // A chunk of 1 MiB fits one HTTP/2 frame and one read. The windows are fixed, so gRPC need not
+  // probe for the bandwidth-delay product.
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kMiB);
   arguments.SetInt(GRPC_ARG_TCP_READ_CHUNK_SIZE, kMiB);
   arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 4 * kMiB);
@@ -194,7 +203,7 @@ absl::StatusOr<JoinResult> JoinSession(const std::shared_ptr<grpc::Channel>& cha
     const grpc::Status status = JoinOnce(*stub, context, request, options, response);
     if (status.ok()) return Checked(response, options);
     const bool late = status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
-    // gRPC cancels what reaches a server that is about to end. Another may take its place.
+    // A gRPC server that shuts down cancels new calls. Another daemon may take its place.
     const bool ending = status.error_code() == grpc::StatusCode::CANCELLED;
     if (status.error_code() != grpc::StatusCode::UNAVAILABLE && !late && !ending)
       return wire::FromGrpc(status);
@@ -214,7 +223,8 @@ absl::StatusOr<JoinResult> JoinSession(const std::shared_ptr<grpc::Channel>& cha
       end_of_try = deadline;
     }
     std::this_thread::sleep_for(kBetweenTries);
-    // Not a longer sleep: gRPC's connection makes progress only while somebody waits in a call.
+    // Waits in a call instead of sleeping longer, because gRPC connects only while a thread waits
+    // in one.
     channel->WaitForConnected(std::min(end_of_try, now + kConnectWait));
   }
 }

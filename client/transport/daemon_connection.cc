@@ -14,16 +14,17 @@ namespace {
 
 constexpr std::chrono::milliseconds kBetweenTries(50);
 
-// gRPC ends a cancelled stream at once. If it ever does not, the stream is left to itself: it owns
-// everything that it touches.
+// gRPC ends a cancelled stream at once. If it ever does not, the connection goes on without
+// waiting: the stream owns everything that it touches.
 constexpr std::chrono::seconds kCancelTimeout(5);
 
-// Connections in a row whose bulk lane failed while the stream itself went through.
+// Consecutive connections whose bulk lane fails while the stream itself works, before the client
+// stops opening one.
 constexpr int kBulkTries = 2;
 
 constexpr std::chrono::milliseconds kLastWords(200);
 
-// What a transport reports. Every other code is the daemon's own answer.
+// Codes that gRPC's transport reports. Every other code is the daemon's own answer, and final.
 bool IsBrokenConnection(absl::StatusCode code) {
   return code == absl::StatusCode::kOk || code == absl::StatusCode::kUnavailable ||
          code == absl::StatusCode::kInternal || code == absl::StatusCode::kCancelled ||
@@ -66,6 +67,7 @@ void DaemonConnection::Open(std::shared_ptr<grpc::Channel> channel,
       .token = membership_.token, .start_id = start_id_, .step = step, .memory = memory};
   if (paired) {
     std::random_device random;
+    // Never 0, which means that there is no bulk lane.
     hello.pair = std::uint64_t{random()} << 32 | random() | 1;
   }
   for (const wire::Lane lane : wire::kAllLanes) {
@@ -80,6 +82,8 @@ void DaemonConnection::Open(std::shared_ptr<grpc::Channel> channel,
   sender_.QueueHello({.header = hello});
 }
 
+// A frame without a payload may join the last one that still waits, such as an acknowledgement that
+// covers the one before.
 void DaemonConnection::Send(wire::Header header, wire::PayloadRef payload) {
   const bool joined = payload == nullptr && sender_.JoinLast([&header](wire::Frame& last) {
     return last.payload == nullptr && wire::Merge(last.header, header);
@@ -89,6 +93,7 @@ void DaemonConnection::Send(wire::Header header, wire::PayloadRef payload) {
   sender_.Queue({.header = std::move(header), .payload = std::move(payload)}, priority);
 }
 
+// Next returns nothing while a write of the lane is in flight.
 void DaemonConnection::PumpWrites() {
   for (const wire::Lane lane : wire::kAllLanes) {
     if (stream(lane) == nullptr) continue;
@@ -99,6 +104,7 @@ void DaemonConnection::PumpWrites() {
   }
 }
 
+// Events of a connection that was replaced still arrive, and are ignored.
 bool DaemonConnection::OnHeard(const Source& from) {
   if (!IsCurrent(from)) return false;
   (from.lane == wire::Lane::kBulk ? bulk_is_there_ : stream_is_there_) = true;
@@ -112,6 +118,8 @@ void DaemonConnection::Cancel() {
   }
 }
 
+// The first lane to break is the cause that errors name. Both lanes count as one connection, so the
+// other one ends too.
 void DaemonConnection::Break(wire::Lane lane) {
   sender_.Drop();
   if (broken_) return;
@@ -124,7 +132,8 @@ void DaemonConnection::Break(wire::Lane lane) {
   if (!is_bulk && bulk != nullptr) bulk->Cancel();
 }
 
-// How long the stream may take to end by itself; less than the daemon waits for the next one.
+// How long a broken stream may take to end by itself. It is less than the grace period, in which
+// the daemon waits for the next stream.
 Clock::duration DaemonConnection::Patience() const {
   if (!sender_.paired()) return kCancelTimeout;
   // It is whole, or cannot go on without the other: all that may still come is why both end.
@@ -134,8 +143,8 @@ Clock::duration DaemonConnection::Patience() const {
                          : std::min<Clock::duration>(kCancelTimeout, resume_grace_ / 2);
 }
 
-// A stream that does not end by itself is cancelled; one whose socket takes nothing may end late
-// even then.
+// A stream that does not end by itself is cancelled. If its socket accepts no data, even a
+// cancelled stream may end late, so it is abandoned after a second period.
 absl::Status DaemonConnection::CheckBroken(Clock::time_point now) {
   if (!broken_ || now < end_by_) return absl::OkStatus();
   if (ending_) return EndConnection(absl::CancelledError(lost_because_));
@@ -174,12 +183,14 @@ absl::Status DaemonConnection::OnStreamEnd(const Source& from, const absl::Statu
   }
   streams_[wire::Index(from.lane)].reset();
   if (broken_ == from.lane) absl::StrAppend(&lost_because_, ": ", status.message());
-  // It got through, and the answer is no.
+  // The daemon itself has refused the lane, so further attempts are useless.
   if (!IsBrokenConnection(status.code())) bulk_failures_ = kBulkTries;
   return absl::OkStatus();
 }
 
 absl::Status DaemonConnection::EndConnection(const absl::Status& status) {
+  // Counts against the bulk lane only if the daemon can be reached: otherwise both lanes failed for
+  // one reason, such as a restart.
   const bool gets_through = stream_is_there_ || channel_->GetState(false) == GRPC_CHANNEL_READY;
   if (sender_.paired() && gets_through && (broken_ == wire::Lane::kBulk || !bulk_is_there_)) {
     ++bulk_failures_;
@@ -195,6 +206,8 @@ absl::Status DaemonConnection::EndConnection(const absl::Status& status) {
                         absl::StrCat(Daemon(), " ended the stream: ", status.message()));
   }
   const Clock::time_point now = Clock::now();
+  // The first retry is immediate. `lost_at_` stays until a frame arrives, so failed retries do not
+  // extend the grace period.
   retry_at_ = lost_at_ ? now + kBetweenTries : now;
   if (!lost_at_) lost_at_ = now;
   return absl::OkStatus();
@@ -205,13 +218,16 @@ bool DaemonConnection::WantsStream(Clock::time_point now) const {
 }
 
 Clock::time_point DaemonConnection::LostDeadline() const {
-  // Connected again: it is up to the daemon to speak. It may have nothing to say but heartbeats.
+  // Connected again: the daemon speaks next, perhaps only by a heartbeat, so the limit on its
+  // silence applies.
   if (channel_ != nullptr && channel_->GetState(false) == GRPC_CHANNEL_READY) {
     return opened_at_ + silence_timeout_;
   }
   return *lost_at_ + resume_grace_;
 }
 
+// A closing stream is first waited for, then cancelled, and finally left to itself, since it owns
+// everything that it touches.
 absl::Status DaemonConnection::CheckClosing(Clock::time_point now) {
   if (!open() || now < close_deadline_) return absl::OkStatus();
   if (cancelled_) {
@@ -224,6 +240,8 @@ absl::Status DaemonConnection::CheckClosing(Clock::time_point now) {
   return absl::OkStatus();
 }
 
+// A silent bulk lane does not lose the daemon: the connection breaks and resumes, if need be
+// without a bulk lane.
 void DaemonConnection::CheckBulk(Clock::time_point now) {
   if (stream(wire::Lane::kBulk) == nullptr || broken_) return;
   const auto silent = events_->SilentAt(wire::Lane::kBulk, wire::kBulkSilences * silence_timeout_);

@@ -8,8 +8,8 @@
 namespace gradwire::client {
 namespace {
 
-// The event queue in whose handler this thread is, if any; a client's callbacks may call other
-// clients.
+// The event queue whose handler runs on this thread, if any. It is saved and restored, because a
+// client's callback may call another client.
 thread_local const EventQueue* working_on = nullptr;
 
 // Far off, but not so far that the clock overflows.
@@ -19,6 +19,8 @@ constexpr auto kNever = std::chrono::hours(1);
 
 bool EventQueue::OnThisThread() const { return working_on == this; }
 
+// Large work would block a caller, or the thread that reads. A result in place counts as large: its
+// frame may stand for many chunks.
 bool EventQueue::NeedsSdkThread(const Event& event) {
   if (std::holds_alternative<StreamEndEvent>(event)) return true;
   if (const auto* call = std::get_if<CallEvent>(&event)) return call->heavy;
@@ -43,11 +45,14 @@ bool EventQueue::CanWork(bool on_sdk_thread) {
          (on_sdk_thread || !NeedsSdkThread(Next().front()));
 }
 
+// The next chunk is encoded before large results are read, so that the daemon does not run out of
+// contributions, but after everything that is small.
 bool EventQueue::MayWorkFirst() {
   return Next().empty() || (urgent_.empty() && std::holds_alternative<FrameEvent>(Next().front()) &&
                             NeedsSdkThread(Next().front()));
 }
 
+// Once the handler has finished, nobody would take the event, and it may own a stream.
 void EventQueue::Push(Event event) {
   {
     MutexLock lock(mutex_);
@@ -91,6 +96,8 @@ std::uint64_t EventQueue::BeginConnection() {
   return ++connection_;
 }
 
+// If another thread is in the handler, the event is left to it: before it leaves it looks at the
+// queue once more, under the lock under which this one was added.
 void EventQueue::Work() {
   EventHandler* handler = nullptr;
   {
@@ -106,6 +113,8 @@ void EventQueue::Work() {
   Drain(*handler, /*on_sdk_thread=*/false);
 }
 
+// has_work and OnIdle are called without the lock, because other threads add events meanwhile. The
+// last look under the lock sees them.
 void EventQueue::Drain(EventHandler& handler, bool on_sdk_thread) {
   const EventQueue* const outer = std::exchange(working_on, this);
   while (true) {
@@ -143,6 +152,8 @@ void EventQueue::Drain(EventHandler& handler, bool on_sdk_thread) {
   working_on = outer;
 }
 
+// `sleeps_until_` tells other threads when this one wakes up by itself, so that they notify it only
+// for an earlier timer. While another thread is in the handler, that thread wakes it.
 Clock::time_point EventQueue::WaitForWork() {
   MutexLock lock(mutex_);
   while (busy_ || (Next().empty() && !has_work_ && Clock::now() < timer_)) {
@@ -166,7 +177,8 @@ void EventQueue::Serve(EventHandler& handler) {
     const Clock::time_point now = Clock::now();
     if (now >= due) handler.OnTimer(now, now - due);
   }
-  // Events own streams, which refer to this.
+  // Events own streams, which refer to this queue, so they are destroyed after the lock is
+  // released.
   std::deque<Event> urgent;
   std::deque<Event> events;
   MutexLock lock(mutex_);

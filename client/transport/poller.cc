@@ -57,6 +57,7 @@ void Poller::Poll(Shared& shared) {
   while (shared.queue.Next(&tag, &ok)) Do(shared, tag, ok);
 }
 
+// Makes gRPC's order of start and completion visible to ThreadSanitizer (with Do).
 void* Poller::Begin(Operation& operation) {
   shared_->begun.fetch_add(1, std::memory_order_release);
   return &operation;
@@ -128,6 +129,8 @@ bool Poller::stands_by() const {
   return !shared_->polling && Clock::now() < shared_->polls_until;
 }
 
+// The waiting thread sits in AsyncNext, and its result came by way of another thread: only an event
+// on the queue wakes it.
 void Poller::Interrupt() {
   struct Interruption {
     Operation operation;

@@ -31,6 +31,8 @@ Clock::duration GiveTimeout(std::size_t bytes) {
   return std::min<Clock::duration>(timeout, kMaxGiveTimeout);
 }
 
+// A connect to a unix socket completes or fails at once, also if it is non-blocking: EAGAIN means
+// that the backlog is full.
 absl::StatusOr<UniqueFd> Connect(const std::string& address) {
   constexpr std::size_t kPrefix = sizeof("unix:") - 1;
   std::string path = address.substr(std::min(kPrefix, address.size()));
@@ -49,7 +51,7 @@ absl::StatusOr<UniqueFd> Connect(const std::string& address) {
   return connection;
 }
 
-// `segment` stays the caller's.
+// Borrows the segment's descriptor; the caller keeps the segment.
 absl::StatusOr<wire::MemoryReply> Ask(const SharedMemory::Offer& offer, std::uint64_t attachment,
                                       const wire::MemorySegment& segment,
                                       Clock::time_point deadline) {
@@ -70,6 +72,8 @@ absl::StatusOr<wire::MemoryReply> Ask(const SharedMemory::Offer& offer, std::uin
 
 }  // namespace
 
+// Without a memfd (an old kernel, no memory left for it) the gradients lie on the heap, and
+// payloads are encoded as usual. 64 bytes are the alignment of torch's allocator.
 std::shared_ptr<std::byte> GradientMemory::Allocate(std::size_t bytes) {
   auto created = wire::MemorySegment::Create("gradwire-gradients",
                                              wire::WholePages(std::max<std::size_t>(bytes, 1)),
@@ -126,6 +130,7 @@ absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Attach(const Offer& 
   return memory;
 }
 
+// A chunk that is encoded again replaces its first encoding.
 std::optional<SharedMemory::Block> SharedMemory::Take(const Key& key, std::size_t bytes) {
   Release(key);
   if (free_.empty() || bytes > offer_.block_bytes) return std::nullopt;
@@ -149,7 +154,8 @@ void SharedMemory::GiveNew(const GradientMemory& gradients) {
   const std::uint64_t version = gradients.version();
   if (version == given_version_) return;
   given_version_ = version;
-  // Memory that the user has given back.
+  // Only this list still refers to memory that the user has given back. Unmapping it here leaves
+  // the daemon's mapping, which ends with the stream.
   std::erase_if(given_, [](const Given& given) { return given.segment.use_count() == 1; });
   auto segments = gradients.segments();
   std::erase_if(segments, [&](const auto& segment) {
@@ -161,11 +167,13 @@ void SharedMemory::GiveNew(const GradientMemory& gradients) {
   const Clock::time_point deadline = Clock::now() + GiveTimeout(bytes);
   for (auto& segment : segments) {
     std::optional<std::uint32_t> number;
-    // A daemon that did not answer in time is not asked for the others.
+    // If the daemon has not answered in time, the remaining segments are not offered.
     if (Clock::now() < deadline) {
       const auto reply = Ask(offer_, attachment_, *segment, deadline);
       if (reply.ok()) number = reply->segment;
     }
+    // Refused segments are listed too (without a number), so that they are not offered for each
+    // bucket.
     given_.push_back({.segment = std::move(segment), .number = number});
   }
 }

@@ -9,7 +9,7 @@
 
 namespace gradwire::client {
 
-// What an operation's end does, and whether it was the last.
+// Handles the end of an operation. The last one of a finishing stream pushes StreamEndEvent.
 template <void (ExchangeStream::*end)(bool)>
 Poller::Operation ExchangeStream::Operation() {
   const auto done = [](void* owner, bool ok) {
@@ -49,6 +49,8 @@ std::shared_ptr<ExchangeStream> ExchangeStream::Start(const std::shared_ptr<grpc
   const std::string& method = options.source.lane == wire::Lane::kMain ? main : bulk;
   std::shared_ptr<ExchangeStream> stream(
       new ExchangeStream(std::move(poller), std::move(events), options));
+  // gRPC holds raw tags into the stream, so the stream keeps itself alive until nothing is in
+  // flight.
   stream->self_ = stream;
   stream->context_.set_initial_metadata_corked(true);  // the first write takes it along
   stream->call_ =
@@ -78,6 +80,7 @@ void ExchangeStream::ReadOn() {
   call_->Read(&incoming_, poller_->Begin(read_));
 }
 
+// Without further reads Finish can begin; it ends with the stream's status.
 void ExchangeStream::Release() {
   {
     MutexLock lock(mutex_);
@@ -91,6 +94,7 @@ void ExchangeStream::Cancel() {
   Release();
 }
 
+// Finish returns the status that follows all messages, so it must not overlap with a read.
 void ExchangeStream::MaybeFinish() {
   {
     MutexLock lock(mutex_);
@@ -115,7 +119,7 @@ void ExchangeStream::OnRead(bool ok) {
     frame = absl::InvalidArgumentError(absl::StrCat(
         "after is ", frame->after, "; allowed: 0, because the Hello named no bulk lane"));
   }
-  // The next frame is read while this one is dealt with.
+  // Reads the next frame while this one is handled.
   if (events_->PushFrame(std::move(frame), options_.source)) ReadOn();
   events_->Work();
 }

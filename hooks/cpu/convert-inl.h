@@ -124,7 +124,7 @@ void ConvertAny(DType from, const std::byte* src, DType to, std::byte* dst, std:
 
 // ---- Past the caches
 
-// 16 bits to binary32, where `dst` is a binary32's address.
+// 16 bits to binary32. `dst` is aligned to a binary32.
 template <DType kFrom>
 void StreamWidened(const std::byte* src, std::byte* dst, std::size_t numel) {
   const hn::ScalableTag<float> d;
@@ -152,7 +152,9 @@ void StreamAny(DType from, const std::byte* src, DType to, std::byte* dst, std::
   } else {
     return ConvertAny(from, src, to, dst, numel);
   }
-  hwy::FlushStream();  // whoever learns that it is done sees it
+  // Non-temporal stores are weakly ordered; the fence makes them visible before whatever tells
+  // another thread that the result is there.
+  hwy::FlushStream();
 }
 
 }  // namespace HWY_NAMESPACE

@@ -203,6 +203,7 @@ void ConvertAndDivide(DType from, const void* src, DType to, void* dst, std::siz
   }
   const std::size_t from_bytes = ByteSize(from);
   const std::size_t to_bytes = ByteSize(to);
+  // The rare pairs take two passes, a block at a time, so that the second reads the cache.
   for (std::size_t i = 0; i < numel; i += kBlockNumel) {
     const std::size_t block = std::min(kBlockNumel, numel - i);
     std::byte* at = out + i * to_bytes;
@@ -211,6 +212,8 @@ void ConvertAndDivide(DType from, const void* src, DType to, void* dst, std::siz
   }
 }
 
+// The kernel only reports whether a result is not finite. NaNs are rare, so the block is searched
+// for them afterwards, while it is in the cache.
 bool Sum(DType dtype, const void* const* srcs, std::size_t count, double divisor, void* dst,
          std::size_t numel) {
   auto* out = static_cast<std::byte*>(dst);
@@ -248,6 +251,7 @@ std::vector<Target> SupportedTargets() {
 }
 
 void SetTargetForTesting(std::int64_t id) {
+  // Highway caches its choice of a target at the first dispatch; Update repeats the choice.
   hwy::SetSupportedTargetsForTest(id);
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
 }

@@ -1,4 +1,4 @@
-// The low-level loops, with run-time dispatch over the instruction sets that Highway knows.
+// The low-level loops, with run-time dispatch over Highway's targets.
 //
 // Every function takes unaligned pointers. Thread-safe, no allocation. Input and output may be the
 // same memory only where said. Rounding is to nearest, ties to even; infinities and subnormals are
@@ -20,8 +20,8 @@ namespace gradwire::cpu {
 // adds 16 zero bits, leaves a signalling one as it is.
 void Convert(DType from, const void* src, DType to, void* dst, std::size_t numel);
 
-// The same, for a large `dst` that nobody reads soon: casts to float32 and copies are stored past
-// the caches.
+// Convert for a large `dst` that is not read soon. Copies, and casts of 16 bits to float32, use
+// non-temporal stores.
 void ConvertStreaming(DType from, const void* src, DType to, void* dst, std::size_t numel);
 
 // dst[i] = round(to(src[i]) / divisor): first the cast is rounded to `to`, then the quotient, as
@@ -40,7 +40,7 @@ void ConvertAndDivide(DType from, const void* src, DType to, void* dst, std::siz
 bool Sum(DType dtype, const void* const* srcs, std::size_t count, double divisor, void* dst,
          std::size_t numel);
 
-// Sum over binary32 sources of which each is divided first: dst[i] = round(round(srcs[0][i] /
+// Sum of float32 sources, each of which is divided first: dst[i] = round(round(srcs[0][i] /
 // divisor) + …), with the bits of ConvertAndDivide and then Sum, in one pass. divisor >= 1.
 bool SumQuotients(const void* const* srcs, std::size_t count, double divisor, void* dst,
                   std::size_t numel);

@@ -108,6 +108,8 @@ HWY_INLINE void DotBlock(std::size_t begin, std::size_t end, std::size_t cols, T
   if (done < end) DotFrom<kAdd, kRows>(One<T>(), done, end, cols, m, residual, q, sums);
 }
 
+// Takes kDotRanks columns of Q at a time, because their fp64 sums are on the stack. A block of
+// kBlockCols columns of M is read once from memory and `ranks` times from the first-level cache.
 template <std::size_t kRows, class T>
 HWY_INLINE void MultiplyRows(LowRankShape shape, T* m, const T* residual, const T* q, T* p) {
   const std::size_t cols = shape.cols;
@@ -157,6 +159,8 @@ constexpr std::size_t kSumRows = 64;      // rows after which sums in T go to th
 constexpr std::size_t kTileNumel = 4096;  // elements of Q: both arrays of sums are on the stack
 
 // sums[i] += the kRows rows of m, each times its element of column p.
+// Two chains of multiply-adds (s and t) hide their latency. One load and one store of `sums` serve
+// kRows rows, since these would otherwise dominate.
 template <std::size_t kRows, class D, class T>
 HWY_INLINE std::size_t AxpyFrom(D d, std::size_t i, std::size_t end, std::size_t cols, const T* m,
                                 const T* p, std::size_t rank, T* sums) {
@@ -212,6 +216,8 @@ HWY_INLINE std::size_t FlushFrom(D d, std::size_t i, std::size_t end, T* sums, d
 }
 
 // Columns [first, first + width) of `ranks` rows of Q; q and p start at the first of these rows.
+// The sums of a tile take 4096 elements in T and in fp64, at most 64 KiB of stack. Rows are added
+// in the order of M, so the result does not depend on the number of tiles.
 template <class T>
 HWY_INLINE void TransposeTile(LowRankShape shape, std::size_t first, std::size_t width,
                               std::size_t ranks, const T* matrix, const T* p, T* q) {
@@ -247,6 +253,8 @@ HWY_INLINE void TransposeTile(LowRankShape shape, std::size_t first, std::size_t
   }
 }
 
+// A wide Q with few ranks fits into one tile, so that M is read once; otherwise M is read tile by
+// tile.
 template <class T>
 void TransposeMultiplyPass(LowRankShape shape, const T* matrix, const T* p, T* q) {
   const std::size_t ranks = std::min(shape.rank, kTileNumel / kBlockCols);
@@ -341,6 +349,8 @@ std::size_t Misaligned(const T* at) {
   return past == 0 ? 0 : (bytes - past) / sizeof(T);
 }
 
+// Stream needs aligned addresses, and rows may begin anywhere: single elements are stored normally
+// up to the first aligned vector and after the last one.
 template <Residual kResidual, class T>
 void ReconstructRows(std::size_t rows, ReconstructRow<T> row) {
   for (std::size_t n = 0; n < rows; ++n) {

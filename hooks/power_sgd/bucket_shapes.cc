@@ -7,6 +7,8 @@
 
 namespace gradwire {
 
+// A step usually announces the buckets of the step before, so the layout is computed once per list
+// of parameters. A list that only begins with the same parameter replaces the older one.
 absl::StatusOr<const BucketShape*> BucketShapes::Use(BucketPositions bucket) {
   const auto found = bucket.empty() ? entries_.end() : entries_.find(bucket.front());
   if (found != entries_.end() &&
@@ -27,6 +29,8 @@ absl::StatusOr<const BucketShape*> BucketShapes::Use(BucketPositions bucket) {
   return made;
 }
 
+// Compares only the size: Use has already compared the list, and no other bucket of this step can
+// begin with the same parameter.
 const BucketShape* BucketShapes::Find(BucketPositions bucket) const {
   const auto found = entries_.find(bucket.front());
   const bool is_known = found != entries_.end() && found->second.used &&
@@ -34,6 +38,8 @@ const BucketShape* BucketShapes::Find(BucketPositions bucket) const {
   return is_known ? found->second.shape.get() : nullptr;
 }
 
+// The layouts go to `retired`, because freeing them under the session's lock would take time that
+// grows with the number of parameters.
 void BucketShapes::EndStep(std::vector<std::shared_ptr<const void>>& retired) {
   for (auto it = entries_.begin(); it != entries_.end();) {
     if (std::exchange(it->second.used, false)) {

@@ -1,5 +1,5 @@
-// What follows from a bucket's list of parameters, computed once for as long as members announce
-// that list.
+// The layout of a bucket, which depends only on its list of parameters. It is computed once and
+// kept while members announce that list.
 #pragma once
 
 #include <cstdint>
@@ -20,21 +20,22 @@ struct BucketShape {
   std::shared_ptr<const FactorLayout> factors{};
 };
 
-// The buckets of this step and of the one before. Buckets of one step have no parameter in common,
-// so their first parameters name them.
+// The buckets of this step and of the one before. Buckets of one step share no parameter, so the
+// first parameter identifies a bucket.
 class BucketShapes {
  public:
   // Both outlive this object.
   BucketShapes(const PowerSgdOptions& options, const std::vector<ParameterSpec>& manifest)
       : options_(options), manifest_(manifest) {}
 
-  // InvalidArgument where PlanCast has it.
+  // The bucket's layout, computed if it is new. InvalidArgument as PlanCast.
   absl::StatusOr<const BucketShape*> Use(BucketPositions bucket);
 
-  // One that Use was called for in this step; null otherwise. Takes constant time.
+  // The layout if Use was called for the bucket in this step, else null. Takes constant time.
   const BucketShape* Find(BucketPositions bucket) const;
 
-  // The step is over. What it did not use is appended to `retired`, to be freed elsewhere.
+  // The step is over. Layouts that it did not use are appended to `retired`, so that the caller can
+  // free them without the session's lock.
   void EndStep(std::vector<std::shared_ptr<const void>>& retired);
 
  private:

@@ -12,6 +12,8 @@ namespace {
 
 constexpr std::uint32_t kSpread = 0x9E3779B9U;  // 2^32 / golden ratio
 
+// Serializes the factors of one bucket in the order that PowerSgdRun::Import reads: for each matrix
+// Q and, with one round, P. The table is immutable, so no lock is needed.
 class FactorsWork final : public SharedStateWork {
  public:
   FactorsWork(FactorTableRef from, std::shared_ptr<const FactorLayout> layout, bool with_p,
@@ -61,6 +63,8 @@ std::size_t StateBytesOf(const PowerSgdOptions& options, const std::vector<Param
 
 }  // namespace
 
+// Computes deferred arrays and frees memory on a work thread. Get on a pending array releases the
+// block that it copies from; until then the old block's memory stays.
 class PowerSgdCoordinator::Chore final : public HookChore {
  public:
   void Run() override {
@@ -94,6 +98,7 @@ PowerSgdCoordinator::PowerSgdCoordinator(const PowerSgdOptions& options, SharedM
   state_.plan->Get();
 }
 
+// The members compute the same plan from the same options, bucket and iteration.
 absl::StatusOr<std::vector<RoundPlan>> PowerSgdCoordinator::Plan(BucketPositions bucket) {
   if (IsPlain()) return PlanCast(options_.wire, BucketParameters(manifest_, bucket));
   const absl::StatusOr<const BucketShape*> shape = shapes_.Use(bucket);
@@ -118,6 +123,8 @@ absl::Status PowerSgdCoordinator::SetDrawPlan(DrawBuckets buckets) {
 
 void PowerSgdCoordinator::FixDrawPlan() { plan_is_fixed_ |= !IsPlain(); }
 
+// Only a bucket with compressed parameters draws, so only such a bucket has to wait for rank 0's
+// plan.
 bool PowerSgdCoordinator::AwaitsDrawPlan(BucketPositions bucket) const {
   if (plan_is_fixed_ || IsPlain()) return false;
   const BucketShape* shape = shapes_.Find(bucket);
@@ -131,7 +138,9 @@ std::uint64_t PowerSgdCoordinator::SharedVersion(BucketPositions bucket) {
   return options_.batched ? BatchedVersion(*shape) : state_version_;
 }
 
-// The model's first draw, or with warm_start=false the step's. What it draws is computed later.
+// Takes one seed from the generator for each bucket of the plan: at the model's first draw, or with
+// warm_start=false in each step. The normals themselves are computed later, on the thread that
+// first calls FactorArray::Get.
 void PowerSgdCoordinator::TakeSeeds() {
   generator_before_ = state_.generator;
   ++state_version_;
@@ -147,13 +156,16 @@ void PowerSgdCoordinator::TakeSeeds() {
   state_.factors = std::move(drawn);
 }
 
-// Buckets come in no fixed order, so each has a seed of its own: the planned ones torch's, and the
-// model's first one without a plan.
+// A bucket that is in the plan has the seed that torch would take for it. The order in which other
+// buckets arrive is not deterministic, so their seeds follow from their first parameter; the golden
+// ratio spreads neighbouring positions over all 32-bit seeds.
 std::uint32_t PowerSgdCoordinator::SeedOf(const BucketShape& shape) const {
   if (const auto planned = state_.plan->SeedFor(shape.positions)) return state_.seeds[*planned];
   return state_.seeds.front() + kSpread * shape.positions.front();
 }
 
+// Batched factors belong to a list of parameters. A list without factors draws them here and gets a
+// version of its own, so that members which know other buckets need not be sent anything.
 std::uint64_t PowerSgdCoordinator::BatchedVersion(const BucketShape& shape) {
   const FactorBlock* kept = state_.factors->Matching(*shape.factors);
   if (kept != nullptr) return kept->state_version;
@@ -172,6 +184,8 @@ std::shared_ptr<SharedStateWork> PowerSgdCoordinator::SharedState(BucketPosition
                                        FactorDType(shape->gradient));
 }
 
+// The coordinator keeps averaged factors only. P of a two-round step is orthonormalized, recomputed
+// in each step, and therefore not part of the state.
 bool PowerSgdCoordinator::Observes(std::uint32_t round, const Segment& segment) const {
   if (IsPlain() || segment.op != ReduceOp::kMean) return false;
   return round == 1 || options_.rounds == 1;
@@ -190,12 +204,14 @@ void PowerSgdCoordinator::Observe(BucketPositions bucket, std::uint32_t /*round*
   if (observed.values == nullptr) {
     observed = {.layout = shape->factors, .values = std::make_shared<FactorArray>(dtype, numel)};
   }
+  // Results arrive in chunks. The count tells Keep whether all of them arrived.
   observed.numel += range.numel();
   cpu::Convert(options_.wire.value_or(shape->gradient), bytes.data(), dtype,
                observed.values->bytes_to_write().data() + range.begin * ByteSize(dtype),
                range.numel());
 }
 
+// A chore that nobody took runs here, because pending arrays must not accumulate from step to step.
 void PowerSgdCoordinator::EndStep(Verdict verdict) {
   if (chore_ != nullptr) std::exchange(chore_, nullptr)->Run();
   if (verdict == Verdict::kApply) {
@@ -216,8 +232,9 @@ void PowerSgdCoordinator::EndStep(Verdict verdict) {
   retired.insert(retired.end(), unused.begin(), unused.end());
 }
 
-// What members compute with has the precision of their factors. With one round the other side goes
-// on from what it was.
+// Makes the block of factors that the step's result replaces. With one round a step averages only P
+// or only Q; the other side is kept from the old block, or gathered from several old blocks if the
+// bucket's list of parameters is new.
 FactorBlockRef PowerSgdCoordinator::BlockFrom(const Observed& observed) const {
   const FactorBlock* before = state_.factors->Matching(*observed.layout);
   auto block = std::make_shared<FactorBlock>();
@@ -235,6 +252,8 @@ FactorBlockRef PowerSgdCoordinator::BlockFrom(const Observed& observed) const {
   return block;
 }
 
+// Makes the results the committed state. Readers that hold the old table keep it alive; it is freed
+// by a chore.
 void PowerSgdCoordinator::Keep() {
   FactorTableRef before = state_.factors;
   if (!options_.warm_start) {  // the next step draws anew
@@ -258,14 +277,16 @@ void PowerSgdCoordinator::Keep() {
   if (before != committed_) OpenChore().retired.push_back(std::move(before));
 }
 
-// As if the step had not been: the next one draws the same.
+// Restores the state before the step, generator included, so that the repeated step draws the same
+// factors.
 void PowerSgdCoordinator::Undo() {
   FactorTableRef drawn = std::exchange(state_.factors, committed_);
   if (generator_before_) {
     state_.generator = *generator_before_;
     state_.seeds.clear();
   } else if (drawn != committed_) {
-    // Batched: members have the factors of the blocks that took the place of these.
+    // Batched: this step replaced these blocks by drawn ones, and members have imported the draws.
+    // New versions make the coordinator send the restored factors again.
     auto again = std::make_shared<FactorTable>(*committed_);
     for (std::size_t i = 0; i < again->slots.size(); ++i) {
       FactorBlockRef& block = again->slots[i].block;
@@ -306,6 +327,8 @@ absl::StatusOr<std::shared_ptr<HookImport>> PowerSgdCoordinator::ReadState(
   return ReadPowerSgdState(*session_, state);
 }
 
+// Swaps, so that the caller frees the replaced state without the session's lock. Every version is
+// new, because no member has the imported factors yet.
 void PowerSgdCoordinator::Install(HookImport& import) {
   std::swap(state_, static_cast<PowerSgdImport&>(import).state);
   ++state_version_;

@@ -49,11 +49,11 @@ class PowerSgdCoordinator final : public CoordinatorHook {
  private:
   class Chore;
 
-  // What this step's results brought for one bucket.
+  // The results of this step for one bucket, as they arrive.
   struct Observed {
     std::shared_ptr<const FactorLayout> layout;
     std::shared_ptr<FactorArray> values;  // the P or Q block
-    std::size_t numel = 0;                // of what came so far
+    std::size_t numel = 0;                // elements that have arrived
   };
 
   bool IsPlain() const { return state_.iteration < options_.start_powerSGD_iter; }
@@ -70,17 +70,18 @@ class PowerSgdCoordinator final : public CoordinatorHook {
 
   const std::shared_ptr<const PowerSgdSession> session_;
   const PowerSgdOptions& options_;              // the session's
-  const std::vector<ParameterSpec>& manifest_;  // likewise
+  const std::vector<ParameterSpec>& manifest_;  // the session's
   const std::size_t state_bytes_;
   std::uint64_t state_version_ = 0;
   BucketShapes shapes_;
 
-  // The state as the open step has it, and as the step before left it: they differ in what was
-  // drawn since.
+  // The state in the open step, and the factors after the last step. They differ by the factors
+  // that the open step has drawn.
   PowerSgdState state_;
   FactorTableRef committed_;
   std::optional<NumpyRandomState> generator_before_;  // none: no seed was taken in this step
-  // Also after a step that was skipped: whether a plan comes before or after its end is chance.
+  // Set by the first draw and not reset by a skipped step: whether a plan arrives before or after
+  // the end of that step depends on timing, so accepting one then would not be deterministic.
   bool plan_is_fixed_ = false;
 
   std::unordered_map<std::uint32_t, Observed> observed_;  // by first parameter

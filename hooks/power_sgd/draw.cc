@@ -10,7 +10,8 @@
 namespace gradwire {
 namespace {
 
-// How many elements follow one another without a break in torch's calls of randn.
+// The sizes of torch's calls of randn. The split matters: randn uses another algorithm below 16
+// elements and draws the last block of 16 again if the size is not a multiple of 16.
 std::vector<std::size_t> CallsOfRandn(const PowerSgdOptions& options, const FactorLayout& layout) {
   const bool stacked = options.batch_tensors_with_same_shape && !options.batched;
   std::vector<std::size_t> calls;
@@ -67,6 +68,7 @@ const DrawPlan::Table& DrawPlan::Get() const {
   return table_;
 }
 
+// A bucket has a plan's seed only if the whole list is equal: other lists make another square.
 std::optional<std::size_t> DrawPlan::SeedFor(std::span<const std::uint32_t> bucket) const {
   const auto found = Get().batched.find(bucket.front());
   if (found == Get().batched.end()) return std::nullopt;
@@ -74,6 +76,8 @@ std::optional<std::size_t> DrawPlan::SeedFor(std::span<const std::uint32_t> buck
   return found->second;
 }
 
+// torch takes a seed for each bucket, compressed or not. Parameters outside the plan have no
+// counterpart in torch; they take one more seed, and only if they are compressed.
 void DrawPlan::Make() const {
   table_.seeds = buckets_.size();
   if (options_.batched) {
@@ -112,6 +116,7 @@ void DrawPlan::AddSlot(std::shared_ptr<const FactorLayout> layout,
   slot.block = std::move(block);
 }
 
+// Both sides share one array, because they are drawn from one generator, Q first.
 FactorBlockRef DrawBlock(const PowerSgdOptions& options, std::shared_ptr<const FactorLayout> layout,
                          std::uint32_t seed, std::uint64_t state_version) {
   const bool has_p = options.rounds == 1;

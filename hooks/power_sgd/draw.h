@@ -14,20 +14,21 @@
 
 namespace gradwire {
 
-// In which buckets the first factors are drawn, each with a seed of its own. Thread-safe.
+// The buckets in which the first factors are drawn, each with a seed of its own. Thread-safe.
 class DrawPlan {
  public:
-  // What follows from the buckets.
+  // Computed from the buckets.
   struct Table {
     std::size_t seeds =
         0;  // how many are taken: one for each bucket, compressed or not, as in torch
-    // What a draw makes, a slot for each bucket, with empty blocks. Batched: without any, since
-    // factors belong to the buckets that members announce.
+    // The table that a draw fills: a slot with an empty block for each bucket. Batched: no slots,
+    // because factors belong to the buckets that members announce.
     FactorTable frame{};
-    std::unordered_map<std::uint32_t, std::size_t> batched{};  // the bucket that begins with this
+    std::unordered_map<std::uint32_t, std::size_t> batched{};  // bucket by first parameter
   };
 
-  // `buckets` are checked. What they leave out is one more bucket, if any of it is compressed.
+  // `buckets` have passed CheckDrawBuckets. Parameters that they leave out form one more bucket if
+  // any of them is compressed.
   DrawPlan(const PowerSgdOptions& options, SharedManifest manifest, DrawBuckets buckets);
 
   // The whole manifest as one bucket.
@@ -38,7 +39,7 @@ class DrawPlan {
   bool IsDefault() const;
   // The first call computes it, in time that grows with the manifest.
   const Table& Get() const;
-  // Batched: which seed is for this bucket; none: it is not one of the plan's.
+  // Batched: the index of the bucket's seed; none if the bucket is not in the plan.
   std::optional<std::size_t> SeedFor(std::span<const std::uint32_t> bucket) const;
 
  private:
@@ -52,8 +53,9 @@ class DrawPlan {
   mutable Table table_;
 };
 
-// A block of torch's normals for one bucket, computed when they are first needed: Q by Q in the
-// layout's order, or those of one shape at once; with one round all P's follow.
+// A block of torch's normals for one bucket, computed when it is first read. Each Q is drawn by a
+// call of its own, in the layout's order, or all Qs of one shape by one call
+// (batch_tensors_with_same_shape). With one round all Ps follow.
 FactorBlockRef DrawBlock(const PowerSgdOptions& options, std::shared_ptr<const FactorLayout> layout,
                          std::uint32_t seed, std::uint64_t state_version);
 

@@ -27,6 +27,8 @@ std::span<std::byte> FactorArray::bytes_to_write() {
   return {bytes_.get(), numel_ * ByteSize(dtype_)};
 }
 
+// The first caller computes the values and the others wait. Dropping `fill_` then releases the
+// blocks that it reads from, and with them their memory.
 std::span<const std::byte> FactorArray::Get() const {
   const std::size_t bytes = numel_ * ByteSize(dtype_);
   std::call_once(computed_, [&] {
@@ -48,6 +50,8 @@ FactorLayout::FactorLayout(const PowerSgdOptions& options, std::span<const Param
       batched_(options.batched),
       q_numel_(layout.q_numel),
       p_numel_(layout.p_numel) {
+  // MakeLayout numbers parameters by their place in the bucket; a table needs manifest positions.
+  // The block is float64 if any matrix needs it, because one array has one dtype.
   for (LowRankMatrix& matrix : matrices_) {
     matrix.parameter = positions[matrix.parameter];
     owners_.push_back(static_cast<std::uint32_t>(matrix.parameter));
@@ -56,6 +60,8 @@ FactorLayout::FactorLayout(const PowerSgdOptions& options, std::span<const Param
   if (batched_ && !matrices_.empty()) owners_.assign(positions.begin(), positions.end());
 }
 
+// The index is built on first use: matrices are grouped by shape, not by parameter, and most
+// layouts are never searched.
 const LowRankMatrix& FactorLayout::MatrixOf(std::uint32_t parameter) const {
   std::call_once(sorted_, [&] {
     by_parameter_.reserve(matrices_.size());
@@ -75,6 +81,7 @@ const FactorTable::Slot* FactorTable::SlotOf(std::uint32_t parameter) const {
   return &slots[(*owner)[parameter]];
 }
 
+// A block matches only if it still owns every parameter: a newer block may have taken some of them.
 const FactorBlock* FactorTable::Matching(const FactorLayout& layout) const {
   const Slot* slot = SlotOf(layout.owners().front());
   if (slot == nullptr || slot->owned != layout.owners().size()) return nullptr;
@@ -118,6 +125,7 @@ FactorTableEdit::FactorTableEdit(FactorTableRef from, std::size_t parameters)
   }
 }
 
+// Copy on write: in the usual step the buckets are the same and the tables share one owner list.
 std::vector<std::uint32_t>& FactorTableEdit::Owner() {
   if (owner_ == nullptr) {
     owner_ = table_->owner == nullptr
@@ -138,6 +146,7 @@ std::uint32_t FactorTableEdit::FreeSlot() {
   return slot;
 }
 
+// A batched block approximates all its parameters by one matrix, so losing one makes it useless.
 void FactorTableEdit::Release(std::uint32_t parameter, std::size_t numel) {
   const std::uint32_t index = Owner()[parameter];
   if (index == FactorTable::kNone) return;
@@ -162,6 +171,7 @@ void FactorTableEdit::Release(std::uint32_t parameter, std::size_t numel) {
 
 void FactorTableEdit::Put(FactorBlockRef block) {
   const FactorLayout& layout = *block->layout;
+  // The usual step: the same list of parameters, so only the pointer changes.
   if (table_->Matching(layout) != nullptr) {
     table_->slots[(*table_->owner)[layout.owners().front()]].block = std::move(block);
     return;
@@ -179,6 +189,8 @@ void FactorTableEdit::Put(FactorBlockRef block) {
   table_->slots[index] = std::move(fresh);
 }
 
+// A block keeps all its memory while it owns anything. Replacing those that own less than half
+// bounds the memory at twice that of the factors in use.
 FactorTableRef FactorTableEdit::Finish(const PowerSgdOptions& options,
                                        std::span<const ParameterSpec> manifest,
                                        std::vector<std::shared_ptr<const FactorArray>>& pending) {

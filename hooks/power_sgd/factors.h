@@ -1,4 +1,4 @@
-// The factors of low-rank matrices as immutable blocks, which change hands as pointers.
+// The factors of low-rank matrices as immutable blocks, which are shared by pointer.
 #pragma once
 
 #include <cstddef>
@@ -16,18 +16,18 @@
 
 namespace gradwire {
 
-// The precision that members compute with: float32 for all gradients but float64.
+// The precision in which members compute: float64 for float64 gradients, else float32.
 DType FactorDType(DType gradient);
 
-// Numbers back to back, in float32 or float64. Thread-safe, and immutable, once it is shared.
+// Contiguous float32 or float64 values. Immutable and thread-safe once it is shared.
 class FactorArray {
  public:
   using Fill = std::function<void(std::span<std::byte>)>;
 
-  // Numbers that the caller writes before it shares the array.
+  // The caller writes the values before it shares the array.
   FactorArray(DType dtype, std::size_t numel);
-  // Numbers that the first Get computes. `fill` is called once, and what it holds is let go of
-  // then.
+  // The first Get computes the values. It calls `fill` once and then destroys it, with everything
+  // that it has captured.
   FactorArray(DType dtype, std::size_t numel, Fill fill);
 
   DType dtype() const { return dtype_; }
@@ -43,10 +43,10 @@ class FactorArray {
   mutable std::unique_ptr<std::byte[]> bytes_;
 };
 
-// Which matrices lie back to back in a block, and where. Thread-safe.
+// The matrices of a block and their offsets in it. Thread-safe.
 class FactorLayout {
  public:
-  // Of the manifest's parameters at `positions`, as MakeLayout lays them out.
+  // The layout that MakeLayout gives the manifest's parameters at `positions`.
   FactorLayout(const PowerSgdOptions& options, std::span<const ParameterSpec> manifest,
                std::span<const std::uint32_t> positions);
   FactorLayout(const PowerSgdOptions& options, std::span<const ParameterSpec> manifest,
@@ -75,7 +75,7 @@ class FactorLayout {
   mutable std::vector<std::pair<std::uint32_t, std::uint32_t>> by_parameter_;
 };
 
-// A run of a layout's factors inside an array. None: without one.
+// One side (P or Q) of a layout's factors, in an array. The array is null if there is no such side.
 struct FactorSide {
   std::shared_ptr<const FactorArray> array{};
   std::size_t offset = 0;  // elements
@@ -85,56 +85,57 @@ struct FactorBlock {
   std::shared_ptr<const FactorLayout> layout;
   FactorSide q{};
   FactorSide p{};                   // with one round per step only
-  std::int64_t version = 0;         // the iteration after which they were averaged; 0: drawn
-  std::uint64_t state_version = 0;  // batched: of members' copies
+  std::int64_t version = 0;         // the iteration that averaged them; 0: drawn
+  std::uint64_t state_version = 0;  // batched: the version that members have copies of
 };
 using FactorBlockRef = std::shared_ptr<const FactorBlock>;
 
-// Writes one factor of a parameter that has them in the block, in `dtype`.
+// Writes one factor of `parameter`, which has a matrix in the block, as `dtype`.
 void CopyFactor(const FactorBlock& from, std::uint32_t parameter, Side side, DType dtype,
                 std::byte* out);
 
-// All blocks at one moment. A parameter's factors are in the block that owns it; older blocks may
-// have others of the same parameter.
+// All blocks at one moment. A parameter's current factors are in the block that owns it; other
+// blocks may still hold outdated factors of the same parameter.
 struct FactorTable {
   static constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
 
   struct Slot {
     FactorBlockRef block{};       // null: the slot is free
-    std::size_t owned = 0;        // parameters whose owner it is
+    std::size_t owned = 0;        // parameters that it owns
     std::size_t owned_numel = 0;  // elements of their factors
   };
 
   std::vector<Slot> slots{};
-  // By position in the manifest: the owner's slot, or kNone. Null: nobody owns anything.
+  // The owner's slot by position in the manifest, or kNone. Null: no block owns anything.
   std::shared_ptr<const std::vector<std::uint32_t>> owner{};
 
   // The slot that owns the parameter, or null.
   const Slot* SlotOf(std::uint32_t parameter) const;
-  // The block that has exactly this layout and owns all of it, or null. Takes constant time where
-  // it is the same object.
+  // The block with exactly this layout that owns all its parameters, or null. Takes constant time
+  // if the block's layout is the same object.
   const FactorBlock* Matching(const FactorLayout& layout) const;
 };
 using FactorTableRef = std::shared_ptr<const FactorTable>;
 
-// One side of `layout`, copied by the first Get from the blocks that `from` names for each of its
-// parameters.
+// One side of `layout`. The first Get copies each parameter's factor from the block that `from`
+// returns.
 using BlockOfParameter = std::function<const FactorBlock&(std::uint32_t parameter)>;
 std::shared_ptr<const FactorArray> Gather(BlockOfParameter from,
                                           std::shared_ptr<const FactorLayout> layout, Side side);
 
-// Makes a table from another one. Takes time in proportion to the number of blocks, and to the
-// parameters of those blocks of which no older block has the list.
+// Makes a new table from an old one. Takes time in proportion to the number of blocks, and to the
+// parameters of new blocks whose list of parameters no old block has.
 class FactorTableEdit {
  public:
-  // `from` may be null: an empty table. The manifest has `parameters` of them.
+  // `from` may be null, which stands for an empty table. `parameters` is the manifest's size.
   FactorTableEdit(FactorTableRef from, std::size_t parameters);
 
   // The block becomes the owner of all its parameters. A batched block that loses one loses all.
   void Put(FactorBlockRef block);
 
-  // Once. Blocks of which less than half is owned are replaced by what is owned of them; the arrays
-  // for that are appended to `pending`: until each was computed once, the old blocks' memory stays.
+  // Call it once. A block that owns less than half of its parameters or elements is replaced by a
+  // block of those that it owns. The new blocks' arrays are appended to `pending`: each keeps the
+  // old block's memory until its first Get.
   FactorTableRef Finish(const PowerSgdOptions& options, std::span<const ParameterSpec> manifest,
                         std::vector<std::shared_ptr<const FactorArray>>& pending);
 

@@ -46,6 +46,8 @@ void ExportResiduals(const MemberState<T>& state, DType dtype, HookState& out) {
   }
 }
 
+// Residuals are in units of the scaled loss: if the loss scale doubles, gradients and residuals
+// must double together.
 template <class T>
 void Scale(double factor, MemberState<T>& state) {
   for (auto& [name, kept] : state.parameters()) {
@@ -75,7 +77,8 @@ absl::StatusOr<const ParameterSpec*> OwnerOf(const StateTensor& tensor,
     const bool is_padding = tensor.name == kPaddingPrefix + parameter.name;
     if (!is_padding && tensor.name != kPrefix + parameter.name) continue;
     const DType dtype = parameter.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-    // How much padding there is, its bucket says; one that does not fit it is dropped there.
+    // The size of the padding follows from the bucket, which is not known yet. LoadPadding drops
+    // padding that does not fit.
     const bool fits = is_padding ? tensor.data.size() % ByteSize(dtype) == 0
                                  : tensor.data.size() == parameter.numel() * ByteSize(dtype);
     if (tensor.dtype != dtype || !fits) {
@@ -113,6 +116,7 @@ class PowerSgdHook : public HookBase {
   PowerSgdHook(const PowerSgdOptions& options, const Kernels& kernels)
       : options_(options), kernels_(kernels), plain_(MakeCastingHook(options.wire, kernels)) {}
 
+  // The plain plan also validates the parameters, so it is made even if the step compresses.
   absl::StatusOr<std::vector<RoundPlan>> Plan(std::span<const ParameterSpec> parameters,
                                               std::int64_t step) const override {
     absl::StatusOr<std::vector<RoundPlan>> plain = plain_->Plan(parameters, step);
@@ -164,6 +168,7 @@ class PowerSgdHook : public HookBase {
       auto owner = OwnerOf(tensor, manifest);
       if (!owner.ok()) return owner.status();
     }
+    // Everything is checked, so nothing below can fail: a refused state changes nothing.
     floats_.ForgetResiduals();
     doubles_.ForgetResiduals();
     for (const StateTensor& tensor : state.tensors) {
@@ -174,11 +179,14 @@ class PowerSgdHook : public HookBase {
         Take(tensor, parameter, state, floats_);
       }
     }
+    // The residuals have the saved loss scale; this converts them to the present one.
     const double current = std::exchange(scale_, scale);
     SetLossScale(current);
     return absl::OkStatus();
   }
 
+  // The coordinator's iteration is authoritative. Without factors, HasFactors fails until the
+  // coordinator has sent them.
   void Reset(std::int64_t iteration) override {
     iteration_ = iteration;
     floats_.ForgetFactors();
@@ -206,6 +214,7 @@ class PowerSgdHook : public HookBase {
 
 }  // namespace
 
+// P and Q alternate, beginning with P in the first compressed step.
 Side SideAt(const PowerSgdOptions& options, std::int64_t iteration) {
   return (iteration - options.start_powerSGD_iter) % 2 == 0 ? Side::kP : Side::kQ;
 }

@@ -1,5 +1,5 @@
-// PowerSGD on a member. The arithmetic is torch's powerSGD_hook and batched_powerSGD_hook; what
-// differs is in hooks/README.md.
+// PowerSGD on a member. The arithmetic is that of torch's powerSGD_hook and batched_powerSGD_hook;
+// hooks/README.md lists the differences.
 #pragma once
 
 #include <memory>

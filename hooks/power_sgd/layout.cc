@@ -14,6 +14,7 @@ MatrixShape ShapeOf(const ParameterSpec& parameter) {
   return {rows, rows == 0 ? 0 : parameter.numel() / rows};
 }
 
+// ceil(sqrt(numel)). The conversion to double may round, so the loops correct the estimate.
 std::size_t SquareSide(std::size_t numel) {
   auto side = static_cast<std::size_t>(std::sqrt(static_cast<double>(numel)));
   while (side * side < numel) ++side;
@@ -21,6 +22,7 @@ std::size_t SquareSide(std::size_t numel) {
   return side;
 }
 
+// torch's rule: (n + m) * r * min_compression_rate < n * m.
 bool PassesRule(const PowerSgdOptions& options, MatrixShape shape, std::size_t rank) {
   const auto factors = static_cast<double>((shape.rows + shape.cols) * rank);
   return factors * options.min_compression_rate < static_cast<double>(shape.numel());
@@ -56,6 +58,8 @@ BucketLayout MakeLayout(const PowerSgdOptions& options, const BucketParameters& 
     return SquareLayout(rank, numel);
   }
   BucketLayout layout;
+  // torch groups matrices by shape, in order of first appearance, and draws group by group. The
+  // blocks follow this order so that equal seeds give equal factors.
   std::map<std::pair<std::size_t, std::size_t>, std::size_t> group_of;
   std::vector<std::vector<LowRankMatrix>> groups;
   for (std::size_t p = 0; p < parameters.size(); ++p) {
@@ -91,6 +95,8 @@ std::vector<RoundPlan> PlanRounds(const PowerSgdOptions& options, const BucketLa
   if (layout.dense_numel > 0) {
     first.segments.push_back({.dtype = wire, .numel = layout.dense_numel, .op = ReduceOp::kMean});
   }
+  // With one round P and Q alternate between steps, and each is a plain mean. With two rounds P is
+  // summed without a division, as in torch: orthonormalization removes the scale.
   if (options.rounds == 1 && !layout.matrices.empty()) {
     first.segments.push_back({.dtype = wire,
                               .numel = side == Side::kP ? layout.p_numel : layout.q_numel,

@@ -1,4 +1,4 @@
-// How a list of parameters becomes matrices, and matrices become rounds.
+// Maps a list of parameters to matrices, and matrices to rounds.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ struct LowRankMatrix {
   std::size_t q_numel() const { return shape.cols * rank; }
 };
 
-// A parameter that travels as it is.
+// A parameter that travels uncompressed.
 struct DenseTensor {
   std::size_t parameter = 0;
   std::size_t offset = 0;  // elements, in the bucket

@@ -12,7 +12,7 @@
 
 namespace gradwire {
 
-// Residuals come in two copies: a step writes the second one, its commit swaps them.
+// A step writes the new residual to `next`; its commit swaps the two.
 template <class T>
 struct ParameterState {
   std::vector<T> residual;  // empty: none yet
@@ -23,11 +23,11 @@ struct ParameterState {
 template <class T>
 struct FactorState {
   std::vector<std::string> parameters;  // batched: the bucket that they belong to, in order
-  std::vector<T> q;                     // empty: not here
+  std::vector<T> q;                     // empty: the coordinator has to send it
   std::vector<T> p;                     // with one round per step only
 };
 
-// Batched: what the square around a bucket has beyond its parameters.
+// Batched: the residual in the elements that pad a bucket to a square.
 template <class T>
 struct PaddingState {
   std::string bucket;  // its parameters' names, a line each
@@ -35,7 +35,7 @@ struct PaddingState {
   std::vector<T> next;
 };
 
-// Memory of one open bucket, handed from step to step.
+// Scratch memory of one open bucket, reused from step to step.
 template <class T>
 struct Workspace {
   std::vector<T> matrix;      // the bucket in another dtype, or padded to a square
@@ -64,7 +64,7 @@ class MemberState {
   PaddingState<T>& padding(const std::string& name) { return paddings_[name]; }
   std::unordered_map<std::string, PaddingState<T>>& paddings() { return paddings_; }
   const std::unordered_map<std::string, PaddingState<T>>& paddings() const { return paddings_; }
-  // Sum of squares of what a new bucket layout made worthless.
+  // Sum of squares of the padding residuals that a new bucket layout has discarded.
   double lost = 0;
 
   std::unique_ptr<Workspace<T>> TakeWorkspace() {

@@ -132,6 +132,7 @@ absl::StatusOr<PowerSgdOptions> PowerSgdOptions::FromSpec(const HookSpec& spec) 
                  options.compression_stats_logging_frequency);
   reader.Flag("batch_tensors_with_same_shape", options.batch_tensors_with_same_shape);
   reader.Form("error_feedback", options.error_feedback);
+  // After error_feedback, because `use_error_feedback` = false overrides it.
   bool use_error_feedback = true;
   reader.Flag("use_error_feedback", use_error_feedback);
   if (!use_error_feedback) options.error_feedback = ErrorFeedback::kNone;
@@ -139,6 +140,7 @@ absl::StatusOr<PowerSgdOptions> PowerSgdOptions::FromSpec(const HookSpec& spec) 
   reader.Integer("rounds", 1, 2, rounds);
   options.rounds = static_cast<int>(rounds);
   if (!reader.status().ok()) return reader.status();
+  // One round sends P or Q and takes the other one from the step before, so it cannot draw anew.
   if (options.rounds == 1 && !options.warm_start) {
     return absl::InvalidArgumentError(
         "comm_state_option: \"warm_start\": false is not allowed with \"rounds\": 1; allowed: "

@@ -13,12 +13,12 @@ namespace gradwire {
 enum class ErrorFeedback : std::uint8_t {
   kNone,
   kAggregate,  // residual = gradient + residual - averaged result, as torch
-  kLocal,      // residual = gradient + residual - what this member's own factors can say of it
+  kLocal,      // residual = gradient + residual - approximation by this member's own factors
 };
 
 struct PowerSgdOptions {
   bool batched = false;  // comm_hook "batched_power_sgd": the whole bucket as one square matrix
-  std::optional<DType> wire{};  // comm_wrapper: what P, Q and the uncompressed tensors travel in
+  std::optional<DType> wire{};  // comm_wrapper: the dtype in which everything travels
 
   std::int64_t matrix_approximation_rank = 1;  // 1 to 1024; clamped to a matrix's sides
   std::int64_t start_powerSGD_iter = 1000;     // 0 and up; before it, a plain mean

@@ -19,7 +19,8 @@ constexpr DType kDType = std::is_same_v<T, double> ? DType::kFloat64 : DType::kF
 
 constexpr std::size_t kBlock = 1024;  // elements converted at a time
 
-// In fp64, in lanes that the compiler can put side by side.
+// Sums in fp64, since squares of float gradients exceed float's range from 1.8e19 on. Eight
+// independent sums let the compiler vectorize without reordering additions (no -ffast-math).
 template <class T>
 double SumOfSquares(std::span<const T> values) {
   std::array<double, 8> lanes{};
@@ -56,6 +57,7 @@ PowerSgdRun<T>::PowerSgdRun(const PowerSgdOptions& options, const Kernels& kerne
       plans_(PlanRounds(options, layout_, wire_, side)),
       work_(state.TakeWorkspace()) {}
 
+// The next run reuses the memory, which otherwise would be allocated and page-faulted in each step.
 template <class T>
 PowerSgdRun<T>::~PowerSgdRun() {
   state_.GiveWorkspace(std::move(work_));
@@ -115,6 +117,8 @@ absl::Status PowerSgdRun<T>::Check(const ElementRange& range, std::size_t bytes)
 
 // ---- Shared state
 
+// A factor that is not here is empty. Batched factors fit only the list of parameters that they
+// were computed from.
 template <class T>
 bool PowerSgdRun<T>::HasFactors(const LowRankMatrix& matrix) const {
   const FactorState<T>& factor = state_.factor(NameOf(matrix));
@@ -131,6 +135,8 @@ std::size_t PowerSgdRun<T>::shared_bytes() const {
   return (layout_.q_numel + (TwoRounds() ? 0 : layout_.p_numel)) * sizeof(T);
 }
 
+// Sets factors before the commit, as the coordinator's are authoritative: a step that fails does
+// not undo them, and the coordinator sends them again if they change.
 template <class T>
 absl::Status PowerSgdRun<T>::Import(std::span<const std::byte> shared) {
   if (shared.size() != shared_bytes()) {
@@ -159,6 +165,8 @@ absl::Status PowerSgdRun<T>::Import(std::span<const std::byte> shared) {
 
 // ---- Contributions
 
+// M is built in the bucket itself if the dtype and the size allow it; this saves a copy of the
+// gradients. A casting wrapper or a padded square needs memory of its own.
 template <class T>
 void PowerSgdRun<T>::LoadBucket() {
   const TensorView buffer = bucket_.buffer();
@@ -176,7 +184,8 @@ void PowerSgdRun<T>::LoadBucket() {
   if (options_.batched && KeepsResidual()) LoadPadding();
 }
 
-// The padding's residual is of no use to another bucket.
+// A square has up to 2 * sqrt(numel) elements beyond the bucket, which have a residual too. It is
+// meaningless for another list of parameters, and its energy is then counted as lost.
 template <class T>
 void PowerSgdRun<T>::LoadPadding() {
   for (const ParameterSpec& parameter : bucket_.parameters()) {
@@ -193,8 +202,8 @@ void PowerSgdRun<T>::LoadPadding() {
   }
 }
 
-// For what AddAndMultiply does not reach: dense tensors; all of it when the matrices are not the
-// parameters, or are not multiplied from this side.
+// Adds the residuals that MakeP does not add in its pass over M: those of dense tensors, of a
+// batched square, and of a one-round step that sends Q and has no such pass.
 template <class T>
 void PowerSgdRun<T>::AddResiduals() {
   if (!KeepsResidual()) return;
@@ -217,7 +226,9 @@ void PowerSgdRun<T>::AddResiduals() {
   for (const LowRankMatrix& matrix : layout_.matrices) add(matrix.parameter, matrix.offset);
 }
 
-// A factor of the step before, with orthonormal columns.
+// Orthonormalizes the last step's factor, as torch does for a warm start. Its columns are as large
+// as the gradient and may be nearly parallel. With one round, P Q^T is a projection of M only
+// because the factor that the step does not send is orthonormal.
 template <class T>
 void PowerSgdRun<T>::Orthonormal(const std::vector<T>& factor, MatrixShape shape, T* out) {
   std::vector<double>& precise = work_->precise;
@@ -228,6 +239,7 @@ void PowerSgdRun<T>::Orthonormal(const std::vector<T>& factor, MatrixShape shape
                  [](double value) { return static_cast<T>(value); });
 }
 
+// The kernels read Q by columns of M, so they want each of the `rank` columns contiguous.
 template <class T>
 void PowerSgdRun<T>::Transpose(const LowRankMatrix& matrix, const std::vector<T>& block) {
   work_->transposed.resize(std::max(work_->transposed.size(), matrix.q_numel()));
@@ -240,6 +252,7 @@ void PowerSgdRun<T>::Transpose(const LowRankMatrix& matrix, const std::vector<T>
   }
 }
 
+// P = (M + residual) Q, in one pass over M that also writes the sum back.
 template <class T>
 void PowerSgdRun<T>::MakeP() {
   for (const LowRankMatrix& matrix : layout_.matrices) {
@@ -257,6 +270,7 @@ void PowerSgdRun<T>::MakeP() {
   }
 }
 
+// Q = M^T P, for an orthonormal P: with two rounds the coordinator's, with one the last step's.
 template <class T>
 void PowerSgdRun<T>::MakeQ() {
   for (const LowRankMatrix& matrix : layout_.matrices) {
@@ -277,7 +291,8 @@ void PowerSgdRun<T>::MakeQ() {
   }
 }
 
-// For the local residual: the factor as the coordinator will read it.
+// For the local residual: this member's factor, rounded to the wire dtype as the coordinator reads
+// it, so that the rounding error is part of the residual.
 template <class T>
 void PowerSgdRun<T>::KeepOwn(const std::vector<T>& factor) {
   if (options_.error_feedback != ErrorFeedback::kLocal) return;
@@ -366,6 +381,9 @@ absl::Status PowerSgdRun<T>::Decode(ElementRange range, std::span<const std::byt
   return absl::OkStatus();
 }
 
+// Dense tensors have a residual too: what the result leaves out (aggregate), or this member's own
+// rounding error on the wire (local). The old gradient is needed for it, so both are computed block
+// by block before it is overwritten.
 template <class T>
 void PowerSgdRun<T>::DecodeDense(ElementRange range, const std::byte* in) {
   const bool is_local = options_.error_feedback == ErrorFeedback::kLocal;
@@ -414,7 +432,8 @@ void PowerSgdRun<T>::FinishMatrix(const LowRankMatrix& matrix) {
   T* residual = NextResidual(matrix);
   const T* p = work_->p.data() + matrix.p_offset;
   if (options_.error_feedback == ErrorFeedback::kLocal) {
-    // First what this member's own factors say, for the residual; then the result.
+    // The first pass uses this member's own factor and computes M - P Q^T, the residual. It also
+    // overwrites M, so a second pass writes the averaged result.
     const bool own_is_p = !TwoRounds() && side_ == Side::kP;
     Transpose(matrix, own_is_p ? work_->q : work_->own);
     kernels_.low_rank<T>().reconstruct_and_subtract(
@@ -459,6 +478,8 @@ void PowerSgdRun<T>::StoreBucket() {
                    static_cast<std::byte*>(buffer.data), buffer.numel);
 }
 
+// Only here does state change, so a step that is repeated or skipped computes the same again. A
+// swap leaves the old residual's memory for the next step.
 template <class T>
 void PowerSgdRun<T>::Commit() {
   ended_ = true;

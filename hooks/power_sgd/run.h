@@ -1,9 +1,9 @@
 // One bucket in one compressed step.
 //
-// M = gradient + residual is built where the gradient lies (in a square or in fp32 elsewhere when
-// the bucket needs that), P = M Q goes out with the tensors that are not compressed, comes back
-// orthonormal, Q = M^T P goes out and comes back as the mean, and M becomes P Q^T. The new residual
-// is written beside the old one and takes its place with the commit.
+// M = gradient + residual is computed in the bucket itself or, if the bucket needs another dtype or
+// padding to a square, in scratch memory. P = M Q is sent with the uncompressed tensors and comes
+// back orthonormal; Q = M^T P is sent and comes back as the mean; then M becomes P Q^T. The new
+// residual is written beside the old one, which it replaces in the commit.
 #pragma once
 
 #include <memory>
@@ -74,12 +74,12 @@ class PowerSgdRun : public HookRunBase {
   const std::vector<RoundPlan> plans_;
   std::unique_ptr<Workspace<T>> work_;
   T* matrix_ = nullptr;         // M: the bucket's own memory, or work_->matrix
-  std::string padding_bucket_;  // batched: what the commit says of the padding's residual,
-  double lost_ = 0;             // and what it counts as lost of the one before
+  std::string padding_bucket_;  // batched: the bucket that the padding's residual belongs to
+  double lost_ = 0;             // sum of squares of a discarded padding residual
   std::size_t round_ = 0;
   std::size_t decoded_ = 0;  // elements of this round
   bool begun_ = false;       // Next was called
-  bool prepared_ = false;    // this round's contribution is there
+  bool prepared_ = false;    // this round's contribution is computed
   bool finished_ = false;
   bool ended_ = false;
   bool measures_ = false;

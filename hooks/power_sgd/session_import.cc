@@ -1,4 +1,4 @@
-// A saved state of the coordinator, checked and taken apart.
+// Checks and parses a saved state of the coordinator.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -32,7 +32,7 @@ std::string FirstDifferentLine(const std::string& here, const std::string& there
   return "";
 }
 
-// One state and the session that it is for.
+// Reads one state for one session.
 class Reader {
  public:
   Reader(const PowerSgdSession& session, const HookState& state)
@@ -47,6 +47,7 @@ class Reader {
   }
 
   absl::StatusOr<std::shared_ptr<PowerSgdImport>> Read() {
+    // The order matters: ReadTensors needs the buckets that ReadDescriptions found.
     for (auto part : {&Reader::CheckDescription, &Reader::ReadNumbers, &Reader::ReadDescriptions,
                       &Reader::ReadTensors, &Reader::CheckComplete}) {
       if (absl::Status status = (this->*part)(); !status.ok()) return status;
@@ -56,7 +57,7 @@ class Reader {
   }
 
  private:
-  // What the state says of one parameter's matrix; batched: of the bucket that it is the first of.
+  // The saved factors of one parameter; batched: of the bucket that begins with it.
   struct Factor {
     const StateTensor* q = nullptr;
     const StateTensor* p = nullptr;
@@ -69,6 +70,8 @@ class Reader {
     return found == state_.metadata.end() ? std::string() : found->second;
   }
 
+  // Options and layout are compared as text, so the error can show both and name the first
+  // parameter that differs.
   absl::Status CheckDescription() {
     if (Text("format") != kSessionStateFormat) {
       return absl::InvalidArgumentError(
@@ -104,7 +107,7 @@ class Reader {
     return ReadDrawPlan();
   }
 
-  // Files without a plan are of the default one.
+  // A file without a plan was saved with the default plan.
   absl::Status ReadDrawPlan() {
     PowerSgdState& out = read_->state;
     out.plan = DrawPlan::Default(options_, session_.manifest);
@@ -161,6 +164,7 @@ class Reader {
     return absl::OkStatus();
   }
 
+  // Batched: buckets share no parameter, and a bucket's factors are stored under its first one.
   absl::Status ReadBucket(const std::string& name, const std::string& text, Factor& own) {
     for (const auto part : absl::StrSplit(text, ' ')) {
       std::uint32_t position = 0;
@@ -259,6 +263,7 @@ class Reader {
     return block;
   }
 
+  // Copies, because the tensors of the file are freed after the import.
   std::shared_ptr<const FactorArray> Copy(const FactorLayout& layout, Side side) {
     const bool is_p = side == Side::kP;
     auto array =

@@ -1,4 +1,4 @@
-// The coordinator's state as it is shown and saved.
+// Reports and serializes the coordinator's state.
 #include "hooks/power_sgd/session_state.h"
 
 #include <algorithm>
@@ -36,6 +36,7 @@ std::string PowerSgdSession::LayoutText() const {
   return text;
 }
 
+// Exact decimal text (17 significant digits), because an import compares it for equality.
 std::string PowerSgdSession::OptionsText() const {
   const PowerSgdOptions& o = options;
   return absl::StrCat(
@@ -65,6 +66,8 @@ absl::StatusOr<HookState> PowerSgdSnapshot::State() const {
     state.metadata["draw_plan"] = absl::StrJoin(state_.plan->buckets(), ",", bucket_text);
     state.metadata["seeds"] = absl::StrJoin(state_.seeds, " ");
   }
+  // A block may hold factors whose owner is now another block; only the owner's are current.
+  // Sorting by name makes the file independent of the order in which buckets arrived.
   std::vector<std::pair<std::uint32_t, const FactorBlock*>> kept;
   for (const FactorTable::Slot& slot : state_.factors->slots) {
     if (slot.block == nullptr) continue;
@@ -90,6 +93,7 @@ absl::StatusOr<HookState> PowerSgdSnapshot::State() const {
   return state;
 }
 
+// With one round a step sends P or Q; the report shows the ratio of the larger one.
 ParameterReport PowerSgdSnapshot::LineOf(std::uint32_t parameter, const LowRankMatrix& matrix,
                                          std::size_t numel, std::int64_t version) const {
   const std::size_t sent = session_->options.rounds == 1

@@ -1,4 +1,4 @@
-// The coordinator's state: what it consists of, and how it is shown, saved and restored.
+// The coordinator's state: its parts, and how it is reported, saved and restored.
 #pragma once
 
 #include <cstdint>
@@ -17,12 +17,12 @@ namespace gradwire {
 
 inline constexpr const char* kSessionStateFormat = "gradwire.session_state.1";
 
-// What never changes in a session.
+// The part of a session that never changes.
 struct PowerSgdSession {
   PowerSgdOptions options;
   SharedManifest manifest;
 
-  // How a state describes them. Two sessions take each other's states where both are equal.
+  // The text by which a saved state describes them. A session accepts a state if both are equal.
   std::string OptionsText() const;
   std::string LayoutText() const;
 };
@@ -31,13 +31,13 @@ struct PowerSgdState {
   std::int64_t iteration = 0;  // steps applied
   NumpyRandomState generator{0};
   std::shared_ptr<const DrawPlan> plan{};
-  std::vector<std::uint32_t> seeds{};  // one for each bucket of the plan; none: nothing is drawn
+  std::vector<std::uint32_t> seeds{};  // one for each bucket of the plan; empty: nothing is drawn
   FactorTableRef factors{};            // never null
 };
 
 class PowerSgdSnapshot final : public HookSnapshot {
  public:
-  // `state` is what the last step left; `shown` has what the open step has drawn, too.
+  // `state` is the state after the last step; `shown` also has what the open step has drawn.
   PowerSgdSnapshot(std::shared_ptr<const PowerSgdSession> session, PowerSgdState state,
                    FactorTableRef shown)
       : session_(std::move(session)), state_(std::move(state)), shown_(std::move(shown)) {}
@@ -58,7 +58,7 @@ struct PowerSgdImport final : public HookImport {
   PowerSgdState state;
 };
 
-// InvalidArgument or FailedPrecondition names what does not fit the session. Thread-safe.
+// InvalidArgument or FailedPrecondition names the part that does not fit the session. Thread-safe.
 absl::StatusOr<std::shared_ptr<PowerSgdImport>> ReadPowerSgdState(const PowerSgdSession& session,
                                                                   const HookState& state);
 

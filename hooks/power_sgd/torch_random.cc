@@ -13,6 +13,8 @@
 namespace gradwire {
 namespace {
 
+// torch's hook calls numpy's randint(1'000'000'000) for each seed. numpy's legacy generator masks a
+// word to the 30 bits that hold the bound and rejects values above it.
 constexpr std::uint32_t kSeeds = 1'000'000'000;
 constexpr std::uint32_t kMask = (1U << 30) - 1;
 constexpr std::size_t kBlock = 16;
@@ -52,7 +54,8 @@ struct SineCosine {
   float cosine;
 };
 
-// For x from 0 on.
+// For x >= 0. Subtracts a multiple of pi / 4 in three parts (Cody and Waite), so that the reduced
+// argument keeps float's precision; the octant selects the polynomial and the signs.
 SineCosine CephesSineCosine(float x) {
   const int octant = (static_cast<int>(x * 1.27323954473516F) + 1) & ~1;
   const auto y = static_cast<float>(octant);
@@ -73,8 +76,8 @@ SineCosine CephesSineCosine(float x) {
           .cosine = ((octant - 2) & 4) == 0 ? -cosine : cosine};
 }
 
-// As the stream operators print it: the words, then how many of them are used up. The operators
-// themselves would take any numbers.
+// Accepts the text that operator<< writes: 624 words and the number of words already used.
+// operator>> alone would accept an index out of range, and a state of zeros repeats zero forever.
 bool IsState(const std::string& text) {
   if (text.size() > kMaxText) return false;
   std::size_t count = 0;
@@ -132,10 +135,14 @@ std::uint64_t TorchGenerator::Next64() {
   return high << 32 | static_cast<std::uint64_t>(words_());
 }
 
+// torch's uniform float in [0, 1): the low 24 bits, which is float's precision.
 float TorchGenerator::NextUniform() {
   return static_cast<float>(words_() & ((1U << 24) - 1)) * 0x1p-24F;
 }
 
+// torch's normal_ on CPUs. Below 16 elements it uses Box-Muller in double and caches the second
+// value of each pair across calls. From 16 on it fills the buffer with uniforms and transforms
+// blocks of 16; a remainder is covered by drawing the last 16 elements again.
 void TorchGenerator::Normal(std::span<float> out) {
   if (out.size() < kBlock) {
     for (float& value : out) {

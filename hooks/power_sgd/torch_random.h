@@ -1,4 +1,4 @@
-// The random numbers that PyTorch's PowerSGDState starts from.
+// The random numbers with which PyTorch's PowerSGDState initializes the first Q.
 #pragma once
 
 #include <cstdint>

@@ -30,7 +30,7 @@ absl::Status SystemError(const std::string& what) {
   return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
 }
 
-// Closes so that the peer knows at once, and no TIME_WAIT stays.
+// Resets the connection (linger time 0): the peer notices at once, and no TIME_WAIT remains.
 void Refuse(UniqueFd connection) {
   const linger at_once{.l_onoff = 1, .l_linger = 0};
   setsockopt(connection.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
@@ -127,6 +127,7 @@ void Acceptor::OnEvent(int fd) {
   if (listener != listeners_.end()) AcceptAll(*listener);
 }
 
+// Peeks, because the byte belongs to gRPC or to the offer's reader.
 void Acceptor::OnFirstByte(int fd) {
   const auto found = silent_.find(fd);
   char first = 0;
@@ -141,6 +142,7 @@ void Acceptor::OnFirstByte(int fd) {
   HandOver(silent.listener_fd, std::move(silent.connection));
 }
 
+// A connection that sends nothing holds a descriptor, and gRPC does not know of it yet.
 void Acceptor::CloseSilent(Clock::time_point now) {
   for (auto it = silent_.begin(); it != silent_.end();) {
     if (now < it->second.deadline) {
@@ -153,6 +155,8 @@ void Acceptor::CloseSilent(Clock::time_point now) {
   }
 }
 
+// The listeners are level-triggered: what is left after kAcceptsAtOnce is reported again.
+// ECONNABORTED is about a peer that is already gone.
 void Acceptor::AcceptAll(const Listener& listener) {
   for (int i = 0; i < kAcceptsAtOnce; ++i) {
     UniqueFd connection(accept4(listener.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
@@ -172,6 +176,8 @@ void Acceptor::Take(const Listener& listener, UniqueFd connection) {
     ++refused_;
     return Refuse(std::move(connection));
   }
+  // TCP carries no offers of memory, so gRPC gets the connection at once. Without TCP_NODELAY,
+  // Nagle's algorithm holds small frames back until the peer's acknowledgement.
   if (!listener.is_unix()) {
     const int on = 1;
     setsockopt(connection.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -188,6 +194,8 @@ void Acceptor::Take(const Listener& listener, UniqueFd connection) {
                              .deadline = Clock::now() + first_byte_timeout_});
 }
 
+// gRPC owns and closes the connection without telling anybody. The duplicate lets epoll report its
+// end, so that connections can be counted.
 void Acceptor::HandOver(int listener_fd, UniqueFd connection) {
   UniqueFd duplicate(fcntl(connection.get(), F_DUPFD_CLOEXEC, 0));
   // Both directions shut down is the end, whoever ended it: gRPC shuts a socket down before it
@@ -202,6 +210,8 @@ void Acceptor::HandOver(int listener_fd, UniqueFd connection) {
   handler_(listener_fd, std::move(connection));
 }
 
+// Without a free descriptor, accept fails and the connection stays in the backlog, so a
+// level-triggered epoll would spin. Closing the reserve makes room to accept it and to refuse it.
 void Acceptor::RefuseOne(const Listener& listener) {
   reserve_.Reset();
   UniqueFd connection(accept4(listener.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));

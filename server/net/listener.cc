@@ -32,6 +32,7 @@ absl::Status SystemError(const std::string& what, int error) {
 
 absl::StatusOr<std::string> UnixPath(const std::string& address) {
   std::string path = address.substr(kUnixPrefix.size());
+  // gRPC's URI form: unix:///path is the absolute path /path.
   if (path.rfind("///", 0) == 0) path.erase(0, 2);
   if (path.empty() || path.size() >= sizeof(sockaddr_un::sun_path)) {
     return absl::InvalidArgumentError(absl::StrCat("listen address \"", address,
@@ -80,6 +81,7 @@ absl::StatusOr<Addresses> Resolve(const std::string& address) {
   return Addresses(list);
 }
 
+// Includes v4-mapped addresses (::ffff:127.0.0.1).
 bool IsLoopback(const sockaddr* address) {
   constexpr std::uint32_t kLoopbackNet = 127;
   if (address->sa_family == AF_INET) {
@@ -113,7 +115,9 @@ absl::StatusOr<UniqueFd> OpenTcp(const addrinfo& where) {
   UniqueFd fd(socket(where.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd.valid()) return SystemError("socket", errno);
   const int on = 1;
+  // Connections of the last daemon in TIME_WAIT would otherwise make bind fail after a restart.
   setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  // Without V6ONLY, [::] takes the port of IPv4 as well, and binding 0.0.0.0 fails.
   if (where.ai_family == AF_INET6) {
     setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
   }
@@ -122,7 +126,7 @@ absl::StatusOr<UniqueFd> OpenTcp(const addrinfo& where) {
   return fd;
 }
 
-// Makes room for a unix socket where a daemon left one behind.
+// Removes a socket file that an earlier daemon left behind.
 absl::Status RemoveStale(const std::string& path) {
   struct stat info {};
   if (lstat(path.c_str(), &info) != 0) {
@@ -134,6 +138,8 @@ absl::Status RemoveStale(const std::string& path) {
   const UniqueFd probe(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!probe.valid()) return SystemError("socket", errno);
   const sockaddr_un address = UnixAddress(path);
+  // A non-blocking connect to a unix socket gives EAGAIN if the backlog is full: somebody listens.
+  // ECONNREFUSED means that the file has outlived its process.
   if (connect(probe.get(), Generic(&address), sizeof address) == 0 || errno == EAGAIN) {
     return absl::UnavailableError(absl::StrCat("another process listens on ", path));
   }
@@ -191,7 +197,8 @@ absl::StatusOr<std::vector<Listener>> Listener::Open(const std::string& address)
   }
   const absl::StatusOr<Addresses> addresses = Resolve(address);
   if (!addresses.ok()) return addresses.status();
-  // A name may have addresses of a family that this host does not speak: one that works is enough.
+  // A name may resolve to addresses of a family that this host does not support: one that works is
+  // enough.
   absl::Status last = absl::UnavailableError("no address");
   for (const addrinfo* one = addresses->get(); one != nullptr; one = one->ai_next) {
     absl::StatusOr<UniqueFd> fd = OpenTcp(*one);
@@ -211,6 +218,7 @@ absl::StatusOr<std::vector<Listener>> Listener::Open(const std::string& address)
   return listeners;
 }
 
+// Another daemon may have replaced the file since; the inode tells.
 Listener::~Listener() {
   if (path_.empty()) return;
   struct stat info {};

@@ -20,7 +20,7 @@ absl::Status TooMany(const std::string& whose, std::size_t count, std::size_t al
 
 absl::Status ShuttingDown() { return absl::UnavailableError("the daemon is shutting down"); }
 
-// The member reads it or does not: its side falls back to payloads in the stream.
+// A lost reply is no error: the member then sends payloads in the stream.
 void Reply(const UniqueFd& connection, const wire::MemoryReply& reply) {
   if (!reply.status.ok()) {
     spdlog::info("an offer of shared memory was refused: {}", std::string(reply.status.message()));
@@ -28,11 +28,12 @@ void Reply(const UniqueFd& connection, const wire::MemoryReply& reply) {
   wire::SendMemoryReply(connection.get(), reply).IgnoreError();
 }
 
-// A segment for an attachment that is there.
+// Whether the segment is for an existing attachment.
 bool IsFurther(const wire::MemoryRequest& request) { return request.attachment != 0; }
 
 bool IsClosed(const UniqueFd& connection) {
-  // Without events: for POLLHUP, which a peer that only ends its own direction does not cause.
+  // POLLHUP is reported even without requested events. A peer that only shuts down its own
+  // direction does not cause it.
   pollfd peer{.fd = connection.get(), .events = 0, .revents = 0};
   return poll(&peer, 1, 0) == 1;
 }
@@ -52,6 +53,7 @@ void OfferThreads::Submit(UniqueFd connection) {
   if (!status.ok()) Reply(offer.connection, {.status = status});
 }
 
+// A quarter of the queue is reserved for first segments. A member is counted by its token.
 absl::Status OfferThreads::Enqueue(Offer& offer) {
   {
     MutexLock lock(mutex_);
@@ -102,6 +104,8 @@ void OfferThreads::Run() {
   }
 }
 
+// One thread is reserved for first segments, which are small and for which a joining member waits;
+// further ones may have gigabytes. One member has one thread at most.
 std::deque<OfferThreads::Offer>::iterator OfferThreads::NextOffer() {
   const bool may_be_further = further_at_work_ < std::max<std::size_t>(options_.threads, 2) - 1;
   const auto has_turn = [&](const Offer& offer) GRADWIRE_REQUIRES(mutex_) {
@@ -122,7 +126,7 @@ void OfferThreads::Take(std::deque<Offer>::iterator next) {
   mutex_.Lock();
   at_work_.erase(token);
   further_at_work_ -= further;
-  // This thread looks for the next offer itself, but two may have their turn now.
+  // This thread takes the next offer itself, but two offers may be eligible now.
   work_.NotifyOne();
 }
 
@@ -140,6 +144,7 @@ void OfferThreads::Answer(Offer offer) {
   Reply(offer.connection, reply);
 }
 
+// Asked between pieces of the mapping, so that nobody maps gigabytes for a member that is gone.
 absl::Status OfferThreads::MayGoOn(const UniqueFd& connection, Clock::time_point deadline) const {
   {
     MutexLock lock(mutex_);

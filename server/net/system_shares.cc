@@ -29,6 +29,7 @@ SystemLimits ReadSystemLimits() {
   return limits;
 }
 
+// Offers and sessions get their descriptors first; connections share what is left, two each.
 SystemShares ShareOut(const SystemLimits& limits, int max_connections, int max_sessions) {
   SystemShares shares;
   // Half of the mappings stay for the allocator, threads' stacks and libraries.
@@ -44,6 +45,7 @@ SystemShares ShareOut(const SystemLimits& limits, int max_connections, int max_s
   return shares;
 }
 
+// Returns the limit at which ShareOut cuts no share; 32 and 8 are the divisors there.
 std::size_t DescriptorsWanted(int max_connections, int max_sessions) {
   const auto sessions = static_cast<std::size_t>(max_sessions);
   const std::size_t sum = kOtherDescriptors + kEachPendingOffer * kMostPendingOffers + sessions +

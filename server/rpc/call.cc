@@ -11,7 +11,8 @@
 namespace gradwire::server {
 namespace {
 
-// gRPC sends a status message as a header, and peers refuse headers above 8 KiB: a long one is cut.
+// gRPC sends a status message as a header, and peers refuse headers above 8 KiB, so a long message
+// is truncated.
 grpc::Status ToShortGrpc(const absl::Status& status) {
   constexpr std::size_t kMaxMessage = 2048;
   if (status.message().size() <= kMaxMessage) return wire::ToGrpc(status);
@@ -21,6 +22,7 @@ grpc::Status ToShortGrpc(const absl::Status& status) {
 
 }  // namespace
 
+// gRPC wants AsyncNotifyWhenDone before the call is requested.
 Call::Wire::Wire(RpcThreads& on)
     : threads(on),
       ended{.done =
@@ -56,7 +58,7 @@ void Call::Open(std::unique_ptr<Wire> wire, std::function<void()> closed) {
   closed_ = std::move(closed);
   {
     MutexLock lock(mutex_);
-    under_way_ = 2;  // this, and the notice of the call's end
+    under_way_ = 2;  // this function, and the notice of the call's end
   }
   OnStart();
   Settle();
@@ -70,6 +72,8 @@ void Call::SendInitialMetadata() {
   wire_->stream.SendInitialMetadata(wire_->threads.Begin(metadata_));
 }
 
+// No operation may begin after Finish. `under_way_` keeps the call alive until the operation's
+// completion has come off the queue.
 bool Call::Enter(bool write) {
   MutexLock lock(mutex_);
   if (outcome_) return false;
@@ -109,6 +113,7 @@ void Call::Finish(const absl::Status& status) {
   MaybeFinish();
 }
 
+// gRPC allows one write at a time, and Finish writes the status: it waits for the write in flight.
 void Call::MaybeFinish() {
   grpc::Status outcome;
   {
@@ -123,6 +128,7 @@ void Call::MaybeFinish() {
 
 void Call::TryCancel() { wire_->context.TryCancel(); }
 
+// After a read that is not ok, tells a broken call from one whose client has half-closed it.
 bool Call::broken() const {
   return grpc_call_failed_before_recv_message(wire_->context.c_call()) != 0;
 }
@@ -138,6 +144,7 @@ void Call::OnWritten(bool ok) {
   MaybeFinish();
 }
 
+// IsCancelled may be asked only after this notice.
 void Call::OnEnded(bool /*ok*/) {
   if (!wire_->context.IsCancelled()) return;
   OnCancel();
@@ -149,6 +156,7 @@ void Call::Settle() {
     MutexLock lock(mutex_);
     if (--under_way_ > 0) return;
   }
+  // `closed` may let Shutdown destroy the queue, so the call with its gRPC objects goes first.
   std::shared_ptr<Call> self = std::move(self_);
   OnDone();
   const std::function<void()> closed = std::move(closed_);

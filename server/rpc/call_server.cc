@@ -10,7 +10,7 @@
 namespace gradwire::server {
 namespace {
 
-// Between two words about calls that do not end.
+// Interval between two warnings about calls that do not end.
 constexpr std::chrono::seconds kPatience(5);
 
 class UnknownCall final : public Call {
@@ -50,8 +50,10 @@ void CallServer::Accept() {
   service_.RequestCall(&next_->context, &next_->stream, queue, queue, threads_.Begin(accepted_));
 }
 
+// Requests the next call before it opens this one, so that another thread can accept meanwhile.
 void CallServer::OnAccepted(bool ok) {
   std::unique_ptr<Call::Wire> wire = std::move(next_);
+  // A call that never began gets no notice from AsyncNotifyWhenDone, so it is simply destroyed.
   if (!ok) {  // the server is shut down
     wire.reset();
     return Leave();
@@ -84,7 +86,7 @@ std::size_t CallServer::WaitForCalls(std::chrono::seconds patience) {
 void CallServer::Shutdown(std::chrono::system_clock::time_point deadline) {
   if (grpc_ == nullptr) return threads_.Stop();
   grpc_->Shutdown(deadline);
-  // Nothing may begin on a queue that is shut down, so that comes after the calls.
+  // gRPC allows no new operation on a queue that is shut down, so all calls have to end first.
   while (const std::size_t calls = WaitForCalls(kPatience)) {
     spdlog::warn("shutting down waits for {} calls that were cancelled", calls);
   }

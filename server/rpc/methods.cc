@@ -39,6 +39,8 @@ std::vector<std::string> NamesOf(const Descriptor* request, const Descriptor* re
 
 }  // namespace
 
+// A method is found by its message types, so a misspelt name cannot occur. If the .proto files make
+// the types ambiguous, the daemon aborts at its start.
 void Methods::Add(const Descriptor* request, const Descriptor* response, MethodKind kind,
                   Factory factory, const std::string& method) {
   const std::vector<std::string> names = NamesOf(request, response, kind, method);
@@ -54,6 +56,7 @@ std::shared_ptr<Call> Methods::Make(const std::string& name) const {
   return found == factories_.end() ? nullptr : found->second();
 }
 
+// The map is sorted, so the methods of one service are adjacent.
 std::vector<std::string> Methods::services() const {
   std::vector<std::string> services;
   for (const auto& [name, factory] : factories_) {

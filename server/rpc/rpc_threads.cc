@@ -18,6 +18,7 @@ RpcThreads::RpcThreads(std::unique_ptr<grpc::ServerCompletionQueue> queue)
 
 RpcThreads::~RpcThreads() { Stop(); }
 
+// One more than cores, so that a thread still polls while every core computes.
 std::size_t RpcThreads::Count() {
   return std::clamp<std::size_t>(std::thread::hardware_concurrency() + std::size_t{1}, 3, 16);
 }

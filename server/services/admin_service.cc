@@ -49,6 +49,7 @@ void AdminService::GetServer(v1::GetServerResponse& response) const {
   response.set_draining(registry_->draining());
 }
 
+// Takes every session's lock in turn, so another thread polls meanwhile.
 void AdminService::ListSessions(v1::ListSessionsResponse& response) const {
   RpcThreads::YieldLeadership();
   for (v1::SessionStatus& session : registry_->List(MonotonicNow())) {

@@ -20,15 +20,15 @@ namespace {
 
 constexpr std::uint32_t kProtocolVersion = 1;
 constexpr std::size_t kSmallFrames = std::size_t{1} << 20;
-// Of some 300 bytes each. A resume after results in place queues a frame for each of their chunks:
-// 64 GiB of gradients in chunks of 1 MiB.
+// Frames of about 300 bytes. A resume after results in place queues a frame for each chunk, so this
+// covers 64 GiB of gradients in chunks of 1 MiB.
 constexpr std::size_t kMaxFrames = std::size_t{1} << 16;
 constexpr int kStreamSilences = 2;
 constexpr absl::Duration kLongestTimeout = absl::Hours(24 * 365);
 
-// Of frames that only a member's queue holds: two windows of results that the member acknowledged
-// by an earlier stream, and one of a broadcast. The session never queues more for a member that
-// keeps the protocol.
+// Bounds the frames that only a member's queue holds: two windows of results that the member has
+// acknowledged on an earlier stream, and one window of a broadcast. A member that keeps the
+// protocol never has more.
 StreamLimits LimitsOf(const ServerOptions& options) {
   const std::size_t window = std::size_t{options.window_chunks} * options.chunk_bytes;
   return {
@@ -125,7 +125,7 @@ void AggregationService::AddTo(Methods& methods) {
       [this](const auto& request, auto& /*response*/) { return Leave(request); });
   methods.Add<v1::WatchRequest, v1::WatchResponse, WatchStream>(MethodKind::kServerStream,
                                                                 registry_, ticks_);
-  // By bytes, so that payloads are not copied.
+  // Registered by name and handled as byte buffers, so that payloads are not copied.
   const auto pairs = std::make_shared<LanePairs>();
   methods.AddNamed<v1::Frame, v1::Frame, MemberExchange>("Exchange", MethodKind::kBothStream,
                                                          stream_limits_, registry_, pairs, ticks_);
@@ -152,6 +152,8 @@ absl::Status AggregationService::Join(const v1::JoinRequest& request, Manifest m
   response.set_window_chunks(granted.window_chunks);
   response.set_open_buckets(granted.open_buckets);
   response.set_eager_bytes(granted.eager_bytes);
+  // A bulk lane is a second connection. Near the connection limit, members do without it so that
+  // others can join.
   response.set_bulk_lane(has_room_());
   response.set_draw_plan(true);
   if (shares_memory_) response.set_memory_bytes(granted.StagingBytes());

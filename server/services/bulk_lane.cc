@@ -26,6 +26,7 @@ void BulkLane::OnStart() {
   ticks_->Add(Self<BulkLane>());  // last: the ticker may end it
 }
 
+// The lane may have ended while its pair was found; `done_` decides this race under the lock.
 bool BulkLane::Connect(const std::shared_ptr<MemberExchange>& stream) {
   MutexLock lock(mutex_);
   if (!done_) stream_ = stream;
@@ -50,11 +51,13 @@ void BulkLane::OnReadDone(bool ok) {
     TellEnd();
     return Finish(absl::CancelledError("the member ended its bulk lane"));
   }
-  // Its digest is computed, a sum may follow.
+  // Computing the digest of a large frame takes long, and a sum may follow.
   if (incoming().Length() > wire::kSmallPayload) RpcThreads::YieldLeadership();
   absl::StatusOr<wire::Frame> frame =
       wire::Parse(incoming(), {.max_payload_bytes = limits_.max_payload_bytes});
   incoming().Clear();
+  // No further read begins here: after the Hello, MemberExchange reads on when its pair is there,
+  // and after a frame when the session has taken it.
   if (its != nullptr) return its->OnFrame(wire::Lane::kBulk, std::move(frame));
   if (absl::Status status = HandleHello(frame); !status.ok()) Finish(status);
 }

@@ -13,7 +13,7 @@ using grpc::health::v1::HealthCheckResponse;
 
 namespace {
 
-// A watch keeps its service's name for as long as it lasts.
+// A watch stores its service's name until it ends, so the length is limited.
 constexpr std::size_t kLongestName = 200;
 
 absl::Status CheckName(const HealthCheckRequest& request) {
@@ -25,7 +25,7 @@ absl::Status CheckName(const HealthCheckRequest& request) {
 
 }  // namespace
 
-// A client that does not read is told the latest when it has taken what was written.
+// At most one write is in flight. A client that reads slowly skips states and gets the latest one.
 class HealthWatch final : public RequestCall<HealthCheckRequest> {
  public:
   explicit HealthWatch(HealthService* health) : health_(*health) {}
@@ -51,6 +51,7 @@ class HealthWatch final : public RequestCall<HealthCheckRequest> {
   void OnRequest(const HealthCheckRequest& request) override {
     if (absl::Status status = CheckName(request); !status.ok()) return Finish(status);
     service_ = request.service();
+    // Registers before it reads the status, so that no change falls between the two.
     if (!health_.Add(Self<HealthWatch>())) return End();
     Tell();
   }
@@ -86,6 +87,8 @@ void HealthService::AddTo(Methods& methods) {
                                                                     this);
 }
 
+// gRPC's health protocol: Check answers NOT_FOUND for an unknown service, while Watch reports
+// SERVICE_UNKNOWN and goes on.
 absl::Status HealthService::Check(const HealthCheckRequest& request,
                                   HealthCheckResponse& response) const {
   if (absl::Status name = CheckName(request); !name.ok()) return name;
@@ -103,6 +106,7 @@ HealthService::Status HealthService::StatusOf(const std::string& service) const 
   return found == services_.end() ? HealthCheckResponse::SERVICE_UNKNOWN : found->second;
 }
 
+// Tell takes a watch's lock before the service's, so it is called without the latter.
 void HealthService::StopServing() {
   {
     MutexLock lock(mutex_);

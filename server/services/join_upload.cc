@@ -27,6 +27,7 @@ void JoinUpload::OnStart() {
   ticks_->Add(Self<JoinUpload>());  // last: the ticker may end it
 }
 
+// A read that is not ok is either the end of the parts or a broken call; Join tells them apart.
 void JoinUpload::OnReadDone(bool ok) {
   RpcThreads::YieldLeadership();
   if (!ok) {
@@ -46,6 +47,8 @@ absl::Status JoinUpload::Take() {
   return status;
 }
 
+// A manifest that never fits is RESOURCE_EXHAUSTED; one that other uploads keep out for the moment
+// is UNAVAILABLE, which members retry.
 absl::Status JoinUpload::Reserve(std::size_t bytes) {
   std::optional<MemoryBudget::Share> share = memory_->Take(bytes);
   if (bytes > memory_->limit()) {

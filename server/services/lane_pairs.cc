@@ -7,6 +7,8 @@
 
 namespace gradwire::server {
 
+// The stream and its lane arrive on two connections in any order. The first one waits here; the
+// second one takes both out, so exactly one thread connects them.
 template <typename Half>
 LanePairs::Halves LanePairs::Put(const Key& key, std::shared_ptr<Half> Halves::*place,
                                  const std::shared_ptr<Half>& half) {

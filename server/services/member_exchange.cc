@@ -17,7 +17,7 @@
 namespace gradwire::server {
 namespace {
 
-// A small payload with its header. Larger frames are work: their digests are computed.
+// A small payload with its header. Larger frames take long, because their digests are computed.
 constexpr std::size_t kSmallFrame = wire::kSmallPayload + 1024;
 
 std::uint64_t NextId() {
@@ -44,6 +44,7 @@ void MemberExchange::OnStart() {
   ticks_->Add(Self<MemberExchange>());  // last: the ticker may end it
 }
 
+// If the stream is ending, the lane came too late and is broken at once: OnDone will not see it.
 void MemberExchange::Connect(const std::shared_ptr<BulkLane>& bulk) {
   if (!bulk->Connect(Self<MemberExchange>())) return OnBulkEnd();
   bool late = false;
@@ -64,7 +65,8 @@ void MemberExchange::Queue(Outgoing frame) {
   if (end_) return;
   const absl::Status added = queue_.Add(std::move(frame));
   if (added.ok()) return;
-  // It reads nothing, so that it would not read the end either.
+  // The member does not read, so it would not read a status after the queue either. The next tick
+  // cancels the call.
   queue_.Drop();
   EndLocked(added);
   end_deadline_ = absl::InfinitePast();
@@ -91,7 +93,7 @@ void MemberExchange::End(const absl::Status& status) {
   Pump(wire::Lane::kMain);
 }
 
-// The bulk lane ends when this call has ended.
+// Writes the next frame of the lane, or finishes the call. The bulk lane ends after this call.
 void MemberExchange::Pump(wire::Lane lane) {
   std::optional<SendQueue::Ready> ready;
   std::optional<absl::Status> end;
@@ -109,10 +111,10 @@ void MemberExchange::Pump(wire::Lane lane) {
     }
   }
   if (end) return Finish(*end);
-  // The bytes are copied into the socket, and before that perhaps out of a member's memory.
+  // Writing copies the bytes to the socket, and perhaps out of a member's memory before.
   if (ready->item.payload_bytes() > wire::kSmallPayload) RpcThreads::YieldLeadership();
   const grpc::ByteBuffer frame = ready->item.Serialize(ready->after);
-  ready.reset();  // from now on gRPC holds what is needed
+  ready.reset();  // gRPC has its own references now
   if (lane == wire::Lane::kBulk) return bulk->Write(frame);
   StartWrite(frame);
 }
@@ -157,6 +159,7 @@ void MemberExchange::OnTick(absl::Time now) {
 
 absl::Status MemberExchange::CheckLanes(absl::Time now) {
   const absl::Duration since = now - std::exchange(last_tick_, now);
+  // If this process was suspended, ticks stopped too, and the silence was not the member's fault.
   if (since > absl::Seconds(wire::kStandstillSeconds)) receiver_.ForgivePause(since, now);
   if (bulk_ == nullptr && now > opened_ + limits_.hello_timeout) {
     return absl::UnavailableError(
@@ -182,6 +185,7 @@ void MemberExchange::OnReadDone(bool ok) {
   absl::StatusOr<wire::Frame> frame =
       wire::Parse(incoming(), {.max_payload_bytes = limits_.max_payload_bytes});
   incoming().Clear();
+  // `place_` is set by the Hello and never changes again.
   if (place()) return OnFrame(wire::Lane::kMain, std::move(frame));
   if (ending()) return;
   const absl::Status status = HandleHello(frame);
@@ -237,7 +241,7 @@ absl::Status MemberExchange::Resolve(const Place& at, wire::Frame& frame) const 
           "after: is ", frame.after, "; allowed: 0, for the Hello named no bulk lane"));
     }
   }
-  // The session compares it; computed here, while its lock is free.
+  // Computes and caches the digest, which the session compares under its lock.
   if (frame.payload != nullptr && wire::HasDigest(frame.header)) frame.payload->digest();
   auto* contribution = std::get_if<wire::Contribution>(&frame.header);
   if (contribution == nullptr || !contribution->shared) return absl::OkStatus();
@@ -282,6 +286,8 @@ absl::Status MemberExchange::HandleHello(const absl::StatusOr<wire::Frame>& fram
     if (pair) queue_.UseBothLanes();
     receiver_.Heard(wire::Lane::kMain, MonotonicNow());
   }
+  // After `place_` is set, since the session may queue frames for this stream at once and asks
+  // whether it shares memory.
   absl::Status attached = member->session->Attach(member->rank, hello->start_id, hello->step,
                                                   Self<MemberExchange>(), MonotonicNow());
   if (attached.ok() && pair) pairs_->Add(*pair, Self<MemberExchange>());
@@ -290,6 +296,7 @@ absl::Status MemberExchange::HandleHello(const absl::StatusOr<wire::Frame>& fram
 
 void MemberExchange::OnWriteDone(bool ok) { OnWritten(wire::Lane::kMain, ok); }
 
+// After a failed write only the main lane is pumped, which finishes the call.
 void MemberExchange::OnWritten(wire::Lane lane, bool ok) {
   {
     MutexLock lock(mutex_);
@@ -310,6 +317,7 @@ void MemberExchange::OnBulkEnd() {
   HandleEnd(absl::CancelledError("the member's bulk lane is broken"));
 }
 
+// Detaches first, so that the grace period for resuming begins before the call has ended.
 void MemberExchange::HandleEnd(const absl::Status& status) {
   if (const std::optional<Place> at = place()) at->session->Detach(at->rank, id_, MonotonicNow());
   End(status);

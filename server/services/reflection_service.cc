@@ -97,10 +97,10 @@ absl::Status Answer(const Request& request, const Services& services, Response& 
   return absl::InvalidArgumentError("message_request: not set");
 }
 
-// Answers repeat their question.
+// Every answer repeats its question, so the question's size is limited.
 constexpr std::size_t kLongestQuestion = 4096;
 
-// The next question is read when the answer to the one before was taken.
+// Reads the next question only after the last answer was written.
 template <class Request, class Response>
 class ReflectionStream final : public Call {
  public:
@@ -128,6 +128,7 @@ class ReflectionStream final : public Call {
       error.set_error_code(static_cast<int>(status.code()));
       error.set_error_message(std::string(status.message()));
     }
+    // The protocol reports an error in the answer and keeps the stream.
     *response.mutable_original_request() = std::move(request);
     StartWrite(ToBytes(response));
   }
@@ -148,6 +149,8 @@ void Add(const std::shared_ptr<Services>& services, Methods& methods) {
 
 }  // namespace
 
+// Both versions, because older tools such as grpcurl know only v1alpha. The list of services is
+// made last, so that it has the reflection services themselves.
 void AddReflection(Methods& methods) {
   namespace v1 = grpc::reflection::v1;
   namespace v1alpha = grpc::reflection::v1alpha;

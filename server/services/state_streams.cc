@@ -22,6 +22,8 @@ ExportStream::ExportStream(std::shared_ptr<const Registry> registry,
       ticks_(std::move(ticks)),
       deadline_(MonotonicNow() + kStateCallTimeout) {}
 
+// Cancels instead of finishing: Finish would wait for a write that a reader who does not read never
+// lets complete.
 void ExportStream::OnTick(absl::Time now) {
   if (now >= deadline_) TryCancel();
 }
@@ -39,6 +41,8 @@ void ExportStream::OnRequest(const v1::ExportStateRequest& request) {
       });
 }
 
+// One piece at a time: the next one is built when the reader has taken the last one, so a slow
+// reader costs 1 MiB and not the whole state.
 void ExportStream::WriteNext() {
   const std::size_t bytes = std::min(kStatePiece, bytes_->size() - written_);
   if (bytes == 0) return Finish(absl::OkStatus());
@@ -97,6 +101,7 @@ absl::Status ImportStream::Take(const v1::ImportStateRequest& request) {
     return absl::InvalidArgumentError(
         absl::StrCat("data: ", data.size(), " bytes; allowed in one message: ", kStatePiece));
   }
+  // The session's reservation covers imports of up to most_bytes_.
   if (data.size() > most_bytes_ - bytes_.size()) {
     return absl::InvalidArgumentError(absl::StrCat("state: has more than ", most_bytes_,
                                                    " bytes; the session's cannot be larger"));
@@ -105,6 +110,7 @@ absl::Status ImportStream::Take(const v1::ImportStateRequest& request) {
   return absl::OkStatus();
 }
 
+// Only a complete state is installed: a call that broke off also ends its reads.
 void ImportStream::Import() {
   if (broken()) return Finish(absl::CancelledError("the sender is gone"));
   if (session_ == nullptr) {

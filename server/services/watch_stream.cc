@@ -9,7 +9,7 @@
 namespace gradwire::server {
 namespace {
 
-// The sentence about what is waited for counts seconds; that alone is no news more often than this.
+// `waiting_for` counts seconds. If nothing else has changed, it is sent at most this often.
 constexpr absl::Duration kSentenceInterval = absl::Seconds(1);
 
 bool SameButSentence(const v1::WatchResponse& a, const v1::WatchResponse& b) {
@@ -31,6 +31,8 @@ void WatchStream::OnRequest(const v1::WatchRequest& request) {
   OnTick(MonotonicNow());
 }
 
+// At most one write is in flight. A slow watcher skips states and gets the latest one, and `ended`
+// is read before the snapshot, so that the last message shows the end.
 void WatchStream::OnTick(absl::Time now) {
   const bool over = session_->ended();
   const v1::WatchResponse current = session_->Snapshot(now);

@@ -12,10 +12,11 @@
 namespace gradwire::server {
 namespace {
 
-// Chunks that are reduced before the first of their results leave: members hear of large buckets
-// bit by bit.
+// Chunks in one part. Results of a part are released together, so members receive a large bucket
+// while the rest of it is being reduced.
 constexpr std::size_t kSumsAtOnce = 32;
-// Of all contributions together: what other events may wait for, some 50 us.
+// Bytes of all contributions. Other events wait about 50 us for such a sum; for more, the thread
+// yields leadership first.
 constexpr std::size_t kQuickSums = std::size_t{256} << 10;
 
 std::size_t BytesOf(std::span<const ReduceEffect> reductions) {
@@ -40,6 +41,7 @@ void CpuReducer::Reduce(std::vector<ReduceEffect> batch, std::shared_ptr<Session
   }
 }
 
+// Yields leadership once for the whole part, so that another thread polls while this one sums.
 std::vector<Reducer::Done> CpuReducer::Compute(std::span<ReduceEffect> reductions,
                                                SessionMemory& memory) {
   if (BytesOf(reductions) > kQuickSums) before_long_work_();
@@ -52,7 +54,7 @@ std::vector<Reducer::Done> CpuReducer::Compute(std::span<ReduceEffect> reduction
                .result = sum.chunk,
                .finite = sum.finite,
                .spent = MonotonicNow() - before};
-    // The members' buffers are free before the results need room in gRPC.
+    // Frees the members' buffers before gRPC needs memory for the results.
     reductions[i].inputs.clear();
   });
   return done;

@@ -23,6 +23,8 @@ MemoryBudget::Share MemoryBudget::Share::Split(std::size_t bytes) {
   return Share(budget_, part);
 }
 
+// Relaxed order suffices, because the counter guards no other data. A plain fetch_add could exceed
+// the limit for a moment and make another session's join fail.
 std::optional<MemoryBudget::Share> MemoryBudget::Take(std::size_t bytes) {
   std::size_t taken = taken_.load(std::memory_order_relaxed);
   do {

@@ -34,6 +34,7 @@ Outgoing::Outgoing(wire::Result header, const ResultRef& result, ResultDelivery 
 
 std::size_t Outgoing::payload_bytes() const { return copy_ ? copy_bytes_ : held_bytes(); }
 
+// Called when the write begins: only then is a result copied that must leave a member's memory.
 grpc::ByteBuffer Outgoing::Serialize(std::uint64_t after) const {
   grpc::ByteBuffer bytes = wire::Serialize(header_, copy_ ? copy_() : payload_);
   if (after > 0) wire::PutAfter(bytes, after);

@@ -9,6 +9,8 @@ absl::StatusOr<Quota::Share> Quota::Take(std::shared_ptr<Quota> quota, Need need
   return Share(std::move(quota));
 }
 
+// The last quarter is reserved for first segments, without which a member shares no memory at all.
+// The nested quota counts too; if it is exhausted, this one is given back.
 absl::Status Quota::Count(Need need) {
   const std::size_t allowed = need == Need::kFirst ? limit_ : limit_ - limit_ / 4;
   std::size_t taken = taken_.load(std::memory_order_relaxed);

@@ -12,7 +12,7 @@ namespace gradwire::server {
 
 namespace {
 
-// Not set to zeros before it is written.
+// Memory that is not zeroed first.
 class HeapResult final : public wire::Payload {
  public:
   explicit HeapResult(std::size_t bytes)
@@ -30,6 +30,7 @@ class HeapResult final : public wire::Payload {
 
 }  // namespace
 
+// Collects the contributions that their owners allow the result to overwrite.
 void ReducedChunk::FindPlaces(const ReduceEffect& effect) {
   if (!effect.in_place) return;
   for (std::size_t i = 0; i < effect.inputs.size(); ++i) {
@@ -42,7 +43,7 @@ void ReducedChunk::FindPlaces(const ReduceEffect& effect) {
   }
 }
 
-// The daemon keeps freed memory at hand (see main.cc), so that there is no need for a pool.
+// malloc keeps freed memory for the next chunk (see main.cc), so a pool is not needed.
 std::span<std::byte> ReducedChunk::MakeRoom(SessionMemory& memory) {
   if (bytes_ > wire::kInlineBytes) {
     if (std::shared_ptr<ResultBlock> block = memory.Take(bytes_)) {
@@ -75,9 +76,12 @@ ReducedChunk::Outcome ReducedChunk::Compute(const ReduceEffect& effect, SessionM
   }
   chunk->FindPlaces(effect);
   alignas(64) thread_local std::byte scratch[kSinkBytes];
+  // If every contribution is overwritten, the results need no room of their own: kSinkBytes of them
+  // are computed at a time in the first-level cache and written to all places from there.
   const std::span<std::byte> room = chunk->places_.size() == inputs.size()
                                         ? std::span<std::byte>(scratch)
                                         : chunk->MakeRoom(memory);
+  // The digest is computed in the same pass, while the results are in the cache.
   thread_local wire::Digester digester;
   digester.Reset();
   const auto place = [&](std::size_t begin, std::span<const std::byte> results) {
@@ -94,7 +98,7 @@ ReducedChunk::Outcome ReducedChunk::Compute(const ReduceEffect& effect, SessionM
   return {.chunk = chunk, .finite = outcome.finite};
 }
 
-// The member's place first: where it has the result, nothing else has to reach it.
+// Prefers the member's own memory: if the result is there, the frame needs no payload.
 ResultDelivery ReducedChunk::DeliveryTo(const Receiver& to) const {
   const auto found = std::find_if(places_.begin(), places_.end(),
                                   [&](const Place& one) { return one.room.rank == to.rank; });
@@ -104,6 +108,8 @@ ResultDelivery ReducedChunk::DeliveryTo(const Receiver& to) const {
   return InFrame{kept_};
 }
 
+// The stream that owned the place was replaced, so its member cannot find the result there. The
+// copy is made only when the frame is written; the place keeps the member's segment mapped.
 ResentCopy ReducedChunk::CopyOf(const Place& place) const {
   return {.make = [place, numel = numel_, dtype = dtype_, bytes = bytes_, &kernels = kernels_] {
     auto copy = std::make_shared<HeapResult>(bytes);

@@ -20,11 +20,11 @@
 namespace gradwire::server {
 namespace {
 
-// How long a failed session's members can learn what happened to it.
+// How long members of a failed session can still learn the reason.
 constexpr absl::Duration kFailureKept = absl::Seconds(10);
 constexpr std::size_t kHistory = 16;
 constexpr std::size_t kTokenBytes = 16;
-// A join begins anew when the session that it found has ended meanwhile.
+// A join is repeated if the session that it found ends meanwhile.
 constexpr int kJoinAttempts = 16;
 
 absl::StatusOr<std::string> NewToken() {
@@ -35,7 +35,7 @@ absl::StatusOr<std::string> NewToken() {
   return absl::BytesToHexString(bytes);
 }
 
-// What the session may make the daemon hold.
+// The memory that the session may occupy in the daemon.
 std::size_t NeededBytes(const SessionOptions& options, const CoordinatorHook* hook) {
   std::size_t bytes = options.ReservedBytes();
   if (hook != nullptr) {
@@ -68,7 +68,7 @@ Registry::Registry(Limits limits, HookMaker make_hook)
             .memory_quotas =
                 std::make_shared<MemoryQuotas>(limits.memory_segments, limits.shared_sessions)} {}
 
-// A session refers to the threads and may be destroyed on one of them: they end before.
+// Sessions refer to the work threads and may be destroyed on one of them, so the threads end first.
 Registry::~Registry() { StopWork(); }
 
 absl::StatusOr<Registry::Joined> Registry::Join(const SessionOptions& options, const JoinAsk& ask,
@@ -87,6 +87,8 @@ absl::StatusOr<Registry::Joined> Registry::Join(const SessionOptions& options, c
     absl::StatusOr<std::optional<Joined>> joined =
         entry == nullptr ? JoinNew(options, ask, now) : JoinExisting(entry, session, ask, now);
     if (!joined.ok()) return joined.status();
+    // The session ended, or another join created it first. Sweep removes ended ones before the
+    // retry.
     if (*joined) return **std::move(joined);
     Sweep(now);
   }
@@ -94,7 +96,8 @@ absl::StatusOr<Registry::Joined> Registry::Join(const SessionOptions& options, c
                                          " times while this member joined it; try again"));
 }
 
-// Nobody else has the session until its first member is in it: what is refused leaves nothing.
+// Other threads cannot see the session until its first member is admitted, so a refused join leaves
+// no trace.
 absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinNew(const SessionOptions& options,
                                                                   const JoinAsk& ask,
                                                                   absl::Time now) {
@@ -107,6 +110,7 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinNew(const SessionO
     MutexLock lock(mutex_);
     return CheckRoom(options.name, bytes);
   };
+  // Ended sessions hold memory until the next sweep; a new one need not wait for the ticker.
   if (!has_room().ok()) Sweep(now);
   if (absl::Status room = has_room(); !room.ok()) return room;
   const absl::StatusOr<std::uint64_t> lineage = RandomNumber();
@@ -129,9 +133,10 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinNew(const SessionO
   MutexLock lock(mutex_);
   if (draining_) return DrainingError();
   if (sessions_.contains(options.name)) return std::nullopt;  // another join was faster
+  // Other joins may have taken the room since the first check: the lock was given back meanwhile.
   if (absl::Status room = CheckRoom(options.name, bytes); !room.ok()) return room;
   std::optional<MemoryBudget::Share> share = memory_->Take(bytes);
-  // The room was there, and only joins take it, one at a time.
+  // CheckRoom found room, and only joins take it, under this lock.
   if (!share) return absl::InternalError("the memory budget is inconsistent");
   session->Hold(*std::move(share));
   sessions_[options.name] = entry;
@@ -146,8 +151,9 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinExisting(
     const JoinAsk& ask, absl::Time now) {
   const absl::StatusOr<std::string> fresh = NewToken();
   if (!fresh.ok()) return fresh.status();
-  // The lists are compared here and not under the session's lock, where those that are one and the
-  // same need no look. Only a list that differs is gone through again there, for the error's sake.
+  // Compares the manifests here, because it takes time in proportion to them. Under the session's
+  // lock a manifest that is the same object needs no comparison; only one that differs is compared
+  // again there, to name the difference in the error.
   JoinAsk own = ask;
   const Manifest& here = session->options().manifest;
   if (own.manifest.list() == here.list()) own.manifest = here;
@@ -177,6 +183,8 @@ absl::Status Registry::CheckRoom(const std::string& name, std::size_t bytes) con
   return absl::OkStatus();
 }
 
+// A member that repeats a join because the response was lost has the same start id and gets the
+// same token. A join that a later one of the same rank has overtaken gets none.
 std::string Registry::TokenFor(const std::shared_ptr<Entry>& entry, int rank,
                                std::uint64_t admission, std::uint64_t start_id,
                                const std::string& fresh) {
@@ -235,6 +243,8 @@ void Registry::SendHeartbeats() {
   for (const auto& session : Sessions()) session->SendHeartbeats();
 }
 
+// Lists the sessions under the registry's lock and ends them without it, because a session's lock
+// is never taken under the registry's.
 void Registry::Sweep(absl::Time now) {
   std::vector<std::pair<std::string, std::shared_ptr<SessionRunner>>> over;
   {
@@ -260,7 +270,7 @@ void Registry::Retire(const std::string& name, const std::shared_ptr<SessionRunn
   absl::Status failure = session->failure();
   MutexLock lock(mutex_);
   const auto found = sessions_.find(name);
-  if (found == sessions_.end() || found->second->session != session) return;  // somebody else did
+  if (found == sessions_.end() || found->second->session != session) return;  // already retired
   std::shared_ptr<Entry> entry = std::move(found->second);
   sessions_.erase(found);
   entry->failure = std::move(failure);
@@ -272,6 +282,8 @@ void Registry::Retire(const std::string& name, const std::shared_ptr<SessionRunn
   history_.pop_back();
 }
 
+// A failed session's tokens stay valid for kFailureKept, so that members which reconnect learn the
+// reason instead of "unknown token". Its memory is freed as soon as its last stream has ended.
 void Registry::ForgetRetired(absl::Time now) {
   std::vector<std::shared_ptr<SessionRunner>> gone;  // destroyed without the lock
   MutexLock lock(mutex_);
@@ -287,6 +299,7 @@ void Registry::ForgetRetired(absl::Time now) {
   });
 }
 
+// Sessions that still wait for members can never start now, because joins are refused.
 void Registry::BeginDrain() {
   std::vector<std::shared_ptr<SessionRunner>> incomplete;
   {

@@ -16,16 +16,17 @@ namespace gradwire::server {
 namespace {
 
 constexpr std::size_t kMaxSegments = 1024;  // of an attachment
-// Of a member: a resumed stream has a new one while the old one, and what was tried in between,
-// end.
+// Of a member: a resumed stream has a new attachment while the old one, and those of failed
+// attempts, still end.
 constexpr std::size_t kMaxAttachments = 4;
-// Of the daemon's segments. A member has room for its attachments, and as much again for what ends.
+// Shares of the daemon's segments. A member may have twice what an attachment allows, because an
+// old attachment ends only after the new one has begun.
 constexpr std::size_t kSessionPart = 2;
 constexpr std::size_t kMemberPart = 16;
 constexpr std::size_t kMaxSegmentsOfMember = 2 * kMaxSegments;
 const std::string kSegments = "segments of shared memory mapped";
 
-// The share is given back once the segment is unmapped.
+// Returns the share to the quota only after the segment is unmapped.
 std::shared_ptr<wire::MemorySegment> Together(std::shared_ptr<wire::MemorySegment> segment,
                                               Quota::Share share) {
   struct Counted {
@@ -44,6 +45,8 @@ MemoryQuotas::MemoryQuotas(std::size_t max_segments, std::size_t max_sessions)
     : segments(std::make_shared<Quota>("the daemon", kSegments, max_segments)),
       sessions(std::make_shared<Quota>("the daemon", "sessions that share memory", max_sessions)) {}
 
+// Every offset comes from the stream, so it is checked against the mapping. The payload holds a
+// reference to the segment, which therefore stays mapped while the core keeps the contribution.
 absl::StatusOr<wire::PayloadRef> MemberMemory::Resolve(const wire::SharedBytes& shared, int rank,
                                                        std::uint64_t stream) const {
   std::shared_ptr<wire::MemorySegment> segment;
@@ -77,6 +80,8 @@ absl::Status MemberMemory::CheckCount() const {
                    " segments of shared memory; allowed: ", kMaxSegments));
 }
 
+// Checked before a segment is mapped, because mapping it may take seconds. Add checks again:
+// another offer may have been faster.
 absl::StatusOr<std::size_t> MemberMemory::BytesLeft(std::size_t max_bytes) const {
   MutexLock lock(mutex_);
   if (absl::Status may = CheckCount(); !may.ok()) return may;
@@ -110,6 +115,8 @@ SessionMemory::SessionMemory(const Options& options)
                                         options.quotas->segments->limit() / kSessionPart,
                                         options.quotas->segments)) {}
 
+// `creating_` lets one thread create the segment, whose pages the kernel has to allocate. `mutex_`,
+// which sums need, is not held meanwhile.
 absl::StatusOr<SessionMemory::Segment> SessionMemory::Results() {
   MutexLock creating(creating_);
   {
@@ -141,6 +148,7 @@ absl::StatusOr<wire::MemoryReply> SessionMemory::Begin(int rank, wire::MemoryReq
   if (!segment.ok()) return segment.status();
   const absl::StatusOr<Segment> results = Results();
   if (!results.ok()) return results.status();
+  // The reply owns and closes its descriptor; the segment keeps its own for later members.
   UniqueFd descriptor(fcntl((*results)->fd(), F_DUPFD_CLOEXEC, 0));
   if (!descriptor.valid()) {
     return absl::ResourceExhaustedError(
@@ -182,6 +190,7 @@ absl::StatusOr<SessionMemory::Segment> SessionMemory::Map(int rank, UniqueFd fd,
     }
     quota = of_member;
   }
+  // Counted before the mapping, so that concurrent offers cannot exceed vm.max_map_count together.
   auto share = Quota::Take(std::move(quota), need);
   if (!share.ok()) return share.status();
   auto segment = wire::MemorySegment::Map(std::move(fd), max_bytes,
@@ -192,7 +201,7 @@ absl::StatusOr<SessionMemory::Segment> SessionMemory::Map(int rank, UniqueFd fd,
 
 absl::StatusOr<std::uint64_t> SessionMemory::Insert(int rank, std::shared_ptr<MemberMemory> memory,
                                                     absl::Time now) {
-  std::shared_ptr<MemberMemory> dropped;  // unmapped without the lock
+  std::shared_ptr<MemberMemory> dropped;  // unmapped after the lock is released
   MutexLock lock(mutex_);
   auto room = MakeRoom(rank);
   if (!room.ok()) return room.status();
@@ -207,6 +216,8 @@ absl::StatusOr<std::uint64_t> SessionMemory::Insert(int rank, std::shared_ptr<Me
   return id;
 }
 
+// Replaces the oldest attachment that no stream has claimed: a member that fails between offering
+// and its Hello leaves one behind at each attempt.
 absl::StatusOr<std::shared_ptr<MemberMemory>> SessionMemory::MakeRoom(int rank) {
   std::erase_if(attachments_, [](const auto& one) { return one.second.memory.expired(); });
   std::size_t count = 0;
@@ -235,6 +246,7 @@ std::shared_ptr<MemberMemory> SessionMemory::Find(int rank, std::uint64_t attach
   return found->second.memory.lock();
 }
 
+// Moves the reference to the stream: from now on the mapping lives as long as the stream.
 absl::StatusOr<std::shared_ptr<MemberMemory>> SessionMemory::Claim(int rank,
                                                                    std::uint64_t attachment) {
   MutexLock lock(mutex_);
@@ -246,6 +258,7 @@ absl::StatusOr<std::shared_ptr<MemberMemory>> SessionMemory::Claim(int rank,
   return std::exchange(found->second.unclaimed, nullptr);
 }
 
+// An attachment that no stream has claimed within claim_timeout is unmapped.
 void SessionMemory::Tick(absl::Time now) {
   std::vector<std::shared_ptr<MemberMemory>> dropped;  // unmapped without the lock
   MutexLock lock(mutex_);
@@ -260,6 +273,7 @@ void SessionMemory::Tick(absl::Time now) {
   });
 }
 
+// Null if no block is free; the result then lies on the heap and travels in the frame.
 std::shared_ptr<ResultBlock> SessionMemory::Take(std::size_t bytes) {
   std::shared_ptr<wire::MemorySegment> segment;
   std::size_t block = 0;

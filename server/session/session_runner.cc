@@ -43,7 +43,7 @@ bool MergeResults(wire::Result& last, const wire::Result& next) {
   return true;
 }
 
-// Results in flight, and room for what a member that shares memory can have on its way.
+// The segment of results, and the limits on members' memory.
 SessionMemory::Options MemoryOptions(const SessionOptions& options, std::uint64_t gradient_bytes,
                                      std::shared_ptr<MemoryQuotas> quotas) {
   // A model in flat buffers and once more while they are rebuilt.
@@ -72,12 +72,14 @@ SessionRunner::SessionRunner(SessionOptions options, std::unique_ptr<Coordinator
       core_(std::move(options), std::move(hook), now),
       current_(static_cast<std::size_t>(options_.world_size)) {}
 
+// Two joins for one rank may return to the registry in any order; `number` says which one the core
+// admitted last.
 absl::StatusOr<std::optional<SessionRunner::Admission>> SessionRunner::Join(const JoinAsk& ask,
                                                                             absl::Time now) {
   Work work;
   absl::StatusOr<int> rank;
   std::uint64_t number = 0;
-  const absl::Status same = options_.CheckSame(ask);  // takes long: without the lock
+  const absl::Status same = options_.CheckSame(ask);  // slow, so without the lock
   {
     MutexLock lock(mutex_);
     if (IsEnd(core_.state())) return std::nullopt;
@@ -100,6 +102,7 @@ absl::Status SessionRunner::Attach(int rank, std::uint64_t start_id, std::int64_
     absl::Status status = core_.Attach(rank, start_id, step, stream->id(), now, effects);
     if (!status.ok()) return status;
     streams_[stream->id()] = stream;
+    // A replaced stream stays in `streams_` until its call has ended, but is sent nothing more.
     current_[static_cast<std::size_t>(rank)] = stream->id();
     Execute(std::move(effects), work);
   }
@@ -107,6 +110,8 @@ absl::Status SessionRunner::Attach(int rank, std::uint64_t start_id, std::int64_
   return absl::OkStatus();
 }
 
+// The next read of the lane begins in `taken`. A large sum is computed after it, so that the next
+// frame arrives meanwhile; a small sum is done sooner than a read.
 void SessionRunner::Receive(int rank, std::uint64_t connection, const wire::Frame& frame,
                             absl::Time now, absl::FunctionRef<void()> taken) {
   Work work;
@@ -124,6 +129,7 @@ void SessionRunner::Receive(int rank, std::uint64_t connection, const wire::Fram
   if (!large) taken();
 }
 
+// Of a replaced stream too: the core ignores the end of a connection that is not the current one.
 void SessionRunner::Detach(int rank, std::uint64_t connection, absl::Time now) {
   Work work;
   {
@@ -163,6 +169,7 @@ void SessionRunner::Tick(absl::Time now) {
   Finish(std::move(work));
 }
 
+// QueueHeartbeats adds nothing to a lane on which other frames wait, since those show life as well.
 void SessionRunner::SendHeartbeats() {
   Work work;
   {
@@ -188,6 +195,7 @@ void SessionRunner::Fail(const absl::Status& status, int blamed_rank) {
   Finish(std::move(work));
 }
 
+// Checked again under the lock, because a member may have joined since the registry looked.
 void SessionRunner::FailIfAbandoned() {
   Work work;
   {
@@ -203,6 +211,7 @@ void SessionRunner::FailIfAbandoned() {
   Finish(std::move(work));
 }
 
+// A late error of a replaced stream must not end a session that its member has resumed.
 void SessionRunner::FailFrom(int rank, std::uint64_t connection, const absl::Status& status) {
   Work work;
   {
@@ -223,6 +232,7 @@ bool SessionRunner::IsAbandoned() const {
   return true;
 }
 
+// Readers of these atomics take no lock, so they may see values of two different events.
 void SessionRunner::Publish() {
   state_.store(core_.state(), std::memory_order_release);
   step_.store(core_.step(), std::memory_order_release);
@@ -230,11 +240,11 @@ void SessionRunner::Publish() {
   abandoned_.store(IsAbandoned(), std::memory_order_release);
 }
 
-// Results that all their members have in place say no more than that, so that those of chunks that
-// follow one another go as one frame.
+// A result that all members have in place needs no payload, so consecutive ones are merged into one
+// frame.
 void SessionRunner::Execute(Effects effects, Work& work) {
   Publish();
-  ResultEffect* placed = nullptr;  // may go on with the next effect
+  ResultEffect* placed = nullptr;  // not queued yet: the next effect may extend it
   for (Effect& effect : effects) {
     auto* const result = std::get_if<ResultEffect>(&effect);
     const bool in_place = result != nullptr && IsPlaced(*result);
@@ -271,11 +281,14 @@ void SessionRunner::Execute(Effects effects, Work& work) {
   if (placed != nullptr) Queue(*placed, work);
 }
 
+// Null while a member's connection is broken. Nothing is lost: the core sends what was not
+// acknowledged when the member resumes.
 std::shared_ptr<MemberStream> SessionRunner::StreamOf(int rank) const {
   const auto found = streams_.find(current_[static_cast<std::size_t>(rank)]);
   return found == streams_.end() ? nullptr : found->second;
 }
 
+// A member's memory is bound to one stream: if that was replaced, the result must be sent.
 bool SessionRunner::IsPlaced(const ResultEffect& result) const {
   return std::all_of(
       result.ranks.begin(), result.ranks.end(), [&](int rank) GRADWIRE_REQUIRES(mutex_) {
@@ -309,6 +322,7 @@ void SessionRunner::Close(const CloseEffect& close, Work& work) {
   work.streams.push_back(found->second);
 }
 
+// The status that ends the stream's RPC; the member's SDK decides by it whether to resume.
 absl::Status SessionRunner::CloseReason(int rank, std::uint64_t connection) const {
   if (core_.state() == SessionCore::State::kFailed) return core_.failure();
   if (current_[static_cast<std::size_t>(rank)] != connection) {
@@ -327,7 +341,7 @@ void SessionRunner::Log(const LogEffect& log) const {
 }
 
 void SessionRunner::Finish(Work work) {
-  // Large writes take time: what is small goes first, to all.
+  // Large writes take time, so every member's small frames are written first.
   for (const wire::Lane lane : wire::kAllLanes) {
     for (const auto& stream : work.streams) stream->Pump(lane);
   }
@@ -339,8 +353,9 @@ void SessionRunner::Finish(Work work) {
                         });
 }
 
+// Runs on a work thread. The answer is an event for the core, like any frame.
 void SessionRunner::Compute(const ComputeEffect& compute) {
-  if (ended()) return;  // it would drop the answer
+  if (ended()) return;  // the core would drop the answer
   compute.work->Run();
   Work work;
   {
@@ -364,6 +379,7 @@ void SessionRunner::DoChore(const ChoreEffect& chore) {
   Finish(std::move(work));
 }
 
+// One acquisition of the lock for the whole batch, so that its results are released together.
 void SessionRunner::OnReduced(const std::vector<Reducer::Done>& done) {
   Work work;
   {

@@ -1,5 +1,5 @@
-// A session's state goes out and comes in. What takes long runs on the work threads, without the
-// session's lock.
+// Export and import of a session's state. Long work runs on the work threads, without the session's
+// lock.
 #include <memory>
 #include <utility>
 
@@ -16,7 +16,7 @@ absl::StatusOr<std::string> FileOf(const StateSnapshot& snapshot) {
   return WriteSafetensors(*state);
 }
 
-// For as long as somebody has the bytes.
+// The export counts as in progress until the last reference to the bytes is gone.
 std::shared_ptr<const std::string> Keeping(StateFiles::Place place,
                                            std::shared_ptr<const std::string> bytes) {
   const std::string* const address = bytes.get();
@@ -41,6 +41,7 @@ void SessionRunner::Export(ExportedFile::Answer answer) {
     if (bytes.ok()) bytes = Keeping(place, *std::move(bytes));
     answer(std::move(bytes));
   });
+  // Readers of one version share one file, which the first of them causes to be made.
   if (!found->is_new) return;
   host_.work_threads->Post(this,
                            [self = shared_from_this(), file = found->file, snapshot = *snapshot] {
@@ -59,6 +60,8 @@ void SessionRunner::Import(std::string file, Imported answer) {
                                   answer = std::move(answer)] { answer(self->Install(file)); });
 }
 
+// The early check spares a long ReadState that could not be installed. Reading takes no lock, so
+// the session may go on meanwhile; core_.Install checks again.
 absl::StatusOr<std::int64_t> SessionRunner::Install(const std::string& file) {
   const absl::StatusOr<HookState> state = ReadSafetensors(file);
   if (!state.ok()) return state.status();
@@ -82,7 +85,7 @@ absl::StatusOr<std::int64_t> SessionRunner::Install(const std::string& file) {
   return iteration;
 }
 
-// The one thing that may be asked of a core without its lock.
+// The only call of the core that is safe without the lock.
 absl::StatusOr<std::shared_ptr<HookImport>> SessionRunner::ReadState(const HookState& state) const {
   return core_.ReadState(state);
 }

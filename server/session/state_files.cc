@@ -7,7 +7,7 @@
 namespace gradwire::server {
 namespace {
 
-// Beside the members of a session.
+// Exports at a time, in addition to one for each member.
 constexpr std::size_t kOperators = 4;
 
 }  // namespace
@@ -26,8 +26,7 @@ std::size_t StateFileBytes(const CoordinatorHook* hook, const Manifest& manifest
   return bytes;
 }
 
-// Files that are read and those that are sent; and one state at a time that is on its way into a
-// file, or out of one and into the session.
+// Exported files, imported files, and one state that is being written to a file or read from one.
 std::size_t StateCallBytes(std::size_t file_bytes) {
   constexpr std::size_t kStates = 2;
   return (StateFiles::kVersions + StateFiles::kImports + kStates) * file_bytes;
@@ -41,6 +40,7 @@ absl::StatusOr<std::shared_ptr<const std::string>> ExportedFile::BytesOf(
   return std::shared_ptr<const std::string>(file, &*bytes);
 }
 
+// Answers are called without the lock, since they write to streams.
 void ExportedFile::Read(const std::shared_ptr<ExportedFile>& file, Answer answer) {
   const absl::StatusOr<std::string>* made = nullptr;
   {
@@ -86,6 +86,8 @@ absl::StatusOr<StateFiles::Place> StateFiles::BeginImport() const {
   return Begin(&Calls::imports, kImports, "imports");
 }
 
+// Increments first and takes it back on refusal: a check before the increment could admit two
+// callers to one place.
 absl::StatusOr<StateFiles::Place> StateFiles::Begin(std::atomic<std::size_t> Calls::*count,
                                                     std::size_t most, const char* what) const {
   const std::shared_ptr<Calls> calls = calls_;
@@ -98,6 +100,7 @@ absl::StatusOr<StateFiles::Place> StateFiles::Begin(std::atomic<std::size_t> Cal
   return Place(calls.get(), [calls, count](const void*) { ((*calls).*count).fetch_sub(1); });
 }
 
+// Weak pointers: a file lives as long as somebody reads it, not until the next version.
 absl::StatusOr<StateFiles::Found> StateFiles::FileOf(const Version& version) {
   MutexLock lock(mutex_);
   std::erase_if(files_, [](const auto& one) { return one.second.expired(); });

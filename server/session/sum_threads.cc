@@ -19,7 +19,7 @@ SumThreads::~SumThreads() {
   for (std::thread& thread : threads) thread.join();
 }
 
-// Where the system gives no more of them, those that there are and the caller will do.
+// If the system refuses more threads, the existing ones and the caller suffice.
 void SumThreads::StartThreads() {
   try {
     while (threads_.size() < most_) {
@@ -33,6 +33,8 @@ void SumThreads::StartThreads() {
   }
 }
 
+// The job is on this thread's stack. It leaves `jobs_` when its last task is taken, and Run returns
+// only after the last task is done, so no thread can refer to it afterwards.
 void SumThreads::Run(std::size_t count, Task task) {
   if (count <= 1 || most_ == 0) {
     for (std::size_t i = 0; i < count; ++i) task(i);

@@ -8,7 +8,7 @@
 
 namespace gradwire::server {
 
-// Two at least: one session's first draw does not keep another's waiting.
+// At least two, so that one session's first draw does not delay another's.
 std::size_t WorkThreads::ThreadCount() {
   constexpr unsigned kFewest = 2;
   constexpr unsigned kMost = 4;
@@ -28,6 +28,8 @@ void WorkThreads::StartThreads() {
   }
 }
 
+// An owner has a turn in `turns_` only while none of its tasks runs. Without any thread, the caller
+// runs the tasks.
 void WorkThreads::Post(const void* owner, Task task) {
   MutexLock lock(mutex_);
   if (stopping_) return;
@@ -42,6 +44,8 @@ void WorkThreads::Post(const void* owner, Task task) {
   }
 }
 
+// The owner's entry stays in `owners_` while its task runs, so Post adds no second turn and one
+// session never occupies two threads. References into a std::map survive insertions.
 void WorkThreads::RunNext() {
   const void* const owner = turns_.front();
   turns_.pop_front();
@@ -50,7 +54,7 @@ void WorkThreads::RunNext() {
   waiting.pop_front();
   mutex_.Unlock();
   task();
-  task = nullptr;  // what it holds may take long to free
+  task = nullptr;  // destroyed without the lock, because that may take long
   mutex_.Lock();
   if (waiting.empty() || stopping_) {
     owners_.erase(owner);

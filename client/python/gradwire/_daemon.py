@@ -1,4 +1,4 @@
-"""The gradwired that comes with the package, and the daemon that rank 0 runs for a job on one host."""
+"""Finds gradwired, and runs it as rank 0's child for jobs on one host."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ _START_SECONDS = 20.0
 
 
 def gradwired_path() -> str:
-    """GRADWIRE_DAEMON, the package's own, or the one on the PATH."""
+    """Returns $GRADWIRE_DAEMON, the packaged gradwired, or the one on the PATH, in this order."""
     named = os.environ.get("GRADWIRE_DAEMON")
     if named:
         if not os.access(named, os.X_OK):
@@ -34,13 +34,13 @@ def gradwired_path() -> str:
 
 
 def run_gradwired() -> None:
-    """The command line's gradwired."""
+    """Entry point of the `gradwired` command."""
     path = gradwired_path()
     os.execv(path, [path, *sys.argv[1:]])
 
 
 def run_gradwirectl() -> None:
-    """The command line's gradwirectl, which only the installed package has."""
+    """Entry point of the `gradwirectl` command. Only the installed package has the program."""
     path = str(pathlib.Path(__file__).parent / "bin" / "gradwirectl")
     os.execv(path, [path, *sys.argv[1:]])
 
@@ -48,7 +48,8 @@ def run_gradwirectl() -> None:
 class EmbeddedDaemon:
     """A child process on a unix socket that only this user can reach.
 
-    It ends when this process does, however that ends: its standard input is a pipe from here.
+    It ends when this process ends, even if that is killed: its standard input is a pipe whose other
+    end this process holds.
     """
 
     def __init__(self) -> None:
@@ -72,7 +73,7 @@ class EmbeddedDaemon:
                 [program, "--listen", self.address, "--stop-on-eof",
                  "--drain-timeout", "10s", "--log-level", "warning"],
                 stdin=subprocess.PIPE, stdout=log, stderr=log,
-                start_new_session=True,  # Ctrl-C is for the trainer, which says goodbye first
+                start_new_session=True,  # Ctrl-C is for the trainer, which leaves first
                 pass_fds=[self._folder.lock],
             )  # fmt: skip
 
@@ -92,12 +93,13 @@ class EmbeddedDaemon:
             time.sleep(0.01)
 
     def after_fork(self) -> None:
-        """In the child: lets go of pipe and folder, so that both still end with the parent."""
+        """Called in a forked child. Closes its copies of the pipe and of the folder's lock, so that
+        daemon and folder still end with the parent."""
         self._child.stdin.close()
         self._folder.release()
 
     def close(self) -> None:
-        """Lets it drain in its own time: other members may still be about to leave."""
+        """Ends the daemon after a drain, because other members may not have left yet."""
         self._at_exit.cancel()
         if self._child.stdin is not None and not self._child.stdin.closed:
             self._child.stdin.close()

@@ -1,4 +1,4 @@
-"""What calls raise. The message of each is a sentence that names what is wrong."""
+"""The exceptions that calls raise."""
 
 _NAMES = {
     1: "CANCELLED", 2: "UNKNOWN", 3: "INVALID_ARGUMENT", 4: "DEADLINE_EXCEEDED", 5: "NOT_FOUND",
@@ -9,7 +9,7 @@ _NAMES = {
 
 
 class Error(RuntimeError):
-    """Any failure. `code` is the gRPC code's name: "ABORTED" when a member was lost."""
+    """Base class. `code` is the gRPC code's name, for example "ABORTED" if a member was lost."""
 
     code = "UNKNOWN"
 
@@ -18,15 +18,15 @@ class Error(RuntimeError):
 
 
 class InvalidArgument(Error, ValueError):
-    """The caller can avoid it: the message has the field, the value and what is allowed."""
+    """An argument is wrong. The message names the argument, its value and what is allowed."""
 
 
 class DeadlineExceeded(Error, TimeoutError):
-    """The message says who was waited for."""
+    """A deadline passed. The message names the members that were missing."""
 
 
 class Unavailable(Error, ConnectionError):
-    """The daemon is not there, or is gone."""
+    """The daemon cannot be reached."""
 
 
 _CLASSES = {

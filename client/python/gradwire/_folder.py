@@ -1,4 +1,4 @@
-"""The folder of an embedded daemon, and what is left of those whose owners were killed."""
+"""The folder of an embedded daemon, and the removal of folders whose owners were killed."""
 
 import contextlib
 import fcntl
@@ -12,15 +12,15 @@ SOCKET, LOG = "daemon.sock", "daemon.log"
 class Folder:
     """A private folder for a daemon's socket and log.
 
-    Its maker and the daemon, which inherits `lock`, hold a lock on it. The kernel releases the lock
-    when both have ended, however they did: a folder that nobody has locked is left over, and the
-    next one that is made removes it.
+    The process that creates it and the daemon, which inherits `lock`, hold a lock on it. The kernel
+    releases the lock when both have ended, even if they were killed. A folder without a lock is
+    stale, and the next process that creates a folder removes it.
     """
 
     def __init__(self) -> None:
         _remove_left_over()
         lock = None
-        while lock is None:  # again where another process took the new folder for a left over one
+        while lock is None:  # retries if another process took the new folder for a stale one
             self.path = tempfile.mkdtemp(prefix=_PREFIX)  # 0700
             with contextlib.suppress(FileNotFoundError):
                 lock = _open(self.path)
@@ -29,7 +29,7 @@ class Folder:
                         os.close(lock)
                         lock = None
                 except OSError:
-                    pass  # no locks on this file system: what is left over there stays
+                    pass  # no locks on this file system: stale folders there stay
         self.lock = lock
 
     def remove(self) -> None:
@@ -37,7 +37,7 @@ class Folder:
         self.release()
 
     def release(self) -> None:
-        """Lets go of the lock in this process."""
+        """Closes this process's descriptor of the lock."""
         os.close(self.lock)
 
 
@@ -46,7 +46,7 @@ def _open(folder: str) -> int:
 
 
 def _locks(descriptor: int, folder: str) -> bool:
-    """Takes the folder's lock. False if others have it, or removed the folder meanwhile."""
+    """Takes the folder's lock. False if another process has it or has removed the folder."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(descriptor), os.lstat(folder))
@@ -70,7 +70,7 @@ def _remove_left_over() -> None:
 
 
 def _remove(path: str) -> None:
-    """Only what a daemon makes: a folder with anything else in it stays."""
+    """Removes the folder if it has nothing but a daemon's files."""
     if set(os.listdir(path)) <= {SOCKET, LOG}:
         for name in os.listdir(path):
             os.unlink(os.path.join(path, name))

@@ -3,8 +3,8 @@
     handler = gradwire.accelerate.AggregatorKwargs(comm_hook="power_sgd")
     accelerator = Accelerator(kwargs_handlers=[handler])
 
-DistributedDataParallel's gradients then go through Gradwire. To have compression's residuals in
-`save_state` and `load_state`: `accelerator.register_for_checkpointing(handler.state)`.
+Gradwire then reduces DistributedDataParallel's gradients. To include the compression's residuals in
+`save_state` and `load_state`, call `accelerator.register_for_checkpointing(handler.state)`.
 """
 
 import array
@@ -35,12 +35,13 @@ _NO_DDP = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA", "TP")
 class CheckpointedState(SessionState):
     """A SessionState whose checkpoint is one file for all ranks.
 
-    Accelerate asks every rank for its state and writes the main process's, and gives all ranks that
-    file back; so what is written has every rank's residuals. Another number of ranks is an error.
+    Accelerate asks every rank for its state, writes only the main process's, and gives that file to
+    all ranks. Therefore the file has the residuals of every rank. Loading it with another number of
+    ranks is an error.
     """
 
     def state_dict(self) -> dict[str, object]:
-        """All ranks call it, between two steps."""
+        """Collects the state. All ranks call it together, between two steps."""
         if self._session is None and self._model is None:
             return {"version": 1, "step": 0, "coordinator": _bytes(b""), "members": []}
         session = self._need()
@@ -59,7 +60,7 @@ class CheckpointedState(SessionState):
         }
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """All ranks call it with the same, between two steps or before the first."""
+        """All ranks call it with the same state, between two steps or before the first."""
         members = state.get("members")
         if state.get("version") != 1 or not isinstance(members, list):
             raise InvalidArgument(
@@ -78,7 +79,7 @@ class CheckpointedState(SessionState):
 
 
 def _share(session, root: int, own: torch.Tensor) -> torch.Tensor:
-    """What rank `root` has in `own`. Through the session, which has no wishes about devices."""
+    """Returns rank `root`'s `own`. Broadcasts through the session, which works on any device."""
     size = array.array("q", [own.numel()])
     session.broadcast(root, size.buffer_info()[0], 8)
     part = own.clone() if session.rank == root else torch.empty(size[0], dtype=torch.uint8)
@@ -89,10 +90,10 @@ def _share(session, root: int, own: torch.Tensor) -> torch.Tensor:
 
 @dataclasses.dataclass(repr=False)
 class AggregatorKwargs(DistributedDataParallelKwargs):
-    """What DistributedDataParallelKwargs takes, and which session reduces the gradients.
+    """DistributedDataParallelKwargs with the session that reduces the gradients.
 
     `comm_hook` and `comm_wrapper` are Accelerate's enum, strings, or a registered hook's name. The
-    other fields of ours are SessionState's. Everything is checked here, not when a model is prepared.
+    other added fields are SessionState's. All fields are checked here, not in `prepare()`.
 
     `state` is the first prepared model's SessionState; `states` has one for each.
     """
@@ -126,7 +127,7 @@ class AggregatorKwargs(DistributedDataParallelKwargs):
         return self.states[0]
 
     def to_dict(self, ignore_keys: tuple[str, ...] = _HOOK_FIELDS) -> dict[str, object]:
-        """DistributedDataParallel's arguments alone."""
+        """Returns only DistributedDataParallel's arguments."""
         names = [name for name in _DDP_FIELDS if name not in ignore_keys]
         return {name: copy.deepcopy(getattr(self, name)) for name in names}
 
@@ -155,10 +156,10 @@ class AggregatorKwargs(DistributedDataParallelKwargs):
 
 
 def install(accelerator: Accelerator, **fields: object) -> AggregatorKwargs:
-    """Gives an accelerator that is there already an AggregatorKwargs with these fields.
+    """Gives an existing accelerator an AggregatorKwargs with these fields.
 
-    Before `prepare()`. Fields of a DistributedDataParallelKwargs that it has are kept, unless they
-    are among `fields`.
+    Call it before `prepare()`. If the accelerator has a DistributedDataParallelKwargs, its fields
+    are kept unless `fields` overrides them.
     """
     if getattr(accelerator, "_models", None):
         raise InvalidArgument(

@@ -3,8 +3,8 @@
     state = gradwire.torch.SessionState()
     strategy = DDPStrategy(ddp_comm_state=state, ddp_comm_hook=gradwire.torch.aggregate_hook)
 
-On a GPU that is Lightning's own DDPStrategy. On a CPU Lightning ignores the two arguments; the
-DDPStrategy here does not.
+On GPUs, Lightning's own DDPStrategy works in the same way. On CPUs it ignores the two arguments;
+the DDPStrategy of this module does not.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ __all__ = ["DDPStrategy"]
 
 
 class DDPStrategy(_DDPStrategy):
-    """Lightning's DDPStrategy, whose communication hook counts on every device."""
+    """Lightning's DDPStrategy, but with the communication hook registered on every device."""
 
     def __init__(
         self,

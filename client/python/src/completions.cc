@@ -5,6 +5,8 @@
 
 namespace gradwire::python {
 
+// The SDK's threads call it and need no GIL for it: a Python thread collects the outcomes in
+// batches with Take.
 void Completions::Push(std::uint64_t id, const absl::Status& status, bool applied) {
   {
     const MutexLock lock(mutex_);

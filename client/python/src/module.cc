@@ -1,5 +1,5 @@
-// gradwire._native: what the Python package needs of the C++ SDK. Everything that can wait does so
-// without the interpreter's lock.
+// gradwire._native: the part of the C++ SDK that the Python package uses. Every call that can wait
+// releases the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
@@ -27,7 +27,7 @@ namespace nb = nanobind;
 namespace gradwire::python {
 namespace {
 
-// Becomes the exception that gradwire._errors makes of it.
+// Translate turns it into an exception of gradwire._errors.
 struct StatusError {
   absl::Status status;
 };
@@ -42,6 +42,7 @@ T Value(absl::StatusOr<T> value) {
   return *std::move(value);
 }
 
+// The exception class is chosen in Python, so that code and class are listed in one place.
 void Translate(const std::exception_ptr& error, void* /*payload*/) {
   try {
     std::rethrow_exception(error);
@@ -56,6 +57,8 @@ void Translate(const std::exception_ptr& error, void* /*payload*/) {
 using Options = std::map<std::string, OptionValue>;
 using Parameter = std::tuple<std::string, std::vector<std::int64_t>, std::string>;
 
+// Makes the hook once and drops it, so that options which its constructor refuses raise here and
+// not in the middle of a join.
 HookSpec Spec(const std::string& hook, const std::string& wrapper, const Options& options) {
   HookSpec spec{.comm_hook = hook, .comm_wrapper = wrapper, .comm_state_option = options};
   Check(spec.Validate());
@@ -80,7 +83,7 @@ std::unique_ptr<Session> Join(const std::string& address, const std::string& ses
   for (const auto& [name, shape, dtype] : parameters) {
     client.parameters.push_back({.name = name, .shape = shape, .dtype = Value(ParseDType(dtype))});
   }
-  // What the callback raises, KeyboardInterrupt among it, is raised when the SDK is through.
+  // An exception of the callback, such as KeyboardInterrupt, is raised after the SDK has returned.
   std::exception_ptr raised;
   if (!on_wait.is_none()) {
     client.on_wait = [&on_wait, &raised](const std::string& line) {
@@ -163,8 +166,9 @@ auto Unlocked(Call call) {
   return call();
 }
 
-// The same with the session's client. The pointer is let go before the interpreter's lock is taken
-// again: it may be the last.
+// Unlocked with the session's client. The pointer is released before the GIL is taken again,
+// because it may be the last one, and the client's destructor waits for threads that may need the
+// GIL.
 template <class Call>
 auto WithClient(Session& session, Call call) {
   return Unlocked([&call, client = Value(session.client())]() mutable {

@@ -17,10 +17,11 @@ namespace nb = nanobind;
 namespace gradwire::python {
 namespace {
 
-// An object that may be let go on any thread.
+// A Python object that any thread may release: the destructor takes the GIL.
 class Held {
  public:
   explicit Held(nb::object object) : object_(std::move(object)) {}
+  // After the interpreter's end nothing may be released, so the reference leaks.
   ~Held() {
     if (!object_.is_valid()) return;
     if (Py_IsInitialized() == 0) {
@@ -39,7 +40,7 @@ class Held {
   nb::object object_;
 };
 
-// Runs `call` with the interpreter's lock; what it raises becomes a status.
+// Runs `call` with the GIL; an exception becomes a status.
 template <class Call>
 absl::Status WithPython(const char* what, Call call) {
   const nb::gil_scoped_acquire lock;
@@ -110,6 +111,7 @@ class PythonRun : public HookRunBase {
     return std::optional<RoundPlan>(plans_[round_++]);
   }
 
+  // Chunks are copied by address and without the GIL. The hook has filled the memory in `next`.
   absl::Status Encode(ElementRange range, std::span<std::byte> out) override {
     const absl::StatusOr<std::size_t> offset = Offset(range, out.size());
     if (!offset.ok()) return offset.status();
@@ -133,6 +135,7 @@ class PythonRun : public HookRunBase {
            offset;
   }
 
+  // The addresses come from Python, so every range is checked against the plan.
   absl::StatusOr<std::size_t> Offset(const ElementRange& range, std::size_t bytes) const {
     if (round_ == 0 || range.segment >= memory_.size()) {
       return absl::FailedPreconditionError("no round is open");
@@ -145,7 +148,7 @@ class PythonRun : public HookRunBase {
     return range.begin * ByteSize(segment.dtype);
   }
 
-  // What goes wrong at a commit is raised by the next plan.
+  // The step is already applied, so an exception in commit is raised by the next plan.
   void End(const char* how) {
     WithPython(how, [&] { (*run_).attr(how)(); }).IgnoreError();
   }

@@ -25,6 +25,8 @@ absl::StatusOr<std::shared_ptr<Client>> Session::client() const {
   return client_;
 }
 
+// Never throws: every failure goes through the queue, because Python completes all futures from
+// there.
 void Session::AllReduce(std::uint64_t id, void* data, std::size_t numel, DType dtype,
                         const std::vector<std::size_t>& positions) {
   std::vector<ParameterSpec> parameters;
@@ -57,6 +59,7 @@ void Session::EndStep(std::uint64_t id) {
   });
 }
 
+// Called without the GIL, because the SDK's thread may need it for a hook before it ends.
 void Session::Close() {
   std::shared_ptr<Client> client;
   {
@@ -67,6 +70,7 @@ void Session::Close() {
   completions_->Close();
 }
 
+// Leaks the client on purpose: its destructor would join threads that a forked child does not have.
 void Session::Abandon() { static_cast<void>(new std::shared_ptr<Client>(std::move(client_))); }
 
 }  // namespace gradwire::python

@@ -1,4 +1,4 @@
-"""What SessionState accepts. Each refusal names the argument, the value and what is allowed."""
+"""Checks SessionState's arguments. Each error names the argument, its value and what is allowed."""
 
 import datetime
 import enum
@@ -22,7 +22,7 @@ def _refuse(name: str, value: object, allowed: str) -> None:
 
 
 def hook_name(name: str, value: object) -> str:
-    """A hook or wrapper as a string; Accelerate's enum has it as its value."""
+    """Returns the name of a hook or wrapper. Accelerate passes enums, whose value is the name."""
     if isinstance(value, enum.Enum):
         value = value.value
     if value is None:
@@ -86,7 +86,7 @@ def check_group(value: object) -> None:
 
 
 def check_state(value: object) -> None:
-    """What load_state_dict takes."""
+    """Checks the argument of load_state_dict."""
     if not isinstance(value, dict):
         _refuse("state", value, "is a dict, what state_dict() gave")
     if value.get("version") != 1:

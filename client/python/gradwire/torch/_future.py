@@ -1,22 +1,22 @@
-"""Futures whose failure reaches the caller of backward() as the exception that it is.
+"""Futures whose failure reaches the caller of backward() as the original exception.
 
-DistributedDataParallel takes an exception in a future for a value ("Unable to cast"), and torch
-makes a RuntimeError with a stack in its text of one that a callback raises. So during backward() a
-failed reduction's future holds the bucket as it is, DistributedDataParallel ends its own work, and
-then backward() raises. Whoever asks the future in Python, or chains something to it, gets the
-exception.
+DistributedDataParallel treats an exception in a future as a value ("Unable to cast"), and torch
+turns an exception that a callback raises into a RuntimeError with a stack trace in its text.
+Therefore, during backward(), the future of a failed reduction holds the unreduced bucket,
+DistributedDataParallel finishes its own work, and then backward() raises. value(), wait() and
+then() of the future raise the exception too.
 """
 
 import torch
 
 
 class Reduction(torch.futures.Future):
-    """A bucket on its way, during backward()."""
+    """The future of a bucket that is being reduced during backward()."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(devices=_devices(device))
         self._error: BaseException | None = None
-        self.told = False  # somebody has had the exception
+        self.told = False  # the exception has been raised to a caller
 
     def end(self, error: BaseException | None, value: torch.Tensor) -> None:
         self._error = error
@@ -45,7 +45,7 @@ class Reduction(torch.futures.Future):
 
 
 class DetachedReduction:
-    """The same where there is no backward(): `future` itself fails."""
+    """A reduction outside backward(): `future` itself fails."""
 
     def __init__(self, device: torch.device) -> None:
         self._outcome = torch.futures.Future(devices=_devices(device))
@@ -56,11 +56,14 @@ class DetachedReduction:
 
 
 def call_after_ddp(call) -> bool:
-    """At the end of this backward(), after DistributedDataParallel. False if there is none."""
+    """Calls `call` at the end of this backward(), after DistributedDataParallel's own callback.
+
+    Returns False outside backward().
+    """
     engine = torch.autograd.Variable._execution_engine
     try:
-        # They run in order. DistributedDataParallel queues its own after its last bucket's hook,
-        # which is before the first of these queues the second.
+        # The engine runs callbacks in order. DistributedDataParallel queues its own after its last
+        # bucket's hook, so `call` is queued by a first callback and therefore comes later.
         engine.queue_callback(lambda: engine.queue_callback(call))
     except RuntimeError:  # a rank that has joined early goes through the others' buckets
         return False

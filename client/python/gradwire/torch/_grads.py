@@ -19,9 +19,9 @@ _ALLOWED = "allowed are an iterable of tensors, or of dicts whose params are"
 def reduce_grads_(parameters, state: SessionState) -> bool:
     """Replaces each parameter's gradient by the mean over all members, as one step. Waits.
 
-    `parameters` as an optimizer takes them. One without a gradient contributes zeros and gets the
-    others' mean, so that all members agree. Returns whether the step counts: False after a
-    non-finite gradient anywhere, and then the weights must not be updated.
+    `parameters` has the form that optimizers take. A parameter without a gradient contributes zeros
+    and receives the mean, so that all members agree. Returns whether the step is applied: False if
+    any member has a non-finite gradient; do not update the weights then.
 
     The state keeps the buckets, with memory for the gradients, for the next call with the same
     parameters.
@@ -37,9 +37,9 @@ def reduce_grads_(parameters, state: SessionState) -> bool:
 
 
 def attach_(model: torch.nn.Module, state: SessionState) -> "Attached":
-    """Reduces each bucket of the model's gradients as soon as backward() has made it.
+    """Reduces each bucket of the model's gradients as soon as backward() has computed it.
 
-    backward() returns when all are there. Undo with the result's `detach()`.
+    backward() returns when all buckets are reduced. `detach()` of the result undoes it.
     """
     return Attached(model, state)
 
@@ -58,7 +58,7 @@ def broadcast_parameters_(model: torch.nn.Module, state: SessionState, root: int
 
 
 def _pieces(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """In order, cut where a piece would have more than _BUCKET_BYTES. All ranks cut alike."""
+    """Splits the tensors, in order, into pieces of at most _BUCKET_BYTES, the same on all ranks."""
     piece: list[torch.Tensor] = []
     size = 0
     for tensor in tensors:
@@ -73,7 +73,7 @@ def _pieces(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 
 
 def _broadcast(piece: list[torch.Tensor], session, root: int) -> None:
-    """One round trip for all tensors of a piece, as bytes one behind the other."""
+    """Broadcasts all tensors of a piece in one round trip, as concatenated bytes."""
     alone = piece[0].detach()
     in_place = len(piece) == 1 and alone.device.type == "cpu" and alone.is_contiguous()
     if in_place:
@@ -98,7 +98,7 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _flat(parameters) -> list[torch.Tensor]:
-    """Of an iterable of tensors or of an optimizer's groups."""
+    """Flattens an iterable of tensors or of an optimizer's groups."""
     if isinstance(parameters, torch.Tensor) or not isinstance(parameters, collections.abc.Iterable):
         raise InvalidArgument(f"parameters is a {type(parameters).__name__}; {_ALLOWED}")
     flat = []
@@ -134,11 +134,11 @@ class _Bucket:
 
     @property
     def under_way(self) -> bool:
-        """The session may still read and write this bucket's memory."""
+        """Whether the session may still read and write this bucket's memory."""
         return not self._done.is_set()
 
     def check(self) -> None:
-        """Raises unless all gradients are of a kind that can be reduced."""
+        """Raises if a gradient is sparse."""
         for parameter in self.parameters:
             if parameter.grad is not None:
                 self._state.check_dense(parameter.grad, [parameter])
@@ -164,7 +164,7 @@ class _Bucket:
         self._done.wait()  # the session's own deadlines end it
 
     def take(self) -> None:
-        """The means become the parameters' gradients. After wait()."""
+        """Copies the means to the parameters' gradients. Call wait() first."""
         if self._error is not None:
             raise self._error
         if self._arrival is not None:

@@ -1,4 +1,4 @@
-"""Users' own communication hooks in Python."""
+"""Communication hooks that users write in Python."""
 
 import ctypes
 from collections.abc import Callable, Generator
@@ -25,7 +25,7 @@ class Parameter(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A run of elements of a round, and how the coordinator reduces it: "mean" or "sum"."""
+    """Consecutive elements of a round. The coordinator reduces them by `op`, "mean" or "sum"."""
 
     dtype: torch.dtype
     numel: int
@@ -40,7 +40,7 @@ class Bucket(NamedTuple):
     rank: int
 
     def gradients(self) -> list[torch.Tensor]:
-        """One view for each parameter."""
+        """Returns one view for each parameter."""
         views = []
         offset = 0
         for parameter in self.parameters:
@@ -54,13 +54,13 @@ Rounds = Generator[list[torch.Tensor], list[torch.Tensor], Callable[[], None] | 
 
 
 class Hook:
-    """How buckets are reduced. One object serves a session; its methods run on one thread.
+    """Base class of hooks. One object serves a session; one thread at a time calls its methods.
 
-    `plan` says what travels: for each round a list of segments, the same on all members. `run` is a
-    generator: it yields each round's contributions, is sent the results, and leaves the reduced
-    gradient in `bucket.buffer`. What it returns, if anything, is called when the step is applied:
-    state changes there, so that a skipped or failed step leaves none. A contribution must not change
-    before its result is there.
+    `plan` returns a list of segments for each round; it must be the same on all members. `run` is a
+    generator: it yields each round's contributions, receives the results, and leaves the reduced
+    gradient in `bucket.buffer`. If it returns a function, that is called when the step is applied.
+    Change state only there, so that a skipped or failed step leaves no trace. Do not change a
+    contribution before its result has arrived.
 
         class Half(Hook):
             def plan(self, parameters, step):
@@ -79,7 +79,7 @@ class Hook:
 
 
 def register_hook(name: str, factory: Callable[..., Hook]) -> None:
-    """Makes `comm_hook=name` known in this process; `factory(**comm_state_option)` makes the hook."""
+    """Registers `comm_hook=name` in this process; `factory(**comm_state_option)` makes the hook."""
     if not callable(factory):
         raise InvalidArgument(f"factory is {factory!r}; allowed is what makes a Hook")
     _native.register_hook(name, lambda options: _Adapter(factory(**options)))
@@ -97,7 +97,7 @@ def _parameters(given: list[tuple[str, list[int], str]]) -> list[Parameter]:
 
 
 class _Adapter:
-    """What the C++ side calls in place of a Hook."""
+    """The object that the C++ side calls; it wraps a Hook."""
 
     def __init__(self, hook: Hook) -> None:
         self._hook = hook
@@ -140,7 +140,8 @@ class _Run:
         self._committed: Callable[[], None] | None = None
 
     def next(self, world_size: int, rank: int) -> list[tuple[int, int]]:
-        """Addresses of each segment's contribution and result; the results of the last are there."""
+        """Starts the next round: the last one's results have arrived. Returns the addresses of each
+        segment's contribution and result."""
         try:
             with torch.no_grad():
                 if self._generator is None:
@@ -181,7 +182,7 @@ class _Run:
         try:
             if self._committed is not None:
                 self._committed()
-        except Exception as error:  # the step counts already: the next one says so
+        except Exception as error:  # the step is already applied, so the next plan() raises
             self._adapter.failed = (self._step, error)
         self._close()
 

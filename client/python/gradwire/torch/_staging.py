@@ -1,7 +1,7 @@
-"""How a tensor's memory reaches the SDK, which reads and writes host memory.
+"""Gives the SDK, which reads and writes host memory, access to tensors.
 
-A CPU tensor of the wire's dtype is lent as it is. Another dtype goes through a cast, a CUDA tensor
-through pinned memory on a stream of its own.
+A CPU tensor of the wire's dtype is used in place. A tensor of another dtype is cast; a CUDA tensor
+is copied through pinned memory on a separate stream.
 """
 
 import queue
@@ -14,7 +14,7 @@ _stagers_lock = threading.Lock()
 
 
 class Stage:
-    """One tensor on its way out and back."""
+    """One tensor that is sent and receives its result."""
 
     def __init__(self, target: torch.Tensor, wire: torch.dtype) -> None:
         self._target = target
@@ -41,7 +41,7 @@ class Stage:
             self._stager.put(call)
 
     def finish(self, error: BaseException | None, done) -> None:
-        """Brings the result back, then calls `done`."""
+        """Copies the result to the tensor, then calls `done`."""
         if self._stager is not None:
             self._stager.copy_back(self, error, done)
             return
@@ -51,7 +51,7 @@ class Stage:
 
 
 class _Stager:
-    """Copies between one GPU and pinned memory, in order, on a stream and a thread of its own."""
+    """Copies between one GPU and pinned memory, in order, on its own stream and thread."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -86,7 +86,7 @@ class _Stager:
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             if error is None:
                 stage._target.copy_(stage._memory, non_blocking=True)
-            done(error)  # the future takes this stream's place in the order
+            done(error)  # a future records this stream, so its readers wait for the copy
             copied = torch.cuda.Event()
             copied.record(self._stream)
 

@@ -29,7 +29,7 @@ _states: "weakref.WeakSet[SessionState]" = weakref.WeakSet()
 
 
 class _Pending:
-    """One reduction that is under way."""
+    """One reduction in progress."""
 
     def __init__(self, finish, ends_step: bool) -> None:
         self.finish = finish  # called with None or an exception, on the completion thread
@@ -39,9 +39,10 @@ class _Pending:
 class SessionState:
     """One model's place in a session.
 
-    Nothing happens before the first hook call: no thread, no connection. All arguments but
-    `process_group` are by name; what is None is taken from the environment, see the README.
-    Thread-safe. After a fork the child's copy is dead; a pickled copy connects anew.
+    It starts no thread and opens no connection before the first hook call. All arguments except
+    `process_group` are keyword-only; arguments that are None come from the environment (see the
+    README). Thread-safe. A state cannot be used after fork; an unpickled copy joins as a new
+    member.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class SessionState:
     # ---- Connection
 
     def connect(self, parameters: list[torch.nn.Parameter] | None = None) -> None:
-        """Joins the session, and waits for all members. The first reduction does it otherwise."""
+        """Joins the session and waits for all members. Without it, the first reduction joins."""
         with self._lock:
             self._check_alive()
             if self._session is not None:
@@ -132,14 +133,14 @@ class SessionState:
             self._join(None)
 
     def attach_model(self, model: torch.nn.Module) -> None:
-        """Connects with this model, unless the state has one already."""
+        """Joins with this model, unless the state already has one."""
         with self._lock:
             if self._session is None and self._model is None:
                 self._model = model
             self.connect()
 
     def attach_parameters(self, parameters: list[torch.nn.Parameter]) -> None:
-        """Connects with these parameters, numbered for want of names, unless there is a model."""
+        """Joins with these parameters, named by number, unless the state already has a model."""
         with self._lock:
             if self._session is None and self._model is None:
                 self._names = [(str(i), parameter) for i, parameter in enumerate(parameters)]
@@ -149,7 +150,7 @@ class SessionState:
             self.positions(parameters)
 
     def positions(self, parameters: list[torch.nn.Parameter]) -> list[int]:
-        """Where these are in the session's model."""
+        """Returns the positions of these parameters in the session's model."""
         found = []
         for parameter in parameters:
             position = self._positions.get(id(parameter))
@@ -162,7 +163,7 @@ class SessionState:
         return found
 
     def check_dense(self, gradient: torch.Tensor, parameters: list[torch.nn.Parameter]) -> None:
-        """Refuses a sparse gradient, by the name of its parameter. After connect()."""
+        """Raises if the gradient is sparse, and names its parameter. Call connect() first."""
         if gradient.layout is torch.strided:
             return
         names = [f'"{self._names[i][0]}"' for i in self.positions(parameters)]
@@ -225,7 +226,7 @@ class SessionState:
     # ---- Reduction
 
     def reduce_bucket(self, bucket: dist.GradBucket) -> torch.futures.Future:
-        """What aggregate_hook does; never raises."""
+        """Implements aggregate_hook. Never raises; a failure is in the future."""
         buffer = bucket.buffer()
         if _future.call_after_ddp(self._raise_failure):
             future = reduction = _future.Reduction(buffer.device)
@@ -390,7 +391,7 @@ class SessionState:
 
     @property
     def step(self) -> int:
-        """Steps that this session has begun and ended."""
+        """The number of steps that this session has ended."""
         return self._need().step
 
     def _need(self):
@@ -403,23 +404,25 @@ class SessionState:
         self._need().barrier()
 
     def set_loss_scale(self, scale: float) -> None:
-        """Gradients come multiplied by `scale` from the next step on; residuals follow."""
+        """Announces that gradients are multiplied by `scale` from the next step on. Residuals are
+        rescaled to match."""
         self._need().set_loss_scale(scale)
 
     def metrics(self) -> dict[str, float]:
-        """Totals since the session began; empty before it has."""
+        """Returns totals since the session began; empty before it begins."""
         session = self._session
         return {} if session is None else session.metrics()
 
     def report(self) -> list[dict[str, object]]:
-        """A line for each bucket of the last step: bytes, times by stage, residual."""
+        """Returns a dict for each bucket of the last step: bytes, time by stage, residual."""
         session = self._session
         return [] if session is None else session.report()
 
     def state_dict(self) -> dict[str, object]:
-        """This rank's part of a checkpoint: tensors, integers and strings. Between two steps.
+        """Returns this rank's part of a checkpoint: tensors, integers and strings.
 
-        Needs no other rank. Every rank keeps its own, since each has residuals of its own.
+        Call it between two steps; no other rank has to take part. Every rank saves its own part,
+        because every rank has its own residuals.
         """
         with self._lock:
             self._check_alive()
@@ -445,7 +448,7 @@ class SessionState:
             raise
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Takes a checkpoint: all ranks call it, between two steps or before the first."""
+        """Restores a checkpoint. All ranks call it, between two steps or before the first."""
         _arguments.check_state(state)
         with self._lock:
             self._check_alive()
@@ -468,7 +471,7 @@ class SessionState:
     # ---- End
 
     def close(self) -> None:
-        """Leaves the session. Idempotent; the interpreter's end does it otherwise."""
+        """Leaves the session. Idempotent. The interpreter's exit calls it too."""
         with self._lock:
             session, thread = self._session, self._thread
             self._session = self._thread = None
