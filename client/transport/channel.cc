@@ -186,15 +186,24 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
 }
 
+// The daemon takes some 2 us for each parameter to read and check a manifest. Without this
+// allowance, for a busy machine, a large join would count as unanswered, and begin again, while it
+// is read.
+absl::Duration ReadingTime(std::size_t parameters) {
+  return absl::Microseconds(20) * static_cast<std::int64_t>(parameters);
+}
+
 absl::StatusOr<JoinResult> JoinSession(const std::shared_ptr<grpc::Channel>& channel,
                                        const ClientOptions& options, std::uint64_t start_id) {
   const auto stub = v1::AggregationService::NewStub(channel);
   const v1::JoinRequest request = MakeRequest(options, start_id);
   const auto begin = std::chrono::system_clock::now();
-  const auto deadline = begin + absl::ToChronoNanoseconds(options.connect_timeout);
+  const auto reading = absl::ToChronoNanoseconds(ReadingTime(options.parameters.size()));
+  const auto deadline = begin + absl::ToChronoNanoseconds(options.connect_timeout) + reading;
   // The first tries end here, so that the wait is said even where a connection hangs. A Join is
   // idempotent: a daemon that took one whose answer came too late gives the next one the same.
-  std::chrono::system_clock::time_point end_of_try = std::min(deadline, begin + kSilentWait);
+  std::chrono::system_clock::time_point end_of_try =
+      std::min(deadline, begin + kSilentWait + reading);
   std::string last_error = "no answer";
   while (true) {
     grpc::ClientContext context;

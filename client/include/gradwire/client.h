@@ -42,9 +42,10 @@ struct ClientOptions {
   // system allows it. GRADWIRE_SHARED_MEMORY=off disables this for all clients of a process.
   bool shared_memory = true;
 
-  absl::Duration connect_timeout = absl::Seconds(10);  // until the daemon answers
-  absl::Duration join_timeout = absl::Minutes(5);      // until all members have joined
-  absl::Duration step_timeout = absl::Minutes(30);     // for one step; the session measures it
+  // Until the daemon answers. A large model adds 20 us for each parameter.
+  absl::Duration connect_timeout = absl::Seconds(10);
+  absl::Duration join_timeout = absl::Minutes(5);   // until all members have joined
+  absl::Duration step_timeout = absl::Minutes(30);  // for one step; the session measures it
 
   // Join calls this on its own thread with a line of text: once if no daemon has answered after
   // 1 s, and once if other members have not joined 3 s after this one. If it is empty, Join writes
