@@ -11,7 +11,8 @@ class Chores {
  public:
   explicit Chores(CoordinatorHook* hook) : hook_(hook) {}
 
-  // Asks for the hook's next chore, if it has one and none is under way.
+  // Asks the owner to run the hook's next chore, unless one is under way: so that chores cannot
+  // pile up.
   void Begin(Effects& effects);
   // The answer to the ChoreEffect.
   void OnDone(Effects& effects);

@@ -70,9 +70,9 @@ class SessionCore {
 
   // The hook's state after the last step, whether or not the next has begun.
   absl::StatusOr<StateSnapshot> Export() const;
-  // Its replacement by an exported one: between two steps, before any member has announced a bucket
-  // of the next. What takes long is ReadState, which may be called on any thread, at any time, when
-  // CheckImport was OK. Install, too, says whether the state goes in.
+  // An exported state replaces the hook's state between two steps, before any member has announced
+  // a bucket of the next one. ReadState does the long work: after CheckImport has returned OK, it
+  // may run on any thread, at any time. Install checks again, since a step may have begun since.
   absl::Status CheckImport() const;
   absl::StatusOr<std::shared_ptr<HookImport>> ReadState(const HookState& state) const {
     return hook_state_.ReadState(state);

@@ -11,8 +11,8 @@
 // only when the members hold the results of all of them; recovery will ask members which moment
 // they saw.
 //
-// A member whose stream was replaced gets again what it has not acknowledged. What nobody began to
-// reduce starts over as a new attempt.
+// A member with a new stream receives again what it has not acknowledged. Rounds that no reduction
+// has begun start over as a new attempt.
 #pragma once
 
 #include <cstdint>
@@ -94,9 +94,8 @@ class Step {
   bool IsPrepared() const;
   void MaybeConclude(Effects& effects);
   void Conclude(Effects& effects);
-  // Lets go of what all members hold.
+  // Releases the results and shared state that all members have acknowledged.
   void DropHeld(Effects& effects);
-  // What the hook left to do, if no earlier part of that is under way: so it cannot pile up.
 
   const SessionOptions& options_;
   const Membership& membership_;
