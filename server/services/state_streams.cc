@@ -45,7 +45,10 @@ void ExportStream::OnRequest(const v1::ExportStateRequest& request) {
 // reader costs 1 MiB and not the whole state.
 void ExportStream::WriteNext() {
   const std::size_t bytes = std::min(kStatePiece, bytes_->size() - written_);
-  if (bytes == 0) return Finish(absl::OkStatus());
+  if (bytes == 0) {
+    bytes_.reset();  // and with it the call's place: the reader may begin the next export at once
+    return Finish(absl::OkStatus());
+  }
   v1::ExportStateResponse response;
   response.set_data(bytes_->data() + written_, bytes);
   written_ += bytes;
@@ -81,7 +84,10 @@ void ImportStream::OnReadDone(bool ok) {
   v1::ImportStateRequest request;
   absl::Status status = FromBytes(method(), incoming(), request);
   if (status.ok()) status = Take(request);
-  if (!status.ok()) return Finish(status);
+  if (!status.ok()) {
+    place_.reset();
+    return Finish(status);
+  }
   StartRead();
 }
 
@@ -118,6 +124,8 @@ void ImportStream::Import() {
   }
   session_->Import(std::move(bytes_),
                    [self = Self<ImportStream>()](const absl::StatusOr<std::int64_t>& iteration) {
+                     // Before the answer: a client that has it may begin the next import at once.
+                     self->place_.reset();
                      if (!iteration.ok()) return self->Finish(iteration.status());
                      v1::ImportStateResponse response;
                      response.set_iteration(*iteration);

@@ -36,11 +36,12 @@ void SessionRunner::Export(ExportedFile::Answer answer) {
   const absl::StatusOr<StateFiles::Found> found =
       files_.FileOf({snapshot->step, snapshot->imports});
   if (!found.ok()) return answer(found.status());
-  ExportedFile::Read(found->file, [place = *std::move(place), answer = std::move(answer)](
-                                      absl::StatusOr<std::shared_ptr<const std::string>> bytes) {
-    if (bytes.ok()) bytes = Keeping(place, *std::move(bytes));
-    answer(std::move(bytes));
-  });
+  ExportedFile::Read(found->file,
+                     [place = *std::move(place), answer = std::move(answer)](
+                         absl::StatusOr<std::shared_ptr<const std::string>> bytes) mutable {
+                       if (bytes.ok()) bytes = Keeping(std::move(place), *std::move(bytes));
+                       answer(std::move(bytes));
+                     });
   // Readers of one version share one file, which the first of them causes to be made.
   if (!found->is_new) return;
   host_.work_threads->Post(this,
@@ -57,7 +58,11 @@ absl::StatusOr<StateFiles::Place> SessionRunner::BeginImport() const {
 
 void SessionRunner::Import(std::string file, Imported answer) {
   host_.work_threads->Post(this, [self = shared_from_this(), file = std::move(file),
-                                  answer = std::move(answer)] { answer(self->Install(file)); });
+                                  answer = std::move(answer)]() mutable {
+    const absl::StatusOr<std::int64_t> installed = self->Install(file);
+    std::string().swap(file);  // it belongs to the import, which ends with the answer
+    answer(installed);
+  });
 }
 
 // The early check spares a long ReadState that could not be installed. Reading takes no lock, so
