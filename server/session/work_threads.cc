@@ -15,12 +15,12 @@ std::size_t WorkThreads::ThreadCount() {
   return std::clamp(std::thread::hardware_concurrency(), kFewest, kMost);
 }
 
-void WorkThreads::StartThreads() {
+void WorkThreads::StartThreads(const std::shared_ptr<Queue>& queue, std::size_t most) {
   try {
-    while (threads_.size() < most_) {
-      threads_.emplace_back([this] {
+    while (queue->threads.size() < most) {
+      queue->threads.emplace_back([queue] {
         NameThread("gradwire-work");
-        Work();
+        queue->Work();
       });
     }
   } catch (const std::system_error&) {
@@ -28,46 +28,49 @@ void WorkThreads::StartThreads() {
   }
 }
 
-// An owner has a turn in `turns_` only while none of its tasks runs. Without any thread, the caller
+// An owner has a turn in `turns` only while none of its tasks runs. Without any thread, the caller
 // runs the tasks.
 void WorkThreads::Post(const void* owner, Task task) {
-  MutexLock lock(mutex_);
-  if (stopping_) return;
-  StartThreads();
-  const auto [found, is_new] = owners_.try_emplace(owner);
+  const std::shared_ptr<Queue> queue = queue_;
+  MutexLock lock(queue->mutex);
+  if (queue->stopping) return;
+  StartThreads(queue, most_);
+  const auto [found, is_new] = queue->owners.try_emplace(owner);
   found->second.push_back(std::move(task));
-  if (is_new) turns_.push_back(owner);
-  if (threads_.empty()) {
-    while (!turns_.empty()) RunNext();
+  if (is_new) queue->turns.push_back(owner);
+  if (queue->threads.empty()) {
+    while (!queue->turns.empty()) queue->RunNext();
   } else {
-    changed_.NotifyAll();
+    queue->changed.NotifyAll();
   }
 }
 
-// The owner's entry stays in `owners_` while its task runs, so Post adds no second turn and one
-// session never occupies two threads. References into a std::map survive insertions.
-void WorkThreads::RunNext() {
-  const void* const owner = turns_.front();
-  turns_.pop_front();
-  Waiting& waiting = owners_.at(owner);
+// The owner's entry stays in `owners` while its task runs, so Post adds no second turn and one
+// session never occupies two threads. References into a std::map survive insertions, but Stop may
+// empty the map, when it is called by the task itself.
+void WorkThreads::Queue::RunNext() {
+  const void* const owner = turns.front();
+  turns.pop_front();
+  Waiting& waiting = owners.at(owner);
   Task task = std::move(waiting.front());
   waiting.pop_front();
-  mutex_.Unlock();
+  mutex.Unlock();
   task();
   task = nullptr;  // destroyed without the lock, because that may take long
-  mutex_.Lock();
-  if (waiting.empty() || stopping_) {
-    owners_.erase(owner);
+  mutex.Lock();
+  if (stopping) return;
+  if (waiting.empty()) {
+    owners.erase(owner);
   } else {
-    turns_.push_back(owner);
+    turns.push_back(owner);
   }
 }
 
-void WorkThreads::Work() {
-  MutexLock lock(mutex_);
-  while (!stopping_) {
-    if (turns_.empty()) {
-      changed_.Wait(mutex_);
+void WorkThreads::Queue::Work() {
+  MutexLock lock(mutex);
+  while (!stopping) {
+    if (turns.empty()) {
+      changed.Wait(mutex);
     } else {
       RunNext();
     }
@@ -77,17 +80,24 @@ void WorkThreads::Work() {
 void WorkThreads::Stop() {
   std::vector<std::thread> threads;
   {
-    MutexLock lock(mutex_);
-    stopping_ = true;
-    threads = std::move(threads_);
+    MutexLock lock(queue_->mutex);
+    queue_->stopping = true;
+    threads = std::move(queue_->threads);
   }
-  changed_.NotifyAll();
-  for (std::thread& thread : threads) thread.join();
+  queue_->changed.NotifyAll();
+  for (std::thread& thread : threads) {
+    // A thread cannot wait for itself: it returns to Work, finds `stopping`, and ends.
+    if (thread.get_id() == std::this_thread::get_id()) {
+      thread.detach();
+    } else {
+      thread.join();
+    }
+  }
   std::map<const void*, Waiting> dropped;  // destroyed without the lock
-  MutexLock lock(mutex_);
-  dropped = std::move(owners_);
-  owners_.clear();
-  turns_.clear();
+  MutexLock lock(queue_->mutex);
+  dropped = std::move(queue_->owners);
+  queue_->owners.clear();
+  queue_->turns.clear();
 }
 
 }  // namespace gradwire::server

@@ -5,6 +5,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -29,28 +30,36 @@ class WorkThreads {
 
   // Runs it later on another thread; where the system gives none, now and here. The caller holds no
   // lock that the task takes. `owner` only tells owners apart.
-  void Post(const void* owner, Task task) GRADWIRE_EXCLUDES(mutex_);
+  void Post(const void* owner, Task task);
 
-  // Returns when the tasks under way have ended. Those that wait are dropped, as are all that come
-  // later. Not from a task.
-  void Stop() GRADWIRE_EXCLUDES(mutex_);
+  // Returns when the tasks under way have ended, except the caller's own if it is one. Those that
+  // wait are dropped, as are all that come later.
+  void Stop();
 
  private:
   // What waits, without the task under way.
   using Waiting = std::deque<Task>;
 
-  void StartThreads() GRADWIRE_REQUIRES(mutex_);
-  void Work() GRADWIRE_EXCLUDES(mutex_);
-  // Of the owner whose turn it is. The lock is given back meanwhile.
-  void RunNext() GRADWIRE_REQUIRES(mutex_);
+  // Each thread owns a share of it: a task may hold the last reference to these threads' owner, and
+  // its thread then outlives this object.
+  struct Queue {
+    void Work() GRADWIRE_EXCLUDES(mutex);
+    // Of the owner whose turn it is. The lock is given back meanwhile.
+    void RunNext() GRADWIRE_REQUIRES(mutex);
+
+    Mutex mutex;
+    CondVar changed;
+    std::map<const void*, Waiting> owners GRADWIRE_GUARDED_BY(mutex);  // with tasks, or at work
+    std::deque<const void*> turns GRADWIRE_GUARDED_BY(mutex);  // owners with tasks, not at work
+    bool stopping GRADWIRE_GUARDED_BY(mutex) = false;
+    std::vector<std::thread> threads GRADWIRE_GUARDED_BY(mutex);
+  };
+
+  static void StartThreads(const std::shared_ptr<Queue>& queue, std::size_t most)
+      GRADWIRE_REQUIRES(queue->mutex);
 
   const std::size_t most_;
-  Mutex mutex_;
-  CondVar changed_;
-  std::map<const void*, Waiting> owners_ GRADWIRE_GUARDED_BY(mutex_);  // with tasks, or at work
-  std::deque<const void*> turns_ GRADWIRE_GUARDED_BY(mutex_);  // owners with tasks, not at work
-  bool stopping_ GRADWIRE_GUARDED_BY(mutex_) = false;
-  std::vector<std::thread> threads_ GRADWIRE_GUARDED_BY(mutex_);
+  const std::shared_ptr<Queue> queue_ = std::make_shared<Queue>();
 };
 
 }  // namespace gradwire::server

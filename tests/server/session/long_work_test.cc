@@ -257,5 +257,24 @@ TEST(WorkThreads, WhatWaitsWhenTheyStopIsDropped) {
   EXPECT_EQ(held.use_count(), 1);
 }
 
+// A call may hold the last reference to the registry, and a task the last one to the call.
+TEST(WorkThreads, ATaskMayDestroyThem) {
+  auto threads = std::make_shared<WorkThreads>(2);
+  WorkThreads* const post = threads.get();
+  // Shared, because the task's thread outlives the threads, and perhaps this test.
+  const auto held = std::make_shared<Gate>();
+  const auto destroyed = std::make_shared<Gate>();
+  const int owner = 0;
+  post->Post(&owner, [held, destroyed, last = std::move(threads)]() mutable {
+    held->Pass();
+    last.reset();
+    destroyed->Pass();
+  });
+  EXPECT_TRUE(held->Arrived(1));
+  held->Open();
+  EXPECT_TRUE(destroyed->Arrived(1));
+  destroyed->Open();
+}
+
 }  // namespace
 }  // namespace gradwire::server
