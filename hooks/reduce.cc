@@ -6,6 +6,8 @@
 #include <memory>
 #include <vector>
 
+#include "hooks/power_sgd/column_order.h"
+
 namespace gradwire {
 namespace {
 
@@ -18,9 +20,6 @@ constexpr std::size_t kGatherBytes = 1024;
 // Elements that are cast at once, small enough to be in the first-level cache when they are added.
 constexpr std::size_t kCastNumel = 2048;
 static_assert(kCastNumel * sizeof(double) == kCastScratchBytes);
-
-// Elements of one contribution to a matrix that are read and added at once.
-constexpr std::size_t kAddedNumel = 512;
 
 // This thread's memory for one call. Memory above kKeptScratchBytes is freed after the call,
 // because matrices may be as large as a parameter, and threads live as long as the daemon.
@@ -203,15 +202,28 @@ ReduceOutcome ReduceTo(DType dtype, ReduceOp op, std::size_t numel,
   return run({sources, srcs, gathered});
 }
 
-// Adds what follows in a contribution.
-void AddTo(std::span<double> sum, DType dtype, Cursor& cursor, const Kernels& kernels) {
-  std::array<std::byte, kAddedNumel * sizeof(double)> gathered;
-  std::array<double, kAddedNumel> values;
-  for (std::size_t at = 0; at < sum.size(); at += kAddedNumel) {
-    const std::size_t count = std::min(kAddedNumel, sum.size() - at);
+// Adds what follows in a contribution, a row-major matrix, to the column-major `sum`.
+void AddTo(std::span<double> sum, MatrixShape shape, DType dtype, Cursor& cursor,
+           const Kernels& kernels) {
+  std::array<std::byte, kReorderedNumel * sizeof(double)> gathered;
+  std::array<double, kReorderedNumel> values;
+  for (std::size_t first = 0; first < sum.size(); first += kReorderedNumel) {
+    const std::size_t count = std::min(kReorderedNumel, sum.size() - first);
     cursor.Gather(count * ByteSize(dtype), gathered.data());
     kernels.convert(dtype, gathered.data(), DType::kFloat64, values.data(), count);
-    for (std::size_t i = 0; i < count; ++i) sum[at + i] += values[i];
+    VisitByColumn(shape, first, count,
+                  [&](std::size_t i, std::size_t at) { sum[at] += values[i]; });
+  }
+}
+
+// Writes the column-major `sum` as a row-major matrix of `dtype`.
+void WriteRows(std::span<const double> sum, MatrixShape shape, DType dtype, std::byte* out,
+               const Kernels& kernels) {
+  std::array<double, kReorderedNumel> values;
+  for (std::size_t first = 0; first < sum.size(); first += kReorderedNumel) {
+    const std::size_t count = std::min(kReorderedNumel, sum.size() - first);
+    VisitByColumn(shape, first, count, [&](std::size_t i, std::size_t at) { values[i] = sum[at]; });
+    kernels.convert(DType::kFloat64, values.data(), dtype, out + first * ByteSize(dtype), count);
   }
 }
 
@@ -251,10 +263,10 @@ ReduceOutcome ReduceOrthonormalized(const Segment& segment, std::span<const Piec
   for (const MatrixShape& shape : segment.matrices) {
     const std::span<double> sum(scratch.doubles(), shape.numel());
     std::fill(sum.begin(), sum.end(), 0.0);
-    for (Cursor& cursor : cursors) AddTo(sum, segment.dtype, cursor, kernels);
+    for (Cursor& cursor : cursors) AddTo(sum, shape, segment.dtype, cursor, kernels);
     const bool finite = kernels.orthonormalize(shape, segment.epsilon, sum);
     outcome.finite = outcome.finite && finite;
-    kernels.convert(DType::kFloat64, sum.data(), segment.dtype, to, sum.size());
+    WriteRows(sum, shape, segment.dtype, to, kernels);
     to += sum.size() * ByteSize(segment.dtype);
   }
   return outcome;

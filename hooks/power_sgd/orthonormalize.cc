@@ -15,7 +15,7 @@ class Columns {
  public:
   Columns(MatrixShape shape, std::span<double> matrix) : shape_(shape), matrix_(matrix) {}
 
-  double& at(std::size_t row, std::size_t col) { return matrix_[row * shape_.cols + col]; }
+  double& at(std::size_t row, std::size_t col) { return matrix_[col * shape_.rows + row]; }
 
   // Multiplies by a power of two, which is exact, so that products do not overflow or underflow.
   void ScaleToOne(std::size_t col) {

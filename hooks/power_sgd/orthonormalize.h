@@ -8,7 +8,9 @@
 
 namespace gradwire {
 
-// Orthonormalizes the columns of the row-major rows x cols matrix in place; cols <= rows.
+// Orthonormalizes the columns of the column-major rows x cols matrix in place; cols <= rows. (Each
+// column is read some 4 * cols times. In a row-major matrix of 128k x 64 each of these reads would
+// fetch eight times as much as it uses, and the call would take minutes instead of a second.)
 //
 // Column by column, left to right: the projections on the columns before are subtracted twice
 // (iterated modified Gram-Schmidt), then the column is divided by its 2-norm, so the sign stays.

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "hooks/cpu/low_rank.h"
+#include "hooks/power_sgd/column_order.h"
 
 namespace gradwire {
 namespace {
@@ -232,11 +233,12 @@ void PowerSgdRun<T>::AddResiduals() {
 template <class T>
 void PowerSgdRun<T>::Orthonormal(const std::vector<T>& factor, MatrixShape shape, T* out) {
   std::vector<double>& precise = work_->precise;
-  precise.assign(factor.begin(), factor.end());
+  precise.resize(shape.numel());
+  VisitByColumn(shape, [&](std::size_t i, std::size_t at) { precise[at] = factor[i]; });
   kernels_.orthonormalize(shape, options_.batched ? 0 : options_.orthogonalization_epsilon,
                           precise);
-  std::transform(precise.begin(), precise.end(), out,
-                 [](double value) { return static_cast<T>(value); });
+  VisitByColumn(shape,
+                [&](std::size_t i, std::size_t at) { out[i] = static_cast<T>(precise[at]); });
 }
 
 // The kernels read Q by columns of M, so they want each of the `rank` columns contiguous.

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "hooks/power_sgd/column_order.h"
+
 namespace gradwire {
 namespace {
 
@@ -19,6 +21,23 @@ Matrix RandomMatrix(MatrixShape shape, std::uint32_t seed) {
   Matrix matrix(shape.numel());
   for (double& value : matrix) value = normal(random);
   return matrix;
+}
+
+// Orthonormalize for the row-major matrices of these tests.
+bool OrthonormalizeRows(MatrixShape shape, double epsilon, Matrix& matrix) {
+  Matrix columns(shape.numel());
+  for (std::size_t r = 0; r < shape.rows; ++r) {
+    for (std::size_t c = 0; c < shape.cols; ++c) {
+      columns[c * shape.rows + r] = matrix[r * shape.cols + c];
+    }
+  }
+  const bool finite = Orthonormalize(shape, epsilon, columns);
+  for (std::size_t r = 0; r < shape.rows; ++r) {
+    for (std::size_t c = 0; c < shape.cols; ++c) {
+      matrix[r * shape.cols + c] = columns[c * shape.rows + r];
+    }
+  }
+  return finite;
 }
 
 std::vector<long double> Column(MatrixShape shape, const Matrix& matrix, std::size_t col) {
@@ -81,7 +100,7 @@ TEST(Orthonormalize, GivesOrthonormalColumnsOfTheSameSpanAndSign) {
                                   {5, 5}}) {
     const Matrix before = RandomMatrix(shape, seed++);
     Matrix after = before;
-    ASSERT_TRUE(Orthonormalize(shape, 0, after));
+    ASSERT_TRUE(OrthonormalizeRows(shape, 0, after));
     ExpectOrthonormal(shape, after);
     for (std::size_t col = 0; col < shape.cols; ++col) ExpectColumnKept(shape, before, after, col);
   }
@@ -90,14 +109,14 @@ TEST(Orthonormalize, GivesOrthonormalColumnsOfTheSameSpanAndSign) {
 TEST(Orthonormalize, TurnsAZeroMatrixIntoUnitVectors) {
   constexpr MatrixShape kShape{5, 3};
   Matrix matrix(kShape.numel(), 0.0);
-  ASSERT_TRUE(Orthonormalize(kShape, 0, matrix));
+  ASSERT_TRUE(OrthonormalizeRows(kShape, 0, matrix));
   EXPECT_EQ(matrix, (Matrix{1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0}));
 }
 
 TEST(Orthonormalize, ReplacesACollinearColumnByTheFirstUnitVectorOutside) {
   constexpr MatrixShape kShape{4, 2};
   Matrix matrix = {3, -6, 0, 0, 0, 0, 0, 0};
-  ASSERT_TRUE(Orthonormalize(kShape, 0, matrix));
+  ASSERT_TRUE(OrthonormalizeRows(kShape, 0, matrix));
   EXPECT_EQ(matrix, (Matrix{1, 0, 0, 1, 0, 0, 0, 0}));
 }
 
@@ -106,7 +125,7 @@ TEST(Orthonormalize, ReplacesAZeroColumnBetweenOthers) {
   Matrix before = RandomMatrix(kShape, 7);
   SetColumn(kShape, before, 1, std::vector<double>(6, 0.0));
   Matrix after = before;
-  ASSERT_TRUE(Orthonormalize(kShape, 0, after));
+  ASSERT_TRUE(OrthonormalizeRows(kShape, 0, after));
   ExpectOrthonormal(kShape, after);
   ExpectColumnKept(kShape, before, after, 0);
   ExpectColumnKept(kShape, before, after, 2);
@@ -121,7 +140,7 @@ TEST(Orthonormalize, MakesNearlyCollinearColumnsOrthogonal) {
       row[1] = row[0] + distance * row[1];
       row[2] = row[0] - row[1] + distance * distance * row[2];
     }
-    ASSERT_TRUE(Orthonormalize(kShape, 0, matrix));
+    ASSERT_TRUE(OrthonormalizeRows(kShape, 0, matrix));
     ExpectOrthonormal(kShape, matrix);
   }
 }
@@ -129,22 +148,22 @@ TEST(Orthonormalize, MakesNearlyCollinearColumnsOrthogonal) {
 TEST(Orthonormalize, KeepsAColumnJustAboveTheLimitAndReplacesOneJustBelow) {
   constexpr MatrixShape kShape{3, 2};
   Matrix above = {1, 1, 0, 0, 0, -1.1e-10};
-  ASSERT_TRUE(Orthonormalize(kShape, 0, above));
+  ASSERT_TRUE(OrthonormalizeRows(kShape, 0, above));
   EXPECT_EQ(above, (Matrix{1, 0, 0, 0, 0, -1}));
   Matrix below = {1, 1, 0, 0, 0, -0.9e-10};
-  ASSERT_TRUE(Orthonormalize(kShape, 0, below));
+  ASSERT_TRUE(OrthonormalizeRows(kShape, 0, below));
   EXPECT_EQ(below, (Matrix{1, 0, 0, 1, 0, 0}));
 }
 
 TEST(Orthonormalize, TakesColumnsOfAnyMagnitude) {
   constexpr MatrixShape kShape{40, 4};
   Matrix plain = RandomMatrix(kShape, 11);
-  ASSERT_TRUE(Orthonormalize(kShape, 0, plain));
+  ASSERT_TRUE(OrthonormalizeRows(kShape, 0, plain));
   for (const double scale : {1e-200, 1e200, 0x1p-1000, 0x1p1020}) {
     Matrix matrix = RandomMatrix(kShape, 11);
     ScaleColumn(kShape, matrix, 1, scale);
     ScaleColumn(kShape, matrix, 2, 1 / scale);
-    ASSERT_TRUE(Orthonormalize(kShape, 0, matrix));
+    ASSERT_TRUE(OrthonormalizeRows(kShape, 0, matrix));
     ExpectOrthonormal(kShape, matrix);
     for (std::size_t i = 0; i < matrix.size(); ++i) ASSERT_NEAR(matrix[i], plain[i], 1e-14);
   }
@@ -155,7 +174,7 @@ TEST(Orthonormalize, TakesTheSmallestAndTheLargestNumbers) {
   constexpr double kHuge = std::numeric_limits<double>::max();
   constexpr MatrixShape kShape{3, 2};
   Matrix matrix = {kTiny, kHuge, kTiny, -kHuge, kTiny, kHuge};
-  ASSERT_TRUE(Orthonormalize(kShape, 0, matrix));
+  ASSERT_TRUE(OrthonormalizeRows(kShape, 0, matrix));
   ExpectOrthonormal(kShape, matrix);
   EXPECT_EQ(matrix[0], matrix[2]);
   EXPECT_EQ(matrix[1], matrix[5]);
@@ -170,7 +189,7 @@ TEST(Orthonormalize, FillsWithNanIfAnElementIsNotFinite) {
       for (std::size_t at = 0; at < kShape.numel(); ++at) {
         Matrix matrix = RandomMatrix(kShape, 5);
         matrix[at] = bad;
-        EXPECT_FALSE(Orthonormalize(kShape, epsilon, matrix));
+        EXPECT_FALSE(OrthonormalizeRows(kShape, epsilon, matrix));
         for (const double value : matrix) ASSERT_TRUE(std::isnan(value));
       }
     }
@@ -181,11 +200,11 @@ TEST(Orthonormalize, CompletesASquareBasis) {
   for (std::size_t n = 1; n <= 40; ++n) {
     const MatrixShape shape{n, n};
     Matrix matrix(shape.numel(), 0.0);
-    ASSERT_TRUE(Orthonormalize(shape, 0, matrix));
+    ASSERT_TRUE(OrthonormalizeRows(shape, 0, matrix));
     ExpectOrthonormal(shape, matrix);
     matrix = RandomMatrix(shape, static_cast<std::uint32_t>(n));
     SetColumn(shape, matrix, n - 1, std::vector<double>(n, 0.0));
-    ASSERT_TRUE(Orthonormalize(shape, 0, matrix));
+    ASSERT_TRUE(OrthonormalizeRows(shape, 0, matrix));
     ExpectOrthonormal(shape, matrix);
   }
 }
@@ -201,7 +220,7 @@ TEST(Orthonormalize, CompletesABasisThatLeavesLittleOfEveryUnitVector) {
     matrix[(col - 1) * kRows + col] = 1;
     matrix[col * kRows + col] = -1;
   }
-  ASSERT_TRUE(Orthonormalize(kShape, 0, matrix));
+  ASSERT_TRUE(OrthonormalizeRows(kShape, 0, matrix));
   ExpectOrthonormal(kShape, matrix);
 }
 
@@ -232,7 +251,7 @@ TEST(OrthonormalizeWithEpsilon, IsTorchsFormulaForOneAndTwoColumns) {
     for (const double epsilon : {1e-8, 1e-3, 0.5}) {
       const Matrix before = RandomMatrix(shape, 21);
       Matrix after = before;
-      ASSERT_TRUE(Orthonormalize(shape, epsilon, after));
+      ASSERT_TRUE(OrthonormalizeRows(shape, epsilon, after));
       const Matrix expected = TorchGramSchmidt(shape, epsilon, before);
       for (std::size_t i = 0; i < after.size(); ++i) ASSERT_NEAR(after[i], expected[i], 1e-13);
     }
@@ -242,7 +261,7 @@ TEST(OrthonormalizeWithEpsilon, IsTorchsFormulaForOneAndTwoColumns) {
 TEST(OrthonormalizeWithEpsilon, LeavesAZeroColumnZero) {
   constexpr MatrixShape kShape{3, 2};
   Matrix matrix = {0, 2, 0, 0, 0, 0};
-  ASSERT_TRUE(Orthonormalize(kShape, 1e-8, matrix));
+  ASSERT_TRUE(OrthonormalizeRows(kShape, 1e-8, matrix));
   EXPECT_EQ(matrix, (Matrix{0, 2 / (2 + 1e-8), 0, 0, 0, 0}));
 }
 
@@ -250,9 +269,25 @@ TEST(OrthonormalizeWithEpsilon, IgnoresItForMoreColumns) {
   constexpr MatrixShape kShape{20, 3};
   Matrix plain = RandomMatrix(kShape, 4);
   Matrix with_epsilon = plain;
-  ASSERT_TRUE(Orthonormalize(kShape, 0, plain));
-  ASSERT_TRUE(Orthonormalize(kShape, 0.1, with_epsilon));
+  ASSERT_TRUE(OrthonormalizeRows(kShape, 0, plain));
+  ASSERT_TRUE(OrthonormalizeRows(kShape, 0.1, with_epsilon));
   EXPECT_EQ(plain, with_epsilon);
+}
+
+// With fewer and with more columns than VisitByColumn takes elements at once.
+TEST(VisitByColumn, VisitsEachElementOnceAtItsPlace) {
+  for (const MatrixShape shape : {MatrixShape{1, 1}, {7, 1}, {513, 1}, {300, 7}, {3, 700}}) {
+    std::vector<std::size_t> places(shape.numel(), shape.numel());
+    std::size_t visits = 0;
+    VisitByColumn(shape, [&](std::size_t i, std::size_t at) {
+      places[i] = at;
+      ++visits;
+    });
+    EXPECT_EQ(visits, shape.numel());
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      ASSERT_EQ(places[i], i % shape.cols * shape.rows + i / shape.cols);
+    }
+  }
 }
 
 }  // namespace

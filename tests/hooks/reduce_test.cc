@@ -269,9 +269,16 @@ TEST(ReduceOrthonormalized, SumsUnroundedAndCutsNothingOff) {
       std::vector<std::uint64_t> expected;
       std::size_t at = 0;
       for (const MatrixShape& shape : shapes) {
-        const std::span<double> matrix = std::span(sum).subspan(at, shape.numel());
-        ASSERT_TRUE(Orthonormalize(shape, 0, matrix));
-        for (const double value : matrix) expected.push_back(reference::Encode(dtype, value));
+        std::vector<double> columns;
+        for (std::size_t c = 0; c < shape.cols; ++c) {
+          for (std::size_t r = 0; r < shape.rows; ++r)
+            columns.push_back(sum[at + r * shape.cols + c]);
+        }
+        ASSERT_TRUE(Orthonormalize(shape, 0, columns));
+        for (std::size_t i = 0; i < shape.numel(); ++i) {
+          const double value = columns[i % shape.cols * shape.rows + i / shape.cols];
+          expected.push_back(reference::Encode(dtype, value));
+        }
         at += shape.numel();
       }
       std::vector<std::vector<Piece>> cut;
