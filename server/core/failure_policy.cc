@@ -35,6 +35,13 @@ absl::Status ReasonOf(const FailureEvent& event, const Membership& membership) {
 
 }  // namespace
 
+FailureEvent GoneIn(int rank, const std::string& where) {
+  return {
+      .kind = FailureEvent::Kind::kGone,
+      .rank = rank,
+      .what = absl::AbortedError(absl::StrCat("rank ", rank, " left in the middle of ", where))};
+}
+
 Decision Decide(const FailureEvent& event, const Membership& membership) {
   int blamed = event.rank;
   if (IsActive(Mutant::kSurvivorBlamed) && event.kind == FailureEvent::Kind::kLost) {

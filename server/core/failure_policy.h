@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -31,6 +33,9 @@ using MaybeFailure = std::optional<FailureEvent>;
 inline FailureEvent ViolationOf(int rank, absl::Status what) {
   return {.kind = FailureEvent::Kind::kViolation, .rank = rank, .what = std::move(what)};
 }
+
+// The member left, and `where` (a step, a collective) cannot end without it.
+FailureEvent GoneIn(int rank, const std::string& where);
 
 struct Decision {
   enum class Action : std::uint8_t { kFail };  // for all members alike

@@ -17,6 +17,18 @@ absl::Status SessionHookState::CheckIsThere() const {
                    "\" has a hook of its members' own, which keeps no state on the coordinator"));
 }
 
+absl::Status SessionHookState::CheckReplaceable(SessionState state, bool in_step,
+                                                std::int64_t step) const {
+  if (absl::Status status = CheckIsThere(); !status.ok()) return status;
+  if (in_step) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "session \"", session_, "\" is in the middle of step ", step, "; try between two steps"));
+  }
+  if (state == SessionState::kRunning) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("session \"", session_, "\" is ", Name(state),
+                                                    "; a state goes into a running one"));
+}
+
 StateSnapshot SessionHookState::Export(std::int64_t step) const {
   return {.hook = hook_->Snapshot(), .step = step, .imports = imports_};
 }

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "hooks/coordinator_hook.h"
+#include "server/core/session_state.h"
 
 namespace gradwire::server {
 
@@ -34,6 +35,10 @@ class SessionHookState {
   // FailedPrecondition: there is no state on the coordinator. The others must not be called then,
   // but for Snapshot, iteration and bytes.
   absl::Status CheckIsThere() const;
+
+  // Whether a state may replace this one now. A step under way would combine gradients that were
+  // compressed with two states, and members that join later would not learn of the new one.
+  absl::Status CheckReplaceable(SessionState state, bool in_step, std::int64_t step) const;
 
   StateSnapshot Export(std::int64_t step) const;
   // Checks an exported state and makes ready what replaces this one. Takes time in proportion to

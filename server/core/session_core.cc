@@ -8,7 +8,10 @@
 #include "server/core/collective_flow.h"
 #include "server/core/draw_plan_intake.h"
 #include "server/core/generation.h"
+#include "server/core/rendezvous.h"
+#include "server/core/send_failure.h"
 #include "server/core/step.h"
+#include "server/core/timeouts.h"
 #include "server/core/waiting_for.h"
 
 namespace gradwire::server {
@@ -17,12 +20,12 @@ SessionCore::SessionCore(SessionOptions options, std::unique_ptr<CoordinatorHook
                          absl::Time now)
     : options_(std::move(options)),
       hook_state_(std::move(hook), options_.name),
-      created_(now),
       membership_(options_.world_size,
                   {.token_timeout = options_.token_timeout,
                    .resume_grace = options_.resume_grace,
                    .silence_timeout = options_.silence_timeout},
                   now),
+      rendezvous_(std::make_unique<Rendezvous>(options_, membership_, now)),
       step_(std::make_unique<Step>(options_, membership_, hook_state_.hook())),
       collectives_(std::make_unique<CollectiveFlow>(options_, membership_)),
       draw_plan_(std::make_unique<DrawPlanIntake>(hook_state_.hook(), options_.manifest.size())) {}
@@ -31,37 +34,20 @@ SessionCore::~SessionCore() = default;
 
 std::int64_t SessionCore::step() const { return step_->number(); }
 
+const std::string& SessionCore::last_departure() const { return rendezvous_->last_departure(); }
+
 std::size_t SessionCore::held_bytes() const {
   return collectives_->held_bytes() + step_->held_bytes();
 }
 
 // ---- Members come
 
-void SessionCore::FailWrongJoin(const JoinAsk& ask, const absl::Status& difference,
-                                Effects& effects) {
-  // The member that the others wait for: they would wait in vain.
-  if (state_ == State::kJoining && membership_.IsRank(ask.rank) &&
-      ask.world_size == options_.world_size &&
-      membership_.state(ask.rank) == MemberState::kAbsent) {
-    Apply(
-        FailureEvent{.kind = FailureEvent::Kind::kWrongJoin, .rank = ask.rank, .what = difference},
-        effects);
-  }
-}
-
 absl::StatusOr<int> SessionCore::Join(const JoinAsk& ask, const absl::Status& same, absl::Time now,
                                       Effects& effects) {
   if (state_ == State::kFailed) return failure_;
-  if (!same.ok()) {
-    FailWrongJoin(ask, same, effects);
-    return same;
-  }
-  const auto place = membership_.Join(ask.rank, ask.start_id, options_.name, now);
-  if (!place.ok()) return place.status();
-  if (place->fresh) {
-    effects.push_back(LogEffect{.message = absl::StrCat("rank ", place->rank, " joined")});
-  }
-  return place->rank;
+  if (same.ok()) return rendezvous_->Join(ask, now, effects);
+  if (state_ == State::kJoining) Apply(rendezvous_->OnWrongJoin(ask, same), effects);
+  return same;
 }
 
 absl::Status SessionCore::Attach(int rank, std::uint64_t start_id, std::int64_t step,
@@ -73,26 +59,14 @@ absl::Status SessionCore::Attach(int rank, std::uint64_t start_id, std::int64_t 
     effects.push_back(CloseEffect{.rank = rank, .connection = *replaced});
   }
   if (state_ == State::kRunning) {
-    Resume(rank, step, effects);
+    step_->Resume(rank, step, effects);
+    collectives_->Resume(rank, effects);
+    step_->GrantNext(effects);
   } else if (membership_.AllConnected()) {
-    StartRunning(effects);
+    state_ = State::kRunning;
+    rendezvous_->Complete(step_->number(), step_->attempt(), effects);
   }
   return absl::OkStatus();
-}
-
-void SessionCore::StartRunning(Effects& effects) {
-  state_ = State::kRunning;
-  effects.push_back(
-      LogEffect{.message = absl::StrCat("all ", options_.world_size, " members are here")});
-  effects.push_back(FanOutEffect{
-      .ranks = membership_.Reachable(),
-      .frame = {.header = wire::Welcome{.step = step_->number(), .attempt = step_->attempt()}}});
-}
-
-void SessionCore::Resume(int rank, std::int64_t member_step, Effects& effects) {
-  step_->Resume(rank, member_step, effects);
-  collectives_->Resume(rank, effects);
-  step_->GrantNext(effects);
 }
 
 // ---- Frames
@@ -170,24 +144,23 @@ absl::Status SessionCore::Leave(int rank, std::uint64_t start_id, absl::Time now
   if (membership_.state(rank) == MemberState::kLeft || state_ == State::kFailed) {
     return absl::OkStatus();
   }
-  const CloseEffect close{.rank = rank, .connection = membership_.connection(rank)};
   if (state_ == State::kJoining) {
-    effects.push_back(close);
-    last_departure_ = absl::StrCat("rank ", rank, " left");
-    membership_.Free(rank);
-    return absl::OkStatus();
+    rendezvous_->Leave(rank, effects);
+  } else if (step_->began()) {
+    // All ranks contribute to a step, so the step that has begun cannot end without this one.
+    Apply(GoneIn(rank, absl::StrCat("step ", step_->number())), effects);
+  } else if (!collectives_->OnLeave(rank, effects)) {
+    Apply(GoneIn(rank, "a collective"), effects);
+  } else {
+    LeaveRunning(rank, now, effects);
   }
-  const auto fail = [&](const std::string& where) {
-    Apply(FailureEvent{.kind = FailureEvent::Kind::kGone,
-                       .rank = rank,
-                       .what = absl::AbortedError(
-                           absl::StrCat("rank ", rank, " left in the middle of ", where))},
-          effects);
-    return absl::OkStatus();
-  };
-  if (step_->began()) return fail(absl::StrCat("step ", step_->number()));
-  if (!collectives_->OnLeave(rank, effects)) return fail("a collective");
-  // Others may have entered the next one early, which one that left before cannot.
+  return absl::OkStatus();
+}
+
+void SessionCore::LeaveRunning(int rank, absl::Time now, Effects& effects) {
+  const CloseEffect close{.rank = rank, .connection = membership_.connection(rank)};
+  // The collective that ended with this member's departure may have let others into the next one,
+  // and a rank that left earlier cannot enter that.
   Apply(collectives_->CheckNobodyGone(rank), effects);
   membership_.Leave(rank, now);
   effects.push_back(
@@ -198,46 +171,16 @@ absl::Status SessionCore::Leave(int rank, std::uint64_t start_id, absl::Time now
     state_ = State::kClosed;
     step_->End();
   }
-  return absl::OkStatus();
 }
 
 // ---- Time
 
 void SessionCore::Tick(absl::Time now, Effects& effects) {
   membership_.Tick(now);
-  if (state_ == State::kJoining) {
-    for (const Membership::Freed& freed : membership_.FreeGone(now)) {
-      last_departure_ = freed.why;
-      effects.push_back(LogEffect{
-          .level = LogEffect::Level::kWarning,
-          .message = absl::StrCat("rank ", freed.rank, " is free again: ", freed.why,
-                                  " before all ", options_.world_size, " members had joined")});
-      if (freed.connection) {
-        effects.push_back(CloseEffect{.rank = freed.rank, .connection = *freed.connection});
-      }
-    }
+  if (state_ == State::kJoining) Apply(rendezvous_->Tick(now, effects), effects);
+  if (state_ == State::kRunning) {
+    Apply(FindTimeout(options_, membership_, *step_, *collectives_, now), effects);
   }
-  Apply(FindTimeout(now), effects);
-}
-
-MaybeFailure SessionCore::FindTimeout(absl::Time now) const {
-  using Kind = FailureEvent::Kind;
-  if (state_ == State::kJoining && now - created_ > options_.join_timeout) {
-    return FailureEvent{.kind = Kind::kJoinTimeout, .waited = options_.join_timeout};
-  }
-  if (state_ != State::kRunning) return std::nullopt;
-  if (const auto loss = membership_.FindLoss(now)) {
-    const std::string where =
-        absl::StrCat(step_->began() ? "in" : "before", " step ", step_->number(), ": ", loss->why);
-    return FailureEvent{.kind = Kind::kLost, .rank = loss->rank, .what = absl::AbortedError(where)};
-  }
-  const auto overdue = [&](const std::optional<absl::Time>& began) {
-    return began && now - *began > options_.step_timeout;
-  };
-  if (!overdue(step_->began()) && !overdue(collectives_->began())) return std::nullopt;
-  return FailureEvent{.kind = Kind::kStepTimeout,
-                      .what = absl::DeadlineExceededError(WaitingFor(now)),
-                      .waited = options_.step_timeout};
 }
 
 // ---- The end
@@ -248,17 +191,8 @@ void SessionCore::Apply(const MaybeFailure& failure, Effects& effects) {
   failure_ = absl::Status(
       decision.reason.code(),
       absl::StrCat("session \"", options_.name, "\" failed: ", decision.reason.message()));
-  const std::string message(failure_.message());
-  effects.push_back(LogEffect{.level = LogEffect::Level::kWarning, .message = message});
-  effects.push_back(
-      FanOutEffect{.ranks = membership_.Reachable(),
-                   .frame = {.header = wire::Failure{.code = static_cast<int>(failure_.code()),
-                                                     .message = message,
-                                                     .blamed_rank = decision.blamed_rank}}});
+  SendFailure(failure_, decision.blamed_rank, membership_, effects);
   state_ = State::kFailed;
-  for (const int r : membership_.Reachable()) {
-    effects.push_back(CloseEffect{.rank = r, .connection = membership_.connection(r)});
-  }
   membership_.End();
   if (failure->kind == FailureEvent::Kind::kLost) membership_.Lose(failure->rank);
   step_->End();
@@ -272,28 +206,15 @@ void SessionCore::Fail(const absl::Status& status, int blamed_rank, Effects& eff
 
 // ---- The hook's state
 
-absl::Status SessionCore::CheckImport() const {
-  if (absl::Status status = CheckHasState(); !status.ok()) return status;
-  if (step_->began()) {
-    return absl::FailedPreconditionError(absl::StrCat("session \"", options_.name,
-                                                      "\" is in the middle of step ",
-                                                      step_->number(), "; try between two steps"));
-  }
-  if (state_ != State::kRunning) {  // members that join later would not hear of it
-    return absl::FailedPreconditionError(absl::StrCat(
-        "session \"", options_.name, "\" is ", Name(state_), "; a state goes into a running one"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status SessionCore::CheckHasState() const {
-  if (state_ == State::kFailed) return failure_;
-  return hook_state_.CheckIsThere();
-}
-
 absl::StatusOr<StateSnapshot> SessionCore::Export() const {
-  if (absl::Status status = CheckHasState(); !status.ok()) return status;
+  if (state_ == State::kFailed) return failure_;
+  if (absl::Status status = hook_state_.CheckIsThere(); !status.ok()) return status;
   return hook_state_.Export(step_->number());
+}
+
+absl::Status SessionCore::CheckImport() const {
+  if (state_ == State::kFailed) return failure_;
+  return hook_state_.CheckReplaceable(state_, step_->began().has_value(), step_->number());
 }
 
 absl::Status SessionCore::Install(HookImport& import, Effects& effects) {
@@ -317,8 +238,7 @@ std::string SessionCore::WaitingFor(absl::Time now) const {
     case State::kRunning:
       break;
   }
-  const std::string collective = collectives_->WaitingFor();
-  return collective.empty() ? server::WaitingFor(*step_, membership_, now) : collective;
+  return server::WaitingFor(*step_, *collectives_, membership_, now);
 }
 
 }  // namespace gradwire::server

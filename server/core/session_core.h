@@ -5,9 +5,10 @@
 // can abort the process; it ends in a Failure for the session (policy `fail`) that blames the
 // sender.
 //
-// This class dispatches events and ends the session. Membership tracks ranks and leases; Step runs
-// the step protocol, with buckets, rounds and shared state below it; CollectiveFlow runs broadcasts
-// and barriers; Decide (failure_policy.h) decides about faults.
+// This class dispatches events and ends the session. Membership tracks ranks and leases; Rendezvous
+// brings the members together; Step runs the step protocol, with buckets, rounds and shared state
+// below it; CollectiveFlow runs broadcasts and barriers; FindTimeout finds those that are too late;
+// Decide (failure_policy.h) decides about faults.
 #pragma once
 
 #include <cstddef>
@@ -25,6 +26,7 @@ namespace gradwire::server {
 
 class CollectiveFlow;
 class DrawPlanIntake;
+class Rendezvous;
 class Step;
 
 class SessionCore {
@@ -95,7 +97,7 @@ class SessionCore {
   absl::Time last_heard(int rank) const { return membership_.last_heard(rank); }
   const absl::Status& failure() const { return failure_; }
   // Why a rank was given up last while the session was joining: "rank 0 left".
-  const std::string& last_departure() const { return last_departure_; }
+  const std::string& last_departure() const;
 
   // One sentence: what the session waits for, and for whom.
   std::string WaitingFor(absl::Time now) const;
@@ -105,21 +107,17 @@ class SessionCore {
   std::size_t held_bytes() const;
 
  private:
-  void FailWrongJoin(const JoinAsk& ask, const absl::Status& difference, Effects& effects);
   MaybeFailure Dispatch(int rank, const wire::Frame& frame, absl::Time now, Effects& effects);
-  absl::Status CheckHasState() const;
-  void StartRunning(Effects& effects);
-  void Resume(int rank, std::int64_t member_step, Effects& effects);
-  MaybeFailure FindTimeout(absl::Time now) const;
+  // Of a member that no step needs.
+  void LeaveRunning(int rank, absl::Time now, Effects& effects);
   void Apply(const MaybeFailure& failure, Effects& effects);
 
   const SessionOptions options_;
   SessionHookState hook_state_;
-  const absl::Time created_;
   State state_ = State::kJoining;
   absl::Status failure_;
-  std::string last_departure_;
   Membership membership_;
+  const std::unique_ptr<Rendezvous> rendezvous_;
   const std::unique_ptr<Step> step_;
   const std::unique_ptr<CollectiveFlow> collectives_;
   const std::unique_ptr<DrawPlanIntake> draw_plan_;

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/core/collective_flow.h"
 #include "server/core/membership.h"
 #include "server/core/step.h"
 
@@ -117,7 +118,10 @@ std::string Sentence::OfRound(const Bucket& bucket) const {
 
 }  // namespace
 
-std::string WaitingFor(const Step& step, const Membership& membership, absl::Time now) {
+std::string WaitingFor(const Step& step, const CollectiveFlow& collectives,
+                       const Membership& membership, absl::Time now) {
+  std::string collective = collectives.WaitingFor();
+  if (!collective.empty()) return collective;
   return Sentence(step, membership, now).OfStep();
 }
 

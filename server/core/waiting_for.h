@@ -1,4 +1,4 @@
-// What a running step waits for, in one sentence that names the members.
+// What a running session waits for, in one sentence that names the members.
 #pragma once
 
 #include <string>
@@ -7,9 +7,12 @@
 
 namespace gradwire::server {
 
+class CollectiveFlow;
 class Membership;
 class Step;
 
-std::string WaitingFor(const Step& step, const Membership& membership, absl::Time now);
+// The open collective, or else the step.
+std::string WaitingFor(const Step& step, const CollectiveFlow& collectives,
+                       const Membership& membership, absl::Time now);
 
 }  // namespace gradwire::server

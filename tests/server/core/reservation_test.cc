@@ -12,12 +12,20 @@
 #include "proto/wire/owned_payload.h"
 #include "server/core/session_core.h"
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#include <sanitizer/allocator_interface.h>
+#endif
+
 namespace gradwire::server {
 namespace {
 
 std::size_t HeapBytes() {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  return __sanitizer_get_current_allocated_bytes();  // a sanitizer has an allocator of its own
+#else
   const struct mallinfo2 info = mallinfo2();
   return info.uordblks + info.hblkhd;
+#endif
 }
 
 SessionOptions OptionsOf(std::size_t parameters, int members, const std::string& spec) {

@@ -1,0 +1,56 @@
+#include "server/core/rendezvous.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace gradwire::server {
+
+absl::StatusOr<int> Rendezvous::Join(const JoinAsk& ask, absl::Time now, Effects& effects) {
+  const auto place = membership_.Join(ask.rank, ask.start_id, options_.name, now);
+  if (!place.ok()) return place.status();
+  if (place->fresh) {
+    effects.push_back(LogEffect{.message = absl::StrCat("rank ", place->rank, " joined")});
+  }
+  return place->rank;
+}
+
+// If the others wait for exactly this rank, they would do so until the join timeout: the process
+// that was to take it has just been refused. Any other wrong join is only refused, because a
+// process that belongs to another job must not end this one.
+MaybeFailure Rendezvous::OnWrongJoin(const JoinAsk& ask, const absl::Status& difference) const {
+  if (!membership_.IsRank(ask.rank) || ask.world_size != options_.world_size ||
+      membership_.state(ask.rank) != MemberState::kAbsent) {
+    return std::nullopt;
+  }
+  return FailureEvent{.kind = FailureEvent::Kind::kWrongJoin, .rank = ask.rank, .what = difference};
+}
+
+void Rendezvous::Leave(int rank, Effects& effects) {
+  effects.push_back(CloseEffect{.rank = rank, .connection = membership_.connection(rank)});
+  last_departure_ = absl::StrCat("rank ", rank, " left");
+  membership_.Free(rank);
+}
+
+MaybeFailure Rendezvous::Tick(absl::Time now, Effects& effects) {
+  for (const Membership::Freed& freed : membership_.FreeGone(now)) {
+    last_departure_ = freed.why;
+    effects.push_back(LogEffect{
+        .level = LogEffect::Level::kWarning,
+        .message = absl::StrCat("rank ", freed.rank, " is free again: ", freed.why, " before all ",
+                                options_.world_size, " members had joined")});
+    if (freed.connection) {
+      effects.push_back(CloseEffect{.rank = freed.rank, .connection = *freed.connection});
+    }
+  }
+  if (now - began_ <= options_.join_timeout) return std::nullopt;
+  return FailureEvent{.kind = FailureEvent::Kind::kJoinTimeout, .waited = options_.join_timeout};
+}
+
+void Rendezvous::Complete(std::int64_t step, std::uint32_t attempt, Effects& effects) const {
+  effects.push_back(
+      LogEffect{.message = absl::StrCat("all ", options_.world_size, " members are here")});
+  effects.push_back(
+      FanOutEffect{.ranks = membership_.Reachable(),
+                   .frame = {.header = wire::Welcome{.step = step, .attempt = attempt}}});
+}
+
+}  // namespace gradwire::server
