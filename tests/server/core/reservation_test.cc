@@ -13,7 +13,8 @@
 #include "server/core/session_core.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#include <sanitizer/allocator_interface.h>
+// As sanitizer/allocator_interface.h has it, which GCC does not install.
+extern "C" std::size_t __sanitizer_get_current_allocated_bytes();
 #endif
 
 namespace gradwire::server {
