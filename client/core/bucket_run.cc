@@ -117,6 +117,7 @@ absl::Status BucketRun::TakeShared(const wire::Payload* piece) {
     }
   }
   if (shared_.size() < run_->shared_bytes()) return absl::OkStatus();
+  // A resume may repeat the state; wants_shared() then refuses it.
   has_shared_ = true;
   const std::vector<std::byte> whole = std::move(shared_);
   shared_.clear();

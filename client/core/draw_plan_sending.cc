@@ -19,6 +19,7 @@ void DrawPlanSending::Set(const DrawBuckets& buckets, std::uint64_t generation, 
                            .continued = from != bucket.begin()});
         room = kMaxDrawPlanPiece;
       }
+      // A bucket that does not fit the rest of a piece continues in the next one.
       const std::size_t count = std::min(room, static_cast<std::size_t>(bucket.end() - from));
       const auto to = from + static_cast<std::ptrdiff_t>(count);
       pieces_.back().buckets.emplace_back(from, to);

@@ -19,6 +19,8 @@ void EagerSending::Forget(std::uint32_t bucket) {
 void EagerSending::Finish(std::uint32_t bucket) {
   const auto found = open_.find(bucket);
   if (found == open_.end()) return;
+  // The bytes still count as sent, because the daemon learns of the result only with the next
+  // announcement.
   done_ += found->second;
   open_.erase(found);
   finished_.push_back(bucket);
@@ -29,6 +31,8 @@ std::vector<std::uint32_t> EagerSending::TakeAcknowledged() {
   return std::exchange(finished_, {});
 }
 
+// `sent_` keeps the bytes of the open buckets; nothing depends on it until EndStep resets it,
+// because the rest of the step sends nothing eagerly.
 void EagerSending::Stop() {
   open_.clear();
   stopped_ = true;

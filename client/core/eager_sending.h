@@ -44,7 +44,7 @@ class EagerSending {
   std::unordered_map<std::uint32_t, std::size_t> open_;  // bytes
   std::size_t sent_ = 0;                                 // not acknowledged
   std::size_t done_ = 0;                                 // of these, what has its result
-  std::vector<std::uint32_t> finished_;                  // likewise: the buckets
+  std::vector<std::uint32_t> finished_;                  // the buckets of done_
   bool stopped_ = false;
 };
 

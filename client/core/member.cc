@@ -75,11 +75,15 @@ struct Member::Received {
   absl::Status operator()(const wire::StepDone& done) const {
     const absl::StatusOr<bool> concludes = member.protocol_.On(done);
     if (!concludes.ok() || !*concludes) return concludes.status();
+    // In this order: Forget needs the number of the step that Conclude opens, to see whether the
+    // draw plan must still be repeated.
     member.step_.Conclude(done.verdict, effects);
     member.protocol_.Forget();
     return absl::OkStatus();
   }
   absl::Status operator()(const wire::StateReset& reset) const {
+    // An import replaces the draw plan. A reset that a resume repeats must not drop a plan that was
+    // set after the first one.
     if (!member.step_.IsRepeated(reset.iteration)) member.protocol_.ForgetDrawPlan();
     if (member.step_.ResetState(reset.iteration)) return absl::OkStatus();
     return member.protocol_.Violation("a new state in the middle");

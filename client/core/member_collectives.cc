@@ -45,6 +45,7 @@ void MemberCollectives::On(const wire::Begin& begin, Effects& effects) {
 
 void MemberCollectives::SendChunks(Effects& effects) {
   if (!open_->begun || !is_root()) return;
+  // The window rule: at most `window_chunks` beyond what all members have.
   const std::uint32_t window =
       IsActive(Mutant::kBroadcastNotPaced) ? chunk_count() : options_.window_chunks;
   const std::uint32_t end = std::min(chunk_count(), open_->everybody + window);
@@ -88,6 +89,7 @@ absl::Status MemberCollectives::On(const wire::CollectiveChunk& header,
 
 void MemberCollectives::On(const wire::CollectiveAck& ack, Effects& effects) {
   if (!open_ || ack.number != open_->number || !is_root()) return;
+  // After a resume the coordinator sends UINT32_MAX for a broadcast that has ended.
   open_->everybody = std::max(open_->everybody, std::min(ack.received, chunk_count()));
   SendChunks(effects);
   MaybeFinish(effects);
@@ -102,6 +104,8 @@ void MemberCollectives::MaybeFinish(Effects& effects) {
 
 void MemberCollectives::Resumed(Effects& effects) {
   if (!open_) return;
+  // Chunks that not all members have may be lost with the stream. They are sent again after the
+  // next Begin; the coordinator ignores those that it has.
   open_->begun = false;
   open_->sent = open_->everybody;
   SendEnter(effects);

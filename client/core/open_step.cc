@@ -37,6 +37,7 @@ absl::StatusOr<BucketRun*> OpenStep::Start(Ticket ticket, GradBucket& bucket, bo
       {.parameters = *positions, .step = number_, .chunk_bytes = chunk_bytes_, .measure = measure},
       context);
   if (!run.ok()) return run.status();
+  // From here on nothing can fail: an error above leaves the step as it was.
   parameters_.Use(*positions);
   ++unfinished_;
   Bucket& placed = buckets_[positions->front()];
@@ -74,6 +75,7 @@ void OpenStep::Conclude(Verdict verdict, Effects& effects) {
 void OpenStep::Abort(const absl::Status& status, Effects& effects) {
   for (auto& [id, bucket] : buckets_) {
     bucket.run->Abort();
+    // Its BucketDoneEffect was reported when it got its last result.
     if (bucket.run->holds_result()) continue;
     effects.push_back(BucketDoneEffect{.ticket = bucket.ticket, .status = status, .bucket = id});
   }
@@ -89,6 +91,7 @@ void OpenStep::Clear() {
 
 bool OpenStep::ResetState(std::int64_t iteration) {
   const std::pair<std::int64_t, std::int64_t> place(number_, iteration);
+  // With buckets open only a repeat can come: of the reset that this step began with.
   if (!buckets_.empty()) return last_reset_ == place;
   last_reset_ = place;
   hook_->Reset(iteration);

@@ -24,6 +24,9 @@ absl::StatusOr<std::vector<std::uint32_t>> StepParameters::Map(const GradBucket&
   if (bucket.parameters().empty()) {
     return absl::InvalidArgumentError("the bucket has no parameters");
   }
+  // A parameter that `met_` marks with this call's number is in the bucket twice. Marks of earlier
+  // calls differ and need no clearing. `used_` waits for Use, because the bucket may still fail to
+  // start.
   ++maps_;
   std::vector<std::uint32_t> positions;
   for (const ParameterSpec& parameter : bucket.parameters()) {

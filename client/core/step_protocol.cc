@@ -228,6 +228,8 @@ absl::Status StepProtocol::OnTaken(Bucket& bucket, const wire::RoundId& id, Effe
     effects.push_back(SendFrameEffect{wire::Ack{.id = id, .received = run.received()}});
   };
   if (!run.is_round_complete()) {
+    // No contribution follows that could carry it, and members without results in place wait for
+    // the window.
     if (bucket.ahead && !run.has_unsent()) {
       acknowledge();
     } else {
@@ -260,6 +262,7 @@ absl::Status StepProtocol::On(const wire::Restart& restart, Effects& effects) {
   if (restart.step != step_.number()) {
     return Violation(absl::StrCat("a restart of step ", restart.step));
   }
+  // Rounds that open later use the step's attempt, whatever that of the open ones is.
   attempt_ = restart.attempt;
   for (const wire::RoundId& id : restart.open) {
     const auto found = buckets_.find(id.bucket);
@@ -269,6 +272,8 @@ absl::Status StepProtocol::On(const wire::Restart& restart, Effects& effects) {
     if (id.round != run.round()) {
       return Violation(absl::StrCat("a restart of round ", id.round, " of bucket ", id.bucket));
     }
+    // An unchanged attempt continues: if this member resumed, Resumed has rewound the run to the
+    // first chunk without a result.
     if (id.attempt != bucket.attempt) {
       // There is one result per round: once a chunk of it is released, the round cannot start over.
       if (run.received() > 0) {

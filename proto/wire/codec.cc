@@ -116,6 +116,7 @@ class HeaderReader {
  public:
   // Reads the reader's next `bytes` bytes.
   absl::Status Read(SliceReader& reader, std::size_t bytes, std::size_t limit) {
+    // The limit holds for all occurrences together.
     if (bytes > limit - bytes_) return TooLarge("header", bytes_ + bytes, limit);
     bytes_ += bytes;
     const std::span<const std::byte> view = reader.Contiguous(bytes);
@@ -171,6 +172,8 @@ absl::StatusOr<Frame> Parse(const grpc::ByteBuffer& bytes, const ParseLimits& li
       after = *number;
       continue;
     }
+    // Repeated fields follow protobuf: headers merge, and the last payload counts. Unknown fields
+    // are skipped, so that later versions can add some.
     const bool known = tag->field == kHeaderField || tag->field == kPayloadField;
     if (!known || tag->type != WireType::kLengthDelimited) {
       if (absl::Status status = reader.SkipValue(*tag); !status.ok()) return status;
@@ -220,6 +223,7 @@ grpc::ByteBuffer Serialize(const Header& header, const PayloadRef& payload) {
   slices.emplace_back(first, grpc::Slice::STEAL_REF);
   if (!copies) {
     for (const std::span<const std::byte>& piece : payload->pieces()) {
+      // Each slice has a reference of its own, because gRPC drops them one by one.
       if (piece.empty()) continue;
       // gRPC's slices are of mutable bytes but it only reads what it sends.
       slices.emplace_back(const_cast<std::byte*>(piece.data()), piece.size(), &DropReference,
@@ -230,6 +234,8 @@ grpc::ByteBuffer Serialize(const Header& header, const PayloadRef& payload) {
 }
 
 void PutAfter(grpc::ByteBuffer& frame, std::uint64_t after) {
+  // In front, because protobuf allows any order and so the other slices stay as they are. A tag of
+  // 1 byte and a varint of at most 10.
   std::array<std::uint8_t, 11> field{};
   field[0] = TagByte(kAfterField, WireType::kVarint);
   const std::uint8_t* const end = CodedOutputStream::WriteVarint64ToArray(after, &field[1]);

@@ -38,6 +38,7 @@ std::shared_ptr<const Payload> Payload::Cut(std::size_t /*offset*/, std::size_t 
 }
 
 void Payload::SetDigest(std::uint64_t value) const {
+  // The release pairs with digest()'s acquire: who sees the flag sees the value.
   digest_.store(value, std::memory_order_relaxed);
   has_digest_.store(true, std::memory_order_release);
 }
@@ -49,6 +50,7 @@ std::uint64_t Digest(const Payload* payload) {
 ChunkLayout::ChunkLayout(const RoundPlan& plan, std::size_t chunk_bytes)
     : plan_(plan), chunk_bytes_(chunk_bytes) {
   for (std::size_t s = 0; s < plan_.segments.size(); ++s) {
+    // A segment starts with a chunk of its own, so that each chunk has one dtype and one operation.
     const Segment& segment = plan_.segments[s];
     first_chunk_.push_back(chunk_count_);
     if (segment.op == ReduceOp::kOrthonormalizedSum) {
@@ -59,6 +61,8 @@ ChunkLayout::ChunkLayout(const RoundPlan& plan, std::size_t chunk_bytes)
   }
 }
 
+// A matrix is orthonormalized whole. So a unit has as many whole matrices as fit one chunk, or one
+// larger matrix, which travels in several chunks.
 void ChunkLayout::CutMatrices(std::size_t index) {
   const Segment& segment = plan_.segments[index];
   const std::size_t width = ByteSize(segment.dtype);
@@ -116,11 +120,13 @@ ElementRange ChunkLayout::Range(std::uint32_t chunk) const {
   std::size_t end = 0;
   std::uint32_t first = 0;
   if (const MatrixUnit* found = FindMatrixUnit(chunk)) {
+    // These chunks are cut from the unit's first element on, not from the segment's.
     index = found->range.segment;
     origin = found->range.begin;
     end = found->range.end;
     first = found->unit.first;
   } else {
+    // An empty segment has the same first chunk as the next one; upper_bound passes over it.
     const auto next = std::upper_bound(first_chunk_.begin(), first_chunk_.end(), chunk);
     index = static_cast<std::size_t>(next - first_chunk_.begin()) - 1;
     first = first_chunk_[index];

@@ -41,6 +41,7 @@ absl::Status JoinParts::Begin(v1::JoinPart& first) {
   if (!status.ok()) return status;
   parameters_ = first.parameters();
   name_bytes_left_ = first.name_bytes();
+  // Reserved once for all parts: Add refuses what exceeds the announced sizes.
   status = reserve_(ManifestReader::BytesFor(parameters_, name_bytes_left_));
   if (!status.ok()) return status;
   request_ = std::move(*first.mutable_request());

@@ -27,6 +27,8 @@ std::size_t ManifestReader::BytesFor(std::size_t count, std::size_t name_bytes) 
 
 absl::Status ManifestReader::Add(const Manifest& parameters) {
   const auto count = static_cast<std::size_t>(parameters.size());
+  // `names_` refers to names in `parameters_`, so this must never grow beyond its reserved
+  // capacity.
   const std::size_t left = count_ - parameters_.size();
   if (count > left) {
     return NotAllowed("manifest", absl::StrCat("has ", count, " more parameters"),

@@ -48,6 +48,8 @@ absl::Status Send(int socket, const google::protobuf::MessageLite& message, int 
     rights->cmsg_len = CMSG_LEN(sizeof(int));
     std::memcpy(CMSG_DATA(rights), &descriptor, sizeof descriptor);
   }
+  // A short message always fits an empty socket buffer, so a peer whose buffer is full is faulty.
+  // MSG_NOSIGNAL: a closed peer must not end this process with SIGPIPE.
   const ssize_t sent = sendmsg(socket, &header, MSG_NOSIGNAL | MSG_DONTWAIT);
   if (sent < 0) return SystemError("sendmsg");
   if (static_cast<std::size_t>(sent) != bytes.size()) {
@@ -73,6 +75,7 @@ std::vector<UniqueFd> DescriptorsIn(msghdr& header) {
 // Whole messages only. An invalid descriptor: none came.
 template <typename Message>
 absl::StatusOr<std::pair<Message, UniqueFd>> Receive(int socket) {
+  // One byte more than allowed, so that a message that is too long shows.
   std::array<char, kPrefixBytes + kMaxMessage + 1> bytes;
   iovec piece{.iov_base = bytes.data(), .iov_len = bytes.size()};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxDescriptors * sizeof(int))> control{};

@@ -75,6 +75,7 @@ std::vector<MatrixShape> GetMatrices(const v1::Segment& message, Checker& check)
     check.Range("rounds.segments.matrices.cols", matrix.cols(), std::uint64_t{1},
                 std::min(matrix.rows(), kMaxMatrixCols));
     if (!check.status().ok()) return shapes;
+    // At most 2^42 each, and the sum is checked after each addition: no overflow.
     numel += matrix.rows() * matrix.cols();
     check.Range("the matrices' numel", numel, std::uint64_t{1}, kMaxNumel);
     if (!check.status().ok()) return shapes;

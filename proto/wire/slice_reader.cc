@@ -19,6 +19,7 @@ constexpr std::size_t kMaxGroupDepth = 100;
 
 SliceReader::SliceReader(const std::vector<grpc::Slice>& slices) : slices_(slices) {
   for (const grpc::Slice& slice : slices) size_ += slice.size();
+  // Passes over empty slices, so that current() has a byte while any is left.
   Skip(0);
 }
 
@@ -57,6 +58,7 @@ absl::StatusOr<std::uint64_t> SliceReader::ReadVarint(int max_bytes) {
     if (remaining() == 0) return CutShort("a number");
     const auto byte = std::to_integer<std::uint64_t>(current().front());
     Skip(1);
+    // Bits beyond 64 are dropped, as protobuf does.
     value |= (byte & 0x7f) << (7 * i);
     if (byte < 0x80) return value;
   }
@@ -83,6 +85,7 @@ absl::StatusOr<std::uint64_t> SliceReader::ReadNumber() { return ReadVarint(kMax
 absl::StatusOr<std::size_t> SliceReader::ReadLength() {
   const absl::StatusOr<std::uint64_t> length = ReadVarint(kMaxLengthBytes);
   if (!length.ok()) return length.status();
+  // Checked here, so that no caller takes memory for bytes that did not come.
   if (*length > remaining()) {
     return absl::InvalidArgumentError(absl::StrCat("frame: length ", *length, " before offset ",
                                                    position_, "; allowed: at most the ",
@@ -105,6 +108,7 @@ absl::Status SliceReader::SkipScalar(WireType type) {
 }
 
 absl::Status SliceReader::SkipValue(Tag tag) {
+  // A bounded stack and no recursion, because the sender decides how deep groups nest.
   std::vector<std::uint32_t> groups;
   while (true) {
     if (tag.type == WireType::kStartGroup) {

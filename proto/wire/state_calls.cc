@@ -42,6 +42,7 @@ absl::StatusOr<std::int64_t> ReplaceState(v1::AdminService::StubInterface& stub,
   v1::ImportStateRequest piece;
   piece.set_session(session);
   std::size_t sent = 0;
+  // An empty state still needs one message: it names the session.
   do {
     const std::size_t bytes = std::min(kPiece, state.size() - sent);
     piece.set_data(state.data() + sent, bytes);

@@ -7,6 +7,8 @@
 
 namespace gradwire::server {
 
+// For a fixed value both operations are invertible (odd factor, xor-shift), so two chains that
+// differ in one value only end in different digests.
 std::uint64_t CombineDigests(std::uint64_t seed, std::uint64_t value) {
   constexpr std::uint64_t kOdd = 0x9E3779B97F4A7C15ULL;  // 2^64 / golden ratio
   seed = (seed ^ value) * kOdd;
@@ -102,12 +104,15 @@ void Bucket::Restart(std::uint32_t attempt) {
   BeginRound(number, attempt);
 }
 
+// Only a bucket of one round and one chunk may be eager (CheckEager), so its complete round frees
+// all its eager bytes. They are returned once.
 std::size_t Bucket::Acknowledge(int rank, Round& its, std::uint32_t received) {
   its.Acknowledge(rank, received);
   if (received < its.chunk_count()) return 0;
   return std::exchange(eager_[Index(rank)], 0);
 }
 
+// Limited to released results: a round that goes on still has results to come.
 std::size_t Bucket::AcknowledgeAll(int rank) {
   std::size_t eager = 0;
   for (Round& one : rounds_) {

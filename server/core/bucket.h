@@ -1,8 +1,8 @@
 // One bucket of one step: who announced it, who may send it, and its rounds.
 //
-// A bucket is announced by every member, granted to all that announced it alike, reduced round by
-// round, and over when every member has acknowledged all results. Its key in the step is the
-// manifest position of its first parameter.
+// Every member announces the bucket with the same parameters and rounds, is granted it, and sends
+// its contributions round by round. The bucket is over when every member has acknowledged all
+// results. Its key in the step is the manifest position of its first parameter.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@
 
 namespace gradwire::server {
 
-// What members are given of the hook's state for a bucket, in pieces.
+// The part of the hook's shared state that members need for a bucket, in pieces.
 using SharedBlock = std::vector<wire::PayloadRef>;
 
 class Bucket {
@@ -30,7 +30,7 @@ class Bucket {
     std::uint32_t window_chunks = 0;
   };
 
-  // `order`: of its first announcement among the session's buckets.
+  // `order`: its place among the session's buckets, by first announcement.
   Bucket(std::shared_ptr<const Common> common, std::int64_t step,
          std::vector<std::uint32_t> parameters, std::vector<RoundPlan> plans, std::uint64_t order,
          std::uint64_t state_version, std::uint32_t attempt);
@@ -53,22 +53,23 @@ class Bucket {
   bool IsAnnouncedByAll() const;
   std::vector<int> Unannounced() const;
   void Grant(int rank) { granted_[Index(rank)] = true; }
-  // A grant that the member cannot have heard of.
+  // Takes back a grant that was not sent to the member.
   void Revoke(int rank) { granted_[Index(rank)] = false; }
   bool IsGrantedTo(int rank) const { return granted_[Index(rank)]; }
   bool IsGrantedToAll() const;
-  // Somebody announced it and was not granted it.
+  // Some member announced it and has no grant.
   bool WaitsForGrant() const;
-  // Whether it is one of those that are granted: until everybody has acknowledged all results.
+  // Whether it occupies one of the `open_buckets` places: from its grant until every member has
+  // acknowledged all results.
   bool is_open() const { return open_; }
   void set_open(bool open) { open_ = open; }
-  // What came with the member's announcement; Acknowledge hands it back once.
+  // The bytes that came with the member's announcement; Acknowledge returns them once.
   void SetEagerBytes(int rank, std::size_t bytes) { eager_[Index(rank)] = bytes; }
 
   // ---- Rounds
 
   bool has_rounds() const { return !rounds_.empty(); }
-  // The current one is the last. The number of a round is its place.
+  // A round's number is its index; the last one is the current round.
   std::vector<Round>& rounds() { return rounds_; }
   const std::vector<Round>& rounds() const { return rounds_; }
   Round& round() { return rounds_.back(); }
@@ -78,16 +79,16 @@ class Bucket {
   wire::RoundId CurrentId() const { return IdOf(round_number()); }
   // Of all rounds together.
   std::size_t ChunkCount() const;
-  // Bytes of a chunk where it is the gradient as it is.
+  // Bytes of a chunk that is sent raw, in the gradients' dtype.
   std::size_t RawBytes(std::uint32_t chunk) const;
 
   // Begins the rounds that can begin, and notes when all are over.
   void Advance(std::uint32_t attempt);
   // Announced by all, all rounds finished.
   bool reduced() const { return reduced_; }
-  // Every chunk of the last round is being reduced, or is.
+  // Every chunk of the last round is being reduced or is reduced.
   bool IsReducingAll() const;
-  // The current round starts over, unless it cannot any more.
+  // The current round starts over, unless a reduction of it has begun.
   void Restart(std::uint32_t attempt);
 
   // Returns the eager bytes that the member has its results for.
@@ -98,19 +99,19 @@ class Bucket {
   // Reduced, and every member has all results.
   bool IsAcknowledged() const;
 
-  // ---- Of the whole
+  // ---- The whole bucket
 
-  // Grows with each released result's digest.
+  // Chains the digests of the released results.
   std::uint64_t digest() const { return digest_; }
   void AddDigest(std::uint64_t digest);
 
-  // Of the shared state that its runs need; 0: none.
+  // The version of the shared state that its runs need; 0: they need none.
   std::uint64_t state_version() const { return state_version_; }
   void set_state_version(std::uint64_t version) { state_version_ = version; }
-  // It needs one that is not drawn yet, and may not be granted before.
+  // It needs a state that is not drawn yet, and may be granted only afterwards.
   static constexpr std::uint64_t kAwaitsDrawPlan = UINT64_MAX;
   bool awaits_draw_plan() const { return state_version_ == kAwaitsDrawPlan; }
-  // Null: not needed so far, or being computed.
+  // Null: no member has needed it so far, or it is being computed.
   const std::shared_ptr<const SharedBlock>& shared() const { return shared_; }
   bool is_computing() const { return computing_; }
   void BeginComputing() { computing_ = true; }
@@ -120,12 +121,12 @@ class Bucket {
   }
   std::shared_ptr<const SharedBlock> TakeShared() { return std::exchange(shared_, nullptr); }
 
-  // The step is over: what comes again is not compared any more.
+  // The step is over: repeated chunks are no longer compared.
   void ForgetContributions();
   std::size_t held_bytes() const;
   void TakeResults(std::vector<ResultRef>& results);
 
-  // What a bucket keeps beside its rounds, at most, with this many parameters.
+  // Upper bound of what a bucket with this many parameters takes besides its rounds.
   static std::size_t BytesFor(std::size_t parameters, std::size_t members);
 
  private:

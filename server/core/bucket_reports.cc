@@ -43,6 +43,7 @@ void BucketReports::Log(const CoordinatorHook* hook, const BucketTable& table, s
       static_cast<double>(before) / static_cast<double>(std::max<std::size_t>(after, 1)));
   double gradient = 0;
   double residual = 0;
+  // Buckets are disjoint parts of one vector, so the squares of their norms add up.
   for (const auto& [id, report] : reports_) {
     gradient += report.gradient_norm * report.gradient_norm;
     residual += report.residual_norm * report.residual_norm;

@@ -15,6 +15,8 @@ BucketTable::BucketTable(Manifest manifest, std::uint32_t open_buckets)
 
 absl::Status BucketTable::CheckAnnouncement(const wire::Announce& announce) const {
   if (announce.parameters.empty()) return absl::InvalidArgumentError("announced an empty bucket");
+  // The positions come from the wire and are checked before one indexes `owner_`. A duplicate would
+  // count twice in ProgressOf, which could end the step too early.
   std::vector<std::uint32_t> sorted = announce.parameters;
   std::sort(sorted.begin(), sorted.end());
   if (sorted.back() >= manifest_.size()) {
@@ -25,6 +27,8 @@ absl::Status BucketTable::CheckAnnouncement(const wire::Announce& announce) cons
     return absl::InvalidArgumentError(absl::StrCat(
         "announced bucket ", manifest_.BucketName(announce.parameters), " with a parameter twice"));
   }
+  // Buckets of a step are disjoint. An owner with the same id is the bucket as another member
+  // announced it. `at` finds every owner, because buckets of the open step are never dropped.
   const std::uint32_t id = announce.parameters.front();
   for (const std::uint32_t p : announce.parameters) {
     if (owner_[p] == kNoBucket || owner_[p] == id) continue;
@@ -36,6 +40,8 @@ absl::Status BucketTable::CheckAnnouncement(const wire::Announce& announce) cons
   return CheckSameAsOthers(announce);
 }
 
+// Order matters: it is the layout of the members' buffers, so the sum of two permutations would add
+// unlike elements. Both sides cut chunks by the plans, so these must be equal too.
 absl::Status BucketTable::CheckSameAsOthers(const wire::Announce& announce) const {
   const auto found = buckets_.find({step_, announce.parameters.front()});
   if (found == buckets_.end()) return absl::OkStatus();
@@ -64,6 +70,8 @@ Bucket* BucketTable::Find(std::int64_t step, std::uint32_t id) {
   return found == buckets_.end() ? nullptr : &found->second;
 }
 
+// A bucket whose rounds have no chunks needs no grant. One that awaits the draw plan has no state
+// version yet, so the state that its members need cannot be sent.
 std::vector<Bucket*> BucketTable::Waiting() {
   std::vector<Bucket*> waiting;
   for (auto& [key, bucket] : buckets_) {
@@ -89,6 +97,7 @@ std::vector<BucketTable::Granted> BucketTable::OpenNext() {
     if (open >= open_buckets_) break;
     ++open;
     bucket->set_open(true);
+    // A member that announces the bucket later gets its grant then (Step::TakeAnnouncement).
     for (int r = 0; r < bucket->world_size(); ++r) {
       if (bucket->IsAnnouncedBy(r)) granted.push_back({.bucket = bucket, .rank = r});
     }
@@ -128,6 +137,8 @@ std::vector<std::shared_ptr<const SharedBlock>> BucketTable::CloseAcknowledged(s
   return dropped;
 }
 
+// Slots of contributions only tell repeated chunks from changed ones. Chunks of a step that is over
+// are ignored without comparison (Step::CurrentBucket).
 void BucketTable::EndStep(std::int64_t step) {
   for (auto& [key, bucket] : buckets_) {
     if (bucket.step() == step) bucket.ForgetContributions();

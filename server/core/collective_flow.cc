@@ -40,6 +40,7 @@ MaybeFailure CollectiveFlow::OnFrame(int rank, const wire::Frame& frame, absl::T
   return CheckNobodyGone(rank);
 }
 
+// A collective needs every member. If one has left, it fails now and not at the step timeout.
 MaybeFailure CollectiveFlow::CheckNobodyGone(int rank) const {
   for (int r = 0; began_ && r < options_.world_size; ++r) {
     if (membership_.state(r) != MemberState::kLeft || collectives_.IsThrough(r)) continue;

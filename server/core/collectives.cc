@@ -52,6 +52,7 @@ absl::Status Collectives::CheckEnter(const wire::Enter& enter, const wire::Enter
     return absl::InvalidArgumentError(
         absl::StrCat("broadcast root is ", enter.root, "; allowed are 0 to ", world_size_ - 1));
   }
+  // At most 2^31 chunks, so that a chunk number plus a window fits 32 bits.
   if (enter.bytes > kMaxBroadcastBytes ||
       (enter.bytes + chunk_bytes_ - 1) / chunk_bytes_ > UINT32_MAX / 2) {
     return absl::InvalidArgumentError(absl::StrCat("broadcast of ", enter.bytes, " bytes; at most ",
@@ -72,6 +73,9 @@ absl::Status Collectives::OnEnter(int rank, const wire::Enter& enter, std::vecto
   if (enter.number < number_ || (enter.number == number_ && open_ && entered_[index])) {
     return absl::OkStatus();  // repeated after a resume
   }
+  // For a member other than the root a broadcast ends when it has all chunks, so it may enter the
+  // next collective while others still take theirs. The root may not: for it the broadcast ends
+  // when all members have all chunks.
   if (enter.number == number_ + 1 && begun_ && rank != open_->root && sent_ == ChunkCount()) {
     const wire::Enter* other = early_.empty() ? nullptr : &early_.begin()->second;
     if (absl::Status status = CheckEnter(enter, other); !status.ok()) return status;
@@ -109,6 +113,7 @@ absl::Status Collectives::OnChunk(int rank, const wire::CollectiveChunk& header,
     return absl::OutOfRangeError(absl::StrCat("sent chunk ", header.chunk, " of a broadcast with ",
                                               ChunkCount(), " chunks; expected ", sent_));
   }
+  // The window rule bounds `held_`: SessionOptions::PayloadBytes reserves one window.
   if (header.chunk >= Everybody() + window_chunks_) {
     return absl::FailedPreconditionError(absl::StrCat("sent chunk ", header.chunk,
                                                       " of a broadcast; the window ends at ",
@@ -148,9 +153,11 @@ absl::Status Collectives::OnAck(int rank, const wire::CollectiveAck& ack,
   }
   std::uint32_t& received = received_[static_cast<std::size_t>(rank)];
   const std::uint32_t before = Everybody();
+  // A count that a resume repeats may be lower than the one that is known.
   received = std::max(received, ack.received);
   const std::uint32_t after = Everybody();
   if (after == before) return absl::OkStatus();
+  // Invariant: `held_` begins with chunk Everybody().
   held_.erase(held_.begin(), held_.begin() + (after - before));
   sends.push_back(
       Send{.ranks = {open_->root},
@@ -159,6 +166,9 @@ absl::Status Collectives::OnAck(int rank, const wire::CollectiveAck& ack,
   return absl::OkStatus();
 }
 
+// Leave may overtake the member's last acknowledgement. A member that was sent all chunks of a
+// broadcast has nothing more to do in it, so its Leave acknowledges them. The root is still needed,
+// and so is a member that has entered the next collective.
 bool Collectives::OnLeave(int rank, std::vector<Send>& sends) {
   if (!open_) return true;
   if (!begun_ || rank == open_->root || sent_ != ChunkCount() || early_.count(rank) > 0) {
@@ -197,6 +207,7 @@ void Collectives::Resume(int rank, std::vector<Send>& sends) const {
     sends.push_back(Send{.ranks = {rank},
                          .frame = {.header = std::move(header), .payload = std::move(payload)}});
   };
+  // UINT32_MAX means all chunks: their number is forgotten here, and the member knows it.
   if (number_ > 0) {  // the end of the last one may have been lost
     send(wire::Begin{.number = number_ - 1}, nullptr);
     send(wire::CollectiveAck{.number = number_ - 1, .received = UINT32_MAX}, nullptr);
@@ -207,6 +218,8 @@ void Collectives::Resume(int rank, std::vector<Send>& sends) const {
     send(wire::CollectiveAck{.number = number_, .received = Everybody()}, nullptr);
     return;
   }
+  // What the member lacks is held: its count is never below Everybody(). A root sends again from
+  // there by itself.
   const std::uint32_t first = Everybody();
   for (std::uint32_t c = std::max(first, received_[index]); c < sent_; ++c) {
     send(wire::CollectiveChunk{.number = number_, .chunk = c}, held_[c - first]);

@@ -1,8 +1,9 @@
-// Broadcast and barrier of one session: a sequence of their own, opaque bytes, no commit.
+// Broadcasts and barriers of one session. They have their own numbers, carry opaque bytes, and need
+// no commit.
 //
 // A collective begins when every member has entered it. A broadcast's root then sends chunks of
-// `chunk_bytes` in order, at most `window_chunks` ahead of the chunks that everybody acknowledged;
-// each chunk is passed on as it comes. Not thread-safe, no I/O.
+// `chunk_bytes` in order, at most `window_chunks` ahead of the chunks that all members have
+// acknowledged; each chunk is forwarded when it arrives. Not thread-safe, no I/O.
 #pragma once
 
 #include <cstdint>
@@ -31,17 +32,17 @@ class Collectives {
                        const wire::PayloadRef& payload, std::vector<Send>& sends);
   absl::Status OnAck(int rank, const wire::CollectiveAck& ack, std::vector<Send>& sends);
 
-  // Of the open or next collective.
+  // The number of the open or next collective.
   std::uint64_t number() const { return number_; }
 
-  // Leave comes by another way than the stream and may overtake a last acknowledgement. False: the
+  // Leave is a unary call and may overtake the stream's last acknowledgement. False: the
   // collective cannot end without the member.
   bool OnLeave(int rank, std::vector<Send>& sends);
 
-  // Whether the open collective, or a lack of one, needs nothing more from this member.
+  // Whether no collective is open, or the open one needs nothing more from this member.
   bool IsThrough(int rank) const;
 
-  // What a member whose stream was replaced has to be told again.
+  // Repeats what a member whose stream was replaced may have missed.
   void Resume(int rank, std::vector<Send>& sends) const;
 
   // "" when no collective is open, else a sentence that names the members it waits for.

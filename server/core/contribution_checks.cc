@@ -64,6 +64,7 @@ absl::Status CheckSeveral(const wire::Contribution& header, const Bucket& bucket
   if (!header.shared || !header.shared->raw || !options.spec.OnlyCasts()) {
     return error("at once; allowed: raw ones, with the hooks no, fp16 and bf16");
   }
+  // Subtracts instead of adding, because a sum of numbers from the wire may overflow.
   if (header.chunk >= count || header.more >= count - header.chunk) {
     return error(absl::StrCat("at once; it has ", count, " chunks"));
   }
@@ -96,6 +97,7 @@ absl::Status CheckEager(const wire::Announce& announce, const Bucket& bucket,
                                                       announce.attempt, "; it is in attempt ",
                                                       bucket.round().attempt()));
   }
+  // `eager_bytes` passed this check before, so the difference does not wrap.
   if (expected > options.eager_bytes - eager_bytes) {
     return absl::FailedPreconditionError(
         absl::StrCat("announced ", where, " eagerly with ", expected, " bytes after ", eager_bytes,

@@ -19,6 +19,7 @@ MaybeFailure DrawPlanIntake::On(int rank, const wire::DrawPlan& piece, Effects& 
 
 // No plan has more parameters than the manifest, so that pieces cannot add up to more memory.
 absl::Status DrawPlanIntake::Add(const wire::DrawPlan& piece) {
+  // Piece 0 also drops a plan that a broken stream left incomplete: the resume sends it whole.
   if (piece.piece == 0) {
     buckets_.clear();
     held_ = next_ = 0;
@@ -51,6 +52,7 @@ absl::Status DrawPlanIntake::HandOver(Effects& effects) {
   DrawBuckets buckets = std::exchange(buckets_, {});
   if (hook_ == nullptr) return absl::OkStatus();
   absl::Status status = hook_->SetDrawPlan(std::move(buckets));
+  // A plan that comes too late is no violation: rank 0 cannot know that when it resumes.
   if (!absl::IsFailedPrecondition(status)) return status;
   effects.push_back(
       LogEffect{.message = absl::StrCat("rank 0's plan has no effect: ", status.message())});

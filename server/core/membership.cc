@@ -17,6 +17,8 @@ constexpr absl::Duration kMostOfATick = absl::Milliseconds(250);
 Membership::Membership(int world_size, const Limits& limits, absl::Time now)
     : limits_(limits), last_tick_(now), members_(static_cast<std::size_t>(world_size)) {}
 
+// Join is idempotent: a member that missed the answer asks again with the same start id and must
+// get the same rank. Otherwise one process would hold two ranks.
 absl::StatusOr<Membership::Place> Membership::Join(int rank, std::uint64_t start_id,
                                                    const std::string& session, absl::Time now) {
   for (int r = 0; r < world_size(); ++r) {
@@ -41,6 +43,7 @@ absl::StatusOr<Membership::Place> Membership::Join(int rank, std::uint64_t start
     }
     rank = static_cast<int>(free - members_.begin());
   }
+  // A lost member keeps its rank until FreeGone frees it, because it may still resume.
   if (At(rank).state != MemberState::kAbsent) {
     return absl::AlreadyExistsError(
         absl::StrCat("rank ", rank, " of session \"", session, "\" is taken by another process"));
@@ -50,6 +53,8 @@ absl::StatusOr<Membership::Place> Membership::Join(int rank, std::uint64_t start
   return Place{.rank = rank};
 }
 
+// The token may be older than the membership: the rank may have been freed and taken by another
+// process since. The start id detects that.
 absl::Status Membership::CheckAttach(int rank, std::uint64_t start_id) const {
   if (!IsRank(rank)) {
     return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " is not in the session"));
@@ -63,6 +68,8 @@ absl::Status Membership::CheckAttach(int rank, std::uint64_t start_id) const {
   return absl::OkStatus();
 }
 
+// A member may see that its stream broke, and resume, before the daemon sees it. So the new stream
+// replaces one that still seems connected.
 std::optional<std::uint64_t> Membership::Attach(int rank, std::uint64_t connection,
                                                 absl::Time now) {
   Member& member = At(rank);
@@ -86,6 +93,8 @@ bool Membership::Hear(int rank, std::uint64_t connection, absl::Time now) {
   return true;
 }
 
+// The end of a replaced stream may be reported after its successor was attached. It must not make
+// the member lost.
 bool Membership::Detach(int rank, std::uint64_t connection, absl::Time now) {
   if (!IsRank(rank)) return false;
   Member& member = At(rank);
@@ -161,6 +170,8 @@ std::vector<Membership::Freed> Membership::FreeGone(absl::Time now) {
   return freed;
 }
 
+// Unlike GoneBeforeStart it ignores kJoined: the session runs only after all members have
+// connected, and no rank is freed afterwards.
 std::optional<Membership::Loss> Membership::FindLoss(absl::Time now) const {
   for (int r = 0; r < world_size(); ++r) {
     const Member& member = At(r);

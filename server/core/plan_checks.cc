@@ -17,6 +17,8 @@ absl::Status CheckMatrices(const Segment& segment, const std::string& bucket,
   return absl::OkStatus();
 }
 
+// The daemon cannot derive the plan of a user's hook. Limits relative to the gradients keep it
+// within what SessionOptions::StepBytes reserves.
 absl::Status CheckUsersRound(const RoundPlan& plan, const wire::Announce& announce,
                              const SessionOptions& options) {
   const std::string bucket = options.manifest.BucketName(announce.parameters);

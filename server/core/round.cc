@@ -108,6 +108,7 @@ void Round::SetResult(const Unit& unit, const ResultRef& result, std::uint64_t r
         unit.count == 1 ? result : KeptResult::Make(wire::Part(result->kept(), offset, bytes));
     offset += bytes;
   }
+  // One reduction produced all of the unit's results, so its time counts with the first only.
   chunks_[unit.first].reduce_nanoseconds = reduce_nanoseconds;
 }
 
@@ -131,10 +132,13 @@ void Round::Acknowledge(int rank, std::uint32_t received) {
   for (; dropped_ < everybody; ++dropped_) chunks_[dropped_].result = nullptr;
 }
 
+// swap frees the slots' memory; clear() would keep it.
 void Round::ForgetContributions() {
   for (Chunk& chunk : chunks_) std::vector<Slot>().swap(chunk.slots);
 }
 
+// Results in place and the contributions that they overwrite lie in the members' memory: the daemon
+// holds nothing of them.
 std::size_t Round::held_bytes() const {
   std::size_t bytes = 0;
   for (const Chunk& chunk : chunks_) {

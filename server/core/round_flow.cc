@@ -54,6 +54,8 @@ MaybeFailure RoundFlow::Contribute(int rank, Bucket& bucket, const wire::Contrib
   return std::nullopt;
 }
 
+// The bucket counts as granted, so that no Grant follows and a Restart names its round. The eager
+// bytes count until the member acknowledges the result.
 MaybeFailure RoundFlow::ContributeEagerly(int rank, Bucket& bucket, const wire::Announce& announce,
                                           const wire::PayloadRef& payload, Effects& effects) {
   bucket.Grant(rank);
@@ -70,6 +72,7 @@ MaybeFailure RoundFlow::Store(int rank, Bucket& bucket, const wire::Contribution
                         bucket.step());
   };
   // A member may omit the digest if only this host's kernel lies between it and the daemon.
+  // Bytes that are not `fixed` may change after a check, so a digest of them proves nothing.
   std::optional<std::uint64_t> digest;
   if (header.digest && payload->fixed()) digest = payload->digest();
   if (digest && *header.digest != *digest) {
@@ -139,6 +142,8 @@ void RoundFlow::ReduceComplete(Bucket& bucket, Effects& effects) {
   for (std::uint32_t c = 0; c < round.chunk_count(); ++c) ReduceIfComplete(bucket, c, effects);
 }
 
+// Reductions finish in any order, but members take results in chunk order, and the bucket's digest
+// chains them in that order. A member without a stream gets them later (Resend).
 void RoundFlow::Reduced(Bucket& bucket, std::uint32_t chunk, const ResultRef& result,
                         absl::Duration spent, Effects& effects) {
   Round& round = bucket.round();
@@ -175,6 +180,8 @@ void RoundFlow::SendResult(std::vector<int> ranks, const Bucket& bucket, std::ui
                                  .result = result});
 }
 
+// Results lie in place only for hooks that cast, and these observe nothing: `kept` is not null
+// where it is used.
 void RoundFlow::Observe(const Bucket& bucket, std::uint32_t chunk, const ReducedResult& result) {
   if (hook_ == nullptr) return;
   const wire::ChunkLayout& layout = bucket.round().layout();
@@ -200,10 +207,12 @@ MaybeFailure RoundFlow::Acknowledge(int rank, Bucket& bucket, const wire::RoundI
                                  "acknowledged ", received, " results of bucket ", bucket.name(),
                                  " in step ", id.step, "; it was sent ", round.released())));
   }
+  // Each Contribution carries the member's latest count again, and a resume repeats Acks.
   if (received <= round.received(rank)) return std::nullopt;
   members_[Index(rank)].eager_bytes -= bucket.Acknowledge(rank, round, received);
   if (id.round != bucket.round_number()) return std::nullopt;
   // Reduce the chunks that waited for this member's window.
+  // Members send chunks in order, so nothing is complete behind the first chunk without any.
   for (std::uint32_t c = round.released(); c < round.chunk_count() && round.HasContributions(c);
        ++c) {
     ReduceIfComplete(bucket, c, effects);

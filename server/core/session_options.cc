@@ -92,6 +92,7 @@ absl::Status SessionOptions::Validate() const {
       !status.ok() && HookRegistry::IsBuiltIn(spec.comm_hook)) {
     return status;
   }
+  // Multiples of 8 hold whole elements of every dtype.
   if (chunk_bytes < 64 || chunk_bytes % 8 != 0 || chunk_bytes > kMaxChunkBytes) {
     return absl::InvalidArgumentError(absl::StrCat("chunk_bytes is ", chunk_bytes,
                                                    "; allowed are multiples of 8 from 64 to ",

@@ -21,6 +21,8 @@ SharedState::SharedState(CoordinatorHook* hook, Manifest manifest, std::size_t m
 
 std::uint64_t SharedState::Place(const std::vector<std::uint32_t>& parameters) {
   if (hook_ == nullptr) return 0;
+  // The draw rule: only rank 0's first announcement settles which plan is in effect, and so the
+  // version.
   if (hook_->AwaitsDrawPlan(parameters) && !IsActive(Mutant::kDrawsBeforePlan)) {
     return Bucket::kAwaitsDrawPlan;
   }
@@ -35,6 +37,7 @@ std::uint64_t SharedState::Place(const std::vector<std::uint32_t>& parameters) {
 bool SharedState::Send(Bucket& bucket, int rank, Effects& effects) {
   if (bucket.state_version() == 0 || bucket.round_number() > 0) return true;
   if (versions_->Has(rank, bucket.id(), bucket.state_version())) return true;
+  // Computed once for all members, outside the core; Step::OnComputed grants the bucket then.
   if (bucket.shared() == nullptr) {
     if (bucket.is_computing()) return false;
     bucket.BeginComputing();
@@ -60,6 +63,7 @@ bool SharedState::Send(Bucket& bucket, int rank, Effects& effects) {
 void SharedState::SetComputed(Bucket& bucket, std::vector<std::byte> bytes) {
   const std::size_t total = bytes.size();
   const wire::PayloadRef whole = wire::OwnedPayload::Make(std::move(bytes));
+  // A frame's payload has at most `chunk_bytes`.
   SharedBlock pieces;
   for (std::size_t at = 0; at < total; at += chunk_bytes_) {
     pieces.push_back(wire::Part(whole, at, std::min(chunk_bytes_, total - at)));

@@ -21,11 +21,15 @@ std::uint32_t StateVersions::NewGroup() {
 }
 
 void StateVersions::Place(std::span<const std::uint32_t> bucket) {
+  // A bucket names no parameter twice, so one common group of equal size is the same set. Usually
+  // buckets do not change, and this is all that happens.
   const std::uint32_t first = group_of_[bucket.front()];
   const bool same = first != kNone && groups_[first].parameters == bucket.size() &&
                     std::all_of(bucket.begin(), bucket.end(),
                                 [&](std::uint32_t p) { return group_of_[p] == first; });
   if (same) return;
+  // A member has the new group's version only if it has that version of each parameter: the
+  // intersection of the old groups' bits, where a group of another version has none.
   std::vector<std::uint64_t> common(words_, first == kNone ? 0 : ~std::uint64_t{0});
   const std::uint64_t version = first == kNone ? 0 : groups_[first].version;
   for (const std::uint32_t p : bucket) {
@@ -37,6 +41,7 @@ void StateVersions::Place(std::span<const std::uint32_t> bucket) {
     const std::uint32_t old = group_of_[p];
     if (old != kNone && --groups_[old].parameters == 0) free_.push_back(old);
   }
+  // This may reuse a group that was just freed; `common` is a copy of its bits.
   const std::uint32_t group = NewGroup();
   groups_[group] = {.version = version, .parameters = static_cast<std::uint32_t>(bucket.size())};
   std::copy(common.begin(), common.end(), bits(group).begin());
@@ -51,6 +56,7 @@ bool StateVersions::Has(int rank, std::uint32_t parameter, std::uint64_t version
   return (bits(group)[r / 64] >> (r % 64) & 1) != 0;
 }
 
+// Only called for a bucket with a version, which Place has given a group.
 void StateVersions::Set(int rank, std::uint32_t parameter, std::uint64_t version) {
   const std::uint32_t group = group_of_[parameter];
   if (groups_[group].version != version) {

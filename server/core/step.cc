@@ -59,6 +59,7 @@ MaybeFailure Step::OnAnnounce(int rank, const wire::Announce& announce,
   if (absl::Status status = table_.CheckAnnouncement(announce); !status.ok()) {
     return ViolationOf(rank, std::move(status));
   }
+  // After the checks above the bucket is new or equal to what others announced.
   const Bucket* const known = table_.Find(number_, announce.parameters.front());
   if (known != nullptr && known->IsAnnouncedBy(rank)) return std::nullopt;  // a resume repeats it
   if (HasEnded(rank)) {
@@ -350,6 +351,7 @@ absl::Status Step::CheckResumable(std::int64_t member_step) const {
 void Step::Resume(int rank, std::int64_t member_step, Effects& effects) {
   effects.push_back(
       LogEffect{.message = absl::StrCat("rank ", rank, " resumed in step ", number_)});
+  // Chunks of an earlier attempt are still on their way; CurrentBucket ignores them.
   ++attempt_;
   for (auto& [key, bucket] : table_.all()) {
     if (bucket.step() == number_) bucket.Restart(attempt_);
