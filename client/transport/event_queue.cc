@@ -84,6 +84,7 @@ bool EventQueue::PushFrame(absl::StatusOr<wire::Frame> frame, Source from) {
     Insert(*std::move(next));
     receiver_.Pause(lane);
   }
+  // Back-pressure: a lane that is not read fills its flow-control window, which stops the daemon.
   const bool pauses = reading_.pauses();
   if (pauses) receiver_.Pause(from.lane);
   return !pauses;
@@ -91,6 +92,7 @@ bool EventQueue::PushFrame(absl::StatusOr<wire::Frame> frame, Source from) {
 
 std::uint64_t EventQueue::BeginConnection() {
   MutexLock lock(mutex_);
+  // Events of the last connection still arrive; PushFrame recognizes them by the old number.
   receiver_ = {};
   for (const wire::Lane lane : wire::kAllLanes) receiver_.Heard(lane, Clock::now());
   return ++connection_;

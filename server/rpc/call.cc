@@ -138,6 +138,7 @@ void Call::OnRead(bool ok) { OnReadDone(ok); }
 void Call::OnWritten(bool ok) {
   {
     MutexLock lock(mutex_);
+    // Before OnWriteDone, which may begin the next write.
     writing_ = false;
   }
   OnWriteDone(ok);

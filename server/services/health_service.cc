@@ -37,6 +37,7 @@ class HealthWatch final : public RequestCall<HealthCheckRequest> {
       MutexLock lock(mutex_);
       if (writing_) return;
       const HealthService::Status status = health_.StatusOf(service_);
+      // The health protocol sends changes only.
       if (status == told_) return;
       told_ = status;
       writing_ = true;

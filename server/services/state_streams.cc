@@ -85,6 +85,7 @@ void ImportStream::OnReadDone(bool ok) {
   absl::Status status = FromBytes(method(), incoming(), request);
   if (status.ok()) status = Take(request);
   if (!status.ok()) {
+    // Before the answer: the client may begin the next import at once.
     place_.reset();
     return Finish(status);
   }

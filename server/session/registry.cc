@@ -216,6 +216,8 @@ absl::StatusOr<MemberHandle> Registry::Find(const std::string& token,
   MutexLock lock(mutex_);
   const absl::StatusOr<Holder> holder = HolderOf(token, start_id);
   if (!holder.ok()) return holder.status();
+  // ForgetRetired keeps an entry without its session only if the session failed, so this is an
+  // error.
   if (holder->entry->session == nullptr) return holder->entry->failure;
   return MemberHandle{
       .session = holder->entry->session, .rank = holder->rank, .start_id = start_id};
@@ -231,6 +233,7 @@ absl::Status Registry::Leave(const std::string& token, std::uint64_t start_id, a
     session = holder->entry->session;
     rank = holder->rank;
   }
+  // The protocol never refuses a Leave, and an ended session has nobody left to tell.
   return session == nullptr ? absl::OkStatus() : session->Leave(rank, start_id, now);
 }
 
@@ -320,6 +323,8 @@ bool Registry::draining() const {
 
 bool Registry::idle() const {
   MutexLock lock(mutex_);
+  // An ended session counts until its last stream has closed, because its last frames may still be
+  // on their way to members.
   const bool running = std::any_of(sessions_.begin(), sessions_.end(), [](const auto& one) {
     return !one.second->session->ended() || one.second->session->has_streams();
   });
