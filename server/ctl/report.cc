@@ -94,6 +94,7 @@ std::string Headline(const v1::ListSessionsResponse& sessions) {
       absl::StrAppend(&live, Printable(session.name()), ": ", Printable(session.waiting_for()),
                       "\n");
     } else if (session.state() == "failed" && !IsSuperseded(session, sessions)) {
+      // The daemon's sentence repeats the session's name, with which this line begins already.
       const std::string prefix = absl::StrCat("session \"", session.name(), "\" failed: ");
       const absl::string_view why = absl::StripPrefix(session.waiting_for(), prefix);
       absl::StrAppend(&failed, Printable(session.name()), " failed: ", Printable(std::string(why)),
@@ -153,6 +154,7 @@ std::string BucketTable(const v1::SessionStatus& session) {
 
 std::string Json(const google::protobuf::Message& message) {
   google::protobuf::util::JsonPrintOptions options;
+  // Scripts can rely on every field, also on those with the value 0.
   options.always_print_primitive_fields = true;
   options.preserve_proto_field_names = true;
   std::string text;

@@ -95,6 +95,8 @@ absl::Status ServerImpl::Serve() {
   }
   grpc::ServerBuilder builder;
   SetUpGrpc(options_, registry_->limits().memory_bytes, builder);
+  // The daemon accepts connections itself: gRPC can neither limit their number nor recognize an
+  // offer of memory.
   connections_ = builder.experimental().AddExternalConnectionAcceptor(
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
       grpc::InsecureServerCredentials());
@@ -116,6 +118,7 @@ absl::Status ServerImpl::Serve() {
       [this](UniqueFd connection) { offers_.Submit(std::move(connection)); });
   if (!acceptor.ok()) return acceptor.status();
   acceptor_ = *std::move(acceptor);
+  // Last: connections arrive only from here on, so no RPC thread sees `acceptor_` change.
   acceptor_->Serve();
   return absl::OkStatus();
 }
@@ -155,6 +158,7 @@ void ServerImpl::Shutdown(absl::Duration timeout) {
     registry_->FailAll(absl::UnavailableError("the daemon is shutting down"));
     WaitIdle(timeout);
   }
+  // What begins work ends before what serves it: connections, offers, tasks, and then the calls.
   if (acceptor_ != nullptr) acceptor_->Stop();
   offers_.Stop();
   registry_->StopWork();
