@@ -113,6 +113,7 @@ absl::Status GradBucket::set_buffer(TensorView buffer) {
                                                    buffer.numel, " elements; the parameters take ",
                                                    buffer_.numel));
   }
+  // An empty tensor's data pointer may be null, in PyTorch too.
   if (buffer.data == nullptr && buffer.numel > 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("bucket ", index_, ": the buffer is null; ", "allowed only for 0 elements"));

@@ -68,6 +68,7 @@ std::string Table(const std::vector<Row>& rows) {
   std::string text;
   for (const Row& row : rows) {
     for (std::size_t i = 0; i < row.size(); ++i) {
+      // The last column is not padded, so lines have no trailing spaces.
       const bool last = i + 1 == row.size();
       absl::StrAppend(&text, row[i], std::string(last ? 0 : widths[i] - row[i].size() + 2, ' '));
     }

@@ -76,6 +76,7 @@ absl::Status ServerOptions::Validate() const {
   for (const auto& [name, value] : durations) {
     if (absl::Status status = CheckDuration(name, value); !status.ok()) return status;
   }
+  // Otherwise a member that only sends heartbeats would count as silent between two of them.
   if (heartbeat_interval >= silence_timeout) {
     return absl::InvalidArgumentError("heartbeat_interval must be shorter than silence_timeout");
   }

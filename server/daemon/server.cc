@@ -104,6 +104,7 @@ absl::Status ServerImpl::Serve() {
       CallServer::Start(builder, services_.MakeMethods());
   if (!calls.ok()) return calls.status();
   calls_ = *std::move(calls);
+  // Before connections arrive, because it checks the deadlines of their streams.
   ticker_.emplace(kTick, [this](absl::Time now) { Tick(now); });
   auto acceptor = Acceptor::Make(
       std::move(listeners),
@@ -112,6 +113,7 @@ absl::Status ServerImpl::Serve() {
       [this](int listener_fd, UniqueFd connection) {
         ExternalConnectionAcceptor::NewConnectionParameters parameters;
         parameters.listener_fd = listener_fd;
+        // gRPC closes the descriptor from here on.
         parameters.fd = connection.Release();
         connections_->HandleNewConnection(&parameters);
       },
@@ -155,6 +157,7 @@ void ServerImpl::Shutdown(absl::Duration timeout) {
   const absl::Time deadline = MonotonicNow() + timeout;
   if (calls_ != nullptr) {
     BeginDrain();
+    // Members learn the reason from a Failure, and WaitIdle leaves it time to reach them.
     registry_->FailAll(absl::UnavailableError("the daemon is shutting down"));
     WaitIdle(timeout);
   }

@@ -138,6 +138,7 @@ void Acceptor::OnFirstByte(int fd) {
   Silent silent = std::move(found->second);
   silent_.erase(found);
   --connections_;
+  // The peer has closed the connection, or it is broken; `silent` closes this end.
   if (peeked <= 0) return;
   // An HTTP/2 connection begins with the preface "PRI", so one byte tells the two apart.
   if (first == wire::kMemoryOfferByte) return offer_handler_(std::move(silent.connection));

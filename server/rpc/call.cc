@@ -148,6 +148,7 @@ void Call::OnWritten(bool ok) {
 // IsCancelled may be asked only after this notice.
 void Call::OnEnded(bool /*ok*/) {
   if (!wire_->context.IsCancelled()) return;
+  // Before Finish, so that the call can choose a status of its own.
   OnCancel();
   Finish(absl::CancelledError("the call was cancelled"));
 }

@@ -161,6 +161,7 @@ absl::Status AggregationService::Join(const v1::JoinRequest& request, Manifest m
   // others can join.
   response.set_bulk_lane(has_room_());
   response.set_draw_plan(true);
+  // Memory can be offered on a unix socket only (SCM_RIGHTS).
   if (shares_memory_) response.set_memory_bytes(granted.StagingBytes());
   *response.mutable_token_timeout() = wire::ToProto(granted.token_timeout);
   *response.mutable_heartbeat_interval() = wire::ToProto(options_.heartbeat_interval);

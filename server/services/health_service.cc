@@ -63,6 +63,7 @@ class HealthWatch final : public RequestCall<HealthCheckRequest> {
       writing_ = false;
     }
     if (!ok) return Finish(absl::CancelledError("the watcher is gone"));
+    // The status may have changed during the write.
     Tell();
   }
 
@@ -119,6 +120,7 @@ void HealthService::StopServing() {
 void HealthService::EndWatches() {
   {
     MutexLock lock(mutex_);
+    // Before the list is read: a watch that comes later is refused by Add and ends itself.
     ended_ = true;
   }
   for (const auto& watch : watches()) watch->End();

@@ -52,6 +52,7 @@ void MemberExchange::Connect(const std::shared_ptr<BulkLane>& bulk) {
     MutexLock lock(mutex_);
     late = end_.has_value();
     if (!late) bulk_ = bulk;
+    // The lane's silence counts from now on.
     receiver_.Heard(wire::Lane::kBulk, MonotonicNow());
   }
   if (late) return bulk->Break();

@@ -131,6 +131,7 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinNew(const SessionO
   entry->places.resize(static_cast<std::size_t>(options.world_size));
 
   MutexLock lock(mutex_);
+  // Checked again, because BeginDrain ends only the sessions that it can see.
   if (draining_) return DrainingError();
   if (sessions_.contains(options.name)) return std::nullopt;  // another join was faster
   // Other joins may have taken the room since the first check: the lock was given back meanwhile.

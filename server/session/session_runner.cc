@@ -307,6 +307,7 @@ void SessionRunner::Queue(int rank, const wire::Frame& frame, const Keeper& keep
 }
 
 void SessionRunner::Queue(const ResultEffect& result, Work& work) {
+  // All members share one result; only the way in which it reaches them differs.
   for (const int rank : result.ranks) {
     const std::shared_ptr<MemberStream> stream = StreamOf(rank);
     if (stream == nullptr) continue;
@@ -320,6 +321,7 @@ void SessionRunner::Queue(const ResultEffect& result, Work& work) {
 void SessionRunner::Close(const CloseEffect& close, Work& work) {
   const auto found = streams_.find(close.connection);
   if (found == streams_.end()) return;
+  // Frames that wait, such as the Failure, are sent first.
   found->second->EndAfterQueue(CloseReason(close.rank, close.connection));
   work.streams.push_back(found->second);
 }
