@@ -1,4 +1,5 @@
-// Random bytes from the kernel, for what nobody may guess: tokens, lineages, attachments.
+// Random bytes from the kernel for values that must be unpredictable: tokens, lineages,
+// attachments.
 #pragma once
 
 #include <cstddef>

@@ -63,6 +63,8 @@ absl::StatusOr<std::shared_ptr<HookImport>> CoordinatorHook::ReadState(
 
 absl::StatusOr<std::unique_ptr<CoordinatorHook>> MakeCoordinatorHook(const HookSpec& spec,
                                                                      SharedManifest manifest) {
+  // A registered hook exists only in the members, so the coordinator has nothing to check its plans
+  // with.
   if (!HookRegistry::IsBuiltIn(spec.comm_hook)) return std::unique_ptr<CoordinatorHook>();
   if (absl::Status status = spec.Validate(); !status.ok()) return status;
   if (spec.comm_hook == "power_sgd" || spec.comm_hook == "batched_power_sgd") {

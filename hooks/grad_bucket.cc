@@ -82,6 +82,7 @@ absl::StatusOr<GradBucket> GradBucket::Make(int index, TensorView buffer,
     }
     numel += parameter.numel();
   }
+  // Begins with the parameters' own size, which set_buffer then compares with the buffer's.
   GradBucket bucket(index, TensorView{buffer.dtype, nullptr, numel}, std::move(parameters),
                     is_last);
   if (absl::Status status = bucket.set_buffer(buffer); !status.ok()) return status;
@@ -92,6 +93,8 @@ std::vector<TensorView> GradBucket::gradients() const {
   std::vector<TensorView> views;
   views.reserve(parameters_.size());
   auto* at = static_cast<std::byte*>(buffer_.data);
+  // Gradients lie back to back, in the order of the parameters, as in DistributedDataParallel's
+  // buckets.
   for (const ParameterSpec& parameter : parameters_) {
     views.push_back({buffer_.dtype, at, parameter.numel()});
     at += views.back().bytes();
@@ -110,6 +113,7 @@ absl::Status GradBucket::set_buffer(TensorView buffer) {
                                                    buffer.numel, " elements; the parameters take ",
                                                    buffer_.numel));
   }
+  // An empty tensor's data pointer may be null, in PyTorch too.
   if (buffer.data == nullptr && buffer.numel > 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("bucket ", index_, ": the buffer is null; ", "allowed only for 0 elements"));

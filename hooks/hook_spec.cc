@@ -49,7 +49,8 @@ absl::Status CheckOptionName(const std::string& name) {
   return absl::OkStatus();
 }
 
-// What std::from_chars makes of the whole of `text`; nullopt if it is no such number.
+// Returns nullopt unless the whole of `text` is such a number. std::from_chars does not depend on
+// the locale, so all members read the same number.
 template <class T>
 absl::StatusOr<std::optional<T>> ParseNumber(const std::string& text) {
   T value{};
@@ -80,6 +81,7 @@ absl::StatusOr<OptionValue> ParseQuoted(const std::string& text) {
   std::string value;
   for (std::size_t i = 1; i < text.size(); ++i) {
     if (text[i] == '"' && i + 1 == text.size()) return OptionValue(value);
+    // A quote in the middle must be escaped.
     if (text[i] == '"') break;
     if (text[i] == '\\' && ++i == text.size()) break;
     value += text[i];
@@ -102,6 +104,7 @@ std::vector<std::string> SplitItems(const std::string& text) {
     }
     items.back() += text[i];
     if (text[i] == '"') quoted = !quoted;
+    // An escaped quote does not end the quoted part; ParseQuoted has the same rule.
     if (text[i] == '\\' && quoted && i + 1 < text.size()) items.back() += text[++i];
   }
   return items;
@@ -150,6 +153,7 @@ absl::Status HookSpec::Validate() const {
   if (comm_hook == "power_sgd" || comm_hook == "batched_power_sgd") {
     return PowerSgdOptions::FromSpec(*this).status();
   }
+  // Only the factory of a registered hook knows its options.
   if (HookRegistry::IsBuiltIn(comm_hook) && !comm_state_option.empty()) {
     const auto& [name, value] = *comm_state_option.begin();
     return absl::InvalidArgumentError(
@@ -221,6 +225,7 @@ std::optional<std::string> FirstDifference(const HookSpec& here, const HookSpec&
     return absl::StrCat("comm_wrapper is ", Quoted(here.comm_wrapper), " here and ",
                         Quoted(there.comm_wrapper), " there");
   }
+  // The union of both, so that an option which only one side has is a difference too.
   std::map<std::string, OptionValue> both = here.comm_state_option;
   both.insert(there.comm_state_option.begin(), there.comm_state_option.end());
   for (const auto& option : both) {

@@ -122,6 +122,8 @@ std::size_t BlockNumel(std::span<const Source> sources, std::size_t left) {
     whole = std::min(whole, kCastNumel);
     gathered = std::min(gathered, kCastNumel);
   }
+  // If `whole` is larger, each contribution has the block in one piece; if not, the block fits into
+  // kGatherBytes.
   return std::max(whole, gathered);
 }
 
@@ -131,6 +133,7 @@ std::size_t BlockNumel(std::span<const Source> sources, std::size_t left) {
 ReduceOutcome ReduceWith(Workspace work, DType dtype, double divisor, std::size_t numel,
                          std::span<std::byte> results, const RawContributions& raw,
                          const ResultSink* sink, const Kernels& kernels) {
+  // A sink takes at most kSinkBytes at a time, so that it finds them in the first-level cache.
   const std::size_t most = sink == nullptr ? numel : kSinkBytes / ByteSize(dtype);
   const bool keeps_all = results.size() >= numel * ByteSize(dtype);
   std::byte* out = results.data();
@@ -175,6 +178,8 @@ ReduceOutcome ReduceTo(DType dtype, ReduceOp op, std::size_t numel,
                        const Kernels& kernels) {
   const std::size_t count = contributions.size();
   const double mean = weight > 0 ? weight : static_cast<double>(count);
+  // Contributions to a sum are divided before they are added, if at all; a mean is divided
+  // afterwards.
   const double divisor = op == ReduceOp::kMean ? mean : 1.0;
   const std::size_t cast_bytes = kCastNumel * ByteSize(dtype);
   const bool casts_some = !raw.is_raw.empty() && !IsSumOfQuotients(dtype, divisor, count, raw);
@@ -263,6 +268,7 @@ ReduceOutcome ReduceOrthonormalized(const Segment& segment, std::span<const Piec
   for (const MatrixShape& shape : segment.matrices) {
     const std::span<double> sum(scratch.doubles(), shape.numel());
     std::fill(sum.begin(), sum.end(), 0.0);
+    // In rank order, like every sum, so that the bits do not depend on the order of arrival.
     for (Cursor& cursor : cursors) AddTo(sum, shape, segment.dtype, cursor, kernels);
     const bool finite = kernels.orthonormalize(shape, segment.epsilon, sum);
     outcome.finite = outcome.finite && finite;

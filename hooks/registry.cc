@@ -105,6 +105,7 @@ absl::StatusOr<std::unique_ptr<Hook>> HookRegistry::Make(const HookSpec& spec) c
     {
       State& shared = state();
       const MutexLock lock(shared.mutex);
+      // Validate has found the hook, and hooks are never unregistered.
       factory = shared.factories.at(spec.comm_hook);
     }
     absl::StatusOr<std::unique_ptr<Hook>> made = factory(spec);

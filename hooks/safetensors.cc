@@ -57,6 +57,7 @@ class Digester {
   Digester() : state_(XXH3_createState()) { XXH3_64bits_reset(state_.get()); }
 
   void Add(std::uint64_t number) {
+    // Little-endian on every host, so that the digest belongs to the file and not to the machine.
     std::array<unsigned char, 8> bytes{};
     for (unsigned char& byte : bytes) {
       byte = static_cast<unsigned char>(number & 0xFF);
@@ -86,6 +87,7 @@ std::string Digest(const std::map<std::string, std::string>& metadata,
                    const std::vector<const StateTensor*>& tensors) {
   Digester digester;
   for (const auto& [key, value] : metadata) {
+    // The digest cannot cover itself.
     if (key == kDigest) continue;
     digester.Add(key);
     digester.Add(value);
@@ -159,6 +161,7 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
   bool binary(Json::binary_t& /*value*/) override { return Fail("binary data"); }
 
   bool number_unsigned(std::uint64_t value) override {
+    // Only as many numbers as the field can have, so that a hostile header cannot fill the memory.
     if (numbers_ == nullptr) return Fail("a number");
     if (numbers_->size() == most_numbers_) {
       return Fail(absl::StrCat("more than ", most_numbers_, " numbers"));
@@ -295,6 +298,7 @@ absl::Status Fill(HeaderReader::Entry& entry, std::string_view data, std::uint64
   tensor.dtype = *entry.dtype;
   std::uint64_t bytes = ByteSize(tensor.dtype);
   for (std::uint64_t side : *entry.shape) {
+    // The sizes come from the file: an overflow would make a large shape match a short range.
     if (__builtin_mul_overflow(bytes, side, &bytes)) return refused("shape is too large");
     tensor.shape.push_back(static_cast<std::int64_t>(side));
   }
@@ -314,6 +318,7 @@ absl::Status Fill(HeaderReader::Entry& entry, std::string_view data, std::uint64
         absl::StrCat("data_offsets span ", end - begin, " bytes; dtype and shape take ", bytes));
   }
   const auto* from = reinterpret_cast<const std::byte*>(data.data()) + begin;
+  // All sizes are checked against the file by now, so this takes no more memory than the file has.
   tensor.data.assign(from, from + bytes);
   offset = end;
   return absl::OkStatus();
@@ -372,6 +377,8 @@ absl::StatusOr<HookState> ReadSafetensors(std::string_view bytes) {
   if (!Json::sax_parse(header->begin(), header->end(), &reader)) return reader.status();
 
   std::vector<HeaderReader::Entry>& entries = reader.entries();
+  // WriteSafetensors writes the data in the order of names, and Fill relies on it to find gaps and
+  // overlaps.
   std::sort(entries.begin(), entries.end(),
             [](const auto& a, const auto& b) { return a.tensor.name < b.tensor.name; });
   const auto twice = std::adjacent_find(
@@ -397,6 +404,7 @@ absl::StatusOr<HookState> ReadSafetensors(std::string_view bytes) {
     return Refused(absl::StrCat("digest is ", Shown(digest->second), "; the content's is \"", is,
                                 "\": the bytes were damaged or changed"));
   }
+  // WriteSafetensors computes it again; hooks never see it.
   state.metadata.erase(digest);
   return state;
 }

@@ -70,6 +70,7 @@ class CastingRun : public HookRunBase {
       return absl::FailedPreconditionError(absl::StrCat("the round is not over: ", decoded_, " of ",
                                                         segment_.numel, " elements are decoded"));
     }
+    // One round is the whole plan; nullopt tells the core that the bucket is complete.
     stage_ = Stage::kDone;
     return std::optional<RoundPlan>();
   }
@@ -202,6 +203,7 @@ class ScratchPool {
       scratch = std::move(free_.back());
       free_.pop_back();
     }
+    // The contents are overwritten anyway, so a larger buffer replaces a small one without a copy.
     if (scratch.capacity < bytes) {
       scratch.data = std::make_unique_for_overwrite<std::byte[]>(bytes);
       scratch.capacity = bytes;
@@ -245,6 +247,8 @@ class WrapperRun final : public HookRun {
 
   absl::StatusOr<std::optional<RoundPlan>> Next(const RoundContext& context) override {
     absl::StatusOr<std::optional<RoundPlan>> plan = inner_->Next(context);
+    // The result is complete only when the inner run has no further round; later calls must not
+    // cast again.
     if (!plan.ok() || plan->has_value() || is_cast_back_) return plan;
     // The inner hook may have left its result in a buffer of its own.
     const TensorView result = bucket_.buffer();

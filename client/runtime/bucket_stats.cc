@@ -21,6 +21,7 @@ void BucketStats::Begin(std::uint32_t bucket, std::uint32_t parameters,
   entry.report.gradient_bytes += gradient_bytes;
   entry.open = true;
   entry.in_step = true;
+  // Fixed at the start, when the hook learns whether to measure the norms for the report.
   entry.due = due;
   entry.began = now;
   entry.busy = {};

@@ -16,6 +16,7 @@ constexpr std::chrono::milliseconds kShortest(2);
 }  // namespace
 
 Outcome::~Outcome() {
+  // A call that nobody will complete must not count as open for ever.
   if (!done_ && poller_ != nullptr) poller_->CallEnds();
 }
 
@@ -23,6 +24,7 @@ Outcome::~Outcome() {
 void Outcome::ReadBy(std::shared_ptr<Poller> poller, bool light) {
   MutexLock lock(mutex_);
   if (done_) return;
+  // With a callback the program need not wait, so no waiting thread would poll for the result.
   light_ = light && callbacks_.empty();
   begun_ = std::chrono::steady_clock::now();
   poller->CallBegins(/*may_help=*/light_);
@@ -57,6 +59,7 @@ void Outcome::PollWhileWaiting(std::chrono::steady_clock::time_point deadline) c
   bool at_once = false;
   {
     MutexLock lock(mutex_);
+    // One thread polls for this outcome; the others wait for the condition.
     if (done_ || !light_ || polling_thread_ != std::thread::id()) return;
     poller = poller_;
     at_once = now < begun_ + kAtOnce;
@@ -102,6 +105,7 @@ void Outcome::OnDone(std::function<void(const absl::Status&)> callback) {
     MutexLock lock(mutex_);
     if (!done_) {
       callbacks_.push_back(std::move(callback));
+      // The program may not wait at all, so the poller's own thread has to read.
       if (light_) poller_->PollNow();
       return;
     }

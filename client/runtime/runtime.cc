@@ -82,6 +82,7 @@ void Runtime::DoWork() {
 }
 
 void Runtime::OnTimer(Clock::time_point now, Clock::duration late) {
+  // This process did not run for a while, so the silence meanwhile was not the daemon's fault.
   if (late > std::chrono::seconds(wire::kStandstillSeconds)) events_->ForgivePause(late);
   CheckTimers(now);
 }
@@ -118,6 +119,7 @@ void Runtime::OnFrame(absl::StatusOr<wire::Frame> received) {
   one.more = 0;
   for (std::uint32_t i = 0; i <= several->more && !member_.failed(); ++i) {
     one.chunk = several->chunk + i;
+    // The daemon merged the times of all results, so they count once.
     one.reduce_nanoseconds = i == 0 ? several->reduce_nanoseconds : 0;
     OnOneFrame(wire::Frame{.header = one, .payload = received->payload});
   }
@@ -172,6 +174,7 @@ void Runtime::CheckTimers(Clock::time_point now) {
                                    member_.step(), " unknown)")));
   }
   if (leaving_ || !connection_.WantsStream(now)) return;
+  // A new channel connects at once; the old one may wait in gRPC's reconnect backoff.
   OpenStream(NewChannel());
   Effects effects;
   if (welcomed_) member_.Resumed(effects);
@@ -207,6 +210,7 @@ void Runtime::Apply(Effects effects) {
   for (Effect& effect : effects) {
     std::visit([this](auto& e) { On(e); }, effect);
   }
+  // After the loop, because Fail asks the core for further effects and applies them.
   if (!hook_error_.ok()) Fail(std::exchange(hook_error_, absl::OkStatus()));
 }
 
@@ -284,6 +288,7 @@ absl::Status Runtime::Open() const {
 
 void Runtime::StartBucket(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Outcome> done) {
   if (absl::Status open = Open(); !open.ok()) return done->Complete(open);
+  // The daemon has ended this step, so a further bucket would belong to the next one.
   if (verdict_) {
     return done->Complete(absl::InvalidArgumentError(
         absl::StrCat("all parameters are in step ", step(),
@@ -321,6 +326,7 @@ void Runtime::StartBucket(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Ou
 
 void Runtime::EndStep(std::shared_ptr<StepCall> call) {
   if (absl::Status open = Open(); !open.ok()) return call->outcome.Complete(open);
+  // The step ended before this call (see StepDoneEffect).
   if (verdict_) {
     step_.fetch_add(1, std::memory_order_relaxed);
     call->verdict = *std::exchange(verdict_, std::nullopt);

@@ -34,6 +34,7 @@ void Runtime::OpenStream(std::shared_ptr<grpc::Channel> channel) {
     MutexLock lock(shared_mutex_);
     metrics_.shared_memory = memory_ != nullptr;
   }
+  // With shared memory large payloads rarely travel in frames, so a bulk lane is not worth it.
   if (memory_ != nullptr) {
     return connection_.Open(std::move(channel), nullptr, member_.step(), memory_->attachment());
   }
@@ -82,6 +83,7 @@ absl::StatusOr<wire::PayloadRef> Runtime::Encode(const SendChunkEffect& effect,
     if (shared) return wire::PayloadRef();
   }
   if (may_share) {
+    // Without a free block the chunk travels in the stream.
     if (auto block = memory_->Take(key, effect.bytes)) {
       if (absl::Status encoded = effect.run->Encode(effect.range, block->content); !encoded.ok()) {
         return encoded;
@@ -114,6 +116,7 @@ void Runtime::On(SendChunkEffect& effect) {
     metrics_.compress_seconds += spent.count();
     stats_.Compressed(effect.header.id.bucket, spent, effect.bytes);
   }
+  // An eager bucket: its announcement carries the contribution.
   if (effect.announce) {
     if (sends_digests_) effect.announce->digest = wire::Digest(payload->get());
     return connection_.Send(*std::move(effect.announce), *std::move(payload));

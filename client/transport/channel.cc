@@ -29,6 +29,7 @@ constexpr absl::Duration kShortestHeartbeat = absl::Milliseconds(1);
 constexpr absl::Duration kLongest = absl::Hours(24);
 constexpr std::chrono::milliseconds kBetweenTries(50);
 constexpr std::chrono::seconds kConnectWait(1);
+// After this time without an answer, JoinSession reports the wait once.
 constexpr std::chrono::seconds kSilentWait(1);
 
 // Everything but the manifest, which JoinOnce adds.
@@ -173,6 +174,8 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
   // No DNS lookups for service configs, and no detour through the proxy of an environment variable.
   arguments.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  // gRPC uses the minimum backoff as the timeout of a connection attempt. The other two are short,
+  // so that a member finds a restarted daemon soon.
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5000);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
@@ -200,7 +203,7 @@ absl::StatusOr<JoinResult> JoinSession(const std::shared_ptr<grpc::Channel>& cha
   const auto begin = std::chrono::system_clock::now();
   const auto reading = absl::ToChronoNanoseconds(ReadingTime(options.parameters.size()));
   const auto deadline = begin + absl::ToChronoNanoseconds(options.connect_timeout) + reading;
-  // The first tries end here, so that the wait is said even where a connection hangs. A Join is
+  // The first tries end here, so that the wait is reported even if a connection hangs. A Join is
   // idempotent: a daemon that took one whose answer came too late gives the next one the same.
   std::chrono::system_clock::time_point end_of_try =
       std::min(deadline, begin + kSilentWait + reading);

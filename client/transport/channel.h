@@ -25,8 +25,8 @@ struct JoinResult {
   std::uint32_t open_buckets = 0;
   std::size_t memory_bytes = 0;  // 0: the daemon shares no memory
   std::size_t eager_bytes = 0;
-  bool bulk_lane = false;  // the daemon takes one
-  bool draw_plan = false;  // likewise
+  bool bulk_lane = false;  // the daemon accepts a bulk lane
+  bool draw_plan = false;  // the daemon accepts a draw plan
   absl::Duration heartbeat_interval = absl::ZeroDuration();
   absl::Duration silence_timeout = absl::ZeroDuration();
   absl::Duration resume_grace = absl::ZeroDuration();

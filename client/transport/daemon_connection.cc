@@ -59,6 +59,8 @@ void DaemonConnection::Open(std::shared_ptr<grpc::Channel> channel,
   connection_ = events_->BeginConnection();
   channel_ = std::move(channel);
   const bool paired = bulk != nullptr;
+  // Frames that still waited for the last connection are dropped: after a resume both sides send
+  // again what the other may have missed.
   sender_ = wire::LaneSender<wire::Frame>(paired);
   stream_is_there_ = bulk_is_there_ = false;
   opened_at_ = Clock::now();
@@ -282,6 +284,7 @@ Clock::time_point DaemonConnection::NextTimer() const {
 }
 
 void DaemonConnection::Close(Clock::time_point deadline) {
+  // A later call may only bring the deadline forward, for example a failure after a Leave.
   if (closing_ && deadline >= close_deadline_) return;
   if (cancelled_) return;
   closing_ = true;

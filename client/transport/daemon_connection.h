@@ -103,11 +103,11 @@ class DaemonConnection {
   wire::LaneSender<wire::Frame> sender_;
   Clock::time_point opened_at_;
   std::optional<wire::Lane> broken_;  // the lane that broke first: nothing is written any more
-  bool ending_ = false;               // likewise: its streams have been cancelled
-  Clock::time_point end_by_;          // likewise
-  bool stream_is_there_ = false;      // something came on it
-  bool bulk_is_there_ = false;        // likewise, of the bulk lane
-  int bulk_failures_ = 0;             // in a row
+  bool ending_ = false;               // after the break: the streams have been cancelled
+  Clock::time_point end_by_;          // after the break: when to cancel, then when to abandon
+  bool stream_is_there_ = false;      // a frame has arrived on the stream
+  bool bulk_is_there_ = false;        // a frame has arrived on the bulk lane
+  int bulk_failures_ = 0;             // consecutive
   Clock::time_point next_heartbeat_;
 
   std::optional<Clock::time_point>

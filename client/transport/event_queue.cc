@@ -77,13 +77,14 @@ bool EventQueue::PushFrame(absl::StatusOr<wire::Frame> frame, Source from) {
       receiver_.Arrive(from.lane, FrameEvent{std::move(frame), from}, after, now);
   if (!next) return false;
   Insert(*std::move(next));
-  // What the other lane held is inserted behind it. That lane was not read meanwhile, and this is
-  // not its thread: the handler is told to read on.
+  // Inserts the frames of the other lane that waited for this one. That lane is not being read
+  // meanwhile, and this is not its operation, so the handler begins its next read (`read_on`).
   for (wire::Lane lane = from.lane; (next = receiver_.Taken(lane, now));) {
     lane = wire::Other(lane);
     Insert(*std::move(next));
     receiver_.Pause(lane);
   }
+  // Back-pressure: a lane that is not read fills its flow-control window, which stops the daemon.
   const bool pauses = reading_.pauses();
   if (pauses) receiver_.Pause(from.lane);
   return !pauses;
@@ -91,6 +92,7 @@ bool EventQueue::PushFrame(absl::StatusOr<wire::Frame> frame, Source from) {
 
 std::uint64_t EventQueue::BeginConnection() {
   MutexLock lock(mutex_);
+  // Events of the last connection still arrive; PushFrame recognizes them by the old number.
   receiver_ = {};
   for (const wire::Lane lane : wire::kAllLanes) receiver_.Heard(lane, Clock::now());
   return ++connection_;

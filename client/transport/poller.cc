@@ -162,7 +162,7 @@ Poller::~Poller() {
   if (thread_.get_id() == std::this_thread::get_id()) {
     thread_.detach();  // it is about to see the end of the queue
   } else {
-    thread_.join();  // at once, likewise: streams with something in flight would refer to this
+    thread_.join();  // soon: a stream with an operation in flight would hold a reference to this
   }
 }
 

@@ -122,6 +122,7 @@ absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Attach(const Offer& 
   if (!reply->results.valid() || reply->attachment == 0) {
     return absl::InternalError("the daemon answered without a segment of its own");
   }
+  // The segment's size comes from another process, so it is bounded before it is mapped.
   auto results = wire::MemorySegment::Map(std::move(reply->results), kMaxResultBytes);
   if (!results.ok()) return results.status();
   memory->results_ = *std::move(results);
@@ -136,6 +137,7 @@ std::optional<SharedMemory::Block> SharedMemory::Take(const Key& key, std::size_
   if (free_.empty() || bytes > offer_.block_bytes) return std::nullopt;
   const std::size_t block = free_.back();
   free_.pop_back();
+  // The skew keeps contribution and result at different places in their pages (memory_layout.h).
   const std::size_t offset = block * stride_ + wire::kContributionSkew;
   const wire::SharedBytes where = {
       .segment = 0, .offset = offset, .bytes = bytes, .takes_result = true};
@@ -152,6 +154,7 @@ void SharedMemory::Release(const Key& key) {
 
 void SharedMemory::GiveNew(const GradientMemory& gradients) {
   const std::uint64_t version = gradients.version();
+  // Called for each chunk, so the usual case costs one comparison.
   if (version == given_version_) return;
   given_version_ = version;
   // Only this list still refers to memory that the user has given back. Unmapping it here leaves
@@ -223,6 +226,7 @@ absl::StatusOr<wire::PayloadRef> SharedMemory::Result(const wire::Result& result
     return absl::InternalError("the result replaces a contribution that is not in shared memory");
   }
   const Contribution& contribution = found->second;
+  // A raw contribution is the bucket itself, so its result needs no decoding.
   if (!contribution.block) return wire::PayloadRef();
   return wire::PartOf(staging_, contribution.where.offset, contribution.where.bytes, "a result");
 }

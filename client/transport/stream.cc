@@ -55,6 +55,7 @@ std::shared_ptr<ExchangeStream> ExchangeStream::Start(const std::shared_ptr<grpc
   stream->context_.set_initial_metadata_corked(true);  // the first write takes it along
   stream->call_ =
       grpc::GenericStub(channel).PrepareCall(&stream->context_, method, stream->poller_->queue());
+  // With corked metadata this begins no operation, so it needs no tag.
   stream->call_->StartCall(nullptr);
   stream->ReadOn();
   return stream;
@@ -126,6 +127,7 @@ void ExchangeStream::OnRead(bool ok) {
 
 void ExchangeStream::OnWritten(bool ok) { events_->Push(WriteEvent{ok, options_.source}); }
 
+// Operation pushes the StreamEndEvent once nothing else is in flight.
 void ExchangeStream::OnFinished(bool) {}
 
 }  // namespace gradwire::client

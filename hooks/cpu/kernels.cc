@@ -58,6 +58,7 @@ void DivideAs(const std::byte* src, std::byte* dst, std::size_t numel, double di
   const std::size_t done = ReciprocalWillDo(kType, divisor)
                                ? DivideFrom<kType, true>(d, 0, src, dst, numel, divisor)
                                : DivideFrom<kType, false>(d, 0, src, dst, numel, divisor);
+  // The remainder divides in either case: where the product is used, it has the same bits.
   DivideFrom<kType, false>(One<T>(), done, src, dst, numel, divisor);
 }
 
@@ -206,6 +207,8 @@ void ConvertAndDivide(DType from, const void* src, DType to, void* dst, std::siz
   // The rare pairs take two passes, a block at a time, so that the second reads the cache.
   for (std::size_t i = 0; i < numel; i += kBlockNumel) {
     const std::size_t block = std::min(kBlockNumel, numel - i);
+    // The rounding to `to` comes before the division, as in the wire contract and in
+    // RoundDivideRound.
     std::byte* at = out + i * to_bytes;
     HWY_DYNAMIC_DISPATCH(ConvertAny)(from, in + i * from_bytes, to, at, block);
     HWY_DYNAMIC_DISPATCH(DivideAny)(to, at, at, block, divisor);

@@ -230,6 +230,7 @@ HWY_INLINE void TransposeTile(LowRankShape shape, std::size_t first, std::size_t
     while (row < flush) {
       const T* m = matrix + row * shape.cols + first;
       const T* weights = p + row * shape.rank;
+      // kSumRows is a multiple of kAxpyRows, so single rows remain only at the end of M.
       const bool whole = row + kAxpyRows <= flush;
       for (std::size_t begin = 0; begin < width; begin += kBlockCols) {
         const std::size_t end = std::min(begin + kBlockCols, width);
@@ -315,6 +316,8 @@ template <Residual kResidual, class D, class T>
 HWY_INLINE std::size_t ReconstructFrom(D d, std::size_t i, std::size_t end,
                                        const ReconstructRow<T>& row) {
   const std::size_t lanes = hn::Lanes(d);
+  // Four independent vectors hide the latency of the additions and share the broadcast of p. Each
+  // element sees the same operations as in Product.
   for (; i + 4 * lanes <= end; i += 4 * lanes) {
     const T* q = row.q + i;
     const auto first = hn::Set(d, row.p[0]);
@@ -376,6 +379,7 @@ void ReconstructPass(LowRankShape shape, T* matrix, const T* p, const T* q, T* r
     return ReconstructRows<Residual::kStored>(shape.rows, first);
   }
   ReconstructRows<Residual::kStreamed>(shape.rows, first);
+  // Non-temporal stores are weakly ordered: without the fence another thread could read old data.
   hwy::FlushStream();
 }
 

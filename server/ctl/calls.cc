@@ -19,11 +19,13 @@
 namespace gradwire::ctl {
 namespace {
 
+// gRPC's default of 4 MiB is too small for many sessions with many members.
 constexpr int kMaxAnswer = 64 << 20;
 
 std::shared_ptr<grpc::Channel> Connect(const Target& target) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxAnswer);
+  // A proxy from the environment could not reach a daemon that listens on the loopback address.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   return grpc::CreateCustomChannel(target.address, grpc::InsecureChannelCredentials(), arguments);
 }
@@ -90,6 +92,7 @@ absl::StatusOr<bool> IsServing(const Target& target, const std::string& service)
   Empty response;
   grpc::ClientContext context;
   SetDeadline(target, context);
+  // The generic stub has no blocking call.
   std::promise<grpc::Status> done;
   grpc::TemplatedGenericStub<Empty, Empty> stub(Connect(target));
   stub.UnaryCall(&context, "/grpc.health.v1.Health/Check", grpc::StubOptions(), &request, &response,
@@ -103,6 +106,7 @@ absl::StatusOr<bool> IsServing(const Target& target, const std::string& service)
       return field.varint() == kServing;
     }
   }
+  // proto3 omits a field with the value 0, which is UNKNOWN.
   return false;
 }
 

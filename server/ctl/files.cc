@@ -29,12 +29,15 @@ int WriteAll(int file, const std::string& bytes) {
     if (count < 0) return errno;
     written += static_cast<std::size_t>(count);
   }
+  // Before the rename: otherwise a crash could leave the new name with missing content.
   return fsync(file) == 0 ? 0 : errno;
 }
 
 }  // namespace
 
 absl::Status WriteFile(const std::string& path, const std::string& bytes) {
+  // In the same directory, because rename replaces a file atomically only within a file system.
+  // Readers see the old file or the complete new one.
   std::string temporary = path + ".XXXXXX";
   const int file = mkstemp(temporary.data());
   if (file < 0) return Failed("write beside", path, errno);

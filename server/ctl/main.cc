@@ -1,4 +1,4 @@
-// gradwirectl: asks a daemon how it is.
+// gradwirectl: queries a daemon's status, and exports and imports the state of sessions.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -48,10 +48,12 @@ int Failed(const Flags& flags, const absl::Status& status) {
   std::cerr << "gradwirectl: "
             << (unreachable ? absl::StrCat("no daemon answers at ", flags.address, ": ") : "")
             << status.message() << "\n";
+  // Scripts distinguish a daemon that does not answer from one that refuses.
   return unreachable ? kExitUnavailable : kExitFailed;
 }
 
 int Status(const Flags& flags) {
+  // A file or a pipe gets no escape sequences.
   const bool redraw = flags.watch && !flags.json() && isatty(STDOUT_FILENO) == 1;
   while (true) {
     const auto server = GetServer(flags.target());
@@ -101,7 +103,7 @@ int Health(const Flags& flags) {
   return *serving ? kExitOk : kExitFailed;
 }
 
-// The daemon's version is news, but not needed to answer.
+// Succeeds without a daemon too, since the tool's own version is known.
 int Version(const Flags& flags) {
   std::cout << "gradwirectl " << GRADWIRE_VERSION << "\n";
   const auto server = GetServer(flags.target());
@@ -116,6 +118,7 @@ int Main(int argc, const char* const* argv) {
   app.set_version_flag("--version", absl::StrCat("gradwirectl ", GRADWIRE_VERSION));
   app.option_defaults()->always_capture_default();
   app.require_subcommand(1);
+  // Global options may also follow the subcommand.
   app.fallthrough();
   app.add_option("--address", flags.address, "The daemon: host:port or unix:/path")
       ->envname("GRADWIRE_ADDRESS");

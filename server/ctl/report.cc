@@ -68,6 +68,7 @@ std::string Table(const std::vector<Row>& rows) {
   std::string text;
   for (const Row& row : rows) {
     for (std::size_t i = 0; i < row.size(); ++i) {
+      // The last column is not padded, so lines have no trailing spaces.
       const bool last = i + 1 == row.size();
       absl::StrAppend(&text, row[i], std::string(last ? 0 : widths[i] - row[i].size() + 2, ' '));
     }
@@ -94,6 +95,7 @@ std::string Headline(const v1::ListSessionsResponse& sessions) {
       absl::StrAppend(&live, Printable(session.name()), ": ", Printable(session.waiting_for()),
                       "\n");
     } else if (session.state() == "failed" && !IsSuperseded(session, sessions)) {
+      // The daemon's sentence repeats the session's name, with which this line begins already.
       const std::string prefix = absl::StrCat("session \"", session.name(), "\" failed: ");
       const absl::string_view why = absl::StripPrefix(session.waiting_for(), prefix);
       absl::StrAppend(&failed, Printable(session.name()), " failed: ", Printable(std::string(why)),
@@ -153,6 +155,7 @@ std::string BucketTable(const v1::SessionStatus& session) {
 
 std::string Json(const google::protobuf::Message& message) {
   google::protobuf::util::JsonPrintOptions options;
+  // Scripts can rely on every field, also on those with the value 0.
   options.always_print_primitive_fields = true;
   options.preserve_proto_field_names = true;
   std::string text;

@@ -39,9 +39,12 @@ void SetArguments(const ServerOptions& options, grpc::ServerBuilder& builder) {
       // A megabyte of zeros, compressed, becomes a gigabyte before any limit is looked at.
       {GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0},
       {GRPC_ARG_ENABLE_PER_MESSAGE_COMPRESSION, 0},
+      // A connection that never finishes its handshake would keep a descriptor.
       {GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, Milliseconds(options.handshake_timeout)},
       {GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnection},
       {GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleConnectionMs},
+      // Clients may ping without calls; one that pings more often than this gets GOAWAY
+      // (too_many_pings).
       {GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1},
       {GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kLeastPingMs},
       {GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0},
@@ -62,6 +65,7 @@ void SetUpGrpc(const ServerOptions& options, std::size_t session_bytes,
   wire::KeepGrpc();
   SetArguments(options, builder);
   grpc::ResourceQuota quota("gradwired");
+  // Payloads that sessions hold are gRPC's slices, so the quota covers the reservations too.
   quota.Resize(session_bytes + kTransportBytes);
   builder.SetResourceQuota(quota);
 }

@@ -61,6 +61,7 @@ void SetUpLog(const std::string& level, const std::string& format) {
                                                  std::make_shared<spdlog::sinks::stderr_sink_mt>());
   logger->set_formatter(std::make_unique<LineFormatter>(format == "json"));
   logger->set_level(spdlog::level::from_str(level));
+  // Every line at once, so that the last ones survive a crash.
   logger->flush_on(spdlog::level::trace);
   spdlog::set_default_logger(std::move(logger));
 }

@@ -26,7 +26,7 @@ namespace gradwire::server {
 namespace {
 
 constexpr std::int64_t kPollNanoseconds = 100'000'000;
-// For members to take the error of a session that is cut.
+// Time for members to receive the error of an aborted session.
 constexpr absl::Duration kLastWords = absl::Seconds(2);
 
 // glibc would give every chunk's memory back to the kernel and fault it in again for the next one.
@@ -34,6 +34,7 @@ void KeepMemory() {
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, 512 << 20);
   mallopt(M_TOP_PAD, 16 << 20);
+  // Freed memory stays in its arena: with few of them, other threads can use it too.
   mallopt(M_ARENA_MAX, 4);
 }
 
@@ -47,13 +48,15 @@ void RaiseDescriptorLimit(const ServerOptions& options) {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-// Blocked in every thread: the main thread asks for them.
+// Threads inherit the mask, so it is set before any of them starts, and only sigtimedwait of the
+// main thread takes the signals.
 sigset_t BlockSignals() {
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGINT);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  // A write to a closed socket then fails with EPIPE and does not end the daemon.
   std::signal(SIGPIPE, SIG_IGN);
   return signals;
 }
@@ -88,6 +91,7 @@ int Drain(Server& server, absl::Duration timeout, const sigset_t& signals) {
   server.BeginDrain();
   const absl::Time deadline = MonotonicNow() + timeout;
   while (!server.idle()) {
+    // Signalled waits for 100 ms, so the loop does not spin.
     if (Signalled(signals)) {
       spdlog::warn("stopped by a second signal");
       server.Shutdown(absl::ZeroDuration());
@@ -109,6 +113,7 @@ int Main(int argc, char** argv) {
   KeepMemory();
   wire::SkipDeadlockDetection();
   SetUpLog(line.options.log_level, line.options.log_format);
+  // Before the server, which derives its limits from this one (ShareOut).
   RaiseDescriptorLimit(line.options);
   const sigset_t signals = BlockSignals();
   const absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(line.options);

@@ -18,6 +18,7 @@
 namespace gradwire::server {
 namespace {
 
+// Below 2^63: the conversion of a larger double to an integer may be undefined.
 constexpr double kLargest = 9.2e18;
 
 void LowerTo(const std::string& file, std::size_t& limit) {
@@ -54,6 +55,8 @@ std::size_t AvailableMemory() {
     const std::string controllers = line.substr(first + 1, second - first - 1);
     std::string path = line.substr(second + 1);
     if (path == "/") path.clear();
+    // Version 2 of control groups has one hierarchy without controllers; version 1 has one for
+    // each.
     if (controllers.empty()) LowerToGroups("/sys/fs/cgroup", path, "memory.max", limit);
     if (controllers == "memory") {
       LowerToGroups("/sys/fs/cgroup/memory", path, "memory.limit_in_bytes", limit);

@@ -28,7 +28,8 @@ absl::Status CheckDuration(const std::string& name, absl::Duration value) {
                                                  "; allowed: more than 0, at most a year"));
 }
 
-// What a session makes of its part of the options.
+// Applies the sessions' own rules, so that a wrong flag is refused at the start of the daemon and
+// not at the first join.
 absl::Status CheckSession(const ServerOptions& options) {
   SessionOptions session;
   session.name = "check";
@@ -75,6 +76,7 @@ absl::Status ServerOptions::Validate() const {
   for (const auto& [name, value] : durations) {
     if (absl::Status status = CheckDuration(name, value); !status.ok()) return status;
   }
+  // Otherwise a member that only sends heartbeats would count as silent between two of them.
   if (heartbeat_interval >= silence_timeout) {
     return absl::InvalidArgumentError("heartbeat_interval must be shorter than silence_timeout");
   }
@@ -141,6 +143,7 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
     line.exit_code = app.exit(error) == 0 ? kExitOk : kExitUsage;
     return line;
   }
+  // The text is the default, or DurationText has accepted it.
   absl::ParseDuration(drain_timeout, &options.drain_timeout);
   if (absl::Status status = options.Validate(); !status.ok()) {
     std::cerr << "gradwired: " << status.message() << "\n";

@@ -29,8 +29,8 @@ struct ServerOptions {
   std::uint32_t window_chunks = 4;
   std::uint32_t open_buckets = 4;
   std::size_t eager_bytes = std::size_t{64} << 10;
-  absl::Duration join_timeout = absl::Minutes(5);   // where the first member names none
-  absl::Duration step_timeout = absl::Minutes(30);  // likewise
+  absl::Duration join_timeout = absl::Minutes(5);   // if the first member's join names none
+  absl::Duration step_timeout = absl::Minutes(30);  // if the first member's join names none
 
   absl::Duration token_timeout = absl::Seconds(5);
   absl::Duration hello_timeout = absl::Seconds(5);

@@ -95,6 +95,8 @@ absl::Status ServerImpl::Serve() {
   }
   grpc::ServerBuilder builder;
   SetUpGrpc(options_, registry_->limits().memory_bytes, builder);
+  // The daemon accepts connections itself: gRPC can neither limit their number nor recognize an
+  // offer of memory.
   connections_ = builder.experimental().AddExternalConnectionAcceptor(
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
       grpc::InsecureServerCredentials());
@@ -102,6 +104,7 @@ absl::Status ServerImpl::Serve() {
       CallServer::Start(builder, services_.MakeMethods());
   if (!calls.ok()) return calls.status();
   calls_ = *std::move(calls);
+  // Before connections arrive, because it checks the deadlines of their streams.
   ticker_.emplace(kTick, [this](absl::Time now) { Tick(now); });
   auto acceptor = Acceptor::Make(
       std::move(listeners),
@@ -110,12 +113,14 @@ absl::Status ServerImpl::Serve() {
       [this](int listener_fd, UniqueFd connection) {
         ExternalConnectionAcceptor::NewConnectionParameters parameters;
         parameters.listener_fd = listener_fd;
+        // gRPC closes the descriptor from here on.
         parameters.fd = connection.Release();
         connections_->HandleNewConnection(&parameters);
       },
       [this](UniqueFd connection) { offers_.Submit(std::move(connection)); });
   if (!acceptor.ok()) return acceptor.status();
   acceptor_ = *std::move(acceptor);
+  // Last: connections arrive only from here on, so no RPC thread sees `acceptor_` change.
   acceptor_->Serve();
   return absl::OkStatus();
 }
@@ -152,9 +157,11 @@ void ServerImpl::Shutdown(absl::Duration timeout) {
   const absl::Time deadline = MonotonicNow() + timeout;
   if (calls_ != nullptr) {
     BeginDrain();
+    // Members learn the reason from a Failure, and WaitIdle leaves it time to reach them.
     registry_->FailAll(absl::UnavailableError("the daemon is shutting down"));
     WaitIdle(timeout);
   }
+  // What begins work ends before what serves it: connections, offers, tasks, and then the calls.
   if (acceptor_ != nullptr) acceptor_->Stop();
   offers_.Stop();
   registry_->StopWork();

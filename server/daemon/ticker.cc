@@ -26,6 +26,7 @@ void Ticker::Stop() {
 void Ticker::Loop() {
   while (true) {
     tick_(MonotonicNow());
+    // Counted from the end of the tick, so that a late tick is not followed by several at once.
     const auto wake = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(interval_);
     MutexLock lock(mutex_);
     while (!stopped_ && changed_.WaitUntil(mutex_, wake)) {

@@ -106,6 +106,7 @@ void Acceptor::Run() {
         epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout);
     for (int i = 0; i < count; ++i) {
       const int fd = events[static_cast<std::size_t>(i)].data.fd;
+      // The eventfd wakes epoll_wait, which waits without a timeout while no connection is silent.
       if (fd == stop_.get()) return;
       OnEvent(fd);
     }
@@ -137,7 +138,9 @@ void Acceptor::OnFirstByte(int fd) {
   Silent silent = std::move(found->second);
   silent_.erase(found);
   --connections_;
+  // The peer has closed the connection, or it is broken; `silent` closes this end.
   if (peeked <= 0) return;
+  // An HTTP/2 connection begins with the preface "PRI", so one byte tells the two apart.
   if (first == wire::kMemoryOfferByte) return offer_handler_(std::move(silent.connection));
   HandOver(silent.listener_fd, std::move(silent.connection));
 }

@@ -57,6 +57,8 @@ absl::StatusOr<Addresses> Resolve(const std::string& address) {
         absl::StrCat("listen address \"", address, "\": ", why,
                      "; allowed are host:port, [v6]:port and unix:/path"));
   };
+  // The last colon precedes the port. A v6 address without brackets would be ambiguous, so it is
+  // refused below.
   const std::size_t colon = address.rfind(':');
   if (colon == std::string::npos) return bad("no port");
   std::string host = address.substr(0, colon);
@@ -177,6 +179,7 @@ absl::StatusOr<Listener> Listener::OpenUnix(const std::string& path) {
   listener.address_ = absl::StrCat(kUnixPrefix, path);
   struct stat info {};
   if (lstat(path.c_str(), &info) != 0) return SystemError(path, errno);
+  // The destructor removes the file only if it is still this one.
   listener.device_ = info.st_dev;
   listener.inode_ = info.st_ino;
   // Nobody can connect before listen, so there is no moment with a wider mode.

@@ -41,6 +41,7 @@ bool IsClosed(const UniqueFd& connection) {
 }  // namespace
 
 void OfferThreads::Submit(UniqueFd connection) {
+  // The time in the queue counts too, because the member waits for the answer meanwhile.
   Offer offer{.connection = std::move(connection),
               .request = {},
               .deadline = Clock::now() + options_.timeout};

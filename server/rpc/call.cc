@@ -138,6 +138,7 @@ void Call::OnRead(bool ok) { OnReadDone(ok); }
 void Call::OnWritten(bool ok) {
   {
     MutexLock lock(mutex_);
+    // Before OnWriteDone, which may begin the next write.
     writing_ = false;
   }
   OnWriteDone(ok);
@@ -147,6 +148,7 @@ void Call::OnWritten(bool ok) {
 // IsCancelled may be asked only after this notice.
 void Call::OnEnded(bool /*ok*/) {
   if (!wire_->context.IsCancelled()) return;
+  // Before Finish, so that the call can choose a status of its own.
   OnCancel();
   Finish(absl::CancelledError("the call was cancelled"));
 }

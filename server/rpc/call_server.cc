@@ -29,6 +29,7 @@ absl::StatusOr<std::unique_ptr<CallServer>> CallServer::Start(grpc::ServerBuilde
   builder.RegisterAsyncGenericService(&server->service_);
   server->grpc_ = builder.BuildAndStart();
   if (server->grpc_ == nullptr) return absl::InternalError("gRPC could not start a server");
+  // The pending RequestCall counts as a call, so that Shutdown waits for its end too.
   server->Enter();
   server->Accept();
   server->threads_.Start(threads);
@@ -85,6 +86,7 @@ std::size_t CallServer::WaitForCalls(std::chrono::seconds patience) {
 
 void CallServer::Shutdown(std::chrono::system_clock::time_point deadline) {
   if (grpc_ == nullptr) return threads_.Stop();
+  // Ends the pending RequestCall now, and cancels calls that are left at the deadline.
   grpc_->Shutdown(deadline);
   // gRPC allows no new operation on a queue that is shut down, so all calls have to end first.
   while (const std::size_t calls = WaitForCalls(kPatience)) {

@@ -33,6 +33,7 @@ void RpcThreads::Start(std::size_t threads) {
 }
 
 void RpcThreads::Stop() {
+  // The destructor calls this again after an explicit Stop.
   if (std::exchange(stopped_, true)) return;
   queue_->Shutdown();
   // gRPC destroys only a queue whose end somebody has seen.

@@ -23,6 +23,8 @@ constexpr std::size_t kSmallFrames = std::size_t{1} << 20;
 // Frames of about 300 bytes. A resume after results in place queues a frame for each chunk, so this
 // covers 64 GiB of gradients in chunks of 1 MiB.
 constexpr std::size_t kMaxFrames = std::size_t{1} << 16;
+// With a bulk lane, a frame on either lane is a sign of life for the core, so each lane has a limit
+// of its own.
 constexpr int kStreamSilences = 2;
 constexpr absl::Duration kLongestTimeout = absl::Hours(24 * 365);
 
@@ -45,6 +47,7 @@ absl::StatusOr<absl::Duration> Timeout(const google::protobuf::Duration& asked,
                                        const std::string& field, absl::Duration otherwise) {
   absl::StatusOr<absl::Duration> duration = wire::FromProto(asked, field);
   if (!duration.ok()) return duration;
+  // An unset field; the daemon's default applies.
   if (*duration == absl::ZeroDuration()) return otherwise;
   return std::min(*duration, kLongestTimeout);
 }
@@ -61,6 +64,7 @@ absl::Status CheckProtocol(const v1::JoinRequest& request) {
 
 absl::StatusOr<JoinAsk> AskOf(const v1::JoinRequest& request, Manifest manifest) {
   if (absl::Status status = CheckProtocol(request); !status.ok()) return status;
+  // 0 is protobuf's default: the field was not set.
   if (request.start_id() == 0)
     return absl::InvalidArgumentError("start_id is 0; allowed: any other random number");
   absl::StatusOr<HookSpec> spec = wire::FromProto(request.hook());
@@ -112,6 +116,7 @@ AggregationService::AggregationService(const ServerOptions& options,
 void AggregationService::AddTo(Methods& methods) {
   methods.AddUnary<v1::JoinRequest, v1::JoinResponse>(
       [this](const v1::JoinRequest& request, v1::JoinResponse& response) {
+        // Reading and comparing a large manifest takes long, so another thread polls meanwhile.
         RpcThreads::YieldLeadership();
         absl::StatusOr<std::vector<ParameterSpec>> manifest = wire::FromProto(request.manifest());
         return manifest.ok() ? Join(request, *std::move(manifest), response) : manifest.status();
@@ -156,6 +161,7 @@ absl::Status AggregationService::Join(const v1::JoinRequest& request, Manifest m
   // others can join.
   response.set_bulk_lane(has_room_());
   response.set_draw_plan(true);
+  // Memory can be offered on a unix socket only (SCM_RIGHTS).
   if (shares_memory_) response.set_memory_bytes(granted.StagingBytes());
   *response.mutable_token_timeout() = wire::ToProto(granted.token_timeout);
   *response.mutable_heartbeat_interval() = wire::ToProto(options_.heartbeat_interval);

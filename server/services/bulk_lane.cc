@@ -48,6 +48,7 @@ void BulkLane::OnTick(absl::Time now) {
 void BulkLane::OnReadDone(bool ok) {
   const std::shared_ptr<MemberExchange> its = stream();
   if (!ok) {
+    // Both lanes are one connection: the stream ends with its lane, and the member resumes both.
     TellEnd();
     return Finish(absl::CancelledError("the member ended its bulk lane"));
   }
@@ -78,6 +79,7 @@ absl::Status BulkLane::HandleHello(const absl::StatusOr<wire::Frame>& frame) {
                               .pair = hello->pair};
   {
     MutexLock lock(mutex_);
+    // Set before Add, because OnDone removes the lane from the pairs by this key.
     key_ = key;
   }
   pairs_->Add(key, Self<BulkLane>());

@@ -37,6 +37,7 @@ class HealthWatch final : public RequestCall<HealthCheckRequest> {
       MutexLock lock(mutex_);
       if (writing_) return;
       const HealthService::Status status = health_.StatusOf(service_);
+      // The health protocol sends changes only.
       if (status == told_) return;
       told_ = status;
       writing_ = true;
@@ -62,6 +63,7 @@ class HealthWatch final : public RequestCall<HealthCheckRequest> {
       writing_ = false;
     }
     if (!ok) return Finish(absl::CancelledError("the watcher is gone"));
+    // The status may have changed during the write.
     Tell();
   }
 
@@ -118,6 +120,7 @@ void HealthService::StopServing() {
 void HealthService::EndWatches() {
   {
     MutexLock lock(mutex_);
+    // Before the list is read: a watch that comes later is refused by Add and ends itself.
     ended_ = true;
   }
   for (const auto& watch : watches()) watch->End();

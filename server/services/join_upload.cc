@@ -29,6 +29,7 @@ void JoinUpload::OnStart() {
 
 // A read that is not ok is either the end of the parts or a broken call; Join tells them apart.
 void JoinUpload::OnReadDone(bool ok) {
+  // A part has about 512 KiB to parse, and after the last one the join itself takes long.
   RpcThreads::YieldLeadership();
   if (!ok) {
     v1::JoinResponse response;

@@ -15,8 +15,8 @@
 
 namespace gradwire::server {
 
-// Of all unfinished joins in parts together, beside what the sessions of a daemon with that much
-// for them may take.
+// The memory that all unfinished joins in parts may take together, in addition to the
+// `session_bytes` of the daemon's sessions.
 constexpr std::size_t JoinUploadMemory(std::size_t session_bytes) {
   constexpr std::size_t kMost = std::size_t{1} << 30;
   return session_bytes / 8 < kMost ? session_bytes / 8 : kMost;
@@ -24,8 +24,9 @@ constexpr std::size_t JoinUploadMemory(std::size_t session_bytes) {
 // A call that takes longer ends: it holds memory that others wait for.
 inline constexpr absl::Duration kJoinUploadTimeout = absl::Seconds(60);
 
-// One that finds no room is told to try again: UNAVAILABLE, or RESOURCE_EXHAUSTED where it never
-// fits. Holds its share of the memory from the first part until the join is answered.
+// Fails with UNAVAILABLE, which members retry, if other uploads leave no room, and with
+// RESOURCE_EXHAUSTED if the manifest can never fit. Holds its share of the memory from the first
+// part until the join is answered.
 class JoinUpload final : public Call, public PeriodicTask {
  public:
   using Handler = std::function<absl::Status(
@@ -42,7 +43,7 @@ class JoinUpload final : public Call, public PeriodicTask {
   void OnDone() override;
   absl::Status Reserve(std::size_t bytes);
   absl::Status Take();
-  // All parts are here.
+  // Called after the last part.
   absl::Status Join(v1::JoinResponse& response);
 
   const Handler join_;

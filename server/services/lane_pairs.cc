@@ -15,6 +15,7 @@ LanePairs::Halves LanePairs::Put(const Key& key, std::shared_ptr<Half> Halves::*
   std::shared_ptr<Half> replaced;  // destroyed without the lock
   MutexLock lock(mutex_);
   Halves& halves = alone_[key];
+  // A half with the same number replaces this one, which then ends at its hello timeout.
   replaced = std::exchange(halves.*place, half);
   if (halves.stream == nullptr || halves.lane == nullptr) return {};
   Halves both = std::move(halves);
@@ -37,6 +38,7 @@ void LanePairs::Remove(const Key& key, const void* half) {
   MutexLock lock(mutex_);
   const auto found = alone_.find(key);
   if (found == alone_.end()) return;
+  // A half that was replaced must not remove its successor.
   if (found->second.stream.get() != half && found->second.lane.get() != half) return;
   removed = std::move(found->second);
   alone_.erase(found);

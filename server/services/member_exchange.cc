@@ -52,6 +52,7 @@ void MemberExchange::Connect(const std::shared_ptr<BulkLane>& bulk) {
     MutexLock lock(mutex_);
     late = end_.has_value();
     if (!late) bulk_ = bulk;
+    // The lane's silence counts from now on.
     receiver_.Heard(wire::Lane::kBulk, MonotonicNow());
   }
   if (late) return bulk->Break();
@@ -83,6 +84,7 @@ void MemberExchange::EndAfterQueue(const absl::Status& status) {
 }
 
 void MemberExchange::EndLocked(const absl::Status& status) {
+  // The first reason stays; later ones are its consequences.
   if (end_) return;
   end_ = status;
   end_deadline_ = MonotonicNow() + limits_.close_timeout;
@@ -110,6 +112,7 @@ void MemberExchange::Pump(wire::Lane lane) {
       return;
     }
   }
+  // The queue is empty, so frames such as a Failure precede the status.
   if (end) return Finish(*end);
   // Writing copies the bytes to the socket, and perhaps out of a member's memory before.
   if (ready->item.payload_bytes() > wire::kSmallPayload) RpcThreads::YieldLeadership();
@@ -154,6 +157,7 @@ void MemberExchange::OnTick(absl::Time now) {
         absl::StrCat("no Hello within ", absl::FormatDuration(limits_.hello_timeout))));
   }
   if (!lanes.ok()) HandleEnd(lanes);
+  // Finish would wait for a write that the member's flow-control window blocks.
   if (late) TryCancel();
 }
 
@@ -198,6 +202,7 @@ void MemberExchange::OnFrame(wire::Lane lane, absl::StatusOr<wire::Frame> frame)
   const Place at = *place();
   if (const absl::Status whole = frame.ok() ? Resolve(at, *frame) : frame.status(); !whole.ok()) {
     const absl::Status status(whole.code(), absl::StrCat("rank ", at.rank, ": ", whole.message()));
+    // Invalid bytes are a violation, which ends the session for all of its members.
     at.session->FailFrom(at.rank, id_, status);
     return End(status);
   }
@@ -269,6 +274,7 @@ absl::Status MemberExchange::HandleHello(const absl::StatusOr<wire::Frame>& fram
   if (!member.ok()) return member.status();
   std::shared_ptr<MemberMemory> memory;
   if (hello->memory != 0) {
+    // An attachment has one stream: a resumed stream brings new memory.
     auto claimed = member->session->memory().Claim(member->rank, hello->memory);
     if (!claimed.ok()) return claimed.status();
     memory = *std::move(claimed);

@@ -67,6 +67,7 @@ const FileDescriptor* FileOfExtension(const std::string& type, int number) {
   return extension == nullptr ? nullptr : extension->file();
 }
 
+// Both versions of the protocol have the same messages in different packages, hence the templates.
 template <class Request, class Response>
 absl::Status Answer(const Request& request, const Services& services, Response& response) {
   const DescriptorPool& pool = *DescriptorPool::generated_pool();

@@ -33,6 +33,7 @@ Methods Services::MakeMethods() {
   Methods methods;
   parts_->aggregation.AddTo(methods);
   parts_->admin.AddTo(methods);
+  // After the services that it reports on have been added.
   parts_->health.emplace(methods.services());
   parts_->health->AddTo(methods);
   AddReflection(methods);

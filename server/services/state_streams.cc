@@ -30,6 +30,7 @@ void ExportStream::OnTick(absl::Time now) {
 
 void ExportStream::OnRequest(const v1::ExportStateRequest& request) {
   RpcThreads::YieldLeadership();
+  // The deadline covers the wait for the file too.
   ticks_->Add(Self<ExportStream>());
   const std::shared_ptr<SessionRunner> session = registry_->Get(request.session());
   if (session == nullptr) return Finish(NoSession());
@@ -74,6 +75,7 @@ void ImportStream::OnTick(absl::Time now) {
 }
 
 void ImportStream::OnStart() {
+  // The deadline begins with the call, because an unfinished import holds memory and a place.
   ticks_->Add(Self<ImportStream>());
   StartRead();
 }
@@ -85,6 +87,7 @@ void ImportStream::OnReadDone(bool ok) {
   absl::Status status = FromBytes(method(), incoming(), request);
   if (status.ok()) status = Take(request);
   if (!status.ok()) {
+    // Before the answer: the client may begin the next import at once.
     place_.reset();
     return Finish(status);
   }

@@ -59,6 +59,7 @@ void WatchStream::OnWriteDone(bool ok) {
     over = over_;
   }
   if (!ok) return Finish(absl::CancelledError("the watcher is gone"));
+  // The last message, which shows the end, has been written.
   if (over) Finish(absl::OkStatus());
 }
 

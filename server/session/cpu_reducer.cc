@@ -29,6 +29,7 @@ std::size_t BytesOf(std::span<const ReduceEffect> reductions) {
 
 std::size_t CpuReducer::ThreadCount() {
   constexpr unsigned kMost = 8;
+  // One less, because the thread that calls Run computes too.
   return std::clamp(std::thread::hardware_concurrency(), 1U, kMost) - 1;
 }
 

@@ -45,6 +45,7 @@ void ReducedChunk::FindPlaces(const ReduceEffect& effect) {
 
 // malloc keeps freed memory for the next chunk (see main.cc), so a pool is not needed.
 std::span<std::byte> ReducedChunk::MakeRoom(SessionMemory& memory) {
+  // Smaller results stay in their frames and need no block.
   if (bytes_ > wire::kInlineBytes) {
     if (std::shared_ptr<ResultBlock> block = memory.Take(bytes_)) {
       const std::span<std::byte> room = block->content();
@@ -69,6 +70,7 @@ ReducedChunk::Outcome ReducedChunk::Compute(const ReduceEffect& effect, SessionM
   const Segment& segment = effect.segment;
   const std::shared_ptr<ReducedChunk> chunk(new ReducedChunk(segment, kernels));
   if (segment.op == ReduceOp::kOrthonormalizedSum) {
+    // Orthonormalization needs the whole matrix, so the result is not computed in parts like a sum.
     const std::span<std::byte> room = chunk->MakeRoom(memory);
     const ReduceOutcome outcome = ReduceOrthonormalized(segment, inputs, room, kernels);
     chunk->digest_ = wire::DigestOf(room);

@@ -131,6 +131,7 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinNew(const SessionO
   entry->places.resize(static_cast<std::size_t>(options.world_size));
 
   MutexLock lock(mutex_);
+  // Checked again, because BeginDrain ends only the sessions that it can see.
   if (draining_) return DrainingError();
   if (sessions_.contains(options.name)) return std::nullopt;  // another join was faster
   // Other joins may have taken the room since the first check: the lock was given back meanwhile.
@@ -216,6 +217,8 @@ absl::StatusOr<MemberHandle> Registry::Find(const std::string& token,
   MutexLock lock(mutex_);
   const absl::StatusOr<Holder> holder = HolderOf(token, start_id);
   if (!holder.ok()) return holder.status();
+  // ForgetRetired keeps an entry without its session only if the session failed, so this is an
+  // error.
   if (holder->entry->session == nullptr) return holder->entry->failure;
   return MemberHandle{
       .session = holder->entry->session, .rank = holder->rank, .start_id = start_id};
@@ -231,6 +234,7 @@ absl::Status Registry::Leave(const std::string& token, std::uint64_t start_id, a
     session = holder->entry->session;
     rank = holder->rank;
   }
+  // The protocol never refuses a Leave, and an ended session has nobody left to tell.
   return session == nullptr ? absl::OkStatus() : session->Leave(rank, start_id, now);
 }
 
@@ -320,6 +324,8 @@ bool Registry::draining() const {
 
 bool Registry::idle() const {
   MutexLock lock(mutex_);
+  // An ended session counts until its last stream has closed, because its last frames may still be
+  // on their way to members.
   const bool running = std::any_of(sessions_.begin(), sessions_.end(), [](const auto& one) {
     return !one.second->session->ended() || one.second->session->has_streams();
   });

@@ -207,6 +207,8 @@ absl::StatusOr<std::uint64_t> SessionMemory::Insert(int rank, std::shared_ptr<Me
   if (!room.ok()) return room.status();
   dropped = *std::move(room);
   std::uint64_t id = 0;
+  // 0 means no attachment, in a Hello and in a MemoryRequest. The number is random, so that no
+  // member can guess another's.
   while (id == 0 || attachments_.contains(id)) {
     const absl::StatusOr<std::uint64_t> drawn = RandomNumber();
     if (!drawn.ok()) return drawn.status();

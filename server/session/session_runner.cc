@@ -82,6 +82,7 @@ absl::StatusOr<std::optional<SessionRunner::Admission>> SessionRunner::Join(cons
   const absl::Status same = options_.CheckSame(ask);  // slow, so without the lock
   {
     MutexLock lock(mutex_);
+    // The registry then tries again, with a new session of this name.
     if (IsEnd(core_.state())) return std::nullopt;
     Effects effects;
     rank = core_.Join(ask, same, now, effects);
@@ -253,6 +254,7 @@ void SessionRunner::Execute(Effects effects, Work& work) {
         MergeResults(placed->header, result->header)) {
       continue;
     }
+    // Before the next effect, so that frames keep the core's order.
     if (placed != nullptr) Queue(*placed, work);
     placed = in_place ? result : nullptr;
     if (in_place) continue;
@@ -305,6 +307,7 @@ void SessionRunner::Queue(int rank, const wire::Frame& frame, const Keeper& keep
 }
 
 void SessionRunner::Queue(const ResultEffect& result, Work& work) {
+  // All members share one result; only the way in which it reaches them differs.
   for (const int rank : result.ranks) {
     const std::shared_ptr<MemberStream> stream = StreamOf(rank);
     if (stream == nullptr) continue;
@@ -318,6 +321,7 @@ void SessionRunner::Queue(const ResultEffect& result, Work& work) {
 void SessionRunner::Close(const CloseEffect& close, Work& work) {
   const auto found = streams_.find(close.connection);
   if (found == streams_.end()) return;
+  // Frames that wait, such as the Failure, are sent first.
   found->second->EndAfterQueue(CloseReason(close.rank, close.connection));
   work.streams.push_back(found->second);
 }
@@ -346,6 +350,7 @@ void SessionRunner::Finish(Work work) {
     for (const auto& stream : work.streams) stream->Pump(lane);
   }
   for (WorkThreads::Task& task : work.tasks) host_.work_threads->Post(this, std::move(task));
+  // Sums come last, because nothing else of this event should wait for them.
   if (work.reductions.empty()) return;
   host_.reducer->Reduce(std::move(work.reductions), memory_,
                         [self = shared_from_this()](const std::vector<Reducer::Done>& done) {
@@ -419,6 +424,7 @@ v1::SessionStatus SessionRunner::Status(absl::Time now, bool compression) const 
   status.set_gradient_bytes(gradient_bytes_);
   status.set_reserved_bytes(share_.bytes());
   *status.mutable_longest_lock_hold() = wire::ToProto(absl::FromChrono(longest_hold()));
+  // CompressionReport takes the lock itself.
   if (compression) AddCompression(CompressionReport(), status);
   MutexLock lock(mutex_);
   status.set_state(Name(core_.state()));

@@ -37,6 +37,7 @@ std::size_t StateCallBytes(std::size_t file_bytes) {
 absl::StatusOr<std::shared_ptr<const std::string>> ExportedFile::BytesOf(
     const std::shared_ptr<ExportedFile>& file, const absl::StatusOr<std::string>& bytes) {
   if (!bytes.ok()) return bytes.status();
+  // The aliasing pointer keeps the file alive, of which FileOf holds only a weak pointer.
   return std::shared_ptr<const std::string>(file, &*bytes);
 }
 

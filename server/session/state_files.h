@@ -1,5 +1,5 @@
-// A session's state as files: each exported version is made once, for all who read it; and how many
-// calls may have one at a time.
+// A session's state as files. Each exported version is written once for all its readers, and the
+// number of exports and imports under way is limited.
 #pragma once
 
 #include <atomic>
@@ -19,24 +19,24 @@
 
 namespace gradwire::server {
 
-// What a session's state has as a file, at most. 0: it has none.
+// The largest size of the session's state as a file; 0 if the coordinator keeps no state.
 std::size_t StateFileBytes(const CoordinatorHook* hook, const Manifest& manifest);
-// What exports and imports can hold at a time, beside the session's own state.
+// The memory that exports and imports can take together, in addition to the session's own state.
 std::size_t StateCallBytes(std::size_t file_bytes);
 
 // Thread-safe.
 class ExportedFile {
  public:
-  // Null bytes are never given.
+  // If the status is OK, the pointer is not null.
   using Answer = std::function<void(absl::StatusOr<std::shared_ptr<const std::string>>)>;
 
-  // Calls it once the file is made: now, or in Made.
+  // Calls `answer` once: immediately if the file is complete, otherwise from Made.
   static void Read(const std::shared_ptr<ExportedFile>& file, Answer answer);
-  // Once.
+  // Stores the file or the error, and calls the waiting answers. Call it at most once.
   static void Made(const std::shared_ptr<ExportedFile>& file, absl::StatusOr<std::string> bytes);
 
  private:
-  // Whoever has the bytes keeps the file.
+  // The returned pointer keeps the file alive.
   static absl::StatusOr<std::shared_ptr<const std::string>> BytesOf(
       const std::shared_ptr<ExportedFile>& file, const absl::StatusOr<std::string>& bytes);
 
@@ -48,38 +48,38 @@ class ExportedFile {
 // Thread-safe.
 class StateFiles {
  public:
-  // Which of a session's states: after which step, and how many imports.
+  // Identifies one state of the session: its step, and the number of imports so far.
   using Version = std::pair<std::int64_t, std::uint64_t>;
-  // One of the calls that may be under way at a time, until it is destroyed.
+  // A place among the calls that may be under way; destroying it frees the place.
   using Place = std::shared_ptr<const void>;
 
-  static constexpr std::size_t kVersions = 2;  // that are read at a time
+  static constexpr std::size_t kVersions = 2;  // versions that are read at the same time
   static constexpr std::size_t kImports = 2;
 
-  // `name`: the session's. All its members may export at once, and a few operators.
+  // `name` is the session's. All its members and a few operators may export at the same time.
   StateFiles(std::string name, int world_size);
 
-  // ResourceExhausted says how many there are, and how many are allowed.
+  // Return ResourceExhausted, which names the limit, if too many calls are under way.
   absl::StatusOr<Place> BeginExport() const;
   absl::StatusOr<Place> BeginImport() const;
 
   struct Found {
     std::shared_ptr<ExportedFile> file;
-    bool is_new = false;  // the caller has it made
+    bool is_new = false;  // the caller must cause the call of Made
   };
-  // The file of this version: one that somebody has already, or a new one. ResourceExhausted: too
-  // many other versions are still being read.
+  // Returns the file of this version, a new one if nobody reads it yet. Returns ResourceExhausted
+  // if too many other versions are still being read.
   absl::StatusOr<Found> FileOf(const Version& version) GRADWIRE_EXCLUDES(mutex_);
 
  private:
-  struct Calls;  // under way
+  struct Calls;  // counts the calls under way
 
   absl::StatusOr<Place> Begin(std::atomic<std::size_t> Calls::*count, std::size_t most,
                               const char* what) const;
 
   const std::string name_;
   const std::size_t most_exports_;
-  const std::shared_ptr<Calls> calls_;  // outlives the session where a call does
+  const std::shared_ptr<Calls> calls_;  // shared with calls, which may outlive the session
   Mutex mutex_;
   std::vector<std::pair<Version, std::weak_ptr<ExportedFile>>> files_ GRADWIRE_GUARDED_BY(mutex_);
 };

@@ -36,6 +36,7 @@ void SumThreads::StartThreads() {
 // The job is on this thread's stack. It leaves `jobs_` when its last task is taken, and Run returns
 // only after the last task is done, so no thread can refer to it afterwards.
 void SumThreads::Run(std::size_t count, Task task) {
+  // A single sum would only pay for the wake-up of another thread.
   if (count <= 1 || most_ == 0) {
     for (std::size_t i = 0; i < count; ++i) task(i);
     return;
