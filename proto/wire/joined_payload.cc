@@ -15,6 +15,10 @@ class PiecesPayload final : public Payload {
 
   std::span<const std::span<const std::byte>> pieces() const override { return pieces_; }
   std::size_t bytes() const override { return bytes_; }
+  bool fixed() const override {
+    return std::all_of(owners_.begin(), owners_.end(),
+                       [](const PayloadRef& owner) { return owner->fixed(); });
+  }
 
  private:
   const std::vector<PayloadRef> owners_;

@@ -64,7 +64,9 @@ bool CollectiveFlow::OnLeave(int rank, Effects& effects) {
   Sends sends;
   if (!collectives_.OnLeave(rank, sends)) return false;
   Send(sends, effects);
-  return true;
+  // Its acknowledgement may have ended a broadcast and opened the collective that others had
+  // entered early, which now cannot end.
+  return collectives_.IsThrough(rank);
 }
 
 void CollectiveFlow::Resume(int rank, Effects& effects) const {

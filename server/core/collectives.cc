@@ -52,6 +52,11 @@ absl::Status Collectives::CheckEnter(const wire::Enter& enter, const wire::Enter
     return absl::InvalidArgumentError(
         absl::StrCat("broadcast root is ", enter.root, "; allowed are 0 to ", world_size_ - 1));
   }
+  // A barrier with bytes would wait for chunks that nobody sends.
+  if (enter.kind == wire::CollectiveKind::kBarrier && enter.bytes > 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("barrier of ", enter.bytes, " bytes; allowed: 0"));
+  }
   // At most 2^31 chunks, so that a chunk number plus a window fits 32 bits.
   if (enter.bytes > kMaxBroadcastBytes ||
       (enter.bytes + chunk_bytes_ - 1) / chunk_bytes_ > UINT32_MAX / 2) {

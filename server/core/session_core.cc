@@ -159,8 +159,8 @@ absl::Status SessionCore::Leave(int rank, std::uint64_t start_id, absl::Time now
 
 void SessionCore::LeaveRunning(int rank, absl::Time now, Effects& effects) {
   const CloseEffect close{.rank = rank, .connection = membership_.connection(rank)};
-  // The collective that ended with this member's departure may have let others into the next one,
-  // and a rank that left earlier cannot enter that.
+  // Its departure may have ended a broadcast: the next collective cannot be entered by a rank that
+  // left earlier.
   Apply(collectives_->CheckNobodyGone(rank), effects);
   membership_.Leave(rank, now);
   effects.push_back(

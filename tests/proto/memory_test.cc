@@ -16,8 +16,10 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/wire/joined_payload.h"
 #include "proto/wire/memory_offer.h"
 #include "proto/wire/memory_segment.h"
+#include "proto/wire/owned_payload.h"
 
 namespace gradwire::wire {
 namespace {
@@ -187,6 +189,19 @@ TEST(MemorySegment, PartsLieInside) {
   const auto part = PartOf(segment, 17, 100, "shared");
   EXPECT_EQ((*part)->pieces()[0].data(), segment->content().data() + 17);
   EXPECT_FALSE((*part)->fixed());
+}
+
+// A chunk may be a part of several chunks' bytes in a segment. A digest of it says nothing either.
+TEST(MemorySegment, WhatIsMadeOfItsPartsIsNotFixed) {
+  auto own = MemorySegment::Create("test", kBytes, MemorySegment::Others::kMayRead);
+  ASSERT_TRUE(own.ok());
+  const std::shared_ptr<const MemorySegment> segment = *own;
+  const PayloadRef shared = *PartOf(segment, 0, 100, "shared");
+  const PayloadRef owned = Part(OwnedPayload::Make(std::vector<std::byte>(100)), 4, 8);
+  EXPECT_FALSE(Part(shared, 10, 20)->fixed());
+  EXPECT_FALSE(Join({owned, shared})->fixed());
+  EXPECT_TRUE(owned->fixed());
+  EXPECT_TRUE(Join({owned, owned})->fixed());
 }
 
 TEST(MemorySegment, FindsMemoryInIt) {

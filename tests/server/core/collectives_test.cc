@@ -136,6 +136,8 @@ TEST_F(CollectivesTest, NamesWhatIsWrongWithAnEntry) {
               HasSubstr("broadcast root is 3; allowed are 0 to 2"));
   EXPECT_THAT(collectives_.OnEnter(0, Broadcast(0, std::uint64_t{1} << 41), sends_).message(),
               HasSubstr("broadcast of 2199023255552 bytes"));
+  EXPECT_THAT(collectives_.OnEnter(0, {0, 7, CollectiveKind::kBarrier, 0, 5}, sends_).message(),
+              HasSubstr("barrier of 5 bytes; allowed: 0"));
   EXPECT_THAT(collectives_.OnEnter(0, Barrier(1), sends_).message(),
               HasSubstr("entered collective 1 while 0 is not finished"));
   ASSERT_TRUE(collectives_.OnEnter(0, Broadcast(0, 8), sends_).ok());

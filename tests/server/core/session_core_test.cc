@@ -395,6 +395,21 @@ TEST(SessionLeave, AfterItsPartOfABroadcastIsFine) {
   EXPECT_EQ(harness.session.state(), State::kClosed);
 }
 
+// Rank 1 has its broadcast and is at the barrier; rank 2 has it too, but no barrier ends without
+// it.
+TEST(SessionLeave, WhenOthersHaveEnteredTheNextCollectiveFailsThemAtOnce) {
+  SessionHarness harness(SmallOptions(3));
+  harness.Start();
+  for (int r : {0, 1, 2}) {
+    harness.Receive(r, wire::Enter{0, 7, wire::CollectiveKind::kBroadcast, 0, 16});
+  }
+  harness.Receive(0, wire::CollectiveChunk{0, 0}, Floats(4, 1));
+  harness.Receive(1, wire::Enter{.number = 1, .generation = 7});
+  EXPECT_TRUE(harness.Leave(2).ok());
+  EXPECT_THAT(harness.Message(), HasSubstr("rank 2 left in the middle of a collective"));
+  EXPECT_EQ(harness.Sent<wire::Failure>(1)[0].blamed_rank, 2);
+}
+
 TEST(SessionLeave, NothingGoesOnWithoutTheOneWhoLeft) {
   const std::vector<std::pair<wire::Header, std::string>> cases = {
       {wire::Announce{0, 7, {0}, {SumOf(16)}}, "rank 0 began step 0, but rank 1 has left"},
