@@ -194,6 +194,7 @@ void BucketMatrix<T>::MakeQ() {
     kernels_.low_rank<T>().transpose_multiply(Shape(matrix), values_ + matrix.offset,
                                               work_->p.data() + matrix.p_offset,
                                               work_->transposed.data());
+    // Back to row-major, as factors are kept and sent.
     T* q = work_->q.data() + matrix.q_offset;
     for (std::size_t k = 0; k < matrix.rank; ++k) {
       for (std::size_t j = 0; j < matrix.shape.cols; ++j) {

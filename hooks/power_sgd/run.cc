@@ -22,6 +22,8 @@ PowerSgdRun<T>::PowerSgdRun(const PowerSgdOptions& options, const Kernels& kerne
       plans_(PlanRounds(options, layout_, wire_, side)),
       matrix_(options, kernels, side, layout_, bucket, state) {}
 
+// A round ends when all its elements are decoded: round 2 computes Q from the P of round 1, so a
+// gap would use this member's own P in part, and the members' results would differ.
 template <class T>
 absl::StatusOr<std::optional<RoundPlan>> PowerSgdRun<T>::Next(const RoundContext& /*context*/) {
   if (ended_) return absl::FailedPreconditionError("the run has ended");
