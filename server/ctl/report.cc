@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "base/printable.h"
 
 namespace gradwire::ctl {
 namespace {
@@ -29,14 +30,6 @@ std::string Bytes(std::uint64_t bytes) {
 std::string Seconds(const google::protobuf::Duration& duration) {
   return absl::StrFormat("%.1f s", static_cast<double>(duration.seconds()) +
                                        static_cast<double>(duration.nanos()) / 1e9);
-}
-
-// Names and messages come from members: nothing in them may act on the terminal.
-std::string Printable(std::string text) {
-  std::replace_if(
-      text.begin(), text.end(),
-      [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }, '?');
-  return text;
 }
 
 bool Live(const v1::SessionStatus& session) {

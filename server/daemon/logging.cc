@@ -9,25 +9,16 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "absl/time/time.h"
+#include "base/printable.h"
 
 namespace gradwire::server {
 namespace {
 
-// Messages quote what members sent. Nothing in them may look like another line of the log, or act
-// on a terminal.
-std::string Escaped(std::string_view text, bool json) {
-  std::string out;
-  for (const char c : text) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
-      absl::StrAppendFormat(&out, "\\u%04x", static_cast<unsigned>(static_cast<unsigned char>(c)));
-    } else {
-      if (json && (c == '"' || c == '\\')) out += '\\';
-      out += c;
-    }
-  }
-  return out;
+// Of a string in JSON.
+std::string Quoted(const std::string& text) {
+  return absl::StrReplaceAll(text, {{"\"", "\\\""}, {"\\", "\\\\"}});
 }
 
 class LineFormatter final : public spdlog::formatter {
@@ -39,7 +30,9 @@ class LineFormatter final : public spdlog::formatter {
                                               absl::FromChrono(message.time), absl::UTCTimeZone());
     const auto level = spdlog::level::to_string_view(message.level);
     const std::string level_text(level.data(), level.size());
-    const std::string text = Escaped({message.payload.data(), message.payload.size()}, json_);
+    const std::string said(message.payload.data(), message.payload.size());
+    // Messages quote what members sent.
+    const std::string text = Printable(json_ ? Quoted(said) : said);
     const std::string line = json_ ? absl::StrCat("{\"time\":\"", time, "\",\"level\":\"",
                                                   level_text, "\",\"message\":\"", text, "\"}\n")
                                    : absl::StrCat(time, " ", level_text, " ", text, "\n");

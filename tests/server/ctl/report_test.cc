@@ -50,7 +50,7 @@ TEST(ReportTest, AFailedSessionSaysWhy) {
   sessions.mutable_sessions(0)->set_waiting_for("session \"digits\" failed: rank 1 is lost\x1b[2J");
   EXPECT_THAT(StatusTable({}, sessions),
               StartsWith("Nothing is being waited for: no session runs.\n"
-                         "digits failed: rank 1 is lost?[2J\n"));
+                         "digits failed: rank 1 is lost\\u001b[2J\n"));
   *sessions.add_sessions() = Running();
   sessions.mutable_sessions(1)->set_name("letters");
   EXPECT_THAT(StatusTable({}, sessions), StartsWith("letters: step 41 waits for rank 1\n"
@@ -101,10 +101,10 @@ TEST(ReportTest, CompressionHasALineForEachParameter) {
   add("weight", 2, 8.571, 31);
   add("new\x1b[2J", 4, 3, 0);
   EXPECT_THAT(SessionTable(session), HasSubstr("\n"
-                                               "PARAMETER  RANK  RATIO  Q AFTER STEPS\n"
-                                               "bias       -     1.0    -\n"
-                                               "weight     2     8.6    31\n"
-                                               "new?[2J    4     3.0    drawn\n"));
+                                               "PARAMETER     RANK  RATIO  Q AFTER STEPS\n"
+                                               "bias          -     1.0    -\n"
+                                               "weight        2     8.6    31\n"
+                                               "new\\u001b[2J  4     3.0    drawn\n"));
 }
 
 }  // namespace
