@@ -90,7 +90,7 @@ class CoordinatorHook {
   // Buckets of steps, and the order in which members announce them, have no part in it.
   // InvalidArgument as CheckDrawBuckets has it; FailedPrecondition: the plan is fixed. Takes a few
   // nanoseconds for each parameter. A hook that draws nothing takes any.
-  virtual absl::Status SetDrawPlan(DrawBuckets /*buckets*/) { return absl::OkStatus(); }
+  virtual absl::Status SetDrawPlan(const DrawBuckets& /*buckets*/) { return absl::OkStatus(); }
 
   // From here on the plan stays what it is, if the open step may draw by it. Installing a state of
   // which nothing is drawn yet, undoes that.

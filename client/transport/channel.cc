@@ -191,9 +191,10 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
 
 // The daemon takes some 2 us for each parameter to read and check a manifest. Without this
 // allowance, for a busy machine, a large join would count as unanswered, and begin again, while it
-// is read.
+// is read. Whole seconds, because messages show it with the timeout.
 absl::Duration ReadingTime(std::size_t parameters) {
-  return absl::Microseconds(20) * static_cast<std::int64_t>(parameters);
+  return absl::Floor(absl::Microseconds(20) * static_cast<std::int64_t>(parameters),
+                     absl::Seconds(1));
 }
 
 absl::StatusOr<JoinResult> JoinSession(const std::shared_ptr<grpc::Channel>& channel,
@@ -201,12 +202,13 @@ absl::StatusOr<JoinResult> JoinSession(const std::shared_ptr<grpc::Channel>& cha
   const auto stub = v1::AggregationService::NewStub(channel);
   const v1::JoinRequest request = MakeRequest(options, start_id);
   const auto begin = std::chrono::system_clock::now();
-  const auto reading = absl::ToChronoNanoseconds(ReadingTime(options.parameters.size()));
-  const auto deadline = begin + absl::ToChronoNanoseconds(options.connect_timeout) + reading;
+  const absl::Duration reading = ReadingTime(options.parameters.size());
+  const absl::Duration allowed = options.connect_timeout + reading;
+  const auto deadline = begin + absl::ToChronoNanoseconds(allowed);
   // The first tries end here, so that the wait is reported even if a connection hangs. A Join is
   // idempotent: a daemon that took one whose answer came too late gives the next one the same.
   std::chrono::system_clock::time_point end_of_try =
-      std::min(deadline, begin + kSilentWait + reading);
+      std::min(deadline, begin + kSilentWait + absl::ToChronoNanoseconds(reading));
   std::string last_error = "no answer";
   while (true) {
     grpc::ClientContext context;
@@ -222,15 +224,14 @@ absl::StatusOr<JoinResult> JoinSession(const std::shared_ptr<grpc::Channel>& cha
     if (!late) last_error = ending ? "the daemon is ending" : status.error_message();
     const auto now = std::chrono::system_clock::now();
     if (now + kBetweenTries >= deadline) {
-      return absl::UnavailableError(
-          absl::StrCat("could not join through ", options.address, " within ",
-                       absl::FormatDuration(options.connect_timeout), ": ", last_error,
-                       "; is gradwired running there?"));
+      return absl::UnavailableError(absl::StrCat("could not join through ", options.address,
+                                                 " within ", absl::FormatDuration(allowed), ": ",
+                                                 last_error, "; is gradwired running there?"));
     }
     if (now >= end_of_try) {
       const std::string who = options.rank < 0 ? "a member" : absl::StrCat("rank ", options.rank);
       SayWait(options.on_wait,
-              absl::StrCat(who, " waits up to ", absl::FormatDuration(options.connect_timeout),
+              absl::StrCat(who, " waits up to ", absl::FormatDuration(allowed),
                            " for gradwired at ", options.address, ": ", last_error));
       end_of_try = deadline;
     }

@@ -54,7 +54,7 @@ bool DaemonConnection::may_have_bulk() const { return bulk_failures_ < kBulkTrie
 std::string DaemonConnection::Daemon() const { return absl::StrCat("the daemon at ", address_); }
 
 void DaemonConnection::Open(std::shared_ptr<grpc::Channel> channel,
-                            std::shared_ptr<grpc::Channel> bulk, std::int64_t step,
+                            const std::shared_ptr<grpc::Channel>& bulk, std::int64_t step,
                             std::uint64_t memory) {
   connection_ = events_->BeginConnection();
   channel_ = std::move(channel);

@@ -107,7 +107,7 @@ absl::StatusOr<std::vector<RoundPlan>> PowerSgdCoordinator::Plan(BucketPositions
                     SideAt(options_, state_.iteration));
 }
 
-absl::Status PowerSgdCoordinator::SetDrawPlan(DrawBuckets buckets) {
+absl::Status PowerSgdCoordinator::SetDrawPlan(const DrawBuckets& buckets) {
   if (absl::Status status = CheckDrawBuckets(buckets, manifest_.size()); !status.ok()) {
     return status;
   }
@@ -116,7 +116,7 @@ absl::Status PowerSgdCoordinator::SetDrawPlan(DrawBuckets buckets) {
         absl::StrCat("draw plan: comes at iteration ", state_.iteration,
                      " and after the first draw; allowed: before it"));
   }
-  state_.plan = std::make_shared<const DrawPlan>(options_, session_->manifest, std::move(buckets));
+  state_.plan = std::make_shared<const DrawPlan>(options_, session_->manifest, buckets);
   OpenChore().plan = state_.plan;
   return absl::OkStatus();
 }

@@ -26,7 +26,7 @@ class PowerSgdCoordinator final : public CoordinatorHook {
   PowerSgdCoordinator(const PowerSgdOptions& options, SharedManifest manifest);
 
   absl::StatusOr<std::vector<RoundPlan>> Plan(BucketPositions bucket) override;
-  absl::Status SetDrawPlan(DrawBuckets buckets) override;
+  absl::Status SetDrawPlan(const DrawBuckets& buckets) override;
   void FixDrawPlan() override;
   bool AwaitsDrawPlan(BucketPositions bucket) const override;
   std::uint64_t SharedVersion(BucketPositions bucket) override;

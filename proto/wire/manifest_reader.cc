@@ -12,7 +12,7 @@ namespace {
 
 // A set's node and its share of the table, and what the allocator adds to a name and to a shape.
 constexpr std::size_t kNodeBytes = 48;
-constexpr std::size_t kHeapBytes = 2 * 16;
+constexpr std::size_t kHeapBytes = std::size_t{2} * 16;
 constexpr std::size_t kShapeBytes = 16 * sizeof(std::int64_t);
 
 }  // namespace

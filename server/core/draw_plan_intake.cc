@@ -49,9 +49,9 @@ absl::Status DrawPlanIntake::Add(const wire::DrawPlan& piece) {
 
 absl::Status DrawPlanIntake::HandOver(Effects& effects) {
   held_ = 0;
-  DrawBuckets buckets = std::exchange(buckets_, {});
+  const DrawBuckets buckets = std::exchange(buckets_, {});
   if (hook_ == nullptr) return absl::OkStatus();
-  absl::Status status = hook_->SetDrawPlan(std::move(buckets));
+  absl::Status status = hook_->SetDrawPlan(buckets);
   // A plan that comes too late is no violation: rank 0 cannot know that when it resumes.
   if (!absl::IsFailedPrecondition(status)) return status;
   effects.push_back(

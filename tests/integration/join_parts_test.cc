@@ -35,11 +35,13 @@ std::vector<ParameterSpec> Experts(int count) {
 
 class JoinPartsTest : public ::testing::Test {
  protected:
+  // A sanitizer on a busy machine takes longer than the usual timeout for so many names.
   ClientOptions Options(int world_size, std::vector<ParameterSpec> parameters) const {
     return {.address = daemon_.address(),
             .session = "experts",
             .world_size = world_size,
-            .parameters = std::move(parameters)};
+            .parameters = std::move(parameters),
+            .connect_timeout = absl::Minutes(4)};
   }
 
   TestDaemon daemon_{{}};
