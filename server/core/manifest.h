@@ -20,7 +20,7 @@ class Manifest {
   using List = std::vector<ParameterSpec>;
 
   Manifest() : Manifest(List()) {}
-  // NOLINTNEXTLINE(google-explicit-constructor): a list is a manifest, and this makes no copy of it.
+  // NOLINTNEXTLINE(google-explicit-constructor): a list is a manifest, and moves into it.
   Manifest(List list) : list_(std::make_shared<const List>(std::move(list))) {}
   Manifest(std::initializer_list<ParameterSpec> list) : Manifest(List(list)) {}
 

@@ -170,7 +170,7 @@ Bucket* Step::CurrentBucket(int rank, const wire::Contribution& header, MaybeFai
     flow_.CountRepeated();
     return nullptr;
   }
-  const auto violation = [&](std::string what) {
+  const auto violation = [&](const std::string& what) {
     failure = ViolationOf(rank, absl::FailedPreconditionError(what));
     return nullptr;
   };

@@ -115,7 +115,7 @@ std::deque<OfferThreads::Offer>::iterator OfferThreads::NextOffer() {
   return std::find_if(pending_.begin(), pending_.end(), has_turn);
 }
 
-void OfferThreads::Take(std::deque<Offer>::iterator next) {
+void OfferThreads::Take(const std::deque<Offer>::iterator& next) {
   Offer offer = std::move(*next);
   pending_.erase(next);
   const std::string token = offer.request.token;

@@ -74,7 +74,7 @@ class OfferThreads {
   // The oldest whose turn it is; pending_.end(): none.
   std::deque<Offer>::iterator NextOffer() GRADWIRE_REQUIRES(mutex_);
   // The lock is given back meanwhile.
-  void Take(std::deque<Offer>::iterator next) GRADWIRE_REQUIRES(mutex_);
+  void Take(const std::deque<Offer>::iterator& next) GRADWIRE_REQUIRES(mutex_);
   void Answer(Offer offer) GRADWIRE_EXCLUDES(mutex_);
   absl::Status MayGoOn(const UniqueFd& connection, Clock::time_point deadline) const
       GRADWIRE_EXCLUDES(mutex_);
