@@ -42,7 +42,7 @@ class Reader {
       for (const char* candidate : kNames) known = known || name == candidate;
       if (known || !status_.ok()) continue;
       status_ = absl::InvalidArgumentError(absl::StrCat(
-          "comm_state_option: \"", name, "\" (", Text(value), ") is no option of comm_hook \"",
+          "comm_state_option: \"", name, "\" (", Text(value), ") is not an option of comm_hook \"",
           spec.comm_hook, "\"; allowed: ", absl::StrJoin(kNames, ", ")));
     }
   }

@@ -36,10 +36,10 @@ absl::Status ReasonOf(const FailureEvent& event, const Membership& membership) {
 }  // namespace
 
 FailureEvent GoneIn(int rank, const std::string& where) {
-  return {
-      .kind = FailureEvent::Kind::kGone,
-      .rank = rank,
-      .what = absl::AbortedError(absl::StrCat("rank ", rank, " left in the middle of ", where))};
+  return {.kind = FailureEvent::Kind::kGone,
+          .rank = rank,
+          .what = absl::AbortedError(absl::StrCat("rank ", rank, " left in the middle of ", where,
+                                                  "; its own output says why"))};
 }
 
 Decision Decide(const FailureEvent& event, const Membership& membership) {

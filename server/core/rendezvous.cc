@@ -17,8 +17,7 @@ absl::StatusOr<int> Rendezvous::Join(const JoinAsk& ask, absl::Time now, Effects
 // that was to take it has just been refused. Any other wrong join is only refused, because a
 // process that belongs to another job must not end this one.
 MaybeFailure Rendezvous::OnWrongJoin(const JoinAsk& ask, const absl::Status& difference) const {
-  if (!membership_.IsRank(ask.rank) || ask.world_size != options_.world_size ||
-      membership_.state(ask.rank) != MemberState::kAbsent) {
+  if (!membership_.IsRank(ask.rank) || membership_.state(ask.rank) != MemberState::kAbsent) {
     return std::nullopt;
   }
   return FailureEvent{.kind = FailureEvent::Kind::kWrongJoin, .rank = ask.rank, .what = difference};

@@ -22,7 +22,7 @@ class Rendezvous {
 
   // Call the following only before the session runs.
 
-  // A process asked to join with a different hook or model.
+  // A process asked to join with a different hook, model or world size.
   MaybeFailure OnWrongJoin(const JoinAsk& ask, const absl::Status& difference) const;
   void Leave(int rank, Effects& effects);
   // Frees the ranks of lost members. Fails when the join timeout has passed.

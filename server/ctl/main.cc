@@ -47,7 +47,8 @@ int Failed(const Flags& flags, const absl::Status& status) {
                            status.code() == absl::StatusCode::kDeadlineExceeded;
   std::cerr << "gradwirectl: "
             << (unreachable ? absl::StrCat("no daemon answers at ", flags.address, ": ") : "")
-            << status.message() << "\n";
+            << status.message()
+            << (unreachable ? "; --address or GRADWIRE_ADDRESS names another daemon" : "") << "\n";
   // Scripts distinguish a daemon that does not answer from one that refuses.
   return unreachable ? kExitUnavailable : kExitFailed;
 }

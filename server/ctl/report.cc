@@ -95,7 +95,7 @@ std::string Headline(const v1::ListSessionsResponse& sessions) {
                       "\n");
     }
   }
-  return (live.empty() ? "Nothing is being waited for: no session runs.\n" : live) + failed;
+  return (live.empty() ? "No session is running.\n" : live) + failed;
 }
 
 std::string Count(std::uint64_t count, const char* of) {

@@ -9,9 +9,10 @@
 namespace gradwire::server {
 namespace {
 
-absl::Status NoSession() {
+absl::Status NoSession(const std::string& name) {
   return absl::NotFoundError(
-      "no session of that name runs; a state can be read and replaced in a running one only");
+      absl::StrCat("no session \"", name,
+                   "\" is running; a state can be read and replaced in a running one only"));
 }
 
 }  // namespace
@@ -33,7 +34,7 @@ void ExportStream::OnRequest(const v1::ExportStateRequest& request) {
   // The deadline covers the wait for the file too.
   ticks_->Add(Self<ExportStream>());
   const std::shared_ptr<SessionRunner> session = registry_->Get(request.session());
-  if (session == nullptr) return Finish(NoSession());
+  if (session == nullptr) return Finish(NoSession(request.session()));
   session->Export(
       [self = Self<ExportStream>()](absl::StatusOr<std::shared_ptr<const std::string>> bytes) {
         if (!bytes.ok()) return self->Finish(bytes.status());
@@ -97,7 +98,7 @@ void ImportStream::OnReadDone(bool ok) {
 absl::Status ImportStream::Take(const v1::ImportStateRequest& request) {
   if (session_ == nullptr) {
     session_ = registry_->Get(request.session());
-    if (session_ == nullptr) return NoSession();
+    if (session_ == nullptr) return NoSession(request.session());
     absl::StatusOr<StateFiles::Place> place = session_->BeginImport();
     if (!place.ok()) return place.status();
     place_ = *std::move(place);

@@ -91,7 +91,7 @@ TEST(PowerSgdOptions, RefuseByNameValueAndRange) {
   }
   const auto unknown = HookSpec::Parse("power_sgd,rank=2");
   EXPECT_THAT(std::string(unknown.status().message()),
-              AllOf(HasSubstr("\"rank\" (2) is no option of comm_hook \"power_sgd\""),
+              AllOf(HasSubstr("\"rank\" (2) is not an option of comm_hook \"power_sgd\""),
                     HasSubstr("allowed: matrix_approximation_rank, start_powerSGD_iter")));
   const auto cold = HookSpec::Parse("power_sgd,rounds=1,warm_start=false");
   EXPECT_THAT(std::string(cold.status().message()), HasSubstr("warm_start"));

@@ -40,7 +40,7 @@ TEST(ReportTest, AnEndedSessionWaitsForNothing) {
   v1::ListSessionsResponse sessions;
   *sessions.add_sessions() = Running();
   sessions.mutable_sessions(0)->set_state("closed");
-  EXPECT_THAT(StatusTable({}, sessions), StartsWith("Nothing is being waited for"));
+  EXPECT_THAT(StatusTable({}, sessions), StartsWith("No session is running."));
 }
 
 TEST(ReportTest, AFailedSessionSaysWhy) {
@@ -48,9 +48,8 @@ TEST(ReportTest, AFailedSessionSaysWhy) {
   *sessions.add_sessions() = Running();
   sessions.mutable_sessions(0)->set_state("failed");
   sessions.mutable_sessions(0)->set_waiting_for("session \"digits\" failed: rank 1 is lost\x1b[2J");
-  EXPECT_THAT(StatusTable({}, sessions),
-              StartsWith("Nothing is being waited for: no session runs.\n"
-                         "digits failed: rank 1 is lost\\u001b[2J\n"));
+  EXPECT_THAT(StatusTable({}, sessions), StartsWith("No session is running.\n"
+                                                    "digits failed: rank 1 is lost\\u001b[2J\n"));
   *sessions.add_sessions() = Running();
   sessions.mutable_sessions(1)->set_name("letters");
   EXPECT_THAT(StatusTable({}, sessions), StartsWith("letters: step 41 waits for rank 1\n"
