@@ -215,19 +215,18 @@ TEST_F(BadJoin, TheFirstMembersOwnMistakes) {
   ExpectServesOn(daemon_);
 }
 
-TEST_F(BadJoin, DifferencesFromTheSession) {
+TEST_F(BadJoin, ATakenRank) {
   using Request = v1::JoinRequest;
   ClientOptions options = Options(daemon_, "bad-join");
   RawMember first(daemon_.address());
   ASSERT_TRUE(first.Begin(options).ok());
-  Expect(kInvalid, "world_size is 3", [](Request& r) { r.set_world_size(3); });
   Expect(absl::StatusCode::kAlreadyExists, "rank 0", [](Request& r) { r.set_rank(0); });
   first.Cancel();
   ExpectServesOn(daemon_);
 }
 
 // Both are told what differs: the one that waited, and the one that it waited for.
-TEST_F(BadJoin, AnotherHookOrModelEndsTheWait) {
+TEST_F(BadJoin, AnotherHookModelOrWorldSizeEndsTheWait) {
   using Request = v1::JoinRequest;
   const std::vector<std::pair<std::string, std::function<void(Request&)>>> differences = {
       {"comm_hook", [](Request& r) { r.mutable_hook()->set_comm_hook("fp16"); }},
@@ -235,6 +234,7 @@ TEST_F(BadJoin, AnotherHookOrModelEndsTheWait) {
       {"other", [](Request& r) { r.mutable_manifest(1)->set_name("other"); }},
       {"dtype", [](Request& r) { r.mutable_manifest(1)->set_dtype(v1::DATA_TYPE_FLOAT64); }},
       {"parameters", [](Request& r) { r.mutable_manifest()->RemoveLast(); }},
+      {"world_size is 3", [](Request& r) { r.set_world_size(3); }},
   };
   for (const auto& [names, spoil] : differences) {
     RawMember first(daemon_.address());
