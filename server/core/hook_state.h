@@ -33,7 +33,7 @@ class SessionHookState {
   CoordinatorHook* hook() const { return hook_.get(); }
 
   // FailedPrecondition: there is no state on the coordinator. The others must not be called then,
-  // but for Snapshot, iteration and bytes.
+  // but for CheckReplaceable, Snapshot, iteration and bytes.
   absl::Status CheckIsThere() const;
 
   // Whether a state may replace this one now. A step under way would combine gradients that were

@@ -42,8 +42,8 @@ class SessionCore {
   SessionCore& operator=(const SessionCore&) = delete;
 
   // Reserves a rank and returns it. The same start id gets its rank again. A request for a missing
-  // rank with a different hook or model ends a session that is still joining. `same` is the result
-  // of options().CheckSame(ask), which takes time in proportion to the manifest.
+  // rank with a different hook, model or world size ends a session that is still joining. `same` is
+  // the result of options().CheckSame(ask), which takes time in proportion to the manifest.
   absl::StatusOr<int> Join(const JoinAsk& ask, const absl::Status& same, absl::Time now,
                            Effects& effects);
 
