@@ -216,27 +216,28 @@ bool HookSpec::TakesResults(DType gradients) const {
   return gradients == (comm_hook == "fp16" ? DType::kFloat16 : DType::kBFloat16);
 }
 
-std::optional<std::string> FirstDifference(const HookSpec& here, const HookSpec& there) {
-  if (here.comm_hook != there.comm_hook) {
-    return absl::StrCat("comm_hook is ", Quoted(here.comm_hook), " here and ",
-                        Quoted(there.comm_hook), " there");
+std::optional<std::string> FirstDifference(const HookSpec& asked, const HookSpec& session) {
+  const auto differs = [](const std::string& field, const std::string& a, const std::string& b) {
+    return absl::StrCat(field, " is ", a, "; the session's is ", b);
+  };
+  if (asked.comm_hook != session.comm_hook) {
+    return differs("comm_hook", Quoted(asked.comm_hook), Quoted(session.comm_hook));
   }
-  if (here.comm_wrapper != there.comm_wrapper) {
-    return absl::StrCat("comm_wrapper is ", Quoted(here.comm_wrapper), " here and ",
-                        Quoted(there.comm_wrapper), " there");
+  if (asked.comm_wrapper != session.comm_wrapper) {
+    return differs("comm_wrapper", Quoted(asked.comm_wrapper), Quoted(session.comm_wrapper));
   }
   // The union of both, so that an option which only one side has is a difference too.
-  std::map<std::string, OptionValue> both = here.comm_state_option;
-  both.insert(there.comm_state_option.begin(), there.comm_state_option.end());
+  std::map<std::string, OptionValue> both = asked.comm_state_option;
+  both.insert(session.comm_state_option.begin(), session.comm_state_option.end());
+  const auto text = [](const HookSpec& spec, const std::string& name) {
+    const auto found = spec.comm_state_option.find(name);
+    return found == spec.comm_state_option.end() ? "not given" : ValueText(found->second);
+  };
   for (const auto& option : both) {
-    const auto in_here = here.comm_state_option.find(option.first);
-    const auto in_there = there.comm_state_option.find(option.first);
-    const bool is_here = in_here != here.comm_state_option.end();
-    const bool is_there = in_there != there.comm_state_option.end();
-    if (is_here && is_there && in_here->second == in_there->second) continue;
-    return absl::StrCat("comm_state_option ", Quoted(option.first), " is ",
-                        is_here ? ValueText(in_here->second) : "not given", " here and ",
-                        is_there ? ValueText(in_there->second) : "not given", " there");
+    const std::string in_asked = text(asked, option.first);
+    const std::string in_session = text(session, option.first);
+    if (in_asked == in_session) continue;
+    return differs(absl::StrCat("comm_state_option ", Quoted(option.first)), in_asked, in_session);
   }
   return std::nullopt;
 }

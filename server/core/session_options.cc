@@ -43,7 +43,7 @@ absl::Status ValidateManifest(const Manifest& manifest) {
 template <typename T>
 absl::Status Differs(const std::string& field, const T& asked, const T& here) {
   return absl::InvalidArgumentError(
-      absl::StrCat(field, " is ", asked, " in this request and ", here, " in the session"));
+      absl::StrCat(field, " is ", asked, "; the session's is ", here));
 }
 
 absl::Status CompareManifests(const Manifest& asked, const Manifest& here) {
@@ -126,8 +126,7 @@ absl::Status SessionOptions::CheckSame(const JoinAsk& ask) const {
                                                    world_size - 1, ", or -1 for any free rank"));
   }
   if (auto difference = FirstDifference(ask.spec, spec)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("this member's hook differs from the session's: ", *difference));
+    return absl::InvalidArgumentError(*difference);
   }
   if (IsActive(Mutant::kModelNotCompared)) return absl::OkStatus();
   return CompareManifests(ask.manifest, manifest);

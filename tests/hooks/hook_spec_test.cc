@@ -143,15 +143,15 @@ TEST_F(HookSpecTest, FirstDifferenceNamesFieldAndBothValues) {
   const HookSpec base = {"spec_test", "fp16", {{"a", std::int64_t{1}}}};
   EXPECT_EQ(FirstDifference(base, base), std::nullopt);
   EXPECT_EQ(FirstDifference(base, HookSpec{"no", "fp16", {}}),
-            "comm_hook is \"spec_test\" here and \"no\" there");
+            "comm_hook is \"spec_test\"; the session's is \"no\"");
   EXPECT_EQ(FirstDifference(base, HookSpec{"spec_test", "no", {}}),
-            "comm_wrapper is \"fp16\" here and \"no\" there");
+            "comm_wrapper is \"fp16\"; the session's is \"no\"");
   EXPECT_EQ(FirstDifference(base, HookSpec{"spec_test", "fp16", {{"a", 1.0}}}),
-            "comm_state_option \"a\" is 1 here and 1.0 there");
+            "comm_state_option \"a\" is 1; the session's is 1.0");
   EXPECT_EQ(FirstDifference(base, HookSpec{"spec_test", "fp16", {}}),
-            "comm_state_option \"a\" is 1 here and not given there");
+            "comm_state_option \"a\" is 1; the session's is not given");
   EXPECT_EQ(FirstDifference(HookSpec{"spec_test", "fp16", {}}, base),
-            "comm_state_option \"a\" is not given here and 1 there");
+            "comm_state_option \"a\" is not given; the session's is 1");
 }
 
 }  // namespace

@@ -66,32 +66,32 @@ TEST(SessionJoin, AnyRankMeansTheFirstFreeOne) {
 
 TEST(SessionJoin, NamesWhatIsWrong) {
   EXPECT_EQ(JoinError([](JoinAsk& ask) { ask.world_size = 3; }),
-            "world_size is 3 in this request and 2 in the session");
+            "world_size is 3; the session's is 2");
   EXPECT_THAT(JoinError([](JoinAsk& ask) { ask.rank = 7; }),
               HasSubstr("rank is 7; allowed are 0 to 1"));
   EXPECT_THAT(JoinError([](JoinAsk& ask) { ask.rank = -2; }), HasSubstr("rank is -2"));
   EXPECT_THAT(JoinError([](JoinAsk& ask) { ask.spec.comm_hook = "fp16"; }),
-              HasSubstr("comm_hook is \"fp16\" here and \"no\" there"));
+              HasSubstr("comm_hook is \"fp16\"; the session's is \"no\""));
 }
 
 TEST(SessionJoin, NamesTheFirstDifferenceOfTheManifest) {
   EXPECT_EQ(JoinError([](JoinAsk& ask) {
               ask.manifest = Changed(ask.manifest, [](auto& list) { list[1].name = "c"; });
             }),
-            "manifest parameter 1: name is c in this request and b in the session");
+            "manifest parameter 1: name is c; the session's is b");
   EXPECT_EQ(JoinError([](JoinAsk& ask) {
               ask.manifest = Changed(ask.manifest, [](auto& list) { list[1].shape = {40}; });
             }),
-            "manifest parameter 1 (b): shape is [40] in this request and [4, 10] in the session");
-  EXPECT_EQ(
-      JoinError([](JoinAsk& ask) {
-        ask.manifest = Changed(ask.manifest, [](auto& list) { list[0].dtype = DType::kFloat64; });
-      }),
-      "manifest parameter 0 (w): dtype is float64 in this request and float32 in the session");
+            "manifest parameter 1 (b): shape is [40]; the session's is [4, 10]");
+  EXPECT_EQ(JoinError([](JoinAsk& ask) {
+              ask.manifest =
+                  Changed(ask.manifest, [](auto& list) { list[0].dtype = DType::kFloat64; });
+            }),
+            "manifest parameter 0 (w): dtype is float64; the session's is float32");
   EXPECT_EQ(JoinError([](JoinAsk& ask) {
               ask.manifest = Changed(ask.manifest, [](auto& list) { list.pop_back(); });
             }),
-            "number of manifest parameters is 2 in this request and 3 in the session");
+            "number of manifest parameters is 2; the session's is 3");
 }
 
 TEST(SessionJoin, TheMissingMemberWithSomethingElseEndsTheWaitForAll) {
@@ -111,8 +111,9 @@ TEST(SessionJoin, TheMissingMemberWithSomethingElseEndsTheWaitForAll) {
   const auto failures = harness.Sent<wire::Failure>(0);
   ASSERT_EQ(failures.size(), 1U);
   EXPECT_EQ(failures[0].blamed_rank, 1);
-  EXPECT_THAT(failures[0].message, AllOf(HasSubstr("rank 1 asked to join"),
-                                         HasSubstr("comm_hook is \"fp16\" here and \"no\" there")));
+  EXPECT_THAT(failures[0].message,
+              AllOf(HasSubstr("rank 1 asked to join"),
+                    HasSubstr("comm_hook is \"fp16\"; the session's is \"no\"")));
 }
 
 TEST(SessionJoin, ARankThatIsHeldIsRefusedToAnotherProcess) {

@@ -47,7 +47,7 @@ struct HookSpec {
   bool operator==(const HookSpec&) const = default;
 };
 
-// "comm_hook is "fp16" here and "no" there", or nullopt when the two are equal.
-std::optional<std::string> FirstDifference(const HookSpec& here, const HookSpec& there);
+// `comm_hook is "fp16"; the session's is "no"`, or nullopt when the two are equal.
+std::optional<std::string> FirstDifference(const HookSpec& asked, const HookSpec& session);
 
 }  // namespace gradwire
