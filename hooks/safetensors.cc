@@ -41,7 +41,7 @@ const char* TypeName(DType dtype) {
 }
 
 absl::Status Refused(const std::string& what) {
-  return absl::InvalidArgumentError(absl::StrCat("state: ", what));
+  return absl::InvalidArgumentError(absl::StrCat("state: not a valid safetensors file: ", what));
 }
 
 // Names from a file, fit for a message.
@@ -311,7 +311,7 @@ absl::Status Fill(HeaderReader::Entry& entry, std::string_view data, std::uint64
   }
   if (end < begin || end > data.size()) {
     return refused(absl::StrCat("data_offsets end at ", end, "; allowed: ", begin, " to ",
-                                data.size(), ", the bytes that are there"));
+                                data.size(), ", the bytes of data"));
   }
   if (end - begin != bytes) {
     return refused(
@@ -336,8 +336,8 @@ absl::StatusOr<std::string_view> HeaderOf(std::string_view bytes) {
     length = length << 8 | static_cast<unsigned char>(bytes[i]);
   }
   if (length > kMaxSafetensorsHeader) {
-    return Refused(absl::StrCat("header length ", length, " is not allowed; allowed: 0 to ",
-                                kMaxSafetensorsHeader));
+    return Refused(absl::StrCat("its first 8 bytes give a header length of ", length,
+                                "; allowed: 0 to ", kMaxSafetensorsHeader));
   }
   if (length > bytes.size() - kLengthBytes) {
     return Refused(absl::StrCat("header length ", length, " is beyond the ",
@@ -385,7 +385,7 @@ absl::StatusOr<HookState> ReadSafetensors(std::string_view bytes) {
       entries.begin(), entries.end(),
       [](const auto& a, const auto& b) { return a.tensor.name == b.tensor.name; });
   if (twice != entries.end()) {
-    return Refused(absl::StrCat("tensor ", Shown(twice->tensor.name), " is there twice"));
+    return Refused(absl::StrCat("tensor ", Shown(twice->tensor.name), " occurs twice"));
   }
   const std::string_view data = bytes.substr(kLengthBytes + header->size());
   HookState state{.metadata = std::move(reader.metadata()), .tensors = {}};

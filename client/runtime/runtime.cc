@@ -376,8 +376,8 @@ absl::Status Runtime::LoadState(const HookState& state) {
   if (rank == state.metadata.end()) return hook_->LoadState(state, options_.parameters);  // older
   if (const std::string own = absl::StrCat(membership_.rank); rank->second != own) {
     return absl::FailedPreconditionError(
-        absl::StrCat("state: of rank ", rank->second.substr(0, 20), "; allowed: of rank ", own,
-                     ", which this member is: each rank has residuals of its own"));
+        absl::StrCat("state: saved by rank ", rank->second.substr(0, 20), "; rank ", own,
+                     " takes only its own: each rank has residuals of its own"));
   }
   HookState without = state;
   without.metadata.erase(kRankKey);

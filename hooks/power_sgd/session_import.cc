@@ -32,6 +32,36 @@ std::string FirstDifferentLine(const std::string& here, const std::string& there
   return "";
 }
 
+// An option as users write it; the state has numbers for choices.
+std::string AsWritten(const std::string& option) {
+  static const auto* const kWritten = new std::map<std::string, std::string>{
+      {"batched=0", "comm_hook=power_sgd"},
+      {"batched=1", "comm_hook=batched_power_sgd"},
+      {"warm_start=0", "warm_start=false"},
+      {"warm_start=1", "warm_start=true"},
+      {"batch_tensors_with_same_shape=0", "batch_tensors_with_same_shape=false"},
+      {"batch_tensors_with_same_shape=1", "batch_tensors_with_same_shape=true"},
+      {"error_feedback=0", "use_error_feedback=false"},
+      {"error_feedback=1", "error_feedback=aggregate"},
+      {"error_feedback=2", "error_feedback=local"},
+  };
+  const auto found = kWritten->find(option);
+  return found == kWritten->end() ? option.substr(0, 200) : found->second;
+}
+
+// Both list the same options as name=value, in the same order; a state of another version may not.
+std::string FirstDifferentOption(const std::string& ours, const std::string& saved) {
+  const std::vector<std::string> in_session = absl::StrSplit(ours, ' ');
+  const std::vector<std::string> in_state = absl::StrSplit(saved, ' ');
+  for (std::size_t i = 0; i < std::min(in_session.size(), in_state.size()); ++i) {
+    if (in_session[i] == in_state[i]) continue;
+    return absl::StrCat("saved with ", AsWritten(in_state[i]), "; the session has ",
+                        AsWritten(in_session[i]));
+  }
+  return absl::StrCat("saved with ", in_state.size(), " options; the session has ",
+                      in_session.size());
+}
+
 // Reads one state for one session.
 class Reader {
  public:
@@ -80,8 +110,7 @@ class Reader {
     }
     if (Text("options") != session_.OptionsText()) {
       return absl::FailedPreconditionError(
-          absl::StrCat("state: its options are \"", Text("options").substr(0, 600),
-                       "\", the session's are \"", session_.OptionsText(), "\""));
+          absl::StrCat("state: ", FirstDifferentOption(session_.OptionsText(), Text("options"))));
     }
     for (const char* key : {"iteration", "generator", "seed"}) {
       if (!state_.metadata.contains(key)) {

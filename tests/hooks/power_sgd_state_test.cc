@@ -134,8 +134,20 @@ TEST(PowerSgd, RefusesAnotherStateByName) {
   bad = good;
   bad.metadata.erase("seed");
   EXPECT_THAT(refusal(bad), HasSubstr("seed"));
-  const auto other = World(2, "power_sgd,start_powerSGD_iter=0,matrix_approximation_rank=2");
-  EXPECT_THAT(std::string(other->Import(good).message()), HasSubstr("matrix_approximation_rank=1"));
+  const auto refused_by = [&good](const std::string& hook) {
+    return std::string(World(2, hook)->Import(good).message());
+  };
+  EXPECT_EQ(refused_by("power_sgd,start_powerSGD_iter=0,matrix_approximation_rank=2"),
+            "state: saved with matrix_approximation_rank=1; the session has "
+            "matrix_approximation_rank=2");
+  EXPECT_EQ(refused_by("power_sgd,start_powerSGD_iter=0,error_feedback=local"),
+            "state: saved with error_feedback=aggregate; the session has error_feedback=local");
+  EXPECT_EQ(refused_by("power_sgd,start_powerSGD_iter=0,use_error_feedback=false"),
+            "state: saved with error_feedback=aggregate; the session has use_error_feedback=false");
+  EXPECT_EQ(refused_by("power_sgd,start_powerSGD_iter=0,warm_start=false"),
+            "state: saved with warm_start=true; the session has warm_start=false");
+  EXPECT_EQ(refused_by("batched_power_sgd,start_powerSGD_iter=0"),
+            "state: saved with comm_hook=power_sgd; the session has comm_hook=batched_power_sgd");
 
   HookState padding = world->hook(0).State();
   padding.tensors[0] = {.name = "padding/tall",

@@ -236,7 +236,7 @@ TEST(SafetensorsTest, TensorsThatShareOrSkipBytesAreRefused) {
   const std::string same =
       "{\"a\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]},"
       "\"a\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]}}";
-  ExpectRefused(File(same), "\"a\" is there twice", "same name");
+  ExpectRefused(File(same), "\"a\" occurs twice", "same name");
 }
 
 TEST(SafetensorsTest, NamesInMessagesAreShortAndPrintable) {

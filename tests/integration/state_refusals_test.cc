@@ -85,8 +85,7 @@ void TryWrongStates(Client& client, const Checkpoint& good, const Checkpoint& ot
   ExpectRefused(load(other_layout.dicts[rank]), absl::StatusCode::kInvalidArgument, "linear",
                 "a member of another layout");
   ExpectRefused(load(good.dicts[1 - rank]), absl::StatusCode::kFailedPrecondition,
-                absl::StrCat("of rank ", 1 - rank, "; allowed: of rank ", rank),
-                "another member's");
+                absl::StrCat("saved by rank ", 1 - rank, "; rank ", rank), "another member's");
   ExpectRefused(client.SetLossScale(0), absl::StatusCode::kInvalidArgument, "scale is 0", "zero");
   ExpectRefused(client.SetLossScale(std::numeric_limits<double>::quiet_NaN()),
                 absl::StatusCode::kInvalidArgument, "scale is nan", "NaN");
