@@ -176,7 +176,7 @@ def test_a_state_of_something_else_is_refused_by_name_on_all_ranks():
         "layout": "first.weight",
         "option": "matrix_approximation_rank",
         "hook": "batched",
-        "another rank": "of rank 1; allowed: of rank 0",
+        "another rank": "saved by rank 1; rank 0 takes only its own",
         "damage": "bytes",
         "damage on rank 1": "rank 1",
     }
@@ -187,6 +187,27 @@ def test_a_state_of_something_else_is_refused_by_name_on_all_ranks():
         assert any(word in text for text in texts), (what, texts)
         # Nobody trains on without what was asked for.
         assert None not in [result[what][1] for result in results], what
+
+
+def _refused_while_running(rank, name):
+    """Rank 1's part is damaged. What the load says, and what a step says afterwards."""
+    run = _Run(name)
+    with run.state:
+        run.train(rank, 0, 5)
+        saved = run.state.state_dict()
+        if rank == 1:
+            saved["member"] = saved["member"][:-1]
+        with pytest.raises(gradwire.Error) as refused:
+            run.state.load_state_dict(saved)
+        return str(refused.value), _error_of(run.ddp, rank, SHAPE)
+
+
+def test_one_ranks_damage_ends_a_running_session_for_all():
+    others, own = worlds.run(2, _refused_while_running, "power_sgd")
+    assert "safetensors" in own[0]
+    assert "rank 1 left" in others[0]
+    for _, later in (others, own):
+        assert "a checkpoint was not loaded" in later
 
 
 @pytest.mark.parametrize(

@@ -202,11 +202,7 @@ class SessionState(_reductions.Reductions):
         # Before the embedded daemon ends; not atexit, which a process of multiprocessing does not run.
         self._at_exit = util.Finalize(None, self.close, exitpriority=20)
         if self._loaded is not None:
-            try:
-                self._apply(self._loaded)
-            except Exception:
-                self.close()  # not to train on without it
-                raise
+            self._apply(self._loaded)
             self._loaded = None
 
     # ---- State
@@ -278,7 +274,11 @@ class SessionState(_reductions.Reductions):
             raise
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Restores a checkpoint. All ranks call it, between two steps or before the first."""
+        """Restores a checkpoint. All ranks call it, between two steps or before the first.
+
+        If one rank's part is refused, the session ends for all of them: the others would otherwise
+        wait for that rank, or train on with only some of the ranks restored.
+        """
         _arguments.check_state(state)
         with self._lock:
             self._check_alive()
@@ -291,12 +291,17 @@ class SessionState(_reductions.Reductions):
         session = self._session
         coordinator = _content(state["coordinator"])
         member = _content(state["member"])
-        if coordinator and session.rank == 0:
-            session.import_state(coordinator)
-            self._draw_plan = None  # the state has its own
-        if member:
-            session.load_state_dict(member)
-        session.barrier()
+        try:
+            if coordinator and session.rank == 0:
+                session.import_state(coordinator)
+                self._draw_plan = None  # the state has its own
+            if member:
+                session.load_state_dict(member)
+            session.barrier()
+        except Exception as error:
+            self.close()
+            self._dead = f"this session ended because a checkpoint was not loaded: {error}"
+            raise
 
     # ---- End
 
