@@ -33,6 +33,9 @@ enum class Mutant : std::uint8_t {
   kEagerBytesForgotten,
   kBroadcastNotPaced,
   kParametersStayUsed,
+  kRetryExtendsGrace,
+  kJoinNeverTimesOut,
+  kLossNotDeclared,
 };
 
 #ifdef GRADWIRE_CORE_MUTANTS

@@ -47,7 +47,8 @@ DaemonConnection::DaemonConnection(std::string address, JoinResult membership,
       poller_(std::move(poller)),
       heartbeat_interval_(ToClock(membership_.heartbeat_interval)),
       silence_timeout_(ToClock(membership_.silence_timeout)),
-      resume_grace_(ToClock(membership_.resume_grace)) {}
+      resume_grace_(ToClock(membership_.resume_grace)),
+      reconnect_(kBetweenTries, resume_grace_) {}
 
 bool DaemonConnection::may_have_bulk() const { return bulk_failures_ < kBulkTries; }
 
@@ -110,7 +111,7 @@ void DaemonConnection::PumpWrites() {
 bool DaemonConnection::OnHeard(const Source& from) {
   if (!IsCurrent(from)) return false;
   (from.lane == wire::Lane::kBulk ? bulk_is_there_ : stream_is_there_) = true;
-  lost_at_.reset();
+  reconnect_.OnHeard();
   return true;
 }
 
@@ -207,16 +208,12 @@ absl::Status DaemonConnection::EndConnection(const absl::Status& status) {
     return absl::Status(status.code(),
                         absl::StrCat(Daemon(), " ended the stream: ", status.message()));
   }
-  const Clock::time_point now = Clock::now();
-  // The first retry is immediate. `lost_at_` stays until a frame arrives, so failed retries do not
-  // extend the grace period.
-  retry_at_ = lost_at_ ? now + kBetweenTries : now;
-  if (!lost_at_) lost_at_ = now;
+  reconnect_.OnLost(Clock::now());
   return absl::OkStatus();
 }
 
 bool DaemonConnection::WantsStream(Clock::time_point now) const {
-  return !closing_ && !open() && lost_at_ && now >= retry_at_;
+  return !closing_ && !open() && reconnect_.lost() && now >= reconnect_.next_try();
 }
 
 Clock::time_point DaemonConnection::LostDeadline() const {
@@ -225,7 +222,7 @@ Clock::time_point DaemonConnection::LostDeadline() const {
   if (channel_ != nullptr && channel_->GetState(false) == GRPC_CHANNEL_READY) {
     return opened_at_ + silence_timeout_;
   }
-  return *lost_at_ + resume_grace_;
+  return reconnect_.gives_up_at();
 }
 
 // A closing stream is first waited for, then cancelled, and finally left to itself, since it owns
@@ -260,7 +257,7 @@ absl::Status DaemonConnection::CheckTimers(Clock::time_point now) {
   }
   CheckBulk(now);
   if (absl::Status status = CheckBroken(now); !status.ok()) return status;
-  if (lost_at_) {
+  if (reconnect_.lost()) {
     if (now < LostDeadline()) return absl::OkStatus();
     return absl::UnavailableError(absl::StrCat("lost ", Daemon(), ": ", lost_because_));
   }
@@ -276,11 +273,11 @@ absl::Status DaemonConnection::CheckTimers(Clock::time_point now) {
 Clock::time_point DaemonConnection::NextTimer() const {
   if (closing_) return open() ? close_deadline_ : Clock::time_point::max();
   Clock::time_point next = broken_ ? end_by_ : Clock::time_point::max();
-  if (!broken_ && !lost_at_) {
+  if (!broken_ && !reconnect_.lost()) {
     next = events_->SilentAt(wire::Lane::kMain, silence_timeout_).value_or(next);
   }
-  if (lost_at_) next = std::min(next, LostDeadline());
-  return std::min(next, open() ? next_heartbeat_ : retry_at_);
+  if (reconnect_.lost()) next = std::min(next, LostDeadline());
+  return std::min(next, open() ? next_heartbeat_ : reconnect_.next_try());
 }
 
 void DaemonConnection::Close(Clock::time_point deadline) {

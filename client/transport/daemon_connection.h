@@ -11,6 +11,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "client/core/reconnect.h"
 #include "client/transport/channel.h"
 #include "client/transport/event_queue.h"
 #include "proto/wire/frame.h"
@@ -95,6 +96,7 @@ class DaemonConnection {
   const Clock::duration heartbeat_interval_;
   const Clock::duration silence_timeout_;
   const Clock::duration resume_grace_;
+  Reconnect<Clock::time_point, Clock::duration> reconnect_;
 
   std::shared_ptr<grpc::Channel> channel_;
   std::uint64_t connection_ = 0;
@@ -110,10 +112,7 @@ class DaemonConnection {
   int bulk_failures_ = 0;             // consecutive
   Clock::time_point next_heartbeat_;
 
-  std::optional<Clock::time_point>
-      lost_at_;  // when the stream broke, until the daemon is heard again
   std::string lost_because_;
-  Clock::time_point retry_at_;
 
   bool closing_ = false;
   bool cancelled_ = false;

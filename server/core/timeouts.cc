@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "base/mutants.h"
 #include "server/core/collective_flow.h"
 #include "server/core/step.h"
 #include "server/core/waiting_for.h"
@@ -11,7 +12,8 @@ namespace gradwire::server {
 
 MaybeFailure FindTimeout(const SessionOptions& options, const Membership& membership,
                          const Step& step, const CollectiveFlow& collectives, absl::Time now) {
-  if (const auto loss = membership.FindLoss(now)) {
+  const auto loss = membership.FindLoss(now);
+  if (loss && !IsActive(Mutant::kLossNotDeclared)) {
     return FailureEvent{
         .kind = FailureEvent::Kind::kLost,
         .rank = loss->rank,

@@ -58,7 +58,10 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{Mutant::kWindowExceeded, "WindowExceeded"},
                       Case{Mutant::kEagerBytesForgotten, "EagerBytesForgotten"},
                       Case{Mutant::kBroadcastNotPaced, "BroadcastNotPaced"},
-                      Case{Mutant::kParametersStayUsed, "ParametersStayUsed"}),
+                      Case{Mutant::kParametersStayUsed, "ParametersStayUsed"},
+                      Case{Mutant::kRetryExtendsGrace, "RetryExtendsGrace"},
+                      Case{Mutant::kJoinNeverTimesOut, "JoinNeverTimesOut"},
+                      Case{Mutant::kLossNotDeclared, "LossNotDeclared"}),
     [](const ::testing::TestParamInfo<Case>& tested) { return std::string(tested.param.name); });
 
 }  // namespace

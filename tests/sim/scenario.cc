@@ -214,10 +214,11 @@ void ChooseFaults(Scenario& scenario, Random& random) {
   if (random.Percent(15)) AddFault(scenario, FaultKind::kShortStall, random);
   if (random.Percent(8)) AddFault(scenario, FaultKind::kDaemonPause, random);
   if (random.Percent(15)) AddFault(scenario, FaultKind::kReplacement, random);
-  static constexpr FaultKind kFatal[] = {FaultKind::kDeath, FaultKind::kLongStall,
-                                         FaultKind::kEarlyLeave, FaultKind::kHostile,
-                                         FaultKind::kOldGeneration};
-  if (random.Percent(35)) AddFault(scenario, kFatal[random.Below(5)], random);
+  static constexpr FaultKind kFatal[] = {FaultKind::kDeath,         FaultKind::kLongStall,
+                                         FaultKind::kEarlyLeave,    FaultKind::kHostile,
+                                         FaultKind::kOldGeneration, FaultKind::kUnreachable};
+  if (random.Percent(35)) AddFault(scenario, kFatal[random.Below(std::size(kFatal))], random);
+  if (random.Percent(10)) AddFault(scenario, FaultKind::kBulkStuck, random);  // if it has one
   std::sort(scenario.faults.begin(), scenario.faults.end(),
             [](const Fault& a, const Fault& b) { return a.at_event < b.at_event; });
 }

@@ -42,6 +42,8 @@ enum class FaultKind : std::uint8_t {
   kDeaf,           // lives, and reads nothing from then on
   kWithholds,      // lives, and neither begins nor ends anything from then on
   kHostile,        // sends malformed frames from then on
+  kUnreachable,    // the connection breaks, and no other one is made within the grace
+  kBulkStuck,      // nothing arrives on the member's bulk lane any more, until it has another
   kOldGeneration,  // a frame of an earlier session of the same name comes down the stream
 };
 

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "proto/wire/frame_priority.h"
+#include "proto/wire/lanes.h"
 #include "server/core/step.h"
 
 namespace gradwire::sim {
@@ -56,7 +57,10 @@ std::string Name(Count count) {
                                            "daemons lost",
                                            "pauses forgiven",
                                            "reading pauses",
-                                           "large worlds"};
+                                           "large worlds",
+                                           "failed tries to connect",
+                                           "daemons given up",
+                                           "bulk lanes lost"};
   return kNames[static_cast<std::size_t>(count)];
 }
 
@@ -156,7 +160,9 @@ Outcome Simulation::Run() {
   const absl::Duration patience =
       std::max({options.silence_timeout, options.resume_grace, options.token_timeout}) +
       absl::Seconds(2) +
-      (scenario_.Has(FaultKind::kWithholds) ? options.step_timeout : absl::ZeroDuration());
+      (scenario_.Has(FaultKind::kWithholds) ? options.step_timeout : absl::ZeroDuration()) +
+      (scenario_.Has(FaultKind::kBulkStuck) ? wire::kBulkSilences * options.silence_timeout
+                                            : absl::ZeroDuration());
   while (!queue_.empty() && !checker_.violated()) {
     const bool over = session_.state() == server::SessionCore::State::kFailed ||
                       session_.state() == server::SessionCore::State::kClosed;

@@ -17,6 +17,7 @@
 
 #include "client/core/member.h"
 #include "client/core/reading_limit.h"
+#include "client/core/reconnect.h"
 #include "server/core/session_core.h"
 #include "tests/sim/checker.h"
 #include "tests/sim/direction.h"
@@ -68,6 +69,9 @@ enum class Count : std::uint8_t {
   kPausesForgiven,
   kReadingPauses,
   kLargeWorlds,
+  kFailedTries,
+  kDaemonsGivenUp,
+  kBulkLanesLost,
   kNumCounts,
 };
 std::string Name(Count count);
@@ -129,6 +133,8 @@ class Simulation {
     int rank = 0;
     bool cut = false;
     bool attached = false;
+    bool paired = false;      // it has a bulk lane
+    bool bulk_stuck = false;  // on which nothing arrives any more
     Direction<wire::Frame> up;
     Direction<DownFrame> down;
     std::optional<server::QueueLimits> limits;
@@ -159,7 +165,9 @@ class Simulation {
     bool withholds = false;
     bool is_successor = false;
     bool lost_daemon = false;
-    int asks_for = -1;  // the rank that it joins as; -1: any
+    std::optional<client::Reconnect<absl::Time, absl::Duration>> reconnect;
+    absl::Time unreachable_until = absl::InfinitePast();  // tries before that fail
+    int asks_for = -1;                                    // the rank that it joins as; -1: any
     std::optional<client::ReadingLimit> reading;
     std::deque<std::function<void()>> inbox;  // frames that wait to be handled
     std::optional<int> resets;                // of its hook, when the state was replaced
@@ -238,7 +246,10 @@ class Simulation {
   void Heartbeat(Process& process);
   // Whether the member still hears the daemon: at `due`, and then as long as the stream lasts.
   void ListenUntil(Process& process, Link& link, absl::Time due);
-  void OnStreamEnd(Process& process, Link& link, absl::Duration reconnect_after);
+  bool BulkIsSilent(const Link& link) const;
+  void OnStreamEnd(Process& process, Link& link);
+  void OnConnectionLost(Process& process);
+  void TryAgain(Process& process);
   void OnRefused(Process& process, const absl::Status& status);
   // `placed`: the result that the frame says is in place.
   void OnFrame(Process& process, const wire::Frame& frame, const PlacedResult* placed = nullptr);
@@ -266,7 +277,9 @@ class Simulation {
   void FireFaults();
   bool Fire(const Fault& fault);
   bool Healthy(const Process& process) const;
-  void Cut(Process& process, bool resumes);
+  void Cut(Process& process, std::optional<absl::Duration> outage);
+  absl::Duration RandomOutage();
+  bool BecomeUnreachable(Process& process);
   bool Kill(Process& process);
   bool Stall(Process& process, bool deadly);
   bool Replace(const Process& process);

@@ -79,7 +79,10 @@ void Simulation::CheckWaiting() {
     if (!process->left && (process->dead || now_ < process->paused_until)) {
       culprits.insert(process->rank);
     }
-    if (process->deaf || process->withholds) culprits.insert(process->rank);
+    const bool cut_off = process->link != nullptr
+                             ? process->link->bulk_stuck
+                             : process->lost_daemon || now_ < process->unreachable_until;
+    if (process->deaf || process->withholds || cut_off) culprits.insert(process->rank);
   }
   if (culprits.empty() || anyone_blamable_) return;
   const std::string text = session_.WaitingFor(now_);
@@ -215,7 +218,7 @@ void Simulation::OnEffect(server::CloseEffect& effect, server::Effects&) {
   PushDown(link, std::nullopt, {.action = [this, &link] {
              Process& process = *processes_[link.process];
              link.cut = true;
-             OnStreamEnd(process, link, absl::Milliseconds(1));
+             OnStreamEnd(process, link);
            }});
 }
 

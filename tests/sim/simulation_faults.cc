@@ -27,7 +27,13 @@ bool Simulation::Fire(const Fault& fault) {
   const bool running = session_.state() == State::kRunning;
   switch (fault.kind) {
     case FaultKind::kCut:
-      Cut(process, true);
+      Cut(process, RandomOutage());
+      return true;
+    case FaultKind::kUnreachable:
+      return BecomeUnreachable(process);
+    case FaultKind::kBulkStuck:
+      if (!running || !process.link->paired) return false;
+      process.link->bulk_stuck = true;
       return true;
     case FaultKind::kDeath:
       return Kill(process);
@@ -75,6 +81,9 @@ bool Simulation::Healthy(const Process& process) const {
       process.link == nullptr || process.deaf) {
     return false;
   }
+  // Streams that break one after another, before a frame of the daemon, all count against one
+  // grace.
+  if (process.reconnect->lost()) return false;
   if (process.link->cut || !process.link->attached || now_ < process.paused_until ||
       now_ < daemon_paused_until_ || process.member->failed()) {
     return false;
@@ -86,8 +95,9 @@ bool Simulation::Healthy(const Process& process) const {
 }
 
 // Of what is in flight, a first part of each lane still arrives. The rest is lost, or comes after
-// the daemon has dropped the stream, under the old stream's number.
-void Simulation::Cut(Process& process, bool resumes) {
+// the daemon has dropped the stream, under the old stream's number. The member gets through again
+// after `outage`; none: it never tries.
+void Simulation::Cut(Process& process, std::optional<absl::Duration> outage) {
   Link& link = *process.link;
   link.cut = true;
   Trace([&] { return absl::StrCat("cut of rank ", process.rank, "'s stream ", link.id); });
@@ -101,7 +111,7 @@ void Simulation::Cut(Process& process, bool resumes) {
     if (random_.Percent(50)) late.push_back(std::move(frame));
   });
   link.down.Cut(arriving, [](const auto&) {});
-  if (!resumes || random_.Percent(80)) {  // else the daemon notices nothing until the next stream
+  if (!outage || random_.Percent(80)) {  // else the daemon notices nothing until the next stream
     At(end, [this, &link] { Detach(link); });
   }
   for (const wire::Frame& frame : late) {
@@ -116,10 +126,27 @@ void Simulation::Cut(Process& process, bool resumes) {
       if (!effects.empty()) checker_.Violate("a frame of an old stream had an effect");
     });
   }
-  if (!resumes) return;
-  At(end, [this, &process, &link, reconnect = random_.Between(absl::ZeroDuration(), grace / 3)] {
-    OnStreamEnd(process, link, reconnect);
+  if (!outage) return;
+  process.unreachable_until = end + *outage;
+  At(end, [this, &process, &link] { OnStreamEnd(process, link); });
+}
+
+// So short that the member gets through within the grace.
+absl::Duration Simulation::RandomOutage() {
+  return random_.Between(absl::ZeroDuration(), scenario_.options.resume_grace / 3);
+}
+
+bool Simulation::BecomeUnreachable(Process& process) {
+  const absl::Duration grace = scenario_.options.resume_grace;
+  blamable_.insert(process.rank);
+  Cut(process, 3 * grace);
+  // The connection ends within a tenth of the grace, and the last try takes a moment to fail.
+  After(1.1 * grace + absl::Milliseconds(500), [this, &process] {
+    if (process.dead || process.left || process.leaving || process.member->failed()) return;
+    checker_.Violate(
+        absl::StrCat("rank ", process.rank, " has not given an unreachable daemon up"));
   });
+  return true;
 }
 
 bool Simulation::Kill(Process& process) {
@@ -128,7 +155,7 @@ bool Simulation::Kill(Process& process) {
   process.dead = true;
   blamable_.insert(process.rank);
   if (random_.Percent(75)) {
-    Cut(process, false);
+    Cut(process, std::nullopt);
   } else {
     process.link->cut = true;  // the machine is gone: nothing closes the stream
     process.link->up.Cut([](std::size_t) { return 0; }, [](const auto&) {});
@@ -228,7 +255,7 @@ void Simulation::Provoke(Process& deaf, std::size_t times) {
   }
   for (const auto& process : processes_) {
     if (!Healthy(*process)) continue;
-    Cut(*process, true);
+    Cut(*process, RandomOutage());
     break;
   }
   After(scenario_.options.resume_grace, [this, &deaf, times] { Provoke(deaf, times - 1); });

@@ -4,7 +4,6 @@
 #include <limits>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "proto/wire/merge.h"
 #include "tests/sim/places.h"
@@ -12,6 +11,8 @@
 
 namespace gradwire::sim {
 namespace {
+
+constexpr absl::Duration kBetweenTries = absl::Milliseconds(50);
 
 // An attempt's bytes differ from every other attempt's, so that a mixture shows in the sum.
 void StampAttempt(DType dtype, std::uint32_t attempt, int rank, ByteVector& bytes) {
@@ -73,6 +74,7 @@ void Simulation::OnJoined(Process& process, const absl::StatusOr<int>& rank) {
     process.hook = std::make_unique<WatchedHook>(scenario_.MakeHook(), report);
   }
   const server::SessionOptions& options = scenario_.options;
+  process.reconnect.emplace(kBetweenTries, options.resume_grace);
   process.member = std::make_unique<client::Member>(
       client::MemberOptions{.rank = *rank,
                             .world_size = options.world_size,
@@ -88,63 +90,6 @@ void Simulation::OnJoined(Process& process, const absl::StatusOr<int>& rank) {
   const bool is_first = !std::exchange(process.has_joined, true);
   const absl::Duration longest = is_first ? scenario_.attach_delay_high : absl::Milliseconds(5);
   After(random_.Between(absl::ZeroDuration(), longest), [this, &process] { Open(process); });
-}
-
-void Simulation::Open(Process& process) {
-  if (process.left || process.leaving || process.link != nullptr) return;
-  if (!Awake(process, [this, &process] { Open(process); })) return;
-  if (process.member->failed()) return;
-  links_.push_back(std::make_unique<Link>());
-  Link& link = *links_.back();
-  link.id = links_.size();
-  link.process = process.index;
-  link.rank = process.rank;
-  const bool paired = scenario_.lanes && !process.in_place;
-  link.up = Direction<wire::Frame>(paired);
-  link.down = Direction<DownFrame>(paired);
-  link.down.Begin(now_);
-  link.limits.emplace(scenario_.queue);
-  process.link = &link;
-  SendUp(process, {.header = wire::Hello{
-                       .token = {}, .start_id = process.start_id, .step = process.member->step()}});
-  if (process.welcomed) {
-    client::Effects effects;
-    process.member->Resumed(effects);
-    ApplyMember(process, std::move(effects));
-  }
-  Heartbeat(process);
-  ListenUntil(process, link, now_ + scenario_.options.silence_timeout);
-}
-
-// As the client's timer does it. One that comes late shows that the process stood still: only the
-// time that it did so is forgiven.
-void Simulation::ListenUntil(Process& process, Link& link, absl::Time due) {
-  const auto check = [this, &process, &link, due](const auto& self) -> void {
-    if (process.link != &link || link.cut || process.deaf || process.member->failed()) return;
-    if (process.leaving || !Awake(
-                               process, [self] { self(self); }, true))
-      return;
-    if (now_ - due > absl::Seconds(wire::kStandstillSeconds)) {
-      Note(Count::kPausesForgiven);
-      link.down.ForgivePause(now_ - due, now_);
-    }
-    const absl::Duration limit = scenario_.options.silence_timeout;
-    const std::optional<absl::Time> silent = link.down.SilentAt(wire::Lane::kMain, limit);
-    if (!silent || now_ <= *silent) {
-      const absl::Time next = silent.value_or(now_ + limit / 4);
-      return ListenUntil(process, link, next + absl::Microseconds(1));
-    }
-    Note(Count::kDaemonsLost);
-    if (!daemon_paused_long_) {
-      checker_.Violate(absl::StrCat("rank ", process.rank, " took a live daemon for lost"));
-    }
-    process.lost_daemon = true;
-    client::Effects effects;
-    process.member->Fail(absl::UnavailableError("lost the daemon: nothing was heard"), effects);
-    ApplyMember(process, std::move(effects));
-  };
-  At(
-      due, [check] { check(check); }, true);
 }
 
 // What the client assumes of its own queue: of an attempt no more than the open buckets' windows,
@@ -241,43 +186,6 @@ wire::PayloadRef Simulation::GradientsOf(Process& process, const client::SendChu
   return nullptr;
 }
 
-void Simulation::Heartbeat(Process& process) {
-  const Link* link = process.link;
-  After(
-      scenario_.options.silence_timeout / 5,
-      [this, &process, link] {
-        if (process.link != link || process.left || process.dead) return;
-        if (Awake(
-                process,
-                [this, &process, link] {
-                  if (process.link == link) Heartbeat(process);
-                },
-                true)) {
-          SendUp(process, {.header = wire::Heartbeat{}});
-          Heartbeat(process);
-        }
-      },
-      true);
-}
-
-void Simulation::OnStreamEnd(Process& process, Link& link, absl::Duration reconnect_after) {
-  if (process.link != &link || process.dead) return;
-  process.link = nullptr;
-  if (process.leaving || process.left || process.member->failed()) return;
-  After(reconnect_after, [this, &process] { Open(process); });
-}
-
-void Simulation::OnRefused(Process& process, const absl::Status& status) {
-  process.link = nullptr;
-  if (absl::StrContains(status.message(), "join again") && !process.welcomed) {
-    Note(Count::kTokensExpired);
-    return AskToJoin(process);
-  }
-  client::Effects effects;
-  process.member->Fail(status, effects);
-  ApplyMember(process, std::move(effects));
-}
-
 void Simulation::AllowCommit(Process& process, bool allowed) {
   if (scenario_.user_hook) {
     static_cast<FeedbackHook*>(process.hook.get())->AllowCommit(allowed);
@@ -287,6 +195,7 @@ void Simulation::AllowCommit(Process& process, bool allowed) {
 }
 
 void Simulation::OnFrame(Process& process, const wire::Frame& frame, const PlacedResult* placed) {
+  process.reconnect->OnHeard();
   Trace([&] {
     std::string text = absl::StrCat("rank ", process.rank, " < frame ", frame.header.index());
     if (const auto* result = std::get_if<wire::Result>(&frame.header)) {
@@ -468,7 +377,7 @@ void Simulation::OnMember(Process& process, client::FailedEffect& effect) {
     checker_.Violate(
         absl::StrCat("rank ", process.rank, " failed on its own: ", effect.status.message()));
   }
-  if (process.link != nullptr && !process.link->cut) Cut(process, false);
+  if (process.link != nullptr && !process.link->cut) Cut(process, std::nullopt);
 }
 
 }  // namespace gradwire::sim

@@ -47,7 +47,12 @@ void Simulation::SendHeartbeats(Link& link) {
           if (DaemonPaused([self] { self(self); }, true)) return;
           const auto current = current_.find(link.rank);
           if (link.cut || current == current_.end() || current->second != &link) return;
-          link.down.PutHeartbeats({.action = [] {}, .background = true});
+          link.down.PutHeartbeats({.action =
+                                       [this, &link] {
+                                         Process& process = *processes_[link.process];
+                                         if (process.link == &link) process.reconnect->OnHeard();
+                                       },
+                                   .background = true});
           WriteDown(link);
           SendHeartbeats(link);
         };
@@ -95,6 +100,7 @@ void Simulation::WriteDown(Link& link) {
 void Simulation::PumpDown(Link& link, wire::Lane lane, bool background) {
   Process& process = *processes_[link.process];
   if (process.deaf || link.paused[wire::Index(lane)]) return;
+  if (link.bulk_stuck && lane == wire::Lane::kBulk) return;
   if (link.down.Head(lane, now_) == nullptr) return;
   const auto again = [this, &link, lane, background] { PumpDown(link, lane, background); };
   if (!Awake(process, again, background)) return;
