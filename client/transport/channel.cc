@@ -221,7 +221,8 @@ absl::StatusOr<JoinResult> JoinSession(const std::shared_ptr<grpc::Channel>& cha
     const bool ending = status.error_code() == grpc::StatusCode::CANCELLED;
     if (status.error_code() != grpc::StatusCode::UNAVAILABLE && !late && !ending)
       return wire::FromGrpc(status);
-    if (!late) last_error = ending ? "the daemon is ending" : status.error_message();
+    if (!late)
+      last_error = ending ? "the daemon is ending" : std::string(wire::FromGrpc(status).message());
     const auto now = std::chrono::system_clock::now();
     if (now + kBetweenTries >= deadline) {
       return absl::UnavailableError(absl::StrCat("could not join through ", options.address,

@@ -9,7 +9,8 @@ namespace gradwire::wire {
 
 grpc::Status ToGrpc(const absl::Status& status);
 
-// A code that gRPC does not define becomes Unknown.
+// A code that gRPC does not define becomes Unknown. Of a failed connection the message begins with
+// the address.
 absl::Status FromGrpc(const grpc::Status& status);
 
 }  // namespace gradwire::wire

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+
 namespace gradwire::wire {
 namespace {
 
@@ -41,6 +43,18 @@ TEST(StatusTest, CodesHaveTheSameNumbers) {
 TEST(StatusTest, Ok) {
   EXPECT_TRUE(ToGrpc(absl::OkStatus()).ok());
   EXPECT_TRUE(FromGrpc(grpc::Status::OK).ok());
+}
+
+TEST(StatusTest, AFailedConnectionIsIntroducedOnce) {
+  const auto message = [](const std::string& text) {
+    return std::string(FromGrpc({grpc::StatusCode::UNAVAILABLE, text}).message());
+  };
+  const std::string refused = "ipv4:127.0.0.1:1: Failed to connect to remote host: refused";
+  const std::string introduction = "failed to connect to all addresses; last error: ";
+  EXPECT_EQ(message(introduction + "UNKNOWN: " + refused), refused);
+  EXPECT_EQ(message(introduction + "UNAVAILABLE: " + refused), refused);
+  EXPECT_EQ(message(introduction + refused), refused);
+  EXPECT_EQ(message("UNKNOWN: " + refused), "UNKNOWN: " + refused);
 }
 
 TEST(StatusTest, UnknownCodes) {
