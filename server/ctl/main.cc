@@ -7,8 +7,11 @@
 #include <iostream>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/printable.h"
 #include "server/ctl/calls.h"
 #include "server/ctl/files.h"
 #include "server/ctl/report.h"
@@ -42,12 +45,18 @@ struct Flags {
   bool json() const { return format == "json"; }
 };
 
+// What this machine refused, for example to write a file.
+int FailedHere(const absl::Status& status) {
+  std::cerr << "gradwirectl: " << status.message() << "\n";
+  return kExitFailed;
+}
+
+// What the daemon answered, or that it did not.
 int Failed(const Flags& flags, const absl::Status& status) {
   const bool unreachable = status.code() == absl::StatusCode::kUnavailable ||
                            status.code() == absl::StatusCode::kDeadlineExceeded;
-  std::cerr << "gradwirectl: "
-            << (unreachable ? absl::StrCat("no daemon answers at ", flags.address, ": ") : "")
-            << status.message()
+  std::cerr << "gradwirectl: " << (unreachable ? "no daemon answers at " : "") << flags.address
+            << ": " << Printable(std::string(status.message()))
             << (unreachable ? "; --address or GRADWIRE_ADDRESS names another daemon" : "") << "\n";
   // Scripts distinguish a daemon that does not answer from one that refuses.
   return unreachable ? kExitUnavailable : kExitFailed;
@@ -80,7 +89,7 @@ int Export(const Flags& flags) {
   const auto state = ExportState(flags.state_target(), flags.session);
   if (!state.ok()) return Failed(flags, state.status());
   if (absl::Status written = WriteFile(flags.file, *state); !written.ok()) {
-    return Failed(flags, written);
+    return FailedHere(written);
   }
   std::cout << "exported the state of session " << flags.session << ", " << state->size()
             << " bytes, to " << flags.file << "\n";
@@ -89,7 +98,7 @@ int Export(const Flags& flags) {
 
 int Import(const Flags& flags) {
   const auto state = ReadFile(flags.file);
-  if (!state.ok()) return Failed(flags, state.status());
+  if (!state.ok()) return FailedHere(state.status());
   const auto iteration = ImportState(flags.state_target(), flags.session, *state);
   if (!iteration.ok()) return Failed(flags, iteration.status());
   std::cout << "imported " << flags.file << ", " << state->size() << " bytes, into session "
@@ -111,6 +120,21 @@ int Version(const Flags& flags) {
   if (server.ok())
     std::cout << "gradwired   " << server->version() << "  " << flags.address << "\n";
   return kExitOk;
+}
+
+// CLI11 only says that a subcommand is missing, neither which are allowed nor what was given.
+int RefuseCommandLine(const CLI::App& app, const CLI::ParseError& error) {
+  const CLI::App* lacking = &app;
+  while (!lacking->get_subcommands().empty()) lacking = lacking->get_subcommands().front();
+  const auto all = lacking->get_subcommands([](const CLI::App*) { return true; });
+  const bool lacks_command = error.get_name() == "RequiredError" && !all.empty();
+  if (!lacks_command) return app.exit(error) == 0 ? kExitOk : kExitUsage;
+  const std::vector<std::string> given = app.remaining(true);
+  const auto append_name = [](std::string* out, const CLI::App* one) { *out += one->get_name(); };
+  std::cerr << lacking->get_name() << ": "
+            << (given.empty() ? "no command" : absl::StrCat("no command \"", given.front(), "\""))
+            << "; allowed: " << absl::StrJoin(all, ", ", append_name) << "\n";
+  return kExitUsage;
 }
 
 int Main(int argc, const char* const* argv) {
@@ -152,7 +176,7 @@ int Main(int argc, const char* const* argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? kExitOk : kExitUsage;
+    return RefuseCommandLine(app, error);
   }
   if (status->parsed()) return Status(flags);
   if (get->parsed()) return ShowSession(flags);

@@ -108,7 +108,7 @@ std::string CompressionTable(const v1::SessionStatus& session) {
   if (std::none_of(lines.begin(), lines.end(), [](const auto& line) { return line.rank() > 0; })) {
     return "";
   }
-  std::vector<Row> rows = {{"PARAMETER", "RANK", "RATIO", "Q AFTER STEPS"}};
+  std::vector<Row> rows = {{"PARAMETER", "MATRIX RANK", "RATIO", "Q AFTER STEPS"}};
   for (const v1::ParameterStatus& line : lines) {
     const bool compressed = line.rank() > 0;
     rows.push_back({Printable(line.name()), compressed ? absl::StrCat(line.rank()) : "-",
@@ -207,10 +207,11 @@ std::string SessionTable(const v1::SessionStatus& session) {
        {"reserved", Bytes(session.reserved_bytes())}});
   std::vector<Row> rows = {{"RANK", "STATE", "LAST HEARD", "RECEIVED"}};
   for (const v1::MemberStatus& member : session.members()) {
-    rows.push_back(
-        {absl::StrCat(member.rank()), member.state(),
-         member.has_last_heard() ? absl::StrCat(Seconds(member.last_heard()), " ago") : "never",
-         Bytes(member.contribution_bytes_total())});
+    const std::string heard = member.has_last_heard()
+                                  ? absl::StrCat(Seconds(member.last_heard()), " ago")
+                                  : (member.state() == "absent" ? "never" : "-");
+    rows.push_back({absl::StrCat(member.rank()), member.state(), heard,
+                    Bytes(member.contribution_bytes_total())});
   }
   return absl::StrCat(text, "\n", Table(rows), BucketTable(session), CompressionTable(session));
 }

@@ -86,7 +86,7 @@ void ServeUntilTold(const Server& server, const sigset_t& signals, bool stop_on_
 }
 
 int Drain(Server& server, absl::Duration timeout, const sigset_t& signals) {
-  spdlog::info("draining: {} sessions have {} to finish", server.sessions(),
+  spdlog::info("draining: {} session(s) may take {} to finish", server.sessions(),
                absl::FormatDuration(timeout));
   server.BeginDrain();
   const absl::Time deadline = MonotonicNow() + timeout;
@@ -98,7 +98,7 @@ int Drain(Server& server, absl::Duration timeout, const sigset_t& signals) {
       return kExitCut;
     }
     if (MonotonicNow() < deadline) continue;
-    spdlog::warn("drain timed out: aborting {} sessions", server.sessions());
+    spdlog::warn("drain timed out: aborting {} session(s)", server.sessions());
     server.Shutdown(kLastWords);
     return kExitCut;
   }

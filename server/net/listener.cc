@@ -174,7 +174,12 @@ absl::StatusOr<Listener> Listener::OpenUnix(const std::string& path) {
   listener.fd_ = UniqueFd(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!listener.fd_.valid()) return SystemError("socket", errno);
   const sockaddr_un where = UnixAddress(path);
-  if (bind(listener.fd(), Generic(&where), sizeof where) != 0) return SystemError(path, errno);
+  if (bind(listener.fd(), Generic(&where), sizeof where) != 0) {
+    if (errno == ENOENT) {
+      return absl::UnavailableError(absl::StrCat(path, ": its folder does not exist"));
+    }
+    return SystemError(path, errno);
+  }
   listener.path_ = path;
   listener.address_ = absl::StrCat(kUnixPrefix, path);
   struct stat info {};

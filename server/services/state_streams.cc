@@ -10,9 +10,9 @@ namespace gradwire::server {
 namespace {
 
 absl::Status NoSession(const std::string& name) {
-  return absl::NotFoundError(
-      absl::StrCat("no session \"", name,
-                   "\" is running; a state can be read and replaced in a running one only"));
+  constexpr std::size_t kShown = 200;
+  return absl::NotFoundError(absl::StrCat("session: none named \"", name.substr(0, kShown),
+                                          "\" is running; only a running one has a state"));
 }
 
 }  // namespace

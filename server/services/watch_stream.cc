@@ -25,7 +25,7 @@ WatchStream::WatchStream(std::shared_ptr<const Registry> registry,
 void WatchStream::OnRequest(const v1::WatchRequest& request) {
   session_ = registry_->Get(request.session());
   if (session_ == nullptr) {
-    return Finish(absl::NotFoundError("the daemon knows no session of that name"));
+    return Finish(UnknownSession(request.session()));
   }
   ticks_->Add(Self<WatchStream>());
   OnTick(MonotonicNow());

@@ -51,6 +51,12 @@ absl::Status DrainingError() { return absl::UnavailableError("the daemon is drai
 
 }  // namespace
 
+absl::Status UnknownSession(const std::string& name) {
+  constexpr std::size_t kShown = 200;
+  return absl::NotFoundError(absl::StrCat("session: the daemon has none named \"",
+                                          name.substr(0, kShown), "\", running or recently ended"));
+}
+
 Registry::Registry(Limits limits)
     : Registry(limits, [](const HookSpec& spec, SharedManifest manifest) {
         return MakeCoordinatorHook(spec, std::move(manifest));
@@ -376,7 +382,7 @@ absl::StatusOr<v1::SessionStatus> Registry::Status(const std::string& name, absl
                                     [&](const Past& one) { return one->name() == name; });
     if (found != history_.end()) past = *found;
   }
-  if (past == nullptr) return absl::NotFoundError("the daemon knows no session of that name");
+  if (past == nullptr) return UnknownSession(name);
   return *past;
 }
 

@@ -28,6 +28,9 @@ namespace gradwire::server {
 
 class SessionRunner;
 
+// NotFound, with the beginning of a name that a request gave.
+absl::Status UnknownSession(const std::string& name);
+
 // The membership that a token identifies.
 struct MemberHandle {
   std::shared_ptr<SessionRunner> session;

@@ -445,12 +445,15 @@ v1::SessionStatus SessionRunner::Status(absl::Time now, bool compression) const 
       *line.mutable_report() = wire::ToProto(report).bucket_report();
     }
   }
+  const bool live = core_.state() == SessionCore::State::kJoining ||
+                    core_.state() == SessionCore::State::kRunning;
   for (int rank = 0; rank < options_.world_size; ++rank) {
     v1::MemberStatus& member = *status.add_members();
     member.set_rank(rank);
     member.set_state(Name(core_.member_state(rank)));
     member.set_contribution_bytes_total(core_.progress().flow().member_bytes(rank));
-    if (core_.member_state(rank) == SessionCore::MemberState::kAbsent) continue;
+    // An ended session hears nobody, and its status may be kept for hours.
+    if (!live || core_.member_state(rank) == SessionCore::MemberState::kAbsent) continue;
     *member.mutable_last_heard() = wire::ToProto(now - core_.last_heard(rank));
   }
   return status;

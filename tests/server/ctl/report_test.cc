@@ -84,6 +84,16 @@ TEST(ReportTest, JsonHasEveryField) {
   EXPECT_THAT(StatusJson({}, {}), HasSubstr("\"sessions\":[]"));
 }
 
+TEST(ReportTest, WhenAMemberWasLastHeard) {
+  v1::SessionStatus session = Running();
+  session.mutable_members(0)->mutable_last_heard()->set_seconds(3);
+  session.add_members()->set_state("absent");
+  const std::string text = SessionTable(session);
+  EXPECT_THAT(text, HasSubstr("connected  3.0 s ago"));
+  EXPECT_THAT(text, HasSubstr("lost       -  "));
+  EXPECT_THAT(text, HasSubstr("absent     never"));
+}
+
 TEST(ReportTest, CompressionHasALineForEachParameter) {
   v1::SessionStatus session = Running();
   EXPECT_THAT(SessionTable(session), Not(HasSubstr("PARAMETER")));
@@ -100,10 +110,10 @@ TEST(ReportTest, CompressionHasALineForEachParameter) {
   add("weight", 2, 8.571, 31);
   add("new\x1b[2J", 4, 3, 0);
   EXPECT_THAT(SessionTable(session), HasSubstr("\n"
-                                               "PARAMETER     RANK  RATIO  Q AFTER STEPS\n"
-                                               "bias          -     1.0    -\n"
-                                               "weight        2     8.6    31\n"
-                                               "new\\u001b[2J  4     3.0    drawn\n"));
+                                               "PARAMETER     MATRIX RANK  RATIO  Q AFTER STEPS\n"
+                                               "bias          -            1.0    -\n"
+                                               "weight        2            8.6    31\n"
+                                               "new\\u001b[2J  4            3.0    drawn\n"));
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 
 #include "gradwire/v1/admin.grpc.pb.h"
 #include "proto/wire/status.h"
+#include "server/session/registry.h"
 #include "tests/testing/ranks.h"
 #include "tests/testing/raw_member.h"
 #include "tests/testing/test_daemon.h"
@@ -112,7 +113,7 @@ TEST(ServerTest, SaysHowItIs) {
   EXPECT_EQ(session->gradient_bytes(), kNumel * 4);
   EXPECT_EQ(session->members(1).state(), "connected");
   EXPECT_THAT(session->waiting_for(), HasSubstr("begin step 0"));
-  EXPECT_EQ(GetSession(daemon.address(), "other").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(GetSession(daemon.address(), "other").status(), UnknownSession("other"));
 }
 
 TEST(ServerTest, TakesMembersThroughAStep) {

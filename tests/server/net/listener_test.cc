@@ -51,6 +51,12 @@ TEST(ListenerTest, RefusesATakenPort) {
   EXPECT_THAT(std::string(second.status().message()), HasSubstr(first->front().address()));
 }
 
+TEST(ListenerTest, SaysThatAFolderIsMissing) {
+  const TemporaryFolder folder;
+  EXPECT_THAT(std::string(Listener::Open("unix:" + folder / "none/s").status().message()),
+              HasSubstr("none/s: its folder does not exist"));
+}
+
 TEST(ListenerTest, UnixSocketIsPrivateAndGoesWithTheListener) {
   const TemporaryFolder folder;
   const std::string path = folder / "s";
