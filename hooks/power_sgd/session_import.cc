@@ -108,14 +108,14 @@ class Reader {
           absl::StrCat("state: format \"", Text("format").substr(0, 80),
                        "\" is not known; allowed: \"", kSessionStateFormat, "\""));
     }
-    if (Text("options") != session_.OptionsText()) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("state: ", FirstDifferentOption(session_.OptionsText(), Text("options"))));
-    }
-    for (const char* key : {"iteration", "generator", "seed"}) {
+    for (const char* key : {"options", "iteration", "generator", "seed"}) {
       if (!state_.metadata.contains(key)) {
         return absl::InvalidArgumentError(absl::StrCat("state: \"", key, "\" is missing"));
       }
+    }
+    if (Text("options") != session_.OptionsText()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("state: ", FirstDifferentOption(session_.OptionsText(), Text("options"))));
     }
     if (const std::string layout = session_.LayoutText(); Text("layout") != layout) {
       return absl::FailedPreconditionError(

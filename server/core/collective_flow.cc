@@ -80,6 +80,7 @@ void CollectiveFlow::Resume(int rank, Effects& effects) const {
 }
 
 void CollectiveFlow::End() {
+  began_.reset();
   collectives_ = Collectives(options_.world_size, options_.chunk_bytes, options_.window_chunks);
 }
 
