@@ -7,8 +7,8 @@ namespace gradwire::server {
 // Only bytes that nobody but a queue holds count against the limit. Counting them walks the queue,
 // so QueueLimits asks for it rarely.
 absl::Status SendQueue::Add(Outgoing frame) {
-  const absl::Status may = limits_.Add(sender_.size(), frame.held_bytes(), frame.only_queued(),
-                                       [this] { return CountOnlyQueued(); });
+  absl::Status may = limits_.Add(sender_.size(), frame.held_bytes(), frame.only_queued(),
+                                 [this] { return CountOnlyQueued(); });
   if (!may.ok()) return may;
   const wire::SendPriority priority = frame.priority();
   sender_.Queue(std::move(frame), priority);

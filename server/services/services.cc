@@ -20,8 +20,8 @@ struct Services::Parts {
   std::optional<HealthService> health{};  // once all that it tells of is known
 };
 
-Services::Services(const ServerOptions& options, std::shared_ptr<Registry> registry,
-                   std::shared_ptr<PeriodicTasks> tasks, Connections connections)
+Services::Services(const ServerOptions& options, const std::shared_ptr<Registry>& registry,
+                   const std::shared_ptr<PeriodicTasks>& tasks, Connections connections)
     : registry_(registry),
       parts_(new Parts{.aggregation = AggregationService(options, registry, tasks,
                                                          std::move(connections.has_room)),

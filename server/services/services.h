@@ -23,8 +23,8 @@ class Services {
     std::function<bool()> has_room;  // whether members may have some besides their first
   };
 
-  Services(const ServerOptions& options, std::shared_ptr<Registry> registry,
-           std::shared_ptr<PeriodicTasks> tasks, Connections connections);
+  Services(const ServerOptions& options, const std::shared_ptr<Registry>& registry,
+           const std::shared_ptr<PeriodicTasks>& tasks, Connections connections);
   ~Services();
 
   // Once. Of all services, with health and reflection.

@@ -157,7 +157,7 @@ absl::StatusOr<wire::MemoryReply> SessionMemory::Begin(int rank, wire::MemoryReq
   auto memory = std::make_shared<MemberMemory>();
   const auto number = memory->Add(*std::move(segment), 0);
   if (!number.ok()) return number.status();
-  const absl::StatusOr<std::uint64_t> id = Insert(rank, std::move(memory), clock());
+  const absl::StatusOr<std::uint64_t> id = Insert(rank, memory, clock());
   if (!id.ok()) return id.status();
   return wire::MemoryReply{.attachment = *id, .segment = *number, .results = std::move(descriptor)};
 }
@@ -199,7 +199,8 @@ absl::StatusOr<SessionMemory::Segment> SessionMemory::Map(int rank, UniqueFd fd,
   return Together(*std::move(segment), *std::move(share));
 }
 
-absl::StatusOr<std::uint64_t> SessionMemory::Insert(int rank, std::shared_ptr<MemberMemory> memory,
+absl::StatusOr<std::uint64_t> SessionMemory::Insert(int rank,
+                                                    const std::shared_ptr<MemberMemory>& memory,
                                                     absl::Time now) {
   std::shared_ptr<MemberMemory> dropped;  // unmapped after the lock is released
   MutexLock lock(mutex_);

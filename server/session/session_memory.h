@@ -128,7 +128,7 @@ class SessionMemory : public std::enable_shared_from_this<SessionMemory> {
   // Counted for the member as long as it is mapped.
   absl::StatusOr<Segment> Map(int rank, UniqueFd fd, std::size_t max_bytes, Quota::Need need,
                               wire::GoOn go_on);
-  absl::StatusOr<std::uint64_t> Insert(int rank, std::shared_ptr<MemberMemory> memory,
+  absl::StatusOr<std::uint64_t> Insert(int rank, const std::shared_ptr<MemberMemory>& memory,
                                        absl::Time now);
   // The unclaimed attachment that makes room for one more of the member; null: there is room.
   absl::StatusOr<std::shared_ptr<MemberMemory>> MakeRoom(int rank) GRADWIRE_REQUIRES(mutex_);

@@ -46,13 +46,13 @@ void ExportedFile::Read(const std::shared_ptr<ExportedFile>& file, Answer answer
   const absl::StatusOr<std::string>* made = nullptr;
   {
     MutexLock lock(file->mutex_);
-    if (file->bytes_) {
-      made = &*file->bytes_;  // never changes again
-    } else {
+    if (!file->bytes_) {
       file->waiting_.push_back(std::move(answer));
+      return;
     }
+    made = &*file->bytes_;  // never changes again
   }
-  if (made != nullptr) answer(BytesOf(file, *made));
+  answer(BytesOf(file, *made));
 }
 
 void ExportedFile::Made(const std::shared_ptr<ExportedFile>& file,
