@@ -189,20 +189,12 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
 }
 
-// The daemon takes some 2 us for each parameter to read and check a manifest. Without this
-// allowance, for a busy machine, a large join would count as unanswered, and begin again, while it
-// is read. Whole seconds, because messages show it with the timeout.
-absl::Duration ReadingTime(std::size_t parameters) {
-  return absl::Floor(absl::Microseconds(20) * static_cast<std::int64_t>(parameters),
-                     absl::Seconds(1));
-}
-
 absl::StatusOr<JoinResult> JoinSession(const std::shared_ptr<grpc::Channel>& channel,
                                        const ClientOptions& options, std::uint64_t start_id) {
   const auto stub = v1::AggregationService::NewStub(channel);
   const v1::JoinRequest request = MakeRequest(options, start_id);
   const auto begin = std::chrono::system_clock::now();
-  const absl::Duration reading = ReadingTime(options.parameters.size());
+  const absl::Duration reading = wire::ReadingTime(options.parameters.size());
   const absl::Duration allowed = options.connect_timeout + reading;
   const auto deadline = begin + absl::ToChronoNanoseconds(allowed);
   // The first tries end here, so that the wait is reported even if a connection hangs. A Join is

@@ -38,10 +38,8 @@ bool IsThisHost(const std::string& address);
 // A connection of its own: channels with equal arguments share none.
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address);
 
-// How much longer than ClientOptions::connect_timeout a join of so many parameters may take.
-absl::Duration ReadingTime(std::size_t parameters);
-
-// Tries until `options.connect_timeout` has passed or the daemon has answered. Says so after 1 s.
+// Tries until the daemon has answered, or `options.connect_timeout` and the manifest's
+// wire::ReadingTime have passed. Says so after 1 s.
 absl::StatusOr<JoinResult> JoinSession(const std::shared_ptr<grpc::Channel>& channel,
                                        const ClientOptions& options, std::uint64_t start_id);
 

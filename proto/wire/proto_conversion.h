@@ -29,6 +29,15 @@ inline constexpr std::uint64_t kMaxMatrixCols = 1024;  // bounds the work of an 
 inline constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{1} << 48;
 inline constexpr std::int64_t kMaxRank = kMaxWorldSize - 1;
 
+// What a join of so many parameters may take beyond the usual timeouts, on both sides. Each side
+// takes some 2 us for each parameter to check a manifest or to prepare for it; on a busy machine it
+// is more. Without this, a large join would count as unanswered or abandoned, and begin again.
+// Whole seconds, because messages show it with the timeout.
+inline absl::Duration ReadingTime(std::size_t parameters) {
+  return absl::Floor(absl::Microseconds(20) * static_cast<std::int64_t>(parameters),
+                     absl::Seconds(1));
+}
+
 // Too long a Failure message is cut.
 v1::Header ToProto(const Header& header);
 absl::StatusOr<Header> FromProto(const v1::Header& header);

@@ -92,7 +92,7 @@ absl::StatusOr<SessionOptions> SessionOf(const ServerOptions& options,
   session.eager_bytes = options.eager_bytes;
   session.join_timeout = *join;
   session.step_timeout = *step;
-  session.token_timeout = options.token_timeout;
+  session.token_timeout = options.token_timeout + wire::ReadingTime(ask.manifest.size());
   session.resume_grace = options.resume_grace;
   session.silence_timeout = options.silence_timeout;
   return session;

@@ -44,7 +44,7 @@ class JoinPartsTest : public ::testing::Test {
             .connect_timeout = absl::Minutes(4)};
   }
 
-  TestDaemon daemon_{{}};
+  TestDaemon daemon_{{.token_timeout = absl::Minutes(1)}};
 };
 
 TEST_F(JoinPartsTest, HalfAMillionParameters) {

@@ -10,6 +10,7 @@
 #include <string>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "gradwire/v1/admin.grpc.pb.h"
 #include "proto/wire/status.h"
 #include "server/session/registry.h"
@@ -140,6 +141,22 @@ TEST(ServerTest, TakesMembersThroughAStep) {
     ASSERT_TRUE(done.has_value());
     EXPECT_EQ(done->header().step_done().verdict(), v1::STEP_VERDICT_APPLY);
   }
+}
+
+TEST(ServerTest, AMemberWithManyParametersHasLongerToOpenItsStream) {
+  const TestDaemon daemon({.token_timeout = absl::Seconds(5)});
+  ClientOptions options = MemberOptions(daemon, 0);
+  RawMember few(daemon.address());
+  const auto usual = few.Join(RawMember::MakeJoin(options));
+  ASSERT_TRUE(usual.ok()) << usual.status();
+  EXPECT_EQ(usual->token_timeout().seconds(), 5);
+  options.session = "large";
+  for (int i = 1; i < 50'000; ++i) {
+    options.parameters.push_back({.name = absl::StrCat(i), .shape = {1}});
+  }
+  const auto longer = few.Join(RawMember::MakeJoin(options));
+  ASSERT_TRUE(longer.ok()) << longer.status();
+  EXPECT_EQ(longer->token_timeout().seconds(), 6);
 }
 
 TEST(ServerTest, LeavingClosesTheSessionAndReturnsItsMemory) {
