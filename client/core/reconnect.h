@@ -1,4 +1,4 @@
-// When a member whose stream ended opens the next one, and when it gives the daemon up.
+// When a member whose stream ended opens the next one, and when it gives up on the daemon.
 #pragma once
 
 #include <optional>
@@ -7,7 +7,7 @@
 
 namespace gradwire::client {
 
-// A pure state machine: the caller tells the time (std::chrono's or absl's) and opens the streams.
+// A pure state machine: the caller passes the time (std::chrono's or absl's) and opens the streams.
 // Not thread-safe.
 //
 // The first try is immediate; each failed one is followed by a wait of `between_tries`. The member

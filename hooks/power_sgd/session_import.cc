@@ -17,19 +17,35 @@
 namespace gradwire {
 namespace {
 
-// The first line in which two layouts differ.
-std::string FirstDifferentLine(const std::string& here, const std::string& there) {
-  const std::vector<std::string> ours = absl::StrSplit(here, '\n');
-  const std::vector<std::string> theirs = absl::StrSplit(there, '\n');
-  for (std::size_t i = 0; i < std::max(ours.size(), theirs.size()); ++i) {
-    const std::string a = i < ours.size() ? ours[i] : "";
-    const std::string b = i < theirs.size() ? theirs[i] : "";
-    if (a != b) {
-      return absl::StrCat("parameter ", i, " is \"", a, "\" in the session and \"",
-                          b.substr(0, 200), "\" in the state");
-    }
+// The first place in which two lists differ. A list that ends before it has "" there.
+struct Difference {
+  std::size_t index = 0;
+  std::string ours;
+  std::string saved;
+};
+
+// Walks the lists without copying them: the saved one comes from outside, and a vector of its items
+// could take many times its size.
+Difference FirstDifference(const std::string& ours, const std::string& saved, char separator) {
+  const auto in_session = absl::StrSplit(ours, separator);
+  const auto in_state = absl::StrSplit(saved, separator);
+  auto a = in_session.begin();
+  auto b = in_state.begin();
+  Difference found;
+  while (a != in_session.end() && b != in_state.end() && *a == *b) {
+    ++a;
+    ++b;
+    ++found.index;
   }
-  return "";
+  if (a != in_session.end()) found.ours = std::string(*a);
+  if (b != in_state.end()) found.saved = std::string(b->substr(0, 200));
+  return found;
+}
+
+std::string FirstDifferentLine(const std::string& ours, const std::string& saved) {
+  const Difference found = FirstDifference(ours, saved, '\n');
+  return absl::StrCat("parameter ", found.index, " is \"", found.ours, "\" in the session and \"",
+                      found.saved, "\" in the state");
 }
 
 // An option as users write it; the state has numbers for choices.
@@ -45,21 +61,16 @@ std::string AsWritten(const std::string& option) {
       {"error_feedback=1", "error_feedback=aggregate"},
       {"error_feedback=2", "error_feedback=local"},
   };
+  if (option.empty()) return "no further option";
   const auto found = kWritten->find(option);
-  return found == kWritten->end() ? option.substr(0, 200) : found->second;
+  return found == kWritten->end() ? option : found->second;
 }
 
 // Both list the same options as name=value, in the same order; a state of another version may not.
 std::string FirstDifferentOption(const std::string& ours, const std::string& saved) {
-  const std::vector<std::string> in_session = absl::StrSplit(ours, ' ');
-  const std::vector<std::string> in_state = absl::StrSplit(saved, ' ');
-  for (std::size_t i = 0; i < std::min(in_session.size(), in_state.size()); ++i) {
-    if (in_session[i] == in_state[i]) continue;
-    return absl::StrCat("saved with ", AsWritten(in_state[i]), "; the session has ",
-                        AsWritten(in_session[i]));
-  }
-  return absl::StrCat("saved with ", in_state.size(), " options; the session has ",
-                      in_session.size());
+  const Difference found = FirstDifference(ours, saved, ' ');
+  return absl::StrCat("saved with ", AsWritten(found.saved), "; the session has ",
+                      AsWritten(found.ours));
 }
 
 // Reads one state for one session.
@@ -143,6 +154,12 @@ class Reader {
     if (state_.metadata.contains("draw_plan")) {
       DrawBuckets buckets;
       for (const auto bucket : absl::StrSplit(Text("draw_plan"), ',')) {
+        // Before memory is taken for it: buckets share no parameter and are not empty.
+        if (buckets.size() == manifest_.size()) {
+          return absl::InvalidArgumentError(
+              absl::StrCat("state: draw_plan has more buckets than the session's ",
+                           manifest_.size(), " parameters"));
+        }
         if (!ReadPositions(bucket, buckets.emplace_back())) {
           return absl::InvalidArgumentError(absl::StrCat(
               "state: draw_plan has \"", bucket.substr(0, 80), "\"; allowed: positions"));

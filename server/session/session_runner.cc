@@ -452,7 +452,7 @@ v1::SessionStatus SessionRunner::Status(absl::Time now, bool compression) const 
     member.set_rank(rank);
     member.set_state(Name(core_.member_state(rank)));
     member.set_contribution_bytes_total(core_.progress().flow().member_bytes(rank));
-    // An ended session hears nobody, and its status may be kept for hours.
+    // The status of an ended session may be kept for hours, in which this time would only grow.
     if (!live || core_.member_state(rank) == SessionCore::MemberState::kAbsent) continue;
     *member.mutable_last_heard() = wire::ToProto(now - core_.last_heard(rank));
   }

@@ -164,9 +164,11 @@ TEST(DrawPlan, DamagedStatesAreRefused) {
   const HookState good = world->Export();
   EXPECT_EQ(good.metadata.at("draw_plan"), "3 5,2,4 1");
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {"draw_plan", ""},          {"draw_plan", "3 5,,4 1"}, {"draw_plan", "3 x"},
-      {"draw_plan", "3 5,2,4 6"}, {"draw_plan", "3 3"},      {"draw_plan", "3 5"},
-      {"draw_plan", "-1"},        {"seeds", "1 2 3"},        {"seeds", "x"}};
+      {"draw_plan", ""},    {"draw_plan", "3 5,,4 1"},
+      {"draw_plan", "3 x"}, {"draw_plan", "3 5,2,4 6"},
+      {"draw_plan", "3 3"}, {"draw_plan", "3 5"},
+      {"draw_plan", "-1"},  {"draw_plan", "0,1,2,3,4,5,0"},
+      {"seeds", "1 2 3"},   {"seeds", "x"}};
   for (const auto& [key, value] : cases) {
     HookState bad = good;
     bad.metadata[key] = value;

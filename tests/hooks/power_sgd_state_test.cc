@@ -148,6 +148,12 @@ TEST(PowerSgd, RefusesAnotherStateByName) {
             "state: saved with warm_start=true; the session has warm_start=false");
   EXPECT_EQ(refused_by("batched_power_sgd,start_powerSGD_iter=0"),
             "state: saved with comm_hook=power_sgd; the session has comm_hook=batched_power_sgd");
+  bad = good;
+  bad.metadata["options"] += " a=1";
+  EXPECT_EQ(refusal(bad), "state: saved with a=1; the session has no further option");
+  bad.metadata["options"] = std::string(1 << 20, ' ');
+  EXPECT_EQ(refusal(bad),
+            "state: saved with no further option; the session has comm_hook=power_sgd");
 
   HookState padding = world->hook(0).State();
   padding.tensors[0] = {.name = "padding/tall",

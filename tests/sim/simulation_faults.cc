@@ -144,7 +144,7 @@ bool Simulation::BecomeUnreachable(Process& process) {
   After(1.1 * grace + absl::Milliseconds(500), [this, &process] {
     if (process.dead || process.left || process.leaving || process.member->failed()) return;
     checker_.Violate(
-        absl::StrCat("rank ", process.rank, " has not given an unreachable daemon up"));
+        absl::StrCat("rank ", process.rank, " has not given up on an unreachable daemon"));
   });
   return true;
 }
