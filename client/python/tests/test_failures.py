@@ -181,6 +181,8 @@ class Interrupt(logging.Handler):
     def emit(self, record):
         os.kill(os.getpid(), signal.SIGINT)
 
+# A program that was started in the background may have inherited that it ignores the signal.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 logging.getLogger("gradwire").addHandler(Interrupt())
 model = torch.nn.Linear(3, 3)
 gw.SessionState(model=model, connect_timeout=__import__("datetime").timedelta(seconds=2)).connect()
