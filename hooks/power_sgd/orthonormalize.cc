@@ -1,15 +1,48 @@
 #include "hooks/power_sgd/orthonormalize.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
+
+#include "hooks/power_sgd/orthonormalize_order.h"
 
 namespace gradwire {
 namespace {
 
-// A column whose norm falls below this part of its norm before projection consists of rounding
-// errors only: it depends linearly on the columns before it.
-constexpr double kDeficient = 1e-10;
+// Multiplies by 2^-exponent, in two steps, since that power itself may be out of range. Exact,
+// unless the result is subnormal.
+class Scale {
+ public:
+  explicit Scale(int exponent)
+      : first_(std::ldexp(1.0, -exponent / 2)),
+        second_(std::ldexp(1.0, -exponent - -exponent / 2)) {}
+  double operator()(double v) const { return v * first_ * second_; }
+
+ private:
+  double first_;
+  double second_;
+};
+
+// Adds value(row) for each row, in the order of orthonormalize_order.h.
+template <class F>
+double SumOfRows(std::size_t rows, F value) {
+  std::array<double, kOrthonormalizeLanes> lanes;
+  std::size_t live = std::min(rows, lanes.size());
+  for (std::size_t lane = 0; lane < live; ++lane) lanes[lane] = value(lane);
+  std::size_t first = live;
+  for (; first + lanes.size() <= rows; first += lanes.size()) {
+    for (std::size_t lane = 0; lane < lanes.size(); ++lane) lanes[lane] += value(first + lane);
+  }
+  for (std::size_t lane = 0; first + lane < rows; ++lane) lanes[lane] += value(first + lane);
+  for (std::size_t half = lanes.size() / 2; half > 0; half /= 2) {
+    for (std::size_t lane = 0; lane + half < live && lane < half; ++lane) {
+      lanes[lane] += lanes[lane + half];
+    }
+    live = std::min(live, half);
+  }
+  return lanes[0];
+}
 
 class Columns {
  public:
@@ -17,24 +50,26 @@ class Columns {
 
   double& at(std::size_t row, std::size_t col) { return matrix_[col * shape_.rows + row]; }
 
-  // Multiplies by a power of two, which is exact, so that products do not overflow or underflow.
+  // Keeps products in range.
   void ScaleToOne(std::size_t col) {
     const double largest = Largest(col);
     if (largest == 0) return;
-    const int exponent = std::ilogb(largest);
-    for (std::size_t i = 0; i < shape_.rows; ++i) at(i, col) = std::scalbn(at(i, col), -exponent);
+    const Scale scale(std::ilogb(largest));
+    for (std::size_t i = 0; i < shape_.rows; ++i) at(i, col) = scale(at(i, col));
   }
 
-  // Scales by the largest element, as BLAS's nrm2 does, so that no square overflows or underflows.
+  // Scaled, so that no square overflows or underflows.
   double Norm(std::size_t col) {
     const double largest = Largest(col);
     if (largest == 0) return 0;
-    double sum = 0;
-    for (std::size_t i = 0; i < shape_.rows; ++i) {
-      const double scaled = at(i, col) / largest;
-      sum += scaled * scaled;
-    }
-    return largest * std::sqrt(sum);
+    const int exponent = std::ilogb(largest);
+    const Scale scale(exponent);
+    const double* values = &at(0, col);
+    const double sum = SumOfRows(shape_.rows, [&](std::size_t row) {
+      const double scaled = scale(values[row]);
+      return scaled * scaled;
+    });
+    return std::scalbn(std::sqrt(sum), exponent);
   }
 
   // col -= (unit . col) unit, for each column before `col`.
@@ -43,9 +78,10 @@ class Columns {
   }
 
   void Subtract(std::size_t unit, std::size_t col) {
-    double dot = 0;
-    for (std::size_t i = 0; i < shape_.rows; ++i) dot += at(i, unit) * at(i, col);
-    for (std::size_t i = 0; i < shape_.rows; ++i) at(i, col) -= dot * at(i, unit);
+    const double* from = &at(0, unit);
+    double* to = &at(0, col);
+    const double dot = SumOfRows(shape_.rows, [&](std::size_t row) { return from[row] * to[row]; });
+    for (std::size_t i = 0; i < shape_.rows; ++i) to[i] -= dot * from[i];
   }
 
   void Divide(std::size_t col, double divisor) {

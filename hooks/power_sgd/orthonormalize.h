@@ -1,4 +1,4 @@
-// Orthonormal columns, the same bits on every machine: scalar fp64 in a fixed order, without fused
+// Orthonormal columns, the same bits on every machine: fp64 in a fixed order, without fused
 // multiply-add.
 #pragma once
 
@@ -14,7 +14,7 @@ namespace gradwire {
 //
 // Column by column, left to right: the projections on the columns before are subtracted twice
 // (iterated modified Gram-Schmidt), then the column is divided by its 2-norm, so the sign stays.
-// Columns are scaled by their largest magnitude before a norm is taken, which prevents overflow and
+// Columns are scaled by a power of two before a norm is taken, which prevents overflow and
 // underflow. If less than 1e-10 of a column's norm remains (it was collinear, or zero), the column
 // is replaced: by the projection of the first unit vector e_0, e_1, ... that has at least half its
 // norm outside the span of the columns before or, if there is none (nearly as many columns as
