@@ -6,7 +6,9 @@
 #include <memory>
 #include <vector>
 
+#include "hooks/cpu/kernels.h"
 #include "hooks/power_sgd/column_order.h"
+#include "hooks/power_sgd/orthonormalize.h"
 
 namespace gradwire {
 namespace {
@@ -132,7 +134,7 @@ std::size_t BlockNumel(std::span<const Source> sources, std::size_t left) {
 // are closer than kGatherBytes, the pieces are copied together instead. `sink` may be null.
 ReduceOutcome ReduceWith(Workspace work, DType dtype, double divisor, std::size_t numel,
                          std::span<std::byte> results, const RawContributions& raw,
-                         const ResultSink* sink, const Kernels& kernels) {
+                         const ResultSink* sink) {
   // A sink takes at most kSinkBytes at a time, so that it finds them in the first-level cache.
   const std::size_t most = sink == nullptr ? numel : kSinkBytes / ByteSize(dtype);
   const bool keeps_all = results.size() >= numel * ByteSize(dtype);
@@ -155,13 +157,12 @@ ReduceOutcome ReduceWith(Workspace work, DType dtype, double divisor, std::size_
       }
       work.srcs[i] = data;
       if (source.cast == nullptr) continue;
-      kernels.convert_and_divide(raw.dtype, data, dtype, source.cast, block, raw.divisor);
+      cpu::ConvertAndDivide(raw.dtype, data, dtype, source.cast, block, raw.divisor);
       work.srcs[i] = source.cast;
     }
     const bool finite =
-        quotients
-            ? kernels.sum_quotients(work.srcs.data(), work.srcs.size(), raw.divisor, out, block)
-            : kernels.sum(dtype, work.srcs.data(), work.srcs.size(), divisor, out, block);
+        quotients ? cpu::SumQuotients(work.srcs.data(), work.srcs.size(), raw.divisor, out, block)
+                  : cpu::Sum(dtype, work.srcs.data(), work.srcs.size(), divisor, out, block);
     outcome.finite = outcome.finite && finite;
     const std::size_t bytes = block * ByteSize(dtype);
     if (sink != nullptr) (*sink)(numel - left, {out, bytes});
@@ -174,8 +175,7 @@ ReduceOutcome ReduceWith(Workspace work, DType dtype, double divisor, std::size_
 
 ReduceOutcome ReduceTo(DType dtype, ReduceOp op, std::size_t numel,
                        std::span<const Pieces> contributions, std::span<std::byte> out,
-                       const RawContributions& raw, double weight, const ResultSink* sink,
-                       const Kernels& kernels) {
+                       const RawContributions& raw, double weight, const ResultSink* sink) {
   const std::size_t count = contributions.size();
   const double mean = weight > 0 ? weight : static_cast<double>(count);
   // Contributions to a sum are divided before they are added, if at all; a mean is divided
@@ -192,7 +192,7 @@ ReduceOutcome ReduceTo(DType dtype, ReduceOp op, std::size_t numel,
       source.width = ByteSize(raw.raw(i) ? raw.dtype : dtype);
       source.cast = casts_some && raw.raw(i) ? casts.bytes() + i * cast_bytes : nullptr;
     }
-    return ReduceWith(work, dtype, divisor, numel, out, raw, sink, kernels);
+    return ReduceWith(work, dtype, divisor, numel, out, raw, sink);
   };
   // The usual world sizes need no allocation.
   if (count <= kStackContributions) {
@@ -208,27 +208,25 @@ ReduceOutcome ReduceTo(DType dtype, ReduceOp op, std::size_t numel,
 }
 
 // Adds what follows in a contribution, a row-major matrix, to the column-major `sum`.
-void AddTo(std::span<double> sum, MatrixShape shape, DType dtype, Cursor& cursor,
-           const Kernels& kernels) {
+void AddTo(std::span<double> sum, MatrixShape shape, DType dtype, Cursor& cursor) {
   std::array<std::byte, kReorderedNumel * sizeof(double)> gathered;
   std::array<double, kReorderedNumel> values;
   for (std::size_t first = 0; first < sum.size(); first += kReorderedNumel) {
     const std::size_t count = std::min(kReorderedNumel, sum.size() - first);
     cursor.Gather(count * ByteSize(dtype), gathered.data());
-    kernels.convert(dtype, gathered.data(), DType::kFloat64, values.data(), count);
+    cpu::Convert(dtype, gathered.data(), DType::kFloat64, values.data(), count);
     VisitByColumn(shape, first, count,
                   [&](std::size_t i, std::size_t at) { sum[at] += values[i]; });
   }
 }
 
 // Writes the column-major `sum` as a row-major matrix of `dtype`.
-void WriteRows(std::span<const double> sum, MatrixShape shape, DType dtype, std::byte* out,
-               const Kernels& kernels) {
+void WriteRows(std::span<const double> sum, MatrixShape shape, DType dtype, std::byte* out) {
   std::array<double, kReorderedNumel> values;
   for (std::size_t first = 0; first < sum.size(); first += kReorderedNumel) {
     const std::size_t count = std::min(kReorderedNumel, sum.size() - first);
     VisitByColumn(shape, first, count, [&](std::size_t i, std::size_t at) { values[i] = sum[at]; });
-    kernels.convert(DType::kFloat64, values.data(), dtype, out + first * ByteSize(dtype), count);
+    cpu::Convert(DType::kFloat64, values.data(), dtype, out + first * ByteSize(dtype), count);
   }
 }
 
@@ -236,21 +234,20 @@ void WriteRows(std::span<const double> sum, MatrixShape shape, DType dtype, std:
 
 ReduceOutcome Reduce(DType dtype, ReduceOp op, std::size_t numel,
                      std::span<const Pieces> contributions, std::span<std::byte> out,
-                     const RawContributions& raw, double weight, const Kernels& kernels) {
-  return ReduceTo(dtype, op, numel, contributions, out, raw, weight, nullptr, kernels);
+                     const RawContributions& raw, double weight) {
+  return ReduceTo(dtype, op, numel, contributions, out, raw, weight, nullptr);
 }
 
 ReduceOutcome ReduceInto(DType dtype, ReduceOp op, std::size_t numel,
                          std::span<const Pieces> contributions, std::span<std::byte> out,
-                         const RawContributions& raw, double weight, ResultSink sink,
-                         const Kernels& kernels) {
-  return ReduceTo(dtype, op, numel, contributions, out, raw, weight, &sink, kernels);
+                         const RawContributions& raw, double weight, ResultSink sink) {
+  return ReduceTo(dtype, op, numel, contributions, out, raw, weight, &sink);
 }
 
 // The sum stays in fp64 until it is orthonormal, so a sum beyond the wire dtype's range does no
 // harm. Each matrix is handled by itself, and the scratch memory holds the largest one.
 ReduceOutcome ReduceOrthonormalized(const Segment& segment, std::span<const Pieces> contributions,
-                                    std::span<std::byte> out, const Kernels& kernels) {
+                                    std::span<std::byte> out) {
   std::size_t largest = 0;
   for (const MatrixShape& shape : segment.matrices) largest = std::max(largest, shape.numel());
   Scratch scratch(largest * sizeof(double));
@@ -269,10 +266,10 @@ ReduceOutcome ReduceOrthonormalized(const Segment& segment, std::span<const Piec
     const std::span<double> sum(scratch.doubles(), shape.numel());
     std::fill(sum.begin(), sum.end(), 0.0);
     // In rank order, like every sum, so that the bits do not depend on the order of arrival.
-    for (Cursor& cursor : cursors) AddTo(sum, shape, segment.dtype, cursor, kernels);
-    const bool finite = kernels.orthonormalize(shape, segment.epsilon, sum);
+    for (Cursor& cursor : cursors) AddTo(sum, shape, segment.dtype, cursor);
+    const bool finite = Orthonormalize(shape, segment.epsilon, sum);
     outcome.finite = outcome.finite && finite;
-    WriteRows(sum, shape, segment.dtype, to, kernels);
+    WriteRows(sum, shape, segment.dtype, to);
     to += sum.size() * ByteSize(segment.dtype);
   }
   return outcome;

@@ -1,5 +1,4 @@
-// The coordinator's arithmetic: N contributions of one chunk to one result. `kernels` are those of
-// the memory in which contributions and results lie.
+// The coordinator's arithmetic on the host: N contributions of one chunk to one result.
 //
 // Sums are taken in rank order, in fp64 for float32 and float64 and in fp32 for float16 and
 // bfloat16, and rounded once to the segment's dtype. The bits do not depend on arrival order, chunk
@@ -12,7 +11,6 @@
 
 #include "absl/functional/function_ref.h"
 #include "gradwire/hooks/round_plan.h"
-#include "hooks/kernels.h"
 #include "hooks/raw_contributions.h"
 
 namespace gradwire {
@@ -41,21 +39,18 @@ inline constexpr std::size_t kCastScratchBytes = std::size_t{16} << 10;
 // Thread-safe, allocates nothing on the heap for up to 64 contributions of which none is raw.
 ReduceOutcome Reduce(DType dtype, ReduceOp op, std::size_t numel,
                      std::span<const Pieces> contributions, std::span<std::byte> out,
-                     const RawContributions& raw = {}, double weight = 0,
-                     const Kernels& kernels = KernelsFor(MemoryKind::kHost));
+                     const RawContributions& raw = {}, double weight = 0);
 
 // The same, with a sink that is called for kSinkBytes of results at most: they are in the
 // first-level cache. `out` holds all results, or kSinkBytes and only those that the sink is given.
 inline constexpr std::size_t kSinkBytes = std::size_t{16} << 10;
 ReduceOutcome ReduceInto(DType dtype, ReduceOp op, std::size_t numel,
                          std::span<const Pieces> contributions, std::span<std::byte> out,
-                         const RawContributions& raw, double weight, ResultSink sink,
-                         const Kernels& kernels);
+                         const RawContributions& raw, double weight, ResultSink sink);
 
 // For kOrthonormalizedSum: `segment` as a plan has it, or with fewer of its matrices. The sum is
 // taken in fp64 in rank order and stays unrounded until its columns are orthonormal. Thread-safe.
 ReduceOutcome ReduceOrthonormalized(const Segment& segment, std::span<const Pieces> contributions,
-                                    std::span<std::byte> out,
-                                    const Kernels& kernels = KernelsFor(MemoryKind::kHost));
+                                    std::span<std::byte> out);
 
 }  // namespace gradwire

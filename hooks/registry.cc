@@ -8,7 +8,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/sync.h"
-#include "hooks/kernels.h"
+#include "hooks/cpu/host_device.h"
+#include "hooks/device_hooks.h"
 #include "hooks/power_sgd/hook.h"
 #include "hooks/simple_hooks.h"
 
@@ -82,25 +83,54 @@ std::vector<std::string> HookRegistry::Names() const {
   return names;
 }
 
+namespace {
+
+// The factory is copied and called without the registry's lock: it may be Python code, which takes
+// the GIL, and a thread that holds the GIL may wait for that lock.
+absl::StatusOr<std::unique_ptr<Hook>> MakeRegistered(const HookSpec& spec,
+                                                     const HookFactory& factory,
+                                                     const Device& device) {
+  if (device.memory() != MemoryKind::kHost) {
+    return absl::UnimplementedError(
+        absl::StrCat("comm_hook: \"", spec.comm_hook,
+                     "\" is not built in, and such hooks take buckets in the host's memory only"));
+  }
+  absl::StatusOr<std::unique_ptr<Hook>> made = factory(spec);
+  if (made.ok() && *made == nullptr) {
+    return absl::InternalError(
+        absl::StrCat("the factory of hook \"", spec.comm_hook, "\" made no hook"));
+  }
+  return made;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Hook>> HookRegistry::Make(const HookSpec& spec) const {
+  return MakeOn(spec, MakeHostDevice());
+}
+
+absl::StatusOr<std::unique_ptr<Hook>> MakeHook(const HookSpec& spec,
+                                               std::shared_ptr<Device> device) {
+  return HookRegistry::Global().MakeOn(spec, std::move(device));
+}
+
 // Around `no` a wrapper is the casting hook itself, and PowerSGD casts its own payloads to keep its
 // state in fp32. Only the other hooks get a Wrapper around them.
-absl::StatusOr<std::unique_ptr<Hook>> HookRegistry::Make(const HookSpec& spec) const {
+absl::StatusOr<std::unique_ptr<Hook>> HookRegistry::MakeOn(const HookSpec& spec,
+                                                           std::shared_ptr<Device> device) const {
   if (absl::Status status = spec.Validate(); !status.ok()) return status;
-  const Kernels& kernels = KernelsFor(MemoryKind::kHost);  // where members' buckets lie
   const std::optional<DType> wrapper = WireOf(spec.comm_wrapper);
-  if (spec.comm_hook == "no") return MakeCastingHook(wrapper, kernels);
+  if (spec.comm_hook == "no") return MakeCastingHook(wrapper, std::move(device));
   std::unique_ptr<Hook> hook;
   if (spec.comm_hook == "noop") {
     hook = MakeNoopHook();
   } else if (spec.comm_hook == "power_sgd" || spec.comm_hook == "batched_power_sgd") {
     absl::StatusOr<PowerSgdOptions> options = PowerSgdOptions::FromSpec(spec);
     if (!options.ok()) return options.status();
-    return MakePowerSgdHook(*options, kernels);  // knows its wrapper
+    return MakePowerSgdHook(*options, std::move(device));  // knows its wrapper
   } else if (IsBuiltIn(spec.comm_hook)) {
-    hook = MakeCastingHook(WireOf(spec.comm_hook), kernels);
+    hook = MakeCastingHook(WireOf(spec.comm_hook), device);
   } else {
-    // The factory is copied and called without the lock: it may be Python code, which takes the
-    // GIL, and a thread that holds the GIL may wait for this lock.
     HookFactory factory;
     {
       State& shared = state();
@@ -108,15 +138,11 @@ absl::StatusOr<std::unique_ptr<Hook>> HookRegistry::Make(const HookSpec& spec) c
       // Validate has found the hook, and hooks are never unregistered.
       factory = shared.factories.at(spec.comm_hook);
     }
-    absl::StatusOr<std::unique_ptr<Hook>> made = factory(spec);
+    absl::StatusOr<std::unique_ptr<Hook>> made = MakeRegistered(spec, factory, *device);
     if (!made.ok()) return made.status();
-    if (*made == nullptr) {
-      return absl::InternalError(
-          absl::StrCat("the factory of hook \"", spec.comm_hook, "\" made no hook"));
-    }
     hook = *std::move(made);
   }
-  if (wrapper.has_value()) hook = MakeWrapper(*wrapper, std::move(hook), kernels);
+  if (wrapper.has_value()) hook = MakeWrapper(*wrapper, std::move(hook), std::move(device));
   return hook;
 }
 

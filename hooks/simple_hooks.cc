@@ -5,6 +5,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "hooks/device_status.h"
+#include "hooks/device_vector.h"
 
 namespace gradwire {
 namespace {
@@ -55,8 +57,8 @@ RoundPlan PlanOf(DType dtype, std::size_t numel) {
 
 class CastingRun : public HookRunBase {
  public:
-  CastingRun(TensorView buffer, DType wire, const Kernels& kernels)
-      : kernels_(kernels), buffer_(buffer), segment_(PlanOf(wire, buffer.numel).segments.front()) {}
+  CastingRun(TensorView buffer, DType wire, Device& device)
+      : device_(device), buffer_(buffer), segment_(PlanOf(wire, buffer.numel).segments.front()) {}
 
   absl::StatusOr<std::optional<RoundPlan>> Next(const RoundContext& context) override {
     if (absl::Status status = CheckContext(context); !status.ok()) return status;
@@ -79,14 +81,15 @@ class CastingRun : public HookRunBase {
     if (stage_ != Stage::kOpen) return absl::FailedPreconditionError("no round is open");
     if (absl::Status status = CheckRange(segment_, range, out.size()); !status.ok()) return status;
     // A pure function of the untouched bucket, so a retry sends the same bytes.
-    kernels_.convert_and_divide(buffer_.dtype, At(buffer_, range.begin), segment_.dtype, out.data(),
-                                range.numel(), world_size_);
-    return absl::OkStatus();
+    device_.ConvertAndDivide(buffer_.dtype, At(buffer_, range.begin), segment_.dtype, out.data(),
+                             range.numel(), world_size_);
+    return StatusOf(device_);
   }
 
   // The gradients themselves, for a daemon that shares this memory: it casts and divides while it
   // sums.
   std::span<const std::byte> Raw(ElementRange range) const override {
+    if (device_.memory() != MemoryKind::kHost) return {};
     const std::size_t bytes = range.numel() * ByteSize(buffer_.dtype);
     return {At(buffer_, range.begin), bytes};
   }
@@ -95,10 +98,11 @@ class CastingRun : public HookRunBase {
     if (absl::Status status = CheckRange(segment_, range, in.size()); !status.ok()) return status;
     if (absl::Status status = CheckDecode(range); !status.ok()) return status;
     const auto convert =
-        buffer_.bytes() < kStreamedBytes ? kernels_.convert : kernels_.convert_streaming;
-    convert(segment_.dtype, in.data(), buffer_.dtype, At(buffer_, range.begin), range.numel());
+        buffer_.bytes() < kStreamedBytes ? &Device::Convert : &Device::ConvertStreaming;
+    (device_.*convert)(segment_.dtype, in.data(), buffer_.dtype, At(buffer_, range.begin),
+                       range.numel());
     decoded_ += range.numel();
-    return absl::OkStatus();
+    return StatusOf(device_);
   }
 
   absl::Status DecodeInPlace(ElementRange range) override {
@@ -125,7 +129,7 @@ class CastingRun : public HookRunBase {
     return absl::OkStatus();
   }
 
-  const Kernels& kernels_;
+  Device& device_;
   const TensorView buffer_;
   const Segment segment_;
   Stage stage_ = Stage::kFresh;
@@ -135,7 +139,8 @@ class CastingRun : public HookRunBase {
 
 class CastingHook : public HookBase {
  public:
-  CastingHook(std::optional<DType> wire, const Kernels& kernels) : wire_(wire), kernels_(kernels) {}
+  CastingHook(std::optional<DType> wire, std::shared_ptr<Device> device)
+      : wire_(wire), device_(std::move(device)) {}
 
   absl::StatusOr<std::vector<RoundPlan>> Plan(std::span<const ParameterSpec> parameters,
                                               std::int64_t /*step*/) const override {
@@ -145,12 +150,12 @@ class CastingHook : public HookBase {
   absl::StatusOr<std::unique_ptr<HookRun>> Start(GradBucket& bucket,
                                                  std::int64_t /*step*/) override {
     const TensorView buffer = bucket.buffer();
-    return std::make_unique<CastingRun>(buffer, wire_.value_or(buffer.dtype), kernels_);
+    return std::make_unique<CastingRun>(buffer, wire_.value_or(buffer.dtype), *device_);
   }
 
  private:
   const std::optional<DType> wire_;
-  const Kernels& kernels_;
+  const std::shared_ptr<Device> device_;
 };
 
 // ---- Noop
@@ -192,42 +197,37 @@ class NoopHook : public HookBase {
 // Memory for cast buckets, handed from step to step.
 class ScratchPool {
  public:
-  struct Scratch {
-    std::unique_ptr<std::byte[]> data;
-    std::size_t capacity = 0;
-  };
+  explicit ScratchPool(std::shared_ptr<Device> device) : device_(std::move(device)) {}
 
-  Scratch Take(std::size_t bytes) {
-    Scratch scratch;
+  Device& device() { return *device_; }
+
+  DeviceVector<std::byte> Take(std::size_t bytes) {
+    DeviceVector<std::byte> scratch(*device_);
     if (!free_.empty()) {
       scratch = std::move(free_.back());
       free_.pop_back();
     }
-    // The contents are overwritten anyway, so a larger buffer replaces a small one without a copy.
-    if (scratch.capacity < bytes) {
-      scratch.data = std::make_unique_for_overwrite<std::byte[]>(bytes);
-      scratch.capacity = bytes;
-    }
+    scratch.Resize(bytes);
     return scratch;
   }
-  void Give(Scratch scratch) { free_.push_back(std::move(scratch)); }
+  void Give(DeviceVector<std::byte> scratch) { free_.push_back(std::move(scratch)); }
 
  private:
-  std::vector<Scratch> free_;
+  const std::shared_ptr<Device> device_;
+  std::vector<DeviceVector<std::byte>> free_;
 };
 
 // Derives from HookRun, not HookRunBase, so that it cannot leave out a call.
 class WrapperRun final : public HookRun {
  public:
   // Casts the bucket; Begin must follow.
-  WrapperRun(ScratchPool& pool, DType wire, const GradBucket& bucket, const Kernels& kernels)
-      : kernels_(kernels),
-        pool_(pool),
+  WrapperRun(ScratchPool& pool, DType wire, const GradBucket& bucket)
+      : pool_(pool),
         scratch_(pool.Take(bucket.buffer().numel * ByteSize(wire))),
         original_(bucket.buffer()),
-        cast_{wire, scratch_.data.get(), original_.numel},
+        cast_{wire, scratch_.data(), original_.numel},
         bucket_(bucket) {
-    kernels_.convert(original_.dtype, original_.data, cast_.dtype, cast_.data, cast_.numel);
+    pool_.device().Convert(original_.dtype, original_.data, cast_.dtype, cast_.data, cast_.numel);
   }
 
   // The inner run may still refer to the scratch memory, so it goes first.
@@ -252,8 +252,10 @@ class WrapperRun final : public HookRun {
     if (!plan.ok() || plan->has_value() || is_cast_back_) return plan;
     // The inner hook may have left its result in a buffer of its own.
     const TensorView result = bucket_.buffer();
-    kernels_.convert(result.dtype, result.data, original_.dtype, original_.data, original_.numel);
+    pool_.device().Convert(result.dtype, result.data, original_.dtype, original_.data,
+                           original_.numel);
     is_cast_back_ = true;
+    if (absl::Status status = StatusOf(pool_.device()); !status.ok()) return status;
     return plan;
   }
 
@@ -277,9 +279,8 @@ class WrapperRun final : public HookRun {
   void Abort() override { inner_->Abort(); }
 
  private:
-  const Kernels& kernels_;
   ScratchPool& pool_;
-  ScratchPool::Scratch scratch_;
+  DeviceVector<std::byte> scratch_;
   const TensorView original_;
   const TensorView cast_;
   GradBucket bucket_;  // a copy whose buffer is `cast_`
@@ -290,8 +291,8 @@ class WrapperRun final : public HookRun {
 // Derives from Hook, not HookBase, so that it cannot leave out a call.
 class Wrapper final : public Hook {
  public:
-  Wrapper(DType wire, std::unique_ptr<Hook> inner, const Kernels& kernels)
-      : wire_(wire), kernels_(kernels), inner_(std::move(inner)) {}
+  Wrapper(DType wire, std::unique_ptr<Hook> inner, std::shared_ptr<Device> device)
+      : wire_(wire), pool_(std::move(device)), inner_(std::move(inner)) {}
 
   absl::StatusOr<std::vector<RoundPlan>> Plan(std::span<const ParameterSpec> parameters,
                                               std::int64_t step) const override {
@@ -299,7 +300,7 @@ class Wrapper final : public Hook {
   }
 
   absl::StatusOr<std::unique_ptr<HookRun>> Start(GradBucket& bucket, std::int64_t step) override {
-    auto run = std::make_unique<WrapperRun>(pool_, wire_, bucket, kernels_);
+    auto run = std::make_unique<WrapperRun>(pool_, wire_, bucket);
     if (absl::Status status = run->Begin(*inner_, step); !status.ok()) return status;
     return run;
   }
@@ -321,9 +322,8 @@ class Wrapper final : public Hook {
   }
 
   const DType wire_;
-  const Kernels& kernels_;
+  ScratchPool pool_;  // outlives the wrapped hook's runs
   const std::unique_ptr<Hook> inner_;
-  ScratchPool pool_;
 };
 
 static_assert(!std::is_base_of_v<HookRunBase, WrapperRun> && !std::is_base_of_v<HookBase, Wrapper>);
@@ -350,14 +350,15 @@ absl::StatusOr<std::vector<RoundPlan>> PlanCast(std::optional<DType> wire,
   return std::vector<RoundPlan>{PlanOf(wire.value_or(dtype), numel)};
 }
 
-std::unique_ptr<Hook> MakeCastingHook(std::optional<DType> wire, const Kernels& kernels) {
-  return std::make_unique<CastingHook>(wire, kernels);
+std::unique_ptr<Hook> MakeCastingHook(std::optional<DType> wire, std::shared_ptr<Device> device) {
+  return std::make_unique<CastingHook>(wire, std::move(device));
 }
 
 std::unique_ptr<Hook> MakeNoopHook() { return std::make_unique<NoopHook>(); }
 
-std::unique_ptr<Hook> MakeWrapper(DType wire, std::unique_ptr<Hook> inner, const Kernels& kernels) {
-  return std::make_unique<Wrapper>(wire, std::move(inner), kernels);
+std::unique_ptr<Hook> MakeWrapper(DType wire, std::unique_ptr<Hook> inner,
+                                  std::shared_ptr<Device> device) {
+  return std::make_unique<Wrapper>(wire, std::move(inner), std::move(device));
 }
 
 }  // namespace gradwire

@@ -1,5 +1,4 @@
-// The stateless built-in hooks and the casting wrapper. `kernels` outlives the hooks, and is for
-// the memory in which their buckets lie.
+// The stateless built-in hooks and the casting wrapper. Their buckets lie in `device`'s memory.
 #pragma once
 
 #include <memory>
@@ -8,7 +7,7 @@
 
 #include "gradwire/hooks/hook.h"
 #include "hooks/bucket_parameters.h"
-#include "hooks/kernels.h"
+#include "hooks/device.h"
 
 namespace gradwire {
 
@@ -20,13 +19,14 @@ absl::StatusOr<std::vector<RoundPlan>> PlanCast(std::optional<DType> wire,
 // One round, one segment: the bucket cast to `wire` (nullopt: left in its own dtype), divided by
 // the world size in that dtype, summed, cast back. torch's allreduce, fp16_compress and
 // bf16_compress.
-std::unique_ptr<Hook> MakeCastingHook(std::optional<DType> wire, const Kernels& kernels);
+std::unique_ptr<Hook> MakeCastingHook(std::optional<DType> wire, std::shared_ptr<Device> device);
 
 // No round: every member keeps its own gradients.
 std::unique_ptr<Hook> MakeNoopHook();
 
 // Runs `inner` on the bucket cast to `wire`, and casts what it leaves there back into the bucket.
 // `inner` is planned with, and its bucket's buffer has, the wire dtype.
-std::unique_ptr<Hook> MakeWrapper(DType wire, std::unique_ptr<Hook> inner, const Kernels& kernels);
+std::unique_ptr<Hook> MakeWrapper(DType wire, std::unique_ptr<Hook> inner,
+                                  std::shared_ptr<Device> device);
 
 }  // namespace gradwire

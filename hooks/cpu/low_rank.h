@@ -7,13 +7,9 @@
 
 #include <cstddef>
 
-namespace gradwire::cpu {
+#include "hooks/device.h"
 
-struct LowRankShape {
-  std::size_t rows = 0;
-  std::size_t cols = 0;
-  std::size_t rank = 0;
-};
+namespace gradwire::cpu {
 
 // M += residual (null: nothing is added), in place, and P = M * Q. Reads M and residual once.
 template <class T>

@@ -2,48 +2,25 @@
 
 #include <algorithm>
 #include <array>
-#include <numeric>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "hooks/cpu/low_rank.h"
-#include "hooks/power_sgd/column_order.h"
 
 namespace gradwire {
 namespace {
 
-constexpr std::size_t kBlock = 1024;  // elements converted at a time
-
-// Sums in fp64, since squares of float gradients exceed float's range from 1.8e19 on. Eight
-// independent sums let the compiler vectorize without reordering additions (no -ffast-math).
-template <class T>
-double SumOfSquares(std::span<const T> values) {
-  std::array<double, 8> lanes{};
-  std::size_t i = 0;
-  for (; i + lanes.size() <= values.size(); i += lanes.size()) {
-    for (std::size_t lane = 0; lane < lanes.size(); ++lane) {
-      const auto value = static_cast<double>(values[i + lane]);
-      lanes[lane] += value * value;
-    }
-  }
-  double sum = std::accumulate(lanes.begin(), lanes.end(), 0.0);
-  for (; i < values.size(); ++i) {
-    sum += static_cast<double>(values[i]) * static_cast<double>(values[i]);
-  }
-  return sum;
-}
-
-cpu::LowRankShape Shape(const LowRankMatrix& matrix) {
+LowRankShape Shape(const LowRankMatrix& matrix) {
   return {.rows = matrix.shape.rows, .cols = matrix.shape.cols, .rank = matrix.rank};
 }
 
 }  // namespace
 
 template <class T>
-BucketMatrix<T>::BucketMatrix(const PowerSgdOptions& options, const Kernels& kernels, Side side,
+BucketMatrix<T>::BucketMatrix(const PowerSgdOptions& options, Device& device, Side side,
                               const BucketLayout& layout, GradBucket& bucket, MemberState<T>& state)
     : options_(options),
-      kernels_(kernels),
+      device_(device),
       side_(side),
       layout_(layout),
       bucket_(bucket),
@@ -73,16 +50,14 @@ void BucketMatrix<T>::Load() {
   if (in_place) {
     values_ = static_cast<T*>(buffer.data);
   } else {
-    work_->matrix.resize(layout_.padded_numel);
+    work_->matrix.Resize(layout_.padded_numel);
     values_ = work_->matrix.data();
-    kernels_.convert(buffer.dtype, static_cast<const std::byte*>(buffer.data), kDType<T>,
-                     reinterpret_cast<std::byte*>(values_), buffer.numel);
-    std::fill(work_->matrix.begin() + static_cast<std::ptrdiff_t>(buffer.numel),
-              work_->matrix.end(), T{0});
+    device_.Convert(buffer.dtype, buffer.data, kDType<T>, values_, buffer.numel);
+    device_.Zero(values_ + buffer.numel, (layout_.padded_numel - buffer.numel) * sizeof(T));
   }
   if (options_.batched && KeepsResidual()) LoadPadding();
-  work_->p.resize(layout_.p_numel);
-  work_->q.resize(layout_.q_numel);
+  work_->p.Resize(layout_.p_numel);
+  work_->q.Resize(layout_.q_numel);
 }
 
 // A square has up to 2 * sqrt(numel) elements beyond the bucket, which have a residual too. It is
@@ -95,12 +70,14 @@ void BucketMatrix<T>::LoadPadding() {
   const PaddingState<T>& padding = state_.padding(bucket_.parameters().front().name);
   if (padding.bucket == padding_bucket_ &&
       padding.residual.size() == layout_.padded_numel - layout_.numel) {
-    std::copy(padding.residual.begin(), padding.residual.end(), values_ + layout_.numel);
+    device_.Copy(values_ + layout_.numel, padding.residual.data(), padding.residual.bytes());
     return;
   }
-  for (const T value : padding.residual) {
-    lost_ += static_cast<double>(value) * static_cast<double>(value);
-  }
+  if (padding.residual.empty()) return;
+  ZeroSquares(Squares::kLost);
+  device_.low_rank<T>().AddSquares(padding.residual.size(), padding.residual.data(),
+                                   SquaresAt(Squares::kLost));
+  loses_padding_ = true;
 }
 
 // Adds the residuals that MakeP does not add in its pass over M: those of dense tensors, of a
@@ -109,10 +86,11 @@ template <class T>
 void BucketMatrix<T>::AddResiduals() {
   if (!KeepsResidual()) return;
   const auto add = [&](std::size_t parameter, std::size_t offset) {
-    const std::vector<T>& residual =
+    const DeviceVector<T>& residual =
         state_.parameter(bucket_.parameters()[parameter].name).residual;
-    if (!residual.empty())
-      kernels_.low_rank<T>().add(residual.size(), values_ + offset, residual.data());
+    if (!residual.empty()) {
+      device_.low_rank<T>().Add(residual.size(), values_ + offset, residual.data());
+    }
   };
   if (options_.batched) {
     std::size_t offset = 0;
@@ -131,77 +109,92 @@ template <class T>
 void BucketMatrix<T>::Store() {
   const TensorView buffer = bucket_.buffer();
   if (values_ == buffer.data) return;
-  kernels_.convert(kDType<T>, reinterpret_cast<const std::byte*>(values_), buffer.dtype,
-                   static_cast<std::byte*>(buffer.data), buffer.numel);
+  device_.Convert(kDType<T>, values_, buffer.dtype, buffer.data, buffer.numel);
 }
 
 // ---- Factors
 
-// Orthonormalizes the last step's factor, as torch does for a warm start. Its columns are as large
-// as the gradient and may be nearly parallel. With one round, P Q^T is a projection of M only
+// Orthonormalizes the last step's factors, as torch does for a warm start. Their columns are as
+// large as the gradient and may be nearly parallel. With one round, P Q^T is a projection of M only
 // because the factor that the step does not send is orthonormal.
 template <class T>
-void BucketMatrix<T>::Orthonormal(const std::vector<T>& factor, MatrixShape shape, T* out) {
-  std::vector<double>& precise = work_->precise;
-  precise.resize(shape.numel());
-  VisitByColumn(shape, [&](std::size_t i, std::size_t at) { precise[at] = factor[i]; });
-  kernels_.orthonormalize(shape, options_.batched ? 0 : options_.orthogonalization_epsilon,
-                          precise);
-  VisitByColumn(shape,
-                [&](std::size_t i, std::size_t at) { out[i] = static_cast<T>(precise[at]); });
+void BucketMatrix<T>::Orthonormalize(Side side) {
+  std::vector<FactorOperands<T>> factors;
+  factors.reserve(layout_.matrices.size());
+  for (const LowRankMatrix& matrix : layout_.matrices) {
+    const FactorState<T>& kept = state_.factor(NameOf(matrix));
+    if (side == Side::kP) {
+      factors.push_back({.shape = {matrix.shape.rows, matrix.rank},
+                         .from = kept.p.data(),
+                         .to = work_->p.data() + matrix.p_offset});
+    } else {
+      factors.push_back({.shape = {matrix.shape.cols, matrix.rank},
+                         .from = kept.q.data(),
+                         .to = work_->q.data() + matrix.q_offset});
+    }
+  }
+  device_.low_rank<T>().Orthonormalize(options_.batched ? 0 : options_.orthogonalization_epsilon,
+                                       factors);
 }
 
 // The kernels read Q by columns of M, so they want each of the `rank` columns contiguous.
 template <class T>
-void BucketMatrix<T>::Transpose(const LowRankMatrix& matrix, const std::vector<T>& block) {
-  work_->transposed.resize(std::max(work_->transposed.size(), matrix.q_numel()));
-  const T* from = block.data() + matrix.q_offset;
-  T* to = work_->transposed.data();
-  for (std::size_t k = 0; k < matrix.rank; ++k) {
-    for (std::size_t j = 0; j < matrix.shape.cols; ++j) {
-      to[k * matrix.shape.cols + j] = from[j * matrix.rank + k];
-    }
+void BucketMatrix<T>::TransposeQ(const DeviceVector<T>& block) {
+  work_->transposed.Resize(layout_.q_numel);
+  std::vector<FactorOperands<T>> factors;
+  factors.reserve(layout_.matrices.size());
+  for (const LowRankMatrix& matrix : layout_.matrices) {
+    factors.push_back({.shape = {matrix.shape.cols, matrix.rank},
+                       .from = block.data() + matrix.q_offset,
+                       .to = work_->transposed.data() + matrix.q_offset});
   }
+  device_.low_rank<T>().Transpose(factors);
 }
 
 // P = (M + residual) Q, in one pass over M that also writes the sum back.
 template <class T>
 void BucketMatrix<T>::MakeP() {
+  Orthonormalize(Side::kQ);
+  TransposeQ(work_->q);
+  std::vector<ProductOperands<T>> products;
+  products.reserve(layout_.matrices.size());
   for (const LowRankMatrix& matrix : layout_.matrices) {
-    Orthonormal(state_.factor(NameOf(matrix)).q, {matrix.shape.cols, matrix.rank},
-                work_->q.data() + matrix.q_offset);
-    Transpose(matrix, work_->q);
     const T* residual = nullptr;
     if (KeepsResidual() && !options_.batched) {
-      const std::vector<T>& kept = state_.parameter(NameOf(matrix)).residual;
+      const DeviceVector<T>& kept = state_.parameter(NameOf(matrix)).residual;
       if (!kept.empty()) residual = kept.data();
     }
-    kernels_.low_rank<T>().add_and_multiply(Shape(matrix), values_ + matrix.offset, residual,
-                                            work_->transposed.data(),
-                                            work_->p.data() + matrix.p_offset);
+    products.push_back({.shape = Shape(matrix),
+                        .matrix = values_ + matrix.offset,
+                        .residual = residual,
+                        .q = work_->transposed.data() + matrix.q_offset,
+                        .p = work_->p.data() + matrix.p_offset});
   }
+  device_.low_rank<T>().AddAndMultiply(products);
 }
 
 // Q = M^T P, for an orthonormal P: with two rounds the coordinator's, with one the last step's.
 template <class T>
 void BucketMatrix<T>::MakeQ() {
+  if (!TwoRounds()) Orthonormalize(Side::kP);
+  work_->transposed.Resize(layout_.q_numel);
+  std::vector<TransposedOperands<T>> products;
+  std::vector<FactorOperands<T>> back;
+  products.reserve(layout_.matrices.size());
+  back.reserve(layout_.matrices.size());
   for (const LowRankMatrix& matrix : layout_.matrices) {
-    if (!TwoRounds()) {
-      Orthonormal(state_.factor(NameOf(matrix)).p, {matrix.shape.rows, matrix.rank},
-                  work_->p.data() + matrix.p_offset);
-    }
-    work_->transposed.resize(std::max(work_->transposed.size(), matrix.q_numel()));
-    kernels_.low_rank<T>().transpose_multiply(Shape(matrix), values_ + matrix.offset,
-                                              work_->p.data() + matrix.p_offset,
-                                              work_->transposed.data());
-    // Back to row-major, as factors are kept and sent.
-    T* q = work_->q.data() + matrix.q_offset;
-    for (std::size_t k = 0; k < matrix.rank; ++k) {
-      for (std::size_t j = 0; j < matrix.shape.cols; ++j) {
-        q[j * matrix.rank + k] = work_->transposed[k * matrix.shape.cols + j];
-      }
-    }
+    T* transposed = work_->transposed.data() + matrix.q_offset;
+    products.push_back({.shape = Shape(matrix),
+                        .matrix = values_ + matrix.offset,
+                        .p = work_->p.data() + matrix.p_offset,
+                        .q = transposed});
+    // To row-major, as factors are kept and sent.
+    back.push_back({.shape = {matrix.rank, matrix.shape.cols},
+                    .from = transposed,
+                    .to = work_->q.data() + matrix.q_offset});
   }
+  device_.low_rank<T>().TransposeMultiply(products);
+  device_.low_rank<T>().Transpose(back);
 }
 
 // For the local residual: this member's factor, rounded to the wire dtype as the coordinator reads
@@ -209,16 +202,9 @@ void BucketMatrix<T>::MakeQ() {
 template <class T>
 void BucketMatrix<T>::KeepOwn(Side side) {
   if (options_.error_feedback != ErrorFeedback::kLocal) return;
-  const std::vector<T>& factor = side == Side::kP ? work_->p : work_->q;
-  work_->own = factor;
-  if (wire_ == kDType<T>) return;
-  std::array<std::byte, kBlock * sizeof(double)> encoded;
-  for (std::size_t i = 0; i < factor.size(); i += kBlock) {
-    const std::size_t count = std::min(factor.size() - i, kBlock);
-    auto* values = reinterpret_cast<std::byte*>(work_->own.data() + i);
-    kernels_.convert(kDType<T>, values, wire_, encoded.data(), count);
-    kernels_.convert(wire_, encoded.data(), kDType<T>, values, count);
-  }
+  const DeviceVector<T>& factor = side == Side::kP ? work_->p : work_->q;
+  work_->own.Assign(factor.data(), factor.size());
+  device_.low_rank<T>().RoundTo(wire_, work_->own.size(), work_->own.data());
 }
 
 // ---- Dense tensors
@@ -229,45 +215,31 @@ void BucketMatrix<T>::EncodeDense(ElementRange range, std::byte* out) const {
     const std::size_t begin = std::max(range.begin, dense.dense_offset);
     const std::size_t end = std::min(range.end, dense.dense_offset + dense.numel);
     if (begin >= end) continue;
-    const T* from = values_ + dense.offset + (begin - dense.dense_offset);
-    kernels_.convert(kDType<T>, reinterpret_cast<const std::byte*>(from), wire_,
-                     out + (begin - range.begin) * ByteSize(wire_), end - begin);
+    device_.Convert(kDType<T>, values_ + dense.offset + (begin - dense.dense_offset), wire_,
+                    out + (begin - range.begin) * ByteSize(wire_), end - begin);
   }
 }
 
 // Dense tensors have a residual too: what the result leaves out (aggregate), or this member's own
-// rounding error on the wire (local). The old gradient is needed for it, so both are computed block
-// by block before it is overwritten.
+// rounding error on the wire (local).
 template <class T>
 void BucketMatrix<T>::DecodeDense(ElementRange range, const std::byte* in) {
-  const bool is_local = options_.error_feedback == ErrorFeedback::kLocal;
-  std::array<T, kBlock> result;
-  std::array<T, kBlock> own;
-  std::array<std::byte, kBlock * sizeof(double)> encoded;
   for (const DenseTensor& dense : layout_.dense) {
-    std::size_t begin = std::max(range.begin, dense.dense_offset);
+    const std::size_t begin = std::max(range.begin, dense.dense_offset);
     const std::size_t end = std::min(range.end, dense.dense_offset + dense.numel);
     if (begin >= end) continue;
-    ParameterState<T>& kept = state_.parameter(bucket_.parameters()[dense.parameter].name);
-    if (KeepsResidual()) kept.next.resize(dense.numel);
-    while (begin < end) {
-      const std::size_t count = std::min(end - begin, kBlock);
-      const std::size_t at = begin - dense.dense_offset;
-      T* value = values_ + dense.offset + at;
-      kernels_.convert(wire_, in + (begin - range.begin) * ByteSize(wire_), kDType<T>,
-                       reinterpret_cast<std::byte*>(result.data()), count);
-      if (is_local) {  // what the wire's dtype could not say
-        kernels_.convert(kDType<T>, reinterpret_cast<const std::byte*>(value), wire_,
-                         encoded.data(), count);
-        kernels_.convert(wire_, encoded.data(), kDType<T>, reinterpret_cast<std::byte*>(own.data()),
-                         count);
-      }
-      for (std::size_t i = 0; i < count; ++i) {
-        if (KeepsResidual()) kept.next[at + i] = value[i] - (is_local ? own[i] : result[i]);
-        value[i] = result[i];
-      }
-      begin += count;
+    const std::size_t at = begin - dense.dense_offset;
+    ResidualOf of = ResidualOf::kNothing;
+    T* residual = nullptr;
+    if (KeepsResidual()) {
+      DeviceVector<T>& next = state_.parameter(bucket_.parameters()[dense.parameter].name).next;
+      next.Resize(dense.numel);
+      residual = next.data() + at;
+      of = options_.error_feedback == ErrorFeedback::kLocal ? ResidualOf::kWire
+                                                            : ResidualOf::kResult;
     }
+    device_.low_rank<T>().TakeResults(wire_, in + (begin - range.begin) * ByteSize(wire_),
+                                      end - begin, values_ + dense.offset + at, of, residual);
   }
 }
 
@@ -276,44 +248,49 @@ void BucketMatrix<T>::DecodeDense(ElementRange range, const std::byte* in) {
 template <class T>
 T* BucketMatrix<T>::NextResidual(const LowRankMatrix& matrix) {
   if (!KeepsResidual()) return nullptr;
-  std::vector<T>& next = options_.batched ? work_->residual : state_.parameter(NameOf(matrix)).next;
-  next.resize(matrix.shape.numel());
+  DeviceVector<T>& next =
+      options_.batched ? work_->residual : state_.parameter(NameOf(matrix)).next;
+  next.Resize(matrix.shape.numel());
   return next.data();
 }
 
+// M becomes P Q^T.
 template <class T>
-void BucketMatrix<T>::FinishMatrix(const LowRankMatrix& matrix) {
-  const cpu::LowRankShape shape = Shape(matrix);
-  T* m = values_ + matrix.offset;
-  T* residual = NextResidual(matrix);
-  const T* p = work_->p.data() + matrix.p_offset;
-  if (options_.error_feedback == ErrorFeedback::kLocal) {
-    // The first pass uses this member's own factor and computes M - P Q^T, the residual. It also
-    // overwrites M, so a second pass writes the averaged result.
-    const bool own_is_p = !TwoRounds() && side_ == Side::kP;
-    Transpose(matrix, own_is_p ? work_->q : work_->own);
-    kernels_.low_rank<T>().reconstruct_and_subtract(
-        shape, m, own_is_p ? work_->own.data() + matrix.p_offset : p, work_->transposed.data(),
-        residual);
-    residual = nullptr;
+void BucketMatrix<T>::Reconstruct(const DeviceVector<T>& p, const DeviceVector<T>& q,
+                                  bool keeps_residual) {
+  TransposeQ(q);
+  std::vector<ReconstructOperands<T>> products;
+  products.reserve(layout_.matrices.size());
+  for (const LowRankMatrix& matrix : layout_.matrices) {
+    products.push_back({.shape = Shape(matrix),
+                        .matrix = values_ + matrix.offset,
+                        .p = p.data() + matrix.p_offset,
+                        .q = work_->transposed.data() + matrix.q_offset,
+                        .residual = keeps_residual ? NextResidual(matrix) : nullptr});
   }
-  Transpose(matrix, work_->q);
-  kernels_.low_rank<T>().reconstruct_and_subtract(shape, m, p, work_->transposed.data(), residual);
+  device_.low_rank<T>().ReconstructAndSubtract(products);
 }
 
 template <class T>
 void BucketMatrix<T>::Finish() {
-  for (const LowRankMatrix& matrix : layout_.matrices) FinishMatrix(matrix);
+  const bool is_local = options_.error_feedback == ErrorFeedback::kLocal;
+  if (is_local) {
+    // The first pass uses this member's own factor and computes M - P Q^T, the residual. It also
+    // overwrites M, so a second pass writes the averaged result.
+    const bool own_is_p = !TwoRounds() && side_ == Side::kP;
+    Reconstruct(own_is_p ? work_->own : work_->p, own_is_p ? work_->q : work_->own, true);
+  }
+  Reconstruct(work_->p, work_->q, !is_local);
   if (options_.batched && KeepsResidual()) {
     // The square spans the bucket and its padding. Residuals are kept for each parameter, so that
     // they outlive a new list of buckets.
-    auto from = work_->residual.begin();
+    const T* from = work_->residual.data();
     for (const ParameterSpec& parameter : bucket_.parameters()) {
-      const auto end = from + static_cast<std::ptrdiff_t>(parameter.numel());
-      state_.parameter(parameter.name).next.assign(from, end);
-      from = end;
+      state_.parameter(parameter.name).next.Assign(from, parameter.numel());
+      from += parameter.numel();
     }
-    state_.padding(bucket_.parameters().front().name).next.assign(from, work_->residual.end());
+    state_.padding(bucket_.parameters().front().name)
+        .next.Assign(from, layout_.padded_numel - layout_.numel);
   }
 }
 
@@ -329,23 +306,38 @@ void BucketMatrix<T>::CommitResiduals() {
   PaddingState<T>& padding = state_.padding(bucket_.parameters().front().name);
   std::swap(padding.residual, padding.next);
   padding.bucket = padding_bucket_;
-  state_.lost += lost_;
+  if (loses_padding_) state_.AddLost(SquaresAt(Squares::kLost));
 }
 
 // ---- Norms
 
 template <class T>
-double BucketMatrix<T>::SquaresOfGradient() const {
-  return SumOfSquares(std::span<const T>(values_, bucket_.buffer().numel));
+void BucketMatrix<T>::ZeroSquares(Squares which) {
+  work_->squares.Resize(kSquares);
+  device_.Zero(SquaresAt(which), sizeof(double));
 }
 
 template <class T>
-double BucketMatrix<T>::SquaresOfResidual() const {
-  double squares = 0;
+void BucketMatrix<T>::MeasureGradient() {
+  ZeroSquares(Squares::kGradient);
+  device_.low_rank<T>().AddSquares(bucket_.buffer().numel, values_, SquaresAt(Squares::kGradient));
+}
+
+template <class T>
+void BucketMatrix<T>::MeasureResidual() {
+  ZeroSquares(Squares::kResidual);
   for (const ParameterSpec& parameter : bucket_.parameters()) {
-    squares += SumOfSquares(std::span<const T>(state_.parameter(parameter.name).next));
+    const DeviceVector<T>& next = state_.parameter(parameter.name).next;
+    device_.low_rank<T>().AddSquares(next.size(), next.data(), SquaresAt(Squares::kResidual));
   }
-  return squares;
+}
+
+template <class T>
+BucketNorms BucketMatrix<T>::Norms() const {
+  std::array<double, kSquares> squares{};
+  device_.Download(squares.data(), work_->squares.data(), sizeof(squares));
+  return {.gradient = std::sqrt(squares[static_cast<std::size_t>(Squares::kGradient)]),
+          .residual = std::sqrt(squares[static_cast<std::size_t>(Squares::kResidual)])};
 }
 
 template class BucketMatrix<float>;

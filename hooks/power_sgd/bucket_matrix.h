@@ -11,7 +11,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "hooks/kernels.h"
+#include "hooks/device_vector.h"
 #include "hooks/power_sgd/layout.h"
 #include "hooks/power_sgd/member_state.h"
 
@@ -25,7 +25,7 @@ template <class T>
 class BucketMatrix {
  public:
   // All outlive it. Takes a workspace of the state, which its end gives back.
-  BucketMatrix(const PowerSgdOptions& options, const Kernels& kernels, Side side,
+  BucketMatrix(const PowerSgdOptions& options, Device& device, Side side,
                const BucketLayout& layout, GradBucket& bucket, MemberState<T>& state);
   ~BucketMatrix();
   BucketMatrix(const BucketMatrix&) = delete;
@@ -50,26 +50,32 @@ class BucketMatrix {
   void EncodeDense(ElementRange range, std::byte* out) const;
   void DecodeDense(ElementRange range, const std::byte* in);
 
-  double SquaresOfGradient() const;  // after Load, before AddResiduals
-  double SquaresOfResidual() const;  // after Finish
+  void MeasureGradient();  // after Load, before AddResiduals
+  void MeasureResidual();  // after Finish
+  // Waits for the device.
+  BucketNorms Norms() const;
 
   // All factors of the bucket, row-major, as the layout places them.
-  std::vector<T>& p() { return work_->p; }
-  std::vector<T>& q() { return work_->q; }
+  DeviceVector<T>& p() { return work_->p; }
+  DeviceVector<T>& q() { return work_->q; }
   bool KeepsResidual() const { return options_.error_feedback != ErrorFeedback::kNone; }
   const std::string& NameOf(const LowRankMatrix& matrix) const;
 
  private:
   bool TwoRounds() const { return options_.rounds == 2; }
   void LoadPadding();
-  void Orthonormal(const std::vector<T>& factor, MatrixShape shape, T* out);
-  void Transpose(const LowRankMatrix& matrix, const std::vector<T>& block);
-  void FinishMatrix(const LowRankMatrix& matrix);
+  // Writes the last step's factors to the P or the Q block, with orthonormal columns.
+  void Orthonormalize(Side side);
+  // work_->transposed = the Q block or, local error feedback, a block of the same layout.
+  void TransposeQ(const DeviceVector<T>& block);
+  void Reconstruct(const DeviceVector<T>& p, const DeviceVector<T>& q, bool keeps_residual);
+  double* SquaresAt(Squares which) { return work_->squares.data() + static_cast<int>(which); }
+  void ZeroSquares(Squares which);
   // Where the new residual of `matrix` goes; null: nowhere.
   T* NextResidual(const LowRankMatrix& matrix);
 
   const PowerSgdOptions& options_;
-  const Kernels& kernels_;
+  Device& device_;
   const Side side_;
   const BucketLayout& layout_;
   GradBucket& bucket_;
@@ -78,7 +84,7 @@ class BucketMatrix {
   std::unique_ptr<Workspace<T>> work_;
   T* values_ = nullptr;         // the bucket's own memory, or work_->matrix
   std::string padding_bucket_;  // batched: the bucket that the padding's residual belongs to
-  double lost_ = 0;             // sum of squares of a discarded padding residual
+  bool loses_padding_ = false;  // Squares::kLost is that of a discarded padding residual
 };
 
 }  // namespace gradwire

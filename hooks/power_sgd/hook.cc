@@ -10,7 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "hooks/kernels.h"
+#include "hooks/device_status.h"
 #include "hooks/power_sgd/member_state.h"
 #include "hooks/power_sgd/run.h"
 #include "hooks/simple_hooks.h"
@@ -23,25 +23,24 @@ constexpr const char* kPrefix = "residual/";
 constexpr const char* kPaddingPrefix = "padding/";
 
 template <class T>
-void ExportTensor(const std::string& name, DType dtype, const std::vector<T>& values,
-                  HookState& out) {
+void ExportTensor(Device& device, const std::string& name, DType dtype,
+                  const DeviceVector<T>& values, HookState& out) {
   if (values.empty()) return;
   StateTensor tensor{.name = name,
                      .dtype = dtype,
                      .shape = {static_cast<std::int64_t>(values.size())},
-                     .data = {}};
-  const auto bytes = std::as_bytes(std::span(values));
-  tensor.data.assign(bytes.begin(), bytes.end());
+                     .data = std::vector<std::byte>(values.bytes())};
+  device.Download(tensor.data.data(), values.data(), values.bytes());
   out.tensors.push_back(std::move(tensor));
 }
 
 template <class T>
-void ExportResiduals(const MemberState<T>& state, DType dtype, HookState& out) {
+void ExportResiduals(Device& device, const MemberState<T>& state, DType dtype, HookState& out) {
   for (const auto& [name, kept] : state.parameters()) {
-    ExportTensor(kPrefix + name, dtype, kept.residual, out);
+    ExportTensor(device, kPrefix + name, dtype, kept.residual, out);
   }
   for (const auto& [name, kept] : state.paddings()) {
-    ExportTensor(kPaddingPrefix + name, dtype, kept.residual, out);
+    ExportTensor(device, kPaddingPrefix + name, dtype, kept.residual, out);
     if (!kept.residual.empty()) out.metadata["bucket/" + name] = kept.bucket;
   }
 }
@@ -49,13 +48,12 @@ void ExportResiduals(const MemberState<T>& state, DType dtype, HookState& out) {
 // Residuals are in units of the scaled loss: if the loss scale doubles, gradients and residuals
 // must double together.
 template <class T>
-void Scale(double factor, MemberState<T>& state) {
-  for (auto& [name, kept] : state.parameters()) {
-    for (T& value : kept.residual) value = static_cast<T>(value * factor);
-  }
-  for (auto& [name, kept] : state.paddings()) {
-    for (T& value : kept.residual) value = static_cast<T>(value * factor);
-  }
+void Scale(Device& device, double factor, MemberState<T>& state) {
+  const auto scale = [&](DeviceVector<T>& residual) {
+    device.low_rank<T>().Scale(residual.size(), residual.data(), factor);
+  };
+  for (auto& [name, kept] : state.parameters()) scale(kept.residual);
+  for (auto& [name, kept] : state.paddings()) scale(kept.residual);
 }
 
 template <class T>
@@ -101,10 +99,9 @@ template <class T>
 void Take(const StateTensor& tensor, const ParameterSpec& parameter, const HookState& from,
           MemberState<T>& state) {
   const bool is_padding = tensor.name.starts_with(kPaddingPrefix);
-  std::vector<T>& residual = is_padding ? state.padding(parameter.name).residual
-                                        : state.parameter(parameter.name).residual;
-  residual.resize(tensor.data.size() / sizeof(T));
-  std::memcpy(residual.data(), tensor.data.data(), tensor.data.size());
+  DeviceVector<T>& residual = is_padding ? state.padding(parameter.name).residual
+                                         : state.parameter(parameter.name).residual;
+  residual.Upload(tensor.data.data(), tensor.data.size() / sizeof(T));
   const auto bucket = from.metadata.find("bucket/" + parameter.name);
   if (is_padding && bucket != from.metadata.end()) {
     state.padding(parameter.name).bucket = bucket->second;
@@ -113,8 +110,12 @@ void Take(const StateTensor& tensor, const ParameterSpec& parameter, const HookS
 
 class PowerSgdHook : public HookBase {
  public:
-  PowerSgdHook(const PowerSgdOptions& options, const Kernels& kernels)
-      : options_(options), kernels_(kernels), plain_(MakeCastingHook(options.wire, kernels)) {}
+  PowerSgdHook(const PowerSgdOptions& options, std::shared_ptr<Device> device)
+      : options_(options),
+        device_(std::move(device)),
+        plain_(MakeCastingHook(options.wire, device_)),
+        floats_(*device_),
+        doubles_(*device_) {}
 
   // The plain plan also validates the parameters, so it is made even if the step compresses.
   absl::StatusOr<std::vector<RoundPlan>> Plan(std::span<const ParameterSpec> parameters,
@@ -130,9 +131,9 @@ class PowerSgdHook : public HookBase {
     if (IsPlain()) return plain_->Start(bucket, step);
     const Side side = SideAt(options_, iteration_);
     if (bucket.buffer().dtype == DType::kFloat64) {
-      return std::make_unique<PowerSgdRun<double>>(options_, kernels_, side, bucket, doubles_);
+      return std::make_unique<PowerSgdRun<double>>(options_, *device_, side, bucket, doubles_);
     }
-    return std::make_unique<PowerSgdRun<float>>(options_, kernels_, side, bucket, floats_);
+    return std::make_unique<PowerSgdRun<float>>(options_, *device_, side, bucket, floats_);
   }
 
   void EndStep(Verdict verdict) override {
@@ -143,10 +144,10 @@ class PowerSgdHook : public HookBase {
     HookState state{.metadata = {{"format", kFormat},
                                  {"iteration", absl::StrCat(iteration_)},
                                  {"loss_scale", absl::StrFormat("%.17g", scale_)},
-                                 {"padding_lost", absl::StrCat(floats_.lost + doubles_.lost)}},
+                                 {"padding_lost", absl::StrCat(floats_.lost() + doubles_.lost())}},
                     .tensors = {}};
-    ExportResiduals(floats_, DType::kFloat32, state);
-    ExportResiduals(doubles_, DType::kFloat64, state);
+    ExportResiduals(*device_, floats_, DType::kFloat32, state);
+    ExportResiduals(*device_, doubles_, DType::kFloat64, state);
     return state;
   }
 
@@ -168,7 +169,8 @@ class PowerSgdHook : public HookBase {
       auto owner = OwnerOf(tensor, manifest);
       if (!owner.ok()) return owner.status();
     }
-    // Everything is checked, so nothing below can fail: a refused state changes nothing.
+    // Everything is checked, so nothing below can fail, short of the device itself: a refused
+    // state changes nothing.
     floats_.ForgetResiduals();
     doubles_.ForgetResiduals();
     for (const StateTensor& tensor : state.tensors) {
@@ -182,7 +184,7 @@ class PowerSgdHook : public HookBase {
     // The residuals have the saved loss scale; this converts them to the present one.
     const double current = std::exchange(scale_, scale);
     SetLossScale(current);
-    return absl::OkStatus();
+    return StatusOf(*device_);
   }
 
   // The coordinator's iteration is authoritative. Without factors, HasFactors fails until the
@@ -196,15 +198,15 @@ class PowerSgdHook : public HookBase {
   void SetLossScale(double scale) override {
     const double factor = scale / std::exchange(scale_, scale);
     if (factor == 1) return;
-    Scale(factor, floats_);
-    Scale(factor, doubles_);
+    Scale(*device_, factor, floats_);
+    Scale(*device_, factor, doubles_);
   }
 
  private:
   bool IsPlain() const { return iteration_ < options_.start_powerSGD_iter; }
 
   const PowerSgdOptions options_;
-  const Kernels& kernels_;
+  const std::shared_ptr<Device> device_;
   const std::unique_ptr<Hook> plain_;  // until start_powerSGD_iter
   std::int64_t iteration_ = 0;         // steps applied
   double scale_ = 1;                   // of the gradients, and so of the residuals
@@ -219,8 +221,9 @@ Side SideAt(const PowerSgdOptions& options, std::int64_t iteration) {
   return (iteration - options.start_powerSGD_iter) % 2 == 0 ? Side::kP : Side::kQ;
 }
 
-std::unique_ptr<Hook> MakePowerSgdHook(const PowerSgdOptions& options, const Kernels& kernels) {
-  return std::make_unique<PowerSgdHook>(options, kernels);
+std::unique_ptr<Hook> MakePowerSgdHook(const PowerSgdOptions& options,
+                                       std::shared_ptr<Device> device) {
+  return std::make_unique<PowerSgdHook>(options, std::move(device));
 }
 
 }  // namespace gradwire

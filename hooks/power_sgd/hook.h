@@ -8,9 +8,11 @@
 
 namespace gradwire {
 
-struct Kernels;
+class Device;
 
-std::unique_ptr<Hook> MakePowerSgdHook(const PowerSgdOptions& options, const Kernels& kernels);
+// Its buckets, and its state, lie in `device`'s memory.
+std::unique_ptr<Hook> MakePowerSgdHook(const PowerSgdOptions& options,
+                                       std::shared_ptr<Device> device);
 
 // Which factor travels in an iteration when `rounds` is 1.
 Side SideAt(const PowerSgdOptions& options, std::int64_t iteration);

@@ -1,26 +1,25 @@
 #include "hooks/power_sgd/run.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "hooks/device_status.h"
 
 namespace gradwire {
 
 template <class T>
-PowerSgdRun<T>::PowerSgdRun(const PowerSgdOptions& options, const Kernels& kernels, Side side,
+PowerSgdRun<T>::PowerSgdRun(const PowerSgdOptions& options, Device& device, Side side,
                             GradBucket& bucket, MemberState<T>& state)
     : options_(options),
-      kernels_(kernels),
+      device_(device),
       side_(side),
       bucket_(bucket),
       state_(state),
       layout_(MakeLayout(options, bucket.parameters())),
       wire_(options.wire.value_or(bucket.buffer().dtype)),
       plans_(PlanRounds(options, layout_, wire_, side)),
-      matrix_(options, kernels, side, layout_, bucket, state) {}
+      matrix_(options, device, side, layout_, bucket, state) {}
 
 // A round ends when all its elements are decoded: round 2 computes Q from the P of round 1, so a
 // gap would use this member's own P in part, and the members' results would differ.
@@ -43,6 +42,7 @@ absl::StatusOr<std::optional<RoundPlan>> PowerSgdRun<T>::Next(const RoundContext
   if (round_ < plans_.size()) return std::optional<RoundPlan>(plans_[round_]);
   if (!finished_ && !plans_.empty()) Finish();
   finished_ = true;
+  if (absl::Status status = StatusOf(device_); !status.ok()) return status;
   return std::optional<RoundPlan>();
 }
 
@@ -103,9 +103,8 @@ absl::Status PowerSgdRun<T>::Import(std::span<const std::byte> shared) {
     return absl::FailedPreconditionError("shared state came after the first bytes were encoded");
   }
   const std::byte* from = shared.data();
-  const auto take = [&](std::size_t numel, std::vector<T>& factor) {
-    factor.resize(numel);
-    std::memcpy(factor.data(), from, numel * sizeof(T));
+  const auto take = [&](std::size_t numel, DeviceVector<T>& factor) {
+    factor.Upload(from, numel);
     from += numel * sizeof(T);
   };
   for (const LowRankMatrix& matrix : layout_.matrices) {
@@ -116,7 +115,7 @@ absl::Status PowerSgdRun<T>::Import(std::span<const std::byte> shared) {
     if (!options_.batched) continue;
     for (const ParameterSpec& p : bucket_.parameters()) factor.parameters.push_back(p.name);
   }
-  return absl::OkStatus();
+  return StatusOf(device_);
 }
 
 // ---- Contributions
@@ -130,7 +129,7 @@ void PowerSgdRun<T>::Prepare() {
     return matrix_.KeepOwn(Side::kQ);
   }
   matrix_.Load();
-  if (measures_) gradient_squares_ = matrix_.SquaresOfGradient();
+  if (measures_) matrix_.MeasureGradient();
   matrix_.AddResiduals();
   if (TwoRounds() || side_ == Side::kP) {
     matrix_.MakeP();
@@ -157,10 +156,9 @@ absl::Status PowerSgdRun<T>::Encode(ElementRange range, std::span<std::byte> out
     matrix_.EncodeDense(range, out.data());
   } else {
     const T* from = (block == Block::kP ? matrix_.p() : matrix_.q()).data() + range.begin;
-    kernels_.convert(kDType<T>, reinterpret_cast<const std::byte*>(from), wire_, out.data(),
-                     range.numel());
+    device_.Convert(kDType<T>, from, wire_, out.data(), range.numel());
   }
-  return absl::OkStatus();
+  return StatusOf(device_);
 }
 
 // ---- Results
@@ -173,21 +171,24 @@ absl::Status PowerSgdRun<T>::Decode(ElementRange range, std::span<const std::byt
   const Block block = BlockOf(range.segment);
   if (block == Block::kDense) {
     matrix_.DecodeDense(range, in.data());
-    return absl::OkStatus();
+    return StatusOf(device_);
   }
   T* to = (block == Block::kP ? matrix_.p() : matrix_.q()).data() + range.begin;
-  kernels_.convert(wire_, in.data(), kDType<T>, reinterpret_cast<std::byte*>(to), range.numel());
-  return absl::OkStatus();
+  device_.Convert(wire_, in.data(), kDType<T>, to, range.numel());
+  return StatusOf(device_);
 }
 
 template <class T>
 void PowerSgdRun<T>::Finish() {
   matrix_.Finish();
-  if (measures_ && matrix_.KeepsResidual()) {
-    norms_ = {.gradient = std::sqrt(gradient_squares_),
-              .residual = std::sqrt(matrix_.SquaresOfResidual())};
-  }
+  if (measures_ && matrix_.KeepsResidual()) matrix_.MeasureResidual();
   matrix_.Store();
+}
+
+template <class T>
+std::optional<BucketNorms> PowerSgdRun<T>::norms() const {
+  if (!finished_ || plans_.empty() || !measures_ || !matrix_.KeepsResidual()) return std::nullopt;
+  return matrix_.Norms();
 }
 
 // Only here does state change, so a step that is repeated or skipped computes the same again.
@@ -202,7 +203,7 @@ void PowerSgdRun<T>::Commit() {
     const T* begin =
         is_p ? matrix_.p().data() + matrix.p_offset : matrix_.q().data() + matrix.q_offset;
     const std::size_t numel = is_p ? matrix.p_numel() : matrix.q_numel();
-    (is_p ? factor.p : factor.q).assign(begin, begin + numel);
+    (is_p ? factor.p : factor.q).Assign(begin, numel);
   }
 }
 

@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "hooks/kernels.h"
+#include "hooks/device.h"
 #include "hooks/power_sgd/bucket_matrix.h"
 #include "hooks/power_sgd/layout.h"
 #include "hooks/power_sgd/member_state.h"
@@ -20,7 +20,7 @@ template <class T>
 class PowerSgdRun : public HookRunBase {
  public:
   // All outlive the run.
-  PowerSgdRun(const PowerSgdOptions& options, const Kernels& kernels, Side side, GradBucket& bucket,
+  PowerSgdRun(const PowerSgdOptions& options, Device& device, Side side, GradBucket& bucket,
               MemberState<T>& state);
 
   absl::StatusOr<std::optional<RoundPlan>> Next(const RoundContext& context) override;
@@ -29,7 +29,7 @@ class PowerSgdRun : public HookRunBase {
   std::size_t shared_bytes() const override;
   absl::Status Import(std::span<const std::byte> shared) override;
   void Measure() override { measures_ = true; }
-  std::optional<BucketNorms> norms() const override { return norms_; }
+  std::optional<BucketNorms> norms() const override;
   void Commit() override;
   void Abort() override { ended_ = true; }
 
@@ -45,7 +45,7 @@ class PowerSgdRun : public HookRunBase {
   void Finish();
 
   const PowerSgdOptions& options_;
-  const Kernels& kernels_;
+  Device& device_;
   const Side side_;
   GradBucket& bucket_;
   MemberState<T>& state_;
@@ -60,8 +60,6 @@ class PowerSgdRun : public HookRunBase {
   bool finished_ = false;
   bool ended_ = false;
   bool measures_ = false;
-  double gradient_squares_ = 0;
-  std::optional<BucketNorms> norms_;
 };
 
 }  // namespace gradwire

@@ -49,7 +49,7 @@ std::vector<Reducer::Done> CpuReducer::Compute(std::span<ReduceEffect> reduction
   std::vector<Done> done(reductions.size());
   threads_.Run(reductions.size(), [&](std::size_t i) {
     const absl::Time before = MonotonicNow();
-    const ReducedChunk::Outcome sum = ReducedChunk::Compute(reductions[i], memory, kernels_);
+    const ReducedChunk::Outcome sum = ReducedChunk::Compute(reductions[i], memory);
     done[i] = {.id = reductions[i].id,
                .chunk = reductions[i].chunk,
                .result = sum.chunk,

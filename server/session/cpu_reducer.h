@@ -5,7 +5,6 @@
 #include <memory>
 #include <vector>
 
-#include "hooks/kernels.h"
 #include "server/session/reducer.h"
 #include "server/session/sum_threads.h"
 
@@ -19,9 +18,8 @@ class CpuReducer final : public Reducer {
   static std::size_t ThreadCount();
 
   // Calls `before_long_work` on a thread that is about to compute for a long time.
-  // `kernels` are of the host's memory and outlive the reducer.
-  CpuReducer(const Kernels& kernels, std::size_t threads, std::function<void()> before_long_work)
-      : kernels_(kernels), threads_(threads), before_long_work_(std::move(before_long_work)) {}
+  CpuReducer(std::size_t threads, std::function<void()> before_long_work)
+      : threads_(threads), before_long_work_(std::move(before_long_work)) {}
 
   void Reduce(std::vector<ReduceEffect> batch, std::shared_ptr<SessionMemory> memory,
               Answer answer) override;
@@ -29,7 +27,6 @@ class CpuReducer final : public Reducer {
  private:
   std::vector<Done> Compute(std::span<ReduceEffect> reductions, SessionMemory& memory);
 
-  const Kernels& kernels_;
   SumThreads threads_;
   const std::function<void()> before_long_work_;
 };

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "hooks/kernels.h"
+#include "hooks/cpu/kernels.h"
 #include "hooks/reduce.h"
 #include "proto/wire/digest.h"
 #include "proto/wire/memory_segment.h"
@@ -60,19 +60,18 @@ std::span<std::byte> ReducedChunk::MakeRoom(SessionMemory& memory) {
   return room;
 }
 
-ReducedChunk::Outcome ReducedChunk::Compute(const ReduceEffect& effect, SessionMemory& memory,
-                                            const Kernels& kernels) {
+ReducedChunk::Outcome ReducedChunk::Compute(const ReduceEffect& effect, SessionMemory& memory) {
   std::vector<Pieces> inputs;
   inputs.reserve(effect.inputs.size());
   for (const wire::PayloadRef& input : effect.inputs) {
     inputs.push_back(input == nullptr ? Pieces() : input->pieces());
   }
   const Segment& segment = effect.segment;
-  const std::shared_ptr<ReducedChunk> chunk(new ReducedChunk(segment, kernels));
+  const std::shared_ptr<ReducedChunk> chunk(new ReducedChunk(segment));
   if (segment.op == ReduceOp::kOrthonormalizedSum) {
     // Orthonormalization needs the whole matrix, so the result is not computed in parts like a sum.
     const std::span<std::byte> room = chunk->MakeRoom(memory);
-    const ReduceOutcome outcome = ReduceOrthonormalized(segment, inputs, room, kernels);
+    const ReduceOutcome outcome = ReduceOrthonormalized(segment, inputs, room);
     chunk->digest_ = wire::DigestOf(room);
     return {.chunk = chunk, .finite = outcome.finite};
   }
@@ -90,12 +89,12 @@ ReducedChunk::Outcome ReducedChunk::Compute(const ReduceEffect& effect, SessionM
     digester.Update(results);
     const std::size_t numel = results.size() / ByteSize(segment.dtype);
     for (const Place& one : chunk->places_) {
-      kernels.convert(segment.dtype, results.data(), one.dtype,
-                      one.room.bytes.data() + begin * ByteSize(one.dtype), numel);
+      cpu::Convert(segment.dtype, results.data(), one.dtype,
+                   one.room.bytes.data() + begin * ByteSize(one.dtype), numel);
     }
   };
   const ReduceOutcome outcome = ReduceInto(segment.dtype, segment.op, segment.numel, inputs, room,
-                                           effect.raw, effect.weight, place, kernels);
+                                           effect.raw, effect.weight, place);
   chunk->digest_ = digester.Finish();
   return {.chunk = chunk, .finite = outcome.finite};
 }
@@ -113,9 +112,9 @@ ResultDelivery ReducedChunk::DeliveryTo(const Receiver& to) const {
 // The stream that owned the place was replaced, so its member cannot find the result there. The
 // copy is made only when the frame is written; the place keeps the member's segment mapped.
 ResentCopy ReducedChunk::CopyOf(const Place& place) const {
-  return {.make = [place, numel = numel_, dtype = dtype_, bytes = bytes_, &kernels = kernels_] {
+  return {.make = [place, numel = numel_, dtype = dtype_, bytes = bytes_] {
     auto copy = std::make_shared<HeapResult>(bytes);
-    kernels.convert(place.dtype, place.room.bytes.data(), dtype, copy->content().data(), numel);
+    cpu::Convert(place.dtype, place.room.bytes.data(), dtype, copy->content().data(), numel);
     return copy;
   }};
 }

@@ -8,7 +8,6 @@
 #include <span>
 #include <vector>
 
-#include "hooks/kernels.h"
 #include "proto/wire/frame.h"
 #include "server/core/effects.h"
 #include "server/core/reduced_result.h"
@@ -26,7 +25,7 @@ class ReducedChunk final : public ReducedResult {
     bool finite = true;
   };
   // The caller holds no lock.
-  static Outcome Compute(const ReduceEffect& effect, SessionMemory& memory, const Kernels& kernels);
+  static Outcome Compute(const ReduceEffect& effect, SessionMemory& memory);
 
   std::size_t bytes() const override { return bytes_; }
   std::uint64_t digest() const override { return digest_; }
@@ -41,15 +40,14 @@ class ReducedChunk final : public ReducedResult {
     DType dtype = DType::kFloat32;
   };
 
-  ReducedChunk(const Segment& segment, const Kernels& kernels)
-      : kernels_(kernels), dtype_(segment.dtype), numel_(segment.numel), bytes_(segment.bytes()) {}
+  explicit ReducedChunk(const Segment& segment)
+      : dtype_(segment.dtype), numel_(segment.numel), bytes_(segment.bytes()) {}
 
   void FindPlaces(const ReduceEffect& effect);
   // Where all of it is kept.
   std::span<std::byte> MakeRoom(SessionMemory& memory);
   ResentCopy CopyOf(const Place& place) const;
 
-  const Kernels& kernels_;
   const DType dtype_;
   const std::size_t numel_;
   const std::size_t bytes_;

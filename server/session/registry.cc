@@ -11,7 +11,6 @@
 #include "base/random_bytes.h"
 #include "gradwire/hooks/registry.h"
 #include "hooks/coordinator_hook.h"
-#include "hooks/kernels.h"
 #include "server/rpc/rpc_threads.h"
 #include "server/session/cpu_reducer.h"
 #include "server/session/session_memory.h"
@@ -66,8 +65,7 @@ Registry::Registry(Limits limits, HookMaker make_hook)
     : limits_(limits),
       make_hook_(std::move(make_hook)),
       memory_(std::make_shared<MemoryBudget>(limits.memory_bytes)),
-      host_{.reducer = std::make_shared<CpuReducer>(KernelsFor(MemoryKind::kHost),
-                                                    CpuReducer::ThreadCount(),
+      host_{.reducer = std::make_shared<CpuReducer>(CpuReducer::ThreadCount(),
                                                     &RpcThreads::YieldLeadership),
             .before_long_work = &RpcThreads::YieldLeadership,
             .work_threads = std::make_shared<WorkThreads>(WorkThreads::ThreadCount()),

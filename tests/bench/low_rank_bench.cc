@@ -198,7 +198,7 @@ class Bench {
 
  private:
   struct Place {
-    cpu::LowRankShape shape;
+    LowRankShape shape;
     std::size_t m;
     std::size_t p;
     std::size_t q;

@@ -16,7 +16,6 @@
 namespace gradwire {
 namespace {
 
-using cpu::LowRankShape;
 using reference::Random;
 
 // Rows and columns below, at and above the sizes of vectors and of blocks.

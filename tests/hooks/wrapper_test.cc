@@ -14,7 +14,7 @@
 #include "gmock/gmock.h"
 #include "gradwire/hooks/hook.h"
 #include "gtest/gtest.h"
-#include "hooks/kernels.h"
+#include "hooks/cpu/host_device.h"
 #include "hooks/reduce.h"
 #include "hooks/simple_hooks.h"
 #include "tests/hooks/reference.h"
@@ -174,8 +174,7 @@ class Members {
   Members(DType dtype, bool wrapped) : dtype_(dtype) {
     for (auto& hook : hooks_) {
       hook = std::make_unique<GrainHook>();
-      if (wrapped)
-        hook = MakeWrapper(DType::kFloat16, std::move(hook), KernelsFor(MemoryKind::kHost));
+      if (wrapped) hook = MakeWrapper(DType::kFloat16, std::move(hook), MakeHostDevice());
     }
   }
 

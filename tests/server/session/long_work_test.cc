@@ -88,11 +88,10 @@ class LongWork : public ::testing::Test {
     options_.manifest = {ParameterSpec{.name = "w", .shape = {kNumel}, .dtype = DType::kFloat32}};
     session_ = std::make_shared<SessionRunner>(
         options_, std::make_unique<GatedHook>(gates_),
-        SessionHost{
-            .reducer = std::make_shared<CpuReducer>(KernelsFor(MemoryKind::kHost), 0, [] {}),
-            .before_long_work = [] {},
-            .work_threads = threads_,
-            .memory_quotas = std::make_shared<MemoryQuotas>()},
+        SessionHost{.reducer = std::make_shared<CpuReducer>(0, [] {}),
+                    .before_long_work = [] {},
+                    .work_threads = threads_,
+                    .memory_quotas = std::make_shared<MemoryQuotas>()},
         kNow);
     const JoinAsk ask{.world_size = 1,
                       .rank = 0,

@@ -101,11 +101,10 @@ class SessionRunnerTest : public ::testing::Test {
     options.manifest = {ParameterSpec{.name = "w", .shape = {kNumel}, .dtype = DType::kFloat32}};
     session_ = std::make_shared<SessionRunner>(
         options, MakeCoordinatorHook(options.spec, options.manifest).value(),
-        SessionHost{
-            .reducer = std::make_shared<CpuReducer>(KernelsFor(MemoryKind::kHost), 1, [] {}),
-            .before_long_work = [] {},
-            .work_threads = work_threads_,
-            .memory_quotas = std::make_shared<MemoryQuotas>()},
+        SessionHost{.reducer = std::make_shared<CpuReducer>(1, [] {}),
+                    .before_long_work = [] {},
+                    .work_threads = work_threads_,
+                    .memory_quotas = std::make_shared<MemoryQuotas>()},
         now_);
     for (int rank = 0; rank < kMembers; ++rank) {
       const JoinAsk ask{.world_size = kMembers,

@@ -11,6 +11,8 @@
 
 namespace gradwire {
 
+class Device;  // where buckets lie; not part of the public interface
+
 // Makes a hook from its spec. Refuses unknown options and names them.
 using HookFactory = std::function<absl::StatusOr<std::unique_ptr<Hook>>(const HookSpec&)>;
 
@@ -34,7 +36,11 @@ class HookRegistry {
   absl::StatusOr<std::unique_ptr<Hook>> Make(const HookSpec& spec) const;
 
  private:
+  friend absl::StatusOr<std::unique_ptr<Hook>> MakeHook(const HookSpec& spec,
+                                                        std::shared_ptr<Device> device);
   HookRegistry() = default;
+  absl::StatusOr<std::unique_ptr<Hook>> MakeOn(const HookSpec& spec,
+                                               std::shared_ptr<Device> device) const;
   struct State;
   State& state() const;
 };
