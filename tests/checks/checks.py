@@ -15,7 +15,7 @@ import bad_trees
 
 PRODUCT = ("base", "hooks", "proto", "client", "server")
 UNIT_TESTS = ("tests/base", "tests/hooks", "tests/proto", "tests/client", "tests/server", "tests/sim")
-SOURCES = (".h", ".cc")
+SOURCES = (".h", ".cc", ".cu", ".cuh")
 MAX_LINES = 600
 MAX_CORE_LINES = 400
 MAX_FUNCTION_LINES = 80
@@ -34,7 +34,8 @@ CLIENT = r"client/|gradwire/client"
 LAYERS = (
     (r"base/", rf"{RPC}|hooks/|gradwire/|proto/|server/|{CLIENT}", "the base knows no other part"),
     (r"hooks/", rf"{RPC}|proto/|server/|{CLIENT}", "hooks know no RPC, protobuf, client or server"),
-    (r"hooks/", r"(thread|filesystem|fstream|sys/.*)$", "hooks do no I/O and start no thread"),
+    # The stream of a GPU is what waits for it.
+    (r"hooks/(?!cuda/stream\.)", r"(thread|filesystem|fstream|sys/.*)$", "hooks do no I/O and start no thread"),
     (r"(server|client)/core/", OUTSIDE_WORLD, "cores know no gRPC, clock, lock, thread or file"),
     (r"client/", r"server/", "the client knows no server"),
     (r"proto/", rf"server/|{CLIENT}", "proto knows neither client nor server"),

@@ -2,7 +2,7 @@
 # Puts the C++ sources in the project's format; with --check only says which are not.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-mapfile -t files < <(git ls-files --cached --others --exclude-standard -- '*.cc' '*.h')
+mapfile -t files < <(git ls-files --cached --others --exclude-standard -- '*.cc' '*.h' '*.cu' '*.cuh')
 
 if [[ "${1:-}" != --check ]]; then
   clang-format-14 -i "${files[@]}"

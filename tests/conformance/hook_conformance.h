@@ -13,6 +13,10 @@
 #include "gradwire/hooks/hook_spec.h"
 #include "gtest/gtest.h"
 
+namespace gradwire {
+class Device;
+}
+
 namespace gradwire::conformance {
 
 // One training step of all members: for each rank, the bytes of every parameter's gradient.
@@ -61,5 +65,10 @@ std::string CaseName(const ::testing::TestParamInfo<Case>& info);
 // Rounds carried by a loop in this thread: no network, no daemon.
 absl::StatusOr<std::unique_ptr<Carrier>> MakeInProcessCarrier(
     int world_size, const HookSpec& spec, const std::vector<ParameterSpec>& parameters);
+
+// The same with each member's gradients on a device of its own.
+absl::StatusOr<std::unique_ptr<Carrier>> MakeDeviceCarrier(
+    int world_size, const HookSpec& spec, const std::vector<ParameterSpec>& parameters,
+    const std::function<std::shared_ptr<Device>()>& make_device);
 
 }  // namespace gradwire::conformance

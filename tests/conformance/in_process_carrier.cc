@@ -29,7 +29,13 @@ class InProcessCarrier : public Carrier {
 
 absl::StatusOr<std::unique_ptr<Carrier>> MakeInProcessCarrier(
     int world_size, const HookSpec& spec, const std::vector<ParameterSpec>& parameters) {
-  auto world = testing::HookWorld::Make(world_size, spec, parameters);
+  return MakeDeviceCarrier(world_size, spec, parameters, MakeHostDevice);
+}
+
+absl::StatusOr<std::unique_ptr<Carrier>> MakeDeviceCarrier(
+    int world_size, const HookSpec& spec, const std::vector<ParameterSpec>& parameters,
+    const std::function<std::shared_ptr<Device>()>& make_device) {
+  auto world = testing::HookWorld::Make(world_size, spec, parameters, make_device);
   if (!world.ok()) return world.status();
   return std::unique_ptr<Carrier>(std::make_unique<InProcessCarrier>(*std::move(world)));
 }

@@ -5,14 +5,15 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "gradwire/hooks/registry.h"
+#include "hooks/device_hooks.h"
+#include "hooks/device_status.h"
 #include "hooks/reduce.h"
 
 namespace gradwire::testing {
 
 struct HookWorld::OpenBucket {
   struct Member {
-    std::vector<std::byte> bytes;
+    DeviceVector<std::byte> bytes;
     std::unique_ptr<GradBucket> bucket;
     std::unique_ptr<HookRun> run;
   };
@@ -22,26 +23,34 @@ struct HookWorld::OpenBucket {
   std::vector<Member> members;
 };
 
-HookWorld::HookWorld(std::vector<ParameterSpec> manifest, std::vector<std::unique_ptr<Hook>> hooks,
+HookWorld::HookWorld(std::vector<ParameterSpec> manifest,
+                     std::vector<std::shared_ptr<Device>> devices,
+                     std::vector<std::unique_ptr<Hook>> hooks,
                      std::unique_ptr<CoordinatorHook> coordinator)
     : manifest_(std::move(manifest)),
+      devices_(std::move(devices)),
       hooks_(std::move(hooks)),
       coordinator_(std::move(coordinator)),
-      versions_(manifest_.size()) {}
+      versions_(manifest_.size()) {
+  for (const auto& device : devices_) staging_.emplace_back(*device);
+}
 
 absl::StatusOr<std::unique_ptr<HookWorld>> HookWorld::Make(int world_size, const HookSpec& spec,
-                                                           std::vector<ParameterSpec> manifest) {
+                                                           std::vector<ParameterSpec> manifest,
+                                                           const DeviceFactory& make_device) {
+  std::vector<std::shared_ptr<Device>> devices;
   std::vector<std::unique_ptr<Hook>> hooks;
   for (int rank = 0; rank < world_size; ++rank) {
-    auto hook = HookRegistry::Global().Make(spec);
+    devices.push_back(make_device());
+    auto hook = MakeHook(spec, devices.back());
     if (!hook.ok()) return hook.status();
     hooks.push_back(*std::move(hook));
   }
   auto coordinator = MakeCoordinatorHook(spec, manifest);
   if (!coordinator.ok()) return coordinator.status();
   if (*coordinator == nullptr) return absl::InvalidArgumentError("not a built-in hook");
-  return std::unique_ptr<HookWorld>(
-      new HookWorld(std::move(manifest), std::move(hooks), *std::move(coordinator)));
+  return std::unique_ptr<HookWorld>(new HookWorld(std::move(manifest), std::move(devices),
+                                                  std::move(hooks), *std::move(coordinator)));
 }
 
 void HookWorld::Reset() {
@@ -68,7 +77,7 @@ absl::StatusOr<Verdict> HookWorld::RunStep(std::vector<MemberGradients>& gradien
       if (!more.ok()) return more.status();
       if (!*more) break;
     }
-    CopyBack(open[b], buckets[b], gradients);
+    if (absl::Status status = CopyBack(open[b], buckets[b], gradients); !status.ok()) return status;
     norms_.push_back(open[b].members.front().run->norms());
   }
   const Verdict verdict = finite && !fails ? Verdict::kApply : Verdict::kSkip;
@@ -93,10 +102,13 @@ absl::Status HookWorld::Open(const std::vector<MemberGradients>& gradients,
   if (!plans.ok()) return plans.status();
   open.plans = *std::move(plans);
   for (std::size_t rank = 0; rank < hooks_.size(); ++rank) {
-    OpenBucket::Member member;
+    OpenBucket::Member member{
+        .bytes = DeviceVector<std::byte>(*devices_[rank]), .bucket = {}, .run = {}};
+    std::vector<std::byte> bytes;
     for (std::size_t p : positions) {
-      member.bytes.insert(member.bytes.end(), gradients[rank][p].begin(), gradients[rank][p].end());
+      bytes.insert(bytes.end(), gradients[rank][p].begin(), gradients[rank][p].end());
     }
+    member.bytes.Upload(bytes.data(), bytes.size());
     const DType dtype = open.parameters.front().dtype;
     const TensorView view{dtype, member.bytes.data(), member.bytes.size() / ByteSize(dtype)};
     auto bucket = GradBucket::Make(0, view, open.parameters);
@@ -148,7 +160,7 @@ absl::StatusOr<bool> HookWorld::RunRound(OpenBucket& open, std::uint32_t round, 
     std::vector<Pieces> inputs;
     for (std::size_t rank = 0; rank < open.members.size(); ++rank) {
       contributions[rank].resize(segment.bytes());
-      absl::Status status = open.members[rank].run->Encode(range, contributions[rank]);
+      absl::Status status = Encode(rank, *open.members[rank].run, range, contributions[rank]);
       if (!status.ok()) return status;
     }
     contributed_ += segment.bytes();
@@ -162,24 +174,42 @@ absl::StatusOr<bool> HookWorld::RunRound(OpenBucket& open, std::uint32_t round, 
     if (coordinator_->Observes(round, segment)) {
       coordinator_->Observe(open.positions, round, range, sum);
     }
-    for (auto& member : open.members) {
-      if (absl::Status status = member.run->Decode(range, sum); !status.ok()) return status;
+    for (std::size_t rank = 0; rank < open.members.size(); ++rank) {
+      absl::Status status = Decode(rank, *open.members[rank].run, range, sum);
+      if (!status.ok()) return status;
     }
   }
   return true;
 }
 
-void HookWorld::CopyBack(const OpenBucket& open, const std::vector<std::size_t>& positions,
-                         std::vector<MemberGradients>& gradients) {
+absl::Status HookWorld::Encode(std::size_t rank, HookRun& run, ElementRange range,
+                               std::span<std::byte> out) {
+  staging_[rank].Resize(out.size());
+  absl::Status status = run.Encode(range, {staging_[rank].data(), out.size()});
+  if (!status.ok()) return status;
+  devices_[rank]->Download(out.data(), staging_[rank].data(), out.size());
+  return StatusOf(*devices_[rank]);
+}
+
+absl::Status HookWorld::Decode(std::size_t rank, HookRun& run, ElementRange range,
+                               std::span<const std::byte> in) {
+  staging_[rank].Upload(in.data(), in.size());
+  return run.Decode(range, {staging_[rank].data(), in.size()});
+}
+
+absl::Status HookWorld::CopyBack(const OpenBucket& open, const std::vector<std::size_t>& positions,
+                                 std::vector<MemberGradients>& gradients) {
   for (std::size_t rank = 0; rank < open.members.size(); ++rank) {
-    auto from = open.members[rank].bytes.begin();
+    const DeviceVector<std::byte>& bytes = open.members[rank].bytes;
+    std::size_t from = 0;
     for (std::size_t p : positions) {
       std::vector<std::byte>& to = gradients[rank][p];
-      const auto end = from + static_cast<std::ptrdiff_t>(to.size());
-      to.assign(from, end);
-      from = end;
+      devices_[rank]->Download(to.data(), bytes.data() + from, to.size());
+      from += to.size();
     }
+    if (absl::Status status = StatusOf(*devices_[rank]); !status.ok()) return status;
   }
+  return absl::OkStatus();
 }
 
 }  // namespace gradwire::testing

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -12,6 +13,8 @@
 #include "gradwire/hooks/hook.h"
 #include "gradwire/hooks/hook_spec.h"
 #include "hooks/coordinator_hook.h"
+#include "hooks/cpu/host_device.h"
+#include "hooks/device_vector.h"
 
 namespace gradwire::testing {
 
@@ -20,10 +23,14 @@ using MemberGradients = std::vector<std::vector<std::byte>>;
 // Positions in the manifest, bucket by bucket.
 using Buckets = std::vector<std::vector<std::size_t>>;
 
+// Makes the device that one member's gradients lie on.
+using DeviceFactory = std::function<std::shared_ptr<Device>()>;
+
 class HookWorld {
  public:
-  static absl::StatusOr<std::unique_ptr<HookWorld>> Make(int world_size, const HookSpec& spec,
-                                                         std::vector<ParameterSpec> manifest);
+  static absl::StatusOr<std::unique_ptr<HookWorld>> Make(
+      int world_size, const HookSpec& spec, std::vector<ParameterSpec> manifest,
+      const DeviceFactory& make_device = MakeHostDevice);
 
   // One step; `gradients`, by rank, become what the members are left with. `fails`: the step is
   // given up at the end, as if a member had died; no verdict reaches the hooks.
@@ -53,17 +60,23 @@ class HookWorld {
  private:
   struct OpenBucket;
 
-  HookWorld(std::vector<ParameterSpec> manifest, std::vector<std::unique_ptr<Hook>> hooks,
-            std::unique_ptr<CoordinatorHook> coordinator);
+  HookWorld(std::vector<ParameterSpec> manifest, std::vector<std::shared_ptr<Device>> devices,
+            std::vector<std::unique_ptr<Hook>> hooks, std::unique_ptr<CoordinatorHook> coordinator);
 
   absl::Status Open(const std::vector<MemberGradients>& gradients,
                     const std::vector<std::size_t>& positions, OpenBucket& open);
   absl::Status GiveSharedState(OpenBucket& open);
   absl::StatusOr<bool> RunRound(OpenBucket& open, std::uint32_t round, bool& finite);
-  static void CopyBack(const OpenBucket& open, const std::vector<std::size_t>& positions,
-                       std::vector<MemberGradients>& gradients);
+  // What the member's hook encodes, or writes for it to decode, by way of its device.
+  absl::Status Encode(std::size_t rank, HookRun& run, ElementRange range, std::span<std::byte> out);
+  absl::Status Decode(std::size_t rank, HookRun& run, ElementRange range,
+                      std::span<const std::byte> in);
+  absl::Status CopyBack(const OpenBucket& open, const std::vector<std::size_t>& positions,
+                        std::vector<MemberGradients>& gradients);
 
   const std::vector<ParameterSpec> manifest_;
+  const std::vector<std::shared_ptr<Device>> devices_;  // by rank
+  std::vector<DeviceVector<std::byte>> staging_;        // by rank
   std::vector<std::unique_ptr<Hook>> hooks_;
   std::unique_ptr<CoordinatorHook> coordinator_;
   std::vector<std::uint64_t> versions_;  // of the shared state that members have, by parameter
