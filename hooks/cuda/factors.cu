@@ -210,8 +210,9 @@ __device__ void MakeOrthonormal(Columns& columns, std::size_t cols, double epsil
   }
 }
 
+// There are fewer factors than processors: each block may have all registers.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     OrthonormalizeKernel(const Batch<T> batch, double epsilon) {
   __shared__ double lanes[kThreads];
   __shared__ unsigned long long units[kThreads];

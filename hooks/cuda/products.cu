@@ -15,6 +15,10 @@ namespace {
 constexpr unsigned kLanes = 32;
 constexpr unsigned kWarps = kThreads / kLanes;
 
+// Blocks that fit a processor at once, for a kernel with this many bytes of sums per thread. It
+// tells ptxas how many registers there are: by its own choice it spills some to save others.
+constexpr unsigned BlocksThatFit(std::size_t sums) { return sums <= 128 ? 2 : 1; }
+
 // ---- P = (M + R) Q: a warp takes kRows rows, its lanes neighbouring columns
 
 // A lane adds at most this many terms times kCount in T.
@@ -33,7 +37,8 @@ struct ProductArguments {
 };
 
 template <class T, unsigned kRank, unsigned kRows, unsigned kCount>
-__global__ void __launch_bounds__(kThreads) ProductKernel(const ProductArguments<T> a) {
+__global__ void __launch_bounds__(kThreads, BlocksThatFit(kRows* kRank * sizeof(T)))
+    ProductKernel(const ProductArguments<T> a) {
   const std::size_t cols = a.shape.cols;
   const std::size_t row = (std::size_t{blockIdx.x} * kWarps + threadIdx.x / kLanes) * kRows;
   if (row >= a.shape.rows) return;  // the whole warp
@@ -99,7 +104,8 @@ struct TransposedArguments {
 };
 
 template <class T, unsigned kRank, unsigned kCount>
-__global__ void __launch_bounds__(kThreads) TransposedKernel(const TransposedArguments<T> a) {
+__global__ void __launch_bounds__(kThreads, BlocksThatFit(2 * kRank * kCount * sizeof(T)))
+    TransposedKernel(const TransposedArguments<T> a) {
   __shared__ T weights[kTileRows * kRank];
   const std::size_t cols = a.shape.cols;
   const std::size_t col = (std::size_t{blockIdx.x} * kThreads + threadIdx.x) * kCount;

@@ -98,8 +98,12 @@ __device__ bool SumPack(const SumArguments& a, std::size_t i) {
   return finite;
 }
 
+// With as many blocks ptxas may use 40 registers, and needs no more. By its own choice it takes 32
+// and spills.
+constexpr unsigned kBlocksThatFit = 6;
+
 template <DType kType, Form kForm, unsigned kCount>
-__global__ void __launch_bounds__(kThreads) SumKernel(const SumArguments a) {
+__global__ void __launch_bounds__(kThreads, kBlocksThatFit) SumKernel(const SumArguments a) {
   std::size_t i = (std::size_t{blockIdx.x} * kThreads + threadIdx.x) * kCount;
   bool finite = true;
   if (i + kCount <= a.numel) {
