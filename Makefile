@@ -23,7 +23,7 @@ endef
 .PHONY: demo
 demo: ## train on real data through a daemon of its own, for each hook
 	@deploy/install-packages.sh build
-	$(call build,release)
+	$(call build,release,,-DGRADWIRE_CUDA=OFF)
 	@client/examples/demo.sh build/release
 
 .PHONY: test
@@ -42,6 +42,12 @@ test-asan test-tsan: test-%: ## the tests under the address and undefined-behavi
 	@deploy/install-packages.sh build test parity
 	$(call build,$*)
 	$(call check,$*)
+
+.PHONY: test-cuda
+test-cuda: ## compile the CUDA library for all GPUs with the compiler that PyPI has; its tests that need no GPU
+	@deploy/install-packages.sh build test python
+	$(call build,cuda,gradwire_cuda cuda_emulation_test cuda_device_test cuda_library_test cuda_hooks_test,-DGRADWIRE_NVCC=$$(deploy/cuda-toolkit.sh build/cuda-toolkit))
+	@ctest --preset cuda -L cuda -j $(JOBS) --no-label-summary
 
 benches := kernels low_rank ladder allreduce members locks
 bench_json := $(addprefix build/bench/,$(addsuffix .json,$(benches) python_hook python_steps compare_gloo))

@@ -8,6 +8,7 @@
 // Changes with every change of hooks/device.h: a library of another version is refused.
 #define GRADWIRE_CUDA_INTERFACE "gradwire-cuda-1"
 
+#pragma GCC visibility push(default)
 extern "C" {
 // The interface that the library was built with.
 const char* gradwire_cuda_interface();
@@ -20,3 +21,4 @@ bool gradwire_cuda_available(char* text, std::uint64_t size);
 // error() is set if it cannot be used.
 gradwire::Device* gradwire_cuda_open(int ordinal, std::int64_t wait_ms);
 }
+#pragma GCC visibility pop

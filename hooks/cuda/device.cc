@@ -1,7 +1,8 @@
+#include "hooks/cuda/device.h"
+
 #include <cstdio>
 #include <string>
 
-#include "hooks/cuda/device.h"
 #include "hooks/cuda/kernels.h"
 #include "hooks/cuda/stream.h"
 

@@ -1,8 +1,8 @@
+#include "hooks/cuda/stream.h"
+
 #include <algorithm>
 #include <cstring>
 #include <thread>
-
-#include "hooks/cuda/stream.h"
 
 namespace gradwire::cuda {
 namespace {

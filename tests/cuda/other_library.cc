@@ -1,0 +1,6 @@
+// The CUDA library of another version of Gradwire.
+#include "hooks/cuda/device.h"
+
+const char* gradwire_cuda_interface() { return "gradwire-cuda-0"; }
+bool gradwire_cuda_available(char* /*text*/, std::uint64_t /*size*/) { return true; }
+gradwire::Device* gradwire_cuda_open(int /*ordinal*/, std::int64_t /*wait_ms*/) { return nullptr; }
