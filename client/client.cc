@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cmath>
 #include <functional>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -12,11 +13,11 @@
 #include "base/thread_name.h"
 #include "client/options.h"
 #include "client/runtime/completion.h"
+#include "client/runtime/member_hook.h"
 #include "client/runtime/runtime.h"
 #include "client/transport/channel.h"
 #include "client/transport/event_queue.h"
 #include "client/transport/poller.h"
-#include "gradwire/hooks/registry.h"
 #include "hooks/safetensors.h"
 
 namespace gradwire {
@@ -42,10 +43,12 @@ std::uint64_t DrawStartId() {
 class ClientImpl final : public Client {
  public:
   ClientImpl(ClientOptions options, client::JoinResult membership, std::uint64_t start_id,
-             std::unique_ptr<Hook> hook, std::shared_ptr<grpc::Channel> channel)
+             client::MemberHook hook, std::shared_ptr<grpc::Channel> channel)
       : rank_(membership.rank),
         world_size_(options.world_size),
         parameters_(options.parameters.size()),
+        device_id_(options.device),
+        cuda_(hook.cuda),
         events_(std::make_shared<client::EventQueue>(std::size_t{membership.window_chunks} *
                                                          membership.open_buckets +
                                                      client::kSmallFrames)),
@@ -85,14 +88,25 @@ class ClientImpl final : public Client {
   ClientMetrics metrics() const override { return runtime_.metrics(); }
   std::vector<BucketReport> Report() const override { return runtime_.Report(); }
 
-  Completion AllReduce(GradBucket& bucket) override {
+  Completion AllReduce(GradBucket& bucket, void* stream) override {
+    auto state = std::make_shared<Completion::State>();
+    if (const DeviceId device = bucket.buffer().device; device != device_id_) {
+      state->Complete(absl::InvalidArgumentError(
+          absl::StrCat("the bucket's device is ", Name(device), "; allowed: ", Name(device_id_),
+                       ", the device of this client's options")));
+      return Completion(state);
+    }
+    // Recorded on this thread, which gives the stream its work. Shared, because a call must be
+    // copyable.
+    auto ready = std::make_shared<std::unique_ptr<DeviceEvent>>();
+    if (cuda_) *ready = cuda_->Record(device_id_.index, stream);
     // The bucket is copied (not its buffer), because the caller's object may be gone before the
     // event is handled.
-    const bool light = bucket.buffer().bytes() <= kLightBytes;
-    auto state = std::make_shared<Completion::State>();
-    events_->Push(client::CallEvent{.call = [this, copy = std::make_shared<GradBucket>(bucket),
-                                             state] { runtime_.StartBucket(copy, state); },
-                                    .heavy = !light});
+    const bool light = !cuda_ && bucket.buffer().bytes() <= kLightBytes;
+    events_->Push(
+        client::CallEvent{.call = [this, copy = std::make_shared<GradBucket>(bucket), ready,
+                                   state] { runtime_.StartBucket(copy, std::move(*ready), state); },
+                          .heavy = !light});
     state->ReadBy(poller_, light);
     return Completion(state);
   }
@@ -229,6 +243,8 @@ class ClientImpl final : public Client {
   const int rank_;
   const int world_size_;
   const std::size_t parameters_;
+  const DeviceId device_id_;
+  const std::optional<CudaLibrary> cuda_;
   const std::shared_ptr<client::EventQueue> events_;
   const std::shared_ptr<client::Poller> poller_;
   client::Runtime runtime_;
@@ -240,7 +256,7 @@ class ClientImpl final : public Client {
 absl::StatusOr<std::unique_ptr<Client>> Client::Join(const ClientOptions& options) {
   if (absl::Status valid = options.Validate(); !valid.ok()) return valid;
   ClientOptions effective = WithEnvironment(options);
-  absl::StatusOr<std::unique_ptr<Hook>> hook = HookRegistry::Global().Make(effective.hook);
+  absl::StatusOr<client::MemberHook> hook = client::MakeMemberHook(effective);
   if (!hook.ok()) return hook.status();
   const std::uint64_t start_id = DrawStartId();
   std::shared_ptr<grpc::Channel> channel = client::MakeChannel(effective.address);

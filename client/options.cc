@@ -39,6 +39,7 @@ std::string Environment(const char* name) {
 ClientOptions WithEnvironment(ClientOptions options) {
   if (options.address.empty()) options.address = Environment("GRADWIRE_ADDRESS");
   if (options.session.empty()) options.session = Environment("GRADWIRE_SESSION");
+  if (options.cuda_library.empty()) options.cuda_library = Environment("GRADWIRE_CUDA_LIBRARY");
   if (Environment("GRADWIRE_SHARED_MEMORY") == "off") options.shared_memory = false;
   return options;
 }
@@ -81,6 +82,9 @@ absl::Status ClientOptions::Validate() const {
     }
   }
   if (absl::Status valid = hook.Validate(); !valid.ok()) return valid;
+  if (device.index < 0 || (device.kind == DeviceKind::kCpu && device.index > 0)) {
+    return Bad("device", absl::StrCat("\"", Name(device), "\""), "\"cpu\", \"cuda:0\" and up");
+  }
   if (absl::Status valid = CheckTimeout("connect_timeout", connect_timeout); !valid.ok())
     return valid;
   if (absl::Status valid = CheckTimeout("join_timeout", join_timeout); !valid.ok()) return valid;

@@ -10,7 +10,8 @@
 
 namespace gradwire {
 
-// Fills an empty address or session from GRADWIRE_ADDRESS or GRADWIRE_SESSION.
+// Fills an empty address, session or cuda_library from GRADWIRE_ADDRESS, GRADWIRE_SESSION or
+// GRADWIRE_CUDA_LIBRARY.
 ClientOptions WithEnvironment(ClientOptions options);
 
 // What Client::SetDrawPlan takes, from a member of this rank whose model has so many parameters:

@@ -18,18 +18,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 
+#include "gradwire/hooks/device_id.h"
 #include "gradwire/hooks/dtype.h"
 #include "gradwire/hooks/round_plan.h"
 
 namespace gradwire {
-
-enum class MemoryKind : std::uint8_t {
-  kHost = 1,
-  kCuda = 2,
-};
 
 // One matrix M of a PowerSGD step: row-major, rows x cols. P is row-major, rows x rank. Q comes and
 // goes transposed: rank rows of `cols` elements. Ranks are 1 or more.
@@ -121,11 +118,20 @@ struct DeviceError {
 // A point in a device's work: all that was called before it.
 using DeviceMark = std::uint64_t;
 
+// A point in the work of a stream of the user's. Not thread-safe.
+class DeviceEvent {
+ public:
+  virtual ~DeviceEvent() = default;
+  // Whether the stream has come so far. True also after an error of the GPU, which is in `error`
+  // then.
+  virtual bool IsComplete(DeviceError& error) = 0;
+};
+
 class Device {
  public:
   virtual ~Device() = default;
 
-  virtual MemoryKind memory() const = 0;
+  virtual DeviceId id() const = 0;
   virtual const DeviceError& error() const = 0;
 
   // ---- Completion
@@ -144,6 +150,12 @@ class Device {
   // Waits, for a time that the device was made with, until the host has the bytes: false, and an
   // error, if they did not come.
   virtual bool Download(void* to, const void* from, std::size_t bytes) = 0;
+
+  // ---- Memory of the host that the device reads and writes itself. It may be released on any
+  // thread, and after the device. Null after an error.
+  virtual std::shared_ptr<std::byte> AllocatePinned(std::size_t bytes) = 0;
+  // `to` is pinned memory; it has the bytes once a later mark is complete.
+  virtual void DownloadLater(std::byte* to, const void* from, std::size_t bytes) = 0;
 
   // ---- Casts, quotients and sums: the contracts of hooks/cpu/kernels.h
   virtual void Convert(DType from, const void* src, DType to, void* dst, std::size_t numel) = 0;

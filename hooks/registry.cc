@@ -90,7 +90,7 @@ namespace {
 absl::StatusOr<std::unique_ptr<Hook>> MakeRegistered(const HookSpec& spec,
                                                      const HookFactory& factory,
                                                      const Device& device) {
-  if (device.memory() != MemoryKind::kHost) {
+  if (device.id().kind != DeviceKind::kCpu) {
     return absl::UnimplementedError(
         absl::StrCat("comm_hook: \"", spec.comm_hook,
                      "\" is not built in, and such hooks take buckets in the host's memory only"));

@@ -89,7 +89,7 @@ class CastingRun : public HookRunBase {
   // The gradients themselves, for a daemon that shares this memory: it casts and divides while it
   // sums.
   std::span<const std::byte> Raw(ElementRange range) const override {
-    if (device_.memory() != MemoryKind::kHost) return {};
+    if (device_.id().kind != DeviceKind::kCpu) return {};
     const std::size_t bytes = range.numel() * ByteSize(buffer_.dtype);
     return {At(buffer_, range.begin), bytes};
   }

@@ -4,19 +4,21 @@
 
 namespace gradwire::client {
 
-std::shared_ptr<BufferPool> BufferPool::Make(std::size_t buffer_bytes, std::size_t keep) {
-  return std::shared_ptr<BufferPool>(new BufferPool(buffer_bytes, keep));
+std::shared_ptr<BufferPool> BufferPool::Make(std::size_t buffer_bytes, std::size_t keep,
+                                             Allocate allocate) {
+  return std::shared_ptr<BufferPool>(new BufferPool(buffer_bytes, keep, std::move(allocate)));
 }
 
-BufferPool::BufferPool(std::size_t buffer_bytes, std::size_t keep)
-    : buffer_bytes_(buffer_bytes), keep_(keep) {}
+BufferPool::BufferPool(std::size_t buffer_bytes, std::size_t keep, Allocate allocate)
+    : buffer_bytes_(buffer_bytes), keep_(keep), allocate_(std::move(allocate)) {}
 
 // Buffers are not zeroed, and are kept for later chunks: fresh ones would cause a page fault for
 // every 4 KiB.
 std::shared_ptr<BufferPool::Buffer> BufferPool::Take(std::size_t bytes) {
   if (bytes > buffer_bytes_) {
-    return std::make_shared<Buffer>(nullptr, std::make_unique_for_overwrite<std::byte[]>(bytes),
-                                    bytes);
+    Memory memory = allocate_(bytes);
+    return memory == nullptr ? nullptr
+                             : std::make_shared<Buffer>(nullptr, std::move(memory), bytes);
   }
   Memory memory;
   {
@@ -26,7 +28,8 @@ std::shared_ptr<BufferPool::Buffer> BufferPool::Take(std::size_t bytes) {
       idle_.pop_back();
     }
   }
-  if (memory == nullptr) memory = std::make_unique_for_overwrite<std::byte[]>(buffer_bytes_);
+  if (memory == nullptr) memory = allocate_(buffer_bytes_);
+  if (memory == nullptr) return nullptr;
   return std::make_shared<Buffer>(shared_from_this(), std::move(memory), bytes);
 }
 

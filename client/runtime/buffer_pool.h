@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -16,21 +17,26 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
   class Buffer;
 
+  using Memory = std::shared_ptr<std::byte>;
+  // Memory whose contents are whatever they are; null if there is none. Called on the thread of
+  // Take.
+  using Allocate = std::function<Memory(std::size_t bytes)>;
+
   // Keeps up to `keep` idle buffers of `buffer_bytes` each.
-  static std::shared_ptr<BufferPool> Make(std::size_t buffer_bytes, std::size_t keep);
+  static std::shared_ptr<BufferPool> Make(std::size_t buffer_bytes, std::size_t keep,
+                                          Allocate allocate);
 
   // A payload of `bytes` bytes, to be filled before it is shared. Its memory returns to the pool
-  // with the last reference.
+  // with the last reference. Null if `allocate` has none.
   std::shared_ptr<Buffer> Take(std::size_t bytes);
 
  private:
-  using Memory = std::unique_ptr<std::byte[]>;
-
-  BufferPool(std::size_t buffer_bytes, std::size_t keep);
+  BufferPool(std::size_t buffer_bytes, std::size_t keep, Allocate allocate);
   void GiveBack(Memory memory);
 
   const std::size_t buffer_bytes_;
   const std::size_t keep_;
+  const Allocate allocate_;
   Mutex mutex_;
   std::vector<Memory> idle_ GRADWIRE_GUARDED_BY(mutex_);
 };

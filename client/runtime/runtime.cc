@@ -19,6 +19,9 @@ constexpr std::chrono::seconds kCloseTimeout(2);
 constexpr std::chrono::milliseconds kWhileLeaving(10);
 constexpr std::chrono::hours kLongestWait(1);
 
+// How often a GPU is asked whether it is done.
+constexpr std::chrono::microseconds kDevicePoll(50);
+
 // The metadata key of a member's state that holds its rank.
 constexpr const char* kRankKey = "rank";
 
@@ -34,19 +37,24 @@ MemberOptions CoreOptions(const ClientOptions& options, const JoinResult& member
           .manifest = options.parameters};
 }
 
+DevicePath::Options PathOptions(const ClientOptions& options, const JoinResult& membership) {
+  return {.chunk_bytes = membership.chunk_bytes,
+          .keep_buffers = std::size_t{membership.window_chunks} * membership.open_buckets,
+          .gradients_timeout = absl::ToChronoNanoseconds(options.step_timeout)};
+}
+
 }  // namespace
 
 Runtime::Runtime(ClientOptions options, JoinResult membership, std::uint64_t start_id,
-                 std::unique_ptr<Hook> hook, std::shared_ptr<grpc::Channel> channel,
+                 MemberHook hook, std::shared_ptr<grpc::Channel> channel,
                  std::shared_ptr<EventQueue> events, std::shared_ptr<Poller> poller)
     : options_(std::move(options)),
       membership_(std::move(membership)),
       start_id_(start_id),
-      hook_(std::move(hook)),
+      device_(std::move(hook.device), PathOptions(options_, membership_)),
+      hook_(std::move(hook.hook)),
       sends_digests_(!IsThisHost(options_.address)),
       events_(std::move(events)),
-      pool_(BufferPool::Make(membership_.chunk_bytes,
-                             std::size_t{membership_.window_chunks} * membership_.open_buckets)),
       gradients_(std::make_shared<GradientMemory>()),
       channel_(std::move(channel)),
       step_(membership_.next_step),
@@ -69,8 +77,16 @@ void Runtime::Stop() {
 }
 
 Clock::time_point Runtime::OnIdle() {
+  PollDevice();
   connection_.PumpWrites();
-  return finished() ? Clock::now() : NextTimer();
+  // What PollDevice began may be work.
+  return finished() || has_work() ? Clock::now() : NextTimer();
+}
+
+void Runtime::PollDevice() {
+  if (device_.idle()) return;
+  if (absl::Status status = device_.Poll(Clock::now()); !status.ok()) Fail(status);
+  if (member_.failed()) device_.RunCalls();
 }
 
 // One chunk of a large bucket.
@@ -147,6 +163,9 @@ void Runtime::OnOneFrame(absl::StatusOr<wire::Frame> received) {
   }
   Effects effects;
   const Clock::time_point before = Clock::now();
+  if (std::holds_alternative<wire::Result>(received->header)) {
+    received->payload = device_.OnDevice(std::move(received->payload));
+  }
   member_.Receive(*received, effects);
   if (const auto* result = std::get_if<wire::Result>(&received->header)) {
     const BucketStats::Seconds spent = Clock::now() - before;
@@ -185,6 +204,7 @@ Clock::time_point Runtime::NextTimer() const {
   const Clock::time_point now = Clock::now();
   // While a Leave is in progress no new stream is opened, so its timers do not count.
   if (leaving_) return now + kWhileLeaving;
+  if (!device_.idle()) return now + kDevicePoll;
   const Clock::time_point timer = std::min(connection_.NextTimer(), now + kLongestWait);
   return welcomed_ || member_.failed() ? timer : std::min(timer, join_deadline_);
 }
@@ -214,13 +234,24 @@ void Runtime::Apply(Effects effects) {
   if (!hook_error_.ok()) Fail(std::exchange(hook_error_, absl::OkStatus()));
 }
 
-void Runtime::On(SendFrameEffect& effect) { connection_.Send(std::move(effect.header)); }
+// Frames keep the order in which the core asked for them, and chunks wait for the device.
+void Runtime::On(SendFrameEffect& effect) {
+  device_.queue().InOrder([this, stream = stream_, header = std::move(effect.header)] {
+    if (stream == stream_) connection_.Send(header);
+  });
+}
 
 void Runtime::On(BucketDoneEffect& effect) {
+  device_.queue().AfterDevice([this, effect] { Finish(effect); });
+}
+
+// The device may have failed after the hook gave it the last work on the bucket.
+void Runtime::Finish(const BucketDoneEffect& effect) {
   const auto found = buckets_.find(effect.ticket);
   if (found == buckets_.end()) return;
-  if (effect.status.ok()) SendReport(effect);
-  if (auto done = std::exchange(found->second.done, nullptr)) done->Complete(effect.status);
+  const absl::Status status = effect.status.ok() ? device_.status() : effect.status;
+  if (status.ok()) SendReport(effect);
+  if (auto done = std::exchange(found->second.done, nullptr)) done->Complete(status);
 }
 
 // Called before the completion, so that a report which the program requests afterwards includes
@@ -237,6 +268,10 @@ void Runtime::SendReport(const BucketDoneEffect& effect) {
 // The verdict may precede the program's EndStep: the daemon ends a step as soon as all parameters
 // are reduced. It is then kept for that call.
 void Runtime::On(StepDoneEffect& effect) {
+  device_.queue().AfterDevice([this, effect] { Finish(effect); });
+}
+
+void Runtime::Finish(const StepDoneEffect& effect) {
   buckets_.clear();
   connection_.OnProgress();
   {
@@ -254,7 +289,9 @@ void Runtime::On(StepDoneEffect& effect) {
 }
 
 void Runtime::On(CollectiveDoneEffect&) {
-  if (auto call = std::exchange(collective_, nullptr)) call->outcome.Complete(absl::OkStatus());
+  device_.queue().InOrder([this] {
+    if (auto call = std::exchange(collective_, nullptr)) call->outcome.Complete(absl::OkStatus());
+  });
 }
 
 void Runtime::On(WelcomeEffect&) {
@@ -266,8 +303,11 @@ void Runtime::On(WelcomeEffect&) {
 void Runtime::On(FailedEffect& effect) {
   connection_.Close(Clock::now());
   joined_->Complete(effect.status);
-  if (auto call = std::exchange(end_step_, nullptr)) call->outcome.Complete(effect.status);
-  if (auto call = std::exchange(collective_, nullptr)) call->outcome.Complete(effect.status);
+  // After the buckets, whose memory the device may still write.
+  device_.queue().InOrder([this, status = effect.status] {
+    if (auto call = std::exchange(end_step_, nullptr)) call->outcome.Complete(status);
+    if (auto call = std::exchange(collective_, nullptr)) call->outcome.Complete(status);
+  });
 }
 
 void Runtime::Fail(const absl::Status& status) {
@@ -286,7 +326,13 @@ absl::Status Runtime::Open() const {
   return absl::OkStatus();
 }
 
-void Runtime::StartBucket(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Outcome> done) {
+void Runtime::StartBucket(std::shared_ptr<GradBucket> bucket, std::unique_ptr<DeviceEvent> ready,
+                          std::shared_ptr<Outcome> done) {
+  device_.Call(std::move(ready),
+               [this, bucket = std::move(bucket), done = std::move(done)] { Begin(bucket, done); });
+}
+
+void Runtime::Begin(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Outcome> done) {
   if (absl::Status open = Open(); !open.ok()) return done->Complete(open);
   // The daemon has ended this step, so a further bucket would belong to the next one.
   if (verdict_) {
@@ -325,6 +371,10 @@ void Runtime::StartBucket(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Ou
 }
 
 void Runtime::EndStep(std::shared_ptr<StepCall> call) {
+  device_.Call(nullptr, [this, call = std::move(call)] { End(call); });
+}
+
+void Runtime::End(std::shared_ptr<StepCall> call) {
   if (absl::Status open = Open(); !open.ok()) return call->outcome.Complete(open);
   // The step ended before this call (see StepDoneEffect).
   if (verdict_) {
@@ -342,12 +392,18 @@ void Runtime::EndStep(std::shared_ptr<StepCall> call) {
 
 // Errors are ignored: if the session has failed, later calls report it.
 void Runtime::SetDrawPlan(const DrawBuckets& buckets) {
-  Effects effects;
-  if (Open().ok()) member_.SetDrawPlan(buckets, effects).IgnoreError();
-  Apply(std::move(effects));
+  device_.Call(nullptr, [this, buckets] {
+    Effects effects;
+    if (Open().ok()) member_.SetDrawPlan(buckets, effects).IgnoreError();
+    Apply(std::move(effects));
+  });
 }
 
 void Runtime::Enter(std::shared_ptr<CollectiveCall> call) {
+  device_.Call(nullptr, [this, call = std::move(call)] { Begin(call); });
+}
+
+void Runtime::Begin(std::shared_ptr<CollectiveCall> call) {
   if (absl::Status open = Open(); !open.ok()) return call->outcome.Complete(open);
   Effects effects;
   const auto number = member_.Enter(call->kind, call->root, call->bytes, effects);
@@ -358,7 +414,9 @@ void Runtime::Enter(std::shared_ptr<CollectiveCall> call) {
 
 absl::Status Runtime::BetweenSteps(const char* call) const {
   if (absl::Status open = Open(); !open.ok()) return open;
-  if (buckets_.empty() && end_step_ == nullptr && !verdict_) return absl::OkStatus();
+  if (buckets_.empty() && end_step_ == nullptr && !verdict_ && device_.idle()) {
+    return absl::OkStatus();
+  }
   return absl::FailedPreconditionError(
       absl::StrCat(call, " in the middle of step ", step(), "; call EndStep before"));
 }
@@ -411,7 +469,8 @@ void Runtime::FinishLeave(const absl::Status& answer) {
 // failure. Between steps it is an ordinary Leave.
 bool Runtime::CancelCalls() {
   const bool is_member = !member_.failed() && !left();
-  const bool open = !buckets_.empty() || end_step_ != nullptr || collective_ != nullptr;
+  const bool open =
+      !buckets_.empty() || end_step_ != nullptr || collective_ != nullptr || !device_.idle();
   if (open) {
     Fail(absl::CancelledError("the client was destroyed"));
   } else {

@@ -15,13 +15,13 @@
 #include "base/sync.h"
 #include "client/core/member.h"
 #include "client/runtime/bucket_stats.h"
-#include "client/runtime/buffer_pool.h"
 #include "client/runtime/completion.h"
+#include "client/runtime/device_path.h"
+#include "client/runtime/member_hook.h"
 #include "client/transport/channel.h"
 #include "client/transport/daemon_connection.h"
 #include "client/transport/event_queue.h"
 #include "client/transport/shared_memory.h"
-#include "gradwire/client.h"
 
 namespace gradwire::client {
 
@@ -42,9 +42,9 @@ struct CollectiveCall {
 
 class Runtime final : private EventHandler {
  public:
-  Runtime(ClientOptions options, JoinResult membership, std::uint64_t start_id,
-          std::unique_ptr<Hook> hook, std::shared_ptr<grpc::Channel> channel,
-          std::shared_ptr<EventQueue> events, std::shared_ptr<Poller> poller);
+  Runtime(ClientOptions options, JoinResult membership, std::uint64_t start_id, MemberHook hook,
+          std::shared_ptr<grpc::Channel> channel, std::shared_ptr<EventQueue> events,
+          std::shared_ptr<Poller> poller);
 
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
@@ -53,7 +53,9 @@ class Runtime final : private EventHandler {
   void Run(std::shared_ptr<Outcome> joined);
   void Stop();
 
-  void StartBucket(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Outcome> done);
+  // `ready`: when the gradients are there; null: now.
+  void StartBucket(std::shared_ptr<GradBucket> bucket, std::unique_ptr<DeviceEvent> ready,
+                   std::shared_ptr<Outcome> done);
   void EndStep(std::shared_ptr<StepCall> call);
   // `buckets` are checked.
   void SetDrawPlan(const DrawBuckets& buckets);
@@ -99,13 +101,18 @@ class Runtime final : private EventHandler {
   void DoWork() override;
   Clock::time_point OnIdle() override;
   void OnTimer(Clock::time_point now, Clock::duration late) override;
-  bool finished() const override { return stopping_ && connection_.closed(); }
+  bool finished() const override { return stopping_ && connection_.closed() && device_.idle(); }
   void OnStream(Event& event);
   void OnFrame(absl::StatusOr<wire::Frame> received);
   void OnOneFrame(absl::StatusOr<wire::Frame> received);
   // Whether the daemon has this memory and writes results there.
   bool LiesInSharedMemory(const TensorView& buffer);
   void CheckTimers(Clock::time_point now);
+  // Begins calls whose gradients are there, and does what waits for the device's work.
+  void PollDevice();
+  void Begin(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Outcome> done);
+  void End(std::shared_ptr<StepCall> call);
+  void Begin(std::shared_ptr<CollectiveCall> call);
   Clock::time_point NextTimer() const;
   // Whether large payloads travel on a second connection (only without shared memory).
   bool WantsBulk() const;
@@ -125,6 +132,8 @@ class Runtime final : private EventHandler {
   void On(SendCollectiveEffect& effect);
   void On(ReceiveCollectiveEffect& effect);
   void On(BucketDoneEffect& effect);
+  void Finish(const BucketDoneEffect& effect);
+  void Finish(const StepDoneEffect& effect) GRADWIRE_EXCLUDES(shared_mutex_);
   void SendReport(const BucketDoneEffect& effect) GRADWIRE_EXCLUDES(shared_mutex_);
   void On(StepDoneEffect& effect);
   void On(CollectiveDoneEffect& effect);
@@ -138,11 +147,11 @@ class Runtime final : private EventHandler {
   const ClientOptions options_;
   const JoinResult membership_;
   const std::uint64_t start_id_;
+  DevicePath device_;
   const std::unique_ptr<Hook> hook_;
   // Digests detect errors that a network's checksums miss. Within one host there is no network.
   const bool sends_digests_;
   const std::shared_ptr<EventQueue> events_;
-  const std::shared_ptr<BufferPool> pool_;
   const std::shared_ptr<GradientMemory> gradients_;
 
   mutable Mutex shared_mutex_;
@@ -156,6 +165,7 @@ class Runtime final : private EventHandler {
   std::unordered_map<Ticket, OpenBucket> buckets_;  // of the core's step; outlives the core's runs
   Member member_;
   DaemonConnection connection_;
+  std::uint64_t stream_ = 0;  // counts them: what was encoded for one is not sent on another
   std::unique_ptr<SharedMemory> memory_;  // of the stream; null: payloads travel in it
   Ticket next_ticket_ = 1;
   std::shared_ptr<Outcome> joined_;

@@ -16,8 +16,9 @@ constexpr std::chrono::milliseconds kReattachTimeout(300);
 
 // Attachments live as long as their stream, so each new stream needs another one.
 void Runtime::OpenStream(std::shared_ptr<grpc::Channel> channel) {
+  ++stream_;
   memory_.reset();
-  if (options_.shared_memory && membership_.memory_bytes > 0 &&
+  if (options_.shared_memory && !device_.on_gpu() && membership_.memory_bytes > 0 &&
       options_.address.rfind("unix:", 0) == 0) {
     // Shared memory is optional, so an error only means that payloads travel in the stream.
     auto attached =
@@ -92,11 +93,7 @@ absl::StatusOr<wire::PayloadRef> Runtime::Encode(const SendChunkEffect& effect,
       return wire::PayloadRef();
     }
   }
-  std::shared_ptr<BufferPool::Buffer> buffer = pool_->Take(effect.bytes);
-  if (absl::Status encoded = effect.run->Encode(effect.range, buffer->content()); !encoded.ok()) {
-    return encoded;
-  }
-  return buffer;
+  return device_.Encode(*effect.run, effect.range, effect.bytes);
 }
 
 void Runtime::On(SendChunkEffect& effect) {
@@ -116,21 +113,32 @@ void Runtime::On(SendChunkEffect& effect) {
     metrics_.compress_seconds += spent.count();
     stats_.Compressed(effect.header.id.bucket, spent, effect.bytes);
   }
-  // An eager bucket: its announcement carries the contribution.
-  if (effect.announce) {
-    if (sends_digests_) effect.announce->digest = wire::Digest(payload->get());
-    return connection_.Send(*std::move(effect.announce), *std::move(payload));
-  }
   effect.header.shared = shared;
-  if (sends_digests_) effect.header.digest = wire::Digest(payload->get());
-  connection_.Send(effect.header, *std::move(payload));
+  device_.queue().AfterDevice([this, stream = stream_, effect = std::move(effect),
+                               payload = *std::move(payload)]() mutable {
+    // After an error of the device the bytes are not those that were encoded.
+    if (stream != stream_ || !device_.status().ok()) return;
+    // An eager bucket: its announcement carries the contribution.
+    if (effect.announce) {
+      if (sends_digests_) effect.announce->digest = wire::Digest(payload.get());
+      return connection_.Send(*std::move(effect.announce), std::move(payload));
+    }
+    if (sends_digests_) effect.header.digest = wire::Digest(payload.get());
+    connection_.Send(effect.header, std::move(payload));
+  });
 }
 
 void Runtime::On(SendCollectiveEffect& effect) {
   if (collective_ == nullptr) return;
-  std::shared_ptr<BufferPool::Buffer> buffer = pool_->Take(effect.bytes);
-  std::memcpy(buffer->content().data(), collective_->data + effect.offset, effect.bytes);
-  connection_.Send(effect.header, std::move(buffer));
+  auto buffer = device_.Take(effect.bytes);
+  if (!buffer.ok()) {
+    hook_error_ = buffer.status();
+    return;
+  }
+  std::memcpy((*buffer)->content().data(), collective_->data + effect.offset, effect.bytes);
+  device_.queue().InOrder([this, stream = stream_, header = effect.header, buffer = *buffer] {
+    if (stream == stream_) connection_.Send(header, buffer);
+  });
 }
 
 void Runtime::On(ReceiveCollectiveEffect& effect) {

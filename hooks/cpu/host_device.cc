@@ -129,7 +129,7 @@ class HostLowRank final : public LowRankMath<T> {
 
 class HostDevice final : public Device {
  public:
-  MemoryKind memory() const override { return MemoryKind::kHost; }
+  DeviceId id() const override { return {}; }
   const DeviceError& error() const override { return error_; }
 
   DeviceMark Record() override { return 0; }
@@ -152,6 +152,12 @@ class HostDevice final : public Device {
   bool Download(void* to, const void* from, std::size_t bytes) override {
     Copy(to, from, bytes);
     return true;
+  }
+  std::shared_ptr<std::byte> AllocatePinned(std::size_t bytes) override {
+    return std::shared_ptr<std::byte>(new std::byte[bytes], std::default_delete<std::byte[]>());
+  }
+  void DownloadLater(std::byte* to, const void* from, std::size_t bytes) override {
+    Copy(to, from, bytes);
   }
 
   void Convert(DType from, const void* src, DType to, void* dst, std::size_t numel) override {

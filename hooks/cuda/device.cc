@@ -55,7 +55,7 @@ class CudaDevice final : public Device {
   CudaDevice(int ordinal, std::chrono::milliseconds wait)
       : stream_(ordinal, wait), floats_(stream_), doubles_(stream_) {}
 
-  MemoryKind memory() const override { return MemoryKind::kCuda; }
+  DeviceId id() const override { return {DeviceKind::kCuda, stream_.ordinal()}; }
   const DeviceError& error() const override { return stream_.error(); }
 
   DeviceMark Record() override { return stream_.Record(); }
@@ -72,6 +72,12 @@ class CudaDevice final : public Device {
   }
   bool Download(void* to, const void* from, std::size_t bytes) override {
     return stream_.Download(to, from, bytes);
+  }
+  std::shared_ptr<std::byte> AllocatePinned(std::size_t bytes) override {
+    return stream_.AllocatePinned(bytes);
+  }
+  void DownloadLater(std::byte* to, const void* from, std::size_t bytes) override {
+    stream_.DownloadLater(to, from, bytes);
   }
 
   void Convert(DType from, const void* src, DType to, void* dst, std::size_t numel) override {
@@ -142,6 +148,10 @@ bool gradwire_cuda_available(char* text, std::uint64_t size) {
   const std::string obstacle = gradwire::cuda::Obstacle();
   std::snprintf(text, size, "%s", obstacle.c_str());
   return obstacle.empty();
+}
+
+gradwire::DeviceEvent* gradwire_cuda_record(int ordinal, void* stream) {
+  return new gradwire::cuda::StreamEvent(ordinal, static_cast<cudaStream_t>(stream));
 }
 
 gradwire::Device* gradwire_cuda_open(int ordinal, std::int64_t wait_ms) {

@@ -20,5 +20,9 @@ bool gradwire_cuda_available(char* text, std::uint64_t size);
 // A device on GPU `ordinal`, which the caller deletes; each of its waits ends after `wait_ms`. Its
 // error() is set if it cannot be used.
 gradwire::Device* gradwire_cuda_open(int ordinal, std::int64_t wait_ms);
+
+// What `stream` (a cudaStream_t) of GPU `ordinal` has been given so far. The caller deletes it. May
+// be called on any thread.
+gradwire::DeviceEvent* gradwire_cuda_record(int ordinal, void* stream);
 }
 #pragma GCC visibility pop

@@ -32,6 +32,7 @@ absl::Status NotThere(const std::string& why) {
 struct CudaLibrary::Functions {
   decltype(gradwire_cuda_available)* available = nullptr;
   decltype(gradwire_cuda_open)* open = nullptr;
+  decltype(gradwire_cuda_record)* record = nullptr;
 };
 
 CudaLibrary::CudaLibrary(std::shared_ptr<const Functions> functions)
@@ -45,7 +46,8 @@ absl::StatusOr<CudaLibrary> CudaLibrary::Open(const std::string& path) {
   Functions functions;
   if (!Find(library, "gradwire_cuda_interface", interface) ||
       !Find(library, "gradwire_cuda_available", functions.available) ||
-      !Find(library, "gradwire_cuda_open", functions.open)) {
+      !Find(library, "gradwire_cuda_open", functions.open) ||
+      !Find(library, "gradwire_cuda_record", functions.record)) {
     return NotThere(absl::StrCat(path, " is another library"));
   }
   if (std::strcmp(interface(), GRADWIRE_CUDA_INTERFACE) != 0) {
@@ -80,6 +82,10 @@ absl::StatusOr<CudaLibrary> CudaLibrary::OpenFirst() {
 const absl::StatusOr<CudaLibrary>& CudaLibrary::Global() {
   static const absl::StatusOr<CudaLibrary> library = OpenFirst();
   return library;
+}
+
+std::unique_ptr<DeviceEvent> CudaLibrary::Record(int ordinal, void* stream) const {
+  return std::unique_ptr<DeviceEvent>(functions_->record(ordinal, stream));
 }
 
 absl::StatusOr<std::shared_ptr<Device>> CudaLibrary::MakeDevice(

@@ -23,6 +23,10 @@ class CudaLibrary {
   // can be used. The message says why, and what to do.
   static absl::StatusOr<CudaLibrary> Open(const std::string& path);
 
+  // The point that `stream`, a cudaStream_t of GPU `ordinal`, has been given work up to. Null is
+  // the legacy default stream.
+  std::unique_ptr<DeviceEvent> Record(int ordinal, void* stream) const;
+
   // A device on GPU `ordinal`, with a stream of its own. Each of its waits ends after `wait`.
   absl::StatusOr<std::shared_ptr<Device>> MakeDevice(int ordinal,
                                                      std::chrono::milliseconds wait) const;

@@ -18,12 +18,12 @@ std::string MiB(std::size_t bytes) {
 
 }  // namespace
 
-Stream::Selected::Selected(int ordinal) {
+Selected::Selected(int ordinal) {
   if (cudaGetDevice(&former_) != cudaSuccess || former_ == ordinal) former_ = -1;
   cudaSetDevice(ordinal);
 }
 
-Stream::Selected::~Selected() {
+Selected::~Selected() {
   if (former_ >= 0) cudaSetDevice(former_);
 }
 
@@ -128,17 +128,33 @@ void Stream::Zero(void* to, std::size_t bytes) {
 std::byte* Stream::Pinned() {
   if (failed()) return nullptr;
   const Selected selected(ordinal_);
-  if (pinned_ == nullptr) {
-    void* memory = nullptr;
-    if (!Check(cudaHostAlloc(&memory, 2 * kPieceBytes, cudaHostAllocDefault),
-               "allocating pinned memory")) {
-      return nullptr;
-    }
-    pinned_ = static_cast<std::byte*>(memory);
-  }
+  if (pinned_ == nullptr) pinned_ = AllocateHost(2 * kPieceBytes);
+  if (pinned_ == nullptr) return nullptr;
   next_piece_ ^= 1U;
   if (!Wait(pinned_marks_[next_piece_], "an earlier transfer")) return nullptr;
   return pinned_ + next_piece_ * kPieceBytes;
+}
+
+std::byte* Stream::AllocateHost(std::size_t bytes) {
+  if (failed()) return nullptr;
+  const Selected selected(ordinal_);
+  void* memory = nullptr;
+  return Check(cudaHostAlloc(&memory, bytes, cudaHostAllocDefault), "allocating pinned memory")
+             ? static_cast<std::byte*>(memory)
+             : nullptr;
+}
+
+// Freed on any thread, so the deleter refers to nothing here.
+std::shared_ptr<std::byte> Stream::AllocatePinned(std::size_t bytes) {
+  std::byte* memory = AllocateHost(bytes);
+  if (memory == nullptr) return nullptr;
+  return {memory, [](std::byte* pinned) { cudaFreeHost(pinned); }};
+}
+
+void Stream::DownloadLater(std::byte* to, const void* from, std::size_t bytes) {
+  if (failed() || bytes == 0) return;
+  const Selected selected(ordinal_);
+  Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_), "downloading");
 }
 
 void Stream::Upload(void* to, const void* from, std::size_t bytes) {
@@ -235,6 +251,31 @@ bool Stream::Wait(DeviceMark mark, const char* what) {
     std::this_thread::sleep_for(kPoll);
   }
   return !failed();
+}
+
+// ---- Streams of the user's
+
+StreamEvent::StreamEvent(int ordinal, cudaStream_t stream) : ordinal_(ordinal) {
+  const Selected selected(ordinal);
+  failure_ = cudaEventCreateWithFlags(&event_, cudaEventDisableTiming);
+  if (failure_ == cudaSuccess) failure_ = cudaEventRecord(event_, stream);
+  if (failure_ != cudaSuccess) cudaGetLastError();
+}
+
+StreamEvent::~StreamEvent() {
+  if (event_ != nullptr) cudaEventDestroy(event_);
+}
+
+bool StreamEvent::IsComplete(DeviceError& error) {
+  const Selected selected(ordinal_);
+  const cudaError_t result = failure_ != cudaSuccess ? failure_ : cudaEventQuery(event_);
+  if (result == cudaSuccess) return true;
+  cudaGetLastError();
+  if (result == cudaErrorNotReady) return false;
+  error.text = "GPU " + std::to_string(ordinal_) +
+               ": waiting for the gradients failed: " + cudaGetErrorName(result) + ", " +
+               cudaGetErrorString(result);
+  return true;
 }
 
 }  // namespace gradwire::cuda

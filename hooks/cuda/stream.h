@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +18,19 @@ namespace gradwire::cuda {
 
 // Threads of a block, in all kernels.
 inline constexpr unsigned kThreads = 256;
+
+// The GPU that a thread's calls are for is a setting of the thread, which the user's code has made,
+// too: this selects another one and puts the former back.
+class Selected {
+ public:
+  explicit Selected(int ordinal);
+  ~Selected();
+  Selected(const Selected&) = delete;
+  Selected& operator=(const Selected&) = delete;
+
+ private:
+  int former_ = -1;
+};
 
 // Work is enqueued; the first error is kept, and from then on every call does nothing.
 //
@@ -29,6 +43,7 @@ class Stream {
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
+  int ordinal() const { return ordinal_; }
   const DeviceError& error() const { return error_; }
   bool failed() const { return !error_.text.empty(); }
 
@@ -58,23 +73,13 @@ class Stream {
   void Upload(void* to, const void* from, std::size_t bytes);
   bool Download(void* to, const void* from, std::size_t bytes);
 
+  std::shared_ptr<std::byte> AllocatePinned(std::size_t bytes);
+  void DownloadLater(std::byte* to, const void* from, std::size_t bytes);
+
   DeviceMark Record();
   bool IsComplete(DeviceMark mark);
 
  private:
-  // The GPU that a thread's calls are for is a setting of the thread, which the user's code has
-  // made, too.
-  class Selected {
-   public:
-    explicit Selected(int ordinal);
-    ~Selected();
-    Selected(const Selected&) = delete;
-    Selected& operator=(const Selected&) = delete;
-
-   private:
-    int former_ = -1;
-  };
-
   struct Event {
     DeviceMark mark = 0;
     cudaEvent_t event = nullptr;
@@ -84,6 +89,7 @@ class Stream {
   void Fail(bool out_of_memory, const std::string& text);
   // Waits until the mark is complete, or fails.
   bool Wait(DeviceMark mark, const char* what);
+  std::byte* AllocateHost(std::size_t bytes);
   std::byte* Pinned();
 
   const int ordinal_;
@@ -104,6 +110,22 @@ class Stream {
   DeviceMark complete_ = 0;
   std::deque<Event> pending_;
   std::vector<cudaEvent_t> free_events_;
+};
+
+// See hooks/device.h.
+class StreamEvent final : public DeviceEvent {
+ public:
+  StreamEvent(int ordinal, cudaStream_t stream);
+  ~StreamEvent() override;
+  StreamEvent(const StreamEvent&) = delete;
+  StreamEvent& operator=(const StreamEvent&) = delete;
+
+  bool IsComplete(DeviceError& error) override;
+
+ private:
+  const int ordinal_;
+  cudaEvent_t event_ = nullptr;
+  cudaError_t failure_ = cudaSuccess;
 };
 
 }  // namespace gradwire::cuda

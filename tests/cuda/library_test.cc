@@ -26,7 +26,7 @@ TEST(CudaLibrary, MakesDevices) {
   ASSERT_TRUE(library.ok()) << library.status();
   const auto device = library->MakeDevice(0, kWait);
   ASSERT_TRUE(device.ok()) << device.status();
-  EXPECT_EQ((*device)->memory(), MemoryKind::kCuda);
+  EXPECT_EQ(Name((*device)->id()), "cuda:0");
   std::byte* memory = (*device)->Allocate(8);
   (*device)->Zero(memory, 8);
   std::uint64_t value = 1;

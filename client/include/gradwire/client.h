@@ -21,6 +21,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "gradwire/hooks/device_id.h"
 #include "gradwire/hooks/grad_bucket.h"
 #include "gradwire/hooks/hook.h"
 #include "gradwire/hooks/hook_spec.h"
@@ -38,8 +39,16 @@ struct ClientOptions {
   // The model, in the same order on every member. Buckets name these parameters.
   std::vector<ParameterSpec> parameters = {};
   HookSpec hook = {};
-  // If the address is a unix socket, payloads travel in memory shared with the daemon where the
-  // system allows it. GRADWIRE_SHARED_MEMORY=off disables this for all clients of a process.
+  // Where the gradients of all buckets lie; the hook computes there, and keeps its state there. For
+  // a GPU, Join fails with what to do if the CUDA library or a driver is missing. Hooks that are
+  // registered take the CPU only.
+  DeviceId device = {};
+  // The path of libgradwire_cuda.so. Empty: GRADWIRE_CUDA_LIBRARY, else beside the program, in the
+  // folder of libraries that was installed with it, or where the dynamic loader looks.
+  std::string cuda_library = {};
+  // If the address is a unix socket and the device is the CPU, payloads travel in memory shared
+  // with the daemon where the system allows it. GRADWIRE_SHARED_MEMORY=off disables this for all
+  // clients of a process.
   bool shared_memory = true;
 
   // Until the daemon answers. A large model adds 20 us for each parameter.
@@ -143,7 +152,12 @@ class Client {
   // in flight, and members may submit them in different orders. Parameters are looked up by name.
   // Errors that the caller can avoid (an unknown parameter, a wrong shape or dtype, a parameter
   // twice in a step) complete the call with InvalidArgument and do not change the session.
-  virtual Completion AllReduce(GradBucket& bucket) = 0;
+  Completion AllReduce(GradBucket& bucket) { return AllReduce(bucket, nullptr); }
+
+  // The same for a bucket on a GPU: `stream`, a cudaStream_t, has been given the work that computes
+  // the gradients; null is the legacy default stream. The reduction begins when that work is done,
+  // and when the completion is done, so is the work on the bucket: no stream has to wait for it.
+  virtual Completion AllReduce(GradBucket& bucket, void* stream) = 0;
 
   // Allocates whole pages for a bucket's gradients. If memory is shared with the daemon and the
   // hook only casts ("no", "fp16", "bf16", without a wrapper), the daemon reads the gradients there

@@ -7,6 +7,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <string>
 #include <vector>
@@ -57,7 +58,6 @@ struct Gpu {
   std::vector<std::unique_ptr<EmulatedEvent>> events;
   std::vector<std::unique_ptr<EmulatedPool>> pools;
   cudaError_t last = cudaSuccess;
-  int device = 0;
 };
 
 std::unique_ptr<Gpu>& Current() {
@@ -65,6 +65,18 @@ std::unique_ptr<Gpu>& Current() {
   return gpu;
 }
 Gpu& gpu() { return *Current(); }
+
+// Calls may come from several threads, as the runtime allows; the GPU is one.
+struct Lock {
+  std::lock_guard<std::recursive_mutex> held{Mutex()};
+  static std::recursive_mutex& Mutex() {
+    static std::recursive_mutex mutex;
+    return mutex;
+  }
+};
+
+// Of the calling thread.
+thread_local int selected_device = 0;
 
 void Violation(const std::string& text) { gpu().violations.push_back(text); }
 
@@ -134,6 +146,8 @@ bool FailsNow() {
 }  // namespace
 
 void Reset() {
+  const Lock lock;
+  selected_device = 0;
   Current().reset();
   Current() = std::make_unique<Gpu>();
 }
@@ -142,6 +156,7 @@ Counts counts() { return gpu().counts; }
 const std::vector<std::string>& violations() { return gpu().violations; }
 
 int Launch(dim3 grid, dim3 block, EmulatedStream* stream, std::function<void()> thread) {
+  const Lock lock;
   if (IsLost()) return Lost();
   if (stream == nullptr || block.x > 1024 || grid.y > 65535 || grid.x == 0 || grid.y == 0) {
     return Result(cudaErrorInvalidValue);
@@ -176,30 +191,39 @@ const char* cudaGetErrorName(cudaError_t error) {
   }
 }
 const char* cudaGetErrorString(cudaError_t /*error*/) { return "as the emulation was told"; }
-cudaError_t cudaGetLastError() { return std::exchange(gpu().last, cudaSuccess); }
+cudaError_t cudaGetLastError() {
+  const Lock lock;
+  return std::exchange(gpu().last, cudaSuccess);
+}
 
 cudaError_t cudaDriverGetVersion(int* version) {
+  const Lock lock;
   *version = gpu().settings.driver_version;
   return cudaSuccess;
 }
 cudaError_t cudaRuntimeGetVersion(int* version) {
+  const Lock lock;
   *version = 13000;
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceCount(int* count) {
+  const Lock lock;
   *count = gpu().settings.devices;
   return *count == 0 ? Result(cudaErrorNoDevice) : cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* device) {
-  *device = gpu().device;
+  const Lock lock;
+  *device = selected_device;
   return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device) {
+  const Lock lock;
   if (device < 0 || device >= gpu().settings.devices) return Result(cudaErrorInvalidDevice);
-  gpu().device = device;
+  selected_device = device;
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  const Lock lock;
   if (IsLost()) return Lost();
   if (device < 0 || device >= gpu().settings.devices) return Result(cudaErrorInvalidDevice);
   std::snprintf(properties->name, sizeof(properties->name), "emulated");
@@ -208,11 +232,13 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   return cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
+  const Lock lock;
   *total = kDeviceBytes;
   *free = kDeviceBytes - std::min(kDeviceBytes, gpu().counts.live_bytes);
   return cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize() {
+  const Lock lock;
   Violation("cudaDeviceSynchronize waits for the whole device");
   for (const auto& stream : gpu().streams) RunUntil(*stream, stream->enqueued);
   return cudaSuccess;
@@ -221,6 +247,7 @@ cudaError_t cudaDeviceSynchronize() {
 // ---- Streams and events
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  const Lock lock;
   if (IsLost()) return Lost();
   if (flags != cudaStreamNonBlocking) Violation("a stream that waits for the null stream");
   *stream = gpu().streams.emplace_back(std::make_unique<EmulatedStream>()).get();
@@ -228,41 +255,52 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
 }
 // Its work still happens, by the next wait of anybody.
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  const Lock lock;
   if (!gpu().settings.stuck) RunUntil(*stream, stream->enqueued);
   return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  const Lock lock;
   return Query(*stream, stream->enqueued, stream->queries);
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  const Lock lock;
   if (IsLost()) return Lost();
   RunUntil(*stream, stream->enqueued);
   return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned /*flags*/) {
+  const Lock lock;
   if (IsLost()) return Lost();
   if (event->record != nullptr) Enqueue(stream, nullptr, event->record);
   return cudaSuccess;
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned /*flags*/) {
+  const Lock lock;
   if (IsLost()) return Lost();
   *event = gpu().events.emplace_back(std::make_unique<EmulatedEvent>()).get();
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  const Lock lock;
   std::erase_if(gpu().events, [&](const auto& one) { return one.get() == event; });
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  const Lock lock;
   if (IsLost()) return Lost();
-  event->record = std::make_shared<Record>(Record{stream, stream->enqueued, 0});
+  // Nothing runs on the null stream here, so it has always come to its end.
+  event->record =
+      stream == nullptr ? nullptr : std::make_shared<Record>(Record{stream, stream->enqueued, 0});
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
+  const Lock lock;
   if (event->record == nullptr) return cudaSuccess;
   return Query(*event->record->stream, event->record->position, event->record->queries);
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  const Lock lock;
   if (IsLost()) return Lost();
   if (event->record != nullptr) RunUntil(*event->record->stream, event->record->position);
   return cudaSuccess;
@@ -274,6 +312,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 // pinned memory is read and written when the work runs.
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
+  const Lock lock;
   if (IsLost()) return Lost();
   if (kind == cudaMemcpyHostToDevice && !IsPinned(from, bytes)) {
     const auto* begin = static_cast<const char*>(from);
@@ -291,6 +330,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t stream) {
+  const Lock lock;
   if (IsLost()) return Lost();
   Enqueue(stream, [=] {
     if (Reachable(to, bytes, "a write")) std::memset(to, value, bytes);
@@ -298,6 +338,7 @@ cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t
   return cudaSuccess;
 }
 cudaError_t cudaHostAlloc(void** memory, std::size_t bytes, unsigned /*flags*/) {
+  const Lock lock;
   if (IsLost()) return Lost();
   if (FailsNow()) return Result(cudaErrorMemoryAllocation);
   ++gpu().counts.allocations;
@@ -307,10 +348,12 @@ cudaError_t cudaHostAlloc(void** memory, std::size_t bytes, unsigned /*flags*/) 
   return cudaSuccess;
 }
 cudaError_t cudaFreeHost(void* memory) {
+  const Lock lock;
   gpu().pinned.erase(static_cast<const char*>(memory));
   return cudaSuccess;
 }
 cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* /*properties*/) {
+  const Lock lock;
   if (IsLost()) return Lost();
   *pool = gpu().pools.emplace_back(std::make_unique<EmulatedPool>()).get();
   return cudaSuccess;
@@ -318,12 +361,14 @@ cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* /*pro
 cudaError_t cudaMemPoolDestroy(cudaMemPool_t /*pool*/) { return cudaSuccess; }
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t /*pool*/, cudaMemPoolAttr /*attribute*/,
                                     void* /*value*/) {
+  const Lock lock;
   return IsLost() ? Lost() : cudaSuccess;
 }
 // What is freed may be handed out again to the same stream; here nobody gets it before the work
 // that frees it has run.
 cudaError_t cudaMallocFromPoolAsync(void** memory, std::size_t bytes, cudaMemPool_t /*pool*/,
                                     cudaStream_t stream) {
+  const Lock lock;
   if (IsLost()) return Lost();
   const bool fits = bytes <= kDeviceBytes - gpu().counts.live_bytes;
   if (FailsNow() || !fits) return Result(cudaErrorMemoryAllocation);
@@ -337,6 +382,7 @@ cudaError_t cudaMallocFromPoolAsync(void** memory, std::size_t bytes, cudaMemPoo
   return cudaSuccess;
 }
 cudaError_t cudaFreeAsync(void* memory, cudaStream_t stream) {
+  const Lock lock;
   if (IsLost()) return Lost();
   const auto size = gpu().sizes.find(memory);
   if (size == gpu().sizes.end()) {

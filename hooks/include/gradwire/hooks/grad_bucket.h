@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "gradwire/hooks/device_id.h"
 #include "gradwire/hooks/dtype.h"
 
 namespace gradwire {
@@ -33,6 +34,7 @@ struct TensorView {
   DType dtype = DType::kFloat32;
   void* data = nullptr;
   std::size_t numel = 0;
+  DeviceId device{};
 
   std::size_t bytes() const { return numel * ByteSize(dtype); }
 };
