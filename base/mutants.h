@@ -1,10 +1,12 @@
-// Seeded bugs. The simulation must catch each of them; a normal build has none of them.
+// Seeded bugs. Tests must catch each of them; a normal build has none of them.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 namespace gradwire {
 
+// In the cores, for the simulation.
 enum class Mutant : std::uint8_t {
   kNone,
   kGenerationNotCompared,
@@ -44,6 +46,24 @@ inline thread_local Mutant active_mutant = Mutant::kNone;
 inline bool IsActive(Mutant mutant) { return active_mutant == mutant; }
 #else
 constexpr bool IsActive(Mutant) { return false; }
+#endif
+
+// Waits for a GPU that are left out. Late streams (tests/cuda) must show each of them.
+enum class DeviceMutant : std::uint8_t {
+  kNone,
+  kGradientsNotAwaited,
+  kChunkSentEarly,
+  kBucketDoneEarly,
+  kPinnedMemoryReusedEarly,
+  kDownloadNotAwaited,
+};
+
+#ifdef GRADWIRE_DEVICE_MUTANTS
+// The process's, as its threads take part in one reduction.
+inline std::atomic<DeviceMutant> active_device_mutant = DeviceMutant::kNone;
+inline bool IsActive(DeviceMutant mutant) { return active_device_mutant == mutant; }
+#else
+constexpr bool IsActive(DeviceMutant) { return false; }
 #endif
 
 }  // namespace gradwire

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/mutants.h"
 
 namespace gradwire::client {
 namespace {
@@ -242,6 +243,7 @@ void Runtime::On(SendFrameEffect& effect) {
 }
 
 void Runtime::On(BucketDoneEffect& effect) {
+  if (IsActive(DeviceMutant::kBucketDoneEarly)) return Finish(effect);
   device_.queue().AfterDevice([this, effect] { Finish(effect); });
 }
 

@@ -2,6 +2,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/mutants.h"
 #include "client/runtime/runtime.h"
 
 namespace gradwire::client {
@@ -114,8 +115,8 @@ void Runtime::On(SendChunkEffect& effect) {
     stats_.Compressed(effect.header.id.bucket, spent, effect.bytes);
   }
   effect.header.shared = shared;
-  device_.queue().AfterDevice([this, stream = stream_, effect = std::move(effect),
-                               payload = *std::move(payload)]() mutable {
+  auto send = [this, stream = stream_, effect = std::move(effect),
+               payload = *std::move(payload)]() mutable {
     // After an error of the device the bytes are not those that were encoded.
     if (stream != stream_ || !device_.status().ok()) return;
     // An eager bucket: its announcement carries the contribution.
@@ -125,7 +126,9 @@ void Runtime::On(SendChunkEffect& effect) {
     }
     if (sends_digests_) effect.header.digest = wire::Digest(payload.get());
     connection_.Send(effect.header, std::move(payload));
-  });
+  };
+  if (IsActive(DeviceMutant::kChunkSentEarly)) return send();
+  device_.queue().AfterDevice(std::move(send));
 }
 
 void Runtime::On(SendCollectiveEffect& effect) {

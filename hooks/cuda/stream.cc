@@ -4,6 +4,8 @@
 #include <cstring>
 #include <thread>
 
+#include "base/mutants.h"
+
 namespace gradwire::cuda {
 namespace {
 
@@ -50,14 +52,14 @@ Stream::Stream(int ordinal, std::chrono::milliseconds wait) : ordinal_(ordinal),
 Stream::~Stream() {
   const Selected selected(ordinal_);
   if (scratch_ != nullptr) cudaFreeAsync(scratch_, stream_);
-  for (const Event& pending : pending_) cudaEventDestroy(pending.event);
-  for (const cudaEvent_t event : free_events_) cudaEventDestroy(event);
   if (pool_ != nullptr) cudaMemPoolDestroy(pool_);
   // Pinned memory is freed at once, so what still reads it has to be over. After an error nothing
   // reads it any more, or nobody can say until when: then it is left to the process's end.
   if (pinned_ != nullptr && (cudaStreamQuery(stream_) == cudaSuccess || Wait(recorded_, ""))) {
     cudaFreeHost(pinned_);
   }
+  for (const Event& pending : pending_) cudaEventDestroy(pending.event);
+  for (const cudaEvent_t event : free_events_) cudaEventDestroy(event);
   if (stream_ != nullptr) cudaStreamDestroy(stream_);
 }
 
@@ -131,7 +133,10 @@ std::byte* Stream::Pinned() {
   if (pinned_ == nullptr) pinned_ = AllocateHost(2 * kPieceBytes);
   if (pinned_ == nullptr) return nullptr;
   next_piece_ ^= 1U;
-  if (!Wait(pinned_marks_[next_piece_], "an earlier transfer")) return nullptr;
+  if (!IsActive(DeviceMutant::kPinnedMemoryReusedEarly) &&
+      !Wait(pinned_marks_[next_piece_], "an earlier transfer")) {
+    return nullptr;
+  }
   return pinned_ + next_piece_ * kPieceBytes;
 }
 
@@ -196,7 +201,10 @@ bool Stream::Download(void* to, const void* from, std::size_t bytes) {
       asked += piece;
     }
     if (arriving == nullptr) continue;
-    if (!Wait(pinned_marks_[arriving_piece], "a download")) return false;
+    if (!IsActive(DeviceMutant::kDownloadNotAwaited) &&
+        !Wait(pinned_marks_[arriving_piece], "a download")) {
+      return false;
+    }
     const std::size_t piece = std::min(bytes - done, kPieceBytes);
     std::memcpy(static_cast<std::byte*>(to) + done, arriving, piece);
     done += piece;
