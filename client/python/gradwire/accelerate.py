@@ -100,6 +100,7 @@ class AggregatorKwargs(DistributedDataParallelKwargs):
 
     comm_hook: object = "no"
     comm_wrapper: object = "no"
+    device: torch.device | str | None = None
     address: str | None = None
     session: str | None = None
     timeout: datetime.timedelta = datetime.timedelta(minutes=30)
@@ -149,6 +150,7 @@ class AggregatorKwargs(DistributedDataParallelKwargs):
             comm_hook=self.comm_hook,
             comm_wrapper=self.comm_wrapper,
             comm_state_option=self.comm_state_option,
+            device=self.device,
             timeout=self.timeout,
             join_timeout=self.join_timeout,
             connect_timeout=self.connect_timeout,

@@ -69,14 +69,16 @@ HookSpec Spec(const std::string& hook, const std::string& wrapper, const Options
 std::unique_ptr<Session> Join(const std::string& address, const std::string& session, int rank,
                               int world_size, const std::vector<Parameter>& parameters,
                               const std::string& hook, const std::string& wrapper,
-                              const Options& options, double connect_timeout, double join_timeout,
-                              double step_timeout, const nb::object& on_wait) {
+                              const Options& options, const std::string& device,
+                              double connect_timeout, double join_timeout, double step_timeout,
+                              const nb::object& on_wait) {
   ClientOptions client{.address = address,
                        .session = session,
                        .rank = rank,
                        .world_size = world_size,
                        .parameters = {},
                        .hook = Spec(hook, wrapper, options),
+                       .device = Value(ParseDevice(device)),
                        .connect_timeout = absl::Seconds(connect_timeout),
                        .join_timeout = absl::Seconds(join_timeout),
                        .step_timeout = absl::Seconds(step_timeout)};
@@ -184,11 +186,15 @@ void BindSteps(nb::class_<Session>& session) {
       .def(
           "all_reduce",
           [](Session& self, std::uint64_t id, std::uintptr_t data, std::size_t numel,
-             const std::string& dtype, const std::vector<std::size_t>& positions) {
+             const std::string& dtype, const std::vector<std::size_t>& positions,
+             std::uintptr_t stream) {
             const DType type = Value(ParseDType(dtype));
-            Unlocked([&] { self.AllReduce(id, Pointer(data), numel, type, positions); });
+            Unlocked([&] {
+              self.AllReduce(id, Pointer(data), numel, type, positions, Pointer(stream));
+            });
           },
-          nb::arg("id"), nb::arg("data"), nb::arg("numel"), nb::arg("dtype"), nb::arg("positions"))
+          nb::arg("id"), nb::arg("data"), nb::arg("numel"), nb::arg("dtype"), nb::arg("positions"),
+          nb::arg("stream") = 0)
       .def(
           "end_step", [](Session& self, std::uint64_t id) { Unlocked([&] { self.EndStep(id); }); },
           nb::arg("id"))
@@ -280,8 +286,9 @@ void Bind(nb::module_& m) {
   m.def("join", &Join, nb::arg("address"), nb::arg("session"), nb::arg("rank"),
         nb::arg("world_size"), nb::arg("parameters"), nb::arg("comm_hook") = "no",
         nb::arg("comm_wrapper") = "no", nb::arg("comm_state_option") = Options{},
-        nb::arg("connect_timeout") = 10.0, nb::arg("join_timeout") = 300.0,
-        nb::arg("step_timeout") = 1800.0, nb::arg("on_wait") = nb::none(),
+        nb::arg("device") = "cpu", nb::arg("connect_timeout") = 10.0,
+        nb::arg("join_timeout") = 300.0, nb::arg("step_timeout") = 1800.0,
+        nb::arg("on_wait") = nb::none(),
         "Waits. `on_wait` is called with a line that says for what, when that takes long.");
 
   nb::class_<Session> session(m, "Session");

@@ -9,12 +9,15 @@ namespace gradwire::python {
 absl::StatusOr<std::unique_ptr<Session>> Session::Join(const ClientOptions& options) {
   auto client = Client::Join(options);
   if (!client.ok()) return client.status();
-  return std::unique_ptr<Session>(new Session(*std::move(client), options.parameters));
+  return std::unique_ptr<Session>(
+      new Session(*std::move(client), options.parameters, options.device));
 }
 
-Session::Session(std::unique_ptr<Client> client, std::vector<ParameterSpec> parameters)
+Session::Session(std::unique_ptr<Client> client, std::vector<ParameterSpec> parameters,
+                 DeviceId device)
     : client_(std::move(client)),
       parameters_(std::move(parameters)),
+      device_(device),
       completions_(std::make_shared<Completions>()) {}
 
 Session::~Session() { Close(); }
@@ -28,7 +31,7 @@ absl::StatusOr<std::shared_ptr<Client>> Session::client() const {
 // Never throws: every failure goes through the queue, because Python completes all futures from
 // there.
 void Session::AllReduce(std::uint64_t id, void* data, std::size_t numel, DType dtype,
-                        const std::vector<std::size_t>& positions) {
+                        const std::vector<std::size_t>& positions, void* stream) {
   std::vector<ParameterSpec> parameters;
   parameters.reserve(positions.size());
   for (const std::size_t position : positions) {
@@ -39,12 +42,13 @@ void Session::AllReduce(std::uint64_t id, void* data, std::size_t numel, DType d
     }
     parameters.push_back(parameters_[position]);
   }
-  auto bucket = GradBucket::Make(0, {dtype, data, numel}, std::move(parameters));
+  auto bucket = GradBucket::Make(0, {dtype, data, numel, device_}, std::move(parameters));
   if (!bucket.ok()) return completions_->Push(id, bucket.status());
   const auto client = this->client();
   if (!client.ok()) return completions_->Push(id, client.status());
-  (*client)->AllReduce(*bucket).OnDone(
-      [queue = completions_, id](const absl::Status& status) { queue->Push(id, status); });
+  (*client)
+      ->AllReduce(*bucket, stream)
+      .OnDone([queue = completions_, id](const absl::Status& status) { queue->Push(id, status); });
 }
 
 void Session::SetDrawPlan(const std::vector<std::vector<std::uint32_t>>& buckets) {

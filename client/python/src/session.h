@@ -33,7 +33,7 @@ class Session {
   // Reduces `numel` elements at `data`, the gradients of the parameters at these positions of the
   // model. The outcome comes under `id`. The memory stays the caller's until then.
   void AllReduce(std::uint64_t id, void* data, std::size_t numel, DType dtype,
-                 const std::vector<std::size_t>& positions);
+                 const std::vector<std::size_t>& positions, void* stream);
   // As Client::SetDrawPlan. A session that is over tells so in other calls.
   void SetDrawPlan(const std::vector<std::vector<std::uint32_t>>& buckets);
   // The verdict comes under `id`.
@@ -47,11 +47,12 @@ class Session {
   void Abandon() GRADWIRE_NO_THREAD_SAFETY_ANALYSIS;
 
  private:
-  Session(std::unique_ptr<Client> client, std::vector<ParameterSpec> parameters);
+  Session(std::unique_ptr<Client> client, std::vector<ParameterSpec> parameters, DeviceId device);
 
   mutable Mutex mutex_;
   std::shared_ptr<Client> client_ GRADWIRE_GUARDED_BY(mutex_);
   const std::vector<ParameterSpec> parameters_;
+  const DeviceId device_;
   const std::shared_ptr<Completions> completions_;
 };
 

@@ -75,6 +75,19 @@ def check_timeout(name: str, value: object) -> None:
         raise InvalidArgument(f"{name} is {value}; allowed is more than 0, at most {_LONGEST}")
 
 
+def device_name(value: object) -> str | None:
+    """Returns "cpu", "cuda" or "cuda:1", or None for where the model is."""
+    if value is None:
+        return None
+    try:
+        device = torch.device(value)
+    except (RuntimeError, TypeError):
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        _refuse("device", value, 'are "cpu", "cuda", "cuda:1", …, and None for where the model is')
+    return str(device)
+
+
 def check_model(value: object) -> None:
     if value is not None and not isinstance(value, torch.nn.Module):
         _refuse("model", value, "is a torch.nn.Module")

@@ -107,7 +107,7 @@ class Reductions:
             self._in_step.update(positions)
             ends = is_last or len(self._in_step) == len(self._names)
             number = self._take_number()
-            stage = _staging.Stage(target, wire)
+            stage = _staging.Stage(target, wire, self._on_gpu)
             pending = Pending(lambda error: stage.finish(error, finish), ends)
             self._pending[number] = pending
             session = self._session
@@ -116,11 +116,11 @@ class Reductions:
             # Before the step's last bucket, so that it is there before the next step can begin.
             plan = self._new_draw_plan() if ends else None
 
-            def send(memory: torch.Tensor) -> None:
+            def send(memory: torch.Tensor, stream: int = 0) -> None:
                 if plan is not None:
                     session.set_draw_plan(plan)
                 session.all_reduce(
-                    number, memory.data_ptr(), memory.numel(), DTYPES[wire], positions
+                    number, memory.data_ptr(), memory.numel(), DTYPES[wire], positions, stream
                 )
 
             stage.begin(send)

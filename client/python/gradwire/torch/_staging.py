@@ -1,7 +1,8 @@
-"""Gives the SDK, which reads and writes host memory, access to tensors.
+"""Gives the SDK access to tensors.
 
-A CPU tensor of the wire's dtype is used in place. A tensor of another dtype is cast; a CUDA tensor
-is copied through pinned memory on a separate stream.
+A tensor of the wire's dtype on the session's device is used in place. A tensor of another dtype is
+cast. In a session whose device is the CPU, a CUDA tensor is copied through pinned memory on a
+separate stream.
 """
 
 import queue
@@ -16,19 +17,23 @@ _stagers_lock = threading.Lock()
 class Stage:
     """One tensor that is sent and receives its result."""
 
-    def __init__(self, target: torch.Tensor, wire: torch.dtype) -> None:
+    def __init__(self, target: torch.Tensor, wire: torch.dtype, on_gpu: bool) -> None:
         self._target = target
         self._wire = wire
         self._stager = None
         self._memory = target
-        if target.device.type == "cuda":
+        self._is_cuda = target.device.type == "cuda"
+        if self._is_cuda and not on_gpu:
             self._stager = _stager_of(target.device)
         elif target.dtype != wire:
             self._memory = target.to(wire)
 
     def begin(self, send) -> None:
-        """Calls `send` with the host memory once it holds the tensor."""
-        if self._stager is None:
+        """Calls `send` with the memory: the host's once it holds the tensor, or a GPU's and the
+        stream that computes it."""
+        if self._is_cuda and self._stager is None:
+            send(self._memory, torch.cuda.current_stream(self._target.device).cuda_stream)
+        elif self._stager is None:
             send(self._memory)
         else:
             self._stager.copy_out(self, send)
@@ -44,6 +49,14 @@ class Stage:
         """Copies the result to the tensor, then calls `done`."""
         if self._stager is not None:
             self._stager.copy_back(self, error, done)
+            return
+        if self._is_cuda:
+            # The SDK's work on the tensor is over. A future records this thread's stream, so that
+            # must not be one that computes.
+            with torch.cuda.stream(_idle_stream(self._target.device)):
+                if error is None and self._memory is not self._target:
+                    self._target.copy_(self._memory, non_blocking=True)
+                done(error)
             return
         if error is None and self._memory is not self._target:
             self._target.copy_(self._memory)
@@ -101,6 +114,15 @@ class _Stager:
             if memory.numel() == numel and memory.dtype == dtype:
                 return self._free.pop(i)
         return torch.empty(numel, dtype=dtype, pin_memory=True)
+
+
+_idle_streams: dict[torch.device, torch.cuda.Stream] = {}
+
+
+def _idle_stream(device: torch.device) -> torch.cuda.Stream:
+    if device not in _idle_streams:
+        _idle_streams[device] = torch.cuda.Stream(device)
+    return _idle_streams[device]
 
 
 def _stager_of(device: torch.device) -> _Stager:

@@ -13,7 +13,15 @@ import torch.distributed as dist
 
 from gradwire import _native
 from gradwire._errors import Error, InvalidArgument
-from gradwire.torch import _arguments, _future, _names, _options, _reductions, _staging
+from gradwire.torch import (
+    _arguments,
+    _devices,
+    _future,
+    _names,
+    _options,
+    _reductions,
+    _staging,
+)
 
 _TAKE_SECONDS = 3600.0
 
@@ -41,6 +49,7 @@ class SessionState(_reductions.Reductions):
         comm_wrapper: object = "no",
         comm_state_option: dict[str, object] | None = None,
         model: torch.nn.Module | None = None,
+        device: torch.device | str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         timeout: datetime.timedelta = datetime.timedelta(minutes=30),
@@ -61,6 +70,7 @@ class SessionState(_reductions.Reductions):
             "comm_hook": _arguments.hook_name("comm_hook", comm_hook),
             "comm_wrapper": _arguments.hook_name("comm_wrapper", comm_wrapper),
             "comm_state_option": _arguments.options(comm_state_option),
+            "device": _arguments.device_name(device),
             "rank": rank,
             "world_size": world_size,
             "timeout": timeout,
@@ -87,6 +97,7 @@ class SessionState(_reductions.Reductions):
         self._names: list[tuple[str, torch.nn.Parameter]] = []
         self._positions: dict[int, int] = {}
         self._dtypes: list[torch.dtype] = []
+        self._on_gpu = False
         self._in_step: set[int] = set()
         self._order: list[list[int]] = []  # DistributedDataParallel's buckets of this step
         self._draw_plan: list[list[int]] | None = None  # what the session was told last
@@ -180,7 +191,12 @@ class SessionState(_reductions.Reductions):
             (parameter_name, list(parameter.shape), _reductions.DTYPES[kind])
             for (parameter_name, parameter), kind in zip(self._names, self._dtypes)
         ]
-        self._session = _native.join(
+        device = _devices.of_session(
+            settings["device"], settings["comm_hook"], [parameter for _, parameter in self._names]
+        )
+        self._on_gpu = device != "cpu"
+        self._session = _devices.explained(
+            _native.join,
             address,
             name,
             world.rank,
@@ -189,6 +205,7 @@ class SessionState(_reductions.Reductions):
             settings["comm_hook"],
             settings["comm_wrapper"],
             settings["comm_state_option"],
+            device=device,
             connect_timeout=settings["connect_timeout"].total_seconds(),
             join_timeout=settings["join_timeout"].total_seconds(),
             step_timeout=settings["timeout"].total_seconds(),

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "absl/status/statusor.h"
+
 namespace gradwire {
 
 enum class DeviceKind : std::uint8_t {
@@ -22,5 +24,8 @@ struct DeviceId {
 inline std::string Name(const DeviceId& device) {
   return device.kind == DeviceKind::kCpu ? "cpu" : "cuda:" + std::to_string(device.index);
 }
+
+// The inverse of Name. Returns InvalidArgument with the value and what is allowed.
+absl::StatusOr<DeviceId> ParseDevice(const std::string& name);
 
 }  // namespace gradwire
