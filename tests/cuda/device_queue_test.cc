@@ -23,8 +23,6 @@ DeviceQueue::Clock::time_point Late() { return Soon() + kLimit + std::chrono::se
 
 class Waiting : public ::testing::Test {
  protected:
-  Waiting() { emulation::Reset(); }
-
   void Work() {
     values_.Resize(100);
     device_->Zero(values_.data(), values_.bytes());
@@ -39,6 +37,7 @@ class Waiting : public ::testing::Test {
     return status;
   }
 
+  emulation::NewGpu gpu_;
   std::shared_ptr<Device> device_ = MakeEmulatedDevice();
   DeviceVector<float> values_{*device_};
   DeviceQueue queue_{*device_, kLimit};

@@ -75,7 +75,7 @@ inline const std::vector<std::uint64_t>& TellingPatterns(DType dtype) {
   return all[static_cast<std::size_t>(dtype) - 1];
 }
 
-class KernelsTest : public testing::TestWithParam<cpu::Target> {
+class KernelsTest : public ::testing::TestWithParam<cpu::Target> {
  protected:
   void SetUp() override { cpu::SetTargetForTesting(GetParam().id); }
   void TearDown() override { cpu::SetTargetForTesting(0); }

@@ -36,6 +36,11 @@ struct Counts {
 // A new GPU, with nothing on it. Everything that was made on the former one is gone.
 void Reset();
 
+// As the first member of a fixture: the others are made on a new GPU.
+struct NewGpu {
+  NewGpu() { Reset(); }
+};
+
 Settings& settings();
 Counts counts();
 
