@@ -150,6 +150,11 @@ bool gradwire_cuda_available(char* text, std::uint64_t size) {
   return obstacle.empty();
 }
 
+int gradwire_cuda_count() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
 gradwire::DeviceEvent* gradwire_cuda_record(int ordinal, void* stream) {
   return new gradwire::cuda::StreamEvent(ordinal, static_cast<cudaStream_t>(stream));
 }

@@ -17,6 +17,9 @@ const char* gradwire_cuda_interface();
 // for `size` bytes.
 bool gradwire_cuda_available(char* text, std::uint64_t size);
 
+// GPUs that this process sees; 0 if there is an obstacle.
+int gradwire_cuda_count();
+
 // A device on GPU `ordinal`, which the caller deletes; each of its waits ends after `wait_ms`. Its
 // error() is set if it cannot be used.
 gradwire::Device* gradwire_cuda_open(int ordinal, std::int64_t wait_ms);

@@ -31,6 +31,7 @@ absl::Status NotThere(const std::string& why) {
 
 struct CudaLibrary::Functions {
   decltype(gradwire_cuda_available)* available = nullptr;
+  decltype(gradwire_cuda_count)* count = nullptr;
   decltype(gradwire_cuda_open)* open = nullptr;
   decltype(gradwire_cuda_record)* record = nullptr;
 };
@@ -46,6 +47,7 @@ absl::StatusOr<CudaLibrary> CudaLibrary::Open(const std::string& path) {
   Functions functions;
   if (!Find(library, "gradwire_cuda_interface", interface) ||
       !Find(library, "gradwire_cuda_available", functions.available) ||
+      !Find(library, "gradwire_cuda_count", functions.count) ||
       !Find(library, "gradwire_cuda_open", functions.open) ||
       !Find(library, "gradwire_cuda_record", functions.record)) {
     return NotThere(absl::StrCat(path, " is another library"));
@@ -83,6 +85,8 @@ const absl::StatusOr<CudaLibrary>& CudaLibrary::Global() {
   static const absl::StatusOr<CudaLibrary> library = OpenFirst();
   return library;
 }
+
+int CudaLibrary::count() const { return functions_->count(); }
 
 std::unique_ptr<DeviceEvent> CudaLibrary::Record(int ordinal, void* stream) const {
   return std::unique_ptr<DeviceEvent>(functions_->record(ordinal, stream));

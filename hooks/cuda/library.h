@@ -23,6 +23,9 @@ class CudaLibrary {
   // can be used. The message says why, and what to do.
   static absl::StatusOr<CudaLibrary> Open(const std::string& path);
 
+  // GPUs that this process sees.
+  int count() const;
+
   // The point that `stream`, a cudaStream_t of GPU `ordinal`, has been given work up to. Null is
   // the legacy default stream.
   std::unique_ptr<DeviceEvent> Record(int ordinal, void* stream) const;

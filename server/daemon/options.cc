@@ -6,7 +6,10 @@
 #include <iostream>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "server/core/session_options.h"
 #include "server/daemon/exit_codes.h"
 #include "server/daemon/memory_limit.h"
@@ -60,6 +63,22 @@ absl::StatusOr<std::size_t> ServerOptions::MemoryBytes() const {
   return ParseMemoryLimit(memory_limit, AvailableMemory());
 }
 
+absl::StatusOr<std::vector<int>> ServerOptions::Gpus() const {
+  if (reduce == "cpu" || reduce == "cuda") return std::vector<int>();
+  std::vector<int> gpus;
+  absl::string_view list = reduce;
+  bool valid = absl::ConsumePrefix(&list, "cuda:");
+  for (const absl::string_view number : absl::StrSplit(list, ',')) {
+    int gpu = 0;
+    valid = valid && number.size() <= 3 && absl::SimpleAtoi(number, &gpu) && gpu >= 0 &&
+            std::find(gpus.begin(), gpus.end(), gpu) == gpus.end();
+    gpus.push_back(gpu);
+  }
+  if (valid) return gpus;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "reduce is \"", reduce, "\"; allowed are cpu, cuda, and cuda:0,2 with each GPU once"));
+}
+
 absl::Status ServerOptions::Validate() const {
   if (listen.empty())
     return absl::InvalidArgumentError("listen is empty; allowed: one address or more");
@@ -89,9 +108,10 @@ absl::Status ServerOptions::Validate() const {
     return absl::InvalidArgumentError(
         absl::StrCat("log_format is \"", log_format, "\"; allowed are text and json"));
   }
-  for (const absl::Status& status : {CheckRange("max_connections", max_connections, 1, 1'000'000),
-                                     CheckRange("max_sessions", max_sessions, 1, 1'000'000),
-                                     CheckSession(*this), MemoryBytes().status()}) {
+  for (const absl::Status& status :
+       {CheckRange("max_connections", max_connections, 1, 1'000'000),
+        CheckRange("max_sessions", max_sessions, 1, 1'000'000), CheckSession(*this),
+        MemoryBytes().status(), Gpus().status()}) {
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
@@ -129,6 +149,12 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
   add("window-chunks", options.window_chunks,
       "Chunks a member may send beyond acknowledged results");
   add("open-buckets", options.open_buckets, "Buckets of a session that are reduced at once");
+  add("reduce", options.reduce,
+      "What computes the sums: cpu, cuda (all GPUs), or cuda:0,1 (these GPUs)")
+      ->type_name("DEVICES");
+  add("cuda-library", options.cuda_library,
+      "Path of libgradwire_cuda.so, if it is not where it was installed")
+      ->type_name("PATH");
   add("drain-timeout", drain_timeout, "Time for running sessions to finish after SIGTERM")
       ->check(DurationText())
       ->type_name("DURATION");

@@ -42,6 +42,12 @@ struct ServerOptions {
   absl::Duration close_timeout = absl::Seconds(2);
   absl::Duration drain_timeout = absl::Seconds(30);
 
+  // What computes the sums: "cpu", "cuda" (all GPUs), or "cuda:0,2".
+  std::string reduce = "cpu";
+  // Sums of fewer bytes are computed on the processor, where they are sooner done.
+  std::size_t reduce_least_bytes = std::size_t{256} << 10;
+  std::string cuda_library = "";  // libgradwire_cuda.so; empty: where it is looked for
+
   std::string log_level = "info";   // debug, info, warning, error
   std::string log_format = "text";  // text, json
   bool stop_on_eof = false;         // drain when standard input ends
@@ -51,6 +57,10 @@ struct ServerOptions {
 
   // `memory_limit` in bytes of this machine. InvalidArgument: it is no amount.
   absl::StatusOr<std::size_t> MemoryBytes() const;
+
+  // GPUs of `reduce` by number; empty: those that there are ("cuda"), or none ("cpu").
+  // InvalidArgument: it is neither.
+  absl::StatusOr<std::vector<int>> Gpus() const;
 
   // InvalidArgument or FailedPrecondition names the field, the value and what is allowed. Looks up
   // the names in `listen`.

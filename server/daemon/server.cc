@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "server/daemon/grpc_settings.h"
+#include "server/daemon/make_registry.h"
 #include "server/daemon/ticker.h"
 #include "server/net/acceptor.h"
 #include "server/net/offer_threads.h"
@@ -19,7 +20,6 @@
 #include "server/rpc/call_server.h"
 #include "server/rpc/clock.h"
 #include "server/services/services.h"
-#include "server/session/registry.h"
 
 namespace gradwire::server {
 namespace {
@@ -30,14 +30,11 @@ constexpr absl::Duration kTick = absl::Milliseconds(100);
 constexpr absl::Duration kPoll = absl::Milliseconds(10);
 class ServerImpl final : public Server {
  public:
-  ServerImpl(const ServerOptions& options, std::size_t memory_bytes, const SystemShares& shares)
+  ServerImpl(const ServerOptions& options, const SystemShares& shares,
+             std::shared_ptr<Registry> registry)
       : options_(options),
         shares_(shares),
-        registry_(std::make_shared<Registry>(
-            Registry::Limits{.memory_bytes = memory_bytes,
-                             .max_sessions = static_cast<std::size_t>(options.max_sessions),
-                             .memory_segments = shares.segments,
-                             .shared_sessions = shares.shared_sessions})),
+        registry_(std::move(registry)),
         tasks_(std::make_shared<PeriodicTasks>()),
         services_(
             options, registry_, tasks_,
@@ -180,9 +177,11 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   if (absl::Status status = options.Validate(); !status.ok()) return status;
   const absl::StatusOr<std::size_t> memory = options.MemoryBytes();
   if (!memory.ok()) return memory.status();
-  auto server = std::make_unique<ServerImpl>(
-      options, *memory,
-      ShareOut(ReadSystemLimits(), options.max_connections, options.max_sessions));
+  const SystemShares shares =
+      ShareOut(ReadSystemLimits(), options.max_connections, options.max_sessions);
+  auto registry = MakeRegistry(options, *memory, shares);
+  if (!registry.ok()) return registry.status();
+  auto server = std::make_unique<ServerImpl>(options, shares, *std::move(registry));
   if (absl::Status status = server->Serve(); !status.ok()) return status;
   for (const std::string& address : server->addresses()) spdlog::info("listening on {}", address);
   return server;

@@ -28,6 +28,15 @@ class HeapResult final : public wire::Payload {
   const std::span<const std::byte> piece_;
 };
 
+std::vector<Pieces> InputsOf(const ReduceEffect& effect) {
+  std::vector<Pieces> inputs;
+  inputs.reserve(effect.inputs.size());
+  for (const wire::PayloadRef& input : effect.inputs) {
+    inputs.push_back(input == nullptr ? Pieces() : input->pieces());
+  }
+  return inputs;
+}
+
 }  // namespace
 
 // Collects the contributions that their owners allow the result to overwrite.
@@ -61,11 +70,7 @@ std::span<std::byte> ReducedChunk::MakeRoom(SessionMemory& memory) {
 }
 
 ReducedChunk::Outcome ReducedChunk::Compute(const ReduceEffect& effect, SessionMemory& memory) {
-  std::vector<Pieces> inputs;
-  inputs.reserve(effect.inputs.size());
-  for (const wire::PayloadRef& input : effect.inputs) {
-    inputs.push_back(input == nullptr ? Pieces() : input->pieces());
-  }
+  const std::vector<Pieces> inputs = InputsOf(effect);
   const Segment& segment = effect.segment;
   const std::shared_ptr<ReducedChunk> chunk(new ReducedChunk(segment));
   if (segment.op == ReduceOp::kOrthonormalizedSum) {
@@ -87,11 +92,7 @@ ReducedChunk::Outcome ReducedChunk::Compute(const ReduceEffect& effect, SessionM
   digester.Reset();
   const auto place = [&](std::size_t begin, std::span<const std::byte> results) {
     digester.Update(results);
-    const std::size_t numel = results.size() / ByteSize(segment.dtype);
-    for (const Place& one : chunk->places_) {
-      cpu::Convert(segment.dtype, results.data(), one.dtype,
-                   one.room.bytes.data() + begin * ByteSize(one.dtype), numel);
-    }
+    chunk->Place(begin, results);
   };
   const ReduceOutcome outcome = ReduceInto(segment.dtype, segment.op, segment.numel, inputs, room,
                                            effect.raw, effect.weight, place);
@@ -99,10 +100,39 @@ ReducedChunk::Outcome ReducedChunk::Compute(const ReduceEffect& effect, SessionM
   return {.chunk = chunk, .finite = outcome.finite};
 }
 
+void ReducedChunk::Place(std::size_t begin, std::span<const std::byte> results) const {
+  const std::size_t numel = results.size() / ByteSize(dtype_);
+  for (const Overwritten& one : places_) {
+    cpu::Convert(dtype_, results.data(), one.dtype,
+                 one.room.bytes.data() + begin * ByteSize(one.dtype), numel);
+  }
+}
+
+// The results come down once, so they need room of their own even if members take them in place.
+absl::StatusOr<ReducedChunk::Outcome> ReducedChunk::ComputeOn(DeviceReduction& device,
+                                                              const ReduceEffect& effect,
+                                                              SessionMemory& memory) {
+  const std::vector<Pieces> inputs = InputsOf(effect);
+  const Segment& segment = effect.segment;
+  const std::shared_ptr<ReducedChunk> chunk(new ReducedChunk(segment));
+  const bool orthonormalizes = segment.op == ReduceOp::kOrthonormalizedSum;
+  const std::span<std::byte> room = chunk->MakeRoom(memory);
+  const auto outcome = orthonormalizes ? device.ReduceOrthonormalized(segment, inputs, room)
+                                       : device.Reduce(segment.dtype, segment.op, segment.numel,
+                                                       inputs, room, effect.raw, effect.weight);
+  if (!outcome.ok()) return outcome.status();
+  chunk->digest_ = wire::DigestOf(room);
+  if (!orthonormalizes) {
+    chunk->FindPlaces(effect);
+    chunk->Place(0, room);
+  }
+  return Outcome{.chunk = chunk, .finite = outcome->finite};
+}
+
 // Prefers the member's own memory: if the result is there, the frame needs no payload.
 ResultDelivery ReducedChunk::DeliveryTo(const Receiver& to) const {
   const auto found = std::find_if(places_.begin(), places_.end(),
-                                  [&](const Place& one) { return one.room.rank == to.rank; });
+                                  [&](const Overwritten& one) { return one.room.rank == to.rank; });
   if (found != places_.end() && found->room.stream == to.stream) return InPlace{};
   if (block_offset_ && to.shares_memory) return InSharedBlock{.offset = *block_offset_};
   if (kept_ == nullptr && found != places_.end()) return CopyOf(*found);
@@ -111,7 +141,7 @@ ResultDelivery ReducedChunk::DeliveryTo(const Receiver& to) const {
 
 // The stream that owned the place was replaced, so its member cannot find the result there. The
 // copy is made only when the frame is written; the place keeps the member's segment mapped.
-ResentCopy ReducedChunk::CopyOf(const Place& place) const {
+ResentCopy ReducedChunk::CopyOf(const Overwritten& place) const {
   return {.make = [place, numel = numel_, dtype = dtype_, bytes = bytes_] {
     auto copy = std::make_shared<HeapResult>(bytes);
     cpu::Convert(place.dtype, place.room.bytes.data(), dtype, copy->content().data(), numel);

@@ -8,6 +8,8 @@
 #include <span>
 #include <vector>
 
+#include "absl/status/statusor.h"
+#include "hooks/device_reduce.h"
 #include "proto/wire/frame.h"
 #include "server/core/effects.h"
 #include "server/core/reduced_result.h"
@@ -26,6 +28,9 @@ class ReducedChunk final : public ReducedResult {
   };
   // The caller holds no lock.
   static Outcome Compute(const ReduceEffect& effect, SessionMemory& memory);
+  // The same on a device. An error is the device's; nothing was written then.
+  static absl::StatusOr<Outcome> ComputeOn(DeviceReduction& device, const ReduceEffect& effect,
+                                           SessionMemory& memory);
 
   std::size_t bytes() const override { return bytes_; }
   std::uint64_t digest() const override { return digest_; }
@@ -34,7 +39,7 @@ class ReducedChunk final : public ReducedResult {
 
  private:
   // A contribution that the result overwrites, in this dtype.
-  struct Place {
+  struct Overwritten {
     wire::PayloadRef contribution;
     wire::ResultRoom room;
     DType dtype = DType::kFloat32;
@@ -46,13 +51,15 @@ class ReducedChunk final : public ReducedResult {
   void FindPlaces(const ReduceEffect& effect);
   // Where all of it is kept.
   std::span<std::byte> MakeRoom(SessionMemory& memory);
-  ResentCopy CopyOf(const Place& place) const;
+  // Writes results, from element `begin` on, over the contributions.
+  void Place(std::size_t begin, std::span<const std::byte> results) const;
+  ResentCopy CopyOf(const Overwritten& place) const;
 
   const DType dtype_;
   const std::size_t numel_;
   const std::size_t bytes_;
   std::uint64_t digest_ = 0;
-  std::vector<Place> places_;
+  std::vector<Overwritten> places_;
   wire::PayloadRef kept_;                        // null: only members hold it
   std::optional<std::uint64_t> block_offset_{};  // where that is the segment of results
 };

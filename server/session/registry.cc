@@ -56,17 +56,22 @@ absl::Status UnknownSession(const std::string& name) {
                                           name.substr(0, kShown), "\", running or recently ended"));
 }
 
-Registry::Registry(Limits limits)
-    : Registry(limits, [](const HookSpec& spec, SharedManifest manifest) {
-        return MakeCoordinatorHook(spec, std::move(manifest));
-      }) {}
+Registry::Registry(Limits limits, std::shared_ptr<Reducer> reducer)
+    : Registry(
+          limits,
+          [](const HookSpec& spec, SharedManifest manifest) {
+            return MakeCoordinatorHook(spec, std::move(manifest));
+          },
+          std::move(reducer)) {}
 
-Registry::Registry(Limits limits, HookMaker make_hook)
+Registry::Registry(Limits limits, HookMaker make_hook, std::shared_ptr<Reducer> reducer)
     : limits_(limits),
       make_hook_(std::move(make_hook)),
       memory_(std::make_shared<MemoryBudget>(limits.memory_bytes)),
-      host_{.reducer = std::make_shared<CpuReducer>(CpuReducer::ThreadCount(),
-                                                    &RpcThreads::YieldLeadership),
+      host_{.reducer = reducer != nullptr
+                           ? std::move(reducer)
+                           : std::make_shared<CpuReducer>(CpuReducer::ThreadCount(),
+                                                          &RpcThreads::YieldLeadership),
             .before_long_work = &RpcThreads::YieldLeadership,
             .work_threads = std::make_shared<WorkThreads>(WorkThreads::ThreadCount()),
             .memory_quotas =

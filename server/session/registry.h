@@ -64,8 +64,9 @@ class Registry {
   using HookMaker = std::function<absl::StatusOr<std::unique_ptr<CoordinatorHook>>(
       const HookSpec& spec, SharedManifest manifest)>;
 
-  explicit Registry(Limits limits);
-  Registry(Limits limits, HookMaker make_hook);
+  // `reducer` null: this host's processors.
+  explicit Registry(Limits limits, std::shared_ptr<Reducer> reducer = nullptr);
+  Registry(Limits limits, HookMaker make_hook, std::shared_ptr<Reducer> reducer = nullptr);
   // StopWork.
   ~Registry();
 

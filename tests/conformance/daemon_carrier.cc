@@ -12,8 +12,7 @@
 namespace gradwire::conformance {
 namespace {
 
-server::ServerOptions SmallChunks() {
-  server::ServerOptions options;
+server::ServerOptions SmallChunks(server::ServerOptions options) {
   options.chunk_bytes = 4096;  // so that the larger parameters take several
   options.window_chunks = 2;
   options.open_buckets = 2;
@@ -37,9 +36,9 @@ class HostMemory final : public MemberMemory {
 
 class DaemonCarrier : public Carrier {
  public:
-  DaemonCarrier(std::vector<ParameterSpec> parameters, int world_size,
-                const MakeMemory& make_memory)
-      : daemon_(SmallChunks()), parameters_(std::move(parameters)) {
+  DaemonCarrier(server::ServerOptions options, std::vector<ParameterSpec> parameters,
+                int world_size, const MakeMemory& make_memory)
+      : daemon_(SmallChunks(std::move(options))), parameters_(std::move(parameters)) {
     for (std::size_t rank = 0; rank < static_cast<std::size_t>(world_size); ++rank) {
       memory_.push_back(make_memory(rank));
     }
@@ -150,8 +149,9 @@ std::unique_ptr<MemberMemory> MakeHostMemory(std::size_t /*rank*/) {
 
 absl::StatusOr<std::unique_ptr<Carrier>> MakeDaemonCarrier(
     int world_size, const HookSpec& spec, const std::vector<ParameterSpec>& parameters,
-    const MakeMemory& make_memory) {
-  auto carrier = std::make_unique<DaemonCarrier>(parameters, world_size, make_memory);
+    const MakeMemory& make_memory, server::ServerOptions options) {
+  auto carrier =
+      std::make_unique<DaemonCarrier>(std::move(options), parameters, world_size, make_memory);
   if (absl::Status status = carrier->Join(world_size, spec); !status.ok()) return status;
   return std::unique_ptr<Carrier>(std::move(carrier));
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "gradwire/hooks/device_id.h"
+#include "server/daemon/options.h"
 #include "tests/conformance/hook_conformance.h"
 
 namespace gradwire::conformance {
@@ -32,6 +33,6 @@ std::unique_ptr<MemberMemory> MakeHostMemory(std::size_t rank);
 
 absl::StatusOr<std::unique_ptr<Carrier>> MakeDaemonCarrier(
     int world_size, const HookSpec& spec, const std::vector<ParameterSpec>& parameters,
-    const MakeMemory& make_memory = MakeHostMemory);
+    const MakeMemory& make_memory = MakeHostMemory, server::ServerOptions options = {});
 
 }  // namespace gradwire::conformance

@@ -1,0 +1,74 @@
+#include "server/daemon/make_registry.h"
+
+#include <spdlog/spdlog.h>
+
+#include <chrono>
+#include <numeric>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "hooks/cuda/library.h"
+#include "server/rpc/rpc_threads.h"
+#include "server/session/gpu_reducer.h"
+
+namespace gradwire::server {
+namespace {
+
+// For one sum. A GPU that is not hung takes milliseconds.
+constexpr std::chrono::seconds kDeviceWait(10);
+
+absl::StatusOr<std::vector<std::shared_ptr<Device>>> OpenGpus(const ServerOptions& options) {
+  absl::StatusOr<std::vector<int>> gpus = options.Gpus();
+  if (!gpus.ok()) return gpus.status();
+  const absl::StatusOr<CudaLibrary> library = options.cuda_library.empty()
+                                                  ? CudaLibrary::Global()
+                                                  : CudaLibrary::Open(options.cuda_library);
+  if (!library.ok()) return library.status();
+  if (gpus->empty()) {
+    gpus->resize(static_cast<std::size_t>(library->count()));
+    std::iota(gpus->begin(), gpus->end(), 0);
+  }
+  std::vector<std::shared_ptr<Device>> devices;
+  for (const int gpu : *gpus) {
+    auto device = library->MakeDevice(gpu, kDeviceWait);
+    if (!device.ok()) return device.status();
+    devices.push_back(*std::move(device));
+  }
+  return devices;
+}
+
+absl::StatusOr<std::shared_ptr<Reducer>> MakeGpuReducer(const ServerOptions& options) {
+  const auto devices = OpenGpus(options);
+  if (!devices.ok()) {
+    return absl::Status(devices.status().code(), absl::StrCat("reduce is \"", options.reduce,
+                                                              "\": ", devices.status().message()));
+  }
+  spdlog::info("sums are computed on {} GPU(s)", devices->size());
+  return std::make_shared<GpuReducer>(
+      *devices, options.reduce_least_bytes, &RpcThreads::YieldLeadership,
+      [](const absl::Status& status) {
+        spdlog::warn("{}; what it computed is computed on the processor from now on",
+                     std::string(status.message()));
+      });
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<Registry>> MakeRegistry(const ServerOptions& options,
+                                                       std::size_t memory_bytes,
+                                                       const SystemShares& shares) {
+  std::shared_ptr<Reducer> reducer;
+  if (options.reduce != "cpu") {
+    auto on_gpus = MakeGpuReducer(options);
+    if (!on_gpus.ok()) return on_gpus.status();
+    reducer = *std::move(on_gpus);
+  }
+  return std::make_shared<Registry>(
+      Registry::Limits{.memory_bytes = memory_bytes,
+                       .max_sessions = static_cast<std::size_t>(options.max_sessions),
+                       .memory_segments = shares.segments,
+                       .shared_sessions = shares.shared_sessions},
+      std::move(reducer));
+}
+
+}  // namespace gradwire::server
