@@ -27,6 +27,10 @@ DeviceCase Emulated(const std::string& name, Order order, bool eager) {
           }};
 }
 
+// The suite itself, on the device that it compares others with.
+INSTANTIATE_TEST_SUITE_P(Host, DeviceConformance,
+                         ::testing::Values(DeviceCase{"Host", MakeHostDevice}),
+                         conformance::DeviceName);
 // A barrier that is missing shows in one of the orders, an event in one of the times.
 INSTANTIATE_TEST_SUITE_P(Emulated, DeviceConformance,
                          ::testing::Values(Emulated("LateForward", Order::kForward, false),

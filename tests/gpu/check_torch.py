@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Buckets on a GPU against the same buckets on the CPU, and what staging costs.
+"""Buckets on a GPU against the same buckets on the CPU, and the time of a step.
 
-    check_torch.py [--device cuda|cpu]
+    check_torch.py [--device cuda|cpu] [--members N]
 
-Two members on one device. Exits 1 when a number differs.
+All members on one device. Exits 1 when numbers differ: casts and sums by a bit, PowerSGD, whose products
+may differ in their last bits, by more than 1e-5.
 """
 
 import argparse
@@ -21,7 +22,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire.torch as gw
 
-WORLD = 2
 STEPS = 8
 HOOKS = {
     "no": {},
@@ -58,9 +58,9 @@ def train(rank: int, device: torch.device, hook: str, width: int) -> tuple[list[
     return gradients, statistics.median(seconds)
 
 
-def member(rank: int, port: int, device: str, answers) -> None:
+def member(rank: int, world: int, port: int, device: str, answers) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=WORLD)
+    dist.init_process_group("gloo", rank=rank, world_size=world)
     rows = []
     for hook in HOOKS:
         host, _ = train(rank, torch.device("cpu"), hook, 256)
@@ -78,7 +78,9 @@ def member(rank: int, port: int, device: str, answers) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    device = parser.parse_args().device
+    parser.add_argument("--members", type=int, default=2)
+    arguments = parser.parse_args()
+    device, world = arguments.device, arguments.members
     if device == "cuda" and not torch.cuda.is_available():
         sys.exit("check_torch: this torch sees no GPU")
     name = torch.cuda.get_device_name() if device == "cuda" else "no GPU: the script alone is tried"
@@ -89,7 +91,8 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     processes = [
-        context.Process(target=member, args=(rank, port, device, answers)) for rank in range(WORLD)
+        context.Process(target=member, args=(rank, world, port, device, answers))
+        for rank in range(world)
     ]
     for process in processes:
         process.start()
@@ -104,10 +107,9 @@ def main() -> None:
     print(f"{'hook':<12}{'largest difference':>20}{'backward, ms':>14}")
     for hook, worst, seconds in rows:
         print(f"{hook:<12}{worst:>20.3g}{seconds * 1000:>14.2f}")
-    # Staging copies bits: the device changes nothing.
-    if any(worst != 0 for _, worst, _ in rows):
+    if any(worst > (1e-5 if hook == "power_sgd" else 0) for hook, worst, _ in rows):
         sys.exit("check_torch: gradients on the device differ from those on the CPU")
-    print("gradients on the device are those on the CPU, bit for bit")
+    print("gradients on the device are those on the CPU")
 
 
 if __name__ == "__main__":
