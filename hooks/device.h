@@ -145,8 +145,12 @@ class Device {
   virtual void Free(std::byte* memory, std::size_t bytes) = 0;
   virtual void Copy(void* to, const void* from, std::size_t bytes) = 0;
   virtual void Zero(void* to, std::size_t bytes) = 0;
-  // `from` is the host's and may change when the call returns.
-  virtual void Upload(void* to, const void* from, std::size_t bytes) = 0;
+  // The pieces, one after the other, are the host's and may change when the call returns.
+  virtual void UploadPieces(void* to, std::span<const std::span<const std::byte>> pieces) = 0;
+  void Upload(void* to, const void* from, std::size_t bytes) {
+    const std::span<const std::byte> piece(static_cast<const std::byte*>(from), bytes);
+    UploadPieces(to, {&piece, 1});
+  }
   // Waits, for a time that the device was made with, until the host has the bytes: false, and an
   // error, if they did not come.
   virtual bool Download(void* to, const void* from, std::size_t bytes) = 0;

@@ -23,15 +23,15 @@ DeviceReduction::DeviceReduction(std::shared_ptr<Device> device)
       not_finite_(*device_) {}
 
 void DeviceReduction::Upload(std::byte* to, Pieces pieces, std::size_t skip, std::size_t bytes) {
-  for (const std::span<const std::byte> piece : pieces) {
+  pieces_.clear();
+  for (std::span<const std::byte> piece : pieces) {
     const std::size_t skipped = std::min(skip, piece.size());
     skip -= skipped;
-    const std::size_t part = std::min(bytes, piece.size() - skipped);
-    if (part == 0) continue;
-    device_->Upload(to, piece.data() + skipped, part);
-    to += part;
-    bytes -= part;
+    piece = piece.subspan(skipped, std::min(bytes, piece.size() - skipped));
+    bytes -= piece.size();
+    if (!piece.empty()) pieces_.push_back(piece);
   }
+  device_->UploadPieces(to, pieces_);
 }
 
 absl::StatusOr<ReduceOutcome> DeviceReduction::Outcome() {

@@ -46,6 +46,7 @@ class DeviceReduction {
   DeviceVector<double> orthonormal_;
   DeviceVector<std::uint32_t> not_finite_;
   std::vector<const void*> sources_;
+  std::vector<std::span<const std::byte>> pieces_;
 };
 
 }  // namespace gradwire

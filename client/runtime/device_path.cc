@@ -73,12 +73,8 @@ absl::StatusOr<wire::PayloadRef> DevicePath::Encode(HookRun& run, ElementRange r
 wire::PayloadRef DevicePath::OnDevice(wire::PayloadRef payload) {
   if (!on_gpu() || payload == nullptr || payload->bytes() > chunk_bytes_) return payload;
   received_.Resize(std::max(payload->bytes(), received_.size()));
-  std::size_t at = 0;
-  for (const std::span<const std::byte> piece : payload->pieces()) {
-    device_->Upload(received_.data() + at, piece.data(), piece.size());
-    at += piece.size();
-  }
-  return std::make_shared<DevicePayload>(std::span(received_.data(), at));
+  device_->UploadPieces(received_.data(), payload->pieces());
+  return std::make_shared<DevicePayload>(std::span(received_.data(), payload->bytes()));
 }
 
 }  // namespace gradwire::client

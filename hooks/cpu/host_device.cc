@@ -148,7 +148,13 @@ class HostDevice final : public Device {
   void Zero(void* to, std::size_t bytes) override {
     if (bytes > 0) std::memset(to, 0, bytes);
   }
-  void Upload(void* to, const void* from, std::size_t bytes) override { Copy(to, from, bytes); }
+  void UploadPieces(void* to, std::span<const std::span<const std::byte>> pieces) override {
+    auto* at = static_cast<std::byte*>(to);
+    for (const std::span<const std::byte> piece : pieces) {
+      Copy(at, piece.data(), piece.size());
+      at += piece.size();
+    }
+  }
   bool Download(void* to, const void* from, std::size_t bytes) override {
     Copy(to, from, bytes);
     return true;

@@ -67,8 +67,8 @@ class CudaDevice final : public Device {
     stream_.Copy(to, from, bytes);
   }
   void Zero(void* to, std::size_t bytes) override { stream_.Zero(to, bytes); }
-  void Upload(void* to, const void* from, std::size_t bytes) override {
-    stream_.Upload(to, from, bytes);
+  void UploadPieces(void* to, std::span<const std::span<const std::byte>> pieces) override {
+    stream_.Upload(to, pieces);
   }
   bool Download(void* to, const void* from, std::size_t bytes) override {
     return stream_.Download(to, from, bytes);

@@ -162,21 +162,36 @@ void Stream::DownloadLater(std::byte* to, const void* from, std::size_t bytes) {
   Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_), "downloading");
 }
 
-void Stream::Upload(void* to, const void* from, std::size_t bytes) {
-  for (std::size_t done = 0; done < bytes;) {
-    const std::size_t piece = std::min(bytes - done, kPieceBytes);
-    std::byte* pinned = Pinned();
-    if (pinned == nullptr) return;
-    std::memcpy(pinned, static_cast<const std::byte*>(from) + done, piece);
-    const Selected selected(ordinal_);
-    if (!Check(cudaMemcpyAsync(static_cast<std::byte*>(to) + done, pinned, piece,
-                               cudaMemcpyHostToDevice, stream_),
-               "uploading")) {
-      return;
-    }
-    pinned_marks_[next_piece_] = Record();
-    done += piece;
+bool Stream::SendPinned(void* to, const std::byte* pinned, std::size_t bytes) {
+  const Selected selected(ordinal_);
+  if (!Check(cudaMemcpyAsync(to, pinned, bytes, cudaMemcpyHostToDevice, stream_), "uploading")) {
+    return false;
   }
+  pinned_marks_[next_piece_] = Record();
+  return true;
+}
+
+// Pieces of the host are collected, because each transfer takes microseconds however small it is.
+void Stream::Upload(void* to, std::span<const std::span<const std::byte>> pieces) {
+  auto* at = static_cast<std::byte*>(to);
+  std::byte* pinned = nullptr;
+  std::size_t filled = 0;
+  for (std::span<const std::byte> rest : pieces) {
+    while (!rest.empty()) {
+      if (pinned == nullptr) pinned = Pinned();
+      if (pinned == nullptr) return;
+      const std::size_t part = std::min(rest.size(), kPieceBytes - filled);
+      std::memcpy(pinned + filled, rest.data(), part);
+      rest = rest.subspan(part);
+      filled += part;
+      if (filled < kPieceBytes) continue;
+      if (!SendPinned(at, pinned, filled)) return;
+      at += filled;
+      pinned = nullptr;
+      filled = 0;
+    }
+  }
+  if (filled > 0) SendPinned(at, pinned, filled);
 }
 
 // While one piece is copied out, the next one is on its way.

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -70,7 +71,11 @@ class Stream {
 
   void Copy(void* to, const void* from, std::size_t bytes);
   void Zero(void* to, std::size_t bytes);
-  void Upload(void* to, const void* from, std::size_t bytes);
+  void Upload(void* to, std::span<const std::span<const std::byte>> pieces);
+  void Upload(void* to, const void* from, std::size_t bytes) {
+    const std::span<const std::byte> piece(static_cast<const std::byte*>(from), bytes);
+    Upload(to, {&piece, 1});
+  }
   bool Download(void* to, const void* from, std::size_t bytes);
 
   std::shared_ptr<std::byte> AllocatePinned(std::size_t bytes);
@@ -91,6 +96,8 @@ class Stream {
   bool Wait(DeviceMark mark, const char* what);
   std::byte* AllocateHost(std::size_t bytes);
   std::byte* Pinned();
+  // Sends what was copied to the piece that Pinned returned last.
+  bool SendPinned(void* to, const std::byte* pinned, std::size_t bytes);
 
   const int ordinal_;
   const std::chrono::milliseconds wait_;

@@ -65,6 +65,25 @@ TEST_F(EmulatedDevice, AllocatesNothingOnceItsMemoryIsThere) {
   EXPECT_EQ(emulation::counts().allocations, before);
 }
 
+TEST_F(EmulatedDevice, UploadsSmallPiecesTogether) {
+  const auto device = MakeEmulatedDevice();
+  std::vector<std::byte> bytes(100'000);
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i % 253);
+  std::vector<std::span<const std::byte>> pieces;
+  for (std::size_t at = 0; at < bytes.size(); at += 1000) {
+    pieces.push_back(std::span(bytes).subspan(at, 1000));
+    pieces.emplace_back();
+  }
+  DeviceVector<std::byte> there(*device);
+  there.Resize(bytes.size());
+  const DeviceMark before = device->Record();
+  device->UploadPieces(there.data(), pieces);
+  EXPECT_EQ(device->Record(), before + 2) << "more than one transfer";
+  std::vector<std::byte> back(bytes.size());
+  ASSERT_TRUE(device->Download(back.data(), there.data(), back.size()));
+  EXPECT_EQ(back, bytes);
+}
+
 TEST_F(EmulatedDevice, ReturnsBeforeItsWorkIsDone) {
   const auto device = MakeEmulatedDevice();
   DeviceVector<float> values(*device);
