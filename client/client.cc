@@ -13,6 +13,7 @@
 #include "base/thread_name.h"
 #include "client/options.h"
 #include "client/runtime/completion.h"
+#include "client/runtime/join.h"
 #include "client/runtime/member_hook.h"
 #include "client/runtime/runtime.h"
 #include "client/transport/channel.h"
@@ -251,16 +252,25 @@ class ClientImpl final : public Client {
   std::thread thread_;
 };
 
-// The start id identifies this attempt: a repeated Join with the same id gets the same token, while
-// a new process that takes over the rank has another id.
 absl::StatusOr<std::unique_ptr<Client>> Client::Join(const ClientOptions& options) {
   if (absl::Status valid = options.Validate(); !valid.ok()) return valid;
   ClientOptions effective = WithEnvironment(options);
   absl::StatusOr<client::MemberHook> hook = client::MakeMemberHook(effective);
   if (!hook.ok()) return hook.status();
+  return client::JoinWith(std::move(effective), *std::move(hook));
+}
+
+// The start id identifies this attempt: a repeated Join with the same id gets the same token, while
+// a new process that takes over the rank has another id.
+absl::StatusOr<std::unique_ptr<Client>> client::JoinWith(ClientOptions effective,
+                                                         client::MemberHook hook) {
   const std::uint64_t start_id = DrawStartId();
   std::shared_ptr<grpc::Channel> channel = client::MakeChannel(effective.address);
-  auto membership = client::JoinSession(channel, effective, start_id);
+  client::GroupWish wish;
+  if (hook.communicators != nullptr) {
+    wish = {.name = hook.node_group, .communicator = hook.communicators->name()};
+  }
+  auto membership = client::JoinSession(channel, effective, wish, start_id);
   if (!membership.ok()) return membership.status();
   const std::string waiting = absl::StrCat(
       "rank ", membership->rank, " waits up to ", absl::FormatDuration(effective.join_timeout),
@@ -270,7 +280,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Join(const ClientOptions& option
   // returns.
   const auto on_wait = std::exchange(effective.on_wait, nullptr);
   auto joined = std::make_unique<ClientImpl>(std::move(effective), *std::move(membership), start_id,
-                                             *std::move(hook), std::move(channel));
+                                             std::move(hook), std::move(channel));
   if (absl::Status started = joined->Start([&] { SayWait(on_wait, waiting); }); !started.ok()) {
     return started;
   }

@@ -27,7 +27,8 @@ class BucketRun {
     std::vector<std::uint32_t> parameters;  // manifest positions; not empty
     std::int64_t step = 0;
     std::size_t chunk_bytes = 0;
-    bool measure = false;  // it should have norms()
+    bool measure = false;     // it should have norms()
+    std::uint32_t share = 0;  // of its node group's
   };
   // What to encode: `run` writes `range`, which takes `bytes`.
   struct Chunk {
@@ -49,6 +50,7 @@ class BucketRun {
   std::uint32_t id() const { return options_.parameters.front(); }
   const std::vector<std::uint32_t>& parameters() const { return options_.parameters; }
   const std::vector<RoundPlan>& plans() const { return plans_; }
+  std::uint32_t share() const { return options_.share; }
 
   // All results of all rounds are in the buffer; the run waits for the step's verdict. No round is
   // open then.

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <variant>
 #include <vector>
 
@@ -59,7 +60,35 @@ struct WelcomeEffect {};
 struct FailedEffect {
   absl::Status status;
 };
-using Effect = std::variant<SendFrameEffect, SendChunkEffect, SendCollectiveEffect,
+// ---- Of node groups (grouped_member.h)
+
+// The member's place among the groups. `names`: the owner is to answer with NameGroup.
+struct GroupEffect {
+  wire::NodeGroup group;
+  bool names = false;
+};
+// Connect to the group's other members; `id` comes from one of them.
+struct ConnectEffect {
+  std::string id;
+};
+// Exchange the shares of the bucket with the group, add up this member's, in the order of ranks,
+// and divide them by members / groups. The owner answers with Exchanged. The next of these two
+// effects comes after the answer.
+struct ExchangeEffect {
+  Ticket ticket = 0;
+};
+// Give this member's shares, which have their results, to the group, and take the others'. The
+// owner answers with Gathered.
+struct GatherEffect {
+  Ticket ticket = 0;
+};
+// A share has its result.
+struct ShareDoneEffect {
+  std::uint32_t bucket = 0;  // the share's id
+  std::optional<BucketNorms> norms{};
+};
+using Effect = std::variant<GroupEffect, ConnectEffect, ExchangeEffect, GatherEffect,
+                            ShareDoneEffect, SendFrameEffect, SendChunkEffect, SendCollectiveEffect,
                             ReceiveCollectiveEffect, BucketDoneEffect, StepDoneEffect,
                             CollectiveDoneEffect, WelcomeEffect, FailedEffect>;
 using Effects = std::vector<Effect>;

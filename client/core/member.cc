@@ -14,13 +14,13 @@ Member::Member(MemberOptions options, Hook* hook)
       collectives_(options_) {}
 
 absl::Status Member::StartBucket(Ticket ticket, GradBucket& bucket, Effects& effects,
-                                 bool measure) {
+                                 const OpenStep::Begun& begun) {
   if (failed()) return failure_;
   if (step_.ended()) {
     return absl::FailedPreconditionError(
         absl::StrCat("step ", step(), " was ended by this member"));
   }
-  const absl::StatusOr<BucketRun*> run = step_.Start(ticket, bucket, measure, protocol_.context());
+  const absl::StatusOr<BucketRun*> run = step_.Start(ticket, bucket, begun, protocol_.context());
   if (!run.ok()) return run.status();
   // From here on the bucket is one of the step's: what goes wrong is the session's failure.
   if (absl::Status status = protocol_.Begin(**run, effects); !status.ok()) Fail(status, effects);

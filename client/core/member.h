@@ -33,14 +33,16 @@ class Member {
   Member& operator=(const Member&) = delete;
 
   // Begins a bucket of the current step. An error leaves the session as it was. The buffer stays
-  // with the core until the BucketDoneEffect, `bucket` until the step's verdict. `measure`: that
-  // should have norms.
+  // with the core until the BucketDoneEffect, `bucket` until the step's verdict.
   absl::Status StartBucket(Ticket ticket, GradBucket& bucket, Effects& effects,
-                           bool measure = false);
+                           const OpenStep::Begun& begun = {});
 
   // The coordinator writes this bucket's results over its contributions: they need no window, as
   // long as the stream lasts. Before its grant.
   void SendAhead(std::uint32_t id) { protocol_.SendAhead(id); }
+
+  // Its buckets are shares of a node group's, one of several. Before any bucket.
+  void SetGroup(int group, int groups) { protocol_.SetGroup(group, groups); }
 
   // What frames call a bucket: the manifest position of its first parameter. None: not one of the
   // session's.

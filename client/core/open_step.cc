@@ -28,14 +28,17 @@ const BucketRun* OpenStep::FirstUnfinished() const {
   return nullptr;
 }
 
-absl::StatusOr<BucketRun*> OpenStep::Start(Ticket ticket, GradBucket& bucket, bool measure,
+absl::StatusOr<BucketRun*> OpenStep::Start(Ticket ticket, GradBucket& bucket, const Begun& begun,
                                            const RoundContext& context) {
   absl::StatusOr<std::vector<std::uint32_t>> positions = parameters_.Map(bucket, number_);
   if (!positions.ok()) return positions.status();
-  absl::StatusOr<std::unique_ptr<BucketRun>> run = BucketRun::Start(
-      *hook_, bucket,
-      {.parameters = *positions, .step = number_, .chunk_bytes = chunk_bytes_, .measure = measure},
-      context);
+  absl::StatusOr<std::unique_ptr<BucketRun>> run = BucketRun::Start(*hook_, bucket,
+                                                                    {.parameters = *positions,
+                                                                     .step = number_,
+                                                                     .chunk_bytes = chunk_bytes_,
+                                                                     .measure = begun.measure,
+                                                                     .share = begun.share},
+                                                                    context);
   if (!run.ok()) return run.status();
   // From here on nothing can fail: an error above leaves the step as it was.
   parameters_.Use(*positions);

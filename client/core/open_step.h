@@ -37,8 +37,12 @@ class OpenStep {
   BucketRun* Find(std::uint32_t id) const;
   std::optional<std::uint32_t> BucketId(const GradBucket& bucket) const;
 
+  struct Begun {
+    bool measure = false;     // it should have norms
+    std::uint32_t share = 0;  // of its node group's
+  };
   // Begins a bucket. An error leaves the step as it was. Advance follows.
-  absl::StatusOr<BucketRun*> Start(Ticket ticket, GradBucket& bucket, bool measure,
+  absl::StatusOr<BucketRun*> Start(Ticket ticket, GradBucket& bucket, const Begun& begun,
                                    const RoundContext& context);
 
   // Goes on to the next round that has elements, where the open one is complete. A bucket that has

@@ -11,10 +11,14 @@
 namespace gradwire::client {
 
 StepProtocol::StepProtocol(const MemberOptions& options, OpenStep& step)
-    : options_(options), step_(step), eager_(options.eager_bytes) {}
+    : options_(options),
+      step_(step),
+      contributor_(options.rank),
+      contributors_(options.world_size),
+      eager_(options.eager_bytes) {}
 
 RoundContext StepProtocol::context() const {
-  return {.world_size = options_.world_size, .rank = options_.rank, .attempt = attempt_};
+  return {.world_size = contributors_, .rank = contributor_, .attempt = attempt_};
 }
 
 absl::Status StepProtocol::Violation(const std::string& what) const {
@@ -70,7 +74,8 @@ wire::Announce StepProtocol::AnnounceOf(const BucketRun& run) {
           .generation = options_.generation,
           .parameters = run.parameters(),
           .rounds = run.plans(),
-          .acknowledged = eager_.TakeAcknowledged()};
+          .acknowledged = eager_.TakeAcknowledged(),
+          .share = run.share()};
 }
 
 // A bucket of one round and one chunk is sent with its announcement, which saves the round trip of

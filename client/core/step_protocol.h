@@ -26,6 +26,12 @@ class StepProtocol {
   // Both outlive this.
   StepProtocol(const MemberOptions& options, OpenStep& step);
 
+  // As Member::SetGroup.
+  void SetGroup(int group, int groups) {
+    contributor_ = group;
+    contributors_ = groups;
+  }
+
   // Announces a bucket of the open step, with its contribution where that may go eagerly.
   absl::Status Begin(BucketRun& run, Effects& effects);
 
@@ -90,6 +96,8 @@ class StepProtocol {
 
   const MemberOptions& options_;
   OpenStep& step_;
+  int contributor_;  // what the hook takes for its rank and the world
+  int contributors_;
   EagerSending eager_;
   DrawPlanSending draw_plan_;
   std::uint32_t attempt_ = 0;                // of the open step

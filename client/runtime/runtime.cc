@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/mutants.h"
+#include "gradwire/hooks/registry.h"
 
 namespace gradwire::client {
 namespace {
@@ -19,6 +20,9 @@ constexpr std::chrono::seconds kCloseTimeout(2);
 // overflow).
 constexpr std::chrono::milliseconds kWhileLeaving(10);
 constexpr std::chrono::hours kLongestWait(1);
+
+// From the name of a node group's communicator until its members have found each other.
+constexpr std::chrono::seconds kGroupConnects(60);
 
 // How often a GPU is asked whether it is done.
 constexpr std::chrono::microseconds kDevicePoll(50);
@@ -44,6 +48,18 @@ DevicePath::Options PathOptions(const ClientOptions& options, const JoinResult& 
           .gradients_timeout = absl::ToChronoNanoseconds(options.step_timeout)};
 }
 
+GroupPath::Options GroupOptions(const ClientOptions& options) {
+  return {.world_size = options.world_size,
+          .connect_timeout = kGroupConnects,
+          .task_timeout = std::chrono::duration_cast<GroupPath::Clock::duration>(
+              absl::ToChronoNanoseconds(options.step_timeout))};
+}
+
+// These keep a matrix for a bucket, or read the bucket as they like.
+bool TakesWholeBuckets(const HookSpec& hook) {
+  return !HookRegistry::IsBuiltIn(hook.comm_hook) || hook.comm_hook == "batched_power_sgd";
+}
+
 }  // namespace
 
 Runtime::Runtime(ClientOptions options, JoinResult membership, std::uint64_t start_id,
@@ -52,14 +68,15 @@ Runtime::Runtime(ClientOptions options, JoinResult membership, std::uint64_t sta
     : options_(std::move(options)),
       membership_(std::move(membership)),
       start_id_(start_id),
-      device_(std::move(hook.device), PathOptions(options_, membership_)),
+      device_(hook.device, PathOptions(options_, membership_)),
+      group_(std::move(hook.device), std::move(hook.communicators), GroupOptions(options_)),
       hook_(std::move(hook.hook)),
       sends_digests_(!IsThisHost(options_.address)),
       events_(std::move(events)),
       gradients_(std::make_shared<GradientMemory>()),
       channel_(std::move(channel)),
       step_(membership_.next_step),
-      member_(CoreOptions(options_, membership_), hook_.get()),
+      member_(CoreOptions(options_, membership_), hook_.get(), TakesWholeBuckets(options_.hook)),
       connection_(options_.address, membership_, start_id_, events_, std::move(poller)) {}
 
 void Runtime::Run(std::shared_ptr<Outcome> joined) {
@@ -82,12 +99,6 @@ Clock::time_point Runtime::OnIdle() {
   connection_.PumpWrites();
   // What PollDevice began may be work.
   return finished() || has_work() ? Clock::now() : NextTimer();
-}
-
-void Runtime::PollDevice() {
-  if (device_.idle()) return;
-  if (absl::Status status = device_.Poll(Clock::now()); !status.ok()) Fail(status);
-  if (member_.failed()) device_.RunCalls();
 }
 
 // One chunk of a large bucket.
@@ -205,7 +216,7 @@ Clock::time_point Runtime::NextTimer() const {
   const Clock::time_point now = Clock::now();
   // While a Leave is in progress no new stream is opened, so its timers do not count.
   if (leaving_) return now + kWhileLeaving;
-  if (!device_.idle()) return now + kDevicePoll;
+  if (!idle()) return now + kDevicePoll;
   const Clock::time_point timer = std::min(connection_.NextTimer(), now + kLongestWait);
   return welcomed_ || member_.failed() ? timer : std::min(timer, join_deadline_);
 }
@@ -252,17 +263,17 @@ void Runtime::Finish(const BucketDoneEffect& effect) {
   const auto found = buckets_.find(effect.ticket);
   if (found == buckets_.end()) return;
   const absl::Status status = effect.status.ok() ? device_.status() : effect.status;
-  if (status.ok()) SendReport(effect);
+  if (status.ok()) SendReport(effect.bucket, effect.norms);
   if (auto done = std::exchange(found->second.done, nullptr)) done->Complete(status);
 }
 
 // Called before the completion, so that a report which the program requests afterwards includes
 // this reduction.
-void Runtime::SendReport(const BucketDoneEffect& effect) {
+void Runtime::SendReport(std::uint32_t bucket, const std::optional<BucketNorms>& norms) {
   std::optional<wire::BucketReport> report;
   {
     MutexLock lock(shared_mutex_);
-    report = stats_.Done(effect.bucket, effect.norms, Clock::now());
+    report = stats_.Done(bucket, norms, Clock::now());
   }
   if (report && membership_.rank == 0) connection_.Send(*report);
 }
@@ -275,6 +286,7 @@ void Runtime::On(StepDoneEffect& effect) {
 
 void Runtime::Finish(const StepDoneEffect& effect) {
   buckets_.clear();
+  group_.EndStep();
   connection_.OnProgress();
   {
     MutexLock lock(shared_mutex_);
@@ -303,6 +315,7 @@ void Runtime::On(WelcomeEffect&) {
 
 // The core has completed the buckets; the waits that only the runtime knows end here.
 void Runtime::On(FailedEffect& effect) {
+  group_.Abort();
   connection_.Close(Clock::now());
   joined_->Complete(effect.status);
   // After the buckets, whose memory the device may still write.
@@ -352,7 +365,7 @@ void Runtime::Begin(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Outcome>
   bool measure = false;
   {
     MutexLock lock(shared_mutex_);
-    measure = stats_.IsDue(id, now);
+    measure = !member_.grouped() && stats_.IsDue(id, now);
   }
   Effects effects;
   if (absl::Status started = member_.StartBucket(ticket, *entry.bucket, effects, measure);
@@ -363,11 +376,13 @@ void Runtime::Begin(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Outcome>
   }
   // Results overwrite these contributions, so no window bounds them, and one frame can announce
   // many.
-  if (LiesInSharedMemory(entry.bucket->buffer())) member_.SendAhead(id);
+  if (!member_.grouped() && LiesInSharedMemory(entry.bucket->buffer())) member_.SendAhead(id);
   {
     MutexLock lock(shared_mutex_);
     metrics_.gradient_bytes += bytes;
-    stats_.Begin(id, static_cast<std::uint32_t>(entry.bucket->parameters().size()), bytes, now);
+    if (!member_.grouped()) {
+      stats_.Begin(id, static_cast<std::uint32_t>(entry.bucket->parameters().size()), bytes, now);
+    }
   }
   Apply(std::move(effects));
 }

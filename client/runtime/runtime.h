@@ -13,10 +13,11 @@
 #include <vector>
 
 #include "base/sync.h"
-#include "client/core/member.h"
+#include "client/core/grouped_member.h"
 #include "client/runtime/bucket_stats.h"
 #include "client/runtime/completion.h"
 #include "client/runtime/device_path.h"
+#include "client/runtime/group_path.h"
 #include "client/runtime/member_hook.h"
 #include "client/transport/channel.h"
 #include "client/transport/daemon_connection.h"
@@ -102,6 +103,8 @@ class Runtime final : private EventHandler {
   Clock::time_point OnIdle() override;
   void OnTimer(Clock::time_point now, Clock::duration late) override;
   bool finished() const override { return stopping_ && connection_.closed() && device_.idle(); }
+  // Whether something is to be polled for.
+  bool idle() const { return device_.idle() && group_.idle(); }
   void OnStream(Event& event);
   void OnFrame(absl::StatusOr<wire::Frame> received);
   void OnOneFrame(absl::StatusOr<wire::Frame> received);
@@ -110,6 +113,7 @@ class Runtime final : private EventHandler {
   void CheckTimers(Clock::time_point now);
   // Begins calls whose gradients are there, and does what waits for the device's work.
   void PollDevice();
+  void PollGroup();
   void Begin(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Outcome> done);
   void End(std::shared_ptr<StepCall> call);
   void Begin(std::shared_ptr<CollectiveCall> call);
@@ -134,11 +138,17 @@ class Runtime final : private EventHandler {
   void On(BucketDoneEffect& effect);
   void Finish(const BucketDoneEffect& effect);
   void Finish(const StepDoneEffect& effect) GRADWIRE_EXCLUDES(shared_mutex_);
-  void SendReport(const BucketDoneEffect& effect) GRADWIRE_EXCLUDES(shared_mutex_);
+  void SendReport(std::uint32_t bucket, const std::optional<BucketNorms>& norms)
+      GRADWIRE_EXCLUDES(shared_mutex_);
   void On(StepDoneEffect& effect);
   void On(CollectiveDoneEffect& effect);
   void On(WelcomeEffect& effect);
   void On(FailedEffect& effect);
+  void On(GroupEffect& effect);
+  void On(ConnectEffect& effect);
+  void On(ExchangeEffect& effect) { group_.Exchange(effect.ticket); }
+  void On(GatherEffect& effect) { group_.Gather(effect.ticket); }
+  void On(ShareDoneEffect& effect) GRADWIRE_EXCLUDES(shared_mutex_);
 
   void Fail(const absl::Status& status);
   // Ok while calls can begin, else what they end with.
@@ -148,6 +158,7 @@ class Runtime final : private EventHandler {
   const JoinResult membership_;
   const std::uint64_t start_id_;
   DevicePath device_;
+  GroupPath group_;
   const std::unique_ptr<Hook> hook_;
   // Digests detect errors that a network's checksums miss. Within one host there is no network.
   const bool sends_digests_;
@@ -163,7 +174,7 @@ class Runtime final : private EventHandler {
   std::atomic<bool> left_ = false;
 
   std::unordered_map<Ticket, OpenBucket> buckets_;  // of the core's step; outlives the core's runs
-  Member member_;
+  GroupedMember member_;
   DaemonConnection connection_;
   std::uint64_t stream_ = 0;  // counts them: what was encoded for one is not sent on another
   std::unique_ptr<SharedMemory> memory_;  // of the stream; null: payloads travel in it

@@ -33,7 +33,8 @@ constexpr std::chrono::seconds kConnectWait(1);
 constexpr std::chrono::seconds kSilentWait(1);
 
 // Everything but the manifest, which JoinOnce adds.
-v1::JoinRequest MakeRequest(const ClientOptions& options, std::uint64_t start_id) {
+v1::JoinRequest MakeRequest(const ClientOptions& options, const GroupWish& wish,
+                            std::uint64_t start_id) {
   v1::JoinRequest request;
   request.set_min_protocol_version(kProtocolVersion);
   request.set_max_protocol_version(kProtocolVersion);
@@ -44,6 +45,10 @@ v1::JoinRequest MakeRequest(const ClientOptions& options, std::uint64_t start_id
   *request.mutable_hook() = wire::ToProto(options.hook);
   *request.mutable_join_timeout() = wire::ToProto(options.join_timeout);
   *request.mutable_step_timeout() = wire::ToProto(options.step_timeout);
+  if (!wish.name.empty()) {
+    request.mutable_node_group()->set_name(wish.name);
+    request.mutable_node_group()->set_communicator(wish.communicator);
+  }
   return request;
 }
 
@@ -190,9 +195,10 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
 }
 
 absl::StatusOr<JoinResult> JoinSession(const std::shared_ptr<grpc::Channel>& channel,
-                                       const ClientOptions& options, std::uint64_t start_id) {
+                                       const ClientOptions& options, const GroupWish& wish,
+                                       std::uint64_t start_id) {
   const auto stub = v1::AggregationService::NewStub(channel);
-  const v1::JoinRequest request = MakeRequest(options, start_id);
+  const v1::JoinRequest request = MakeRequest(options, wish, start_id);
   const auto begin = std::chrono::system_clock::now();
   const absl::Duration reading = wire::ReadingTime(options.parameters.size());
   const absl::Duration allowed = options.connect_timeout + reading;

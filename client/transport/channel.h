@@ -38,10 +38,17 @@ bool IsThisHost(const std::string& address);
 // A connection of its own: channels with equal arguments share none.
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address);
 
+// What a member says about its node group. Without a name: it is in none.
+struct GroupWish {
+  std::string name;
+  std::string communicator;
+};
+
 // Tries until the daemon has answered, or `options.connect_timeout` and the manifest's
 // wire::ReadingTime have passed. Says so after 1 s.
 absl::StatusOr<JoinResult> JoinSession(const std::shared_ptr<grpc::Channel>& channel,
-                                       const ClientOptions& options, std::uint64_t start_id);
+                                       const ClientOptions& options, const GroupWish& wish,
+                                       std::uint64_t start_id);
 
 absl::Status LeaveSession(const std::shared_ptr<grpc::Channel>& channel, const std::string& token,
                           std::uint64_t start_id, absl::Duration timeout);

@@ -46,7 +46,41 @@ struct Announce {
   std::uint32_t attempt = 0;
   std::optional<std::uint64_t> digest{};
   std::vector<std::uint32_t> acknowledged{};
+  std::uint32_t share = 0;
   bool operator==(const Announce&) const = default;
+};
+
+// A bucket of a member, before its node group has added it up.
+struct GroupBucket {
+  std::int64_t step = 0;
+  std::uint64_t generation = 0;
+  std::vector<std::uint32_t> parameters{};
+  bool operator==(const GroupBucket&) const = default;
+};
+
+inline constexpr std::size_t kMaxGroupIdBytes = 1024;
+struct GroupId {
+  std::uint64_t generation = 0;
+  std::string id{};
+  bool operator==(const GroupId&) const = default;
+};
+
+// What all members of a node group do next.
+struct GroupOrder {
+  std::int64_t step = 0;
+  std::uint32_t number = 0;
+  std::uint32_t bucket = 0;
+  bool gather = false;
+  bool operator==(const GroupOrder&) const = default;
+};
+
+// A member's place among the session's node groups.
+struct NodeGroup {
+  std::vector<int> ranks{};  // ascending, with the member's own
+  std::uint32_t shares = 1;
+  std::uint32_t groups = 1;  // of the session
+  std::uint32_t group = 0;   // the member's
+  bool operator==(const NodeGroup&) const = default;
 };
 
 // Chunks that a frame may name beside its first.
@@ -143,6 +177,7 @@ struct Welcome {
   std::int64_t step = 0;
   std::uint32_t attempt = 0;
   bool resumed = false;
+  std::optional<NodeGroup> group{};  // none: the session has no node groups
   bool operator==(const Welcome&) const = default;
 };
 
@@ -207,7 +242,7 @@ struct Begin {
 using Header =
     std::variant<Hello, Announce, Contribution, Ack, EndStep, Heartbeat, Enter, CollectiveChunk,
                  CollectiveAck, Welcome, Grant, Result, StepDone, Restart, Failure, Begin,
-                 SharedState, StateReset, BucketReport, DrawPlan>;
+                 SharedState, StateReset, BucketReport, DrawPlan, GroupBucket, GroupId, GroupOrder>;
 
 // Whether it has a digest that the coordinator compares with the payload's.
 bool HasDigest(const Header& header);

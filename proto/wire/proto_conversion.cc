@@ -5,6 +5,8 @@
 
 #include "proto/wire/checks.h"
 #include "proto/wire/field_checker.h"
+#include "proto/wire/group_frames.h"
+#include "proto/wire/rank_zero_frames.h"
 
 namespace gradwire::wire {
 namespace {
@@ -43,6 +45,7 @@ void Set(const Announce& announce, v1::Header& out) {
   message.mutable_parameters()->Add(announce.parameters.begin(), announce.parameters.end());
   message.set_eager(announce.eager);
   message.set_attempt(announce.attempt);
+  message.set_share(announce.share);
   message.mutable_acknowledged()->Add(announce.acknowledged.begin(), announce.acknowledged.end());
   if (announce.digest.has_value()) message.set_digest(*announce.digest);
   for (const RoundPlan& round : announce.rounds) {
@@ -123,6 +126,8 @@ Announce Get(const v1::Announce& message, Checker& check) {
   announce.generation = message.generation();
   announce.eager = message.eager();
   announce.attempt = message.attempt();
+  announce.share = check.Range("share", message.share(), std::uint32_t{0},
+                               static_cast<std::uint32_t>(kMaxWorldSize - 1));
   if (message.has_digest()) announce.digest = message.digest();
   check.Count("parameters", static_cast<std::size_t>(message.parameters_size()), 1, kMaxParameters);
   check.Count("rounds", static_cast<std::size_t>(message.rounds_size()), 0, kMaxRounds);
@@ -200,75 +205,6 @@ void Set(const Heartbeat& /*heartbeat*/, v1::Header& out) { out.mutable_heartbea
 
 Heartbeat Get(const v1::Heartbeat& /*message*/, Checker& /*check*/) { return {}; }
 
-void Set(const BucketReport& report, v1::Header& out) {
-  v1::BucketReport& message = *out.mutable_bucket_report();
-  message.set_bucket(report.bucket);
-  message.set_parameters(report.parameters);
-  message.set_reductions(report.reductions);
-  message.set_gradient_bytes(report.gradient_bytes);
-  message.set_sent_bytes(report.sent_bytes);
-  message.set_received_bytes(report.received_bytes);
-  message.set_compress_seconds(report.compress_seconds);
-  message.set_wire_seconds(report.wire_seconds);
-  message.set_reduce_seconds(report.reduce_seconds);
-  message.set_decompress_seconds(report.decompress_seconds);
-  message.set_gradient_norm(report.gradient_norm);
-  message.set_residual_norm(report.residual_norm);
-}
-
-BucketReport Get(const v1::BucketReport& message, Checker& check) {
-  const auto number = [&check](const char* field, double value) {
-    return check.Range(field, value, 0.0, std::numeric_limits<double>::max());
-  };
-  return {.bucket = check.Parameter("bucket", message.bucket()),
-          .parameters = check.Range("parameters", message.parameters(), std::uint32_t{1},
-                                    static_cast<std::uint32_t>(kMaxParameters)),
-          .reductions = message.reductions(),
-          .gradient_bytes = message.gradient_bytes(),
-          .sent_bytes = message.sent_bytes(),
-          .received_bytes = message.received_bytes(),
-          .compress_seconds = number("compress_seconds", message.compress_seconds()),
-          .wire_seconds = number("wire_seconds", message.wire_seconds()),
-          .reduce_seconds = number("reduce_seconds", message.reduce_seconds()),
-          .decompress_seconds = number("decompress_seconds", message.decompress_seconds()),
-          .gradient_norm = number("gradient_norm", message.gradient_norm()),
-          .residual_norm = number("residual_norm", message.residual_norm())};
-}
-
-void Set(const DrawPlan& plan, v1::Header& out) {
-  v1::DrawPlan& message = *out.mutable_draw_plan();
-  message.set_generation(plan.generation);
-  message.set_piece(plan.piece);
-  message.set_continued(plan.continued);
-  message.set_last(plan.last);
-  for (const std::vector<std::uint32_t>& bucket : plan.buckets) {
-    message.add_buckets()->mutable_parameters()->Add(bucket.begin(), bucket.end());
-  }
-}
-
-// No bucket is empty, so that the parameters bound the buckets too.
-DrawPlan Get(const v1::DrawPlan& message, Checker& check) {
-  DrawPlan plan{.generation = message.generation(),
-                .piece = check.Range("piece", message.piece(), std::uint32_t{0},
-                                     static_cast<std::uint32_t>(kMaxParameters - 1)),
-                .continued = message.continued(),
-                .last = message.last()};
-  check.Count("buckets", static_cast<std::size_t>(message.buckets_size()), 1, kMaxDrawPlanPiece);
-  if (!check.status().ok()) return plan;
-  std::size_t left = kMaxDrawPlanPiece;
-  for (const v1::DrawBucket& bucket : message.buckets()) {
-    check.Count("buckets.parameters", static_cast<std::size_t>(bucket.parameters_size()), 1, left);
-    if (!check.status().ok()) return plan;
-    left -= static_cast<std::size_t>(bucket.parameters_size());
-    std::vector<std::uint32_t>& parameters = plan.buckets.emplace_back();
-    parameters.reserve(static_cast<std::size_t>(bucket.parameters_size()));
-    for (const std::uint32_t parameter : bucket.parameters()) {
-      parameters.push_back(check.Parameter("buckets.parameters", parameter));
-    }
-  }
-  return plan;
-}
-
 void Set(const Enter& enter, v1::Header& out) {
   v1::Enter& message = *out.mutable_enter();
   message.set_number(enter.number);
@@ -312,12 +248,15 @@ void Set(const Welcome& welcome, v1::Header& out) {
   message.set_step(welcome.step);
   message.set_attempt(welcome.attempt);
   message.set_resumed(welcome.resumed);
+  if (welcome.group) Set(*welcome.group, message.mutable_node_group());
 }
 
 Welcome Get(const v1::Welcome& message, Checker& check) {
   return {.step = check.Step(message.step()),
           .attempt = message.attempt(),
-          .resumed = message.resumed()};
+          .resumed = message.resumed(),
+          .group = message.has_node_group() ? std::optional(Get(message.node_group(), check))
+                                            : std::nullopt};
 }
 
 void Set(const Grant& grant, v1::Header& out) { Set(grant.id, out.mutable_grant()->mutable_id()); }
@@ -466,6 +405,12 @@ absl::StatusOr<Header> FromProto(const v1::Header& header) {
       return Checked("bucket_report", header.bucket_report());
     case v1::Header::kDrawPlan:
       return Checked("draw_plan", header.draw_plan());
+    case v1::Header::kGroupBucket:
+      return Checked("group_bucket", header.group_bucket());
+    case v1::Header::kGroupId:
+      return Checked("group_id", header.group_id());
+    case v1::Header::kGroupOrder:
+      return Checked("group_order", header.group_order());
     case v1::Header::kWelcome:
       return Checked("welcome", header.welcome());
     case v1::Header::kGrant:

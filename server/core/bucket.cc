@@ -15,19 +15,19 @@ std::uint64_t CombineDigests(std::uint64_t seed, std::uint64_t value) {
   return seed ^ (seed >> 29);
 }
 
-Bucket::Bucket(std::shared_ptr<const Common> common, std::int64_t step,
-               std::vector<std::uint32_t> parameters, std::vector<RoundPlan> plans,
-               std::uint64_t order, std::uint64_t state_version, std::uint32_t attempt)
+Bucket::Bucket(std::shared_ptr<const Common> common,
+               std::shared_ptr<const Contributors> contributors, Announced announced,
+               std::uint32_t attempt)
     : common_(std::move(common)),
-      step_(step),
-      parameters_(std::move(parameters)),
-      plans_(std::move(plans)),
-      order_(order),
-      state_version_(state_version),
-      announced_(common_->contributors->world_size()),
+      contributors_(std::move(contributors)),
+      what_(std::move(announced)),
+      announced_(contributors_->world_size()),
       granted_(announced_.size()),
       eager_(announced_.size()) {
-  if (!plans_.empty()) BeginRound(0, attempt);
+  for (std::size_t r = 0; r < announced_.size(); ++r) {
+    announced_[r] = granted_[r] = !contributors_->has(r);
+  }
+  if (!plans().empty()) BeginRound(0, attempt);
 }
 
 bool Bucket::IsAnnouncedByAll() const {
@@ -54,12 +54,12 @@ bool Bucket::WaitsForGrant() const {
 }
 
 wire::RoundId Bucket::IdOf(std::uint32_t round) const {
-  return {.step = step_, .attempt = rounds_[round].attempt(), .bucket = id(), .round = round};
+  return {.step = step(), .attempt = rounds_[round].attempt(), .bucket = id(), .round = round};
 }
 
 std::size_t Bucket::ChunkCount() const {
   std::size_t chunks = 0;
-  for (const RoundPlan& plan : plans_) {
+  for (const RoundPlan& plan : plans()) {
     chunks += wire::ChunkLayout(plan, common_->chunk_bytes).chunk_count();
   }
   return chunks;
@@ -72,23 +72,23 @@ std::size_t Bucket::RawBytes(std::uint32_t chunk) const {
 // Both sides pass over rounds without elements at once, so that they agree which round is open.
 void Bucket::BeginRound(std::uint32_t number, std::uint32_t attempt) {
   for (;; ++number) {
-    rounds_.emplace_back(attempt, wire::ChunkLayout(plans_[number], common_->chunk_bytes),
-                         common_->contributors, common_->window_chunks);
-    if (!round().finished() || number + 1 == plans_.size()) return;
+    rounds_.emplace_back(attempt, wire::ChunkLayout(plans()[number], common_->chunk_bytes),
+                         contributors_, common_->window_chunks);
+    if (!round().finished() || number + 1 == plans().size()) return;
   }
 }
 
 void Bucket::Advance(std::uint32_t attempt) {
   // One of no elements has nothing to wait for but the announcements.
   if (reduced_ || (!IsAnnouncedByAll() && !IsActive(Mutant::kEmptyBucketNotAwaited))) return;
-  while (has_rounds() && round().finished() && rounds_.size() < plans_.size()) {
+  while (has_rounds() && round().finished() && rounds_.size() < plans().size()) {
     BeginRound(static_cast<std::uint32_t>(rounds_.size()), attempt);
   }
   reduced_ = !has_rounds() || round().finished();
 }
 
 bool Bucket::IsReducingAll() const {
-  if (rounds_.empty() || rounds_.size() != plans_.size()) return false;
+  if (rounds_.empty() || rounds_.size() != plans().size()) return false;
   for (std::uint32_t c = 0; c < round().chunk_count(); ++c) {
     if (!round().IsReducing(c)) return false;
   }

@@ -25,24 +25,34 @@ class Bucket {
   // What all buckets of a session have in common.
   struct Common {
     Manifest manifest;
-    std::shared_ptr<const Contributors> contributors;
     std::size_t chunk_bytes = 0;
     std::uint32_t window_chunks = 0;
   };
 
-  // `order`: its place among the session's buckets, by first announcement.
-  Bucket(std::shared_ptr<const Common> common, std::int64_t step,
-         std::vector<std::uint32_t> parameters, std::vector<RoundPlan> plans, std::uint64_t order,
-         std::uint64_t state_version, std::uint32_t attempt);
+  // What a bucket is from its first announcement on.
+  struct Announced {
+    std::int64_t step = 0;
+    std::vector<std::uint32_t> parameters;
+    std::vector<RoundPlan> plans;
+    std::uint32_t share = 0;
+    std::uint64_t order = 0;  // its place among the session's buckets, by first announcement
+    std::uint64_t state_version = 0;
+  };
 
-  std::int64_t step() const { return step_; }
-  std::uint32_t id() const { return parameters_.front(); }
-  const std::vector<std::uint32_t>& parameters() const { return parameters_; }
-  const std::vector<RoundPlan>& plans() const { return plans_; }
-  std::uint64_t order() const { return order_; }
+  // Who does not contribute counts as one that has done everything.
+  Bucket(std::shared_ptr<const Common> common, std::shared_ptr<const Contributors> contributors,
+         Announced announced, std::uint32_t attempt);
+
+  std::int64_t step() const { return what_.step; }
+  std::uint32_t id() const { return what_.parameters.front(); }
+  const std::vector<std::uint32_t>& parameters() const { return what_.parameters; }
+  const std::vector<RoundPlan>& plans() const { return what_.plans; }
+  std::uint32_t share() const { return what_.share; }
+  std::uint64_t order() const { return what_.order; }
+  const Contributors& contributors() const { return *contributors_; }
   // "[w, b]"
-  std::string name() const { return common_->manifest.BucketName(parameters_); }
-  DType gradient_type() const { return common_->manifest[parameters_.front()].dtype; }
+  std::string name() const { return common_->manifest.BucketName(parameters()); }
+  DType gradient_type() const { return common_->manifest[id()].dtype; }
 
   int world_size() const { return static_cast<int>(announced_.size()); }
 
@@ -106,11 +116,11 @@ class Bucket {
   void AddDigest(std::uint64_t digest);
 
   // The version of the shared state that its runs need; 0: they need none.
-  std::uint64_t state_version() const { return state_version_; }
-  void set_state_version(std::uint64_t version) { state_version_ = version; }
+  std::uint64_t state_version() const { return what_.state_version; }
+  void set_state_version(std::uint64_t version) { what_.state_version = version; }
   // It needs a state that is not drawn yet, and may be granted only afterwards.
   static constexpr std::uint64_t kAwaitsDrawPlan = UINT64_MAX;
-  bool awaits_draw_plan() const { return state_version_ == kAwaitsDrawPlan; }
+  bool awaits_draw_plan() const { return what_.state_version == kAwaitsDrawPlan; }
   // Null: no member has needed it so far, or it is being computed.
   const std::shared_ptr<const SharedBlock>& shared() const { return shared_; }
   bool is_computing() const { return computing_; }
@@ -134,11 +144,8 @@ class Bucket {
   void BeginRound(std::uint32_t number, std::uint32_t attempt);
 
   std::shared_ptr<const Common> common_;  // nothing is const: buckets move
-  std::int64_t step_;
-  std::vector<std::uint32_t> parameters_;
-  std::vector<RoundPlan> plans_;
-  std::uint64_t order_;
-  std::uint64_t state_version_;
+  std::shared_ptr<const Contributors> contributors_;
+  Announced what_;
   std::vector<bool> announced_;     // by rank
   std::vector<bool> granted_;       // by rank
   std::vector<std::size_t> eager_;  // by rank: bytes that came with the announcement

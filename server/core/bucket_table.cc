@@ -51,6 +51,11 @@ absl::Status BucketTable::CheckSameAsOthers(const wire::Announce& announce) cons
         absl::StrCat("announced bucket ", manifest_.BucketName(announce.parameters), " in step ",
                      step_, "; another member's is ", other.name()));
   }
+  if (other.share() != announce.share) {
+    return absl::InvalidArgumentError(absl::StrCat("announced bucket ", other.name(), " as share ",
+                                                   announce.share, "; another member's is share ",
+                                                   other.share()));
+  }
   if (other.plans() != announce.rounds) {
     return absl::InvalidArgumentError(
         absl::StrCat("announced rounds ", PlanText(announce.rounds), " for bucket ", other.name(),

@@ -1,4 +1,4 @@
-// The contributor set of a step.
+// The contributor set of a bucket.
 #pragma once
 
 #include <cstddef>
@@ -9,9 +9,9 @@
 
 namespace gradwire::server {
 
-// The ranks that contribute to a step, each with a weight: the number of trainers that it
-// represents. A chunk is complete when all contributors have sent it, and a mean divides by the sum
-// of their weights. Today every rank contributes, with weight 1.
+// The ranks that contribute a bucket and get its results, each with a weight: the number of
+// trainers that it represents. A chunk is complete when all contributors have sent it, and a mean
+// divides by the sum of their weights. Today every weight is 1.
 class Contributors {
  public:
   static Contributors All(int world_size) {
@@ -25,6 +25,11 @@ class Contributors {
   std::size_t world_size() const { return weights_.size(); }
   std::size_t count() const { return count_; }
   bool has(std::size_t rank) const { return weights_[rank] > 0; }
+  // Those of `ranks` that contribute.
+  std::vector<int> Among(std::vector<int> ranks) const {
+    std::erase_if(ranks, [this](int rank) { return !has(static_cast<std::size_t>(rank)); });
+    return ranks;
+  }
   double total_weight() const {
     return static_cast<double>(std::accumulate(weights_.begin(), weights_.end(), std::uint64_t{0}));
   }

@@ -20,6 +20,12 @@ absl::Status CheckGeneration(const wire::Header& header, std::uint64_t generatio
   if (const auto* announce = std::get_if<wire::Announce>(&header)) {
     return check(announce->generation, "announced a bucket");
   }
+  if (const auto* bucket = std::get_if<wire::GroupBucket>(&header)) {
+    return check(bucket->generation, "sent a bucket of its node group");
+  }
+  if (const auto* id = std::get_if<wire::GroupId>(&header)) {
+    return check(id->generation, "named a communicator");
+  }
   if (const auto* end = std::get_if<wire::EndStep>(&header)) {
     return check(end->generation, "ended a step");
   }

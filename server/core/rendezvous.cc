@@ -8,6 +8,7 @@ namespace gradwire::server {
 absl::StatusOr<int> Rendezvous::Join(const JoinAsk& ask, absl::Time now, Effects& effects) {
   const auto place = membership_.Join(ask.rank, ask.start_id, options_.name, now);
   if (!place.ok()) return place.status();
+  asks_[static_cast<std::size_t>(place->rank)] = ask.group;
   if (place->fresh) {
     effects.push_back(LogEffect{.message = absl::StrCat("rank ", place->rank, " joined")});
   }
@@ -47,12 +48,26 @@ MaybeFailure Rendezvous::Tick(absl::Time now, Effects& effects) {
   return FailureEvent{.kind = FailureEvent::Kind::kJoinTimeout, .waited = options_.join_timeout};
 }
 
-void Rendezvous::Complete(std::int64_t step, std::uint32_t attempt, Effects& effects) const {
+void Rendezvous::Complete(const NodeGroups& groups, std::int64_t step, std::uint32_t attempt,
+                          Effects& effects) const {
   effects.push_back(
       LogEffect{.message = absl::StrCat("all ", options_.world_size, " members are here")});
-  effects.push_back(
-      FanOutEffect{.ranks = membership_.Reachable(),
-                   .frame = {.header = wire::Welcome{.step = step, .attempt = attempt}}});
+  if (!groups.any()) {
+    effects.push_back(
+        FanOutEffect{.ranks = membership_.Reachable(),
+                     .frame = {.header = wire::Welcome{.step = step, .attempt = attempt}}});
+    return;
+  }
+  for (std::size_t g = 0; g < groups.count(); ++g) {
+    if (groups.ranks(g).size() == 1) continue;
+    effects.push_back(LogEffect{.message = absl::StrCat(groups.Name(g), " are one node group")});
+  }
+  for (const int rank : membership_.Reachable()) {
+    effects.push_back(SendEffect{
+        .rank = rank,
+        .frame = {.header = wire::Welcome{
+                      .step = step, .attempt = attempt, .group = groups.PlaceOf(rank)}}});
+  }
 }
 
 }  // namespace gradwire::server

@@ -4,6 +4,7 @@
 #include "gradwire/hooks/registry.h"
 #include "proto/wire/memory_layout.h"
 #include "server/core/bucket_table.h"
+#include "server/core/group_flow.h"
 #include "server/core/session_options.h"
 #include "server/core/state_versions.h"
 
@@ -55,7 +56,9 @@ std::size_t BookkeepingBytes(const SessionOptions& options) {
                              Round::BytesFor((kSteps - 1) * options.StepChunks(), 0);
   return ManifestBytes(options.manifest) + DrawPlanBytes(parameters) +
          StateVersions::BytesFor(parameters, members) +
-         parameters * (sizeof(std::uint32_t) + kSteps * bucket) + chunks;
+         parameters * (2 * sizeof(std::uint32_t) + kSteps * bucket +
+                       GroupFlow::BytesForBucket(members) + kPerObject) +
+         chunks;
 }
 
 }  // namespace

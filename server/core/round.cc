@@ -16,7 +16,11 @@ Round::Round(std::uint32_t attempt, wire::ChunkLayout layout,
       contributors_(std::move(contributors)),
       window_chunks_(window_chunks),
       chunks_(layout_.chunk_count()),
-      received_(contributors_->world_size()) {}
+      received_(contributors_->world_size()) {
+  for (std::size_t r = 0; r < received_.size(); ++r) {
+    if (!contributors_->has(r)) received_[r] = chunk_count();
+  }
+}
 
 bool Round::InWindow(int rank, std::uint32_t chunk) const {
   return layout_.InWindow(chunk, received(rank), window_chunks_);

@@ -130,9 +130,8 @@ void RoundFlow::ReduceIfComplete(Bucket& bucket, std::uint32_t chunk, Effects& e
                       .weight = weight,
                       .in_place = TakesResults(bucket)};
   if (!inputs.is_raw.empty()) {
-    reduce.raw = {.dtype = bucket.gradient_type(),
-                  .divisor = static_cast<double>(options_.world_size),
-                  .is_raw = std::move(inputs.is_raw)};
+    reduce.raw = {
+        .dtype = bucket.gradient_type(), .divisor = weight, .is_raw = std::move(inputs.is_raw)};
   }
   effects.push_back(std::move(reduce));
 }
@@ -152,7 +151,8 @@ void RoundFlow::Reduced(Bucket& bucket, std::uint32_t chunk, const ResultRef& re
       static_cast<std::uint64_t>(std::max<std::int64_t>(absl::ToInt64Nanoseconds(spent), 0)));
   while (const std::optional<std::uint32_t> next = round.ReleaseNext()) {
     bucket.AddDigest(round.result(*next)->digest());
-    SendResult(membership_.Reachable(), bucket, bucket.round_number(), *next, effects);
+    SendResult(round.contributors().Among(membership_.Reachable()), bucket, bucket.round_number(),
+               *next, effects);
     Observe(bucket, *next, *round.result(*next));
   }
 }

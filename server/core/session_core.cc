@@ -63,8 +63,15 @@ absl::Status SessionCore::Attach(int rank, std::uint64_t start_id, std::int64_t 
     collectives_->Resume(rank, effects);
     step_->GrantNext(effects);
   } else if (membership_.AllConnected()) {
+    absl::StatusOr<NodeGroups> groups = rendezvous_->Group();
+    if (!groups.ok()) {
+      Apply(FailureEvent{.kind = FailureEvent::Kind::kOwner, .rank = rank, .what = groups.status()},
+            effects);
+      return failure_;
+    }
     state_ = State::kRunning;
-    rendezvous_->Complete(step_->number(), step_->attempt(), effects);
+    rendezvous_->Complete(*groups, step_->number(), step_->attempt(), effects);
+    step_->SetGroups(*std::move(groups));
   }
   return absl::OkStatus();
 }
@@ -96,6 +103,12 @@ MaybeFailure SessionCore::Dispatch(int rank, const wire::Frame& frame, absl::Tim
   }
   if (const auto* announce = std::get_if<wire::Announce>(&frame.header)) {
     return step_->OnAnnounce(rank, *announce, frame.payload, now, effects);
+  }
+  if (const auto* bucket = std::get_if<wire::GroupBucket>(&frame.header)) {
+    return step_->OnGroupBucket(rank, *bucket, now, effects);
+  }
+  if (const auto* id = std::get_if<wire::GroupId>(&frame.header)) {
+    return step_->OnGroupId(rank, *id, effects);
   }
   if (const auto* end = std::get_if<wire::EndStep>(&frame.header)) {
     return step_->OnEndStep(rank, *end, now, effects);

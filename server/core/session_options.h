@@ -10,6 +10,7 @@
 #include "base/limits.h"
 #include "gradwire/hooks/hook_spec.h"
 #include "server/core/manifest.h"
+#include "server/core/node_groups.h"
 
 namespace gradwire::server {
 
@@ -27,6 +28,7 @@ struct JoinAsk {
   std::uint64_t start_id = 0;
   HookSpec spec;
   Manifest manifest;
+  GroupAsk group{};
 };
 
 struct SessionOptions {

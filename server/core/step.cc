@@ -27,16 +27,15 @@ Step::Step(const SessionOptions& options, const Membership& membership, Coordina
     : options_(options),
       membership_(membership),
       hook_(hook),
-      common_(std::make_shared<const Bucket::Common>(Bucket::Common{
-          .manifest = options.manifest,
-          .contributors =
-              std::make_shared<const Contributors>(Contributors::All(options.world_size)),
-          .chunk_bytes = options.chunk_bytes,
-          .window_chunks = options.window_chunks})),
+      common_(std::make_shared<const Bucket::Common>(
+          Bucket::Common{.manifest = options.manifest,
+                         .chunk_bytes = options.chunk_bytes,
+                         .window_chunks = options.window_chunks})),
       chores_(hook),
       shared_(hook, options.manifest, Index(options.world_size), options.chunk_bytes),
       flow_(options, membership, hook, shared_),
       table_(options.manifest, options.open_buckets),
+      groups_(options, membership),
       reports_(options.manifest),
       ended_(Index(options.world_size)) {}
 
@@ -56,9 +55,9 @@ MaybeFailure Step::OnAnnounce(int rank, const wire::Announce& announce,
     Bucket* const done = table_.Find(number_, id);
     if (done != nullptr && done->reduced()) flow_.AcknowledgeAll(rank, *done);
   }
-  if (absl::Status status = table_.CheckAnnouncement(announce); !status.ok()) {
-    return ViolationOf(rank, std::move(status));
-  }
+  absl::Status valid = table_.CheckAnnouncement(announce);
+  if (valid.ok()) valid = groups_.CheckShare(rank, announce);
+  if (!valid.ok()) return ViolationOf(rank, std::move(valid));
   // After the checks above the bucket is new or equal to what others announced.
   const Bucket* const known = table_.Find(number_, announce.parameters.front());
   if (known != nullptr && known->IsAnnouncedBy(rank)) return std::nullopt;  // a resume repeats it
@@ -77,7 +76,7 @@ MaybeFailure Step::OnAnnounce(int rank, const wire::Announce& announce,
       return ViolationOf(rank, std::move(status));
     }
   }
-  if (!began_) began_ = now;
+  Begin(rank, now);
   return TakeAnnouncement(rank, announce, payload, effects);
 }
 
@@ -94,8 +93,14 @@ void Step::FixDrawPlan() {
 
 absl::Status Step::AddBucket(const wire::Announce& announce) {
   if (absl::Status status = CheckPlan(announce, hook_, options_); !status.ok()) return status;
-  Bucket bucket(common_, number_, announce.parameters, announce.rounds, next_order_++,
-                shared_.Place(announce.parameters), attempt_);
+  Bucket bucket(common_, groups_.groups().contributors(announce.share),
+                {.step = number_,
+                 .parameters = announce.parameters,
+                 .plans = announce.rounds,
+                 .share = announce.share,
+                 .order = next_order_++,
+                 .state_version = shared_.Place(announce.parameters)},
+                attempt_);
   chunks_ += bucket.ChunkCount();
   if (chunks_ > options_.StepChunks()) {
     return absl::ResourceExhaustedError(
@@ -111,7 +116,6 @@ MaybeFailure Step::TakeAnnouncement(int rank, const wire::Announce& announce,
                                     const wire::PayloadRef& payload, Effects& effects) {
   Bucket& bucket = *table_.Find(number_, announce.parameters.front());
   bucket.Announce(rank);
-  shared_.BeginsStep(rank);
   if (MaybeFailure failure = CheckEnded()) return failure;
   if (announce.eager) {
     absl::Status status = CheckEager(announce, bucket, payload, flow_.eager_bytes(rank), options_);
@@ -125,7 +129,7 @@ MaybeFailure Step::TakeAnnouncement(int rank, const wire::Announce& announce,
   } else if (bucket.is_open()) {
     SendGrant(bucket, rank, effects);
   }
-  bucket.Advance(attempt_);  // one without elements is over now
+  Advance(bucket, effects);  // one without elements is over now
   GrantNext(effects);
   MaybeConclude(effects);
   return std::nullopt;
@@ -160,6 +164,33 @@ void Step::OnComputed(const wire::RoundId& id, SharedStateWork& work, Effects& e
   for (int r = 0; r < options_.world_size; ++r) {
     if (bucket->IsAnnouncedBy(r)) SendGrant(*bucket, r, effects);
   }
+}
+
+// ---- Node groups
+
+MaybeFailure Step::OnGroupBucket(int rank, const wire::GroupBucket& bucket, absl::Time now,
+                                 Effects& effects) {
+  if (bucket.step == number_ - 1) return std::nullopt;  // a resume repeats it
+  if (bucket.step != number_) {
+    return ViolationOf(
+        rank, absl::FailedPreconditionError(absl::StrCat("has a bucket of step ", bucket.step,
+                                                         "; the session is at step ", number_)));
+  }
+  if (const std::optional<int> gone = membership_.FirstLeft()) {
+    return GoneBefore(rank, "began", number_, *gone);
+  }
+  AcknowledgeEarlierSteps(rank);
+  if (rank == 0) FixDrawPlan();  // it may have no share of its own to announce
+  if (absl::Status status = groups_.OnBucket(rank, bucket, effects); !status.ok()) {
+    return ViolationOf(rank, std::move(status));
+  }
+  Begin(rank, now);
+  return CheckEnded();
+}
+
+void Step::Begin(int rank, absl::Time now) {
+  if (!began_) began_ = now;
+  shared_.BeginsStep(rank);
 }
 
 // ---- Contributions and results
@@ -232,9 +263,15 @@ void Step::OnReduced(const wire::RoundId& id, std::uint32_t chunk, const ResultR
   }
   if (!finite) nonfinite_ = true;
   flow_.Reduced(*bucket, chunk, result, spent, effects);
-  bucket->Advance(attempt_);
+  Advance(*bucket, effects);
   GrantNext(effects);
   MaybeConclude(effects);
+}
+
+void Step::Advance(Bucket& bucket, Effects& effects) {
+  if (bucket.reduced()) return;
+  bucket.Advance(attempt_);
+  if (bucket.reduced()) groups_.OnReduced(bucket.parameters(), effects);
 }
 
 void Step::ReduceWithoutLost(Effects& effects) {
@@ -263,9 +300,8 @@ MaybeFailure Step::OnEndStep(int rank, const wire::EndStep& end, absl::Time now,
     return GoneBefore(rank, "ended", number_, *gone);
   }
   AcknowledgeEarlierSteps(rank);
-  if (!began_) began_ = now;
+  Begin(rank, now);
   ended_[Index(rank)] = true;
-  shared_.BeginsStep(rank);
   if (MaybeFailure failure = CheckEnded()) return failure;
   MaybeConclude(effects);
   return std::nullopt;
@@ -273,6 +309,7 @@ MaybeFailure Step::OnEndStep(int rank, const wire::EndStep& end, absl::Time now,
 
 // A member that ended the step must have announced every bucket of it.
 MaybeFailure Step::CheckEnded() const {
+  if (MaybeFailure failure = groups_.CheckEnded(ended_)) return failure;
   for (int r = 0; r < options_.world_size; ++r) {
     if (!HasEnded(r)) continue;
     for (const auto& [key, bucket] : table_.all()) {
@@ -320,6 +357,7 @@ void Step::Conclude(Effects& effects) {
   ++(nonfinite_ ? flow_.stats().steps_skipped : flow_.stats().steps_applied);
   table_.EndStep(number_);
   ++number_;
+  groups_.BeginStep(number_);
   attempt_ = 0;
   nonfinite_ = false;
   began_.reset();
@@ -359,7 +397,11 @@ void Step::Resume(int rank, std::int64_t member_step, Effects& effects) {
   const auto send = [&](wire::Header header) {
     effects.push_back(SendEffect{.rank = rank, .frame = {.header = std::move(header)}});
   };
-  send(wire::Welcome{.step = member_step, .attempt = attempt_, .resumed = true});
+  std::optional<wire::NodeGroup> group;
+  if (groups_.groups().any()) group = groups_.groups().PlaceOf(rank);
+  send(wire::Welcome{
+      .step = member_step, .attempt = attempt_, .resumed = true, .group = std::move(group)});
+  groups_.Resume(rank, member_step, effects);
   for (auto& [key, bucket] : table_.all()) {
     // Its StepDone came after them.
     if (bucket.step() < member_step) flow_.AcknowledgeAll(rank, bucket);
@@ -369,7 +411,8 @@ void Step::Resume(int rank, std::int64_t member_step, Effects& effects) {
   if (shared_.IsReplacedFor(rank)) send(wire::StateReset{.iteration = hook_->iteration()});
   for (auto& [key, bucket] : table_.all()) {
     if (bucket.step() == number_ && bucket.is_open() && !bucket.reduced() &&
-        bucket.IsGrantedTo(rank) && !IsActive(Mutant::kSharedStateNotResumed)) {
+        bucket.IsGrantedTo(rank) && bucket.contributors().has(Index(rank)) &&
+        !IsActive(Mutant::kSharedStateNotResumed)) {
       if (!shared_.Send(bucket, rank, effects)) bucket.Revoke(rank);  // OnComputed grants it again
     }
   }
@@ -383,7 +426,8 @@ void Step::SendRestarts(Effects& effects) {
     wire::Restart restart{.step = number_, .attempt = attempt_};
     for (const auto& [key, bucket] : table_.all()) {
       if (bucket.step() != number_ || bucket.reduced()) continue;
-      if (bucket.IsGrantedTo(r)) restart.open.push_back(bucket.CurrentId());
+      const bool sends = bucket.contributors().has(Index(r));
+      if (sends && bucket.IsGrantedTo(r)) restart.open.push_back(bucket.CurrentId());
     }
     effects.push_back(SendEffect{.rank = r, .frame = {.header = std::move(restart)}});
   }

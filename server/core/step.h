@@ -19,12 +19,14 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
 #include "server/core/bucket_reports.h"
 #include "server/core/bucket_table.h"
 #include "server/core/chores.h"
+#include "server/core/group_flow.h"
 #include "server/core/round_flow.h"
 
 namespace gradwire::server {
@@ -40,6 +42,11 @@ class Step {
                               const wire::PayloadRef& payload, Effects& effects);
   MaybeFailure OnAck(int rank, const wire::Ack& ack, Effects& effects);
   MaybeFailure OnEndStep(int rank, const wire::EndStep& end, absl::Time now, Effects& effects);
+  MaybeFailure OnGroupBucket(int rank, const wire::GroupBucket& bucket, absl::Time now,
+                             Effects& effects);
+  MaybeFailure OnGroupId(int rank, const wire::GroupId& id, Effects& effects) {
+    return groups_.OnId(rank, id, effects);
+  }
 
   // As SessionCore::Reduced.
   void OnReduced(const wire::RoundId& id, std::uint32_t chunk, const ResultRef& result, bool finite,
@@ -48,6 +55,9 @@ class Step {
   // As SessionCore::Computed and ChoreDone.
   void OnComputed(const wire::RoundId& id, SharedStateWork& work, Effects& effects);
   void OnChoreDone(Effects& effects) { chores_.OnDone(effects); }
+
+  // All members are here; before any frame of theirs.
+  void SetGroups(NodeGroups groups) { groups_.SetGroups(std::move(groups)); }
 
   // Whether a member that is at this step can go on in the session.
   absl::Status CheckResumable(std::int64_t member_step) const;
@@ -69,6 +79,7 @@ class Step {
   bool HasEnded(int rank) const { return ended_[Index(rank)]; }
   const BucketTable& buckets() const { return table_; }
   const RoundFlow& flow() const { return flow_; }
+  const GroupFlow& groups() const { return groups_; }
   BucketReports& reports() { return reports_; }
   const BucketReports& reports() const { return reports_; }
   std::size_t held_bytes() const { return table_.held_bytes(); }
@@ -84,6 +95,9 @@ class Step {
                                 const wire::PayloadRef& payload, Effects& effects);
   void FixDrawPlan();
   absl::Status AddBucket(const wire::Announce& announce);
+  // The member does something in this step.
+  void Begin(int rank, absl::Time now);
+  void Advance(Bucket& bucket, Effects& effects);
   // Null and no failure: the frame is of something that is over.
   Bucket* CurrentBucket(int rank, const wire::Contribution& header, MaybeFailure& failure);
   void SendGrant(Bucket& bucket, int rank, Effects& effects);
@@ -105,6 +119,7 @@ class Step {
   SharedState shared_;
   RoundFlow flow_;
   BucketTable table_;
+  GroupFlow groups_;
   BucketReports reports_;
   std::int64_t number_ = 0;
   std::uint32_t attempt_ = 0;

@@ -1,5 +1,6 @@
 #include "server/core/waiting_for.h"
 
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -54,6 +55,7 @@ std::string Sentence::OfStep() const {
     return absl::StrCat("waits for ", Names(membership_.Staying()), " to begin step ",
                         step_.number());
   }
+  if (std::string group = step_.groups().WaitingFor(now_); !group.empty()) return group;
   const Bucket* const oldest = OldestOpen();
   const bool needs_grant = oldest != nullptr && !oldest->is_open() && oldest->has_rounds() &&
                            oldest->WaitsForGrant() && oldest->IsAnnouncedByAll();
@@ -103,6 +105,7 @@ std::string Sentence::OfRound(const Bucket& bucket) const {
     for (int r = 0; r < membership_.world_size(); ++r) {
       if (!round.Has(r, c)) missing.push_back(r);
     }
+    missing = bucket.contributors().Among(std::move(missing));
     if (missing.empty()) continue;
     return absl::StrCat("step ", bucket.step(), " waits for ", Names(missing), ": chunk ", c,
                         " of ", round.chunk_count(), " of bucket ", bucket.name());

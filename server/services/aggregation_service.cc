@@ -62,6 +62,17 @@ absl::Status CheckProtocol(const v1::JoinRequest& request) {
                    request.max_protocol_version(), "; this daemon supports ", kProtocolVersion));
 }
 
+absl::StatusOr<GroupAsk> GroupOf(const v1::NodeGroupRequest& request, bool wanted) {
+  if (!wanted) return GroupAsk{};
+  for (const auto& [field, text] :
+       {std::pair("name", &request.name()), std::pair("communicator", &request.communicator())}) {
+    if (!text->empty() && text->size() <= kMaxSessionNameBytes) continue;
+    return absl::InvalidArgumentError(absl::StrCat("node_group.", field, ": has ", text->size(),
+                                                   " bytes; allowed: 1 to ", kMaxSessionNameBytes));
+  }
+  return GroupAsk{.name = request.name(), .communicator = request.communicator()};
+}
+
 absl::StatusOr<JoinAsk> AskOf(const v1::JoinRequest& request, Manifest manifest) {
   if (absl::Status status = CheckProtocol(request); !status.ok()) return status;
   // 0 is protobuf's default: the field was not set.
@@ -69,11 +80,14 @@ absl::StatusOr<JoinAsk> AskOf(const v1::JoinRequest& request, Manifest manifest)
     return absl::InvalidArgumentError("start_id is 0; allowed: any other random number");
   absl::StatusOr<HookSpec> spec = wire::FromProto(request.hook());
   if (!spec.ok()) return spec.status();
+  absl::StatusOr<GroupAsk> group = GroupOf(request.node_group(), request.has_node_group());
+  if (!group.ok()) return group.status();
   return JoinAsk{.world_size = request.world_size(),
                  .rank = request.rank(),
                  .start_id = request.start_id(),
                  .spec = *std::move(spec),
-                 .manifest = std::move(manifest)};
+                 .manifest = std::move(manifest),
+                 .group = *std::move(group)};
 }
 
 absl::StatusOr<SessionOptions> SessionOf(const ServerOptions& options,

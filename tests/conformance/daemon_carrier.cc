@@ -6,7 +6,6 @@
 #include <thread>
 #include <utility>
 
-#include "gradwire/client.h"
 #include "tests/testing/test_daemon.h"
 
 namespace gradwire::conformance {
@@ -51,14 +50,14 @@ class DaemonCarrier : public Carrier {
   absl::Status Join(int world_size, const HookSpec& spec) {
     clients_.resize(static_cast<std::size_t>(world_size));
     return OnEachRank([&](std::size_t rank) {
-      auto client = Client::Join({.address = daemon_.address(),
-                                  .session = "conformance",
-                                  .rank = static_cast<int>(rank),
-                                  .world_size = world_size,
-                                  .parameters = parameters_,
-                                  .hook = spec,
-                                  .device = memory_[rank]->device(),
-                                  .cuda_library = memory_[rank]->library()});
+      auto client = memory_[rank]->Join({.address = daemon_.address(),
+                                         .session = "conformance",
+                                         .rank = static_cast<int>(rank),
+                                         .world_size = world_size,
+                                         .parameters = parameters_,
+                                         .hook = spec,
+                                         .device = memory_[rank]->device(),
+                                         .cuda_library = memory_[rank]->library()});
       if (!client.ok()) return client.status();
       clients_[rank] = *std::move(client);
       return absl::OkStatus();

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "gradwire/client.h"
 #include "gradwire/hooks/device_id.h"
 #include "server/daemon/options.h"
 #include "tests/conformance/hook_conformance.h"
@@ -25,6 +26,10 @@ class MemberMemory {
   virtual void* Put(std::span<const std::byte> bytes) = 0;
   virtual void Get(const void* from, std::span<std::byte> bytes) = 0;
   virtual void Clear() = 0;
+  // How its member joins.
+  virtual absl::StatusOr<std::unique_ptr<Client>> Join(const ClientOptions& options) {
+    return Client::Join(options);
+  }
 };
 
 using MakeMemory = std::function<std::unique_ptr<MemberMemory>(std::size_t rank)>;

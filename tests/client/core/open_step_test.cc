@@ -16,7 +16,7 @@ using ::testing::SizeIs;
 class OpenStepTest : public EffectsTest {
  protected:
   BucketRun& Start(const std::vector<std::size_t>& parameters) {
-    const auto run = step_.Start(++ticket_, Bucket(parameters), false, {});
+    const auto run = step_.Start(++ticket_, Bucket(parameters), {}, {});
     EXPECT_TRUE(run.ok()) << run.status();
     return **run;
   }
@@ -79,7 +79,7 @@ TEST_F(OpenStepTest, AFailureEndsAllRunsAndTellsThoseThatWait) {
 
 TEST_F(OpenStepTest, ARefusedBucketLeavesItAsItWas) {
   Start({0});
-  EXPECT_THAT(step_.Start(2, Bucket({1, 0}), false, {}).status().message(),
+  EXPECT_THAT(step_.Start(2, Bucket({1, 0}), {}, {}).status().message(),
               HasSubstr("parameter w is in step 3 already"));
   EXPECT_EQ(step_.unfinished(), 1U);
   Start({1});

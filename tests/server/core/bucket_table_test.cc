@@ -25,8 +25,12 @@ class BucketTableTest : public ::testing::Test {
   // The list is announced by these ranks.
   Bucket& Add(std::vector<std::uint32_t> parameters, const std::vector<int>& ranks,
               std::vector<RoundPlan> plans = {Floats(16)}) {
-    Bucket& bucket = table_.Add(Bucket(common_, step_, std::move(parameters), std::move(plans),
-                                       order_++, /*state_version=*/0, /*attempt=*/0));
+    Bucket& bucket = table_.Add(Bucket(common_, contributors_,
+                                       {.step = step_,
+                                        .parameters = std::move(parameters),
+                                        .plans = std::move(plans),
+                                        .order = order_++},
+                                       /*attempt=*/0));
     for (const int rank : ranks) bucket.Announce(rank);
     return bucket;
   }
@@ -50,12 +54,10 @@ class BucketTableTest : public ::testing::Test {
 
   const Manifest manifest_ = {
       {"w", {16}, DType::kFloat32}, {"b", {16}, DType::kFloat32}, {"e", {0}, DType::kFloat32}};
-  const std::shared_ptr<const Bucket::Common> common_ =
-      std::make_shared<const Bucket::Common>(Bucket::Common{
-          .manifest = manifest_,
-          .contributors = std::make_shared<const Contributors>(Contributors::All(kMembers)),
-          .chunk_bytes = 64,
-          .window_chunks = 1});
+  const std::shared_ptr<const Bucket::Common> common_ = std::make_shared<const Bucket::Common>(
+      Bucket::Common{.manifest = manifest_, .chunk_bytes = 64, .window_chunks = 1});
+  const std::shared_ptr<const Contributors> contributors_ =
+      std::make_shared<const Contributors>(Contributors::All(kMembers));
   BucketTable table_{manifest_, 1};
   std::int64_t step_ = 0;
   std::uint64_t order_ = 0;

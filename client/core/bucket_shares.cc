@@ -1,0 +1,58 @@
+#include "client/core/bucket_shares.h"
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <numeric>
+#include <queue>
+#include <utility>
+
+namespace gradwire::client {
+
+ShareMap::ShareMap(std::span<const ParameterSpec> manifest, std::uint32_t shares, bool whole)
+    : share_of_(manifest.size()) {
+  if (whole) return;
+  std::vector<std::size_t> bytes(manifest.size());
+  for (std::size_t p = 0; p < manifest.size(); ++p) {
+    bytes[p] = manifest[p].numel() * ByteSize(manifest[p].dtype);
+  }
+  std::vector<std::uint32_t> largest_first(manifest.size());
+  std::iota(largest_first.begin(), largest_first.end(), 0);
+  std::stable_sort(largest_first.begin(), largest_first.end(),
+                   [&](std::uint32_t a, std::uint32_t b) { return bytes[a] > bytes[b]; });
+  // The least loaded share first, of equal ones that with the lowest number.
+  using Load = std::pair<std::size_t, std::uint32_t>;
+  std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;
+  for (std::uint32_t share = 0; share < shares; ++share) loads.emplace(0, share);
+  for (const std::uint32_t p : largest_first) {
+    const auto [load, share] = loads.top();
+    loads.pop();
+    share_of_[p] = share;
+    loads.emplace(load + bytes[p], share);
+  }
+}
+
+std::vector<BucketShare> ShareMap::Divide(const GradBucket& bucket,
+                                          std::span<const std::uint32_t> positions) const {
+  std::map<std::uint32_t, BucketShare> shares;
+  std::size_t offset = 0;
+  for (std::size_t i = 0; i < positions.size(); ++i) {
+    const ParameterSpec& parameter = bucket.parameters()[i];
+    const std::uint32_t number = ShareOf(positions[i]);
+    BucketShare& share = shares[number];
+    share.share = number;
+    share.parameters.push_back(parameter);
+    const std::size_t bytes = parameter.numel() * ByteSize(bucket.buffer().dtype);
+    const bool adjacent =
+        !share.pieces.empty() && share.pieces.back().offset + share.pieces.back().bytes == offset;
+    if (bytes > 0 && adjacent) share.pieces.back().bytes += bytes;
+    if (bytes > 0 && !adjacent) share.pieces.push_back({.offset = offset, .bytes = bytes});
+    share.bytes += bytes;
+    offset += bytes;
+  }
+  std::vector<BucketShare> divided;
+  for (auto& [number, share] : shares) divided.push_back(std::move(share));
+  return divided;
+}
+
+}  // namespace gradwire::client

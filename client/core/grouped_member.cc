@@ -1,0 +1,289 @@
+#include "client/core/grouped_member.h"
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+
+namespace gradwire::client {
+
+GroupedMember::GroupedMember(const MemberOptions& options, Hook* hook, bool whole_buckets)
+    : options_(options),
+      whole_buckets_(whole_buckets),
+      member_(options, hook),
+      parameters_(options_.manifest) {}
+
+// ---- Calls
+
+absl::Status GroupedMember::StartBucket(Ticket ticket, GradBucket& bucket, Effects& effects,
+                                        bool measure) {
+  if (!grouped()) return member_.StartBucket(ticket, bucket, effects, {.measure = measure});
+  if (failed()) return failure();
+  if (ended_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("step ", users_step(), " was ended by this member"));
+  }
+  absl::StatusOr<std::vector<std::uint32_t>> positions = parameters_.Map(bucket, users_step());
+  if (!positions.ok()) return positions.status();
+  parameters_.Use(*positions);
+  by_id_[positions->front()] = ticket;
+  Bucket& started = buckets_[ticket];
+  started = {.bucket = &bucket,
+             .parameters = *positions,
+             .shares = shares_->Divide(bucket, *positions),
+             .measure = measure};
+  if (IsAlone()) {
+    tasks_.push_back({.ticket = ticket});
+    Advance(effects);
+  } else {
+    effects.push_back(SendFrameEffect{FrameOf(started)});
+  }
+  return absl::OkStatus();
+}
+
+wire::GroupBucket GroupedMember::FrameOf(const Bucket& bucket) const {
+  return {.step = step(), .generation = options_.generation, .parameters = bucket.parameters};
+}
+
+// The coordinator takes the end for granted: that no share of this member is to come. So it is told
+// once the last exchange is over.
+absl::Status GroupedMember::EndStep(Effects& effects) {
+  if (!grouped()) return member_.EndStep(effects);
+  if (failed()) return failure();
+  if (ended_) {
+    return absl::FailedPreconditionError(absl::StrCat("step ", users_step(), " was ended before"));
+  }
+  ended_ = true;
+  MaybeEnd(effects);
+  return absl::OkStatus();
+}
+
+void GroupedMember::SendNext(Effects& effects) {
+  Effects inner;
+  member_.SendNext(inner);
+  Take(inner, effects);
+}
+
+void GroupedMember::Fail(const absl::Status& status, Effects& effects) {
+  Effects inner;
+  member_.Fail(status, inner);
+  Take(inner, effects);
+}
+
+// Buckets first: a share's announcement counts only where its bucket is known.
+void GroupedMember::Resumed(Effects& effects) {
+  if (grouped() && !IsAlone() && !failed()) {
+    if (index_ == 0 && !id_.empty()) {
+      effects.push_back(
+          SendFrameEffect{wire::GroupId{.generation = options_.generation, .id = id_}});
+    }
+    for (const auto& [ticket, bucket] : buckets_) {
+      if (!done_) effects.push_back(SendFrameEffect{FrameOf(bucket)});
+    }
+  }
+  Effects inner;
+  member_.Resumed(inner);
+  Take(inner, effects);
+}
+
+std::string GroupedMember::Progress() const {
+  for (const auto& [ticket, bucket] : buckets_) {
+    if (bucket.exchanged && bucket.open_shares > 0) continue;  // the inner member says more
+    return absl::StrCat("step ", users_step(), ": bucket of ",
+                        options_.manifest[bucket.parameters.front()].name,
+                        " waits for its node group");
+  }
+  return member_.Progress();
+}
+
+// ---- Frames
+
+void GroupedMember::Receive(const wire::Frame& frame, Effects& effects) {
+  if (failed()) return;
+  absl::Status status;
+  if (const auto* order = std::get_if<wire::GroupOrder>(&frame.header)) {
+    status = On(*order, effects);
+  } else if (const auto* id = std::get_if<wire::GroupId>(&frame.header)) {
+    status = On(*id, effects);
+  } else {
+    const auto* welcome = std::get_if<wire::Welcome>(&frame.header);
+    if (welcome != nullptr && welcome->group && !grouped()) Join(*welcome->group, effects);
+    Effects inner;
+    member_.Receive(frame, inner);
+    Take(inner, effects);
+  }
+  if (!status.ok()) Fail(status, effects);
+}
+
+// The codec has checked that ranks ascend. A coordinator that leaves this member out would give it
+// no share.
+void GroupedMember::Join(const wire::NodeGroup& group, Effects& effects) {
+  const auto own = std::find(group.ranks.begin(), group.ranks.end(), options_.rank);
+  if (own == group.ranks.end()) {
+    return Fail(absl::InternalError("the coordinator sent a node group without this member"),
+                effects);
+  }
+  group_ = group;
+  index_ = static_cast<std::size_t>(own - group.ranks.begin());
+  shares_.emplace(options_.manifest, group.shares, whole_buckets_);
+  member_.SetGroup(static_cast<int>(group.group), static_cast<int>(group.groups));
+  effects.push_back(GroupEffect{.group = group, .names = !IsAlone() && index_ == 0});
+}
+
+absl::Status GroupedMember::On(const wire::GroupId& id, Effects& effects) {
+  if (!grouped() || IsAlone() || index_ == 0) {
+    return absl::InternalError("the coordinator sent the name of a node group's communicator");
+  }
+  if (id_.empty()) Connect(id.id, effects);  // else repeated after a resume
+  return absl::OkStatus();
+}
+
+void GroupedMember::NameGroup(const std::string& id, Effects& effects) {
+  if (failed()) return;
+  effects.push_back(SendFrameEffect{wire::GroupId{.generation = options_.generation, .id = id}});
+  Connect(id, effects);
+}
+
+void GroupedMember::Connect(const std::string& id, Effects& effects) {
+  id_ = id;
+  effects.push_back(ConnectEffect{.id = id});
+}
+
+// A resume repeats the orders of the step.
+absl::Status GroupedMember::On(const wire::GroupOrder& order, Effects& effects) {
+  if (order.step < step() || (order.step == step() && order.number < next_order_)) {
+    return absl::OkStatus();
+  }
+  const auto found = by_id_.find(order.bucket);
+  const bool known = found != by_id_.end() && !done_;
+  if (!grouped() || IsAlone() || !known || order.step != step() || order.number != next_order_) {
+    return absl::InternalError(absl::StrCat("the coordinator sent order ", order.number,
+                                            " for bucket ", order.bucket, " in step ", order.step,
+                                            "; expected order ", next_order_, " in step ", step(),
+                                            ", for a bucket that is open here"));
+  }
+  Bucket& bucket = buckets_.at(found->second);
+  if (order.gather != bucket.ordered) {
+    return absl::InternalError(
+        absl::StrCat("the coordinator sent the order to ", order.gather ? "gather" : "exchange",
+                     " bucket ", order.bucket, " in step ", order.step,
+                     order.gather ? " before" : " after", " that to exchange it"));
+  }
+  bucket.ordered = true;
+  ++next_order_;
+  tasks_.push_back({.ticket = found->second, .gather = order.gather});
+  Advance(effects);
+  return absl::OkStatus();
+}
+
+// ---- What the group does together
+
+// One thing at a time, in order: all members of the group do the same.
+void GroupedMember::Advance(Effects& effects) {
+  if (busy_ || tasks_.empty()) return;
+  const Task task = tasks_.front();
+  if (task.gather && buckets_.at(task.ticket).open_shares > 0) return;  // its results come
+  tasks_.pop_front();
+  busy_ = true;
+  if (task.gather) {
+    effects.push_back(GatherEffect{.ticket = task.ticket});
+  } else {
+    effects.push_back(ExchangeEffect{.ticket = task.ticket});
+  }
+}
+
+void GroupedMember::Exchanged(Ticket ticket, std::span<GradBucket* const> own, Effects& effects) {
+  if (failed()) return;
+  busy_ = false;
+  Bucket& bucket = buckets_.at(ticket);
+  bucket.exchanged = true;
+  bucket.open_shares = own.size();
+  std::size_t next = 0;
+  for (const BucketShare& share : bucket.shares) {
+    if (OwnerOf(share.share) != index_) continue;
+    const Ticket inner_ticket = next_share_++;
+    users_ticket_[inner_ticket] = ticket;
+    Effects inner;
+    const absl::Status started = member_.StartBucket(
+        inner_ticket, *own[next++], inner, {.measure = bucket.measure, .share = share.share});
+    // A share without elements may have its result at once.
+    Take(inner, effects);
+    if (!started.ok()) Fail(started, effects);
+    if (failed()) return;
+  }
+  if (IsAlone()) tasks_.push_back({.ticket = ticket, .gather = true});
+  MaybeEnd(effects);
+  Advance(effects);
+}
+
+void GroupedMember::Gathered(Ticket ticket, Effects& effects) {
+  if (failed()) return;
+  busy_ = false;
+  const auto found = buckets_.find(ticket);
+  const std::uint32_t id = found->second.parameters.front();
+  by_id_.erase(id);
+  buckets_.erase(found);
+  effects.push_back(BucketDoneEffect{.ticket = ticket, .status = absl::OkStatus(), .bucket = id});
+  MaybeEnd(effects);
+  Advance(effects);
+}
+
+void GroupedMember::MaybeEnd(Effects& effects) {
+  const bool all_exchanged = std::all_of(buckets_.begin(), buckets_.end(),
+                                         [](const auto& entry) { return entry.second.exchanged; });
+  if (ended_ && !told_ended_ && !done_ && all_exchanged) {
+    told_ended_ = true;
+    Effects inner;
+    const absl::Status told = member_.EndStep(inner);
+    Take(inner, effects);
+    if (!told.ok()) return Fail(told, effects);
+  }
+  if (!done_ || !buckets_.empty()) return;
+  parameters_.Clear();
+  ended_ = false;
+  told_ended_ = false;
+  effects.push_back(*std::exchange(done_, std::nullopt));
+}
+
+// ---- What the inner member asks for
+
+void GroupedMember::Take(Effects& inner, Effects& effects) {
+  for (Effect& effect : inner) {
+    std::visit([&](auto& one) { Pass(one, effects); }, effect);
+  }
+}
+
+void GroupedMember::Pass(BucketDoneEffect& effect, Effects& effects) {
+  if (!grouped()) return effects.push_back(std::move(effect));
+  const auto found = users_ticket_.find(effect.ticket);
+  if (found == users_ticket_.end() || !effect.status.ok()) return;  // FailedEffect ends the bucket
+  Bucket& bucket = buckets_.at(found->second);
+  users_ticket_.erase(found);
+  effects.push_back(ShareDoneEffect{.bucket = effect.bucket, .norms = effect.norms});
+  if (--bucket.open_shares == 0) Advance(effects);
+}
+
+// The inner member is in the next step now; the user's buckets may still be on their way through
+// the group.
+void GroupedMember::Pass(StepDoneEffect& effect, Effects& effects) {
+  if (!grouped()) return effects.push_back(effect);
+  next_order_ = 0;
+  done_ = effect;
+  MaybeEnd(effects);
+}
+
+void GroupedMember::Pass(FailedEffect& effect, Effects& effects) {
+  for (const auto& [ticket, bucket] : buckets_) {
+    effects.push_back(BucketDoneEffect{
+        .ticket = ticket, .status = effect.status, .bucket = bucket.parameters.front()});
+  }
+  buckets_.clear();
+  by_id_.clear();
+  users_ticket_.clear();
+  tasks_.clear();
+  done_.reset();
+  effects.push_back(std::move(effect));
+}
+
+}  // namespace gradwire::client

@@ -1,0 +1,151 @@
+// A member together with its node group: calls and frames in, effects out, as Member, which does
+// the step protocol.
+//
+// In a session with node groups a bucket goes this way: all of the group have it; each member adds
+// up its shares for all (ExchangeEffect); these go through the hook to the coordinator as buckets
+// of their own, one contribution for each group; and all members get all results (GatherEffect).
+// The group does these things together, in an order that the coordinator gives; a member that is
+// alone in its group needs none.
+//
+// The hook sees as many contributors as there are groups, and gradients x = S * groups / members,
+// where S is the group's sum in the order of ranks: so the mean over the groups is the mean over
+// all members, of groups of any size. Residuals are those of x. In a session without node groups
+// this class only passes on.
+//
+// Not thread-safe. Failure: as Member.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "client/core/bucket_shares.h"
+#include "client/core/member.h"
+#include "client/core/step_parameters.h"
+
+namespace gradwire::client {
+
+class GroupedMember {
+ public:
+  // `hook` outlives the member. `whole_buckets`: it cannot do with parts of a bucket.
+  GroupedMember(const MemberOptions& options, Hook* hook, bool whole_buckets);
+
+  GroupedMember(const GroupedMember&) = delete;
+  GroupedMember& operator=(const GroupedMember&) = delete;
+
+  // ---- As Member's. The step ends when its buckets have their results from the group.
+  absl::Status StartBucket(Ticket ticket, GradBucket& bucket, Effects& effects,
+                           bool measure = false);
+  void SendAhead(std::uint32_t id) {
+    if (!grouped()) member_.SendAhead(id);
+  }
+  std::optional<std::uint32_t> BucketId(const GradBucket& bucket) const {
+    return member_.BucketId(bucket);
+  }
+  absl::Status EndStep(Effects& effects);
+  absl::Status SetDrawPlan(const DrawBuckets& buckets, Effects& effects) {
+    return member_.SetDrawPlan(buckets, effects);
+  }
+  absl::StatusOr<std::uint64_t> Enter(wire::CollectiveKind kind, int root, std::size_t bytes,
+                                      Effects& effects) {
+    return member_.Enter(kind, root, bytes, effects);
+  }
+  void Receive(const wire::Frame& frame, Effects& effects);
+  void Resumed(Effects& effects);
+  bool has_chunks() const { return member_.has_chunks(); }
+  void SendNext(Effects& effects);
+  void Fail(const absl::Status& status, Effects& effects);
+  // Of the protocol, which may be ahead of the user's.
+  std::int64_t step() const { return member_.step(); }
+  bool failed() const { return member_.failed(); }
+  const absl::Status& failure() const { return member_.failure(); }
+  std::string Progress() const;
+
+  // ---- Node groups
+  // Whether the session has some. Known with the WelcomeEffect.
+  bool grouped() const { return group_.has_value(); }
+  const std::optional<wire::NodeGroup>& group() const { return group_; }
+  // This member's position in its group.
+  std::size_t index() const { return index_; }
+  // The position of the member that has a share.
+  std::size_t OwnerOf(std::uint32_t share) const { return share % group_->ranks.size(); }
+  // How the bucket of an ExchangeEffect or a GatherEffect is divided.
+  const std::vector<BucketShare>& SharesOf(Ticket ticket) const {
+    return buckets_.at(ticket).shares;
+  }
+  GradBucket& BucketOf(Ticket ticket) { return *buckets_.at(ticket).bucket; }
+
+  // Answers. `own`: this member's shares of the bucket, in the order of SharesOf. They stay valid
+  // until the StepDoneEffect.
+  void NameGroup(const std::string& id, Effects& effects);
+  void Exchanged(Ticket ticket, std::span<GradBucket* const> own, Effects& effects);
+  void Gathered(Ticket ticket, Effects& effects);
+
+ private:
+  struct Bucket {
+    GradBucket* bucket = nullptr;
+    std::vector<std::uint32_t> parameters;
+    std::vector<BucketShare> shares;
+    bool measure = false;
+    bool ordered = false;  // to exchange it
+    bool exchanged = false;
+    std::size_t open_shares = 0;  // of this member, without their results
+  };
+  struct Task {
+    Ticket ticket = 0;
+    bool gather = false;
+  };
+
+  // Passes on what the inner member asks for.
+  void Take(Effects& inner, Effects& effects);
+  void Pass(BucketDoneEffect& effect, Effects& effects);
+  void Pass(StepDoneEffect& effect, Effects& effects);
+  void Pass(FailedEffect& effect, Effects& effects);
+  template <class Other>
+  void Pass(Other& effect, Effects& effects) {
+    effects.push_back(std::move(effect));
+  }
+
+  absl::Status On(const wire::GroupOrder& order, Effects& effects);
+  absl::Status On(const wire::GroupId& id, Effects& effects);
+  void Join(const wire::NodeGroup& group, Effects& effects);
+  void Connect(const std::string& id, Effects& effects);
+  wire::GroupBucket FrameOf(const Bucket& bucket) const;
+  bool IsAlone() const { return group_->ranks.size() == 1; }
+  // A step whose results are not all here yet is behind the protocol's.
+  std::int64_t users_step() const { return step() - (done_ ? 1 : 0); }
+  // Begins the next task that can begin.
+  void Advance(Effects& effects);
+  // What waits for the buckets: the end of this member's part, and the step's.
+  void MaybeEnd(Effects& effects);
+
+  const MemberOptions options_;
+  const bool whole_buckets_;
+  Member member_;
+  StepParameters parameters_;
+  std::optional<wire::NodeGroup> group_;
+  std::optional<ShareMap> shares_;
+  std::size_t index_ = 0;
+  std::string id_;  // of the group's communicator; empty: not known yet
+
+  // ---- Of the user's step
+  std::map<Ticket, Bucket> buckets_;       // without their results
+  std::map<std::uint32_t, Ticket> by_id_;  // of buckets_
+  std::map<Ticket, Ticket> users_ticket_;  // by the inner member's
+  Ticket next_share_ = 1;
+  bool ended_ = false;                  // by the user
+  bool told_ended_ = false;             // and by the inner member
+  std::optional<StepDoneEffect> done_;  // waits for the group's results
+
+  // ---- Of the protocol's step
+  std::uint32_t next_order_ = 0;
+  std::deque<Task> tasks_;
+  bool busy_ = false;  // an answer is to come
+};
+
+}  // namespace gradwire::client

@@ -1,0 +1,79 @@
+#include "server/core/node_groups.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace gradwire::server {
+namespace {
+
+std::vector<std::vector<int>> EachAlone(int world_size) {
+  std::vector<std::vector<int>> groups;
+  for (int r = 0; r < world_size; ++r) groups.push_back({r});
+  return groups;
+}
+
+}  // namespace
+
+NodeGroups::NodeGroups(int world_size)
+    : NodeGroups(EachAlone(world_size), static_cast<std::size_t>(world_size)) {}
+
+NodeGroups::NodeGroups(std::vector<std::vector<int>> groups, std::size_t world_size)
+    : groups_(std::move(groups)), group_of_(world_size) {
+  std::size_t shares = 1;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    shares = std::max(shares, groups_[g].size());
+    for (const int rank : groups_[g]) group_of_[static_cast<std::size_t>(rank)] = g;
+  }
+  for (std::size_t share = 0; share < shares; ++share) {
+    std::vector<std::uint32_t> weights(world_size);
+    for (const std::vector<int>& ranks : groups_) {
+      weights[static_cast<std::size_t>(ranks[share % ranks.size()])] = 1;
+    }
+    contributors_.push_back(std::make_shared<const Contributors>(std::move(weights)));
+  }
+}
+
+absl::StatusOr<NodeGroups> NodeGroups::Make(std::span<const GroupAsk> asks) {
+  std::vector<std::vector<int>> groups;
+  std::map<std::string, std::size_t> by_name;
+  for (std::size_t r = 0; r < asks.size(); ++r) {
+    const int rank = static_cast<int>(r);
+    if (asks[r].name.empty()) {
+      groups.push_back({rank});
+      continue;
+    }
+    const auto [found, is_new] = by_name.emplace(asks[r].name, groups.size());
+    if (is_new) {
+      groups.push_back({rank});
+      continue;
+    }
+    std::vector<int>& ranks = groups[found->second];
+    const std::string& first = asks[static_cast<std::size_t>(ranks.front())].communicator;
+    if (asks[r].communicator != first) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("rank ", rank, " has ", asks[r].communicator, " and rank ", ranks.front(),
+                       " of the same node group has ", first,
+                       "; install the same version for both, or join with node_group \"off\""));
+    }
+    ranks.push_back(rank);
+  }
+  return NodeGroups(std::move(groups), asks.size());
+}
+
+std::string NodeGroups::Name(std::size_t group) const {
+  return absl::StrCat(groups_[group].size() == 1 ? "rank " : "ranks ",
+                      absl::StrJoin(groups_[group], ", "));
+}
+
+wire::NodeGroup NodeGroups::PlaceOf(int rank) const {
+  return {.ranks = RanksWith(rank),
+          .shares = shares(),
+          .groups = static_cast<std::uint32_t>(count()),
+          .group = static_cast<std::uint32_t>(GroupOf(rank))};
+}
+
+}  // namespace gradwire::server
