@@ -18,6 +18,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -133,6 +134,11 @@ class Device {
 
   virtual DeviceId id() const = 0;
   virtual const DeviceError& error() const = 0;
+
+  // ---- Work that another library gives it, such as NCCL
+  virtual void* stream() = 0;  // its cudaStream_t; null: the host's
+  // Calls `call` at once, with the GPU selected for the calling thread, as CUDA's libraries expect.
+  virtual void WithSelected(const std::function<void()>& call) = 0;
 
   // ---- Completion
   virtual DeviceMark Record() = 0;

@@ -132,6 +132,9 @@ class HostDevice final : public Device {
   DeviceId id() const override { return {}; }
   const DeviceError& error() const override { return error_; }
 
+  void* stream() override { return nullptr; }
+  void WithSelected(const std::function<void()>& call) override { call(); }
+
   DeviceMark Record() override { return 0; }
   bool IsComplete(DeviceMark /*mark*/) override { return true; }
 

@@ -58,6 +58,12 @@ class CudaDevice final : public Device {
   DeviceId id() const override { return {DeviceKind::kCuda, stream_.ordinal()}; }
   const DeviceError& error() const override { return stream_.error(); }
 
+  void* stream() override { return stream_.stream(); }
+  void WithSelected(const std::function<void()>& call) override {
+    const Selected selected(stream_.ordinal());
+    call();
+  }
+
   DeviceMark Record() override { return stream_.Record(); }
   bool IsComplete(DeviceMark mark) override { return stream_.IsComplete(mark); }
 

@@ -6,7 +6,7 @@
 #include "hooks/device.h"
 
 // Changes with every change of hooks/device.h: a library of another version is refused.
-#define GRADWIRE_CUDA_INTERFACE "gradwire-cuda-1"
+#define GRADWIRE_CUDA_INTERFACE "gradwire-cuda-2"
 
 #pragma GCC visibility push(default)
 extern "C" {

@@ -45,6 +45,7 @@ class Stream {
   Stream& operator=(const Stream&) = delete;
 
   int ordinal() const { return ordinal_; }
+  cudaStream_t stream() const { return stream_; }
   const DeviceError& error() const { return error_; }
   bool failed() const { return !error_.text.empty(); }
 

@@ -44,6 +44,27 @@ class EmulatedDevice : public ::testing::Test {
   void TearDown() override { EXPECT_TRUE(emulation::violations().empty()); }
 };
 
+// What NCCL needs. The former GPU is the user's choice.
+TEST_F(EmulatedDevice, SelectsItsGpuForOtherLibraries) {
+  emulation::settings().devices = 2;
+  const std::unique_ptr<Device> device(gradwire_cuda_open(1, 1000));
+  EXPECT_NE(device->stream(), nullptr);
+  int during = -1;
+  int after = -1;
+  device->WithSelected([&] { cudaGetDevice(&during); });
+  cudaGetDevice(&after);
+  EXPECT_EQ(during, 1);
+  EXPECT_EQ(after, 0);
+}
+
+TEST(HostDevice, HasNoStream) {
+  const auto host = MakeHostDevice();
+  EXPECT_EQ(host->stream(), nullptr);
+  bool called = false;
+  host->WithSelected([&] { called = true; });
+  EXPECT_TRUE(called);
+}
+
 TEST_F(EmulatedDevice, AllocatesNothingOnceItsMemoryIsThere) {
   const auto device = MakeEmulatedDevice();
   DeviceVector<float> values(*device);
