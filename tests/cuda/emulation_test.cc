@@ -4,12 +4,15 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstring>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/cuda/emulation/shared_work.h"
 #include "tests/hooks/reference.h"
 
 namespace gradwire::emulation {
@@ -247,6 +250,51 @@ TEST(EmulatedHalf, ConvertsAsTheFormatsAreDefined) {
         value == value ? reference::Convert(DType::kFloat32, bits, DType::kFloat16) : 0x7FFF;
     ASSERT_EQ(__half_as_ushort(__float2half_rn(value)), expected) << bits;
   }
+}
+
+// ---- Work that other processes take part in
+
+TEST_F(Emulation, WorkOfSeveralProcessesIsNotReadyUntilItIsDone) {
+  float* there = Allocate(1);
+  int advanced = 0;
+  bool done = false;
+  EnqueueShared(stream_, [&] {
+    ++advanced;
+    EXPECT_TRUE(IsThere(there, sizeof(float), "a test"));
+    *there = 5;
+    return done;
+  });
+  EXPECT_EQ(advanced, 0) << "as late as possible";
+  cudaEvent_t event = nullptr;
+  cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+  cudaEventRecord(event, stream_);
+  cudaStreamWaitEvent(other_, event);
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_EQ(cudaEventQuery(event), cudaErrorNotReady);
+    EXPECT_EQ(cudaStreamQuery(stream_), cudaErrorNotReady);
+    EXPECT_EQ(cudaStreamQuery(other_), cudaErrorNotReady);
+  }
+  EXPECT_GT(advanced, 0);
+  done = true;
+  EXPECT_EQ(cudaStreamQuery(other_), cudaSuccess);
+  EXPECT_EQ(Download(there, 1), std::vector<float>{5});
+  EXPECT_THAT(violations(), ::testing::IsEmpty());
+}
+
+TEST_F(Emulation, AWaitLetsOtherThreadsUseTheGpu) {
+  std::atomic<bool> advanced = false;
+  std::atomic<bool> done = false;
+  EnqueueShared(stream_, [&] {
+    advanced = true;
+    return done.load();
+  });
+  std::thread other([&] {
+    while (!advanced) std::this_thread::yield();
+    EXPECT_EQ(cudaStreamQuery(other_), cudaSuccess);
+    done = true;
+  });
+  EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+  other.join();
 }
 
 }  // namespace

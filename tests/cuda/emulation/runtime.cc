@@ -2,6 +2,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <deque>
@@ -10,11 +11,13 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/cuda/emulation/arena.h"
 #include "tests/cuda/emulation/block.h"
 #include "tests/cuda/emulation/emulation.h"
+#include "tests/cuda/emulation/shared_work.h"
 
 // One record of an event: complete once its stream has come so far.
 struct Record {
@@ -26,13 +29,16 @@ struct Record {
 struct EmulatedStream {
   struct Work {
     std::function<void()> run;
-    std::shared_ptr<Record> after;  // of another stream, which has to come first
+    std::shared_ptr<Record> after;       // of another stream, which has to come first
+    std::function<bool()> advance = {};  // in place of `run`: whether it is done
   };
+  const int device;
   std::deque<Work> waiting;
   std::size_t enqueued = 0;
   std::size_t done = 0;
   int queries = 0;
-  bool running = false;
+
+  explicit EmulatedStream(int ordinal) : device(ordinal) {}
 };
 
 struct EmulatedEvent {
@@ -68,7 +74,7 @@ Gpu& gpu() { return *Current(); }
 
 // Calls may come from several threads, as the runtime allows; the GPU is one.
 struct Lock {
-  std::lock_guard<std::recursive_mutex> held{Mutex()};
+  mutable std::unique_lock<std::recursive_mutex> held{Mutex()};
   static std::recursive_mutex& Mutex() {
     static std::recursive_mutex mutex;
     return mutex;
@@ -88,24 +94,39 @@ cudaError_t Result(cudaError_t error) {
 bool IsLost() { return gpu().settings.lost; }
 cudaError_t Lost() { return Result(cudaErrorIllegalAddress); }
 
-void RunUntil(EmulatedStream& stream, std::size_t position) {
+bool RunNow(const EmulatedStream::Work& work) {
+  if (!work.run && !work.advance) return true;
+  gpu().arena.Enter();
+  const bool done = work.advance ? work.advance() : (work.run(), true);
+  gpu().arena.Leave();
+  return done;
+}
+
+// Returns whether the stream has come so far: other processes may have to take part in its work.
+bool RunUntil(EmulatedStream& stream, std::size_t position) {
   // A stream that waits for itself in a circle cannot come about: events are recorded before.
   while (stream.done < position && !stream.waiting.empty()) {
-    EmulatedStream::Work work = std::move(stream.waiting.front());
+    const EmulatedStream::Work& work = stream.waiting.front();
+    if (work.after != nullptr && !RunUntil(*work.after->stream, work.after->position)) return false;
+    if (!RunNow(work)) return false;
     stream.waiting.pop_front();
-    if (work.after != nullptr) RunUntil(*work.after->stream, work.after->position);
-    if (work.run) {
-      gpu().arena.Enter();
-      work.run();
-      gpu().arena.Leave();
-    }
     ++stream.done;
+  }
+  return true;
+}
+
+// As a call does that blocks its thread. Others may use the GPU meanwhile.
+void WaitUntil(EmulatedStream& stream, std::size_t position, const Lock& lock) {
+  while (!RunUntil(stream, position)) {
+    lock.held.unlock();
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+    lock.held.lock();
   }
 }
 
 void Enqueue(EmulatedStream* stream, std::function<void()> run,
-             std::shared_ptr<Record> after = nullptr) {
-  stream->waiting.push_back({std::move(run), std::move(after)});
+             std::shared_ptr<Record> after = nullptr, std::function<bool()> advance = {}) {
+  stream->waiting.push_back({std::move(run), std::move(after), std::move(advance)});
   ++stream->enqueued;
   stream->queries = 0;
   if (gpu().settings.eager && !gpu().settings.stuck) RunUntil(*stream, stream->enqueued);
@@ -118,8 +139,7 @@ cudaError_t Query(EmulatedStream& stream, std::size_t position, int& queries) {
   if (gpu().settings.stuck || ++queries <= gpu().settings.unready_queries) {
     return Result(cudaErrorNotReady);
   }
-  RunUntil(stream, position);
-  return cudaSuccess;
+  return RunUntil(stream, position) ? cudaSuccess : Result(cudaErrorNotReady);
 }
 
 bool IsPinned(const void* at, std::size_t bytes) {
@@ -154,6 +174,22 @@ void Reset() {
 Settings& settings() { return gpu().settings; }
 Counts counts() { return gpu().counts; }
 const std::vector<std::string>& violations() { return gpu().violations; }
+
+std::unique_lock<std::recursive_mutex> LockGpu() {
+  return std::unique_lock<std::recursive_mutex>(Lock::Mutex());
+}
+int DeviceOf(const EmulatedStream* stream) { return stream->device; }
+void EnqueueShared(EmulatedStream* stream, std::function<bool()> advance) {
+  const Lock lock;
+  Enqueue(stream, nullptr, nullptr, std::move(advance));
+}
+bool IsThere(const void* at, std::size_t bytes, const char* what) {
+  return Reachable(at, bytes, what);
+}
+void Report(const std::string& violation) {
+  const Lock lock;
+  Violation(violation);
+}
 
 int Launch(dim3 grid, dim3 block, EmulatedStream* stream, std::function<void()> thread) {
   const Lock lock;
@@ -240,7 +276,7 @@ cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
 cudaError_t cudaDeviceSynchronize() {
   const Lock lock;
   Violation("cudaDeviceSynchronize waits for the whole device");
-  for (const auto& stream : gpu().streams) RunUntil(*stream, stream->enqueued);
+  for (const auto& stream : gpu().streams) WaitUntil(*stream, stream->enqueued, lock);
   return cudaSuccess;
 }
 
@@ -250,10 +286,10 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   const Lock lock;
   if (IsLost()) return Lost();
   if (flags != cudaStreamNonBlocking) Violation("a stream that waits for the null stream");
-  *stream = gpu().streams.emplace_back(std::make_unique<EmulatedStream>()).get();
+  *stream = gpu().streams.emplace_back(std::make_unique<EmulatedStream>(selected_device)).get();
   return cudaSuccess;
 }
-// Its work still happens, by the next wait of anybody.
+// Its work still happens, as far as it can without other processes.
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   const Lock lock;
   if (!gpu().settings.stuck) RunUntil(*stream, stream->enqueued);
@@ -266,7 +302,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   const Lock lock;
   if (IsLost()) return Lost();
-  RunUntil(*stream, stream->enqueued);
+  WaitUntil(*stream, stream->enqueued, lock);
   return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned /*flags*/) {
@@ -302,7 +338,9 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   const Lock lock;
   if (IsLost()) return Lost();
-  if (event->record != nullptr) RunUntil(*event->record->stream, event->record->position);
+  if (const auto record = event->record; record != nullptr) {
+    WaitUntil(*record->stream, record->position, lock);
+  }
   return cudaSuccess;
 }
 
@@ -326,7 +364,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
     if (!Reachable(from, bytes, "a read") || (!waits && !Reachable(to, bytes, "a write"))) return;
     std::memmove(to, from, bytes);
   });
-  if (waits) RunUntil(*stream, stream->enqueued);
+  if (waits) WaitUntil(*stream, stream->enqueued, lock);
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t stream) {
