@@ -40,6 +40,7 @@ ClientOptions WithEnvironment(ClientOptions options) {
   if (options.address.empty()) options.address = Environment("GRADWIRE_ADDRESS");
   if (options.session.empty()) options.session = Environment("GRADWIRE_SESSION");
   if (options.cuda_library.empty()) options.cuda_library = Environment("GRADWIRE_CUDA_LIBRARY");
+  if (options.nccl_library.empty()) options.nccl_library = Environment("GRADWIRE_NCCL_LIBRARY");
   if (Environment("GRADWIRE_SHARED_MEMORY") == "off") options.shared_memory = false;
   return options;
 }

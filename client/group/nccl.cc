@@ -46,13 +46,15 @@ absl::Status OnDevice::Error(Result result, const std::string& doing,
   std::string text =
       absl::StrCat(library_.name(), ": ", doing, " failed: ", library_.get_error_string(result));
   if (!detail.empty()) absl::StrAppend(&text, " (", detail, ")");
-  // NCCL's words up to 2.29, and since 2.30, when the variable is not set.
-  const bool shared = absl::StrContains(detail, "Duplicate GPU detected") ||
-                      absl::StrContains(detail, "NCCL_MULTI_RANK_GPU_ENABLE");
+  // NCCL's words up to 2.29, and since 2.30, when the variable is not set. The detail may be that
+  // of an earlier error.
+  const bool shared =
+      result == Result::kInvalidUsage && (absl::StrContains(detail, "Duplicate GPU detected") ||
+                                          absl::StrContains(detail, "NCCL_MULTI_RANK_GPU_ENABLE"));
   absl::StrAppend(&text, shared ? "; two members use one GPU, which needs NCCL >= 2.30 with "
                                   "NCCL_MULTI_RANK_GPU_ENABLE=1, or one GPU for each member"
                                 : "; NCCL_DEBUG=WARN shows where");
-  if (shared || result == Result::kInvalidUsage) return absl::FailedPreconditionError(text);
+  if (result == Result::kInvalidUsage) return absl::FailedPreconditionError(text);
   return result == Result::kRemoteError ? absl::UnavailableError(text) : absl::InternalError(text);
 }
 

@@ -76,6 +76,18 @@ TEST(ClientOptions, EnvironmentFillsWhatIsEmpty) {
   unsetenv("GRADWIRE_SESSION");
 }
 
+TEST(ClientOptions, EnvironmentNamesTheLibraries) {
+  setenv("GRADWIRE_CUDA_LIBRARY", "/there/libgradwire_cuda.so", 1);
+  setenv("GRADWIRE_NCCL_LIBRARY", "/there/libnccl.so.2", 1);
+  EXPECT_EQ(WithEnvironment(Good()).cuda_library, "/there/libgradwire_cuda.so");
+  EXPECT_EQ(WithEnvironment(Good()).nccl_library, "/there/libnccl.so.2");
+  ClientOptions options = Good();
+  options.nccl_library = "/here/libnccl.so.2";
+  EXPECT_EQ(WithEnvironment(options).nccl_library, "/here/libnccl.so.2");
+  unsetenv("GRADWIRE_CUDA_LIBRARY");
+  unsetenv("GRADWIRE_NCCL_LIBRARY");
+}
+
 TEST(Address, TellsThisHostFromOthers) {
   for (const char* here : {"unix:/a", "unix:///a", "localhost:1", "127.0.0.1:1", "[::1]:1",
                            "dns:///localhost:1", "ipv4:127.0.0.1:1"}) {

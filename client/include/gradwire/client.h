@@ -46,6 +46,10 @@ struct ClientOptions {
   // The path of libgradwire_cuda.so. Empty: GRADWIRE_CUDA_LIBRARY, else beside the program, in the
   // folder of libraries that was installed with it, or where the dynamic loader looks.
   std::string cuda_library = {};
+  // The path of libnccl.so.2, which members whose GPUs are in one node exchange with. Empty:
+  // GRADWIRE_NCCL_LIBRARY, else the one that the process has loaded, or where the dynamic loader
+  // looks.
+  std::string nccl_library = {};
   // If the address is a unix socket and the device is the CPU, payloads travel in memory shared
   // with the daemon where the system allows it. GRADWIRE_SHARED_MEMORY=off disables this for all
   // clients of a process.

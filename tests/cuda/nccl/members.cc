@@ -27,7 +27,10 @@ bool Await(const std::function<bool()>& condition, std::chrono::milliseconds lim
 }
 
 Member::Member(int index, int size, Shared& shared)
-    : index_(index), size_(size), shared_(shared), device_(MakeEmulatedDevice()) {}
+    : index_(index),
+      size_(size),
+      shared_(shared),
+      device_(MakeEmulatedDevice(std::chrono::milliseconds(kLimit).count())) {}
 
 void Member::Connect() {
   const auto communicators = client::OpenNccl(STAND_IN, device_);

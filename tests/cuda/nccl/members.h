@@ -15,8 +15,8 @@
 
 namespace gradwire::testing {
 
-// No wait of a test takes longer.
-inline constexpr std::chrono::seconds kLimit(30);
+// No wait of a member takes longer.
+inline constexpr std::chrono::seconds kLimit(15);
 
 // Whether `condition` came true within `limit`.
 bool Await(const std::function<bool()>& condition, std::chrono::milliseconds limit = kLimit);
