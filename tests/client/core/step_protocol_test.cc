@@ -25,7 +25,7 @@ class ProtocolTest : public EffectsTest {
     protocol_.emplace(options_, *step_);
   }
   absl::Status Start(const std::vector<std::size_t>& parameters) {
-    const auto run = step_->Start(++ticket_, Bucket(parameters), false, protocol_->context());
+    const auto run = step_->Start(++ticket_, Bucket(parameters), {}, protocol_->context());
     if (!run.ok()) return run.status();
     Effects effects;
     absl::Status status = protocol_->Begin(**run, effects);
