@@ -41,6 +41,8 @@ ClientOptions WithEnvironment(ClientOptions options) {
   if (options.session.empty()) options.session = Environment("GRADWIRE_SESSION");
   if (options.cuda_library.empty()) options.cuda_library = Environment("GRADWIRE_CUDA_LIBRARY");
   if (options.nccl_library.empty()) options.nccl_library = Environment("GRADWIRE_NCCL_LIBRARY");
+  if (options.node_group.empty()) options.node_group = Environment("GRADWIRE_NODE_GROUP");
+  if (options.node_group.empty()) options.node_group = "off";
   if (Environment("GRADWIRE_SHARED_MEMORY") == "off") options.shared_memory = false;
   return options;
 }
@@ -85,6 +87,15 @@ absl::Status ClientOptions::Validate() const {
   if (absl::Status valid = hook.Validate(); !valid.ok()) return valid;
   if (device.index < 0 || (device.kind == DeviceKind::kCpu && device.index > 0)) {
     return Bad("device", absl::StrCat("\"", Name(device), "\""), "\"cpu\", \"cuda:0\" and up");
+  }
+  const bool named = effective.node_group != "off" && effective.node_group != "auto";
+  if (named && !IsSessionName(effective.node_group)) {
+    return Bad("node_group", absl::StrCat("\"", effective.node_group, "\""),
+               "\"off\", \"auto\", or a name of 1 to 128 of A-Z, a-z, 0-9, '.', '_', '-'");
+  }
+  if (named && device.kind == DeviceKind::kCpu) {
+    return Bad("node_group", absl::StrCat("\"", effective.node_group, "\" with device \"cpu\""),
+               "\"off\", \"auto\", or a GPU: members on the CPU are in no node group");
   }
   if (absl::Status valid = CheckTimeout("connect_timeout", connect_timeout); !valid.ok())
     return valid;

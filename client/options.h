@@ -10,8 +10,8 @@
 
 namespace gradwire {
 
-// Fills an empty address, session, cuda_library or nccl_library from GRADWIRE_ADDRESS,
-// GRADWIRE_SESSION, GRADWIRE_CUDA_LIBRARY or GRADWIRE_NCCL_LIBRARY.
+// Fills an empty address, session, cuda_library, nccl_library or node_group from GRADWIRE_ADDRESS,
+// GRADWIRE_SESSION, GRADWIRE_CUDA_LIBRARY, GRADWIRE_NCCL_LIBRARY or GRADWIRE_NODE_GROUP.
 ClientOptions WithEnvironment(ClientOptions options);
 
 // What Client::SetDrawPlan takes, from a member of this rank whose model has so many parameters:

@@ -4,6 +4,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/group/nccl.h"
+#include "client/group/this_node.h"
+#include "client/options.h"
 #include "hooks/cpu/host_device.h"
 #include "hooks/device_hooks.h"
 
@@ -29,6 +32,22 @@ absl::Status Open(const ClientOptions& options, MemberHook& member) {
   return absl::OkStatus();
 }
 
+// A hook that leaves gradients as they are needs nobody else's.
+absl::Status JoinNodeGroup(const ClientOptions& options, MemberHook& member) {
+  const bool wanted = !options.node_group.empty() && options.node_group != "off";
+  if (!wanted || options.hook.comm_hook == "noop" || options.device.kind == DeviceKind::kCpu) {
+    return absl::OkStatus();
+  }
+  auto communicators = OpenNccl(options.nccl_library, member.device);
+  if (!communicators.ok()) return communicators.status();
+  absl::StatusOr<std::string> node = options.node_group;
+  if (options.node_group == "auto") node = ThisNode();
+  if (!node.ok()) return node.status();
+  member.node_group = *std::move(node);
+  member.communicators = *std::move(communicators);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<MemberHook> MakeMemberHook(const ClientOptions& options) {
@@ -40,6 +59,15 @@ absl::StatusOr<MemberHook> MakeMemberHook(const ClientOptions& options) {
   auto hook = MakeHook(options.hook, member.device);
   if (!hook.ok()) return hook.status();
   member.hook = *std::move(hook);
+  absl::Status grouped = JoinNodeGroup(options, member);
+  // "auto" asks for what this machine has.
+  if (!grouped.ok() && options.node_group == "auto") {
+    SayWait(options.on_wait,
+            absl::StrCat("node_group \"auto\": in no node group: ", grouped.message()));
+  } else if (!grouped.ok()) {
+    return absl::Status(grouped.code(), absl::StrCat("node_group \"", options.node_group,
+                                                     "\": ", grouped.message()));
+  }
   return member;
 }
 

@@ -12,12 +12,15 @@ void Runtime::PollDevice() {
   if (member_.failed()) device_.RunCalls();
 }
 
-// Also when only the device has work: what the group did may turn out to have failed.
+// Also while only the device has work: what the group did may turn out to have failed.
 void Runtime::PollGroup() {
   while (!member_.failed()) {
     absl::StatusOr<std::optional<GroupPath::Done>> done = group_.Poll(Clock::now());
     if (!done.ok()) return Fail(done.status());
     if (!*done) return;
+    // Until the device has done it, it is polled: an error may come then, and a member without a
+    // share of the bucket waits for nothing else.
+    device_.queue().AfterDevice([] {});
     Effects effects;
     if ((*done)->gather) {
       member_.Gathered((*done)->ticket, effects);

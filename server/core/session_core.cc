@@ -67,7 +67,7 @@ absl::Status SessionCore::Attach(int rank, std::uint64_t start_id, std::int64_t 
     if (!groups.ok()) {
       Apply(FailureEvent{.kind = FailureEvent::Kind::kOwner, .rank = rank, .what = groups.status()},
             effects);
-      return failure_;
+      return absl::OkStatus();  // the failure goes to all that are connected
     }
     state_ = State::kRunning;
     rendezvous_->Complete(*groups, step_->number(), step_->attempt(), effects);

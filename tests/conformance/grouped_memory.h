@@ -6,13 +6,10 @@
 #include <utility>
 #include <vector>
 
-#include "tests/conformance/daemon_carrier.h"
+#include "tests/conformance/grouped_conformance.h"
 #include "tests/testing/host_communicator.h"
 
 namespace gradwire::conformance {
-
-// By rank, the name of its group; "": in none.
-using Grouping = std::vector<std::string>;
 
 // Memory of the host for members that join groups at `place`, which outlives them.
 MakeMemory GroupedMemory(Grouping grouping, testing::HostMeetingPlace& place);

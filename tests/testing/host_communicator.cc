@@ -146,9 +146,10 @@ class HostCommunicator final : public client::NodeCommunicator {
 template <class Shared>
 class HostCommunicators final : public client::NodeCommunicators {
  public:
-  explicit HostCommunicators(std::shared_ptr<Shared> state) : state_(std::move(state)) {}
+  HostCommunicators(std::shared_ptr<Shared> state, std::string name)
+      : state_(std::move(state)), name_(std::move(name)) {}
 
-  std::string name() const override { return "host memory 1"; }
+  std::string name() const override { return name_; }
   absl::StatusOr<std::string> NewId() override {
     const std::lock_guard lock(state_->mutex);
     std::string id = absl::StrCat("room ", state_->rooms.size());
@@ -170,6 +171,7 @@ class HostCommunicators final : public client::NodeCommunicators {
 
  private:
   const std::shared_ptr<Shared> state_;
+  const std::string name_;
 };
 
 }  // namespace
@@ -177,8 +179,8 @@ class HostCommunicators final : public client::NodeCommunicators {
 HostMeetingPlace::HostMeetingPlace() : state_(std::make_shared<State>()) {}
 HostMeetingPlace::~HostMeetingPlace() = default;
 
-std::shared_ptr<client::NodeCommunicators> HostMeetingPlace::ForMember() {
-  return std::make_shared<HostCommunicators<State>>(state_);
+std::shared_ptr<client::NodeCommunicators> HostMeetingPlace::ForMember(const std::string& name) {
+  return std::make_shared<HostCommunicators<State>>(state_, name);
 }
 
 void HostMeetingPlace::HangAfter(int operations) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "client/group/node_communicator.h"
 
@@ -16,7 +17,7 @@ class HostMeetingPlace {
   ~HostMeetingPlace();
 
   // One for each member.
-  std::shared_ptr<client::NodeCommunicators> ForMember();
+  std::shared_ptr<client::NodeCommunicators> ForMember(const std::string& name = "host memory 1");
 
   // After so many more operations none is done any more, as if a member hung.
   void HangAfter(int operations);

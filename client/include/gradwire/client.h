@@ -50,6 +50,12 @@ struct ClientOptions {
   // GRADWIRE_NCCL_LIBRARY, else the one that the process has loaded, or where the dynamic loader
   // looks.
   std::string nccl_library = {};
+  // Members of one node group add up their gradients among themselves with NCCL, and send the
+  // coordinator one contribution for all of them: the network carries the bytes of one GPU for each
+  // node. "off"; "auto": with the members on this machine, if NCCL is there; or a name that the
+  // members of the group have in common, for containers of one machine. A name is refused on the
+  // CPU and without NCCL; "auto" then goes without. Empty: GRADWIRE_NODE_GROUP, else "off".
+  std::string node_group = {};
   // If the address is a unix socket and the device is the CPU, payloads travel in memory shared
   // with the daemon where the system allows it. GRADWIRE_SHARED_MEMORY=off disables this for all
   // clients of a process.

@@ -1,0 +1,118 @@
+// Node groups of real processes: what they compute, and that a member that dies inside of the
+// exchange frees the others.
+#include <signal.h>
+#include <stdlib.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/testing/process.h"
+#include "tests/testing/ranks.h"
+#include "tests/testing/test_daemon.h"
+
+namespace gradwire::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// The stand-in's faults, for the processes that are started while it lives.
+class Faults {
+ public:
+  explicit Faults(const std::string& faults) {
+    EXPECT_EQ(setenv("GRADWIRE_STAND_IN_NCCL", faults.c_str(), 1), 0);
+  }
+  ~Faults() { unsetenv("GRADWIRE_STAND_IN_NCCL"); }
+  Faults(const Faults&) = delete;
+  Faults& operator=(const Faults&) = delete;
+};
+
+class GroupProcesses : public ::testing::Test {
+ protected:
+  void Start(int world_size, int group_size, int steps) {
+    for (int rank = 0; rank < world_size; ++rank) {
+      std::vector<std::string> words = {GROUPED_MEMBER, daemon_.address(), "groups"};
+      for (const int number : {rank, world_size, group_size, steps}) {
+        words.push_back(std::to_string(number));
+      }
+      auto process = Process::Start(words, daemon_.Path(absl::StrCat(rank, ".log")));
+      ASSERT_TRUE(process.ok()) << process.status();
+      members_.push_back(*std::move(process));
+    }
+  }
+  void ExpectAllToLeave(const std::string& last) {
+    for (auto& member : members_) {
+      EXPECT_EQ(member->Wait(absl::Seconds(60)), 0);
+      EXPECT_THAT(member->Log(), AllOf(HasSubstr(last), HasSubstr("left")));
+    }
+  }
+  bool AllSay(const std::string& text) {
+    for (auto& member : members_) {
+      if (member->Log().find(text) == std::string::npos) return false;
+    }
+    return true;
+  }
+
+  TestDaemon daemon_;
+  std::vector<std::unique_ptr<Process>> members_;
+};
+
+TEST_F(GroupProcesses, TwoAreOneGroup) {
+  Start(2, 2, 20);
+  ExpectAllToLeave("step 19 right");
+}
+
+TEST_F(GroupProcesses, FourAreOneGroup) {
+  Start(4, 4, 20);
+  ExpectAllToLeave("step 19 right");
+}
+
+TEST_F(GroupProcesses, FourAreTwoGroups) {
+  Start(4, 2, 20);
+  ExpectAllToLeave("step 19 right");
+}
+
+// Two buckets, exchanged and gathered: the ninth operation is an exchange of the third step. As in
+// NCCL, it does not notice that a member is gone.
+TEST_F(GroupProcesses, AMemberThatDiesInsideOfTheExchangeFreesTheOthers) {
+  const Faults faults("hang=9");
+  Start(4, 4, 5);
+  ASSERT_TRUE(Eventually([&] { return AllSay("step 2 begins"); }, absl::Seconds(60)));
+  for (auto& member : members_) EXPECT_EQ(member->Wait(absl::Milliseconds(100)), std::nullopt);
+  members_[2]->Signal(SIGKILL);
+  const auto died = std::chrono::steady_clock::now();
+  for (const std::size_t rank : {0UL, 1UL, 3UL}) {
+    EXPECT_NE(members_[rank]->Wait(absl::Seconds(20)).value_or(0), 0) << "rank " << rank;
+    EXPECT_THAT(members_[rank]->Log(), HasSubstr("rank 2 was lost in step 2"));
+  }
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - died;
+  RecordProperty("seconds_until_all_were_told", absl::StrCat(seconds.count()));
+  std::cout << "the others were told " << seconds.count() << " s after the death\n";
+}
+
+TEST_F(GroupProcesses, TwoMembersOnOneGpuAreToldWhatToDo) {
+  const Faults faults("duplicate");
+  Start(2, 2, 1);
+  for (auto& member : members_) {
+    EXPECT_NE(member->Wait(absl::Seconds(20)).value_or(0), 0);
+    EXPECT_THAT(member->Log(), AllOf(HasSubstr("the node group of ranks 0, 1"),
+                                     HasSubstr("one GPU for each member")));
+  }
+}
+
+TEST_F(GroupProcesses, AnErrorOfNcclEndsTheSessionForAll) {
+  const Faults faults("error=5");
+  Start(4, 4, 5);
+  for (auto& member : members_) {
+    EXPECT_NE(member->Wait(absl::Seconds(20)).value_or(0), 0);
+    EXPECT_THAT(member->Log(), HasSubstr("step 1 begins"));
+  }
+}
+
+}  // namespace
+}  // namespace gradwire::testing

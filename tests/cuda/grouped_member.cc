@@ -1,0 +1,125 @@
+// A member of a node group as a process, with an emulated GPU of its own and the stand-in for NCCL.
+// Checks every result against a sum of its own.
+//
+//   grouped_member ADDRESS SESSION RANK WORLD_SIZE GROUP_SIZE STEPS
+//
+// Ranks are grouped in order: the first GROUP_SIZE of them are one group, and so on. Prints
+// "step N begins" and "step N right", or an error, with which it ends.
+#include <cstdlib>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gradwire/client.h"
+#include "tests/cuda/gpu_memory.h"
+#include "tests/testing/gradients.h"
+
+namespace gradwire::testing {
+namespace {
+
+const std::vector<ParameterSpec> kModel = {MakeParameter("a", 1000), MakeParameter("b", 301),
+                                           MakeParameter("c", 7), MakeParameter("d", 700)};
+// Positions in the model.
+const std::vector<std::vector<std::size_t>> kBuckets = {{3, 2}, {1, 0}};
+
+struct Place {
+  int rank = 0;
+  int world_size = 1;
+  int group_size = 1;
+};
+
+// The gradients that a rank has in a step.
+float Gradient(int rank, std::int64_t step, std::size_t parameter, std::size_t i) {
+  return static_cast<float>(GradientValue(rank, step, 10'000 * parameter + i));
+}
+
+// What all members get.
+float Expected(const Place& place, std::int64_t step, std::size_t parameter, std::size_t i) {
+  const int groups = place.world_size / place.group_size;
+  double result = 0;
+  for (int group = 0; group < groups; ++group) {
+    double sum = 0;
+    for (int r = group * place.group_size; r < (group + 1) * place.group_size; ++r) {
+      sum += double{Gradient(r, step, parameter, i)};
+    }
+    const auto mean = static_cast<float>(sum / (double{place.world_size * 1.0} / groups));
+    result += double{mean / static_cast<float>(groups)};
+  }
+  return static_cast<float>(result);
+}
+
+absl::Status RunStep(Client& client, GpuMemory& memory, const Place& place, std::int64_t step) {
+  std::vector<void*> there;
+  std::vector<std::unique_ptr<GradBucket>> open;
+  std::vector<Completion> completions;
+  for (const std::vector<std::size_t>& parameters : kBuckets) {
+    std::vector<float> values;
+    std::vector<ParameterSpec> specs;
+    for (const std::size_t p : parameters) {
+      specs.push_back(kModel[p]);
+      for (std::size_t i = 0; i < kModel[p].numel(); ++i) {
+        values.push_back(Gradient(place.rank, step, p, i));
+      }
+    }
+    there.push_back(memory.Put(std::as_bytes(std::span(values))));
+    auto bucket =
+        GradBucket::Make(0, {DType::kFloat32, there.back(), values.size(), memory.device()}, specs);
+    if (!bucket.ok()) return bucket.status();
+    open.push_back(std::make_unique<GradBucket>(*std::move(bucket)));
+    completions.push_back(client.AllReduce(*open.back(), memory.stream()));
+  }
+  for (const Completion& completion : completions) {
+    if (absl::Status status = completion.Wait(); !status.ok()) return status;
+  }
+  for (std::size_t b = 0; b < kBuckets.size(); ++b) {
+    std::vector<float> values(open[b]->buffer().numel);
+    memory.Get(there[b], std::as_writable_bytes(std::span(values)));
+    auto value = values.begin();
+    for (const std::size_t p : kBuckets[b]) {
+      for (std::size_t i = 0; i < kModel[p].numel(); ++i, ++value) {
+        if (*value == Expected(place, step, p, i)) continue;
+        return absl::DataLossError(absl::StrCat("element ", i, " of ", kModel[p].name, " is ",
+                                                *value, "; expected ",
+                                                Expected(place, step, p, i)));
+      }
+    }
+  }
+  memory.Clear();
+  return client.EndStep().status();
+}
+
+absl::Status Run(const std::vector<std::string>& words) {
+  const Place place{.rank = std::stoi(words[3]),
+                    .world_size = std::stoi(words[4]),
+                    .group_size = std::stoi(words[5])};
+  auto client = Client::Join({.address = words[1],
+                              .session = words[2],
+                              .rank = place.rank,
+                              .world_size = place.world_size,
+                              .parameters = kModel,
+                              .device = {DeviceKind::kCuda, 0},
+                              .cuda_library = EMULATED,
+                              .nccl_library = STAND_IN,
+                              .node_group = absl::StrCat("g", place.rank / place.group_size),
+                              .step_timeout = absl::Seconds(60)});
+  if (!client.ok()) return client.status();
+  GpuMemory memory;
+  for (std::int64_t step = 0; step < std::stoi(words[6]); ++step) {
+    std::cout << "step " << step << " begins" << std::endl;
+    if (absl::Status status = RunStep(**client, memory, place, step); !status.ok()) return status;
+    std::cout << "step " << step << " right" << std::endl;
+  }
+  return (*client)->Leave();
+}
+
+}  // namespace
+}  // namespace gradwire::testing
+
+int main(int argc, char** argv) {
+  if (argc != 7) return EXIT_FAILURE;
+  const absl::Status status = gradwire::testing::Run({argv, argv + argc});
+  std::cout << (status.ok() ? "left" : status.ToString()) << std::endl;
+  return status.ok() ? EXIT_SUCCESS : EXIT_FAILURE;
+}
