@@ -14,7 +14,6 @@
 #include "client/options.h"
 #include "client/runtime/completion.h"
 #include "client/runtime/join.h"
-#include "client/runtime/member_hook.h"
 #include "client/runtime/runtime.h"
 #include "client/transport/channel.h"
 #include "client/transport/event_queue.h"

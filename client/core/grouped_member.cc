@@ -5,20 +5,33 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "client/core/member.h"
 
 namespace gradwire::client {
 
 GroupedMember::GroupedMember(const MemberOptions& options, Hook* hook, bool whole_buckets)
     : options_(options),
       whole_buckets_(whole_buckets),
-      member_(options, hook),
+      member_(std::make_unique<Member>(options, hook)),
       parameters_(options_.manifest) {}
+
+GroupedMember::~GroupedMember() = default;
+
+std::int64_t GroupedMember::step() const { return member_->step(); }
+
+const absl::Status& GroupedMember::failure() const { return member_->failure(); }
+
+bool GroupedMember::has_chunks() const { return member_->has_chunks(); }
+
+std::optional<std::uint32_t> GroupedMember::BucketId(const GradBucket& bucket) const {
+  return member_->BucketId(bucket);
+}
 
 // ---- Calls
 
 absl::Status GroupedMember::StartBucket(Ticket ticket, GradBucket& bucket, Effects& effects,
                                         bool measure) {
-  if (!grouped()) return member_.StartBucket(ticket, bucket, effects, {.measure = measure});
+  if (!grouped()) return member_->StartBucket(ticket, bucket, effects, {.measure = measure});
   if (failed()) return failure();
   if (ended_) {
     return absl::FailedPreconditionError(
@@ -49,7 +62,7 @@ wire::GroupBucket GroupedMember::FrameOf(const Bucket& bucket) const {
 // The coordinator takes the end for granted: that no share of this member is to come. So it is told
 // once the last exchange is over.
 absl::Status GroupedMember::EndStep(Effects& effects) {
-  if (!grouped()) return member_.EndStep(effects);
+  if (!grouped()) return member_->EndStep(effects);
   if (failed()) return failure();
   if (ended_) {
     return absl::FailedPreconditionError(absl::StrCat("step ", users_step(), " was ended before"));
@@ -59,15 +72,29 @@ absl::Status GroupedMember::EndStep(Effects& effects) {
   return absl::OkStatus();
 }
 
+// A share's memory is not the one that the daemon has.
+void GroupedMember::SendAhead(std::uint32_t id) {
+  if (!grouped()) member_->SendAhead(id);
+}
+
+absl::Status GroupedMember::SetDrawPlan(const DrawBuckets& buckets, Effects& effects) {
+  return member_->SetDrawPlan(buckets, effects);
+}
+
+absl::StatusOr<std::uint64_t> GroupedMember::Enter(wire::CollectiveKind kind, int root,
+                                                   std::size_t bytes, Effects& effects) {
+  return member_->Enter(kind, root, bytes, effects);
+}
+
 void GroupedMember::SendNext(Effects& effects) {
   Effects inner;
-  member_.SendNext(inner);
+  member_->SendNext(inner);
   Take(inner, effects);
 }
 
 void GroupedMember::Fail(const absl::Status& status, Effects& effects) {
   Effects inner;
-  member_.Fail(status, inner);
+  member_->Fail(status, inner);
   Take(inner, effects);
 }
 
@@ -83,7 +110,7 @@ void GroupedMember::Resumed(Effects& effects) {
     }
   }
   Effects inner;
-  member_.Resumed(inner);
+  member_->Resumed(inner);
   Take(inner, effects);
 }
 
@@ -94,7 +121,7 @@ std::string GroupedMember::Progress() const {
                         options_.manifest[bucket.parameters.front()].name,
                         " waits for its node group");
   }
-  return member_.Progress();
+  return member_->Progress();
 }
 
 // ---- Frames
@@ -110,7 +137,7 @@ void GroupedMember::Receive(const wire::Frame& frame, Effects& effects) {
     const auto* welcome = std::get_if<wire::Welcome>(&frame.header);
     if (welcome != nullptr && welcome->group && !grouped()) Join(*welcome->group, effects);
     Effects inner;
-    member_.Receive(frame, inner);
+    member_->Receive(frame, inner);
     Take(inner, effects);
   }
   if (!status.ok()) Fail(status, effects);
@@ -127,7 +154,7 @@ void GroupedMember::Join(const wire::NodeGroup& group, Effects& effects) {
   group_ = group;
   index_ = static_cast<std::size_t>(own - group.ranks.begin());
   shares_.emplace(options_.manifest, group.shares, whole_buckets_);
-  member_.SetGroup(static_cast<int>(group.group), static_cast<int>(group.groups));
+  member_->SetGroup(static_cast<int>(group.group), static_cast<int>(group.groups));
   effects.push_back(GroupEffect{.group = group, .names = !IsAlone() && index_ == 0});
 }
 
@@ -205,7 +232,7 @@ void GroupedMember::Exchanged(Ticket ticket, std::span<GradBucket* const> own, E
     const Ticket inner_ticket = next_share_++;
     users_ticket_[inner_ticket] = ticket;
     Effects inner;
-    const absl::Status started = member_.StartBucket(
+    const absl::Status started = member_->StartBucket(
         inner_ticket, *own[next++], inner, {.measure = bucket.measure, .share = share.share});
     // A share without elements may have its result at once.
     Take(inner, effects);
@@ -235,7 +262,7 @@ void GroupedMember::MaybeEnd(Effects& effects) {
   if (ended_ && !told_ended_ && !done_ && all_exchanged) {
     told_ended_ = true;
     Effects inner;
-    const absl::Status told = member_.EndStep(inner);
+    const absl::Status told = member_->EndStep(inner);
     Take(inner, effects);
     if (!told.ok()) return Fail(told, effects);
   }

@@ -25,15 +25,20 @@
 #include <vector>
 
 #include "client/core/bucket_shares.h"
-#include "client/core/member.h"
+#include "client/core/effects.h"
+#include "client/core/member_options.h"
 #include "client/core/step_parameters.h"
+#include "hooks/draw_buckets.h"
 
 namespace gradwire::client {
+
+class Member;
 
 class GroupedMember {
  public:
   // `hook` outlives the member. `whole_buckets`: it cannot do with parts of a bucket.
   GroupedMember(const MemberOptions& options, Hook* hook, bool whole_buckets);
+  ~GroupedMember();
 
   GroupedMember(const GroupedMember&) = delete;
   GroupedMember& operator=(const GroupedMember&) = delete;
@@ -41,29 +46,21 @@ class GroupedMember {
   // ---- As Member's. The step ends when its buckets have their results from the group.
   absl::Status StartBucket(Ticket ticket, GradBucket& bucket, Effects& effects,
                            bool measure = false);
-  void SendAhead(std::uint32_t id) {
-    if (!grouped()) member_.SendAhead(id);
-  }
-  std::optional<std::uint32_t> BucketId(const GradBucket& bucket) const {
-    return member_.BucketId(bucket);
-  }
+  void SendAhead(std::uint32_t id);
+  std::optional<std::uint32_t> BucketId(const GradBucket& bucket) const;
   absl::Status EndStep(Effects& effects);
-  absl::Status SetDrawPlan(const DrawBuckets& buckets, Effects& effects) {
-    return member_.SetDrawPlan(buckets, effects);
-  }
+  absl::Status SetDrawPlan(const DrawBuckets& buckets, Effects& effects);
   absl::StatusOr<std::uint64_t> Enter(wire::CollectiveKind kind, int root, std::size_t bytes,
-                                      Effects& effects) {
-    return member_.Enter(kind, root, bytes, effects);
-  }
+                                      Effects& effects);
   void Receive(const wire::Frame& frame, Effects& effects);
   void Resumed(Effects& effects);
-  bool has_chunks() const { return member_.has_chunks(); }
+  bool has_chunks() const;
   void SendNext(Effects& effects);
   void Fail(const absl::Status& status, Effects& effects);
   // Of the protocol, which may be ahead of the user's.
-  std::int64_t step() const { return member_.step(); }
-  bool failed() const { return member_.failed(); }
-  const absl::Status& failure() const { return member_.failure(); }
+  std::int64_t step() const;
+  bool failed() const { return !failure().ok(); }
+  const absl::Status& failure() const;
   std::string Progress() const;
 
   // ---- Node groups
@@ -126,7 +123,7 @@ class GroupedMember {
 
   const MemberOptions options_;
   const bool whole_buckets_;
-  Member member_;
+  const std::unique_ptr<Member> member_;
   StepParameters parameters_;
   std::optional<wire::NodeGroup> group_;
   std::optional<ShareMap> shares_;

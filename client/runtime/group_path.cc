@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
+#include "client/core/grouped_member.h"
 #include "hooks/device_status.h"
 
 namespace gradwire::client {
@@ -71,6 +72,10 @@ void GroupPath::Exchange(Ticket ticket) {
 
 void GroupPath::Gather(Ticket ticket) {
   task_ = Task{.ticket = ticket, .gather = true, .since = Clock::now()};
+}
+
+bool GroupPath::IsOwn(const BucketShare& share) const {
+  return member_->OwnerOf(share.share) == member_->index();
 }
 
 std::byte* GroupPath::BytesOf(Ticket ticket) const {

@@ -13,11 +13,14 @@
 #include <string>
 #include <vector>
 
-#include "client/core/grouped_member.h"
+#include "client/core/bucket_shares.h"
+#include "client/core/effects.h"
 #include "client/group/node_communicator.h"
 #include "hooks/device_vector.h"
 
 namespace gradwire::client {
+
+class GroupedMember;
 
 class GroupPath {
  public:
@@ -72,9 +75,7 @@ class GroupPath {
   };
   using OwnShares = std::vector<OwnShare>;
 
-  bool IsOwn(const BucketShare& share) const {
-    return member_->OwnerOf(share.share) == member_->index();
-  }
+  bool IsOwn(const BucketShare& share) const;
   std::byte* BytesOf(Ticket ticket) const;
   // The bytes of this member's shares of the bucket, and where those of group member `peer` lie.
   std::size_t OwnBytes(Ticket ticket) const;

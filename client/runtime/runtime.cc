@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/mutants.h"
+#include "client/runtime/member_hook.h"
 #include "gradwire/hooks/registry.h"
 
 namespace gradwire::client {

@@ -18,13 +18,14 @@
 #include "client/runtime/completion.h"
 #include "client/runtime/device_path.h"
 #include "client/runtime/group_path.h"
-#include "client/runtime/member_hook.h"
 #include "client/transport/channel.h"
 #include "client/transport/daemon_connection.h"
 #include "client/transport/event_queue.h"
 #include "client/transport/shared_memory.h"
 
 namespace gradwire::client {
+
+struct MemberHook;
 
 // One EndStep call. The verdict is valid once the outcome is there and ok.
 struct StepCall {

@@ -11,9 +11,6 @@
 namespace gradwire::server {
 namespace {
 
-// A member that resumes may have frames of the step before in flight; anything older is a fault.
-constexpr std::int64_t kStepsBehind = 1;
-
 FailureEvent GoneBefore(int rank, const std::string& did, std::int64_t step, int gone) {
   return {.kind = FailureEvent::Kind::kGone,
           .rank = gone,
@@ -374,68 +371,5 @@ void Step::DropHeld(Effects& effects) {
 }
 
 void Step::End() { unread_ = table_.Clear(); }
-
-// ---- Resuming and leaving
-
-absl::Status Step::CheckResumable(std::int64_t member_step) const {
-  if (member_step <= number_ && member_step >= number_ - kStepsBehind) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("the member is at step ", member_step, ", the session at step ", number_));
-}
-
-// Only rounds of which no reduction has begun start over, with the new attempt (Bucket::Restart).
-// The resumed member gets, in this order: Welcome, the results that it has not acknowledged, a
-// missed StepDone, a missed StateReset, the shared state; then all get a Restart.
-void Step::Resume(int rank, std::int64_t member_step, Effects& effects) {
-  effects.push_back(
-      LogEffect{.message = absl::StrCat("rank ", rank, " resumed in step ", number_)});
-  // Chunks of an earlier attempt are still on their way; CurrentBucket ignores them.
-  ++attempt_;
-  for (auto& [key, bucket] : table_.all()) {
-    if (bucket.step() == number_) bucket.Restart(attempt_);
-  }
-  const auto send = [&](wire::Header header) {
-    effects.push_back(SendEffect{.rank = rank, .frame = {.header = std::move(header)}});
-  };
-  std::optional<wire::NodeGroup> group;
-  if (groups_.groups().any()) group = groups_.groups().PlaceOf(rank);
-  send(wire::Welcome{
-      .step = member_step, .attempt = attempt_, .resumed = true, .group = std::move(group)});
-  groups_.Resume(rank, member_step, effects);
-  for (auto& [key, bucket] : table_.all()) {
-    // Its StepDone came after them.
-    if (bucket.step() < member_step) flow_.AcknowledgeAll(rank, bucket);
-    flow_.Resend(rank, bucket, effects);
-  }
-  if (member_step < number_ && last_done_) send(*last_done_);
-  if (shared_.IsReplacedFor(rank)) send(wire::StateReset{.iteration = hook_->iteration()});
-  for (auto& [key, bucket] : table_.all()) {
-    if (bucket.step() == number_ && bucket.is_open() && !bucket.reduced() &&
-        bucket.IsGrantedTo(rank) && bucket.contributors().has(Index(rank)) &&
-        !IsActive(Mutant::kSharedStateNotResumed)) {
-      if (!shared_.Send(bucket, rank, effects)) bucket.Revoke(rank);  // OnComputed grants it again
-    }
-  }
-  SendRestarts(effects);
-}
-
-// Each member gets the open rounds for which it has a grant. A member whose announcement is still
-// in flight gets a Grant later, after the shared state, without which it cannot encode.
-void Step::SendRestarts(Effects& effects) {
-  for (const int r : membership_.Reachable()) {
-    wire::Restart restart{.step = number_, .attempt = attempt_};
-    for (const auto& [key, bucket] : table_.all()) {
-      if (bucket.step() != number_ || bucket.reduced()) continue;
-      const bool sends = bucket.contributors().has(Index(r));
-      if (sends && bucket.IsGrantedTo(r)) restart.open.push_back(bucket.CurrentId());
-    }
-    effects.push_back(SendEffect{.rank = r, .frame = {.header = std::move(restart)}});
-  }
-}
-
-void Step::Leave(int rank, Effects& effects) {
-  for (auto& [key, bucket] : table_.all()) flow_.AcknowledgeAll(rank, bucket);
-  DropHeld(effects);
-}
 
 }  // namespace gradwire::server
