@@ -28,9 +28,6 @@ constexpr std::chrono::seconds kGroupConnects(60);
 // How often a GPU is asked whether it is done.
 constexpr std::chrono::microseconds kDevicePoll(50);
 
-// The metadata key of a member's state that holds its rank.
-constexpr const char* kRankKey = "rank";
-
 MemberOptions CoreOptions(const ClientOptions& options, const JoinResult& membership) {
   return {.rank = membership.rank,
           .world_size = options.world_size,
@@ -437,27 +434,6 @@ absl::Status Runtime::BetweenSteps(const char* call) const {
   }
   return absl::FailedPreconditionError(
       absl::StrCat(call, " in the middle of step ", step(), "; call EndStep before"));
-}
-
-absl::StatusOr<HookState> Runtime::State() const {
-  if (absl::Status may = BetweenSteps("StateDict"); !may.ok()) return may;
-  HookState state = hook_->State();
-  state.metadata[kRankKey] = absl::StrCat(membership_.rank);
-  return state;
-}
-
-absl::Status Runtime::LoadState(const HookState& state) {
-  if (absl::Status may = BetweenSteps("LoadStateDict"); !may.ok()) return may;
-  const auto rank = state.metadata.find(kRankKey);
-  if (rank == state.metadata.end()) return hook_->LoadState(state, options_.parameters);  // older
-  if (const std::string own = absl::StrCat(membership_.rank); rank->second != own) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("state: saved by rank ", rank->second.substr(0, 20), "; rank ", own,
-                     " takes only its own: each rank has residuals of its own"));
-  }
-  HookState without = state;
-  without.metadata.erase(kRankKey);
-  return hook_->LoadState(without, options_.parameters);
 }
 
 absl::Status Runtime::SetLossScale(double scale) {

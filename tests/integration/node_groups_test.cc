@@ -3,6 +3,7 @@
 #include <grpcpp/create_channel.h>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -14,6 +15,7 @@
 #include "gradwire/client.h"
 #include "gradwire/v1/admin.grpc.pb.h"
 #include "gtest/gtest.h"
+#include "hooks/safetensors.h"
 #include "tests/conformance/grouped_memory.h"
 #include "tests/testing/gradients.h"
 #include "tests/testing/host_communicator.h"
@@ -217,6 +219,36 @@ TEST_F(NodeGroupsTest, StateOfAMemberComesBackToTheSamePlace) {
     EXPECT_EQ(*clients[r]->StateDict(), states[r]);
     EXPECT_FALSE(clients[r]->LoadStateDict(states[1 - r]).ok());
   }
+}
+
+TEST_F(NodeGroupsTest, StateOfAnotherGroupingIsRefused) {
+  const std::string hook =
+      "power_sgd,start_powerSGD_iter=0,matrix_approximation_rank=2,min_compression_rate=1";
+  auto pair = Join("pair", {"a", "a"}, hook);
+  auto singles = Join("singles", {"", ""}, hook);
+  Step(pair);
+  Step(singles);
+  const std::string of_pair = *pair[0]->StateDict();
+  const std::string of_single = *singles[0]->StateDict();
+  EXPECT_THAT(std::string(singles[0]->LoadStateDict(of_pair).message()),
+              HasSubstr("saved in a node group (ranks 0, 1; 2 shares, 1 groups); this member is "
+                        "without node groups"));
+  EXPECT_THAT(std::string(pair[0]->LoadStateDict(of_single).message()),
+              HasSubstr("saved without node groups; this member is in a node group (ranks 0, 1"));
+}
+
+TEST_F(NodeGroupsTest, ACheckpointHoldsEachResidualOnce) {
+  const std::string hook =
+      "power_sgd,start_powerSGD_iter=0,matrix_approximation_rank=2,min_compression_rate=1";
+  auto grouped = Join("once", {"a", "a", "b", "b"}, hook);
+  Step(grouped);
+  std::map<std::string, int> residuals;  // in all members' states
+  for (auto& client : grouped) {
+    const HookState state = *ReadSafetensors(*client->StateDict());
+    for (const StateTensor& tensor : state.tensors) ++residuals[tensor.name];
+  }
+  EXPECT_EQ(residuals.size(), kModel.size());
+  for (const auto& [name, count] : residuals) EXPECT_EQ(count, 2) << name << ": one in each group";
 }
 
 }  // namespace

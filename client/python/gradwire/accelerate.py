@@ -101,6 +101,7 @@ class AggregatorKwargs(DistributedDataParallelKwargs):
     comm_hook: object = "no"
     comm_wrapper: object = "no"
     device: torch.device | str | None = None
+    node_group: str | None = None
     address: str | None = None
     session: str | None = None
     timeout: datetime.timedelta = datetime.timedelta(minutes=30)
@@ -151,6 +152,7 @@ class AggregatorKwargs(DistributedDataParallelKwargs):
             comm_wrapper=self.comm_wrapper,
             comm_state_option=self.comm_state_option,
             device=self.device,
+            node_group=self.node_group,
             timeout=self.timeout,
             join_timeout=self.join_timeout,
             connect_timeout=self.connect_timeout,

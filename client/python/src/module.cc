@@ -70,8 +70,8 @@ std::unique_ptr<Session> Join(const std::string& address, const std::string& ses
                               int world_size, const std::vector<Parameter>& parameters,
                               const std::string& hook, const std::string& wrapper,
                               const Options& options, const std::string& device,
-                              double connect_timeout, double join_timeout, double step_timeout,
-                              const nb::object& on_wait) {
+                              const std::string& node_group, double connect_timeout,
+                              double join_timeout, double step_timeout, const nb::object& on_wait) {
   ClientOptions client{.address = address,
                        .session = session,
                        .rank = rank,
@@ -79,6 +79,7 @@ std::unique_ptr<Session> Join(const std::string& address, const std::string& ses
                        .parameters = {},
                        .hook = Spec(hook, wrapper, options),
                        .device = Value(ParseDevice(device)),
+                       .node_group = node_group,
                        .connect_timeout = absl::Seconds(connect_timeout),
                        .join_timeout = absl::Seconds(join_timeout),
                        .step_timeout = absl::Seconds(step_timeout)};
@@ -286,7 +287,7 @@ void Bind(nb::module_& m) {
   m.def("join", &Join, nb::arg("address"), nb::arg("session"), nb::arg("rank"),
         nb::arg("world_size"), nb::arg("parameters"), nb::arg("comm_hook") = "no",
         nb::arg("comm_wrapper") = "no", nb::arg("comm_state_option") = Options{},
-        nb::arg("device") = "cpu", nb::arg("connect_timeout") = 10.0,
+        nb::arg("device") = "cpu", nb::arg("node_group") = "", nb::arg("connect_timeout") = 10.0,
         nb::arg("join_timeout") = 300.0, nb::arg("step_timeout") = 1800.0,
         nb::arg("on_wait") = nb::none(),
         "Waits. `on_wait` is called with a line that says for what, when that takes long.");

@@ -57,6 +57,30 @@ def test_a_gpu_that_cannot_be_used_is_an_error_that_says_what_to_do(daemon):
     assert message.endswith('SessionState(device="cpu")'), message
 
 
+@pytest.mark.parametrize("node_group", ["", "a b", "x" * 129, 7])
+def test_a_node_group_has_a_name(node_group):
+    with pytest.raises(gradwire.InvalidArgument, match='"off", "auto", and a name of 1 to 128'):
+        gw.SessionState(node_group=node_group)
+
+
+def test_a_member_on_the_cpu_is_in_no_named_node_group(daemon):
+    state = gw.SessionState(
+        address=daemon.address, session="no-group", rank=0, world_size=1,
+        model=torch.nn.Linear(2, 1), node_group="a",
+    )  # fmt: skip
+    with pytest.raises(gradwire.InvalidArgument, match='node_group is "a" with device "cpu"'):
+        state.connect()
+
+
+def test_auto_goes_without_a_node_group_on_the_cpu(daemon):
+    state = gw.SessionState(
+        address=daemon.address, session="auto-group", rank=0, world_size=1,
+        model=torch.nn.Linear(2, 1), node_group="auto",
+    )  # fmt: skip
+    state.connect()
+    state.close()
+
+
 def _reduce_on_gpu(rank, address, hook, options):
     """The mean of both ranks' gradients, in fp64, and what the session made of them."""
     torch.cuda.set_device(0)

@@ -57,6 +57,12 @@ def check_session(value: object) -> None:
         _refuse("session", value, "is a str of 1 to 128 of A-Z, a-z, 0-9, '.', '_', '-'")
 
 
+def check_node_group(value: object) -> None:
+    if value is not None and not (isinstance(value, str) and _SESSION.fullmatch(value)):
+        names = "a name of 1 to 128 of A-Z, a-z, 0-9, '.', '_', '-'"
+        _refuse("node_group", value, f'are "off", "auto", and {names}')
+
+
 def check_members(rank: object, world_size: object) -> None:
     for name, value, least in (("rank", rank, 0), ("world_size", world_size, 1)):
         if value is None:

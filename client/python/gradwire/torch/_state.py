@@ -50,6 +50,7 @@ class SessionState(_reductions.Reductions):
         comm_state_option: dict[str, object] | None = None,
         model: torch.nn.Module | None = None,
         device: torch.device | str | None = None,
+        node_group: str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         timeout: datetime.timedelta = datetime.timedelta(minutes=30),
@@ -60,6 +61,7 @@ class SessionState(_reductions.Reductions):
         _arguments.check_address(address)
         _arguments.check_session(session)
         _arguments.check_model(model)
+        _arguments.check_node_group(node_group)
         _arguments.check_members(rank, world_size)
         _arguments.check_timeout("timeout", timeout)
         _arguments.check_timeout("join_timeout", join_timeout)
@@ -71,6 +73,7 @@ class SessionState(_reductions.Reductions):
             "comm_wrapper": _arguments.hook_name("comm_wrapper", comm_wrapper),
             "comm_state_option": _arguments.options(comm_state_option),
             "device": _arguments.device_name(device),
+            "node_group": node_group or "",
             "rank": rank,
             "world_size": world_size,
             "timeout": timeout,
@@ -206,6 +209,7 @@ class SessionState(_reductions.Reductions):
             settings["comm_wrapper"],
             settings["comm_state_option"],
             device=device,
+            node_group=settings["node_group"],
             connect_timeout=settings["connect_timeout"].total_seconds(),
             join_timeout=settings["join_timeout"].total_seconds(),
             step_timeout=settings["timeout"].total_seconds(),

@@ -1,0 +1,60 @@
+// A member's own state, with what says whose it is.
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "client/runtime/runtime.h"
+
+namespace gradwire::client {
+namespace {
+
+// Metadata keys of a member's state. Without node groups there is no group.
+constexpr const char* kRankKey = "rank";
+constexpr const char* kGroupKey = "node_group";
+
+// What residuals depend on: who adds up which parameters, and what the sum is divided by.
+std::string Describe(const std::optional<wire::NodeGroup>& group) {
+  if (!group) return "";
+  return absl::StrCat("ranks ", absl::StrJoin(group->ranks, ", "), "; ", group->shares, " shares, ",
+                      group->groups, " groups");
+}
+
+std::string Shortened(const std::string& text) { return text.substr(0, 100); }
+
+}  // namespace
+
+absl::StatusOr<HookState> Runtime::State() const {
+  if (absl::Status may = BetweenSteps("StateDict"); !may.ok()) return may;
+  HookState state = hook_->State();
+  state.metadata[kRankKey] = absl::StrCat(membership_.rank);
+  if (member_.grouped()) state.metadata[kGroupKey] = Describe(member_.group());
+  return state;
+}
+
+absl::Status Runtime::LoadState(const HookState& state) {
+  if (absl::Status may = BetweenSteps("LoadStateDict"); !may.ok()) return may;
+  const auto rank = state.metadata.find(kRankKey);
+  const std::string own = absl::StrCat(membership_.rank);
+  // An older state has no rank.
+  if (rank != state.metadata.end() && rank->second != own) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("state: saved by rank ", Shortened(rank->second), "; rank ", own,
+                     " takes only its own: each rank has residuals of its own"));
+  }
+  const auto group = state.metadata.find(kGroupKey);
+  const std::string saved = group == state.metadata.end() ? "" : group->second;
+  if (const std::string now = Describe(member_.group()); saved != now) {
+    const auto named = [](const std::string& text) {
+      return text.empty() ? "without node groups" : absl::StrCat("in a node group (", text, ")");
+    };
+    return absl::FailedPreconditionError(absl::StrCat("state: saved ", named(Shortened(saved)),
+                                                      "; this member is ", named(now),
+                                                      ", where residuals lie elsewhere"));
+  }
+  HookState without = state;
+  without.metadata.erase(kRankKey);
+  without.metadata.erase(kGroupKey);
+  return hook_->LoadState(without, options_.parameters);
+}
+
+}  // namespace gradwire::client
