@@ -265,6 +265,11 @@ class Simulation {
   void OnMember(Process& process, client::CollectiveDoneEffect& effect);
   void OnMember(Process& process, client::WelcomeEffect& effect);
   void OnMember(Process& process, client::FailedEffect& effect);
+  // Those of node groups.
+  template <class Other>
+  void OnMember(Process& process, Other& /*effect*/) {
+    checker_.Violate("rank " + std::to_string(process.rank) + " acts for a node group");
+  }
 
   // The training job (simulation_job.cc).
   void BeginStep(Process& process);
