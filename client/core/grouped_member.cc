@@ -239,7 +239,6 @@ void GroupedMember::Exchanged(Ticket ticket, std::span<GradBucket* const> own, E
     if (!started.ok()) Fail(started, effects);
     if (failed()) return;
   }
-  if (IsAlone()) tasks_.push_back({.ticket = ticket, .gather = true});
   MaybeEnd(effects);
   Advance(effects);
 }
@@ -285,10 +284,15 @@ void GroupedMember::Pass(BucketDoneEffect& effect, Effects& effects) {
   if (!grouped()) return effects.push_back(std::move(effect));
   const auto found = users_ticket_.find(effect.ticket);
   if (found == users_ticket_.end() || !effect.status.ok()) return;  // FailedEffect ends the bucket
-  Bucket& bucket = buckets_.at(found->second);
+  const Ticket users_bucket = found->second;
+  Bucket& bucket = buckets_.at(users_bucket);
   users_ticket_.erase(found);
   effects.push_back(ShareDoneEffect{.bucket = effect.bucket, .norms = effect.norms});
-  if (--bucket.open_shares == 0) Advance(effects);
+  if (--bucket.open_shares > 0) return;
+  // Nobody orders it. Not before its results are here: the next exchange would wait behind it, and
+  // the results perhaps for that.
+  if (IsAlone()) tasks_.push_back({.ticket = users_bucket, .gather = true});
+  Advance(effects);
 }
 
 // The inner member is in the next step now; the user's buckets may still be on their way through
