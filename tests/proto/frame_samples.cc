@@ -31,7 +31,12 @@ std::vector<Sample> LaterSamples() {
                                       .eager = true,
                                       .attempt = 2,
                                       .digest = 0xfeed,
-                                      .acknowledged = {7, 70000}}},
+                                      .acknowledged = {7, 70000},
+                                      .share = 3}},
+          {"welcome_grouped",
+           Welcome{.step = 41,
+                   .attempt = 2,
+                   .group = NodeGroup{.ranks = {1, 3, 4}, .shares = 4, .groups = 2, .group = 1}}},
           {"contribution_shared",
            Contribution{
                .id = id,
@@ -115,6 +120,9 @@ std::vector<Sample> Samples() {
                              .buckets = {{300, 2}, {70000}},
                              .continued = true,
                              .last = true}},
+      {"group_bucket", GroupBucket{.step = 41, .generation = 5, .parameters = {300, 2}}},
+      {"group_id", GroupId{.generation = 5, .id = std::string("an id\0of bytes", 14)}},
+      {"group_order", GroupOrder{.step = 41, .number = 3, .bucket = 300, .gather = true}},
   };
 }
 

@@ -275,6 +275,42 @@ std::vector<Hostile> HostileOthers() {
   };
 }
 
+std::vector<Hostile> HostileGroups() {
+  Welcome grouped;
+  grouped.group = NodeGroup{.ranks = {1, 3}, .shares = 2, .groups = 2, .group = 1};
+  const auto change = [](void (*of_group)(v1::NodeGroup&)) {
+    return [of_group](v1::Header& h) { of_group(*h.mutable_welcome()->mutable_node_group()); };
+  };
+  return {
+      {"announce.share", SampleOf<Announce>(),
+       [](v1::Header& h) { h.mutable_announce()->set_share(4096); }},
+      {"group_bucket.step", SampleOf<GroupBucket>(),
+       [](v1::Header& h) { h.mutable_group_bucket()->set_step(-1); }},
+      {"group_bucket.parameters", SampleOf<GroupBucket>(),
+       [](v1::Header& h) { h.mutable_group_bucket()->clear_parameters(); }},
+      {"group_bucket.parameters", SampleOf<GroupBucket>(),
+       [](v1::Header& h) { h.mutable_group_bucket()->set_parameters(1, kMaxParameters); }},
+      {"group_id.id's bytes", SampleOf<GroupId>(),
+       [](v1::Header& h) { h.mutable_group_id()->clear_id(); }},
+      {"group_id.id's bytes", SampleOf<GroupId>(),
+       [](v1::Header& h) { h.mutable_group_id()->set_id(std::string(kMaxGroupIdBytes + 1, 'x')); }},
+      {"group_order.step", SampleOf<GroupOrder>(),
+       [](v1::Header& h) { h.mutable_group_order()->set_step(-1); }},
+      {"group_order.bucket", SampleOf<GroupOrder>(),
+       [](v1::Header& h) { h.mutable_group_order()->set_bucket(kMaxParameters); }},
+      {"welcome.node_group.ranks", grouped, change([](v1::NodeGroup& g) { g.clear_ranks(); })},
+      {"welcome.node_group.ranks", grouped, change([](v1::NodeGroup& g) { g.set_ranks(0, -1); })},
+      {"welcome.node_group.ranks", grouped,
+       change([](v1::NodeGroup& g) { g.set_ranks(1, 1'000'000); })},
+      {"node_group.ranks", grouped, change([](v1::NodeGroup& g) { g.set_ranks(0, 3); })},
+      {"welcome.node_group.shares", grouped, change([](v1::NodeGroup& g) { g.set_shares(0); })},
+      {"welcome.node_group.shares", grouped, change([](v1::NodeGroup& g) { g.set_shares(4097); })},
+      {"welcome.node_group.groups", grouped, change([](v1::NodeGroup& g) { g.set_groups(0); })},
+      {"welcome.node_group.groups", grouped, change([](v1::NodeGroup& g) { g.set_groups(4097); })},
+      {"welcome.node_group.group", grouped, change([](v1::NodeGroup& g) { g.set_group(2); })},
+  };
+}
+
 void ExpectRefused(const std::vector<Hostile>& cases) {
   for (const Hostile& hostile : cases) {
     v1::Header header = ToProto(hostile.header);
@@ -289,6 +325,7 @@ void ExpectRefused(const std::vector<Hostile>& cases) {
 TEST(ConvertTest, HostileIdsAreRefused) { ExpectRefused(HostileIds()); }
 TEST(ConvertTest, HostileAnnouncesAreRefused) { ExpectRefused(HostileAnnounces()); }
 TEST(ConvertTest, OtherHostileValuesAreRefused) { ExpectRefused(HostileOthers()); }
+TEST(ConvertTest, HostileNodeGroupsAreRefused) { ExpectRefused(HostileGroups()); }
 
 TEST(ConvertTest, LargestValuesPass) {
   const RoundId id{.step = std::numeric_limits<std::int64_t>::max(),

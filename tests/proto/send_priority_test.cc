@@ -60,6 +60,9 @@ TEST(SendOrder, KnowsWhatAFrameWeighs) {
       all,                                      // StateReset
       none,                                     // BucketReport
       all,                                      // DrawPlan
+      all,                                      // GroupBucket
+      all,                                      // GroupId
+      all,                                      // GroupOrder
   };
   const std::vector<Sample> samples = Samples();
   ASSERT_EQ(samples.size(), expected.size());
