@@ -38,6 +38,15 @@ enum class Mutant : std::uint8_t {
   kRetryExtendsGrace,
   kJoinNeverTimesOut,
   kLossNotDeclared,
+  // Of node groups.
+  kExchangeOrderedEarly,
+  kGatherOrderedEarly,
+  kOrdersNotResumed,
+  kGroupBucketsNotResumed,
+  kEndToldEarly,
+  kStepEndsBeforeGather,
+  kAloneGathersInTurn,
+  kShareNotAcknowledged,
 };
 
 #ifdef GRADWIRE_CORE_MUTANTS

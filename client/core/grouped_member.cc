@@ -5,6 +5,7 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "base/mutants.h"
 #include "client/core/member.h"
 
 namespace gradwire::client {
@@ -106,7 +107,8 @@ void GroupedMember::Resumed(Effects& effects) {
           SendFrameEffect{wire::GroupId{.generation = options_.generation, .id = id_}});
     }
     for (const auto& [ticket, bucket] : buckets_) {
-      if (!done_) effects.push_back(SendFrameEffect{FrameOf(bucket)});
+      if (done_ || IsActive(Mutant::kGroupBucketsNotResumed)) continue;
+      effects.push_back(SendFrameEffect{FrameOf(bucket)});
     }
   }
   Effects inner;
@@ -239,6 +241,9 @@ void GroupedMember::Exchanged(Ticket ticket, std::span<GradBucket* const> own, E
     if (!started.ok()) Fail(started, effects);
     if (failed()) return;
   }
+  if (IsAlone() && IsActive(Mutant::kAloneGathersInTurn)) {
+    tasks_.push_back({.ticket = ticket, .gather = true});
+  }
   MaybeEnd(effects);
   Advance(effects);
 }
@@ -258,14 +263,15 @@ void GroupedMember::Gathered(Ticket ticket, Effects& effects) {
 void GroupedMember::MaybeEnd(Effects& effects) {
   const bool all_exchanged = std::all_of(buckets_.begin(), buckets_.end(),
                                          [](const auto& entry) { return entry.second.exchanged; });
-  if (ended_ && !told_ended_ && !done_ && all_exchanged) {
+  const bool may_tell = all_exchanged || IsActive(Mutant::kEndToldEarly);
+  if (ended_ && !told_ended_ && !done_ && may_tell) {
     told_ended_ = true;
     Effects inner;
     const absl::Status told = member_->EndStep(inner);
     Take(inner, effects);
     if (!told.ok()) return Fail(told, effects);
   }
-  if (!done_ || !buckets_.empty()) return;
+  if (!done_ || (!buckets_.empty() && !IsActive(Mutant::kStepEndsBeforeGather))) return;
   parameters_.Clear();
   ended_ = false;
   told_ended_ = false;
@@ -291,7 +297,9 @@ void GroupedMember::Pass(BucketDoneEffect& effect, Effects& effects) {
   if (--bucket.open_shares > 0) return;
   // Nobody orders it. Not before its results are here: the next exchange would wait behind it, and
   // the results perhaps for that.
-  if (IsAlone()) tasks_.push_back({.ticket = users_bucket, .gather = true});
+  if (IsAlone() && !IsActive(Mutant::kAloneGathersInTurn)) {
+    tasks_.push_back({.ticket = users_bucket, .gather = true});
+  }
   Advance(effects);
 }
 

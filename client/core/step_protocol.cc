@@ -243,7 +243,9 @@ absl::Status StepProtocol::OnTaken(Bucket& bucket, const wire::RoundId& id, Effe
     return absl::OkStatus();
   }
   const bool is_another_open = step_.unfinished() > 1;
-  if (!eager_.IsOpen(run.id()) || is_another_open) {
+  // Others may have further shares that wait for this one's place, where this member has none.
+  const bool at_once = has_shares_ && !IsActive(Mutant::kShareNotAcknowledged);
+  if (!eager_.IsOpen(run.id()) || is_another_open || at_once) {
     eager_.Forget(run.id());
     acknowledge();
   }

@@ -30,6 +30,7 @@ class StepProtocol {
   void SetGroup(int group, int groups) {
     contributor_ = group;
     contributors_ = groups;
+    has_shares_ = true;
   }
 
   // Announces a bucket of the open step, with its contribution where that may go eagerly.
@@ -98,6 +99,7 @@ class StepProtocol {
   OpenStep& step_;
   int contributor_;  // what the hook takes for its rank and the world
   int contributors_;
+  bool has_shares_ = false;  // its buckets are not those of all members
   EagerSending eager_;
   DrawPlanSending draw_plan_;
   std::uint32_t attempt_ = 0;                // of the open step

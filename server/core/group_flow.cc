@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/mutants.h"
 
 namespace gradwire::server {
 namespace {
@@ -89,7 +90,8 @@ absl::Status GroupFlow::OnBucket(int rank, const wire::GroupBucket& announced, E
   if (bucket.had[Index(rank)]) return absl::OkStatus();  // repeated after a resume
   bucket.had[Index(rank)] = true;
   const std::vector<int>& ranks = groups_.RanksWith(rank);
-  if (std::all_of(ranks.begin(), ranks.end(), [&](int r) { return bucket.had[Index(r)]; })) {
+  if (std::all_of(ranks.begin(), ranks.end(), [&](int r) { return bucket.had[Index(r)]; }) ||
+      IsActive(Mutant::kExchangeOrderedEarly)) {
     bucket.exchange.push_back(groups_.GroupOf(rank));
     Order(groups_.GroupOf(rank), id, /*gather=*/false, effects);
   }
@@ -148,7 +150,7 @@ void GroupFlow::OnReduced(const std::vector<std::uint32_t>& parameters, Effects&
   const auto found = buckets_.find(owner_[parameters.front()]);
   if (found == buckets_.end()) return;
   found->second.unreduced -= parameters.size();
-  if (found->second.unreduced > 0) return;
+  if (found->second.unreduced > 0 && !IsActive(Mutant::kGatherOrderedEarly)) return;
   for (std::size_t g = 0; g < groups_.count(); ++g) {
     if (groups_.ranks(g).size() > 1) Order(g, found->first, /*gather=*/true, effects);
   }
@@ -164,7 +166,7 @@ void GroupFlow::BeginStep(std::int64_t step) {
 
 // Orders that it has already are ignored by their numbers.
 void GroupFlow::Resume(int rank, std::int64_t member_step, Effects& effects) {
-  if (!IsLed(rank)) return;
+  if (!IsLed(rank) || IsActive(Mutant::kOrdersNotResumed)) return;
   const std::size_t group = groups_.GroupOf(rank);
   if (!ids_[group].empty() && groups_.ranks(group).front() != rank) {
     effects.push_back(SendEffect{

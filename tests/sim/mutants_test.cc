@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "gtest/gtest.h"
+#include "tests/sim/group_simulation.h"
 #include "tests/sim/simulation.h"
 
 namespace gradwire::sim {
@@ -62,6 +63,32 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{Mutant::kRetryExtendsGrace, "RetryExtendsGrace"},
                       Case{Mutant::kJoinNeverTimesOut, "JoinNeverTimesOut"},
                       Case{Mutant::kLossNotDeclared, "LossNotDeclared"}),
+    [](const ::testing::TestParamInfo<Case>& tested) { return std::string(tested.param.name); });
+
+class GroupMutants : public ::testing::TestWithParam<Case> {};
+
+TEST_P(GroupMutants, IsCaught) {
+  active_mutant = GetParam().mutant;
+  std::string caught;
+  std::uint64_t seed = 0;
+  while (seed < kSeeds && (caught = GroupSimulation(seed).Run()).empty()) ++seed;
+  active_mutant = Mutant::kNone;
+  ASSERT_NE(caught, "") << GetParam().name << " was not caught in " << kSeeds << " seeds";
+  std::printf("%s: seed %llu: %s\n", GetParam().name, static_cast<unsigned long long>(seed),
+              caught.c_str());
+  EXPECT_EQ(GroupSimulation(seed).Run(), "") << "the seed fails without the mutant too";
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, GroupMutants,
+    ::testing::Values(Case{Mutant::kExchangeOrderedEarly, "ExchangeOrderedEarly"},
+                      Case{Mutant::kGatherOrderedEarly, "GatherOrderedEarly"},
+                      Case{Mutant::kOrdersNotResumed, "OrdersNotResumed"},
+                      Case{Mutant::kGroupBucketsNotResumed, "GroupBucketsNotResumed"},
+                      Case{Mutant::kEndToldEarly, "EndToldEarly"},
+                      Case{Mutant::kStepEndsBeforeGather, "StepEndsBeforeGather"},
+                      Case{Mutant::kAloneGathersInTurn, "AloneGathersInTurn"},
+                      Case{Mutant::kShareNotAcknowledged, "ShareNotAcknowledged"}),
     [](const ::testing::TestParamInfo<Case>& tested) { return std::string(tested.param.name); });
 
 }  // namespace

@@ -1,0 +1,121 @@
+#include "tests/sim/group_scenario.h"
+
+#include <limits>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "tests/sim/bytes.h"
+#include "tests/sim/random.h"
+
+namespace gradwire::sim {
+namespace {
+
+std::string RandomHook(Random& random) {
+  const std::string low_rank =
+      ",start_powerSGD_iter=1,matrix_approximation_rank=2,min_compression_rate=0.5";
+  const std::vector<std::string> hooks = {"no",
+                                          "fp16",
+                                          "no,comm_wrapper=bf16",
+                                          "power_sgd" + low_rank,
+                                          "power_sgd,rounds=1" + low_rank,
+                                          "batched_power_sgd" + low_rank};
+  return hooks[random.Below(hooks.size())];
+}
+
+std::vector<ParameterSpec> RandomModel(Random& random) {
+  std::vector<ParameterSpec> model;
+  const int parameters = random.Between(2, 6);
+  for (int p = 0; p < parameters; ++p) {
+    ParameterSpec parameter{.name = absl::StrCat("p", p), .shape = {}, .dtype = DType::kFloat32};
+    parameter.shape = {random.Between(random.Percent(10) ? 0 : 1, 12)};
+    if (random.Percent(60)) parameter.shape.push_back(random.Between(1, 9));
+    model.push_back(parameter);
+  }
+  return model;
+}
+
+// Disjoint buckets that cover the model.
+std::vector<std::vector<std::uint32_t>> RandomBuckets(std::size_t parameters, Random& random) {
+  std::vector<std::uint32_t> order(parameters);
+  std::iota(order.begin(), order.end(), 0);
+  random.Shuffle(order);
+  std::vector<std::vector<std::uint32_t>> buckets;
+  for (const std::uint32_t p : order) {
+    if (buckets.empty() || random.Percent(50)) buckets.emplace_back();
+    buckets.back().push_back(p);
+  }
+  return buckets;
+}
+
+}  // namespace
+
+GroupScenario MakeGroupScenario(std::uint64_t seed) {
+  Random random(Mix(seed, 0x67726f757073));
+  GroupScenario scenario;
+  scenario.seed = seed;
+  const int world = random.Between(2, 6);
+  const int names = random.Between(1, 3);
+  for (int rank = 0; rank < world; ++rank) {
+    const int name = random.Between(0, names);
+    scenario.groups.push_back(name == 0 ? "" : absl::StrCat("g", name));
+  }
+  server::SessionOptions& options = scenario.options;
+  options.name = "groups";
+  options.world_size = world;
+  options.spec = *HookSpec::Parse(RandomHook(random));
+  options.manifest = RandomModel(random);
+  options.generation = 7;
+  options.chunk_bytes = 64;
+  options.window_chunks = static_cast<std::uint32_t>(random.Between(1, 3));
+  options.open_buckets = static_cast<std::uint32_t>(random.Between(1, 3));
+  options.eager_bytes = random.Percent(50) ? 0 : 256;
+  options.join_timeout = absl::Seconds(60);
+  options.step_timeout = absl::Seconds(60);
+  const int steps = random.Between(1, 4);
+  for (int step = 0; step < steps; ++step) {
+    auto buckets = RandomBuckets(options.manifest.size(), random);
+    const bool ends = random.Percent(50);
+    if (ends && buckets.size() > 1 && random.Percent(50)) buckets.pop_back();
+    scenario.steps.push_back(std::move(buckets));
+    scenario.ended.push_back(ends);
+  }
+  if (random.Percent(15)) scenario.nonfinite_step = random.Between(0, steps - 1);
+  if (random.Percent(40)) scenario.cut_percent = random.Between(1, 3);
+  if (random.Percent(30)) {
+    scenario.dying_rank = random.Between(0, world - 1);
+    scenario.dies_after = random.Below(600);
+  }
+  return scenario;
+}
+
+double GroupScenario::Gradient(int rank, std::int64_t step, std::uint32_t parameter,
+                               std::size_t i) const {
+  if (step == nonfinite_step && rank == 0 && i == 0 &&
+      parameter == steps.at(static_cast<std::size_t>(step)).front().front()) {
+    return std::numeric_limits<double>::quiet_NaN();
+  }
+  const std::uint64_t bits = Mix(seed, rank, step, parameter, i);
+  return static_cast<double>(static_cast<float>(static_cast<double>(bits >> 11) * 0x1p-52 - 1.0));
+}
+
+std::vector<std::byte> GroupScenario::GradientBytes(int rank, std::int64_t step,
+                                                    std::uint32_t parameter) const {
+  const ParameterSpec& spec = options.manifest[parameter];
+  std::vector<std::byte> bytes(spec.numel() * ByteSize(spec.dtype));
+  for (std::size_t i = 0; i < spec.numel(); ++i) {
+    PutElement(spec.dtype, bytes, i, Gradient(rank, step, parameter, i));
+  }
+  return bytes;
+}
+
+std::string Describe(const GroupScenario& scenario) {
+  return absl::StrCat("groups \"", absl::StrJoin(scenario.groups, "\", \""), "\", hook ",
+                      scenario.options.spec.ToString(), ", ", scenario.steps.size(), " steps, ",
+                      scenario.options.manifest.size(), " parameters, window ",
+                      scenario.options.window_chunks, ", open ", scenario.options.open_buckets,
+                      ", eager ", scenario.options.eager_bytes, ", cuts ", scenario.cut_percent,
+                      " %, rank ", scenario.dying_rank, " dies after ", scenario.dies_after);
+}
+
+}  // namespace gradwire::sim

@@ -1,0 +1,288 @@
+#include "tests/sim/group_simulation.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "hooks/cpu/host_device.h"
+#include "hooks/device_hooks.h"
+#include "hooks/reduce.h"
+#include "tests/sim/bytes.h"
+
+namespace gradwire::sim {
+namespace {
+
+constexpr std::size_t kMostEvents = 200'000;
+constexpr absl::Duration kTick = absl::Milliseconds(100);
+// A death is known after the grace, and everybody within this time.
+constexpr absl::Duration kToldWithin = absl::Seconds(2);
+
+}  // namespace
+
+std::string Name(GroupCount count) {
+  constexpr std::array<const char*, static_cast<std::size_t>(GroupCount::kNumCounts)> kNames = {
+      "steps",
+      "skips",
+      "exchanges",
+      "gathers",
+      "resumes",
+      "deaths",
+      "deaths in an operation",
+      "failures",
+      "low-rank steps",
+      "members alone"};
+  return kNames[static_cast<std::size_t>(count)];
+}
+
+GroupSimulation::GroupSimulation(std::uint64_t seed)
+    : random_(Mix(seed, 1)),
+      scenario_(MakeGroupScenario(seed)),
+      session_(scenario_.options,
+               *MakeCoordinatorHook(scenario_.options.spec, scenario_.options.manifest), now_) {
+  std::map<std::string, std::size_t> named;
+  for (int rank = 0; rank < scenario_.options.world_size; ++rank) {
+    const std::string& name = scenario_.groups[static_cast<std::size_t>(rank)];
+    const auto known = name.empty() ? named.end() : named.find(name);
+    auto member = std::make_unique<Member>();
+    member->rank = rank;
+    member->group = known == named.end() ? groups_.size() : known->second;
+    if (known == named.end()) {
+      if (!name.empty()) named[name] = groups_.size();
+      groups_.emplace_back();
+    }
+    groups_[member->group].ranks.push_back(rank);
+    members_.push_back(std::move(member));
+  }
+  reference_ = *testing::HookWorld::Make(static_cast<int>(groups_.size()), scenario_.options.spec,
+                                         scenario_.options.manifest.list());
+}
+
+GroupSimulation::~GroupSimulation() = default;
+
+void GroupSimulation::After(absl::Duration delay, std::function<void()> action) {
+  events_.push({now_ + delay, next_order_++, std::move(action)});
+}
+
+void GroupSimulation::Violate(const std::string& what) {
+  if (violation_.empty()) violation_ = what;
+}
+
+std::string GroupSimulation::Run() {
+  for (auto& member : members_) {
+    After(Delay(), [this, &one = *member] {
+      const server::JoinAsk ask{
+          .world_size = scenario_.options.world_size,
+          .rank = one.rank,
+          .start_id = static_cast<std::uint64_t>(one.rank) + 1,
+          .spec = scenario_.options.spec,
+          .manifest = scenario_.options.manifest,
+          .group = {.name = scenario_.groups[static_cast<std::size_t>(one.rank)],
+                    .communicator = "virtual 1"}};
+      server::Effects effects;
+      const auto rank = session_.Join(ask, absl::OkStatus(), now_, effects);
+      if (!rank.ok()) Violate(std::string(rank.status().message()));
+      Apply(std::move(effects));
+      After(Delay(), [this, &one] { Attach(one); });
+    });
+  }
+  After(kTick, [this] { Tick(); });
+  std::size_t ran = 0;
+  while (violation_.empty() && !events_.empty() && ran < kMostEvents) {
+    Event event = events_.top();
+    events_.pop();
+    now_ = event.at;
+    event.action();
+    if (++ran == scenario_.dies_after) MaybeDie();
+    const bool over = std::all_of(members_.begin(), members_.end(), [](const auto& one) {
+      return one->dead || one->done || one->failed;
+    });
+    if (over) return Conclude();
+  }
+  if (violation_.empty()) {
+    Violate(absl::StrCat("the session does not end: ", session_.WaitingFor(now_)));
+  }
+  return violation_;
+}
+
+std::string GroupSimulation::Conclude() {
+  if (!death_) {
+    for (const auto& member : members_) {
+      if (member->failed) Violate(absl::StrCat("the session failed: ", failure_));
+    }
+  }
+  return violation_;
+}
+
+void GroupSimulation::Tick() {
+  server::Effects effects;
+  session_.Tick(now_, effects);
+  Apply(std::move(effects));
+  // Heartbeats: nobody is silent here.
+  for (auto& member : members_) {
+    if (member->connection != 0 && !member->dead) SendUp(*member, {.header = wire::Heartbeat{}});
+  }
+  const bool told = std::all_of(members_.begin(), members_.end(), [](const auto& one) {
+    return one->dead || one->failed || one->done;
+  });
+  const absl::Duration grace = scenario_.options.resume_grace + kToldWithin;
+  const bool running = session_.state() == server::SessionCore::State::kRunning;
+  if (death_ && running && !told && now_ - *death_ > grace) {
+    return Violate("a member died, and the others were not told");
+  }
+  After(kTick, [this] { Tick(); });
+}
+
+// ---- The daemon
+
+void GroupSimulation::Apply(server::Effects effects) {
+  for (server::Effect& effect : effects) {
+    std::visit([this](auto& one) { On(one); }, effect);
+  }
+}
+
+void GroupSimulation::On(server::SendEffect& effect) { SendDown(effect.rank, effect.frame); }
+
+void GroupSimulation::On(server::FanOutEffect& effect) {
+  for (const int rank : effect.ranks) SendDown(rank, effect.frame);
+}
+
+void GroupSimulation::On(server::ResultEffect& effect) {
+  for (const int rank : effect.ranks) {
+    SendDown(rank, {.header = effect.header, .payload = effect.result->kept()});
+  }
+}
+
+void GroupSimulation::On(server::ReduceEffect& effect) {
+  After(Delay(), [this, effect] {
+    std::vector<ByteVector> inputs;
+    for (const wire::PayloadRef& input : effect.inputs) inputs.push_back(Flatten(input.get()));
+    const std::vector<std::span<const std::byte>> pieces(inputs.begin(), inputs.end());
+    std::vector<Pieces> contributions;
+    for (const auto& piece : pieces) contributions.emplace_back(&piece, 1);
+    const Segment& segment = effect.segment;
+    ByteVector out(segment.bytes());
+    if (segment.op == ReduceOp::kOrthonormalizedSum) {
+      ReduceOrthonormalized(segment, contributions, out);
+    } else {
+      Reduce(segment.dtype, segment.op, segment.numel, contributions, out, effect.raw,
+             effect.weight);
+    }
+    const bool finite = AllFinite(segment.dtype, out);
+    server::Effects effects;
+    session_.Reduced(effect.id, effect.chunk,
+                     server::KeptResult::Make(MakePayload(std::move(out), random_)), finite,
+                     absl::ZeroDuration(), effects);
+    Apply(std::move(effects));
+  });
+}
+
+void GroupSimulation::On(server::ComputeEffect& effect) {
+  After(Delay(), [this, effect] {
+    effect.work->Run();
+    server::Effects effects;
+    session_.Computed(effect.id, *effect.work, effects);
+    Apply(std::move(effects));
+  });
+}
+
+void GroupSimulation::On(server::ChoreEffect& effect) {
+  After(Delay(), [this, effect] {
+    effect.chore->Run();
+    server::Effects effects;
+    session_.ChoreDone(effects);
+    Apply(std::move(effects));
+  });
+}
+
+void GroupSimulation::SendDown(int rank, wire::Frame frame) {
+  Member& member = *members_[static_cast<std::size_t>(rank)];
+  if (member.connection == 0) return;
+  const absl::Time arrives = std::max(member.last_down, now_ + Delay());
+  member.last_down = arrives;
+  After(arrives - now_, [this, &member, frame = std::move(frame), connection = member.connection] {
+    if (member.dead || member.connection != connection) return;
+    client::Effects effects;
+    member.member->Receive(frame, effects);
+    Apply(member, std::move(effects));
+    MaybeCut(member);
+  });
+}
+
+// ---- The members' streams
+
+void GroupSimulation::Attach(Member& member) {
+  if (member.dead) return;
+  const bool resumes = member.member != nullptr;
+  if (!resumes) {
+    const server::SessionOptions& options = scenario_.options;
+    member.hook = *MakeHook(options.spec, MakeHostDevice());
+    member.member = std::make_unique<client::GroupedMember>(
+        client::MemberOptions{.rank = member.rank,
+                              .world_size = options.world_size,
+                              .generation = options.generation,
+                              .chunk_bytes = options.chunk_bytes,
+                              .window_chunks = options.window_chunks,
+                              .eager_bytes = options.eager_bytes,
+                              .draw_plan = true,
+                              .large_chunk_bytes = options.chunk_bytes,
+                              .manifest = options.manifest.list()},
+        member.hook.get(), options.spec.comm_hook == "batched_power_sgd");
+  }
+  if (member.member->failed()) return;
+  member.connection = next_connection_++;
+  server::Effects effects;
+  const absl::Status attached =
+      session_.Attach(member.rank, static_cast<std::uint64_t>(member.rank) + 1,
+                      member.member->step(), member.connection, now_, effects);
+  Apply(std::move(effects));
+  if (!attached.ok()) {
+    if (!death_) Violate(std::string(attached.message()));
+    client::Effects failed;
+    member.member->Fail(attached, failed);
+    return Apply(member, std::move(failed));
+  }
+  if (!resumes) return;
+  Note(GroupCount::kResumes);
+  client::Effects again;
+  if (member.welcomed) member.member->Resumed(again);
+  Apply(member, std::move(again));
+}
+
+void GroupSimulation::SendUp(Member& member, wire::Frame frame) {
+  if (member.connection == 0) return;  // Resumed says it again
+  const absl::Time arrives = std::max(member.last_up, now_ + Delay());
+  member.last_up = arrives;
+  After(arrives - now_, [this, &member, frame = std::move(frame), connection = member.connection] {
+    if (member.connection != connection) return;
+    server::Effects effects;
+    session_.Receive(member.rank, connection, frame, now_, effects);
+    Apply(std::move(effects));
+  });
+}
+
+void GroupSimulation::MaybeCut(Member& member) {
+  if (member.failed || member.done || !random_.Percent(scenario_.cut_percent)) return;
+  const std::uint64_t lost = std::exchange(member.connection, 0);
+  if (lost == 0) return;
+  server::Effects effects;
+  session_.Detach(member.rank, lost, now_, effects);
+  Apply(std::move(effects));
+  After(random_.Between(absl::ZeroDuration(), scenario_.options.resume_grace / 2),
+        [this, &member] { Attach(member); });
+}
+
+void GroupSimulation::MaybeDie() {
+  if (scenario_.dying_rank < 0) return;
+  Member& member = *members_[static_cast<std::size_t>(scenario_.dying_rank)];
+  if (member.done || member.failed) return;
+  Note(GroupCount::kDeaths);
+  if (member.in_operation) Note(GroupCount::kDeathsInAnOperation);
+  member.dead = true;
+  death_ = now_;
+  server::Effects effects;
+  const std::uint64_t lost = std::exchange(member.connection, 0);
+  if (lost != 0) session_.Detach(member.rank, lost, now_, effects);
+  Apply(std::move(effects));
+}
+
+}  // namespace gradwire::sim
