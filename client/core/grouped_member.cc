@@ -193,13 +193,13 @@ absl::Status GroupedMember::On(const wire::GroupOrder& order, Effects& effects) 
                                             ", for a bucket that is open here"));
   }
   Bucket& bucket = buckets_.at(found->second);
-  if (order.gather != bucket.ordered) {
-    return absl::InternalError(
-        absl::StrCat("the coordinator sent the order to ", order.gather ? "gather" : "exchange",
-                     " bucket ", order.bucket, " in step ", order.step,
-                     order.gather ? " before" : " after", " that to exchange it"));
+  // First to exchange it, then to gather it.
+  if (bucket.orders != (order.gather ? 1 : 0)) {
+    return absl::InternalError(absl::StrCat(
+        "the coordinator sent the order to ", order.gather ? "gather" : "exchange", " bucket ",
+        order.bucket, " in step ", order.step, " after ", bucket.orders, " other orders for it"));
   }
-  bucket.ordered = true;
+  ++bucket.orders;
   ++next_order_;
   tasks_.push_back({.ticket = found->second, .gather = order.gather});
   Advance(effects);
@@ -307,6 +307,15 @@ void GroupedMember::Pass(BucketDoneEffect& effect, Effects& effects) {
 // the group.
 void GroupedMember::Pass(StepDoneEffect& effect, Effects& effects) {
   if (!grouped()) return effects.push_back(effect);
+  const bool all_exchanged = std::all_of(buckets_.begin(), buckets_.end(),
+                                         [](const auto& entry) { return entry.second.exchanged; });
+  // Its shares would be announced in the next step.
+  if (!all_exchanged) {
+    return Fail(
+        absl::InternalError(absl::StrCat("the coordinator sent the end of step ", effect.step,
+                                         " before all buckets were exchanged")),
+        effects);
+  }
   next_order_ = 0;
   done_ = effect;
   MaybeEnd(effects);

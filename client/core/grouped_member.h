@@ -89,7 +89,7 @@ class GroupedMember {
     std::vector<std::uint32_t> parameters;
     std::vector<BucketShare> shares;
     bool measure = false;
-    bool ordered = false;  // to exchange it
+    int orders = 0;  // to exchange it, and then to gather it
     bool exchanged = false;
     std::size_t open_shares = 0;  // of this member, without their results
   };
