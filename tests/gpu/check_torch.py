@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Buckets on a GPU against the same buckets on the CPU, and the time of a step.
 
-    check_torch.py [--device cuda|cpu] [--members N]
+    check_torch.py [--device cuda|cpu] [--members N] [--node-group NAME]
 
 All members on one device. Exits 1 when numbers differ: casts and sums by a bit, PowerSGD, whose products
-may differ in their last bits, by more than 1e-5.
+may differ in their last bits, by more than 1e-5. With a node group the members on the device are one
+contributor, which rounds the group's mean once instead of each member's gradient; and all of them
+together send no more than one would.
 """
 
 import argparse
@@ -31,14 +33,22 @@ HOOKS = {
 }
 
 
-def train(rank: int, device: torch.device, hook: str, width: int) -> tuple[list[torch.Tensor], float]:
-    """Gradients of each step on the host, and the median time of backward()."""
+# What rounding a group's mean to the hook's dtype may change.
+GROUPED = {"no": 1e-6, "fp16": 2e-3, "bf16": 2e-2, "power_sgd": 1e-4}
+
+
+def train(
+    rank: int, device: torch.device, hook: str, width: int, node_group: str = "off"
+) -> tuple[list[torch.Tensor], float, int]:
+    """Gradients of each step on the host, the median time of backward(), and the bytes sent."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, width)
     ).to(device)
     ddp = DistributedDataParallel(model, bucket_cap_mb=1)
-    state = gw.SessionState(comm_hook=hook, comm_state_option=HOOKS[hook] or None)
+    state = gw.SessionState(
+        comm_hook=hook, comm_state_option=HOOKS[hook] or None, node_group=node_group
+    )
     ddp.register_comm_hook(state, gw.aggregate_hook)
     generator = torch.Generator().manual_seed(rank)
     gradients, seconds = [], []
@@ -54,21 +64,23 @@ def train(rank: int, device: torch.device, hook: str, width: int) -> tuple[list[
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - begin)
         gradients.append(torch.cat([p.grad.detach().cpu().reshape(-1) for p in model.parameters()]))
+    sent = torch.tensor([state.metrics()["bytes_sent"]])
+    dist.all_reduce(sent)
     state.close()
-    return gradients, statistics.median(seconds)
+    return gradients, statistics.median(seconds), int(sent)
 
 
-def member(rank: int, world: int, port: int, device: str, answers) -> None:
+def member(rank: int, world: int, port: int, device: str, node_group: str, answers) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=world)
     rows = []
     for hook in HOOKS:
-        host, _ = train(rank, torch.device("cpu"), hook, 256)
-        there, seconds = train(rank, torch.device(device), hook, 256)
+        host, _, alone = train(rank, torch.device("cpu"), hook, 256)
+        there, seconds, sent = train(rank, torch.device(device), hook, 256, node_group)
         worst = max(
             float((a - b).norm() / a.norm()) for a, b in zip(host, there)
         )
-        rows.append((hook, worst, seconds))
+        rows.append((hook, worst, seconds, sent / alone))
     if rank == 0:
         answers.put(rows)
     dist.barrier()
@@ -79,6 +91,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--members", type=int, default=2)
+    parser.add_argument("--node-group", default="off")
     arguments = parser.parse_args()
     device, world = arguments.device, arguments.members
     if device == "cuda" and not torch.cuda.is_available():
@@ -91,7 +104,7 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     processes = [
-        context.Process(target=member, args=(rank, world, port, device, answers))
+        context.Process(target=member, args=(rank, world, port, device, arguments.node_group, answers))
         for rank in range(world)
     ]
     for process in processes:
@@ -104,11 +117,16 @@ def main() -> None:
         for process in processes:
             process.join(timeout=20)
             process.kill()
-    print(f"{'hook':<12}{'largest difference':>20}{'backward, ms':>14}")
-    for hook, worst, seconds in rows:
-        print(f"{hook:<12}{worst:>20.3g}{seconds * 1000:>14.2f}")
-    if any(worst > (1e-5 if hook == "power_sgd" else 0) for hook, worst, _ in rows):
+    grouped = arguments.node_group != "off" and device == "cuda"
+    print(f"{'hook':<12}{'largest difference':>20}{'backward, ms':>14}{'bytes sent':>12}")
+    for hook, worst, seconds, sent in rows:
+        print(f"{hook:<12}{worst:>20.3g}{seconds * 1000:>14.2f}{sent:>12.3f}")
+    allowed = GROUPED if grouped else {hook: 1e-5 if hook == "power_sgd" else 0 for hook in HOOKS}
+    if any(worst > allowed[hook] for hook, worst, _, _ in rows):
         sys.exit("check_torch: gradients on the device differ from those on the CPU")
+    expected = 1 / world if grouped else 1
+    if any(abs(sent / expected - 1) > 0.01 for _, _, _, sent in rows):
+        sys.exit(f"check_torch: members on the device send another part than {expected} of the bytes")
     print("gradients on the device are those on the CPU")
 
 

@@ -4,6 +4,7 @@
 #   tests/gpu/run.sh [FOLDER]      the record goes to FOLDER, or $OUT, or tests/gpu/records
 # Such a machine need not have gRPC or Debian's packages. It needs, made elsewhere and carried along:
 #   build/gpu      from tests/gpu/pack.sh, for all but torch
+#   build/gpu-nccl from tests/gpu/pack-nccl.sh, for node groups: several members of one on one GPU
 #   build/wheels   a wheel with its libraries (make wheel), and Python with a torch that sees the GPU, for torch
 # What is missing is skipped, with the reason. GRADWIRE_GPU_DEVICE=cpu tries the torch part without a GPU.
 # shellcheck disable=SC2317  # functions are called by `step`
@@ -76,6 +77,13 @@ unpack_wheel() {
   "$python" -c 'import gradwire.torch' 2>"$work/import.log"
 }
 
+# Preloaded, so that the process has one NCCL: torch brings its own, which may be older.
+grouped_members() {
+  cat "$root"/build/gpu-nccl/part-* >"$work/libnccl.so.2"
+  LD_PRELOAD=$work/libnccl.so.2 NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_DEBUG=WARN timeout 200 \
+    "$python" -B "$here/check_torch.py" --device "$device" --members "$1" --node-group auto
+}
+
 torch_members() { timeout 200 "$python" -B "$here/check_torch.py" --device "$device" --members "$1"; }
 
 all() {
@@ -96,6 +104,14 @@ all() {
   if unpack_wheel; then
     step torch_2_members torch_members 2
     step torch_4_members torch_members 4
+    if [[ ! -e $root/build/gpu-nccl/part-aa ]]; then
+      skip node_groups "no build/gpu-nccl (tests/gpu/pack-nccl.sh)"
+    elif [[ $device == cpu ]]; then
+      skip node_groups "members on the CPU are in no node group"
+    else
+      step node_group_of_2 grouped_members 2
+      step node_group_of_4 grouped_members 4
+    fi
   else
     skip torch "no wheel for this Python in build/wheels, or no torch: $(tail -n 1 "$work/import.log")"
   fi
