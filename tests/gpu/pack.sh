@@ -8,12 +8,12 @@ build=$1
 folder=$2
 rm -rf "$folder"
 mkdir -p "$folder/lib"
-for program in gpu_test gpu_bench; do
+for program in gpu_test gpu_bench power_sgd_bench; do
   cp "$build/bin/$program" "$folder/"
 done
 cp "$build/bin/libgradwire_cuda.so" "$folder/"
-strip "$folder"/gpu_test "$folder"/gpu_bench
-ldd "$folder"/gpu_test "$folder"/gpu_bench "$folder"/libgradwire_cuda.so |
+strip "$folder"/gpu_test "$folder"/gpu_bench "$folder"/power_sgd_bench
+ldd "$folder"/gpu_test "$folder"/gpu_bench "$folder"/power_sgd_bench "$folder"/libgradwire_cuda.so |
   awk '$2 == "=>" {print $3} $1 ~ /^\// && NF == 2 && $1 !~ /:$/ {print $1}' | sort -u |
   while read -r library; do cp -L "$library" "$folder/lib/"; done
 du -sh "$folder"

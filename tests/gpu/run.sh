@@ -77,6 +77,13 @@ unpack_wheel() {
   "$python" -c 'import gradwire.torch' 2>"$work/import.log"
 }
 
+# PowerSGD's arithmetic for the matrices of two models, as torch computes it and as we do.
+low_rank() {
+  local program="$carried/lib/ld-linux-x86-64.so.2 --library-path $carried/lib:$carried:$(dirname "${drivers:-/usr/lib}"):${LD_LIBRARY_PATH:-}"
+  timeout 200 "$python" -B "$here/power_sgd_torch.py" --device "$device" --json "$work/low_rank.json" \
+    --program "$program $carried/power_sgd_bench"
+}
+
 # Preloaded, so that the process has one NCCL: torch brings its own, which may be older.
 grouped_members() {
   cat "$root"/build/gpu-nccl/part-* >"$work/libnccl.so.2"
@@ -100,6 +107,7 @@ all() {
       skip sanitizers "no compute-sanitizer"
     fi
     step bench bench
+    if "$python" -c 'import torch' 2>/dev/null; then step low_rank low_rank; else skip low_rank "no torch"; fi
   fi
   if unpack_wheel; then
     step torch_2_members torch_members 2
@@ -129,12 +137,14 @@ import json, pathlib, subprocess, sys
 work, record = pathlib.Path(sys.argv[1]), sys.argv[2]
 lines = (work / "results").read_text().splitlines() if (work / "results").exists() else []
 bench = work / "bench.json"
+low_rank = work / "low_rank.json"
 smi = subprocess.run("nvidia-smi --query-gpu=name,driver_version --format=csv,noheader", shell=True, capture_output=True, text=True)
 json.dump(
     {
         "gpu": smi.stdout.strip() or None,
         "results": dict(line.split("\t", 1) for line in lines),
         "bench": json.loads(bench.read_text()) if bench.exists() else None,
+        "low_rank": json.loads(low_rank.read_text()) if low_rank.exists() else None,
     },
     open(record, "w"),
     indent=2,
