@@ -79,7 +79,9 @@ unpack_wheel() {
 
 # PowerSGD's arithmetic for the matrices of two models, as torch computes it and as we do.
 low_rank() {
-  local program="$carried/lib/ld-linux-x86-64.so.2 --library-path $carried/lib:$carried:$(dirname "${drivers:-/usr/lib}"):${LD_LIBRARY_PATH:-}"
+  local libraries program
+  libraries=$carried/lib:$carried:$(dirname "${drivers:-/usr/lib}"):${LD_LIBRARY_PATH:-}
+  program="$carried/lib/ld-linux-x86-64.so.2 --library-path $libraries"
   timeout 200 "$python" -B "$here/power_sgd_torch.py" --device "$device" --json "$work/low_rank.json" \
     --program "$program $carried/power_sgd_bench"
 }
