@@ -88,6 +88,7 @@ absl::StatusOr<std::uint64_t> GroupedMember::Enter(wire::CollectiveKind kind, in
 }
 
 void GroupedMember::SendNext(Effects& effects) {
+  if (!grouped()) return member_->SendNext(effects);
   Effects inner;
   member_->SendNext(inner);
   Take(inner, effects);
@@ -138,6 +139,7 @@ void GroupedMember::Receive(const wire::Frame& frame, Effects& effects) {
   } else {
     const auto* welcome = std::get_if<wire::Welcome>(&frame.header);
     if (welcome != nullptr && welcome->group && !grouped()) Join(*welcome->group, effects);
+    if (!grouped()) return member_->Receive(frame, effects);
     Effects inner;
     member_->Receive(frame, inner);
     Take(inner, effects);
