@@ -309,10 +309,13 @@ void GroupedMember::Pass(BucketDoneEffect& effect, Effects& effects) {
 // the group.
 void GroupedMember::Pass(StepDoneEffect& effect, Effects& effects) {
   if (!grouped()) return effects.push_back(effect);
-  const bool all_exchanged = std::all_of(buckets_.begin(), buckets_.end(),
-                                         [](const auto& entry) { return entry.second.exchanged; });
-  // Its shares would be announced in the next step.
-  if (!all_exchanged) {
+  // A share of its own would be announced in the next step. One that has none of a bucket may hear
+  // of the exchange's end later than those who have.
+  for (const auto& [ticket, bucket] : buckets_) {
+    const bool has_share =
+        std::any_of(bucket.shares.begin(), bucket.shares.end(),
+                    [this](const BucketShare& share) { return OwnerOf(share.share) == index_; });
+    if (bucket.exchanged || !has_share) continue;
     return Fail(
         absl::InternalError(absl::StrCat("the coordinator sent the end of step ", effect.step,
                                          " before all buckets were exchanged")),
