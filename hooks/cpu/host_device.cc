@@ -142,8 +142,8 @@ class HostDevice final : public Device {
     if (bytes == 0) return nullptr;
     return static_cast<std::byte*>(::operator new(bytes, kAlignment));
   }
-  void Free(std::byte* memory, std::size_t bytes) override {
-    ::operator delete(memory, bytes, kAlignment);
+  void Free(std::byte* memory, std::size_t /*bytes*/) override {
+    ::operator delete(memory, kAlignment);
   }
   void Copy(void* to, const void* from, std::size_t bytes) override {
     if (bytes > 0) std::memcpy(to, from, bytes);
@@ -193,7 +193,7 @@ class HostDevice final : public Device {
   LowRankMath<double>& doubles() override { return doubles_; }
 
  private:
-  const DeviceError error_;
+  const DeviceError error_{};
   HostLowRank<float> floats_;
   HostLowRank<double> doubles_;
 };

@@ -212,9 +212,10 @@ std::string GroupFlow::WaitingFor(absl::Time now) const {
 }
 
 std::size_t GroupFlow::BytesForBucket(std::size_t members) {
-  // In each step two orders for each group, of which there are half as many as members. The lists
-  // may have room for twice as many.
-  constexpr std::size_t kPerMember = 2 * 2 * sizeof(std::uint32_t) + sizeof(std::size_t) / 2 + 1;
+  // In each of two steps two orders for each group, of which there are half as many as members. The
+  // lists may have room for twice as many.
+  constexpr std::size_t kOrders = 4;
+  constexpr std::size_t kPerMember = kOrders * sizeof(std::uint32_t) + sizeof(std::size_t) / 2 + 1;
   return sizeof(Bucket) + 2 * sizeof(std::uint32_t) + members * kPerMember;
 }
 
