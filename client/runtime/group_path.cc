@@ -202,15 +202,21 @@ void GroupPath::BeginTask() {
 }
 
 absl::Status GroupPath::Late(const Task& task) const {
-  return absl::DeadlineExceededError(absl::StrCat(
-      Names(), " did not ", task.gather ? "gather the results" : "exchange the shares",
-      " of a bucket within ", Seconds(options_.task_timeout), " with ", communicators_->name()));
+  const std::string how = communicator_ == nullptr
+                              ? ": its first member did not name the communicator"
+                              : absl::StrCat(" with ", communicators_->name());
+  return absl::DeadlineExceededError(
+      absl::StrCat(Names(), " did not ", task.gather ? "gather the results" : "exchange the shares",
+                   " of a bucket within ", Seconds(options_.task_timeout), how));
 }
 
 absl::StatusOr<std::optional<GroupPath::Done>> GroupPath::Poll(Clock::time_point now) {
   const bool alone = member_ == nullptr || member_->group()->ranks.size() == 1;
   // The first order may be here before the name of the communicator.
-  if (!alone && communicator_ == nullptr) return std::nullopt;
+  if (!alone && communicator_ == nullptr) {
+    if (task_ && now - task_->since > options_.task_timeout) return Late(*task_);
+    return std::nullopt;
+  }
   while (true) {
     const absl::StatusOr<bool> ready = alone ? true : communicator_->Poll();
     if (!ready.ok()) {

@@ -14,9 +14,6 @@ namespace gradwire::server {
 // divides by the sum of their weights. Today every weight is 1.
 class Contributors {
  public:
-  static Contributors All(int world_size) {
-    return Contributors(std::vector<std::uint32_t>(static_cast<std::size_t>(world_size), 1));
-  }
   // By rank; 0: does not contribute.
   explicit Contributors(std::vector<std::uint32_t> weights) : weights_(std::move(weights)) {
     for (const std::uint32_t weight : weights_) count_ += weight > 0 ? 1 : 0;

@@ -73,6 +73,11 @@ absl::Status GroupFlow::CheckBucket(const wire::GroupBucket& bucket) const {
                    options_.manifest.BucketName(known->second.parameters)));
 }
 
+bool GroupFlow::IsExchanged(const Bucket& bucket, int rank) const {
+  const std::vector<int>& ranks = groups_.RanksWith(rank);
+  return std::all_of(ranks.begin(), ranks.end(), [&](int r) { return bucket.had[Index(r)]; });
+}
+
 absl::Status GroupFlow::OnBucket(int rank, const wire::GroupBucket& announced, Effects& effects) {
   if (!IsLed(rank)) {
     return absl::FailedPreconditionError("sent a bucket of a node group; it is in none");
@@ -89,10 +94,7 @@ absl::Status GroupFlow::OnBucket(int rank, const wire::GroupBucket& announced, E
   }
   if (bucket.had[Index(rank)]) return absl::OkStatus();  // repeated after a resume
   bucket.had[Index(rank)] = true;
-  const std::vector<int>& ranks = groups_.RanksWith(rank);
-  if (std::all_of(ranks.begin(), ranks.end(), [&](int r) { return bucket.had[Index(r)]; }) ||
-      IsActive(Mutant::kExchangeOrderedEarly)) {
-    bucket.exchange.push_back(groups_.GroupOf(rank));
+  if (IsExchanged(bucket, rank) || IsActive(Mutant::kExchangeOrderedEarly)) {
     Order(groups_.GroupOf(rank), id, /*gather=*/false, effects);
   }
   return absl::OkStatus();
@@ -138,8 +140,7 @@ absl::Status GroupFlow::CheckShare(int rank, const wire::Announce& announce) con
       id != kNoBucket && std::all_of(announce.parameters.begin(), announce.parameters.end(),
                                      [&](std::uint32_t p) { return owner_[p] == id; });
   if (!in_one) return error(", which is no part of one bucket of its node group");
-  const std::vector<std::size_t>& exchange = buckets_.at(id).exchange;
-  if (std::find(exchange.begin(), exchange.end(), groups_.GroupOf(rank)) == exchange.end()) {
+  if (!IsExchanged(buckets_.at(id), rank)) {
     return error(" before its node group was told to exchange it");
   }
   return absl::OkStatus();
@@ -211,12 +212,22 @@ std::string GroupFlow::WaitingFor(absl::Time now) const {
   return "";
 }
 
+std::string GroupFlow::WaitingForShares() const {
+  for (const auto& [id, bucket] : buckets_) {
+    if (bucket.unreduced == 0) continue;
+    return absl::StrCat("step ", step_,
+                        " waits for the node groups to announce their shares of bucket ",
+                        options_.manifest.BucketName(bucket.parameters));
+  }
+  return "";
+}
+
 std::size_t GroupFlow::BytesForBucket(std::size_t members) {
   // In each of two steps two orders for each group, of which there are half as many as members. The
-  // lists may have room for twice as many.
+  // lists may have room for twice as many. Members take a bit each.
   constexpr std::size_t kOrders = 4;
-  constexpr std::size_t kPerMember = kOrders * sizeof(std::uint32_t) + sizeof(std::size_t) / 2 + 1;
-  return sizeof(Bucket) + 2 * sizeof(std::uint32_t) + members * kPerMember;
+  return sizeof(Bucket) + 2 * sizeof(std::uint32_t) +
+         members * (kOrders * sizeof(std::uint32_t) + 1);
 }
 
 }  // namespace gradwire::server

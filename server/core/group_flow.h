@@ -49,8 +49,10 @@ class GroupFlow {
   // A bucket that some member has, and another one, which has `ended` its step, has not: that
   // member's rank, and an error. None: there is none.
   MaybeFailure CheckEnded(const std::vector<bool>& ended) const;
-  // "waits for …": what a group waits for. Empty: none does.
+  // What a group waits for: a member that does not have a bucket. Empty: none does.
   std::string WaitingFor(absl::Time now) const;
+  // A bucket that groups have exchanged and that is not reduced, where no share of it tells more.
+  std::string WaitingForShares() const;
 
   // Upper bound of what one bucket takes, in this step and the one before.
   static std::size_t BytesForBucket(std::size_t members);
@@ -58,9 +60,8 @@ class GroupFlow {
  private:
   struct Bucket {
     std::vector<std::uint32_t> parameters;
-    std::vector<bool> had;              // by rank
-    std::vector<std::size_t> exchange;  // groups that were told to exchange it
-    std::size_t unreduced = 0;          // parameters
+    std::vector<bool> had;      // by rank
+    std::size_t unreduced = 0;  // parameters
   };
   // One group's orders in a step: buckets' ids, times two, plus one to gather.
   using Orders = std::vector<std::uint32_t>;
@@ -70,6 +71,8 @@ class GroupFlow {
   bool IsLed(int rank) const { return groups_.RanksWith(rank).size() > 1; }
   static wire::GroupOrder OrderOf(std::int64_t step, const Orders& orders, std::size_t number);
   absl::Status CheckBucket(const wire::GroupBucket& bucket) const;
+  // Whether all of the member's group have the bucket, so that they were told to exchange it.
+  bool IsExchanged(const Bucket& bucket, int rank) const;
   void Order(std::size_t group, std::uint32_t bucket, bool gather, Effects& effects);
 
   const SessionOptions& options_;

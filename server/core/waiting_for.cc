@@ -63,6 +63,7 @@ std::string Sentence::OfStep() const {
     if (const Bucket* const holder = Holder()) return OfBucket(*holder);
   }
   if (oldest != nullptr) return OfBucket(*oldest);
+  if (std::string shares = step_.groups().WaitingForShares(); !shares.empty()) return shares;
   for (const auto& [key, bucket] : step_.buckets().all()) {
     if (bucket.is_open() && bucket.step() < step_.number()) return OfBucket(bucket);
   }

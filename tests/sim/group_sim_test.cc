@@ -4,8 +4,8 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "absl/strings/numbers.h"
 #include "gtest/gtest.h"
+#include "tests/sim/environment.h"
 #include "tests/sim/group_simulation.h"
 
 namespace gradwire::sim {
@@ -14,12 +14,6 @@ namespace {
 constexpr std::uint64_t kSeeds = 10'000;
 // Each kind of event must have happened this often in kSeeds seeds.
 constexpr std::uint64_t kLeastOfEach = 50;
-
-std::uint64_t FromEnvironment(const char* name, std::uint64_t otherwise) {
-  const char* text = std::getenv(name);
-  std::uint64_t value = 0;
-  return text != nullptr && absl::SimpleAtoi(text, &value) ? value : otherwise;
-}
 
 TEST(GroupSimulation, KeepsItsPromisesOnEverySeed) {
   const std::uint64_t first = FromEnvironment("GRADWIRE_SIM_SEED", 0);

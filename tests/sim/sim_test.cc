@@ -4,8 +4,8 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "absl/strings/numbers.h"
 #include "gtest/gtest.h"
+#include "tests/sim/environment.h"
 #include "tests/sim/simulation.h"
 
 namespace gradwire::sim {
@@ -15,12 +15,6 @@ constexpr std::uint64_t kSeeds = 10'000;
 
 // Each kind of event must have happened this often in kSeeds seeds.
 constexpr std::uint64_t kLeastOfEach = 50;
-
-std::uint64_t FromEnvironment(const char* name, std::uint64_t otherwise) {
-  const char* text = std::getenv(name);
-  std::uint64_t value = 0;
-  return text != nullptr && absl::SimpleAtoi(text, &value) ? value : otherwise;
-}
 
 void PrintTrace(std::uint64_t seed) {
   const Outcome outcome = RunSeed(seed, true);

@@ -67,8 +67,8 @@ struct ClientOptions {
   absl::Duration step_timeout = absl::Minutes(30);  // for one step; the session measures it
 
   // Join calls this on its own thread with a line of text: once if no daemon has answered after
-  // 1 s, and once if other members have not joined 3 s after this one. If it is empty, Join writes
-  // the line to standard error.
+  // 1 s, once if other members have not joined 3 s after this one, and if node_group "auto" finds
+  // no NCCL. If it is empty, Join writes the line to standard error.
   std::function<void(const std::string& line)> on_wait = {};
 
   // Returns InvalidArgument with the field, the value and what is allowed.

@@ -148,9 +148,11 @@ TEST_F(GroupPathTest, GivesItsShareAndTakesTheOthers) {
 
 TEST_F(GroupPathTest, WaitsForTheNameOfTheCommunicator) {
   BeginExchange();
-  const auto waiting = path_.Poll(now_ + std::chrono::hours(1));
+  const auto waiting = path_.Poll(now_ + std::chrono::seconds(29));
   ASSERT_TRUE(waiting.ok());
   EXPECT_FALSE(waiting->has_value());
+  EXPECT_THAT(Error(now_ + std::chrono::seconds(32)),
+              HasSubstr("within 30s: its first member did not name the communicator"));
 }
 
 TEST_F(GroupPathTest, AGroupThatDoesNotConnectIsNamed) {

@@ -57,7 +57,7 @@ class BucketTableTest : public ::testing::Test {
   const std::shared_ptr<const Bucket::Common> common_ = std::make_shared<const Bucket::Common>(
       Bucket::Common{.manifest = manifest_, .chunk_bytes = 64, .window_chunks = 1});
   const std::shared_ptr<const Contributors> contributors_ =
-      std::make_shared<const Contributors>(Contributors::All(kMembers));
+      std::make_shared<const Contributors>(std::vector<std::uint32_t>(kMembers, 1));
   BucketTable table_{manifest_, 1};
   std::int64_t step_ = 0;
   std::uint64_t order_ = 0;

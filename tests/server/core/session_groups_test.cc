@@ -104,6 +104,10 @@ TEST(SessionGroups, AStepGoesByOrders) {
   for (const int rank : {0, 1}) {
     EXPECT_THAT(harness.Sent<wire::GroupOrder>(rank), ElementsAre(exchange));
   }
+  EXPECT_THAT(
+      harness.Waiting(),
+      HasSubstr("step 0 waits for the node groups to announce their shares of bucket [w, b, "
+                "e]"));
   // w is share 0, b and e are share 1. Ranks 2 and 3 are alone and have both.
   for (const int rank : {0, 2, 3}) harness.AnnounceShare(rank, {0}, 0);
   for (const int rank : {0, 2, 3}) harness.Contribute(rank, 0, 1.0F);
