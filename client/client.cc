@@ -43,7 +43,7 @@ std::uint64_t DrawStartId() {
 class ClientImpl final : public Client {
  public:
   ClientImpl(ClientOptions options, client::JoinResult membership, std::uint64_t start_id,
-             client::MemberHook hook, std::shared_ptr<grpc::Channel> channel)
+             client::MemberHook hook, client::Dialer dialer, std::shared_ptr<grpc::Channel> channel)
       : rank_(membership.rank),
         world_size_(options.world_size),
         parameters_(options.parameters.size()),
@@ -54,7 +54,7 @@ class ClientImpl final : public Client {
                                                      client::kSmallFrames)),
         poller_(client::Poller::Start()),
         runtime_(std::move(options), std::move(membership), start_id, std::move(hook),
-                 std::move(channel), events_, poller_) {}
+                 std::move(dialer), std::move(channel), events_, poller_) {}
 
   // The Leave is a call of its own on this thread, so the SDK's thread keeps the stream alive with
   // heartbeats until it is answered.
@@ -264,7 +264,10 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Join(const ClientOptions& option
 absl::StatusOr<std::unique_ptr<Client>> client::JoinWith(ClientOptions effective,
                                                          client::MemberHook hook) {
   const std::uint64_t start_id = DrawStartId();
-  std::shared_ptr<grpc::Channel> channel = client::MakeChannel(effective.address);
+  absl::StatusOr<client::Dialer> dialer =
+      client::Dialer::Make(effective.address, TlsFiles(effective));
+  if (!dialer.ok()) return dialer.status();
+  std::shared_ptr<grpc::Channel> channel = dialer->Dial();
   client::GroupWish wish;
   if (hook.communicators != nullptr) {
     wish = {.name = hook.node_group, .communicator = hook.communicators->name()};
@@ -278,8 +281,9 @@ absl::StatusOr<std::unique_ptr<Client>> client::JoinWith(ClientOptions effective
   // Removed from the options, because the function may refer to objects that live only until Join
   // returns.
   const auto on_wait = std::exchange(effective.on_wait, nullptr);
-  auto joined = std::make_unique<ClientImpl>(std::move(effective), *std::move(membership), start_id,
-                                             std::move(hook), std::move(channel));
+  auto joined =
+      std::make_unique<ClientImpl>(std::move(effective), *std::move(membership), start_id,
+                                   std::move(hook), *std::move(dialer), std::move(channel));
   if (absl::Status started = joined->Start([&] { SayWait(on_wait, waiting); }); !started.ok()) {
     return started;
   }

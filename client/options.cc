@@ -3,10 +3,12 @@
 #include <cstdlib>
 #include <iostream>
 #include <unordered_set>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/limits.h"
 #include "hooks/draw_buckets.h"
+#include "proto/tls/channel_credentials.h"
 
 namespace gradwire {
 namespace {
@@ -37,14 +39,26 @@ std::string Environment(const char* name) {
 }  // namespace
 
 ClientOptions WithEnvironment(ClientOptions options) {
-  if (options.address.empty()) options.address = Environment("GRADWIRE_ADDRESS");
-  if (options.session.empty()) options.session = Environment("GRADWIRE_SESSION");
-  if (options.cuda_library.empty()) options.cuda_library = Environment("GRADWIRE_CUDA_LIBRARY");
-  if (options.nccl_library.empty()) options.nccl_library = Environment("GRADWIRE_NCCL_LIBRARY");
-  if (options.node_group.empty()) options.node_group = Environment("GRADWIRE_NODE_GROUP");
+  const std::pair<std::string&, const char*> texts[] = {
+      {options.address, "GRADWIRE_ADDRESS"},
+      {options.session, "GRADWIRE_SESSION"},
+      {options.tls.ca, "GRADWIRE_TLS_CA"},
+      {options.tls.cert, "GRADWIRE_TLS_CERT"},
+      {options.tls.key, "GRADWIRE_TLS_KEY"},
+      {options.cuda_library, "GRADWIRE_CUDA_LIBRARY"},
+      {options.nccl_library, "GRADWIRE_NCCL_LIBRARY"},
+      {options.node_group, "GRADWIRE_NODE_GROUP"},
+  };
+  for (const auto& [text, variable] : texts) {
+    if (text.empty()) text = Environment(variable);
+  }
   if (options.node_group.empty()) options.node_group = "off";
   if (Environment("GRADWIRE_SHARED_MEMORY") == "off") options.shared_memory = false;
   return options;
+}
+
+tls::Files TlsFiles(const ClientOptions& options) {
+  return {.cert = options.tls.cert, .key = options.tls.key, .ca = options.tls.ca};
 }
 
 void SayWait(const std::function<void(const std::string& line)>& on_wait, const std::string& line) {
@@ -64,6 +78,9 @@ absl::Status ClientOptions::Validate() const {
     return Bad("the variable GRADWIRE_SHARED_MEMORY", absl::StrCat("\"", variable, "\""),
                "on, off");
   }
+  if (absl::Status valid = tls::CheckClientFiles(effective.address, TlsFiles(effective));
+      !valid.ok())
+    return valid;
   if (!IsSessionName(effective.session)) {
     return Bad("session", absl::StrCat("\"", effective.session, "\""),
                "1 to 128 of A-Z, a-z, 0-9, '.', '_', '-'");

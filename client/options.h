@@ -7,12 +7,16 @@
 #include <vector>
 
 #include "gradwire/client.h"
+#include "proto/tls/pem.h"
 
 namespace gradwire {
 
-// Fills an empty address, session, cuda_library, nccl_library or node_group from GRADWIRE_ADDRESS,
-// GRADWIRE_SESSION, GRADWIRE_CUDA_LIBRARY, GRADWIRE_NCCL_LIBRARY or GRADWIRE_NODE_GROUP.
+// Fills empty texts from the environment: `address` from GRADWIRE_ADDRESS, `tls.ca` from
+// GRADWIRE_TLS_CA, and session, tls.cert, tls.key, cuda_library, nccl_library and node_group in the
+// same way.
 ClientOptions WithEnvironment(ClientOptions options);
+
+tls::Files TlsFiles(const ClientOptions& options);
 
 // What Client::SetDrawPlan takes, from a member of this rank whose model has so many parameters:
 // FailedPrecondition for a rank other than 0, InvalidArgument for buckets that are no plan.

@@ -61,7 +61,7 @@ bool TakesWholeBuckets(const HookSpec& hook) {
 }  // namespace
 
 Runtime::Runtime(ClientOptions options, JoinResult membership, std::uint64_t start_id,
-                 MemberHook hook, std::shared_ptr<grpc::Channel> channel,
+                 MemberHook hook, Dialer dialer, std::shared_ptr<grpc::Channel> channel,
                  std::shared_ptr<EventQueue> events, std::shared_ptr<Poller> poller)
     : options_(std::move(options)),
       membership_(std::move(membership)),
@@ -69,7 +69,8 @@ Runtime::Runtime(ClientOptions options, JoinResult membership, std::uint64_t sta
       device_(hook.device, PathOptions(options_, membership_)),
       group_(std::move(hook.device), std::move(hook.communicators), GroupOptions(options_)),
       hook_(std::move(hook.hook)),
-      sends_digests_(!IsThisHost(options_.address)),
+      dialer_(std::move(dialer)),
+      sends_digests_(!IsThisHost(options_.address) && !dialer_.encrypts()),
       events_(std::move(events)),
       gradients_(std::make_shared<GradientMemory>()),
       channel_(std::move(channel)),
@@ -229,7 +230,7 @@ bool Runtime::WantsBulk() const {
 }
 
 std::shared_ptr<grpc::Channel> Runtime::NewChannel() {
-  auto channel = MakeChannel(options_.address);
+  auto channel = dialer_.Dial();
   MutexLock lock(shared_mutex_);
   channel_ = channel;
   return channel;

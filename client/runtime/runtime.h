@@ -45,7 +45,7 @@ struct CollectiveCall {
 class Runtime final : private EventHandler {
  public:
   Runtime(ClientOptions options, JoinResult membership, std::uint64_t start_id, MemberHook hook,
-          std::shared_ptr<grpc::Channel> channel, std::shared_ptr<EventQueue> events,
+          Dialer dialer, std::shared_ptr<grpc::Channel> channel, std::shared_ptr<EventQueue> events,
           std::shared_ptr<Poller> poller);
 
   Runtime(const Runtime&) = delete;
@@ -162,6 +162,7 @@ class Runtime final : private EventHandler {
   GroupPath group_;
   const std::unique_ptr<Hook> hook_;
   // Digests detect errors that a network's checksums miss. Within one host there is no network.
+  Dialer dialer_;
   const bool sends_digests_;
   const std::shared_ptr<EventQueue> events_;
   const std::shared_ptr<GradientMemory> gradients_;

@@ -40,8 +40,7 @@ void Runtime::OpenStream(std::shared_ptr<grpc::Channel> channel) {
   if (memory_ != nullptr) {
     return connection_.Open(std::move(channel), nullptr, member_.step(), memory_->attachment());
   }
-  connection_.Open(std::move(channel), WantsBulk() ? MakeChannel(options_.address) : nullptr,
-                   member_.step(), 0);
+  connection_.Open(std::move(channel), WantsBulk() ? dialer_.Dial() : nullptr, member_.step(), 0);
 }
 
 bool Runtime::LiesInSharedMemory(const TensorView& buffer) {

@@ -9,10 +9,12 @@
 #include <chrono>
 #include <span>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "client/options.h"
 #include "gradwire/v1/aggregation.grpc.pb.h"
+#include "proto/tls/channel_credentials.h"
 #include "proto/wire/join_parts.h"
 #include "proto/wire/process_setup.h"
 #include "proto/wire/proto_conversion.h"
@@ -151,6 +153,13 @@ absl::StatusOr<JoinResult> Checked(const v1::JoinResponse& response, const Clien
   return membership;
 }
 
+// What the user may look at.
+std::string AskFor(const std::string& error, const ClientOptions& options) {
+  const bool encrypted = !options.tls.ca.empty() && !tls::IsUnixSocket(options.address);
+  std::string hint = tls::Hint(error, encrypted);
+  return hint.empty() ? "is gradwired running there?" : hint;
+}
+
 }  // namespace
 
 // Data to and from this host does not leave memory, so it needs no digests.
@@ -162,9 +171,25 @@ bool IsThisHost(const std::string& address) {
   return false;
 }
 
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
+Dialer::Dialer(std::string address, tls::Files files,
+               std::shared_ptr<grpc::ChannelCredentials> credentials)
+    : address_(std::move(address)),
+      files_(std::move(files)),
+      credentials_(std::move(credentials)),
+      encrypts_(!files_.ca.empty() && !tls::IsUnixSocket(address_)) {}
+
+absl::StatusOr<Dialer> Dialer::Make(const std::string& address, const tls::Files& files) {
   wire::KeepGrpc();
   wire::KeepFreedMemory();
+  auto credentials = tls::ChannelCredentials(address, files);
+  if (!credentials.ok()) return credentials.status();
+  return Dialer(address, files, *std::move(credentials));
+}
+
+std::shared_ptr<grpc::Channel> Dialer::Dial() {
+  if (encrypts_) {
+    if (auto read = tls::ChannelCredentials(address_, files_); read.ok()) credentials_ = *read;
+  }
   constexpr int max_message = static_cast<int>(kMaxChunkBytes) + 64 * 1024;
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(max_message);
@@ -191,7 +216,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
   arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 4 * kMiB);
   arguments.SetInt(GRPC_ARG_HTTP2_WRITE_BUFFER_SIZE, 4 * kMiB);
   arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  return grpc::CreateCustomChannel(address_, credentials_, arguments);
 }
 
 absl::StatusOr<JoinResult> JoinSession(const std::shared_ptr<grpc::Channel>& channel,
@@ -219,19 +244,20 @@ absl::StatusOr<JoinResult> JoinSession(const std::shared_ptr<grpc::Channel>& cha
     const bool ending = status.error_code() == grpc::StatusCode::CANCELLED;
     if (status.error_code() != grpc::StatusCode::UNAVAILABLE && !late && !ending)
       return wire::FromGrpc(status);
-    if (!late)
+    if (!late) {
       last_error = ending ? "the daemon is ending" : std::string(wire::FromGrpc(status).message());
+    }
     const auto now = std::chrono::system_clock::now();
     if (now + kBetweenTries >= deadline) {
       return absl::UnavailableError(absl::StrCat("could not join through ", options.address,
                                                  " within ", absl::FormatDuration(allowed), ": ",
-                                                 last_error, "; is gradwired running there?"));
+                                                 last_error, "; ", AskFor(last_error, options)));
     }
     if (now >= end_of_try) {
       const std::string who = options.rank < 0 ? "a member" : absl::StrCat("rank ", options.rank);
-      SayWait(options.on_wait,
-              absl::StrCat(who, " waits up to ", absl::FormatDuration(allowed),
-                           " for gradwired at ", options.address, ": ", last_error));
+      SayWait(options.on_wait, absl::StrCat(who, " waits up to ", absl::FormatDuration(allowed),
+                                            " for gradwired at ", options.address, ": ", last_error,
+                                            "; ", AskFor(last_error, options)));
       end_of_try = deadline;
     }
     std::this_thread::sleep_for(kBetweenTries);

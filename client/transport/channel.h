@@ -2,6 +2,7 @@
 #pragma once
 
 #include <grpcpp/channel.h>
+#include <grpcpp/security/credentials.h>
 
 #include <cstdint>
 #include <memory>
@@ -11,6 +12,7 @@
 #include "absl/time/time.h"
 #include "base/limits.h"
 #include "gradwire/client.h"
+#include "proto/tls/pem.h"
 
 namespace gradwire::client {
 
@@ -35,8 +37,29 @@ struct JoinResult {
 // A unix socket or a loopback address.
 bool IsThisHost(const std::string& address);
 
-// A connection of its own: channels with equal arguments share none.
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address);
+// Makes channels to one address.
+class Dialer {
+ public:
+  // Errors: tls::ChannelCredentials'.
+  static absl::StatusOr<Dialer> Make(const std::string& address, const tls::Files& files);
+
+  // A connection of its own: channels with equal arguments share none. Reads the TLS files again,
+  // because certificates are replaced; while they do not fit together, the last ones that did
+  // count.
+  std::shared_ptr<grpc::Channel> Dial();
+
+  // Whether what is sent is encrypted, and so arrives as it was sent.
+  bool encrypts() const { return encrypts_; }
+
+ private:
+  Dialer(std::string address, tls::Files files,
+         std::shared_ptr<grpc::ChannelCredentials> credentials);
+
+  std::string address_;
+  tls::Files files_;
+  std::shared_ptr<grpc::ChannelCredentials> credentials_;
+  bool encrypts_ = false;
+};
 
 // What a member says about its node group. Without a name: it is in none.
 struct GroupWish {

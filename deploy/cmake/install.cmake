@@ -4,7 +4,7 @@ include(CMakePackageConfigHelpers)
 
 # Users first, as a linker reads them.
 set(GRADWIRE_LIBRARIES
-  gradwire_client gradwire_member_core gradwire_node_group gradwire_proto gradwire_proto_generated gradwire_frames
+  gradwire_client gradwire_member_core gradwire_node_group gradwire_tls gradwire_proto gradwire_proto_generated gradwire_frames
   gradwire_hooks gradwire_base)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/gradwire)
 

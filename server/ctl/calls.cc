@@ -12,7 +12,9 @@
 #include <future>
 #include <memory>
 
+#include "absl/strings/str_cat.h"
 #include "gradwire/v1/admin.grpc.pb.h"
+#include "proto/tls/channel_credentials.h"
 #include "proto/wire/state_calls.h"
 #include "proto/wire/status.h"
 
@@ -22,12 +24,23 @@ namespace {
 // gRPC's default of 4 MiB is too small for many sessions with many members.
 constexpr int kMaxAnswer = 64 << 20;
 
-std::shared_ptr<grpc::Channel> Connect(const Target& target) {
+absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const Target& target) {
+  const auto credentials = tls::ChannelCredentials(target.address, target.tls);
+  if (!credentials.ok()) return credentials.status();
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxAnswer);
   // A proxy from the environment could not reach a daemon that listens on the loopback address.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  return grpc::CreateCustomChannel(target.address, grpc::InsecureChannelCredentials(), arguments);
+  return grpc::CreateCustomChannel(target.address, *credentials, arguments);
+}
+
+// With a hint where TLS explains the error.
+absl::Status Refused(const Target& target, const grpc::Status& status) {
+  const absl::Status plain = wire::FromGrpc(status);
+  if (!absl::IsUnavailable(plain)) return plain;
+  const std::string why(plain.message());
+  const std::string hint = tls::Hint(why, !target.tls.ca.empty());
+  return hint.empty() ? plain : absl::UnavailableError(absl::StrCat(why, "; ", hint));
 }
 
 void SetDeadline(const Target& target, grpc::ClientContext& context) {
@@ -42,12 +55,14 @@ using Method = grpc::Status (v1::AdminService::Stub::*)(grpc::ClientContext*, co
 template <typename Request, typename Response>
 absl::StatusOr<Response> Call(const Target& target, Method<Request, Response> method,
                               const Request& request) {
-  const auto stub = v1::AdminService::NewStub(Connect(target));
+  const auto channel = Connect(target);
+  if (!channel.ok()) return channel.status();
+  const auto stub = v1::AdminService::NewStub(*channel);
   grpc::ClientContext context;
   SetDeadline(target, context);
   Response response;
   const grpc::Status status = ((*stub).*method)(&context, request, &response);
-  if (!status.ok()) return wire::FromGrpc(status);
+  if (!status.ok()) return Refused(target, status);
   return response;
 }
 
@@ -70,19 +85,25 @@ absl::StatusOr<v1::SessionStatus> GetSession(const Target& target, const std::st
 }
 
 absl::StatusOr<std::string> ExportState(const Target& target, const std::string& session) {
-  const auto stub = v1::AdminService::NewStub(Connect(target));
+  const auto channel = Connect(target);
+  if (!channel.ok()) return channel.status();
+  const auto stub = v1::AdminService::NewStub(*channel);
   return wire::FetchState(*stub, session, target.timeout);
 }
 
 absl::StatusOr<std::int64_t> ImportState(const Target& target, const std::string& session,
                                          const std::string& state) {
-  const auto stub = v1::AdminService::NewStub(Connect(target));
+  const auto channel = Connect(target);
+  if (!channel.ok()) return channel.status();
+  const auto stub = v1::AdminService::NewStub(*channel);
   return wire::ReplaceState(*stub, session, state, target.timeout);
 }
 
 absl::StatusOr<bool> IsServing(const Target& target, const std::string& service) {
   // HealthCheckRequest {string service = 1;} and HealthCheckResponse {ServingStatus status = 1;} as
   // fields that Empty does not know: Debian ships no generated code for them.
+  const auto channel = Connect(target);
+  if (!channel.ok()) return channel.status();
   using google::protobuf::Empty;
   using google::protobuf::UnknownField;
   constexpr int kField = 1;
@@ -94,11 +115,11 @@ absl::StatusOr<bool> IsServing(const Target& target, const std::string& service)
   SetDeadline(target, context);
   // The generic stub has no blocking call.
   std::promise<grpc::Status> done;
-  grpc::TemplatedGenericStub<Empty, Empty> stub(Connect(target));
+  grpc::TemplatedGenericStub<Empty, Empty> stub(*channel);
   stub.UnaryCall(&context, "/grpc.health.v1.Health/Check", grpc::StubOptions(), &request, &response,
                  [&done](grpc::Status status) { done.set_value(std::move(status)); });
   const grpc::Status status = done.get_future().get();
-  if (!status.ok()) return wire::FromGrpc(status);
+  if (!status.ok()) return Refused(target, status);
   const auto& fields = Empty::GetReflection()->GetUnknownFields(response);
   for (int i = 0; i < fields.field_count(); ++i) {
     const UnknownField& field = fields.field(i);

@@ -7,11 +7,13 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "gradwire/v1/admin.pb.h"
+#include "proto/tls/pem.h"
 
 namespace gradwire::ctl {
 
 struct Target {
   std::string address;
+  tls::Files tls = {};
   absl::Duration timeout;
 };
 

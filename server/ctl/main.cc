@@ -34,13 +34,18 @@ struct Flags {
   std::string service;
   std::string session;
   std::string file;
+  tls::Files tls = {};
   double timeout_s = 5;
   bool watch = false;
 
-  Target target() const { return {.address = address, .timeout = absl::Seconds(timeout_s)}; }
+  Target target() const {
+    return {.address = address, .tls = tls, .timeout = absl::Seconds(timeout_s)};
+  }
   // A state takes longer than an answer.
   Target state_target() const {
-    return {.address = address, .timeout = absl::Seconds(std::max(timeout_s, kStateSeconds))};
+    return {.address = address,
+            .tls = tls,
+            .timeout = absl::Seconds(std::max(timeout_s, kStateSeconds))};
   }
   bool json() const { return format == "json"; }
 };
@@ -147,6 +152,12 @@ int Main(int argc, const char* const* argv) {
   app.fallthrough();
   app.add_option("--address", flags.address, "The daemon: host:port or unix:/path")
       ->envname("GRADWIRE_ADDRESS");
+  app.add_option("--tls-ca", flags.tls.ca, "Authorities of the daemon's certificate; turns on TLS")
+      ->envname("GRADWIRE_TLS_CA");
+  app.add_option("--tls-cert", flags.tls.cert, "This tool's certificate, for a daemon that asks")
+      ->envname("GRADWIRE_TLS_CERT");
+  app.add_option("--tls-key", flags.tls.key, "The certificate's private key")
+      ->envname("GRADWIRE_TLS_KEY");
   app.add_option("--timeout", flags.timeout_s, "Seconds for each call")
       ->envname("GRADWIRE_TIMEOUT")
       ->check(CLI::Range(0.001, 3600.0));

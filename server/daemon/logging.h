@@ -6,6 +6,7 @@
 namespace gradwire::server {
 
 // level: debug, info, warning or error. format: text or json, one object a line.
+// Takes what gRPC logs too, at most 5 lines a second of it.
 void SetUpLog(const std::string& level, const std::string& format);
 
 }  // namespace gradwire::server

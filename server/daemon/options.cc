@@ -42,6 +42,13 @@ absl::Status CheckSession(const ServerOptions& options) {
   return session.Validate();
 }
 
+absl::Status CheckTls(const tls::Files& files) {
+  if (absl::Status pair = tls::CheckFiles(files, "tls_"); !pair.ok()) return pair;
+  if (files.ca.empty() || !files.cert.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "tls_client_ca is set, and tls_cert is not; allowed: with tls_cert and tls_key");
+}
+
 CLI::Validator DurationText() {
   return CLI::Validator(
       [](const std::string& text) {
@@ -80,10 +87,14 @@ absl::StatusOr<std::vector<int>> ServerOptions::Gpus() const {
 }
 
 absl::Status ServerOptions::Validate() const {
+  if (absl::Status status = CheckTls(tls); !status.ok()) return status;
   if (listen.empty())
     return absl::InvalidArgumentError("listen is empty; allowed: one address or more");
   for (const std::string& address : listen) {
-    if (absl::Status status = CheckListenAddress(address, insecure); !status.ok()) return status;
+    if (absl::Status status = CheckListenAddress(address, insecure || !tls.cert.empty());
+        !status.ok()) {
+      return status;
+    }
   }
   const std::pair<const char*, absl::Duration> durations[] = {
       {"join_timeout", join_timeout},       {"step_timeout", step_timeout},
@@ -135,8 +146,14 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
       ->delimiter(',')
       ->type_name("ADDRESS");
   app.add_flag("--insecure", options.insecure,
-               "Allow addresses that other hosts can reach, without encryption or authentication")
+               "Allow addresses that other hosts can reach without TLS")
       ->envname("GRADWIRE_INSECURE");
+  add("tls-cert", options.tls.cert, "Certificate for TCP addresses, a PEM file; turns on TLS")
+      ->type_name("PATH");
+  add("tls-key", options.tls.key, "The certificate's private key, a PEM file")->type_name("PATH");
+  add("tls-client-ca", options.tls.ca,
+      "Authorities of clients' certificates, a PEM file; clients without one are refused")
+      ->type_name("PATH");
   add("max-connections", options.max_connections,
       "Maximum number of connections; further ones are reset");
   add("max-sessions", options.max_sessions, "Maximum number of sessions");

@@ -9,14 +9,18 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "proto/tls/pem.h"
 
 namespace gradwire::server {
 
 struct ServerOptions {
   // "host:port" (port 0: any), "[v6]:port", "unix:/path".
   std::vector<std::string> listen = {"127.0.0.1:29610"};
-  // Allows addresses that other hosts can reach.
+  // Allows addresses that other hosts can reach without TLS.
   bool insecure = false;
+  // What TCP addresses use; the files are read again when they change. Without a certificate: no
+  // TLS. With `ca`: clients must have a certificate that it has signed.
+  tls::Files tls = {};
   int max_connections = 4096;  // a member may have two
   int max_sessions = 256;
   // Upper bound of what all sessions together may make the daemon hold. "80%" is a part of the

@@ -1,6 +1,5 @@
 #include "server/daemon/server.h"
 
-#include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
 #include <spdlog/spdlog.h>
 
@@ -13,8 +12,8 @@
 
 #include "server/daemon/grpc_settings.h"
 #include "server/daemon/make_registry.h"
+#include "server/daemon/ports.h"
 #include "server/daemon/ticker.h"
-#include "server/net/acceptor.h"
 #include "server/net/offer_threads.h"
 #include "server/net/system_shares.h"
 #include "server/rpc/call_server.h"
@@ -24,10 +23,9 @@
 namespace gradwire::server {
 namespace {
 
-using grpc::experimental::ExternalConnectionAcceptor;
-
 constexpr absl::Duration kTick = absl::Milliseconds(100);
 constexpr absl::Duration kPoll = absl::Milliseconds(10);
+
 class ServerImpl final : public Server {
  public:
   ServerImpl(const ServerOptions& options, const SystemShares& shares,
@@ -36,9 +34,9 @@ class ServerImpl final : public Server {
         shares_(shares),
         registry_(std::move(registry)),
         tasks_(std::make_shared<PeriodicTasks>()),
-        services_(
-            options, registry_, tasks_,
-            {.count = [this] { return connections(); }, .has_room = [this] { return HasRoom(); }}),
+        services_(options, registry_, tasks_,
+                  {.count = [this] { return connections(); },
+                   .has_room = [this] { return ports_->HasRoom(); }}),
         offers_({.max_pending = shares.pending_offers},
                 [this](wire::MemoryRequest request, wire::GoOn go_on) {
                   return services_.AttachMemory(std::move(request), go_on);
@@ -48,13 +46,9 @@ class ServerImpl final : public Server {
 
   absl::Status Serve();
 
-  const std::vector<std::string>& addresses() const override { return addresses_; }
+  const std::vector<std::string>& addresses() const override { return ports_->addresses(); }
   std::size_t sessions() const override { return registry_->sessions(); }
-  // However many join at once, most connections are left for those that members cannot do without.
-  bool HasRoom() const {
-    return acceptor_ != nullptr && acceptor_->connections() <= acceptor_->max_connections() / 4;
-  }
-  int connections() const override { return acceptor_ == nullptr ? 0 : acceptor_->connections(); }
+  int connections() const override { return ports_->connections(); }
   void BeginDrain() override;
   bool idle() const override { return registry_->idle(); }
   bool Drain(absl::Duration timeout) override;
@@ -70,10 +64,8 @@ class ServerImpl final : public Server {
   const std::shared_ptr<PeriodicTasks> tasks_;
   Services services_;
   OfferThreads offers_;
-  std::unique_ptr<ExternalConnectionAcceptor> connections_;
-  std::vector<std::string> addresses_;
+  std::unique_ptr<Ports> ports_;
   std::unique_ptr<CallServer> calls_;
-  std::unique_ptr<Acceptor> acceptor_;
   std::atomic<bool> shut_down_ = false;
 
   absl::Time next_heartbeat_ = absl::InfinitePast();  // the ticker's
@@ -81,45 +73,19 @@ class ServerImpl final : public Server {
 };
 
 absl::Status ServerImpl::Serve() {
-  std::vector<Listener> listeners;
-  for (const std::string& address : options_.listen) {
-    absl::StatusOr<std::vector<Listener>> opened = Listener::Open(address);
-    if (!opened.ok()) return opened.status();
-    for (Listener& listener : *opened) {
-      addresses_.push_back(listener.address());
-      listeners.push_back(std::move(listener));
-    }
-  }
+  auto ports = Ports::Open(options_, shares_.connections);
+  if (!ports.ok()) return ports.status();
+  ports_ = *std::move(ports);
   grpc::ServerBuilder builder;
   SetUpGrpc(options_, registry_->limits().memory_bytes, builder);
-  // The daemon accepts connections itself: gRPC can neither limit their number nor recognize an
-  // offer of memory.
-  connections_ = builder.experimental().AddExternalConnectionAcceptor(
-      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
-      grpc::InsecureServerCredentials());
+  ports_->AddTo(builder);
   absl::StatusOr<std::unique_ptr<CallServer>> calls =
       CallServer::Start(builder, services_.MakeMethods());
   if (!calls.ok()) return calls.status();
   calls_ = *std::move(calls);
   // Before connections arrive, because it checks the deadlines of their streams.
   ticker_.emplace(kTick, [this](absl::Time now) { Tick(now); });
-  auto acceptor = Acceptor::Make(
-      std::move(listeners),
-      {.max_connections = shares_.connections,
-       .first_byte_timeout = absl::ToChronoMilliseconds(options_.handshake_timeout)},
-      [this](int listener_fd, UniqueFd connection) {
-        ExternalConnectionAcceptor::NewConnectionParameters parameters;
-        parameters.listener_fd = listener_fd;
-        // gRPC closes the descriptor from here on.
-        parameters.fd = connection.Release();
-        connections_->HandleNewConnection(&parameters);
-      },
-      [this](UniqueFd connection) { offers_.Submit(std::move(connection)); });
-  if (!acceptor.ok()) return acceptor.status();
-  acceptor_ = *std::move(acceptor);
-  // Last: connections arrive only from here on, so no RPC thread sees `acceptor_` change.
-  acceptor_->Serve();
-  return absl::OkStatus();
+  return ports_->Serve([this](UniqueFd connection) { offers_.Submit(std::move(connection)); });
 }
 
 void ServerImpl::Tick(absl::Time now) {
@@ -159,7 +125,7 @@ void ServerImpl::Shutdown(absl::Duration timeout) {
     WaitIdle(timeout);
   }
   // What begins work ends before what serves it: connections, offers, tasks, and then the calls.
-  if (acceptor_ != nullptr) acceptor_->Stop();
+  if (ports_ != nullptr) ports_->Stop();
   offers_.Stop();
   registry_->StopWork();
   if (calls_ != nullptr) {

@@ -154,16 +154,17 @@ absl::Status RemoveStale(const std::string& path) {
 
 bool IsUnixAddress(const std::string& address) { return address.rfind(kUnixPrefix, 0) == 0; }
 
-absl::Status CheckListenAddress(const std::string& address, bool insecure) {
+absl::Status CheckListenAddress(const std::string& address, bool others_allowed) {
   if (IsUnixAddress(address)) return UnixPath(address).status();
   const absl::StatusOr<Addresses> addresses = Resolve(address);
   if (!addresses.ok()) return addresses.status();
   for (const addrinfo* one = addresses->get(); one != nullptr; one = one->ai_next) {
-    if (insecure || IsLoopback(one->ai_addr)) continue;
+    if (others_allowed || IsLoopback(one->ai_addr)) continue;
     return absl::FailedPreconditionError(absl::StrCat(
         "listen address \"", address,
         "\" can be reached from other hosts, and the connection is neither encrypted nor "
-        "authenticated; listen on 127.0.0.1 or a unix socket, or accept the risk with --insecure"));
+        "authenticated; give --tls-cert and --tls-key, listen on 127.0.0.1 or a unix socket, or "
+        "accept the risk with --insecure"));
   }
   return absl::OkStatus();
 }

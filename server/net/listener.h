@@ -12,9 +12,9 @@
 namespace gradwire::server {
 
 // Checks "host:port", "[v6 address]:port" or "unix:/path". Returns InvalidArgument with the allowed
-// forms, or FailedPrecondition if other hosts can reach the address and `insecure` is false.
+// forms, or FailedPrecondition if other hosts can reach the address and `others_allowed` is false.
 // Resolves host names.
-absl::Status CheckListenAddress(const std::string& address, bool insecure);
+absl::Status CheckListenAddress(const std::string& address, bool others_allowed);
 
 // Whether the address is that of a unix socket.
 bool IsUnixAddress(const std::string& address);

@@ -51,12 +51,13 @@ bool Measure(const std::string& bin, int parameters) {
                         .session = "join",
                         .world_size = kMembers,
                         .parameters = Experts(parameters)};
+  auto dialer = gradwire::client::Dialer::Make(address, {});
+  if (!dialer.ok()) return false;
   for (unsigned rank = 0; rank < kMembers; ++rank) {
     options.rank = static_cast<int>(rank);
     const double cpu = daemon.CpuSeconds();
     const auto begin = std::chrono::steady_clock::now();
-    const auto member = gradwire::client::JoinSession(gradwire::client::MakeChannel(address),
-                                                      options, {}, rank + 1);
+    const auto member = gradwire::client::JoinSession(dialer->Dial(), options, {}, rank + 1);
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
     if (!member.ok()) {
       std::fprintf(stderr, "join_bench: %s\n", member.status().ToString().c_str());

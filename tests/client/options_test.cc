@@ -47,6 +47,16 @@ INSTANTIATE_TEST_SUITE_P(
         Mistake{"session", "\"a b\"", [](ClientOptions& o) { o.session = "a b"; }},
         Mistake{"session", "\"\"", [](ClientOptions& o) { o.session.clear(); }},
         Mistake{"session", "1 to 128", [](ClientOptions& o) { o.session = std::string(129, 'a'); }},
+        Mistake{"tls_key is empty", "tls_cert is not",
+                [](ClientOptions& o) {
+                  o.address = "host:1";
+                  o.tls = {.ca = "ca.crt", .cert = "tls.crt"};
+                }},
+        Mistake{"tls_ca is empty", "ca-certificates.crt",
+                [](ClientOptions& o) {
+                  o.address = "host:1";
+                  o.tls = {.cert = "tls.crt", .key = "tls.key"};
+                }},
         Mistake{"world_size", "0", [](ClientOptions& o) { o.world_size = 0; }},
         Mistake{"world_size", "-3", [](ClientOptions& o) { o.world_size = -3; }},
         Mistake{"rank", "2", [](ClientOptions& o) { o.rank = 2; }},
@@ -86,6 +96,27 @@ TEST(ClientOptions, EnvironmentNamesTheLibraries) {
   EXPECT_EQ(WithEnvironment(options).nccl_library, "/here/libnccl.so.2");
   unsetenv("GRADWIRE_CUDA_LIBRARY");
   unsetenv("GRADWIRE_NCCL_LIBRARY");
+}
+
+TEST(ClientOptions, EnvironmentNamesTheTlsFiles) {
+  setenv("GRADWIRE_TLS_CA", "ca", 1);
+  setenv("GRADWIRE_TLS_CERT", "cert", 1);
+  setenv("GRADWIRE_TLS_KEY", "key", 1);
+  ClientOptions options = Good();
+  options.tls.key = "own";
+  const ClientOptions filled = WithEnvironment(options);
+  for (const char* name : {"GRADWIRE_TLS_CA", "GRADWIRE_TLS_CERT", "GRADWIRE_TLS_KEY"}) {
+    unsetenv(name);
+  }
+  EXPECT_EQ(filled.tls.ca, "ca");
+  EXPECT_EQ(filled.tls.cert, "cert");
+  EXPECT_EQ(filled.tls.key, "own");
+}
+
+TEST(ClientOptions, AUnixSocketIgnoresTheTlsFiles) {
+  ClientOptions options = Good();
+  options.tls = {.cert = "tls.crt"};
+  EXPECT_TRUE(options.Validate().ok());
 }
 
 TEST(Address, TellsThisHostFromOthers) {

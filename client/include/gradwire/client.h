@@ -28,6 +28,17 @@
 
 namespace gradwire {
 
+// Paths of PEM files. With `ca` the connection is encrypted, unless the address is a unix socket.
+struct TlsOptions {
+  // The authorities of which one must have signed the daemon's certificate, which must be for the
+  // host in the address. Empty: GRADWIRE_TLS_CA, else the connection is not encrypted.
+  std::string ca = {};
+  // The member's own certificate and its key, which a daemon with --tls-client-ca asks for. Empty:
+  // GRADWIRE_TLS_CERT and GRADWIRE_TLS_KEY, else none.
+  std::string cert = {};
+  std::string key = {};
+};
+
 struct ClientOptions {
   // "unix:/path", "host:port", "dns:///host:port". Empty: the environment's GRADWIRE_ADDRESS.
   std::string address = {};
@@ -36,6 +47,7 @@ struct ClientOptions {
   std::string session = {};
   int rank = -1;  // -1: the coordinator picks
   int world_size = 1;
+  TlsOptions tls = {};
   // The model, in the same order on every member. Buckets name these parameters.
   std::vector<ParameterSpec> parameters = {};
   HookSpec hook = {};

@@ -11,6 +11,7 @@ import array
 import copy
 import dataclasses
 import datetime
+import os
 import warnings
 
 import torch
@@ -104,6 +105,9 @@ class AggregatorKwargs(DistributedDataParallelKwargs):
     node_group: str | None = None
     address: str | None = None
     session: str | None = None
+    tls_ca: str | os.PathLike[str] | None = None
+    tls_cert: str | os.PathLike[str] | None = None
+    tls_key: str | os.PathLike[str] | None = None
     timeout: datetime.timedelta = datetime.timedelta(minutes=30)
     join_timeout: datetime.timedelta = datetime.timedelta(minutes=5)
     connect_timeout: datetime.timedelta = datetime.timedelta(seconds=10)
@@ -148,6 +152,9 @@ class AggregatorKwargs(DistributedDataParallelKwargs):
         return CheckpointedState(
             address=self.address,
             session=session,
+            tls_ca=self.tls_ca,
+            tls_cert=self.tls_cert,
+            tls_key=self.tls_key,
             comm_hook=self.comm_hook,
             comm_wrapper=self.comm_wrapper,
             comm_state_option=self.comm_state_option,

@@ -39,19 +39,23 @@ def pytest_report_header():
 
 
 class Daemon:
-    """A gradwired on a unix socket; it ends with this object."""
+    """A gradwired on 127.0.0.1 and on a unix socket; it ends with this object."""
 
-    def __init__(self, folder) -> None:
+    def __init__(self, folder, *words) -> None:
         self.address = f"unix:{folder}/daemon.sock"
+        listen = ["--listen", "127.0.0.1:0", "--listen", self.address]
         self._child = subprocess.Popen(
-            [_daemon.gradwired_path(), "--listen", self.address, "--stop-on-eof"],
+            [_daemon.gradwired_path(), *listen, "--stop-on-eof", *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
         for line in self._child.stdout:
-            if b"grpc" in line and self.address.encode() in line:
+            if b"grpc" not in line:
+                continue
+            if self.address.encode() in line:
                 return
+            self.tcp = line.decode().split()[-1]
         raise AssertionError("gradwired did not start")
 
     @property

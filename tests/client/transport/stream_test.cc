@@ -14,6 +14,11 @@ namespace {
 constexpr std::chrono::seconds kLong(20);
 
 // Does with the stream what a test says, until it ended.
+// To an address where nobody listens.
+std::shared_ptr<grpc::Channel> NoChannel() {
+  return Dialer::Make("unix:/nonexistent/socket", {})->Dial();
+}
+
 class Owner final : public EventHandler {
  public:
   void Handle(Event event, const ReadOn&) override {
@@ -44,8 +49,7 @@ class StreamTest : public ::testing::Test {
  protected:
   // Nobody listens there.
   std::shared_ptr<ExchangeStream> Start() {
-    return ExchangeStream::Start(MakeChannel("unix:/nonexistent/socket"), poller_, events_,
-                                 {.max_payload_bytes = 1024});
+    return ExchangeStream::Start(NoChannel(), poller_, events_, {.max_payload_bytes = 1024});
   }
 
   std::shared_ptr<Poller> poller_ = Poller::Start();
@@ -78,8 +82,7 @@ TEST_F(StreamTest, ManyOnOneQueueEndByThemselves) {
   for (int i = 0; i < kStreams; ++i) {
     Owner owner;
     auto events = std::make_shared<EventQueue>(4);
-    owner.stream = ExchangeStream::Start(MakeChannel("unix:/nonexistent/socket"), poller_, events,
-                                         {.max_payload_bytes = 1});
+    owner.stream = ExchangeStream::Start(NoChannel(), poller_, events, {.max_payload_bytes = 1});
     owner.stream->Write({.header = wire::Heartbeat{}, .payload = nullptr});
     owner.release_at_read_end = i % 2 == 0;
     if (i % 2 == 1) owner.stream->Cancel();

@@ -44,7 +44,10 @@ TEST(ServerOptionsTest, RefusesAddressesThatOthersCanReachUnlessInsecure) {
     const absl::Status refused = ServerOptions{.listen = {address}}.Validate();
     EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << address;
     EXPECT_THAT(std::string(refused.message()), HasSubstr("--insecure"));
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("--tls-cert"));
     EXPECT_TRUE((ServerOptions{.listen = {address}, .insecure = true}.Validate().ok())) << address;
+    const tls::Files files = {.cert = "tls.crt", .key = "tls.key"};
+    EXPECT_TRUE((ServerOptions{.listen = {address}, .tls = files}.Validate().ok())) << address;
   }
   for (const char* address : {"127.0.0.1:0", "127.3.2.1:0", "[::1]:0", "localhost:0", "unix:/x"}) {
     EXPECT_TRUE((ServerOptions{.listen = {address}}.Validate().ok())) << address;
@@ -53,6 +56,24 @@ TEST(ServerOptionsTest, RefusesAddressesThatOthersCanReachUnlessInsecure) {
 
 TEST(ServerOptionsTest, OneBadAddressAmongGoodOnesIsRefused) {
   EXPECT_THAT(Problem({.listen = {"127.0.0.1:0", "0.0.0.0:1"}}), HasSubstr("0.0.0.0:1"));
+}
+
+TEST(ServerOptionsTest, ACertificateHasItsKey) {
+  EXPECT_EQ(Problem({.tls = {.cert = "c"}}),
+            "tls_key is empty, and tls_cert is not; allowed: both or neither");
+  EXPECT_EQ(Problem({.tls = {.key = "k"}}),
+            "tls_cert is empty, and tls_key is not; allowed: both or neither");
+  EXPECT_EQ(Problem({.tls = {.ca = "ca"}}),
+            "tls_client_ca is set, and tls_cert is not; allowed: with tls_cert and tls_key");
+}
+
+TEST(CommandLineTest, TakesTheTlsFiles) {
+  const CommandLine line = Parse(
+      {"--tls-cert", "c", "--tls-key", "k", "--tls-client-ca", "ca", "--listen", "0.0.0.0:0"});
+  ASSERT_FALSE(line.exit);
+  EXPECT_EQ(line.options.tls.cert, "c");
+  EXPECT_EQ(line.options.tls.key, "k");
+  EXPECT_EQ(line.options.tls.ca, "ca");
 }
 
 TEST(CommandLineTest, TakesFlags) {

@@ -2,6 +2,7 @@
 
 import datetime
 import enum
+import os
 import re
 
 import torch
@@ -50,6 +51,14 @@ def check_address(value: object) -> None:
     if found is None or not 0 < int(found["port"] or 1) <= 65535:
         allowed = 'is a str: "unix:/path", "host:port" or "dns:///host:port", with ports to 65535'
         _refuse("address", value, allowed)
+
+
+def path(name: str, value: object) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
+        _refuse(name, value, "is a path of a PEM file")
+    return os.fspath(value)
 
 
 def check_session(value: object) -> None:

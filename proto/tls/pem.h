@@ -1,0 +1,41 @@
+// Certificates and keys in PEM files.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace gradwire::tls {
+
+// Paths. Empty: there is none.
+struct Files {
+  std::string cert = {};  // this side's certificate, then those between it and its authority's
+  std::string key = {};   // the certificate's private key, without a passphrase
+  std::string ca = {};    // the authorities that may have signed the other side's certificate
+
+  bool empty() const { return cert.empty() && key.empty() && ca.empty(); }
+};
+
+// The files' contents, checked.
+struct Pems {
+  std::string cert;
+  std::string key;
+  std::string ca;
+  // When the first certificate, or one between it and its authority's, expires.
+  absl::Time expiry = absl::InfiniteFuture();
+
+  friend bool operator==(const Pems&, const Pems&) = default;
+};
+
+// Which files there may be: a certificate has its key. `prefix` precedes the fields' names in
+// errors, as in "tls_cert".
+absl::Status CheckFiles(const Files& files, const std::string& prefix);
+
+// Reads the files. Any file may change meanwhile: what is returned fits together. InvalidArgument
+// for what is no certificate or key, or for a key of another certificate, FailedPrecondition for a
+// certificate that is not valid at `now`, Unavailable for files that cannot be read. No error
+// contains a file's contents.
+absl::StatusOr<Pems> Read(const Files& files, const std::string& prefix, absl::Time now);
+
+}  // namespace gradwire::tls
