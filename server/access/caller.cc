@@ -1,0 +1,17 @@
+#include "server/access/caller.h"
+
+#include <algorithm>
+
+#include "absl/strings/match.h"
+#include "absl/strings/strip.h"
+
+namespace gradwire::server {
+
+bool Caller::Covers(const std::string& session) const {
+  return std::any_of(sessions.begin(), sessions.end(), [&](absl::string_view pattern) {
+    if (absl::ConsumeSuffix(&pattern, "*")) return absl::StartsWith(session, pattern);
+    return session == pattern;
+  });
+}
+
+}  // namespace gradwire::server

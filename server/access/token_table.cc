@@ -1,0 +1,144 @@
+#include "server/access/token_table.h"
+
+#include <openssl/evp.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "base/limits.h"
+
+namespace gradwire::server {
+namespace {
+
+constexpr std::size_t kDigestBytes = 32;
+constexpr char kDigestPrefix[] = "sha256:";
+
+std::string DigestOf(const std::string& text) {
+  std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
+  unsigned int bytes = 0;
+  // Fails only without memory; then nothing matches.
+  if (EVP_Digest(text.data(), text.size(), digest.data(), &bytes, EVP_sha256(), nullptr) != 1) {
+    return "";
+  }
+  return {reinterpret_cast<const char*>(digest.data()), bytes};
+}
+
+bool IsNameCharacter(char c) {
+  return absl::ascii_isalnum(static_cast<unsigned char>(c)) || absl::StrContains("._-", c);
+}
+
+bool IsName(absl::string_view text) {
+  return !text.empty() && text.size() <= kMaxSessionNameBytes &&
+         std::all_of(text.begin(), text.end(), IsNameCharacter);
+}
+
+bool IsPattern(absl::string_view text) {
+  const bool any_rest = absl::ConsumeSuffix(&text, "*");
+  return (any_rest && text.empty()) || IsName(text);
+}
+
+// "": it is none.
+std::string DigestIn(const std::string& token) {
+  absl::string_view digits = token;
+  if (absl::ConsumePrefix(&digits, kDigestPrefix)) {
+    const bool hex = std::all_of(digits.begin(), digits.end(), absl::ascii_isxdigit);
+    return hex && digits.size() == 2 * kDigestBytes ? absl::HexStringToBytes(digits) : "";
+  }
+  const bool fits = token.size() >= kLeastTokenBytes && token.size() <= kMostTokenBytes &&
+                    std::all_of(token.begin(), token.end(), absl::ascii_isgraph);
+  return fits ? DigestOf(token) : "";
+}
+
+// A refusal of one part of a line.
+std::string Allowed(const std::string& what, absl::string_view value, const std::string& allowed) {
+  return absl::StrCat(what, " is \"", absl::CHexEscape(value.substr(0, 64)),
+                      "\"; allowed: ", allowed);
+}
+
+// The error's message, if there is one.
+std::string ParseLine(const std::string& line, Caller& caller, std::string& digest) {
+  const std::vector<std::string> words =
+      absl::StrSplit(line, absl::ByAnyChar(" \t\r"), absl::SkipEmpty());
+  if (words.size() != 4) {
+    return absl::StrCat("has ", words.size(), " words; allowed are 4: name, role, sessions, token");
+  }
+  if (!IsName(words[0])) {
+    return Allowed("the name", words[0], "1 to 128 of A-Z, a-z, 0-9, '.', '_', '-'");
+  }
+  caller.identity = words[0];
+  if (words[1] == "member") {
+    caller.role = Role::kMember;
+  } else if (words[1] == "observer") {
+    caller.role = Role::kObserver;
+  } else if (words[1] == "operator") {
+    caller.role = Role::kOperator;
+  } else {
+    return Allowed("the role", words[1], "member, observer, operator");
+  }
+  caller.sessions = absl::StrSplit(words[2], ',');
+  for (const std::string& pattern : caller.sessions) {
+    if (IsPattern(pattern)) continue;
+    return Allowed("a session", pattern, "a name, a beginning with '*' after it, or \"*\"");
+  }
+  digest = DigestIn(words[3]);
+  if (digest.empty()) {
+    return absl::StrCat("has a token that is none; allowed: ", kLeastTokenBytes, " to ",
+                        kMostTokenBytes, " printable characters, or sha256: and 64 digits");
+  }
+  return "";
+}
+
+}  // namespace
+
+absl::StatusOr<TokenTable> TokenTable::Parse(const std::string& text) {
+  TokenTable table;
+  table.text_ = DigestOf(text);
+  std::map<std::string, Caller> by_name;
+  int number = 0;
+  for (const absl::string_view line : absl::StrSplit(text, '\n')) {
+    ++number;
+    const auto bad = [&](const std::string& why) {
+      return absl::InvalidArgumentError(absl::StrCat("line ", number, " ", why));
+    };
+    const absl::string_view stripped = absl::StripAsciiWhitespace(line);
+    if (stripped.empty() || stripped.front() == '#') continue;
+    Caller caller;
+    std::string digest;
+    if (std::string error = ParseLine(std::string(stripped), caller, digest); !error.empty()) {
+      return bad(error);
+    }
+    const auto [first, is_new] = by_name.emplace(caller.identity, caller);
+    if (!is_new &&
+        (first->second.role != caller.role || first->second.sessions != caller.sessions)) {
+      return bad(absl::StrCat("gives \"", caller.identity,
+                              "\" another role or other sessions than a line before; allowed: "
+                              "the same, while a token is replaced"));
+    }
+    if (!table.callers_.emplace(std::move(digest), std::move(caller)).second) {
+      return bad("has the token of a line before; allowed: one line for each token");
+    }
+    if (table.callers_.size() > kMostTokens) {
+      return bad(absl::StrCat("is too much; allowed are ", kMostTokens, " tokens"));
+    }
+  }
+  if (table.callers_.empty()) {
+    return absl::InvalidArgumentError("has no token; allowed: one line for each token");
+  }
+  return table;
+}
+
+const Caller* TokenTable::Find(const std::string& token) const {
+  if (token.size() < kLeastTokenBytes || token.size() > kMostTokenBytes) return nullptr;
+  const auto found = callers_.find(DigestOf(token));
+  return found == callers_.end() ? nullptr : &found->second;
+}
+
+}  // namespace gradwire::server

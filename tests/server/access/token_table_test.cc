@@ -1,0 +1,94 @@
+#include "server/access/token_table.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace gradwire::server {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr char kToken[] = "correct-horse-battery-staple";
+// Of "0123456789abcdef", by sha256sum.
+constexpr char kDigest[] =
+    "sha256:9f9f5111f7b27a781f1f1ddde5ebc2dd2b796bfc7365c9c28b548e564176929f";
+
+TokenTable Parse(const std::string& text) {
+  absl::StatusOr<TokenTable> table = TokenTable::Parse(text);
+  EXPECT_TRUE(table.ok()) << table.status();
+  return table.ok() ? *std::move(table) : TokenTable();
+}
+
+std::string Error(const std::string& text) {
+  return std::string(TokenTable::Parse(text).status().message());
+}
+
+TEST(TokenTable, FindsWhoHasAToken) {
+  const TokenTable table = Parse(absl::StrCat("# comment\n\n  team-a member digits,team-a-*  ",
+                                              kToken, "\r\nwatch\tobserver\t*\t", kDigest));
+  EXPECT_EQ(table.size(), 2);
+  const Caller* const member = table.Find(kToken);
+  ASSERT_NE(member, nullptr);
+  EXPECT_EQ(member->identity, "team-a");
+  EXPECT_EQ(member->role, Role::kMember);
+  EXPECT_THAT(member->sessions, ElementsAre("digits", "team-a-*"));
+  const Caller* const observer = table.Find("0123456789abcdef");
+  ASSERT_NE(observer, nullptr);
+  EXPECT_EQ(observer->role, Role::kObserver);
+}
+
+TEST(TokenTable, OtherTokensAreNobodys) {
+  const TokenTable table = Parse(absl::StrCat("a operator * ", kToken));
+  const std::string digest = std::string(kDigest).substr(7);
+  for (const std::string& token :
+       {std::string(), std::string("guess"), absl::StrCat(kToken, "x"), absl::StrCat(" ", kToken),
+        std::string(kDigest), digest, std::string(10'000, 'a'),
+        std::string(kToken).substr(0, sizeof kToken - 2), std::string(kToken) + '\0'}) {
+    EXPECT_EQ(table.Find(token), nullptr) << token;
+  }
+}
+
+TEST(TokenTable, ACallerCoversItsSessions) {
+  const Caller caller{.sessions = {"digits", "team-a-*"}};
+  for (const char* name : {"digits", "team-a-", "team-a-7"}) EXPECT_TRUE(caller.Covers(name));
+  for (const char* name : {"", "digit", "digits2", "team-a", "xteam-a-1", "*"}) {
+    EXPECT_FALSE(caller.Covers(name)) << name;
+  }
+  EXPECT_TRUE(Caller{}.Covers("anything"));
+  EXPECT_FALSE(Caller{.sessions = {}}.Covers("anything"));
+}
+
+TEST(TokenTable, ATokenMayBeReplaced) {
+  const std::string line = "a member s ";
+  const TokenTable table = Parse(absl::StrCat(line, kToken, "\n", line, kDigest, "\n"));
+  EXPECT_EQ(table.Find(kToken)->identity, table.Find("0123456789abcdef")->identity);
+  EXPECT_THAT(Error(absl::StrCat(line, kToken, "\na operator s ", kDigest)),
+              HasSubstr("line 2 gives \"a\" another role or other sessions"));
+}
+
+TEST(TokenTable, NamesTheLineAndShowsNoToken) {
+  const std::string good = absl::StrCat("a member s ", kToken, "\n");
+  EXPECT_EQ(Error(""), "has no token; allowed: one line for each token");
+  EXPECT_THAT(Error(good + "b member s"), HasSubstr("line 2 has 3 words"));
+  EXPECT_THAT(Error("a/b member s x"), HasSubstr("line 1 the name is \"a/b\""));
+  EXPECT_THAT(Error("a root s x"), HasSubstr("the role is \"root\"; allowed: member, observer"));
+  EXPECT_THAT(Error("a member s,,t x"), HasSubstr("a session is \"\""));
+  EXPECT_THAT(Error("a member *s x"), HasSubstr("a session is \"*s\""));
+  EXPECT_THAT(Error(good + "b member t " + kToken), HasSubstr("line 2 has the token of a line"));
+  for (const std::string& token : {std::string("tooshortsecret"), std::string("sha256:abcd"),
+                                   std::string(kDigest) + "0", std::string(513, 's')}) {
+    const std::string error = Error("a member s " + token);
+    EXPECT_THAT(error, HasSubstr("line 1 has a token that is none"));
+    EXPECT_THAT(error, Not(HasSubstr(token)));
+  }
+  // A word too many may be a token.
+  EXPECT_THAT(Error(absl::StrCat("a member s x ", kToken)), Not(HasSubstr(kToken)));
+}
+
+}  // namespace
+}  // namespace gradwire::server
