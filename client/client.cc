@@ -265,14 +265,14 @@ absl::StatusOr<std::unique_ptr<Client>> client::JoinWith(ClientOptions effective
                                                          client::MemberHook hook) {
   const std::uint64_t start_id = DrawStartId();
   absl::StatusOr<client::Dialer> dialer =
-      client::Dialer::Make(effective.address, TlsFiles(effective));
+      client::Dialer::Make(effective.address, TlsFiles(effective), TokenOf(effective));
   if (!dialer.ok()) return dialer.status();
   std::shared_ptr<grpc::Channel> channel = dialer->Dial();
   client::GroupWish wish;
   if (hook.communicators != nullptr) {
     wish = {.name = hook.node_group, .communicator = hook.communicators->name()};
   }
-  auto membership = client::JoinSession(channel, effective, wish, start_id);
+  auto membership = client::JoinSession(channel, effective, wish, start_id, dialer->access_token());
   if (!membership.ok()) return membership.status();
   const std::string waiting = absl::StrCat(
       "rank ", membership->rank, " waits up to ", absl::FormatDuration(effective.join_timeout),

@@ -45,6 +45,7 @@ ClientOptions WithEnvironment(ClientOptions options) {
       {options.tls.ca, "GRADWIRE_TLS_CA"},
       {options.tls.cert, "GRADWIRE_TLS_CERT"},
       {options.tls.key, "GRADWIRE_TLS_KEY"},
+      {options.token_file, "GRADWIRE_TOKEN_FILE"},
       {options.cuda_library, "GRADWIRE_CUDA_LIBRARY"},
       {options.nccl_library, "GRADWIRE_NCCL_LIBRARY"},
       {options.node_group, "GRADWIRE_NODE_GROUP"},
@@ -59,6 +60,10 @@ ClientOptions WithEnvironment(ClientOptions options) {
 
 tls::Files TlsFiles(const ClientOptions& options) {
   return {.cert = options.tls.cert, .key = options.tls.key, .ca = options.tls.ca};
+}
+
+tls::TokenSource TokenOf(const ClientOptions& options) {
+  return {.file = options.token_file, .value = Environment("GRADWIRE_TOKEN")};
 }
 
 void SayWait(const std::function<void(const std::string& line)>& on_wait, const std::string& line) {

@@ -7,16 +7,19 @@
 #include <vector>
 
 #include "gradwire/client.h"
+#include "proto/tls/access_token.h"
 #include "proto/tls/pem.h"
 
 namespace gradwire {
 
 // Fills empty texts from the environment: `address` from GRADWIRE_ADDRESS, `tls.ca` from
-// GRADWIRE_TLS_CA, and session, tls.cert, tls.key, cuda_library, nccl_library and node_group in the
-// same way.
+// GRADWIRE_TLS_CA, and session, tls.cert, tls.key, token_file, cuda_library, nccl_library and
+// node_group in the same way.
 ClientOptions WithEnvironment(ClientOptions options);
 
 tls::Files TlsFiles(const ClientOptions& options);
+// With the variable GRADWIRE_TOKEN.
+tls::TokenSource TokenOf(const ClientOptions& options);
 
 // What Client::SetDrawPlan takes, from a member of this rank whose model has so many parameters:
 // FailedPrecondition for a rank other than 0, InvalidArgument for buckets that are no plan.

@@ -7,6 +7,7 @@
 #include "base/mutants.h"
 #include "client/runtime/member_hook.h"
 #include "gradwire/hooks/registry.h"
+#include "proto/tls/access_token.h"
 
 namespace gradwire::client {
 namespace {
@@ -70,10 +71,11 @@ Runtime::Runtime(ClientOptions options, JoinResult membership, std::uint64_t sta
       group_(std::move(hook.device), std::move(hook.communicators), GroupOptions(options_)),
       hook_(std::move(hook.hook)),
       dialer_(std::move(dialer)),
-      sends_digests_(!IsThisHost(options_.address) && !dialer_.encrypts()),
+      sends_digests_(!tls::IsThisHost(options_.address) && !dialer_.encrypts()),
       events_(std::move(events)),
       gradients_(std::make_shared<GradientMemory>()),
       channel_(std::move(channel)),
+      access_token_(dialer_.access_token()),
       step_(membership_.next_step),
       member_(CoreOptions(options_, membership_), hook_.get(), TakesWholeBuckets(options_.hook)),
       connection_(options_.address, membership_, start_id_, events_, std::move(poller)) {}
@@ -233,6 +235,7 @@ std::shared_ptr<grpc::Channel> Runtime::NewChannel() {
   auto channel = dialer_.Dial();
   MutexLock lock(shared_mutex_);
   channel_ = channel;
+  access_token_ = dialer_.access_token();
   return channel;
 }
 

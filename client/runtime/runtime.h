@@ -130,6 +130,7 @@ class Runtime final : private EventHandler {
   absl::StatusOr<wire::PayloadRef> Encode(const SendChunkEffect& effect,
                                           std::optional<wire::SharedBytes>& shared);
   std::shared_ptr<grpc::Channel> channel() const GRADWIRE_EXCLUDES(shared_mutex_);
+  std::string access_token() const GRADWIRE_EXCLUDES(shared_mutex_);
 
   void Apply(Effects effects);
   void On(SendFrameEffect& effect);
@@ -169,6 +170,7 @@ class Runtime final : private EventHandler {
 
   mutable Mutex shared_mutex_;
   std::shared_ptr<grpc::Channel> channel_ GRADWIRE_GUARDED_BY(shared_mutex_);
+  std::string access_token_ GRADWIRE_GUARDED_BY(shared_mutex_);  // for calls on it
   ClientMetrics metrics_ GRADWIRE_GUARDED_BY(shared_mutex_);
   BucketStats stats_ GRADWIRE_GUARDED_BY(shared_mutex_);
   std::atomic<std::int64_t>

@@ -40,18 +40,23 @@ std::shared_ptr<grpc::Channel> Runtime::channel() const {
   return channel_;
 }
 
+std::string Runtime::access_token() const {
+  MutexLock lock(shared_mutex_);
+  return access_token_;
+}
+
 absl::Status Runtime::CallLeave(absl::Duration timeout) const {
-  return LeaveSession(channel(), membership_.token, start_id_, timeout);
+  return LeaveSession(channel(), membership_.token, start_id_, access_token(), timeout);
 }
 
 absl::StatusOr<std::string> Runtime::CallExport(absl::Duration timeout) const {
   const auto stub = v1::AdminService::NewStub(channel());
-  return wire::FetchState(*stub, options_.session, timeout);
+  return wire::FetchState(*stub, options_.session, access_token(), timeout);
 }
 
 absl::Status Runtime::CallImport(const std::string& state, absl::Duration timeout) const {
   const auto stub = v1::AdminService::NewStub(channel());
-  return wire::ReplaceState(*stub, options_.session, state, timeout).status();
+  return wire::ReplaceState(*stub, options_.session, state, access_token(), timeout).status();
 }
 
 }  // namespace gradwire::client

@@ -38,9 +38,11 @@ void Runtime::OpenStream(std::shared_ptr<grpc::Channel> channel) {
   }
   // With shared memory large payloads rarely travel in frames, so a bulk lane is not worth it.
   if (memory_ != nullptr) {
-    return connection_.Open(std::move(channel), nullptr, member_.step(), memory_->attachment());
+    return connection_.Open(std::move(channel), nullptr, access_token(), member_.step(),
+                            memory_->attachment());
   }
-  connection_.Open(std::move(channel), WantsBulk() ? dialer_.Dial() : nullptr, member_.step(), 0);
+  connection_.Open(std::move(channel), WantsBulk() ? dialer_.Dial() : nullptr, access_token(),
+                   member_.step(), 0);
 }
 
 bool Runtime::LiesInSharedMemory(const TensorView& buffer) {

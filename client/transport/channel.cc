@@ -162,34 +162,33 @@ std::string AskFor(const std::string& error, const ClientOptions& options) {
 
 }  // namespace
 
-// Data to and from this host does not leave memory, so it needs no digests.
-bool IsThisHost(const std::string& address) {
-  for (const char* prefix : {"unix:", "unix-abstract:", "localhost:", "127.", "[::1]:",
-                             "dns:///localhost:", "dns:///127.", "ipv4:127.", "ipv6:[::1]:"}) {
-    if (address.rfind(prefix, 0) == 0) return true;
+absl::Status Dialer::Read() {
+  auto credentials = tls::ChannelCredentials(address_, files_);
+  if (!credentials.ok()) return credentials.status();
+  absl::StatusOr<std::string> token = tls::ReadAccessToken(token_);
+  if (!token.ok()) return token.status();
+  const bool encrypts = !files_.ca.empty() && !tls::IsUnixSocket(address_);
+  if (absl::Status safe = tls::CheckTokenTravelsSafely(!token->empty(), encrypts, address_);
+      !safe.ok()) {
+    return safe;
   }
-  return false;
+  credentials_ = *std::move(credentials);
+  access_token_ = *std::move(token);
+  encrypts_ = encrypts;
+  return absl::OkStatus();
 }
 
-Dialer::Dialer(std::string address, tls::Files files,
-               std::shared_ptr<grpc::ChannelCredentials> credentials)
-    : address_(std::move(address)),
-      files_(std::move(files)),
-      credentials_(std::move(credentials)),
-      encrypts_(!files_.ca.empty() && !tls::IsUnixSocket(address_)) {}
-
-absl::StatusOr<Dialer> Dialer::Make(const std::string& address, const tls::Files& files) {
+absl::StatusOr<Dialer> Dialer::Make(const std::string& address, const tls::Files& files,
+                                    tls::TokenSource token) {
   wire::KeepGrpc();
   wire::KeepFreedMemory();
-  auto credentials = tls::ChannelCredentials(address, files);
-  if (!credentials.ok()) return credentials.status();
-  return Dialer(address, files, *std::move(credentials));
+  Dialer dialer(address, files, std::move(token));
+  if (absl::Status read = dialer.Read(); !read.ok()) return read;
+  return dialer;
 }
 
 std::shared_ptr<grpc::Channel> Dialer::Dial() {
-  if (encrypts_) {
-    if (auto read = tls::ChannelCredentials(address_, files_); read.ok()) credentials_ = *read;
-  }
+  Read().IgnoreError();
   constexpr int max_message = static_cast<int>(kMaxChunkBytes) + 64 * 1024;
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(max_message);
@@ -221,7 +220,7 @@ std::shared_ptr<grpc::Channel> Dialer::Dial() {
 
 absl::StatusOr<JoinResult> JoinSession(const std::shared_ptr<grpc::Channel>& channel,
                                        const ClientOptions& options, const GroupWish& wish,
-                                       std::uint64_t start_id) {
+                                       std::uint64_t start_id, const std::string& access_token) {
   const auto stub = v1::AggregationService::NewStub(channel);
   const v1::JoinRequest request = MakeRequest(options, wish, start_id);
   const auto begin = std::chrono::system_clock::now();
@@ -236,6 +235,7 @@ absl::StatusOr<JoinResult> JoinSession(const std::shared_ptr<grpc::Channel>& cha
   while (true) {
     grpc::ClientContext context;
     context.set_deadline(end_of_try);
+    tls::AddAccessToken(access_token, context);
     v1::JoinResponse response;
     const grpc::Status status = JoinOnce(*stub, context, request, options, response);
     if (status.ok()) return Checked(response, options);
@@ -268,10 +268,12 @@ absl::StatusOr<JoinResult> JoinSession(const std::shared_ptr<grpc::Channel>& cha
 }
 
 absl::Status LeaveSession(const std::shared_ptr<grpc::Channel>& channel, const std::string& token,
-                          std::uint64_t start_id, absl::Duration timeout) {
+                          std::uint64_t start_id, const std::string& access_token,
+                          absl::Duration timeout) {
   const auto stub = v1::AggregationService::NewStub(channel);
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + absl::ToChronoNanoseconds(timeout));
+  tls::AddAccessToken(access_token, context);
   v1::LeaveRequest request;
   request.set_token(token);
   request.set_start_id(start_id);

@@ -7,11 +7,13 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/limits.h"
 #include "gradwire/client.h"
+#include "proto/tls/access_token.h"
 #include "proto/tls/pem.h"
 
 namespace gradwire::client {
@@ -34,29 +36,33 @@ struct JoinResult {
   absl::Duration resume_grace = absl::ZeroDuration();
 };
 
-// A unix socket or a loopback address.
-bool IsThisHost(const std::string& address);
-
 // Makes channels to one address.
 class Dialer {
  public:
-  // Errors: tls::ChannelCredentials'.
-  static absl::StatusOr<Dialer> Make(const std::string& address, const tls::Files& files);
+  // Errors: those of the functions in proto/tls.
+  static absl::StatusOr<Dialer> Make(const std::string& address, const tls::Files& files,
+                                     tls::TokenSource token = {});
 
-  // A connection of its own: channels with equal arguments share none. Reads the TLS files again,
-  // because certificates are replaced; while they do not fit together, the last ones that did
+  // A connection of its own: channels with equal arguments share none. Reads the TLS files and the
+  // access token again, because they are replaced; while they do not fit, the last ones that did
   // count.
   std::shared_ptr<grpc::Channel> Dial();
+
+  // For calls on the channel; "": there is none.
+  const std::string& access_token() const { return access_token_; }
 
   // Whether what is sent is encrypted, and so arrives as it was sent.
   bool encrypts() const { return encrypts_; }
 
  private:
-  Dialer(std::string address, tls::Files files,
-         std::shared_ptr<grpc::ChannelCredentials> credentials);
+  Dialer(std::string address, tls::Files files, tls::TokenSource token)
+      : address_(std::move(address)), files_(std::move(files)), token_(std::move(token)) {}
+  absl::Status Read();
 
   std::string address_;
   tls::Files files_;
+  tls::TokenSource token_;
+  std::string access_token_;
   std::shared_ptr<grpc::ChannelCredentials> credentials_;
   bool encrypts_ = false;
 };
@@ -71,9 +77,11 @@ struct GroupWish {
 // wire::ReadingTime have passed. Says so after 1 s.
 absl::StatusOr<JoinResult> JoinSession(const std::shared_ptr<grpc::Channel>& channel,
                                        const ClientOptions& options, const GroupWish& wish,
-                                       std::uint64_t start_id);
+                                       std::uint64_t start_id, const std::string& access_token);
 
+// `token`: the membership's.
 absl::Status LeaveSession(const std::shared_ptr<grpc::Channel>& channel, const std::string& token,
-                          std::uint64_t start_id, absl::Duration timeout);
+                          std::uint64_t start_id, const std::string& access_token,
+                          absl::Duration timeout);
 
 }  // namespace gradwire::client

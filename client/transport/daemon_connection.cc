@@ -55,7 +55,8 @@ bool DaemonConnection::may_have_bulk() const { return bulk_failures_ < kBulkTrie
 std::string DaemonConnection::Daemon() const { return absl::StrCat("the daemon at ", address_); }
 
 void DaemonConnection::Open(std::shared_ptr<grpc::Channel> channel,
-                            const std::shared_ptr<grpc::Channel>& bulk, std::int64_t step,
+                            const std::shared_ptr<grpc::Channel>& bulk,
+                            const std::string& access_token, std::int64_t step,
                             std::uint64_t memory) {
   connection_ = events_->BeginConnection();
   channel_ = std::move(channel);
@@ -80,7 +81,8 @@ void DaemonConnection::Open(std::shared_ptr<grpc::Channel> channel,
         ExchangeStream::Start(on, poller_, events_,
                               {.max_payload_bytes = membership_.chunk_bytes,
                                .source = {.lane = lane, .connection = connection_},
-                               .paired = paired});
+                               .paired = paired,
+                               .access_token = access_token});
   }
   sender_.QueueHello({.header = hello});
 }

@@ -30,7 +30,7 @@ class DaemonConnection {
   // Begins a stream with its Hello. `memory`: the attachment of shared memory; 0: none. `bulk`: the
   // channel of its bulk lane, another one; null: there is none.
   void Open(std::shared_ptr<grpc::Channel> channel, const std::shared_ptr<grpc::Channel>& bulk,
-            std::int64_t step, std::uint64_t memory);
+            const std::string& access_token, std::int64_t step, std::uint64_t memory);
 
   // False: bulk lanes to this daemon fail or break soon. Everything also works without one.
   bool may_have_bulk() const;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/tls/access_token.h"
 #include "proto/wire/codec.h"
 #include "proto/wire/status.h"
 
@@ -52,6 +53,7 @@ std::shared_ptr<ExchangeStream> ExchangeStream::Start(const std::shared_ptr<grpc
   // gRPC holds raw tags into the stream, so the stream keeps itself alive until nothing is in
   // flight.
   stream->self_ = stream;
+  tls::AddAccessToken(options.access_token, stream->context_);
   stream->context_.set_initial_metadata_corked(true);  // the first write takes it along
   stream->call_ =
       grpc::GenericStub(channel).PrepareCall(&stream->context_, method, stream->poller_->queue());

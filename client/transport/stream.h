@@ -7,6 +7,7 @@
 #include <grpcpp/support/byte_buffer.h>
 
 #include <memory>
+#include <string>
 
 #include "base/sync.h"
 #include "client/transport/event_queue.h"
@@ -22,7 +23,8 @@ class ExchangeStream final {
   struct Options {
     std::size_t max_payload_bytes = 0;
     Source source{};
-    bool paired = false;  // it is one of two lanes
+    bool paired = false;            // it is one of two lanes
+    std::string access_token = {};  // "": there is none
   };
   static std::shared_ptr<ExchangeStream> Start(const std::shared_ptr<grpc::Channel>& channel,
                                                std::shared_ptr<Poller> poller,

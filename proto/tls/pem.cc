@@ -50,31 +50,6 @@ std::string Quoted(const std::string& field, const std::string& path) {
   return absl::StrCat(field, " \"", path, "\"");
 }
 
-absl::StatusOr<std::string> ReadText(const std::string& name, const std::string& path) {
-  const auto failed = [&](const std::string& why) {
-    return absl::UnavailableError(absl::StrCat(name, " cannot be read: ", why));
-  };
-  // Opening a pipe would otherwise wait for its writer.
-  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!fd.valid()) return failed(std::strerror(errno));
-  struct stat info {};
-  if (fstat(fd.get(), &info) != 0) return failed(std::strerror(errno));
-  if (!S_ISREG(info.st_mode)) return failed("it is no file");
-  std::string text;
-  std::array<char, 16384> part;
-  while (true) {
-    const ssize_t bytes = read(fd.get(), part.data(), part.size());
-    if (bytes < 0 && errno == EINTR) continue;
-    if (bytes < 0) return failed(std::strerror(errno));
-    if (bytes == 0) return text;
-    text.append(part.data(), static_cast<std::size_t>(bytes));
-    if (text.size() > kMaxBytes) {
-      return absl::InvalidArgumentError(absl::StrCat(name, " has more than ", kMaxBytes,
-                                                     " bytes; allowed: PEM files up to that"));
-    }
-  }
-}
-
 Bio Over(const std::string& text) {
   return Bio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
 }
@@ -128,6 +103,31 @@ absl::Status CheckValid(const std::string& name, const X509& certificate, absl::
 
 }  // namespace
 
+absl::StatusOr<std::string> ReadSmallFile(const std::string& name, const std::string& path) {
+  const auto failed = [&](const std::string& why) {
+    return absl::UnavailableError(absl::StrCat(name, " cannot be read: ", why));
+  };
+  // Opening a pipe would otherwise wait for its writer.
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!fd.valid()) return failed(std::strerror(errno));
+  struct stat info {};
+  if (fstat(fd.get(), &info) != 0) return failed(std::strerror(errno));
+  if (!S_ISREG(info.st_mode)) return failed("it is no file");
+  std::string text;
+  std::array<char, 16384> part;
+  while (true) {
+    const ssize_t bytes = read(fd.get(), part.data(), part.size());
+    if (bytes < 0 && errno == EINTR) continue;
+    if (bytes < 0) return failed(std::strerror(errno));
+    if (bytes == 0) return text;
+    text.append(part.data(), static_cast<std::size_t>(bytes));
+    if (text.size() > kMaxBytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, " has more than ", kMaxBytes, " bytes; allowed: files up to that"));
+    }
+  }
+}
+
 absl::Status CheckFiles(const Files& files, const std::string& prefix) {
   if (files.cert.empty() == files.key.empty()) return absl::OkStatus();
   const bool lacks_key = files.key.empty();
@@ -143,9 +143,9 @@ absl::StatusOr<Pems> Read(const Files& files, const std::string& prefix, absl::T
   if (!files.cert.empty()) {
     const std::string cert_name = Quoted(absl::StrCat(prefix, "cert"), files.cert);
     const std::string key_name = Quoted(absl::StrCat(prefix, "key"), files.key);
-    absl::StatusOr<std::string> cert = ReadText(cert_name, files.cert);
+    absl::StatusOr<std::string> cert = ReadSmallFile(cert_name, files.cert);
     if (!cert.ok()) return cert.status();
-    absl::StatusOr<std::string> key = ReadText(key_name, files.key);
+    absl::StatusOr<std::string> key = ReadSmallFile(key_name, files.key);
     if (!key.ok()) return key.status();
     const auto chain = Certificates(cert_name, *cert);
     if (!chain.ok()) return chain.status();
@@ -165,7 +165,7 @@ absl::StatusOr<Pems> Read(const Files& files, const std::string& prefix, absl::T
   }
   if (!files.ca.empty()) {
     const std::string name = Quoted(absl::StrCat(prefix, "ca"), files.ca);
-    absl::StatusOr<std::string> ca = ReadText(name, files.ca);
+    absl::StatusOr<std::string> ca = ReadSmallFile(name, files.ca);
     if (!ca.ok()) return ca.status();
     if (const auto all = Certificates(name, *ca); !all.ok()) return all.status();
     pems.ca = *std::move(ca);

@@ -28,6 +28,9 @@ struct Pems {
   friend bool operator==(const Pems&, const Pems&) = default;
 };
 
+// The contents of a file of at most 1 MiB. `name` begins the errors.
+absl::StatusOr<std::string> ReadSmallFile(const std::string& name, const std::string& path);
+
 // Which files there may be: a certificate has its key. `prefix` precedes the fields' names in
 // errors, as in "tls_cert".
 absl::Status CheckFiles(const Files& files, const std::string& prefix);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "proto/tls/access_token.h"
 #include "proto/wire/status.h"
 
 namespace gradwire::wire {
@@ -19,9 +20,11 @@ std::chrono::system_clock::time_point In(absl::Duration timeout) {
 }  // namespace
 
 absl::StatusOr<std::string> FetchState(v1::AdminService::StubInterface& stub,
-                                       const std::string& session, absl::Duration timeout) {
+                                       const std::string& session, const std::string& access_token,
+                                       absl::Duration timeout) {
   grpc::ClientContext context;
   context.set_deadline(In(timeout));
+  tls::AddAccessToken(access_token, context);
   v1::ExportStateRequest request;
   request.set_session(session);
   const auto reader = stub.ExportState(&context, request);
@@ -34,9 +37,10 @@ absl::StatusOr<std::string> FetchState(v1::AdminService::StubInterface& stub,
 
 absl::StatusOr<std::int64_t> ReplaceState(v1::AdminService::StubInterface& stub,
                                           const std::string& session, const std::string& state,
-                                          absl::Duration timeout) {
+                                          const std::string& access_token, absl::Duration timeout) {
   grpc::ClientContext context;
   context.set_deadline(In(timeout));
+  tls::AddAccessToken(access_token, context);
   v1::ImportStateResponse response;
   const auto writer = stub.ImportState(&context, &response);
   v1::ImportStateRequest piece;

@@ -12,11 +12,12 @@ namespace gradwire::wire {
 
 // The state as the bytes of a safetensors file.
 absl::StatusOr<std::string> FetchState(v1::AdminService::StubInterface& stub,
-                                       const std::string& session, absl::Duration timeout);
+                                       const std::string& session, const std::string& access_token,
+                                       absl::Duration timeout);
 
 // Returns the state's iteration.
 absl::StatusOr<std::int64_t> ReplaceState(v1::AdminService::StubInterface& stub,
                                           const std::string& session, const std::string& state,
-                                          absl::Duration timeout);
+                                          const std::string& access_token, absl::Duration timeout);
 
 }  // namespace gradwire::wire

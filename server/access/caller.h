@@ -12,12 +12,15 @@ enum class Role {
   kOperator,  // may do everything
 };
 
+// Of all callers on a unix socket, which lets in the daemon's own user only.
+inline constexpr char kLocalIdentity[] = "local";
+
 // What the connection and the token of a call prove. Where the daemon asks for no tokens, every
 // caller is an operator.
 struct Caller {
   // Names the caller in the log, and is the same in all calls of one member: those with another
   // identity cannot use its membership. Escaped, and at most kMaxIdentityBytes.
-  std::string identity = "local";
+  std::string identity = kLocalIdentity;
   Role role = Role::kOperator;
   // Names of sessions; "*" at the end stands for any rest.
   std::vector<std::string> sessions = {"*"};
@@ -26,6 +29,6 @@ struct Caller {
   bool Covers(const std::string& session) const;
 };
 
-inline constexpr std::size_t kMaxIdentityBytes = 256;
+inline constexpr std::size_t kMaxIdentityBytes = 512;
 
 }  // namespace gradwire::server

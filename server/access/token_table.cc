@@ -21,16 +21,6 @@ namespace {
 constexpr std::size_t kDigestBytes = 32;
 constexpr char kDigestPrefix[] = "sha256:";
 
-std::string DigestOf(const std::string& text) {
-  std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
-  unsigned int bytes = 0;
-  // Fails only without memory; then nothing matches.
-  if (EVP_Digest(text.data(), text.size(), digest.data(), &bytes, EVP_sha256(), nullptr) != 1) {
-    return "";
-  }
-  return {reinterpret_cast<const char*>(digest.data()), bytes};
-}
-
 bool IsNameCharacter(char c) {
   return absl::ascii_isalnum(static_cast<unsigned char>(c)) || absl::StrContains("._-", c);
 }
@@ -54,7 +44,7 @@ std::string DigestIn(const std::string& token) {
   }
   const bool fits = token.size() >= kLeastTokenBytes && token.size() <= kMostTokenBytes &&
                     std::all_of(token.begin(), token.end(), absl::ascii_isgraph);
-  return fits ? DigestOf(token) : "";
+  return fits ? Sha256(token) : "";
 }
 
 // A refusal of one part of a line.
@@ -98,9 +88,19 @@ std::string ParseLine(const std::string& line, Caller& caller, std::string& dige
 
 }  // namespace
 
+std::string Sha256(const std::string& text) {
+  std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
+  unsigned int bytes = 0;
+  // Fails only without memory; then nothing matches.
+  if (EVP_Digest(text.data(), text.size(), digest.data(), &bytes, EVP_sha256(), nullptr) != 1) {
+    return "";
+  }
+  return {reinterpret_cast<const char*>(digest.data()), bytes};
+}
+
 absl::StatusOr<TokenTable> TokenTable::Parse(const std::string& text) {
   TokenTable table;
-  table.text_ = DigestOf(text);
+  table.text_ = Sha256(text);
   std::map<std::string, Caller> by_name;
   int number = 0;
   for (const absl::string_view line : absl::StrSplit(text, '\n')) {
@@ -137,7 +137,7 @@ absl::StatusOr<TokenTable> TokenTable::Parse(const std::string& text) {
 
 const Caller* TokenTable::Find(const std::string& token) const {
   if (token.size() < kLeastTokenBytes || token.size() > kMostTokenBytes) return nullptr;
-  const auto found = callers_.find(DigestOf(token));
+  const auto found = callers_.find(Sha256(token));
   return found == callers_.end() ? nullptr : &found->second;
 }
 

@@ -38,6 +38,9 @@ class TokenTable {
   std::map<std::string, Caller> callers_;  // by the token's digest
 };
 
+// 32 bytes.
+std::string Sha256(const std::string& text);
+
 inline constexpr std::size_t kLeastTokenBytes = 16;
 inline constexpr std::size_t kMostTokenBytes = 512;
 inline constexpr std::size_t kMostTokens = 10'000;

@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gradwire/v1/admin.grpc.pb.h"
+#include "proto/tls/access_token.h"
 #include "proto/tls/channel_credentials.h"
 #include "proto/wire/state_calls.h"
 #include "proto/wire/status.h"
@@ -24,14 +25,28 @@ namespace {
 // gRPC's default of 4 MiB is too small for many sessions with many members.
 constexpr int kMaxAnswer = 64 << 20;
 
-absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const Target& target) {
+// How to reach a daemon.
+struct Line {
+  std::shared_ptr<grpc::Channel> channel;
+  std::string access_token;
+};
+
+absl::StatusOr<Line> Connect(const Target& target) {
   const auto credentials = tls::ChannelCredentials(target.address, target.tls);
   if (!credentials.ok()) return credentials.status();
+  absl::StatusOr<std::string> token = tls::ReadAccessToken({.file = target.token_file});
+  if (!token.ok()) return token.status();
+  if (absl::Status safe =
+          tls::CheckTokenTravelsSafely(!token->empty(), !target.tls.ca.empty(), target.address);
+      !safe.ok()) {
+    return safe;
+  }
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxAnswer);
   // A proxy from the environment could not reach a daemon that listens on the loopback address.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  return grpc::CreateCustomChannel(target.address, *credentials, arguments);
+  return Line{.channel = grpc::CreateCustomChannel(target.address, *credentials, arguments),
+              .access_token = *std::move(token)};
 }
 
 // With a hint where TLS explains the error.
@@ -55,11 +70,12 @@ using Method = grpc::Status (v1::AdminService::Stub::*)(grpc::ClientContext*, co
 template <typename Request, typename Response>
 absl::StatusOr<Response> Call(const Target& target, Method<Request, Response> method,
                               const Request& request) {
-  const auto channel = Connect(target);
-  if (!channel.ok()) return channel.status();
-  const auto stub = v1::AdminService::NewStub(*channel);
+  const auto line = Connect(target);
+  if (!line.ok()) return line.status();
+  const auto stub = v1::AdminService::NewStub(line->channel);
   grpc::ClientContext context;
   SetDeadline(target, context);
+  tls::AddAccessToken(line->access_token, context);
   Response response;
   const grpc::Status status = ((*stub).*method)(&context, request, &response);
   if (!status.ok()) return Refused(target, status);
@@ -85,25 +101,25 @@ absl::StatusOr<v1::SessionStatus> GetSession(const Target& target, const std::st
 }
 
 absl::StatusOr<std::string> ExportState(const Target& target, const std::string& session) {
-  const auto channel = Connect(target);
-  if (!channel.ok()) return channel.status();
-  const auto stub = v1::AdminService::NewStub(*channel);
-  return wire::FetchState(*stub, session, target.timeout);
+  const auto line = Connect(target);
+  if (!line.ok()) return line.status();
+  const auto stub = v1::AdminService::NewStub(line->channel);
+  return wire::FetchState(*stub, session, line->access_token, target.timeout);
 }
 
 absl::StatusOr<std::int64_t> ImportState(const Target& target, const std::string& session,
                                          const std::string& state) {
-  const auto channel = Connect(target);
-  if (!channel.ok()) return channel.status();
-  const auto stub = v1::AdminService::NewStub(*channel);
-  return wire::ReplaceState(*stub, session, state, target.timeout);
+  const auto line = Connect(target);
+  if (!line.ok()) return line.status();
+  const auto stub = v1::AdminService::NewStub(line->channel);
+  return wire::ReplaceState(*stub, session, state, line->access_token, target.timeout);
 }
 
 absl::StatusOr<bool> IsServing(const Target& target, const std::string& service) {
   // HealthCheckRequest {string service = 1;} and HealthCheckResponse {ServingStatus status = 1;} as
   // fields that Empty does not know: Debian ships no generated code for them.
-  const auto channel = Connect(target);
-  if (!channel.ok()) return channel.status();
+  const auto line = Connect(target);
+  if (!line.ok()) return line.status();
   using google::protobuf::Empty;
   using google::protobuf::UnknownField;
   constexpr int kField = 1;
@@ -113,9 +129,10 @@ absl::StatusOr<bool> IsServing(const Target& target, const std::string& service)
   Empty response;
   grpc::ClientContext context;
   SetDeadline(target, context);
+  tls::AddAccessToken(line->access_token, context);
   // The generic stub has no blocking call.
   std::promise<grpc::Status> done;
-  grpc::TemplatedGenericStub<Empty, Empty> stub(*channel);
+  grpc::TemplatedGenericStub<Empty, Empty> stub(line->channel);
   stub.UnaryCall(&context, "/grpc.health.v1.Health/Check", grpc::StubOptions(), &request, &response,
                  [&done](grpc::Status status) { done.set_value(std::move(status)); });
   const grpc::Status status = done.get_future().get();

@@ -14,6 +14,7 @@ namespace gradwire::ctl {
 struct Target {
   std::string address;
   tls::Files tls = {};
+  std::string token_file = {};
   absl::Duration timeout;
 };
 

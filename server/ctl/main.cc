@@ -35,16 +35,21 @@ struct Flags {
   std::string session;
   std::string file;
   tls::Files tls = {};
+  std::string token_file;
   double timeout_s = 5;
   bool watch = false;
 
   Target target() const {
-    return {.address = address, .tls = tls, .timeout = absl::Seconds(timeout_s)};
+    return {.address = address,
+            .tls = tls,
+            .token_file = token_file,
+            .timeout = absl::Seconds(timeout_s)};
   }
   // A state takes longer than an answer.
   Target state_target() const {
     return {.address = address,
             .tls = tls,
+            .token_file = token_file,
             .timeout = absl::Seconds(std::max(timeout_s, kStateSeconds))};
   }
   bool json() const { return format == "json"; }
@@ -158,6 +163,8 @@ int Main(int argc, const char* const* argv) {
       ->envname("GRADWIRE_TLS_CERT");
   app.add_option("--tls-key", flags.tls.key, "The certificate's private key")
       ->envname("GRADWIRE_TLS_KEY");
+  app.add_option("--token-file", flags.token_file, "File with the token that the daemon asks for")
+      ->envname("GRADWIRE_TOKEN_FILE");
   app.add_option("--timeout", flags.timeout_s, "Seconds for each call")
       ->envname("GRADWIRE_TIMEOUT")
       ->check(CLI::Range(0.001, 3600.0));

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -14,7 +15,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/time/time.h"
 #include "base/printable.h"
-#include "base/sync.h"
+#include "server/daemon/line_limit.h"
 
 namespace gradwire::server {
 namespace {
@@ -24,38 +25,19 @@ std::string Quoted(const std::string& text) {
   return absl::StrReplaceAll(text, {{"\"", "\\\""}, {"\\", "\\\\"}});
 }
 
-// What gRPC says, of which a peer can cause as much as it likes: each broken handshake is a line.
-class GrpcLines {
- public:
-  void Take(const gpr_log_func_args& line) GRADWIRE_EXCLUDES(mutex_) {
-    const auto now = std::chrono::steady_clock::now();
-    int dropped = 0;
-    {
-      MutexLock lock(mutex_);
-      if (now >= second_ + std::chrono::seconds(1)) {
-        dropped = std::exchange(dropped_, 0);
-        second_ = now;
-        lines_ = 0;
-      }
-      if (++lines_ > kLinesPerSecond) {
-        ++dropped_;
-        return;
-      }
-    }
-    if (dropped > 0) spdlog::warn("gRPC: {} more lines", dropped);
-    // To gRPC an error is what its user did not expect. The daemon goes on.
-    const bool debug = line.severity == GPR_LOG_SEVERITY_DEBUG;
-    spdlog::log(debug ? spdlog::level::debug : spdlog::level::warn, "gRPC: {}", line.message);
-  }
+constexpr int kGrpcLinesPerSecond = 5;
 
- private:
-  static constexpr int kLinesPerSecond = 5;
-
-  Mutex mutex_;
-  std::chrono::steady_clock::time_point second_ GRADWIRE_GUARDED_BY(mutex_);
-  int lines_ GRADWIRE_GUARDED_BY(mutex_) = 0;
-  int dropped_ GRADWIRE_GUARDED_BY(mutex_) = 0;
-};
+// Each broken handshake is a line of gRPC's.
+void TakeGrpcLine(gpr_log_func_args* line) {
+  // Never destroyed: gRPC's threads may outlive main.
+  static LineLimit& limit = *new LineLimit(kGrpcLinesPerSecond);
+  const std::optional<int> left_out = limit.Allow(std::chrono::steady_clock::now());
+  if (!left_out) return;
+  if (*left_out > 0) spdlog::warn("gRPC: {} more lines", *left_out);
+  // To gRPC an error is what its user did not expect. The daemon goes on.
+  const bool debug = line->severity == GPR_LOG_SEVERITY_DEBUG;
+  spdlog::log(debug ? spdlog::level::debug : spdlog::level::warn, "gRPC: {}", line->message);
+}
 
 class LineFormatter final : public spdlog::formatter {
  public:
@@ -93,11 +75,7 @@ void SetUpLog(const std::string& level, const std::string& format) {
   // Every line at once, so that the last ones survive a crash.
   logger->flush_on(spdlog::level::trace);
   spdlog::set_default_logger(std::move(logger));
-  gpr_set_log_function([](gpr_log_func_args* line) {
-    // Never destroyed: gRPC's threads may outlive main.
-    static GrpcLines& lines = *new GrpcLines;
-    lines.Take(*line);
-  });
+  gpr_set_log_function(TakeGrpcLine);
 }
 
 }  // namespace gradwire::server

@@ -154,6 +154,8 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
   add("tls-client-ca", options.tls.ca,
       "Authorities of clients' certificates, a PEM file; clients without one are refused")
       ->type_name("PATH");
+  add("tokens", options.tokens, "Lines of name, role, sessions and token: who may do what over TCP")
+      ->type_name("PATH");
   add("max-connections", options.max_connections,
       "Maximum number of connections; further ones are reset");
   add("max-sessions", options.max_sessions, "Maximum number of sessions");

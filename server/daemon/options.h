@@ -21,6 +21,9 @@ struct ServerOptions {
   // What TCP addresses use; the files are read again when they change. Without a certificate: no
   // TLS. With `ca`: clients must have a certificate that it has signed.
   tls::Files tls = {};
+  // Who may do what on TCP addresses: see TokenTable. Read again when it changes. Empty: everybody
+  // who can connect may do everything.
+  std::string tokens = {};
   int max_connections = 4096;  // a member may have two
   int max_sessions = 256;
   // Upper bound of what all sessions together may make the daemon hold. "80%" is a part of the

@@ -12,6 +12,15 @@ namespace {
 
 constexpr absl::Duration kReload = absl::Seconds(1);
 
+// Whether there is something new. Logs an error once. Whoever replaces files writes one after the
+// other, so an error may last for a moment only.
+bool SayReload(const std::string& what, const absl::StatusOr<bool>& changed, std::string& last) {
+  const std::string error(changed.status().message());
+  if (!error.empty() && error != last) spdlog::error("{} stays as it was: {}", what, error);
+  last = error;
+  return changed.ok() && *changed;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Ports>> Ports::Open(const ServerOptions& options,
@@ -23,6 +32,9 @@ absl::StatusOr<std::unique_ptr<Ports>> Ports::Open(const ServerOptions& options,
     if (!store.ok()) return store.status();
     ports->certificates_ = *std::move(store);
   }
+  auto access = AccessControl::Open(options.tokens);
+  if (!access.ok()) return access.status();
+  ports->access_ = *std::move(access);
   for (const std::string& address : options.listen) {
     absl::StatusOr<std::vector<Listener>> opened = Listener::Open(address);
     if (!opened.ok()) return opened.status();
@@ -60,8 +72,8 @@ absl::Status Ports::Serve(Acceptor::OfferHandler take_offer) {
       std::move(take_offer));
   if (!acceptor.ok()) return acceptor.status();
   acceptor_ = *std::move(acceptor);
-  if (certificates_ != nullptr) {
-    reloader_.emplace(kReload, [this](absl::Time /*now*/) { ReloadCertificates(); });
+  if (certificates_ != nullptr || access_->has_file()) {
+    reloader_.emplace(kReload, [this](absl::Time /*now*/) { Reload(); });
   }
   // Last: calls come from here on, and ask for connections().
   acceptor_->Serve();
@@ -73,17 +85,25 @@ void Ports::Stop() {
   if (acceptor_ != nullptr) acceptor_->Stop();
 }
 
-// Whoever replaces the files writes one after the other, so an error may last for a moment only.
-void Ports::ReloadCertificates() {
-  const absl::StatusOr<bool> changed = certificates_->Reload(absl::Now());
-  const std::string error(changed.status().message());
-  if (!error.empty() && error != reload_error_) {
-    spdlog::error("the certificate stays as it was: {}", error);
+absl::StatusOr<Caller> Ports::Admit(const std::string& method, const Proof& proof) const {
+  absl::StatusOr<Caller> caller = access_->Admit(method, proof);
+  if (caller.ok()) return caller;
+  if (const auto left_out = refusals_.Allow(std::chrono::steady_clock::now())) {
+    if (*left_out > 0) spdlog::warn("{} more calls were refused", *left_out);
+    spdlog::warn("refused a call of {}: {}", method, std::string(caller.status().message()));
   }
-  reload_error_ = error;
-  if (!changed.ok() || !*changed) return;
-  spdlog::info("new connections get the new certificate, which is valid until {}",
-               absl::FormatTime(absl::RFC3339_sec, certificates_->expiry(), absl::UTCTimeZone()));
+  return caller;
+}
+
+void Ports::Reload() {
+  if (certificates_ != nullptr &&
+      SayReload("the certificate", certificates_->Reload(absl::Now()), certificate_error_)) {
+    spdlog::info("new connections get the new certificate, which is valid until {}",
+                 absl::FormatTime(absl::RFC3339_sec, certificates_->expiry(), absl::UTCTimeZone()));
+  }
+  if (SayReload("the list of tokens", access_->Reload(), token_error_)) {
+    spdlog::info("new calls go by the new list of tokens");
+  }
 }
 
 }  // namespace gradwire::server

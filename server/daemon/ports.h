@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/access/access_control.h"
+#include "server/daemon/line_limit.h"
 #include "server/daemon/options.h"
 #include "server/daemon/ticker.h"
 #include "server/net/acceptor.h"
@@ -34,6 +36,9 @@ class Ports {
   // Lets connections in; gRPC's server has started. `take_offer`: see Acceptor.
   absl::Status Serve(Acceptor::OfferHandler take_offer);
 
+  // Who may call the method; refusals are logged. Thread-safe.
+  absl::StatusOr<Caller> Admit(const std::string& method, const Proof& proof) const;
+
   // Lets no further ones in.
   void Stop();
 
@@ -44,12 +49,13 @@ class Ports {
   bool HasRoom() const { return connections() <= max_connections_ / 4; }
 
  private:
+  static constexpr int kRefusalsPerSecond = 10;
   using FromOutside = grpc::experimental::ExternalConnectionAcceptor;
 
   Ports(std::chrono::milliseconds first_byte_timeout, int max_connections)
       : first_byte_timeout_(first_byte_timeout), max_connections_(max_connections) {}
 
-  void ReloadCertificates();
+  void Reload();
 
   const std::chrono::milliseconds first_byte_timeout_;
   const int max_connections_;
@@ -57,7 +63,11 @@ class Ports {
   std::vector<std::string> addresses_;
   std::unordered_set<int> local_fds_;               // listeners on unix sockets
   std::shared_ptr<CertificateStore> certificates_;  // null: no TLS
-  std::string reload_error_;                        // the reloader's: the last one that was logged
+  std::unique_ptr<AccessControl> access_;
+  mutable LineLimit refusals_{kRefusalsPerSecond};
+  // The reloader's: the last errors that were logged.
+  std::string certificate_error_;
+  std::string token_error_;
   // Each has credentials of its own: a unix socket needs no TLS.
   std::unique_ptr<FromOutside> local_;
   std::unique_ptr<FromOutside> tcp_;

@@ -79,8 +79,10 @@ absl::Status ServerImpl::Serve() {
   grpc::ServerBuilder builder;
   SetUpGrpc(options_, registry_->limits().memory_bytes, builder);
   ports_->AddTo(builder);
-  absl::StatusOr<std::unique_ptr<CallServer>> calls =
-      CallServer::Start(builder, services_.MakeMethods());
+  absl::StatusOr<std::unique_ptr<CallServer>> calls = CallServer::Start(
+      builder, services_.MakeMethods(), [this](const std::string& method, const Proof& proof) {
+        return ports_->Admit(method, proof);
+      });
   if (!calls.ok()) return calls.status();
   calls_ = *std::move(calls);
   // Before connections arrive, because it checks the deadlines of their streams.

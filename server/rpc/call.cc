@@ -51,10 +51,11 @@ Call::Call()
       write_(Operation<&Call::OnWritten>()),
       finish_(Operation<&Call::OnSent>()) {}
 
-void Call::Open(std::unique_ptr<Wire> wire, std::function<void()> closed) {
+void Call::Open(std::unique_ptr<Wire> wire, Caller caller, std::function<void()> closed) {
   self_ = shared_from_this();
   wire_ = std::move(wire);
   wire_->call = this;
+  caller_ = std::move(caller);
   closed_ = std::move(closed);
   {
     MutexLock lock(mutex_);

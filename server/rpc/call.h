@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "base/sync.h"
+#include "server/access/caller.h"
 #include "server/rpc/rpc_threads.h"
 
 namespace gradwire::server {
@@ -45,6 +46,8 @@ class Call : public std::enable_shared_from_this<Call> {
   // Nothing is in flight any more.
   virtual void OnDone() {}
 
+  // Who calls; the same until the call ends.
+  const Caller& caller() const { return caller_; }
   // "/package.Service/Method".
   const std::string& method() const { return wire_->context.method(); }
 
@@ -88,7 +91,8 @@ class Call : public std::enable_shared_from_this<Call> {
   };
 
   // OnStart. `closed` is called after OnDone; the last thing that is done with the server.
-  void Open(std::unique_ptr<Wire> wire, std::function<void()> closed) GRADWIRE_EXCLUDES(mutex_);
+  void Open(std::unique_ptr<Wire> wire, Caller caller, std::function<void()> closed)
+      GRADWIRE_EXCLUDES(mutex_);
 
   // The operations' ends.
   void OnRead(bool ok);
@@ -105,6 +109,7 @@ class Call : public std::enable_shared_from_this<Call> {
   void Settle() GRADWIRE_EXCLUDES(mutex_);
 
   std::unique_ptr<Wire> wire_;
+  Caller caller_;
   std::function<void()> closed_;
   std::shared_ptr<Call> self_;  // until nothing is under way any more
   grpc::ByteBuffer incoming_;   // of the read in flight

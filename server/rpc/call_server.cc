@@ -4,7 +4,9 @@
 
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace gradwire::server {
@@ -13,19 +15,41 @@ namespace {
 // Interval between two warnings about calls that do not end.
 constexpr std::chrono::seconds kPatience(5);
 
-class UnknownCall final : public Call {
-  void OnStart() override {
-    Finish(absl::UnimplementedError(absl::StrCat("unknown method ", method())));
-  }
+// Ends at once.
+class RefusedCall final : public Call {
+ public:
+  explicit RefusedCall(absl::Status why) : why_(std::move(why)) {}
+
+ private:
+  void OnStart() override { Finish(why_); }
+
+  const absl::Status why_;
 };
+
+std::string ToText(const grpc::string_ref& text) { return {text.data(), text.size()}; }
+
+Proof ProofOf(const grpc::GenericServerContext& context) {
+  Proof proof{.local = absl::StartsWith(context.peer(), "unix")};
+  const auto& headers = context.client_metadata();
+  if (const auto found = headers.find("authorization"); found != headers.end()) {
+    proof.authorization = ToText(found->second);
+  }
+  // The alternative names in the client's certificate, or its common name. Without a certificate,
+  // none.
+  const auto authenticated = context.auth_context();
+  if (authenticated == nullptr || !authenticated->IsPeerAuthenticated()) return proof;
+  const std::vector<grpc::string_ref> names = authenticated->GetPeerIdentity();
+  if (!names.empty()) proof.certificate = ToText(names.front());
+  return proof;
+}
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CallServer>> CallServer::Start(grpc::ServerBuilder& builder,
-                                                              Methods methods,
+                                                              Methods methods, Admit admit,
                                                               std::size_t threads) {
   std::unique_ptr<CallServer> server(
-      new CallServer(builder.AddCompletionQueue(), std::move(methods)));
+      new CallServer(builder.AddCompletionQueue(), std::move(methods), std::move(admit)));
   builder.RegisterAsyncGenericService(&server->service_);
   server->grpc_ = builder.BuildAndStart();
   if (server->grpc_ == nullptr) return absl::InternalError("gRPC could not start a server");
@@ -36,8 +60,10 @@ absl::StatusOr<std::unique_ptr<CallServer>> CallServer::Start(grpc::ServerBuilde
   return server;
 }
 
-CallServer::CallServer(std::unique_ptr<grpc::ServerCompletionQueue> queue, Methods methods)
+CallServer::CallServer(std::unique_ptr<grpc::ServerCompletionQueue> queue, Methods methods,
+                       Admit admit)
     : methods_(std::move(methods)),
+      admit_(std::move(admit)),
       threads_(std::move(queue)),
       accepted_{
           .done = [](void* owner, bool ok) { static_cast<CallServer*>(owner)->OnAccepted(ok); },
@@ -61,9 +87,16 @@ void CallServer::OnAccepted(bool ok) {
   }
   Enter();
   Accept();
-  std::shared_ptr<Call> call = methods_.Make(wire->context.method());
-  if (call == nullptr) call = std::make_shared<UnknownCall>();
-  call->Open(std::move(wire), [this] { Leave(); });
+  const std::string& method = wire->context.method();
+  absl::StatusOr<Caller> caller = Caller();
+  if (admit_) caller = admit_(method, ProofOf(wire->context));
+  std::shared_ptr<Call> call = caller.ok() ? methods_.Make(method) : nullptr;
+  if (call == nullptr) {
+    call = std::make_shared<RefusedCall>(
+        caller.ok() ? absl::UnimplementedError(absl::StrCat("unknown method ", method))
+                    : caller.status());
+  }
+  call->Open(std::move(wire), caller.ok() ? *std::move(caller) : Caller(), [this] { Leave(); });
 }
 
 void CallServer::Enter() {

@@ -7,10 +7,13 @@
 
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "base/sync.h"
+#include "server/access/access_control.h"
 #include "server/rpc/call.h"
 #include "server/rpc/methods.h"
 #include "server/rpc/rpc_threads.h"
@@ -20,9 +23,15 @@ namespace gradwire::server {
 // Calls of unknown methods end with UNIMPLEMENTED.
 class CallServer {
  public:
-  // `builder` has the options and the ports, and no service.
+  // Who may call the method with this proof, or why not.
+  using Admit =
+      std::function<absl::StatusOr<Caller>(const std::string& method, const Proof& proof)>;
+
+  // `builder` has the options and the ports, and no service. Without `admit`, everybody may call
+  // everything.
   static absl::StatusOr<std::unique_ptr<CallServer>> Start(
-      grpc::ServerBuilder& builder, Methods methods, std::size_t threads = RpcThreads::Count());
+      grpc::ServerBuilder& builder, Methods methods, Admit admit = nullptr,
+      std::size_t threads = RpcThreads::Count());
 
   // Calls Shutdown with a deadline of now.
   ~CallServer();
@@ -33,7 +42,7 @@ class CallServer {
   void Shutdown(std::chrono::system_clock::time_point deadline) GRADWIRE_EXCLUDES(mutex_);
 
  private:
-  CallServer(std::unique_ptr<grpc::ServerCompletionQueue> queue, Methods methods);
+  CallServer(std::unique_ptr<grpc::ServerCompletionQueue> queue, Methods methods, Admit admit);
 
   // Asks gRPC for the next call.
   void Accept();
@@ -45,6 +54,7 @@ class CallServer {
   std::size_t WaitForCalls(std::chrono::seconds patience) GRADWIRE_EXCLUDES(mutex_);
 
   const Methods methods_;
+  const Admit admit_;
   grpc::AsyncGenericService service_;
   RpcThreads threads_;
   std::unique_ptr<grpc::Server> grpc_;

@@ -58,14 +58,14 @@ class RequestCall : public Call {
 template <class Request, class Response>
 class UnaryCall final : public RequestCall<Request> {
  public:
-  using Handler = std::function<absl::Status(const Request&, Response&)>;
+  using Handler = std::function<absl::Status(const Request&, Response&, const Caller&)>;
 
   explicit UnaryCall(Handler handler) : handler_(std::move(handler)) {}
 
  private:
   void OnRequest(const Request& request) override {
     Response response;
-    if (absl::Status status = handler_(request, response); !status.ok()) {
+    if (absl::Status status = handler_(request, response, this->caller()); !status.ok()) {
       return this->Finish(status);
     }
     this->WriteAndFinish(ToBytes(response));

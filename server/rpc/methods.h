@@ -43,6 +43,15 @@ class Methods {
   // `handler(request, response)` answers; the response goes out if its status is OK.
   template <class Request, class Response>
   void AddUnary(std::function<absl::Status(const Request&, Response&)> handler) {
+    AddUnaryOf<Request, Response>([handler = std::move(handler)](const Request& request,
+                                                                 Response& response,
+                                                                 const Caller& /*caller*/) {
+      return handler(request, response);
+    });
+  }
+  // `handler(request, response, caller)`.
+  template <class Request, class Response>
+  void AddUnaryOf(typename UnaryCall<Request, Response>::Handler handler) {
     Add<Request, Response, UnaryCall<Request, Response>>(MethodKind::kUnary, std::move(handler));
   }
 

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "proto/wire/proto_conversion.h"
+#include "server/access/permissions.h"
 #include "server/rpc/clock.h"
 #include "server/rpc/rpc_threads.h"
 #include "server/services/state_streams.h"
@@ -24,13 +25,16 @@ void AdminService::AddTo(Methods& methods) {
         GetServer(response);
         return absl::OkStatus();
       });
-  methods.AddUnary<v1::ListSessionsRequest, v1::ListSessionsResponse>(
-      [this](const auto& /*request*/, auto& response) {
-        ListSessions(response);
+  methods.AddUnaryOf<v1::ListSessionsRequest, v1::ListSessionsResponse>(
+      [this](const auto& /*request*/, auto& response, const Caller& caller) {
+        ListSessions(response, caller);
         return absl::OkStatus();
       });
-  methods.AddUnary<v1::GetSessionRequest, v1::GetSessionResponse>(
-      [this](const auto& request, auto& response) { return GetSession(request, response); });
+  methods.AddUnaryOf<v1::GetSessionRequest, v1::GetSessionResponse>(
+      [this](const auto& request, auto& response, const Caller& caller) {
+        if (absl::Status may = CheckSession(caller, request.session()); !may.ok()) return may;
+        return GetSession(request, response);
+      });
   methods.Add<v1::ExportStateRequest, v1::ExportStateResponse, ExportStream>(
       MethodKind::kServerStream, registry_, ticks_);
   methods.Add<v1::ImportStateRequest, v1::ImportStateResponse, ImportStream>(
@@ -50,10 +54,10 @@ void AdminService::GetServer(v1::GetServerResponse& response) const {
 }
 
 // Takes every session's lock in turn, so another thread polls meanwhile.
-void AdminService::ListSessions(v1::ListSessionsResponse& response) const {
+void AdminService::ListSessions(v1::ListSessionsResponse& response, const Caller& caller) const {
   RpcThreads::YieldLeadership();
   for (v1::SessionStatus& session : registry_->List(MonotonicNow())) {
-    *response.add_sessions() = std::move(session);
+    if (caller.Covers(session.name())) *response.add_sessions() = std::move(session);
   }
 }
 

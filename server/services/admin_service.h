@@ -25,7 +25,8 @@ class AdminService final {
 
  private:
   void GetServer(v1::GetServerResponse& response) const;
-  void ListSessions(v1::ListSessionsResponse& response) const;
+  // Those that the caller may know of.
+  void ListSessions(v1::ListSessionsResponse& response, const Caller& caller) const;
   absl::Status GetSession(const v1::GetSessionRequest& request,
                           v1::GetSessionResponse& response) const;
 

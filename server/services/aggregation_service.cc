@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "proto/wire/lanes.h"
 #include "proto/wire/proto_conversion.h"
+#include "server/access/permissions.h"
 #include "server/rpc/clock.h"
 #include "server/services/bulk_lane.h"
 #include "server/services/join_upload.h"
@@ -19,29 +19,7 @@ namespace gradwire::server {
 namespace {
 
 constexpr std::uint32_t kProtocolVersion = 1;
-constexpr std::size_t kSmallFrames = std::size_t{1} << 20;
-// Frames of about 300 bytes. A resume after results in place queues a frame for each chunk, so this
-// covers 64 GiB of gradients in chunks of 1 MiB.
-constexpr std::size_t kMaxFrames = std::size_t{1} << 16;
-// With a bulk lane, a frame on either lane is a sign of life for the core, so each lane has a limit
-// of its own.
-constexpr int kStreamSilences = 2;
 constexpr absl::Duration kLongestTimeout = absl::Hours(24 * 365);
-
-// Bounds the frames that only a member's queue holds: two windows of results that the member has
-// acknowledged on an earlier stream, and one window of a broadcast. A member that keeps the
-// protocol never has more.
-StreamLimits LimitsOf(const ServerOptions& options) {
-  const std::size_t window = std::size_t{options.window_chunks} * options.chunk_bytes;
-  return {
-      .max_payload_bytes = options.chunk_bytes,
-      .queue = {.max_bytes = window * (2 * std::size_t{options.open_buckets} + 1) + kSmallFrames,
-                .max_frames = kMaxFrames},
-      .hello_timeout = options.hello_timeout,
-      .close_timeout = options.close_timeout,
-      .stream_silence_timeout = kStreamSilences * options.silence_timeout,
-      .bulk_silence_timeout = wire::kBulkSilences * options.silence_timeout};
-}
 
 absl::StatusOr<absl::Duration> Timeout(const google::protobuf::Duration& asked,
                                        const std::string& field, absl::Duration otherwise) {
@@ -119,7 +97,7 @@ AggregationService::AggregationService(const ServerOptions& options,
                                        std::shared_ptr<PeriodicTasks> ticks,
                                        std::function<bool()> has_room)
     : options_(options),
-      stream_limits_(LimitsOf(options)),
+      stream_limits_(StreamLimits::Of(options)),
       shares_memory_(options.ListensOnUnixSocket()),
       registry_(std::move(registry)),
       upload_memory_(
@@ -128,20 +106,25 @@ AggregationService::AggregationService(const ServerOptions& options,
       has_room_(std::move(has_room)) {}
 
 void AggregationService::AddTo(Methods& methods) {
-  methods.AddUnary<v1::JoinRequest, v1::JoinResponse>(
-      [this](const v1::JoinRequest& request, v1::JoinResponse& response) {
+  methods.AddUnaryOf<v1::JoinRequest, v1::JoinResponse>(
+      [this](const v1::JoinRequest& request, v1::JoinResponse& response, const Caller& caller) {
         // Reading and comparing a large manifest takes long, so another thread polls meanwhile.
         RpcThreads::YieldLeadership();
         absl::StatusOr<std::vector<ParameterSpec>> manifest = wire::FromProto(request.manifest());
-        return manifest.ok() ? Join(request, *std::move(manifest), response) : manifest.status();
+        return manifest.ok() ? Join(request, *std::move(manifest), response, caller)
+                             : manifest.status();
       });
-  const JoinUpload::Handler join =
-      [this](const v1::JoinRequest& request, std::vector<ParameterSpec> manifest,
-             v1::JoinResponse& response) { return Join(request, std::move(manifest), response); };
+  const JoinUpload::Handler join = [this](const v1::JoinRequest& request,
+                                          std::vector<ParameterSpec> manifest,
+                                          v1::JoinResponse& response, const Caller& caller) {
+    return Join(request, std::move(manifest), response, caller);
+  };
   methods.Add<v1::JoinPart, v1::JoinResponse, JoinUpload>(MethodKind::kClientStream, join,
                                                           upload_memory_, ticks_);
-  methods.AddUnary<v1::LeaveRequest, v1::LeaveResponse>(
-      [this](const auto& request, auto& /*response*/) { return Leave(request); });
+  methods.AddUnaryOf<v1::LeaveRequest, v1::LeaveResponse>(
+      [this](const auto& request, auto& /*response*/, const Caller& caller) {
+        return Leave(request, caller);
+      });
   methods.Add<v1::WatchRequest, v1::WatchResponse, WatchStream>(MethodKind::kServerStream,
                                                                 registry_, ticks_);
   // Registered by name and handled as byte buffers, so that payloads are not copied.
@@ -153,12 +136,14 @@ void AggregationService::AddTo(Methods& methods) {
 }
 
 absl::Status AggregationService::Join(const v1::JoinRequest& request, Manifest manifest,
-                                      v1::JoinResponse& response) {
+                                      v1::JoinResponse& response, const Caller& caller) {
+  if (absl::Status may = CheckSession(caller, request.session()); !may.ok()) return may;
   absl::StatusOr<JoinAsk> ask = AskOf(request, std::move(manifest));
   if (!ask.ok()) return ask.status();
   absl::StatusOr<SessionOptions> session = SessionOf(options_, request, *ask);
   if (!session.ok()) return session.status();
-  const absl::StatusOr<Registry::Joined> joined = registry_->Join(*session, *ask, MonotonicNow());
+  const absl::StatusOr<Registry::Joined> joined =
+      registry_->Join(*session, *ask, MonotonicNow(), caller.identity);
   if (!joined.ok()) return joined.status();
   const SessionOptions& granted = joined->member.session->options();
   response.set_protocol_version(kProtocolVersion);
@@ -184,8 +169,8 @@ absl::Status AggregationService::Join(const v1::JoinRequest& request, Manifest m
   return absl::OkStatus();
 }
 
-absl::Status AggregationService::Leave(const v1::LeaveRequest& request) {
-  return registry_->Leave(request.token(), request.start_id(), MonotonicNow());
+absl::Status AggregationService::Leave(const v1::LeaveRequest& request, const Caller& caller) {
+  return registry_->Leave(request.token(), request.start_id(), MonotonicNow(), caller.identity);
 }
 
 }  // namespace gradwire::server

@@ -27,8 +27,9 @@ class AggregationService final {
   void AddTo(Methods& methods);
 
  private:
-  absl::Status Join(const v1::JoinRequest& request, Manifest manifest, v1::JoinResponse& response);
-  absl::Status Leave(const v1::LeaveRequest& request);
+  absl::Status Join(const v1::JoinRequest& request, Manifest manifest, v1::JoinResponse& response,
+                    const Caller& caller);
+  absl::Status Leave(const v1::LeaveRequest& request, const Caller& caller);
 
   const ServerOptions options_;
   const StreamLimits stream_limits_;

@@ -72,7 +72,8 @@ absl::Status BulkLane::HandleHello(const absl::StatusOr<wire::Frame>& frame) {
     return absl::InvalidArgumentError(
         "hello.pair is 0; allowed: the random number in the Hello of the Exchange");
   }
-  const absl::StatusOr<MemberHandle> member = registry_->Find(hello->token, hello->start_id);
+  const absl::StatusOr<MemberHandle> member =
+      registry_->Find(hello->token, hello->start_id, caller().identity);
   if (!member.ok()) return member.status();
   const LanePairs::Key key = {.generation = member->session->options().generation,
                               .rank = member->rank,

@@ -69,7 +69,7 @@ absl::Status JoinUpload::Reserve(std::size_t bytes) {
 absl::Status JoinUpload::Join(v1::JoinResponse& response) {
   if (broken()) return absl::CancelledError("the sender is gone");
   if (absl::Status status = parts_.CheckComplete(); !status.ok()) return status;
-  return join_(parts_.request(), parts_.TakeManifest(), response);
+  return join_(parts_.request(), parts_.TakeManifest(), response, caller());
 }
 
 void JoinUpload::OnDone() { ticks_->Remove(this); }

@@ -29,8 +29,9 @@ inline constexpr absl::Duration kJoinUploadTimeout = absl::Seconds(60);
 // part until the join is answered.
 class JoinUpload final : public Call, public PeriodicTask {
  public:
-  using Handler = std::function<absl::Status(
-      const v1::JoinRequest&, std::vector<ParameterSpec> manifest, v1::JoinResponse&)>;
+  using Handler =
+      std::function<absl::Status(const v1::JoinRequest&, std::vector<ParameterSpec> manifest,
+                                 v1::JoinResponse&, const Caller&)>;
 
   JoinUpload(Handler join, std::shared_ptr<MemoryBudget> memory,
              std::shared_ptr<PeriodicTasks> ticks);

@@ -270,7 +270,8 @@ absl::Status MemberExchange::HandleHello(const absl::StatusOr<wire::Frame>& fram
   const auto* hello = std::get_if<wire::Hello>(&frame->header);
   if (hello == nullptr)
     return absl::InvalidArgumentError("the first frame of a stream must be a Hello");
-  const absl::StatusOr<MemberHandle> member = registry_->Find(hello->token, hello->start_id);
+  const absl::StatusOr<MemberHandle> member =
+      registry_->Find(hello->token, hello->start_id, caller().identity);
   if (!member.ok()) return member.status();
   std::shared_ptr<MemberMemory> memory;
   if (hello->memory != 0) {

@@ -3,6 +3,7 @@
 #include <optional>
 #include <utility>
 
+#include "server/access/caller.h"
 #include "server/rpc/clock.h"
 #include "server/services/admin_service.h"
 #include "server/services/aggregation_service.h"
@@ -42,7 +43,8 @@ Methods Services::MakeMethods() {
 
 absl::StatusOr<wire::MemoryReply> Services::AttachMemory(wire::MemoryRequest request,
                                                          wire::GoOn go_on) const {
-  const absl::StatusOr<MemberHandle> member = registry_->Find(request.token, request.start_id);
+  const absl::StatusOr<MemberHandle> member =
+      registry_->Find(request.token, request.start_id, kLocalIdentity);
   if (!member.ok()) return member.status();
   return member->session->memory().Attach(member->rank, std::move(request), MonotonicNow, go_on);
 }

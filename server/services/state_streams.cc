@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/access/permissions.h"
 #include "server/rpc/clock.h"
 
 namespace gradwire::server {
@@ -33,6 +34,7 @@ void ExportStream::OnRequest(const v1::ExportStateRequest& request) {
   RpcThreads::YieldLeadership();
   // The deadline covers the wait for the file too.
   ticks_->Add(Self<ExportStream>());
+  if (absl::Status may = CheckSession(caller(), request.session()); !may.ok()) return Finish(may);
   const std::shared_ptr<SessionRunner> session = registry_->Get(request.session());
   if (session == nullptr) return Finish(NoSession(request.session()));
   session->Export(
@@ -97,6 +99,7 @@ void ImportStream::OnReadDone(bool ok) {
 
 absl::Status ImportStream::Take(const v1::ImportStateRequest& request) {
   if (session_ == nullptr) {
+    if (absl::Status may = CheckSession(caller(), request.session()); !may.ok()) return may;
     session_ = registry_->Get(request.session());
     if (session_ == nullptr) return NoSession(request.session());
     absl::StatusOr<StateFiles::Place> place = session_->BeginImport();

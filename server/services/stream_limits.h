@@ -8,7 +8,11 @@
 
 namespace gradwire::server {
 
+struct ServerOptions;
+
 struct StreamLimits {
+  static StreamLimits Of(const ServerOptions& options);
+
   std::size_t max_payload_bytes = 0;
   QueueLimits::Limits queue;     // of both lanes
   absl::Duration hello_timeout;  // also for the other lane

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "server/access/permissions.h"
 #include "server/rpc/clock.h"
 #include "server/session/registry.h"
 #include "server/session/session_runner.h"
@@ -23,6 +24,7 @@ WatchStream::WatchStream(std::shared_ptr<const Registry> registry,
     : registry_(std::move(registry)), ticks_(std::move(ticks)) {}
 
 void WatchStream::OnRequest(const v1::WatchRequest& request) {
+  if (absl::Status may = CheckSession(caller(), request.session()); !may.ok()) return Finish(may);
   session_ = registry_->Get(request.session());
   if (session_ == nullptr) {
     return Finish(UnknownSession(request.session()));

@@ -81,7 +81,7 @@ Registry::Registry(Limits limits, HookMaker make_hook, std::shared_ptr<Reducer> 
 Registry::~Registry() { StopWork(); }
 
 absl::StatusOr<Registry::Joined> Registry::Join(const SessionOptions& options, const JoinAsk& ask,
-                                                absl::Time now) {
+                                                absl::Time now, const std::string& identity) {
   for (int attempt = 0; attempt < kJoinAttempts; ++attempt) {
     std::shared_ptr<Entry> entry;
     std::shared_ptr<SessionRunner> session;
@@ -94,7 +94,8 @@ absl::StatusOr<Registry::Joined> Registry::Join(const SessionOptions& options, c
       }
     }
     absl::StatusOr<std::optional<Joined>> joined =
-        entry == nullptr ? JoinNew(options, ask, now) : JoinExisting(entry, session, ask, now);
+        entry == nullptr ? JoinNew(options, ask, now, identity)
+                         : JoinExisting(entry, session, ask, now, identity);
     if (!joined.ok()) return joined.status();
     // The session ended, or another join created it first. Sweep removes ended ones before the
     // retry.
@@ -109,7 +110,8 @@ absl::StatusOr<Registry::Joined> Registry::Join(const SessionOptions& options, c
 // no trace.
 absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinNew(const SessionOptions& options,
                                                                   const JoinAsk& ask,
-                                                                  absl::Time now) {
+                                                                  absl::Time now,
+                                                                  const std::string& identity) {
   if (absl::Status status = options.Validate(); !status.ok()) return status;
   absl::StatusOr<std::unique_ptr<CoordinatorHook>> hook =
       make_hook_(options.spec, options.manifest.shared());
@@ -151,14 +153,19 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinNew(const SessionO
   session->Hold(*std::move(share));
   sessions_[options.name] = entry;
   return Joined{
-      .token = TokenFor(entry, (*admission)->rank, (*admission)->number, ask.start_id, *token),
+      .token = TokenFor((*admission)->number,
+                        {.entry = entry,
+                         .rank = (*admission)->rank,
+                         .start_id = ask.start_id,
+                         .identity = identity},
+                        *token),
       .member = {.session = session, .rank = (*admission)->rank, .start_id = ask.start_id},
       .next_step = session->step()};
 }
 
 absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinExisting(
     const std::shared_ptr<Entry>& entry, const std::shared_ptr<SessionRunner>& session,
-    const JoinAsk& ask, absl::Time now) {
+    const JoinAsk& ask, absl::Time now, const std::string& identity) {
   const absl::StatusOr<std::string> fresh = NewToken();
   if (!fresh.ok()) return fresh.status();
   // Compares the manifests here, because it takes time in proportion to them. Under the session's
@@ -171,8 +178,10 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinExisting(
   if (!admission.ok()) return admission.status();
   if (!*admission) return std::nullopt;
   MutexLock lock(mutex_);
-  std::string token =
-      TokenFor(entry, (*admission)->rank, (*admission)->number, ask.start_id, *fresh);
+  std::string token = TokenFor(
+      (*admission)->number,
+      {.entry = entry, .rank = (*admission)->rank, .start_id = ask.start_id, .identity = identity},
+      *fresh);
   if (token.empty()) return std::nullopt;
   return Joined{
       .token = std::move(token),
@@ -195,22 +204,25 @@ absl::Status Registry::CheckRoom(const std::string& name, std::size_t bytes) con
 
 // A member that repeats a join because the response was lost has the same start id and gets the
 // same token. A join that a later one of the same rank has overtaken gets none.
-std::string Registry::TokenFor(const std::shared_ptr<Entry>& entry, int rank,
-                               std::uint64_t admission, std::uint64_t start_id,
+std::string Registry::TokenFor(std::uint64_t admission, const Holder& holder,
                                const std::string& fresh) {
-  Place& place = entry->places[static_cast<std::size_t>(rank)];
-  if (entry->forgotten || admission < place.admission) return "";
+  Place& place = holder.entry->places[static_cast<std::size_t>(holder.rank)];
+  if (holder.entry->forgotten || admission < place.admission) return "";
   place.admission = admission;
   const auto held = tokens_.find(place.token);
-  if (held != tokens_.end() && held->second.start_id == start_id) return place.token;
+  if (held != tokens_.end() && held->second.start_id == holder.start_id &&
+      held->second.identity == holder.identity) {
+    return place.token;
+  }
   if (held != tokens_.end()) tokens_.erase(held);
   place.token = fresh;
-  tokens_[fresh] = Holder{.entry = entry, .rank = rank, .start_id = start_id};
+  tokens_[fresh] = holder;
   return fresh;
 }
 
 absl::StatusOr<Registry::Holder> Registry::HolderOf(const std::string& token,
-                                                    std::uint64_t start_id) const {
+                                                    std::uint64_t start_id,
+                                                    const std::string& identity) const {
   const auto found = tokens_.find(token);
   if (found == tokens_.end()) {
     return absl::NotFoundError("unknown token: its session has ended; join again");
@@ -218,13 +230,17 @@ absl::StatusOr<Registry::Holder> Registry::HolderOf(const std::string& token,
   if (found->second.start_id != start_id) {
     return absl::PermissionDeniedError("the token belongs to another start id");
   }
+  if (found->second.identity != identity) {
+    return absl::PermissionDeniedError(
+        "the token belongs to a member that joined with another access token or certificate");
+  }
   return found->second;
 }
 
-absl::StatusOr<MemberHandle> Registry::Find(const std::string& token,
-                                            std::uint64_t start_id) const {
+absl::StatusOr<MemberHandle> Registry::Find(const std::string& token, std::uint64_t start_id,
+                                            const std::string& identity) const {
   MutexLock lock(mutex_);
-  const absl::StatusOr<Holder> holder = HolderOf(token, start_id);
+  const absl::StatusOr<Holder> holder = HolderOf(token, start_id, identity);
   if (!holder.ok()) return holder.status();
   // ForgetRetired keeps an entry without its session only if the session failed, so this is an
   // error.
@@ -233,12 +249,13 @@ absl::StatusOr<MemberHandle> Registry::Find(const std::string& token,
       .session = holder->entry->session, .rank = holder->rank, .start_id = start_id};
 }
 
-absl::Status Registry::Leave(const std::string& token, std::uint64_t start_id, absl::Time now) {
+absl::Status Registry::Leave(const std::string& token, std::uint64_t start_id, absl::Time now,
+                             const std::string& identity) {
   std::shared_ptr<SessionRunner> session;
   int rank = 0;
   {
     MutexLock lock(mutex_);
-    const absl::StatusOr<Holder> holder = HolderOf(token, start_id);
+    const absl::StatusOr<Holder> holder = HolderOf(token, start_id, identity);
     if (!holder.ok()) return holder.status();
     session = holder->entry->session;
     rank = holder->rank;

@@ -76,13 +76,18 @@ class Registry {
   // Finds or creates the session `options.name` and joins it. A name whose session has ended is
   // free: its next session is a new lineage. `options` are those of a new session; its generation
   // and lineage are filled in here.
-  absl::StatusOr<Joined> Join(const SessionOptions& options, const JoinAsk& ask, absl::Time now);
+  //
+  // `identity` is the caller's: with another one, nobody finds or ends the membership.
+  absl::StatusOr<Joined> Join(const SessionOptions& options, const JoinAsk& ask, absl::Time now,
+                              const std::string& identity = "");
 
   // Returns the failure, if the session has failed and its streams are closed.
-  absl::StatusOr<MemberHandle> Find(const std::string& token, std::uint64_t start_id) const;
+  absl::StatusOr<MemberHandle> Find(const std::string& token, std::uint64_t start_id,
+                                    const std::string& identity = "") const;
 
   // Ends the token's membership. OK if the session has failed: there is nothing left to end.
-  absl::Status Leave(const std::string& token, std::uint64_t start_id, absl::Time now);
+  absl::Status Leave(const std::string& token, std::uint64_t start_id, absl::Time now,
+                     const std::string& identity = "");
 
   // Runs the sessions' timeouts and forgets ended sessions.
   void Tick(absl::Time now);
@@ -126,23 +131,26 @@ class Registry {
     std::shared_ptr<Entry> entry;
     int rank = 0;
     std::uint64_t start_id = 0;
+    std::string identity;
   };
   using Past = std::shared_ptr<const v1::SessionStatus>;
 
-  absl::StatusOr<Holder> HolderOf(const std::string& token, std::uint64_t start_id) const
-      GRADWIRE_REQUIRES(mutex_);
+  absl::StatusOr<Holder> HolderOf(const std::string& token, std::uint64_t start_id,
+                                  const std::string& identity) const GRADWIRE_REQUIRES(mutex_);
   // nullopt: that session has ended, or another join has created one of this name; look again.
   absl::StatusOr<std::optional<Joined>> JoinNew(const SessionOptions& options, const JoinAsk& ask,
-                                                absl::Time now) GRADWIRE_EXCLUDES(mutex_);
+                                                absl::Time now, const std::string& identity)
+      GRADWIRE_EXCLUDES(mutex_);
   absl::StatusOr<std::optional<Joined>> JoinExisting(const std::shared_ptr<Entry>& entry,
                                                      const std::shared_ptr<SessionRunner>& session,
-                                                     const JoinAsk& ask, absl::Time now)
+                                                     const JoinAsk& ask, absl::Time now,
+                                                     const std::string& identity)
       GRADWIRE_EXCLUDES(mutex_);
   absl::Status CheckRoom(const std::string& name, std::size_t bytes) const
       GRADWIRE_REQUIRES(mutex_);
-  // Of `entry`, for the rank that the join number `admission` gave; "" if a later join has it.
-  std::string TokenFor(const std::shared_ptr<Entry>& entry, int rank, std::uint64_t admission,
-                       std::uint64_t start_id, const std::string& fresh) GRADWIRE_REQUIRES(mutex_);
+  // For the place that the join number `admission` gave; "" if a later join has it.
+  std::string TokenFor(std::uint64_t admission, const Holder& holder, const std::string& fresh)
+      GRADWIRE_REQUIRES(mutex_);
   // Moves ended sessions into the history, and forgets those whose time is over.
   void Sweep(absl::Time now) GRADWIRE_EXCLUDES(mutex_);
   void Retire(const std::string& name, const std::shared_ptr<SessionRunner>& session,

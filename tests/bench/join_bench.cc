@@ -57,7 +57,7 @@ bool Measure(const std::string& bin, int parameters) {
     options.rank = static_cast<int>(rank);
     const double cpu = daemon.CpuSeconds();
     const auto begin = std::chrono::steady_clock::now();
-    const auto member = gradwire::client::JoinSession(dialer->Dial(), options, {}, rank + 1);
+    const auto member = gradwire::client::JoinSession(dialer->Dial(), options, {}, rank + 1, "");
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
     if (!member.ok()) {
       std::fprintf(stderr, "join_bench: %s\n", member.status().ToString().c_str());

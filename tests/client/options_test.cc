@@ -4,10 +4,10 @@
 #include <functional>
 #include <string>
 
-#include "client/transport/channel.h"
 #include "gmock/gmock.h"
 #include "gradwire/client.h"
 #include "gtest/gtest.h"
+#include "proto/tls/access_token.h"
 
 namespace gradwire {
 namespace {
@@ -122,11 +122,11 @@ TEST(ClientOptions, AUnixSocketIgnoresTheTlsFiles) {
 TEST(Address, TellsThisHostFromOthers) {
   for (const char* here : {"unix:/a", "unix:///a", "localhost:1", "127.0.0.1:1", "[::1]:1",
                            "dns:///localhost:1", "ipv4:127.0.0.1:1"}) {
-    EXPECT_TRUE(client::IsThisHost(here)) << here;
+    EXPECT_TRUE(tls::IsThisHost(here)) << here;
   }
   for (const char* elsewhere : {"10.0.0.5:1", "dns:///gradwired:1", "localhost.example:1",
                                 "128.0.0.1:1", "[2001:db8::1]:1", "0.0.0.0:1"}) {
-    EXPECT_FALSE(client::IsThisHost(elsewhere)) << elsewhere;
+    EXPECT_FALSE(tls::IsThisHost(elsewhere)) << elsewhere;
   }
 }
 

@@ -178,9 +178,9 @@ TEST(StateRefusals, AStepThatIsOpen) {
 TEST(StateRefusals, SessionsWithoutStateAndNoSession) {
   TestDaemon daemon;
   const auto admin = Admin(daemon);
-  EXPECT_EQ(wire::FetchState(*admin, "nobody", absl::Seconds(10)).status().code(),
+  EXPECT_EQ(wire::FetchState(*admin, "nobody", "", absl::Seconds(10)).status().code(),
             absl::StatusCode::kNotFound);
-  EXPECT_EQ(wire::ReplaceState(*admin, "nobody", std::string(3 << 20, 'x'), absl::Seconds(10))
+  EXPECT_EQ(wire::ReplaceState(*admin, "nobody", std::string(3 << 20, 'x'), "", absl::Seconds(10))
                 .status()
                 .code(),
             absl::StatusCode::kNotFound);

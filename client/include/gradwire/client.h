@@ -48,6 +48,10 @@ struct ClientOptions {
   int rank = -1;  // -1: the coordinator picks
   int world_size = 1;
   TlsOptions tls = {};
+  // The path of a file whose one line is the token that the daemon's --tokens has for this
+  // member. It is sent only over TLS, or to this host. Empty: GRADWIRE_TOKEN_FILE, else the token
+  // itself from GRADWIRE_TOKEN, else none.
+  std::string token_file = {};
   // The model, in the same order on every member. Buckets name these parameters.
   std::vector<ParameterSpec> parameters = {};
   HookSpec hook = {};

@@ -108,6 +108,7 @@ class AggregatorKwargs(DistributedDataParallelKwargs):
     tls_ca: str | os.PathLike[str] | None = None
     tls_cert: str | os.PathLike[str] | None = None
     tls_key: str | os.PathLike[str] | None = None
+    token_file: str | os.PathLike[str] | None = None
     timeout: datetime.timedelta = datetime.timedelta(minutes=30)
     join_timeout: datetime.timedelta = datetime.timedelta(minutes=5)
     connect_timeout: datetime.timedelta = datetime.timedelta(seconds=10)
@@ -155,6 +156,7 @@ class AggregatorKwargs(DistributedDataParallelKwargs):
             tls_ca=self.tls_ca,
             tls_cert=self.tls_cert,
             tls_key=self.tls_key,
+            token_file=self.token_file,
             comm_hook=self.comm_hook,
             comm_wrapper=self.comm_wrapper,
             comm_state_option=self.comm_state_option,

@@ -71,14 +71,15 @@ std::unique_ptr<Session> Join(const std::string& address, const std::string& ses
                               const std::string& hook, const std::string& wrapper,
                               const Options& options, const std::string& tls_ca,
                               const std::string& tls_cert, const std::string& tls_key,
-                              const std::string& device, const std::string& node_group,
-                              double connect_timeout, double join_timeout, double step_timeout,
-                              const nb::object& on_wait) {
+                              const std::string& token_file, const std::string& device,
+                              const std::string& node_group, double connect_timeout,
+                              double join_timeout, double step_timeout, const nb::object& on_wait) {
   ClientOptions client{.address = address,
                        .session = session,
                        .rank = rank,
                        .world_size = world_size,
                        .tls = {.ca = tls_ca, .cert = tls_cert, .key = tls_key},
+                       .token_file = token_file,
                        .parameters = {},
                        .hook = Spec(hook, wrapper, options),
                        .device = Value(ParseDevice(device)),
@@ -291,9 +292,9 @@ void Bind(nb::module_& m) {
         nb::arg("world_size"), nb::arg("parameters"), nb::arg("comm_hook") = "no",
         nb::arg("comm_wrapper") = "no", nb::arg("comm_state_option") = Options{},
         nb::arg("tls_ca") = "", nb::arg("tls_cert") = "", nb::arg("tls_key") = "",
-        nb::arg("device") = "cpu", nb::arg("node_group") = "", nb::arg("connect_timeout") = 10.0,
-        nb::arg("join_timeout") = 300.0, nb::arg("step_timeout") = 1800.0,
-        nb::arg("on_wait") = nb::none(),
+        nb::arg("token_file") = "", nb::arg("device") = "cpu", nb::arg("node_group") = "",
+        nb::arg("connect_timeout") = 10.0, nb::arg("join_timeout") = 300.0,
+        nb::arg("step_timeout") = 1800.0, nb::arg("on_wait") = nb::none(),
         "Waits. `on_wait` is called with a line that says for what, when that takes long.");
 
   nb::class_<Session> session(m, "Session");

@@ -67,7 +67,7 @@ def test_a_member_without_tls_is_told_what_to_give(tls_daemon):
         state.connect()
 
 
-@pytest.mark.parametrize("name", ["tls_ca", "tls_cert", "tls_key"])
+@pytest.mark.parametrize("name", ["tls_ca", "tls_cert", "tls_key", "token_file"])
 def test_a_file_is_a_path(name):
-    with pytest.raises(gradwire.InvalidArgument, match=f"{name}.*a path of a PEM file"):
+    with pytest.raises(gradwire.InvalidArgument, match=f"{name}.*the path of a file"):
         gw.SessionState(**{name: 7})

@@ -63,6 +63,20 @@ TEST(RegistryTest, TokensBelongToAStartId) {
   EXPECT_EQ(registry.Find("", 7).status().code(), absl::StatusCode::kNotFound);
 }
 
+TEST(RegistryTest, AMembershipIsOfOneIdentity) {
+  Registry registry({.memory_bytes = 1 << 30, .max_sessions = 4});
+  const auto joined = registry.Join(OptionsOf("a"), Ask(1, 7), kNow, "token a, anybody");
+  ASSERT_TRUE(joined.ok());
+  EXPECT_TRUE(registry.Find(joined->token, 7, "token a, anybody").ok());
+  for (const char* identity : {"", "local", "anybody", "token b, anybody"}) {
+    EXPECT_EQ(registry.Find(joined->token, 7, identity).status().code(),
+              absl::StatusCode::kPermissionDenied);
+    EXPECT_EQ(registry.Leave(joined->token, 7, kNow, identity).code(),
+              absl::StatusCode::kPermissionDenied);
+  }
+  EXPECT_TRUE(registry.Leave(joined->token, 7, kNow, "token a, anybody").ok());
+}
+
 TEST(RegistryTest, RefusesWhatMemoryDoesNotHold) {
   const std::size_t each = OptionsOf("a").ReservedBytes();
   Registry registry({.memory_bytes = 2 * each + 1, .max_sessions = 4});

@@ -57,7 +57,7 @@ def path(name: str, value: object) -> str:
     if value is None:
         return ""
     if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
-        _refuse(name, value, "is a path of a PEM file")
+        _refuse(name, value, "is the path of a file")
     return os.fspath(value)
 
 

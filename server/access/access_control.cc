@@ -1,0 +1,100 @@
+#include "server/access/access_control.h"
+
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "base/printable.h"
+#include "proto/tls/pem.h"
+#include "server/access/permissions.h"
+
+namespace gradwire::server {
+namespace {
+
+constexpr std::size_t kShownBytes = 64;
+constexpr std::size_t kDigestShown = 8;
+constexpr char kAnybody[] = "anybody";
+
+absl::StatusOr<TokenTable> ReadTable(const std::string& path) {
+  const std::string name = absl::StrCat("tokens \"", path, "\"");
+  const absl::StatusOr<std::string> text = tls::ReadSmallFile(name, path);
+  if (!text.ok()) return text.status();
+  absl::StatusOr<TokenTable> table = TokenTable::Parse(*text);
+  if (table.ok()) return table;
+  return absl::Status(table.status().code(), absl::StrCat(name, ": ", table.status().message()));
+}
+
+// The same for all connections of one client.
+std::string IdentityOf(const Proof& proof) {
+  if (proof.local) return kLocalIdentity;
+  if (proof.certificate.empty()) return kAnybody;
+  // Who has another name has another identity, however long the names are.
+  const std::string& name = proof.certificate;
+  if (name.size() <= kShownBytes) return absl::StrCat("certificate ", Printable(name));
+  return absl::StrCat("certificate ", Printable(name.substr(0, kShownBytes)), "… ",
+                      absl::BytesToHexString(Sha256(name).substr(0, kDigestShown)));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<AccessControl>> AccessControl::Open(const std::string& path) {
+  std::shared_ptr<const TokenTable> tokens;
+  if (!path.empty()) {
+    absl::StatusOr<TokenTable> table = ReadTable(path);
+    if (!table.ok()) return table.status();
+    tokens = std::make_shared<const TokenTable>(*std::move(table));
+  }
+  return std::unique_ptr<AccessControl>(new AccessControl(path, std::move(tokens)));
+}
+
+absl::StatusOr<Caller> AccessControl::Identify(const std::string& method,
+                                               const Proof& proof) const {
+  std::shared_ptr<const TokenTable> tokens;
+  {
+    MutexLock lock(mutex_);
+    tokens = tokens_;
+  }
+  const std::string connection = IdentityOf(proof);
+  if (tokens == nullptr || (proof.local && proof.authorization.empty())) {
+    return Caller{.identity = connection};
+  }
+  absl::string_view token = proof.authorization;
+  if (absl::StartsWithIgnoreCase(token, "Bearer ")) {
+    token.remove_prefix(sizeof "Bearer " - 1);
+    if (const Caller* const found = tokens->Find(std::string(token)); found != nullptr) {
+      Caller caller = *found;
+      // On a unix socket the user is what counts: an offer of memory comes without a token.
+      caller.identity = proof.local ? connection
+                                    : absl::StrCat("token ", found->identity,
+                                                   proof.certificate.empty() ? "" : ", ",
+                                                   proof.certificate.empty() ? "" : connection);
+      return caller;
+    }
+  }
+  if (IsForEverybody(method)) return Caller{.identity = connection, .sessions = {}};
+  return absl::UnauthenticatedError(
+      proof.authorization.empty()
+          ? "the daemon asks for a token: give token_file (GRADWIRE_TOKEN_FILE)"
+          : "the daemon does not know this token: it is not in its --tokens");
+}
+
+absl::StatusOr<Caller> AccessControl::Admit(const std::string& method, const Proof& proof) const {
+  absl::StatusOr<Caller> caller = Identify(method, proof);
+  if (!caller.ok()) return caller;
+  if (absl::Status may = CheckMethod(*caller, method); !may.ok()) return may;
+  return caller;
+}
+
+absl::StatusOr<bool> AccessControl::Reload() {
+  if (!has_file()) return false;
+  absl::StatusOr<TokenTable> table = ReadTable(path_);
+  if (!table.ok()) return table.status();
+  MutexLock lock(mutex_);
+  if (*table == *tokens_) return false;
+  tokens_ = std::make_shared<const TokenTable>(*std::move(table));
+  return true;
+}
+
+}  // namespace gradwire::server

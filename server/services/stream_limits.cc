@@ -1,0 +1,33 @@
+#include "server/services/stream_limits.h"
+
+#include "proto/wire/lanes.h"
+#include "server/daemon/options.h"
+
+namespace gradwire::server {
+namespace {
+
+constexpr std::size_t kSmallFrames = std::size_t{1} << 20;
+// Frames of about 300 bytes. A resume after results in place queues a frame for each chunk, so this
+// covers 64 GiB of gradients in chunks of 1 MiB.
+constexpr std::size_t kMaxFrames = std::size_t{1} << 16;
+// With a bulk lane, a frame on either lane is a sign of life for the core, so each lane has a limit
+// of its own.
+constexpr int kStreamSilences = 2;
+}  // namespace
+
+// Bounds the frames that only a member's queue holds: two windows of results that the member has
+// acknowledged on an earlier stream, and one window of a broadcast. A member that keeps the
+// protocol never has more.
+StreamLimits StreamLimits::Of(const ServerOptions& options) {
+  const std::size_t window = std::size_t{options.window_chunks} * options.chunk_bytes;
+  return {
+      .max_payload_bytes = options.chunk_bytes,
+      .queue = {.max_bytes = window * (2 * std::size_t{options.open_buckets} + 1) + kSmallFrames,
+                .max_frames = kMaxFrames},
+      .hello_timeout = options.hello_timeout,
+      .close_timeout = options.close_timeout,
+      .stream_silence_timeout = kStreamSilences * options.silence_timeout,
+      .bulk_silence_timeout = wire::kBulkSilences * options.silence_timeout};
+}
+
+}  // namespace gradwire::server
