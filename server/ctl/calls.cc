@@ -51,7 +51,7 @@ absl::StatusOr<Line> Connect(const Target& target) {
 
 // With a hint where TLS explains the error.
 absl::Status Refused(const Target& target, const grpc::Status& status) {
-  const absl::Status plain = wire::FromGrpc(status);
+  absl::Status plain = wire::FromGrpc(status);
   if (!absl::IsUnavailable(plain)) return plain;
   const std::string why(plain.message());
   const std::string hint = tls::Hint(why, !target.tls.ca.empty());

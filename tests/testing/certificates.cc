@@ -24,8 +24,8 @@ std::string Pem(Write write) {
   const std::unique_ptr<BIO, decltype(&BIO_free_all)> bio(BIO_new(BIO_s_mem()), BIO_free_all);
   Require(write(bio.get()) == 1);
   char* text = nullptr;
-  const long bytes = BIO_get_mem_data(bio.get(), &text);
-  return {text, static_cast<std::size_t>(bytes)};
+  const auto bytes = static_cast<std::size_t>(BIO_get_mem_data(bio.get(), &text));
+  return {text, bytes};
 }
 
 std::string PemOf(X509* certificate) {
@@ -89,7 +89,7 @@ tls::Files WriteFiles(const std::string& folder, const CertificateAndKey& own,
                       const std::string& ca) {
   std::filesystem::create_directories(folder);
   const std::filesystem::path in(folder);
-  const tls::Files files = {
+  tls::Files files = {
       .cert = in / "cert.pem", .key = in / "key.pem", .ca = ca.empty() ? "" : in / "ca.pem"};
   ReplaceFile(files.cert, own.cert);
   ReplaceFile(files.key, own.key);
