@@ -34,12 +34,18 @@ Proof ProofOf(const grpc::GenericServerContext& context) {
   if (const auto found = headers.find("authorization"); found != headers.end()) {
     proof.authorization = ToText(found->second);
   }
-  // The alternative names in the client's certificate, or its common name. Without a certificate,
-  // none.
   const auto authenticated = context.auth_context();
   if (authenticated == nullptr || !authenticated->IsPeerAuthenticated()) return proof;
-  const std::vector<grpc::string_ref> names = authenticated->GetPeerIdentity();
-  if (!names.empty()) proof.certificate = ToText(names.front());
+  // Its name as a workload, its common name, or an alternative name: the first that it has. An
+  // alternative name may be an address only.
+  for (const std::vector<grpc::string_ref>& names :
+       {authenticated->FindPropertyValues(GRPC_PEER_SPIFFE_ID_PROPERTY_NAME),
+        authenticated->FindPropertyValues(GRPC_X509_CN_PROPERTY_NAME),
+        authenticated->GetPeerIdentity()}) {
+    if (names.empty() || names.front().empty()) continue;
+    proof.certificate = ToText(names.front());
+    break;
+  }
   return proof;
 }
 

@@ -99,6 +99,19 @@ TEST_F(TlsTest, WithoutAnAuthorityForClientsAnybodyMayEncrypt) {
   ExpectAllOk(Train(Options(tcp(), {.ca = member_.ca})));
 }
 
+// The common name, also where the alternative names are addresses.
+TEST_F(TlsTest, ARefusalNamesTheCertificate) {
+  ReplaceFile(folder_ / "tokens", "team member a-* a-token-of-the-team-a\n");
+  ReplaceFile(folder_ / "token", "a-token-of-the-team-a\n");
+  auto server = server::Server::Start(
+      {.listen = {"127.0.0.1:0"}, .tls = daemon_, .tokens = folder_ / "tokens"});
+  ASSERT_TRUE(server.ok()) << server.status();
+  auto options = Options((*server)->addresses()[0], member_);
+  options.token_file = folder_ / "token";
+  EXPECT_THAT(Refusal(options),
+              HasSubstr("session: \"tls\" is not one that token team, certificate m may use"));
+}
+
 TEST_F(TlsTest, AUnixSocketNeedsNone) {
   Start(daemon_);
   ExpectAllOk(Train(Options(local(), {})));

@@ -68,11 +68,13 @@ class EmbeddedDaemon:
         self._wait_until_listening(path)
 
     def _start(self, program: str) -> subprocess.Popen:
+        # The files in these variables are the member's; a unix socket needs none.
+        env = {name: value for name, value in os.environ.items() if not name.startswith("GRADWIRE_TLS_")}
         with open(self._log, "wb") as log:
             return subprocess.Popen(
                 [program, "--listen", self.address, "--stop-on-eof",
                  "--drain-timeout", "10s", "--log-level", "warning"],
-                stdin=subprocess.PIPE, stdout=log, stderr=log,
+                stdin=subprocess.PIPE, stdout=log, stderr=log, env=env,
                 start_new_session=True,  # Ctrl-C is for the trainer, which leaves first
                 pass_fds=[self._folder.lock],
             )  # fmt: skip

@@ -67,6 +67,13 @@ def test_a_member_without_tls_is_told_what_to_give(tls_daemon):
         state.connect()
 
 
+def test_a_daemon_of_rank_0_needs_no_files(monkeypatch):
+    monkeypatch.setenv("GRADWIRE_TLS_CERT", "/nonexistent/tls.crt")
+    monkeypatch.setenv("GRADWIRE_TLS_KEY", "/nonexistent/tls.key")
+    with gw.SessionState(rank=0, world_size=1, model=torch.nn.Linear(2, 1)) as state:
+        state.connect()
+
+
 @pytest.mark.parametrize("name", ["tls_ca", "tls_cert", "tls_key", "token_file"])
 def test_a_file_is_a_path(name):
     with pytest.raises(gradwire.InvalidArgument, match=f"{name}.*the path of a file"):
