@@ -34,16 +34,21 @@ class Faults {
 
 class GroupProcesses : public ::testing::Test {
  protected:
-  void Start(int world_size, int group_size, int steps) {
+  void Start(int world_size, int group_size, int steps, const std::string& next_session = "") {
     for (int rank = 0; rank < world_size; ++rank) {
-      std::vector<std::string> words = {GROUPED_MEMBER, daemon_.address(), "groups"};
-      for (const int number : {rank, world_size, group_size, steps}) {
-        words.push_back(std::to_string(number));
-      }
-      auto process = Process::Start(words, daemon_.Path(absl::StrCat(rank, ".log")));
-      ASSERT_TRUE(process.ok()) << process.status();
-      members_.push_back(*std::move(process));
+      members_.push_back(nullptr);
+      StartOne("groups", rank, {rank, world_size, group_size, steps}, next_session);
     }
+  }
+  // In the place of the one at `index`, which is killed if it still runs.
+  void StartOne(const std::string& session, int index, const std::vector<int>& numbers,
+                const std::string& next_session = "") {
+    std::vector<std::string> words = {GROUPED_MEMBER, daemon_.address(), session};
+    for (const int number : numbers) words.push_back(std::to_string(number));
+    if (!next_session.empty()) words.push_back(next_session);
+    auto process = Process::Start(words, daemon_.Path(absl::StrCat(session, index, ".log")));
+    ASSERT_TRUE(process.ok()) << process.status();
+    members_[static_cast<std::size_t>(index)] = *std::move(process);
   }
   void ExpectAllToLeave(const std::string& last) {
     for (auto& member : members_) {
@@ -93,6 +98,21 @@ TEST_F(GroupProcesses, AMemberThatDiesInsideOfTheExchangeFreesTheOthers) {
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - died;
   RecordProperty("seconds_until_all_were_told", absl::StrCat(seconds.count()));
   std::cout << "the others were told " << seconds.count() << " s after the death\n";
+}
+
+// The processes that are left, whose communicator was aborted, make another one with the newcomer.
+TEST_F(GroupProcesses, TheOthersAndANewMemberAreAGroupAgain) {
+  {
+    const Faults faults("hang=9");
+    Start(4, 4, 5, "again");
+    ASSERT_TRUE(Eventually([&] { return AllSay("step 2 begins"); }, absl::Seconds(60)));
+  }
+  members_[2]->Signal(SIGKILL);
+  StartOne("again", 2, {2, 4, 4, 5});
+  ExpectAllToLeave("step 4 right");
+  for (const std::size_t rank : {0UL, 1UL, 3UL}) {
+    EXPECT_THAT(members_[rank]->Log(), HasSubstr("rank 2 was lost in step 2"));
+  }
 }
 
 TEST_F(GroupProcesses, TwoMembersOnOneGpuAreToldWhatToDo) {
