@@ -16,8 +16,6 @@ constexpr int kMiB = 1 << 20;
 // A join carries the whole manifest, whatever the chunks' size.
 constexpr std::size_t kLeastMessage = std::size_t{1} << 20;
 constexpr std::size_t kMessageHeader = std::size_t{64} << 10;
-// What gRPC may hold beside the sessions' reservations: partial messages, read buffers.
-constexpr std::size_t kTransportBytes = std::size_t{256} << 20;
 // Exchange, Watch and a few calls: a member needs no more on one connection.
 constexpr int kStreamsPerConnection = 16;
 constexpr int kIdleConnectionMs = 5 * 60 * 1000;
@@ -28,10 +26,15 @@ int Milliseconds(absl::Duration duration) {
       std::clamp<std::int64_t>(absl::ToInt64Milliseconds(duration), 1, 1 << 30));
 }
 
+// What a peer may send on one stream before the daemon asks for it.
+constexpr int kLookaheadBytes = 4 * kMiB;
+
+std::size_t MaxMessage(const ServerOptions& options) {
+  return std::max(options.chunk_bytes, kLeastMessage) + kMessageHeader;
+}
+
 void SetArguments(const ServerOptions& options, grpc::ServerBuilder& builder) {
-  const auto max_message =
-      static_cast<int>(std::max(options.chunk_bytes, kLeastMessage) + kMessageHeader);
-  builder.SetMaxReceiveMessageSize(max_message);
+  builder.SetMaxReceiveMessageSize(static_cast<int>(MaxMessage(options)));
   builder.SetDefaultCompressionAlgorithm(GRPC_COMPRESS_NONE);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
@@ -51,7 +54,7 @@ void SetArguments(const ServerOptions& options, grpc::ServerBuilder& builder) {
       // For chunks of a megabyte; measured, and the same on the members' side.
       {GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kMiB},
       {GRPC_ARG_TCP_READ_CHUNK_SIZE, kMiB},
-      {GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 4 * kMiB},
+      {GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kLookaheadBytes},
       {GRPC_ARG_HTTP2_WRITE_BUFFER_SIZE, 4 * kMiB},
       {GRPC_ARG_HTTP2_BDP_PROBE, 0},
   };
@@ -60,14 +63,20 @@ void SetArguments(const ServerOptions& options, grpc::ServerBuilder& builder) {
 
 }  // namespace
 
-void SetUpGrpc(const ServerOptions& options, std::size_t session_bytes,
+void SetUpGrpc(const ServerOptions& options, const MemoryShares& memory,
                grpc::ServerBuilder& builder) {
   wire::KeepGrpc();
   SetArguments(options, builder);
   grpc::ResourceQuota quota("gradwired");
-  // Payloads that sessions hold are gRPC's slices, so the quota covers the reservations too.
-  quota.Resize(session_bytes + kTransportBytes);
+  quota.Resize(memory.total());
   builder.SetResourceQuota(quota);
+}
+
+IntakeLimits IntakeLimitsOf(const ServerOptions& options, const MemoryShares& memory) {
+  // A message that is read, one that has begun, and headers; members have no second stream that
+  // carries payloads on one connection.
+  return {.connection_bytes = kLookaheadBytes + 2 * MaxMessage(options) + kMiB,
+          .strangers_bytes = memory.transport / 2};
 }
 
 }  // namespace gradwire::server

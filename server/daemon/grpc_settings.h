@@ -3,15 +3,18 @@
 
 #include <grpcpp/server_builder.h>
 
-#include <cstddef>
-
+#include "server/daemon/memory_limit.h"
 #include "server/daemon/options.h"
+#include "server/net/intake.h"
 
 namespace gradwire::server {
 
-// Message sizes, timeouts and buffers of every connection, and a bound on what gRPC may hold beside
-// the `session_bytes` that the sessions' reservations allow.
-void SetUpGrpc(const ServerOptions& options, std::size_t session_bytes,
+// Message sizes, timeouts and buffers of every connection, and a bound on what gRPC may hold: the
+// sessions' payloads are gRPC's slices too.
+void SetUpGrpc(const ServerOptions& options, const MemoryShares& memory,
                grpc::ServerBuilder& builder);
+
+// What these settings let a well-behaved peer send ahead, and the strangers' part of the memory.
+IntakeLimits IntakeLimitsOf(const ServerOptions& options, const MemoryShares& memory);
 
 }  // namespace gradwire::server

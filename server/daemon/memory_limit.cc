@@ -38,6 +38,8 @@ void LowerToGroups(const std::string& root, std::string group, const std::string
   }
 }
 
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
 }  // namespace
 
 std::size_t AvailableMemory() {
@@ -97,6 +99,12 @@ absl::StatusOr<std::size_t> ParseMemoryLimit(const std::string& text, std::size_
     return bad();
   }
   return static_cast<std::size_t>(number * found->second);
+}
+
+// An eighth: 16 MiB let several members join at once, and more than 256 MiB are of no use.
+MemoryShares ShareMemory(std::size_t limit) {
+  const std::size_t transport = std::min(std::clamp(limit / 8, 16 * kMiB, 256 * kMiB), limit / 2);
+  return {.sessions = limit - transport, .transport = transport};
 }
 
 }  // namespace gradwire::server

@@ -23,10 +23,20 @@ bool SayReload(const std::string& what, const absl::StatusOr<bool>& changed, std
 
 }  // namespace
 
+Ports::Ports(const ServerOptions& options, const IntakeLimits& intake, int max_connections)
+    : first_byte_timeout_(absl::ToChronoMilliseconds(options.handshake_timeout)),
+      max_connections_(max_connections),
+      intake_(intake, [this](CutReason /*reason*/, const std::string& sentence) {
+        const auto left_out = cuts_.Allow(std::chrono::steady_clock::now());
+        if (!left_out) return;
+        if (*left_out > 0) spdlog::warn("{} more connections were cut", *left_out);
+        spdlog::warn("{}", sentence);
+      }) {}
+
 absl::StatusOr<std::unique_ptr<Ports>> Ports::Open(const ServerOptions& options,
+                                                   const IntakeLimits& intake,
                                                    int max_connections) {
-  std::unique_ptr<Ports> ports(
-      new Ports(absl::ToChronoMilliseconds(options.handshake_timeout), max_connections));
+  std::unique_ptr<Ports> ports(new Ports(options, intake, max_connections));
   if (!options.tls.cert.empty()) {
     auto store = CertificateStore::Open(options.tls, absl::Now());
     if (!store.ok()) return store.status();
@@ -61,7 +71,9 @@ void Ports::AddTo(grpc::ServerBuilder& builder) {
 absl::Status Ports::Serve(Acceptor::OfferHandler take_offer) {
   auto acceptor = Acceptor::Make(
       std::move(listeners_),
-      {.max_connections = max_connections_, .first_byte_timeout = first_byte_timeout_},
+      {.max_connections = max_connections_,
+       .first_byte_timeout = first_byte_timeout_,
+       .intake = &intake_},
       [this](int listener_fd, UniqueFd connection) {
         FromOutside::NewConnectionParameters parameters;
         parameters.listener_fd = listener_fd;

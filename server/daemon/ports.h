@@ -16,6 +16,7 @@
 #include "server/daemon/ticker.h"
 #include "server/net/acceptor.h"
 #include "server/net/certificate_store.h"
+#include "server/net/intake.h"
 
 namespace gradwire::server {
 
@@ -24,6 +25,7 @@ class Ports {
  public:
   // Listens, and reads the certificates. Connections wait.
   static absl::StatusOr<std::unique_ptr<Ports>> Open(const ServerOptions& options,
+                                                     const IntakeLimits& intake,
                                                      int max_connections);
   ~Ports() { Stop(); }
   Ports(const Ports&) = delete;
@@ -39,6 +41,11 @@ class Ports {
   // Who may call the method; refusals are logged. Thread-safe.
   absl::StatusOr<Caller> Admit(const std::string& method, const Proof& proof) const;
 
+  // Of the connection of this peer, as gRPC names it; null: it is not TCP. Thread-safe.
+  std::shared_ptr<TrafficMeter> MeterOf(const std::string& peer) const {
+    return intake_.Find(peer);
+  }
+
   // Lets no further ones in.
   void Stop();
 
@@ -52,8 +59,7 @@ class Ports {
   static constexpr int kRefusalsPerSecond = 10;
   using FromOutside = grpc::experimental::ExternalConnectionAcceptor;
 
-  Ports(std::chrono::milliseconds first_byte_timeout, int max_connections)
-      : first_byte_timeout_(first_byte_timeout), max_connections_(max_connections) {}
+  Ports(const ServerOptions& options, const IntakeLimits& intake, int max_connections);
 
   void Reload();
 
@@ -65,6 +71,8 @@ class Ports {
   std::shared_ptr<CertificateStore> certificates_;  // null: no TLS
   std::unique_ptr<AccessControl> access_;
   mutable LineLimit refusals_{kRefusalsPerSecond};
+  LineLimit cuts_{kRefusalsPerSecond};
+  Intake intake_;
   // The reloader's: the last errors that were logged.
   std::string certificate_error_;
   std::string token_error_;

@@ -28,9 +28,10 @@ constexpr absl::Duration kPoll = absl::Milliseconds(10);
 
 class ServerImpl final : public Server {
  public:
-  ServerImpl(const ServerOptions& options, const SystemShares& shares,
+  ServerImpl(const ServerOptions& options, const MemoryShares& memory, const SystemShares& shares,
              std::shared_ptr<Registry> registry)
       : options_(options),
+        memory_(memory),
         shares_(shares),
         registry_(std::move(registry)),
         tasks_(std::make_shared<PeriodicTasks>()),
@@ -59,6 +60,7 @@ class ServerImpl final : public Server {
   void Tick(absl::Time now);
 
   const ServerOptions options_;
+  const MemoryShares memory_;
   const SystemShares shares_;
   const std::shared_ptr<Registry> registry_;
   const std::shared_ptr<PeriodicTasks> tasks_;
@@ -73,16 +75,17 @@ class ServerImpl final : public Server {
 };
 
 absl::Status ServerImpl::Serve() {
-  auto ports = Ports::Open(options_, shares_.connections);
+  auto ports = Ports::Open(options_, IntakeLimitsOf(options_, memory_), shares_.connections);
   if (!ports.ok()) return ports.status();
   ports_ = *std::move(ports);
   grpc::ServerBuilder builder;
-  SetUpGrpc(options_, registry_->limits().memory_bytes, builder);
+  SetUpGrpc(options_, memory_, builder);
   ports_->AddTo(builder);
   absl::StatusOr<std::unique_ptr<CallServer>> calls = CallServer::Start(
-      builder, services_.MakeMethods(), [this](const std::string& method, const Proof& proof) {
-        return ports_->Admit(method, proof);
-      });
+      builder, services_.MakeMethods(),
+      {.admit = [this](const std::string& method,
+                       const Proof& proof) { return ports_->Admit(method, proof); },
+       .meter_of = [this](const std::string& peer) { return ports_->MeterOf(peer); }});
   if (!calls.ok()) return calls.status();
   calls_ = *std::move(calls);
   // Before connections arrive, because it checks the deadlines of their streams.
@@ -147,9 +150,10 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   if (!memory.ok()) return memory.status();
   const SystemShares shares =
       ShareOut(ReadSystemLimits(), options.max_connections, options.max_sessions);
-  auto registry = MakeRegistry(options, *memory, shares);
+  const MemoryShares memory_shares = ShareMemory(*memory);
+  auto registry = MakeRegistry(options, memory_shares.sessions, shares);
   if (!registry.ok()) return registry.status();
-  auto server = std::make_unique<ServerImpl>(options, shares, *std::move(registry));
+  auto server = std::make_unique<ServerImpl>(options, memory_shares, shares, *std::move(registry));
   if (absl::Status status = server->Serve(); !status.ok()) return status;
   for (const std::string& address : server->addresses()) spdlog::info("listening on {}", address);
   return server;

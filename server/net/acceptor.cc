@@ -59,6 +59,7 @@ Acceptor::Acceptor(std::vector<Listener> listeners, const Options& options, Hand
     : listeners_(std::move(listeners)),
       max_connections_(options.max_connections),
       first_byte_timeout_(options.first_byte_timeout),
+      intake_(options.intake),
       handler_(std::move(handler)),
       offer_handler_(std::move(offer_handler)) {}
 
@@ -93,6 +94,9 @@ void Acceptor::Stop() {
   [[maybe_unused]] const ssize_t written = write(stop_.get(), &one, sizeof one);
   thread_.join();
   listeners_.clear();
+  for (const auto& [fd, duplicate] : open_) {
+    if (intake_ != nullptr) intake_->Remove(fd);
+  }
   open_.clear();
   silent_.clear();
   connections_ = 0;
@@ -101,17 +105,28 @@ void Acceptor::Stop() {
 void Acceptor::Run() {
   std::array<epoll_event, 128> events{};
   while (true) {
-    const int timeout = silent_.empty() ? -1 : kSilentCheckMs;
-    const int count =
-        epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout);
+    const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()),
+                                 WaitMs(Clock::now()));
     for (int i = 0; i < count; ++i) {
       const int fd = events[static_cast<std::size_t>(i)].data.fd;
       // The eventfd wakes epoll_wait, which waits without a timeout while no connection is silent.
       if (fd == stop_.get()) return;
       OnEvent(fd);
     }
-    CloseSilent(Clock::now());
+    const Clock::time_point now = Clock::now();
+    CloseSilent(now);
+    if (intake_ != nullptr) intake_->Check(now);
   }
+}
+
+int Acceptor::WaitMs(Clock::time_point now) const {
+  int wait = silent_.empty() ? -1 : kSilentCheckMs;
+  const auto check = intake_ == nullptr ? std::nullopt : intake_->next_check();
+  if (!check) return wait;
+  // Rounded up: a wait that ends too early would be followed by another one at once.
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(*check - now).count();
+  const int check_ms = static_cast<int>(std::max<std::int64_t>(left, 0));
+  return wait < 0 ? check_ms : std::min(wait, check_ms);
 }
 
 void Acceptor::OnEvent(int fd) {
@@ -119,6 +134,7 @@ void Acceptor::OnEvent(int fd) {
   if (const auto ended = open_.find(fd); ended != open_.end()) {
     // Not implied by closing the duplicate: gRPC may still hold the same open file.
     epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+    if (intake_ != nullptr) intake_->Remove(fd);
     open_.erase(ended);
     --connections_;
     return;
@@ -209,6 +225,8 @@ void Acceptor::HandOver(int listener_fd, UniqueFd connection) {
   }
   const int key = duplicate.get();
   open_.emplace(key, std::move(duplicate));
+  // Before gRPC has it, because calls look for their connection.
+  if (intake_ != nullptr) intake_->Add(key);
   ++connections_;
   handler_(listener_fd, std::move(connection));
 }

@@ -15,6 +15,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/unique_fd.h"
+#include "server/net/intake.h"
 #include "server/net/listener.h"
 
 namespace gradwire::server {
@@ -32,6 +33,8 @@ class Acceptor {
     int max_connections = 0;
     // The time limit for the first byte on a unix socket.
     std::chrono::milliseconds first_byte_timeout{3000};
+    // Checks TCP connections from their hand-over to their end. May be null; outlives the acceptor.
+    Intake* intake = nullptr;
   };
 
   static absl::StatusOr<std::unique_ptr<Acceptor>> Make(std::vector<Listener> listeners,
@@ -69,6 +72,8 @@ class Acceptor {
   void OnEvent(int fd);
   void OnFirstByte(int fd);
   void CloseSilent(Clock::time_point now);
+  // For epoll_wait, until something has to be checked; -1: nothing has to.
+  int WaitMs(Clock::time_point now) const;
   void Run();
   void AcceptAll(const Listener& listener);
   void Take(const Listener& listener, UniqueFd connection);
@@ -78,6 +83,7 @@ class Acceptor {
   std::vector<Listener> listeners_;
   const int max_connections_;
   const std::chrono::milliseconds first_byte_timeout_;
+  Intake* const intake_;
   const Handler handler_;
   const OfferHandler offer_handler_;
   UniqueFd epoll_;

@@ -51,11 +51,14 @@ Call::Call()
       write_(Operation<&Call::OnWritten>()),
       finish_(Operation<&Call::OnSent>()) {}
 
-void Call::Open(std::unique_ptr<Wire> wire, Caller caller, std::function<void()> closed) {
+void Call::Open(std::unique_ptr<Wire> wire, Caller caller, std::shared_ptr<TrafficMeter> meter,
+                std::function<void()> closed) {
   self_ = shared_from_this();
   wire_ = std::move(wire);
   wire_->call = this;
   caller_ = std::move(caller);
+  meter_ = std::move(meter);
+  if (meter_ != nullptr) meter_->OnCall();
   closed_ = std::move(closed);
   {
     MutexLock lock(mutex_);
@@ -134,9 +137,17 @@ bool Call::broken() const {
   return grpc_call_failed_before_recv_message(wire_->context.c_call()) != 0;
 }
 
-void Call::OnRead(bool ok) { OnReadDone(ok); }
+void Call::CountAsMember() {
+  if (meter_ != nullptr && !is_member_.exchange(true)) meter_->BeginMember();
+}
+
+void Call::OnRead(bool ok) {
+  if (ok && meter_ != nullptr) meter_->OnTaken(incoming_.Length());
+  OnReadDone(ok);
+}
 
 void Call::OnWritten(bool ok) {
+  if (meter_ != nullptr) meter_->OnSent();
   {
     MutexLock lock(mutex_);
     // Before OnWriteDone, which may begin the next write.
@@ -162,6 +173,7 @@ void Call::Settle() {
   // `closed` may let Shutdown destroy the queue, so the call with its gRPC objects goes first.
   std::shared_ptr<Call> self = std::move(self_);
   OnDone();
+  if (is_member_) meter_->EndMember();
   const std::function<void()> closed = std::move(closed_);
   self.reset();
   closed();

@@ -5,6 +5,7 @@
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/status.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -13,6 +14,7 @@
 #include "absl/status/status.h"
 #include "base/sync.h"
 #include "server/access/caller.h"
+#include "server/net/traffic_meter.h"
 #include "server/rpc/rpc_threads.h"
 
 namespace gradwire::server {
@@ -48,6 +50,8 @@ class Call : public std::enable_shared_from_this<Call> {
 
   // Who calls; the same until the call ends.
   const Caller& caller() const { return caller_; }
+  // The call is a member's stream from now on, until it ends: see Intake.
+  void CountAsMember();
   // "/package.Service/Method".
   const std::string& method() const { return wire_->context.method(); }
 
@@ -90,9 +94,10 @@ class Call : public std::enable_shared_from_this<Call> {
     Call* call = nullptr;  // from Open on
   };
 
-  // OnStart. `closed` is called after OnDone; the last thing that is done with the server.
-  void Open(std::unique_ptr<Wire> wire, Caller caller, std::function<void()> closed)
-      GRADWIRE_EXCLUDES(mutex_);
+  // OnStart. `closed` is called after OnDone; the last thing that is done with the server. `meter`
+  // is the connection's, or null.
+  void Open(std::unique_ptr<Wire> wire, Caller caller, std::shared_ptr<TrafficMeter> meter,
+            std::function<void()> closed) GRADWIRE_EXCLUDES(mutex_);
 
   // The operations' ends.
   void OnRead(bool ok);
@@ -110,6 +115,8 @@ class Call : public std::enable_shared_from_this<Call> {
 
   std::unique_ptr<Wire> wire_;
   Caller caller_;
+  std::shared_ptr<TrafficMeter> meter_;
+  std::atomic<bool> is_member_ = false;
   std::function<void()> closed_;
   std::shared_ptr<Call> self_;  // until nothing is under way any more
   grpc::ByteBuffer incoming_;   // of the read in flight

@@ -52,10 +52,10 @@ Proof ProofOf(const grpc::GenericServerContext& context) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CallServer>> CallServer::Start(grpc::ServerBuilder& builder,
-                                                              Methods methods, Admit admit,
+                                                              Methods methods, Door door,
                                                               std::size_t threads) {
   std::unique_ptr<CallServer> server(
-      new CallServer(builder.AddCompletionQueue(), std::move(methods), std::move(admit)));
+      new CallServer(builder.AddCompletionQueue(), std::move(methods), std::move(door)));
   builder.RegisterAsyncGenericService(&server->service_);
   server->grpc_ = builder.BuildAndStart();
   if (server->grpc_ == nullptr) return absl::InternalError("gRPC could not start a server");
@@ -67,9 +67,9 @@ absl::StatusOr<std::unique_ptr<CallServer>> CallServer::Start(grpc::ServerBuilde
 }
 
 CallServer::CallServer(std::unique_ptr<grpc::ServerCompletionQueue> queue, Methods methods,
-                       Admit admit)
+                       Door door)
     : methods_(std::move(methods)),
-      admit_(std::move(admit)),
+      door_(std::move(door)),
       threads_(std::move(queue)),
       accepted_{
           .done = [](void* owner, bool ok) { static_cast<CallServer*>(owner)->OnAccepted(ok); },
@@ -95,14 +95,17 @@ void CallServer::OnAccepted(bool ok) {
   Accept();
   const std::string& method = wire->context.method();
   absl::StatusOr<Caller> caller = Caller();
-  if (admit_) caller = admit_(method, ProofOf(wire->context));
+  if (door_.admit) caller = door_.admit(method, ProofOf(wire->context));
+  std::shared_ptr<TrafficMeter> meter;
+  if (door_.meter_of) meter = door_.meter_of(wire->context.peer());
   std::shared_ptr<Call> call = caller.ok() ? methods_.Make(method) : nullptr;
   if (call == nullptr) {
     call = std::make_shared<RefusedCall>(
         caller.ok() ? absl::UnimplementedError(absl::StrCat("unknown method ", method))
                     : caller.status());
   }
-  call->Open(std::move(wire), caller.ok() ? *std::move(caller) : Caller(), [this] { Leave(); });
+  call->Open(std::move(wire), caller.ok() ? *std::move(caller) : Caller(), std::move(meter),
+             [this] { Leave(); });
 }
 
 void CallServer::Enter() {

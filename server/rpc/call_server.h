@@ -20,17 +20,21 @@
 
 namespace gradwire::server {
 
+// What the server asks about each call before it takes it.
+struct Door {
+  // Who may call the method with this proof, or why not. Null: everybody may call everything.
+  std::function<absl::StatusOr<Caller>(const std::string& method, const Proof& proof)> admit =
+      nullptr;
+  // The meter of the connection of this peer, as gRPC names it; it and its result may be null.
+  std::function<std::shared_ptr<TrafficMeter>(const std::string& peer)> meter_of = nullptr;
+};
+
 // Calls of unknown methods end with UNIMPLEMENTED.
 class CallServer {
  public:
-  // Who may call the method with this proof, or why not.
-  using Admit =
-      std::function<absl::StatusOr<Caller>(const std::string& method, const Proof& proof)>;
-
-  // `builder` has the options and the ports, and no service. Without `admit`, everybody may call
-  // everything.
+  // `builder` has the options and the ports, and no service.
   static absl::StatusOr<std::unique_ptr<CallServer>> Start(
-      grpc::ServerBuilder& builder, Methods methods, Admit admit = nullptr,
+      grpc::ServerBuilder& builder, Methods methods, Door door = {},
       std::size_t threads = RpcThreads::Count());
 
   // Calls Shutdown with a deadline of now.
@@ -42,7 +46,7 @@ class CallServer {
   void Shutdown(std::chrono::system_clock::time_point deadline) GRADWIRE_EXCLUDES(mutex_);
 
  private:
-  CallServer(std::unique_ptr<grpc::ServerCompletionQueue> queue, Methods methods, Admit admit);
+  CallServer(std::unique_ptr<grpc::ServerCompletionQueue> queue, Methods methods, Door door);
 
   // Asks gRPC for the next call.
   void Accept();
@@ -54,7 +58,7 @@ class CallServer {
   std::size_t WaitForCalls(std::chrono::seconds patience) GRADWIRE_EXCLUDES(mutex_);
 
   const Methods methods_;
-  const Admit admit_;
+  const Door door_;
   grpc::AsyncGenericService service_;
   RpcThreads threads_;
   std::unique_ptr<grpc::Server> grpc_;

@@ -83,6 +83,7 @@ absl::Status BulkLane::HandleHello(const absl::StatusOr<wire::Frame>& frame) {
     // Set before Add, because OnDone removes the lane from the pairs by this key.
     key_ = key;
   }
+  CountAsMember();
   pairs_->Add(key, Self<BulkLane>());
   return absl::OkStatus();
 }

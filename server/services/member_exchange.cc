@@ -293,6 +293,7 @@ absl::Status MemberExchange::HandleHello(const absl::StatusOr<wire::Frame>& fram
     if (pair) queue_.UseBothLanes();
     receiver_.Heard(wire::Lane::kMain, MonotonicNow());
   }
+  CountAsMember();
   // After `place_` is set, since the session may queue frames for this stream at once and asks
   // whether it shares memory.
   absl::Status attached = member->session->Attach(member->rank, hello->start_id, hello->step,

@@ -173,7 +173,7 @@ class CallServerTest : public ::testing::Test {
                                                          &script_);
     grpc::ServerBuilder builder;
     builder.AddListeningPort(address_, grpc::InsecureServerCredentials());
-    auto server = CallServer::Start(builder, std::move(methods), nullptr, threads);
+    auto server = CallServer::Start(builder, std::move(methods), {}, threads);
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
   }

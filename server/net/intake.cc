@@ -1,0 +1,167 @@
+#include "server/net/intake.h"
+
+#include <linux/sockios.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace gradwire::server {
+namespace {
+
+using std::chrono::milliseconds;
+
+// A peer on this host can send some 20 MB in this time.
+constexpr milliseconds kInterval(10);
+// As long as a stranger holds something.
+constexpr milliseconds kAlertInterval(2);
+// A check takes some 256 us for so many connections. Further ones make the interval longer, up to
+// the limit.
+constexpr std::size_t kConnectionsPerInterval = 256;
+constexpr milliseconds kLongestInterval(50);
+// Settings, pings and a TLS handshake.
+constexpr std::size_t kAllowance = std::size_t{64} << 10;
+
+// What gRPC has read from the socket: what arrived without what still waits in the kernel. Asked
+// for in this order, so that what arrives in between makes it less.
+std::optional<std::uint64_t> BytesRead(int fd) {
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  int waiting = 0;
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0 ||
+      size < offsetof(tcp_info, tcpi_bytes_received) + sizeof info.tcpi_bytes_received ||
+      ioctl(fd, SIOCINQ, &waiting) != 0) {
+    return std::nullopt;
+  }
+  const std::uint64_t arrived = info.tcpi_bytes_received;
+  return arrived - std::min<std::uint64_t>(arrived, static_cast<std::uint64_t>(waiting));
+}
+
+std::string Why(CutReason reason, const IntakeLimits& limits) {
+  switch (reason) {
+    case CutReason::kTooMuch:
+      return absl::StrCat("allowed on one connection are ", limits.connection_bytes);
+    case CutReason::kTooSlow:
+      return absl::StrCat("allowed are ", limits.message_timeout.count(), " s for one message");
+    case CutReason::kTooManyPeers:
+      return absl::StrCat("allowed on all connections without a member are ",
+                          limits.strangers_bytes, " together");
+  }
+  return "";
+}
+
+}  // namespace
+
+std::vector<Cut> ChooseCuts(const std::vector<Held>& held, const IntakeLimits& limits) {
+  std::vector<Cut> cuts;
+  std::vector<std::size_t> strangers;
+  std::size_t sum = 0;
+  for (std::size_t i = 0; i < held.size(); ++i) {
+    if (held[i].bytes > limits.connection_bytes) {
+      cuts.push_back({.index = i, .reason = CutReason::kTooMuch});
+    } else if (!held[i].member && held[i].bytes > 0 && held[i].since > limits.message_timeout) {
+      cuts.push_back({.index = i, .reason = CutReason::kTooSlow});
+    } else if (!held[i].member) {
+      strangers.push_back(i);
+      sum += held[i].bytes;
+    }
+  }
+  std::stable_sort(strangers.begin(), strangers.end(),
+                   [&](std::size_t a, std::size_t b) { return held[a].bytes > held[b].bytes; });
+  for (auto it = strangers.begin(); sum > limits.strangers_bytes; ++it) {
+    cuts.push_back({.index = *it, .reason = CutReason::kTooManyPeers});
+    sum -= held[*it].bytes;
+  }
+  return cuts;
+}
+
+std::size_t HeldBytes::Update(std::uint64_t read, std::uint64_t explained) {
+  const std::int64_t ahead =
+      static_cast<std::int64_t>(read) - static_cast<std::int64_t>(explained) - forgiven_;
+  if (ahead < 0) forgiven_ += ahead;
+  return ahead > static_cast<std::int64_t>(kAllowance)
+             ? static_cast<std::size_t>(ahead) - kAllowance
+             : 0;
+}
+
+void Intake::Add(int fd) {
+  const std::optional<PeerAddress> peer = PeerOf(fd);
+  if (!peer) return;
+  auto meter = std::make_shared<TrafficMeter>();
+  const auto now = Clock::now();
+  if (connections_.empty()) next_ = now + kInterval;
+  connections_.insert_or_assign(fd, Connection{.peer = *peer, .meter = meter, .last_message = now});
+  MutexLock lock(mutex_);
+  meters_.insert_or_assign(*peer, std::move(meter));
+}
+
+void Intake::Remove(int fd) {
+  const auto found = connections_.find(fd);
+  if (found == connections_.end()) return;
+  {
+    MutexLock lock(mutex_);
+    // A new connection may have the same address already.
+    const auto meter = meters_.find(found->second.peer);
+    if (meter != meters_.end() && meter->second == found->second.meter) meters_.erase(meter);
+  }
+  connections_.erase(found);
+}
+
+std::shared_ptr<TrafficMeter> Intake::Find(const std::string& grpc_peer) const {
+  const std::optional<PeerAddress> peer = ParsePeer(grpc_peer);
+  if (!peer) return nullptr;
+  MutexLock lock(mutex_);
+  const auto found = meters_.find(*peer);
+  return found == meters_.end() ? nullptr : found->second;
+}
+
+std::optional<Intake::Clock::time_point> Intake::next_check() const {
+  if (connections_.empty()) return std::nullopt;
+  return next_;
+}
+
+void Intake::Check(Clock::time_point now) {
+  if (connections_.empty() || now < next_) return;
+  std::vector<Held> held;
+  std::vector<int> fds;
+  for (auto& [fd, connection] : connections_) {
+    if (connection.cut) continue;
+    const std::optional<std::uint64_t> read = BytesRead(fd);
+    if (!read) continue;  // it ends
+    const std::size_t bytes = connection.held.Update(*read, connection.meter->explained());
+    const std::uint64_t taken = connection.meter->taken();
+    if (std::exchange(connection.taken, taken) != taken || bytes == 0) {
+      connection.last_message = now;
+    }
+    held.push_back({.bytes = bytes,
+                    .member = connection.meter->has_member(),
+                    .since = now - connection.last_message});
+    fds.push_back(fd);
+  }
+  for (const Cut& cut : ChooseCuts(held, limits_)) {
+    const int fd = fds[cut.index];
+    CutOne(fd, connections_.at(fd), held[cut.index], cut.reason);
+  }
+  const bool alert = std::any_of(held.begin(), held.end(),
+                                 [](const Held& one) { return one.bytes > 0 && !one.member; });
+  const milliseconds interval = alert ? kAlertInterval : kInterval;
+  const auto times = static_cast<int>(1 + connections_.size() / kConnectionsPerInterval);
+  next_ = Clock::now() + std::min(interval * times, kLongestInterval);
+}
+
+// Shut down in both directions, the kernel resets the connection when more arrives, and gRPC, which
+// reads an end, frees what it holds.
+void Intake::CutOne(int fd, Connection& connection, const Held& held, CutReason reason) {
+  connection.cut = true;
+  shutdown(fd, SHUT_RDWR);
+  on_cut_(reason, absl::StrCat("cut the connection of ", ToText(connection.peer), ": it brought ",
+                               held.bytes, " bytes of messages that are not complete; ",
+                               Why(reason, limits_)));
+}
+
+}  // namespace gradwire::server

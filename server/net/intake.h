@@ -1,0 +1,105 @@
+// Bounds the bytes of incomplete messages that gRPC holds.
+//
+// gRPC 1.51 compares a message with its limit once all of it has arrived: a peer that declares a
+// message of 512 MiB makes the daemon hold 512 MiB, and many peers as much each. A resource quota
+// would bound that, but it breaks other peers' streams too. So the daemon compares what the kernel
+// has handed to gRPC on each TCP connection (TCP_INFO) with what it took from gRPC as messages, and
+// cuts a connection that is too far ahead. Peers on unix sockets are this user's own processes.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/sync.h"
+#include "server/net/peer_address.h"
+#include "server/net/traffic_meter.h"
+
+namespace gradwire::server {
+
+struct IntakeLimits {
+  // On one connection: what HTTP/2 allows a peer to send ahead, and a message.
+  std::size_t connection_bytes = 0;
+  // On all connections together that carry no member's stream.
+  std::size_t strangers_bytes = 0;
+  // A stranger must complete a message within this time.
+  std::chrono::seconds message_timeout{30};
+};
+
+// What one connection has brought and nobody has taken.
+struct Held {
+  std::size_t bytes = 0;
+  bool member = false;
+  std::chrono::steady_clock::duration since{};  // the last complete message
+};
+
+enum class CutReason : std::uint8_t { kTooMuch, kTooSlow, kTooManyPeers };
+
+// The connections to cut, by index, each with its reason. Where all strangers together hold too
+// much, those that hold most go first.
+struct Cut {
+  std::size_t index = 0;
+  CutReason reason = CutReason::kTooMuch;
+};
+std::vector<Cut> ChooseCuts(const std::vector<Held>& held, const IntakeLimits& limits);
+
+// What a connection holds, from its counters.
+class HeldBytes {
+ public:
+  // `read`: the bytes that gRPC has read from the socket. `explained`: see TrafficMeter; asked for
+  // after `read`, so that it is not behind.
+  std::size_t Update(std::uint64_t read, std::uint64_t explained);
+
+ private:
+  // Bytes that were explained too generously. A peer cannot save them for later.
+  std::int64_t forgiven_ = 0;
+};
+
+// Add, Remove and Check are for one thread, Find for all.
+class Intake {
+ public:
+  using Clock = std::chrono::steady_clock;
+  // Called for each cut, with a sentence for the log.
+  using OnCut = std::function<void(CutReason reason, const std::string& sentence)>;
+
+  Intake(const IntakeLimits& limits, OnCut on_cut) : limits_(limits), on_cut_(std::move(on_cut)) {}
+
+  // `fd` stays the caller's, open until Remove. Ignores what is not TCP.
+  void Add(int fd) GRADWIRE_EXCLUDES(mutex_);
+  void Remove(int fd) GRADWIRE_EXCLUDES(mutex_);
+
+  // Of the connection that a call came on. Null: it is not TCP, or gone.
+  std::shared_ptr<TrafficMeter> Find(const std::string& grpc_peer) const GRADWIRE_EXCLUDES(mutex_);
+
+  // When Check is due; nullopt: there is no connection.
+  std::optional<Clock::time_point> next_check() const;
+  void Check(Clock::time_point now);
+
+ private:
+  struct Connection {
+    PeerAddress peer;
+    std::shared_ptr<TrafficMeter> meter;
+    HeldBytes held{};
+    std::uint64_t taken = 0;
+    Clock::time_point last_message{};  // or the time when it held nothing
+    bool cut = false;
+  };
+
+  void CutOne(int fd, Connection& connection, const Held& held, CutReason reason);
+
+  const IntakeLimits limits_;
+  const OnCut on_cut_;
+  std::map<int, Connection> connections_;  // of the one thread
+  Clock::time_point next_{};
+  mutable Mutex mutex_;
+  std::map<PeerAddress, std::shared_ptr<TrafficMeter>> meters_ GRADWIRE_GUARDED_BY(mutex_);
+};
+
+}  // namespace gradwire::server
