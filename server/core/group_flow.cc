@@ -198,18 +198,23 @@ MaybeFailure GroupFlow::CheckEnded(const std::vector<bool>& ended) const {
 
 // The shares of a bucket that its groups have exchanged are buckets of their own, of which others
 // tell.
-std::string GroupFlow::WaitingFor(absl::Time now) const {
+GroupFlow::Missing GroupFlow::FindMissing() const {
   for (const auto& [id, bucket] : buckets_) {
-    const std::string name = options_.manifest.BucketName(bucket.parameters);
     std::vector<int> missing;
     for (int r = 0; r < options_.world_size; ++r) {
       if (!bucket.had[Index(r)] && IsLed(r)) missing.push_back(r);
     }
     if (missing.empty()) continue;
-    return absl::StrCat("step ", step_, " waits for ", membership_.Names(missing, now),
-                        " to have bucket ", name);
+    return {.ranks = std::move(missing), .bucket = options_.manifest.BucketName(bucket.parameters)};
   }
-  return "";
+  return {};
+}
+
+std::string GroupFlow::WaitingFor(absl::Time now) const {
+  const Missing missing = FindMissing();
+  if (missing.ranks.empty()) return "";
+  return absl::StrCat("step ", step_, " waits for ", membership_.Names(missing.ranks, now),
+                      " to have bucket ", missing.bucket);
 }
 
 std::string GroupFlow::WaitingForShares() const {

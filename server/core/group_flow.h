@@ -49,7 +49,13 @@ class GroupFlow {
   // A bucket that some member has, and another one, which has `ended` its step, has not: that
   // member's rank, and an error. None: there is none.
   MaybeFailure CheckEnded(const std::vector<bool>& ended) const;
-  // What a group waits for: a member that does not have a bucket. Empty: none does.
+  // Members that do not have a bucket for which their group waits; none: no group waits.
+  struct Missing {
+    std::vector<int> ranks;
+    std::string bucket;
+  };
+  Missing FindMissing() const;
+  // The same in words, or empty.
   std::string WaitingFor(absl::Time now) const;
   // A bucket that groups have exchanged and that is not reduced, where no share of it tells more.
   std::string WaitingForShares() const;

@@ -7,6 +7,7 @@
 #include "server/core/group_flow.h"
 #include "server/core/session_options.h"
 #include "server/core/state_versions.h"
+#include "server/core/wait_log.h"
 
 namespace gradwire::server {
 namespace {
@@ -58,7 +59,7 @@ std::size_t BookkeepingBytes(const SessionOptions& options) {
          StateVersions::BytesFor(parameters, members) +
          parameters * (2 * sizeof(std::uint32_t) + kSteps * bucket +
                        GroupFlow::BytesForBucket(members) + kPerObject) +
-         chunks;
+         chunks + WaitLog::BytesFor(members);
 }
 
 }  // namespace

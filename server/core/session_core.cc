@@ -28,7 +28,8 @@ SessionCore::SessionCore(SessionOptions options, std::unique_ptr<CoordinatorHook
       rendezvous_(std::make_unique<Rendezvous>(options_, membership_, now)),
       step_(std::make_unique<Step>(options_, membership_, hook_state_.hook())),
       collectives_(std::make_unique<CollectiveFlow>(options_, membership_)),
-      draw_plan_(std::make_unique<DrawPlanIntake>(hook_state_.hook(), options_.manifest.size())) {}
+      draw_plan_(std::make_unique<DrawPlanIntake>(hook_state_.hook(), options_.manifest.size())),
+      waits_(options_.world_size) {}
 
 SessionCore::~SessionCore() = default;
 
@@ -87,7 +88,9 @@ void SessionCore::Receive(int rank, std::uint64_t connection, const wire::Frame&
         ViolationOf(rank, absl::FailedPreconditionError("sent a frame before its Welcome")),
         effects);
   }
+  const std::int64_t step = step_->number();
   Apply(Dispatch(rank, frame, now, effects), effects);
+  if (step_->number() == step) waits_.OnFrame(rank, frame.header, now);
 }
 
 MaybeFailure SessionCore::Dispatch(int rank, const wire::Frame& frame, absl::Time now,
@@ -187,6 +190,10 @@ void SessionCore::LeaveRunning(int rank, absl::Time now, Effects& effects) {
 }
 
 // ---- Time
+
+void SessionCore::Observe(absl::Time now) {
+  if (state_ == State::kRunning) waits_.Observe(*step_, membership_, now);
+}
 
 void SessionCore::Tick(absl::Time now, Effects& effects) {
   membership_.Tick(now);

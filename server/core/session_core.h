@@ -21,6 +21,7 @@
 #include "server/core/hook_state.h"
 #include "server/core/session_options.h"
 #include "server/core/session_state.h"
+#include "server/core/wait_log.h"
 
 namespace gradwire::server {
 
@@ -84,6 +85,11 @@ class SessionCore {
   // The step's number, attempt, statistics and reports.
   const Step& progress() const { return *step_; }
 
+  // Nothing has happened until `now`: whoever was waited for caused this wait (see WaitLog). Call
+  // it before each other event; without it the session runs, and keeps no such log.
+  void Observe(absl::Time now);
+  const WaitLog& waits() const { return waits_; }
+
   // Timeouts. Call about every 100 ms.
   void Tick(absl::Time now, Effects& effects);
 
@@ -121,6 +127,7 @@ class SessionCore {
   const std::unique_ptr<Step> step_;
   const std::unique_ptr<CollectiveFlow> collectives_;
   const std::unique_ptr<DrawPlanIntake> draw_plan_;
+  WaitLog waits_;
 };
 
 }  // namespace gradwire::server

@@ -78,6 +78,8 @@ class Step {
   std::optional<absl::Time> began() const { return began_; }
   bool HasEnded(int rank) const { return ended_[Index(rank)]; }
   const BucketTable& buckets() const { return table_; }
+  // Of the whole model; 0: the manifest is empty.
+  std::size_t parameters() const { return options_.manifest.size(); }
   const RoundFlow& flow() const { return flow_; }
   const GroupFlow& groups() const { return groups_; }
   BucketReports& reports() { return reports_; }

@@ -1,7 +1,6 @@
 #include "server/core/waiting_for.h"
 
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "server/core/collective_flow.h"
@@ -11,27 +10,26 @@
 namespace gradwire::server {
 namespace {
 
-class Sentence {
- public:
-  Sentence(const Step& step, const Membership& membership, absl::Time now)
-      : step_(step), membership_(membership), now_(now) {}
+using On = Blocking::On;
 
-  std::string OfStep() const;
+class Search {
+ public:
+  Search(const Step& step, const Membership& membership) : step_(step), membership_(membership) {}
+
+  Blocking OfStep() const;
 
  private:
-  std::string Names(const std::vector<int>& ranks) const { return membership_.Names(ranks, now_); }
   const Bucket* OldestOpen() const;
   // A bucket that keeps others from being granted.
   const Bucket* Holder() const;
-  std::string OfBucket(const Bucket& bucket) const;
-  std::string OfRound(const Bucket& bucket) const;
+  Blocking OfBucket(const Bucket& bucket) const;
+  Blocking OfRound(const Bucket& bucket) const;
 
   const Step& step_;
   const Membership& membership_;
-  const absl::Time now_;
 };
 
-const Bucket* Sentence::OldestOpen() const {
+const Bucket* Search::OldestOpen() const {
   const Bucket* oldest = nullptr;
   for (const auto& [key, bucket] : step_.buckets().all()) {
     if (bucket.step() != step_.number() || bucket.reduced()) continue;
@@ -40,7 +38,7 @@ const Bucket* Sentence::OldestOpen() const {
   return oldest;
 }
 
-const Bucket* Sentence::Holder() const {
+const Bucket* Search::Holder() const {
   const Bucket* holder = nullptr;
   for (const auto& [key, bucket] : step_.buckets().all()) {
     if (bucket.is_open() && (holder == nullptr || (bucket.reduced() && !holder->reduced()))) {
@@ -50,12 +48,11 @@ const Bucket* Sentence::Holder() const {
   return holder;
 }
 
-std::string Sentence::OfStep() const {
-  if (!step_.began()) {
-    return absl::StrCat("waits for ", Names(membership_.Staying()), " to begin step ",
-                        step_.number());
+Blocking Search::OfStep() const {
+  if (!step_.began()) return {.on = On::kBegin, .ranks = membership_.Staying()};
+  if (GroupFlow::Missing missing = step_.groups().FindMissing(); !missing.ranks.empty()) {
+    return {.on = On::kGroup, .ranks = std::move(missing.ranks)};
   }
-  if (std::string group = step_.groups().WaitingFor(now_); !group.empty()) return group;
   const Bucket* const oldest = OldestOpen();
   const bool needs_grant = oldest != nullptr && !oldest->is_open() && oldest->has_rounds() &&
                            oldest->WaitsForGrant() && oldest->IsAnnouncedByAll();
@@ -63,41 +60,31 @@ std::string Sentence::OfStep() const {
     if (const Bucket* const holder = Holder()) return OfBucket(*holder);
   }
   if (oldest != nullptr) return OfBucket(*oldest);
-  if (std::string shares = step_.groups().WaitingForShares(); !shares.empty()) return shares;
+  if (!step_.groups().WaitingForShares().empty()) return {.on = On::kGroup};
   for (const auto& [key, bucket] : step_.buckets().all()) {
     if (bucket.is_open() && bucket.step() < step_.number()) return OfBucket(bucket);
   }
-  std::vector<int> missing;
+  Blocking end{.on = On::kEnd};
   for (int r = 0; r < membership_.world_size(); ++r) {
-    if (!step_.HasEnded(r)) missing.push_back(r);
+    if (!step_.HasEnded(r)) end.ranks.push_back(r);
   }
-  return absl::StrCat("step ", step_.number(),
-                      " waits for further buckets, or the end of the step, from ", Names(missing));
+  return end;
 }
 
-std::string Sentence::OfBucket(const Bucket& bucket) const {
-  const std::string name = absl::StrCat("bucket ", bucket.name());
+Blocking Search::OfBucket(const Bucket& bucket) const {
   if (!bucket.IsAnnouncedByAll()) {
-    return absl::StrCat("step ", bucket.step(), " waits for ", Names(bucket.Unannounced()),
-                        " to announce ", name);
+    return {.on = On::kAnnouncement, .ranks = bucket.Unannounced(), .bucket = &bucket};
   }
-  if (bucket.is_computing()) {
-    return absl::StrCat("step ", bucket.step(), " computes the factors that members need for ",
-                        name);
-  }
-  if (!bucket.has_rounds()) {
-    return absl::StrCat("step ", bucket.step(), " is about to finish ", name);
-  }
+  if (bucket.is_computing() || !bucket.has_rounds()) return {.on = On::kDaemon, .bucket = &bucket};
   if (!bucket.round().finished()) return OfRound(bucket);
-  std::vector<int> missing;
+  Blocking acknowledgement{.on = On::kAcknowledgement, .bucket = &bucket};
   for (const int r : membership_.Staying()) {
-    if (!bucket.HasAll(r)) missing.push_back(r);
+    if (!bucket.HasAll(r)) acknowledgement.ranks.push_back(r);
   }
-  return absl::StrCat("step ", bucket.step(), " waits for ", Names(missing), " to acknowledge ",
-                      name);
+  return acknowledgement;
 }
 
-std::string Sentence::OfRound(const Bucket& bucket) const {
+Blocking Search::OfRound(const Bucket& bucket) const {
   const Round& round = bucket.round();
   const std::uint32_t first = round.released();
   const Round::Unit unit = round.layout().UnitOf(first);
@@ -108,25 +95,65 @@ std::string Sentence::OfRound(const Bucket& bucket) const {
     }
     missing = bucket.contributors().Among(std::move(missing));
     if (missing.empty()) continue;
-    return absl::StrCat("step ", bucket.step(), " waits for ", Names(missing), ": chunk ", c,
-                        " of ", round.chunk_count(), " of bucket ", bucket.name());
+    return {.on = On::kChunk, .ranks = std::move(missing), .bucket = &bucket, .chunk = c};
   }
-  const std::vector<int> behind =
+  std::vector<int> behind =
       round.IsReducing(first) ? std::vector<int>() : step_.flow().WindowsWithout(bucket, first);
-  if (behind.empty()) {
-    return absl::StrCat("step ", bucket.step(), " reduces bucket ", bucket.name());
+  if (behind.empty()) return {.on = On::kDaemon, .bucket = &bucket};
+  return {.on = On::kWindow, .ranks = std::move(behind), .bucket = &bucket};
+}
+
+std::string OfDaemon(const Bucket& bucket) {
+  if (bucket.is_computing()) {
+    return absl::StrCat("step ", bucket.step(),
+                        " computes the factors that members need for bucket ", bucket.name());
   }
-  return absl::StrCat("step ", bucket.step(), " waits for ", Names(behind),
-                      " to acknowledge results of bucket ", bucket.name());
+  return absl::StrCat("step ", bucket.step(),
+                      bucket.has_rounds() ? " reduces bucket " : " is about to finish bucket ",
+                      bucket.name());
+}
+
+std::string Sentence(const Blocking& blocking, const Step& step, const Membership& membership,
+                     absl::Time now) {
+  const std::string names = membership.Names(blocking.ranks, now);
+  const Bucket* const bucket = blocking.bucket;
+  const std::string waits =
+      absl::StrCat("step ", bucket == nullptr ? step.number() : bucket->step(), " waits for ");
+  switch (blocking.on) {
+    case On::kBegin:
+      return absl::StrCat("waits for ", names, " to begin step ", step.number());
+    case On::kGroup: {
+      std::string group = step.groups().WaitingFor(now);
+      return group.empty() ? step.groups().WaitingForShares() : group;
+    }
+    case On::kAnnouncement:
+      return absl::StrCat(waits, names, " to announce bucket ", bucket->name());
+    case On::kChunk:
+      return absl::StrCat(waits, names, ": chunk ", blocking.chunk, " of ",
+                          bucket->round().chunk_count(), " of bucket ", bucket->name());
+    case On::kWindow:
+      return absl::StrCat(waits, names, " to acknowledge results of bucket ", bucket->name());
+    case On::kAcknowledgement:
+      return absl::StrCat(waits, names, " to acknowledge bucket ", bucket->name());
+    case On::kDaemon:
+      return OfDaemon(*bucket);
+    case On::kEnd:
+      break;
+  }
+  return absl::StrCat(waits, "further buckets, or the end of the step, from ", names);
 }
 
 }  // namespace
+
+Blocking FindBlocking(const Step& step, const Membership& membership) {
+  return Search(step, membership).OfStep();
+}
 
 std::string WaitingFor(const Step& step, const CollectiveFlow& collectives,
                        const Membership& membership, absl::Time now) {
   std::string collective = collectives.WaitingFor();
   if (!collective.empty()) return collective;
-  return Sentence(step, membership, now).OfStep();
+  return Sentence(FindBlocking(step, membership), step, membership, now);
 }
 
 }  // namespace gradwire::server

@@ -13,6 +13,7 @@
 #include "proto/wire/merge.h"
 #include "proto/wire/proto_conversion.h"
 #include "server/core/step.h"
+#include "server/rpc/clock.h"
 #include "server/session/outgoing.h"
 #include "server/session/reducer.h"
 #include "server/session/session_memory.h"
@@ -119,6 +120,7 @@ void SessionRunner::Receive(int rank, std::uint64_t connection, const wire::Fram
   {
     MutexLock lock(mutex_);
     Effects effects;
+    core_.Observe(now);
     core_.Receive(rank, connection, frame, now, effects);
     Execute(std::move(effects), work);
   }
@@ -164,6 +166,7 @@ void SessionRunner::Tick(absl::Time now) {
   {
     MutexLock lock(mutex_);
     Effects effects;
+    core_.Observe(now);
     core_.Tick(now, effects);
     Execute(std::move(effects), work);
   }
@@ -390,6 +393,7 @@ void SessionRunner::OnReduced(const std::vector<Reducer::Done>& done) {
   {
     MutexLock lock(mutex_);
     Effects effects;
+    core_.Observe(MonotonicNow());
     for (const Reducer::Done& one : done) {
       core_.Reduced(one.id, one.chunk, one.result, one.finite, one.spent, effects);
     }

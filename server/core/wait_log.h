@@ -1,0 +1,97 @@
+// Who keeps a session waiting: the daemon sees when each member announces and sends each bucket,
+// which no member sees of another.
+//
+// Time counts as waiting while some member has nothing left to do in the step and the step waits
+// for others. It is put down to those others in equal parts, each part to one of two causes: a
+// bucket that is announced late (the member computes), or bytes that come late (its hook and its
+// link). A member has nothing left to do once it has announced all parameters or ended the step. In
+// a session whose members reduce one bucket at a time, it also has nothing to do while its bucket
+// is reduced.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "proto/wire/frame.h"
+
+namespace gradwire::server {
+
+class Membership;
+class Step;
+
+// The waiting that somebody caused.
+struct CausedWait {
+  absl::Duration compute;
+  absl::Duration link;
+
+  absl::Duration sum() const { return compute + link; }
+  CausedWait& operator+=(const CausedWait& other);
+};
+
+// One step as the daemon saw it.
+struct StepRecord {
+  struct Member {
+    // When it began the step, announced its last bucket, and sent its last byte so far.
+    // InfinitePast: not yet.
+    absl::Time began = absl::InfinitePast();
+    absl::Time announced = absl::InfinitePast();
+    absl::Time sent = absl::InfinitePast();
+    CausedWait caused{};
+  };
+
+  std::int64_t step = 0;
+  absl::Time began = absl::InfinitePast();  // by the first member
+  absl::Time ended = absl::InfinitePast();  // all results are there
+  absl::Duration daemon;                    // waiting for the daemon's own work
+  std::vector<Member> members{};            // by rank
+
+  absl::Duration duration() const { return ended - began; }
+  // From the first member that had announced all to the last one.
+  absl::Duration straggler_gap() const;
+};
+
+// Not thread-safe.
+class WaitLog {
+ public:
+  static constexpr std::size_t kRecent = 20;
+
+  explicit WaitLog(int world_size);
+
+  // Nothing has happened since the last call; call it before every event, and at ticks.
+  void Observe(const Step& step, const Membership& membership, absl::Time now);
+  // A member's frame of the open step, after Observe.
+  void OnFrame(int rank, const wire::Header& header, absl::Time now);
+
+  // The last steps that ended, oldest first.
+  const std::deque<StepRecord>& recent() const { return recent_; }
+  // The open step.
+  const StepRecord& current() const { return current_; }
+  // Over all steps.
+  const CausedWait& total(int rank) const { return totals_[static_cast<std::size_t>(rank)]; }
+  absl::Duration daemon_total() const { return daemon_total_; }
+
+  static std::size_t BytesFor(std::size_t members);
+
+ private:
+  void End(absl::Time ended);
+  void PutDown(const Step& step, const Membership& membership, absl::Duration waited);
+  // By rank: whether it has nothing left to do.
+  std::vector<bool> FindIdle(const Step& step);
+
+  StepRecord current_;
+  std::deque<StepRecord> recent_;
+  std::vector<CausedWait> totals_;
+  absl::Duration daemon_total_;
+  absl::Time last_ = absl::InfinitePast();
+  bool overlaps_ = false;  // members announce a bucket before their last one is reduced
+};
+
+// Who caused most of the waiting in the recent steps, and how, in a sentence; empty if nobody
+// stands out.
+std::string WhoIsSlow(const WaitLog& log);
+
+}  // namespace gradwire::server
