@@ -44,6 +44,13 @@ absl::Duration StepRecord::straggler_gap() const {
   return last < first ? absl::ZeroDuration() : last - first;
 }
 
+void StepHistogram::Add(absl::Duration time) {
+  const double seconds = absl::ToDoubleSeconds(time);
+  const auto bound = std::lower_bound(kBounds.begin(), kBounds.end(), seconds);
+  ++counts_[static_cast<std::size_t>(bound - kBounds.begin())];
+  sum_ += seconds;
+}
+
 WaitLog::WaitLog(int world_size) : totals_(static_cast<std::size_t>(world_size)) {
   current_.members.resize(totals_.size());
 }
@@ -65,6 +72,8 @@ void WaitLog::Observe(const Step& step, const Membership& membership, absl::Time
 void WaitLog::End(absl::Time ended) {
   if (current_.began != absl::InfinitePast()) {
     current_.ended = std::max(ended, current_.began);
+    durations_.Add(current_.duration());
+    straggler_gaps_.Add(current_.straggler_gap());
     recent_.push_back(std::move(current_));
     if (recent_.size() > kRecent) recent_.pop_front();
   }

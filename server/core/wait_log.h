@@ -9,6 +9,7 @@
 // is reduced.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -54,6 +55,23 @@ struct StepRecord {
   absl::Duration straggler_gap() const;
 };
 
+// How many steps took how long.
+class StepHistogram {
+ public:
+  // Upper bounds in seconds, from half a millisecond to a minute.
+  static constexpr std::array<double, 16> kBounds = {
+      0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60};
+
+  void Add(absl::Duration time);
+  // Of each bound, and of those above the last.
+  const std::array<std::uint64_t, kBounds.size() + 1>& counts() const { return counts_; }
+  double sum_seconds() const { return sum_; }
+
+ private:
+  std::array<std::uint64_t, kBounds.size() + 1> counts_{};
+  double sum_ = 0;
+};
+
 // Not thread-safe.
 class WaitLog {
  public:
@@ -73,6 +91,8 @@ class WaitLog {
   // Over all steps.
   const CausedWait& total(int rank) const { return totals_[static_cast<std::size_t>(rank)]; }
   absl::Duration daemon_total() const { return daemon_total_; }
+  const StepHistogram& durations() const { return durations_; }
+  const StepHistogram& straggler_gaps() const { return straggler_gaps_; }
 
   static std::size_t BytesFor(std::size_t members);
 
@@ -86,6 +106,8 @@ class WaitLog {
   std::deque<StepRecord> recent_;
   std::vector<CausedWait> totals_;
   absl::Duration daemon_total_;
+  StepHistogram durations_;
+  StepHistogram straggler_gaps_;
   absl::Time last_ = absl::InfinitePast();
   bool overlaps_ = false;  // members announce a bucket before their last one is reduced
 };

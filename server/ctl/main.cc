@@ -88,6 +88,13 @@ int Status(const Flags& flags) {
   }
 }
 
+int SayWhy(const Flags& flags) {
+  const auto sessions = ListSessions(flags.target());
+  if (!sessions.ok()) return Failed(flags, sessions.status());
+  std::cout << Why(*sessions);
+  return kExitOk;
+}
+
 int ShowSession(const Flags& flags) {
   const auto session = GetSession(flags.target(), flags.session);
   if (!session.ok()) return Failed(flags, session.status());
@@ -173,6 +180,8 @@ int Main(int argc, const char* const* argv) {
   CLI::App* status =
       app.add_subcommand("status", "Show sessions, members, and what each session waits for");
   status->add_flag("-w,--watch", flags.watch, "Refresh once a second");
+  CLI::App* why = app.add_subcommand(
+      "why", "Say what each session waits for, who keeps it waiting, and why others failed");
   CLI::App* session =
       app.add_subcommand("session", "Show, export or import one session")->require_subcommand(1);
   CLI::App* get = session->add_subcommand("get", "Show everything about one session");
@@ -197,6 +206,7 @@ int Main(int argc, const char* const* argv) {
     return RefuseCommandLine(app, error);
   }
   if (status->parsed()) return Status(flags);
+  if (why->parsed()) return SayWhy(flags);
   if (get->parsed()) return ShowSession(flags);
   if (write->parsed()) return Export(flags);
   if (read->parsed()) return Import(flags);

@@ -27,9 +27,23 @@ std::string Bytes(std::uint64_t bytes) {
   return unit == 0 ? absl::StrCat(bytes, " B") : absl::StrFormat("%.1f %s", number, kUnits[unit]);
 }
 
+double ToSeconds(const google::protobuf::Duration& duration) {
+  return static_cast<double>(duration.seconds()) + static_cast<double>(duration.nanos()) / 1e9;
+}
+
 std::string Seconds(const google::protobuf::Duration& duration) {
-  return absl::StrFormat("%.1f s", static_cast<double>(duration.seconds()) +
-                                       static_cast<double>(duration.nanos()) / 1e9);
+  return absl::StrFormat("%.1f s", ToSeconds(duration));
+}
+
+// The others' waiting that the member caused.
+double WaitSeconds(const v1::MemberStatus& member) {
+  return ToSeconds(member.compute_wait_total()) + ToSeconds(member.link_wait_total());
+}
+
+double WaitSeconds(const v1::SessionStatus& session) {
+  double sum = ToSeconds(session.daemon_wait_total());
+  for (const v1::MemberStatus& member : session.members()) sum += WaitSeconds(member);
+  return sum;
 }
 
 bool Live(const v1::SessionStatus& session) {
@@ -79,7 +93,7 @@ bool IsSuperseded(const v1::SessionStatus& session, const v1::ListSessionsRespon
                      });
 }
 
-// What is waited for, then what has failed last and why.
+// What is waited for and who is slow, then what has failed last and why.
 std::string Headline(const v1::ListSessionsResponse& sessions) {
   std::string live;
   std::string failed;
@@ -87,6 +101,9 @@ std::string Headline(const v1::ListSessionsResponse& sessions) {
     if (Live(session)) {
       absl::StrAppend(&live, Printable(session.name()), ": ", Printable(session.waiting_for()),
                       "\n");
+      if (!session.slow().empty()) {
+        absl::StrAppend(&live, Printable(session.name()), ": ", session.slow(), "\n");
+      }
     } else if (session.state() == "failed" && !IsSuperseded(session, sessions)) {
       // The daemon's sentence repeats the session's name, with which this line begins already.
       const std::string prefix = absl::StrCat("session \"", session.name(), "\" failed: ");
@@ -146,6 +163,31 @@ std::string BucketTable(const v1::SessionStatus& session) {
   return absl::StrCat("\n", Table(rows));
 }
 
+// The last steps, with the member that was waited for longest.
+std::string StepTable(const v1::SessionStatus& session) {
+  constexpr int kSteps = 5;
+  const auto& steps = session.recent_steps();
+  if (steps.empty()) return "";
+  std::vector<Row> rows = {
+      {"STEP", "TIME", "STRAGGLER GAP", "WAITED FOR", "LATE BUCKETS", "LATE BYTES"}};
+  for (int i = std::max(0, steps.size() - kSteps); i < steps.size(); ++i) {
+    const v1::StepStatus& step = steps[i];
+    const auto sum = [](const v1::MemberStep& member) {
+      return ToSeconds(member.compute_wait()) + ToSeconds(member.link_wait());
+    };
+    const auto worst =
+        std::max_element(step.members().begin(), step.members().end(),
+                         [&](const auto& a, const auto& b) { return sum(a) < sum(b); });
+    const bool anybody = worst != step.members().end() && sum(*worst) > 0;
+    rows.push_back({absl::StrCat(step.step()), Milliseconds(ToSeconds(step.duration()), 1),
+                    Milliseconds(ToSeconds(step.straggler_gap()), 1),
+                    anybody ? absl::StrCat("rank ", worst - step.members().begin()) : "-",
+                    anybody ? Milliseconds(ToSeconds(worst->compute_wait()), 1) : "-",
+                    anybody ? Milliseconds(ToSeconds(worst->link_wait()), 1) : "-"});
+  }
+  return absl::StrCat("\n", Table(rows));
+}
+
 std::string Json(const google::protobuf::Message& message) {
   google::protobuf::util::JsonPrintOptions options;
   // Scripts can rely on every field, also on those with the value 0.
@@ -188,8 +230,8 @@ std::string StatusJson(const v1::GetServerResponse& server,
 }
 
 std::string SessionTable(const v1::SessionStatus& session) {
-  std::string text =
-      absl::StrCat(Printable(session.name()), ": ", Printable(session.waiting_for()), "\n\n");
+  std::string text = absl::StrCat(Printable(session.name()), ": ", Printable(session.waiting_for()),
+                                  "\n", session.slow(), session.slow().empty() ? "\n" : "\n\n");
   text += Table(
       {{"state", session.state()},
        {"generation", absl::StrCat(session.generation())},
@@ -205,16 +247,24 @@ std::string SessionTable(const v1::SessionStatus& session) {
        {"sent", Bytes(session.result_bytes_total())},
        {"duplicates", absl::StrCat(session.duplicate_chunks_total(), " chunks")},
        {"reserved", Bytes(session.reserved_bytes())}});
-  std::vector<Row> rows = {{"RANK", "STATE", "LAST HEARD", "RECEIVED"}};
+  std::vector<Row> rows = {
+      {"RANK", "STATE", "LAST HEARD", "RECEIVED", "LATE BUCKETS", "LATE BYTES", "SHARE"}};
+  const double waits = WaitSeconds(session);
   for (const v1::MemberStatus& member : session.members()) {
     const std::string heard = member.has_last_heard()
                                   ? absl::StrCat(Seconds(member.last_heard()), " ago")
                                   : (member.state() == "absent" ? "never" : "-");
-    rows.push_back({absl::StrCat(member.rank()), member.state(), heard,
-                    Bytes(member.contribution_bytes_total())});
+    rows.push_back(
+        {absl::StrCat(member.rank()), member.state(), heard,
+         Bytes(member.contribution_bytes_total()), Seconds(member.compute_wait_total()),
+         Seconds(member.link_wait_total()),
+         waits > 0 ? absl::StrFormat("%.0f%%", 100 * WaitSeconds(member) / waits) : "-"});
   }
-  return absl::StrCat(text, "\n", Table(rows), BucketTable(session), CompressionTable(session));
+  return absl::StrCat(text, "\n", Table(rows), StepTable(session), BucketTable(session),
+                      CompressionTable(session));
 }
+
+std::string Why(const v1::ListSessionsResponse& sessions) { return Headline(sessions); }
 
 std::string SessionJson(const v1::SessionStatus& session) { return Json(session) + "\n"; }
 

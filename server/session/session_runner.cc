@@ -27,16 +27,6 @@ std::uint64_t Elements(const SessionOptions& options) {
   return numel;
 }
 
-void AddCompression(const std::vector<ParameterReport>& report, v1::SessionStatus& status) {
-  for (const ParameterReport& line : report) {
-    v1::ParameterStatus& parameter = *status.add_compression();
-    parameter.set_name(line.name);
-    parameter.set_rank(line.rank);
-    parameter.set_ratio(line.ratio);
-    parameter.set_version(line.version);
-  }
-}
-
 bool MergeResults(wire::Result& last, const wire::Result& next) {
   wire::Header merged = last;
   if (!wire::Merge(merged, next)) return false;
@@ -405,62 +395,6 @@ void SessionRunner::OnReduced(const std::vector<Reducer::Done>& done) {
 absl::Status SessionRunner::failure() const {
   MutexLock lock(mutex_);
   return core_.failure();
-}
-
-// The report is made without the lock.
-std::vector<ParameterReport> SessionRunner::CompressionReport() const {
-  std::shared_ptr<const HookSnapshot> snapshot;
-  {
-    MutexLock lock(mutex_);
-    snapshot = core_.hook_state().Snapshot();
-  }
-  return snapshot == nullptr ? std::vector<ParameterReport>() : snapshot->Report();
-}
-
-v1::SessionStatus SessionRunner::Status(absl::Time now, bool compression) const {
-  v1::SessionStatus status;
-  status.set_name(options_.name);
-  status.set_generation(options_.generation);
-  status.set_lineage(options_.lineage);
-  status.set_world_size(options_.world_size);
-  *status.mutable_hook() = wire::ToProto(options_.spec);
-  status.set_parameters(parameters_);
-  status.set_gradient_bytes(gradient_bytes_);
-  status.set_reserved_bytes(share_.bytes());
-  *status.mutable_longest_lock_hold() = wire::ToProto(absl::FromChrono(longest_hold()));
-  // CompressionReport takes the lock itself.
-  if (compression) AddCompression(CompressionReport(), status);
-  MutexLock lock(mutex_);
-  status.set_state(Name(core_.state()));
-  status.set_step(core_.step());
-  status.set_attempt(core_.progress().attempt());
-  status.set_waiting_for(core_.WaitingFor(now));
-  const SessionStats& stats = core_.progress().flow().stats();
-  status.set_contribution_bytes_total(stats.contribution_bytes);
-  status.set_result_bytes_total(stats.result_bytes);
-  status.set_duplicate_chunks_total(stats.duplicate_chunks);
-  status.set_steps_applied_total(stats.steps_applied);
-  status.set_steps_skipped_total(stats.steps_skipped);
-  status.set_iteration(core_.hook_state().iteration());
-  if (compression) {
-    for (const auto& [bucket, report] : core_.progress().reports().all()) {
-      v1::BucketStatus& line = *status.add_buckets();
-      line.set_name(options_.manifest[bucket].name);
-      *line.mutable_report() = wire::ToProto(report).bucket_report();
-    }
-  }
-  const bool live = core_.state() == SessionCore::State::kJoining ||
-                    core_.state() == SessionCore::State::kRunning;
-  for (int rank = 0; rank < options_.world_size; ++rank) {
-    v1::MemberStatus& member = *status.add_members();
-    member.set_rank(rank);
-    member.set_state(Name(core_.member_state(rank)));
-    member.set_contribution_bytes_total(core_.progress().flow().member_bytes(rank));
-    // The status of an ended session may be kept for hours, in which this time would only grow.
-    if (!live || core_.member_state(rank) == SessionCore::MemberState::kAbsent) continue;
-    *member.mutable_last_heard() = wire::ToProto(now - core_.last_heard(rank));
-  }
-  return status;
 }
 
 v1::WatchResponse SessionRunner::Snapshot(absl::Time now) const {

@@ -8,6 +8,7 @@
 namespace gradwire::ctl {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
@@ -34,6 +35,31 @@ TEST(ReportTest, StatusBeginsWithWhatIsWaitedFor) {
   EXPECT_THAT(text, HasSubstr("1/2"));
   EXPECT_THAT(text, HasSubstr("fp16"));
   EXPECT_THAT(text, HasSubstr("3.0 MiB"));
+}
+
+TEST(ReportTest, SaysWhoIsSlow) {
+  v1::ListSessionsResponse sessions;
+  *sessions.add_sessions() = Running();
+  sessions.mutable_sessions(0)->set_slow("rank 1 caused 98% of the waiting");
+  EXPECT_EQ(Why(sessions),
+            "digits: step 41 waits for rank 1\ndigits: rank 1 caused 98% of the waiting\n");
+  EXPECT_THAT(StatusTable({}, sessions), StartsWith(Why(sessions)));
+}
+
+TEST(ReportTest, ShowsWhatEachMemberCaused) {
+  v1::SessionStatus session = Running();
+  session.mutable_members(1)->mutable_compute_wait_total()->set_seconds(3);
+  session.mutable_members(0)->mutable_link_wait_total()->set_seconds(1);
+  v1::StepStatus& step = *session.add_recent_steps();
+  step.set_step(40);
+  step.mutable_duration()->set_nanos(250'000'000);
+  step.mutable_straggler_gap()->set_nanos(200'000'000);
+  step.add_members();
+  step.add_members()->mutable_compute_wait()->set_nanos(200'000'000);
+  const std::string text = SessionTable(session);
+  EXPECT_THAT(text, ContainsRegex("0 +connected +- +0 B +0.0 s +1.0 s +25%"));
+  EXPECT_THAT(text, ContainsRegex("0 +lost +- +0 B +3.0 s +0.0 s +75%"));
+  EXPECT_THAT(text, ContainsRegex("40 +250.00 ms +200.00 ms +rank 1 +200.00 ms +0.00 ms"));
 }
 
 TEST(ReportTest, AnEndedSessionWaitsForNothing) {

@@ -1,0 +1,120 @@
+// A session's status as operators see it.
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "proto/wire/proto_conversion.h"
+#include "server/core/step.h"
+#include "server/session/session_runner.h"
+
+namespace gradwire::server {
+namespace {
+
+void AddCompression(const std::vector<ParameterReport>& report, v1::SessionStatus& status) {
+  for (const ParameterReport& line : report) {
+    v1::ParameterStatus& parameter = *status.add_compression();
+    parameter.set_name(line.name);
+    parameter.set_rank(line.rank);
+    parameter.set_ratio(line.ratio);
+    parameter.set_version(line.version);
+  }
+}
+
+v1::StepHistogram ToProto(const StepHistogram& histogram) {
+  v1::StepHistogram proto;
+  for (const std::uint64_t count : histogram.counts()) proto.add_counts(count);
+  for (const double bound : StepHistogram::kBounds) proto.add_bounds(bound);
+  proto.set_sum(histogram.sum_seconds());
+  return proto;
+}
+
+void AddWaits(const WaitLog& waits, v1::SessionStatus& status) {
+  status.set_slow(WhoIsSlow(waits));
+  *status.mutable_daemon_wait_total() = wire::ToProto(waits.daemon_total());
+  *status.mutable_step_duration() = ToProto(waits.durations());
+  *status.mutable_straggler_gap() = ToProto(waits.straggler_gaps());
+}
+
+void AddSteps(const WaitLog& waits, v1::SessionStatus& status) {
+  for (const StepRecord& record : waits.recent()) {
+    v1::StepStatus& step = *status.add_recent_steps();
+    step.set_step(record.step);
+    *step.mutable_duration() = wire::ToProto(record.duration());
+    *step.mutable_straggler_gap() = wire::ToProto(record.straggler_gap());
+    *step.mutable_daemon_wait() = wire::ToProto(record.daemon);
+    const auto since = [&](absl::Time time) { return wire::ToProto(time - record.began); };
+    for (const StepRecord::Member& one : record.members) {
+      v1::MemberStep& member = *step.add_members();
+      if (one.began != absl::InfinitePast()) *member.mutable_began() = since(one.began);
+      if (one.announced != absl::InfinitePast()) *member.mutable_announced() = since(one.announced);
+      if (one.sent != absl::InfinitePast()) *member.mutable_sent() = since(one.sent);
+      *member.mutable_compute_wait() = wire::ToProto(one.caused.compute);
+      *member.mutable_link_wait() = wire::ToProto(one.caused.link);
+    }
+  }
+}
+
+}  // namespace
+
+// The report is made without the lock.
+std::vector<ParameterReport> SessionRunner::CompressionReport() const {
+  std::shared_ptr<const HookSnapshot> snapshot;
+  {
+    MutexLock lock(mutex_);
+    snapshot = core_.hook_state().Snapshot();
+  }
+  return snapshot == nullptr ? std::vector<ParameterReport>() : snapshot->Report();
+}
+
+v1::SessionStatus SessionRunner::Status(absl::Time now, bool compression) const {
+  v1::SessionStatus status;
+  status.set_name(options_.name);
+  status.set_generation(options_.generation);
+  status.set_lineage(options_.lineage);
+  status.set_world_size(options_.world_size);
+  *status.mutable_hook() = wire::ToProto(options_.spec);
+  status.set_parameters(parameters_);
+  status.set_gradient_bytes(gradient_bytes_);
+  status.set_reserved_bytes(share_.bytes());
+  *status.mutable_longest_lock_hold() = wire::ToProto(absl::FromChrono(longest_hold()));
+  // CompressionReport takes the lock itself.
+  if (compression) AddCompression(CompressionReport(), status);
+  MutexLock lock(mutex_);
+  status.set_state(Name(core_.state()));
+  status.set_step(core_.step());
+  status.set_attempt(core_.progress().attempt());
+  status.set_waiting_for(core_.WaitingFor(now));
+  const SessionStats& stats = core_.progress().flow().stats();
+  status.set_contribution_bytes_total(stats.contribution_bytes);
+  status.set_result_bytes_total(stats.result_bytes);
+  status.set_duplicate_chunks_total(stats.duplicate_chunks);
+  status.set_steps_applied_total(stats.steps_applied);
+  status.set_steps_skipped_total(stats.steps_skipped);
+  status.set_iteration(core_.hook_state().iteration());
+  AddWaits(core_.waits(), status);
+  if (compression) {
+    AddSteps(core_.waits(), status);
+    for (const auto& [bucket, report] : core_.progress().reports().all()) {
+      v1::BucketStatus& line = *status.add_buckets();
+      line.set_name(options_.manifest[bucket].name);
+      *line.mutable_report() = wire::ToProto(report).bucket_report();
+    }
+  }
+  const bool live = core_.state() == SessionCore::State::kJoining ||
+                    core_.state() == SessionCore::State::kRunning;
+  for (int rank = 0; rank < options_.world_size; ++rank) {
+    v1::MemberStatus& member = *status.add_members();
+    member.set_rank(rank);
+    member.set_state(Name(core_.member_state(rank)));
+    member.set_contribution_bytes_total(core_.progress().flow().member_bytes(rank));
+    const CausedWait& caused = core_.waits().total(rank);
+    *member.mutable_compute_wait_total() = wire::ToProto(caused.compute);
+    *member.mutable_link_wait_total() = wire::ToProto(caused.link);
+    // The status of an ended session may be kept for hours, in which this time would only grow.
+    if (!live || core_.member_state(rank) == SessionCore::MemberState::kAbsent) continue;
+    *member.mutable_last_heard() = wire::ToProto(now - core_.last_heard(rank));
+  }
+  return status;
+}
+
+}  // namespace gradwire::server
