@@ -49,6 +49,12 @@ test-cuda: ## compile the CUDA library for all GPUs with the compiler that PyPI 
 	$(call build,cuda,gradwire_cuda cuda_emulation_test cuda_device_test cuda_library_test cuda_hooks_test,-DGRADWIRE_NVCC=$$(deploy/cuda-toolkit.sh build/cuda-toolkit))
 	@ctest --preset cuda -L cuda -j $(JOBS) --no-label-summary
 
+.PHONY: test-page
+test-page: ## the status page in headless Chromium; build/page has screenshots
+	@deploy/install-packages.sh build test browser
+	$(call build,dev,gradwired gradwire_test_member)
+	@$(PYTHON) -B tests/page/check_page.py build/dev/bin build/page
+
 benches := kernels low_rank ladder allreduce members locks
 bench_json := $(addprefix build/bench/,$(addsuffix .json,$(benches) python_hook python_steps compare_gloo))
 

@@ -1,19 +1,21 @@
 #!/usr/bin/env bash
 # Installs the Debian 12 packages that a group of targets needs, and nothing more.
-#   deploy/install-packages.sh [build|test|clang|lint|parity|python|bench|clean-room]... (build if none is named)
+#   deploy/install-packages.sh [build|test|clang|lint|parity|python|bench|browser|clean-room]... (build if none is named)
 # Does nothing, and asks no mirror, when all of them are there.
 set -euo pipefail
 
 declare -A groups=(
   [build]="g++ cmake ninja-build pkg-config
     libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libabsl-dev libssl-dev
-    libhwy-dev libxxhash-dev libeigen3-dev libcli11-dev libspdlog-dev nlohmann-json3-dev"
-  [test]="libgtest-dev libgmock-dev libboost-context-dev openssl python3 python3-grpcio python3-protobuf"
+    libhwy-dev libxxhash-dev libeigen3-dev libcli11-dev libspdlog-dev nlohmann-json3-dev
+    libmicrohttpd-dev prometheus-cpp-dev"
+  [test]="libgtest-dev libgmock-dev libboost-context-dev openssl python3-prometheus-client python3 python3-grpcio python3-protobuf"
   [clang]="clang-14 libclang-rt-14-dev"
   [lint]="clang-format-14 clang-tidy-14 shellcheck python3 git"
   [parity]="python3-torch python3-numpy"
   [python]="python3-venv python3-dev"
   [bench]="python3-matplotlib openssl iproute2"
+  [browser]="chromium fonts-dejavu-core python3"
   [clean-room]="mmdebstrap git"
 )
 

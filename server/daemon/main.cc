@@ -124,6 +124,8 @@ int Main(int argc, char** argv) {
   std::cout << "gradwired " << GRADWIRE_VERSION << "\n";
   for (const std::string& address : (*server)->addresses())
     std::cout << "  grpc  " << address << "\n";
+  for (const std::string& address : (*server)->http_addresses())
+    std::cout << "  http  http://" << address << "/\n";
   std::cout << std::flush;
   ServeUntilTold(**server, signals, line.options.stop_on_eof);
   return Drain(**server, line.options.drain_timeout, signals);

@@ -49,6 +49,20 @@ absl::Status CheckTls(const tls::Files& files) {
       "tls_client_ca is set, and tls_cert is not; allowed: with tls_cert and tls_key");
 }
 
+absl::Status CheckHttp(const ServerOptions& options) {
+  if (options.http_listen == "off" || options.http_listen == "auto") return absl::OkStatus();
+  if (IsUnixAddress(options.http_listen)) {
+    return absl::InvalidArgumentError(absl::StrCat("http_listen is \"", options.http_listen,
+                                                   "\"; allowed are host:port, off and auto"));
+  }
+  const absl::Status status = CheckListenAddress(options.http_listen, options.insecure_http);
+  if (status.code() != absl::StatusCode::kFailedPrecondition) return status;
+  return absl::FailedPreconditionError(
+      absl::StrCat("http_listen is \"", options.http_listen,
+                   "\", which other hosts can reach; names of sessions can be read there without "
+                   "encryption: allow that with --insecure-http"));
+}
+
 CLI::Validator DurationText() {
   return CLI::Validator(
       [](const std::string& text) {
@@ -96,6 +110,7 @@ absl::Status ServerOptions::Validate() const {
       return status;
     }
   }
+  if (absl::Status status = CheckHttp(*this); !status.ok()) return status;
   const std::pair<const char*, absl::Duration> durations[] = {
       {"join_timeout", join_timeout},       {"step_timeout", step_timeout},
       {"token_timeout", token_timeout},     {"hello_timeout", hello_timeout},
@@ -131,6 +146,8 @@ absl::Status ServerOptions::Validate() const {
 CommandLine ParseCommandLine(int argc, const char* const* argv) {
   CommandLine line;
   ServerOptions& options = line.options;
+  // A daemon by itself shows its status; one inside another program does when it is told to.
+  options.http_listen = "auto";
   std::string drain_timeout = absl::FormatDuration(options.drain_timeout);
   CLI::App app("Gradwire's daemon: reduces the gradients of training sessions.", "gradwired");
   app.set_version_flag("--version", absl::StrCat("gradwired ", GRADWIRE_VERSION));
@@ -156,6 +173,13 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
       ->type_name("PATH");
   add("tokens", options.tokens, "Lines of name, role, sessions and token: who may do what over TCP")
       ->type_name("PATH");
+  add("http-listen", options.http_listen,
+      "Address of metrics, probes and the status page: host:port, off, or auto (127.0.0.1:29611 if "
+      "it is free)")
+      ->type_name("ADDRESS");
+  app.add_flag("--insecure-http", options.insecure_http,
+               "Allow an HTTP address that other hosts can reach; it is read-only, not encrypted")
+      ->envname("GRADWIRE_INSECURE_HTTP");
   add("max-connections", options.max_connections,
       "Maximum number of connections; further ones are reset");
   add("max-sessions", options.max_sessions, "Maximum number of sessions");

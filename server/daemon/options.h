@@ -24,6 +24,11 @@ struct ServerOptions {
   // Who may do what on TCP addresses: see TokenTable. Read again when it changes. Empty: everybody
   // who can connect may do everything.
   std::string tokens = {};
+  // Where metrics, probes and the status page are: "host:port", "off", or "auto", which is port
+  // 29611 of this host if it is free.
+  std::string http_listen = "off";
+  // Allows an address for them that other hosts can reach. They are read-only, and not encrypted.
+  bool insecure_http = false;
   int max_connections = 4096;  // a member may have two
   int max_sessions = 256;
   // Upper bound of what all sessions together may make the daemon hold. "80%" is a part of the

@@ -26,7 +26,8 @@ bool SayReload(const std::string& what, const absl::StatusOr<bool>& changed, std
 Ports::Ports(const ServerOptions& options, const IntakeLimits& intake, int max_connections)
     : first_byte_timeout_(absl::ToChronoMilliseconds(options.handshake_timeout)),
       max_connections_(max_connections),
-      intake_(intake, [this](CutReason /*reason*/, const std::string& sentence) {
+      intake_(intake, [this](CutReason reason, const std::string& sentence) {
+        ++cut_[static_cast<std::size_t>(reason)];
         const auto left_out = cuts_.Allow(std::chrono::steady_clock::now());
         if (!left_out) return;
         if (*left_out > 0) spdlog::warn("{} more connections were cut", *left_out);
@@ -100,11 +101,30 @@ void Ports::Stop() {
 absl::StatusOr<Caller> Ports::Admit(const std::string& method, const Proof& proof) const {
   absl::StatusOr<Caller> caller = access_->Admit(method, proof);
   if (caller.ok()) return caller;
+  ++(caller.status().code() == absl::StatusCode::kUnauthenticated ? unauthenticated_ : denied_);
   if (const auto left_out = refusals_.Allow(std::chrono::steady_clock::now())) {
     if (*left_out > 0) spdlog::warn("{} more calls were refused", *left_out);
     spdlog::warn("refused a call of {}: {}", method, std::string(caller.status().message()));
   }
   return caller;
+}
+
+absl::StatusOr<Caller> Ports::AdmitReader(const std::string& authorization) const {
+  return Admit("/gradwire.v1.AdminService/ListSessions", {.authorization = authorization});
+}
+
+PortFigures Ports::figures() const {
+  const auto cut = [this](CutReason reason) {
+    return cut_[static_cast<std::size_t>(reason)].load(std::memory_order_relaxed);
+  };
+  PortFigures figures{.refused_connections = acceptor_ == nullptr ? 0 : acceptor_->refused(),
+                      .unauthenticated_calls = unauthenticated_,
+                      .denied_calls = denied_,
+                      .cut_too_much = cut(CutReason::kTooMuch),
+                      .cut_too_slow = cut(CutReason::kTooSlow),
+                      .cut_too_many_peers = cut(CutReason::kTooManyPeers)};
+  if (certificates_ != nullptr) figures.certificate_expiry = certificates_->expiry();
+  return figures;
 }
 
 void Ports::Reload() {

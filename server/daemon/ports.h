@@ -3,6 +3,9 @@
 
 #include <grpcpp/server_builder.h>
 
+#include <array>
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,6 +17,7 @@
 #include "server/daemon/line_limit.h"
 #include "server/daemon/options.h"
 #include "server/daemon/ticker.h"
+#include "server/http/figures.h"
 #include "server/net/acceptor.h"
 #include "server/net/certificate_store.h"
 #include "server/net/intake.h"
@@ -46,6 +50,11 @@ class Ports {
     return intake_.Find(peer);
   }
 
+  // Thread-safe.
+  PortFigures figures() const;
+  // Who asks over HTTP for what observers may see, by the header "Authorization". Thread-safe.
+  absl::StatusOr<Caller> AdmitReader(const std::string& authorization) const;
+
   // Lets no further ones in.
   void Stop();
 
@@ -72,6 +81,9 @@ class Ports {
   std::unique_ptr<AccessControl> access_;
   mutable LineLimit refusals_{kRefusalsPerSecond};
   LineLimit cuts_{kRefusalsPerSecond};
+  mutable std::atomic<std::uint64_t> unauthenticated_ = 0;
+  mutable std::atomic<std::uint64_t> denied_ = 0;
+  std::array<std::atomic<std::uint64_t>, 3> cut_{};  // by CutReason
   Intake intake_;
   // The reloader's: the last errors that were logged.
   std::string certificate_error_;

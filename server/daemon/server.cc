@@ -13,11 +13,11 @@
 #include "server/daemon/grpc_settings.h"
 #include "server/daemon/make_registry.h"
 #include "server/daemon/ports.h"
+#include "server/daemon/status_source.h"
 #include "server/daemon/ticker.h"
 #include "server/net/offer_threads.h"
 #include "server/net/system_shares.h"
 #include "server/rpc/call_server.h"
-#include "server/rpc/clock.h"
 #include "server/services/services.h"
 
 namespace gradwire::server {
@@ -48,6 +48,9 @@ class ServerImpl final : public Server {
   absl::Status Serve();
 
   const std::vector<std::string>& addresses() const override { return ports_->addresses(); }
+  std::vector<std::string> http_addresses() const override {
+    return http_ == nullptr ? std::vector<std::string>() : http_->addresses();
+  }
   std::size_t sessions() const override { return registry_->sessions(); }
   int connections() const override { return ports_->connections(); }
   void BeginDrain() override;
@@ -68,6 +71,8 @@ class ServerImpl final : public Server {
   OfferThreads offers_;
   std::unique_ptr<Ports> ports_;
   std::unique_ptr<CallServer> calls_;
+  Heart heart_;
+  std::unique_ptr<HttpServer> http_;  // null: off
   std::atomic<bool> shut_down_ = false;
 
   absl::Time next_heartbeat_ = absl::InfinitePast();  // the ticker's
@@ -90,10 +95,14 @@ absl::Status ServerImpl::Serve() {
   calls_ = *std::move(calls);
   // Before connections arrive, because it checks the deadlines of their streams.
   ticker_.emplace(kTick, [this](absl::Time now) { Tick(now); });
+  auto http = ServeStatus(options_, MakeStatusSource(*registry_, services_, *ports_, heart_));
+  if (!http.ok()) return http.status();
+  http_ = *std::move(http);
   return ports_->Serve([this](UniqueFd connection) { offers_.Submit(std::move(connection)); });
 }
 
 void ServerImpl::Tick(absl::Time now) {
+  heart_.Beat(now);
   registry_->Tick(now);
   tasks_->Tick(now);
   if (now < next_heartbeat_) return;
@@ -140,6 +149,7 @@ void ServerImpl::Shutdown(absl::Duration timeout) {
     calls_->Shutdown(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(left));
   }
   if (ticker_) ticker_->Stop();
+  http_.reset();
 }
 
 }  // namespace

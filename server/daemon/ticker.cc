@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/thread_name.h"
-#include "server/rpc/clock.h"
 
 namespace gradwire::server {
 

@@ -6,6 +6,7 @@
 
 #include "absl/time/time.h"
 #include "base/sync.h"
+#include "server/rpc/clock.h"  // `now` is MonotonicNow(), for those who compare it
 
 namespace gradwire::server {
 

@@ -23,8 +23,9 @@ class AdminService final {
 
   void AddTo(Methods& methods);
 
- private:
   void GetServer(v1::GetServerResponse& response) const;
+
+ private:
   // Those that the caller may know of.
   void ListSessions(v1::ListSessionsResponse& response, const Caller& caller) const;
   absl::Status GetSession(const v1::GetSessionRequest& request,

@@ -30,6 +30,12 @@ Services::Services(const ServerOptions& options, const std::shared_ptr<Registry>
 
 Services::~Services() = default;
 
+v1::GetServerResponse Services::DescribeServer() const {
+  v1::GetServerResponse response;
+  parts_->admin.GetServer(response);
+  return response;
+}
+
 Methods Services::MakeMethods() {
   Methods methods;
   parts_->aggregation.AddTo(methods);

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "gradwire/v1/admin.pb.h"
 #include "proto/wire/memory_offer.h"
 #include "proto/wire/memory_segment.h"
 #include "server/daemon/options.h"
@@ -29,6 +30,9 @@ class Services {
 
   // Once. Of all services, with health and reflection.
   Methods MakeMethods();
+
+  // What AdminService.GetServer answers.
+  v1::GetServerResponse DescribeServer() const;
 
   // Takes a member's offer of shared memory. It may take long; `go_on` says when to give up.
   absl::StatusOr<wire::MemoryReply> AttachMemory(wire::MemoryRequest request,

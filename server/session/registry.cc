@@ -303,6 +303,7 @@ void Registry::Retire(const std::string& name, const std::shared_ptr<SessionRunn
   if (found == sessions_.end() || found->second->session != session) return;  // already retired
   std::shared_ptr<Entry> entry = std::move(found->second);
   sessions_.erase(found);
+  (failure.ok() ? closed_ : failed_).fetch_add(1, std::memory_order_relaxed);
   entry->failure = std::move(failure);
   entry->ended = now;
   retired_.push_back(std::move(entry));

@@ -103,6 +103,9 @@ class Registry {
   void StopWork() { host_.work_threads->Stop(); }
 
   std::size_t sessions() const;  // that have not ended
+  // That have ended since the daemon began: regularly, and with an error.
+  std::uint64_t closed_total() const { return closed_.load(std::memory_order_relaxed); }
+  std::uint64_t failed_total() const { return failed_.load(std::memory_order_relaxed); }
   std::size_t reserved_bytes() const { return memory_->taken(); }
   const Limits& limits() const { return limits_; }
   // How long its lock was held at most.
@@ -163,6 +166,8 @@ class Registry {
   const std::shared_ptr<MemoryBudget> memory_;
   const SessionHost host_;
   std::atomic<std::uint64_t> next_generation_ = 1;
+  std::atomic<std::uint64_t> closed_ = 0;
+  std::atomic<std::uint64_t> failed_ = 0;
 
   mutable YieldingMutex mutex_{host_.before_long_work};
   std::map<std::string, std::shared_ptr<Entry>> sessions_

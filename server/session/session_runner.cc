@@ -61,7 +61,8 @@ SessionRunner::SessionRunner(SessionOptions options, std::unique_ptr<Coordinator
           MemoryOptions(options, gradient_bytes_, host.memory_quotas))),
       host_(std::move(host)),
       core_(std::move(options), std::move(hook), now),
-      current_(static_cast<std::size_t>(options_.world_size)) {}
+      current_(static_cast<std::size_t>(options_.world_size)),
+      attached_(current_.size()) {}
 
 // Two joins for one rank may return to the registry in any order; `number` says which one the core
 // admitted last.
@@ -94,6 +95,8 @@ absl::Status SessionRunner::Attach(int rank, std::uint64_t start_id, std::int64_
     absl::Status status = core_.Attach(rank, start_id, step, stream->id(), now, effects);
     if (!status.ok()) return status;
     streams_[stream->id()] = stream;
+    if (attached_[static_cast<std::size_t>(rank)] == start_id) ++resumes_;
+    attached_[static_cast<std::size_t>(rank)] = start_id;
     // A replaced stream stays in `streams_` until its call has ended, but is sent nothing more.
     current_[static_cast<std::size_t>(rank)] = stream->id();
     Execute(std::move(effects), work);

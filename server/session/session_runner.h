@@ -155,6 +155,9 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   std::map<std::uint64_t, std::shared_ptr<MemberStream>> streams_ GRADWIRE_GUARDED_BY(mutex_);
   std::vector<std::uint64_t> current_
       GRADWIRE_GUARDED_BY(mutex_);  // connection of each rank; 0: none
+  // Start id of the process whose stream each rank had last; 0: none.
+  std::vector<std::uint64_t> attached_ GRADWIRE_GUARDED_BY(mutex_);
+  std::uint64_t resumes_ GRADWIRE_GUARDED_BY(mutex_) = 0;
   std::uint64_t admissions_ GRADWIRE_GUARDED_BY(mutex_) = 0;
 };
 

@@ -28,19 +28,23 @@ v1::StepHistogram ToProto(const StepHistogram& histogram) {
   return proto;
 }
 
-void AddWaits(const WaitLog& waits, v1::SessionStatus& status) {
+void AddWaits(const WaitLog& waits, absl::Time now, v1::SessionStatus& status) {
   status.set_slow(WhoIsSlow(waits));
+  if (!waits.recent().empty()) {
+    *status.mutable_last_step_ago() = wire::ToProto(now - waits.recent().back().ended);
+  }
   *status.mutable_daemon_wait_total() = wire::ToProto(waits.daemon_total());
   *status.mutable_step_duration() = ToProto(waits.durations());
   *status.mutable_straggler_gap() = ToProto(waits.straggler_gaps());
 }
 
-void AddSteps(const WaitLog& waits, v1::SessionStatus& status) {
+void AddSteps(const WaitLog& waits, absl::Time now, v1::SessionStatus& status) {
   for (const StepRecord& record : waits.recent()) {
     v1::StepStatus& step = *status.add_recent_steps();
     step.set_step(record.step);
     *step.mutable_duration() = wire::ToProto(record.duration());
     *step.mutable_straggler_gap() = wire::ToProto(record.straggler_gap());
+    *step.mutable_ended_ago() = wire::ToProto(now - record.ended);
     *step.mutable_daemon_wait() = wire::ToProto(record.daemon);
     const auto since = [&](absl::Time time) { return wire::ToProto(time - record.began); };
     for (const StepRecord::Member& one : record.members) {
@@ -90,10 +94,11 @@ v1::SessionStatus SessionRunner::Status(absl::Time now, bool compression) const 
   status.set_duplicate_chunks_total(stats.duplicate_chunks);
   status.set_steps_applied_total(stats.steps_applied);
   status.set_steps_skipped_total(stats.steps_skipped);
+  status.set_resumes_total(resumes_);
   status.set_iteration(core_.hook_state().iteration());
-  AddWaits(core_.waits(), status);
+  AddWaits(core_.waits(), now, status);
   if (compression) {
-    AddSteps(core_.waits(), status);
+    AddSteps(core_.waits(), now, status);
     for (const auto& [bucket, report] : core_.progress().reports().all()) {
       v1::BucketStatus& line = *status.add_buckets();
       line.set_name(options_.manifest[bucket].name);

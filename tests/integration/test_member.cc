@@ -1,11 +1,12 @@
 // A member as a process of its own: all-reduces one parameter per step and checks the result.
 //
 // gradwire_test_member --address A --session S --rank R --world-size N --elements E --steps K
-//                      [--die-after-bytes B]
+//                      [--die-after-bytes B] [--late-ms M]
 //
 // Prints "joined", then per step "step N apply", in the end "done". Exits 1 with "error: …" on an
 // error, 2 on a wrong result. With --die-after-bytes it kills itself, as by SIGKILL, once it has
-// sent so many bytes and is in the middle of a bucket.
+// sent so many bytes and is in the middle of a bucket. With --late-ms it computes for so long
+// before each step.
 #include <signal.h>
 #include <unistd.h>
 
@@ -54,6 +55,7 @@ int Run(const Flags& flags) {
   std::cout << "joined" << std::endl;
   const std::int64_t die_after = Number(flags, "--die-after-bytes", -1);
   for (std::int64_t step = 0; step < Number(flags, "--steps", 1); ++step) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(Number(flags, "--late-ms", 0)));
     testing::Gradients gradients(options.parameters);
     gradients.Fill((*client)->rank(), step);
     GradBucket bucket = gradients.Bucket();

@@ -36,8 +36,9 @@ Answer Ctl(std::vector<std::string> words) {
 TEST(CommandLine, NamesTheCommandThatItDoesNotKnow) {
   const Answer answer = Ctl({"sessions"});
   EXPECT_EQ(answer.exit_code, 2);
-  EXPECT_EQ(answer.text,
-            "gradwirectl: no command \"sessions\"; allowed: status, why, session, health, version\n");
+  EXPECT_EQ(
+      answer.text,
+      "gradwirectl: no command \"sessions\"; allowed: status, why, session, health, version\n");
   EXPECT_EQ(Ctl({"session", "show"}).text,
             "session: no command \"show\"; allowed: get, export, import\n");
   EXPECT_EQ(Ctl({"session"}).text, "session: no command; allowed: get, export, import\n");

@@ -54,6 +54,20 @@ TEST(ServerOptionsTest, RefusesAddressesThatOthersCanReachUnlessInsecure) {
   }
 }
 
+TEST(ServerOptionsTest, StatusPagesAreForThisHostUnlessInsecure) {
+  for (const char* address : {"off", "auto", "127.0.0.1:0", "[::1]:0"}) {
+    EXPECT_EQ(Problem({.http_listen = address}), "") << address;
+  }
+  // TLS is for members; it does not make these pages private.
+  const tls::Files files = {.cert = "tls.crt", .key = "tls.key"};
+  EXPECT_THAT(Problem({.insecure = true, .tls = files, .http_listen = "0.0.0.0:0"}),
+              HasSubstr("--insecure-http"));
+  EXPECT_EQ(Problem({.http_listen = "0.0.0.0:0", .insecure_http = true}), "");
+  EXPECT_THAT(Problem({.http_listen = "unix:/x"}),
+              HasSubstr("allowed are host:port, off and auto"));
+  EXPECT_THAT(Problem({.http_listen = "nowhere"}), HasSubstr("nowhere"));
+}
+
 TEST(ServerOptionsTest, OneBadAddressAmongGoodOnesIsRefused) {
   EXPECT_THAT(Problem({.listen = {"127.0.0.1:0", "0.0.0.0:1"}}), HasSubstr("0.0.0.0:1"));
 }
@@ -116,6 +130,7 @@ TEST(CommandLineTest, UsageErrorsExitWith2) {
                                                        {"--drain-timeout", "soon"},
                                                        {"--listen", "0.0.0.0:0"},
                                                        {"--listen", "nowhere"},
+                                                       {"--http-listen", "0.0.0.0:0"},
                                                        {"--log-level", "loud"}};
   for (const auto& words : wrong) {
     const CommandLine line = Parse(words);

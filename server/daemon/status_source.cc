@@ -1,0 +1,74 @@
+#include "server/daemon/status_source.h"
+
+#include <spdlog/spdlog.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/daemon/ports.h"
+#include "server/http/pages.h"
+#include "server/rpc/clock.h"
+#include "server/services/services.h"
+#include "server/session/registry.h"
+
+namespace gradwire::server {
+namespace {
+
+constexpr char kAutoAddress[] = "127.0.0.1:29611";
+// The ticker runs every 100 ms. Slow sessions do not delay it by so much; a daemon that hangs does.
+constexpr absl::Duration kHangs = absl::Seconds(30);
+
+ProbePart Ticks(const Heart& heart) {
+  const absl::Duration ago = MonotonicNow() - heart.last();
+  return {.name = "ticks",
+          .problem =
+              ago < kHangs
+                  ? ""
+                  : absl::StrCat("the last one was ",
+                                 absl::FormatDuration(absl::Trunc(ago, absl::Seconds(1))), " ago")};
+}
+
+}  // namespace
+
+StatusSource MakeStatusSource(const Registry& registry, const Services& services,
+                              const Ports& ports, const Heart& heart) {
+  return {.figures =
+              [&registry, &services, &ports] {
+                return Figures{.server = services.DescribeServer(),
+                               .sessions = registry.List(MonotonicNow()),
+                               .ports = ports.figures(),
+                               .closed_sessions = registry.closed_total(),
+                               .failed_sessions = registry.failed_total()};
+              },
+          .session = [&registry](
+                         const std::string& name) { return registry.Status(name, MonotonicNow()); },
+          .admit = [&ports](const std::string& header) { return ports.AdmitReader(header); },
+          .live = [&heart] { return std::vector<ProbePart>{Ticks(heart)}; },
+          .ready =
+              [&registry, &heart] {
+                return std::vector<ProbePart>{
+                    Ticks(heart),
+                    {.name = "joins", .problem = registry.draining() ? "the daemon drains" : ""}};
+              }};
+}
+
+absl::StatusOr<std::unique_ptr<HttpServer>> ServeStatus(const ServerOptions& options,
+                                                        StatusSource source) {
+  if (options.http_listen == "off") return nullptr;
+  const bool any = options.http_listen == "auto";
+  auto listeners = Listener::Open(any ? kAutoAddress : options.http_listen);
+  if (!listeners.ok() && any) {
+    spdlog::warn("no metrics and no status page: {}; --http-listen names another address",
+                 std::string(listeners.status().message()));
+    return nullptr;
+  }
+  if (!listeners.ok()) return listeners.status();
+  return HttpServer::Start(*std::move(listeners),
+                           [source = std::move(source)](const HttpRequest& request) {
+                             return Respond(source, request);
+                           });
+}
+
+}  // namespace gradwire::server

@@ -1,0 +1,40 @@
+// Where the status pages get what they show.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "absl/time/time.h"
+#include "server/daemon/options.h"
+#include "server/http/figures.h"
+#include "server/http/http_server.h"
+
+namespace gradwire::server {
+
+class Ports;
+class Registry;
+class Services;
+
+// Notes when the daemon's ticker last ran: a probe that finds it late tells that the daemon hangs.
+// Thread-safe.
+class Heart {
+ public:
+  void Beat(absl::Time now) { last_.store(absl::ToUnixNanos(now), std::memory_order_relaxed); }
+  absl::Time last() const { return absl::FromUnixNanos(last_.load(std::memory_order_relaxed)); }
+
+ private:
+  std::atomic<std::int64_t> last_ = 0;
+};
+
+// All of them outlive the source.
+StatusSource MakeStatusSource(const Registry& registry, const Services& services,
+                              const Ports& ports, const Heart& heart);
+
+// Serves the pages where the options say, or nowhere: null. With "auto", an address that is taken
+// is no error.
+absl::StatusOr<std::unique_ptr<HttpServer>> ServeStatus(const ServerOptions& options,
+                                                        StatusSource source);
+
+}  // namespace gradwire::server
