@@ -122,7 +122,9 @@ PortFigures Ports::figures() const {
                       .denied_calls = denied_,
                       .cut_too_much = cut(CutReason::kTooMuch),
                       .cut_too_slow = cut(CutReason::kTooSlow),
-                      .cut_too_many_peers = cut(CutReason::kTooManyPeers)};
+                      .cut_too_many_peers = cut(CutReason::kTooManyPeers),
+                      .cut_no_call = cut(CutReason::kNoCall),
+                      .cut_too_many_calls = cut(CutReason::kTooManyCalls)};
   if (certificates_ != nullptr) figures.certificate_expiry = certificates_->expiry();
   return figures;
 }

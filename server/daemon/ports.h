@@ -83,7 +83,7 @@ class Ports {
   LineLimit cuts_{kRefusalsPerSecond};
   mutable std::atomic<std::uint64_t> unauthenticated_ = 0;
   mutable std::atomic<std::uint64_t> denied_ = 0;
-  std::array<std::atomic<std::uint64_t>, 3> cut_{};  // by CutReason
+  std::array<std::atomic<std::uint64_t>, kCutReasons> cut_{};  // by CutReason
   Intake intake_;
   // The reloader's: the last errors that were logged.
   std::string certificate_error_;

@@ -16,13 +16,15 @@ namespace gradwire::server {
 
 // Since the daemon began.
 struct PortFigures {
-  std::uint64_t refused_connections = 0;  // above the limit
+  std::uint64_t refused_connections = 0;  // above a limit
   std::uint64_t unauthenticated_calls = 0;
   std::uint64_t denied_calls = 0;  // by a role or a list of sessions
   // Connections that were cut: see Intake.
   std::uint64_t cut_too_much = 0;
   std::uint64_t cut_too_slow = 0;
   std::uint64_t cut_too_many_peers = 0;
+  std::uint64_t cut_no_call = 0;
+  std::uint64_t cut_too_many_calls = 0;
   std::optional<absl::Time> certificate_expiry{};  // none: no TLS
 };
 

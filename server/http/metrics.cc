@@ -96,13 +96,15 @@ void AddPorts(const PortFigures& ports, Families& to) {
              static_cast<double>(ports.unauthenticated_calls), {{"reason", "unauthenticated"}});
   to.Counter("gradwire_refused_calls_total", calls, static_cast<double>(ports.denied_calls),
              {{"reason", "permission_denied"}});
-  to.Counter("gradwire_refused_connections_total", "Connections above the limit.",
+  to.Counter("gradwire_refused_connections_total", "Connections above a limit of number or rate.",
              static_cast<double>(ports.refused_connections));
-  const std::string cut = "Connections that held too much of incomplete messages.";
+  const std::string cut = "Connections that were cut because of what they cost.";
   const std::pair<const char*, std::uint64_t> reasons[] = {
       {"too_much", ports.cut_too_much},
       {"too_slow", ports.cut_too_slow},
-      {"too_many_peers", ports.cut_too_many_peers}};
+      {"too_many_peers", ports.cut_too_many_peers},
+      {"no_call", ports.cut_no_call},
+      {"too_many_calls", ports.cut_too_many_calls}};
   for (const auto& [reason, count] : reasons) {
     to.Counter("gradwire_cut_connections_total", cut, static_cast<double>(count),
                {{"reason", reason}});

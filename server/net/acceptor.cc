@@ -12,6 +12,8 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -25,6 +27,7 @@ namespace {
 constexpr int kAcceptsAtOnce = 64;   // before ended connections are looked at again
 constexpr int kPauseMs = 20;         // when not even the reserve helps
 constexpr int kSilentCheckMs = 200;  // between looks at connections that say nothing
+constexpr int kWaitingCheckMs = 20;  // between looks at connections that came too fast
 
 absl::Status SystemError(const std::string& what) {
   return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
@@ -34,6 +37,13 @@ absl::Status SystemError(const std::string& what) {
 void Refuse(UniqueFd connection) {
   const linger at_once{.l_onoff = 1, .l_linger = 0};
   setsockopt(connection.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+}
+
+// Whether the peer has closed it, or broken it.
+bool Ended(int fd) {
+  char first = 0;
+  const ssize_t peeked = recv(fd, &first, 1, MSG_PEEK | MSG_DONTWAIT);
+  return peeked == 0 || (peeked < 0 && errno != EAGAIN && errno != EINTR);
 }
 
 }  // namespace
@@ -99,6 +109,7 @@ void Acceptor::Stop() {
   }
   open_.clear();
   silent_.clear();
+  waiting_.clear();
   connections_ = 0;
 }
 
@@ -115,12 +126,15 @@ void Acceptor::Run() {
     }
     const Clock::time_point now = Clock::now();
     CloseSilent(now);
-    if (intake_ != nullptr) intake_->Check(now);
+    if (intake_ == nullptr) continue;
+    intake_->Check(now);
+    AdmitWaiting(now);
   }
 }
 
 int Acceptor::WaitMs(Clock::time_point now) const {
   int wait = silent_.empty() ? -1 : kSilentCheckMs;
+  if (!waiting_.empty()) wait = kWaitingCheckMs;
   const auto check = intake_ == nullptr ? std::nullopt : intake_->next_check();
   if (!check) return wait;
   // Rounded up: a wait that ends too early would be followed by another one at once.
@@ -200,7 +214,7 @@ void Acceptor::Take(const Listener& listener, UniqueFd connection) {
   if (!listener.is_unix()) {
     const int on = 1;
     setsockopt(connection.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    return HandOver(listener.fd(), std::move(connection));
+    return Enter(listener.fd(), std::move(connection));
   }
   const int fd = connection.get();
   if (!WatchFd(fd, EPOLLIN).ok()) {
@@ -211,6 +225,44 @@ void Acceptor::Take(const Listener& listener, UniqueFd connection) {
   silent_.emplace(fd, Silent{.listener_fd = listener.fd(),
                              .connection = std::move(connection),
                              .deadline = Clock::now() + first_byte_timeout_});
+}
+
+void Acceptor::Enter(int listener_fd, UniqueFd connection) {
+  const std::optional<PeerAddress> peer =
+      intake_ == nullptr ? std::nullopt : PeerOf(connection.get());
+  const Clock::time_point now = Clock::now();
+  if (!peer) return HandOver(listener_fd, std::move(connection));
+  const PeerAddress origin = AddressRates::Origin(*peer);
+  // In the order in which they came.
+  if (!waiting_.contains(origin) && intake_->Admit(origin, now)) {
+    return HandOver(listener_fd, std::move(connection));
+  }
+  ++connections_;
+  waiting_[origin].push_back({.listener_fd = listener_fd,
+                              .connection = std::move(connection),
+                              .deadline = now + first_byte_timeout_});
+}
+
+// One that has ended takes no other's turn.
+void Acceptor::AdmitWaiting(Clock::time_point now) {
+  for (auto it = waiting_.begin(); it != waiting_.end();) {
+    std::deque<Waiting>& queue = it->second;
+    while (!queue.empty()) {
+      const bool late = now >= queue.front().deadline;
+      const bool ended = late || Ended(queue.front().connection.get());
+      if (!ended && !intake_->Admit(it->first, now)) break;
+      Waiting first = std::move(queue.front());
+      queue.pop_front();
+      --connections_;
+      if (late) {
+        ++refused_;
+        Refuse(std::move(first.connection));
+      } else if (!ended) {
+        HandOver(first.listener_fd, std::move(first.connection));
+      }
+    }
+    it = queue.empty() ? waiting_.erase(it) : std::next(it);
+  }
 }
 
 // gRPC owns and closes the connection without telling anybody. The duplicate lets epoll report its

@@ -7,7 +7,9 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <thread>
 #include <unordered_map>
@@ -31,7 +33,8 @@ class Acceptor {
   struct Options {
     // Each connection costs two descriptors: the handler's, and a duplicate that detects its end.
     int max_connections = 0;
-    // The time limit for the first byte on a unix socket.
+    // The time limit for the first byte on a unix socket, and for a TCP connection that waits until
+    // its address may have one more.
     std::chrono::milliseconds first_byte_timeout{3000};
     // Checks TCP connections from their hand-over to their end. May be null; outlives the acceptor.
     Intake* intake = nullptr;
@@ -64,6 +67,13 @@ class Acceptor {
     UniqueFd connection;
     Clock::time_point deadline;
   };
+  // Connections from one address that came too fast, in order; the intake says when the next one
+  // may go on.
+  struct Waiting {
+    int listener_fd = -1;
+    UniqueFd connection;
+    Clock::time_point deadline;
+  };
 
   Acceptor(std::vector<Listener> listeners, const Options& options, Handler handler,
            OfferHandler offer_handler);
@@ -72,6 +82,8 @@ class Acceptor {
   void OnEvent(int fd);
   void OnFirstByte(int fd);
   void CloseSilent(Clock::time_point now);
+  void Enter(int listener_fd, UniqueFd connection);
+  void AdmitWaiting(Clock::time_point now);
   // For epoll_wait, until something has to be checked; -1: nothing has to.
   int WaitMs(Clock::time_point now) const;
   void Run();
@@ -91,6 +103,7 @@ class Acceptor {
   UniqueFd reserve_;  // given up to accept, and reset, a connection when descriptors have run out
   std::unordered_map<int, UniqueFd> open_;  // duplicates of live connections
   std::unordered_map<int, Silent> silent_;  // by their descriptors; counted as connections
+  std::map<PeerAddress, std::deque<Waiting>> waiting_;  // counted too
   std::atomic<int> connections_ = 0;
   std::atomic<std::uint64_t> refused_ = 0;
   std::thread thread_;

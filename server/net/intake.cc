@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/net/receive_buffer.h"
 
 namespace gradwire::server {
 namespace {
@@ -51,6 +52,12 @@ std::string Why(CutReason reason, const IntakeLimits& limits) {
     case CutReason::kTooManyPeers:
       return absl::StrCat("allowed on all connections without a member are ",
                           limits.strangers_bytes, " together");
+    case CutReason::kNoCall:
+      return absl::StrCat("bytes must belong to a call within ", limits.call_timeout.count(),
+                          " ms; calls that are reset at once do not");
+    case CutReason::kTooManyCalls:
+      return absl::StrCat("allowed on one connection are ", limits.calls_per_second,
+                          " calls a second");
   }
   return "";
 }
@@ -64,6 +71,11 @@ std::vector<Cut> ChooseCuts(const std::vector<Held>& held, const IntakeLimits& l
   for (std::size_t i = 0; i < held.size(); ++i) {
     if (held[i].bytes > limits.connection_bytes) {
       cuts.push_back({.index = i, .reason = CutReason::kTooMuch});
+    } else if (held[i].calls_too_often) {
+      cuts.push_back({.index = i, .reason = CutReason::kTooManyCalls});
+    } else if (!held[i].member && held[i].bytes > 0 &&
+               held[i].without_call > limits.call_timeout) {
+      cuts.push_back({.index = i, .reason = CutReason::kNoCall});
     } else if (!held[i].member && held[i].bytes > 0 && held[i].since > limits.message_timeout) {
       cuts.push_back({.index = i, .reason = CutReason::kTooSlow});
     } else if (!held[i].member) {
@@ -95,7 +107,12 @@ void Intake::Add(int fd) {
   auto meter = std::make_shared<TrafficMeter>();
   const auto now = Clock::now();
   if (connections_.empty()) next_ = now + kInterval;
-  connections_.insert_or_assign(fd, Connection{.peer = *peer, .meter = meter, .last_message = now});
+  connections_.insert_or_assign(fd, Connection{.peer = *peer,
+                                               .meter = meter,
+                                               .last_message = now,
+                                               .last_call = now,
+                                               .call_tokens = limits_.calls_at_once,
+                                               .narrow = Narrow(fd)});
   MutexLock lock(mutex_);
   meters_.insert_or_assign(*peer, std::move(meter));
 }
@@ -125,6 +142,24 @@ std::optional<Intake::Clock::time_point> Intake::next_check() const {
   return next_;
 }
 
+Held Intake::Look(Connection& connection, std::uint64_t read, Clock::time_point now) const {
+  const TrafficMeter& meter = *connection.meter;
+  const std::size_t bytes = connection.held.Update(read, meter.explained());
+  const std::uint64_t taken = meter.taken();
+  if (std::exchange(connection.taken, taken) != taken || bytes == 0) connection.last_message = now;
+  if (meter.has_call() || bytes == 0) connection.last_call = now;
+  const std::uint64_t calls = meter.calls();
+  const double seconds = std::chrono::duration<double>(now - checked_).count();
+  connection.call_tokens =
+      std::min(limits_.calls_at_once, connection.call_tokens + seconds * limits_.calls_per_second) -
+      static_cast<double>(calls - std::exchange(connection.calls, calls));
+  return {.bytes = bytes,
+          .member = meter.has_member(),
+          .since = now - connection.last_message,
+          .without_call = now - connection.last_call,
+          .calls_too_often = connection.call_tokens < 0};
+}
+
 void Intake::Check(Clock::time_point now) {
   if (connections_.empty() || now < next_) return;
   std::vector<Held> held;
@@ -133,16 +168,14 @@ void Intake::Check(Clock::time_point now) {
     if (connection.cut) continue;
     const std::optional<std::uint64_t> read = BytesRead(fd);
     if (!read) continue;  // it ends
-    const std::size_t bytes = connection.held.Update(*read, connection.meter->explained());
-    const std::uint64_t taken = connection.meter->taken();
-    if (std::exchange(connection.taken, taken) != taken || bytes == 0) {
-      connection.last_message = now;
-    }
-    held.push_back({.bytes = bytes,
-                    .member = connection.meter->has_member(),
-                    .since = now - connection.last_message});
+    held.push_back(Look(connection, *read, now));
     fds.push_back(fd);
+    if (connection.narrow && connection.taken > 0) {
+      Widen(fd);
+      connection.narrow = false;
+    }
   }
+  checked_ = now;
   for (const Cut& cut : ChooseCuts(held, limits_)) {
     const int fd = fds[cut.index];
     CutOne(fd, connections_.at(fd), held[cut.index], cut.reason);
@@ -159,8 +192,9 @@ void Intake::Check(Clock::time_point now) {
 void Intake::CutOne(int fd, Connection& connection, const Held& held, CutReason reason) {
   connection.cut = true;
   shutdown(fd, SHUT_RDWR);
+  rates_.OnOffence(AddressRates::Origin(connection.peer), Clock::now());
   on_cut_(reason, absl::StrCat("cut the connection of ", ToText(connection.peer), ": it brought ",
-                               held.bytes, " bytes of messages that are not complete; ",
+                               held.bytes, " bytes that no complete message explains; ",
                                Why(reason, limits_)));
 }
 

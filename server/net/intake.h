@@ -5,6 +5,11 @@
 // would bound that, but it breaks other peers' streams too. So the daemon compares what the kernel
 // has handed to gRPC on each TCP connection (TCP_INFO) with what it took from gRPC as messages, and
 // cuts a connection that is too far ahead. Peers on unix sockets are this user's own processes.
+//
+// Nor does gRPC 1.51 limit calls that are begun and reset: each costs some 30 us of its threads and
+// 5 KB. Most of them end before the daemon can see them, so what shows them is bytes without a call.
+// Until a connection has brought a message, the kernel buffers little of it: gRPC parses all that it
+// reads at once, and other connections wait.
 #pragma once
 
 #include <atomic>
@@ -19,6 +24,7 @@
 #include <vector>
 
 #include "base/sync.h"
+#include "server/net/address_rates.h"
 #include "server/net/peer_address.h"
 #include "server/net/traffic_meter.h"
 
@@ -31,6 +37,11 @@ struct IntakeLimits {
   std::size_t strangers_bytes = 0;
   // A stranger must complete a message within this time.
   std::chrono::seconds message_timeout{30};
+  // A stranger's bytes must belong to a call within this time.
+  std::chrono::milliseconds call_timeout{20};
+  // Calls that a connection may begin at once, and in a second.
+  double calls_at_once = 200;
+  double calls_per_second = 50;
 };
 
 // What one connection has brought and nobody has taken.
@@ -38,9 +49,12 @@ struct Held {
   std::size_t bytes = 0;
   bool member = false;
   std::chrono::steady_clock::duration since{};  // the last complete message
+  std::chrono::steady_clock::duration without_call{};
+  bool calls_too_often = false;
 };
 
-enum class CutReason : std::uint8_t { kTooMuch, kTooSlow, kTooManyPeers };
+enum class CutReason : std::uint8_t { kTooMuch, kTooSlow, kTooManyPeers, kNoCall, kTooManyCalls };
+constexpr std::size_t kCutReasons = 5;
 
 // The connections to cut, by index, each with its reason. Where all strangers together hold too
 // much, those that hold most go first.
@@ -62,7 +76,7 @@ class HeldBytes {
   std::int64_t forgiven_ = 0;
 };
 
-// Add, Remove and Check are for one thread, Find for all.
+// Find is for all threads, the other functions are for one.
 class Intake {
  public:
   using Clock = std::chrono::steady_clock;
@@ -74,6 +88,11 @@ class Intake {
   // `fd` stays the caller's, open until Remove. Ignores what is not TCP.
   void Add(int fd) GRADWIRE_EXCLUDES(mutex_);
   void Remove(int fd) GRADWIRE_EXCLUDES(mutex_);
+
+  // Whether one more connection from there may be handed to gRPC now; otherwise later.
+  bool Admit(const PeerAddress& peer, Clock::time_point now) {
+    return rates_.Take(AddressRates::Origin(peer), now);
+  }
 
   // Of the connection that a call came on. Null: it is not TCP, or gone.
   std::shared_ptr<TrafficMeter> Find(const std::string& grpc_peer) const GRADWIRE_EXCLUDES(mutex_);
@@ -89,14 +108,21 @@ class Intake {
     HeldBytes held{};
     std::uint64_t taken = 0;
     Clock::time_point last_message{};  // or the time when it held nothing
+    Clock::time_point last_call{};     // or the time when it held nothing
+    std::uint64_t calls = 0;
+    double call_tokens = 0;
+    bool narrow = false;  // the kernel buffers little of it
     bool cut = false;
   };
 
+  Held Look(Connection& connection, std::uint64_t read, Clock::time_point now) const;
   void CutOne(int fd, Connection& connection, const Held& held, CutReason reason);
 
   const IntakeLimits limits_;
   const OnCut on_cut_;
   std::map<int, Connection> connections_;  // of the one thread
+  AddressRates rates_;
+  Clock::time_point checked_{};
   Clock::time_point next_{};
   mutable Mutex mutex_;
   std::map<PeerAddress, std::shared_ptr<TrafficMeter>> meters_ GRADWIRE_GUARDED_BY(mutex_);

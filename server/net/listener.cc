@@ -14,6 +14,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "server/net/receive_buffer.h"
 
 namespace gradwire::server {
 namespace {
@@ -124,6 +125,7 @@ absl::StatusOr<UniqueFd> OpenTcp(const addrinfo& where) {
     setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
   }
   if (bind(fd.get(), where.ai_addr, where.ai_addrlen) != 0) return SystemError("bind", errno);
+  NarrowFromTheStart(fd.get());
   if (listen(fd.get(), kBacklog) != 0) return SystemError("listen", errno);
   return fd;
 }

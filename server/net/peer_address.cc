@@ -23,11 +23,11 @@ void SetIpv4(const in_addr& from, PeerAddress& to) {
   std::memcpy(&to.ip[kIpv4], &from, sizeof from);
 }
 
+}  // namespace
+
 bool IsIpv4(const PeerAddress& peer) {
   return std::equal(kMapped.begin(), kMapped.end(), peer.ip.begin());
 }
-
-}  // namespace
 
 std::optional<PeerAddress> PeerOf(int fd) {
   sockaddr_storage storage{};

@@ -22,6 +22,8 @@ std::optional<PeerAddress> PeerOf(int fd);
 // As gRPC writes it: "ipv4:10.0.0.5:41234" or "ipv6:%5B::1%5D:41234". nullopt: neither of them.
 std::optional<PeerAddress> ParsePeer(const std::string& text);
 
+bool IsIpv4(const PeerAddress& peer);
+
 // "10.0.0.5:41234" or "[::1]:41234".
 std::string ToText(const PeerAddress& peer);
 

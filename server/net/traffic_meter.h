@@ -10,8 +10,13 @@ namespace gradwire::server {
 // Thread-safe.
 class TrafficMeter {
  public:
-  // A call has begun.
-  void OnCall() { Explain(kCallBytes); }
+  // A call has begun, and ended.
+  void OnCall() {
+    Explain(kCallBytes);
+    calls_.fetch_add(1, std::memory_order_relaxed);
+    open_calls_.fetch_add(1, std::memory_order_relaxed);
+  }
+  void OnCallEnd() { open_calls_.fetch_sub(1, std::memory_order_relaxed); }
   // A message of this size was handed to a call.
   void OnTaken(std::size_t bytes) {
     Explain(bytes + bytes / 32 + kMessageBytes);
@@ -29,6 +34,8 @@ class TrafficMeter {
   std::uint64_t explained() const { return explained_.load(std::memory_order_relaxed); }
   // Messages.
   std::uint64_t taken() const { return taken_.load(std::memory_order_relaxed); }
+  std::uint64_t calls() const { return calls_.load(std::memory_order_relaxed); }
+  bool has_call() const { return open_calls_.load(std::memory_order_relaxed) > 0; }
   bool has_member() const { return members_.load(std::memory_order_relaxed) > 0; }
 
  private:
@@ -40,6 +47,8 @@ class TrafficMeter {
 
   std::atomic<std::uint64_t> explained_ = 0;
   std::atomic<std::uint64_t> taken_ = 0;
+  std::atomic<std::uint64_t> calls_ = 0;
+  std::atomic<int> open_calls_ = 0;
   std::atomic<int> members_ = 0;
 };
 

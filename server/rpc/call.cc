@@ -174,6 +174,7 @@ void Call::Settle() {
   std::shared_ptr<Call> self = std::move(self_);
   OnDone();
   if (is_member_) meter_->EndMember();
+  if (meter_ != nullptr) meter_->OnCallEnd();
   const std::function<void()> closed = std::move(closed_);
   self.reset();
   closed();

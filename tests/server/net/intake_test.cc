@@ -5,6 +5,8 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/security/credentials.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
 #include <atomic>
 #include <chrono>
@@ -17,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/unique_fd.h"
 #include "server/daemon/server.h"
 
 namespace gradwire::server {
@@ -69,6 +72,21 @@ TEST(ChooseCutsTest, AStrangerMustCompleteItsMessage) {
               ElementsAre(std::pair(1, CutReason::kTooSlow)));
 }
 
+TEST(ChooseCutsTest, AStrangersBytesBelongToACall) {
+  using std::chrono::milliseconds;
+  EXPECT_THAT(CutsOf({{.bytes = 1, .without_call = milliseconds(20)},
+                      {.bytes = 1, .without_call = milliseconds(21)},
+                      {.bytes = 0, .without_call = seconds(60)},
+                      {.bytes = 1, .member = true, .without_call = seconds(60)}}),
+              ElementsAre(std::pair(1, CutReason::kNoCall)));
+}
+
+TEST(ChooseCutsTest, CallsHaveARateMembersToo) {
+  EXPECT_THAT(CutsOf({{.calls_too_often = true}, {}, {.member = true, .calls_too_often = true}}),
+              ElementsAre(std::pair(0, CutReason::kTooManyCalls),
+                          std::pair(2, CutReason::kTooManyCalls)));
+}
+
 // With random traffic: what is really held, at most the allowance less.
 TEST(HeldBytesTest, FollowsWhatIsHeld) {
   constexpr std::size_t kAllowance = std::size_t{64} << 10;
@@ -115,6 +133,75 @@ std::shared_ptr<grpc::Channel> OwnChannel(const std::string& address) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+}
+
+// One frame of HTTP/2.
+std::string Frame(std::size_t type, std::size_t flags, std::uint32_t stream,
+                  const std::string& payload) {
+  std::string frame;
+  for (const std::size_t byte : {payload.size() >> 16, payload.size() >> 8, payload.size(), type,
+                                 flags, std::size_t{stream} >> 24, std::size_t{stream} >> 16,
+                                 std::size_t{stream} >> 8, std::size_t{stream}}) {
+    frame.push_back(static_cast<char>(byte & 0xff));
+  }
+  return frame + payload;
+}
+
+// The headers of a gRPC call, as literals of HPACK.
+std::string CallHeaders() {
+  std::string block;
+  for (const auto& [name, value] : std::vector<std::pair<std::string, std::string>>{
+           {":method", "POST"},
+           {":scheme", "http"},
+           {":path", "/gradwire.v1.AggregationService/Join"},
+           {":authority", "test"},
+           {"te", "trailers"},
+           {"content-type", "application/grpc"}}) {
+    block.push_back('\0');
+    block.push_back(static_cast<char>(name.size()));
+    block += name;
+    block.push_back(static_cast<char>(value.size()));
+    block += value;
+  }
+  return block;
+}
+
+// To "127.0.0.1:port"; invalid without one.
+UniqueFd ConnectTcp(const std::string& address) {
+  UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  to.sin_port = htons(static_cast<std::uint16_t>(std::stoi(address.substr(address.rfind(':') + 1))));
+  if (connect(fd.get(), reinterpret_cast<sockaddr*>(&to), sizeof to) != 0) fd.Reset();
+  return fd;
+}
+
+// False: the connection has ended.
+bool SendAll(int fd, const std::string& bytes) {
+  for (std::size_t sent = 0; sent < bytes.size();) {
+    const ssize_t more = send(fd, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
+    if (more <= 0) return false;
+    sent += static_cast<std::size_t>(more);
+  }
+  return true;
+}
+
+// Begins calls and resets them at once, until the connection is cut. How many it managed.
+std::size_t ResetCalls(const std::string& address, std::size_t most) {
+  const UniqueFd connected = ConnectTcp(address);
+  EXPECT_TRUE(connected.valid());
+  SendAll(connected.get(), "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + Frame(4, 0, 0, ""));
+  const std::string headers = CallHeaders();
+  std::uint32_t stream = 1;
+  for (std::size_t calls = 0; calls < most; calls += 100) {
+    std::string batch;
+    for (int i = 0; i < 100; ++i, stream += 2) {
+      batch += Frame(1, 4, stream, headers) + Frame(3, 0, stream, std::string("\0\0\0\x8", 4));
+    }
+    if (!SendAll(connected.get(), batch)) return calls;
+  }
+  return most;
 }
 
 std::unique_ptr<Server> StartOnTcp() {
@@ -177,6 +264,15 @@ TEST(IntakeTest, ManySuchPeersHoldNotMuchMore) {
 #else
   static_cast<void>(before);
 #endif
+}
+
+TEST(IntakeTest, CallsThatAreResetAtOnceAreCut) {
+  const std::unique_ptr<Server> daemon = StartOnTcp();
+  constexpr std::size_t kMost = 1'000'000;
+  EXPECT_LT(ResetCalls(daemon->addresses().front(), kMost), kMost / 10);
+  // The address gets another connection after a pause.
+  EXPECT_EQ(SendLarge(daemon->addresses().front(), 2).error_code(),
+            grpc::StatusCode::RESOURCE_EXHAUSTED);
 }
 
 // The daemon refuses what is just too large as it always did, and without a cut.
