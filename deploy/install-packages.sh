@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the Debian 12 packages that a group of targets needs, and nothing more.
-#   deploy/install-packages.sh [build|test|clang|lint|parity|python|bench|browser|clean-room]... (build if none is named)
+#   deploy/install-packages.sh [build|test|clang|lint|parity|python|bench|browser|clean-room|deb|deploy]... (build if none is named)
 # Does nothing, and asks no mirror, when all of them are there.
 set -euo pipefail
 
@@ -17,6 +17,9 @@ declare -A groups=(
   [bench]="python3-matplotlib openssl iproute2"
   [browser]="chromium fonts-dejavu-core python3"
   [clean-room]="mmdebstrap git"
+  [deb]="dpkg-dev file gzip python3-venv python3-dev"
+  [deploy]="mmdebstrap buildah podman runc netavark aardvark-dns catatonit mandoc lintian systemd openssl python3
+    python3-venv python3-yaml"
 )
 
 wanted=()
