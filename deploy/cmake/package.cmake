@@ -23,6 +23,10 @@ install(FILES ${systemd}/gradwired.default DESTINATION /etc/default RENAME gradw
   COMPONENT daemon_package EXCLUDE_FROM_ALL)
 install(FILES ${systemd}/tls.conf ${systemd}/tokens DESTINATION /usr/share/doc/gradwired/examples
   COMPONENT daemon_package EXCLUDE_FROM_ALL)
+foreach(program IN ITEMS gradwired gradwirectl)
+  install(FILES ${debian}/gradwire.bash DESTINATION /usr/share/bash-completion/completions RENAME ${program}
+    COMPONENT daemon_package EXCLUDE_FROM_ALL)
+endforeach()
 foreach(page IN ITEMS gradwired.8 gradwirectl.1)
   string(REGEX REPLACE ".*\\." "" section ${page})
   gradwire_compressed(${PROJECT_SOURCE_DIR}/deploy/man/${page} ${written}/man)
