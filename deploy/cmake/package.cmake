@@ -81,7 +81,10 @@ set(CPACK_COMPONENT_DAEMON_DESCRIPTION "gradient-aggregation daemon for distribu
 set(CPACK_DEBIAN_SDK_PACKAGE_NAME libgradwire-dev)
 set(CPACK_DEBIAN_SDK_PACKAGE_SECTION libdevel)
 set(CPACK_DEBIAN_SDK_PACKAGE_DEPENDS
-  "libgrpc++-dev, libprotobuf-dev, libabsl-dev, libhwy-dev, libxxhash-dev, libssl-dev, pkg-config")
+  # gRPC's CMake files ask for the compilers too.
+  "libgrpc++-dev, libprotobuf-dev, libabsl-dev, libhwy-dev, libxxhash-dev, libssl-dev"
+  "protobuf-compiler, protobuf-compiler-grpc, pkg-config")
+list(JOIN CPACK_DEBIAN_SDK_PACKAGE_DEPENDS ", " CPACK_DEBIAN_SDK_PACKAGE_DEPENDS)
 set(CPACK_COMPONENT_SDK_DESCRIPTION "C++ client of the Gradwire gradient-aggregation daemon
  Headers, static libraries, CMake and pkg-config files, and the protocol.")
 
