@@ -56,7 +56,7 @@ def from_source():
 
 def daemon_image():
     box = sandbox.containers()
-    image = box.build("daemon", "--build-arg", "REVISION=test", *options())
+    image = box.build("runtime", "--build-arg", "REVISION=test", *options())
     labels = box.buildah("inspect", "--type", "image", "--format", "{{.OCIv1.Config.Labels}}", image)
     for name in ("title", "version", "licenses", "revision:test"):
         need(f"org.opencontainers.image.{name}" in labels, f"no label {name} in {labels}")
@@ -73,7 +73,7 @@ def started(*words):
     """Name of a container of the daemon's image with restricted rights, once it is healthy."""
     box = sandbox.containers()
     name = f"daemon-{time.monotonic_ns()}"
-    box.podman("run", "-d", "--name", name, *RESTRICTED, "localhost/gradwire-daemon:test", *words)
+    box.podman("run", "-d", "--name", name, *RESTRICTED, "localhost/gradwire-runtime:test", *words)
     try:
         sandbox.wait_until(lambda: box.exit_code("exec", name, "/usr/bin/gradwirectl", "health") == 0, 20, "healthy daemon")
     except Exception:
@@ -115,7 +115,7 @@ def unhealthy():
     code = box.exit_code("exec", name, "/usr/bin/gradwirectl", "--address", "127.0.0.1:29610", "health")
     need(code == 69, f"health of an address where nobody listens: exit {code}")
     box.podman("rm", "-f", "-t", "5", name)
-    code = box.exit_code("run", "--rm", *RESTRICTED, "localhost/gradwire-daemon:test", "--listen", "0.0.0.0:29610")
+    code = box.exit_code("run", "--rm", *RESTRICTED, "localhost/gradwire-runtime:test", "--listen", "0.0.0.0:29610")
     need(code == 2, f"an open address without TLS: exit {code}")
     return "exit 69; an open address without TLS: exit 2"
 

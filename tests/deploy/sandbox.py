@@ -34,7 +34,8 @@ def bare_debian(name="bookworm.tar", *options):
     if not tar.exists() or time.time() - tar.stat().st_mtime > WEEK:
         FOLDER.mkdir(parents=True, exist_ok=True)
         part = tar.with_name("part-" + name)
-        table.run(ROOT / "deploy/bare-debian.sh", part, *(options or ["--include=ca-certificates"]), timeout=900)
+        table.run(ROOT / "deploy/bare-debian.sh", part, *(options or ["--include=ca-certificates"]),
+                  "--customize-hook=rm -rf \"$1\"/var/lib/apt/lists/*", timeout=900)
         part.rename(tar)
     return tar
 
