@@ -5,6 +5,7 @@ import re
 import shutil
 import tempfile
 
+import booted
 import sandbox
 from table import need, run
 
@@ -168,6 +169,7 @@ CHECKS = [
     ("man pages", "mandoc lint; same options as --help", man_pages),
     ("bash completion", "completes options and commands", completion),
     ("systemd unit", "systemd-analyze verify; security below 2", unit),
+    *booted.CHECKS,
     ("package gradwired", "purge leaves nothing", finally_close(removal)),
     ("package libgradwire-dev", "a project builds on bare Debian 12 and runs", sdk),
 ]

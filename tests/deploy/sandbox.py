@@ -149,7 +149,11 @@ class Containers:
                       ["buildah", "rm", "-a"], ["umount", str(self.storage / "overlay")]):
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run(words, env=self.env, capture_output=True, timeout=60, check=False)
-        subprocess.run(["rm", "-rf", "--one-file-system", str(self.run_folder)], check=False)
+        # The last container's clean-up runs beside this and may write to the folder once more.
+        end = time.monotonic() + 10
+        while self.run_folder.exists() and time.monotonic() < end:
+            subprocess.run(["rm", "-rf", "--one-file-system", str(self.run_folder)], check=False)
+            time.sleep(0.5)
 
 
 _shared = []
