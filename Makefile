@@ -92,6 +92,10 @@ deb: ## Debian packages of the daemon, the C++ client and the Python package, in
 	@cd build/release && cpack >cpack.log 2>&1 || { cat cpack.log; exit 1; }
 	@rm -rf build/release/packages/_CPack_Packages && ls build/release/packages/*.deb
 
+.PHONY: dist
+dist: deb wheel ## sources, packages, wheels and image of this version in build/dist, with SHA256SUMS
+	@deploy/dist.sh "$$(sed -n 's/^project(gradwire VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)"
+
 .PHONY: test-deploy
 test-deploy: deb ## check everything under deploy/: packages on a bare Debian, images in containers, manifests (needs root)
 	@deploy/install-packages.sh deploy

@@ -52,7 +52,9 @@ def start():
         (folder / "Dockerfile").write_text(RECIPE, encoding="ascii")
         shutil.copy(sandbox.package("gradwired"), folder)
         box.buildah("bud", "--isolation", "chroot", "--pull-never", "--layers", "-t", IMAGE, folder)
-    box.podman("run", "-d", "--name", NAME, "--privileged", "--systemd=always", "--network", "none", IMAGE, "/sbin/init")
+    # A container's root is private, but systemd passes credentials on through shared mounts.
+    box.podman("run", "-d", "--name", NAME, "--privileged", "--systemd=always", "--network", "none", IMAGE,
+               "sh", "-c", "mount --make-rshared / && exec /sbin/init")
     _open.callback(lambda: subprocess.run(["podman", "rm", "-f", "-t", "2", NAME], env=box.env, capture_output=True, check=False))
     _started.append(NAME)
     sandbox.wait_until(lambda: box.exit_code("exec", NAME, "systemctl", "is-active", "gradwired") == 0, 60, "gradwired active")
