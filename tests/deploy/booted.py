@@ -2,7 +2,6 @@
 import contextlib
 import pathlib
 import shutil
-import subprocess
 import tempfile
 
 import containers
@@ -55,16 +54,17 @@ def start():
     # A container's root is private, but systemd passes credentials on through shared mounts.
     box.podman("run", "-d", "--name", NAME, "--privileged", "--systemd=always", "--network", "none", IMAGE,
                "sh", "-c", "mount --make-rshared / && exec /sbin/init")
-    _open.callback(lambda: subprocess.run(["podman", "rm", "-f", "-t", "2", NAME], env=box.env, capture_output=True, check=False))
+    _open.callback(box.attempt, "rm", "-f", "-t", "2", NAME)
     _started.append(NAME)
-    sandbox.wait_until(lambda: box.exit_code("exec", NAME, "systemctl", "is-active", "gradwired") == 0, 60, "gradwired active")
+    sandbox.wait_until(lambda: box.exit_code("exec", NAME, "systemctl", "is-active", "gradwired") == 0, 60,
+                       "active gradwired")
 
 
 def serves():
     """Installing the package has enabled the service, so that a boot starts it."""
     sandbox.wait_until(lambda: "serving" in shell("gradwirectl health || true"), 20, "gradwirectl health")
     process = properties("MainPID")["MainPID"]
-    status = dict(line.split(":\t", 1) for line in inside("cat", f"/proc/{process}/status").splitlines() if ":\t" in line)
+    status = sandbox.fields(inside("cat", f"/proc/{process}/status"))
     user = int(status["Uid"].split()[0])
     need(61184 <= user <= 65519, f"the user is {user}, which is not a dynamic one")
     need(int(status["CapEff"], 16) == 0 and status["Seccomp"] == "2" and status["NoNewPrivs"] == "1",
@@ -97,8 +97,8 @@ def secured():
     shell("chown -R root:root /etc/gradwire && chmod 0400 /etc/gradwire/tls/* /etc/gradwire/tokens && "
           f"printf '%s' '{SETTINGS}' >/etc/default/gradwired && systemctl daemon-reload && systemctl restart gradwired")
     need(shell("gradwirectl health 2>&1 || echo exit $?").endswith("exit 69"), "a caller without TLS is not refused")
-    said = shell("cd /root/member; gradwirectl --address localhost:29610 --tls-ca ca.crt --tls-cert tls.crt --tls-key tls.key "
-                 "--token-file token why")
+    said = shell("cd /root/member; gradwirectl --address localhost:29610 --tls-ca ca.crt --tls-cert tls.crt "
+                 "--tls-key tls.key --token-file token why")
     return f"a caller with certificate and token gets: {said.splitlines()[0]}"
 
 
@@ -106,7 +106,8 @@ def stops():
     inside("systemctl", "stop", "gradwired")
     ended = properties("ActiveState", "Result", "ExecMainStatus")
     need(ended == {"ActiveState": "inactive", "Result": "success", "ExecMainStatus": "0"}, f"stopped: {ended}")
-    need("drained" in inside("journalctl", "-u", "gradwired", "--no-pager", "-n", "5"), "the journal does not say drained")
+    journal = inside("journalctl", "-u", "gradwired", "--no-pager", "-n", "5")
+    need("drained" in journal, f"the journal does not say drained: {journal}")
     shell("echo GRADWIRE_MAX_SESSIONS=many >/etc/default/gradwired; systemctl start gradwired || true")
     sandbox.wait_until(lambda: properties("ActiveState")["ActiveState"] == "failed", 10, "failed state")
     shell("sleep 3")  # longer than RestartSec

@@ -19,11 +19,14 @@ MEMBERS = ("trainer-0", "trainer-1")
 def certificate(folder, name, authority=None):
     """name.crt and name.key in `folder`; without an authority it signs itself, as an authority does."""
     key, file = folder / f"{name}.key", folder / f"{name}.crt"
-    run("openssl", "req", "-x509" if authority is None else "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
-        "-nodes", "-days", "2", "-subj", f"/CN={name}", "-keyout", key, "-out", file if authority is None else folder / "request",
-        "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1")
-    if authority is not None:
-        run("openssl", "x509", "-req", "-in", folder / "request", "-CA", folder / f"{authority}.crt",
+    make = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={name}",
+            "-keyout", key, "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    if authority is None:
+        run(*make, "-x509", "-days", "2", "-out", file)
+    else:
+        request = folder / "request"
+        run(*make, "-out", request)
+        run("openssl", "x509", "-req", "-in", request, "-CA", folder / f"{authority}.crt",
             "-CAkey", folder / f"{authority}.key", "-days", "2", "-copy_extensions", "copy", "-out", file)
     return file, key
 
@@ -69,9 +72,7 @@ def pod():
 
 
 def log(container):
-    done = subprocess.run(["podman", "logs", f"training-{container}"], env=sandbox.containers().env, capture_output=True,
-                          text=True, check=False)
-    return done.stdout + done.stderr
+    return sandbox.containers().attempt("logs", f"training-{container}")[1]
 
 
 def finished(container, seconds):
@@ -90,11 +91,10 @@ def control(folder, name, *words):
     flags = ["--address", "localhost:29610", "--tls-ca", "/s/ca.crt", "--token-file", "/s/token"]
     if name != "bare":
         flags += ["--tls-cert", "/s/tls.crt", "--tls-key", "/s/tls.key"]
-    done = subprocess.run(["podman", "run", "--rm", "--pod", "training", "-v", f"{folder / name.replace('bare', 'member')}:/s:ro",
-                           "--read-only", "--cap-drop=all", "--entrypoint", "/usr/bin/gradwirectl",
-                           "localhost/gradwire-runtime:test", *flags, *words],
-                          env=sandbox.containers().env, capture_output=True, text=True, timeout=60, check=False)
-    return done.returncode, done.stdout + done.stderr
+    shown = folder / ("member" if name == "bare" else name)
+    return sandbox.containers().attempt(
+        "run", "--rm", "--pod", "training", "-v", f"{shown}:/s:ro", "--read-only", "--cap-drop=all",
+        "--entrypoint", "/usr/bin/gradwirectl", "localhost/gradwire-runtime:test", *flags, *words)
 
 
 def refused(folder):

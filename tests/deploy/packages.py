@@ -18,6 +18,23 @@ gradwirectl status; gradwirectl health
 kill -TERM $daemon; wait $daemon; echo "exit $?"
 """
 
+COMPLETE = """
+. /usr/share/bash-completion/completions/gradwired
+. /usr/share/bash-completion/completions/gradwirectl
+ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _gradwire; echo "${COMPREPLY[*]}"; }
+ask gradwired --tls-
+ask gradwirectl s
+ask gradwirectl session e
+complete -p gradwired gradwirectl
+"""
+CONSUME = """
+cmake -G Ninja -S /shown -B /consumer >/dev/null
+cmake --build /consumer -- --quiet
+/consumer/consumer
+g++ -std=c++20 /shown/consumer.cc -o /consumer/second $(pkg-config --cflags --libs gradwire)
+/consumer/second
+"""
+
 _open = contextlib.ExitStack()
 _rooms = {}
 
@@ -40,13 +57,14 @@ def contents():
     fields = run("dpkg-deb", "-f", sandbox.package("gradwired"), "Depends", "Version")
     need(re.search(r"Depends:.*\blibgrpc\+\+\S+ \(>=", fields), f"dpkg-shlibdeps found no gRPC: {fields}")
     inside = run("dpkg-deb", "-c", sandbox.package("gradwired"))
-    for path in ("usr/bin/gradwired", "usr/bin/gradwirectl", "lib/systemd/system/gradwired.service", "etc/default/gradwired",
-                 "usr/share/man/man8/gradwired.8.gz", "usr/share/man/man1/gradwirectl.1.gz",
+    for path in ("usr/bin/gradwired", "usr/bin/gradwirectl", "lib/systemd/system/gradwired.service",
+                 "etc/default/gradwired", "usr/share/man/man8/gradwired.8.gz", "usr/share/man/man1/gradwirectl.1.gz",
                  "usr/share/bash-completion/completions/gradwired"):
         need(f"./{path}\n" in inside, f"gradwired has no {path}")
     inside = run("dpkg-deb", "-c", sandbox.package("libgradwire-dev"))
     for path in ("usr/include/gradwire/client.h", "usr/lib/libgradwire_client.a", "usr/lib/pkgconfig/gradwire.pc",
-                 "usr/lib/cmake/gradwire/gradwireConfig.cmake", "usr/share/gradwire/proto/gradwire/v1/aggregation.proto"):
+                 "usr/lib/cmake/gradwire/gradwireConfig.cmake",
+                 "usr/share/gradwire/proto/gradwire/v1/aggregation.proto"):
         need(f"./{path}\n" in inside, f"libgradwire-dev has no {path}")
     inside = run("dpkg-deb", "-c", sandbox.package("python3-gradwire"))
     need(re.search(r"dist-packages/gradwire/_native\S*\.so\n", inside), "python3-gradwire has no module _native")
@@ -101,7 +119,7 @@ def man_pages():
         said, page = help_texts(program), file.read_text(encoding="utf-8")
         tags = re.findall(r"^\.It Fl .*\n", page, re.MULTILINE)
         # The comparison itself: each line that goes missing has to be noticed.
-        need(all(differences(said, page.replace(tag, "", 1)) for tag in tags), f"{file.name}: a lost option goes unnoticed")
+        need(all(differences(said, page.replace(tag, "", 1)) for tag in tags), f"{file.name}: a lost line passes")
         wrong = differences(said, page)
         need(not wrong, f"{file.name} and --help differ: {', '.join(wrong)}")
         count += len(tags)
@@ -109,20 +127,18 @@ def man_pages():
 
 
 def completion():
-    script = (". /usr/share/bash-completion/completions/gradwired; . /usr/share/bash-completion/completions/gradwirectl; "
-              "ask() { COMP_WORDS=(\"$@\"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _gradwire; echo \"${COMPREPLY[*]}\"; }; "
-              "ask gradwired --tls-; ask gradwirectl s; ask gradwirectl session e; complete -p gradwired gradwirectl")
-    said = room()("bash", "-c", script).splitlines()
+    said = room()("bash", "-ec", COMPLETE).splitlines()
     found = [sorted(line.split()) for line in said[:3]]
-    need(found == [["--tls-cert", "--tls-client-ca", "--tls-key"], ["session", "status"], ["export"]], f"completed {said}")
+    wanted = [["--tls-cert", "--tls-client-ca", "--tls-key"], ["session", "status"], ["export"]]
+    need(found == wanted, f"completed {said}")
     return "options and commands, taken from --help"
 
 
 def unit():
     room().install("systemd")
     room()("systemd-analyze", "verify", "--man=no", "gradwired.service")
-    said = room()("env", "SYSTEMD_COLORS=0", "SYSTEMD_URLIFY=0", "systemd-analyze", "security", "--no-pager", "--offline=true", f"--threshold={EXPOSURE}",
-                  "/lib/systemd/system/gradwired.service")
+    said = room()("env", "SYSTEMD_COLORS=0", "SYSTEMD_URLIFY=0", "systemd-analyze", "security", "--no-pager",
+                  "--offline=true", f"--threshold={EXPOSURE}", "/lib/systemd/system/gradwired.service")
     score = re.search(r"Overall exposure level.*?: ([\d.]+)", said)
     need(score and float(score[1]) * 10 < EXPOSURE, f"exposure: {said[-200:]}")
     # A drop-in and the settings that the package ships as examples fit the unit.
@@ -146,9 +162,7 @@ def sdk():
         with tempfile.TemporaryDirectory() as folder:
             project = pathlib.Path(folder) / "project"
             shutil.copytree(sandbox.ROOT / "tests/install_consumer/project", project)
-            made("sh", "-ec", "cmake -G Ninja -S /shown -B /consumer >/dev/null && cmake --build /consumer -- --quiet && "
-                 "/consumer/consumer && g++ -std=c++20 /shown/consumer.cc -o /consumer/second "
-                 "$(pkg-config --cflags --libs gradwire) && /consumer/second", show=project)
+            made("sh", "-ec", CONSUME, show=project)
     return f"find_package and pkg-config; {new} packages"
 
 

@@ -16,7 +16,8 @@ PACKAGES = ROOT / "build" / "release" / "packages"
 DEBIAN = "docker.io/library/debian:bookworm-slim"
 DISTROLESS = "gcr.io/distroless/cc-debian12:nonroot"
 # Of Google's cc-debian12, which Debian's own packages make up: no shell and no package manager.
-DISTROLESS_PACKAGES = "libc6,libstdc++6,libgcc-s1,libgomp1,libssl3,ca-certificates,tzdata,base-files,netbase,media-types"
+DISTROLESS_PACKAGES = ("libc6,libstdc++6,libgcc-s1,libgomp1,libssl3,ca-certificates,tzdata,base-files,netbase,"
+                       "media-types")
 WEEK = 7 * 24 * 3600
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("GRADWIRE_", "CONTAINERS_"))}
 
@@ -100,10 +101,14 @@ class Containers:
     def buildah(self, *words, timeout=900):
         return table.run("buildah", *words, env=self.env, timeout=timeout).strip()
 
+    def attempt(self, *words, timeout=120):
+        """Exit code and output of a podman that may fail."""
+        done = subprocess.run(["podman", *map(str, words)], env=self.env, capture_output=True, text=True,
+                              timeout=timeout, check=False)
+        return done.returncode, done.stdout + done.stderr
+
     def exit_code(self, *words, timeout=120):
-        """Of podman, without an opinion on it."""
-        done = subprocess.run(["podman", *map(str, words)], env=self.env, capture_output=True, timeout=timeout, check=False)
-        return done.returncode
+        return self.attempt(*words, timeout=timeout)[0]
 
     def has(self, image):
         return subprocess.run(["buildah", "inspect", "--type", "image", image], env=self.env, capture_output=True,
@@ -133,7 +138,8 @@ class Containers:
     def bases(self):
         """Both images that the Dockerfile starts from, made of Debian's packages."""
         self.base(DEBIAN, bare_debian())
-        self.base(DISTROLESS, bare_debian("distroless.tar", "--variant=extract", f"--include={DISTROLESS_PACKAGES}"), "65532")
+        tar = bare_debian("distroless.tar", "--variant=extract", f"--include={DISTROLESS_PACKAGES}")
+        self.base(DISTROLESS, tar, user="65532")
 
     def build(self, target, *options, timeout=1500):
         """Builds a stage of the Dockerfile, and names it."""
@@ -164,6 +170,11 @@ def containers():
     if not _shared:
         _shared.append(Containers())
     return _shared[0]
+
+
+def fields(status):
+    """Of /proc/PID/status."""
+    return dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
 
 
 def wait_until(condition, seconds, what):
