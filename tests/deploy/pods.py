@@ -185,7 +185,7 @@ SPEC = "StatefulSet/gradwire/spec/template/spec"
 MUTANTS = [
     (f"{SPEC}/securityContext/runAsNonRoot", None), (f"{SPEC}/securityContext/runAsUser", 0),
     (f"{SPEC}/securityContext/seccompProfile", None), (f"{SPEC}/automountServiceAccountToken", None),
-    (f"{SPEC}/hostNetwork", True), ("NetworkPolicy/gradwire/spec/policyTypes", ["Ingress"]), (f"{SPEC}/enableServiceLinks", None),
+    (f"{SPEC}/hostNetwork", True), (f"{SPEC}/enableServiceLinks", None),
     (f"{SPEC}/volumes/0", {"name": "tls", "hostPath": {"path": "/"}}),
     (f"{SPEC}/containers/0/securityContext/allowPrivilegeEscalation", None),
     (f"{SPEC}/containers/0/securityContext/readOnlyRootFilesystem", None),
@@ -213,7 +213,8 @@ MUTANTS = [
     ("PodDisruptionBudget/gradwire/spec/maxUnavailable", 1),
     ("NetworkPolicy/gradwire/spec/ingress/0/from/0/podSelector/matchLabels", {}),
     ("NetworkPolicy/gradwire/spec/ingress/1/ports/0/port", 29610),
-    ("NetworkPolicy/gradwire/spec/egress/0", {}), ("NetworkPolicy/gradwire/spec/podSelector/matchLabels/x", "y"),
+    ("NetworkPolicy/gradwire/spec/egress/0", {}), ("NetworkPolicy/gradwire/spec/policyTypes", ["Ingress"]),
+    ("NetworkPolicy/gradwire/spec/podSelector/matchLabels/x", "y"),
     ("ServiceMonitor/gradwire/spec/endpoints/0/authorization", None),
     ("ServiceMonitor/gradwire/spec/endpoints/0/port", "grpc"),
     ("ConfigMap/gradwire-dashboard/metadata/labels/grafana_dashboard", None),

@@ -40,7 +40,7 @@ def daemon_folder():
         folder = REPOSITORY / "build" / build / "bin"
         if (folder / "gradwired").exists() and (folder / "gradwirectl").exists():
             return folder
-    raise Failed("no gradwired and gradwirectl in build/release/bin or build/dev/bin; make demo or make test builds them")
+    raise Failed("no gradwired and gradwirectl in build/release/bin or build/dev/bin; make demo builds them")
 
 
 def documents(text):
