@@ -17,7 +17,8 @@ declare -A groups=(
   [python]="python3-venv python3-dev"
   [bench]="python3-matplotlib openssl iproute2"
   [browser]="chromium fonts-dejavu-core python3"
-  [manifests]="prometheus yamllint python3-yaml shellcheck python3 python3-venv openssl"
+  [manifests]="prometheus yamllint python3-yaml shellcheck python3 python3-venv openssl
+    python3-grpcio python3-protobuf protobuf-compiler protobuf-compiler-grpc"
   [clean-room]="mmdebstrap git"
 )
 

@@ -13,6 +13,7 @@ import urllib.request
 
 import pods
 from daemon import Daemon, make_certificates
+from sizing import check_sizing
 from table import Failed, need, run
 from tools import DEPLOY, REPOSITORY, daemon_folder, documents, kustomize, tool
 
@@ -365,6 +366,7 @@ CHECKS = [
     ("dashboard", "ids, places, data source, expressions", check_dashboard),
     ("compose", "files of Prometheus and Grafana", check_provisioning),
     ("run book", "every alert, every exit code", check_run_book),
+    ("run book", "sizing: what gradwired reserves", check_sizing),
     ("gradwired", "promtool check metrics; metrics.cc has the same names", check_metrics_text),
     ("gradwired", "Prometheus scrapes; each rule and panel gets data", check_scrape),
     ("gradwired", "alerts for a refused scrape and a lost member", check_alarm),
