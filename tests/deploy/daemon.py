@@ -32,7 +32,8 @@ class Daemon:
         watchdog = threading.Timer(START_SECONDS, self._child.kill)
         watchdog.start()
         for line in self._child.stdout:
-            if found := re.match(r"  grpc  (\S+)", line):
+            # Of several addresses, the first.
+            if (found := re.match(r"  grpc  (\S+)", line)) and not self.address:
                 self.address = found[1].replace("0.0.0.0", "127.0.0.1")
             if found := re.match(r"  http  (\S+)", line):
                 self.url = found[1].rstrip("/").replace("0.0.0.0", "127.0.0.1")

@@ -45,10 +45,13 @@ def limited(where, spec):
 
 
 def arguments(container):
-    """Flags of gradwired and their values."""
+    """Flags of gradwired and their values; of --listen, the TCP address. Other flags may stand there once."""
     found = {}
     for text in container.get("args", container.get("command", [])):
         name, separator, value = text.partition("=")
+        if value.startswith("unix:"):
+            name += " unix"
+        need(name not in found, f"{name} is there twice")
         found[name] = value if separator else True
     return found
 
@@ -63,12 +66,16 @@ def port_of(container, reference):
     raise Failed(f"{container['name']}: no port {reference!r}")
 
 
+def check_flags(where, flags):
+    unknown = sorted({name.removesuffix(" unix") for name in flags} - daemon_flags())
+    need(not unknown, f"{where}: gradwired has no flag {', '.join(unknown)}")
+
+
 def daemon(where, spec):
     """A gradwired that other pods reach: flags, ports, secrets, probes and time to drain."""
     container = spec["containers"][0]
     flags = arguments(container)
-    unknown = sorted(set(flags) - daemon_flags())
-    need(not unknown, f"{where}: gradwired has no flag {', '.join(unknown)}")
+    check_flags(where, flags)
     need(container["securityContext"].get("readOnlyRootFilesystem") is True, f"{where}: the root is not read-only")
     need(flags.get("--listen") == f"0.0.0.0:{port_of(container, 'grpc')}" == f"0.0.0.0:{GRPC}",
          f"{where}: --listen and the port grpc differ")
@@ -77,6 +84,11 @@ def daemon(where, spec):
     need(flags.get("--insecure-http") is True, f"{where}: gradwired refuses this HTTP address without --insecure-http")
     need(("--insecure" in flags) != ("--tls-cert" in flags), f"{where}: needs either --insecure or --tls-cert")
     mounts = [mount["mountPath"] + "/" for mount in container.get("volumeMounts", [])]
+    if "--listen unix" in flags:
+        address = flags["--listen unix"]
+        need(any(address.startswith("unix:" + mount) for mount in mounts), f"{where}: {address} is in no volume")
+        need({"name": "GRADWIRE_ADDRESS", "value": address} in container.get("env", []),
+             f"{where}: gradwirectl in the container asks another address")
     for name in ("--tls-cert", "--tls-key", "--tls-client-ca", "--tokens"):
         need(name not in flags or any(flags[name].startswith(mount) for mount in mounts),
              f"{where}: {name} is in no volume that is mounted")
@@ -194,11 +206,12 @@ MUTANTS = [
     (f"{SPEC}/containers/0/securityContext/capabilities/add", ["SYS_ADMIN"]),
     (f"{SPEC}/containers/0/securityContext/capabilities/drop", []),
     (f"{SPEC}/containers/0/resources/requests/cpu", None), (f"{SPEC}/containers/0/resources/limits/memory", "8Gi"),
-    (f"{SPEC}/containers/0/args/0", "--listen=0.0.0.0:29612"), (f"{SPEC}/containers/0/args/1", "--http-listen=auto"),
-    (f"{SPEC}/containers/0/args/2", "--insecure"), (f"{SPEC}/containers/0/args/3", "--memory=80%"),
-    (f"{SPEC}/containers/0/args/5", "--drain-timeout=60s"), (f"{SPEC}/containers/0/args/7", "--tls-cert=/etc/tls.crt"),
+    (f"{SPEC}/containers/0/args/0", "--listen=0.0.0.0:29612"), (f"{SPEC}/containers/0/args/1", "--listen=unix:/tmp/s"),
+    (f"{SPEC}/containers/0/args/2", "--http-listen=auto"), (f"{SPEC}/containers/0/args/3", "--insecure"),
+    (f"{SPEC}/containers/0/args/4", "--memory=80%"), (f"{SPEC}/containers/0/args/6", "--drain-timeout=60s"),
+    (f"{SPEC}/containers/0/args/8", "--tls-cert=/etc/tls.crt"), (f"{SPEC}/containers/0/args/4", "--tokens=/dev/null"),
     (f"{SPEC}/containers/0/ports/0/containerPort", 29612), (f"{SPEC}/containers/0/volumeMounts/0/subPath", "tls.crt"),
-    (f"{SPEC}/containers/0/env", [{"name": "GRADWIRE_MEMORY", "value": "1"}]),
+    (f"{SPEC}/containers/0/env/1", {"name": "GRADWIRE_MEMORY", "value": "1"}), (f"{SPEC}/containers/0/env", []),
     (f"{SPEC}/terminationGracePeriodSeconds", 30),
     (f"{SPEC}/containers/0/startupProbe", None), (f"{SPEC}/containers/0/readinessProbe/httpGet/path", "/livez"),
     (f"{SPEC}/containers/0/livenessProbe/httpGet/port", "grpc"),

@@ -88,11 +88,9 @@ def pod_specs(document):
 
 @functools.cache
 def daemon_flags():
-    """The flags that gradwired has, as its sources say."""
-    source = "".join(path.read_text(encoding="utf-8") for path in (REPOSITORY / "server" / "daemon").glob("*.cc"))
-    flags = {"--" + name for name in re.findall(r'\badd\("([a-z][a-z-]*)"', source)}
-    flags |= set(re.findall(r'add_(?:flag|option)\(\s*"(--[a-z][a-z-]*)"', source))
-    need({"--listen", "--insecure", "--tokens"} <= flags, "server/daemon adds its flags in another way now")
+    """The flags that a built gradwired has."""
+    flags = set(re.findall(r"^\s+(?:-\w,)?(--[a-z][a-z-]*)", run(daemon_folder() / "gradwired", "--help"), re.MULTILINE))
+    need({"--listen", "--insecure", "--tokens"} <= flags, f"gradwired --help lists {sorted(flags)}")
     return flags
 
 
