@@ -19,7 +19,7 @@ endfunction()
 
 # The unit and the configuration belong at fixed places, so only packages have them.
 install(FILES ${systemd}/gradwired.service DESTINATION /lib/systemd/system COMPONENT daemon_package EXCLUDE_FROM_ALL)
-install(FILES ${systemd}/gradwired.default DESTINATION /etc/default RENAME gradwired
+install(FILES ${PROJECT_SOURCE_DIR}/deploy/gradwired.yaml DESTINATION /etc/gradwire
   COMPONENT daemon_package EXCLUDE_FROM_ALL)
 install(FILES ${systemd}/tls.conf ${systemd}/tokens DESTINATION /usr/share/doc/gradwired/examples
   COMPONENT daemon_package EXCLUDE_FROM_ALL)

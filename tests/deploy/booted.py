@@ -16,13 +16,16 @@ RUN apt-get update && apt-get install -y --no-install-recommends systemd systemd
 COPY *.deb /packages/
 RUN apt-get install -y --no-install-recommends /packages/*.deb
 """
-SETTINGS = """
-GRADWIRE_LISTEN=127.0.0.1:29610
-GRADWIRE_TLS_CERT=/run/credentials/gradwired.service/tls.crt
-GRADWIRE_TLS_KEY=/run/credentials/gradwired.service/tls.key
-GRADWIRE_TLS_CLIENT_CA=/run/credentials/gradwired.service/ca.crt
-GRADWIRE_TOKENS=/run/credentials/gradwired.service/tokens
+CREDENTIALS = "/run/credentials/gradwired.service"
+SETTINGS = f"""
+version: 1
+tls:
+  cert: {CREDENTIALS}/tls.crt
+  key: {CREDENTIALS}/tls.key
+  client_ca: {CREDENTIALS}/ca.crt
+tokens: {CREDENTIALS}/tokens
 """
+FILE = "/etc/gradwire/gradwired.yaml"
 
 _open = contextlib.ExitStack()
 _started = []
@@ -75,11 +78,13 @@ def serves():
 
 def reloads():
     before = properties("MainPID")["MainPID"]
-    inside("systemctl", "reload", "gradwired")
-    need(shell("sleep 1; gradwirectl health") == "serving", "gradwirectl health")
+    shell(f"sed -i 's/^max_sessions: 256/max_sessions: 3/' {FILE} && systemctl reload gradwired")
+    sandbox.wait_until(lambda: "max_sessions: 256 -> 3" in inside("journalctl", "-u", "gradwired", "--no-pager"), 10,
+                       "max_sessions in the journal")
+    need(shell("gradwirectl health") == "serving", "gradwirectl health")
     after = properties("MainPID", "NRestarts")
     need(after == {"MainPID": before, "NRestarts": "0"}, f"process {before} became {after}")
-    return "same process, serving"
+    return "a new max_sessions counts, same process, serving"
 
 
 def secured():
@@ -92,10 +97,10 @@ def secured():
               "cp /usr/share/doc/gradwired/examples/tls.conf /etc/systemd/system/gradwired.service.d/")
         for file in ("tls.crt", "tls.key", "ca.crt"):
             box.podman("cp", folder / "daemon" / file, f"{NAME}:/etc/gradwire/tls/{file}")
-        box.podman("cp", folder / "daemon/tokens", f"{NAME}:/etc/gradwire/tokens")
+        box.podman("cp", folder / "tokens/tokens", f"{NAME}:/etc/gradwire/tokens")
         box.podman("cp", folder / "member", f"{NAME}:/root/member")
     shell("chown -R root:root /etc/gradwire && chmod 0400 /etc/gradwire/tls/* /etc/gradwire/tokens && "
-          f"printf '%s' '{SETTINGS}' >/etc/default/gradwired && systemctl daemon-reload && systemctl restart gradwired")
+          f"printf '%s' '{SETTINGS}' >{FILE} && systemctl daemon-reload && systemctl restart gradwired")
     need(shell("gradwirectl health 2>&1 || echo exit $?").endswith("exit 69"), "a caller without TLS is not refused")
     said = shell("cd /root/member; gradwirectl --address localhost:29610 --tls-ca ca.crt --tls-cert tls.crt "
                  "--tls-key tls.key --token-file token why")
@@ -108,12 +113,12 @@ def stops():
     need(ended == {"ActiveState": "inactive", "Result": "success", "ExecMainStatus": "0"}, f"stopped: {ended}")
     journal = inside("journalctl", "-u", "gradwired", "--no-pager", "-n", "5")
     need("drained" in journal, f"the journal does not say drained: {journal}")
-    shell("echo GRADWIRE_MAX_SESSIONS=many >/etc/default/gradwired; systemctl start gradwired || true")
+    shell(f"echo 'max_sessions: many' >>{FILE}; systemctl start gradwired || true")
     sandbox.wait_until(lambda: properties("ActiveState")["ActiveState"] == "failed", 10, "failed state")
     shell("sleep 3")  # longer than RestartSec
     ended = properties("ActiveState", "NRestarts", "ExecMainStatus")
-    need(ended == {"ActiveState": "failed", "NRestarts": "0", "ExecMainStatus": "2"}, f"a wrong setting: {ended}")
-    return "drained, exit 0; a wrong setting: exit 2, not restarted"
+    need(ended == {"ActiveState": "failed", "NRestarts": "0", "ExecMainStatus": "78"}, f"a wrong setting: {ended}")
+    return "drained, exit 0; a wrong setting: exit 78, not restarted"
 
 
 def close():
