@@ -25,6 +25,7 @@ ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _gradwire; echo
 ask gradwired --tls-
 ask gradwirectl s
 ask gradwirectl session e
+ask gradwired config s
 complete -p gradwired gradwirectl
 """
 CONSUME = """
@@ -102,7 +103,7 @@ def help_texts(program, commands=()):
 def differences(said, page):
     """Options that only --help or only the mdoc page has, and variables that the page lacks."""
     printed = set(re.findall(r"^  (?:-\w,)?(--[\w-]+)", said, re.MULTILINE))
-    printed |= set(re.findall(r"^  (-\w),--", said, re.MULTILINE))
+    printed |= set(re.findall(r"^  (-\w)(?:,--| )", said, re.MULTILINE))
     tagged = set()
     for line in re.findall(r"^\.It Fl (.*)", page, re.MULTILINE):
         tagged |= {"-" + word for word in re.findall(r"(?:^|, )(-?[\w-]+)", line)}
@@ -129,8 +130,8 @@ def man_pages():
 
 def completion():
     said = room()("bash", "-ec", COMPLETE).splitlines()
-    found = [sorted(line.split()) for line in said[:3]]
-    wanted = [["--tls-cert", "--tls-client-ca", "--tls-key"], ["session", "status"], ["export"]]
+    found = [sorted(line.split()) for line in said[:4]]
+    wanted = [["--tls-cert", "--tls-client-ca", "--tls-key"], ["session", "status"], ["export"], ["schema", "show"]]
     need(found == wanted, f"completed {said}")
     return "options and commands, taken from --help"
 
@@ -151,7 +152,7 @@ def unit():
 
 def removal():
     room()("apt-get", "-qq", "purge", "-y", "gradwired")
-    left = room()("sh", "-c", "find / -xdev -name '*gradwired*' ! -path '/packages/*' ! -path '/var/*'").split()
+    left = room()("sh", "-c", "find / -xdev -name '*gradwire*' ! -path '/packages*' ! -path '/var/log/*'").split()
     need(not left, f"purged, and still there: {left}")
     close_rooms()
     return "ok"
