@@ -63,7 +63,7 @@ def write_secrets(folder):
 
 def manifest(folder):
     """A Pod for podman 4.3, which knows no StatefulSet, no Secret and no emptyDir in memory: they become folders of the
-    host. The probes need curl in the image there; the checks of the manifests try them."""
+    host. Its probes need curl in the image, which the checks of the manifests do without, and its ports a bridge."""
     stateful = next(one for one in tools.documents(tools.kustomize("tls")) if one["kind"] == "StatefulSet")
     daemon = stateful["spec"]["template"]["spec"]
     text = (pathlib.Path(__file__).parent / "training.yaml").read_text(encoding="utf-8")
@@ -76,8 +76,8 @@ def manifest(folder):
     container = daemon["containers"][0]
     sandbox.containers().podman("tag", "localhost/gradwire-runtime:test", f"localhost/{container['image']}")
     container["image"] = f"localhost/{container['image']}"
-    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        container.pop(probe)
+    for name in ("startupProbe", "readinessProbe", "livenessProbe", "ports"):
+        container.pop(name)
     made["spec"]["containers"].insert(0, container)
     for name in ("securityContext", "terminationGracePeriodSeconds"):
         made["spec"][name] = daemon[name]
