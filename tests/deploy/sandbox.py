@@ -1,6 +1,7 @@
 """Where the checks install packages and run containers: bare Debians, and a container storage of their own."""
 import atexit
 import contextlib
+import hashlib
 import os
 import pathlib
 import shutil
@@ -80,8 +81,12 @@ class Containers:
 
     def __init__(self):
         self.storage = FOLDER / "containers"
-        # Not in build: the path of a container's socket may have 108 characters.
-        self.run_folder = pathlib.Path(tempfile.mkdtemp(prefix="gradwire-run-"))
+        # Not in build: the path of a container's socket may have 108 characters. The same in each run, since podman
+        # remembers it in the storage.
+        digest = hashlib.sha256(str(self.storage).encode()).hexdigest()[:12]
+        self.run_folder = pathlib.Path(tempfile.gettempdir()) / f"gradwire-run-{digest}"
+        self.run_folder.mkdir(mode=0o700, exist_ok=True)
+        table.need(self.run_folder.stat().st_uid == os.geteuid(), f"{self.run_folder} belongs to somebody else")
         storage = self.run_folder / "storage.conf"
         storage.write_text(f'[storage]\ndriver = "overlay"\ngraphroot = "{self.storage}"\n'
                            f'runroot = "{self.run_folder}/run"\n', encoding="utf-8")
