@@ -366,7 +366,10 @@ def check_yaml():
 def check_scripts():
     paths = [path for folder in (DEPLOY, REPOSITORY / "tests" / "deploy") for suffix in ("*.sh", "*.sbatch")
              for path in folder.rglob(suffix)]
+    debian = DEPLOY / "debian"
+    paths += [debian / name for name in ("postinst", "prerm", "postrm")]
     run(tool("shellcheck"), *paths)
+    run(tool("shellcheck"), "--shell=bash", debian / "gradwire.bash")
     return f"ok, {len(paths)} files"
 
 
