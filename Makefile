@@ -83,6 +83,25 @@ wheel: ## build the Python wheel with its libraries in it, and try it with anoth
 	@wheel=$$(CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) client/python/build-wheel.sh) && \
 	   echo "$$wheel" && client/python/tests/wheel_smoke.sh "$$wheel"
 
+.PHONY: deb
+deb: ## Debian packages of the daemon, the C++ client and the Python package, in build/release/packages (CUDA=ON: with GPU sums)
+	@deploy/install-packages.sh build deb
+	$(call build,release,,-DGRADWIRE_CUDA=$(or $(CUDA),OFF) $$(client/python/make-venv.sh build/venv) \
+	  $(if $(filter ON,$(CUDA)),-DGRADWIRE_NVCC=$$(deploy/cuda-toolkit.sh build/cuda-toolkit)))
+	@rm -rf build/release/packages
+	@cd build/release && cpack >cpack.log 2>&1 || { cat cpack.log; exit 1; }
+	@rm -rf build/release/packages/_CPack_Packages && ls build/release/packages/*.deb
+
+.PHONY: dist
+dist: deb wheel ## sources, packages, wheels and image of this version in build/dist, with SHA256SUMS
+	@deploy/dist.sh "$$(sed -n 's/^project(gradwire VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)"
+
+.PHONY: test-deploy
+test-deploy: deb ## check everything under deploy/: packages on a bare Debian, images in containers, manifests (needs root)
+	@deploy/install-packages.sh manifests deploy
+	@tests/deploy/make-tools.sh build/deploy-tools
+	@$(PYTHON) -B tests/deploy/run.py $(DEPLOY)
+
 .PHONY: fuzz
 fuzz: ## run each libFuzzer target for FUZZ_SECONDS (60)
 	@deploy/install-packages.sh build test clang

@@ -25,34 +25,11 @@ room=$(mktemp -d "${TMPDIR:-/tmp}/gradwire-clean-room.XXXXXX")
 trap 'rm -rf --one-file-system "$room"' EXIT
 trap 'exit 130' INT TERM
 
-in_room() {
-  # shellcheck disable=SC2016  # expanded by the inner shell
-  unshare --mount --pid --ipc --uts --fork --kill-child --propagation private sh -ceu '
-    root=$1; shift
-    mount -t proc proc "$root/proc"
-    mount --rbind /dev "$root/dev"
-    mount -t tmpfs tmpfs "$root/tmp"
-    exec chroot "$root" /usr/bin/env -i HOME=/root LANG=C.UTF-8 TERM="${TERM:-dumb}" \
-      PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "$@"
-  ' in_room "$room" "$@"
-}
+in_room() { "$repository/deploy/in-room.sh" "$room" "$@"; }
 
 bootstrap() {
-  # The machine's own mirrors and proxies, whichever they are.
-  local sources=(/etc/apt/sources.list.d/*.sources)
-  [[ -e "${sources[0]}" ]] || sources=()
-  [[ ! -s /etc/apt/sources.list ]] || sources+=(/etc/apt/sources.list)
-  apt-config dump | grep -E '^Acquire::(http|https|Check|Retries|ForceIP)' >"$room.apt" || true
-  mmdebstrap --quiet --mode=root --variant=minbase --include=git,make,ca-certificates \
-    --aptopt="$room.apt" bookworm "$room" "${sources[@]}"
-  rm -f "$room.apt"
+  "$repository/deploy/bare-debian.sh" "$room" --include=git,make,ca-certificates
   cp /etc/resolv.conf "$room/etc/resolv.conf"
-  # Its network may end TLS with a certificate of its own; PyPI is then behind that.
-  local trusted=(/usr/local/share/ca-certificates/*.crt)
-  if [[ -e "${trusted[0]}" ]]; then
-    cp "${trusted[@]}" "$room/usr/local/share/ca-certificates/"
-    in_room update-ca-certificates >/dev/null 2>&1
-  fi
   printf '127.0.0.1 localhost\n::1 localhost\n' >"$room/etc/hosts"
 }
 

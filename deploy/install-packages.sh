@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs the Debian 12 packages that a group of targets needs, and nothing more.
-#   deploy/install-packages.sh [build|test|clang|lint|parity|python|bench|browser|clean-room]... (build if none is named)
+#   deploy/install-packages.sh [build|test|clang|lint|parity|python|bench|browser|manifests|deb|deploy|clean-room]...
+# Without a name: build.
 # Does nothing, and asks no mirror, when all of them are there.
 set -euo pipefail
 
@@ -8,7 +9,7 @@ declare -A groups=(
   [build]="g++ cmake ninja-build pkg-config
     libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libabsl-dev libssl-dev
     libhwy-dev libxxhash-dev libeigen3-dev libcli11-dev libspdlog-dev nlohmann-json3-dev
-    libmicrohttpd-dev prometheus-cpp-dev"
+    libmicrohttpd-dev prometheus-cpp-dev libyaml-cpp-dev"
   [test]="libgtest-dev libgmock-dev libboost-context-dev openssl python3-prometheus-client python3 python3-grpcio python3-protobuf"
   [clang]="clang-14 libclang-rt-14-dev"
   [lint]="clang-format-14 clang-tidy-14 shellcheck python3 git"
@@ -16,7 +17,12 @@ declare -A groups=(
   [python]="python3-venv python3-dev"
   [bench]="python3-matplotlib openssl iproute2"
   [browser]="chromium fonts-dejavu-core python3"
+  [manifests]="prometheus yamllint python3-yaml shellcheck python3 python3-venv openssl
+    python3-grpcio python3-protobuf protobuf-compiler protobuf-compiler-grpc"
   [clean-room]="mmdebstrap git"
+  [deb]="dpkg-dev file gzip python3-venv python3-dev"
+  [deploy]="mmdebstrap buildah podman runc netavark aardvark-dns catatonit mandoc lintian systemd openssl python3
+    python3-venv python3-yaml"
 )
 
 wanted=()
@@ -62,5 +68,12 @@ run() {
     exit 1
   }
 }
+# Packages must not start their services, such as Prometheus: the checks start what they need. Debian's packages ask this
+# program, also where no systemd runs.
+policy=/usr/sbin/policy-rc.d
+if [[ ! -e $policy ]]; then
+  trap 'rm -f "$log"; "${as_root[@]}" rm -f "$policy"' EXIT
+  printf '#!/bin/sh\nexit 101\n' | "${as_root[@]}" install -m 0755 /dev/stdin "$policy"
+fi
 run apt-get -q update
 run "${install[@]}"

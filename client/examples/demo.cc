@@ -127,11 +127,12 @@ class Demo {
 absl::Status Demo::StartDaemon() {
   address_ = "unix:" + folder_.File("gradwired.sock");
   // On SIGTERM the daemon removes its socket, also when the demo itself was killed.
-  absl::StatusOr<ChildProcess> process = ChildProcess::Start(
-      {.words = {programs_ / "gradwired", "--listen", address_, "--log-format", "json"},
-       .log = folder_.File("gradwired.log"),
-       .share_stdout = false,
-       .signal_on_parent_death = SIGTERM});
+  absl::StatusOr<ChildProcess> process =
+      ChildProcess::Start({.words = {programs_ / "gradwired", "--config=", "--listen", address_,
+                                     "--log-format", "json"},
+                           .log = folder_.File("gradwired.log"),
+                           .share_stdout = false,
+                           .signal_on_parent_death = SIGTERM});
   if (!process.ok()) return process.status();
   daemon_.emplace(*std::move(process));
   const auto deadline = Clock::now() + kStartTimeout;

@@ -78,4 +78,13 @@ void SetUpLog(const std::string& level, const std::string& format) {
   gpr_set_log_function(TakeGrpcLine);
 }
 
+void ChangeLogLevel(const std::string& level) {
+  spdlog::default_logger_raw()->set_level(spdlog::level::from_str(level));
+}
+
+// The sink exchanges it under its lock; another logger could not be set while threads use this one.
+void ChangeLogFormat(const std::string& format) {
+  spdlog::default_logger_raw()->set_formatter(std::make_unique<LineFormatter>(format == "json"));
+}
+
 }  // namespace gradwire::server

@@ -9,4 +9,8 @@ namespace gradwire::server {
 // Takes what gRPC logs too, at most 5 lines a second of it.
 void SetUpLog(const std::string& level, const std::string& format);
 
+// While other threads log.
+void ChangeLogLevel(const std::string& level);
+void ChangeLogFormat(const std::string& format);
+
 }  // namespace gradwire::server

@@ -15,9 +15,10 @@
 #include <utility>
 
 #include "proto/wire/process_setup.h"
+#include "server/daemon/command_line.h"
 #include "server/daemon/exit_codes.h"
 #include "server/daemon/logging.h"
-#include "server/daemon/options.h"
+#include "server/daemon/reload.h"
 #include "server/daemon/server.h"
 #include "server/net/system_shares.h"
 #include "server/rpc/clock.h"
@@ -55,16 +56,17 @@ sigset_t BlockSignals() {
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGHUP);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   // A write to a closed socket then fails with EPIPE and does not end the daemon.
   std::signal(SIGPIPE, SIG_IGN);
   return signals;
 }
 
-// Whether one of the signals comes within 100 ms.
-bool Signalled(const sigset_t& signals) {
+// The signal that comes within 100 ms; 0: none.
+int NextSignal(const sigset_t& signals) {
   const timespec timeout{.tv_sec = 0, .tv_nsec = kPollNanoseconds};
-  return sigtimedwait(&signals, nullptr, &timeout) > 0;
+  return std::max(sigtimedwait(&signals, nullptr, &timeout), 0);
 }
 
 // Whether the parent closed its end of standard input, or is gone. Reads what else comes, and drops
@@ -76,9 +78,16 @@ bool InputEnded() {
   return read(STDIN_FILENO, dropped.data(), dropped.size()) <= 0;
 }
 
-void ServeUntilTold(const Server& server, const sigset_t& signals, bool stop_on_eof) {
+void ServeUntilTold(Server& server, const sigset_t& signals, const Flags& flags,
+                    ServerOptions& options) {
   bool busy = false;
-  while (!Signalled(signals) && !(stop_on_eof && InputEnded())) {
+  while (!(options.stop_on_eof && InputEnded())) {
+    const int signal = NextSignal(signals);
+    if (signal == SIGHUP) {
+      Reload(flags, server, options);
+    } else if (signal != 0) {
+      return;
+    }
     const bool was_busy = std::exchange(busy, !server.idle());
     // What KeepMemory kept is given back when nobody uses it.
     if (was_busy && !busy) malloc_trim(0);
@@ -91,8 +100,9 @@ int Drain(Server& server, absl::Duration timeout, const sigset_t& signals) {
   server.BeginDrain();
   const absl::Time deadline = MonotonicNow() + timeout;
   while (!server.idle()) {
-    // Signalled waits for 100 ms, so the loop does not spin.
-    if (Signalled(signals)) {
+    // NextSignal waits for 100 ms, so the loop does not spin.
+    const int signal = NextSignal(signals);
+    if (signal != 0 && signal != SIGHUP) {
       spdlog::warn("stopped by a second signal");
       server.Shutdown(absl::ZeroDuration());
       return kExitCut;
@@ -110,13 +120,14 @@ int Drain(Server& server, absl::Duration timeout, const sigset_t& signals) {
 int Main(int argc, char** argv) {
   const CommandLine line = ParseCommandLine(argc, argv);
   if (line.exit) return line.exit_code;
+  ServerOptions options = line.configuration.options;
   KeepMemory();
   wire::SkipDeadlockDetection();
-  SetUpLog(line.options.log_level, line.options.log_format);
+  SetUpLog(options.log_level, options.log_format);
   // Before the server, which derives its limits from this one (ShareOut).
-  RaiseDescriptorLimit(line.options);
+  RaiseDescriptorLimit(options);
   const sigset_t signals = BlockSignals();
-  const absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(line.options);
+  const absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(options);
   if (!server.ok()) {
     std::cerr << "gradwired: " << server.status().message() << "\n";
     return kExitUnavailable;
@@ -127,8 +138,8 @@ int Main(int argc, char** argv) {
   for (const std::string& address : (*server)->http_addresses())
     std::cout << "  http  http://" << address << "/\n";
   std::cout << std::flush;
-  ServeUntilTold(**server, signals, line.options.stop_on_eof);
-  return Drain(**server, line.options.drain_timeout, signals);
+  ServeUntilTold(**server, signals, line.flags, options);
+  return Drain(**server, options.drain_timeout, signals);
 }
 
 }  // namespace

@@ -1,8 +1,9 @@
-// The daemon's configuration: one struct, one table of flags.
+// The daemon's configuration as one struct. settings.h has the table of those that users can set.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -74,19 +75,17 @@ struct ServerOptions {
   // InvalidArgument: it is neither.
   absl::StatusOr<std::vector<int>> Gpus() const;
 
-  // InvalidArgument or FailedPrecondition names the field, the value and what is allowed. Looks up
+  struct Problem {
+    std::string setting;  // its name in Settings(); empty: a field that users cannot set
+    absl::Status status;
+  };
+  // The first value that does not fit the others, such as a certificate without its key. Looks up
   // the names in `listen`.
+  std::optional<Problem> FindConflict() const;
+
+  // InvalidArgument or FailedPrecondition names the field, the value and what is allowed. Includes
+  // FindConflict.
   absl::Status Validate() const;
 };
-
-struct CommandLine {
-  ServerOptions options;
-  bool exit = false;  // help, version or an error was printed
-  int exit_code = 0;
-};
-
-// The flags of `gradwired`. Each has a variable, GRADWIRE_ and its name in capitals, that counts
-// where the flag is not given. The only place of the daemon that reads the environment.
-CommandLine ParseCommandLine(int argc, const char* const* argv);
 
 }  // namespace gradwire::server

@@ -53,6 +53,9 @@ class ServerImpl final : public Server {
   }
   std::size_t sessions() const override { return registry_->sessions(); }
   int connections() const override { return ports_->connections(); }
+  void SetMaxSessions(int max_sessions) override {
+    registry_->SetMaxSessions(static_cast<std::size_t>(max_sessions));
+  }
   void BeginDrain() override;
   bool idle() const override { return registry_->idle(); }
   bool Drain(absl::Duration timeout) override;

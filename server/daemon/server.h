@@ -31,6 +31,9 @@ class Server {
   virtual std::size_t sessions() const = 0;
   virtual int connections() const = 0;
 
+  // Counts for sessions that begin from now on.
+  virtual void SetMaxSessions(int max_sessions) = 0;
+
   // Health says NOT_SERVING and joins are refused from here on; sessions that are not complete yet
   // end at once, and running ones go on.
   virtual void BeginDrain() = 0;

@@ -47,7 +47,7 @@ void AdminService::GetServer(v1::GetServerResponse& response) const {
   response.set_sessions(static_cast<std::uint32_t>(registry_->sessions()));
   response.set_connections(static_cast<std::uint32_t>(connections_()));
   response.set_reserved_bytes(registry_->reserved_bytes());
-  response.set_memory_limit_bytes(registry_->limits().memory_bytes);
+  response.set_memory_limit_bytes(registry_->memory_limit());
   *response.mutable_longest_lock_hold() =
       wire::ToProto(absl::FromChrono(registry_->longest_hold()));
   response.set_draining(registry_->draining());

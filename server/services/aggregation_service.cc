@@ -100,8 +100,7 @@ AggregationService::AggregationService(const ServerOptions& options,
       stream_limits_(StreamLimits::Of(options)),
       shares_memory_(options.ListensOnUnixSocket()),
       registry_(std::move(registry)),
-      upload_memory_(
-          std::make_shared<MemoryBudget>(JoinUploadMemory(registry_->limits().memory_bytes))),
+      upload_memory_(std::make_shared<MemoryBudget>(JoinUploadMemory(registry_->memory_limit()))),
       ticks_(std::move(ticks)),
       has_room_(std::move(has_room)) {}
 

@@ -65,7 +65,7 @@ Registry::Registry(Limits limits, std::shared_ptr<Reducer> reducer)
           std::move(reducer)) {}
 
 Registry::Registry(Limits limits, HookMaker make_hook, std::shared_ptr<Reducer> reducer)
-    : limits_(limits),
+    : max_sessions_(limits.max_sessions),
       make_hook_(std::move(make_hook)),
       memory_(std::make_shared<MemoryBudget>(limits.memory_bytes)),
       host_{.reducer = reducer != nullptr
@@ -190,7 +190,7 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinExisting(
 }
 
 absl::Status Registry::CheckRoom(const std::string& name, std::size_t bytes) const {
-  if (sessions_.size() >= limits_.max_sessions) {
+  if (sessions_.size() >= max_sessions_) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the daemon has ", sessions_.size(), " sessions, which is its limit"));
   }

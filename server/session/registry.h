@@ -107,7 +107,9 @@ class Registry {
   std::uint64_t closed_total() const { return closed_.load(std::memory_order_relaxed); }
   std::uint64_t failed_total() const { return failed_.load(std::memory_order_relaxed); }
   std::size_t reserved_bytes() const { return memory_->taken(); }
-  const Limits& limits() const { return limits_; }
+  std::size_t memory_limit() const { return memory_->limit(); }
+  // A lower limit ends no session; further ones begin once fewer are left.
+  void SetMaxSessions(std::size_t max_sessions) { max_sessions_ = max_sessions; }
   // How long its lock was held at most.
   std::chrono::nanoseconds longest_hold() const { return mutex_.longest_hold(); }
 
@@ -161,7 +163,7 @@ class Registry {
   void ForgetRetired(absl::Time now) GRADWIRE_EXCLUDES(mutex_);
   std::vector<std::shared_ptr<SessionRunner>> Sessions() const GRADWIRE_EXCLUDES(mutex_);
 
-  const Limits limits_;
+  std::atomic<std::size_t> max_sessions_;
   const HookMaker make_hook_;
   const std::shared_ptr<MemoryBudget> memory_;
   const SessionHost host_;

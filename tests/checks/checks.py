@@ -110,9 +110,9 @@ def layering(tree):
 
 def environment(tree):
     for path, text in tree.sources(*PRODUCT):
-        if path not in ("server/daemon/options.cc", "client/options.cc"):
+        if path not in ("server/daemon/configuration.cc", "client/options.cc"):
             for number, _ in matches(without_comments(text), r"\b(secure_)?getenv\s*\("):
-                yield path, number, "the environment is read in server/daemon/options.cc and client/options.cc only"
+                yield path, number, "the environment is read in server/daemon/configuration.cc and client/options.cc only"
 
 
 def locks(tree):

@@ -1,5 +1,6 @@
 """What the examples share: handwritten digits, a small network, its accuracy and a progress line."""
 
+import hashlib
 import os
 import pathlib
 import sys
@@ -40,6 +41,14 @@ def batches(count: int, epoch: int, rank: int, world_size: int):
 def accuracy(model: torch.nn.Module, images: torch.Tensor, digits: torch.Tensor) -> float:
     with torch.no_grad():
         return float((model(images).argmax(1) == digits).float().mean())
+
+
+def checksum(model: torch.nn.Module) -> str:
+    """Of all parameters; members of one session have the same."""
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().numpy().tobytes())
+    return digest.hexdigest()
 
 
 class Progress:

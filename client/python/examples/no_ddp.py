@@ -29,6 +29,7 @@ def main() -> None:
                 if state.should_step:
                     optimizer.step()
             progress.show(epoch, loss.item(), state.metrics())
+        print(f"rank {state.rank}: parameters {digits.checksum(model)}")
         right = digits.accuracy(model, test_images, test_labels)
         digits.finish(state.rank, model, state.metrics(), right)
 

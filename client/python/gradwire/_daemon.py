@@ -72,7 +72,8 @@ class EmbeddedDaemon:
         env = {name: value for name, value in os.environ.items() if not name.startswith("GRADWIRE_TLS_")}
         with open(self._log, "wb") as log:
             return subprocess.Popen(
-                [program, "--listen", self.address, "--stop-on-eof",
+                # No file, which is for this host's daemon, and no second port for metrics.
+                [program, "--config=", "--listen", self.address, "--http-listen=off", "--stop-on-eof",
                  "--drain-timeout", "10s", "--log-level", "warning"],
                 stdin=subprocess.PIPE, stdout=log, stderr=log, env=env,
                 start_new_session=True,  # Ctrl-C is for the trainer, which leaves first

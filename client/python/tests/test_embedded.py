@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 
 import pytest
 
@@ -136,3 +137,21 @@ def test_a_daemon_that_does_not_start_leaves_nothing(folder, monkeypatch):
         with pytest.raises(gradwire.Unavailable, match=said):
             _daemon.EmbeddedDaemon()
     assert _names(folder) == set()
+
+
+# ---- What of this host's own daemon counts for it
+
+
+def test_it_reads_no_file_and_serves_no_status_page(monkeypatch):
+    monkeypatch.setenv("GRADWIRE_CONFIG", "/nowhere/gradwired.yaml")
+    monkeypatch.setenv("GRADWIRE_HTTP_LISTEN", "127.0.0.1:0")
+    daemon = _daemon.EmbeddedDaemon()
+    try:
+        log = pathlib.Path(daemon._log)
+        deadline = time.monotonic() + SECONDS_TO_GO
+        # gradwired prints all its addresses at once.
+        while "  grpc  " not in log.read_text() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert log.read_text().splitlines()[1:] == [f"  grpc  {daemon.address}"]
+    finally:
+        daemon.close()

@@ -82,6 +82,8 @@ def test_no_ddp_trains_without_a_process_group():
     finally:
         daemon.close()
     assert "(50% saved)" in printed[0]
+    sums = [re.search(r"rank \d: parameters (\w{64})$", text, re.MULTILINE)[1] for text in printed]
+    assert sums[0] == sums[1]
 
 
 def test_accelerate_one_line():

@@ -53,6 +53,20 @@ TEST(RegistryTest, JoinIsIdempotentPerStartId) {
   EXPECT_EQ(registry.sessions(), 1u);
 }
 
+TEST(RegistryTest, TheLimitOfSessionsChangesWhileTheyRun) {
+  Registry registry({.memory_bytes = 1 << 30, .max_sessions = 1});
+  ASSERT_TRUE(registry.Join(OptionsOf("a"), Ask(0, 1), kNow).ok());
+  EXPECT_EQ(registry.Join(OptionsOf("b"), Ask(0, 2), kNow).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  registry.SetMaxSessions(2);
+  EXPECT_TRUE(registry.Join(OptionsOf("b"), Ask(0, 2), kNow).ok());
+  // Both go on.
+  registry.SetMaxSessions(1);
+  EXPECT_TRUE(registry.Join(OptionsOf("b"), Ask(1, 3), kNow).ok());
+  EXPECT_EQ(registry.Join(OptionsOf("c"), Ask(0, 4), kNow).status().code(),
+            absl::StatusCode::kResourceExhausted);
+}
+
 TEST(RegistryTest, TokensBelongToAStartId) {
   Registry registry({.memory_bytes = 1 << 30, .max_sessions = 4});
   const auto joined = registry.Join(OptionsOf("a"), Ask(1, 7), kNow);

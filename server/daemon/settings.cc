@@ -1,0 +1,364 @@
+#include "server/daemon/settings.h"
+
+#include <algorithm>
+#include <iterator>
+#include <type_traits>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "base/limits.h"
+#include "base/printable.h"
+#include "server/daemon/memory_limit.h"
+
+namespace gradwire::server {
+namespace {
+
+constexpr absl::Duration kLongest = absl::Hours(24 * 365);
+constexpr char kPaths[] = "paths, and \"\" for none";
+// Of a value that an error quotes.
+constexpr std::size_t kMostQuoted = 100;
+
+template <auto Member>
+Field At(ServerOptions& options) {
+  return &(options.*Member);
+}
+
+template <auto Member>
+Field AtTls(ServerOptions& options) {
+  return &(options.tls.*Member);
+}
+
+using Options = ServerOptions;
+
+std::vector<Setting> AccessSettings() {
+  return {
+      {.name = "listen",
+       .key = "listen",
+       .placeholder = "ADDRESS",
+       .help = "Address: host:port, [v6]:port or unix:/path; may be repeated",
+       .field = At<&Options::listen>,
+       .allowed = "addresses: host:port, [v6]:port and unix:/path"},
+      {.name = "insecure",
+       .key = "insecure",
+       .help = "Allow addresses that other hosts can reach without TLS",
+       .field = At<&Options::insecure>},
+      {.name = "tls-cert",
+       .key = "tls.cert",
+       .placeholder = "PATH",
+       .help = "Certificate for TCP addresses, a PEM file; turns on TLS",
+       .field = AtTls<&tls::Files::cert>,
+       .allowed = kPaths},
+      {.name = "tls-key",
+       .key = "tls.key",
+       .placeholder = "PATH",
+       .help = "The certificate's private key, a PEM file",
+       .field = AtTls<&tls::Files::key>,
+       .allowed = kPaths},
+      {.name = "tls-client-ca",
+       .key = "tls.client_ca",
+       .placeholder = "PATH",
+       .help = "Authorities of clients' certificates, a PEM file; clients without one are refused",
+       .field = AtTls<&tls::Files::ca>,
+       .allowed = kPaths},
+      {.name = "tokens",
+       .key = "tokens",
+       .placeholder = "PATH",
+       .help = "Lines of name, role, sessions and token: who may do what over TCP",
+       .field = At<&Options::tokens>,
+       .allowed = kPaths},
+      {.name = "http-listen",
+       .key = "http.listen",
+       .placeholder = "ADDRESS",
+       .help = "Address of metrics, probes and the status page: host:port, off, or auto "
+               "(127.0.0.1:29611 if it is free)",
+       .field = At<&Options::http_listen>,
+       .allowed = "host:port, off and auto"},
+      {.name = "insecure-http",
+       .key = "http.insecure",
+       .help = "Allow an HTTP address that other hosts can reach; it is read-only, not encrypted",
+       .field = At<&Options::insecure_http>},
+  };
+}
+
+std::vector<Setting> ResourceSettings() {
+  return {
+      {.name = "max-connections",
+       .key = "max_connections",
+       .placeholder = "NUMBER",
+       .help = "Maximum number of connections; further ones are reset",
+       .field = At<&Options::max_connections>,
+       .low = 1,
+       .high = 1'000'000},
+      {.name = "max-sessions",
+       .key = "max_sessions",
+       .placeholder = "NUMBER",
+       .help = "Maximum number of sessions",
+       .field = At<&Options::max_sessions>,
+       .reloadable = true,
+       .low = 1,
+       .high = 1'000'000},
+      {.name = "memory-limit",
+       .key = "memory_limit",
+       .placeholder = "SIZE",
+       .help = "Memory that all sessions may reserve, such as 2GiB or 80%",
+       .field = At<&Options::memory_limit>,
+       .valid = [](const Options& options) { return options.MemoryBytes().ok(); },
+       .allowed = "amounts of memory such as 512MiB, 2GB and 80%"},
+      {.name = "chunk-bytes",
+       .key = "chunk_bytes",
+       .placeholder = "SIZE",
+       .help = "Size of a chunk, the unit of one message",
+       .field = At<&Options::chunk_bytes>,
+       .low = 64,
+       .high = kMaxChunkBytes,
+       .multiple = 8},
+      {.name = "window-chunks",
+       .key = "window_chunks",
+       .placeholder = "NUMBER",
+       .help = "Chunks a member may send beyond acknowledged results",
+       .field = At<&Options::window_chunks>,
+       .low = 1,
+       .high = 1024},
+      {.name = "open-buckets",
+       .key = "open_buckets",
+       .placeholder = "NUMBER",
+       .help = "Buckets of a session that are reduced at once",
+       .field = At<&Options::open_buckets>,
+       .low = 1,
+       .high = 1024},
+      {.name = "reduce",
+       .key = "reduce",
+       .placeholder = "DEVICES",
+       .help = "What computes the sums: cpu, cuda (all GPUs), or cuda:0,1 (these GPUs)",
+       .field = At<&Options::reduce>,
+       .valid = [](const Options& options) { return options.Gpus().ok(); },
+       .allowed = "cpu, cuda, and cuda:0,2 with each GPU once"},
+      {.name = "cuda-library",
+       .key = "cuda_library",
+       .placeholder = "PATH",
+       .help = "Path of libgradwire_cuda.so, if it is not where it was installed",
+       .field = At<&Options::cuda_library>,
+       .allowed = kPaths},
+  };
+}
+
+std::vector<Setting> ProcessSettings() {
+  return {
+      {.name = "drain-timeout",
+       .key = "drain_timeout",
+       .placeholder = "DURATION",
+       .help = "Time for running sessions to finish after SIGTERM",
+       .field = At<&Options::drain_timeout>,
+       .reloadable = true},
+      // Of the parent that holds the pipe. In a file it would end every daemon that a service
+      // manager starts, because its standard input is /dev/null.
+      {.name = "stop-on-eof",
+       .key = "",
+       .help = "Drain when standard input ends, as on SIGTERM; for a parent that holds a pipe",
+       .field = At<&Options::stop_on_eof>},
+      {.name = "log-level",
+       .key = "log.level",
+       .placeholder = "LEVEL",
+       .help = "debug, info, warning or error",
+       .field = At<&Options::log_level>,
+       .reloadable = true,
+       .choices = {"debug", "info", "warning", "error"}},
+      {.name = "log-format",
+       .key = "log.format",
+       .placeholder = "FORMAT",
+       .help = "text or json",
+       .field = At<&Options::log_format>,
+       .reloadable = true,
+       .choices = {"text", "json"}},
+  };
+}
+
+template <typename... Lists>
+std::vector<Setting> Joined(Lists... lists) {
+  std::vector<Setting> all;
+  (std::move(lists.begin(), lists.end(), std::back_inserter(all)), ...);
+  return all;
+}
+
+std::string Quoted(const std::string& text) {
+  const bool cut = text.size() > kMostQuoted;
+  return absl::StrCat("\"", Printable(text.substr(0, kMostQuoted)), cut ? "..." : "", "\"");
+}
+
+absl::Status Wrong(const Setting& setting, const std::string& name, const std::string& value) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " is ", value, "; allowed are ", Allowed(setting)));
+}
+
+// Reads the only word into a field of any type but a list's. False: it is none of that type.
+bool Read(const std::string& word, std::string& value) {
+  value = word;
+  return true;
+}
+
+bool Read(const std::string& word, bool& value) {
+  const bool on = word == "on";
+  if (!on && word != "off") return absl::SimpleAtob(word, &value);
+  value = on;
+  return true;
+}
+
+bool Read(const std::string& word, int& value) { return absl::SimpleAtoi(word, &value); }
+
+bool Read(const std::string& word, std::uint32_t& value) { return absl::SimpleAtoi(word, &value); }
+
+bool Read(const std::string& word, std::size_t& value) {
+  // A percentage of nothing is nothing, which no size may be.
+  const absl::StatusOr<std::size_t> bytes = ParseMemoryLimit(word, 0);
+  if (bytes.ok()) value = *bytes;
+  return bytes.ok();
+}
+
+bool Read(const std::string& word, absl::Duration& value) {
+  return absl::ParseDuration(word, &value);
+}
+
+}  // namespace
+
+std::string Setting::flag() const { return absl::StrCat("--", name); }
+
+std::string Setting::member() const { return absl::StrReplaceAll(name, {{"-", "_"}}); }
+
+std::string Setting::variable() const {
+  return key.empty() ? "" : absl::StrCat("GRADWIRE_", absl::AsciiStrToUpper(member()));
+}
+
+std::string Setting::section() const {
+  const std::size_t dot = key.find('.');
+  return dot == std::string::npos ? "" : key.substr(0, dot);
+}
+
+const std::vector<Setting>& Settings() {
+  static const auto& settings =
+      *new std::vector<Setting>(Joined(AccessSettings(), ResourceSettings(), ProcessSettings()));
+  return settings;
+}
+
+const Setting* FindSetting(std::string_view name) {
+  for (const Setting& setting : Settings()) {
+    if (setting.name == name) return &setting;
+  }
+  return nullptr;
+}
+
+ServerOptions DaemonDefaults() {
+  ServerOptions options;
+  options.http_listen = "auto";
+  return options;
+}
+
+Kind KindOf(const Setting& setting) {
+  ServerOptions any;
+  const Field field = setting.field(any);
+  if (std::holds_alternative<std::vector<std::string>*>(field)) return Kind::kList;
+  if (std::holds_alternative<bool*>(field)) return Kind::kSwitch;
+  if (std::holds_alternative<std::size_t*>(field)) return Kind::kSize;
+  if (std::holds_alternative<absl::Duration*>(field)) return Kind::kDuration;
+  return std::holds_alternative<std::string*>(field) ? Kind::kText : Kind::kNumber;
+}
+
+std::string Allowed(const Setting& setting) {
+  switch (KindOf(setting)) {
+    case Kind::kSwitch:
+      return "true and false";
+    case Kind::kNumber:
+      return absl::StrCat(setting.low, " to ", setting.high);
+    case Kind::kSize:
+      return absl::StrCat("multiples of ", setting.multiple, " from ", setting.low, " to ",
+                          setting.high, ", or a size such as 64KiB");
+    case Kind::kDuration:
+      return absl::StrCat("durations such as 500ms, 30s and 2m, up to ",
+                          absl::FormatDuration(kLongest));
+    case Kind::kText:
+    case Kind::kList:
+      break;
+  }
+  if (setting.choices.empty()) return setting.allowed;
+  const auto last = std::prev(setting.choices.end());
+  return absl::StrCat(absl::StrJoin(setting.choices.begin(), last, ", "), " and ", *last);
+}
+
+absl::Status Set(const Setting& setting, const std::string& name,
+                 const std::vector<std::string>& words, ServerOptions& options) {
+  ServerOptions changed = options;
+  const Field field = setting.field(changed);
+  if (const auto* list = std::get_if<std::vector<std::string>*>(&field)) {
+    **list = words;
+  } else if (words.size() != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " has ", words.size(), " values; allowed is one"));
+  } else {
+    const bool readable = std::visit(
+        [&word = words.front()](auto* value) {
+          if constexpr (std::is_same_v<decltype(value), std::vector<std::string>*>) {
+            return false;
+          } else {
+            return Read(word, *value);
+          }
+        },
+        field);
+    if (!readable) return Wrong(setting, name, Quoted(words.front()));
+  }
+  if (absl::Status status = Check(setting, name, changed); !status.ok()) return status;
+  options = std::move(changed);
+  return absl::OkStatus();
+}
+
+absl::Status Check(const Setting& setting, const std::string& name, ServerOptions options) {
+  const auto in_range = [&setting](std::int64_t value) {
+    return value >= setting.low && value <= setting.high && value % setting.multiple == 0;
+  };
+  const Field field = setting.field(options);
+  const std::string text = Text(setting, options);
+  bool right = true;
+  bool quoted = false;
+  if (const auto* number = std::get_if<int*>(&field)) {
+    right = in_range(**number);
+  } else if (const auto* count = std::get_if<std::uint32_t*>(&field)) {
+    right = in_range(**count);
+  } else if (const auto* size = std::get_if<std::size_t*>(&field)) {
+    right = in_range(static_cast<std::int64_t>(std::min<std::size_t>(**size, INT64_MAX)));
+  } else if (const auto* duration = std::get_if<absl::Duration*>(&field)) {
+    right = **duration > absl::ZeroDuration() && **duration <= kLongest;
+  } else if (const auto* list = std::get_if<std::vector<std::string>*>(&field)) {
+    if ((*list)->empty()) return Wrong(setting, name, "empty");
+  } else if (!setting.choices.empty()) {
+    quoted = true;
+    right =
+        std::find(setting.choices.begin(), setting.choices.end(), text) != setting.choices.end();
+  } else {
+    quoted = true;
+    right = setting.valid == nullptr || setting.valid(options);
+  }
+  return right ? absl::OkStatus() : Wrong(setting, name, quoted ? Quoted(text) : text);
+}
+
+std::string Text(const Setting& setting, ServerOptions options) {
+  return std::visit(
+      [](const auto* value) -> std::string {
+        using Value = std::remove_cvref_t<decltype(*value)>;
+        if constexpr (std::is_same_v<Value, std::string>) {
+          return *value;
+        } else if constexpr (std::is_same_v<Value, std::vector<std::string>>) {
+          return absl::StrJoin(*value, ",");
+        } else if constexpr (std::is_same_v<Value, bool>) {
+          return *value ? "true" : "false";
+        } else if constexpr (std::is_same_v<Value, absl::Duration>) {
+          return absl::FormatDuration(*value);
+        } else {
+          return absl::StrCat(*value);
+        }
+      },
+      setting.field(options));
+}
+
+}  // namespace gradwire::server

@@ -1,0 +1,195 @@
+// gradwired's file as users meet it: the commands that check and show it, and SIGHUP.
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/testing/process.h"
+#include "tests/testing/ranks.h"
+
+namespace gradwire {
+namespace {
+
+using ::gradwire::testing::Eventually;
+using ::gradwire::testing::Process;
+using ::gradwire::testing::TemporaryFolder;
+using ::testing::AllOf;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+using Json = nlohmann::json;
+
+struct Answer {
+  int exit_code = -1;
+  std::string text;
+};
+
+class ConfigurationTest : public ::testing::Test {
+ protected:
+  void Write(const std::string& text) {
+    // As editors and Kubernetes do it: there is never half a file.
+    const std::string fresh = path_ + ".new";
+    std::ofstream(fresh) << text;
+    std::filesystem::rename(fresh, path_);
+  }
+
+  Answer Run(std::vector<std::string> words) {
+    words.insert(words.begin(), GRADWIRE_DAEMON);
+    const auto process = Process::Start(words, folder_ / "answer");
+    if (!process.ok()) return {.text = process.status().ToString()};
+    const std::optional<int> status = (*process)->Wait(absl::Seconds(30));
+    if (!status || !WIFEXITED(*status)) return {.text = "did not exit"};
+    return {.exit_code = WEXITSTATUS(*status), .text = (*process)->Log()};
+  }
+
+  const TemporaryFolder folder_;
+  const std::string path_ = folder_ / "gradwired.yaml";
+  const std::string address_ = absl::StrCat("unix:", folder_ / "socket");
+};
+
+TEST_F(ConfigurationTest, CheckTellsOneGoodFileFromABadOne) {
+  Write("max_sessions: 3\n");
+  const Answer good = Run({"config", "check", path_});
+  EXPECT_EQ(good.exit_code, 0);
+  EXPECT_EQ(good.text, path_ + ": ok\n");
+  EXPECT_EQ(Run({"--config", path_, "config", "check"}).text, path_ + ": ok\n");
+
+  Write("log:\n  levle: info\nmax_sessions: 0\n");
+  const Answer bad = Run({"config", "check", path_});
+  EXPECT_EQ(bad.exit_code, 78);
+  EXPECT_EQ(bad.text, absl::StrCat("gradwired: ", path_,
+                                   ":2:3: unknown key \"log.levle\"; did you mean \"log.level\"?\n",
+                                   "gradwired: ", path_,
+                                   ":3:15: max_sessions is 0; allowed are 1 to 1000000\n"));
+  // A daemon does not start with it, and says the same.
+  const Answer served = Run({"serve", "--config", path_});
+  EXPECT_EQ(served.exit_code, 78);
+  EXPECT_EQ(served.text, bad.text);
+}
+
+TEST_F(ConfigurationTest, CheckNeedsAFile) {
+  const Answer none = Run({"config", "check", "--config="});
+  EXPECT_EQ(none.exit_code, 2);
+  EXPECT_THAT(none.text, StartsWith("gradwired: there is no file to check"));
+  EXPECT_EQ(Run({"config", "check", folder_ / "missing"}).exit_code, 78);
+  EXPECT_EQ(Run({"config"}).exit_code, 2);
+  EXPECT_EQ(Run({"config", "change"}).exit_code, 2);
+  EXPECT_EQ(Run({"--config=", "--max-sessions=0"}).exit_code, 2);
+}
+
+TEST_F(ConfigurationTest, TheSampleIsValidAndHasEachKeyOfTheSchema) {
+  EXPECT_EQ(Run({"config", "check", GRADWIRE_SAMPLE_CONFIG}).text,
+            absl::StrCat(GRADWIRE_SAMPLE_CONFIG, ": ok\n"));
+  const Answer printed = Run({"config", "schema"});
+  EXPECT_EQ(printed.exit_code, 0);
+  const Json schema = Json::parse(printed.text);
+  // Each key of the schema is at the beginning of a line of the sample, and no other is.
+  std::vector<std::string> in_schema;
+  for (const auto& [key, property] : schema.at("properties").items()) {
+    in_schema.push_back(absl::StrCat(key, ":"));
+    if (!property.contains("properties")) continue;
+    for (const auto& [inner, type] : property.at("properties").items()) {
+      in_schema.push_back(absl::StrCat("  ", inner, ":"));
+    }
+  }
+  std::vector<std::string> in_sample;
+  std::ifstream sample(GRADWIRE_SAMPLE_CONFIG);
+  for (std::string line; std::getline(sample, line);) {
+    const std::size_t colon = line.find(':');
+    const std::size_t first = line.find_first_not_of(' ');
+    if (colon == std::string::npos || line[first] == '#' || line[first] == '-') continue;
+    in_sample.push_back(line.substr(0, colon + 1));
+  }
+  EXPECT_THAT(in_sample, ::testing::UnorderedElementsAreArray(in_schema));
+}
+
+TEST_F(ConfigurationTest, ShowPrintsTheValuesAndTheirOrigins) {
+  Write("max_sessions: 3\nhttp: {listen: 'off'}\n");
+  const Answer yaml =
+      Run({"config", "show", "--origin", "--config", path_, "--max-connections", "9"});
+  EXPECT_EQ(yaml.exit_code, 0);
+  EXPECT_THAT(yaml.text, AllOf(HasSubstr(absl::StrCat("\nmax_sessions: 3  # ", path_, ":1\n")),
+                               HasSubstr(absl::StrCat("\n  listen: \"off\"  # ", path_, ":2\n")),
+                               HasSubstr("\nmax_connections: 9  # --max-connections\n"),
+                               HasSubstr("\nopen_buckets: 4  # default\n")));
+  const Json json = Json::parse(
+      Run({"config", "show", "-o", "json", "--config", path_, "--max-connections", "9"}).text);
+  EXPECT_EQ(json.at("max_sessions"), 3);
+  EXPECT_EQ(json.at("http").at("listen"), "off");
+  EXPECT_EQ(json.at("max_connections"), 9);
+  const Json origins =
+      Json::parse(Run({"config", "show", "--origin", "-o", "json", "--config", path_}).text);
+  EXPECT_EQ(origins.at("http").at("listen").at("origin"), path_ + ":2");
+  // Without a file there is what a daemon does by itself.
+  EXPECT_EQ(Json::parse(Run({"config", "show", "-o", "json", "--config="}).text).at("http"),
+            Json({{"listen", "auto"}, {"insecure", false}}));
+}
+
+TEST_F(ConfigurationTest, SighupAppliesWhatCanChangeAndNamesTheRest) {
+  const std::string fixed = absl::StrCat("listen: ", address_, "\nhttp: {listen: 'off'}\n");
+  Write(fixed);
+  const auto daemon = *Process::Start({GRADWIRE_DAEMON, "--config", path_}, folder_ / "log");
+  const auto logged = [&](const std::string& text) {
+    return Eventually([&] { return daemon->Log().find(text) != std::string::npos; });
+  };
+  ASSERT_TRUE(logged("  grpc  unix:")) << daemon->Log();
+
+  Write(absl::StrCat(fixed, "log: {level: debug}\nmax_sessions: 5\ndrain_timeout: 7s\n",
+                     "open_buckets: 2\n"));
+  daemon->Signal(SIGHUP);
+  ASSERT_TRUE(logged("configuration reloaded: 3 changed, 1 need a restart")) << daemon->Log();
+  EXPECT_THAT(daemon->Log(), AllOf(HasSubstr("info log_level: info -> debug\n"),
+                                   HasSubstr("info max_sessions: 256 -> 5\n"),
+                                   HasSubstr("info drain_timeout: 30s -> 7s\n"),
+                                   HasSubstr("warning open_buckets: 4 -> 2 needs a restart\n")));
+
+  Write(absl::StrCat(fixed, "max_sesions: 6\n"));
+  daemon->Signal(SIGHUP);
+  ASSERT_TRUE(logged(absl::StrCat("error configuration not reloaded: ", path_,
+                                  ":3:1: unknown key \"max_sesions\"; did you mean")))
+      << daemon->Log();
+
+  // What the bad file did not change is still there: "debug", and what it says is in the log.
+  Write(absl::StrCat(fixed, "log: {level: error, format: json}\nmax_sessions: 5\n",
+                     "drain_timeout: 7s\n"));
+  daemon->Signal(SIGHUP);
+  ASSERT_TRUE(logged("configuration reloaded: 2 changed, 0 need a restart")) << daemon->Log();
+  EXPECT_THAT(daemon->Log(), HasSubstr("\"message\":\"log_level: debug -> error\"}\n"));
+
+  Write(absl::StrCat(fixed, "max_sessions: 5\ndrain_timeout: 8s\n"));
+  daemon->Signal(SIGHUP);
+  ASSERT_TRUE(logged("configuration reloaded: 3 changed, 0 need a restart")) << daemon->Log();
+  daemon->Signal(SIGTERM);
+  const std::optional<int> status = daemon->Wait(absl::Seconds(30));
+  ASSERT_TRUE(status && WIFEXITED(*status)) << daemon->Log();
+  EXPECT_EQ(WEXITSTATUS(*status), 0);
+  EXPECT_THAT(daemon->Log(), HasSubstr("info draining: 0 session(s) may take 8s to finish\n"));
+}
+
+TEST_F(ConfigurationTest, AFlagIsNotReloaded) {
+  Write("max_sessions: 3\nhttp: {listen: 'off'}\n");
+  const auto daemon = *Process::Start(
+      {GRADWIRE_DAEMON, "serve", "--config", path_, "--listen", address_, "--max-sessions=9"},
+      folder_ / "log");
+  ASSERT_TRUE(Eventually([&] { return daemon->Log().find("  grpc  ") != std::string::npos; }));
+  Write("max_sessions: 4\nhttp: {listen: 'off'}\n");
+  daemon->Signal(SIGHUP);
+  ASSERT_TRUE(Eventually([&] {
+    return daemon->Log().find("configuration reloaded: 0 changed, 0") != std::string::npos;
+  })) << daemon->Log();
+  EXPECT_THAT(daemon->Log(), Not(HasSubstr("max_sessions")));
+}
+
+}  // namespace
+}  // namespace gradwire
