@@ -14,11 +14,10 @@ PeerAddress AddressRates::Origin(const PeerAddress& peer) {
 AddressRates::Rate& AddressRates::Find(const PeerAddress& origin, Clock::time_point now) {
   if (const auto found = rates_.find(origin); found != rates_.end()) return found->second;
   if (rates_.size() >= limits_.addresses) {
-    rates_.erase(
-        std::min_element(rates_.begin(), rates_.end(), [](const auto& a, const auto& b) {
-          return std::max(a.second.refilled, a.second.paused_until) <
-                 std::max(b.second.refilled, b.second.paused_until);
-        }));
+    rates_.erase(std::min_element(rates_.begin(), rates_.end(), [](const auto& a, const auto& b) {
+      return std::max(a.second.refilled, a.second.paused_until) <
+             std::max(b.second.refilled, b.second.paused_until);
+    }));
   }
   return rates_.emplace(origin, Rate{.tokens = limits_.burst, .refilled = now}).first->second;
 }
@@ -43,8 +42,8 @@ bool AddressRates::Take(const PeerAddress& origin, Clock::time_point now) {
 void AddressRates::OnOffence(const PeerAddress& origin, Clock::time_point now) {
   Rate& rate = Find(origin, now);
   if (now < rate.offence + rate.pause) return;
-  rate.pause = Remembers(rate, now) ? std::min(2 * rate.pause, limits_.longest_pause)
-                                    : limits_.first_pause;
+  rate.pause =
+      Remembers(rate, now) ? std::min(2 * rate.pause, limits_.longest_pause) : limits_.first_pause;
   rate.offence = now;
   rate.paused_until = now + rate.pause;
   rate.trial = true;

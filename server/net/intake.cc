@@ -73,8 +73,7 @@ std::vector<Cut> ChooseCuts(const std::vector<Held>& held, const IntakeLimits& l
       cuts.push_back({.index = i, .reason = CutReason::kTooMuch});
     } else if (held[i].calls_too_often) {
       cuts.push_back({.index = i, .reason = CutReason::kTooManyCalls});
-    } else if (!held[i].member && held[i].bytes > 0 &&
-               held[i].without_call > limits.call_timeout) {
+    } else if (!held[i].member && held[i].bytes > 0 && held[i].without_call > limits.call_timeout) {
       cuts.push_back({.index = i, .reason = CutReason::kNoCall});
     } else if (!held[i].member && held[i].bytes > 0 && held[i].since > limits.message_timeout) {
       cuts.push_back({.index = i, .reason = CutReason::kTooSlow});

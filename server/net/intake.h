@@ -7,9 +7,9 @@
 // cuts a connection that is too far ahead. Peers on unix sockets are this user's own processes.
 //
 // Nor does gRPC 1.51 limit calls that are begun and reset: each costs some 30 us of its threads and
-// 5 KB. Most of them end before the daemon can see them, so what shows them is bytes without a call.
-// Until a connection has brought a message, the kernel buffers little of it: gRPC parses all that it
-// reads at once, and other connections wait.
+// 5 KB. Most of them end before the daemon can see them, so what shows them is bytes without a
+// call. Until a connection has brought a message, the kernel buffers little of it: gRPC parses all
+// that it reads at once, and other connections wait.
 #pragma once
 
 #include <atomic>

@@ -82,9 +82,9 @@ TEST(ChooseCutsTest, AStrangersBytesBelongToACall) {
 }
 
 TEST(ChooseCutsTest, CallsHaveARateMembersToo) {
-  EXPECT_THAT(CutsOf({{.calls_too_often = true}, {}, {.member = true, .calls_too_often = true}}),
-              ElementsAre(std::pair(0, CutReason::kTooManyCalls),
-                          std::pair(2, CutReason::kTooManyCalls)));
+  EXPECT_THAT(
+      CutsOf({{.calls_too_often = true}, {}, {.member = true, .calls_too_often = true}}),
+      ElementsAre(std::pair(0, CutReason::kTooManyCalls), std::pair(2, CutReason::kTooManyCalls)));
 }
 
 // With random traffic: what is really held, at most the allowance less.
@@ -172,7 +172,8 @@ UniqueFd ConnectTcp(const std::string& address) {
   sockaddr_in to{};
   to.sin_family = AF_INET;
   to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  to.sin_port = htons(static_cast<std::uint16_t>(std::stoi(address.substr(address.rfind(':') + 1))));
+  to.sin_port =
+      htons(static_cast<std::uint16_t>(std::stoi(address.substr(address.rfind(':') + 1))));
   if (connect(fd.get(), reinterpret_cast<sockaddr*>(&to), sizeof to) != 0) fd.Reset();
   return fd;
 }
