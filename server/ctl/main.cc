@@ -12,7 +12,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/printable.h"
+#include "proto/wire/process_setup.h"
 #include "server/ctl/calls.h"
+#include "server/ctl/doctor/doctor.h"
 #include "server/ctl/files.h"
 #include "server/ctl/report.h"
 #include "server/daemon/exit_codes.h"
@@ -37,6 +39,7 @@ struct Flags {
   tls::Files tls = {};
   std::string token_file;
   double timeout_s = 5;
+  ModelFlags model = {.hooks = DefaultHooks()};
   bool watch = false;
 
   Target target() const {
@@ -154,7 +157,20 @@ int RefuseCommandLine(const CLI::App& app, const CLI::ParseError& error) {
   return kExitUsage;
 }
 
+void AddModelOptions(CLI::App& command, ModelFlags& flags) {
+  command.add_option("--model", flags.model, "gpt2, mlp or resnet18: whose gradients to send");
+  command.add_option("--shapes", flags.shapes,
+                     "Shapes of a model of one's own, such as 64x3x7x7,64,12*768x768");
+  command
+      .add_option("--hooks", flags.hooks,
+                  "Hooks, each as a word such as power_sgd,matrix_approximation_rank=4")
+      ->expected(1, 32);
+  command.add_option("--members", flags.members, "Members of the session")
+      ->check(CLI::Range(1, 64));
+}
+
 int Main(int argc, const char* const* argv) {
+  wire::SkipDeadlockDetection();
   Flags flags;
   CLI::App app("Queries the status of a gradwired.", "gradwirectl");
   app.set_version_flag("--version", absl::StrCat("gradwirectl ", GRADWIRE_VERSION));
@@ -198,6 +214,13 @@ int Main(int argc, const char* const* argv) {
       app.add_subcommand("health", "Exit with 0 if serving, 1 if not, 69 without an answer");
   health->add_option("--service", flags.service,
                      "The service to check instead of the whole daemon");
+  CLI::App* doctor = app.add_subcommand(
+      "doctor", "Check the way to the daemon, and predict the step time of each hook");
+  CLI::App* bench =
+      app.add_subcommand("bench", "Train with members of its own, and measure each hook's steps");
+  for (CLI::App* one : {doctor, bench}) AddModelOptions(*one, flags.model);
+  bench->add_option("--steps", flags.model.steps, "Measured steps for each hook")
+      ->check(CLI::Range(1, 100000));
   CLI::App* version =
       app.add_subcommand("version", "Show the versions of this tool and of the daemon");
   try {
@@ -211,6 +234,8 @@ int Main(int argc, const char* const* argv) {
   if (write->parsed()) return Export(flags);
   if (read->parsed()) return Import(flags);
   if (health->parsed()) return Health(flags);
+  if (doctor->parsed()) return Doctor(flags.target(), flags.model, flags.json());
+  if (bench->parsed()) return RunBench(flags.target(), flags.model, flags.json());
   return version->parsed() ? Version(flags) : kExitUsage;
 }
 

@@ -27,6 +27,11 @@ namespace gradwire::server {
 namespace {
 
 constexpr std::int64_t kPollNanoseconds = 100'000'000;
+// Polls between two trims. One takes some milliseconds, during which other threads may have to wait
+// for memory.
+constexpr int kPollsPerTrim = 10;
+// gRPC takes up to a second to free what a connection that was cut has left.
+constexpr int kTrimsAfterCut = 3;
 // Time for members to receive the error of an aborted session.
 constexpr absl::Duration kLastWords = absl::Seconds(2);
 
@@ -78,9 +83,32 @@ bool InputEnded() {
   return read(STDIN_FILENO, dropped.data(), dropped.size()) <= 0;
 }
 
+// Gives back what KeepMemory kept, when nobody uses it: after the last session, and after attacks,
+// which leave more freed memory than training needs.
+class Trimming {
+ public:
+  // After each poll.
+  void Poll(bool busy, std::uint64_t connections_cut) {
+    const bool was_busy = std::exchange(busy_, busy);
+    if (std::exchange(cut_, connections_cut) != connections_cut) trims_ = kTrimsAfterCut;
+    ++polls_;
+    const bool due = trims_ > 0 && polls_ >= kPollsPerTrim;
+    if (!due && (!was_busy || busy)) return;
+    malloc_trim(0);
+    trims_ = std::max(trims_ - 1, 0);
+    polls_ = 0;
+  }
+
+ private:
+  bool busy_ = false;
+  std::uint64_t cut_ = 0;
+  int trims_ = 0;
+  int polls_ = 0;
+};
+
 void ServeUntilTold(Server& server, const sigset_t& signals, const Flags& flags,
                     ServerOptions& options) {
-  bool busy = false;
+  Trimming trimming;
   while (!(options.stop_on_eof && InputEnded())) {
     const int signal = NextSignal(signals);
     if (signal == SIGHUP) {
@@ -88,9 +116,7 @@ void ServeUntilTold(Server& server, const sigset_t& signals, const Flags& flags,
     } else if (signal != 0) {
       return;
     }
-    const bool was_busy = std::exchange(busy, !server.idle());
-    // What KeepMemory kept is given back when nobody uses it.
-    if (was_busy && !busy) malloc_trim(0);
+    trimming.Poll(!server.idle(), server.connections_cut());
   }
 }
 

@@ -113,6 +113,12 @@ absl::StatusOr<Caller> Ports::AdmitReader(const std::string& authorization) cons
   return Admit("/gradwire.v1.AdminService/ListSessions", {.authorization = authorization});
 }
 
+std::uint64_t Ports::connections_cut() const {
+  std::uint64_t sum = 0;
+  for (const auto& one : cut_) sum += one.load(std::memory_order_relaxed);
+  return sum;
+}
+
 PortFigures Ports::figures() const {
   const auto cut = [this](CutReason reason) {
     return cut_[static_cast<std::size_t>(reason)].load(std::memory_order_relaxed);

@@ -60,6 +60,8 @@ class Ports {
 
   // With the ports that were taken.
   const std::vector<std::string>& addresses() const { return addresses_; }
+  // That held or cost more than a peer may.
+  std::uint64_t connections_cut() const;
   int connections() const { return acceptor_ == nullptr ? 0 : acceptor_->connections(); }
   // However many join at once, most connections are left for those that members cannot do without.
   bool HasRoom() const { return connections() <= max_connections_ / 4; }

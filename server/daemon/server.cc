@@ -58,6 +58,7 @@ class ServerImpl final : public Server {
   }
   void BeginDrain() override;
   bool idle() const override { return registry_->idle(); }
+  std::uint64_t connections_cut() const override { return ports_->connections_cut(); }
   bool Drain(absl::Duration timeout) override;
   void Shutdown(absl::Duration timeout) override;
 

