@@ -55,7 +55,19 @@ test-page: ## the status page in headless Chromium; build/page has screenshots
 	$(call build,dev,gradwired gradwire_test_member)
 	@$(PYTHON) -B tests/page/check_page.py build/dev/bin build/page
 
-benches := kernels low_rank ladder allreduce members locks
+.PHONY: test-attacks
+test-attacks: ## attack a daemon while a session trains: its memory, its step times (needs root; 9 minutes on an idle machine)
+	@deploy/install-packages.sh build test
+	$(call build,dev,gradwired gradwire_test_member)
+	@$(PYTHON) -B tests/attacks/check_attacks.py build/dev/bin $(ATTACKS)
+
+.PHONY: test-doctor
+test-doctor: ## what gradwirectl doctor predicts over 100 Mbit/s, beside what is measured (needs root)
+	@deploy/install-packages.sh build test network
+	$(call build,dev,gradwired gradwirectl)
+	@$(PYTHON) -B tests/doctor/check_doctor.py build/dev/bin
+
+benches := kernels low_rank ladder allreduce members locks tls
 bench_json := $(addprefix build/bench/,$(addsuffix .json,$(benches) python_hook python_steps compare_gloo))
 
 .PHONY: bench

@@ -47,6 +47,7 @@ const std::vector<Permission>& Permissions() {
       // The SDK saves and loads a session's state with a checkpoint.
       {.method = "/gradwire.v1.AdminService/ExportState", .roles = {Role::kMember}},
       {.method = "/gradwire.v1.AdminService/ImportState", .roles = {Role::kMember}},
+      {.method = "/gradwire.v1.AdminService/EvictSession", .roles = {}},
       // Probes have no token.
       {.method = "/grpc.health.v1.Health/Check", .everybody = true, .roles = {}},
       {.method = "/grpc.health.v1.Health/Watch", .everybody = true, .roles = {}},

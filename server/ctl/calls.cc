@@ -88,6 +88,14 @@ absl::StatusOr<v1::GetServerResponse> GetServer(const Target& target) {
   return Call(target, &v1::AdminService::Stub::GetServer, v1::GetServerRequest());
 }
 
+absl::Status EvictSession(const Target& target, const std::string& name,
+                          const std::string& reason) {
+  v1::EvictSessionRequest request;
+  request.set_session(name);
+  request.set_reason(reason);
+  return Call(target, &v1::AdminService::Stub::EvictSession, request).status();
+}
+
 absl::StatusOr<v1::ListSessionsResponse> ListSessions(const Target& target) {
   return Call(target, &v1::AdminService::Stub::ListSessions, v1::ListSessionsRequest());
 }

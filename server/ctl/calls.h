@@ -27,6 +27,9 @@ absl::StatusOr<std::string> ExportState(const Target& target, const std::string&
 absl::StatusOr<std::int64_t> ImportState(const Target& target, const std::string& session,
                                          const std::string& state);
 
+// Ends the session; its members get the reason.
+absl::Status EvictSession(const Target& target, const std::string& name, const std::string& reason);
+
 // grpc.health.v1. "": the daemon as a whole. NotFound: it has no such service.
 absl::StatusOr<bool> IsServing(const Target& target, const std::string& service);
 

@@ -17,6 +17,7 @@
 #include "server/ctl/doctor/doctor.h"
 #include "server/ctl/files.h"
 #include "server/ctl/report.h"
+#include "server/ctl/yaml.h"
 #include "server/daemon/exit_codes.h"
 
 namespace gradwire::ctl {
@@ -36,6 +37,7 @@ struct Flags {
   std::string service;
   std::string session;
   std::string file;
+  std::string reason;
   tls::Files tls = {};
   std::string token_file;
   double timeout_s = 5;
@@ -55,7 +57,11 @@ struct Flags {
             .token_file = token_file,
             .timeout = absl::Seconds(std::max(timeout_s, kStateSeconds))};
   }
-  bool json() const { return format == "json"; }
+  bool table() const { return format == "table"; }
+  // JSON in the format that was asked for.
+  std::string Document(const std::string& json) const {
+    return format == "yaml" ? ToYaml(json) : json;
+  }
 };
 
 // What this machine refused, for example to write a file.
@@ -77,18 +83,33 @@ int Failed(const Flags& flags, const absl::Status& status) {
 
 int Status(const Flags& flags) {
   // A file or a pipe gets no escape sequences.
-  const bool redraw = flags.watch && !flags.json() && isatty(STDOUT_FILENO) == 1;
+  const bool redraw = flags.watch && flags.table() && isatty(STDOUT_FILENO) == 1;
   while (true) {
     const auto server = GetServer(flags.target());
     if (!server.ok()) return Failed(flags, server.status());
     const auto sessions = ListSessions(flags.target());
     if (!sessions.ok()) return Failed(flags, sessions.status());
     if (redraw) std::cout << "\x1b[H\x1b[2J";
-    std::cout << (flags.json() ? StatusJson(*server, *sessions) : StatusTable(*server, *sessions))
+    std::cout << (flags.table() ? StatusTable(*server, *sessions)
+                                : flags.Document(StatusJson(*server, *sessions)))
               << std::flush;
     if (!flags.watch) return kExitOk;
     std::this_thread::sleep_for(kRefresh);
   }
+}
+
+int ShowSessions(const Flags& flags) {
+  const auto sessions = ListSessions(flags.target());
+  if (!sessions.ok()) return Failed(flags, sessions.status());
+  std::cout << (flags.table() ? SessionsTable(*sessions) : flags.Document(SessionsJson(*sessions)));
+  return kExitOk;
+}
+
+int Evict(const Flags& flags) {
+  const absl::Status evicted = EvictSession(flags.target(), flags.session, flags.reason);
+  if (!evicted.ok()) return Failed(flags, evicted);
+  std::cout << "ended session " << flags.session << "\n";
+  return kExitOk;
 }
 
 int SayWhy(const Flags& flags) {
@@ -101,7 +122,7 @@ int SayWhy(const Flags& flags) {
 int ShowSession(const Flags& flags) {
   const auto session = GetSession(flags.target(), flags.session);
   if (!session.ok()) return Failed(flags, session.status());
-  std::cout << (flags.json() ? SessionJson(*session) : SessionTable(*session));
+  std::cout << (flags.table() ? SessionTable(*session) : flags.Document(SessionJson(*session)));
   return kExitOk;
 }
 
@@ -191,17 +212,22 @@ int Main(int argc, const char* const* argv) {
   app.add_option("--timeout", flags.timeout_s, "Seconds for each call")
       ->envname("GRADWIRE_TIMEOUT")
       ->check(CLI::Range(0.001, 3600.0));
-  app.add_option("-o,--output", flags.format, "table or json")
-      ->check(CLI::IsMember({"table", "json"}));
+  app.add_option("-o,--output", flags.format, "table, json or yaml")
+      ->check(CLI::IsMember({"table", "json", "yaml"}));
   CLI::App* status =
       app.add_subcommand("status", "Show sessions, members, and what each session waits for");
   status->add_flag("-w,--watch", flags.watch, "Refresh once a second");
+  CLI::App* sessions =
+      app.add_subcommand("sessions", "List the sessions, and those that ended recently");
   CLI::App* why = app.add_subcommand(
       "why", "Say what each session waits for, who keeps it waiting, and why others failed");
-  CLI::App* session =
-      app.add_subcommand("session", "Show, export or import one session")->require_subcommand(1);
+  CLI::App* session = app.add_subcommand("session", "Show, end, export or import one session")
+                          ->require_subcommand(1);
   CLI::App* get = session->add_subcommand("get", "Show everything about one session");
   get->add_option("NAME", flags.session, "The session")->required();
+  CLI::App* evict = session->add_subcommand("evict", "End it at once; its members get an error");
+  evict->add_option("NAME", flags.session, "The session")->required();
+  evict->add_option("--reason", flags.reason, "A sentence for the members");
   CLI::App* write =
       session->add_subcommand("export", "Write its state to a file, between two steps");
   CLI::App* read = session->add_subcommand(
@@ -229,13 +255,17 @@ int Main(int argc, const char* const* argv) {
     return RefuseCommandLine(app, error);
   }
   if (status->parsed()) return Status(flags);
+  if (sessions->parsed()) return ShowSessions(flags);
+  if (evict->parsed()) return Evict(flags);
   if (why->parsed()) return SayWhy(flags);
   if (get->parsed()) return ShowSession(flags);
   if (write->parsed()) return Export(flags);
   if (read->parsed()) return Import(flags);
   if (health->parsed()) return Health(flags);
-  if (doctor->parsed()) return Doctor(flags.target(), flags.model, flags.json());
-  if (bench->parsed()) return RunBench(flags.target(), flags.model, flags.json());
+  const Print print = [&flags](const std::string& json) { std::cout << flags.Document(json); };
+  const Print document = flags.table() ? Print() : print;
+  if (doctor->parsed()) return Doctor(flags.target(), flags.model, document);
+  if (bench->parsed()) return RunBench(flags.target(), flags.model, document);
   return version->parsed() ? Version(flags) : kExitUsage;
 }
 

@@ -200,8 +200,8 @@ std::string Json(const google::protobuf::Message& message) {
 
 }  // namespace
 
-std::string StatusTable(const v1::GetServerResponse& server,
-                        const v1::ListSessionsResponse& sessions) {
+std::string SessionsTable(const v1::ListSessionsResponse& sessions) {
+  if (sessions.sessions_size() == 0) return "";
   std::vector<Row> rows = {
       {"SESSION", "STATE", "GENERATION", "STEP", "MEMBERS", "HOOK", "RECEIVED", "SENT"}};
   for (const v1::SessionStatus& session : sessions.sessions()) {
@@ -211,22 +211,34 @@ std::string StatusTable(const v1::GetServerResponse& server,
                     Bytes(session.contribution_bytes_total()),
                     Bytes(session.result_bytes_total())});
   }
+  return Table(rows);
+}
+
+std::string StatusTable(const v1::GetServerResponse& server,
+                        const v1::ListSessionsResponse& sessions) {
   std::string text = absl::StrCat(
       Headline(sessions), "\ngradwired ", server.version(), server.draining() ? ", draining" : "",
       ", up ", Seconds(server.uptime()), ", ", Count(server.sessions(), "session"), ", ",
       Count(server.connections(), "connection"), ", ", Bytes(server.reserved_bytes()), " of ",
       Bytes(server.memory_limit_bytes()), " reserved\n");
-  if (rows.size() > 1) absl::StrAppend(&text, "\n", Table(rows));
+  const std::string table = SessionsTable(sessions);
+  if (!table.empty()) absl::StrAppend(&text, "\n", table);
   return text;
+}
+
+std::string SessionsJson(const v1::ListSessionsResponse& sessions) {
+  std::string text = "[";
+  for (int i = 0; i < sessions.sessions_size(); ++i) {
+    absl::StrAppend(&text, i == 0 ? "" : ",", Json(sessions.sessions(i)));
+  }
+  return text + "]\n";
 }
 
 std::string StatusJson(const v1::GetServerResponse& server,
                        const v1::ListSessionsResponse& sessions) {
-  std::string text = absl::StrCat("{\"server\":", Json(server), ",\"sessions\":[");
-  for (int i = 0; i < sessions.sessions_size(); ++i) {
-    absl::StrAppend(&text, i == 0 ? "" : ",", Json(sessions.sessions(i)));
-  }
-  return text + "]}\n";
+  const std::string list = SessionsJson(sessions);
+  return absl::StrCat("{\"server\":", Json(server), ",\"sessions\":", absl::StripSuffix(list, "\n"),
+                      "}\n");
 }
 
 std::string SessionTable(const v1::SessionStatus& session) {

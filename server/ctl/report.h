@@ -13,6 +13,10 @@ std::string StatusTable(const v1::GetServerResponse& server,
 std::string StatusJson(const v1::GetServerResponse& server,
                        const v1::ListSessionsResponse& sessions);
 
+// Without the daemon's own figures.
+std::string SessionsTable(const v1::ListSessionsResponse& sessions);
+std::string SessionsJson(const v1::ListSessionsResponse& sessions);
+
 // What each session waits for, or why it failed, and who keeps it waiting.
 std::string Why(const v1::ListSessionsResponse& sessions);
 

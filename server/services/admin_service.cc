@@ -2,6 +2,9 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/printable.h"
 #include "proto/wire/proto_conversion.h"
 #include "server/access/permissions.h"
 #include "server/rpc/clock.h"
@@ -39,6 +42,8 @@ void AdminService::AddTo(Methods& methods) {
       MethodKind::kServerStream, registry_, ticks_);
   methods.Add<v1::ImportStateRequest, v1::ImportStateResponse, ImportStream>(
       MethodKind::kClientStream, registry_, ticks_);
+  methods.AddUnary<v1::EvictSessionRequest, v1::EvictSessionResponse>(
+      [this](const auto& request, auto& /*response*/) { return EvictSession(request); });
 }
 
 void AdminService::GetServer(v1::GetServerResponse& response) const {
@@ -71,6 +76,21 @@ absl::Status AdminService::GetSession(const v1::GetSessionRequest& request,
   absl::StatusOr<v1::SessionStatus> session = registry_->Status(request.session(), MonotonicNow());
   if (!session.ok()) return session.status();
   *response.mutable_session() = *std::move(session);
+  return absl::OkStatus();
+}
+
+absl::Status AdminService::EvictSession(const v1::EvictSessionRequest& request) const {
+  constexpr std::size_t kMostReason = 256;
+  if (request.reason().size() > kMostReason) {
+    return absl::InvalidArgumentError(absl::StrCat("reason: it has ", request.reason().size(),
+                                                   " bytes; allowed are ", kMostReason));
+  }
+  const std::shared_ptr<SessionRunner> session = registry_->Get(request.session());
+  if (session == nullptr) return UnknownSession(request.session());
+  session->Fail(absl::CancelledError(absl::StrCat("an operator ended the session",
+                                                  request.reason().empty() ? "" : ": ",
+                                                  Printable(request.reason()))),
+                -1);
   return absl::OkStatus();
 }
 

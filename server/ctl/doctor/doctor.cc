@@ -74,31 +74,33 @@ std::string ModelLine(const ModelFlags& flags, const Wanted& wanted) {
 // What doctor found out. Each check is printed as soon as it is known.
 class Findings {
  public:
-  explicit Findings(bool as_json) : as_json_(as_json) {}
+  explicit Findings(const Print& print) : print_(print) {}
 
   void Ok(const std::string& name, const std::string& text) { Add("ok", name, text); }
   // Nothing is wrong yet, but an operator wants to know.
   void Note(const std::string& name, const std::string& text) { Add("note", name, text); }
   int Fail(const std::string& name, const absl::Status& status) {
     Add("FAIL", name, Printable(std::string(status.message())));
-    if (as_json_) Print();
+    Show();
     return CodeOf(status);
   }
 
   json& document() { return document_; }
-  bool as_json() const { return as_json_; }
-  void Print() const { std::cout << document_.dump(2) << "\n"; }
+  bool as_table() const { return print_ == nullptr; }
+  void Show() const {
+    if (print_ != nullptr) print_(document_.dump(2) + "\n");
+  }
 
  private:
   void Add(const std::string& result, const std::string& name, const std::string& text) {
-    if (as_json_) {
+    if (print_ != nullptr) {
       document_["checks"].push_back({{"check", name}, {"result", result}, {"text", text}});
     } else {
       std::cout << absl::StrFormat("%-5s %-11s %s\n", result, name, text) << std::flush;
     }
   }
 
-  bool as_json_;
+  const Print& print_;
   json document_ = {{"checks", json::array()}};
 };
 
@@ -189,7 +191,7 @@ absl::StatusOr<std::vector<Forecast>> Predict(const Wanted& wanted, int members,
 
 void PrintForecasts(const std::vector<Forecast>& all, const ModelFlags& flags, const Wanted& wanted,
                     Findings& findings) {
-  if (findings.as_json()) {
+  if (!findings.as_table()) {
     json& rows = findings.document()["predictions"] = json::array();
     for (const Forecast& one : all) {
       rows.push_back({{"hook", one.hook},
@@ -198,7 +200,7 @@ void PrintForecasts(const std::vector<Forecast>& all, const ModelFlags& flags, c
                       {"compute_seconds", one.cost.compute_seconds},
                       {"step_seconds", one.seconds}});
     }
-    findings.Print();
+    findings.Show();
     return;
   }
   std::cout << "\nOne step without overlap, to be expected for " << ModelLine(flags, wanted)
@@ -221,10 +223,10 @@ void PrintForecasts(const std::vector<Forecast>& all, const ModelFlags& flags, c
 
 std::vector<std::string> DefaultHooks() { return {"no", "fp16", "power_sgd"}; }
 
-int Doctor(const Target& target, const ModelFlags& flags, bool as_json) {
+int Doctor(const Target& target, const ModelFlags& flags, const Print& print) {
   const auto wanted = Read(flags);
   if (!wanted.ok()) return Refuse(wanted.status(), kExitUsage);
-  Findings findings(as_json);
+  Findings findings(print);
   const auto reach = Reach(target);
   if (!reach.ok()) return findings.Fail("address", reach.status());
   findings.Ok("address", absl::StrCat(target.address, " answers a new connection in ",
@@ -240,7 +242,7 @@ int Doctor(const Target& target, const ModelFlags& flags, bool as_json) {
   findings.Ok("bandwidth", Rate(link->bytes_per_second));
   const auto forecasts = Predict(*wanted, flags.members, *link);
   if (!forecasts.ok()) return findings.Fail("prediction", forecasts.status());
-  if (as_json) {
+  if (!findings.as_table()) {
     findings.document()["link"] = {{"bytes_per_second", link->bytes_per_second},
                                    {"round_trip_seconds", link->round_trip_seconds},
                                    {"smallest_step_seconds", link->step_seconds}};
@@ -249,12 +251,12 @@ int Doctor(const Target& target, const ModelFlags& flags, bool as_json) {
   return kExitOk;
 }
 
-int RunBench(const Target& target, const ModelFlags& flags, bool as_json) {
+int RunBench(const Target& target, const ModelFlags& flags, const Print& print) {
   const auto wanted = Read(flags);
   if (!wanted.ok()) return Refuse(wanted.status(), kExitUsage);
   const std::string session = ScratchSession();
   json rows = json::array();
-  if (!as_json) {
+  if (print == nullptr) {
     std::cout << ModelLine(flags, *wanted) << ", " << flags.steps << " steps each\n\n"
               << absl::StrFormat("%12s  %21s %12s %12s  %s\n", "median step", "fastest .. slowest",
                                  "gradients/s", "each sends", "hook")
@@ -270,7 +272,7 @@ int RunBench(const Target& target, const ModelFlags& flags, bool as_json) {
                               hook);
     if (!result.ok()) return Refuse(result.status(), CodeOf(result.status()));
     const auto gradients = static_cast<double>(result->gradient_bytes);
-    if (as_json) {
+    if (print != nullptr) {
       rows.push_back({{"hook", hook.ToString()},
                       {"step_seconds", result->step_seconds},
                       {"fastest_seconds", result->fastest},
@@ -285,9 +287,9 @@ int RunBench(const Target& target, const ModelFlags& flags, bool as_json) {
                                  Megabytes(result->sent_bytes), hook.ToString())
               << std::flush;
   }
-  if (as_json) {
+  if (print != nullptr) {
     const json document = {{"members", flags.members}, {"steps", flags.steps}, {"results", rows}};
-    std::cout << document.dump(2) << "\n";
+    print(document.dump(2) + "\n");
   }
   return kExitOk;
 }

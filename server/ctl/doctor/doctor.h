@@ -1,6 +1,7 @@
 // `gradwirectl doctor` and `gradwirectl bench`: the commands, and what they print.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -21,9 +22,13 @@ struct ModelFlags {
 // The hooks of both commands, unless others are asked for.
 std::vector<std::string> DefaultHooks();
 
-// Each prints to standard output, as a table or as JSON, and returns an exit code: 0; 1 if a check
-// or a measurement failed; 2 for a wrong model, shape or hook; 69 if no daemon answers.
-int Doctor(const Target& target, const ModelFlags& flags, bool json);
-int RunBench(const Target& target, const ModelFlags& flags, bool json);
+// Prints a JSON document in the format that was asked for.
+using Print = std::function<void(const std::string& json)>;
+
+// Each prints to standard output, as a table or, if `print` is there, with it, and returns an exit
+// code: 0; 1 if a check or a measurement failed; 2 for a wrong model, shape or hook; 69 if no
+// daemon answers.
+int Doctor(const Target& target, const ModelFlags& flags, const Print& print);
+int RunBench(const Target& target, const ModelFlags& flags, const Print& print);
 
 }  // namespace gradwire::ctl

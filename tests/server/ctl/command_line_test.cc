@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "gradwire/client.h"
 #include "tests/testing/process.h"
 #include "tests/testing/test_daemon.h"
 
@@ -18,6 +19,7 @@ using ::gradwire::testing::Process;
 using ::gradwire::testing::TemporaryFolder;
 using ::gradwire::testing::TestDaemon;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 struct Answer {
@@ -36,14 +38,15 @@ Answer Ctl(std::vector<std::string> words) {
 }
 
 TEST(CommandLine, NamesTheCommandThatItDoesNotKnow) {
-  const Answer answer = Ctl({"sessions"});
+  const Answer answer = Ctl({"session-list"});
   EXPECT_EQ(answer.exit_code, 2);
   EXPECT_EQ(answer.text,
-            "gradwirectl: no command \"sessions\"; allowed: status, why, session, health, doctor, "
+            "gradwirectl: no command \"session-list\"; allowed: status, sessions, why, session, "
+            "health, doctor, "
             "bench, version\n");
   EXPECT_EQ(Ctl({"session", "show"}).text,
-            "session: no command \"show\"; allowed: get, export, import\n");
-  EXPECT_EQ(Ctl({"session"}).text, "session: no command; allowed: get, export, import\n");
+            "session: no command \"show\"; allowed: get, evict, export, import\n");
+  EXPECT_EQ(Ctl({"session"}).text, "session: no command; allowed: get, evict, export, import\n");
   EXPECT_THAT(Ctl({"session", "get"}).text, StartsWith("NAME is required"));
 }
 
@@ -54,6 +57,35 @@ TEST(CommandLine, NamesTheSessionAndTheDaemonThatDoesNotKnowIt) {
   EXPECT_EQ(answer.text,
             "gradwirectl: " + daemon.address() +
                 ": session: the daemon has none named \"nobody\", running or recently ended\n");
+}
+
+TEST(Evict, EndsTheSessionWithItsReason) {
+  const TestDaemon daemon;
+  ClientOptions options{.address = daemon.address(),
+                        .session = "unwanted",
+                        .rank = 0,
+                        .parameters = {{.name = "w", .shape = {4}, .dtype = DType::kFloat32}}};
+  const auto client = Client::Join(options);
+  ASSERT_TRUE(client.ok()) << client.status();
+  EXPECT_THAT(Ctl({"--address", daemon.address(), "sessions"}).text,
+              HasSubstr("\nunwanted  running"));
+  const Answer answer = Ctl({"--address", daemon.address(), "session", "evict", "unwanted",
+                             "--reason", "the machine is needed"});
+  EXPECT_EQ(answer.exit_code, 0);
+  EXPECT_EQ(answer.text, "ended session unwanted\n");
+  EXPECT_THAT((*client)->Barrier().message(),
+              HasSubstr("an operator ended the session: the machine is needed"));
+  const Answer again = Ctl({"--address", daemon.address(), "session", "evict", "nobody"});
+  EXPECT_EQ(again.exit_code, 1);
+  EXPECT_THAT(again.text, HasSubstr("the daemon has none named \"nobody\""));
+}
+
+TEST(Output, IsYamlToo) {
+  const TestDaemon daemon;
+  const Answer answer = Ctl({"--address", daemon.address(), "-o", "yaml", "status"});
+  EXPECT_EQ(answer.exit_code, 0);
+  EXPECT_THAT(answer.text, StartsWith("server:\n  version: \"" GRADWIRE_VERSION "\"\n"));
+  EXPECT_THAT(answer.text, HasSubstr("\nsessions: []\n"));
 }
 
 TEST(Bench, MeasuresEachHookAndLeavesNoSession) {
