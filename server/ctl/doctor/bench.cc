@@ -14,11 +14,14 @@
 namespace gradwire::ctl {
 namespace {
 
-constexpr int kWarmUp = 4;
 constexpr int kSmallSteps = 20;
-constexpr std::size_t kFirstElements = std::size_t{1} << 16;
-constexpr std::size_t kMostLinkElements = std::size_t{1} << 26;
-constexpr double kLongStep = 0.5;
+constexpr int kLargeSteps = 5;
+constexpr std::uint64_t kFirstBytes = std::uint64_t{16} << 10;
+// Travels in one piece.
+constexpr std::uint64_t kOneChunkBytes = std::uint64_t{512} << 10;
+constexpr std::uint64_t kLeastBytes = std::uint64_t{4} << 20;
+constexpr std::uint64_t kMostBytes = std::uint64_t{256} << 20;
+constexpr double kLongStep = 1;
 
 using Clock = std::chrono::steady_clock;
 
@@ -88,8 +91,8 @@ class Member {
   std::vector<float> gradients_;
 };
 
-absl::StatusOr<BenchResult> Train(Member& member, int steps) {
-  for (int i = 0; i < kWarmUp; ++i) {
+absl::StatusOr<BenchResult> Train(Member& member, int warm_up, int steps) {
+  for (int i = 0; i < warm_up; ++i) {
     if (const auto took = member.Step(); !took.ok()) return took.status();
   }
   const ClientMetrics before = member.client().metrics();
@@ -109,28 +112,26 @@ absl::StatusOr<BenchResult> Train(Member& member, int steps) {
                      .sent_bytes = (after.bytes_sent - before.bytes_sent) / count};
 }
 
-// The median seconds of steps with this many elements in a session of one member.
-absl::StatusOr<double> StepsOf(const Target& target, const std::string& session,
-                               std::size_t elements, int steps, double* round_trip) {
-  const ParameterSpec parameter{
-      .name = "w", .shape = {static_cast<std::int64_t>(elements)}, .dtype = DType::kFloat32};
-  auto member = Member::Join(target, session, 0, 1, {}, {parameter});
+ParameterSpec Flat(std::uint64_t elements) {
+  return {.name = "w", .shape = {static_cast<std::int64_t>(elements)}, .dtype = DType::kFloat32};
+}
+
+// The link without its crossings, by a member alone.
+absl::StatusOr<Link> MeasureLatency(const Target& target, const std::string& session) {
+  auto member = Member::Join(target, session, 0, 1, {}, {Flat(1)});
   if (!member.ok()) return member.status();
-  std::vector<double> seconds;
-  for (int i = 0; i < steps; ++i) {
+  std::vector<double> steps;
+  std::vector<double> trips;
+  for (int i = 0; i < kSmallSteps; ++i) {
     const auto took = (*member)->Step();
     if (!took.ok()) return took.status();
-    seconds.push_back(*took);
-  }
-  std::vector<double> trips;
-  for (int i = 0; round_trip != nullptr && i < kSmallSteps; ++i) {
+    steps.push_back(*took);
     const auto begin = Clock::now();
     if (absl::Status met = (*member)->client().Barrier(); !met.ok()) return met;
     trips.push_back(SecondsSince(begin));
   }
-  if (round_trip != nullptr) *round_trip = Median(trips);
   if (absl::Status left = (*member)->client().Leave(); !left.ok()) return left;
-  return Median(seconds);
+  return Link{.step_seconds = Median(steps), .round_trip_seconds = Median(trips)};
 }
 
 }  // namespace
@@ -149,7 +150,7 @@ absl::StatusOr<BenchResult> Bench(const Target& target, const BenchPlan& plan,
     threads.emplace_back([&, rank] {
       auto member = Member::Join(target, plan.session, static_cast<int>(rank), plan.members, spec,
                                  plan.parameters);
-      results[rank] = member.ok() ? Train(**member, plan.steps) : member.status();
+      results[rank] = member.ok() ? Train(**member, plan.warm_up, plan.steps) : member.status();
     });
   }
   for (std::thread& one : threads) one.join();
@@ -159,18 +160,38 @@ absl::StatusOr<BenchResult> Bench(const Target& target, const BenchPlan& plan,
   return results.front();
 }
 
-absl::StatusOr<Link> MeasureLink(const Target& target, const std::string& session) {
-  Link link;
-  const auto small =
-      StepsOf(target, absl::StrCat(session, "-1"), 1, kSmallSteps, &link.round_trip_seconds);
-  if (!small.ok()) return small.status();
-  link.step_seconds = *small;
-  for (std::size_t elements = kFirstElements;; elements *= 2) {
-    const auto large = StepsOf(target, absl::StrCat(session, "-", elements), elements, 3, nullptr);
-    if (!large.ok()) return large.status();
-    const double longer = std::max(*large - *small, 1e-9);
-    link.bytes_per_second = static_cast<double>(elements * sizeof(float)) / longer;
-    if (*large >= kLongStep || elements >= kMostLinkElements) return link;
+absl::StatusOr<Link> MeasureLink(const Target& target, const std::string& session, int members,
+                                 std::uint64_t most_bytes) {
+  auto link = MeasureLatency(target, session + "-1");
+  if (!link.ok()) return link.status();
+  link->members = members;
+  const std::uint64_t enough = std::clamp(most_bytes, kLeastBytes, kMostBytes);
+  Crossing before;
+  for (std::uint64_t bytes = kFirstBytes;; bytes *= 2) {
+    const auto result = Bench(target,
+                              {.session = absl::StrCat(session, "-", bytes),
+                               .members = members,
+                               .warm_up = 1,
+                               .steps = kLargeSteps,
+                               .parameters = {Flat(bytes / sizeof(float))}},
+                              {});
+    if (!result.ok()) return result.status();
+    const double took = result->step_seconds;
+    // A larger bucket takes longer, whatever the noise says.
+    const Crossing one{.bytes = static_cast<double>(bytes),
+                       .seconds = std::max(took - link->step_seconds, before.seconds)};
+    link->crossings.push_back(one);
+    if (bytes <= kOneChunkBytes) {
+      link->whole_bytes_per_second = members * one.bytes / std::max(one.seconds, 1e-9);
+    }
+    if (took < kLongStep && bytes < enough) {
+      before = one;
+      continue;
+    }
+    const double crossed = members * one.bytes / std::max(one.seconds, 1e-9);
+    // Of a large bucket, results come back while the rest still leaves.
+    link->bytes_per_second = std::max(crossed, 2 * link->whole_bytes_per_second);
+    return link;
   }
 }
 

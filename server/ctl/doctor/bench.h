@@ -16,7 +16,8 @@ namespace gradwire::ctl {
 struct BenchPlan {
   std::string session;  // a name of its own; the hook's number is added to it
   int members = 2;
-  int steps = 20;  // measured, after those in which the hook does not compress yet
+  int warm_up = 4;  // steps before the measured ones, in which a hook does not compress yet
+  int steps = 20;
   std::vector<ParameterSpec> parameters = {};
 };
 
@@ -36,8 +37,10 @@ std::string ScratchSession();
 absl::StatusOr<BenchResult> Bench(const Target& target, const BenchPlan& plan,
                                   const HookSpec& spec);
 
-// By a session with one member: small steps for the latency, then larger ones until a step takes
-// half a second, or 256 MiB.
-absl::StatusOr<Link> MeasureLink(const Target& target, const std::string& session);
+// By sessions of its own: small steps of one member for the latency, then buckets of `members`
+// members that double until a step takes a second, or until a bucket has `most_bytes` (at least
+// 4 MiB, at most 256 MiB).
+absl::StatusOr<Link> MeasureLink(const Target& target, const std::string& session, int members,
+                                 std::uint64_t most_bytes);
 
 }  // namespace gradwire::ctl

@@ -167,14 +167,26 @@ absl::StatusOr<StepCost> MeasureCost(const HookSpec& spec,
   return cost;
 }
 
+double CrossingSeconds(const Link& link, double bytes) {
+  Crossing before;
+  for (const Crossing& one : link.crossings) {
+    if (bytes <= one.bytes) {
+      const double part = (bytes - before.bytes) / (one.bytes - before.bytes);
+      return before.seconds + part * (one.seconds - before.seconds);
+    }
+    before = one;
+  }
+  return before.seconds + link.members * (bytes - before.bytes) / link.bytes_per_second;
+}
+
 double StepSeconds(const StepCost& cost, int members, const Link& link) {
   double seconds = link.step_seconds + cost.compute_seconds;
   for (std::size_t i = 0; i < cost.rounds.size(); ++i) {
     if (i > 0) seconds += link.round_trip_seconds;
-    const RoundCost& round = cost.rounds[i];
-    const auto crossings =
-        static_cast<double>(round.streamed_bytes) + 2 * static_cast<double>(round.whole_bytes);
-    seconds += members * crossings / link.bytes_per_second;
+    const auto streamed = static_cast<double>(cost.rounds[i].streamed_bytes);
+    const auto whole = static_cast<double>(cost.rounds[i].whole_bytes);
+    const double waited = whole > 0 ? members * whole / link.whole_bytes_per_second : 0;
+    seconds += std::max(CrossingSeconds(link, streamed + whole) * members / link.members, waited);
   }
   return seconds;
 }

@@ -25,12 +25,27 @@ struct StepCost {
   std::uint64_t bytes() const;  // that a member sends
 };
 
-// The link between the members and the daemon, as measured from one member.
+// How long some members took for a bucket of so many bytes each, beyond the smallest step.
+struct Crossing {
+  double bytes = 0;
+  double seconds = 0;
+};
+
+// The link between the members and the daemon, as measured from one end.
 struct Link {
-  double bytes_per_second = 0;  // each way
+  double bytes_per_second = 0;  // each way, at the same time
   double step_seconds = 0;      // of a step with one element: one round and the verdict
   double round_trip_seconds = 0;
+  // Of what arrives as a whole before it returns; up and down in turn.
+  double whole_bytes_per_second = 0;
+  int members = 1;                       // of whom the crossings are
+  std::vector<Crossing> crossings = {};  // by rising bytes
 };
+
+// For a bucket of each of link.members, up and down: between the measured sizes by interpolation,
+// above them at the link's rate. Small buckets take twice as long for a byte as large ones, whose
+// first results come back while the rest still leaves.
+double CrossingSeconds(const Link& link, double bytes);
 
 // Text for MakeHook and Join: the hook's name, or its spec as HookSpec::Parse takes it. Hooks that
 // begin to compress after some steps do so after two, unless the text says when.
@@ -42,9 +57,9 @@ absl::StatusOr<HookSpec> HookFromText(const std::string& text);
 absl::StatusOr<StepCost> MeasureCost(const HookSpec& spec,
                                      const std::vector<ParameterSpec>& parameters);
 
-// The time of a step from its AllReduce to its verdict. All members reach the daemon over one link
-// with full duplex: n C / B for the bytes of n members, 2 a for each further round (a star with one
-// server and pipelined chunks), and for a result that waits for all contributions its own n C / B.
+// The time of a step from its AllReduce to its verdict. All members reach the daemon over one link,
+// which n members fill n times (n C / B, a star with one server), with 2 a for each further round.
+// A result that waits for all contributions comes back after them.
 double StepSeconds(const StepCost& cost, int members, const Link& link);
 
 }  // namespace gradwire::ctl

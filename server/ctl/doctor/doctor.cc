@@ -23,6 +23,8 @@ using server::kExitUnavailable;
 using server::kExitUsage;
 
 constexpr int kCalls = 5;
+// More members would fill the link no better, and the processors of this host more.
+constexpr int kMostMeasured = 4;
 constexpr absl::Duration kMostSkew = absl::Minutes(1);
 
 struct Wanted {
@@ -234,7 +236,8 @@ int Doctor(const Target& target, const ModelFlags& flags, const Print& print) {
   CheckTls(target, findings);
   CheckServer(target, findings);
   const std::string session = ScratchSession();
-  const auto link = MeasureLink(target, session);
+  const auto link = MeasureLink(target, session, std::min(flags.members, kMostMeasured),
+                                Elements(wanted->parameters) * sizeof(float));
   if (!link.ok()) return findings.Fail("training", link.status());
   findings.Ok("training", absl::StrCat("joined, trained in and left sessions ", session, "-*"));
   findings.Ok("round trip", absl::StrCat(Milliseconds(link->round_trip_seconds), ", smallest step ",

@@ -8,21 +8,43 @@
 namespace gradwire::ctl {
 namespace {
 
-constexpr Link kLink{.bytes_per_second = 1e6, .step_seconds = 0.01, .round_trip_seconds = 0.004};
+constexpr double kStep = 0.01;
+constexpr double kRoundTrip = 0.004;
+
+Link PlainLink() {
+  return {.bytes_per_second = 1e6,
+          .step_seconds = kStep,
+          .round_trip_seconds = kRoundTrip,
+          .whole_bytes_per_second = 5e5};
+}
 
 TEST(StepSeconds, IsTheStarsFormula) {
   // One server, n members: n C / B beside the smallest step.
-  EXPECT_DOUBLE_EQ(StepSeconds({.rounds = {{.streamed_bytes = 100000}}}, 4, kLink), 0.41);
+  EXPECT_DOUBLE_EQ(StepSeconds({.rounds = {{.streamed_bytes = 100000}}}, 4, PlainLink()), 0.41);
   // A second round waits for one more round trip.
   EXPECT_DOUBLE_EQ(
-      StepSeconds({.rounds = {{.streamed_bytes = 1000}, {.streamed_bytes = 2000}}}, 1, kLink),
+      StepSeconds({.rounds = {{.streamed_bytes = 1000}, {.streamed_bytes = 2000}}}, 1, PlainLink()),
       0.01 + 0.003 + 0.004);
-  // What is orthonormalized does not travel both ways at the same time.
+  // What is orthonormalized travels up and down in turn.
   EXPECT_DOUBLE_EQ(
-      StepSeconds({.rounds = {{.whole_bytes = 1000}}, .compute_seconds = 0.5}, 2, kLink),
+      StepSeconds({.rounds = {{.whole_bytes = 1000}}, .compute_seconds = 0.5}, 2, PlainLink()),
       0.01 + 0.004 + 0.5);
   // A hook that exchanges nothing still ends its steps together.
-  EXPECT_DOUBLE_EQ(StepSeconds({}, 8, kLink), 0.01);
+  EXPECT_DOUBLE_EQ(StepSeconds({}, 8, PlainLink()), 0.01);
+}
+
+TEST(CrossingSeconds, FollowsWhatWasMeasured) {
+  const Link link{.bytes_per_second = 1e6, .crossings = {{1000, 0.002}, {3000, 0.004}}};
+  EXPECT_DOUBLE_EQ(CrossingSeconds(link, 0), 0);
+  EXPECT_DOUBLE_EQ(CrossingSeconds(link, 500), 0.001);
+  EXPECT_DOUBLE_EQ(CrossingSeconds(link, 1000), 0.002);
+  EXPECT_DOUBLE_EQ(CrossingSeconds(link, 2000), 0.003);
+  EXPECT_DOUBLE_EQ(CrossingSeconds(link, 5000), 0.006);
+  EXPECT_DOUBLE_EQ(
+      CrossingSeconds({.bytes_per_second = 1e6, .members = 2, .crossings = {{1000, 0.004}}}, 2000),
+      0.006);
+  // Two members fill the link twice.
+  EXPECT_DOUBLE_EQ(StepSeconds({.rounds = {{.streamed_bytes = 2000}}}, 2, link), 0.006);
 }
 
 TEST(MeasureCost, CountsTheBytesThatEachHookSends) {
