@@ -100,6 +100,19 @@ std::size_t HeldBytes::Update(std::uint64_t read, std::uint64_t explained) {
              : 0;
 }
 
+bool Intake::Admit(const PeerAddress& peer, Clock::time_point now) {
+  const PeerAddress origin = AddressRates::Origin(peer);
+  const auto found = newcomers_.find(origin);
+  return (found == newcomers_.end() || found->second < limits_.newcomers) &&
+         rates_.Take(origin, now);
+}
+
+void Intake::EndNewcomer(Connection& connection) {
+  if (!std::exchange(connection.newcomer, false)) return;
+  const auto found = newcomers_.find(AddressRates::Origin(connection.peer));
+  if (--found->second == 0) newcomers_.erase(found);
+}
+
 void Intake::Add(int fd) {
   const std::optional<PeerAddress> peer = PeerOf(fd);
   if (!peer) return;
@@ -112,6 +125,7 @@ void Intake::Add(int fd) {
                                                .last_call = now,
                                                .call_tokens = limits_.calls_at_once,
                                                .narrow = Narrow(fd)});
+  ++newcomers_[AddressRates::Origin(*peer)];
   MutexLock lock(mutex_);
   meters_.insert_or_assign(*peer, std::move(meter));
 }
@@ -125,6 +139,7 @@ void Intake::Remove(int fd) {
     const auto meter = meters_.find(found->second.peer);
     if (meter != meters_.end() && meter->second == found->second.meter) meters_.erase(meter);
   }
+  EndNewcomer(found->second);
   connections_.erase(found);
 }
 
@@ -169,6 +184,7 @@ void Intake::Check(Clock::time_point now) {
     if (!read) continue;  // it ends
     held.push_back(Look(connection, *read, now));
     fds.push_back(fd);
+    if (connection.taken > 0 || connection.meter->has_member()) EndNewcomer(connection);
     if (connection.narrow && connection.taken > 0) {
       Widen(fd);
       connection.narrow = false;

@@ -42,6 +42,9 @@ struct IntakeLimits {
   // Calls that a connection may begin at once, and in a second.
   double calls_at_once = 200;
   double calls_per_second = 50;
+  // Connections from one address that have not brought a message yet: each may be in a TLS
+  // handshake, for which gRPC holds some 75 KB.
+  int newcomers = 256;
 };
 
 // What one connection has brought and nobody has taken.
@@ -90,9 +93,7 @@ class Intake {
   void Remove(int fd) GRADWIRE_EXCLUDES(mutex_);
 
   // Whether one more connection from there may be handed to gRPC now; otherwise later.
-  bool Admit(const PeerAddress& peer, Clock::time_point now) {
-    return rates_.Take(AddressRates::Origin(peer), now);
-  }
+  bool Admit(const PeerAddress& peer, Clock::time_point now);
 
   // Of the connection that a call came on. Null: it is not TCP, or gone.
   std::shared_ptr<TrafficMeter> Find(const std::string& grpc_peer) const GRADWIRE_EXCLUDES(mutex_);
@@ -111,17 +112,20 @@ class Intake {
     Clock::time_point last_call{};     // or the time when it held nothing
     std::uint64_t calls = 0;
     double call_tokens = 0;
-    bool narrow = false;  // the kernel buffers little of it
+    bool newcomer = true;  // has not brought a message
+    bool narrow = false;   // the kernel buffers little of it
     bool cut = false;
   };
 
   Held Look(Connection& connection, std::uint64_t read, Clock::time_point now) const;
+  void EndNewcomer(Connection& connection);
   void CutOne(int fd, Connection& connection, const Held& held, CutReason reason);
 
   const IntakeLimits limits_;
   const OnCut on_cut_;
   std::map<int, Connection> connections_;  // of the one thread
   AddressRates rates_;
+  std::map<PeerAddress, int> newcomers_;  // by origin; none is 0
   Clock::time_point checked_{};
   Clock::time_point next_{};
   mutable Mutex mutex_;

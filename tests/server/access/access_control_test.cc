@@ -98,6 +98,7 @@ TEST(Permissions, TheMatrixIsAsMeant) {
       {"/gradwire.v1.AdminService/GetSession", "mo-"},
       {"/gradwire.v1.AdminService/ExportState", "m--"},
       {"/gradwire.v1.AdminService/ImportState", "m--"},
+      {"/gradwire.v1.AdminService/EvictSession", "---"},
       {"/grpc.health.v1.Health/Check", "mon"},
       {"/grpc.health.v1.Health/Watch", "mon"},
       {"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "mo-"},

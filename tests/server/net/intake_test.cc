@@ -8,6 +8,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -19,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/unique_fd.h"
 #include "server/daemon/server.h"
 
@@ -229,6 +231,59 @@ grpc::Status SendLarge(const std::string& address, std::size_t mebibytes) {
   while (queue.Next(&tag, &ok)) {
   }
   return status;
+}
+
+// Both ends of a TCP connection on this host.
+struct Pair {
+  UniqueFd ours;
+  UniqueFd theirs;
+  std::string peer;  // as gRPC names it
+};
+
+Pair ConnectToOurselves() {
+  const UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  auto* const generic = reinterpret_cast<sockaddr*>(&address);
+  EXPECT_EQ(bind(listener.get(), generic, size), 0);
+  EXPECT_EQ(listen(listener.get(), 1), 0);
+  EXPECT_EQ(getsockname(listener.get(), generic, &size), 0);
+  Pair pair;
+  pair.theirs = UniqueFd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_EQ(connect(pair.theirs.get(), generic, size), 0);
+  pair.ours = UniqueFd(accept4(listener.get(), generic, &size, SOCK_CLOEXEC));
+  EXPECT_TRUE(pair.ours.valid());
+  pair.peer = absl::StrCat("ipv4:127.0.0.1:", ntohs(address.sin_port));
+  return pair;
+}
+
+TEST(IntakeTest, AnAddressHasOnlySoManyNewcomers) {
+  Intake intake({.connection_bytes = 1 << 20, .strangers_bytes = 1 << 20, .newcomers = 2},
+                [](CutReason, const std::string& why) { ADD_FAILURE() << why; });
+  std::array<Pair, 3> pairs = {ConnectToOurselves(), ConnectToOurselves(), ConnectToOurselves()};
+  auto now = Intake::Clock::now();
+  const PeerAddress here = *PeerOf(pairs[0].ours.get());
+  const PeerAddress elsewhere = *ParsePeer("ipv4:192.0.2.7:1");
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(intake.Admit(here, now));
+    intake.Add(pairs.at(static_cast<std::size_t>(i)).ours.get());
+  }
+  EXPECT_FALSE(intake.Admit(here, now));
+  EXPECT_TRUE(intake.Admit(elsewhere, now));
+  // A message makes room for another, and so does an end.
+  intake.Find(pairs[0].peer)->OnTaken(100);
+  EXPECT_FALSE(intake.Admit(here, now));
+  now += std::chrono::seconds(1);
+  intake.Check(now);
+  ASSERT_TRUE(intake.Admit(here, now));
+  intake.Add(pairs[2].ours.get());
+  EXPECT_FALSE(intake.Admit(here, now));
+  intake.Remove(pairs[0].ours.get());
+  EXPECT_FALSE(intake.Admit(here, now));
+  intake.Remove(pairs[1].ours.get());
+  EXPECT_TRUE(intake.Admit(here, now));
 }
 
 TEST(IntakeTest, ADeclaredMessageOf512MebibytesIsCut) {
