@@ -21,6 +21,8 @@ endfunction()
 install(FILES ${systemd}/gradwired.service DESTINATION /lib/systemd/system COMPONENT daemon_package EXCLUDE_FROM_ALL)
 install(FILES ${PROJECT_SOURCE_DIR}/deploy/gradwired.yaml DESTINATION /etc/gradwire
   COMPONENT daemon_package EXCLUDE_FROM_ALL)
+install(FILES ${debian}/gradwired.logrotate DESTINATION /etc/logrotate.d RENAME gradwired
+  COMPONENT daemon_package EXCLUDE_FROM_ALL)
 install(FILES ${systemd}/tls.conf ${systemd}/tokens DESTINATION /usr/share/doc/gradwired/examples
   COMPONENT daemon_package EXCLUDE_FROM_ALL)
 foreach(program IN ITEMS gradwired gradwirectl)

@@ -51,6 +51,15 @@ absl::StatusOr<std::unique_ptr<AccessControl>> AccessControl::Open(const std::st
 
 absl::StatusOr<Caller> AccessControl::Identify(const std::string& method,
                                                const Proof& proof) const {
+  absl::StatusOr<Caller> caller = Recognize(method, proof);
+  if (!caller.ok()) return caller;
+  caller->certificate = proof.certificate;
+  caller->peer = proof.peer;
+  return caller;
+}
+
+absl::StatusOr<Caller> AccessControl::Recognize(const std::string& method,
+                                                const Proof& proof) const {
   std::shared_ptr<const TokenTable> tokens;
   {
     MutexLock lock(mutex_);
@@ -65,6 +74,7 @@ absl::StatusOr<Caller> AccessControl::Identify(const std::string& method,
     token.remove_prefix(sizeof "Bearer " - 1);
     if (const Caller* const found = tokens->Find(std::string(token)); found != nullptr) {
       Caller caller = *found;
+      caller.token_name = found->identity;
       // On a unix socket the user is what counts: an offer of memory comes without a token.
       caller.identity = proof.local ? connection
                                     : absl::StrCat("token ", found->identity,

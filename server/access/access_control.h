@@ -18,6 +18,7 @@ struct Proof {
   std::string certificate =
       {};  // the name in the client's certificate, which TLS has checked; or ""
   std::string authorization = {};  // the header of this name; "": there is none
+  std::string peer = {};           // its address, for the audit log only; "": on a unix socket
 };
 
 // Thread-safe.
@@ -33,6 +34,10 @@ class AccessControl {
   absl::StatusOr<Caller> Admit(const std::string& method, const Proof& proof) const
       GRADWIRE_EXCLUDES(mutex_);
 
+  // Who has this proof, whether or not it may call the method. Unauthenticated as above.
+  absl::StatusOr<Caller> Identify(const std::string& method, const Proof& proof) const
+      GRADWIRE_EXCLUDES(mutex_);
+
   // Reads the file again. True: the next calls go by what has changed; calls that are open go on.
   // An error: nothing has changed.
   absl::StatusOr<bool> Reload() GRADWIRE_EXCLUDES(mutex_);
@@ -43,7 +48,7 @@ class AccessControl {
   AccessControl(std::string path, std::shared_ptr<const TokenTable> tokens)
       : path_(std::move(path)), tokens_(std::move(tokens)) {}
 
-  absl::StatusOr<Caller> Identify(const std::string& method, const Proof& proof) const
+  absl::StatusOr<Caller> Recognize(const std::string& method, const Proof& proof) const
       GRADWIRE_EXCLUDES(mutex_);
 
   const std::string path_;

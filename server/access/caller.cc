@@ -7,6 +7,22 @@
 
 namespace gradwire::server {
 
+const char* Name(Role role) {
+  switch (role) {
+    case Role::kMember:
+      return "member";
+    case Role::kObserver:
+      return "observer";
+    case Role::kOperator:
+      return "operator";
+  }
+  return "";
+}
+
+QuotaHolder Caller::holder() const {
+  return {.name = token_name.empty() ? identity : token_name, .own = quota};
+}
+
 bool Caller::Covers(const std::string& session) const {
   return std::any_of(sessions.begin(), sessions.end(), [&](absl::string_view pattern) {
     if (absl::ConsumeSuffix(&pattern, "*")) return absl::StartsWith(session, pattern);

@@ -1,8 +1,11 @@
 // Who calls, and what for.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "server/access/quota_ledger.h"
 
 namespace gradwire::server {
 
@@ -11,6 +14,8 @@ enum class Role {
   kObserver,  // reads the status of sessions
   kOperator,  // may do everything
 };
+
+const char* Name(Role role);
 
 // Of all callers on a unix socket, which lets in the daemon's own user only.
 inline constexpr char kLocalIdentity[] = "local";
@@ -24,7 +29,15 @@ struct Caller {
   Role role = Role::kOperator;
   // Names of sessions; "*" at the end stands for any rest.
   std::vector<std::string> sessions = {"*"};
+  // The name and the quota of its token's line; empty: it came without a token.
+  std::string token_name = {};
+  std::optional<QuotaLimits> quota = {};
+  // For the audit log: the name in its certificate, as it is, and its address; empty: none.
+  std::string certificate = {};
+  std::string peer = {};
 
+  // Whose quota its uses count against: all callers with one token's name share it.
+  QuotaHolder holder() const;
   // Whether it may know of, and act on, the session.
   bool Covers(const std::string& session) const;
 };

@@ -10,18 +10,6 @@ namespace {
 
 constexpr std::size_t kShownBytes = 200;
 
-const char* Name(Role role) {
-  switch (role) {
-    case Role::kMember:
-      return "member";
-    case Role::kObserver:
-      return "observer";
-    case Role::kOperator:
-      return "operator";
-  }
-  return "";
-}
-
 const Permission* PermissionOf(const std::string& method) {
   const auto found =
       std::find_if(Permissions().begin(), Permissions().end(),

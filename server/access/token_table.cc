@@ -54,11 +54,20 @@ std::string Allowed(const std::string& what, absl::string_view value, const std:
 }
 
 // The error's message, if there is one.
+std::string ParseQuotaColumn(const std::string& word, Caller& caller) {
+  const absl::StatusOr<QuotaLimits> quota = ParseQuota(word, QuotaOwner::kIdentity);
+  if (!quota.ok()) return absl::StrCat("has a quota in which ", quota.status().message());
+  caller.quota = *quota;
+  return "";
+}
+
+// The error's message, if there is one.
 std::string ParseLine(const std::string& line, Caller& caller, std::string& digest) {
   const std::vector<std::string> words =
       absl::StrSplit(line, absl::ByAnyChar(" \t\r"), absl::SkipEmpty());
-  if (words.size() != 4) {
-    return absl::StrCat("has ", words.size(), " words; allowed are 4: name, role, sessions, token");
+  if (words.size() != 4 && words.size() != 5) {
+    return absl::StrCat("has ", words.size(),
+                        " words; allowed are 4 or 5: name, role, sessions, token, quota");
   }
   if (!IsName(words[0])) {
     return Allowed("the name", words[0], "1 to 128 of A-Z, a-z, 0-9, '.', '_', '-'");
@@ -83,7 +92,7 @@ std::string ParseLine(const std::string& line, Caller& caller, std::string& dige
     return absl::StrCat("has a token that is none; allowed: ", kLeastTokenBytes, " to ",
                         kMostTokenBytes, " printable characters, or sha256: and 64 digits");
   }
-  return "";
+  return words.size() == 5 ? ParseQuotaColumn(words[4], caller) : "";
 }
 
 }  // namespace
@@ -117,9 +126,10 @@ absl::StatusOr<TokenTable> TokenTable::Parse(const std::string& text) {
     }
     const auto [first, is_new] = by_name.emplace(caller.identity, caller);
     if (!is_new &&
-        (first->second.role != caller.role || first->second.sessions != caller.sessions)) {
+        (first->second.role != caller.role || first->second.sessions != caller.sessions ||
+         first->second.quota != caller.quota)) {
       return bad(absl::StrCat("gives \"", caller.identity,
-                              "\" another role or other sessions than a line before; allowed: "
+                              "\" another role, sessions or quota than a line before; allowed: "
                               "the same, while a token is replaced"));
     }
     if (!table.callers_.emplace(std::move(digest), std::move(caller)).second) {

@@ -14,10 +14,11 @@ namespace gradwire::server {
 // nothing about the tokens. Immutable.
 class TokenTable {
  public:
-  // One line for each token: name, role, sessions, token, with spaces between them.
+  // One line for each token: name, role, sessions, token, with spaces between them, and if need be
+  // the quota of all that have this name (ParseQuota), instead of the daemon's default.
   //
-  //   # name   role      sessions          token
-  //   team-a   member    digits,team-a-*   sha256:9f86d081…
+  //   # name   role      sessions          token                quota
+  //   team-a   member    digits,team-a-*   sha256:9f86d081…     sessions=4,members=64
   //   grafana  observer  *                 correct-horse-battery-staple
   //
   // Empty lines and those with '#' in front count for nothing. A token is itself, at least

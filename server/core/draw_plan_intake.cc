@@ -54,8 +54,8 @@ absl::Status DrawPlanIntake::HandOver(Effects& effects) {
   absl::Status status = hook_->SetDrawPlan(buckets);
   // A plan that comes too late is no violation: rank 0 cannot know that when it resumes.
   if (!absl::IsFailedPrecondition(status)) return status;
-  effects.push_back(
-      LogEffect{.message = absl::StrCat("rank 0's plan has no effect: ", status.message())});
+  effects.push_back(LogEffect{
+      .message = absl::StrCat("rank 0's plan has no effect: ", status.message()), .rank = 0});
   return absl::OkStatus();
 }
 

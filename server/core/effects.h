@@ -66,13 +66,19 @@ struct CloseEffect {
   int rank = 0;
   std::uint64_t connection = 0;
 };
+// The rank's member has gone: it left, or it is lost. A failure ends all memberships without this.
+struct DepartureEffect {
+  int rank = 0;
+  std::string lost{};  // why; "": it left
+};
 // Write a line to the log.
 struct LogEffect {
   enum class Level : std::uint8_t { kInfo, kWarning } level = Level::kInfo;
   std::string message;
+  int rank = -1;  // that the line is about; -1: none
 };
 using Effect = std::variant<SendEffect, FanOutEffect, ResultEffect, ReduceEffect, ComputeEffect,
-                            ChoreEffect, ReleaseEffect, CloseEffect, LogEffect>;
+                            ChoreEffect, ReleaseEffect, CloseEffect, DepartureEffect, LogEffect>;
 using Effects = std::vector<Effect>;
 
 }  // namespace gradwire::server

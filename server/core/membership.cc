@@ -53,6 +53,12 @@ absl::StatusOr<Membership::Place> Membership::Join(int rank, std::uint64_t start
   return Place{.rank = rank};
 }
 
+bool Membership::HasPlace(std::uint64_t start_id) const {
+  return std::any_of(members_.begin(), members_.end(), [start_id](const Member& member) {
+    return member.state != MemberState::kAbsent && member.start_id == start_id;
+  });
+}
+
 // The token may be older than the membership: the rank may have been freed and taken by another
 // process since. The start id detects that.
 absl::Status Membership::CheckAttach(int rank, std::uint64_t start_id) const {

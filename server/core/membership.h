@@ -40,6 +40,9 @@ class Membership {
   absl::StatusOr<Place> Join(int rank, std::uint64_t start_id, const std::string& session,
                              absl::Time now);
 
+  // Whether the process has, or had, a rank.
+  bool HasPlace(std::uint64_t start_id) const;
+
   // Whether the process may attach a stream; `rank` may be any.
   absl::Status CheckAttach(int rank, std::uint64_t start_id) const;
   // Makes the stream the member's. Returns the stream that it replaces.

@@ -10,7 +10,8 @@ absl::StatusOr<int> Rendezvous::Join(const JoinAsk& ask, absl::Time now, Effects
   if (!place.ok()) return place.status();
   asks_[static_cast<std::size_t>(place->rank)] = ask.group;
   if (place->fresh) {
-    effects.push_back(LogEffect{.message = absl::StrCat("rank ", place->rank, " joined")});
+    effects.push_back(
+        LogEffect{.message = absl::StrCat("rank ", place->rank, " joined"), .rank = place->rank});
   }
   return place->rank;
 }
@@ -27,6 +28,7 @@ MaybeFailure Rendezvous::OnWrongJoin(const JoinAsk& ask, const absl::Status& dif
 
 void Rendezvous::Leave(int rank, Effects& effects) {
   effects.push_back(CloseEffect{.rank = rank, .connection = membership_.connection(rank)});
+  effects.push_back(DepartureEffect{.rank = rank});
   last_departure_ = absl::StrCat("rank ", rank, " left");
   membership_.Free(rank);
 }
@@ -37,7 +39,9 @@ MaybeFailure Rendezvous::Tick(absl::Time now, Effects& effects) {
     effects.push_back(LogEffect{
         .level = LogEffect::Level::kWarning,
         .message = absl::StrCat("rank ", freed.rank, " is free again: ", freed.why, " before all ",
-                                options_.world_size, " members had joined")});
+                                options_.world_size, " members had joined"),
+        .rank = freed.rank});
+    effects.push_back(DepartureEffect{.rank = freed.rank, .lost = freed.why});
     if (freed.connection) {
       effects.push_back(CloseEffect{.rank = freed.rank, .connection = *freed.connection});
     }

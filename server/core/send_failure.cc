@@ -10,7 +10,8 @@ namespace gradwire::server {
 void SendFailure(const absl::Status& failure, int blamed_rank, const Membership& membership,
                  Effects& effects) {
   const std::string message(failure.message());
-  effects.push_back(LogEffect{.level = LogEffect::Level::kWarning, .message = message});
+  effects.push_back(
+      LogEffect{.level = LogEffect::Level::kWarning, .message = message, .rank = blamed_rank});
   const std::vector<int> ranks = membership.Reachable();
   effects.push_back(
       FanOutEffect{.ranks = ranks,

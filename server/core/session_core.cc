@@ -51,6 +51,8 @@ absl::StatusOr<int> SessionCore::Join(const JoinAsk& ask, const absl::Status& sa
   return same;
 }
 
+bool SessionCore::HasPlace(std::uint64_t start_id) const { return membership_.HasPlace(start_id); }
+
 absl::Status SessionCore::Attach(int rank, std::uint64_t start_id, std::int64_t step,
                                  std::uint64_t connection, absl::Time now, Effects& effects) {
   if (state_ == State::kFailed) return failure_;
@@ -145,10 +147,11 @@ void SessionCore::ChoreDone(Effects& effects) {
 void SessionCore::Detach(int rank, std::uint64_t connection, absl::Time now, Effects& effects) {
   if (!membership_.Detach(rank, connection, now)) return;
   if (state_ == State::kClosed) return;
-  effects.push_back(LogEffect{
-      .level = LogEffect::Level::kWarning,
-      .message = absl::StrCat("rank ", rank, "'s stream ended; it has ",
-                              absl::FormatDuration(options_.resume_grace), " to resume")});
+  effects.push_back(
+      LogEffect{.level = LogEffect::Level::kWarning,
+                .message = absl::StrCat("rank ", rank, "'s stream ended; it has ",
+                                        absl::FormatDuration(options_.resume_grace), " to resume"),
+                .rank = rank});
   if (IsActive(Mutant::kMemberDroppedPerBucket)) step_->ReduceWithoutLost(effects);
 }
 
@@ -180,8 +183,10 @@ void SessionCore::LeaveRunning(int rank, absl::Time now, Effects& effects) {
   Apply(collectives_->CheckNobodyGone(rank), effects);
   membership_.Leave(rank, now);
   effects.push_back(
-      LogEffect{.message = absl::StrCat("rank ", rank, " left after ", step_->number(), " steps")});
+      LogEffect{.message = absl::StrCat("rank ", rank, " left after ", step_->number(), " steps"),
+                .rank = rank});
   effects.push_back(close);
+  effects.push_back(DepartureEffect{.rank = rank});
   step_->Leave(rank, effects);
   if (membership_.AllLeft()) {
     state_ = State::kClosed;
@@ -214,7 +219,11 @@ void SessionCore::Apply(const MaybeFailure& failure, Effects& effects) {
   SendFailure(failure_, decision.blamed_rank, membership_, effects);
   state_ = State::kFailed;
   membership_.End();
-  if (failure->kind == FailureEvent::Kind::kLost) membership_.Lose(failure->rank);
+  if (failure->kind == FailureEvent::Kind::kLost) {
+    membership_.Lose(failure->rank);
+    effects.push_back(
+        DepartureEffect{.rank = failure->rank, .lost = std::string(failure->what.message())});
+  }
   step_->End();
   collectives_->End();
 }

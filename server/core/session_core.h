@@ -48,6 +48,9 @@ class SessionCore {
   absl::StatusOr<int> Join(const JoinAsk& ask, const absl::Status& same, absl::Time now,
                            Effects& effects);
 
+  // Whether a join with this start id would get the rank that it has, or had.
+  bool HasPlace(std::uint64_t start_id) const;
+
   // A stream whose Hello carried this rank's token. `connection` is unique among streams. Replaces
   // the member's earlier stream, if any.
   absl::Status Attach(int rank, std::uint64_t start_id, std::int64_t step, std::uint64_t connection,

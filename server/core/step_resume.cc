@@ -24,8 +24,8 @@ absl::Status Step::CheckResumable(std::int64_t member_step) const {
 // The resumed member gets, in this order: Welcome, the results that it has not acknowledged, a
 // missed StepDone, a missed StateReset, the shared state; then all get a Restart.
 void Step::Resume(int rank, std::int64_t member_step, Effects& effects) {
-  effects.push_back(
-      LogEffect{.message = absl::StrCat("rank ", rank, " resumed in step ", number_)});
+  effects.push_back(LogEffect{.message = absl::StrCat("rank ", rank, " resumed in step ", number_),
+                              .rank = rank});
   // Chunks of an earlier attempt are still on their way; CurrentBucket ignores them.
   ++attempt_;
   for (auto& [key, bucket] : table_.all()) {

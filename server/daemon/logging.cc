@@ -16,6 +16,7 @@
 #include "absl/time/time.h"
 #include "base/printable.h"
 #include "server/daemon/line_limit.h"
+#include "server/session/log_scope.h"
 
 namespace gradwire::server {
 namespace {
@@ -23,6 +24,19 @@ namespace {
 // Of a string in JSON.
 std::string Quoted(const std::string& text) {
   return absl::StrReplaceAll(text, {{"\"", "\\\""}, {"\\", "\\\\"}});
+}
+
+// What the line is about, in JSON.
+std::string Fields(const LogFields* fields) {
+  if (fields == nullptr) return "";
+  std::string text;
+  if (!fields->session.empty()) {
+    absl::StrAppend(&text, ",\"session\":\"", Printable(Quoted(fields->session)), "\"");
+  }
+  if (fields->generation) absl::StrAppend(&text, ",\"generation\":", *fields->generation);
+  if (fields->step) absl::StrAppend(&text, ",\"step\":", *fields->step);
+  if (fields->rank) absl::StrAppend(&text, ",\"rank\":", *fields->rank);
+  return text;
 }
 
 constexpr int kGrpcLinesPerSecond = 5;
@@ -51,9 +65,10 @@ class LineFormatter final : public spdlog::formatter {
     const std::string said(message.payload.data(), message.payload.size());
     // Messages quote what members sent.
     const std::string text = Printable(json_ ? Quoted(said) : said);
-    const std::string line = json_ ? absl::StrCat("{\"time\":\"", time, "\",\"level\":\"",
-                                                  level_text, "\",\"message\":\"", text, "\"}\n")
-                                   : absl::StrCat(time, " ", level_text, " ", text, "\n");
+    const std::string line =
+        json_ ? absl::StrCat("{\"time\":\"", time, "\",\"level\":\"", level_text,
+                             "\",\"message\":\"", text, "\"", Fields(LogScope::current()), "}\n")
+              : absl::StrCat(time, " ", level_text, " ", text, "\n");
     out.append(line.data(), line.data() + line.size());
   }
 

@@ -56,19 +56,26 @@ absl::StatusOr<std::shared_ptr<Reducer>> MakeGpuReducer(const ServerOptions& opt
 
 absl::StatusOr<std::shared_ptr<Registry>> MakeRegistry(const ServerOptions& options,
                                                        std::size_t memory_bytes,
-                                                       const SystemShares& shares) {
+                                                       const SystemShares& shares,
+                                                       std::shared_ptr<AuditSink> audit) {
   std::shared_ptr<Reducer> reducer;
   if (options.reduce != "cpu") {
     auto on_gpus = MakeGpuReducer(options);
     if (!on_gpus.ok()) return on_gpus.status();
     reducer = *std::move(on_gpus);
   }
-  return std::make_shared<Registry>(
+  const auto identity = ParseQuota(options.identity_quota, QuotaOwner::kIdentity);
+  if (!identity.ok()) return identity.status();
+  const auto session = ParseQuota(options.session_quota, QuotaOwner::kSession);
+  if (!session.ok()) return session.status();
+  auto registry = std::make_shared<Registry>(
       Registry::Limits{.memory_bytes = memory_bytes,
                        .max_sessions = static_cast<std::size_t>(options.max_sessions),
                        .memory_segments = shares.segments,
                        .shared_sessions = shares.shared_sessions},
-      std::move(reducer));
+      std::move(reducer), std::move(audit));
+  registry->ledger().SetLimits(*identity, *session);
+  return registry;
 }
 
 }  // namespace gradwire::server

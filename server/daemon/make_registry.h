@@ -14,6 +14,7 @@ namespace gradwire::server {
 // FailedPrecondition says which GPU cannot be used, why, and what to do.
 absl::StatusOr<std::shared_ptr<Registry>> MakeRegistry(const ServerOptions& options,
                                                        std::size_t memory_bytes,
-                                                       const SystemShares& shares);
+                                                       const SystemShares& shares,
+                                                       std::shared_ptr<AuditSink> audit);
 
 }  // namespace gradwire::server

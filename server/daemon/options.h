@@ -30,6 +30,12 @@ struct ServerOptions {
   std::string http_listen = "off";
   // Allows an address for them that other hosts can reach. They are read-only, and not encrypted.
   bool insecure_http = false;
+  // What an identity without a quota of its own, and a session, may use: see ParseQuota. Empty: no
+  // limit.
+  std::string identity_quota = {};
+  std::string session_quota = {};
+  // A file that gets a line for each event that matters to security; empty: none.
+  std::string audit_log = {};
   int max_connections = 4096;  // a member may have two
   int max_sessions = 256;
   // Upper bound of what all sessions together may make the daemon hold. "80%" is a part of the

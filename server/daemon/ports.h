@@ -14,6 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/access/access_control.h"
+#include "server/access/audit.h"
 #include "server/daemon/line_limit.h"
 #include "server/daemon/options.h"
 #include "server/daemon/ticker.h"
@@ -27,10 +28,11 @@ namespace gradwire::server {
 // Open, AddTo, Serve, Stop: in this order, each once.
 class Ports {
  public:
-  // Listens, and reads the certificates. Connections wait.
+  // Listens, and reads the certificates. Connections wait. `audit` may be null.
   static absl::StatusOr<std::unique_ptr<Ports>> Open(const ServerOptions& options,
                                                      const IntakeLimits& intake,
-                                                     int max_connections);
+                                                     int max_connections,
+                                                     std::shared_ptr<AuditSink> audit);
   ~Ports() { Stop(); }
   Ports(const Ports&) = delete;
   Ports& operator=(const Ports&) = delete;
@@ -44,6 +46,10 @@ class Ports {
 
   // Who may call the method; refusals are logged. Thread-safe.
   absl::StatusOr<Caller> Admit(const std::string& method, const Proof& proof) const;
+
+  // A call that was admitted was refused for what it asked: the session of another, or another's
+  // membership. Thread-safe.
+  void OnDenied(const std::string& method, const Caller& caller, const absl::Status& why) const;
 
   // Of the connection of this peer, as gRPC names it; null: it is not TCP. Thread-safe.
   std::shared_ptr<TrafficMeter> MeterOf(const std::string& peer) const {
@@ -70,13 +76,19 @@ class Ports {
   static constexpr int kRefusalsPerSecond = 10;
   using FromOutside = grpc::experimental::ExternalConnectionAcceptor;
 
-  Ports(const ServerOptions& options, const IntakeLimits& intake, int max_connections);
+  Ports(const ServerOptions& options, const IntakeLimits& intake, int max_connections,
+        std::shared_ptr<AuditSink> audit);
 
+  void Count(const std::string& method, const absl::Status& why) const;
+  void OnCut(CutReason reason, const std::string& peer, const std::string& sentence);
   void Reload();
+  bool SayReload(const std::string& what, const std::string& event,
+                 const absl::StatusOr<bool>& changed, std::string& last) const;
 
   const std::chrono::milliseconds first_byte_timeout_;
   const int max_connections_;
-  std::vector<Listener> listeners_;  // until Serve
+  const std::shared_ptr<AuditSink> audit_;  // null: there is no audit log
+  std::vector<Listener> listeners_;         // until Serve
   std::vector<std::string> addresses_;
   std::unordered_set<int> local_fds_;               // listeners on unix sockets
   std::shared_ptr<CertificateStore> certificates_;  // null: no TLS

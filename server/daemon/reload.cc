@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/daemon/logging.h"
 
 namespace gradwire::server {
@@ -15,6 +16,10 @@ namespace {
 void Apply(const ServerOptions& old, const ServerOptions& changed, Server& server) {
   if (old.max_sessions != changed.max_sessions) server.SetMaxSessions(changed.max_sessions);
   if (old.log_format != changed.log_format) ChangeLogFormat(changed.log_format);
+  const auto identity = ParseQuota(changed.identity_quota, QuotaOwner::kIdentity);
+  const auto session = ParseQuota(changed.session_quota, QuotaOwner::kSession);
+  // Set has checked them.
+  if (identity.ok() && session.ok()) server.SetQuotas(*identity, *session);
 }
 
 }  // namespace
@@ -24,7 +29,10 @@ void Reload(const Flags& flags, Server& server, ServerOptions& running) {
   for (const std::string& problem : loaded.problems) {
     spdlog::error("configuration not reloaded: {}", problem);
   }
-  if (!loaded.problems.empty()) return;
+  if (!loaded.problems.empty()) {
+    server.OnReload(absl::InvalidArgumentError(absl::StrJoin(loaded.problems, "; ")), "");
+    return;
+  }
   const ServerOptions& wanted = loaded.configuration.options;
   ServerOptions changed = running;
   std::vector<std::string> applied;
@@ -53,6 +61,7 @@ void Reload(const Flags& flags, Server& server, ServerOptions& running) {
       applied.size(), held.size());
   ChangeLogLevel(changed.log_level);
   running = changed;
+  server.OnReload(absl::OkStatus(), absl::StrJoin(applied, ", "));
 }
 
 }  // namespace gradwire::server

@@ -10,13 +10,15 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "server/daemon/audit_log.h"
 #include "server/daemon/grpc_settings.h"
 #include "server/daemon/make_registry.h"
 #include "server/daemon/ports.h"
 #include "server/daemon/status_source.h"
 #include "server/daemon/ticker.h"
 #include "server/net/offer_threads.h"
-#include "server/net/system_shares.h"
 #include "server/rpc/call_server.h"
 #include "server/services/services.h"
 
@@ -29,10 +31,11 @@ constexpr absl::Duration kPoll = absl::Milliseconds(10);
 class ServerImpl final : public Server {
  public:
   ServerImpl(const ServerOptions& options, const MemoryShares& memory, const SystemShares& shares,
-             std::shared_ptr<Registry> registry)
+             std::shared_ptr<Registry> registry, std::shared_ptr<AuditLog> audit)
       : options_(options),
         memory_(memory),
         shares_(shares),
+        audit_(std::move(audit)),
         registry_(std::move(registry)),
         tasks_(std::make_shared<PeriodicTasks>()),
         services_(options, registry_, tasks_,
@@ -46,6 +49,10 @@ class ServerImpl final : public Server {
   ~ServerImpl() override { Shutdown(absl::ZeroDuration()); }
 
   absl::Status Serve();
+  void RecordStart() {
+    Record("daemon_started", absl::OkStatus(),
+           absl::StrCat("version ", GRADWIRE_VERSION, ", ", absl::StrJoin(addresses(), ", ")));
+  }
 
   const std::vector<std::string>& addresses() const override { return ports_->addresses(); }
   std::vector<std::string> http_addresses() const override {
@@ -56,6 +63,10 @@ class ServerImpl final : public Server {
   void SetMaxSessions(int max_sessions) override {
     registry_->SetMaxSessions(static_cast<std::size_t>(max_sessions));
   }
+  void SetQuotas(const QuotaLimits& identity, const QuotaLimits& session) override {
+    registry_->ledger().SetLimits(identity, session);
+  }
+  void OnReload(const absl::Status& status, const std::string& changes) override;
   void BeginDrain() override;
   bool idle() const override { return registry_->idle(); }
   std::uint64_t connections_cut() const override { return ports_->connections_cut(); }
@@ -63,12 +74,15 @@ class ServerImpl final : public Server {
   void Shutdown(absl::Duration timeout) override;
 
  private:
+  void Record(const std::string& event, const absl::Status& status = absl::OkStatus(),
+              const std::string& reason = "");
   bool WaitIdle(absl::Duration timeout) const;
   void Tick(absl::Time now);
 
   const ServerOptions options_;
   const MemoryShares memory_;
   const SystemShares shares_;
+  const std::shared_ptr<AuditLog> audit_;  // null: there is none
   const std::shared_ptr<Registry> registry_;
   const std::shared_ptr<PeriodicTasks> tasks_;
   Services services_;
@@ -78,13 +92,15 @@ class ServerImpl final : public Server {
   Heart heart_;
   std::unique_ptr<HttpServer> http_;  // null: off
   std::atomic<bool> shut_down_ = false;
+  std::atomic<bool> drain_begun_ = false;
 
   absl::Time next_heartbeat_ = absl::InfinitePast();  // the ticker's
   std::optional<Ticker> ticker_;
 };
 
 absl::Status ServerImpl::Serve() {
-  auto ports = Ports::Open(options_, IntakeLimitsOf(options_, memory_), shares_.connections);
+  auto ports =
+      Ports::Open(options_, IntakeLimitsOf(options_, memory_), shares_.connections, audit_);
   if (!ports.ok()) return ports.status();
   ports_ = *std::move(ports);
   grpc::ServerBuilder builder;
@@ -94,12 +110,15 @@ absl::Status ServerImpl::Serve() {
       builder, services_.MakeMethods(),
       {.admit = [this](const std::string& method,
                        const Proof& proof) { return ports_->Admit(method, proof); },
-       .meter_of = [this](const std::string& peer) { return ports_->MeterOf(peer); }});
+       .meter_of = [this](const std::string& peer) { return ports_->MeterOf(peer); },
+       .on_denied = [this](const std::string& method, const Caller& caller,
+                           const absl::Status& why) { ports_->OnDenied(method, caller, why); }});
   if (!calls.ok()) return calls.status();
   calls_ = *std::move(calls);
   // Before connections arrive, because it checks the deadlines of their streams.
   ticker_.emplace(kTick, [this](absl::Time now) { Tick(now); });
-  auto http = ServeStatus(options_, MakeStatusSource(*registry_, services_, *ports_, heart_));
+  auto http =
+      ServeStatus(options_, MakeStatusSource(*registry_, services_, *ports_, heart_, audit_.get()));
   if (!http.ok()) return http.status();
   http_ = *std::move(http);
   return ports_->Serve([this](UniqueFd connection) { offers_.Submit(std::move(connection)); });
@@ -114,7 +133,22 @@ void ServerImpl::Tick(absl::Time now) {
   next_heartbeat_ = now + options_.heartbeat_interval;
 }
 
+void ServerImpl::Record(const std::string& event, const absl::Status& status,
+                        const std::string& reason) {
+  if (audit_ == nullptr) return;
+  audit_->Record(
+      {.event = event,
+       .outcome = status.ok() ? AuditEvent::Outcome::kDone : AuditEvent::Outcome::kRefused,
+       .reason = status.ok() ? reason : std::string(status.message())});
+}
+
+void ServerImpl::OnReload(const absl::Status& status, const std::string& changes) {
+  Record("configuration_reloaded", status, changes);
+  if (audit_ != nullptr) audit_->Reopen();
+}
+
 void ServerImpl::BeginDrain() {
+  if (!drain_begun_.exchange(true)) Record("drain_begun");
   services_.StopServing();
   registry_->BeginDrain();
 }
@@ -154,6 +188,9 @@ void ServerImpl::Shutdown(absl::Duration timeout) {
   }
   if (ticker_) ticker_->Stop();
   http_.reset();
+  if (audit_ == nullptr) return;
+  Record("daemon_stopped");
+  audit_->Stop();
 }
 
 }  // namespace
@@ -165,10 +202,18 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   const SystemShares shares =
       ShareOut(ReadSystemLimits(), options.max_connections, options.max_sessions);
   const MemoryShares memory_shares = ShareMemory(*memory);
-  auto registry = MakeRegistry(options, memory_shares.sessions, shares);
+  std::shared_ptr<AuditLog> audit;
+  if (!options.audit_log.empty()) {
+    auto opened = AuditLog::Open(options.audit_log);
+    if (!opened.ok()) return opened.status();
+    audit = *std::move(opened);
+  }
+  auto registry = MakeRegistry(options, memory_shares.sessions, shares, audit);
   if (!registry.ok()) return registry.status();
-  auto server = std::make_unique<ServerImpl>(options, memory_shares, shares, *std::move(registry));
+  auto server = std::make_unique<ServerImpl>(options, memory_shares, shares, *std::move(registry),
+                                             std::move(audit));
   if (absl::Status status = server->Serve(); !status.ok()) return status;
+  server->RecordStart();
   for (const std::string& address : server->addresses()) spdlog::info("listening on {}", address);
   return server;
 }

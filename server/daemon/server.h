@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/access/quota_limits.h"
 #include "server/daemon/options.h"
 
 namespace gradwire::server {
@@ -33,6 +34,13 @@ class Server {
 
   // Counts for sessions that begin from now on.
   virtual void SetMaxSessions(int max_sessions) = 0;
+
+  // Counts for joins from now on.
+  virtual void SetQuotas(const QuotaLimits& identity, const QuotaLimits& session) = 0;
+
+  // The configuration was read again, or could not be: a line in the audit log, whose file is then
+  // opened again. `changes`: what has changed.
+  virtual void OnReload(const absl::Status& status, const std::string& changes) = 0;
 
   // Health says NOT_SERVING and joins are refused from here on; sessions that are not complete yet
   // end at once, and running ones go on.

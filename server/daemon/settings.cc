@@ -12,6 +12,7 @@
 #include "absl/strings/str_replace.h"
 #include "base/limits.h"
 #include "base/printable.h"
+#include "server/access/quota_limits.h"
 #include "server/daemon/memory_limit.h"
 
 namespace gradwire::server {
@@ -146,6 +147,36 @@ std::vector<Setting> ResourceSettings() {
   };
 }
 
+std::vector<Setting> QuotaSettings() {
+  return {
+      {.name = "identity-quota",
+       .key = "quota.identity",
+       .placeholder = "WORDS",
+       .help = "What each identity may use, such as "
+               "sessions=16,members=256,memory=2GiB,streams=512,joins=50",
+       .field = At<&Options::identity_quota>,
+       .reloadable = true,
+       .check =
+           [](const Options& options) {
+             return ParseQuota(options.identity_quota, QuotaOwner::kIdentity).status();
+           },
+       .allowed = "words such as sessions=16,members=256,memory=2GiB,streams=512,joins=50, and "
+                  "\"\" for no limit"},
+      {.name = "session-quota",
+       .key = "quota.session",
+       .placeholder = "WORDS",
+       .help = "What each session may use, such as members=1024,memory=8GiB,streams=2048,joins=50",
+       .field = At<&Options::session_quota>,
+       .reloadable = true,
+       .check =
+           [](const Options& options) {
+             return ParseQuota(options.session_quota, QuotaOwner::kSession).status();
+           },
+       .allowed = "words such as members=1024,memory=8GiB,streams=2048,joins=50, and \"\" for no "
+                  "limit"},
+  };
+}
+
 std::vector<Setting> ProcessSettings() {
   return {
       {.name = "drain-timeout",
@@ -174,6 +205,13 @@ std::vector<Setting> ProcessSettings() {
        .field = At<&Options::log_format>,
        .reloadable = true,
        .choices = {"text", "json"}},
+      {.name = "audit-log",
+       .key = "audit.log",
+       .placeholder = "PATH",
+       .help = "File for a line of JSON for each event that matters to security; SIGHUP opens it "
+               "again",
+       .field = At<&Options::audit_log>,
+       .allowed = kPaths},
   };
 }
 
@@ -238,8 +276,8 @@ std::string Setting::section() const {
 }
 
 const std::vector<Setting>& Settings() {
-  static const auto& settings =
-      *new std::vector<Setting>(Joined(AccessSettings(), ResourceSettings(), ProcessSettings()));
+  static const auto& settings = *new std::vector<Setting>(
+      Joined(AccessSettings(), ResourceSettings(), QuotaSettings(), ProcessSettings()));
   return settings;
 }
 
@@ -338,6 +376,12 @@ absl::Status Check(const Setting& setting, const std::string& name, ServerOption
   } else {
     quoted = true;
     right = setting.valid == nullptr || setting.valid(options);
+    if (setting.check != nullptr) {
+      const absl::Status parts = setting.check(options);
+      if (parts.ok()) return parts;
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, " is ", Quoted(text), ", in which ", parts.message()));
+    }
   }
   return right ? absl::OkStatus() : Wrong(setting, name, quoted ? Quoted(text) : text);
 }

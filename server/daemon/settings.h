@@ -34,6 +34,8 @@ struct Setting {
   // Of texts. `choices` empty: those that are `valid` (null: all), which `allowed` describes.
   std::vector<std::string> choices = {};
   bool (*valid)(const ServerOptions&) = nullptr;
+  // Of texts with parts: says which part is wrong, and what is allowed there.
+  absl::Status (*check)(const ServerOptions&) = nullptr;
   std::string allowed = "";
 
   std::string flag() const;      // "--log-level"

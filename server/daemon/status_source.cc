@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/daemon/audit_log.h"
 #include "server/daemon/ports.h"
 #include "server/http/pages.h"
 #include "server/rpc/clock.h"
@@ -30,17 +31,38 @@ ProbePart Ticks(const Heart& heart) {
                                  absl::FormatDuration(absl::Trunc(ago, absl::Seconds(1))), " ago")};
 }
 
+std::vector<RefusalCount> RefusedJoins(const JoinRefusals& refusals) {
+  std::vector<RefusalCount> counts;
+  for (std::size_t i = 0; i < JoinRefusals::kReasons.size(); ++i) {
+    counts.push_back({.reason = JoinRefusals::kReasons[i].name, .count = refusals.count(i)});
+  }
+  return counts;
+}
+
+std::vector<RefusalCount> QuotaRefusals(const QuotaLedger& ledger) {
+  std::vector<RefusalCount> counts;
+  for (std::size_t i = 0; i < kQuotaKinds; ++i) {
+    const auto kind = static_cast<QuotaKind>(i);
+    counts.push_back({.reason = Name(kind), .count = ledger.refusals(kind)});
+  }
+  return counts;
+}
+
 }  // namespace
 
 StatusSource MakeStatusSource(const Registry& registry, const Services& services,
-                              const Ports& ports, const Heart& heart) {
+                              const Ports& ports, const Heart& heart, const AuditLog* audit) {
   return {.figures =
-              [&registry, &services, &ports] {
-                return Figures{.server = services.DescribeServer(),
-                               .sessions = registry.List(MonotonicNow()),
-                               .ports = ports.figures(),
-                               .closed_sessions = registry.closed_total(),
-                               .failed_sessions = registry.failed_total()};
+              [&registry, &services, &ports, audit] {
+                Figures figures{.server = services.DescribeServer(),
+                                .sessions = registry.List(MonotonicNow()),
+                                .ports = ports.figures(),
+                                .closed_sessions = registry.closed_total(),
+                                .failed_sessions = registry.failed_total(),
+                                .refused_joins = RefusedJoins(services.refused_joins()),
+                                .quota_refusals = QuotaRefusals(registry.ledger())};
+                if (audit != nullptr) figures.audit_dropped = audit->dropped();
+                return figures;
               },
           .session = [&registry](
                          const std::string& name) { return registry.Status(name, MonotonicNow()); },

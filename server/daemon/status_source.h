@@ -13,6 +13,7 @@
 
 namespace gradwire::server {
 
+class AuditLog;
 class Ports;
 class Registry;
 class Services;
@@ -28,9 +29,9 @@ class Heart {
   std::atomic<std::int64_t> last_ = 0;
 };
 
-// All of them outlive the source.
+// All of them outlive the source. `audit` may be null.
 StatusSource MakeStatusSource(const Registry& registry, const Services& services,
-                              const Ports& ports, const Heart& heart);
+                              const Ports& ports, const Heart& heart, const AuditLog* audit);
 
 // Serves the pages where the options say, or nowhere: null. With "auto", an address that is taken
 // is no error.

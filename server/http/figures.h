@@ -16,7 +16,8 @@ namespace gradwire::server {
 
 // Since the daemon began.
 struct PortFigures {
-  std::uint64_t refused_connections = 0;  // above a limit
+  std::uint64_t refused_connections = 0;       // above a limit
+  std::uint64_t connections_without_call = 0;  // that ended before their first one
   std::uint64_t unauthenticated_calls = 0;
   std::uint64_t denied_calls = 0;  // by a role or a list of sessions
   // Connections that were cut: see Intake.
@@ -28,12 +29,21 @@ struct PortFigures {
   std::optional<absl::Time> certificate_expiry{};  // none: no TLS
 };
 
+// Of something that is refused, by the reason.
+struct RefusalCount {
+  std::string reason;
+  std::uint64_t count = 0;
+};
+
 struct Figures {
   v1::GetServerResponse server;
   std::vector<v1::SessionStatus> sessions;  // also those that ended lately
   PortFigures ports;
   std::uint64_t closed_sessions = 0;
   std::uint64_t failed_sessions = 0;
+  std::vector<RefusalCount> refused_joins = {};
+  std::vector<RefusalCount> quota_refusals = {};
+  std::optional<std::uint64_t> audit_dropped = {};  // none: there is no audit log
 };
 
 // A part of a probe: "serving", and why not; empty: it is well.

@@ -90,6 +90,21 @@ void AddServer(const Figures& figures, Families& to) {
              {{"reason", "failed"}});
 }
 
+void AddRefusals(const Figures& figures, Families& to) {
+  for (const RefusalCount& one : figures.refused_joins) {
+    to.Counter("gradwire_refused_joins_total", "Joins that were refused.",
+               static_cast<double>(one.count), {{"reason", one.reason}});
+  }
+  for (const RefusalCount& one : figures.quota_refusals) {
+    to.Counter("gradwire_quota_refusals_total", "Joins above a quota of an identity or a session.",
+               static_cast<double>(one.count), {{"quota", one.reason}});
+  }
+  if (figures.audit_dropped) {
+    to.Counter("gradwire_audit_dropped_total", "Events that did not fit into the audit log.",
+               static_cast<double>(*figures.audit_dropped));
+  }
+}
+
 void AddPorts(const PortFigures& ports, Families& to) {
   const std::string calls = "Calls that were refused.";
   to.Counter("gradwire_refused_calls_total", calls,
@@ -98,6 +113,9 @@ void AddPorts(const PortFigures& ports, Families& to) {
              {{"reason", "permission_denied"}});
   to.Counter("gradwire_refused_connections_total", "Connections above a limit of number or rate.",
              static_cast<double>(ports.refused_connections));
+  to.Counter("gradwire_connections_without_call_total",
+             "Connections that ended before their first call: failed or slow handshakes, probes.",
+             static_cast<double>(ports.connections_without_call));
   const std::string cut = "Connections that were cut because of what they cost.";
   const std::pair<const char*, std::uint64_t> reasons[] = {
       {"too_much", ports.cut_too_much},
@@ -184,6 +202,7 @@ std::string MetricsText(const Figures& figures, absl::Time now) {
   Families families;
   AddServer(figures, families);
   AddPorts(figures.ports, families);
+  AddRefusals(figures, families);
   int members = 0;
   // Of two sessions of one name, the newer one comes first.
   std::map<std::string, bool> seen;

@@ -148,7 +148,7 @@ void Acceptor::OnEvent(int fd) {
   if (const auto ended = open_.find(fd); ended != open_.end()) {
     // Not implied by closing the duplicate: gRPC may still hold the same open file.
     epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
-    if (intake_ != nullptr) intake_->Remove(fd);
+    if (intake_ != nullptr && !intake_->Remove(fd)) ++without_call_;
     open_.erase(ended);
     --connections_;
     return;
@@ -185,6 +185,7 @@ void Acceptor::CloseSilent(Clock::time_point now) {
     epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, it->first, nullptr);
     it = silent_.erase(it);
     --connections_;
+    ++without_call_;
   }
 }
 

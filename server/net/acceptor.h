@@ -58,6 +58,9 @@ class Acceptor {
   int max_connections() const { return max_connections_; }
   int connections() const { return connections_.load(std::memory_order_relaxed); }
   std::uint64_t refused() const { return refused_.load(std::memory_order_relaxed); }
+  // That ended, or were closed, before their first call: Intake::Remove, and unix sockets without a
+  // first byte.
+  std::uint64_t without_call() const { return without_call_.load(std::memory_order_relaxed); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -106,6 +109,7 @@ class Acceptor {
   std::map<PeerAddress, std::deque<Waiting>> waiting_;  // counted too
   std::atomic<int> connections_ = 0;
   std::atomic<std::uint64_t> refused_ = 0;
+  std::atomic<std::uint64_t> without_call_ = 0;
   std::thread thread_;
 };
 

@@ -130,9 +130,10 @@ void Intake::Add(int fd) {
   meters_.insert_or_assign(*peer, std::move(meter));
 }
 
-void Intake::Remove(int fd) {
+bool Intake::Remove(int fd) {
   const auto found = connections_.find(fd);
-  if (found == connections_.end()) return;
+  if (found == connections_.end()) return true;
+  const bool explained = found->second.cut || found->second.meter->calls() > 0;
   {
     MutexLock lock(mutex_);
     // A new connection may have the same address already.
@@ -141,6 +142,7 @@ void Intake::Remove(int fd) {
   }
   EndNewcomer(found->second);
   connections_.erase(found);
+  return explained;
 }
 
 std::shared_ptr<TrafficMeter> Intake::Find(const std::string& grpc_peer) const {
@@ -208,9 +210,10 @@ void Intake::CutOne(int fd, Connection& connection, const Held& held, CutReason 
   connection.cut = true;
   shutdown(fd, SHUT_RDWR);
   rates_.OnOffence(AddressRates::Origin(connection.peer), Clock::now());
-  on_cut_(reason, absl::StrCat("cut the connection of ", ToText(connection.peer), ": it brought ",
-                               held.bytes, " bytes that no complete message explains; ",
-                               Why(reason, limits_)));
+  const std::string peer = ToText(connection.peer);
+  on_cut_(reason, peer,
+          absl::StrCat("cut the connection of ", peer, ": it brought ", held.bytes,
+                       " bytes that no complete message explains; ", Why(reason, limits_)));
 }
 
 }  // namespace gradwire::server

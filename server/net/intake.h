@@ -83,14 +83,17 @@ class HeldBytes {
 class Intake {
  public:
   using Clock = std::chrono::steady_clock;
-  // Called for each cut, with a sentence for the log.
-  using OnCut = std::function<void(CutReason reason, const std::string& sentence)>;
+  // Called for each cut, with the peer's address and a sentence for the log.
+  using OnCut =
+      std::function<void(CutReason reason, const std::string& peer, const std::string& sentence)>;
 
   Intake(const IntakeLimits& limits, OnCut on_cut) : limits_(limits), on_cut_(std::move(on_cut)) {}
 
   // `fd` stays the caller's, open until Remove. Ignores what is not TCP.
   void Add(int fd) GRADWIRE_EXCLUDES(mutex_);
-  void Remove(int fd) GRADWIRE_EXCLUDES(mutex_);
+  // False: the connection has never had a call, and was not cut for that or anything else: its
+  // handshake failed or took too long, or somebody probed the port.
+  bool Remove(int fd) GRADWIRE_EXCLUDES(mutex_);
 
   // Whether one more connection from there may be handed to gRPC now; otherwise later.
   bool Admit(const PeerAddress& peer, Clock::time_point now);

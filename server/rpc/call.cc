@@ -52,11 +52,12 @@ Call::Call()
       finish_(Operation<&Call::OnSent>()) {}
 
 void Call::Open(std::unique_ptr<Wire> wire, Caller caller, std::shared_ptr<TrafficMeter> meter,
-                std::function<void()> closed) {
+                const OnDenied* on_denied, std::function<void()> closed) {
   self_ = shared_from_this();
   wire_ = std::move(wire);
   wire_->call = this;
   caller_ = std::move(caller);
+  on_denied_ = on_denied;
   meter_ = std::move(meter);
   if (meter_ != nullptr) meter_->OnCall();
   closed_ = std::move(closed);
@@ -113,6 +114,9 @@ void Call::Finish(const absl::Status& status) {
     MutexLock lock(mutex_);
     if (outcome_) return;
     outcome_ = ToShortGrpc(status);
+  }
+  if (on_denied_ != nullptr && absl::IsPermissionDenied(status)) {
+    (*on_denied_)(method(), caller_, status);
   }
   MaybeFinish();
 }

@@ -94,10 +94,14 @@ class Call : public std::enable_shared_from_this<Call> {
     Call* call = nullptr;  // from Open on
   };
 
+  // Told of a call that is finished with PermissionDenied.
+  using OnDenied =
+      std::function<void(const std::string& method, const Caller& caller, const absl::Status& why)>;
+
   // OnStart. `closed` is called after OnDone; the last thing that is done with the server. `meter`
-  // is the connection's, or null.
+  // is the connection's, or null. `on_denied` may be null and outlives the call.
   void Open(std::unique_ptr<Wire> wire, Caller caller, std::shared_ptr<TrafficMeter> meter,
-            std::function<void()> closed) GRADWIRE_EXCLUDES(mutex_);
+            const OnDenied* on_denied, std::function<void()> closed) GRADWIRE_EXCLUDES(mutex_);
 
   // The operations' ends.
   void OnRead(bool ok);
@@ -115,6 +119,7 @@ class Call : public std::enable_shared_from_this<Call> {
 
   std::unique_ptr<Wire> wire_;
   Caller caller_;
+  const OnDenied* on_denied_ = nullptr;
   std::shared_ptr<TrafficMeter> meter_;
   std::atomic<bool> is_member_ = false;
   std::function<void()> closed_;

@@ -8,6 +8,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "server/net/peer_address.h"
 
 namespace gradwire::server {
 namespace {
@@ -30,6 +31,7 @@ std::string ToText(const grpc::string_ref& text) { return {text.data(), text.siz
 
 Proof ProofOf(const grpc::GenericServerContext& context) {
   Proof proof{.local = absl::StartsWith(context.peer(), "unix")};
+  if (const auto peer = ParsePeer(context.peer())) proof.peer = ToText(*peer);
   const auto& headers = context.client_metadata();
   if (const auto found = headers.find("authorization"); found != headers.end()) {
     proof.authorization = ToText(found->second);
@@ -104,8 +106,10 @@ void CallServer::OnAccepted(bool ok) {
         caller.ok() ? absl::UnimplementedError(absl::StrCat("unknown method ", method))
                     : caller.status());
   }
+  // One that was not admitted has been counted.
+  const bool tell = caller.ok() && door_.on_denied != nullptr;
   call->Open(std::move(wire), caller.ok() ? *std::move(caller) : Caller(), std::move(meter),
-             [this] { Leave(); });
+             tell ? &door_.on_denied : nullptr, [this] { Leave(); });
 }
 
 void CallServer::Enter() {

@@ -27,6 +27,10 @@ struct Door {
       nullptr;
   // The meter of the connection of this peer, as gRPC names it; it and its result may be null.
   std::function<std::shared_ptr<TrafficMeter>(const std::string& peer)> meter_of = nullptr;
+  // Told of calls that were admitted and then finished with PermissionDenied, for what they asked;
+  // may be null.
+  std::function<void(const std::string& method, const Caller& caller, const absl::Status& why)>
+      on_denied = nullptr;
 };
 
 // Calls of unknown methods end with UNIMPLEMENTED.

@@ -42,8 +42,10 @@ void AdminService::AddTo(Methods& methods) {
       MethodKind::kServerStream, registry_, ticks_);
   methods.Add<v1::ImportStateRequest, v1::ImportStateResponse, ImportStream>(
       MethodKind::kClientStream, registry_, ticks_);
-  methods.AddUnary<v1::EvictSessionRequest, v1::EvictSessionResponse>(
-      [this](const auto& request, auto& /*response*/) { return EvictSession(request); });
+  methods.AddUnaryOf<v1::EvictSessionRequest, v1::EvictSessionResponse>(
+      [this](const auto& request, auto& /*response*/, const Caller& caller) {
+        return EvictSession(request, caller);
+      });
 }
 
 void AdminService::GetServer(v1::GetServerResponse& response) const {
@@ -79,7 +81,18 @@ absl::Status AdminService::GetSession(const v1::GetSessionRequest& request,
   return absl::OkStatus();
 }
 
-absl::Status AdminService::EvictSession(const v1::EvictSessionRequest& request) const {
+absl::Status AdminService::EvictSession(const v1::EvictSessionRequest& request,
+                                        const Caller& caller) const {
+  absl::Status evicted = TryEvict(request);
+  if (AuditSink* const audit = registry_->audit(); audit != nullptr) {
+    AuditEvent event = EventOf("evict", caller, request.session(), evicted);
+    if (evicted.ok()) event.reason = request.reason();
+    audit->Record(std::move(event));
+  }
+  return evicted;
+}
+
+absl::Status AdminService::TryEvict(const v1::EvictSessionRequest& request) const {
   constexpr std::size_t kMostReason = 256;
   if (request.reason().size() > kMostReason) {
     return absl::InvalidArgumentError(absl::StrCat("reason: it has ", request.reason().size(),

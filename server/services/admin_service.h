@@ -30,7 +30,8 @@ class AdminService final {
   void ListSessions(v1::ListSessionsResponse& response, const Caller& caller) const;
   absl::Status GetSession(const v1::GetSessionRequest& request,
                           v1::GetSessionResponse& response) const;
-  absl::Status EvictSession(const v1::EvictSessionRequest& request) const;
+  absl::Status EvictSession(const v1::EvictSessionRequest& request, const Caller& caller) const;
+  absl::Status TryEvict(const v1::EvictSessionRequest& request) const;
 
   const std::shared_ptr<const Registry> registry_;
   const std::shared_ptr<PeriodicTasks> ticks_;

@@ -107,18 +107,25 @@ AggregationService::AggregationService(const ServerOptions& options,
 void AggregationService::AddTo(Methods& methods) {
   methods.AddUnaryOf<v1::JoinRequest, v1::JoinResponse>(
       [this](const v1::JoinRequest& request, v1::JoinResponse& response, const Caller& caller) {
+        if (absl::Status may = Admit(caller); !may.ok()) {
+          OnRefused(caller, request.session(), may);
+          return may;
+        }
         // Reading and comparing a large manifest takes long, so another thread polls meanwhile.
         RpcThreads::YieldLeadership();
-        absl::StatusOr<std::vector<ParameterSpec>> manifest = wire::FromProto(request.manifest());
-        return manifest.ok() ? Join(request, *std::move(manifest), response, caller)
-                             : manifest.status();
+        return Join(request, wire::FromProto(request.manifest()), response, caller);
       });
   const JoinUpload::Handler join = [this](const v1::JoinRequest& request,
                                           std::vector<ParameterSpec> manifest,
                                           v1::JoinResponse& response, const Caller& caller) {
     return Join(request, std::move(manifest), response, caller);
   };
-  methods.Add<v1::JoinPart, v1::JoinResponse, JoinUpload>(MethodKind::kClientStream, join,
+  // The session is not known yet.
+  const JoinUpload::Gate gate = {
+      .admit = [this](const Caller& caller) { return Admit(caller); },
+      .on_refused = [this](const Caller& caller,
+                           const absl::Status& why) { OnRefused(caller, "", why); }};
+  methods.Add<v1::JoinPart, v1::JoinResponse, JoinUpload>(MethodKind::kClientStream, join, gate,
                                                           upload_memory_, ticks_);
   methods.AddUnaryOf<v1::LeaveRequest, v1::LeaveResponse>(
       [this](const auto& request, auto& /*response*/, const Caller& caller) {
@@ -134,15 +141,44 @@ void AggregationService::AddTo(Methods& methods) {
                                                    stream_limits_, registry_, pairs, ticks_);
 }
 
-absl::Status AggregationService::Join(const v1::JoinRequest& request, Manifest manifest,
+absl::Status AggregationService::Admit(const Caller& caller) {
+  return registry_->ledger().AdmitJoin(caller.holder(), MonotonicNow());
+}
+
+void AggregationService::OnRefused(const Caller& caller, const std::string& session,
+                                   const absl::Status& why) {
+  refusals_.Count(why.code());
+  if (AuditSink* const audit = registry_->audit(); audit != nullptr) {
+    audit->Record(EventOf("join", caller, session, why));
+  }
+}
+
+absl::Status AggregationService::Join(const v1::JoinRequest& request,
+                                      absl::StatusOr<std::vector<ParameterSpec>> manifest,
                                       v1::JoinResponse& response, const Caller& caller) {
+  absl::Status joined =
+      manifest.ok() ? TryJoin(request, *std::move(manifest), response, caller) : manifest.status();
+  if (!joined.ok()) {
+    OnRefused(caller, request.session(), joined);
+  } else if (AuditSink* const audit = registry_->audit(); audit != nullptr) {
+    AuditEvent event = EventOf("join", caller, request.session(), joined);
+    event.rank = response.rank();
+    audit->Record(std::move(event));
+  }
+  return joined;
+}
+
+absl::Status AggregationService::TryJoin(const v1::JoinRequest& request, Manifest manifest,
+                                         v1::JoinResponse& response, const Caller& caller) {
   if (absl::Status may = CheckSession(caller, request.session()); !may.ok()) return may;
+  absl::Status fast = registry_->ledger().AdmitJoinTo(request.session(), MonotonicNow());
+  if (!fast.ok()) return fast;
   absl::StatusOr<JoinAsk> ask = AskOf(request, std::move(manifest));
   if (!ask.ok()) return ask.status();
   absl::StatusOr<SessionOptions> session = SessionOf(options_, request, *ask);
   if (!session.ok()) return session.status();
   const absl::StatusOr<Registry::Joined> joined =
-      registry_->Join(*session, *ask, MonotonicNow(), caller.identity);
+      registry_->Join(*session, *ask, MonotonicNow(), caller.identity, caller.holder());
   if (!joined.ok()) return joined.status();
   const SessionOptions& granted = joined->member.session->options();
   response.set_protocol_version(kProtocolVersion);
@@ -156,8 +192,9 @@ absl::Status AggregationService::Join(const v1::JoinRequest& request, Manifest m
   response.set_open_buckets(granted.open_buckets);
   response.set_eager_bytes(granted.eager_bytes);
   // A bulk lane is a second connection. Near the connection limit, members do without it so that
-  // others can join.
-  response.set_bulk_lane(has_room_());
+  // others can join; so they do where a quota leaves them one stream.
+  response.set_bulk_lane(has_room_() && joined->member.session->GrantLane(
+                                            joined->member.rank, ask->start_id, caller.holder()));
   response.set_draw_plan(true);
   // Memory can be offered on a unix socket only (SCM_RIGHTS).
   if (shares_memory_) response.set_memory_bytes(granted.StagingBytes());
@@ -169,7 +206,20 @@ absl::Status AggregationService::Join(const v1::JoinRequest& request, Manifest m
 }
 
 absl::Status AggregationService::Leave(const v1::LeaveRequest& request, const Caller& caller) {
-  return registry_->Leave(request.token(), request.start_id(), MonotonicNow(), caller.identity);
+  AuditSink* const audit = registry_->audit();
+  // Before it is gone.
+  absl::StatusOr<MemberHandle> member = absl::UnknownError("");
+  if (audit != nullptr) {
+    member = registry_->Find(request.token(), request.start_id(), caller.identity);
+  }
+  absl::Status left =
+      registry_->Leave(request.token(), request.start_id(), MonotonicNow(), caller.identity);
+  if (audit == nullptr) return left;
+  AuditEvent event =
+      EventOf("leave", caller, member.ok() ? member->session->options().name : "", left);
+  if (member.ok()) event.rank = member->rank;
+  audit->Record(std::move(event));
+  return left;
 }
 
 }  // namespace gradwire::server

@@ -3,13 +3,16 @@
 
 #include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "gradwire/v1/aggregation.pb.h"
 #include "server/core/manifest.h"
 #include "server/daemon/options.h"
 #include "server/rpc/methods.h"
 #include "server/rpc/periodic_tasks.h"
+#include "server/services/join_refusals.h"
 #include "server/services/stream_limits.h"
 
 namespace gradwire::server {
@@ -26,9 +29,18 @@ class AggregationService final {
 
   void AddTo(Methods& methods);
 
+  const JoinRefusals& refusals() const { return refusals_; }
+
  private:
-  absl::Status Join(const v1::JoinRequest& request, Manifest manifest, v1::JoinResponse& response,
+  // A join that comes too fast, before it costs anything.
+  absl::Status Admit(const Caller& caller);
+  // Counts and records what comes of it.
+  absl::Status Join(const v1::JoinRequest& request,
+                    absl::StatusOr<std::vector<ParameterSpec>> manifest, v1::JoinResponse& response,
                     const Caller& caller);
+  absl::Status TryJoin(const v1::JoinRequest& request, Manifest manifest,
+                       v1::JoinResponse& response, const Caller& caller);
+  void OnRefused(const Caller& caller, const std::string& session, const absl::Status& why);
   absl::Status Leave(const v1::LeaveRequest& request, const Caller& caller);
 
   const ServerOptions options_;
@@ -38,6 +50,7 @@ class AggregationService final {
   const std::shared_ptr<MemoryBudget> upload_memory_;
   const std::shared_ptr<PeriodicTasks> ticks_;
   const std::function<bool()> has_room_;
+  JoinRefusals refusals_;
 };
 
 }  // namespace gradwire::server

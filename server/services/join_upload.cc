@@ -8,9 +8,10 @@
 
 namespace gradwire::server {
 
-JoinUpload::JoinUpload(Handler join, std::shared_ptr<MemoryBudget> memory,
+JoinUpload::JoinUpload(Handler join, Gate gate, std::shared_ptr<MemoryBudget> memory,
                        std::shared_ptr<PeriodicTasks> ticks)
     : join_(std::move(join)),
+      gate_(std::move(gate)),
       memory_(std::move(memory)),
       ticks_(std::move(ticks)),
       deadline_(MonotonicNow() + kJoinUploadTimeout),
@@ -18,11 +19,19 @@ JoinUpload::JoinUpload(Handler join, std::shared_ptr<MemoryBudget> memory,
 
 void JoinUpload::OnTick(absl::Time now) {
   if (now < deadline_) return;
-  Finish(absl::DeadlineExceededError(absl::StrCat("the join's parts were not here within ",
+  Refuse(absl::DeadlineExceededError(absl::StrCat("the join's parts were not here within ",
                                                   absl::FormatDuration(kJoinUploadTimeout))));
 }
 
+// Once: the ticker may come again before the call has ended.
+void JoinUpload::Refuse(const absl::Status& why) {
+  if (!refused_.exchange(true)) gate_.on_refused(caller(), why);
+  Finish(why);
+}
+
 void JoinUpload::OnStart() {
+  // Before its parts take memory that others wait for.
+  if (absl::Status may = gate_.admit(caller()); !may.ok()) return Refuse(may);
   StartRead();
   ticks_->Add(Self<JoinUpload>());  // last: the ticker may end it
 }
@@ -36,7 +45,7 @@ void JoinUpload::OnReadDone(bool ok) {
     const absl::Status status = Join(response);
     return status.ok() ? WriteAndFinish(ToBytes(response)) : Finish(status);
   }
-  if (absl::Status status = Take(); !status.ok()) return Finish(status);
+  if (absl::Status status = Take(); !status.ok()) return Refuse(status);
   StartRead();
 }
 
@@ -68,7 +77,10 @@ absl::Status JoinUpload::Reserve(std::size_t bytes) {
 
 absl::Status JoinUpload::Join(v1::JoinResponse& response) {
   if (broken()) return absl::CancelledError("the sender is gone");
-  if (absl::Status status = parts_.CheckComplete(); !status.ok()) return status;
+  if (absl::Status status = parts_.CheckComplete(); !status.ok()) {
+    gate_.on_refused(caller(), status);
+    return status;
+  }
   return join_(parts_.request(), parts_.TakeManifest(), response, caller());
 }
 

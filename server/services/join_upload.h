@@ -1,6 +1,7 @@
 // A join whose manifest comes in parts.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -32,8 +33,14 @@ class JoinUpload final : public Call, public PeriodicTask {
   using Handler =
       std::function<absl::Status(const v1::JoinRequest&, std::vector<ParameterSpec> manifest,
                                  v1::JoinResponse&, const Caller&)>;
+  struct Gate {
+    // Whether the caller may begin one now.
+    std::function<absl::Status(const Caller&)> admit;
+    // Told of each join that is refused before `join` has it.
+    std::function<void(const Caller&, const absl::Status&)> on_refused;
+  };
 
-  JoinUpload(Handler join, std::shared_ptr<MemoryBudget> memory,
+  JoinUpload(Handler join, Gate gate, std::shared_ptr<MemoryBudget> memory,
              std::shared_ptr<PeriodicTasks> ticks);
 
   void OnTick(absl::Time now) override;
@@ -44,10 +51,13 @@ class JoinUpload final : public Call, public PeriodicTask {
   void OnDone() override;
   absl::Status Reserve(std::size_t bytes);
   absl::Status Take();
+  void Refuse(const absl::Status& why);
   // Called after the last part.
   absl::Status Join(v1::JoinResponse& response);
 
   const Handler join_;
+  const Gate gate_;
+  std::atomic<bool> refused_ = false;
   const std::shared_ptr<MemoryBudget> memory_;
   const std::shared_ptr<PeriodicTasks> ticks_;
   const absl::Time deadline_;

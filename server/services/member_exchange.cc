@@ -282,6 +282,13 @@ absl::Status MemberExchange::HandleHello(const absl::StatusOr<wire::Frame>& fram
   }
   std::optional<LanePairs::Key> pair;
   if (hello->pair != 0) {
+    // Its join asked as well, so only a member that ignores the answer is refused here.
+    if (!member->session->GrantLane(member->rank, hello->start_id, caller().holder())) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("pair: rank ", member->rank,
+                       " names a bulk lane, for which a quota leaves no stream; "
+                       "allowed is 0, or raise streams="));
+    }
     pair = {.generation = member->session->options().generation,
             .rank = member->rank,
             .pair = hello->pair};

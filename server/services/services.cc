@@ -36,6 +36,8 @@ v1::GetServerResponse Services::DescribeServer() const {
   return response;
 }
 
+const JoinRefusals& Services::refused_joins() const { return parts_->aggregation.refusals(); }
+
 Methods Services::MakeMethods() {
   Methods methods;
   parts_->aggregation.AddTo(methods);

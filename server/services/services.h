@@ -11,6 +11,7 @@
 #include "server/daemon/options.h"
 #include "server/rpc/methods.h"
 #include "server/rpc/periodic_tasks.h"
+#include "server/services/join_refusals.h"
 
 namespace gradwire::server {
 
@@ -33,6 +34,9 @@ class Services {
 
   // What AdminService.GetServer answers.
   v1::GetServerResponse DescribeServer() const;
+
+  // Of joins, by the reason.
+  const JoinRefusals& refused_joins() const;
 
   // Takes a member's offer of shared memory. It may take long; `go_on` says when to give up.
   absl::StatusOr<wire::MemoryReply> AttachMemory(wire::MemoryRequest request,

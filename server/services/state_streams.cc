@@ -34,15 +34,28 @@ void ExportStream::OnRequest(const v1::ExportStateRequest& request) {
   RpcThreads::YieldLeadership();
   // The deadline covers the wait for the file too.
   ticks_->Add(Self<ExportStream>());
-  if (absl::Status may = CheckSession(caller(), request.session()); !may.ok()) return Finish(may);
+  session_ = request.session();
+  if (absl::Status may = CheckSession(caller(), request.session()); !may.ok()) return Refuse(may);
   const std::shared_ptr<SessionRunner> session = registry_->Get(request.session());
-  if (session == nullptr) return Finish(NoSession(request.session()));
+  if (session == nullptr) return Refuse(NoSession(request.session()));
   session->Export(
       [self = Self<ExportStream>()](absl::StatusOr<std::shared_ptr<const std::string>> bytes) {
-        if (!bytes.ok()) return self->Finish(bytes.status());
+        if (!bytes.ok()) return self->Refuse(bytes.status());
+        self->Record(absl::OkStatus());  // the reader gets the first bytes now
         self->bytes_ = *std::move(bytes);
         self->WriteNext();
       });
+}
+
+void ExportStream::Record(const absl::Status& status) {
+  if (AuditSink* const audit = registry_->audit(); audit != nullptr) {
+    audit->Record(EventOf("export", caller(), session_, status));
+  }
+}
+
+void ExportStream::Refuse(const absl::Status& why) {
+  Record(why);
+  Finish(why);
 }
 
 // One piece at a time: the next one is built when the reader has taken the last one, so a slow
@@ -92,13 +105,14 @@ void ImportStream::OnReadDone(bool ok) {
   if (!status.ok()) {
     // Before the answer: the client may begin the next import at once.
     place_.reset();
-    return Finish(status);
+    return Refuse(status);
   }
   StartRead();
 }
 
 absl::Status ImportStream::Take(const v1::ImportStateRequest& request) {
   if (session_ == nullptr) {
+    name_ = request.session();
     if (absl::Status may = CheckSession(caller(), request.session()); !may.ok()) return may;
     session_ = registry_->Get(request.session());
     if (session_ == nullptr) return NoSession(request.session());
@@ -127,17 +141,29 @@ absl::Status ImportStream::Take(const v1::ImportStateRequest& request) {
 void ImportStream::Import() {
   if (broken()) return Finish(absl::CancelledError("the sender is gone"));
   if (session_ == nullptr) {
-    return Finish(absl::InvalidArgumentError("session: no message names it"));
+    return Refuse(absl::InvalidArgumentError("session: no message names it"));
   }
   session_->Import(std::move(bytes_),
                    [self = Self<ImportStream>()](const absl::StatusOr<std::int64_t>& iteration) {
                      // Before the answer: a client that has it may begin the next import at once.
                      self->place_.reset();
-                     if (!iteration.ok()) return self->Finish(iteration.status());
+                     if (!iteration.ok()) return self->Refuse(iteration.status());
+                     self->Record(absl::OkStatus());
                      v1::ImportStateResponse response;
                      response.set_iteration(*iteration);
                      self->WriteAndFinish(ToBytes(response));
                    });
+}
+
+void ImportStream::Record(const absl::Status& status) {
+  if (AuditSink* const audit = registry_->audit(); audit != nullptr) {
+    audit->Record(EventOf("import", caller(), name_, status));
+  }
+}
+
+void ImportStream::Refuse(const absl::Status& why) {
+  Record(why);
+  Finish(why);
 }
 
 void ImportStream::OnDone() { ticks_->Remove(this); }

@@ -30,12 +30,16 @@ class ExportStream final : public RequestCall<v1::ExportStateRequest>, public Pe
   void OnWriteDone(bool ok) override;
   void OnDone() override;
   void WriteNext();
+  // Once: what came of the call, for the audit log.
+  void Record(const absl::Status& status);
+  void Refuse(const absl::Status& why);
 
   const std::shared_ptr<const Registry> registry_;
   const std::shared_ptr<PeriodicTasks> ticks_;
   const absl::Time deadline_;
   std::shared_ptr<const std::string> bytes_;  // of the file; once it is made
   std::size_t written_ = 0;                   // of those, handed to gRPC
+  std::string session_;                       // as asked for
 };
 
 class ImportStream final : public Call, public PeriodicTask {
@@ -50,11 +54,15 @@ class ImportStream final : public Call, public PeriodicTask {
   void OnDone() override;
   absl::Status Take(const v1::ImportStateRequest& request);
   void Import();
+  // Once: what came of the call, for the audit log.
+  void Record(const absl::Status& status);
+  void Refuse(const absl::Status& why);
 
   const std::shared_ptr<const Registry> registry_;
   const std::shared_ptr<PeriodicTasks> ticks_;
   const absl::Time deadline_;
   std::shared_ptr<SessionRunner> session_;  // from the first message on
+  std::string name_;                        // of the session, as asked for
   StateFiles::Place place_;
   std::size_t most_bytes_ = 0;
   std::string bytes_;

@@ -13,6 +13,7 @@
 #include "hooks/coordinator_hook.h"
 #include "server/rpc/rpc_threads.h"
 #include "server/session/cpu_reducer.h"
+#include "server/session/log_scope.h"
 #include "server/session/session_memory.h"
 #include "server/session/session_runner.h"
 
@@ -56,15 +57,17 @@ absl::Status UnknownSession(const std::string& name) {
                                           name.substr(0, kShown), "\", running or recently ended"));
 }
 
-Registry::Registry(Limits limits, std::shared_ptr<Reducer> reducer)
+Registry::Registry(Limits limits, std::shared_ptr<Reducer> reducer,
+                   std::shared_ptr<AuditSink> audit)
     : Registry(
           limits,
           [](const HookSpec& spec, SharedManifest manifest) {
             return MakeCoordinatorHook(spec, std::move(manifest));
           },
-          std::move(reducer)) {}
+          std::move(reducer), std::move(audit)) {}
 
-Registry::Registry(Limits limits, HookMaker make_hook, std::shared_ptr<Reducer> reducer)
+Registry::Registry(Limits limits, HookMaker make_hook, std::shared_ptr<Reducer> reducer,
+                   std::shared_ptr<AuditSink> audit)
     : max_sessions_(limits.max_sessions),
       make_hook_(std::move(make_hook)),
       memory_(std::make_shared<MemoryBudget>(limits.memory_bytes)),
@@ -75,13 +78,16 @@ Registry::Registry(Limits limits, HookMaker make_hook, std::shared_ptr<Reducer> 
             .before_long_work = &RpcThreads::YieldLeadership,
             .work_threads = std::make_shared<WorkThreads>(WorkThreads::ThreadCount()),
             .memory_quotas =
-                std::make_shared<MemoryQuotas>(limits.memory_segments, limits.shared_sessions)} {}
+                std::make_shared<MemoryQuotas>(limits.memory_segments, limits.shared_sessions),
+            .ledger = QuotaLedger::Make(),
+            .audit = std::move(audit)} {}
 
 // Sessions refer to the work threads and may be destroyed on one of them, so the threads end first.
 Registry::~Registry() { StopWork(); }
 
 absl::StatusOr<Registry::Joined> Registry::Join(const SessionOptions& options, const JoinAsk& ask,
-                                                absl::Time now, const std::string& identity) {
+                                                absl::Time now, const std::string& identity,
+                                                const QuotaHolder& holder) {
   for (int attempt = 0; attempt < kJoinAttempts; ++attempt) {
     std::shared_ptr<Entry> entry;
     std::shared_ptr<SessionRunner> session;
@@ -94,8 +100,8 @@ absl::StatusOr<Registry::Joined> Registry::Join(const SessionOptions& options, c
       }
     }
     absl::StatusOr<std::optional<Joined>> joined =
-        entry == nullptr ? JoinNew(options, ask, now, identity)
-                         : JoinExisting(entry, session, ask, now, identity);
+        entry == nullptr ? JoinNew(options, ask, now, identity, holder)
+                         : JoinExisting(entry, session, ask, now, identity, holder);
     if (!joined.ok()) return joined.status();
     // The session ended, or another join created it first. Sweep removes ended ones before the
     // retry.
@@ -111,19 +117,25 @@ absl::StatusOr<Registry::Joined> Registry::Join(const SessionOptions& options, c
 absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinNew(const SessionOptions& options,
                                                                   const JoinAsk& ask,
                                                                   absl::Time now,
-                                                                  const std::string& identity) {
+                                                                  const std::string& identity,
+                                                                  const QuotaHolder& holder) {
   if (absl::Status status = options.Validate(); !status.ok()) return status;
   absl::StatusOr<std::unique_ptr<CoordinatorHook>> hook =
       make_hook_(options.spec, options.manifest.shared());
   if (!hook.ok()) return hook.status();
   const std::size_t bytes = NeededBytes(options, hook->get());
-  const auto has_room = [&] {
-    MutexLock lock(mutex_);
-    return CheckRoom(options.name, bytes);
-  };
   // Ended sessions hold memory until the next sweep; a new one need not wait for the ticker.
-  if (!has_room().ok()) Sweep(now);
-  if (absl::Status room = has_room(); !room.ok()) return room;
+  if (!HasRoom(options.name, bytes, holder)) Sweep(now);
+  {
+    MutexLock lock(mutex_);
+    // Another join may have created it and used up the quota, which this one does not need then.
+    if (sessions_.contains(options.name)) return std::nullopt;
+    if (absl::Status room = CheckRoom(options.name, bytes); !room.ok()) return room;
+  }
+  // Refused here if it can be, before the session takes memory; taken below.
+  if (absl::Status quota = host_.ledger->CheckBegin(holder, options.name, bytes); !quota.ok()) {
+    return quota;
+  }
   const absl::StatusOr<std::uint64_t> lineage = RandomNumber();
   if (!lineage.ok()) return lineage.status();
   const absl::StatusOr<std::string> token = NewToken();
@@ -131,11 +143,15 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinNew(const SessionO
   SessionOptions own = options;
   own.lineage = *lineage;
   own.generation = next_generation_++;
-  spdlog::info("session {} generation {}: created for {} members, {} bytes to reserve", own.name,
-               own.generation, own.world_size, bytes);
+  {
+    const LogFields fields{.session = own.name, .generation = own.generation};
+    const LogScope scope(fields);
+    spdlog::info("session {} generation {}: created for {} members, {} bytes to reserve", own.name,
+                 own.generation, own.world_size, bytes);
+  }
   const auto session =
       std::make_shared<SessionRunner>(std::move(own), *std::move(hook), host_, now);
-  const auto admission = session->Join(ask, now);
+  const auto admission = session->Join(ask, now, holder);
   if (!admission.ok()) return admission.status();
   if (!*admission) return std::nullopt;  // does not happen: nobody else could end it
   const auto entry = std::make_shared<Entry>(Entry{.session = session});
@@ -150,7 +166,12 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinNew(const SessionO
   std::optional<MemoryBudget::Share> share = memory_->Take(bytes);
   // CheckRoom found room, and only joins take it, under this lock.
   if (!share) return absl::InternalError("the memory budget is inconsistent");
-  session->Hold(*std::move(share));
+  auto begun = host_.ledger->BeginSession(holder, options.name, bytes);
+  if (!begun.ok()) return begun.status();
+  session->Hold(*std::move(share), *std::move(begun));
+  if (host_.audit != nullptr) {
+    host_.audit->Record({.event = "session_began", .identity = identity, .session = options.name});
+  }
   sessions_[options.name] = entry;
   return Joined{
       .token = TokenFor((*admission)->number,
@@ -165,7 +186,7 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinNew(const SessionO
 
 absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinExisting(
     const std::shared_ptr<Entry>& entry, const std::shared_ptr<SessionRunner>& session,
-    const JoinAsk& ask, absl::Time now, const std::string& identity) {
+    const JoinAsk& ask, absl::Time now, const std::string& identity, const QuotaHolder& holder) {
   const absl::StatusOr<std::string> fresh = NewToken();
   if (!fresh.ok()) return fresh.status();
   // Compares the manifests here, because it takes time in proportion to them. Under the session's
@@ -174,7 +195,7 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinExisting(
   JoinAsk own = ask;
   const Manifest& here = session->options().manifest;
   if (own.manifest.list() == here.list()) own.manifest = here;
-  const auto admission = session->Join(own, now);
+  const auto admission = session->Join(own, now, holder);
   if (!admission.ok()) return admission.status();
   if (!*admission) return std::nullopt;
   MutexLock lock(mutex_);
@@ -187,6 +208,13 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinExisting(
       .token = std::move(token),
       .member = {.session = session, .rank = (*admission)->rank, .start_id = ask.start_id},
       .next_step = session->step()};
+}
+
+bool Registry::HasRoom(const std::string& name, std::size_t bytes,
+                       const QuotaHolder& holder) const {
+  if (!host_.ledger->MayBegin(holder, name, bytes)) return false;
+  MutexLock lock(mutex_);
+  return CheckRoom(name, bytes).ok();
 }
 
 absl::Status Registry::CheckRoom(const std::string& name, std::size_t bytes) const {
@@ -267,6 +295,7 @@ absl::Status Registry::Leave(const std::string& token, std::uint64_t start_id, a
 void Registry::Tick(absl::Time now) {
   for (const auto& session : Sessions()) session->Tick(now);
   Sweep(now);
+  host_.ledger->Tick(now);
 }
 
 void Registry::SendHeartbeats() {

@@ -64,9 +64,11 @@ class Registry {
   using HookMaker = std::function<absl::StatusOr<std::unique_ptr<CoordinatorHook>>(
       const HookSpec& spec, SharedManifest manifest)>;
 
-  // `reducer` null: this host's processors.
-  explicit Registry(Limits limits, std::shared_ptr<Reducer> reducer = nullptr);
-  Registry(Limits limits, HookMaker make_hook, std::shared_ptr<Reducer> reducer = nullptr);
+  // `reducer` null: this host's processors. `audit` null: no audit log.
+  explicit Registry(Limits limits, std::shared_ptr<Reducer> reducer = nullptr,
+                    std::shared_ptr<AuditSink> audit = nullptr);
+  Registry(Limits limits, HookMaker make_hook, std::shared_ptr<Reducer> reducer = nullptr,
+           std::shared_ptr<AuditSink> audit = nullptr);
   // StopWork.
   ~Registry();
 
@@ -77,9 +79,10 @@ class Registry {
   // free: its next session is a new lineage. `options` are those of a new session; its generation
   // and lineage are filled in here.
   //
-  // `identity` is the caller's: with another one, nobody finds or ends the membership.
+  // `identity` is the caller's: with another one, nobody finds or ends the membership. `holder` is
+  // whose quota it counts against.
   absl::StatusOr<Joined> Join(const SessionOptions& options, const JoinAsk& ask, absl::Time now,
-                              const std::string& identity = "");
+                              const std::string& identity = "", const QuotaHolder& holder = {});
 
   // Returns the failure, if the session has failed and its streams are closed.
   absl::StatusOr<MemberHandle> Find(const std::string& token, std::uint64_t start_id,
@@ -110,6 +113,10 @@ class Registry {
   std::size_t memory_limit() const { return memory_->limit(); }
   // A lower limit ends no session; further ones begin once fewer are left.
   void SetMaxSessions(std::size_t max_sessions) { max_sessions_ = max_sessions; }
+  // What identities use; its limits can change at any time.
+  QuotaLedger& ledger() const { return *host_.ledger; }
+  // Null: there is no audit log.
+  AuditSink* audit() const { return host_.audit.get(); }
   // How long its lock was held at most.
   std::chrono::nanoseconds longest_hold() const { return mutex_.longest_hold(); }
 
@@ -144,12 +151,16 @@ class Registry {
                                   const std::string& identity) const GRADWIRE_REQUIRES(mutex_);
   // nullopt: that session has ended, or another join has created one of this name; look again.
   absl::StatusOr<std::optional<Joined>> JoinNew(const SessionOptions& options, const JoinAsk& ask,
-                                                absl::Time now, const std::string& identity)
+                                                absl::Time now, const std::string& identity,
+                                                const QuotaHolder& holder)
       GRADWIRE_EXCLUDES(mutex_);
   absl::StatusOr<std::optional<Joined>> JoinExisting(const std::shared_ptr<Entry>& entry,
                                                      const std::shared_ptr<SessionRunner>& session,
                                                      const JoinAsk& ask, absl::Time now,
-                                                     const std::string& identity)
+                                                     const std::string& identity,
+                                                     const QuotaHolder& holder)
+      GRADWIRE_EXCLUDES(mutex_);
+  bool HasRoom(const std::string& name, std::size_t bytes, const QuotaHolder& holder) const
       GRADWIRE_EXCLUDES(mutex_);
   absl::Status CheckRoom(const std::string& name, std::size_t bytes) const
       GRADWIRE_REQUIRES(mutex_);

@@ -4,6 +4,8 @@
 #include <functional>
 #include <memory>
 
+#include "server/access/audit.h"
+#include "server/access/quota_ledger.h"
 #include "server/session/work_threads.h"
 
 namespace gradwire::server {
@@ -17,7 +19,9 @@ struct SessionHost {
   // RPC threads, it yields leadership.
   std::function<void()> before_long_work;
   std::shared_ptr<WorkThreads> work_threads;
-  std::shared_ptr<MemoryQuotas> memory_quotas;  // of the daemon's counts
+  std::shared_ptr<MemoryQuotas> memory_quotas;    // of the daemon's counts
+  std::shared_ptr<QuotaLedger> ledger = nullptr;  // null: nobody has a quota
+  std::shared_ptr<AuditSink> audit = nullptr;     // null: there is no audit log
 };
 
 }  // namespace gradwire::server

@@ -14,6 +14,7 @@
 #include "proto/wire/proto_conversion.h"
 #include "server/core/step.h"
 #include "server/rpc/clock.h"
+#include "server/session/log_scope.h"
 #include "server/session/outgoing.h"
 #include "server/session/reducer.h"
 #include "server/session/session_memory.h"
@@ -62,12 +63,13 @@ SessionRunner::SessionRunner(SessionOptions options, std::unique_ptr<Coordinator
       host_(std::move(host)),
       core_(std::move(options), std::move(hook), now),
       current_(static_cast<std::size_t>(options_.world_size)),
-      attached_(current_.size()) {}
+      attached_(current_.size()),
+      uses_(current_.size()) {}
 
 // Two joins for one rank may return to the registry in any order; `number` says which one the core
 // admitted last.
-absl::StatusOr<std::optional<SessionRunner::Admission>> SessionRunner::Join(const JoinAsk& ask,
-                                                                            absl::Time now) {
+absl::StatusOr<std::optional<SessionRunner::Admission>> SessionRunner::Join(
+    const JoinAsk& ask, absl::Time now, const QuotaHolder& holder) {
   Work work;
   absl::StatusOr<int> rank;
   std::uint64_t number = 0;
@@ -76,14 +78,37 @@ absl::StatusOr<std::optional<SessionRunner::Admission>> SessionRunner::Join(cons
     MutexLock lock(mutex_);
     // The registry then tries again, with a new session of this name.
     if (IsEnd(core_.state())) return std::nullopt;
+    // Before the core admits it, so that a refusal leaves nothing behind. Who repeats a join has
+    // its use already, and a wrong join is the core's to refuse.
+    QuotaLedger::Use use;
+    if (host_.ledger != nullptr && same.ok() && !core_.HasPlace(ask.start_id)) {
+      absl::StatusOr<QuotaLedger::Use> taken = host_.ledger->AddMember(holder, options_.name);
+      if (!taken.ok()) return taken.status();
+      use = *std::move(taken);
+    }
     Effects effects;
     rank = core_.Join(ask, same, now, effects);
     number = ++admissions_;
+    if (rank.ok() && use.held()) {
+      uses_[static_cast<std::size_t>(*rank)] = {.member = std::move(use), .lane = {}};
+    }
     Execute(std::move(effects), work);
   }
   Finish(std::move(work));
   if (!rank.ok()) return rank.status();
   return Admission{.rank = *rank, .number = number};
+}
+
+bool SessionRunner::GrantLane(int rank, std::uint64_t start_id, const QuotaHolder& holder) {
+  if (host_.ledger == nullptr) return true;
+  MutexLock lock(mutex_);
+  MemberUse& use = uses_[static_cast<std::size_t>(rank)];
+  // The member is gone, and perhaps another one has its rank: Attach refuses its stream.
+  if (!use.member.held() || !core_.HasPlace(start_id)) return true;
+  if (!use.lane.held()) {
+    if (auto lane = host_.ledger->AddLane(holder, options_.name)) use.lane = *std::move(lane);
+  }
+  return use.lane.held();
 }
 
 absl::Status SessionRunner::Attach(int rank, std::uint64_t start_id, std::int64_t step,
@@ -272,11 +297,35 @@ void SessionRunner::Execute(Effects effects, Work& work) {
       work.tasks.emplace_back([memory = std::move(release->memory)] {});  // with the task
     } else if (auto* close = std::get_if<CloseEffect>(&effect)) {
       Close(*close, work);
+    } else if (auto* departure = std::get_if<DepartureEffect>(&effect)) {
+      OnDeparture(*departure);
     } else {
       Log(std::get<LogEffect>(effect));
     }
   }
   if (placed != nullptr) Queue(*placed, work);
+  if (IsEnd(core_.state())) OnEnd();
+}
+
+void SessionRunner::OnDeparture(const DepartureEffect& departure) {
+  uses_[static_cast<std::size_t>(departure.rank)] = MemberUse();
+  if (departure.lost.empty() || host_.audit == nullptr) return;
+  host_.audit->Record({.event = "member_lost",
+                       .session = options_.name,
+                       .rank = departure.rank,
+                       .reason = departure.lost});
+}
+
+// Nobody has a place in it any more. Its memory counts until it is free.
+void SessionRunner::OnEnd() {
+  if (std::exchange(end_seen_, true)) return;
+  for (MemberUse& use : uses_) use = MemberUse();
+  begun_.session = QuotaLedger::Use();
+  if (host_.audit == nullptr) return;
+  const absl::Status why = core_.failure();
+  host_.audit->Record({.event = "session_ended",
+                       .session = options_.name,
+                       .reason = why.ok() ? "all members have left" : std::string(why.message())});
 }
 
 // Null while a member's connection is broken. Nothing is lost: the core sends what was not
@@ -336,6 +385,10 @@ absl::Status SessionRunner::CloseReason(int rank, std::uint64_t connection) cons
 void SessionRunner::Log(const LogEffect& log) const {
   const auto level =
       log.level == LogEffect::Level::kWarning ? spdlog::level::warn : spdlog::level::info;
+  LogFields fields{
+      .session = options_.name, .generation = options_.generation, .step = core_.step()};
+  if (log.rank >= 0) fields.rank = log.rank;
+  const LogScope scope(fields);
   spdlog::log(level, "session {} generation {}: {}", options_.name, options_.generation,
               log.message);
 }

@@ -44,8 +44,12 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
     int rank = 0;
     std::uint64_t number = 0;
   };
-  // nullopt: the session had ended before; nobody joins it any more.
-  absl::StatusOr<std::optional<Admission>> Join(const JoinAsk& ask, absl::Time now);
+  // nullopt: the session had ended before; nobody joins it any more. ResourceExhausted: a quota
+  // of the holder's, or the session's, is used up; nothing has changed.
+  absl::StatusOr<std::optional<Admission>> Join(const JoinAsk& ask, absl::Time now,
+                                                const QuotaHolder& holder = {});
+  // Whether the quotas leave the member a bulk lane; it has it until it is gone.
+  bool GrantLane(int rank, std::uint64_t start_id, const QuotaHolder& holder);
   absl::Status Attach(int rank, std::uint64_t start_id, std::int64_t step,
                       const std::shared_ptr<MemberStream>& stream, absl::Time now);
   // `taken` is called once, when the next frame of the stream may follow: before a large sum is
@@ -79,8 +83,12 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   // Bytes from `connection` are no frame. Ignored if it is no longer the member's stream.
   void FailFrom(int rank, std::uint64_t connection, const absl::Status& status);
 
-  // What it may make the daemon hold; given back when it is destroyed. Before others have it.
-  void Hold(MemoryBudget::Share share) { share_ = std::move(share); }
+  // What it may make the daemon hold, given back when it is destroyed, and what it uses of its
+  // beginner's quota. Before others have it.
+  void Hold(MemoryBudget::Share share, QuotaLedger::Begun begun) {
+    share_ = std::move(share);
+    begun_ = std::move(begun);
+  }
 
   const SessionOptions& options() const { return options_; }
   // These take no lock: as of the last event.
@@ -130,7 +138,10 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   std::shared_ptr<MemberStream> StreamOf(int rank) const GRADWIRE_REQUIRES(mutex_);
   void Close(const CloseEffect& close, Work& work) GRADWIRE_REQUIRES(mutex_);
   absl::Status CloseReason(int rank, std::uint64_t connection) const GRADWIRE_REQUIRES(mutex_);
-  void Log(const LogEffect& log) const;
+  void Log(const LogEffect& log) const GRADWIRE_REQUIRES(mutex_);
+  void OnDeparture(const DepartureEffect& departure) GRADWIRE_REQUIRES(mutex_);
+  // Once, when the session has ended.
+  void OnEnd() GRADWIRE_REQUIRES(mutex_);
   std::vector<ParameterReport> CompressionReport() const GRADWIRE_EXCLUDES(mutex_);
   // What is left to do without the lock.
   void Finish(Work work) GRADWIRE_EXCLUDES(mutex_);
@@ -143,7 +154,14 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   const std::shared_ptr<SessionMemory> memory_;
   const SessionHost host_;
 
+  // Of a member, in the quotas.
+  struct MemberUse {
+    QuotaLedger::Use member;
+    QuotaLedger::Use lane;  // held: it may have a bulk lane
+  };
+
   MemoryBudget::Share share_;
+  QuotaLedger::Begun begun_;
 
   std::atomic<SessionCore::State> state_ = SessionCore::State::kJoining;
   std::atomic<bool> abandoned_ = true;
@@ -159,6 +177,8 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   std::vector<std::uint64_t> attached_ GRADWIRE_GUARDED_BY(mutex_);
   std::uint64_t resumes_ GRADWIRE_GUARDED_BY(mutex_) = 0;
   std::uint64_t admissions_ GRADWIRE_GUARDED_BY(mutex_) = 0;
+  std::vector<MemberUse> uses_ GRADWIRE_GUARDED_BY(mutex_);  // by rank
+  bool end_seen_ GRADWIRE_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace gradwire::server

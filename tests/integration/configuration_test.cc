@@ -24,6 +24,7 @@ using ::gradwire::testing::Eventually;
 using ::gradwire::testing::Process;
 using ::gradwire::testing::TemporaryFolder;
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -175,6 +176,51 @@ TEST_F(ConfigurationTest, SighupAppliesWhatCanChangeAndNamesTheRest) {
   ASSERT_TRUE(status && WIFEXITED(*status)) << daemon->Log();
   EXPECT_EQ(WEXITSTATUS(*status), 0);
   EXPECT_THAT(daemon->Log(), HasSubstr("info draining: 0 session(s) may take 8s to finish\n"));
+}
+
+TEST_F(ConfigurationTest, QuotasAndTheAuditLogFollowSighup) {
+  const std::string audit = folder_ / "audit.log";
+  const std::string fixed =
+      absl::StrCat("listen: ", address_, "\nhttp: {listen: 'off'}\naudit: {log: ", audit, "}\n");
+  Write(fixed);
+  const auto daemon = *Process::Start({GRADWIRE_DAEMON, "--config", path_}, folder_ / "log");
+  const auto logged = [&](const std::string& text) {
+    return Eventually([&] { return daemon->Log().find(text) != std::string::npos; });
+  };
+  ASSERT_TRUE(logged("  grpc  unix:")) << daemon->Log();
+  Write(absl::StrCat(fixed, "quota: {identity: 'sessions=0'}\n"));
+  daemon->Signal(SIGHUP);
+  ASSERT_TRUE(logged("quota.identity is \"sessions=0\", in which sessions is \"0\"; allowed are 1"))
+      << daemon->Log();
+  std::filesystem::rename(audit, audit + ".1");
+  Write(absl::StrCat(fixed, "quota: {identity: 'sessions=2', session: 'members=8'}\n"));
+  daemon->Signal(SIGHUP);
+  ASSERT_TRUE(logged("info identity_quota:  -> sessions=2\n")) << daemon->Log();
+  ASSERT_TRUE(logged("info session_quota:  -> members=8\n")) << daemon->Log();
+  ASSERT_TRUE(Eventually([&] { return std::filesystem::exists(audit); }));
+  daemon->Signal(SIGTERM);
+  ASSERT_TRUE(daemon->Wait(absl::Seconds(30)).has_value());
+  const auto events = [](const std::string& path) {
+    std::vector<std::string> all;
+    std::ifstream file(path);
+    for (std::string line; std::getline(file, line);) {
+      const Json json = Json::parse(line);
+      all.push_back(absl::StrCat(json.at("event").get<std::string>(), " ",
+                                 json.at("outcome").get<std::string>()));
+    }
+    return all;
+  };
+  EXPECT_THAT(events(audit + ".1"),
+              ElementsAre("daemon_started ok", "configuration_reloaded refused",
+                          "configuration_reloaded ok"));
+  EXPECT_THAT(events(audit), ElementsAre("drain_begun ok", "daemon_stopped ok"));
+}
+
+TEST_F(ConfigurationTest, AnAuditLogThatCannotBeOpenedEndsTheStart) {
+  const Answer answer =
+      Run({"--listen", address_, "--http-listen=off", "--audit-log", folder_ / "no" + "/file"});
+  EXPECT_EQ(answer.exit_code, 69);
+  EXPECT_THAT(answer.text, HasSubstr("cannot be opened for writing: No such file"));
 }
 
 TEST_F(ConfigurationTest, AFlagIsNotReloaded) {

@@ -10,6 +10,7 @@
 #include "server/daemon/server.h"
 #include "tests/testing/certificates.h"
 #include "tests/testing/gradients.h"
+#include "tests/testing/http_get.h"
 #include "tests/testing/process.h"
 #include "tests/testing/ranks.h"
 
@@ -20,6 +21,7 @@ using ::gradwire::testing::Authority;
 using ::gradwire::testing::Eventually;
 using ::gradwire::testing::ExpectAllOk;
 using ::gradwire::testing::Gradients;
+using ::gradwire::testing::HttpGet;
 using ::gradwire::testing::MakeParameter;
 using ::gradwire::testing::ReplaceFile;
 using ::gradwire::testing::RunRanks;
@@ -35,7 +37,9 @@ class TlsTest : public ::testing::Test {
  protected:
   void Start(const tls::Files& files) {
     auto server = server::Server::Start(
-        {.listen = {"127.0.0.1:0", absl::StrCat("unix:", folder_ / "daemon.sock")}, .tls = files});
+        {.listen = {"127.0.0.1:0", absl::StrCat("unix:", folder_ / "daemon.sock")},
+         .tls = files,
+         .http_listen = "127.0.0.1:0"});
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
   }
@@ -146,6 +150,21 @@ TEST_F(TlsTest, AMemberOfAnotherAuthorityIsRefused) {
   const tls::Files forged = WriteFiles(folder_ / "forged", stranger_.Issue("m"), authority_.cert());
   EXPECT_THAT(Refusal(Options(tcp(), forged)), HasSubstr("the daemon may have refused tls_cert"));
   EXPECT_EQ(server_->sessions(), 0);
+}
+
+// The metric does not tell a failed handshake from a probe; a member that trains counts as neither.
+TEST_F(TlsTest, HandshakesThatFailAreCounted) {
+  Start(daemon_);
+  const auto none_counted = [&] {
+    const std::string text = HttpGet(server_->http_addresses()[0], "/metrics");
+    EXPECT_THAT(text, HasSubstr("\ngradwire_connections_without_call_total "));
+    return text.find("\ngradwire_connections_without_call_total 0\n") != std::string::npos;
+  };
+  ExpectAllOk(Train(Options(tcp(), member_)));
+  EXPECT_TRUE(none_counted());
+  const tls::Files forged = WriteFiles(folder_ / "forged", stranger_.Issue("m"), authority_.cert());
+  Refusal(Options(tcp(), forged));
+  EXPECT_TRUE(Eventually([&] { return !none_counted(); }));
 }
 
 TEST_F(TlsTest, AMemberThatDoesNotEncryptIsRefused) {

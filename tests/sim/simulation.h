@@ -212,6 +212,7 @@ class Simulation {
   void OnEffect(server::ReleaseEffect& effect, server::Effects& more);
   void AnswerLater(const std::function<void(server::Effects&)>& run, server::Effects& more);
   void OnEffect(server::CloseEffect& effect, server::Effects& more);
+  void OnEffect(server::DepartureEffect& effect, server::Effects& more);
   void OnEffect(server::LogEffect& effect, server::Effects& more);
   void SendDown(int rank, const wire::Frame& frame, const server::Keeper& keeper = {});
   void SendResult(Link& link, const server::ResultEffect& effect);

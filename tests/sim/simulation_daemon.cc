@@ -222,6 +222,8 @@ void Simulation::OnEffect(server::CloseEffect& effect, server::Effects&) {
            }});
 }
 
+void Simulation::OnEffect(server::DepartureEffect&, server::Effects&) {}
+
 void Simulation::OnEffect(server::LogEffect& effect, server::Effects&) {
   Trace([&] { return absl::StrCat("log: ", effect.message); });
 }

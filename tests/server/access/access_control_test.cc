@@ -185,6 +185,25 @@ TEST_F(AccessControlTest, TokenAndCertificateAreTheIdentity) {
   EXPECT_THAT(of("a\nb"), Not(HasSubstr("\n")));
 }
 
+TEST_F(AccessControlTest, AQuotaIsOfTheTokensNameElseOfTheIdentity) {
+  const auto bearer = absl::StrCat("Bearer ", kMemberToken);
+  const auto holder = [&](const Proof& proof) {
+    const auto caller = access_->Identify(kHealth, proof);
+    return caller.ok() ? caller->holder().name : std::string(caller.status().message());
+  };
+  EXPECT_EQ(holder({.authorization = bearer}), "team");
+  EXPECT_EQ(holder({.certificate = "cn", .authorization = bearer}), "team");
+  EXPECT_EQ(holder({.local = true, .authorization = bearer}), "team");
+  EXPECT_EQ(holder({.local = true}), "local");
+  EXPECT_EQ(holder({.certificate = "cn"}), "certificate cn");
+  EXPECT_EQ(holder({}), "anybody");
+  const auto caller =
+      access_->Identify(kJoin, {.certificate = "cn\n", .authorization = bearer, .peer = "[::1]:7"});
+  ASSERT_TRUE(caller.ok());
+  EXPECT_EQ(caller->certificate, "cn\n");
+  EXPECT_EQ(caller->peer, "[::1]:7");
+}
+
 TEST_F(AccessControlTest, TheFileIsReadAgain) {
   EXPECT_FALSE(*access_->Reload());
   Write("team member digits");  // half of a line

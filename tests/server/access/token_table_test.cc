@@ -68,7 +68,25 @@ TEST(TokenTable, ATokenMayBeReplaced) {
   const TokenTable table = Parse(absl::StrCat(line, kToken, "\n", line, kDigest, "\n"));
   EXPECT_EQ(table.Find(kToken)->identity, table.Find("0123456789abcdef")->identity);
   EXPECT_THAT(Error(absl::StrCat(line, kToken, "\na operator s ", kDigest)),
-              HasSubstr("line 2 gives \"a\" another role or other sessions"));
+              HasSubstr("line 2 gives \"a\" another role, sessions or quota"));
+}
+
+TEST(TokenTable, AFifthColumnIsTheQuotaOfTheName) {
+  const std::string line = absl::StrCat("a member s ", kToken);
+  EXPECT_FALSE(Parse(line).Find(kToken)->quota.has_value());
+  const TokenTable table =
+      Parse(absl::StrCat(line, " sessions=4,memory=1MiB\na member s ", kDigest,
+                         "\tmemory=1MiB,sessions=4\nb member s another-long-random-text"));
+  ASSERT_TRUE(table.Find(kToken)->quota.has_value());
+  EXPECT_EQ(table.Find(kToken)->quota->of(QuotaKind::kSessions), 4);
+  EXPECT_EQ(table.Find(kToken)->quota->of(QuotaKind::kMemory), 1 << 20);
+  EXPECT_EQ(table.Find(kToken)->quota->of(QuotaKind::kJoins), kNoQuota);
+  EXPECT_FALSE(table.Find("another-long-random-text")->quota.has_value());
+  EXPECT_EQ(Error(absl::StrCat("\n", line, " members=0")),
+            "line 2 has a quota in which members is \"0\"; allowed are 1 to 1000000");
+  EXPECT_THAT(Error(absl::StrCat(line, " sessions=4\na member s ", kDigest)),
+              HasSubstr("line 2 gives \"a\" another role, sessions or quota"));
+  EXPECT_THAT(Error(line + " joins=1 x"), HasSubstr("has 6 words; allowed are 4 or 5"));
 }
 
 TEST(TokenTable, NamesTheLineAndShowsNoToken) {

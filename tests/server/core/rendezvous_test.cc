@@ -79,6 +79,8 @@ TEST_F(RendezvousTest, ARankIsFreeOnceItsHolderLeaves) {
   members_.Attach(0, 7, start_);
   EXPECT_EQ(rendezvous_.last_departure(), "");
   rendezvous_.Leave(0, effects_);
+  ASSERT_TRUE(std::holds_alternative<DepartureEffect>(effects_.back()));
+  EXPECT_EQ(std::get<DepartureEffect>(effects_.back()).lost, "");
   const auto closed = Take<CloseEffect>();
   ASSERT_EQ(closed.size(), 1);
   EXPECT_EQ(closed[0].connection, 7);
@@ -97,8 +99,11 @@ TEST_F(RendezvousTest, ARankIsFreeOnceItsHolderIsLost) {
   }
   EXPECT_GT(now, start_ + absl::Seconds(10));
   EXPECT_EQ(members_.state(0), MemberState::kAbsent);
+  ASSERT_TRUE(std::holds_alternative<DepartureEffect>(effects_.back()));
+  EXPECT_EQ(std::get<DepartureEffect>(effects_.back()).lost, rendezvous_.last_departure());
   const auto logged = Take<LogEffect>();
   ASSERT_EQ(logged.size(), 1);
+  EXPECT_EQ(logged[0].rank, 0);
   EXPECT_THAT(logged[0].message, HasSubstr("rank 0 is free again: "));
   EXPECT_THAT(logged[0].message, HasSubstr(rendezvous_.last_departure()));
 }

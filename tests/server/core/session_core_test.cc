@@ -217,6 +217,9 @@ TEST(SessionLoss, AClosedStreamIsADeathAfterTheGrace) {
   EXPECT_EQ(harness.Message(),
             "session \"s\" failed: rank 1 was lost in step 0: its connection closed and did not "
             "resume");
+  ASSERT_THAT(harness.departed, SizeIs(1));
+  EXPECT_EQ(harness.departed[0].rank, 1);
+  EXPECT_THAT(harness.departed[0].lost, HasSubstr("in step 0: its connection closed"));
   for (int r : {0, 2}) {
     ASSERT_THAT(harness.Sent<wire::Failure>(r), SizeIs(1));
     EXPECT_EQ(harness.Sent<wire::Failure>(r)[0], harness.Sent<wire::Failure>(0)[0]);
@@ -360,6 +363,9 @@ TEST(SessionLeave, TheLastOneClosesTheSession) {
   EXPECT_TRUE(harness.Leave(1).ok());
   EXPECT_EQ(harness.session.state(), State::kClosed);
   EXPECT_THAT(harness.closed, SizeIs(2));
+  ASSERT_THAT(harness.departed, SizeIs(2));
+  EXPECT_EQ(harness.departed[1].rank, 1);
+  EXPECT_EQ(harness.departed[1].lost, "");
 }
 
 TEST(SessionLeave, InTheMiddleOfAStepFailsTheOthers) {

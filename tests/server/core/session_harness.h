@@ -201,6 +201,7 @@ class SessionHarness {
   std::map<int, std::uint64_t> streams;
   std::map<int, std::vector<wire::Frame>> frames;
   std::vector<CloseEffect> closed;
+  std::vector<DepartureEffect> departed;
   std::vector<std::string> logged;
   std::deque<ReduceEffect> reductions;
   bool answers_at_once = true;  // what follows
@@ -231,6 +232,8 @@ class SessionHarness {
         continue;
       } else if (auto* close = std::get_if<CloseEffect>(&effect)) {
         closed.push_back(*close);
+      } else if (auto* departure = std::get_if<DepartureEffect>(&effect)) {
+        departed.push_back(std::move(*departure));
       } else {
         logged.push_back(std::get<LogEffect>(effect).message);
       }

@@ -99,6 +99,9 @@ const std::vector<std::pair<std::string, Sample>> kSamples = {
     {"drain_timeout", {"1.5s", "1500ms"}},
     {"log.level", {"error", "error"}},
     {"log.format", {"json", "json"}},
+    {"quota.identity", {"'sessions=4,memory=1GiB'", "sessions=4,memory=1GiB"}},
+    {"quota.session", {"'members=4,joins=2'", "members=4,joins=2"}},
+    {"audit.log", {"/tmp/audit", "/tmp/audit"}},
 };
 
 std::string AsFile(const std::string& key, const std::string& value) {

@@ -58,10 +58,27 @@ TEST(MetricsTest, AnIdleDaemonHasItsOwn) {
   for (const char* line : {"gradwire_sessions{state=\"running\"} 0",
                            "gradwire_sessions_ended_total{reason=\"failed\"} 0",
                            "gradwire_refused_calls_total{reason=\"unauthenticated\"} 0",
+                           "gradwire_connections_without_call_total 0",
                            "gradwire_cut_connections_total{reason=\"too_much\"} 0"}) {
     EXPECT_THAT(text, HasSubstr(line));
   }
+  EXPECT_THAT(text, Not(HasSubstr("audit")));
   EXPECT_THAT(text, Not(HasSubstr("certificate")));
+}
+
+TEST(MetricsTest, RefusalsAreCountedByReason) {
+  Figures figures;
+  figures.refused_joins = {{.reason = "unavailable", .count = 3}};
+  figures.quota_refusals = {{.reason = "sessions", .count = 2}, {.reason = "joins", .count = 5}};
+  figures.audit_dropped = 7;
+  const std::string text = MetricsText(figures, kNow);
+  ExpectIsWellFormed(text);
+  for (const char* line :
+       {"gradwire_refused_joins_total{reason=\"unavailable\"} 3",
+        "gradwire_quota_refusals_total{quota=\"sessions\"} 2",
+        "gradwire_quota_refusals_total{quota=\"joins\"} 5", "gradwire_audit_dropped_total 7"}) {
+    EXPECT_THAT(text, HasSubstr(line));
+  }
 }
 
 TEST(MetricsTest, ASessionHasItsFigures) {

@@ -260,8 +260,9 @@ Pair ConnectToOurselves() {
 }
 
 TEST(IntakeTest, AnAddressHasOnlySoManyNewcomers) {
-  Intake intake({.connection_bytes = 1 << 20, .strangers_bytes = 1 << 20, .newcomers = 2},
-                [](CutReason, const std::string& why) { ADD_FAILURE() << why; });
+  Intake intake(
+      {.connection_bytes = 1 << 20, .strangers_bytes = 1 << 20, .newcomers = 2},
+      [](CutReason, const std::string& /*peer*/, const std::string& why) { ADD_FAILURE() << why; });
   std::array<Pair, 3> pairs = {ConnectToOurselves(), ConnectToOurselves(), ConnectToOurselves()};
   auto now = Intake::Clock::now();
   const PeerAddress here = *PeerOf(pairs[0].ours.get());
@@ -280,9 +281,11 @@ TEST(IntakeTest, AnAddressHasOnlySoManyNewcomers) {
   ASSERT_TRUE(intake.Admit(here, now));
   intake.Add(pairs[2].ours.get());
   EXPECT_FALSE(intake.Admit(here, now));
-  intake.Remove(pairs[0].ours.get());
+  intake.Find(pairs[0].peer)->OnCall();
+  EXPECT_TRUE(intake.Remove(pairs[0].ours.get()));
   EXPECT_FALSE(intake.Admit(here, now));
-  intake.Remove(pairs[1].ours.get());
+  // It ends without a call.
+  EXPECT_FALSE(intake.Remove(pairs[1].ours.get()));
   EXPECT_TRUE(intake.Admit(here, now));
 }
 
