@@ -246,11 +246,11 @@ absl::StatusOr<QuotaLedger::Use> QuotaLedger::AddMember(const QuotaHolder& holde
 }
 
 std::optional<QuotaLedger::Use> QuotaLedger::AddLane(const QuotaHolder& holder,
-                                                     const std::string& session) {
-  const Amounts more = Of(QuotaKind::kStreams, 1);
+                                                     const std::string& session,
+                                                     std::uint64_t spare) {
   MutexLock lock(mutex_);
-  if (Check(holder, session, more)) return std::nullopt;
-  return Take(holder, session, more);
+  if (Check(holder, session, Of(QuotaKind::kStreams, 1 + spare))) return std::nullopt;
+  return Take(holder, session, Of(QuotaKind::kStreams, 1));
 }
 
 void QuotaLedger::Tick(absl::Time now) {

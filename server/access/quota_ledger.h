@@ -90,10 +90,10 @@ class QuotaLedger : public std::enable_shared_from_this<QuotaLedger> {
   // A member with its stream.
   absl::StatusOr<Use> AddMember(const QuotaHolder& holder, const std::string& session)
       GRADWIRE_EXCLUDES(mutex_);
-  // A member's bulk lane. nullopt: there is no stream left for it. Not counted as a refusal: a
-  // member does without it.
-  std::optional<Use> AddLane(const QuotaHolder& holder, const std::string& session)
-      GRADWIRE_EXCLUDES(mutex_);
+  // A member's bulk lane, if that leaves `spare` streams for members that have not joined yet.
+  // Not counted as a refusal: a member does without it.
+  std::optional<Use> AddLane(const QuotaHolder& holder, const std::string& session,
+                             std::uint64_t spare) GRADWIRE_EXCLUDES(mutex_);
 
   // Time passes.
   void Tick(absl::Time now) GRADWIRE_EXCLUDES(mutex_);

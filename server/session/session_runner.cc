@@ -105,9 +105,13 @@ bool SessionRunner::GrantLane(int rank, std::uint64_t start_id, const QuotaHolde
   MemberUse& use = uses_[static_cast<std::size_t>(rank)];
   // The member is gone, and perhaps another one has its rank: Attach refuses its stream.
   if (!use.member.held() || !core_.HasPlace(start_id)) return true;
-  if (!use.lane.held()) {
-    if (auto lane = host_.ledger->AddLane(holder, options_.name)) use.lane = *std::move(lane);
-  }
+  if (use.lane.held()) return true;
+  // Members that are still to come need a stream each; a lane is a luxury.
+  const auto absent = std::count_if(uses_.begin(), uses_.end(),
+                                    [](const MemberUse& one) { return !one.member.held(); });
+  const std::uint64_t spare =
+      core_.state() == SessionCore::State::kJoining ? static_cast<std::uint64_t>(absent) : 0;
+  if (auto lane = host_.ledger->AddLane(holder, options_.name, spare)) use.lane = *std::move(lane);
   return use.lane.held();
 }
 

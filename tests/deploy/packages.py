@@ -59,7 +59,7 @@ def contents():
     need(re.search(r"Depends:.*\blibgrpc\+\+\S+ \(>=", fields), f"dpkg-shlibdeps found no gRPC: {fields}")
     inside = run("dpkg-deb", "-c", sandbox.package("gradwired"))
     for path in ("usr/bin/gradwired", "usr/bin/gradwirectl", "lib/systemd/system/gradwired.service",
-                 "etc/gradwire/gradwired.yaml",
+                 "etc/gradwire/gradwired.yaml", "etc/logrotate.d/gradwired",
                  "usr/share/man/man8/gradwired.8.gz", "usr/share/man/man1/gradwirectl.1.gz",
                  "usr/share/bash-completion/completions/gradwired"):
         need(f"./{path}\n" in inside, f"gradwired has no {path}")

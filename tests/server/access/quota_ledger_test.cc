@@ -70,13 +70,14 @@ TEST(QuotaLedger, ALaneTakesAStreamIfThereIsOne) {
   const auto first = ledger->AddMember({.name = "a"}, "s");
   const auto second = ledger->AddMember({.name = "a"}, "s");
   {
-    const auto lane = ledger->AddLane({.name = "a"}, "s");
+    EXPECT_FALSE(ledger->AddLane({.name = "a"}, "s", /*spare=*/1).has_value());
+    const auto lane = ledger->AddLane({.name = "a"}, "s", /*spare=*/0);
     EXPECT_TRUE(lane.has_value());
-    EXPECT_FALSE(ledger->AddLane({.name = "a"}, "s").has_value());
+    EXPECT_FALSE(ledger->AddLane({.name = "a"}, "s", /*spare=*/0).has_value());
     EXPECT_THAT(Message(ledger->AddMember({.name = "a"}, "s").status()),
                 HasSubstr("3 of 3 streams"));
   }
-  EXPECT_TRUE(ledger->AddLane({.name = "a"}, "s").has_value());
+  EXPECT_TRUE(ledger->AddLane({.name = "a"}, "s", /*spare=*/0).has_value());
   EXPECT_EQ(ledger->refusals(QuotaKind::kStreams), 1);
 }
 
@@ -186,8 +187,9 @@ class Books {
         return;
       }
       case 3: {
-        auto lane = ledger_->AddLane({.name = identity}, session);
-        Expect(lane.has_value(), identity, session, {0, 0, 0, 1, 0});
+        const std::uint64_t spare = Below(3);
+        auto lane = ledger_->AddLane({.name = identity}, session, spare);
+        Expect(lane.has_value(), identity, session, {0, 0, 0, 1 + spare, 0});
         if (lane) Keep(identity, session, {0, 0, 0, 1, 0}, *std::move(lane));
         return;
       }
