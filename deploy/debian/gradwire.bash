@@ -5,7 +5,7 @@ _gradwire_commands() { sed '1,/^Subcommands:/d' | awk '/^  / {print $1}'; }
 _gradwire() {
   local program=${COMP_WORDS[0]} word=${COMP_WORDS[COMP_CWORD]} commands=() help options names i
   case ${COMP_WORDS[COMP_CWORD - 1]} in
-    --tls-* | --tokens | --token-file | --cuda-library | --config)
+    --tls-* | --tokens | --audit-log | --token-file | --cuda-library | --config)
       mapfile -t COMPREPLY < <(compgen -f -- "$word")
       return
       ;;
