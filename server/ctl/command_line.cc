@@ -100,7 +100,8 @@ void AddToolCommands(CLI::App& app, Flags& flags) {
       ->add_subcommand("bundle",
                        "Write versions, limits, sessions, the daemon's configuration and log to "
                        "one file")
-      ->add_option("FILE", flags.file, "The file; gradwire-debug-TIME.tar.gz unless given")
+      ->add_option("FILE", flags.file,
+                   "The file; - is standard output; gradwire-debug-TIME.tar.gz unless given")
       ->type_name(kFile);
   app.add_subcommand("completion", "Print what completes this tool's commands in a shell")
       ->add_option("SHELL", flags.shell, "bash, zsh or fish")

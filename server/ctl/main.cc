@@ -162,11 +162,17 @@ int WriteBundle(const Flags& flags) {
   const std::string name = BundleName(now);
   const std::string file = flags.file.empty() ? name + ".tar.gz" : flags.file;
   const Bundle bundle = Gather(flags.target(), now);
-  if (absl::Status written = WriteFile(file, TarGz(name, bundle.files, now)); !written.ok()) {
+  const std::string archive = TarGz(name, bundle.files, now);
+  // For containers that have no other way out.
+  const bool to_output = file == "-";
+  if (to_output) {
+    std::cout << archive << std::flush;
+  } else if (absl::Status written = WriteFile(file, archive); !written.ok()) {
     return FailedHere(written);
   }
-  std::cout << (flags.table() ? Summary(bundle, file) : flags.Document(SummaryJson(bundle, file)));
-  return kExitOk;
+  (to_output ? std::cerr : std::cout)
+      << (flags.table() ? Summary(bundle, file) : flags.Document(SummaryJson(bundle, file)));
+  return std::cout ? kExitOk : kExitFailed;
 }
 
 int Complete(const CLI::App& app, const Flags& flags) {

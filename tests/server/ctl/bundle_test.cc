@@ -96,6 +96,16 @@ TEST_F(DebugBundle, IsWrittenWithoutADaemonToo) {
   EXPECT_THAT(checked.text, HasSubstr("\nMissing:\n  all that the daemon tells: "));
 }
 
+TEST_F(DebugBundle, GoesToStandardOutputForContainers) {
+  const Answer written = RunProgram(
+      {"/bin/sh", "-c", "\"$1\" --address 127.0.0.1:1 --timeout 2 debug bundle - >\"$2\"", "sh",
+       GRADWIRE_CTL, file_});
+  EXPECT_EQ(written.exit_code, 0) << written.text;
+  EXPECT_THAT(written.text, StartsWith("wrote -:\n"));  // to standard error
+  const Answer checked = RunProgram({"/usr/bin/python3", "-B", GRADWIRE_CHECK_BUNDLE, file_});
+  EXPECT_THAT(checked.text, StartsWith("README.txt\nenvironment.txt\nhost.txt\nversions.json\n"));
+}
+
 TEST_F(DebugBundle, SaysWhereItCannotBeWritten) {
   const Answer answer = Ctl({"--address", "127.0.0.1:1", "--timeout", "1", "debug", "bundle",
                              folder_ / "nowhere/x.tar.gz"});

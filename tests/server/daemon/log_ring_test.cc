@@ -29,9 +29,11 @@ TEST(LogRing, KeepsAtMost256KiB) {
 
 TEST(LogRing, CutsLongLines) {
   LogRing ring;
-  ring.Add(std::string(1024, 'a'));
-  ring.Add(std::string(1025, 'b'));
-  EXPECT_THAT(ring.Lines(), ElementsAre(std::string(1024, 'a'), std::string(1021, 'b') + "..."));
+  const std::string whole(1024, 'a');
+  const std::string longer(1025, 'b');
+  ring.Add(whole);
+  ring.Add(longer);
+  EXPECT_THAT(ring.Lines(), ElementsAre(whole, absl::StrCat(longer.substr(0, 1021), "...")));
 }
 
 // A string field of protobuf has to be UTF-8.
@@ -43,8 +45,9 @@ TEST(LogRing, ReplacesWhatIsNoUtf8) {
   std::string euros;
   for (int i = 0; i < 400; ++i) euros += "\xe2\x82\xac";
   ring.Add(euros);
-  EXPECT_THAT(ring.Lines(), ElementsAre("\xc3\xa4 \xe2\x82\xac \xf0\x9f\x98\x80",
-                                        "? ? ?? ?? ??? ????", euros.substr(0, 1020) + "..."));
+  EXPECT_THAT(ring.Lines(),
+              ElementsAre("\xc3\xa4 \xe2\x82\xac \xf0\x9f\x98\x80", "? ? ?? ?? ??? ????",
+                          absl::StrCat(euros.substr(0, 1020), "...")));
 }
 
 }  // namespace
