@@ -1,6 +1,6 @@
 #include "server/ctl/bundle/bundle.h"
 
-#include <algorithm>
+#include <cstddef>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -21,8 +21,12 @@ constexpr char kVisible[] =
     "Names of sessions, parameters and hosts, addresses and paths of files can be read in it. "
     "Tokens and keys are not in it.";
 
-// More than the daemon has, unless somebody shows it as one.
-constexpr int kMostSessions = 1000;
+// Of all sessions' files; a few large models have some MiB each.
+constexpr std::size_t kMostSessionBytes = std::size_t{256} << 20;
+
+bool IsSilent(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
+}
 
 class Gathering {
  public:
@@ -56,10 +60,8 @@ class Gathering {
 
   void AddDaemon() {
     const auto server = GetServer(target_);
-    const bool silent =
-        absl::IsUnavailable(server.status()) || absl::IsDeadlineExceeded(server.status());
     Add("versions.json", VersionsJson(GRADWIRE_VERSION, server.ok() ? server->version() : ""));
-    if (silent) {
+    if (IsSilent(server.status())) {
       return Miss("all that the daemon tells",
                   absl::Status(server.status().code(),
                                absl::StrCat("no daemon answers at ", target_.address, ": ",
@@ -97,11 +99,19 @@ class Gathering {
     if (!sessions.ok()) return Miss("why.txt and sessions", sessions.status());
     Add("why.txt", Why(*sessions));
     Add("sessions.txt", SessionsTable(*sessions));
-    for (int i = 0; i < std::min(sessions->sessions_size(), kMostSessions); ++i) {
+    std::size_t bytes = 0;
+    for (int i = 0; i < sessions->sessions_size(); ++i) {
       const std::string path = absl::StrCat("sessions/", i, ".json");
+      if (bytes > kMostSessionBytes) {
+        return Miss(absl::StrCat(path, " and later ones"),
+                    absl::ResourceExhaustedError("the file would be too large"));
+      }
       const auto session = GetSession(target_, sessions->sessions(i).name());
       if (session.ok()) {
         Add(path, SessionJson(*session));
+        bytes += bundle_.files.back().text.size();
+      } else if (IsSilent(session.status())) {  // each further one would cost a deadline
+        return Miss(absl::StrCat(path, " and later ones"), session.status());
       } else {
         Miss(path, session.status());
       }
