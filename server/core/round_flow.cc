@@ -12,11 +12,12 @@
 namespace gradwire::server {
 
 RoundFlow::RoundFlow(const SessionOptions& options, const Membership& membership,
-                     CoordinatorHook* hook, SharedState& shared)
+                     CoordinatorHook* hook, SharedState& shared, const StepGate& gate)
     : options_(options),
       membership_(membership),
       hook_(hook),
       shared_(shared),
+      gate_(gate),
       members_(static_cast<std::size_t>(options.world_size)) {}
 
 bool RoundFlow::TakesResults(const Bucket& bucket) const {
@@ -111,6 +112,7 @@ std::vector<int> RoundFlow::WindowsWithout(const Bucket& bucket, std::uint32_t c
 // A unit is reduced when all contributors have sent it and when its result fits every member's
 // window; otherwise results would pile up for the slowest member.
 void RoundFlow::ReduceIfComplete(Bucket& bucket, std::uint32_t chunk, Effects& effects) {
+  if (gate_.shut()) return;  // Step::Unpause comes back to it
   Round& round = bucket.round();
   const Round::Unit unit = round.layout().UnitOf(chunk);
   if (!round.IsComplete(unit, Required(round))) return;

@@ -195,8 +195,43 @@ void SessionCore::Observe(absl::Time now) {
   if (state_ == State::kRunning) waits_.Observe(*step_, membership_, now);
 }
 
+absl::Status SessionCore::Pause(absl::Duration length, const std::string& reason, absl::Time now,
+                                Effects& effects) {
+  if (absl::Status valid = StepGate::Check(length, reason); !valid.ok()) return valid;
+  if (state_ != State::kRunning) {
+    return absl::FailedPreconditionError(absl::StrCat("session \"", options_.name, "\" is ",
+                                                      Name(state_),
+                                                      "; only a running session can be paused"));
+  }
+  step_->Pause(now + length, reason);
+  const StepGate& gate = step_->gate();
+  effects.push_back(LogEffect{
+      .message = absl::StrCat(gate.Sentence(now), gate.shut() ? "; before step " : "; after step ",
+                              step_->number())});
+  return absl::OkStatus();
+}
+
+absl::Status SessionCore::Unpause(absl::Time now, Effects& effects) {
+  if (state_ != State::kRunning || !step_->gate().paused()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("session \"", options_.name, "\" is ", Name(state_), ", and not paused"));
+  }
+  EndPause("resumed by an operator", now, effects);
+  return absl::OkStatus();
+}
+
+void SessionCore::EndPause(const std::string& why, absl::Time now, Effects& effects) {
+  effects.push_back(
+      LogEffect{.message = absl::StrCat(why, "; it goes on with step ", step_->number())});
+  waits_.OnUnpaused(now);
+  step_->Unpause(now, effects);
+}
+
 void SessionCore::Tick(absl::Time now, Effects& effects) {
   membership_.Tick(now);
+  if (state_ == State::kRunning && step_->gate().IsDue(now)) {
+    EndPause("the pause is over", now, effects);
+  }
   if (state_ == State::kJoining) Apply(rendezvous_->Tick(now, effects), effects);
   if (state_ == State::kRunning) {
     Apply(FindTimeout(options_, membership_, *step_, *collectives_, now), effects);

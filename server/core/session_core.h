@@ -90,7 +90,13 @@ class SessionCore {
   void Observe(absl::Time now);
   const WaitLog& waits() const { return waits_; }
 
-  // Timeouts. Call about every 100 ms.
+  // An operator holds the session back before its next step: see StepGate. A second pause replaces
+  // the first one's time and reason. FailedPrecondition: it does not run, or is not paused.
+  absl::Status Pause(absl::Duration length, const std::string& reason, absl::Time now,
+                     Effects& effects);
+  absl::Status Unpause(absl::Time now, Effects& effects);
+
+  // Timeouts, and the end of a pause. Call about every 100 ms.
   void Tick(absl::Time now, Effects& effects);
 
   // Ends the session for all members.
@@ -116,6 +122,7 @@ class SessionCore {
   MaybeFailure Dispatch(int rank, const wire::Frame& frame, absl::Time now, Effects& effects);
   // Of a member that no step needs.
   void LeaveRunning(int rank, absl::Time now, Effects& effects);
+  void EndPause(const std::string& why, absl::Time now, Effects& effects);
   void Apply(const MaybeFailure& failure, Effects& effects);
 
   const SessionOptions options_;

@@ -30,7 +30,7 @@ Step::Step(const SessionOptions& options, const Membership& membership, Coordina
                          .window_chunks = options.window_chunks})),
       chores_(hook),
       shared_(hook, options.manifest, Index(options.world_size), options.chunk_bytes),
-      flow_(options, membership, hook, shared_),
+      flow_(options, membership, hook, shared_, gate_),
       table_(options.manifest, options.open_buckets),
       groups_(options, membership),
       reports_(options.manifest),
@@ -148,6 +148,7 @@ void Step::SendGrant(Bucket& bucket, int rank, Effects& effects) {
 
 void Step::GrantNext(Effects& effects) {
   DropHeld(effects);
+  if (gate_.shut() && !IsActive(Mutant::kPausedStepGranted)) return;
   for (const BucketTable::Granted& one : table_.OpenNext()) {
     SendGrant(*one.bucket, one.rank, effects);
   }
@@ -266,7 +267,7 @@ void Step::OnReduced(const wire::RoundId& id, std::uint32_t chunk, const ResultR
 }
 
 void Step::Advance(Bucket& bucket, Effects& effects) {
-  if (bucket.reduced()) return;
+  if (bucket.reduced() || gate_.shut()) return;
   bucket.Advance(attempt_);
   if (bucket.reduced()) groups_.OnReduced(bucket.parameters(), effects);
 }
@@ -322,7 +323,7 @@ MaybeFailure Step::CheckEnded() const {
 // Prepared: every announced bucket is reduced, and no further bucket can come, because all
 // parameters are covered or all members have ended the step.
 bool Step::IsPrepared() const {
-  if (!began_) return false;
+  if (!began_ || gate_.shut()) return false;
   const BucketTable::Progress progress = table_.ProgressOf(number_);
   if (!progress.all_reduced) return false;
   const bool all_parameters =
@@ -354,6 +355,7 @@ void Step::Conclude(Effects& effects) {
   ++(nonfinite_ ? flow_.stats().steps_skipped : flow_.stats().steps_applied);
   table_.EndStep(number_);
   ++number_;
+  gate_.OnStepEnd();
   groups_.BeginStep(number_);
   attempt_ = 0;
   nonfinite_ = false;

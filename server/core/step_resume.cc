@@ -1,4 +1,4 @@
-// What a step does for a member that comes back on a new stream, or leaves.
+// What a step does for a member that comes back on a new stream, or leaves, and after a pause.
 #include <optional>
 #include <utility>
 
@@ -68,6 +68,22 @@ void Step::SendRestarts(Effects& effects) {
     }
     effects.push_back(SendEffect{.rank = r, .frame = {.header = std::move(restart)}});
   }
+}
+
+// All that came while the gate was shut goes on, as if it came now.
+void Step::Unpause(absl::Time now, Effects& effects) {
+  const bool was_shut = gate_.shut();
+  gate_.Lift(now);
+  if (!was_shut) return;
+  if (began_) began_ = now;
+  for (auto& [key, bucket] : table_.all()) {
+    if (bucket.step() != number_) continue;
+    if (bucket.has_rounds() && !IsActive(Mutant::kPausedChunksForgotten))
+      flow_.ReduceComplete(bucket, effects);
+    Advance(bucket, effects);  // one without elements is over now
+  }
+  GrantNext(effects);
+  MaybeConclude(effects);
 }
 
 void Step::Leave(int rank, Effects& effects) {

@@ -16,6 +16,7 @@
 #include "gradwire/v1/admin.grpc.pb.h"
 #include "proto/tls/access_token.h"
 #include "proto/tls/channel_credentials.h"
+#include "proto/wire/proto_conversion.h"
 #include "proto/wire/state_calls.h"
 #include "proto/wire/status.h"
 
@@ -94,6 +95,26 @@ absl::Status EvictSession(const Target& target, const std::string& name,
   request.set_session(name);
   request.set_reason(reason);
   return Call(target, &v1::AdminService::Stub::EvictSession, request).status();
+}
+
+absl::StatusOr<v1::PauseSessionResponse> PauseSession(const Target& target, const std::string& name,
+                                                      absl::Duration length,
+                                                      const std::string& reason) {
+  v1::PauseSessionRequest request;
+  request.set_session(name);
+  *request.mutable_duration() = wire::ToProto(length);
+  request.set_reason(reason);
+  return Call(target, &v1::AdminService::Stub::PauseSession, request);
+}
+
+absl::Status ResumeSession(const Target& target, const std::string& name) {
+  v1::ResumeSessionRequest request;
+  request.set_session(name);
+  return Call(target, &v1::AdminService::Stub::ResumeSession, request).status();
+}
+
+absl::StatusOr<v1::GetDiagnosticsResponse> GetDiagnostics(const Target& target) {
+  return Call(target, &v1::AdminService::Stub::GetDiagnostics, v1::GetDiagnosticsRequest());
 }
 
 absl::StatusOr<v1::ListSessionsResponse> ListSessions(const Target& target) {

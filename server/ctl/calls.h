@@ -30,6 +30,14 @@ absl::StatusOr<std::int64_t> ImportState(const Target& target, const std::string
 // Ends the session; its members get the reason.
 absl::Status EvictSession(const Target& target, const std::string& name, const std::string& reason);
 
+// Holds it back before its next step, for that long.
+absl::StatusOr<v1::PauseSessionResponse> PauseSession(const Target& target, const std::string& name,
+                                                      absl::Duration length,
+                                                      const std::string& reason);
+absl::Status ResumeSession(const Target& target, const std::string& name);
+
+absl::StatusOr<v1::GetDiagnosticsResponse> GetDiagnostics(const Target& target);
+
 // grpc.health.v1. "": the daemon as a whole. NotFound: it has no such service.
 absl::StatusOr<bool> IsServing(const Target& target, const std::string& service);
 

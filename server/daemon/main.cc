@@ -16,6 +16,7 @@
 
 #include "proto/wire/process_setup.h"
 #include "server/daemon/command_line.h"
+#include "server/daemon/config_show.h"
 #include "server/daemon/exit_codes.h"
 #include "server/daemon/logging.h"
 #include "server/daemon/reload.h"
@@ -107,12 +108,12 @@ class Trimming {
 };
 
 void ServeUntilTold(Server& server, const sigset_t& signals, const Flags& flags,
-                    ServerOptions& options) {
+                    Configuration& configuration) {
   Trimming trimming;
-  while (!(options.stop_on_eof && InputEnded())) {
+  while (!(configuration.options.stop_on_eof && InputEnded())) {
     const int signal = NextSignal(signals);
     if (signal == SIGHUP) {
-      Reload(flags, server, options);
+      Reload(flags, server, configuration);
     } else if (signal != 0) {
       return;
     }
@@ -146,7 +147,8 @@ int Drain(Server& server, absl::Duration timeout, const sigset_t& signals) {
 int Main(int argc, char** argv) {
   const CommandLine line = ParseCommandLine(argc, argv);
   if (line.exit) return line.exit_code;
-  ServerOptions options = line.configuration.options;
+  Configuration configuration = line.configuration;
+  const ServerOptions& options = configuration.options;
   KeepMemory();
   wire::SkipDeadlockDetection();
   SetUpLog(options.log_level, options.log_format);
@@ -164,7 +166,8 @@ int Main(int argc, char** argv) {
   for (const std::string& address : (*server)->http_addresses())
     std::cout << "  http  http://" << address << "/\n";
   std::cout << std::flush;
-  ServeUntilTold(**server, signals, line.flags, options);
+  (*server)->SetConfigurationText(ShowYaml(configuration, true));
+  ServeUntilTold(**server, signals, line.flags, configuration);
   return Drain(**server, options.drain_timeout, signals);
 }
 

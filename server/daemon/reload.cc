@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/daemon/config_show.h"
 #include "server/daemon/logging.h"
 
 namespace gradwire::server {
@@ -19,12 +20,13 @@ void Apply(const ServerOptions& old, const ServerOptions& changed, Server& serve
 
 }  // namespace
 
-void Reload(const Flags& flags, Server& server, ServerOptions& running) {
+void Reload(const Flags& flags, Server& server, Configuration& configuration) {
   const Loaded loaded = Load(flags);
   for (const std::string& problem : loaded.problems) {
     spdlog::error("configuration not reloaded: {}", problem);
   }
   if (!loaded.problems.empty()) return;
+  ServerOptions& running = configuration.options;
   const ServerOptions& wanted = loaded.configuration.options;
   ServerOptions changed = running;
   std::vector<std::string> applied;
@@ -32,6 +34,8 @@ void Reload(const Flags& flags, Server& server, ServerOptions& running) {
   for (const Setting& setting : Settings()) {
     const std::string before = Text(setting, running);
     const std::string after = Text(setting, wanted);
+    const Origin& origin = loaded.configuration.origins.at(setting.name);
+    if (before == after || setting.reloadable) configuration.origins[setting.name] = origin;
     if (before == after) continue;
     const std::string change = absl::StrCat(setting.member(), ": ", before, " -> ", after);
     if (!setting.reloadable) {
@@ -53,6 +57,8 @@ void Reload(const Flags& flags, Server& server, ServerOptions& running) {
       applied.size(), held.size());
   ChangeLogLevel(changed.log_level);
   running = changed;
+  configuration.file = loaded.configuration.file;
+  server.SetConfigurationText(ShowYaml(configuration, true));
 }
 
 }  // namespace gradwire::server

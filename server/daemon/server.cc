@@ -36,8 +36,9 @@ class ServerImpl final : public Server {
         registry_(std::move(registry)),
         tasks_(std::make_shared<PeriodicTasks>()),
         services_(options, registry_, tasks_,
-                  {.count = [this] { return connections(); },
-                   .has_room = [this] { return ports_->HasRoom(); }}),
+                  {.connections = [this] { return connections(); },
+                   .has_room = [this] { return ports_->HasRoom(); },
+                   .diagnose = [this](auto& response) { diagnostics_.Fill(*this, response); }}),
         offers_({.max_pending = shares.pending_offers},
                 [this](wire::MemoryRequest request, wire::GoOn go_on) {
                   return services_.AttachMemory(std::move(request), go_on);
@@ -55,6 +56,9 @@ class ServerImpl final : public Server {
   int connections() const override { return ports_->connections(); }
   void SetMaxSessions(int max_sessions) override {
     registry_->SetMaxSessions(static_cast<std::size_t>(max_sessions));
+  }
+  void SetConfigurationText(std::string text) override {
+    diagnostics_.SetConfiguration(std::move(text));
   }
   void BeginDrain() override;
   bool idle() const override { return registry_->idle(); }
@@ -76,6 +80,7 @@ class ServerImpl final : public Server {
   std::unique_ptr<Ports> ports_;
   std::unique_ptr<CallServer> calls_;
   Heart heart_;
+  Diagnostics diagnostics_;
   std::unique_ptr<HttpServer> http_;  // null: off
   std::atomic<bool> shut_down_ = false;
 

@@ -31,6 +31,9 @@ class Server {
   virtual std::size_t sessions() const = 0;
   virtual int connections() const = 0;
 
+  // What GetDiagnostics answers as the configuration; empty unless it is set.
+  virtual void SetConfigurationText(std::string text) = 0;
+
   // Counts for sessions that begin from now on.
   virtual void SetMaxSessions(int max_sessions) = 0;
 

@@ -16,10 +16,12 @@
 namespace gradwire::server {
 
 AdminService::AdminService(std::shared_ptr<const Registry> registry,
-                           std::shared_ptr<PeriodicTasks> ticks, std::function<int()> connections)
+                           std::shared_ptr<PeriodicTasks> ticks, std::function<int()> connections,
+                           std::function<void(v1::GetDiagnosticsResponse&)> diagnose)
     : registry_(std::move(registry)),
       ticks_(std::move(ticks)),
       connections_(std::move(connections)),
+      diagnose_(std::move(diagnose)),
       started_(MonotonicNow()) {}
 
 void AdminService::AddTo(Methods& methods) {
@@ -44,6 +46,21 @@ void AdminService::AddTo(Methods& methods) {
       MethodKind::kClientStream, registry_, ticks_);
   methods.AddUnary<v1::EvictSessionRequest, v1::EvictSessionResponse>(
       [this](const auto& request, auto& /*response*/) { return EvictSession(request); });
+  methods.AddUnaryOf<v1::PauseSessionRequest, v1::PauseSessionResponse>(
+      [this](const auto& request, auto& response, const Caller& caller) {
+        if (absl::Status may = CheckSession(caller, request.session()); !may.ok()) return may;
+        return PauseSession(request, response);
+      });
+  methods.AddUnaryOf<v1::ResumeSessionRequest, v1::ResumeSessionResponse>(
+      [this](const auto& request, auto& /*response*/, const Caller& caller) {
+        if (absl::Status may = CheckSession(caller, request.session()); !may.ok()) return may;
+        return ResumeSession(request);
+      });
+  methods.AddUnary<v1::GetDiagnosticsRequest, v1::GetDiagnosticsResponse>(
+      [this](const auto& /*request*/, auto& response) {
+        GetDiagnostics(response);
+        return absl::OkStatus();
+      });
 }
 
 void AdminService::GetServer(v1::GetServerResponse& response) const {
@@ -92,6 +109,32 @@ absl::Status AdminService::EvictSession(const v1::EvictSessionRequest& request) 
                                                   Printable(request.reason()))),
                 -1);
   return absl::OkStatus();
+}
+
+absl::Status AdminService::PauseSession(const v1::PauseSessionRequest& request,
+                                        v1::PauseSessionResponse& response) const {
+  const auto duration = wire::FromProto(request.duration(), "duration");
+  if (!duration.ok()) return duration.status();
+  const std::shared_ptr<SessionRunner> session = registry_->Get(request.session());
+  if (session == nullptr) return UnknownSession(request.session());
+  const auto paused = session->Pause(*duration, request.reason(), MonotonicNow());
+  if (!paused.ok()) return paused.status();
+  response.set_step(paused->step);
+  response.set_holding(paused->holding);
+  return absl::OkStatus();
+}
+
+absl::Status AdminService::ResumeSession(const v1::ResumeSessionRequest& request) const {
+  const std::shared_ptr<SessionRunner> session = registry_->Get(request.session());
+  if (session == nullptr) return UnknownSession(request.session());
+  return session->Unpause(MonotonicNow());
+}
+
+// It reads files of /proc, and the log's lock may be busy.
+void AdminService::GetDiagnostics(v1::GetDiagnosticsResponse& response) const {
+  RpcThreads::YieldLeadership();
+  response.set_version(GRADWIRE_VERSION);
+  if (diagnose_) diagnose_(response);
 }
 
 }  // namespace gradwire::server

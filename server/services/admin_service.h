@@ -17,9 +17,11 @@ class Registry;
 // Thread-safe. Outlives the calls of its methods.
 class AdminService final {
  public:
-  // `connections` returns the number of open connections.
+  // `connections` returns the number of open connections. `diagnose` adds what only the owner
+  // knows.
   AdminService(std::shared_ptr<const Registry> registry, std::shared_ptr<PeriodicTasks> ticks,
-               std::function<int()> connections);
+               std::function<int()> connections,
+               std::function<void(v1::GetDiagnosticsResponse&)> diagnose);
 
   void AddTo(Methods& methods);
 
@@ -31,10 +33,15 @@ class AdminService final {
   absl::Status GetSession(const v1::GetSessionRequest& request,
                           v1::GetSessionResponse& response) const;
   absl::Status EvictSession(const v1::EvictSessionRequest& request) const;
+  absl::Status PauseSession(const v1::PauseSessionRequest& request,
+                            v1::PauseSessionResponse& response) const;
+  absl::Status ResumeSession(const v1::ResumeSessionRequest& request) const;
+  void GetDiagnostics(v1::GetDiagnosticsResponse& response) const;
 
   const std::shared_ptr<const Registry> registry_;
   const std::shared_ptr<PeriodicTasks> ticks_;
   const std::function<int()> connections_;
+  const std::function<void(v1::GetDiagnosticsResponse&)> diagnose_;
   const absl::Time started_;
 };
 

@@ -22,11 +22,12 @@ struct Services::Parts {
 };
 
 Services::Services(const ServerOptions& options, const std::shared_ptr<Registry>& registry,
-                   const std::shared_ptr<PeriodicTasks>& tasks, Connections connections)
+                   const std::shared_ptr<PeriodicTasks>& tasks, Owner owner)
     : registry_(registry),
-      parts_(new Parts{.aggregation = AggregationService(options, registry, tasks,
-                                                         std::move(connections.has_room)),
-                       .admin = AdminService(registry, tasks, std::move(connections.count))}) {}
+      parts_(new Parts{
+          .aggregation = AggregationService(options, registry, tasks, std::move(owner.has_room)),
+          .admin = AdminService(registry, tasks, std::move(owner.connections),
+                                std::move(owner.diagnose))}) {}
 
 Services::~Services() = default;
 

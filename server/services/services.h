@@ -19,13 +19,16 @@ class Registry;
 // Thread-safe. Outlives the calls of its methods.
 class Services {
  public:
-  struct Connections {
-    std::function<int()> count;      // of the live ones
-    std::function<bool()> has_room;  // whether members may have some besides their first
+  // What the owner tells.
+  struct Owner {
+    std::function<int()> connections;  // the number of live ones
+    std::function<bool()> has_room;    // whether members may have some besides their first
+    // Adds what only the owner knows.
+    std::function<void(v1::GetDiagnosticsResponse&)> diagnose;
   };
 
   Services(const ServerOptions& options, const std::shared_ptr<Registry>& registry,
-           const std::shared_ptr<PeriodicTasks>& tasks, Connections connections);
+           const std::shared_ptr<PeriodicTasks>& tasks, Owner owner);
   ~Services();
 
   // Once. Of all services, with health and reflection.

@@ -192,6 +192,39 @@ void SessionRunner::Fail(const absl::Status& status, int blamed_rank) {
   Finish(std::move(work));
 }
 
+absl::StatusOr<SessionRunner::Paused> SessionRunner::Pause(absl::Duration length,
+                                                           const std::string& reason,
+                                                           absl::Time now) {
+  Work work;
+  Paused paused;
+  {
+    MutexLock lock(mutex_);
+    Effects effects;
+    core_.Observe(now);
+    absl::Status status = core_.Pause(length, reason, now, effects);
+    if (!status.ok()) return status;
+    paused.holding = core_.progress().gate().shut();
+    paused.step = core_.step() + (paused.holding ? 0 : 1);
+    Execute(std::move(effects), work);
+  }
+  Finish(std::move(work));
+  return paused;
+}
+
+absl::Status SessionRunner::Unpause(absl::Time now) {
+  Work work;
+  absl::Status status;
+  {
+    MutexLock lock(mutex_);
+    Effects effects;
+    core_.Observe(now);
+    status = core_.Unpause(now, effects);
+    Execute(std::move(effects), work);
+  }
+  Finish(std::move(work));
+  return status;
+}
+
 // Checked again under the lock, because a member may have joined since the registry looked.
 void SessionRunner::FailIfAbandoned() {
   Work work;

@@ -74,6 +74,13 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   // To every member, where nothing else is to be sent.
   void SendHeartbeats();
   void Fail(const absl::Status& status, int blamed_rank);
+  // As SessionCore::Pause and Unpause.
+  struct Paused {
+    std::int64_t step = 0;  // that is held back
+    bool holding = false;
+  };
+  absl::StatusOr<Paused> Pause(absl::Duration length, const std::string& reason, absl::Time now);
+  absl::Status Unpause(absl::Time now);
   // Fails it if it is abandoned. Who joins at the same time is in it before, or comes too late.
   void FailIfAbandoned();
   // Bytes from `connection` are no frame. Ignored if it is no longer the member's stream.

@@ -106,20 +106,6 @@ class Findings {
   json document_ = {{"checks", json::array()}};
 };
 
-// How long the fastest of some calls took, or why there was no answer.
-absl::StatusOr<absl::Duration> Reach(const Target& target) {
-  absl::Duration fastest = absl::InfiniteDuration();
-  for (int i = 0; i < kCalls; ++i) {
-    const absl::Time begin = absl::Now();
-    const auto serving = IsServing(target, "");
-    if (!serving.ok()) return serving.status();
-    if (!*serving)
-      return absl::FailedPreconditionError("the daemon is not serving; does it drain?");
-    fastest = std::min(fastest, absl::Now() - begin);
-  }
-  return fastest;
-}
-
 void CheckTls(const Target& target, Findings& findings) {
   const bool local = target.address.starts_with("unix:") || target.address.starts_with("127.") ||
                      target.address.starts_with("localhost");
@@ -222,6 +208,19 @@ void PrintForecasts(const std::vector<Forecast>& all, const ModelFlags& flags, c
 }
 
 }  // namespace
+
+absl::StatusOr<absl::Duration> Reach(const Target& target) {
+  absl::Duration fastest = absl::InfiniteDuration();
+  for (int i = 0; i < kCalls; ++i) {
+    const absl::Time begin = absl::Now();
+    const auto serving = IsServing(target, "");
+    if (!serving.ok()) return serving.status();
+    if (!*serving)
+      return absl::FailedPreconditionError("the daemon is not serving; does it drain?");
+    fastest = std::min(fastest, absl::Now() - begin);
+  }
+  return fastest;
+}
 
 std::vector<std::string> DefaultHooks() { return {"no", "fp16", "power_sgd"}; }
 

@@ -1,52 +1,33 @@
 // What gradwirectl answers, as a process, to a command that it cannot carry out.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "gradwire/client.h"
-#include "tests/testing/process.h"
+#include "tests/server/ctl/ctl_process.h"
 #include "tests/testing/test_daemon.h"
 
 namespace gradwire::ctl {
 namespace {
 
-using ::gradwire::testing::Process;
-using ::gradwire::testing::TemporaryFolder;
 using ::gradwire::testing::TestDaemon;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
-
-struct Answer {
-  int exit_code = -1;
-  std::string text;
-};
-
-Answer Ctl(std::vector<std::string> words) {
-  const TemporaryFolder folder;
-  words.insert(words.begin(), GRADWIRE_CTL);
-  const auto process = Process::Start(words, folder / "log");
-  if (!process.ok()) return {.text = process.status().ToString()};
-  const std::optional<int> status = (*process)->Wait(absl::Seconds(30));
-  if (!status || !WIFEXITED(*status)) return {.text = "did not exit"};
-  return {.exit_code = WEXITSTATUS(*status), .text = (*process)->Log()};
-}
 
 TEST(CommandLine, NamesTheCommandThatItDoesNotKnow) {
   const Answer answer = Ctl({"session-list"});
   EXPECT_EQ(answer.exit_code, 2);
   EXPECT_EQ(answer.text,
             "gradwirectl: no command \"session-list\"; allowed: status, sessions, why, session, "
-            "health, doctor, "
-            "bench, version\n");
+            "health, doctor, bench, debug, completion, version\n");
   EXPECT_EQ(Ctl({"session", "show"}).text,
-            "session: no command \"show\"; allowed: get, evict, export, import\n");
-  EXPECT_EQ(Ctl({"session"}).text, "session: no command; allowed: get, evict, export, import\n");
+            "session: no command \"show\"; allowed: get, evict, pause, resume, export, import\n");
+  EXPECT_EQ(Ctl({"session"}).text,
+            "session: no command; allowed: get, evict, pause, resume, export, import\n");
   EXPECT_THAT(Ctl({"session", "get"}).text, StartsWith("NAME is required"));
 }
 
@@ -86,6 +67,28 @@ TEST(Output, IsYamlToo) {
   EXPECT_EQ(answer.exit_code, 0);
   EXPECT_THAT(answer.text, StartsWith("server:\n  version: \"" GRADWIRE_VERSION "\"\n"));
   EXPECT_THAT(answer.text, HasSubstr("\nsessions: []\n"));
+}
+
+TEST(Output, IsADocumentForEachCommandThatReads) {
+  const TestDaemon daemon;
+  const auto ask = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), {"--address", daemon.address()});
+    return Ctl(words);
+  };
+  EXPECT_EQ(ask({"-o", "json", "why"}).text, "[]\n");
+  EXPECT_EQ(ask({"-o", "yaml", "health"}).text, "serving: true\n");
+  EXPECT_EQ(nlohmann::json::parse(ask({"-o", "json", "version"}).text).at("gradwired"),
+            GRADWIRE_VERSION);
+  EXPECT_EQ(ask({"-o", "json", "sessions"}).text, "[]\n");
+  const Answer nobody =
+      Ctl({"--address", "127.0.0.1:1", "--timeout", "2", "-o", "json", "version"});
+  EXPECT_EQ(nobody.exit_code, 0);
+  EXPECT_TRUE(nlohmann::json::parse(nobody.text).at("gradwired").is_null());
+  for (const char* command : {"why", "status", "sessions", "health"}) {
+    const Answer answer =
+        Ctl({"--address", "127.0.0.1:1", "--timeout", "2", "-o", "json", command});
+    EXPECT_EQ(answer.exit_code, 69) << command << ": " << answer.text;
+  }
 }
 
 TEST(Bench, MeasuresEachHookAndLeavesNoSession) {
