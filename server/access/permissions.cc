@@ -48,6 +48,7 @@ const std::vector<Permission>& Permissions() {
       {.method = "/gradwire.v1.AdminService/ExportState", .roles = {Role::kMember}},
       {.method = "/gradwire.v1.AdminService/ImportState", .roles = {Role::kMember}},
       {.method = "/gradwire.v1.AdminService/EvictSession", .roles = {}},
+      {.method = "/gradwire.v1.AdminService/TraceSession", .roles = {Role::kObserver}},
       // Probes have no token.
       {.method = "/grpc.health.v1.Health/Check", .everybody = true, .roles = {}},
       {.method = "/grpc.health.v1.Health/Watch", .everybody = true, .roles = {}},

@@ -17,6 +17,7 @@
 #include "server/ctl/doctor/doctor.h"
 #include "server/ctl/files.h"
 #include "server/ctl/report.h"
+#include "server/ctl/trace.h"
 #include "server/ctl/yaml.h"
 #include "server/daemon/exit_codes.h"
 
@@ -41,6 +42,8 @@ struct Flags {
   tls::Files tls = {};
   std::string token_file;
   double timeout_s = 5;
+  int steps = 5;
+  double wait_s = 60;
   ModelFlags model = {.hooks = DefaultHooks()};
   bool watch = false;
 
@@ -147,6 +150,26 @@ int Import(const Flags& flags) {
   return kExitOk;
 }
 
+// Standard output is the file's, if that is asked for.
+int TraceSteps(const Flags& flags) {
+  const auto trace =
+      TraceSession(flags.target(), flags.session, flags.steps, absl::Seconds(flags.wait_s));
+  if (!trace.ok()) return Failed(flags, trace.status());
+  const std::string json = TraceJson(*trace);
+  const bool to_stdout = flags.file == "-";
+  const std::string file = flags.file.empty() ? flags.session + ".trace.json" : flags.file;
+  if (to_stdout) {
+    std::cout << json << std::flush;
+  } else if (absl::Status written = WriteFile(file, json); !written.ok()) {
+    return FailedHere(written);
+  }
+  (to_stdout ? std::cerr : std::cout)
+      << "traced " << TraceOutcome(*trace, flags.steps) << "\n"
+      << (to_stdout ? ""
+                    : absl::StrCat("open ", file, " in chrome://tracing or ui.perfetto.dev\n"));
+  return trace->summary.complete_steps() > 0 ? kExitOk : kExitFailed;
+}
+
 int Health(const Flags& flags) {
   const auto serving = IsServing(flags.target(), flags.service);
   if (!serving.ok()) return Failed(flags, serving.status());
@@ -188,6 +211,16 @@ void AddModelOptions(CLI::App& command, ModelFlags& flags) {
       ->expected(1, 32);
   command.add_option("--members", flags.members, "Members of the session")
       ->check(CLI::Range(1, 64));
+}
+
+CLI::App* AddTrace(CLI::App& app, Flags& flags) {
+  CLI::App* trace = app.add_subcommand(
+      "trace", "Record the next steps of a session, and write them in Chrome's trace event format");
+  trace->add_option("SESSION", flags.session, "The session")->required();
+  trace->add_option("--steps", flags.steps, "Steps to record")->check(CLI::Range(1, 100));
+  trace->add_option("--wait", flags.wait_s, "Seconds for the steps")->check(CLI::Range(0.1, 600.0));
+  trace->add_option("--out", flags.file, "The file; - for standard output [SESSION.trace.json]");
+  return trace;
 }
 
 int Main(int argc, const char* const* argv) {
@@ -236,6 +269,7 @@ int Main(int argc, const char* const* argv) {
     one->add_option("NAME", flags.session, "The session")->required();
     one->add_option("FILE", flags.file, "The safetensors file")->required();
   }
+  CLI::App* trace = AddTrace(app, flags);
   CLI::App* health =
       app.add_subcommand("health", "Exit with 0 if serving, 1 if not, 69 without an answer");
   health->add_option("--service", flags.service,
@@ -261,6 +295,7 @@ int Main(int argc, const char* const* argv) {
   if (get->parsed()) return ShowSession(flags);
   if (write->parsed()) return Export(flags);
   if (read->parsed()) return Import(flags);
+  if (trace->parsed()) return TraceSteps(flags);
   if (health->parsed()) return Health(flags);
   const Print print = [&flags](const std::string& json) { std::cout << flags.Document(json); };
   const Print document = flags.table() ? Print() : print;

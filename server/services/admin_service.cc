@@ -10,6 +10,7 @@
 #include "server/rpc/clock.h"
 #include "server/rpc/rpc_threads.h"
 #include "server/services/state_streams.h"
+#include "server/services/trace_stream.h"
 #include "server/session/registry.h"
 #include "server/session/session_runner.h"
 
@@ -20,6 +21,7 @@ AdminService::AdminService(std::shared_ptr<const Registry> registry,
     : registry_(std::move(registry)),
       ticks_(std::move(ticks)),
       connections_(std::move(connections)),
+      recordings_(std::make_shared<Recordings>()),
       started_(MonotonicNow()) {}
 
 void AdminService::AddTo(Methods& methods) {
@@ -44,6 +46,8 @@ void AdminService::AddTo(Methods& methods) {
       MethodKind::kClientStream, registry_, ticks_);
   methods.AddUnary<v1::EvictSessionRequest, v1::EvictSessionResponse>(
       [this](const auto& request, auto& /*response*/) { return EvictSession(request); });
+  methods.Add<v1::TraceSessionRequest, v1::TraceSessionResponse, TraceStream>(
+      MethodKind::kServerStream, registry_, ticks_, recordings_);
 }
 
 void AdminService::GetServer(v1::GetServerResponse& response) const {

@@ -12,6 +12,7 @@
 
 namespace gradwire::server {
 
+class Recordings;
 class Registry;
 
 // Thread-safe. Outlives the calls of its methods.
@@ -35,6 +36,7 @@ class AdminService final {
   const std::shared_ptr<const Registry> registry_;
   const std::shared_ptr<PeriodicTasks> ticks_;
   const std::function<int()> connections_;
+  const std::shared_ptr<Recordings> recordings_;
   const absl::Time started_;
 };
 

@@ -42,7 +42,7 @@ TEST(CommandLine, NamesTheCommandThatItDoesNotKnow) {
   EXPECT_EQ(answer.exit_code, 2);
   EXPECT_EQ(answer.text,
             "gradwirectl: no command \"session-list\"; allowed: status, sessions, why, session, "
-            "health, doctor, "
+            "trace, health, doctor, "
             "bench, version\n");
   EXPECT_EQ(Ctl({"session", "show"}).text,
             "session: no command \"show\"; allowed: get, evict, export, import\n");
