@@ -238,13 +238,18 @@ TEST(TraceTest, RefusesWhatItCannotRecord) {
 TEST(TraceTest, CallersThatDoNotReadAreFew) {
   const TestDaemon daemon;
   const auto admin = Admin(daemon);
-  const Training training(daemon, 2, "no", /*late_ns=*/0);
+  grpc::ChannelArguments little;  // in flight
+  little.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  little.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 1024);
+  const auto slow = v1::AdminService::NewStub(
+      grpc::CreateCustomChannel(daemon.address(), grpc::InsecureChannelCredentials(), little));
+  const Training training(daemon, 4, "no", /*late_ns=*/0);
   std::vector<std::unique_ptr<grpc::ClientContext>> calls;
   std::vector<std::unique_ptr<grpc::ClientReader<v1::TraceSessionResponse>>> readers;
   const auto probe = [&] { return Trace(*admin, Request("s", 1)).status; };
   for (int i = 0; i < server::Recordings::kMost; ++i) {
     calls.push_back(std::make_unique<grpc::ClientContext>());
-    readers.push_back(admin->TraceSession(calls.back().get(), Request("s", 100)));
+    readers.push_back(slow->TraceSession(calls.back().get(), Request("s", 100)));
     readers.back()->WaitForInitialMetadata();  // comes with the first piece
   }
   EXPECT_EQ(probe().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
