@@ -155,6 +155,11 @@ int TraceSteps(const Flags& flags) {
   const auto trace =
       TraceSession(flags.target(), flags.session, flags.steps, absl::Seconds(flags.wait_s));
   if (!trace.ok()) return Failed(flags, trace.status());
+  if (trace->events.empty()) {
+    std::cerr << "gradwirectl: traced " << TraceOutcome(*trace, flags.steps)
+              << "; nothing is written\n";
+    return kExitFailed;
+  }
   const std::string json = TraceJson(*trace);
   const bool to_stdout = flags.file == "-";
   const std::string file = flags.file.empty() ? flags.session + ".trace.json" : flags.file;

@@ -254,7 +254,7 @@ class Drawing {
       phases.push_back({std::move(name), begin, at, std::move(args), waits});
     };
     const Event& grant = *bucket.grant;
-    if (!grant.eager()) {
+    if (EndOf(grant) > grant.begin_ns()) {
       add("waits for grant", grant.begin_ns(), EndOf(grant), {{"step", grant.step()}}, true);
     }
     for (auto it = bucket.rounds.begin(); it != bucket.rounds.end(); ++it) {

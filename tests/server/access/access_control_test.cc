@@ -99,6 +99,7 @@ TEST(Permissions, TheMatrixIsAsMeant) {
       {"/gradwire.v1.AdminService/ExportState", "m--"},
       {"/gradwire.v1.AdminService/ImportState", "m--"},
       {"/gradwire.v1.AdminService/EvictSession", "---"},
+      {"/gradwire.v1.AdminService/TraceSession", "-o-"},
       {"/grpc.health.v1.Health/Check", "mon"},
       {"/grpc.health.v1.Health/Watch", "mon"},
       {"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "mo-"},
