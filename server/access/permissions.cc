@@ -51,6 +51,7 @@ const std::vector<Permission>& Permissions() {
       {.method = "/gradwire.v1.AdminService/PauseSession", .roles = {}},
       {.method = "/gradwire.v1.AdminService/ResumeSession", .roles = {}},
       {.method = "/gradwire.v1.AdminService/GetDiagnostics", .roles = {}},
+      {.method = "/gradwire.v1.AdminService/TraceSession", .roles = {Role::kObserver}},
       // Probes have no token.
       {.method = "/grpc.health.v1.Health/Check", .everybody = true, .roles = {}},
       {.method = "/grpc.health.v1.Health/Watch", .everybody = true, .roles = {}},

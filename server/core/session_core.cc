@@ -60,9 +60,15 @@ absl::Status SessionCore::Attach(int rank, std::uint64_t start_id, std::int64_t 
     effects.push_back(CloseEffect{.rank = rank, .connection = *replaced});
   }
   if (state_ == State::kRunning) {
+    const std::size_t first = effects.size();
     step_->Resume(rank, step, effects);
     collectives_->Resume(rank, effects);
     step_->GrantNext(effects);
+    if (timeline_ != nullptr) {
+      timeline_->Advance(now);
+      timeline_->OnResumed(rank);
+      Record(effects, first);
+    }
   } else if (membership_.AllConnected()) {
     absl::StatusOr<NodeGroups> groups = rendezvous_->Group();
     if (!groups.ok()) {
@@ -89,8 +95,13 @@ void SessionCore::Receive(int rank, std::uint64_t connection, const wire::Frame&
         effects);
   }
   const std::int64_t step = step_->number();
+  const std::size_t first = effects.size();
+  const std::uint64_t bytes = step_->flow().member_bytes(rank);
   Apply(Dispatch(rank, frame, now, effects), effects);
   if (step_->number() == step) waits_.OnFrame(rank, frame.header, now);
+  if (timeline_ == nullptr || state_ != State::kRunning) return;
+  timeline_->OnFrame(rank, frame.header, step_->flow().member_bytes(rank) - bytes);
+  Record(effects, first);
 }
 
 MaybeFailure SessionCore::Dispatch(int rank, const wire::Frame& frame, absl::Time now,
@@ -129,11 +140,18 @@ MaybeFailure SessionCore::Dispatch(int rank, const wire::Frame& frame, absl::Tim
 
 void SessionCore::Reduced(const wire::RoundId& id, std::uint32_t chunk, const ResultRef& result,
                           bool finite, absl::Duration spent, Effects& effects) {
-  if (state_ == State::kRunning) step_->OnReduced(id, chunk, result, finite, spent, effects);
+  if (state_ != State::kRunning) return;
+  const std::size_t first = effects.size();
+  step_->OnReduced(id, chunk, result, finite, spent, effects);
+  if (timeline_ != nullptr) timeline_->OnReduced(id, spent);
+  Record(effects, first);
 }
 
 void SessionCore::Computed(const wire::RoundId& id, SharedStateWork& work, Effects& effects) {
-  if (state_ == State::kRunning) step_->OnComputed(id, work, effects);
+  if (state_ != State::kRunning) return;
+  const std::size_t first = effects.size();
+  step_->OnComputed(id, work, effects);
+  Record(effects, first);
 }
 
 void SessionCore::ChoreDone(Effects& effects) {
@@ -145,6 +163,10 @@ void SessionCore::ChoreDone(Effects& effects) {
 void SessionCore::Detach(int rank, std::uint64_t connection, absl::Time now, Effects& effects) {
   if (!membership_.Detach(rank, connection, now)) return;
   if (state_ == State::kClosed) return;
+  if (timeline_ != nullptr) {
+    timeline_->Advance(now);
+    timeline_->OnBroken(rank);
+  }
   effects.push_back(LogEffect{
       .level = LogEffect::Level::kWarning,
       .message = absl::StrCat("rank ", rank, "'s stream ended; it has ",
@@ -192,6 +214,7 @@ void SessionCore::LeaveRunning(int rank, absl::Time now, Effects& effects) {
 // ---- Time
 
 void SessionCore::Observe(absl::Time now) {
+  if (timeline_ != nullptr) timeline_->Advance(now);
   if (state_ == State::kRunning) waits_.Observe(*step_, membership_, now);
 }
 
@@ -225,6 +248,42 @@ void SessionCore::EndPause(const std::string& why, absl::Time now, Effects& effe
       LogEffect{.message = absl::StrCat(why, "; it goes on with step ", step_->number())});
   waits_.OnUnpaused(now);
   step_->Unpause(now, effects);
+}
+
+absl::Status SessionCore::BeginTimeline(int steps, absl::Time deadline, absl::Time now) {
+  if (steps < 1 || steps > StepTimeline::kMostSteps) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("steps is ", steps, "; allowed are 1 to ", StepTimeline::kMostSteps));
+  }
+  if (state_ == State::kFailed) return absl::FailedPreconditionError(failure_.message());
+  if (state_ == State::kClosed) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("session \"", options_.name, "\" has ended: all members have left"));
+  }
+  if (timeline_ != nullptr) {
+    return absl::AlreadyExistsError(absl::StrCat("session \"", options_.name,
+                                                 "\" is being traced already; try again when "
+                                                 "that trace has ended"));
+  }
+  // Of a step that has begun, some part would be missing.
+  timeline_ = std::make_unique<StepTimeline>(
+      StepTimeline::Options{.first_step = step_->number() + (step_->began() ? 1 : 0),
+                            .steps = steps,
+                            .world_size = options_.world_size,
+                            .deadline = deadline},
+      now);
+  return absl::OkStatus();
+}
+
+void SessionCore::Record(const Effects& effects, std::size_t first) {
+  if (timeline_ == nullptr) return;
+  for (std::size_t i = first; i < effects.size(); ++i) {
+    const Effect& effect = effects[i];
+    if (const auto* send = std::get_if<SendEffect>(&effect)) timeline_->OnEffect(*send);
+    if (const auto* fan_out = std::get_if<FanOutEffect>(&effect)) timeline_->OnEffect(*fan_out);
+    if (const auto* reduce = std::get_if<ReduceEffect>(&effect)) timeline_->OnEffect(*reduce);
+    if (const auto* result = std::get_if<ResultEffect>(&effect)) timeline_->OnEffect(*result);
+  }
 }
 
 void SessionCore::Tick(absl::Time now, Effects& effects) {

@@ -144,6 +144,32 @@ absl::StatusOr<std::int64_t> ImportState(const Target& target, const std::string
   return wire::ReplaceState(*stub, session, state, line->access_token, target.timeout);
 }
 
+absl::StatusOr<Trace> TraceSession(const Target& target, const std::string& name, int steps,
+                                   absl::Duration wait) {
+  const auto line = Connect(target);
+  if (!line.ok()) return line.status();
+  const auto stub = v1::AdminService::NewStub(line->channel);
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() +
+                       absl::ToChronoMilliseconds(target.timeout + wait));
+  tls::AddAccessToken(line->access_token, context);
+  v1::TraceSessionRequest request;
+  request.set_session(name);
+  request.set_steps(steps);
+  *request.mutable_wait() = wire::ToProto(wait);
+  const auto reader = stub->TraceSession(&context, request);
+  Trace trace;
+  for (v1::TraceSessionResponse piece; reader->Read(&piece);) {
+    if (piece.has_summary()) trace.summary = std::move(*piece.mutable_summary());
+    for (v1::TimelineEvent& event : *piece.mutable_events()) {
+      trace.events.push_back(std::move(event));
+    }
+  }
+  const grpc::Status status = reader->Finish();
+  if (!status.ok()) return Refused(target, status);
+  return trace;
+}
+
 absl::StatusOr<bool> IsServing(const Target& target, const std::string& service) {
   // HealthCheckRequest {string service = 1;} and HealthCheckResponse {ServingStatus status = 1;} as
   // fields that Empty does not know: Debian ships no generated code for them.

@@ -86,6 +86,16 @@ void AddSessionCommands(CLI::App& app, Flags& flags) {
   }
 }
 
+void AddTrace(CLI::App& app, Flags& flags) {
+  CLI::App* const trace = app.add_subcommand(
+      "trace", "Record the next steps of a session, and write them in Chrome's trace event format");
+  trace->add_option("SESSION", flags.session, "The session")->required();
+  trace->add_option("--steps", flags.steps, "Steps to record")->check(CLI::Range(1, 100));
+  trace->add_option("--wait", flags.wait_s, "Seconds for the steps")->check(CLI::Range(0.1, 600.0));
+  trace->add_option("--out", flags.file, "The file; - for standard output [SESSION.trace.json]")
+      ->type_name(kFile);
+}
+
 void AddToolCommands(CLI::App& app, Flags& flags) {
   CLI::App* const doctor = app.add_subcommand(
       "doctor", "Check the way to the daemon, and predict the step time of each hook");
@@ -142,6 +152,7 @@ void DefineCommands(CLI::App& app, Flags& flags) {
   app.add_subcommand(
       "why", "Say what each session waits for, who keeps it waiting, and why others failed");
   AddSessionCommands(app, flags);
+  AddTrace(app, flags);
   app.add_subcommand("health", "Exit with 0 if serving, 1 if not, 69 without an answer")
       ->add_option("--service", flags.service, "The service to check instead of the whole daemon");
   AddToolCommands(app, flags);

@@ -21,6 +21,8 @@ struct Flags {
   tls::Files tls = {};
   std::string token_file;
   double timeout_s = 5;
+  int steps = 5;
+  double wait_s = 60;
   ModelFlags model = {.hooks = DefaultHooks()};
   bool watch = false;
 

@@ -19,6 +19,7 @@
 #include "server/ctl/completion.h"
 #include "server/ctl/files.h"
 #include "server/ctl/report.h"
+#include "server/ctl/trace.h"
 #include "server/daemon/exit_codes.h"
 
 namespace gradwire::ctl {
@@ -134,6 +135,31 @@ int Import(const Flags& flags) {
   return kExitOk;
 }
 
+// Standard output is the file's, if that is asked for.
+int TraceSteps(const Flags& flags) {
+  const auto trace =
+      TraceSession(flags.target(), flags.session, flags.steps, absl::Seconds(flags.wait_s));
+  if (!trace.ok()) return Failed(flags, trace.status());
+  if (trace->events.empty()) {
+    std::cerr << "gradwirectl: traced " << TraceOutcome(*trace, flags.steps)
+              << "; nothing is written\n";
+    return kExitFailed;
+  }
+  const std::string json = TraceJson(*trace);
+  const bool to_stdout = flags.file == "-";
+  const std::string file = flags.file.empty() ? flags.session + ".trace.json" : flags.file;
+  if (to_stdout) {
+    std::cout << json << std::flush;
+  } else if (absl::Status written = WriteFile(file, json); !written.ok()) {
+    return FailedHere(written);
+  }
+  (to_stdout ? std::cerr : std::cout)
+      << "traced " << TraceOutcome(*trace, flags.steps) << "\n"
+      << (to_stdout ? ""
+                    : absl::StrCat("open ", file, " in chrome://tracing or ui.perfetto.dev\n"));
+  return trace->summary.complete_steps() > 0 ? kExitOk : kExitFailed;
+}
+
 int Health(const Flags& flags) {
   const auto serving = IsServing(flags.target(), flags.service);
   if (!serving.ok()) return Failed(flags, serving.status());
@@ -205,6 +231,7 @@ int Main(int argc, const char* const* argv) {
       {"session resume", [&] { return Resume(flags); }},
       {"session export", [&] { return Export(flags); }},
       {"session import", [&] { return Import(flags); }},
+      {"trace", [&] { return TraceSteps(flags); }},
       {"health", [&] { return Health(flags); }},
       {"doctor", [&] { return DoctorOrBench(flags, Doctor); }},
       {"bench", [&] { return DoctorOrBench(flags, RunBench); }},

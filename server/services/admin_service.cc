@@ -10,6 +10,7 @@
 #include "server/rpc/clock.h"
 #include "server/rpc/rpc_threads.h"
 #include "server/services/state_streams.h"
+#include "server/services/trace_stream.h"
 #include "server/session/registry.h"
 #include "server/session/session_runner.h"
 
@@ -22,6 +23,7 @@ AdminService::AdminService(std::shared_ptr<const Registry> registry,
       ticks_(std::move(ticks)),
       connections_(std::move(connections)),
       diagnose_(std::move(diagnose)),
+      recordings_(std::make_shared<Recordings>()),
       started_(MonotonicNow()) {}
 
 void AdminService::AddTo(Methods& methods) {
@@ -44,8 +46,11 @@ void AdminService::AddTo(Methods& methods) {
       MethodKind::kServerStream, registry_, ticks_);
   methods.Add<v1::ImportStateRequest, v1::ImportStateResponse, ImportStream>(
       MethodKind::kClientStream, registry_, ticks_);
-  methods.AddUnary<v1::EvictSessionRequest, v1::EvictSessionResponse>(
-      [this](const auto& request, auto& /*response*/) { return EvictSession(request); });
+  methods.AddUnaryOf<v1::EvictSessionRequest, v1::EvictSessionResponse>(
+      [this](const auto& request, auto& /*response*/, const Caller& caller) {
+        if (absl::Status may = CheckSession(caller, request.session()); !may.ok()) return may;
+        return EvictSession(request);
+      });
   methods.AddUnaryOf<v1::PauseSessionRequest, v1::PauseSessionResponse>(
       [this](const auto& request, auto& response, const Caller& caller) {
         if (absl::Status may = CheckSession(caller, request.session()); !may.ok()) return may;
@@ -61,6 +66,8 @@ void AdminService::AddTo(Methods& methods) {
         GetDiagnostics(response);
         return absl::OkStatus();
       });
+  methods.Add<v1::TraceSessionRequest, v1::TraceSessionResponse, TraceStream>(
+      MethodKind::kServerStream, registry_, ticks_, recordings_);
 }
 
 void AdminService::GetServer(v1::GetServerResponse& response) const {

@@ -12,6 +12,7 @@
 
 namespace gradwire::server {
 
+class Recordings;
 class Registry;
 
 // Thread-safe. Outlives the calls of its methods.
@@ -42,6 +43,7 @@ class AdminService final {
   const std::shared_ptr<PeriodicTasks> ticks_;
   const std::function<int()> connections_;
   const std::function<void(v1::GetDiagnosticsResponse&)> diagnose_;
+  const std::shared_ptr<Recordings> recordings_;
   const absl::Time started_;
 };
 

@@ -395,6 +395,7 @@ void SessionRunner::Compute(const ComputeEffect& compute) {
   {
     MutexLock lock(mutex_);
     Effects effects;
+    core_.Observe(MonotonicNow());
     core_.Computed(compute.id, *compute.work, effects);
     Execute(std::move(effects), work);
   }

@@ -70,6 +70,12 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   SessionMemory& memory() { return *memory_; }
   // What an exported state has as a file, at most.
   std::size_t state_file_bytes() const { return state_file_bytes_; }
+  // As SessionCore::BeginTimeline. The number names the recording.
+  absl::StatusOr<std::uint64_t> BeginTimeline(int steps, absl::Time deadline, absl::Time now);
+  // Null: it has not ended.
+  std::unique_ptr<StepTimeline> TakeTimeline(std::uint64_t number);
+  // Nobody wants it any more.
+  void DropTimeline(std::uint64_t number);
   void Tick(absl::Time now);
   // To every member, where nothing else is to be sent.
   void SendHeartbeats();
@@ -166,6 +172,7 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   std::vector<std::uint64_t> attached_ GRADWIRE_GUARDED_BY(mutex_);
   std::uint64_t resumes_ GRADWIRE_GUARDED_BY(mutex_) = 0;
   std::uint64_t admissions_ GRADWIRE_GUARDED_BY(mutex_) = 0;
+  std::uint64_t timelines_ GRADWIRE_GUARDED_BY(mutex_) = 0;  // begun so far
 };
 
 }  // namespace gradwire::server

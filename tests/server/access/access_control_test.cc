@@ -102,6 +102,7 @@ TEST(Permissions, TheMatrixIsAsMeant) {
       {"/gradwire.v1.AdminService/PauseSession", "---"},
       {"/gradwire.v1.AdminService/ResumeSession", "---"},
       {"/gradwire.v1.AdminService/GetDiagnostics", "---"},
+      {"/gradwire.v1.AdminService/TraceSession", "-o-"},
       {"/grpc.health.v1.Health/Check", "mon"},
       {"/grpc.health.v1.Health/Watch", "mon"},
       {"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "mo-"},

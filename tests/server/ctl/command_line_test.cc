@@ -23,7 +23,7 @@ TEST(CommandLine, NamesTheCommandThatItDoesNotKnow) {
   EXPECT_EQ(answer.exit_code, 2);
   EXPECT_EQ(answer.text,
             "gradwirectl: no command \"session-list\"; allowed: status, sessions, why, session, "
-            "health, doctor, bench, debug, completion, version\n");
+            "trace, health, doctor, bench, debug, completion, version\n");
   EXPECT_EQ(Ctl({"session", "show"}).text,
             "session: no command \"show\"; allowed: get, evict, pause, resume, export, import\n");
   EXPECT_EQ(Ctl({"session"}).text,
