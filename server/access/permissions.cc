@@ -40,14 +40,17 @@ const std::vector<Permission>& Permissions() {
       {.method = "/gradwire.v1.AggregationService/Leave", .roles = {Role::kMember}},
       {.method = "/gradwire.v1.AggregationService/Watch",
        .roles = {Role::kMember, Role::kObserver}},
-      {.method = "/gradwire.v1.AdminService/GetServer", .roles = {Role::kObserver}},
+      {.method = "/gradwire.v1.AdminService/GetServer", .roles = {Role::kObserver}, .admin = true},
       {.method = "/gradwire.v1.AdminService/ListSessions",
-       .roles = {Role::kMember, Role::kObserver}},
-      {.method = "/gradwire.v1.AdminService/GetSession", .roles = {Role::kMember, Role::kObserver}},
-      // The SDK saves and loads a session's state with a checkpoint.
+       .roles = {Role::kMember, Role::kObserver},
+       .admin = true},
+      {.method = "/gradwire.v1.AdminService/GetSession",
+       .roles = {Role::kMember, Role::kObserver},
+       .admin = true},
+      // The SDK saves and loads a session's state with a checkpoint, where it trains.
       {.method = "/gradwire.v1.AdminService/ExportState", .roles = {Role::kMember}},
       {.method = "/gradwire.v1.AdminService/ImportState", .roles = {Role::kMember}},
-      {.method = "/gradwire.v1.AdminService/EvictSession", .roles = {}},
+      {.method = "/gradwire.v1.AdminService/EvictSession", .roles = {}, .admin = true},
       // Probes have no token.
       {.method = "/grpc.health.v1.Health/Check", .everybody = true, .roles = {}},
       {.method = "/grpc.health.v1.Health/Watch", .everybody = true, .roles = {}},
@@ -62,6 +65,11 @@ const std::vector<Permission>& Permissions() {
 bool IsForEverybody(const std::string& method) {
   const Permission* const permission = PermissionOf(method);
   return permission != nullptr && permission->everybody;
+}
+
+bool IsForAdminAddresses(const std::string& method) {
+  const Permission* const permission = PermissionOf(method);
+  return permission != nullptr && permission->admin;
 }
 
 absl::Status CheckMethod(const Caller& caller, const std::string& method) {
