@@ -21,7 +21,7 @@ endfunction()
 install(FILES ${systemd}/gradwired.service DESTINATION /lib/systemd/system COMPONENT daemon_package EXCLUDE_FROM_ALL)
 install(FILES ${PROJECT_SOURCE_DIR}/deploy/gradwired.yaml DESTINATION /etc/gradwire
   COMPONENT daemon_package EXCLUDE_FROM_ALL)
-install(FILES ${systemd}/tls.conf ${systemd}/tokens DESTINATION /usr/share/doc/gradwired/examples
+install(FILES ${systemd}/tls.conf ${systemd}/tokens ${systemd}/users.conf DESTINATION /usr/share/doc/gradwired/examples
   COMPONENT daemon_package EXCLUDE_FROM_ALL)
 install(FILES ${debian}/gradwired.bash DESTINATION /usr/share/bash-completion/completions RENAME gradwired
   COMPONENT daemon_package EXCLUDE_FROM_ALL)

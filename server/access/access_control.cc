@@ -28,7 +28,7 @@ absl::StatusOr<TokenTable> ReadTable(const std::string& path) {
 
 // The same for all connections of one client.
 std::string IdentityOf(const Proof& proof) {
-  if (proof.local) return kLocalIdentity;
+  if (proof.user) return LocalIdentity(*proof.user);
   if (proof.certificate.empty()) return kAnybody;
   // Who has another name has another identity, however long the names are.
   const std::string& name = proof.certificate;
@@ -39,14 +39,52 @@ std::string IdentityOf(const Proof& proof) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<AccessControl>> AccessControl::Open(const std::string& path) {
+absl::StatusOr<std::unique_ptr<AccessControl>> AccessControl::Open(const std::string& path,
+                                                                   HostUsers users) {
   std::shared_ptr<const TokenTable> tokens;
   if (!path.empty()) {
     absl::StatusOr<TokenTable> table = ReadTable(path);
     if (!table.ok()) return table.status();
     tokens = std::make_shared<const TokenTable>(*std::move(table));
   }
-  return std::unique_ptr<AccessControl>(new AccessControl(path, std::move(tokens)));
+  return std::unique_ptr<AccessControl>(
+      new AccessControl(path, std::move(users), std::move(tokens)));
+}
+
+std::optional<Caller> AccessControl::WithoutToken(const Proof& proof,
+                                                  const TokenTable* tokens) const {
+  Caller caller{.identity = IdentityOf(proof)};
+  if (!proof.user) return tokens == nullptr ? std::optional(caller) : std::nullopt;
+  if (users_.IsOperator(*proof.user)) return caller;
+  if (tokens == nullptr) return users_.sockets_are_private ? std::optional(caller) : std::nullopt;
+  // Several users have this ID.
+  if (proof.user == users_.unknown) return std::nullopt;
+  const Caller* const line = tokens->FindUser(*proof.user);
+  if (line == nullptr) return std::nullopt;
+  std::string identity = std::move(caller.identity);
+  caller = *line;
+  caller.identity = std::move(identity);
+  return caller;
+}
+
+std::string AccessControl::WhyTokenIsNeeded(const Proof& proof, bool has_tokens) const {
+  if (!proof.user) return "the daemon asks for a token: give token_file (GRADWIRE_TOKEN_FILE)";
+  if (proof.user == users_.unknown) {
+    return absl::StrCat("the daemon cannot tell which user of this host calls: it sees uid ",
+                        *proof.user, ", as for all users outside of its user namespace; ",
+                        has_tokens ? "give token_file (GRADWIRE_TOKEN_FILE)"
+                                   : "allowed are the daemon's own user and root");
+  }
+  if (!has_tokens) {
+    return absl::StrCat("uid ", *proof.user,
+                        " may connect (--socket-mode), but the daemon has no "
+                        "--tokens with a line for uid:",
+                        *proof.user, "; allowed without are the daemon's own user and root");
+  }
+  return absl::StrCat("the daemon asks uid ", *proof.user,
+                      " for a token: give token_file (GRADWIRE_TOKEN_FILE), or ask for a line with "
+                      "uid:",
+                      *proof.user, " in its --tokens");
 }
 
 absl::StatusOr<Caller> AccessControl::Identify(const std::string& method,
@@ -57,8 +95,10 @@ absl::StatusOr<Caller> AccessControl::Identify(const std::string& method,
     tokens = tokens_;
   }
   const std::string connection = IdentityOf(proof);
-  if (tokens == nullptr || (proof.local && proof.authorization.empty())) {
-    return Caller{.identity = connection};
+  if (tokens == nullptr || proof.authorization.empty()) {
+    if (auto caller = WithoutToken(proof, tokens.get())) return *std::move(caller);
+    if (IsForEverybody(method)) return Caller{.identity = connection, .sessions = {}};
+    return absl::UnauthenticatedError(WhyTokenIsNeeded(proof, tokens != nullptr));
   }
   absl::string_view token = proof.authorization;
   if (absl::StartsWithIgnoreCase(token, "Bearer ")) {
@@ -66,18 +106,16 @@ absl::StatusOr<Caller> AccessControl::Identify(const std::string& method,
     if (const Caller* const found = tokens->Find(std::string(token)); found != nullptr) {
       Caller caller = *found;
       // On a unix socket the user is what counts: an offer of memory comes without a token.
-      caller.identity = proof.local ? connection
-                                    : absl::StrCat("token ", found->identity,
-                                                   proof.certificate.empty() ? "" : ", ",
-                                                   proof.certificate.empty() ? "" : connection);
+      caller.identity = proof.user ? connection
+                                   : absl::StrCat("token ", found->identity,
+                                                  proof.certificate.empty() ? "" : ", ",
+                                                  proof.certificate.empty() ? "" : connection);
       return caller;
     }
   }
   if (IsForEverybody(method)) return Caller{.identity = connection, .sessions = {}};
   return absl::UnauthenticatedError(
-      proof.authorization.empty()
-          ? "the daemon asks for a token: give token_file (GRADWIRE_TOKEN_FILE)"
-          : "the daemon does not know this token: it is not in its --tokens");
+      "the daemon does not know this token: it is not in its --tokens");
 }
 
 absl::StatusOr<Caller> AccessControl::Admit(const std::string& method, const Proof& proof) const {

@@ -3,9 +3,12 @@
 #include <algorithm>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 
 namespace gradwire::server {
+
+std::string LocalIdentity(uid_t user) { return absl::StrCat("uid:", user); }
 
 bool Caller::Covers(const std::string& session) const {
   return std::any_of(sessions.begin(), sessions.end(), [&](absl::string_view pattern) {

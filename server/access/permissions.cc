@@ -40,18 +40,23 @@ const std::vector<Permission>& Permissions() {
       {.method = "/gradwire.v1.AggregationService/Leave", .roles = {Role::kMember}},
       {.method = "/gradwire.v1.AggregationService/Watch",
        .roles = {Role::kMember, Role::kObserver}},
-      {.method = "/gradwire.v1.AdminService/GetServer", .roles = {Role::kObserver}},
+      {.method = "/gradwire.v1.AdminService/GetServer", .roles = {Role::kObserver}, .admin = true},
       {.method = "/gradwire.v1.AdminService/ListSessions",
-       .roles = {Role::kMember, Role::kObserver}},
-      {.method = "/gradwire.v1.AdminService/GetSession", .roles = {Role::kMember, Role::kObserver}},
-      // The SDK saves and loads a session's state with a checkpoint.
+       .roles = {Role::kMember, Role::kObserver},
+       .admin = true},
+      {.method = "/gradwire.v1.AdminService/GetSession",
+       .roles = {Role::kMember, Role::kObserver},
+       .admin = true},
+      // The SDK saves and loads a session's state with a checkpoint, where it trains.
       {.method = "/gradwire.v1.AdminService/ExportState", .roles = {Role::kMember}},
       {.method = "/gradwire.v1.AdminService/ImportState", .roles = {Role::kMember}},
-      {.method = "/gradwire.v1.AdminService/EvictSession", .roles = {}},
-      {.method = "/gradwire.v1.AdminService/PauseSession", .roles = {}},
-      {.method = "/gradwire.v1.AdminService/ResumeSession", .roles = {}},
-      {.method = "/gradwire.v1.AdminService/GetDiagnostics", .roles = {}},
-      {.method = "/gradwire.v1.AdminService/TraceSession", .roles = {Role::kObserver}},
+      {.method = "/gradwire.v1.AdminService/EvictSession", .roles = {}, .admin = true},
+      {.method = "/gradwire.v1.AdminService/PauseSession", .roles = {}, .admin = true},
+      {.method = "/gradwire.v1.AdminService/ResumeSession", .roles = {}, .admin = true},
+      {.method = "/gradwire.v1.AdminService/GetDiagnostics", .roles = {}, .admin = true},
+      {.method = "/gradwire.v1.AdminService/TraceSession",
+       .roles = {Role::kObserver},
+       .admin = true},
       // Probes have no token.
       {.method = "/grpc.health.v1.Health/Check", .everybody = true, .roles = {}},
       {.method = "/grpc.health.v1.Health/Watch", .everybody = true, .roles = {}},
@@ -66,6 +71,11 @@ const std::vector<Permission>& Permissions() {
 bool IsForEverybody(const std::string& method) {
   const Permission* const permission = PermissionOf(method);
   return permission != nullptr && permission->everybody;
+}
+
+bool IsForAdminAddresses(const std::string& method) {
+  const Permission* const permission = PermissionOf(method);
+  return permission != nullptr && permission->admin;
 }
 
 absl::Status CheckMethod(const Caller& caller, const std::string& method) {

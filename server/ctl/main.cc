@@ -9,6 +9,7 @@
 #include <string>
 #include <thread>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/printable.h"
@@ -42,9 +43,14 @@ int FailedHere(const absl::Status& status) {
 int Failed(const Flags& flags, const absl::Status& status) {
   const bool unreachable = status.code() == absl::StatusCode::kUnavailable ||
                            status.code() == absl::StatusCode::kDeadlineExceeded;
+  const std::string why = Printable(std::string(status.message()));
+  // The daemon names its admin addresses there.
+  const bool elsewhere = status.code() == absl::StatusCode::kPermissionDenied &&
+                         absl::StrContains(why, "(--admin-listen)");
   std::cerr << "gradwirectl: " << (unreachable ? "no daemon answers at " : "") << flags.address
-            << ": " << Printable(std::string(status.message()))
-            << (unreachable ? "; --address or GRADWIRE_ADDRESS names another daemon" : "") << "\n";
+            << ": " << why
+            << (unreachable ? "; --address or GRADWIRE_ADDRESS names another daemon" : "")
+            << (elsewhere ? "; give one of them with --address or GRADWIRE_ADDRESS" : "") << "\n";
   // Scripts distinguish a daemon that does not answer from one that refuses.
   return unreachable ? kExitUnavailable : kExitFailed;
 }

@@ -49,7 +49,7 @@ void KeepMemory() {
 void RaiseDescriptorLimit(const ServerOptions& options) {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  const rlim_t wanted = DescriptorsWanted(options.max_connections, options.max_sessions);
+  const rlim_t wanted = DescriptorsWanted(options.AllConnections(), options.max_sessions);
   if (limit.rlim_cur >= wanted) return;
   limit.rlim_cur = std::min(wanted, limit.rlim_max);
   setrlimit(RLIMIT_NOFILE, &limit);
@@ -163,6 +163,8 @@ int Main(int argc, char** argv) {
   std::cout << "gradwired " << GRADWIRE_VERSION << "\n";
   for (const std::string& address : (*server)->addresses())
     std::cout << "  grpc  " << address << "\n";
+  for (const std::string& address : (*server)->admin_addresses())
+    std::cout << "  admin " << address << "\n";
   for (const std::string& address : (*server)->http_addresses())
     std::cout << "  http  http://" << address << "/\n";
   std::cout << std::flush;

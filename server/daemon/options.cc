@@ -1,8 +1,10 @@
 #include "server/daemon/options.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -45,6 +47,21 @@ std::optional<Problem> FindTlsConflict(const tls::Files& files) {
           "tls_client_ca is set, and tls_cert is not; allowed: with tls_cert and tls_key")};
 }
 
+// An address that members have too would not be one of their own.
+std::optional<Problem> FindSharedAddress(const ServerOptions& options) {
+  for (const std::string& address : options.admin_listen) {
+    // Port 0 is another one each time.
+    if (absl::EndsWith(address, ":0")) continue;
+    const auto& listen = options.listen;
+    if (std::find(listen.begin(), listen.end(), address) == listen.end()) continue;
+    return Problem{.setting = "admin-listen",
+                   .status = absl::InvalidArgumentError(absl::StrCat(
+                       "admin_listen has ", address,
+                       ", and listen has it too; allowed are addresses that listen has not"))};
+  }
+  return std::nullopt;
+}
+
 absl::Status CheckHttp(const ServerOptions& options) {
   if (options.http_listen == "off" || options.http_listen == "auto") return absl::OkStatus();
   if (IsUnixAddress(options.http_listen)) {
@@ -60,6 +77,11 @@ absl::Status CheckHttp(const ServerOptions& options) {
 }
 
 }  // namespace
+
+// Settings() allows octal numbers only.
+mode_t ServerOptions::SocketMode() const {
+  return static_cast<mode_t>(std::strtoul(socket_mode.c_str(), nullptr, 8));
+}
 
 bool ServerOptions::ListensOnUnixSocket() const {
   return std::any_of(listen.begin(), listen.end(), IsUnixAddress);
@@ -87,12 +109,16 @@ absl::StatusOr<std::vector<int>> ServerOptions::Gpus() const {
 
 std::optional<Problem> ServerOptions::FindConflict() const {
   if (auto problem = FindTlsConflict(tls)) return problem;
-  for (const std::string& address : listen) {
-    if (absl::Status status = CheckListenAddress(address, insecure || !tls.cert.empty());
-        !status.ok()) {
-      return Problem{.setting = "listen", .status = status};
+  for (const auto& [setting, addresses] :
+       {std::pair("listen", &listen), std::pair("admin-listen", &admin_listen)}) {
+    for (const std::string& address : *addresses) {
+      if (absl::Status status = CheckListenAddress(address, insecure || !tls.cert.empty());
+          !status.ok()) {
+        return Problem{.setting = setting, .status = status};
+      }
     }
   }
+  if (auto problem = FindSharedAddress(*this)) return problem;
   if (absl::Status status = CheckHttp(*this); !status.ok()) {
     return Problem{.setting = "http-listen", .status = status};
   }

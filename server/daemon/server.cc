@@ -24,6 +24,8 @@ namespace gradwire::server {
 namespace {
 
 constexpr absl::Duration kTick = absl::Milliseconds(100);
+// One polls while the other lists sessions or reads a state.
+constexpr std::size_t kAdminThreads = 2;
 constexpr absl::Duration kPoll = absl::Milliseconds(10);
 
 class ServerImpl final : public Server {
@@ -40,15 +42,21 @@ class ServerImpl final : public Server {
                    .has_room = [this] { return ports_->HasRoom(); },
                    .diagnose = [this](auto& response) { diagnostics_.Fill(*this, response); }}),
         offers_({.max_pending = shares.pending_offers},
-                [this](wire::MemoryRequest request, wire::GoOn go_on) {
-                  return services_.AttachMemory(std::move(request), go_on);
+                [this](wire::MemoryRequest request, uid_t user, wire::GoOn go_on) {
+                  return services_.AttachMemory(std::move(request), LocalIdentity(user), go_on);
                 }) {}
 
   ~ServerImpl() override { Shutdown(absl::ZeroDuration()); }
 
   absl::Status Serve();
 
-  const std::vector<std::string>& addresses() const override { return ports_->addresses(); }
+  const std::vector<std::string>& addresses() const override {
+    return ports_->addresses(Ports::Side::kMembers);
+  }
+  std::vector<std::string> admin_addresses() const override {
+    if (!ports_->has_admin()) return {};
+    return ports_->addresses(Ports::Side::kAdmin);
+  }
   std::vector<std::string> http_addresses() const override {
     return http_ == nullptr ? std::vector<std::string>() : http_->addresses();
   }
@@ -67,6 +75,8 @@ class ServerImpl final : public Server {
   void Shutdown(absl::Duration timeout) override;
 
  private:
+  absl::StatusOr<std::unique_ptr<CallServer>> ServeCalls(Ports::Side side, Methods methods,
+                                                         const Threads& threads);
   bool WaitIdle(absl::Duration timeout) const;
   void Tick(absl::Time now);
 
@@ -79,6 +89,7 @@ class ServerImpl final : public Server {
   OfferThreads offers_;
   std::unique_ptr<Ports> ports_;
   std::unique_ptr<CallServer> calls_;
+  std::unique_ptr<CallServer> admin_calls_;  // null: `calls_` has them
   Heart heart_;
   Diagnostics diagnostics_;
   std::unique_ptr<HttpServer> http_;  // null: off
@@ -88,26 +99,38 @@ class ServerImpl final : public Server {
   std::optional<Ticker> ticker_;
 };
 
+absl::StatusOr<std::unique_ptr<CallServer>> ServerImpl::ServeCalls(Ports::Side side,
+                                                                   Methods methods,
+                                                                   const Threads& threads) {
+  grpc::ServerBuilder builder;
+  SetUpGrpc(options_, memory_, builder);
+  ports_->AddTo(side, builder);
+  return CallServer::Start(builder, std::move(methods), ports_->DoorOf(side), threads);
+}
+
 absl::Status ServerImpl::Serve() {
   auto ports = Ports::Open(options_, IntakeLimitsOf(options_, memory_), shares_.connections);
   if (!ports.ok()) return ports.status();
   ports_ = *std::move(ports);
-  grpc::ServerBuilder builder;
-  SetUpGrpc(options_, memory_, builder);
-  ports_->AddTo(builder);
-  absl::StatusOr<std::unique_ptr<CallServer>> calls = CallServer::Start(
-      builder, services_.MakeMethods(),
-      {.admit = [this](const std::string& method,
-                       const Proof& proof) { return ports_->Admit(method, proof); },
-       .meter_of = [this](const std::string& peer) { return ports_->MeterOf(peer); }});
+  auto calls = ServeCalls(Ports::Side::kMembers, services_.MakeMethods(), {});
   if (!calls.ok()) return calls.status();
   calls_ = *std::move(calls);
+  if (ports_->has_admin()) {
+    auto admin =
+        ServeCalls(Ports::Side::kAdmin, services_.MakeAdminMethods(),
+                   {.count = kAdminThreads, .name = "gradwire-admin", .connections = [this] {
+                      return ports_->admin_connections();
+                    }});
+    if (!admin.ok()) return admin.status();
+    admin_calls_ = *std::move(admin);
+  }
   // Before connections arrive, because it checks the deadlines of their streams.
   ticker_.emplace(kTick, [this](absl::Time now) { Tick(now); });
   auto http = ServeStatus(options_, MakeStatusSource(*registry_, services_, *ports_, heart_));
   if (!http.ok()) return http.status();
   http_ = *std::move(http);
-  return ports_->Serve([this](UniqueFd connection) { offers_.Submit(std::move(connection)); });
+  return ports_->Serve([this](UniqueFd connection) { offers_.Submit(std::move(connection)); },
+                       [this] { admin_calls_->Wake(); });
 }
 
 void ServerImpl::Tick(absl::Time now) {
@@ -155,7 +178,9 @@ void ServerImpl::Shutdown(absl::Duration timeout) {
     services_.EndWatches();
     const absl::Duration left = std::max(deadline - MonotonicNow(), absl::ZeroDuration());
     // The ticker ends streams that this waits for, so it goes after them.
-    calls_->Shutdown(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(left));
+    const auto end = std::chrono::system_clock::now() + absl::ToChronoMilliseconds(left);
+    calls_->Shutdown(end);
+    if (admin_calls_ != nullptr) admin_calls_->Shutdown(end);
   }
   if (ticker_) ticker_->Stop();
   http_.reset();
@@ -168,13 +193,16 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   const absl::StatusOr<std::size_t> memory = options.MemoryBytes();
   if (!memory.ok()) return memory.status();
   const SystemShares shares =
-      ShareOut(ReadSystemLimits(), options.max_connections, options.max_sessions);
+      ShareOut(ReadSystemLimits(), options.AllConnections(), options.max_sessions);
   const MemoryShares memory_shares = ShareMemory(*memory);
   auto registry = MakeRegistry(options, memory_shares.sessions, shares);
   if (!registry.ok()) return registry.status();
   auto server = std::make_unique<ServerImpl>(options, memory_shares, shares, *std::move(registry));
   if (absl::Status status = server->Serve(); !status.ok()) return status;
   for (const std::string& address : server->addresses()) spdlog::info("listening on {}", address);
+  for (const std::string& address : server->admin_addresses()) {
+    spdlog::info("listening on {} for admin calls", address);
+  }
   return server;
 }
 

@@ -24,6 +24,9 @@ class Server {
   // As listened on, with the ports that were taken: "127.0.0.1:41234", "unix:/path".
   virtual const std::vector<std::string>& addresses() const = 0;
 
+  // Of admin calls; none if they have no addresses of their own.
+  virtual std::vector<std::string> admin_addresses() const = 0;
+
   // Of metrics, probes and the status page; none if they are off.
   virtual std::vector<std::string> http_addresses() const = 0;
 

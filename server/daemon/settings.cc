@@ -42,6 +42,20 @@ std::vector<Setting> AccessSettings() {
        .help = "Address: host:port, [v6]:port or unix:/path; may be repeated",
        .field = At<&Options::listen>,
        .allowed = "addresses: host:port, [v6]:port and unix:/path"},
+      {.name = "admin-listen",
+       .key = "admin_listen",
+       .placeholder = "ADDRESS",
+       .help = "Address for admin calls, which the others then refuse; may be repeated",
+       .field = At<&Options::admin_listen>,
+       .may_be_empty = true,
+       .allowed = "addresses: host:port, [v6]:port and unix:/path"},
+      {.name = "socket-mode",
+       .key = "socket_mode",
+       .placeholder = "MODE",
+       .help = "Mode of the unix sockets of --listen; with 0660 or 0666 other users need a line in "
+               "--tokens, or a token",
+       .field = At<&Options::socket_mode>,
+       .choices = {"0600", "0660", "0666"}},
       {.name = "insecure",
        .key = "insecure",
        .help = "Allow addresses that other hosts can reach without TLS",
@@ -67,7 +81,7 @@ std::vector<Setting> AccessSettings() {
       {.name = "tokens",
        .key = "tokens",
        .placeholder = "PATH",
-       .help = "Lines of name, role, sessions and token: who may do what over TCP",
+       .help = "Lines of name, role, sessions and token or user: who may do what",
        .field = At<&Options::tokens>,
        .allowed = kPaths},
       {.name = "http-listen",
@@ -292,7 +306,8 @@ absl::Status Set(const Setting& setting, const std::string& name,
   ServerOptions changed = options;
   const Field field = setting.field(changed);
   if (const auto* list = std::get_if<std::vector<std::string>*>(&field)) {
-    **list = words;
+    const bool none = setting.may_be_empty && words == std::vector<std::string>{""};
+    **list = none ? std::vector<std::string>() : words;
   } else if (words.size() != 1) {
     return absl::InvalidArgumentError(
         absl::StrCat(name, " has ", words.size(), " values; allowed is one"));
@@ -330,7 +345,7 @@ absl::Status Check(const Setting& setting, const std::string& name, ServerOption
   } else if (const auto* duration = std::get_if<absl::Duration*>(&field)) {
     right = **duration > absl::ZeroDuration() && **duration <= kLongest;
   } else if (const auto* list = std::get_if<std::vector<std::string>*>(&field)) {
-    if ((*list)->empty()) return Wrong(setting, name, "empty");
+    if ((*list)->empty() && !setting.may_be_empty) return Wrong(setting, name, "empty");
   } else if (!setting.choices.empty()) {
     quoted = true;
     right =

@@ -171,7 +171,7 @@ absl::Status CheckListenAddress(const std::string& address, bool others_allowed)
   return absl::OkStatus();
 }
 
-absl::StatusOr<Listener> Listener::OpenUnix(const std::string& path) {
+absl::StatusOr<Listener> Listener::OpenUnix(const std::string& path, mode_t mode) {
   if (absl::Status status = RemoveStale(path); !status.ok()) return status;
   Listener listener;
   listener.fd_ = UniqueFd(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
@@ -191,17 +191,17 @@ absl::StatusOr<Listener> Listener::OpenUnix(const std::string& path) {
   listener.device_ = info.st_dev;
   listener.inode_ = info.st_ino;
   // Nobody can connect before listen, so there is no moment with a wider mode.
-  if (chmod(path.c_str(), S_IRUSR | S_IWUSR) != 0) return SystemError(path, errno);
+  if (chmod(path.c_str(), mode) != 0) return SystemError(path, errno);
   if (listen(listener.fd(), kBacklog) != 0) return SystemError(path, errno);
   return listener;
 }
 
-absl::StatusOr<std::vector<Listener>> Listener::Open(const std::string& address) {
+absl::StatusOr<std::vector<Listener>> Listener::Open(const std::string& address, mode_t mode) {
   std::vector<Listener> listeners;
   if (IsUnixAddress(address)) {
     const absl::StatusOr<std::string> path = UnixPath(address);
     if (!path.ok()) return path.status();
-    absl::StatusOr<Listener> listener = OpenUnix(*path);
+    absl::StatusOr<Listener> listener = OpenUnix(*path, mode);
     if (!listener.ok()) return listener.status();
     listeners.push_back(*std::move(listener));
     return listeners;

@@ -3,7 +3,6 @@
 #include <optional>
 #include <utility>
 
-#include "server/access/caller.h"
 #include "server/rpc/clock.h"
 #include "server/services/admin_service.h"
 #include "server/services/aggregation_service.h"
@@ -48,10 +47,19 @@ Methods Services::MakeMethods() {
   return methods;
 }
 
+Methods Services::MakeAdminMethods() {
+  Methods methods;
+  parts_->admin.AddTo(methods);
+  parts_->health->AddTo(methods);
+  AddReflection(methods);
+  return methods;
+}
+
 absl::StatusOr<wire::MemoryReply> Services::AttachMemory(wire::MemoryRequest request,
+                                                         const std::string& identity,
                                                          wire::GoOn go_on) const {
   const absl::StatusOr<MemberHandle> member =
-      registry_->Find(request.token, request.start_id, kLocalIdentity);
+      registry_->Find(request.token, request.start_id, identity);
   if (!member.ok()) return member.status();
   return member->session->memory().Attach(member->rank, std::move(request), MonotonicNow, go_on);
 }

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "gradwire/v1/admin.pb.h"
@@ -31,14 +32,18 @@ class Services {
            const std::shared_ptr<PeriodicTasks>& tasks, Owner owner);
   ~Services();
 
-  // Once. Of all services, with health and reflection.
+  // Of all services, with health and reflection. Once, before MakeAdminMethods.
   Methods MakeMethods();
+  // For addresses that serve nothing else: admin calls, with health and reflection.
+  Methods MakeAdminMethods();
 
   // What AdminService.GetServer answers.
   v1::GetServerResponse DescribeServer() const;
 
-  // Takes a member's offer of shared memory. It may take long; `go_on` says when to give up.
+  // Takes a member's offer of shared memory, if the member has this identity. It may take long;
+  // `go_on` says when to give up.
   absl::StatusOr<wire::MemoryReply> AttachMemory(wire::MemoryRequest request,
+                                                 const std::string& identity,
                                                  wire::GoOn go_on) const;
 
   // Health says NOT_SERVING from here on.

@@ -68,8 +68,10 @@ class EmbeddedDaemon:
         self._wait_until_listening(path)
 
     def _start(self, program: str) -> subprocess.Popen:
-        # The files in these variables are the member's; a unix socket needs none.
-        env = {name: value for name, value in os.environ.items() if not name.startswith("GRADWIRE_TLS_")}
+        # The files in these variables are the member's; a unix socket needs none. The addresses and the mode are
+        # those of this host's daemon.
+        others = ("GRADWIRE_TLS_", "GRADWIRE_ADMIN_LISTEN", "GRADWIRE_SOCKET_MODE")
+        env = {name: value for name, value in os.environ.items() if not name.startswith(others)}
         with open(self._log, "wb") as log:
             return subprocess.Popen(
                 # No file, which is for this host's daemon, and no second port for metrics.

@@ -92,7 +92,7 @@ TEST(ConfigFileTest, NamesTheKeyThatWasMeant) {
     EXPECT_THAT(Problem(text), HasSubstr(absl::StrCat("did you mean \"", key, "\"?"))) << text;
   }
   // A flag that is none of the file's.
-  EXPECT_THAT(Problem("stop_on_eof: true"), HasSubstr("allowed are version, listen, insecure"));
+  EXPECT_THAT(Problem("stop_on_eof: true"), HasSubstr("allowed are version, listen, admin_listen"));
 }
 
 TEST(ConfigFileTest, ListsTheKeysWhereNoneIsClose) {

@@ -81,6 +81,8 @@ struct Sample {
 };
 const std::vector<std::pair<std::string, Sample>> kSamples = {
     {"listen", {"[127.0.0.1:0, 'unix:/x']", "127.0.0.1:0,unix:/x"}},
+    {"admin_listen", {"[127.0.0.1:0, 'unix:/y']", "127.0.0.1:0,unix:/y"}},
+    {"socket_mode", {"0660", "0660"}},
     {"insecure", {"true", "true"}},
     {"tls.cert", {"/c", "/c"}},
     {"tls.key", {"/k", "/k"}},
@@ -130,6 +132,20 @@ TEST_F(ConfigurationTest, EachSettingIsAFlagAVariableAndAKey) {
   EXPECT_EQ(tried.size(), kSamples.size());
   // All but --stop-on-eof.
   EXPECT_EQ(tried.size() + 1, Settings().size());
+}
+
+// A list that may be empty can be emptied again, and is shown so that a file can have it.
+TEST_F(ConfigurationTest, AListOfNothingIsSaidWithBracketsOrQuotes) {
+  const Variable variable("GRADWIRE_ADMIN_LISTEN", "unix:/y");
+  for (const char* nothing : {"[]", "\"\""}) {
+    const ConfigFile file = ParseConfig(absl::StrCat("admin_listen: ", nothing), "f");
+    EXPECT_THAT(file.problems, IsEmpty()) << nothing;
+  }
+  const Loaded loaded = Load({.config = "", .words = {{"admin-listen", {""}}}});
+  EXPECT_THAT(loaded.problems, IsEmpty());
+  EXPECT_THAT(loaded.configuration.options.admin_listen, IsEmpty());
+  EXPECT_THAT(ShowYaml(loaded.configuration, false), HasSubstr("\nadmin_listen: []\n"));
+  EXPECT_EQ(ParseConfig("listen: []", "f").problems.size(), 1U);
 }
 
 TEST_F(ConfigurationTest, AnEmptyVariableIsNone) {
