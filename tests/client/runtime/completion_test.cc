@@ -14,7 +14,7 @@ TEST(Outcome, WaitersAndCallbacksSeeTheFirstStatus) {
   outcome.OnDone(
       [&](const absl::Status& status) { callbacks += status.message() == "first" ? 1 : 100; });
   EXPECT_FALSE(outcome.done());
-  std::thread waiter([&] { EXPECT_EQ(outcome.Wait().message(), "first"); });
+  std::thread waiter([&] { EXPECT_EQ(outcome.Wait().message(), "first [GW300]"); });
   outcome.Complete(absl::AbortedError("first"));
   outcome.Complete(absl::OkStatus());
   waiter.join();
