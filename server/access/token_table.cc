@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "base/error_code.h"
 #include "base/limits.h"
 
 namespace gradwire::server {
@@ -106,7 +107,8 @@ absl::StatusOr<TokenTable> TokenTable::Parse(const std::string& text) {
   for (const absl::string_view line : absl::StrSplit(text, '\n')) {
     ++number;
     const auto bad = [&](const std::string& why) {
-      return absl::InvalidArgumentError(absl::StrCat("line ", number, " ", why));
+      return Coded(ErrorCode::kTokens,
+                   absl::InvalidArgumentError(absl::StrCat("line ", number, " ", why)));
     };
     const absl::string_view stripped = absl::StripAsciiWhitespace(line);
     if (stripped.empty() || stripped.front() == '#') continue;
@@ -130,7 +132,8 @@ absl::StatusOr<TokenTable> TokenTable::Parse(const std::string& text) {
     }
   }
   if (table.callers_.empty()) {
-    return absl::InvalidArgumentError("has no token; allowed: one line for each token");
+    return Coded(ErrorCode::kTokens,
+                 absl::InvalidArgumentError("has no token; allowed: one line for each token"));
   }
   return table;
 }

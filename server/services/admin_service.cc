@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/error_code.h"
 #include "base/printable.h"
 #include "proto/wire/proto_conversion.h"
 #include "server/access/permissions.h"
@@ -87,9 +88,11 @@ absl::Status AdminService::EvictSession(const v1::EvictSessionRequest& request) 
   }
   const std::shared_ptr<SessionRunner> session = registry_->Get(request.session());
   if (session == nullptr) return UnknownSession(request.session());
-  session->Fail(absl::CancelledError(absl::StrCat("an operator ended the session",
-                                                  request.reason().empty() ? "" : ": ",
-                                                  Printable(request.reason()))),
+  // The reason may end in anything.
+  session->Fail(absl::CancelledError(RecodedText(ErrorCode::kEvicted,
+                                                 absl::StrCat("an operator ended the session",
+                                                              request.reason().empty() ? "" : ": ",
+                                                              Printable(request.reason())))),
                 -1);
   return absl::OkStatus();
 }
