@@ -15,6 +15,7 @@
 #include "proto/wire/process_setup.h"
 #include "server/ctl/calls.h"
 #include "server/ctl/doctor/doctor.h"
+#include "server/ctl/explain.h"
 #include "server/ctl/files.h"
 #include "server/ctl/report.h"
 #include "server/ctl/yaml.h"
@@ -38,6 +39,7 @@ struct Flags {
   std::string session;
   std::string file;
   std::string reason;
+  std::string code;
   tls::Files tls = {};
   std::string token_file;
   double timeout_s = 5;
@@ -66,7 +68,7 @@ struct Flags {
 
 // What this machine refused, for example to write a file.
 int FailedHere(const absl::Status& status) {
-  std::cerr << "gradwirectl: " << status.message() << "\n";
+  PrintFailure(ErrorCode::kCtl, std::string(status.message()));
   return kExitFailed;
 }
 
@@ -74,9 +76,11 @@ int FailedHere(const absl::Status& status) {
 int Failed(const Flags& flags, const absl::Status& status) {
   const bool unreachable = status.code() == absl::StatusCode::kUnavailable ||
                            status.code() == absl::StatusCode::kDeadlineExceeded;
-  std::cerr << "gradwirectl: " << (unreachable ? "no daemon answers at " : "") << flags.address
-            << ": " << Printable(std::string(status.message()))
-            << (unreachable ? "; --address or GRADWIRE_ADDRESS names another daemon" : "") << "\n";
+  PrintFailure(
+      unreachable ? ErrorCode::kNoDaemon : ErrorCode::kCtl,
+      absl::StrCat(unreachable ? "no daemon answers at " : "", flags.address, ": ",
+                   Printable(std::string(status.message())),
+                   unreachable ? "; --address or GRADWIRE_ADDRESS names another daemon" : ""));
   // Scripts distinguish a daemon that does not answer from one that refuses.
   return unreachable ? kExitUnavailable : kExitFailed;
 }
@@ -172,10 +176,37 @@ int RefuseCommandLine(const CLI::App& app, const CLI::ParseError& error) {
   if (!lacks_command) return app.exit(error) == 0 ? kExitOk : kExitUsage;
   const std::vector<std::string> given = app.remaining(true);
   const auto append_name = [](std::string* out, const CLI::App* one) { *out += one->get_name(); };
-  std::cerr << lacking->get_name() << ": "
-            << (given.empty() ? "no command" : absl::StrCat("no command \"", given.front(), "\""))
-            << "; allowed: " << absl::StrJoin(all, ", ", append_name) << "\n";
+  std::cerr << CodedText(
+                   ErrorCode::kCtlUsage,
+                   absl::StrCat(lacking->get_name(), ": ",
+                                given.empty() ? "no command"
+                                              : absl::StrCat("no command \"", given.front(), "\""),
+                                "; allowed: ", absl::StrJoin(all, ", ", append_name)))
+            << "\n";
   return kExitUsage;
+}
+
+std::string FailureMessage(const CLI::App* /*app*/, const CLI::Error& error) {
+  return absl::StrCat(CodedText(ErrorCode::kCtlUsage, error.what()),
+                      "\nRun with --help for more information.\n");
+}
+
+void AddGlobalOptions(CLI::App& app, Flags& flags) {
+  app.add_option("--address", flags.address, "The daemon: host:port or unix:/path")
+      ->envname("GRADWIRE_ADDRESS");
+  app.add_option("--tls-ca", flags.tls.ca, "Authorities of the daemon's certificate; turns on TLS")
+      ->envname("GRADWIRE_TLS_CA");
+  app.add_option("--tls-cert", flags.tls.cert, "This tool's certificate, for a daemon that asks")
+      ->envname("GRADWIRE_TLS_CERT");
+  app.add_option("--tls-key", flags.tls.key, "The certificate's private key")
+      ->envname("GRADWIRE_TLS_KEY");
+  app.add_option("--token-file", flags.token_file, "File with the token that the daemon asks for")
+      ->envname("GRADWIRE_TOKEN_FILE");
+  app.add_option("--timeout", flags.timeout_s, "Seconds for each call")
+      ->envname("GRADWIRE_TIMEOUT")
+      ->check(CLI::Range(0.001, 3600.0));
+  app.add_option("-o,--output", flags.format, "table, json or yaml")
+      ->check(CLI::IsMember({"table", "json", "yaml"}));
 }
 
 void AddModelOptions(CLI::App& command, ModelFlags& flags) {
@@ -196,24 +227,11 @@ int Main(int argc, const char* const* argv) {
   CLI::App app("Queries the status of a gradwired.", "gradwirectl");
   app.set_version_flag("--version", absl::StrCat("gradwirectl ", GRADWIRE_VERSION));
   app.option_defaults()->always_capture_default();
+  app.failure_message(FailureMessage);
   app.require_subcommand(1);
   // Global options may also follow the subcommand.
   app.fallthrough();
-  app.add_option("--address", flags.address, "The daemon: host:port or unix:/path")
-      ->envname("GRADWIRE_ADDRESS");
-  app.add_option("--tls-ca", flags.tls.ca, "Authorities of the daemon's certificate; turns on TLS")
-      ->envname("GRADWIRE_TLS_CA");
-  app.add_option("--tls-cert", flags.tls.cert, "This tool's certificate, for a daemon that asks")
-      ->envname("GRADWIRE_TLS_CERT");
-  app.add_option("--tls-key", flags.tls.key, "The certificate's private key")
-      ->envname("GRADWIRE_TLS_KEY");
-  app.add_option("--token-file", flags.token_file, "File with the token that the daemon asks for")
-      ->envname("GRADWIRE_TOKEN_FILE");
-  app.add_option("--timeout", flags.timeout_s, "Seconds for each call")
-      ->envname("GRADWIRE_TIMEOUT")
-      ->check(CLI::Range(0.001, 3600.0));
-  app.add_option("-o,--output", flags.format, "table, json or yaml")
-      ->check(CLI::IsMember({"table", "json", "yaml"}));
+  AddGlobalOptions(app, flags);
   CLI::App* status =
       app.add_subcommand("status", "Show sessions, members, and what each session waits for");
   status->add_flag("-w,--watch", flags.watch, "Refresh once a second");
@@ -247,6 +265,9 @@ int Main(int argc, const char* const* argv) {
   for (CLI::App* one : {doctor, bench}) AddModelOptions(*one, flags.model);
   bench->add_option("--steps", flags.model.steps, "Measured steps for each hook")
       ->check(CLI::Range(1, 100000));
+  CLI::App* explain =
+      app.add_subcommand("explain", "Say what an error's code means and what to do");
+  explain->add_option("CODE", flags.code, "Such as GW203; without it, all codes are listed");
   CLI::App* version =
       app.add_subcommand("version", "Show the versions of this tool and of the daemon");
   try {
@@ -262,6 +283,7 @@ int Main(int argc, const char* const* argv) {
   if (write->parsed()) return Export(flags);
   if (read->parsed()) return Import(flags);
   if (health->parsed()) return Health(flags);
+  if (explain->parsed()) return Explain(flags.code);
   const Print print = [&flags](const std::string& json) { std::cout << flags.Document(json); };
   const Print document = flags.table() ? Print() : print;
   if (doctor->parsed()) return Doctor(flags.target(), flags.model, document);
