@@ -170,7 +170,8 @@ std::optional<ErrorCode> FindCode(std::string_view text) {
 std::string CodedText(ErrorCode code, std::string_view text) {
   std::optional<ErrorCode> inner;
   std::string plain = WithoutCodes(text, inner);
-  return WithTag(std::move(plain), inner && !IsGeneral(*inner) ? *inner : code);
+  return WithTag(std::move(plain),
+                 inner && (!IsGeneral(*inner) || IsGeneral(code)) ? *inner : code);
 }
 
 absl::Status Coded(ErrorCode code, absl::Status status) {

