@@ -159,7 +159,8 @@ TEST(SessionJoin, TheDeadlineSaysWhoIsMissing) {
   ASSERT_TRUE(harness.Join(harness.Ask(1)).ok());
   ASSERT_TRUE(harness.Attach(1).ok());
   harness.Pass(absl::Seconds(2.2));
-  EXPECT_EQ(harness.Message(), "session \"s\" failed: waited 2s for ranks 0, 2 of 3 to join [GW205]");
+  EXPECT_EQ(harness.Message(),
+            "session \"s\" failed: waited 2s for ranks 0, 2 of 3 to join [GW205]");
   ASSERT_THAT(harness.Sent<wire::Failure>(1), SizeIs(1));
   EXPECT_EQ(harness.Sent<wire::Failure>(1)[0].blamed_rank, -1);
   EXPECT_EQ(harness.Join(harness.Ask(0)).status(), harness.session.failure());
