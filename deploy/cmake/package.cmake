@@ -23,6 +23,8 @@ install(FILES ${PROJECT_SOURCE_DIR}/deploy/gradwired.yaml DESTINATION /etc/gradw
   COMPONENT daemon_package EXCLUDE_FROM_ALL)
 install(FILES ${systemd}/tls.conf ${systemd}/tokens ${systemd}/users.conf DESTINATION /usr/share/doc/gradwired/examples
   COMPONENT daemon_package EXCLUDE_FROM_ALL)
+file(GLOB error_pages CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/deploy/errors/*.md)
+install(FILES ${error_pages} DESTINATION /usr/share/doc/gradwired/errors COMPONENT daemon_package EXCLUDE_FROM_ALL)
 install(FILES ${debian}/gradwired.bash DESTINATION /usr/share/bash-completion/completions RENAME gradwired
   COMPONENT daemon_package EXCLUDE_FROM_ALL)
 # gradwirectl knows its own commands.

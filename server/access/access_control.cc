@@ -6,6 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "base/error_code.h"
 #include "base/printable.h"
 #include "proto/tls/pem.h"
 #include "server/access/permissions.h"
@@ -20,7 +21,7 @@ constexpr char kAnybody[] = "anybody";
 absl::StatusOr<TokenTable> ReadTable(const std::string& path) {
   const std::string name = absl::StrCat("tokens \"", path, "\"");
   const absl::StatusOr<std::string> text = tls::ReadSmallFile(name, path);
-  if (!text.ok()) return text.status();
+  if (!text.ok()) return Coded(ErrorCode::kTokens, text.status());
   absl::StatusOr<TokenTable> table = TokenTable::Parse(*text);
   if (table.ok()) return table;
   return absl::Status(table.status().code(), absl::StrCat(name, ": ", table.status().message()));
@@ -98,7 +99,8 @@ absl::StatusOr<Caller> AccessControl::Identify(const std::string& method,
   if (tokens == nullptr || proof.authorization.empty()) {
     if (auto caller = WithoutToken(proof, tokens.get())) return *std::move(caller);
     if (IsForEverybody(method)) return Caller{.identity = connection, .sessions = {}};
-    return absl::UnauthenticatedError(WhyTokenIsNeeded(proof, tokens != nullptr));
+    return Coded(ErrorCode::kTokenMissing,
+                 absl::UnauthenticatedError(WhyTokenIsNeeded(proof, tokens != nullptr)));
   }
   absl::string_view token = proof.authorization;
   if (absl::StartsWithIgnoreCase(token, "Bearer ")) {
@@ -114,8 +116,9 @@ absl::StatusOr<Caller> AccessControl::Identify(const std::string& method,
     }
   }
   if (IsForEverybody(method)) return Caller{.identity = connection, .sessions = {}};
-  return absl::UnauthenticatedError(
-      "the daemon does not know this token: it is not in its --tokens");
+  return Coded(
+      ErrorCode::kTokenUnknown,
+      absl::UnauthenticatedError("the daemon does not know this token: it is not in its --tokens"));
 }
 
 absl::StatusOr<Caller> AccessControl::Admit(const std::string& method, const Proof& proof) const {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/printable.h"
 
 namespace gradwire::server {
@@ -85,16 +86,18 @@ absl::Status CheckMethod(const Caller& caller, const std::string& method) {
     const auto& roles = permission->roles;
     if (std::find(roles.begin(), roles.end(), caller.role) != roles.end()) return absl::OkStatus();
   }
-  return absl::PermissionDeniedError(absl::StrCat(caller.identity, " has the role ",
-                                                  Name(caller.role), ", which may not call ",
-                                                  Printable(method.substr(0, kShownBytes))));
+  return Coded(ErrorCode::kRole,
+               absl::PermissionDeniedError(absl::StrCat(caller.identity, " has the role ",
+                                                        Name(caller.role), ", which may not call ",
+                                                        Printable(method.substr(0, kShownBytes)))));
 }
 
 absl::Status CheckSession(const Caller& caller, const std::string& session) {
   if (caller.Covers(session)) return absl::OkStatus();
-  return absl::PermissionDeniedError(
-      absl::StrCat("session: \"", Printable(session.substr(0, kShownBytes)), "\" is not one that ",
-                   caller.identity, " may use"));
+  return Coded(ErrorCode::kSessionDenied,
+               absl::PermissionDeniedError(
+                   absl::StrCat("session: \"", Printable(session.substr(0, kShownBytes)),
+                                "\" is not one that ", caller.identity, " may use")));
 }
 
 }  // namespace gradwire::server

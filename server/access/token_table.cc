@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "base/error_code.h"
 #include "base/limits.h"
 
 namespace gradwire::server {
@@ -143,8 +144,8 @@ absl::StatusOr<uid_t> UserIdOf(const std::string& name) {
   passwd* found = nullptr;
   const int error = getpwnam_r(name.c_str(), &entry, buffer.data(), buffer.size(), &found);
   if (found != nullptr) return entry.pw_uid;
-  if (error == 0) return absl::NotFoundError("there is no such user");
-  return absl::UnavailableError(std::strerror(error));
+  if (error == 0) return Coded(ErrorCode::kTokens, absl::NotFoundError("there is no such user"));
+  return Coded(ErrorCode::kTokens, absl::UnavailableError(std::strerror(error)));
 }
 
 absl::StatusOr<TokenTable> TokenTable::Parse(const std::string& text, const FindUserId& find_user) {
@@ -155,7 +156,8 @@ absl::StatusOr<TokenTable> TokenTable::Parse(const std::string& text, const Find
   for (const absl::string_view line : absl::StrSplit(text, '\n')) {
     ++number;
     const auto bad = [&](const std::string& why) {
-      return absl::InvalidArgumentError(absl::StrCat("line ", number, " ", why));
+      return Coded(ErrorCode::kTokens,
+                   absl::InvalidArgumentError(absl::StrCat("line ", number, " ", why)));
     };
     const absl::string_view stripped = absl::StripAsciiWhitespace(line);
     if (stripped.empty() || stripped.front() == '#') continue;
@@ -184,7 +186,8 @@ absl::StatusOr<TokenTable> TokenTable::Parse(const std::string& text, const Find
     }
   }
   if (table.size() == 0) {
-    return absl::InvalidArgumentError("has no token; allowed: one line for each token");
+    return Coded(ErrorCode::kTokens,
+                 absl::InvalidArgumentError("has no token; allowed: one line for each token"));
   }
   return table;
 }

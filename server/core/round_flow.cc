@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/mutants.h"
 #include "proto/wire/joined_payload.h"
 #include "server/core/contribution_checks.h"
@@ -77,8 +78,9 @@ MaybeFailure RoundFlow::Store(int rank, Bucket& bucket, const wire::Contribution
   std::optional<std::uint64_t> digest;
   if (header.digest && payload->fixed()) digest = payload->digest();
   if (digest && *header.digest != *digest) {
-    return ViolationOf(rank,
-                       absl::DataLossError(absl::StrCat(where(), " does not match its digest")));
+    return ViolationOf(
+        rank, Coded(ErrorCode::kDigest,
+                    absl::DataLossError(absl::StrCat(where(), " does not match its digest"))));
   }
   Round& round = bucket.round();
   const bool raw = header.shared && header.shared->raw;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/mutants.h"
 #include "server/core/contribution_checks.h"
 #include "server/core/plan_checks.h"
@@ -14,8 +15,10 @@ namespace {
 FailureEvent GoneBefore(int rank, const std::string& did, std::int64_t step, int gone) {
   return {.kind = FailureEvent::Kind::kGone,
           .rank = gone,
-          .what = absl::AbortedError(absl::StrCat("rank ", rank, " ", did, " step ", step,
-                                                  ", but rank ", gone, " has left the session"))};
+          .what = Coded(
+              ErrorCode::kMemberLeft,
+              absl::AbortedError(absl::StrCat("rank ", rank, " ", did, " step ", step,
+                                              ", but rank ", gone, " has left the session")))};
 }
 
 }  // namespace
@@ -312,9 +315,10 @@ MaybeFailure Step::CheckEnded() const {
     if (!HasEnded(r)) continue;
     for (const auto& [key, bucket] : table_.all()) {
       if (bucket.step() != number_ || bucket.IsAnnouncedBy(r)) continue;
-      return ViolationOf(r, absl::FailedPreconditionError(
-                                absl::StrCat("ended step ", number_, " without bucket ",
-                                             bucket.name(), ", which another member announced")));
+      return ViolationOf(r, Coded(ErrorCode::kBucketsDiffer,
+                                  absl::FailedPreconditionError(absl::StrCat(
+                                      "ended step ", number_, " without bucket ", bucket.name(),
+                                      ", which another member announced"))));
     }
   }
   return std::nullopt;

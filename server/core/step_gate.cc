@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/printable.h"
 
 namespace gradwire::server {
@@ -12,12 +13,14 @@ absl::Status StepGate::Check(absl::Duration length, const std::string& reason) {
   constexpr absl::Duration kLongest = absl::Hours(24);
   constexpr std::size_t kMostReason = 256;
   if (length < kShortest || length > kLongest) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("duration: ", absl::FormatDuration(length), "; allowed are 1s to 24h"));
+    return Coded(ErrorCode::kCtlUsage,
+                 absl::InvalidArgumentError(absl::StrCat("duration: ", absl::FormatDuration(length),
+                                                         "; allowed are 1s to 24h")));
   }
   if (reason.size() > kMostReason) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("reason: it has ", reason.size(), " bytes; allowed are ", kMostReason));
+    return Coded(ErrorCode::kCtlUsage,
+                 absl::InvalidArgumentError(absl::StrCat("reason: it has ", reason.size(),
+                                                         " bytes; allowed are ", kMostReason)));
   }
   return absl::OkStatus();
 }

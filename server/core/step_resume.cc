@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/mutants.h"
 #include "server/core/step.h"
 
@@ -16,8 +17,9 @@ constexpr std::int64_t kStepsBehind = 1;
 
 absl::Status Step::CheckResumable(std::int64_t member_step) const {
   if (member_step <= number_ && member_step >= number_ - kStepsBehind) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("the member is at step ", member_step, ", the session at step ", number_));
+  return Coded(ErrorCode::kResume,
+               absl::FailedPreconditionError(absl::StrCat("the member is at step ", member_step,
+                                                          ", the session at step ", number_)));
 }
 
 // Only rounds of which no reduction has begun start over, with the new attempt (Bucket::Restart).

@@ -13,6 +13,7 @@
 #include <memory>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "gradwire/v1/admin.grpc.pb.h"
 #include "proto/tls/access_token.h"
 #include "proto/tls/channel_credentials.h"
@@ -55,8 +56,10 @@ absl::Status Refused(const Target& target, const grpc::Status& status) {
   absl::Status plain = wire::FromGrpc(status);
   if (!absl::IsUnavailable(plain)) return plain;
   const std::string why(plain.message());
-  const std::string hint = tls::Hint(why, !target.tls.ca.empty());
-  return hint.empty() ? plain : absl::UnavailableError(absl::StrCat(why, "; ", hint));
+  const bool encrypts = !target.tls.ca.empty();
+  const std::string hint = tls::Hint(why, encrypts);
+  return Coded(tls::UnreachableCode(why, encrypts),
+               hint.empty() ? plain : absl::UnavailableError(absl::StrCat(why, "; ", hint)));
 }
 
 void SetDeadline(const Target& target, grpc::ClientContext& context) {

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/error_code.h"
 #include "server/ctl/yaml.h"
 #include "server/daemon/exit_codes.h"
 
@@ -117,7 +118,14 @@ void AddToolCommands(CLI::App& app, Flags& flags) {
       ->add_option("SHELL", flags.shell, "bash, zsh or fish")
       ->required()
       ->check(CLI::IsMember({"bash", "zsh", "fish"}));
+  app.add_subcommand("explain", "Say what an error's code means and what to do")
+      ->add_option("CODE", flags.code, "Such as GW203; without it, all codes are listed");
   app.add_subcommand("version", "Show the versions of this tool and of the daemon");
+}
+
+std::string FailureMessage(const CLI::App* /*app*/, const CLI::Error& error) {
+  return absl::StrCat(CodedText(ErrorCode::kCtlUsage, error.what()),
+                      "\nRun with --help for more information.\n");
 }
 
 }  // namespace
@@ -142,6 +150,7 @@ std::string Flags::Document(const std::string& json) const {
 void DefineCommands(CLI::App& app, Flags& flags) {
   app.set_version_flag("--version", absl::StrCat("gradwirectl ", GRADWIRE_VERSION));
   app.option_defaults()->always_capture_default();
+  app.failure_message(FailureMessage);
   app.require_subcommand(1);
   // Global options may also follow the subcommand.
   app.fallthrough();
@@ -176,9 +185,13 @@ int RefuseCommandLine(const CLI::App& app, const CLI::ParseError& error) {
   if (!lacks_command) return app.exit(error) == 0 ? server::kExitOk : server::kExitUsage;
   const std::vector<std::string> given = app.remaining(true);
   const auto append_name = [](std::string* out, const CLI::App* one) { *out += one->get_name(); };
-  std::cerr << lacking->get_name() << ": "
-            << (given.empty() ? "no command" : absl::StrCat("no command \"", given.front(), "\""))
-            << "; allowed: " << absl::StrJoin(all, ", ", append_name) << "\n";
+  std::cerr << CodedText(
+                   ErrorCode::kCtlUsage,
+                   absl::StrCat(lacking->get_name(), ": ",
+                                given.empty() ? "no command"
+                                              : absl::StrCat("no command \"", given.front(), "\""),
+                                "; allowed: ", absl::StrJoin(all, ", ", append_name)))
+            << "\n";
   return server::kExitUsage;
 }
 

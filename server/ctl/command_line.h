@@ -18,6 +18,7 @@ struct Flags {
   std::string reason;
   std::string pause = "10m";
   std::string shell;
+  std::string code;
   tls::Files tls = {};
   std::string token_file;
   double timeout_s = 5;

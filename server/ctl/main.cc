@@ -15,9 +15,9 @@
 #include "base/printable.h"
 #include "proto/wire/process_setup.h"
 #include "server/ctl/bundle/bundle.h"
-#include "server/ctl/bundle/tar_gz.h"
 #include "server/ctl/command_line.h"
 #include "server/ctl/completion.h"
+#include "server/ctl/explain.h"
 #include "server/ctl/files.h"
 #include "server/ctl/report.h"
 #include "server/ctl/trace.h"
@@ -35,7 +35,7 @@ constexpr std::chrono::seconds kRefresh(1);
 
 // What this machine refused, for example to write a file.
 int FailedHere(const absl::Status& status) {
-  std::cerr << "gradwirectl: " << status.message() << "\n";
+  PrintFailure(ErrorCode::kCtl, std::string(status.message()));
   return kExitFailed;
 }
 
@@ -47,10 +47,11 @@ int Failed(const Flags& flags, const absl::Status& status) {
   // The daemon names its admin addresses there.
   const bool elsewhere = status.code() == absl::StatusCode::kPermissionDenied &&
                          absl::StrContains(why, "(--admin-listen)");
-  std::cerr << "gradwirectl: " << (unreachable ? "no daemon answers at " : "") << flags.address
-            << ": " << why
-            << (unreachable ? "; --address or GRADWIRE_ADDRESS names another daemon" : "")
-            << (elsewhere ? "; give one of them with --address or GRADWIRE_ADDRESS" : "") << "\n";
+  PrintFailure(
+      unreachable ? ErrorCode::kNoDaemon : ErrorCode::kCtl,
+      absl::StrCat(unreachable ? "no daemon answers at " : "", flags.address, ": ", why,
+                   unreachable ? "; --address or GRADWIRE_ADDRESS names another daemon" : "",
+                   elsewhere ? "; give one of them with --address or GRADWIRE_ADDRESS" : ""));
   // Scripts distinguish a daemon that does not answer from one that refuses.
   return unreachable ? kExitUnavailable : kExitFailed;
 }
@@ -194,7 +195,7 @@ int WriteBundle(const Flags& flags) {
   const std::string name = BundleName(now);
   const std::string file = flags.file.empty() ? name + ".tar.gz" : flags.file;
   const Bundle bundle = Gather(flags.target(), now);
-  const std::string archive = TarGz(name, bundle.files, now);
+  const std::string archive = Archive(bundle, name, now);
   // For containers that have no other way out.
   const bool to_output = file == "-";
   if (to_output) {
@@ -243,6 +244,7 @@ int Main(int argc, const char* const* argv) {
       {"bench", [&] { return DoctorOrBench(flags, RunBench); }},
       {"debug bundle", [&] { return WriteBundle(flags); }},
       {"completion", [&] { return Complete(app, flags); }},
+      {"explain", [&] { return Explain(flags.code); }},
       {"version", [&] { return Version(flags); }}};
   const auto found = commands.find(CommandOf(app));
   return found == commands.end() ? kExitUsage : found->second();

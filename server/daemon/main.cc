@@ -14,6 +14,7 @@
 #include <memory>
 #include <utility>
 
+#include "base/error_code.h"
 #include "proto/wire/process_setup.h"
 #include "server/daemon/command_line.h"
 #include "server/daemon/config_show.h"
@@ -157,7 +158,8 @@ int Main(int argc, char** argv) {
   const sigset_t signals = BlockSignals();
   const absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(options);
   if (!server.ok()) {
-    std::cerr << "gradwired: " << server.status().message() << "\n";
+    std::cerr << "gradwired: "
+              << CodedText(ErrorCode::kDaemonStart, std::string(server.status().message())) << "\n";
     return kExitUnavailable;
   }
   std::cout << "gradwired " << GRADWIRE_VERSION << "\n";

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "base/error_code.h"
 #include "server/access/permissions.h"
 #include "server/daemon/grpc_settings.h"
 
@@ -117,9 +118,10 @@ absl::StatusOr<Caller> Ports::Decide(Side side, const std::string& method,
   if (!caller.ok() || side == Side::kAdmin || admin_ == nullptr || !IsForAdminAddresses(method)) {
     return caller;
   }
-  return absl::PermissionDeniedError(
-      absl::StrCat("admin calls have addresses of their own (--admin-listen): ",
-                   absl::StrJoin(admin_->addresses(), ", ")));
+  return Coded(ErrorCode::kAdminAddress,
+               absl::PermissionDeniedError(
+                   absl::StrCat("admin calls have addresses of their own (--admin-listen): ",
+                                absl::StrJoin(admin_->addresses(), ", "))));
 }
 
 absl::StatusOr<Caller> Ports::Admit(Side side, const std::string& method,

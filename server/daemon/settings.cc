@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "base/error_code.h"
 #include "base/limits.h"
 #include "base/printable.h"
 #include "server/daemon/memory_limit.h"
@@ -204,8 +205,8 @@ std::string Quoted(const std::string& text) {
 }
 
 absl::Status Wrong(const Setting& setting, const std::string& name, const std::string& value) {
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, " is ", value, "; allowed are ", Allowed(setting)));
+  return Coded(ErrorCode::kSetting, absl::InvalidArgumentError(absl::StrCat(
+                                        name, " is ", value, "; allowed are ", Allowed(setting))));
 }
 
 // Reads the only word into a field of any type but a list's. False: it is none of that type.
@@ -309,8 +310,8 @@ absl::Status Set(const Setting& setting, const std::string& name,
     const bool none = setting.may_be_empty && words == std::vector<std::string>{""};
     **list = none ? std::vector<std::string>() : words;
   } else if (words.size() != 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, " has ", words.size(), " values; allowed is one"));
+    return Coded(ErrorCode::kSetting, absl::InvalidArgumentError(absl::StrCat(
+                                          name, " has ", words.size(), " values; allowed is one")));
   } else {
     const bool readable = std::visit(
         [&word = words.front()](auto* value) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 
 namespace gradwire::server {
 namespace {
@@ -92,7 +93,9 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(std::vector<Listen
   for (const Listener& listener : listeners) {
     // The library closes the descriptor that it is given.
     const int fd = fcntl(listener.fd(), F_DUPFD_CLOEXEC, 0);
-    if (fd < 0) return absl::UnavailableError(absl::StrCat("fcntl: ", std::strerror(errno)));
+    if (fd < 0)
+      return Coded(ErrorCode::kSystem,
+                   absl::UnavailableError(absl::StrCat("fcntl: ", std::strerror(errno))));
     MHD_Daemon* const daemon = MHD_start_daemon(
         MHD_USE_EPOLL_INTERNAL_THREAD, 0, nullptr, nullptr, &OnRequest,
         const_cast<Handler*>(&server->handler_), MHD_OPTION_LISTEN_SOCKET, fd,
@@ -100,8 +103,9 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(std::vector<Listen
         kConnectionsPerAddress, MHD_OPTION_CONNECTION_TIMEOUT, kTimeoutSeconds,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, kConnectionMemory, MHD_OPTION_END);
     if (daemon == nullptr) {
-      return absl::UnavailableError(
-          absl::StrCat("could not serve HTTP on ", listener.address(), ": ", std::strerror(errno)));
+      return Coded(ErrorCode::kListen, absl::UnavailableError(absl::StrCat(
+                                           "could not serve HTTP on ", listener.address(), ": ",
+                                           std::strerror(errno))));
     }
     server->daemons_.push_back(Daemon{.daemon = std::unique_ptr<MHD_Daemon, Daemon::Stop>(daemon)});
     server->addresses_.push_back(listener.address());

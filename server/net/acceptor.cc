@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/thread_name.h"
 #include "proto/wire/memory_offer.h"
 
@@ -30,7 +31,8 @@ constexpr int kSilentCheckMs = 200;  // between looks at connections that say no
 constexpr int kWaitingCheckMs = 20;  // between looks at connections that came too fast
 
 absl::Status SystemError(const std::string& what) {
-  return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
+  return Coded(ErrorCode::kSystem,
+               absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno))));
 }
 
 // Resets the connection (linger time 0): the peer notices at once, and no TIME_WAIT remains.

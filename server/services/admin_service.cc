@@ -2,9 +2,7 @@
 
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "base/printable.h"
 #include "proto/wire/proto_conversion.h"
 #include "server/access/permissions.h"
 #include "server/rpc/clock.h"
@@ -12,7 +10,6 @@
 #include "server/services/state_streams.h"
 #include "server/services/trace_stream.h"
 #include "server/session/registry.h"
-#include "server/session/session_runner.h"
 
 namespace gradwire::server {
 
@@ -101,40 +98,6 @@ absl::Status AdminService::GetSession(const v1::GetSessionRequest& request,
   if (!session.ok()) return session.status();
   *response.mutable_session() = *std::move(session);
   return absl::OkStatus();
-}
-
-absl::Status AdminService::EvictSession(const v1::EvictSessionRequest& request) const {
-  constexpr std::size_t kMostReason = 256;
-  if (request.reason().size() > kMostReason) {
-    return absl::InvalidArgumentError(absl::StrCat("reason: it has ", request.reason().size(),
-                                                   " bytes; allowed are ", kMostReason));
-  }
-  const std::shared_ptr<SessionRunner> session = registry_->Get(request.session());
-  if (session == nullptr) return UnknownSession(request.session());
-  session->Fail(absl::CancelledError(absl::StrCat("an operator ended the session",
-                                                  request.reason().empty() ? "" : ": ",
-                                                  Printable(request.reason()))),
-                -1);
-  return absl::OkStatus();
-}
-
-absl::Status AdminService::PauseSession(const v1::PauseSessionRequest& request,
-                                        v1::PauseSessionResponse& response) const {
-  const auto duration = wire::FromProto(request.duration(), "duration");
-  if (!duration.ok()) return duration.status();
-  const std::shared_ptr<SessionRunner> session = registry_->Get(request.session());
-  if (session == nullptr) return UnknownSession(request.session());
-  const auto paused = session->Pause(*duration, request.reason(), MonotonicNow());
-  if (!paused.ok()) return paused.status();
-  response.set_step(paused->step);
-  response.set_holding(paused->holding);
-  return absl::OkStatus();
-}
-
-absl::Status AdminService::ResumeSession(const v1::ResumeSessionRequest& request) const {
-  const std::shared_ptr<SessionRunner> session = registry_->Get(request.session());
-  if (session == nullptr) return UnknownSession(request.session());
-  return session->Unpause(MonotonicNow());
 }
 
 // It reads files of /proc, and the log's lock may be busy.

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "proto/wire/proto_conversion.h"
 #include "server/access/permissions.h"
 #include "server/rpc/clock.h"
@@ -59,9 +60,10 @@ absl::StatusOr<absl::Duration> WaitOf(const v1::TraceSessionRequest& request) {
   if (!request.has_wait()) return kTraceWait;
   absl::StatusOr<absl::Duration> wait = wire::FromProto(request.wait(), "wait");
   if (wait.ok() && (*wait <= absl::ZeroDuration() || *wait > kMostTraceWait)) {
-    return absl::InvalidArgumentError(absl::StrCat("wait is ", absl::FormatDuration(*wait),
-                                                   "; allowed are more than 0 s, and at most ",
-                                                   absl::FormatDuration(kMostTraceWait)));
+    return Coded(ErrorCode::kCtlUsage, absl::InvalidArgumentError(
+                                           absl::StrCat("wait is ", absl::FormatDuration(*wait),
+                                                        "; allowed are more than 0 s, and at most ",
+                                                        absl::FormatDuration(kMostTraceWait))));
   }
   return wait;
 }
@@ -71,8 +73,9 @@ absl::StatusOr<absl::Duration> WaitOf(const v1::TraceSessionRequest& request) {
 absl::StatusOr<Recordings::Place> Recordings::Begin() {
   if (count_.fetch_add(1) >= kMost) {
     count_.fetch_sub(1);
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "the daemon records ", kMost, " sessions already, which is the most; try again later"));
+    return Coded(ErrorCode::kQuota, absl::ResourceExhaustedError(absl::StrCat(
+                                        "the daemon records ", kMost,
+                                        " sessions already, which is the most; try again later")));
   }
   return Place(this, [self = shared_from_this()](const void*) { self->count_.fetch_sub(1); });
 }

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "proto/wire/merge.h"
 #include "proto/wire/proto_conversion.h"
 #include "server/core/step.h"
@@ -232,9 +233,10 @@ void SessionRunner::FailIfAbandoned() {
     MutexLock lock(mutex_);
     if (!IsAbandoned()) return;
     Effects effects;
-    core_.Fail(absl::AbortedError(absl::StrCat("nobody is in it any more: ", core_.last_departure(),
-                                               " before all ", options_.world_size,
-                                               " members had joined")),
+    core_.Fail(Coded(ErrorCode::kEndedBeforeStart,
+                     absl::AbortedError(
+                         absl::StrCat("nobody is in it any more: ", core_.last_departure(),
+                                      " before all ", options_.world_size, " members had joined"))),
                -1, effects);
     Execute(std::move(effects), work);
   }
@@ -359,11 +361,13 @@ void SessionRunner::Close(const CloseEffect& close, Work& work) {
 absl::Status SessionRunner::CloseReason(int rank, std::uint64_t connection) const {
   if (core_.state() == SessionCore::State::kFailed) return core_.failure();
   if (current_[static_cast<std::size_t>(rank)] != connection) {
-    return absl::AbortedError(absl::StrCat("another stream of rank ", rank, " took over"));
+    return Coded(ErrorCode::kResume,
+                 absl::AbortedError(absl::StrCat("another stream of rank ", rank, " took over")));
   }
   if (core_.member_state(rank) == SessionCore::MemberState::kLeft) return absl::OkStatus();
-  return absl::CancelledError(
-      absl::StrCat("rank ", rank, " gave up its place before the session began"));
+  return Coded(ErrorCode::kEndedBeforeStart,
+               absl::CancelledError(
+                   absl::StrCat("rank ", rank, " gave up its place before the session began")));
 }
 
 void SessionRunner::Log(const LogEffect& log) const {

@@ -70,10 +70,11 @@ TEST_F(ConfigurationTest, CheckTellsOneGoodFileFromABadOne) {
   Write("log:\n  levle: info\nmax_sessions: 0\n");
   const Answer bad = Run({"config", "check", path_});
   EXPECT_EQ(bad.exit_code, 78);
-  EXPECT_EQ(bad.text, absl::StrCat("gradwired: ", path_,
-                                   ":2:3: unknown key \"log.levle\"; did you mean \"log.level\"?\n",
-                                   "gradwired: ", path_,
-                                   ":3:15: max_sessions is 0; allowed are 1 to 1000000\n"));
+  EXPECT_EQ(bad.text,
+            absl::StrCat("gradwired: ", path_,
+                         ":2:3: unknown key \"log.levle\"; did you mean \"log.level\"? [GW604]\n",
+                         "gradwired: ", path_,
+                         ":3:15: max_sessions is 0; allowed are 1 to 1000000 [GW602]\n"));
   // A daemon does not start with it, and says the same.
   const Answer served = Run({"serve", "--config", path_});
   EXPECT_EQ(served.exit_code, 78);

@@ -21,7 +21,7 @@ def gradwired_path() -> str:
     named = os.environ.get("GRADWIRE_DAEMON")
     if named:
         if not os.access(named, os.X_OK):
-            raise Unavailable(f"GRADWIRE_DAEMON is {named!r}, which is not executable")
+            raise Unavailable(f"GRADWIRE_DAEMON is {named!r}, which is not executable", "GW804")
         return named
     packaged = pathlib.Path(__file__).parent / "bin" / "gradwired"
     for candidate in (str(packaged), shutil.which("gradwired")):
@@ -29,7 +29,8 @@ def gradwired_path() -> str:
             return candidate
     raise Unavailable(
         f"gradwired is not at {packaged} and not on the PATH; install it, name it in"
-        " GRADWIRE_DAEMON, or say with address= where a daemon runs"
+        " GRADWIRE_DAEMON, or say with address= where a daemon runs",
+        "GW804",
     )
 
 
@@ -62,7 +63,7 @@ class EmbeddedDaemon:
             self._child = self._start(program)
         except OSError as error:
             self._folder.remove()
-            raise Unavailable(f"{program} did not start: {error}") from None
+            raise Unavailable(f"{program} did not start: {error}", "GW804") from None
         # Not atexit, which a process of multiprocessing does not run.
         self._at_exit = util.Finalize(None, self.close, exitpriority=10)
         self._wait_until_listening(path)
@@ -94,7 +95,9 @@ class EmbeddedDaemon:
             if self._child.poll() is not None or time.monotonic() > deadline:
                 said = pathlib.Path(self._log).read_text(errors="replace").strip()
                 self.close()
-                raise Unavailable(f"the embedded gradwired did not start: {said or 'it said nothing'}")
+                raise Unavailable(
+                    f"the embedded gradwired did not start: {said or 'it said nothing'}", "GW804"
+                )
             time.sleep(0.01)
 
     def after_fork(self) -> None:

@@ -166,7 +166,7 @@ def test_a_daemon_that_is_not_there_is_waited_for_aloud_and_is_an_error_with_the
     for took, text, lines in worlds.run(2, _no_daemon_there, fresh=True):
         assert 1.4 < took < NAMED_WITHIN_SECONDS
         assert "could not join through unix:/nowhere/daemon.sock within 1.5s: " in text
-        assert text.endswith("; is gradwired running there?")
+        assert text.endswith("; is gradwired running there? [GW101]")
         ((level, line),) = lines
         assert level == "WARNING"
         assert " waits up to 1.5s for gradwired at unix:/nowhere/daemon.sock: " in line

@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "base/error_code.h"
 #include "base/printable.h"
 #include "proto/tls/access_token.h"
 #include "server/ctl/bundle/host_facts.h"
@@ -104,7 +105,8 @@ class Gathering {
       const std::string path = absl::StrCat("sessions/", i, ".json");
       if (bytes > kMostSessionBytes) {
         return Miss(absl::StrCat(path, " and later ones"),
-                    absl::ResourceExhaustedError("the file would be too large"));
+                    Coded(ErrorCode::kCtlFile,
+                          absl::ResourceExhaustedError("the file would be too large")));
       }
       const auto session = GetSession(target_, sessions->sessions(i).name());
       if (session.ok()) {
@@ -159,6 +161,10 @@ class Gathering {
 }  // namespace
 
 Bundle Gather(const Target& target, absl::Time now) { return Gathering(target, now).Run(); }
+
+std::string Archive(const Bundle& bundle, const std::string& name, absl::Time now) {
+  return TarGz(name, bundle.files, now);
+}
 
 std::string BundleName(absl::Time now) {
   return absl::StrCat("gradwire-debug-",

@@ -19,6 +19,9 @@ struct Bundle {
 // that does not answer costs one call. The access token is in no file, wherever it comes from.
 Bundle Gather(const Target& target, absl::Time now);
 
+// The file: all in one folder with that name.
+std::string Archive(const Bundle& bundle, const std::string& name, absl::Time now);
+
 // "gradwire-debug-20261124T221500Z": the folder in the file, and the file's name without its end.
 std::string BundleName(absl::Time now);
 

@@ -123,7 +123,7 @@ TEST(TokenTable, SaysWhatIsWrongWithAUser) {
 
 TEST(TokenTable, NamesTheLineAndShowsNoToken) {
   const std::string good = absl::StrCat("a member s ", kToken, "\n");
-  EXPECT_EQ(Error(""), "has no token; allowed: one line for each token");
+  EXPECT_EQ(Error(""), "has no token; allowed: one line for each token [GW608]");
   EXPECT_THAT(Error(good + "b member s"), HasSubstr("line 2 has 3 words"));
   EXPECT_THAT(Error("a/b member s x"), HasSubstr("line 1 the name is \"a/b\""));
   EXPECT_THAT(Error("a root s x"), HasSubstr("the role is \"root\"; allowed: member, observer"));

@@ -23,11 +23,12 @@ TEST(CommandLine, NamesTheCommandThatItDoesNotKnow) {
   EXPECT_EQ(answer.exit_code, 2);
   EXPECT_EQ(answer.text,
             "gradwirectl: no command \"session-list\"; allowed: status, sessions, why, session, "
-            "trace, health, doctor, bench, debug, completion, version\n");
+            "trace, health, doctor, bench, debug, completion, explain, version [GW701]\n");
   EXPECT_EQ(Ctl({"session", "show"}).text,
-            "session: no command \"show\"; allowed: get, evict, pause, resume, export, import\n");
+            "session: no command \"show\"; allowed: get, evict, pause, resume, export, import "
+            "[GW701]\n");
   EXPECT_EQ(Ctl({"session"}).text,
-            "session: no command; allowed: get, evict, pause, resume, export, import\n");
+            "session: no command; allowed: get, evict, pause, resume, export, import [GW701]\n");
   EXPECT_THAT(Ctl({"session", "get"}).text, StartsWith("NAME is required"));
 }
 
@@ -35,9 +36,11 @@ TEST(CommandLine, NamesTheSessionAndTheDaemonThatDoesNotKnowIt) {
   const TestDaemon daemon;
   const Answer answer = Ctl({"--address", daemon.address(), "session", "get", "nobody"});
   EXPECT_EQ(answer.exit_code, 1);
-  EXPECT_EQ(answer.text,
-            "gradwirectl: " + daemon.address() +
-                ": session: the daemon has none named \"nobody\", running or recently ended\n");
+  EXPECT_EQ(
+      answer.text,
+      "gradwirectl: " + daemon.address() +
+          ": session: the daemon has none named \"nobody\", running or recently ended [GW703]\n"
+          "Run gradwirectl explain GW703 for what to do.\n");
 }
 
 TEST(Evict, EndsTheSessionWithItsReason) {
@@ -55,7 +58,7 @@ TEST(Evict, EndsTheSessionWithItsReason) {
   EXPECT_EQ(answer.exit_code, 0);
   EXPECT_EQ(answer.text, "ended session unwanted\n");
   EXPECT_THAT((*client)->Barrier().message(),
-              HasSubstr("an operator ended the session: the machine is needed"));
+              HasSubstr("an operator ended the session: the machine is needed [GW306]"));
   const Answer again = Ctl({"--address", daemon.address(), "session", "evict", "nobody"});
   EXPECT_EQ(again.exit_code, 1);
   EXPECT_THAT(again.text, HasSubstr("the daemon has none named \"nobody\""));
@@ -131,8 +134,10 @@ TEST(Doctor, SaysWhatIsWrong) {
   EXPECT_THAT(nobody.text, StartsWith("FAIL  address "));
   const Answer model = Ctl({"doctor", "--model", "vgg"});
   EXPECT_EQ(model.exit_code, 2);
-  EXPECT_EQ(model.text,
-            "gradwirectl: model: there is none named \"vgg\"; allowed: gpt2, mlp, resnet18\n");
+  EXPECT_EQ(
+      model.text,
+      "gradwirectl: model: there is none named \"vgg\"; allowed: gpt2, mlp, resnet18 [GW701]\n"
+      "Run gradwirectl explain GW701 for what to do.\n");
   EXPECT_EQ(Ctl({"bench", "--hooks", "fp17"}).exit_code, 2);
   EXPECT_EQ(Ctl({"bench", "--members", "65"}).exit_code, 2);
 }

@@ -173,13 +173,13 @@ TEST_F(ConfigurationTest, ErrorsNameTheirOriginAndTellTheExitCode) {
   EXPECT_THAT(in_file.problems, ElementsAre(StartsWith(path_ + ":1:15: max_sessions is 0;")));
   EXPECT_EQ(in_file.exit_code, 78);
   const Loaded flag = Load({.config = "", .words = {{"max-sessions", {"0"}}}});
-  EXPECT_THAT(flag.problems, ElementsAre("--max-sessions is 0; allowed are 1 to 1000000"));
+  EXPECT_THAT(flag.problems, ElementsAre("--max-sessions is 0; allowed are 1 to 1000000 [GW602]"));
   EXPECT_EQ(flag.exit_code, 2);
   {
     const Variable sessions("GRADWIRE_MAX_SESSIONS", "x");
     const Loaded variable = Load({.config = ""});
     EXPECT_THAT(variable.problems,
-                ElementsAre("GRADWIRE_MAX_SESSIONS is \"x\"; allowed are 1 to 1000000"));
+                ElementsAre("GRADWIRE_MAX_SESSIONS is \"x\"; allowed are 1 to 1000000 [GW602]"));
     EXPECT_EQ(variable.exit_code, 2);
     // Both are named, and the file decides.
     const Loaded both = Load(WithFile("max_sessions: 0"));
@@ -191,7 +191,7 @@ TEST_F(ConfigurationTest, ErrorsNameTheirOriginAndTellTheExitCode) {
 TEST_F(ConfigurationTest, ValuesThatDoNotFitEachOtherNameWhereOneIs) {
   const Loaded key = Load(WithFile("max_sessions: 3\ntls:\n  cert: /c\n"));
   EXPECT_THAT(key.problems, ElementsAre(path_ + ":3: tls_key is empty, and tls_cert is not; "
-                                                "allowed: both or neither"));
+                                                "allowed: both or neither [GW111]"));
   EXPECT_EQ(key.exit_code, 78);
   const Loaded open = Load(WithFile("listen: 0.0.0.0:0"));
   EXPECT_THAT(open.problems, ElementsAre(StartsWith(path_ + ":1: listen address")));

@@ -89,11 +89,12 @@ TEST(ServerOptionsTest, OneBadAddressAmongGoodOnesIsRefused) {
 
 TEST(ServerOptionsTest, ACertificateHasItsKey) {
   EXPECT_EQ(Problem({.tls = {.cert = "c"}}),
-            "tls_key is empty, and tls_cert is not; allowed: both or neither");
+            "tls_key is empty, and tls_cert is not; allowed: both or neither [GW111]");
   EXPECT_EQ(Problem({.tls = {.key = "k"}}),
-            "tls_cert is empty, and tls_key is not; allowed: both or neither");
-  EXPECT_EQ(Problem({.tls = {.ca = "ca"}}),
-            "tls_client_ca is set, and tls_cert is not; allowed: with tls_cert and tls_key");
+            "tls_cert is empty, and tls_key is not; allowed: both or neither [GW111]");
+  EXPECT_EQ(
+      Problem({.tls = {.ca = "ca"}}),
+      "tls_client_ca is set, and tls_cert is not; allowed: with tls_cert and tls_key [GW602]");
 }
 
 }  // namespace
