@@ -269,7 +269,7 @@ def _use_after_close(rank):
 
 def test_a_closed_state_says_so_whatever_is_asked_of_it():
     for texts, metrics in worlds.run(2, _use_after_close):
-        assert texts == ["this state is closed"] * len(texts)
+        assert texts == ["this state is closed [GW316]"] * len(texts)
         assert metrics == {}
 
 
