@@ -117,6 +117,8 @@ void StepTimeline::OnContribution(int rank, const wire::RoundId& id, std::uint32
   if (span == nullptr) return;
   span->ended = true;
   span->end_ns = absl::ToInt64Nanoseconds(now_ - began_);
+  // A member whose window is full sends on only when others let the first sum begin.
+  if (Find(RoundKey(Kind::kSum, -1, id)) == nullptr) span->before_sums_ns = span->end_ns;
   span->chunks += chunks;
   span->bytes += bytes;
 }

@@ -53,7 +53,8 @@ struct TimelineSpan {
   std::uint64_t bytes = 0;
   std::int64_t begin_ns = 0;
   std::int64_t end_ns = 0;
-  std::int64_t busy_ns = 0;  // kSum: of the sums alone
+  std::int64_t busy_ns = 0;         // kSum: of the sums alone
+  std::int64_t before_sums_ns = 0;  // kContribute: the last bytes before the round's first sum
 };
 
 // Not thread-safe. Times never run backwards: an earlier one counts as the latest so far.

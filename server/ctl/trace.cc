@@ -25,6 +25,8 @@ constexpr int kFirstLane = kSteps + 1;
 
 // What came in one frame took no time that the daemon could see, but a viewer shows it only so.
 constexpr std::int64_t kLeast = 1000;
+// A shorter pause lies between any two chunks.
+constexpr std::int64_t kLeastPause = 100'000;
 
 double Microseconds(std::int64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1e3; }
 double Milliseconds(std::int64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1e6; }
@@ -194,7 +196,7 @@ class Drawing {
       case v1::TIMELINE_KIND_CONTRIBUTE: {
         buckets_[key].rounds[event.round()].contribute = &event;
         const Event*& latest = latest_[KeyOf(event)];
-        if (latest == nullptr || event.end_ns() > latest->end_ns()) latest = &event;
+        if (latest == nullptr || event.begin_ns() >= latest->begin_ns()) latest = &event;
         break;
       }
       case v1::TIMELINE_KIND_RESULT:
@@ -262,21 +264,32 @@ class Drawing {
       if (round.contribute == nullptr) continue;  // it came before an attempt that was repeated
       const Event& sent = *round.contribute;
       const std::string name = RoundName(trace_.summary.hook(), number, grant.rounds());
-      add(name + ": contribute", sent.begin_ns(), sent.end_ns(), Sent(sent));
       const auto found = sums_.find(KeyOf(sent));
       const Event* const sum = found == sums_.end() ? nullptr : found->second;
       const std::int64_t summed = sum == nullptr ? last_ : sum->begin_ns();
-      const Event& latest = *latest_.at(KeyOf(sent));
-      if (summed > at) {
-        const std::string who = &latest == &sent ? "others" : absl::StrCat("rank ", latest.rank());
-        add(absl::StrCat(name, ": waits for ", who), at, summed, {{"step", sent.step()}}, true);
+      const std::string waits = absl::StrCat(name, ": waits for ", LastRank(sent));
+      // With a full window, a member waits in the middle of the round.
+      const std::int64_t pause = std::max(sent.before_sums_ns(), sent.begin_ns());
+      if (summed < sent.end_ns() && summed - pause > kLeastPause) {
+        add(name + ": contribute", sent.begin_ns(), pause, Sent(sent));
+        add(waits, pause, summed, {{"step", sent.step()}}, true);
+        add(name + ": contribute the rest", summed, sent.end_ns(), Sent(sent));
+      } else {
+        add(name + ": contribute", sent.begin_ns(), sent.end_ns(), Sent(sent));
       }
+      if (summed > at) add(waits, at, summed, {{"step", sent.step()}}, true);
       if (sum == nullptr) break;
       add(name + ": sum", sum->begin_ns(), EndOf(*sum), Sent(*sum));
       if (round.result == nullptr) break;
       AddResult(name, *round.result, std::next(it), bucket, add);
     }
     return phases;
+  }
+
+  // Whose first bytes of the round came last.
+  std::string LastRank(const Event& sent) const {
+    const Event& latest = *latest_.at(KeyOf(sent));
+    return &latest == &sent ? "others" : absl::StrCat("rank ", latest.rank());
   }
 
   // Who sends the next round has all results of this one.

@@ -189,6 +189,7 @@ v1::TimelineEvent TraceStream::EventOf(const TimelineSpan& span) const {
   event.set_chunks(span.chunks);
   event.set_bytes(span.bytes);
   event.set_busy_ns(span.busy_ns);
+  event.set_before_sums_ns(span.before_sums_ns);
   return event;
 }
 

@@ -148,6 +148,35 @@ TEST_F(StepTimelineTest, BeginsWithAStepThatNobodyHasBegun) {
   EXPECT_THAT(timeline().spans(), SizeIs(spans));
 }
 
+// Two chunks to a round and a window of one: who has sent the first waits for the others'.
+TEST_F(StepTimelineTest, ShowsWhenAWindowWasFull) {
+  SessionOptions options = Options();
+  options.manifest = {{"w", {32}, DType::kFloat32}};
+  SessionHarness harness(options);
+  harness.Start();
+  ASSERT_TRUE(harness.session.BeginTimeline(1, absl::InfiniteFuture(), harness.now).ok());
+  const absl::Time begin = harness.now;
+  const auto at = [&](int milliseconds) {
+    harness.now = begin + milliseconds * kMs;
+    harness.session.Observe(harness.now);
+  };
+  harness.AnnounceAll({0});
+  at(1);
+  harness.Contribute(0, 0, 1, 0);
+  at(50);
+  harness.Contribute(1, 0, 1, 0);
+  harness.Reduce();
+  at(60);
+  for (int r : {0, 1}) harness.Contribute(r, 0, 1, 1);
+  harness.Reduce();
+  for (const TimelineSpan& span : harness.session.timeline()->spans()) {
+    if (span.kind != Kind::kContribute) continue;
+    EXPECT_EQ(span.before_sums_ns, (span.rank == 0 ? 1 : 50) * 1'000'000);
+    EXPECT_EQ(span.end_ns, 60'000'000);
+    EXPECT_EQ(span.chunks, 2U);
+  }
+}
+
 // A chunk that comes again, and results that go out again, change neither bytes nor order.
 TEST_F(StepTimelineTest, ShowsABrokenAndResumedStream) {
   ASSERT_TRUE(Begin(1).ok());

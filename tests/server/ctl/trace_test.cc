@@ -96,6 +96,21 @@ TEST_F(TraceTest, ShowsWhatEachMemberDoesAndWaitsFor) {
                                      "round 2 {Q}: result 80-90"));
 }
 
+// Rank 0 has filled its window and waits for rank 1's first bytes.
+TEST_F(TraceTest, ShowsTheWaitOfAFullWindow) {
+  for (int rank : {0, 1}) Add(v1::TIMELINE_KIND_GRANT, rank, 0, 0);
+  Add(v1::TIMELINE_KIND_CONTRIBUTE, 0, 10, 900).set_before_sums_ns(20'000);
+  Add(v1::TIMELINE_KIND_CONTRIBUTE, 1, 800, 950).set_before_sums_ns(800'000);
+  Add(v1::TIMELINE_KIND_SUM, -1, 800, 960);
+  trace_.summary.mutable_hook()->set_comm_hook("no");
+  EXPECT_THAT(
+      Slices(2),
+      ElementsAre("w (+2) 0-960", "round 1: contribute 10-20", "round 1: waits for rank 1 20-800",
+                  "round 1: contribute the rest 800-900", "round 1: sum 900-960"));
+  EXPECT_THAT(Slices(3),
+              ElementsAre("w (+2) 0-960", "round 1: contribute 800-950", "round 1: sum 950-960"));
+}
+
 // Viewers need it sorted, and slices of one row nested or apart.
 TEST_F(TraceTest, IsSortedAndEachRowNests) {
   AddStep();
