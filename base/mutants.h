@@ -38,6 +38,8 @@ enum class Mutant : std::uint8_t {
   kRetryExtendsGrace,
   kJoinNeverTimesOut,
   kLossNotDeclared,
+  kPausedStepGranted,
+  kPausedChunksForgotten,
   // Of node groups.
   kExchangeOrderedEarly,
   kGatherOrderedEarly,

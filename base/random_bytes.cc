@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 
 namespace gradwire {
 
@@ -16,7 +17,8 @@ absl::Status FillRandom(std::span<std::byte> out) {
     if (got >= 0) {
       out = out.subspan(static_cast<std::size_t>(got));
     } else if (errno != EINTR) {
-      return absl::InternalError(absl::StrCat("getrandom failed: ", std::strerror(errno)));
+      return Coded(ErrorCode::kSystem,
+                   absl::InternalError(absl::StrCat("getrandom failed: ", std::strerror(errno))));
     }
   }
   return absl::OkStatus();

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/thread_name.h"
 #include "client/options.h"
 #include "client/runtime/completion.h"
@@ -17,7 +18,6 @@
 #include "client/runtime/runtime.h"
 #include "client/transport/channel.h"
 #include "client/transport/event_queue.h"
-#include "client/transport/poller.h"
 #include "hooks/safetensors.h"
 
 namespace gradwire {
@@ -91,9 +91,10 @@ class ClientImpl final : public Client {
   Completion AllReduce(GradBucket& bucket, void* stream) override {
     auto state = std::make_shared<Completion::State>();
     if (const DeviceId device = bucket.buffer().device; device != device_id_) {
-      state->Complete(absl::InvalidArgumentError(
-          absl::StrCat("the bucket's device is ", Name(device), "; allowed: ", Name(device_id_),
-                       ", the device of this client's options")));
+      state->Complete(Coded(ErrorCode::kBuffer, absl::InvalidArgumentError(absl::StrCat(
+                                                    "the bucket's device is ", Name(device),
+                                                    "; allowed: ", Name(device_id_),
+                                                    ", the device of this client's options"))));
       return Completion(state);
     }
     // Recorded on this thread, which gives the stream its work. Shared, because a call must be
@@ -146,7 +147,8 @@ class ClientImpl final : public Client {
 
   absl::Status Broadcast(int root, void* data, std::size_t bytes) override {
     if (data == nullptr && bytes > 0) {
-      return absl::InvalidArgumentError(absl::StrCat("data is null, but has ", bytes, " bytes"));
+      return Coded(ErrorCode::kBuffer, absl::InvalidArgumentError(absl::StrCat(
+                                           "data is null, but has ", bytes, " bytes")));
     }
     return Collective(wire::CollectiveKind::kBroadcast, root, static_cast<std::byte*>(data), bytes);
   }
@@ -172,12 +174,12 @@ class ClientImpl final : public Client {
 
   absl::StatusOr<std::string> ExportState() override {
     if (absl::Status may = MayCallBetweenSteps("ExportState"); !may.ok()) return may;
-    return runtime_.CallExport(kStateTimeout);
+    return Coded(ErrorCode::kState, runtime_.CallExport(kStateTimeout));
   }
 
   absl::Status ImportState(const std::string& state) override {
     if (absl::Status may = MayCallBetweenSteps("ImportState"); !may.ok()) return may;
-    return runtime_.CallImport(state, kStateTimeout);
+    return Coded(ErrorCode::kState, runtime_.CallImport(state, kStateTimeout));
   }
 
   absl::StatusOr<std::string> StateDict() override {
@@ -187,7 +189,7 @@ class ClientImpl final : public Client {
       state = runtime_.State();
       return absl::OkStatus();
     }).IgnoreError();
-    if (!state.ok()) return state.status();
+    if (!state.ok()) return Coded(ErrorCode::kState, state.status());
     return WriteSafetensors(*state);
   }
 
@@ -195,14 +197,14 @@ class ClientImpl final : public Client {
   absl::Status LoadStateDict(const std::string& state) override {
     if (absl::Status may = MayWait("LoadStateDict"); !may.ok()) return may;
     const absl::StatusOr<HookState> read = ReadSafetensors(state);
-    if (!read.ok()) return read.status();
+    if (!read.ok()) return Coded(ErrorCode::kState, read.status());
     return OnThread([this, &read] { return runtime_.LoadState(*read); });
   }
 
   absl::Status SetLossScale(double scale) override {
     if (!std::isfinite(scale) || scale <= 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("scale is ", scale, "; allowed: finite and above 0"));
+      return Coded(ErrorCode::kOption, absl::InvalidArgumentError(absl::StrCat(
+                                           "scale is ", scale, "; allowed: finite and above 0")));
     }
     if (absl::Status may = MayWait("SetLossScale"); !may.ok()) return may;
     return OnThread([this, scale] { return runtime_.SetLossScale(scale); });
@@ -217,8 +219,9 @@ class ClientImpl final : public Client {
   // A callback runs inside the event handler, and only that handler could complete the call.
   absl::Status MayWait(const char* call) const {
     if (!events_->OnThisThread()) return absl::OkStatus();
-    return absl::FailedPreconditionError(
-        absl::StrCat(call, " in a completion's callback would wait for itself"));
+    return Coded(ErrorCode::kWrongMoment,
+                 absl::FailedPreconditionError(
+                     absl::StrCat(call, " in a completion's callback would wait for itself")));
   }
 
   absl::Status Collective(wire::CollectiveKind kind, int root, std::byte* data, std::size_t bytes) {
@@ -252,11 +255,13 @@ class ClientImpl final : public Client {
 };
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Join(const ClientOptions& options) {
-  if (absl::Status valid = options.Validate(); !valid.ok()) return valid;
+  if (absl::Status valid = options.Validate(); !valid.ok()) {
+    return Coded(ErrorCode::kOption, valid);
+  }
   ClientOptions effective = WithEnvironment(options);
   absl::StatusOr<client::MemberHook> hook = client::MakeMemberHook(effective);
-  if (!hook.ok()) return hook.status();
-  return client::JoinWith(std::move(effective), *std::move(hook));
+  if (!hook.ok()) return Coded(ErrorCode::kOption, hook.status());
+  return Coded(ErrorCode::kJoin, client::JoinWith(std::move(effective), *std::move(hook)));
 }
 
 // The start id identifies this attempt: a repeated Join with the same id gets the same token, while

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/limits.h"
 #include "hooks/draw_buckets.h"
 #include "proto/tls/channel_credentials.h"
@@ -14,7 +15,8 @@ namespace gradwire {
 namespace {
 
 absl::Status Bad(const std::string& field, const std::string& value, const std::string& allowed) {
-  return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, "; allowed: ", allowed));
+  return Coded(ErrorCode::kOption, absl::InvalidArgumentError(
+                                       absl::StrCat(field, " is ", value, "; allowed: ", allowed)));
 }
 
 bool IsSessionName(const std::string& name) {
@@ -75,8 +77,9 @@ void SayWait(const std::function<void(const std::string& line)>& on_wait, const 
 absl::Status ClientOptions::Validate() const {
   const ClientOptions effective = WithEnvironment(*this);
   if (effective.address.empty()) {
-    return Bad("address", "empty",
-               "\"unix:/path\", \"host:port\", or the variable GRADWIRE_ADDRESS");
+    return Coded(
+        ErrorCode::kNotGiven,
+        Bad("address", "empty", "\"unix:/path\", \"host:port\", or the variable GRADWIRE_ADDRESS"));
   }
   const std::string variable = Environment("GRADWIRE_SHARED_MEMORY");
   if (!variable.empty() && variable != "on" && variable != "off") {
@@ -91,19 +94,24 @@ absl::Status ClientOptions::Validate() const {
                "1 to 128 of A-Z, a-z, 0-9, '.', '_', '-'");
   }
   if (world_size < 1 || world_size > kMaxWorldSize) {
-    return Bad("world_size", absl::StrCat(world_size), absl::StrCat("1 to ", kMaxWorldSize));
+    return Coded(ErrorCode::kWorldSize,
+                 Bad("world_size", absl::StrCat(world_size), absl::StrCat("1 to ", kMaxWorldSize)));
   }
   if (rank < -1 || rank >= world_size) {
     return Bad("rank", absl::StrCat(rank),
                absl::StrCat("0 to ", world_size - 1, ", or -1 for any free rank"));
   }
-  if (parameters.empty()) return Bad("parameters", "empty", "the model's parameters, one or more");
+  if (parameters.empty()) {
+    return Coded(ErrorCode::kNotGiven,
+                 Bad("parameters", "empty", "the model's parameters, one or more"));
+  }
   std::unordered_set<std::string> names;
   for (const ParameterSpec& parameter : parameters) {
     if (absl::Status valid = parameter.Validate(); !valid.ok()) return valid;
     if (!names.insert(parameter.name).second) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("parameters: \"", parameter.name, "\" appears twice; names must be unique"));
+      return Coded(ErrorCode::kParameter, absl::InvalidArgumentError(absl::StrCat(
+                                              "parameters: \"", parameter.name,
+                                              "\" appears twice; names must be unique")));
     }
   }
   if (absl::Status valid = hook.Validate(); !valid.ok()) return valid;
@@ -128,8 +136,8 @@ absl::Status ClientOptions::Validate() const {
 absl::Status CheckDrawPlan(const std::vector<std::vector<std::uint32_t>>& buckets, int rank,
                            std::size_t parameters) {
   if (rank != 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("draw plan: of rank ", rank, "; allowed: of rank 0"));
+    return Coded(ErrorCode::kDrawPlan, absl::FailedPreconditionError(absl::StrCat(
+                                           "draw plan: of rank ", rank, "; allowed: of rank 0")));
   }
   return CheckDrawBuckets(buckets, parameters);
 }

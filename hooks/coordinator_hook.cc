@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "base/error_code.h"
 #include "gradwire/hooks/registry.h"
 #include "hooks/power_sgd/coordinator.h"
 #include "hooks/simple_hooks.h"
@@ -12,7 +13,8 @@ namespace gradwire {
 namespace {
 
 absl::Status NoStateError() {
-  return absl::FailedPreconditionError("the session's hook keeps no state on the coordinator");
+  return Coded(ErrorCode::kNoState, absl::FailedPreconditionError(
+                                        "the session's hook keeps no state on the coordinator"));
 }
 
 class NoSnapshot final : public HookSnapshot {

@@ -4,6 +4,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "base/error_code.h"
 
 namespace gradwire {
 
@@ -15,8 +16,9 @@ absl::StatusOr<DeviceId> ParseDevice(const std::string& name) {
       Name(device) == name && device.index >= 0) {
     return device;
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("device: \"", name.substr(0, 40), "\"; allowed: \"cpu\", \"cuda:0\" and up"));
+  return Coded(ErrorCode::kOption,
+               absl::InvalidArgumentError(absl::StrCat("device: \"", name.substr(0, 40),
+                                                       "\"; allowed: \"cpu\", \"cuda:0\" and up")));
 }
 
 }  // namespace gradwire

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "absl/status/status.h"
+#include "base/error_code.h"
 #include "hooks/device.h"
 
 namespace gradwire {
@@ -10,8 +11,9 @@ namespace gradwire {
 inline absl::Status StatusOf(const Device& device) {
   const DeviceError& error = device.error();
   if (error.text.empty()) return absl::OkStatus();
-  return error.out_of_memory ? absl::ResourceExhaustedError(error.text)
-                             : absl::InternalError(error.text);
+  return error.out_of_memory
+             ? Coded(ErrorCode::kGpuMemory, absl::ResourceExhaustedError(error.text))
+             : Coded(ErrorCode::kGpu, absl::InternalError(error.text));
 }
 
 }  // namespace gradwire

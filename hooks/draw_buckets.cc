@@ -3,6 +3,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 
 namespace gradwire {
 
@@ -10,7 +11,7 @@ namespace gradwire {
 // errors are built only on failure: the check takes a few nanoseconds for each parameter.
 absl::Status CheckDrawBuckets(const DrawBuckets& buckets, std::size_t parameters) {
   const auto refused = [](const std::string& field, const std::string& what) {
-    return absl::InvalidArgumentError(absl::StrCat(field, ": ", what));
+    return Coded(ErrorCode::kDrawPlan, absl::InvalidArgumentError(absl::StrCat(field, ": ", what)));
   };
   const std::string some = absl::StrCat("has 0 entries; allowed: 1 to ", parameters);
   if (buckets.empty()) return refused("draw plan", some);

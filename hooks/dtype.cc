@@ -4,6 +4,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 
 namespace gradwire {
 namespace {
@@ -51,9 +52,10 @@ absl::StatusOr<DType> ParseDType(const std::string& name) {
   for (const DType dtype : kDTypes) {
     if (name == Name(dtype)) return dtype;
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("dtype: \"", name, "\" is not known; allowed: \"float32\", \"float64\", ",
-                   "\"float16\", \"bfloat16\""));
+  return Coded(ErrorCode::kParameter,
+               absl::InvalidArgumentError(absl::StrCat(
+                   "dtype: \"", name, "\" is not known; allowed: \"float32\", \"float64\", ",
+                   "\"float16\", \"bfloat16\"")));
 }
 
 }  // namespace gradwire

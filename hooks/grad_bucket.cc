@@ -4,6 +4,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 
 namespace gradwire {
 namespace {
@@ -23,24 +24,29 @@ std::size_t ParameterSpec::numel() const {
 
 absl::Status ParameterSpec::Validate() const {
   if (name.empty() || name.size() > kMaxNameBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("parameter name: has ", name.size(), " bytes; allowed: 1 to ", kMaxNameBytes));
+    return Coded(ErrorCode::kParameter,
+                 absl::InvalidArgumentError(absl::StrCat("parameter name: has ", name.size(),
+                                                         " bytes; allowed: 1 to ", kMaxNameBytes)));
   }
   const std::string where = absl::StrCat("parameter \"", name, "\": ");
   if (!IsDType(static_cast<int>(dtype))) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        where, "dtype: ", static_cast<int>(dtype),
-        " is not known; allowed: 1 (float32), 2 (float64), 3 (float16), 4 (bfloat16)"));
+    return Coded(
+        ErrorCode::kParameter,
+        absl::InvalidArgumentError(absl::StrCat(
+            where, "dtype: ", static_cast<int>(dtype),
+            " is not known; allowed: 1 (float32), 2 (float64), 3 (float16), 4 (bfloat16)")));
   }
   if (shape.size() > kMaxDimensions) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        where, "shape: has ", shape.size(), " dimensions; allowed: at most ", kMaxDimensions));
+    return Coded(ErrorCode::kParameter, absl::InvalidArgumentError(absl::StrCat(
+                                            where, "shape: has ", shape.size(),
+                                            " dimensions; allowed: at most ", kMaxDimensions)));
   }
   bool is_empty = false;
   for (const std::int64_t dimension : shape) {
     if (dimension < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(where, "shape: dimension ", dimension, " is negative; allowed: 0 and up"));
+      return Coded(ErrorCode::kParameter,
+                   absl::InvalidArgumentError(absl::StrCat(where, "shape: dimension ", dimension,
+                                                           " is negative; allowed: 0 and up")));
     }
     is_empty = is_empty || dimension == 0;
   }
@@ -50,8 +56,9 @@ absl::Status ParameterSpec::Validate() const {
   for (const std::int64_t dimension : shape) {
     // A division instead of a product, which could overflow.
     if (static_cast<std::uint64_t>(dimension) > kMaxBytes / bytes) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(where, "shape: takes more than ", kMaxBytes, " bytes, which is the limit"));
+      return Coded(ErrorCode::kParameter,
+                   absl::InvalidArgumentError(absl::StrCat(
+                       where, "shape: takes more than ", kMaxBytes, " bytes, which is the limit")));
     }
     bytes *= static_cast<std::uint64_t>(dimension);
   }
@@ -65,20 +72,23 @@ GradBucket::GradBucket(int index, TensorView buffer, std::vector<ParameterSpec> 
 absl::StatusOr<GradBucket> GradBucket::Make(int index, TensorView buffer,
                                             std::vector<ParameterSpec> parameters, bool is_last) {
   if (index < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("bucket index: ", index, " is negative; allowed: 0 and up"));
+    return Coded(ErrorCode::kBuffer,
+                 absl::InvalidArgumentError(
+                     absl::StrCat("bucket index: ", index, " is negative; allowed: 0 and up")));
   }
   if (parameters.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("bucket ", index, " has no parameters; allowed: 1 or more"));
+    return Coded(ErrorCode::kBuffer,
+                 absl::InvalidArgumentError(
+                     absl::StrCat("bucket ", index, " has no parameters; allowed: 1 or more")));
   }
   std::size_t numel = 0;
   for (const ParameterSpec& parameter : parameters) {
     if (absl::Status status = parameter.Validate(); !status.ok()) return status;
     if (parameter.dtype != buffer.dtype) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("bucket ", index, ": parameter \"", parameter.name, "\" is ",
-                       Name(parameter.dtype), ", the buffer is ", Name(buffer.dtype)));
+      return Coded(ErrorCode::kBuffer,
+                   absl::InvalidArgumentError(absl::StrCat(
+                       "bucket ", index, ": parameter \"", parameter.name, "\" is ",
+                       Name(parameter.dtype), ", the buffer is ", Name(buffer.dtype))));
     }
     numel += parameter.numel();
   }
@@ -104,19 +114,20 @@ std::vector<TensorView> GradBucket::gradients() const {
 
 absl::Status GradBucket::set_buffer(TensorView buffer) {
   if (!IsDType(static_cast<int>(buffer.dtype))) {
-    return absl::InvalidArgumentError(absl::StrCat("bucket ", index_, ": the buffer's dtype ",
-                                                   static_cast<int>(buffer.dtype),
-                                                   " is not known"));
+    return Coded(ErrorCode::kBuffer, absl::InvalidArgumentError(absl::StrCat(
+                                         "bucket ", index_, ": the buffer's dtype ",
+                                         static_cast<int>(buffer.dtype), " is not known")));
   }
   if (buffer.numel != buffer_.numel) {
-    return absl::InvalidArgumentError(absl::StrCat("bucket ", index_, ": the buffer holds ",
-                                                   buffer.numel, " elements; the parameters take ",
-                                                   buffer_.numel));
+    return Coded(ErrorCode::kBuffer, absl::InvalidArgumentError(absl::StrCat(
+                                         "bucket ", index_, ": the buffer holds ", buffer.numel,
+                                         " elements; the parameters take ", buffer_.numel)));
   }
   // An empty tensor's data pointer may be null, in PyTorch too.
   if (buffer.data == nullptr && buffer.numel > 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("bucket ", index_, ": the buffer is null; ", "allowed only for 0 elements"));
+    return Coded(ErrorCode::kBuffer,
+                 absl::InvalidArgumentError(absl::StrCat(
+                     "bucket ", index_, ": the buffer is null; ", "allowed only for 0 elements")));
   }
   buffer_ = buffer;
   return absl::OkStatus();

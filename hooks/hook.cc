@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "base/error_code.h"
+
 namespace gradwire {
 
 std::size_t RoundPlan::bytes() const {
@@ -21,8 +23,10 @@ absl::Status HookRunBase::Import(std::span<const std::byte> /*shared*/) {
 absl::Status HookBase::LoadState(const HookState& state,
                                  std::span<const ParameterSpec> /*manifest*/) {
   if (state.tensors.empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError("this hook keeps no state between steps; the state given has " +
-                                    std::to_string(state.tensors.size()) + " tensors");
+  return Coded(
+      ErrorCode::kStateDiffers,
+      absl::InvalidArgumentError("this hook keeps no state between steps; the state given has " +
+                                 std::to_string(state.tensors.size()) + " tensors"));
 }
 
 }  // namespace gradwire

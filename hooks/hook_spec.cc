@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/error_code.h"
 #include "gradwire/hooks/registry.h"
 #include "hooks/power_sgd/options.h"
 
@@ -29,8 +30,10 @@ absl::Status NotAllowed(const std::string& field, const std::string& value,
                         const std::vector<std::string>& allowed) {
   std::vector<std::string> quoted;
   for (const std::string& name : allowed) quoted.push_back(Quoted(name));
-  return absl::InvalidArgumentError(absl::StrCat(
-      field, ": ", Quoted(value), " is not known; allowed: ", absl::StrJoin(quoted, ", ")));
+  return Coded(
+      ErrorCode::kUnknownHook,
+      absl::InvalidArgumentError(absl::StrCat(
+          field, ": ", Quoted(value), " is not known; allowed: ", absl::StrJoin(quoted, ", "))));
 }
 
 bool IsOptionName(const std::string& name) {
@@ -42,9 +45,11 @@ bool IsOptionName(const std::string& name) {
 
 absl::Status CheckOptionName(const std::string& name) {
   if (!IsOptionName(name) || name == "comm_hook" || name == "comm_wrapper") {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "comm_state_option: ", Quoted(name), " cannot name an option; allowed: 1 to ",
-        kMaxOptionNameBytes, " of A-Z, a-z, 0-9 and _, other than comm_hook and ", "comm_wrapper"));
+    return Coded(ErrorCode::kHookOption,
+                 absl::InvalidArgumentError(absl::StrCat(
+                     "comm_state_option: ", Quoted(name), " cannot name an option; allowed: 1 to ",
+                     kMaxOptionNameBytes, " of A-Z, a-z, 0-9 and _, other than comm_hook and ",
+                     "comm_wrapper")));
   }
   return absl::OkStatus();
 }
@@ -58,7 +63,8 @@ absl::StatusOr<std::optional<T>> ParseNumber(const std::string& text) {
   const std::from_chars_result result = std::from_chars(text.data(), end, value);
   if (result.ptr != end || result.ec == std::errc::invalid_argument) return std::optional<T>();
   if (result.ec != std::errc()) {
-    return absl::InvalidArgumentError(absl::StrCat(Quoted(text), " is out of range"));
+    return Coded(ErrorCode::kHookOption,
+                 absl::InvalidArgumentError(absl::StrCat(Quoted(text), " is out of range")));
   }
   return std::optional<T>(value);
 }
@@ -86,7 +92,8 @@ absl::StatusOr<OptionValue> ParseQuoted(const std::string& text) {
     if (text[i] == '\\' && ++i == text.size()) break;
     value += text[i];
   }
-  return absl::InvalidArgumentError(absl::StrCat(text, " is not a quoted string"));
+  return Coded(ErrorCode::kHookOption,
+               absl::InvalidArgumentError(absl::StrCat(text, " is not a quoted string")));
 }
 
 absl::StatusOr<OptionValue> ParseValue(const std::string& text) {
@@ -156,10 +163,11 @@ absl::Status HookSpec::Validate() const {
   // Only the factory of a registered hook knows its options.
   if (HookRegistry::IsBuiltIn(comm_hook) && !comm_state_option.empty()) {
     const auto& [name, value] = *comm_state_option.begin();
-    return absl::InvalidArgumentError(
-        absl::StrCat("comm_state_option: ", Quoted(name), " (", ValueText(value),
-                     ") is not an option of comm_hook ", Quoted(comm_hook),
-                     "; allowed: none, it takes no options"));
+    return Coded(ErrorCode::kHookOption,
+                 absl::InvalidArgumentError(
+                     absl::StrCat("comm_state_option: ", Quoted(name), " (", ValueText(value),
+                                  ") is not an option of comm_hook ", Quoted(comm_hook),
+                                  "; allowed: none, it takes no options")));
   }
   return absl::OkStatus();
 }
@@ -172,8 +180,9 @@ absl::StatusOr<HookSpec> HookSpec::Parse(const std::string& text) {
   for (std::size_t i = 1; i < items.size(); ++i) {
     const std::size_t equals = items[i].find('=');
     if (equals == std::string::npos) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "hook: ", Quoted(items[i]), " in ", Quoted(text), " is not of the form ", "name=value"));
+      return Coded(ErrorCode::kHookOption, absl::InvalidArgumentError(absl::StrCat(
+                                               "hook: ", Quoted(items[i]), " in ", Quoted(text),
+                                               " is not of the form ", "name=value")));
     }
     const std::string name = items[i].substr(0, equals);
     const std::string value_text = items[i].substr(equals + 1);
@@ -185,14 +194,16 @@ absl::StatusOr<HookSpec> HookSpec::Parse(const std::string& text) {
     } else {
       absl::StatusOr<OptionValue> value = ParseValue(value_text);
       if (!value.ok()) {
-        return absl::InvalidArgumentError(absl::StrCat("comm_state_option: ", Quoted(name), ": ",
-                                                       std::string(value.status().message())));
+        return Coded(ErrorCode::kHookOption, absl::InvalidArgumentError(absl::StrCat(
+                                                 "comm_state_option: ", Quoted(name), ": ",
+                                                 std::string(value.status().message()))));
       }
       is_new = spec.comm_state_option.emplace(name, *std::move(value)).second;
     }
     if (!is_new) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("hook: ", Quoted(name), " is given twice in ", Quoted(text)));
+      return Coded(ErrorCode::kHookOption,
+                   absl::InvalidArgumentError(
+                       absl::StrCat("hook: ", Quoted(name), " is given twice in ", Quoted(text))));
     }
   }
   if (absl::Status status = spec.Validate(); !status.ok()) return status;

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/sync.h"
 #include "hooks/cpu/host_device.h"
 #include "hooks/device_hooks.h"
@@ -57,20 +58,24 @@ bool HookRegistry::IsBuiltIn(const std::string& name) {
 
 absl::Status HookRegistry::Register(const std::string& name, HookFactory factory) {
   if (!IsHookName(name)) {
-    return absl::InvalidArgumentError(absl::StrCat("hook name: \"", name,
-                                                   "\" is not allowed; allowed: 1 to ",
-                                                   kMaxNameBytes, " of a-z, 0-9 and _"));
+    return Coded(ErrorCode::kOwnHook,
+                 absl::InvalidArgumentError(absl::StrCat("hook name: \"", name,
+                                                         "\" is not allowed; allowed: 1 to ",
+                                                         kMaxNameBytes, " of a-z, 0-9 and _")));
   }
   if (factory == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat("hook \"", name, "\": the factory is empty"));
+    return Coded(ErrorCode::kOwnHook, absl::InvalidArgumentError(absl::StrCat(
+                                          "hook \"", name, "\": the factory is empty")));
   }
   if (IsBuiltIn(name)) {
-    return absl::AlreadyExistsError(absl::StrCat("hook \"", name, "\" is built in"));
+    return Coded(ErrorCode::kOwnHook,
+                 absl::AlreadyExistsError(absl::StrCat("hook \"", name, "\" is built in")));
   }
   State& shared = state();
   const MutexLock lock(shared.mutex);
   if (!shared.factories.emplace(name, std::move(factory)).second) {
-    return absl::AlreadyExistsError(absl::StrCat("hook \"", name, "\" is registered already"));
+    return Coded(ErrorCode::kOwnHook, absl::AlreadyExistsError(absl::StrCat(
+                                          "hook \"", name, "\" is registered already")));
   }
   return absl::OkStatus();
 }
@@ -91,14 +96,16 @@ absl::StatusOr<std::unique_ptr<Hook>> MakeRegistered(const HookSpec& spec,
                                                      const HookFactory& factory,
                                                      const Device& device) {
   if (device.id().kind != DeviceKind::kCpu) {
-    return absl::UnimplementedError(
-        absl::StrCat("comm_hook: \"", spec.comm_hook,
-                     "\" is not built in, and such hooks take buckets in the host's memory only"));
+    return Coded(ErrorCode::kUnknownHook,
+                 absl::UnimplementedError(absl::StrCat(
+                     "comm_hook: \"", spec.comm_hook,
+                     "\" is not built in, and such hooks take buckets in the host's memory only")));
   }
   absl::StatusOr<std::unique_ptr<Hook>> made = factory(spec);
   if (made.ok() && *made == nullptr) {
-    return absl::InternalError(
-        absl::StrCat("the factory of hook \"", spec.comm_hook, "\" made no hook"));
+    return Coded(ErrorCode::kOwnHookFailed,
+                 absl::InternalError(
+                     absl::StrCat("the factory of hook \"", spec.comm_hook, "\" made no hook")));
   }
   return made;
 }

@@ -13,6 +13,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 
 namespace gradwire {
 namespace {
@@ -41,7 +42,8 @@ const char* TypeName(DType dtype) {
 }
 
 absl::Status Refused(const std::string& what) {
-  return absl::InvalidArgumentError(absl::StrCat("state: not a valid safetensors file: ", what));
+  return Coded(ErrorCode::kStateFile, absl::InvalidArgumentError(absl::StrCat(
+                                          "state: not a valid safetensors file: ", what)));
 }
 
 // Names from a file, fit for a message.

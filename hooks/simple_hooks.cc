@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "hooks/device_status.h"
 #include "hooks/device_vector.h"
 
@@ -333,7 +334,8 @@ static_assert(!std::is_base_of_v<HookRunBase, WrapperRun> && !std::is_base_of_v<
 absl::StatusOr<std::vector<RoundPlan>> PlanCast(std::optional<DType> wire,
                                                 const BucketParameters& bucket) {
   if (bucket.empty()) {
-    return absl::InvalidArgumentError("a bucket has no parameters; allowed: 1 or more");
+    return Coded(ErrorCode::kBuffer,
+                 absl::InvalidArgumentError("a bucket has no parameters; allowed: 1 or more"));
   }
   const DType dtype = bucket.front().dtype;
   std::size_t numel = 0;
@@ -341,9 +343,11 @@ absl::StatusOr<std::vector<RoundPlan>> PlanCast(std::optional<DType> wire,
     const ParameterSpec& parameter = bucket[i];
     if (absl::Status status = parameter.Validate(); !status.ok()) return status;
     if (parameter.dtype != dtype) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "parameter \"", parameter.name, "\" is ", Name(parameter.dtype), ", parameter \"",
-          bucket.front().name, "\" of the same bucket is ", Name(dtype)));
+      return Coded(
+          ErrorCode::kBuffer,
+          absl::InvalidArgumentError(absl::StrCat(
+              "parameter \"", parameter.name, "\" is ", Name(parameter.dtype), ", parameter \"",
+              bucket.front().name, "\" of the same bucket is ", Name(dtype))));
     }
     numel += parameter.numel();
   }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/mutants.h"
 
 namespace gradwire::client {
@@ -30,8 +31,9 @@ absl::Status BucketRun::OpenRound(std::uint32_t round, const RoundContext& conte
   if (!plan.ok()) return plan.status();
   if (plan->has_value() != (round < plans_.size()) ||
       (plan->has_value() && **plan != plans_[round])) {
-    return absl::InternalError(
-        absl::StrCat("round ", round, " of the hook is not the one that it planned"));
+    return Coded(ErrorCode::kOwnHookFailed,
+                 absl::InternalError(
+                     absl::StrCat("round ", round, " of the hook is not the one that it planned")));
   }
   if (!plan->has_value()) {
     if (IsActive(Mutant::kStateTouchedBeforeCommit)) run_->Commit();

@@ -5,6 +5,7 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/mutants.h"
 #include "client/core/member.h"
 
@@ -35,8 +36,8 @@ absl::Status GroupedMember::StartBucket(Ticket ticket, GradBucket& bucket, Effec
   if (!grouped()) return member_->StartBucket(ticket, bucket, effects, {.measure = measure});
   if (failed()) return failure();
   if (ended_) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("step ", users_step(), " was ended by this member"));
+    return Coded(ErrorCode::kTwiceInStep, absl::FailedPreconditionError(absl::StrCat(
+                                              "step ", users_step(), " was ended by this member")));
   }
   absl::StatusOr<std::vector<std::uint32_t>> positions = parameters_.Map(bucket, users_step());
   if (!positions.ok()) return positions.status();
@@ -66,7 +67,8 @@ absl::Status GroupedMember::EndStep(Effects& effects) {
   if (!grouped()) return member_->EndStep(effects);
   if (failed()) return failure();
   if (ended_) {
-    return absl::FailedPreconditionError(absl::StrCat("step ", users_step(), " was ended before"));
+    return Coded(ErrorCode::kTwiceInStep, absl::FailedPreconditionError(absl::StrCat(
+                                              "step ", users_step(), " was ended before")));
   }
   ended_ = true;
   MaybeEnd(effects);
@@ -152,7 +154,8 @@ void GroupedMember::Receive(const wire::Frame& frame, Effects& effects) {
 void GroupedMember::Join(const wire::NodeGroup& group, Effects& effects) {
   const auto own = std::find(group.ranks.begin(), group.ranks.end(), options_.rank);
   if (own == group.ranks.end()) {
-    return Fail(absl::InternalError("the coordinator sent a node group without this member"),
+    return Fail(Coded(ErrorCode::kBadAnswer,
+                      absl::InternalError("the coordinator sent a node group without this member")),
                 effects);
   }
   group_ = group;
@@ -164,7 +167,9 @@ void GroupedMember::Join(const wire::NodeGroup& group, Effects& effects) {
 
 absl::Status GroupedMember::On(const wire::GroupId& id, Effects& effects) {
   if (!grouped() || IsAlone() || index_ == 0) {
-    return absl::InternalError("the coordinator sent the name of a node group's communicator");
+    return Coded(
+        ErrorCode::kBadAnswer,
+        absl::InternalError("the coordinator sent the name of a node group's communicator"));
   }
   if (id_.empty()) Connect(id.id, effects);  // else repeated after a resume
   return absl::OkStatus();
@@ -189,17 +194,20 @@ absl::Status GroupedMember::On(const wire::GroupOrder& order, Effects& effects) 
   const auto found = by_id_.find(order.bucket);
   const bool known = found != by_id_.end() && !done_;
   if (!grouped() || IsAlone() || !known || order.step != step() || order.number != next_order_) {
-    return absl::InternalError(absl::StrCat("the coordinator sent order ", order.number,
-                                            " for bucket ", order.bucket, " in step ", order.step,
-                                            "; expected order ", next_order_, " in step ", step(),
-                                            ", for a bucket that is open here"));
+    return Coded(ErrorCode::kBadAnswer,
+                 absl::InternalError(absl::StrCat(
+                     "the coordinator sent order ", order.number, " for bucket ", order.bucket,
+                     " in step ", order.step, "; expected order ", next_order_, " in step ", step(),
+                     ", for a bucket that is open here")));
   }
   Bucket& bucket = buckets_.at(found->second);
   // First to exchange it, then to gather it.
   if (bucket.orders != (order.gather ? 1 : 0)) {
-    return absl::InternalError(absl::StrCat(
-        "the coordinator sent the order to ", order.gather ? "gather" : "exchange", " bucket ",
-        order.bucket, " in step ", order.step, " after ", bucket.orders, " other orders for it"));
+    return Coded(ErrorCode::kBadAnswer,
+                 absl::InternalError(absl::StrCat("the coordinator sent the order to ",
+                                                  order.gather ? "gather" : "exchange", " bucket ",
+                                                  order.bucket, " in step ", order.step, " after ",
+                                                  bucket.orders, " other orders for it")));
   }
   ++bucket.orders;
   ++next_order_;
@@ -317,8 +325,9 @@ void GroupedMember::Pass(StepDoneEffect& effect, Effects& effects) {
                     [this](const BucketShare& share) { return OwnerOf(share.share) == index_; });
     if (bucket.exchanged || !has_share) continue;
     return Fail(
-        absl::InternalError(absl::StrCat("the coordinator sent the end of step ", effect.step,
-                                         " before all buckets were exchanged")),
+        Coded(ErrorCode::kBadAnswer,
+              absl::InternalError(absl::StrCat("the coordinator sent the end of step ", effect.step,
+                                               " before all buckets were exchanged"))),
         effects);
   }
   next_order_ = 0;

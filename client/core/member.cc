@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "client/core/bucket_run.h"
 
 namespace gradwire::client {
@@ -17,8 +18,8 @@ absl::Status Member::StartBucket(Ticket ticket, GradBucket& bucket, Effects& eff
                                  const OpenStep::Begun& begun) {
   if (failed()) return failure_;
   if (step_.ended()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("step ", step(), " was ended by this member"));
+    return Coded(ErrorCode::kTwiceInStep, absl::FailedPreconditionError(absl::StrCat(
+                                              "step ", step(), " was ended by this member")));
   }
   const absl::StatusOr<BucketRun*> run = step_.Start(ticket, bucket, begun, protocol_.context());
   if (!run.ok()) return run.status();
@@ -30,7 +31,8 @@ absl::Status Member::StartBucket(Ticket ticket, GradBucket& bucket, Effects& eff
 absl::Status Member::EndStep(Effects& effects) {
   if (failed()) return failure_;
   if (step_.ended()) {
-    return absl::FailedPreconditionError(absl::StrCat("step ", step(), " was ended before"));
+    return Coded(ErrorCode::kTwiceInStep,
+                 absl::FailedPreconditionError(absl::StrCat("step ", step(), " was ended before")));
   }
   step_.End();
   protocol_.EndStep(effects);
@@ -40,8 +42,9 @@ absl::Status Member::EndStep(Effects& effects) {
 absl::Status Member::SetDrawPlan(const DrawBuckets& buckets, Effects& effects) {
   if (failed()) return failure_;
   if (options_.rank != 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("draw plan: of rank ", options_.rank, "; allowed: of rank 0"));
+    return Coded(ErrorCode::kDrawPlan,
+                 absl::FailedPreconditionError(
+                     absl::StrCat("draw plan: of rank ", options_.rank, "; allowed: of rank 0")));
   }
   absl::Status status = CheckDrawBuckets(buckets, options_.manifest.size());
   if (status.ok() && options_.draw_plan) protocol_.SetDrawPlan(buckets, effects);

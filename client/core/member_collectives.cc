@@ -3,16 +3,20 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/mutants.h"
 
 namespace gradwire::client {
 
 absl::StatusOr<std::uint64_t> MemberCollectives::Enter(wire::CollectiveKind kind, int root,
                                                        std::size_t bytes, Effects& effects) {
-  if (open_) return absl::FailedPreconditionError("another collective is open in this member");
+  if (open_)
+    return Coded(ErrorCode::kCollective,
+                 absl::FailedPreconditionError("another collective is open in this member"));
   if (root < 0 || root >= options_.world_size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("root is ", root, "; allowed are 0 to ", options_.world_size - 1));
+    return Coded(ErrorCode::kCollective,
+                 absl::InvalidArgumentError(absl::StrCat("root is ", root, "; allowed are 0 to ",
+                                                         options_.world_size - 1)));
   }
   open_ = Open{.number = next_++, .kind = kind, .root = root, .bytes = bytes};
   SendEnter(effects);
@@ -67,15 +71,18 @@ absl::Status MemberCollectives::On(const wire::CollectiveChunk& header,
   }
   if (!open_) return absl::OkStatus();
   if (header.chunk > open_->received || header.chunk >= chunk_count() || is_root()) {
-    return absl::InternalError(absl::StrCat("the coordinator sent chunk ", header.chunk,
-                                            " of broadcast ", header.number, " out of order"));
+    return Coded(ErrorCode::kBadAnswer, absl::InternalError(absl::StrCat(
+                                            "the coordinator sent chunk ", header.chunk,
+                                            " of broadcast ", header.number, " out of order")));
   }
   if (header.chunk == open_->received) {
     const std::size_t bytes = ChunkBytes(header.chunk);
     if (payload == nullptr || payload->bytes() != bytes) {
-      return absl::InternalError(absl::StrCat(
-          "the coordinator sent chunk ", header.chunk, " of broadcast ", header.number, " with ",
-          payload == nullptr ? 0 : payload->bytes(), " bytes; it has ", bytes));
+      return Coded(
+          ErrorCode::kBadAnswer,
+          absl::InternalError(absl::StrCat(
+              "the coordinator sent chunk ", header.chunk, " of broadcast ", header.number,
+              " with ", payload == nullptr ? 0 : payload->bytes(), " bytes; it has ", bytes)));
     }
     effects.push_back(ReceiveCollectiveEffect{.offset = open_->received * options_.chunk_bytes,
                                               .payload = payload});

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/mutants.h"
 
 namespace gradwire::client {
@@ -22,7 +23,7 @@ std::optional<std::uint32_t> StepParameters::Find(const std::string& name) const
 absl::StatusOr<std::vector<std::uint32_t>> StepParameters::Map(const GradBucket& bucket,
                                                                std::int64_t step) {
   if (bucket.parameters().empty()) {
-    return absl::InvalidArgumentError("the bucket has no parameters");
+    return Coded(ErrorCode::kBuffer, absl::InvalidArgumentError("the bucket has no parameters"));
   }
   // A parameter that `met_` marks with this call's number is in the bucket twice. Marks of earlier
   // calls differ and need no clearing. `used_` waits for Use, because the bucket may still fail to
@@ -32,17 +33,20 @@ absl::StatusOr<std::vector<std::uint32_t>> StepParameters::Map(const GradBucket&
   for (const ParameterSpec& parameter : bucket.parameters()) {
     const std::optional<std::uint32_t> at = Find(parameter.name);
     if (!at) {
-      return absl::InvalidArgumentError(absl::StrCat("parameter ", parameter.name,
-                                                     " is not among the session's ",
-                                                     manifest_.size(), " parameters"));
+      return Coded(ErrorCode::kNotOfModel,
+                   absl::InvalidArgumentError(absl::StrCat("parameter ", parameter.name,
+                                                           " is not among the session's ",
+                                                           manifest_.size(), " parameters")));
     }
     if (parameter != manifest_[*at]) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "parameter ", parameter.name, " has another shape or dtype than it had at Join"));
+      return Coded(ErrorCode::kShape, absl::InvalidArgumentError(absl::StrCat(
+                                          "parameter ", parameter.name,
+                                          " has another shape or dtype than it had at Join")));
     }
     if (used_[*at] || met_[*at] == maps_) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("parameter ", parameter.name, " is in step ", step, " already"));
+      return Coded(ErrorCode::kTwiceInStep,
+                   absl::InvalidArgumentError(absl::StrCat("parameter ", parameter.name,
+                                                           " is in step ", step, " already")));
     }
     met_[*at] = maps_;
     positions.push_back(*at);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/mutants.h"
 #include "client/core/bucket_run.h"
 #include "client/core/open_step.h"
@@ -22,8 +23,9 @@ RoundContext StepProtocol::context() const {
 }
 
 absl::Status StepProtocol::Violation(const std::string& what) const {
-  return absl::InternalError(
-      absl::StrCat("the coordinator sent ", what, " in step ", step_.number()));
+  return Coded(ErrorCode::kBadAnswer,
+               absl::InternalError(
+                   absl::StrCat("the coordinator sent ", what, " in step ", step_.number())));
 }
 
 StepProtocol::Bucket* StepProtocol::Find(const wire::RoundId& id) {

@@ -5,6 +5,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "client/group/nccl_library.h"
 #include "hooks/device_status.h"
 
@@ -208,8 +209,9 @@ class NcclCommunicators final : public NodeCommunicators {
 absl::StatusOr<std::unique_ptr<NodeCommunicators>> OpenNccl(const std::string& library,
                                                             std::shared_ptr<Device> device) {
   if (device->id().kind != DeviceKind::kCuda) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("NCCL is for GPUs; the device is ", Name(device->id())));
+    return Coded(ErrorCode::kNcclLibrary,
+                 absl::FailedPreconditionError(
+                     absl::StrCat("NCCL is for GPUs; the device is ", Name(device->id()))));
   }
   const absl::StatusOr<Library> opened = nccl::Open(library);
   if (!opened.ok()) return opened.status();

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 
 namespace gradwire::client::nccl {
 namespace {
@@ -11,10 +12,11 @@ constexpr const char* kName = "libnccl.so.2";
 constexpr int kOldest = 21400;  // has non-blocking communicators
 
 absl::Status CannotBeUsed(const std::string& why) {
-  return absl::FailedPreconditionError(
-      absl::StrCat("NCCL cannot be used: ", why,
+  return Coded(ErrorCode::kNcclLibrary,
+               absl::FailedPreconditionError(absl::StrCat(
+                   "NCCL cannot be used: ", why,
                    "; install PyPI's nvidia-nccl-cu13 or the system's libnccl2, or set "
-                   "GRADWIRE_NCCL_LIBRARY to the path of libnccl.so.2"));
+                   "GRADWIRE_NCCL_LIBRARY to the path of libnccl.so.2")));
 }
 
 // Up to 2.8 the number was 1000 x major + 100 x minor + patch.

@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 
 namespace gradwire::client {
 
@@ -17,11 +18,13 @@ absl::StatusOr<std::string> ThisNode() {
   std::string boot;
   std::ifstream file(kBootId);
   if (!std::getline(file, boot) || boot.empty()) {
-    return absl::FailedPreconditionError(absl::StrCat("cannot read ", kBootId));
+    return Coded(ErrorCode::kNodeGroup,
+                 absl::FailedPreconditionError(absl::StrCat("cannot read ", kBootId)));
   }
   std::array<char, 65> name{};  // Linux's names have 64 bytes at most
   if (gethostname(name.data(), name.size() - 1) != 0) {
-    return absl::FailedPreconditionError(absl::StrCat("gethostname: ", std::strerror(errno)));
+    return Coded(ErrorCode::kNodeGroup, absl::FailedPreconditionError(
+                                            absl::StrCat("gethostname: ", std::strerror(errno))));
   }
   return absl::StrCat(name.data(), "/", boot.substr(0, 36));
 }

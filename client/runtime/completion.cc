@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/error_code.h"
+
 namespace gradwire {
 namespace client {
 namespace {
@@ -37,11 +39,13 @@ void Outcome::Complete(const absl::Status& status) {
   std::vector<std::function<void(const absl::Status&)>> callbacks;
   std::shared_ptr<Poller> poller;
   bool helped = false;
+  // Each error that a caller gets from a call passes here.
+  const absl::Status outcome = Coded(ErrorCode::kTraining, status);
   {
     MutexLock lock(mutex_);
     if (done_) return;
     done_ = true;
-    status_ = status;
+    status_ = outcome;
     callbacks.swap(callbacks_);
     poller.swap(poller_);
     helped = polling_thread_ != std::thread::id() && polling_thread_ != std::this_thread::get_id();
@@ -49,7 +53,7 @@ void Outcome::Complete(const absl::Status& status) {
   if (poller != nullptr) poller->CallEnds();
   if (helped) poller->Interrupt();
   condition_.NotifyAll();
-  for (const auto& callback : callbacks) callback(status);
+  for (const auto& callback : callbacks) callback(outcome);
 }
 
 void Outcome::PollWhileWaiting(std::chrono::steady_clock::time_point deadline) const {
@@ -93,7 +97,8 @@ absl::Status Outcome::WaitUntil(std::chrono::steady_clock::time_point deadline) 
   MutexLock lock(mutex_);
   while (!done_) {
     if (!condition_.WaitUntil(mutex_, deadline) && !done_) {
-      return absl::DeadlineExceededError("the call is still in progress");
+      return Coded(ErrorCode::kStillWaiting,
+                   absl::DeadlineExceededError("the call is still in progress"));
     }
   }
   return status_;

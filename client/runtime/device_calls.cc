@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/error_code.h"
 #include "base/mutants.h"
 
 namespace gradwire::client {
@@ -25,11 +26,12 @@ absl::Status DeviceCalls::Poll(Clock::time_point now) {
     if (first.ready != nullptr && !IsActive(DeviceMutant::kGradientsNotAwaited) &&
         !first.ready->IsComplete(error)) {
       if (now - first.since <= limit_) return absl::OkStatus();
-      return absl::DeadlineExceededError(
-          absl::StrCat("the CUDA stream did not compute the gradients of a bucket within ",
-                       absl::FormatDuration(absl::FromChrono(limit_)), " after AllReduce"));
+      return Coded(ErrorCode::kGpu,
+                   absl::DeadlineExceededError(absl::StrCat(
+                       "the CUDA stream did not compute the gradients of a bucket within ",
+                       absl::FormatDuration(absl::FromChrono(limit_)), " after AllReduce")));
     }
-    if (!error.text.empty()) return absl::InternalError(error.text);
+    if (!error.text.empty()) return Coded(ErrorCode::kGpu, absl::InternalError(error.text));
     RunFirst();
   }
   return absl::OkStatus();

@@ -1,6 +1,7 @@
 #include "client/runtime/device_queue.h"
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "hooks/device_status.h"
 
 namespace gradwire::client {
@@ -17,10 +18,11 @@ absl::Status DeviceQueue::Poll(Clock::time_point now) {
   absl::Status status = StatusOf(device_);
   if (status.ok() && !empty() && now - waiting_.front().since > limit_) {
     gave_up_ = true;
-    status = absl::DeadlineExceededError(
-        absl::StrCat(Name(device_.id()), " did not finish the work of this session within ",
-                     std::chrono::duration_cast<std::chrono::seconds>(limit_).count(),
-                     " s; the GPU may be hung, or busy with another program"));
+    status = Coded(ErrorCode::kGpu,
+                   absl::DeadlineExceededError(absl::StrCat(
+                       Name(device_.id()), " did not finish the work of this session within ",
+                       std::chrono::duration_cast<std::chrono::seconds>(limit_).count(),
+                       " s; the GPU may be hung, or busy with another program")));
   }
   while (!status.ok() && !empty()) RunFirst();
   return status;

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
+#include "base/error_code.h"
 #include "client/core/grouped_member.h"
 #include "hooks/device_status.h"
 
@@ -42,14 +43,20 @@ std::string GroupPath::Names() const {
   return absl::StrCat("the node group of ranks ", absl::StrJoin(member_->group()->ranks, ", "));
 }
 
+absl::Status GroupPath::Failed(const absl::Status& status) const {
+  return Coded(ErrorCode::kNodeGroupFailed,
+               absl::Status(status.code(), absl::StrCat(Names(), ": ", status.message())));
+}
+
 absl::StatusOr<std::string> GroupPath::NewId() {
   if (communicators_ == nullptr) {
-    return absl::InternalError(
-        "the coordinator put this member into a node group; it asked for none");
+    return Coded(ErrorCode::kBadAnswer,
+                 absl::InternalError(
+                     "the coordinator put this member into a node group; it asked for none"));
   }
   absl::StatusOr<std::string> id = communicators_->NewId();
   if (id.ok()) return id;
-  return absl::Status(id.status().code(), absl::StrCat(Names(), ": ", id.status().message()));
+  return Failed(id.status());
 }
 
 absl::Status GroupPath::Connect(const std::string& id) {
@@ -57,8 +64,7 @@ absl::Status GroupPath::Connect(const std::string& id) {
   auto connected = communicators_->Connect(id, static_cast<int>(member_->group()->ranks.size()),
                                            static_cast<int>(member_->index()));
   if (!connected.ok()) {
-    return absl::Status(connected.status().code(),
-                        absl::StrCat(Names(), ": ", connected.status().message()));
+    return Failed(connected.status());
   }
   communicator_ = *std::move(connected);
   connecting_ = true;
@@ -205,9 +211,10 @@ absl::Status GroupPath::Late(const Task& task) const {
   const std::string how = communicator_ == nullptr
                               ? ": its first member did not name the communicator"
                               : absl::StrCat(" with ", communicators_->name());
-  return absl::DeadlineExceededError(
-      absl::StrCat(Names(), " did not ", task.gather ? "gather the results" : "exchange the shares",
-                   " of a bucket within ", Seconds(options_.task_timeout), how));
+  return Coded(ErrorCode::kNodeGroupFailed,
+               absl::DeadlineExceededError(absl::StrCat(
+                   Names(), " did not ", task.gather ? "gather the results" : "exchange the shares",
+                   " of a bucket within ", Seconds(options_.task_timeout), how)));
 }
 
 absl::StatusOr<std::optional<GroupPath::Done>> GroupPath::Poll(Clock::time_point now) {
@@ -220,14 +227,15 @@ absl::StatusOr<std::optional<GroupPath::Done>> GroupPath::Poll(Clock::time_point
   while (true) {
     const absl::StatusOr<bool> ready = alone ? true : communicator_->Poll();
     if (!ready.ok()) {
-      return absl::Status(ready.status().code(),
-                          absl::StrCat(Names(), ": ", ready.status().message()));
+      return Failed(ready.status());
     }
     if (!*ready && connecting_ && now - connecting_since_ > options_.connect_timeout) {
-      return absl::DeadlineExceededError(absl::StrCat(
-          Names(), " did not connect with ", communicators_->name(), " within ",
-          Seconds(options_.connect_timeout),
-          "; are all of them on one machine? Without node groups: node_group \"off\""));
+      return Coded(
+          ErrorCode::kNodeGroupFailed,
+          absl::DeadlineExceededError(absl::StrCat(
+              Names(), " did not connect with ", communicators_->name(), " within ",
+              Seconds(options_.connect_timeout),
+              "; are all of them on one machine? Without node groups: node_group \"off\"")));
     }
     if (*ready) connecting_ = false;
     if (!*ready && task_ && now - task_->since > options_.task_timeout) return Late(*task_);

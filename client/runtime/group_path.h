@@ -87,6 +87,8 @@ class GroupPath {
   DeviceVector<std::byte> TakeMemory(std::size_t bytes);
   absl::Status Late(const Task& task) const;
   std::string Names() const;
+  // What NCCL says, with the members that it concerns.
+  absl::Status Failed(const absl::Status& status) const;
 
   const std::shared_ptr<Device> device_;
   const std::shared_ptr<NodeCommunicators> communicators_;

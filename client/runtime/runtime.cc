@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/mutants.h"
 #include "client/runtime/member_hook.h"
 #include "gradwire/hooks/registry.h"
@@ -159,16 +160,20 @@ void Runtime::OnOneFrame(absl::StatusOr<wire::Frame> received) {
     if (absl::Status whole = Resolve(*received); !whole.ok()) received = whole;
   }
   if (!received.ok()) {
-    return Fail(absl::InternalError(absl::StrCat(
-        connection_.Daemon(), " sent bytes that are no frame: ", received.status().message())));
+    return Fail(Coded(ErrorCode::kBadAnswer,
+                      absl::InternalError(absl::StrCat(
+                          connection_.Daemon(),
+                          " sent bytes that are no frame: ", received.status().message()))));
   }
   if (const auto* result = std::get_if<wire::Result>(&received->header)) {
     // TCP's 16-bit checksum misses about one corrupted segment in 65536, and a wrong gradient would
     // spread to the model unnoticed.
     if (sends_digests_ && wire::Digest(received->payload.get()) != result->digest) {
-      return Fail(absl::DataLossError(absl::StrCat(
-          "result ", result->chunk, " of bucket ", result->id.bucket, " in step ", result->id.step,
-          " from ", connection_.Daemon(), " does not fit its digest")));
+      return Fail(
+          Coded(ErrorCode::kDigest,
+                absl::DataLossError(absl::StrCat(
+                    "result ", result->chunk, " of bucket ", result->id.bucket, " in step ",
+                    result->id.step, " from ", connection_.Daemon(), " does not fit its digest"))));
     }
   } else if (const auto* welcome = std::get_if<wire::Welcome>(&received->header)) {
     MutexLock lock(shared_mutex_);
@@ -196,14 +201,16 @@ void Runtime::OnOneFrame(absl::StatusOr<wire::Frame> received) {
 
 void Runtime::CheckTimers(Clock::time_point now) {
   if (!welcomed_ && !member_.failed() && now > join_deadline_) {
-    Fail(absl::DeadlineExceededError(absl::StrCat(connection_.Daemon(), " did not start session \"",
-                                                  options_.session, "\" within ",
-                                                  absl::FormatDuration(options_.join_timeout))));
+    Fail(Coded(ErrorCode::kMissingMembers,
+               absl::DeadlineExceededError(
+                   absl::StrCat(connection_.Daemon(), " did not start session \"", options_.session,
+                                "\" within ", absl::FormatDuration(options_.join_timeout)))));
   }
   if (absl::Status status = connection_.CheckTimers(now); !status.ok()) {
-    Fail(absl::Status(status.code(),
-                      absl::StrCat(status.message(), " (", member_.Progress(), "; outcome of step ",
-                                   member_.step(), " unknown)")));
+    Fail(Coded(ErrorCode::kOutcomeUnknown,
+               absl::Status(status.code(),
+                            absl::StrCat(status.message(), " (", member_.Progress(),
+                                         "; outcome of step ", member_.step(), " unknown)"))));
   }
   if (leaving_ || !connection_.WantsStream(now)) return;
   // A new channel connects at once; the old one may wait in gRPC's reconnect backoff.
@@ -336,10 +343,13 @@ void Runtime::Fail(const absl::Status& status) {
 absl::Status Runtime::Open() const {
   if (member_.failed()) return member_.failure();
   if (left()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("this member has left session \"", options_.session, "\""));
+    return Coded(ErrorCode::kClosed,
+                 absl::FailedPreconditionError(
+                     absl::StrCat("this member has left session \"", options_.session, "\"")));
   }
-  if (leaving_) return absl::FailedPreconditionError("this member is about to leave");
+  if (leaving_)
+    return Coded(ErrorCode::kClosed,
+                 absl::FailedPreconditionError("this member is about to leave"));
   return absl::OkStatus();
 }
 
@@ -353,9 +363,10 @@ void Runtime::Begin(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Outcome>
   if (absl::Status open = Open(); !open.ok()) return done->Complete(open);
   // The daemon has ended this step, so a further bucket would belong to the next one.
   if (verdict_) {
-    return done->Complete(absl::InvalidArgumentError(
-        absl::StrCat("all parameters are in step ", step(),
-                     " already; call EndStep before the next step's buckets")));
+    return done->Complete(Coded(ErrorCode::kTwiceInStep,
+                                absl::InvalidArgumentError(absl::StrCat(
+                                    "all parameters are in step ", step(),
+                                    " already; call EndStep before the next step's buckets"))));
   }
   const Ticket ticket = next_ticket_++;
   OpenBucket& entry = buckets_[ticket];
@@ -436,8 +447,9 @@ absl::Status Runtime::BetweenSteps(const char* call) const {
   if (buckets_.empty() && end_step_ == nullptr && !verdict_ && device_.idle()) {
     return absl::OkStatus();
   }
-  return absl::FailedPreconditionError(
-      absl::StrCat(call, " in the middle of step ", step(), "; call EndStep before"));
+  return Coded(ErrorCode::kWrongMoment,
+               absl::FailedPreconditionError(
+                   absl::StrCat(call, " in the middle of step ", step(), "; call EndStep before")));
 }
 
 absl::Status Runtime::SetLossScale(double scale) {
@@ -449,7 +461,8 @@ absl::Status Runtime::SetLossScale(double scale) {
 absl::Status Runtime::BeginLeave() {
   if (absl::Status may = BetweenSteps("Leave"); !may.ok()) return may;
   if (collective_ != nullptr) {
-    return absl::FailedPreconditionError("Leave was called during a broadcast or barrier");
+    return Coded(ErrorCode::kWrongMoment,
+                 absl::FailedPreconditionError("Leave was called during a broadcast or barrier"));
   }
   leaving_ = true;
   return absl::OkStatus();
@@ -470,7 +483,7 @@ bool Runtime::CancelCalls() {
   const bool open =
       !buckets_.empty() || end_step_ != nullptr || collective_ != nullptr || !device_.idle();
   if (open) {
-    Fail(absl::CancelledError("the client was destroyed"));
+    Fail(Coded(ErrorCode::kClosed, absl::CancelledError("the client was destroyed")));
   } else {
     leaving_ = true;  // keeps the stream until the Leave is answered: a leave is no loss
   }

@@ -2,6 +2,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/error_code.h"
 #include "base/mutants.h"
 #include "client/runtime/runtime.h"
 
@@ -54,7 +55,8 @@ absl::Status Runtime::Resolve(wire::Frame& frame) const {
   const auto* result = std::get_if<wire::Result>(&frame.header);
   if (result == nullptr || !(result->shared || result->in_place)) return absl::OkStatus();
   if (memory_ == nullptr)
-    return absl::InternalError("the result is in shared memory, but none is shared");
+    return Coded(ErrorCode::kBadAnswer,
+                 absl::InternalError("the result is in shared memory, but none is shared"));
   absl::StatusOr<wire::PayloadRef> payload = memory_->Result(*result);
   if (!payload.ok()) return payload.status();
   frame.payload = *std::move(payload);

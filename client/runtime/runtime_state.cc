@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/error_code.h"
 #include "client/runtime/runtime.h"
 
 namespace gradwire::client {
@@ -37,9 +38,10 @@ absl::Status Runtime::LoadState(const HookState& state) {
   const std::string own = absl::StrCat(membership_.rank);
   // An older state has no rank.
   if (rank != state.metadata.end() && rank->second != own) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("state: saved by rank ", Shortened(rank->second), "; rank ", own,
-                     " takes only its own: each rank has residuals of its own"));
+    return Coded(ErrorCode::kStateDiffers,
+                 absl::FailedPreconditionError(
+                     absl::StrCat("state: saved by rank ", Shortened(rank->second), "; rank ", own,
+                                  " takes only its own: each rank has residuals of its own")));
   }
   const auto group = state.metadata.find(kGroupKey);
   const std::string saved = group == state.metadata.end() ? "" : group->second;
@@ -47,9 +49,10 @@ absl::Status Runtime::LoadState(const HookState& state) {
     const auto named = [](const std::string& text) {
       return text.empty() ? "without node groups" : absl::StrCat("in a node group (", text, ")");
     };
-    return absl::FailedPreconditionError(absl::StrCat("state: saved ", named(Shortened(saved)),
-                                                      "; this member is ", named(now),
-                                                      ", where residuals lie elsewhere"));
+    return Coded(ErrorCode::kStateDiffers,
+                 absl::FailedPreconditionError(
+                     absl::StrCat("state: saved ", named(Shortened(saved)), "; this member is ",
+                                  named(now), ", where residuals lie elsewhere")));
   }
   HookState without = state;
   without.metadata.erase(kRankKey);

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "client/options.h"
 #include "gradwire/v1/aggregation.grpc.pb.h"
 #include "proto/tls/channel_credentials.h"
@@ -104,8 +105,9 @@ grpc::Status JoinOnce(v1::AggregationService::Stub& stub, grpc::ClientContext& c
 // The answer's sizes become allocations, loops and timers here, so none of them is taken unchecked.
 absl::StatusOr<JoinResult> Checked(const v1::JoinResponse& response, const ClientOptions& options) {
   const auto bad = [&](const std::string& what) {
-    return absl::InternalError(
-        absl::StrCat("the daemon at ", options.address, " answered the join with ", what));
+    return Coded(ErrorCode::kBadAnswer,
+                 absl::InternalError(absl::StrCat("the daemon at ", options.address,
+                                                  " answered the join with ", what)));
   };
   JoinResult membership{.token = response.token(),
                         .rank = response.rank(),
@@ -153,10 +155,13 @@ absl::StatusOr<JoinResult> Checked(const v1::JoinResponse& response, const Clien
   return membership;
 }
 
+bool Encrypts(const ClientOptions& options) {
+  return !options.tls.ca.empty() && !tls::IsUnixSocket(options.address);
+}
+
 // What the user may look at.
 std::string AskFor(const std::string& error, const ClientOptions& options) {
-  const bool encrypted = !options.tls.ca.empty() && !tls::IsUnixSocket(options.address);
-  std::string hint = tls::Hint(error, encrypted);
+  std::string hint = tls::Hint(error, Encrypts(options));
   return hint.empty() ? "is gradwired running there?" : hint;
 }
 
@@ -249,15 +254,19 @@ absl::StatusOr<JoinResult> JoinSession(const std::shared_ptr<grpc::Channel>& cha
     }
     const auto now = std::chrono::system_clock::now();
     if (now + kBetweenTries >= deadline) {
-      return absl::UnavailableError(absl::StrCat("could not join through ", options.address,
-                                                 " within ", absl::FormatDuration(allowed), ": ",
-                                                 last_error, "; ", AskFor(last_error, options)));
+      return Coded(
+          tls::UnreachableCode(last_error, Encrypts(options)),
+          absl::UnavailableError(absl::StrCat("could not join through ", options.address,
+                                              " within ", absl::FormatDuration(allowed), ": ",
+                                              last_error, "; ", AskFor(last_error, options))));
     }
     if (now >= end_of_try) {
       const std::string who = options.rank < 0 ? "a member" : absl::StrCat("rank ", options.rank);
-      SayWait(options.on_wait, absl::StrCat(who, " waits up to ", absl::FormatDuration(allowed),
-                                            " for gradwired at ", options.address, ": ", last_error,
-                                            "; ", AskFor(last_error, options)));
+      SayWait(options.on_wait,
+              CodedText(tls::UnreachableCode(last_error, Encrypts(options)),
+                        absl::StrCat(who, " waits up to ", absl::FormatDuration(allowed),
+                                     " for gradwired at ", options.address, ": ", last_error, "; ",
+                                     AskFor(last_error, options))));
       end_of_try = deadline;
     }
     std::this_thread::sleep_for(kBetweenTries);

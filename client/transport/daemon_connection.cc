@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "client/transport/stream.h"
 #include "proto/wire/frame_priority.h"
 #include "proto/wire/merge.h"
@@ -261,13 +262,15 @@ absl::Status DaemonConnection::CheckTimers(Clock::time_point now) {
   if (absl::Status status = CheckBroken(now); !status.ok()) return status;
   if (reconnect_.lost()) {
     if (now < LostDeadline()) return absl::OkStatus();
-    return absl::UnavailableError(absl::StrCat("lost ", Daemon(), ": ", lost_because_));
+    return Coded(ErrorCode::kOutcomeUnknown,
+                 absl::UnavailableError(absl::StrCat("lost ", Daemon(), ": ", lost_because_)));
   }
   const auto silent = events_->SilentAt(wire::Lane::kMain, silence_timeout_);
   if (!broken_ && silent && now > *silent) {
-    return absl::UnavailableError(absl::StrCat("lost ", Daemon(),
-                                               ": nothing was heard from it for ",
-                                               absl::FormatDuration(membership_.silence_timeout)));
+    return Coded(
+        ErrorCode::kOutcomeUnknown,
+        absl::UnavailableError(absl::StrCat("lost ", Daemon(), ": nothing was heard from it for ",
+                                            absl::FormatDuration(membership_.silence_timeout))));
   }
   return absl::OkStatus();
 }

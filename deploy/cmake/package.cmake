@@ -23,12 +23,27 @@ install(FILES ${PROJECT_SOURCE_DIR}/deploy/gradwired.yaml DESTINATION /etc/gradw
   COMPONENT daemon_package EXCLUDE_FROM_ALL)
 install(FILES ${debian}/gradwired.logrotate DESTINATION /etc/logrotate.d RENAME gradwired
   COMPONENT daemon_package EXCLUDE_FROM_ALL)
-install(FILES ${systemd}/tls.conf ${systemd}/tokens DESTINATION /usr/share/doc/gradwired/examples
+install(FILES ${systemd}/tls.conf ${systemd}/tokens ${systemd}/users.conf DESTINATION /usr/share/doc/gradwired/examples
   COMPONENT daemon_package EXCLUDE_FROM_ALL)
-foreach(program IN ITEMS gradwired gradwirectl)
-  install(FILES ${debian}/gradwire.bash DESTINATION /usr/share/bash-completion/completions RENAME ${program}
-    COMPONENT daemon_package EXCLUDE_FROM_ALL)
+file(GLOB error_pages CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/deploy/errors/*.md)
+install(FILES ${error_pages} DESTINATION /usr/share/doc/gradwired/errors COMPONENT daemon_package EXCLUDE_FROM_ALL)
+install(FILES ${debian}/gradwired.bash DESTINATION /usr/share/bash-completion/completions RENAME gradwired
+  COMPONENT daemon_package EXCLUDE_FROM_ALL)
+# gradwirectl knows its own commands.
+foreach(shell IN ITEMS bash zsh fish)
+  set(completion ${written}/completion/gradwirectl.${shell})
+  add_custom_command(OUTPUT ${completion} DEPENDS gradwirectl VERBATIM
+    COMMAND ${CMAKE_COMMAND} -E make_directory ${written}/completion
+    COMMAND sh -c "exec \"$1\" completion ${shell} >\"$2\"" sh $<TARGET_FILE:gradwirectl> ${completion})
+  list(APPEND completions ${completion})
 endforeach()
+add_custom_target(gradwirectl_completion ALL DEPENDS ${completions})
+install(FILES ${written}/completion/gradwirectl.bash DESTINATION /usr/share/bash-completion/completions
+  RENAME gradwirectl COMPONENT daemon_package EXCLUDE_FROM_ALL)
+install(FILES ${written}/completion/gradwirectl.zsh DESTINATION /usr/share/zsh/vendor-completions
+  RENAME _gradwirectl COMPONENT daemon_package EXCLUDE_FROM_ALL)
+install(FILES ${written}/completion/gradwirectl.fish DESTINATION /usr/share/fish/vendor_completions.d
+  COMPONENT daemon_package EXCLUDE_FROM_ALL)
 foreach(page IN ITEMS gradwired.8 gradwirectl.1)
   string(REGEX REPLACE ".*\\." "" section ${page})
   gradwire_compressed(${PROJECT_SOURCE_DIR}/deploy/man/${page} ${written}/man)

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "hooks/cuda/device.h"
 #include "hooks/device_status.h"
 
@@ -22,9 +23,10 @@ bool Find(void* library, const char* name, F*& function) {
 }
 
 absl::Status NotThere(const std::string& why) {
-  return absl::FailedPreconditionError(
-      absl::StrCat("the CUDA library cannot be used: ", why,
-                   "; build Gradwire where nvcc of CUDA 13 is found (hooks/README.md)"));
+  return Coded(ErrorCode::kNoGpu,
+               absl::FailedPreconditionError(absl::StrCat(
+                   "the CUDA library cannot be used: ", why,
+                   "; build Gradwire where nvcc of CUDA 13 is found (hooks/README.md)")));
 }
 
 }  // namespace
@@ -58,7 +60,8 @@ absl::StatusOr<CudaLibrary> CudaLibrary::Open(const std::string& path) {
   }
   char why[512] = "";
   if (!functions.available(why, sizeof(why))) {
-    return absl::FailedPreconditionError(absl::StrCat("no GPU can be used: ", why));
+    return Coded(ErrorCode::kNoGpu,
+                 absl::FailedPreconditionError(absl::StrCat("no GPU can be used: ", why)));
   }
   return CudaLibrary(std::make_shared<const Functions>(functions));
 }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "hooks/cpu/kernels.h"
 #include "hooks/simple_hooks.h"
 
@@ -112,9 +113,9 @@ absl::Status PowerSgdCoordinator::SetDrawPlan(const DrawBuckets& buckets) {
     return status;
   }
   if (plan_is_fixed_) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("draw plan: comes at iteration ", state_.iteration,
-                     " and after the first draw; allowed: before it"));
+    return Coded(ErrorCode::kDrawPlan, absl::FailedPreconditionError(absl::StrCat(
+                                           "draw plan: comes at iteration ", state_.iteration,
+                                           " and after the first draw; allowed: before it")));
   }
   state_.plan = std::make_shared<const DrawPlan>(options_, session_->manifest, buckets);
   OpenChore().plan = state_.plan;

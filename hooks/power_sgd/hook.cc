@@ -10,6 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/error_code.h"
 #include "hooks/device_status.h"
 #include "hooks/power_sgd/member_state.h"
 #include "hooks/power_sgd/run.h"
@@ -80,19 +81,22 @@ absl::StatusOr<const ParameterSpec*> OwnerOf(const StateTensor& tensor,
     const bool fits = is_padding ? tensor.data.size() % ByteSize(dtype) == 0
                                  : tensor.data.size() == parameter.numel() * ByteSize(dtype);
     if (tensor.dtype != dtype || !fits) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("state: tensor \"", tensor.name, "\" has ", tensor.data.size(), " bytes of ",
-                       Name(tensor.dtype), "; the parameter takes ",
-                       parameter.numel() * ByteSize(dtype), " of ", Name(dtype)));
+      return Coded(ErrorCode::kStateDiffers,
+                   absl::InvalidArgumentError(
+                       absl::StrCat("state: tensor \"", tensor.name, "\" has ", tensor.data.size(),
+                                    " bytes of ", Name(tensor.dtype), "; the parameter takes ",
+                                    parameter.numel() * ByteSize(dtype), " of ", Name(dtype))));
     }
     if (!IsFinite(tensor)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("state: tensor \"", tensor.name, "\" has values that are not finite"));
+      return Coded(ErrorCode::kStateFile,
+                   absl::InvalidArgumentError(absl::StrCat("state: tensor \"", tensor.name,
+                                                           "\" has values that are not finite")));
     }
     return &parameter;
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("state: tensor \"", tensor.name, "\" belongs to no parameter of this session"));
+  return Coded(ErrorCode::kStateDiffers,
+               absl::InvalidArgumentError(absl::StrCat(
+                   "state: tensor \"", tensor.name, "\" belongs to no parameter of this session")));
 }
 
 template <class T>
@@ -157,13 +161,15 @@ class PowerSgdHook : public HookBase {
       return found == state.metadata.end() ? std::string() : found->second;
     };
     if (text("format") != kFormat) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "state: format \"", text("format"), "\" is not known; allowed: \"", kFormat, "\""));
+      return Coded(ErrorCode::kStateFile, absl::InvalidArgumentError(absl::StrCat(
+                                              "state: format \"", text("format"),
+                                              "\" is not known; allowed: \"", kFormat, "\"")));
     }
     double scale = 0;
     if (!absl::SimpleAtod(text("loss_scale"), &scale) || !std::isfinite(scale) || scale <= 0) {
-      return absl::InvalidArgumentError(absl::StrCat("state: loss_scale \"", text("loss_scale"),
-                                                     "\" is not allowed; allowed: above 0"));
+      return Coded(ErrorCode::kStateFile, absl::InvalidArgumentError(absl::StrCat(
+                                              "state: loss_scale \"", text("loss_scale"),
+                                              "\" is not allowed; allowed: above 0")));
     }
     for (const StateTensor& tensor : state.tensors) {
       auto owner = OwnerOf(tensor, manifest);

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/error_code.h"
 
 namespace gradwire {
 namespace {
@@ -41,9 +42,11 @@ class Reader {
       bool known = false;
       for (const char* candidate : kNames) known = known || name == candidate;
       if (known || !status_.ok()) continue;
-      status_ = absl::InvalidArgumentError(absl::StrCat(
-          "comm_state_option: \"", name, "\" (", Text(value), ") is not an option of comm_hook \"",
-          spec.comm_hook, "\"; allowed: ", absl::StrJoin(kNames, ", ")));
+      status_ =
+          Coded(ErrorCode::kHookOption, absl::InvalidArgumentError(absl::StrCat(
+                                            "comm_state_option: \"", name, "\" (", Text(value),
+                                            ") is not an option of comm_hook \"", spec.comm_hook,
+                                            "\"; allowed: ", absl::StrJoin(kNames, ", "))));
     }
   }
 
@@ -104,8 +107,9 @@ class Reader {
 
   void Refuse(const std::string& name, const OptionValue& value, const std::string& allowed) {
     if (!status_.ok()) return;
-    status_ = absl::InvalidArgumentError(absl::StrCat(
-        "comm_state_option: \"", name, "\": ", Text(value), " is not allowed; allowed: ", allowed));
+    status_ = Coded(ErrorCode::kHookOption, absl::InvalidArgumentError(absl::StrCat(
+                                                "comm_state_option: \"", name, "\": ", Text(value),
+                                                " is not allowed; allowed: ", allowed)));
   }
 
   const HookSpec& spec_;
@@ -142,10 +146,12 @@ absl::StatusOr<PowerSgdOptions> PowerSgdOptions::FromSpec(const HookSpec& spec) 
   if (!reader.status().ok()) return reader.status();
   // One round sends P or Q and takes the other one from the step before, so it cannot draw anew.
   if (options.rounds == 1 && !options.warm_start) {
-    return absl::InvalidArgumentError(
-        "comm_state_option: \"warm_start\": false is not allowed with \"rounds\": 1; allowed: "
-        "true, "
-        "since one round goes on from the factor of the step before");
+    return Coded(
+        ErrorCode::kHookOption,
+        absl::InvalidArgumentError(
+            "comm_state_option: \"warm_start\": false is not allowed with \"rounds\": 1; allowed: "
+            "true, "
+            "since one round goes on from the factor of the step before"));
   }
   return options;
 }

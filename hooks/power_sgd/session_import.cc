@@ -11,6 +11,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/error_code.h"
 #include "hooks/cpu/kernels.h"
 #include "hooks/power_sgd/session_state.h"
 
@@ -115,22 +116,26 @@ class Reader {
   // parameter that differs.
   absl::Status CheckDescription() {
     if (Text("format") != kSessionStateFormat) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("state: format \"", Text("format").substr(0, 80),
-                       "\" is not known; allowed: \"", kSessionStateFormat, "\""));
+      return Coded(ErrorCode::kStateFile,
+                   absl::InvalidArgumentError(
+                       absl::StrCat("state: format \"", Text("format").substr(0, 80),
+                                    "\" is not known; allowed: \"", kSessionStateFormat, "\"")));
     }
     for (const char* key : {"options", "iteration", "generator", "seed"}) {
       if (!state_.metadata.contains(key)) {
-        return absl::InvalidArgumentError(absl::StrCat("state: \"", key, "\" is missing"));
+        return Coded(ErrorCode::kStateFile,
+                     absl::InvalidArgumentError(absl::StrCat("state: \"", key, "\" is missing")));
       }
     }
     if (Text("options") != session_.OptionsText()) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("state: ", FirstDifferentOption(session_.OptionsText(), Text("options"))));
+      return Coded(ErrorCode::kStateDiffers,
+                   absl::FailedPreconditionError(absl::StrCat(
+                       "state: ", FirstDifferentOption(session_.OptionsText(), Text("options")))));
     }
     if (const std::string layout = session_.LayoutText(); Text("layout") != layout) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("state: of another layout: ", FirstDifferentLine(layout, Text("layout"))));
+      return Coded(ErrorCode::kStateDiffers,
+                   absl::FailedPreconditionError(absl::StrCat(
+                       "state: of another layout: ", FirstDifferentLine(layout, Text("layout")))));
     }
     return absl::OkStatus();
   }
@@ -138,7 +143,8 @@ class Reader {
   absl::Status ReadNumbers() {
     PowerSgdState& out = read_->state;
     if (!absl::SimpleAtoi(Text("iteration"), &out.iteration) || out.iteration < 0) {
-      return absl::InvalidArgumentError("state: iteration is no number from 0");
+      return Coded(ErrorCode::kStateFile,
+                   absl::InvalidArgumentError("state: iteration is no number from 0"));
     }
     auto generator = NumpyRandomState::Parse(Text("generator"));
     if (!generator.ok()) return generator.status();
@@ -156,28 +162,32 @@ class Reader {
       for (const auto bucket : absl::StrSplit(Text("draw_plan"), ',')) {
         // Before memory is taken for it: buckets share no parameter and are not empty.
         if (buckets.size() == manifest_.size()) {
-          return absl::InvalidArgumentError(
-              absl::StrCat("state: draw_plan has more buckets than the session's ",
-                           manifest_.size(), " parameters"));
+          return Coded(ErrorCode::kStateDiffers,
+                       absl::InvalidArgumentError(
+                           absl::StrCat("state: draw_plan has more buckets than the session's ",
+                                        manifest_.size(), " parameters")));
         }
         if (!ReadPositions(bucket, buckets.emplace_back())) {
-          return absl::InvalidArgumentError(absl::StrCat(
-              "state: draw_plan has \"", bucket.substr(0, 80), "\"; allowed: positions"));
+          return Coded(ErrorCode::kStateFile, absl::InvalidArgumentError(absl::StrCat(
+                                                  "state: draw_plan has \"", bucket.substr(0, 80),
+                                                  "\"; allowed: positions")));
         }
       }
       if (absl::Status status = CheckDrawBuckets(buckets, manifest_.size()); !status.ok()) {
-        return absl::InvalidArgumentError(absl::StrCat("state: ", status.message()));
+        return Coded(ErrorCode::kStateDiffers,
+                     absl::InvalidArgumentError(absl::StrCat("state: ", status.message())));
       }
       out.plan = std::make_shared<const DrawPlan>(options_, session_.manifest, std::move(buckets));
       if (!out.seeds.empty() && !ReadPositions(Text("seeds"), out.seeds)) {
-        return absl::InvalidArgumentError("state: seeds are no numbers");
+        return Coded(ErrorCode::kStateFile,
+                     absl::InvalidArgumentError("state: seeds are no numbers"));
       }
     }
     if (const std::size_t seeds = out.plan->Get().seeds;
         !out.seeds.empty() && out.seeds.size() != seeds) {
-      return absl::InvalidArgumentError(absl::StrCat("state: has ", out.seeds.size(),
-                                                     " seeds; allowed: ", seeds,
-                                                     ", one for each bucket of its draw plan"));
+      return Coded(ErrorCode::kStateFile, absl::InvalidArgumentError(absl::StrCat(
+                                              "state: has ", out.seeds.size(), " seeds; allowed: ",
+                                              seeds, ", one for each bucket of its draw plan")));
     }
     return absl::OkStatus();
   }
@@ -197,13 +207,15 @@ class Reader {
       const std::string name = key.substr(key.find('/') + 1);
       const auto position = position_.find(name);
       if (position == position_.end()) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("state: \"", key.substr(0, 600), "\" names no parameter of this session"));
+        return Coded(ErrorCode::kStateDiffers, absl::InvalidArgumentError(absl::StrCat(
+                                                   "state: \"", key.substr(0, 600),
+                                                   "\" names no parameter of this session")));
       }
       Factor& own = factors_[position->second];
       if (!is_bucket) {
         if (absl::SimpleAtoi(value, &own.version)) continue;
-        return absl::InvalidArgumentError(absl::StrCat("state: \"", key, "\" is no number"));
+        return Coded(ErrorCode::kStateFile,
+                     absl::InvalidArgumentError(absl::StrCat("state: \"", key, "\" is no number")));
       }
       if (absl::Status status = ReadBucket(name, value, own); !status.ok()) return status;
     }
@@ -216,14 +228,15 @@ class Reader {
       std::uint32_t position = 0;
       if (!absl::SimpleAtoi(part, &position) || position >= manifest_.size() ||
           !in_buckets_.insert(position).second) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("state: \"bucket/", name, "\" is no bucket"));
+        return Coded(ErrorCode::kStateFile, absl::InvalidArgumentError(absl::StrCat(
+                                                "state: \"bucket/", name, "\" is no bucket")));
       }
       own.bucket.push_back(position);
     }
     if (options_.batched && manifest_[own.bucket.front()].name == name) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat("state: \"bucket/", name, "\" is not the bucket of that parameter"));
+    return Coded(ErrorCode::kStateDiffers,
+                 absl::InvalidArgumentError(absl::StrCat(
+                     "state: \"bucket/", name, "\" is not the bucket of that parameter")));
   }
 
   absl::Status ReadTensors() {
@@ -238,8 +251,9 @@ class Reader {
     const auto position =
         tensor.name.size() < 2 ? position_.end() : position_.find(tensor.name.substr(2));
     if ((!is_p && !tensor.name.starts_with("q/")) || position == position_.end()) {
-      return absl::InvalidArgumentError(absl::StrCat("state: tensor \"", tensor.name.substr(0, 600),
-                                                     "\" is no factor of this session"));
+      return Coded(ErrorCode::kStateDiffers, absl::InvalidArgumentError(absl::StrCat(
+                                                 "state: tensor \"", tensor.name.substr(0, 600),
+                                                 "\" is no factor of this session")));
     }
     Factor& own = factors_[position->second];
     const std::vector<std::uint32_t> alone{position->second};
@@ -250,15 +264,18 @@ class Reader {
         FactorDType(bucket.empty() ? DType::kFloat32 : manifest_[bucket.front()].dtype);
     if (numel == 0 || (is_p && options_.rounds != 1) || tensor.dtype != dtype ||
         tensor.data.size() != numel * ByteSize(dtype)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "state: tensor \"", tensor.name, "\" has ", tensor.data.size(), " bytes of ",
-          Name(tensor.dtype), "; allowed: ", numel * ByteSize(dtype), " of ", Name(dtype)));
+      return Coded(
+          ErrorCode::kStateDiffers,
+          absl::InvalidArgumentError(absl::StrCat(
+              "state: tensor \"", tensor.name, "\" has ", tensor.data.size(), " bytes of ",
+              Name(tensor.dtype), "; allowed: ", numel * ByteSize(dtype), " of ", Name(dtype))));
     }
     std::vector<double> values(numel);
     cpu::Convert(dtype, tensor.data.data(), DType::kFloat64, values.data(), numel);
     if (!std::all_of(values.begin(), values.end(), [](double v) { return std::isfinite(v); })) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("state: tensor \"", tensor.name, "\" has values that are not finite"));
+      return Coded(ErrorCode::kStateFile,
+                   absl::InvalidArgumentError(absl::StrCat("state: tensor \"", tensor.name,
+                                                           "\" has values that are not finite")));
     }
     (is_p ? own.p : own.q) = &tensor;
     return absl::OkStatus();
@@ -267,16 +284,18 @@ class Reader {
   absl::Status CheckComplete() {
     for (const auto& [position, own] : factors_) {
       if (own.q == nullptr || (options_.rounds == 1 && own.p == nullptr)) {
-        return absl::InvalidArgumentError(absl::StrCat("state: a factor of parameter \"",
-                                                       manifest_[position].name, "\" is missing"));
+        return Coded(ErrorCode::kStateDiffers, absl::InvalidArgumentError(absl::StrCat(
+                                                   "state: a factor of parameter \"",
+                                                   manifest_[position].name, "\" is missing")));
       }
     }
     if (options_.batched || read_->state.seeds.empty()) return absl::OkStatus();
     const std::size_t compressed = MakeLayout(options_, manifest_).matrices.size();
     if (factors_.size() != compressed) {
-      return absl::InvalidArgumentError(absl::StrCat("state: has factors of ", factors_.size(),
-                                                     " parameters; the session compresses ",
-                                                     compressed));
+      return Coded(ErrorCode::kStateDiffers,
+                   absl::InvalidArgumentError(
+                       absl::StrCat("state: has factors of ", factors_.size(),
+                                    " parameters; the session compresses ", compressed)));
     }
     return absl::OkStatus();
   }

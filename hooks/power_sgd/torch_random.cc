@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "absl/status/status.h"
+#include "base/error_code.h"
 
 namespace gradwire {
 namespace {
@@ -119,7 +120,8 @@ std::string NumpyRandomState::ToString() const {
 
 absl::StatusOr<NumpyRandomState> NumpyRandomState::Parse(const std::string& text) {
   if (!IsState(text)) {
-    return absl::InvalidArgumentError("state: generator is no Mersenne Twister's state");
+    return Coded(ErrorCode::kStateFile,
+                 absl::InvalidArgumentError("state: generator is no Mersenne Twister's state"));
   }
   NumpyRandomState state(0);
   std::istringstream in(text);

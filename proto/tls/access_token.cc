@@ -6,6 +6,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "base/error_code.h"
 #include "proto/tls/pem.h"
 
 namespace gradwire::tls {
@@ -22,7 +23,7 @@ absl::StatusOr<std::string> ReadAccessToken(const TokenSource& source) {
   if (!source.file.empty()) {
     name = absl::StrCat("token_file \"", source.file, "\"");
     absl::StatusOr<std::string> read = ReadSmallFile(name, source.file);
-    if (!read.ok()) return read.status();
+    if (!read.ok()) return Coded(ErrorCode::kToken, read.status());
     text = *std::move(read);
   }
   std::string token(absl::StripAsciiWhitespace(text));
@@ -30,8 +31,9 @@ absl::StatusOr<std::string> ReadAccessToken(const TokenSource& source) {
     return absl::ascii_isgraph(static_cast<unsigned char>(c));
   });
   if (!token.empty() && token.size() <= kMostBytes && printable) return token;
-  return absl::InvalidArgumentError(absl::StrCat(name, " has no token; allowed: one line of up to ",
-                                                 kMostBytes, " printable characters"));
+  return Coded(ErrorCode::kToken, absl::InvalidArgumentError(absl::StrCat(
+                                      name, " has no token; allowed: one line of up to ",
+                                      kMostBytes, " printable characters")));
 }
 
 void AddAccessToken(const std::string& token, grpc::ClientContext& context) {
@@ -40,9 +42,10 @@ void AddAccessToken(const std::string& token, grpc::ClientContext& context) {
 
 absl::Status CheckTokenTravelsSafely(bool has_token, bool encrypted, const std::string& address) {
   if (!has_token || encrypted || IsThisHost(address)) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("there is a token, which would travel to ", address,
-                   " without encryption; allowed: with tls_ca (GRADWIRE_TLS_CA)"));
+  return Coded(ErrorCode::kToken,
+               absl::InvalidArgumentError(
+                   absl::StrCat("there is a token, which would travel to ", address,
+                                " without encryption; allowed: with tls_ca (GRADWIRE_TLS_CA)")));
 }
 
 bool IsThisHost(const std::string& address) {

@@ -3,6 +3,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/error_code.h"
 
 namespace gradwire::tls {
 namespace {
@@ -19,9 +20,11 @@ absl::Status CheckClientFiles(const std::string& address, const Files& files) {
   if (IsUnixSocket(address)) return absl::OkStatus();
   if (absl::Status pair = CheckFiles(files, kPrefix); !pair.ok()) return pair;
   if (files.cert.empty() || !files.ca.empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      "tls_ca is empty, and tls_cert is not; allowed: the authorities that may have signed the "
-      "daemon's certificate, such as /etc/ssl/certs/ca-certificates.crt");
+  return Coded(
+      ErrorCode::kTlsFiles,
+      absl::InvalidArgumentError(
+          "tls_ca is empty, and tls_cert is not; allowed: the authorities that may have signed the "
+          "daemon's certificate, such as /etc/ssl/certs/ca-certificates.crt"));
 }
 
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> ChannelCredentials(
@@ -32,6 +35,16 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> ChannelCredentials(
   if (!pems.ok()) return pems.status();
   return grpc::SslCredentials(
       {.pem_root_certs = pems->ca, .pem_private_key = pems->key, .pem_cert_chain = pems->cert});
+}
+
+ErrorCode UnreachableCode(const std::string& why, bool encrypted) {
+  const auto says = [&](const char* text) { return absl::StrContains(why, text); };
+  if (says("certificate verify failed") || says("is not in peer certificate")) {
+    return ErrorCode::kDaemonCertificate;
+  }
+  if (says("wrong version number")) return ErrorCode::kTlsMismatch;
+  if (!says("Socket closed") && !says("Connection reset")) return ErrorCode::kNoDaemon;
+  return encrypted ? ErrorCode::kClientCertificate : ErrorCode::kTlsMismatch;
 }
 
 std::string Hint(const std::string& why, bool encrypted) {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "base/error_code.h"
 #include "proto/tls/pem.h"
 
 namespace gradwire::tls {
@@ -26,5 +27,7 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> ChannelCredentials(
 // What to do about `why`, an error of gRPC's transport, if TLS may explain it; else "".
 // `encrypted`: whether this side used TLS.
 std::string Hint(const std::string& why, bool encrypted);
+// The code of such an error.
+ErrorCode UnreachableCode(const std::string& why, bool encrypted);
 
 }  // namespace gradwire::tls

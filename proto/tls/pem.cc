@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/unique_fd.h"
 
 namespace gradwire::tls {
@@ -65,9 +66,11 @@ absl::StatusOr<std::vector<Certificate>> Certificates(const std::string& name,
   const bool broken = ERR_GET_REASON(ERR_peek_last_error()) != PEM_R_NO_START_LINE;
   ERR_clear_error();
   if (!broken && !all.empty()) return all;
-  return absl::InvalidArgumentError(absl::StrCat(
-      name, broken ? " has a certificate that is damaged or incomplete" : " has no certificate",
-      "; allowed: PEM, with -----BEGIN CERTIFICATE-----"));
+  return Coded(
+      ErrorCode::kTlsFiles,
+      absl::InvalidArgumentError(absl::StrCat(
+          name, broken ? " has a certificate that is damaged or incomplete" : " has no certificate",
+          "; allowed: PEM, with -----BEGIN CERTIFICATE-----")));
 }
 
 absl::StatusOr<Key> PrivateKey(const std::string& name, const std::string& text) {
@@ -78,9 +81,10 @@ absl::StatusOr<Key> PrivateKey(const std::string& name, const std::string& text)
   ERR_clear_error();
   if (key != nullptr) return key;
   const bool encrypted = text.find("ENCRYPTED") != std::string::npos;
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, encrypted ? " has a passphrase" : " has no complete private key",
-                   "; allowed: PEM, with -----BEGIN PRIVATE KEY-----, without a passphrase"));
+  return Coded(ErrorCode::kTlsFiles,
+               absl::InvalidArgumentError(absl::StrCat(
+                   name, encrypted ? " has a passphrase" : " has no complete private key",
+                   "; allowed: PEM, with -----BEGIN PRIVATE KEY-----, without a passphrase")));
 }
 
 absl::Time ToTime(const ASN1_TIME* time) {
@@ -94,11 +98,12 @@ absl::Status CheckValid(const std::string& name, const X509& certificate, absl::
   const absl::Time end = ToTime(X509_get0_notAfter(&certificate));
   const bool early = now < begin;
   if (!early && now < end) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat(name, early ? " is not valid before " : " has expired on ",
+  return Coded(ErrorCode::kCertificateDate,
+               absl::FailedPreconditionError(absl::StrCat(
+                   name, early ? " is not valid before " : " has expired on ",
                    absl::FormatTime(absl::RFC3339_sec, early ? begin : end, absl::UTCTimeZone()),
                    "; this machine's clock says ",
-                   absl::FormatTime(absl::RFC3339_sec, now, absl::UTCTimeZone())));
+                   absl::FormatTime(absl::RFC3339_sec, now, absl::UTCTimeZone()))));
 }
 
 }  // namespace
@@ -131,9 +136,10 @@ absl::StatusOr<std::string> ReadSmallFile(const std::string& name, const std::st
 absl::Status CheckFiles(const Files& files, const std::string& prefix) {
   if (files.cert.empty() == files.key.empty()) return absl::OkStatus();
   const bool lacks_key = files.key.empty();
-  return absl::InvalidArgumentError(
-      absl::StrCat(prefix, lacks_key ? "key" : "cert", " is empty, and ", prefix,
-                   lacks_key ? "cert" : "key", " is not; allowed: both or neither"));
+  return Coded(ErrorCode::kTlsFiles,
+               absl::InvalidArgumentError(
+                   absl::StrCat(prefix, lacks_key ? "key" : "cert", " is empty, and ", prefix,
+                                lacks_key ? "cert" : "key", " is not; allowed: both or neither")));
 }
 
 absl::StatusOr<Pems> Read(const Files& files, const std::string& prefix, absl::Time now) {
@@ -144,17 +150,18 @@ absl::StatusOr<Pems> Read(const Files& files, const std::string& prefix, absl::T
     const std::string cert_name = Quoted(absl::StrCat(prefix, "cert"), files.cert);
     const std::string key_name = Quoted(absl::StrCat(prefix, "key"), files.key);
     absl::StatusOr<std::string> cert = ReadSmallFile(cert_name, files.cert);
-    if (!cert.ok()) return cert.status();
+    if (!cert.ok()) return Coded(ErrorCode::kTlsFiles, cert.status());
     absl::StatusOr<std::string> key = ReadSmallFile(key_name, files.key);
-    if (!key.ok()) return key.status();
+    if (!key.ok()) return Coded(ErrorCode::kTlsFiles, key.status());
     const auto chain = Certificates(cert_name, *cert);
     if (!chain.ok()) return chain.status();
     const auto private_key = PrivateKey(key_name, *key);
     if (!private_key.ok()) return private_key.status();
     if (X509_check_private_key(chain->front().get(), private_key->get()) != 1) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(key_name, " is not the key of ", cert_name,
-                       "; allowed: the key that its first certificate was made for"));
+      return Coded(ErrorCode::kTlsFiles,
+                   absl::InvalidArgumentError(
+                       absl::StrCat(key_name, " is not the key of ", cert_name,
+                                    "; allowed: the key that its first certificate was made for")));
     }
     for (const Certificate& one : *chain) {
       if (absl::Status valid = CheckValid(cert_name, *one, now); !valid.ok()) return valid;
@@ -166,7 +173,7 @@ absl::StatusOr<Pems> Read(const Files& files, const std::string& prefix, absl::T
   if (!files.ca.empty()) {
     const std::string name = Quoted(absl::StrCat(prefix, "ca"), files.ca);
     absl::StatusOr<std::string> ca = ReadSmallFile(name, files.ca);
-    if (!ca.ok()) return ca.status();
+    if (!ca.ok()) return Coded(ErrorCode::kTlsFiles, ca.status());
     if (const auto all = Certificates(name, *ca); !all.ok()) return all.status();
     pems.ca = *std::move(ca);
   }

@@ -3,6 +3,7 @@
 #include <optional>
 #include <variant>
 
+#include "base/error_code.h"
 #include "proto/wire/checks.h"
 #include "proto/wire/field_checker.h"
 #include "proto/wire/group_frames.h"
@@ -341,11 +342,13 @@ Restart Get(const v1::Restart& message, Checker& check) {
 }
 
 // A string field must be UTF-8, or the receiver refuses the frame: the cut is between characters.
+// The code at the end stays.
 std::string Shortened(const std::string& text) {
   if (text.size() <= kMaxMessageBytes) return text;
-  std::size_t end = kMaxMessageBytes;
+  const std::optional<ErrorCode> code = FindCode(text);
+  std::size_t end = kMaxMessageBytes - (code ? kCodeBytes : 0);
   while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
-  return text.substr(0, end);
+  return code ? RecodedText(*code, text.substr(0, end)) : text.substr(0, end);
 }
 
 void Set(const Failure& failure, v1::Header& out) {

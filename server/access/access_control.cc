@@ -6,6 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "base/error_code.h"
 #include "base/printable.h"
 #include "proto/tls/pem.h"
 #include "server/access/permissions.h"
@@ -20,7 +21,7 @@ constexpr char kAnybody[] = "anybody";
 absl::StatusOr<TokenTable> ReadTable(const std::string& path) {
   const std::string name = absl::StrCat("tokens \"", path, "\"");
   const absl::StatusOr<std::string> text = tls::ReadSmallFile(name, path);
-  if (!text.ok()) return text.status();
+  if (!text.ok()) return Coded(ErrorCode::kTokens, text.status());
   absl::StatusOr<TokenTable> table = TokenTable::Parse(*text);
   if (table.ok()) return table;
   return absl::Status(table.status().code(), absl::StrCat(name, ": ", table.status().message()));
@@ -28,7 +29,7 @@ absl::StatusOr<TokenTable> ReadTable(const std::string& path) {
 
 // The same for all connections of one client.
 std::string IdentityOf(const Proof& proof) {
-  if (proof.local) return kLocalIdentity;
+  if (proof.user) return LocalIdentity(*proof.user);
   if (proof.certificate.empty()) return kAnybody;
   // Who has another name has another identity, however long the names are.
   const std::string& name = proof.certificate;
@@ -39,14 +40,53 @@ std::string IdentityOf(const Proof& proof) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<AccessControl>> AccessControl::Open(const std::string& path) {
+absl::StatusOr<std::unique_ptr<AccessControl>> AccessControl::Open(const std::string& path,
+                                                                   HostUsers users) {
   std::shared_ptr<const TokenTable> tokens;
   if (!path.empty()) {
     absl::StatusOr<TokenTable> table = ReadTable(path);
     if (!table.ok()) return table.status();
     tokens = std::make_shared<const TokenTable>(*std::move(table));
   }
-  return std::unique_ptr<AccessControl>(new AccessControl(path, std::move(tokens)));
+  return std::unique_ptr<AccessControl>(
+      new AccessControl(path, std::move(users), std::move(tokens)));
+}
+
+std::optional<Caller> AccessControl::WithoutToken(const Proof& proof,
+                                                  const TokenTable* tokens) const {
+  Caller caller{.identity = IdentityOf(proof)};
+  if (!proof.user) return tokens == nullptr ? std::optional(caller) : std::nullopt;
+  if (users_.IsOperator(*proof.user)) return caller;
+  if (tokens == nullptr) return users_.sockets_are_private ? std::optional(caller) : std::nullopt;
+  // Several users have this ID.
+  if (proof.user == users_.unknown) return std::nullopt;
+  const Caller* const line = tokens->FindUser(*proof.user);
+  if (line == nullptr) return std::nullopt;
+  std::string identity = std::move(caller.identity);
+  caller = *line;
+  caller.token_name = line->identity;
+  caller.identity = std::move(identity);
+  return caller;
+}
+
+std::string AccessControl::WhyTokenIsNeeded(const Proof& proof, bool has_tokens) const {
+  if (!proof.user) return "the daemon asks for a token: give token_file (GRADWIRE_TOKEN_FILE)";
+  if (proof.user == users_.unknown) {
+    return absl::StrCat("the daemon cannot tell which user of this host calls: it sees uid ",
+                        *proof.user, ", as for all users outside of its user namespace; ",
+                        has_tokens ? "give token_file (GRADWIRE_TOKEN_FILE)"
+                                   : "allowed are the daemon's own user and root");
+  }
+  if (!has_tokens) {
+    return absl::StrCat("uid ", *proof.user,
+                        " may connect (--socket-mode), but the daemon has no "
+                        "--tokens with a line for uid:",
+                        *proof.user, "; allowed without are the daemon's own user and root");
+  }
+  return absl::StrCat("the daemon asks uid ", *proof.user,
+                      " for a token: give token_file (GRADWIRE_TOKEN_FILE), or ask for a line with "
+                      "uid:",
+                      *proof.user, " in its --tokens");
 }
 
 absl::StatusOr<Caller> AccessControl::Identify(const std::string& method,
@@ -66,8 +106,11 @@ absl::StatusOr<Caller> AccessControl::Recognize(const std::string& method,
     tokens = tokens_;
   }
   const std::string connection = IdentityOf(proof);
-  if (tokens == nullptr || (proof.local && proof.authorization.empty())) {
-    return Caller{.identity = connection};
+  if (tokens == nullptr || proof.authorization.empty()) {
+    if (auto caller = WithoutToken(proof, tokens.get())) return *std::move(caller);
+    if (IsForEverybody(method)) return Caller{.identity = connection, .sessions = {}};
+    return Coded(ErrorCode::kTokenMissing,
+                 absl::UnauthenticatedError(WhyTokenIsNeeded(proof, tokens != nullptr)));
   }
   absl::string_view token = proof.authorization;
   if (absl::StartsWithIgnoreCase(token, "Bearer ")) {
@@ -76,18 +119,17 @@ absl::StatusOr<Caller> AccessControl::Recognize(const std::string& method,
       Caller caller = *found;
       caller.token_name = found->identity;
       // On a unix socket the user is what counts: an offer of memory comes without a token.
-      caller.identity = proof.local ? connection
-                                    : absl::StrCat("token ", found->identity,
-                                                   proof.certificate.empty() ? "" : ", ",
-                                                   proof.certificate.empty() ? "" : connection);
+      caller.identity = proof.user ? connection
+                                   : absl::StrCat("token ", found->identity,
+                                                  proof.certificate.empty() ? "" : ", ",
+                                                  proof.certificate.empty() ? "" : connection);
       return caller;
     }
   }
   if (IsForEverybody(method)) return Caller{.identity = connection, .sessions = {}};
-  return absl::UnauthenticatedError(
-      proof.authorization.empty()
-          ? "the daemon asks for a token: give token_file (GRADWIRE_TOKEN_FILE)"
-          : "the daemon does not know this token: it is not in its --tokens");
+  return Coded(
+      ErrorCode::kTokenUnknown,
+      absl::UnauthenticatedError("the daemon does not know this token: it is not in its --tokens"));
 }
 
 absl::StatusOr<Caller> AccessControl::Admit(const std::string& method, const Proof& proof) const {

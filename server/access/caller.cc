@@ -3,9 +3,12 @@
 #include <algorithm>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 
 namespace gradwire::server {
+
+std::string LocalIdentity(uid_t user) { return absl::StrCat("uid:", user); }
 
 const char* Name(Role role) {
   switch (role) {

@@ -1,6 +1,8 @@
 // Who calls, and what for.
 #pragma once
 
+#include <sys/types.h>
+
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,15 +19,15 @@ enum class Role {
 
 const char* Name(Role role);
 
-// Of all callers on a unix socket, which lets in the daemon's own user only.
-inline constexpr char kLocalIdentity[] = "local";
+// Of all callers on unix sockets that this user of the host has connected: "uid:1000".
+std::string LocalIdentity(uid_t user);
 
 // What the connection and the token of a call prove. Where the daemon asks for no tokens, every
 // caller is an operator.
 struct Caller {
   // Names the caller in the log, and is the same in all calls of one member: those with another
   // identity cannot use its membership. Escaped, and at most kMaxIdentityBytes.
-  std::string identity = kLocalIdentity;
+  std::string identity = "anybody";
   Role role = Role::kOperator;
   // Names of sessions; "*" at the end stands for any rest.
   std::vector<std::string> sessions = {"*"};

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/printable.h"
 
 namespace gradwire::server {
@@ -28,14 +29,23 @@ const std::vector<Permission>& Permissions() {
       {.method = "/gradwire.v1.AggregationService/Leave", .roles = {Role::kMember}},
       {.method = "/gradwire.v1.AggregationService/Watch",
        .roles = {Role::kMember, Role::kObserver}},
-      {.method = "/gradwire.v1.AdminService/GetServer", .roles = {Role::kObserver}},
+      {.method = "/gradwire.v1.AdminService/GetServer", .roles = {Role::kObserver}, .admin = true},
       {.method = "/gradwire.v1.AdminService/ListSessions",
-       .roles = {Role::kMember, Role::kObserver}},
-      {.method = "/gradwire.v1.AdminService/GetSession", .roles = {Role::kMember, Role::kObserver}},
-      // The SDK saves and loads a session's state with a checkpoint.
+       .roles = {Role::kMember, Role::kObserver},
+       .admin = true},
+      {.method = "/gradwire.v1.AdminService/GetSession",
+       .roles = {Role::kMember, Role::kObserver},
+       .admin = true},
+      // The SDK saves and loads a session's state with a checkpoint, where it trains.
       {.method = "/gradwire.v1.AdminService/ExportState", .roles = {Role::kMember}},
       {.method = "/gradwire.v1.AdminService/ImportState", .roles = {Role::kMember}},
-      {.method = "/gradwire.v1.AdminService/EvictSession", .roles = {}},
+      {.method = "/gradwire.v1.AdminService/EvictSession", .roles = {}, .admin = true},
+      {.method = "/gradwire.v1.AdminService/PauseSession", .roles = {}, .admin = true},
+      {.method = "/gradwire.v1.AdminService/ResumeSession", .roles = {}, .admin = true},
+      {.method = "/gradwire.v1.AdminService/GetDiagnostics", .roles = {}, .admin = true},
+      {.method = "/gradwire.v1.AdminService/TraceSession",
+       .roles = {Role::kObserver},
+       .admin = true},
       // Probes have no token.
       {.method = "/grpc.health.v1.Health/Check", .everybody = true, .roles = {}},
       {.method = "/grpc.health.v1.Health/Watch", .everybody = true, .roles = {}},
@@ -52,6 +62,11 @@ bool IsForEverybody(const std::string& method) {
   return permission != nullptr && permission->everybody;
 }
 
+bool IsForAdminAddresses(const std::string& method) {
+  const Permission* const permission = PermissionOf(method);
+  return permission != nullptr && permission->admin;
+}
+
 absl::Status CheckMethod(const Caller& caller, const std::string& method) {
   const Permission* const permission = PermissionOf(method);
   if (permission != nullptr) {
@@ -59,16 +74,18 @@ absl::Status CheckMethod(const Caller& caller, const std::string& method) {
     const auto& roles = permission->roles;
     if (std::find(roles.begin(), roles.end(), caller.role) != roles.end()) return absl::OkStatus();
   }
-  return absl::PermissionDeniedError(absl::StrCat(caller.identity, " has the role ",
-                                                  Name(caller.role), ", which may not call ",
-                                                  Printable(method.substr(0, kShownBytes))));
+  return Coded(ErrorCode::kRole,
+               absl::PermissionDeniedError(absl::StrCat(caller.identity, " has the role ",
+                                                        Name(caller.role), ", which may not call ",
+                                                        Printable(method.substr(0, kShownBytes)))));
 }
 
 absl::Status CheckSession(const Caller& caller, const std::string& session) {
   if (caller.Covers(session)) return absl::OkStatus();
-  return absl::PermissionDeniedError(
-      absl::StrCat("session: \"", Printable(session.substr(0, kShownBytes)), "\" is not one that ",
-                   caller.identity, " may use"));
+  return Coded(ErrorCode::kSessionDenied,
+               absl::PermissionDeniedError(
+                   absl::StrCat("session: \"", Printable(session.substr(0, kShownBytes)),
+                                "\" is not one that ", caller.identity, " may use")));
 }
 
 }  // namespace gradwire::server

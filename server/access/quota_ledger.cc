@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/printable.h"
 
 namespace gradwire::server {
@@ -55,14 +56,16 @@ absl::Status TooMuch(const std::string& whose, QuotaKind kind, std::uint64_t use
                                ? absl::StrCat(" has sessions that reserve ", used, " of ", limit,
                                               " bytes, and another would reserve ", more, "; ")
                                : absl::StrCat(" has ", used, " of ", limit, " ", Name(kind), "; ");
-  return absl::ResourceExhaustedError(
-      absl::StrCat(whose, what, Remedy(kind), ", or raise ", Name(kind), "= in ", place));
+  return Coded(ErrorCode::kOwnQuota,
+               absl::ResourceExhaustedError(absl::StrCat(whose, what, Remedy(kind), ", or raise ",
+                                                         Name(kind), "= in ", place)));
 }
 
 absl::Status TooOften(const std::string& whose, std::uint64_t limit, const std::string& place) {
-  return absl::ResourceExhaustedError(absl::StrCat(whose, " has joins faster than its ", limit,
-                                                   " a second; ", Remedy(QuotaKind::kJoins),
-                                                   ", or raise joins= in ", place));
+  return Coded(ErrorCode::kOwnQuota,
+               absl::ResourceExhaustedError(
+                   absl::StrCat(whose, " has joins faster than its ", limit, " a second; ",
+                                Remedy(QuotaKind::kJoins), ", or raise joins= in ", place)));
 }
 
 bool Exceeds(std::uint64_t used, std::uint64_t more, std::uint64_t limit) {
@@ -118,10 +121,11 @@ absl::Status QuotaLedger::Refuse(Refusal refusal) {
 std::optional<QuotaLedger::Refusal> QuotaLedger::CheckPlace(const std::string& identity,
                                                             QuotaKind kind) const {
   if (identities_.size() < kMostIdentities || identities_.contains(identity)) return std::nullopt;
-  return Refusal{.kind = kind,
-                 .status = absl::ResourceExhaustedError(
-                     absl::StrCat(identity, " is one identity too many; allowed are ",
-                                  kMostIdentities, " at a time; try again later"))};
+  return Refusal{
+      .kind = kind,
+      .status = Coded(ErrorCode::kOwnQuota, absl::ResourceExhaustedError(absl::StrCat(
+                                                identity, " is one identity too many; allowed are ",
+                                                kMostIdentities, " at a time; try again later")))};
 }
 
 absl::Status QuotaLedger::AdmitJoin(const QuotaHolder& holder, absl::Time now) {
@@ -169,11 +173,13 @@ std::optional<QuotaLedger::Refusal> QuotaLedger::Check(const QuotaHolder& holder
     const std::uint64_t limit = session_limits_.of(kind);
     // The memory of an ended session of this name does not count against the next one.
     if (kind == QuotaKind::kMemory && Exceeds(0, more[i], limit)) {
-      return Refusal{.kind = kind,
-                     .status = absl::ResourceExhaustedError(absl::StrCat(
-                         SessionName(session), " would reserve ", more[i], " of ", limit,
-                         " bytes; use fewer members or a smaller window, or raise memory= in "
-                         "session_quota"))};
+      return Refusal{
+          .kind = kind,
+          .status = Coded(ErrorCode::kOwnQuota,
+                          absl::ResourceExhaustedError(absl::StrCat(
+                              SessionName(session), " would reserve ", more[i], " of ", limit,
+                              " bytes; use fewer members or a smaller window, or raise memory= in "
+                              "session_quota")))};
     }
     if (kind != QuotaKind::kMemory && Exceeds(used_in, more[i], limit)) {
       return Refusal{

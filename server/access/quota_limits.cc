@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "base/error_code.h"
 #include "base/printable.h"
 #include "server/daemon/memory_limit.h"
 
@@ -25,15 +26,18 @@ absl::StatusOr<std::uint64_t> Value(QuotaKind kind, absl::string_view text) {
     // A share of nothing is nothing, which no amount may be.
     const absl::StatusOr<std::size_t> bytes = ParseMemoryLimit(std::string(text), 0);
     if (bytes.ok() && *bytes > 0) return *bytes;
-    return absl::InvalidArgumentError(absl::StrCat(
-        Name(kind), " is ", Shown(text), "; allowed are amounts such as 512MiB, 2GiB and 1048576"));
+    return Coded(ErrorCode::kSetting,
+                 absl::InvalidArgumentError(
+                     absl::StrCat(Name(kind), " is ", Shown(text),
+                                  "; allowed are amounts such as 512MiB, 2GiB and 1048576")));
   }
   std::uint64_t count = 0;
   // SimpleAtoi takes signs and spaces too.
   const bool digits = text.find_first_not_of("0123456789") == absl::string_view::npos;
   if (digits && absl::SimpleAtoi(text, &count) && count >= 1 && count <= kMostCount) return count;
-  return absl::InvalidArgumentError(
-      absl::StrCat(Name(kind), " is ", Shown(text), "; allowed are 1 to ", kMostCount));
+  return Coded(ErrorCode::kSetting,
+               absl::InvalidArgumentError(absl::StrCat(Name(kind), " is ", Shown(text),
+                                                       "; allowed are 1 to ", kMostCount)));
 }
 
 }  // namespace
@@ -64,13 +68,15 @@ absl::StatusOr<QuotaLimits> ParseQuota(const std::string& text, QuotaOwner owner
     std::size_t index = identity ? 0 : 1;
     while (index < kQuotaKinds && parts[0] != Name(static_cast<QuotaKind>(index))) ++index;
     if (parts.size() != 2 || index == kQuotaKinds) {
-      return absl::InvalidArgumentError(absl::StrCat("a word is ", Shown(word), "; allowed are ",
-                                                     identity ? "sessions=, " : "",
-                                                     "members=, memory=, streams= and joins="));
+      return Coded(ErrorCode::kSetting,
+                   absl::InvalidArgumentError(absl::StrCat(
+                       "a word is ", Shown(word), "; allowed are ", identity ? "sessions=, " : "",
+                       "members=, memory=, streams= and joins=")));
     }
     if (!named.insert(index).second) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("a second word is ", Shown(word), "; allowed is one ", parts[0], "="));
+      return Coded(ErrorCode::kSetting,
+                   absl::InvalidArgumentError(absl::StrCat("a second word is ", Shown(word),
+                                                           "; allowed is one ", parts[0], "=")));
     }
     const absl::StatusOr<std::uint64_t> value = Value(static_cast<QuotaKind>(index), parts[1]);
     if (!value.ok()) return value.status();

@@ -1,18 +1,23 @@
 #include "server/access/token_table.h"
 
 #include <openssl/evp.h>
+#include <pwd.h>
 
 #include <algorithm>
 #include <array>
+#include <cstring>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "base/error_code.h"
 #include "base/limits.h"
 
 namespace gradwire::server {
@@ -20,6 +25,10 @@ namespace {
 
 constexpr std::size_t kDigestBytes = 32;
 constexpr char kDigestPrefix[] = "sha256:";
+constexpr char kIdPrefix[] = "uid:";
+constexpr char kUserPrefix[] = "user:";
+// (uid_t)-1 is no user's.
+constexpr uid_t kMostId = static_cast<uid_t>(-2);
 
 bool IsNameCharacter(char c) {
   return absl::ascii_isalnum(static_cast<unsigned char>(c)) || absl::StrContains("._-", c);
@@ -53,16 +62,53 @@ std::string Allowed(const std::string& what, absl::string_view value, const std:
                       "\"; allowed: ", allowed);
 }
 
+// A line's last part: one of them is set.
+struct Key {
+  std::string digest = {};  // of a token
+  std::optional<uid_t> user = {};
+};
+
 // The error's message, if there is one.
 std::string ParseQuotaColumn(const std::string& word, Caller& caller) {
   const absl::StatusOr<QuotaLimits> quota = ParseQuota(word, QuotaOwner::kIdentity);
-  if (!quota.ok()) return absl::StrCat("has a quota in which ", quota.status().message());
+  if (!quota.ok())
+    return absl::StrCat("has a quota in which ",
+                        RecodedText(ErrorCode::kTokens, std::string(quota.status().message())));
   caller.quota = *quota;
   return "";
 }
 
 // The error's message, if there is one.
-std::string ParseLine(const std::string& line, Caller& caller, std::string& digest) {
+std::string ParseKey(const std::string& word, const TokenTable::FindUserId& find_user, Key& key) {
+  absl::string_view rest = word;
+  if (absl::ConsumePrefix(&rest, kIdPrefix)) {
+    uid_t user = 0;
+    if (!absl::SimpleAtoi(rest, &user) || user > kMostId) {
+      return Allowed("the user's ID", rest, absl::StrCat("0 to ", kMostId));
+    }
+    key.user = user;
+    return "";
+  }
+  if (absl::ConsumePrefix(&rest, kUserPrefix)) {
+    const absl::StatusOr<uid_t> user = find_user(std::string(rest));
+    if (!user.ok()) {
+      return absl::StrCat(Allowed("the user", rest, "a user of this host, or uid: and its number"),
+                          " (", std::string(user.status().message()), ")");
+    }
+    key.user = *user;
+    return "";
+  }
+  key.digest = DigestIn(word);
+  if (!key.digest.empty()) return "";
+  return absl::StrCat("has a token that is none; allowed: ", kLeastTokenBytes, " to ",
+                      kMostTokenBytes,
+                      " printable characters, sha256: and 64 digits, or a user of this host: "
+                      "uid:NUMBER, user:NAME");
+}
+
+// The error's message, if there is one.
+std::string ParseLine(const std::string& line, const TokenTable::FindUserId& find_user,
+                      Caller& caller, Key& key) {
   const std::vector<std::string> words =
       absl::StrSplit(line, absl::ByAnyChar(" \t\r"), absl::SkipEmpty());
   if (words.size() != 4 && words.size() != 5) {
@@ -87,11 +133,7 @@ std::string ParseLine(const std::string& line, Caller& caller, std::string& dige
     if (IsPattern(pattern)) continue;
     return Allowed("a session", pattern, "a name, a beginning with '*' after it, or \"*\"");
   }
-  digest = DigestIn(words[3]);
-  if (digest.empty()) {
-    return absl::StrCat("has a token that is none; allowed: ", kLeastTokenBytes, " to ",
-                        kMostTokenBytes, " printable characters, or sha256: and 64 digits");
-  }
+  if (std::string wrong = ParseKey(words[3], find_user, key); !wrong.empty()) return wrong;
   return words.size() == 5 ? ParseQuotaColumn(words[4], caller) : "";
 }
 
@@ -107,7 +149,18 @@ std::string Sha256(const std::string& text) {
   return {reinterpret_cast<const char*>(digest.data()), bytes};
 }
 
-absl::StatusOr<TokenTable> TokenTable::Parse(const std::string& text) {
+absl::StatusOr<uid_t> UserIdOf(const std::string& name) {
+  // Entries of a directory service may be long.
+  std::vector<char> buffer(std::size_t{64} << 10);
+  passwd entry{};
+  passwd* found = nullptr;
+  const int error = getpwnam_r(name.c_str(), &entry, buffer.data(), buffer.size(), &found);
+  if (found != nullptr) return entry.pw_uid;
+  if (error == 0) return Coded(ErrorCode::kTokens, absl::NotFoundError("there is no such user"));
+  return Coded(ErrorCode::kTokens, absl::UnavailableError(std::strerror(error)));
+}
+
+absl::StatusOr<TokenTable> TokenTable::Parse(const std::string& text, const FindUserId& find_user) {
   TokenTable table;
   table.text_ = Sha256(text);
   std::map<std::string, Caller> by_name;
@@ -115,13 +168,15 @@ absl::StatusOr<TokenTable> TokenTable::Parse(const std::string& text) {
   for (const absl::string_view line : absl::StrSplit(text, '\n')) {
     ++number;
     const auto bad = [&](const std::string& why) {
-      return absl::InvalidArgumentError(absl::StrCat("line ", number, " ", why));
+      return Coded(ErrorCode::kTokens,
+                   absl::InvalidArgumentError(absl::StrCat("line ", number, " ", why)));
     };
     const absl::string_view stripped = absl::StripAsciiWhitespace(line);
     if (stripped.empty() || stripped.front() == '#') continue;
     Caller caller;
-    std::string digest;
-    if (std::string error = ParseLine(std::string(stripped), caller, digest); !error.empty()) {
+    Key key;
+    if (std::string error = ParseLine(std::string(stripped), find_user, caller, key);
+        !error.empty()) {
       return bad(error);
     }
     const auto [first, is_new] = by_name.emplace(caller.identity, caller);
@@ -132,17 +187,27 @@ absl::StatusOr<TokenTable> TokenTable::Parse(const std::string& text) {
                               "\" another role, sessions or quota than a line before; allowed: "
                               "the same, while a token is replaced"));
     }
-    if (!table.callers_.emplace(std::move(digest), std::move(caller)).second) {
-      return bad("has the token of a line before; allowed: one line for each token");
+    const bool fresh =
+        key.user ? table.users_.emplace(*key.user, std::move(caller)).second
+                 : table.callers_.emplace(std::move(key.digest), std::move(caller)).second;
+    if (!fresh) {
+      return bad(absl::StrCat("has the ", key.user ? "user" : "token",
+                              " of a line before; allowed: one line for each"));
     }
-    if (table.callers_.size() > kMostTokens) {
+    if (table.size() > kMostTokens) {
       return bad(absl::StrCat("is too much; allowed are ", kMostTokens, " tokens"));
     }
   }
-  if (table.callers_.empty()) {
-    return absl::InvalidArgumentError("has no token; allowed: one line for each token");
+  if (table.size() == 0) {
+    return Coded(ErrorCode::kTokens,
+                 absl::InvalidArgumentError("has no token; allowed: one line for each token"));
   }
   return table;
+}
+
+const Caller* TokenTable::FindUser(uid_t user) const {
+  const auto found = users_.find(user);
+  return found == users_.end() ? nullptr : &found->second;
 }
 
 const Caller* TokenTable::Find(const std::string& token) const {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/mutants.h"
 #include "server/core/plan_checks.h"
 
@@ -33,9 +34,11 @@ absl::Status BucketTable::CheckAnnouncement(const wire::Announce& announce) cons
   for (const std::uint32_t p : announce.parameters) {
     if (owner_[p] == kNoBucket || owner_[p] == id) continue;
     const Bucket& other = buckets_.at({step_, owner_[p]});
-    return absl::InvalidArgumentError(absl::StrCat(
-        "announced bucket ", manifest_.BucketName(announce.parameters), " in step ", step_,
-        ", but parameter ", manifest_[p].name, " is in bucket ", other.name(), " already"));
+    return Coded(
+        ErrorCode::kBucketsDiffer,
+        absl::InvalidArgumentError(absl::StrCat(
+            "announced bucket ", manifest_.BucketName(announce.parameters), " in step ", step_,
+            ", but parameter ", manifest_[p].name, " is in bucket ", other.name(), " already")));
   }
   return CheckSameAsOthers(announce);
 }
@@ -47,19 +50,22 @@ absl::Status BucketTable::CheckSameAsOthers(const wire::Announce& announce) cons
   if (found == buckets_.end()) return absl::OkStatus();
   const Bucket& other = found->second;
   if (other.parameters() != announce.parameters) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("announced bucket ", manifest_.BucketName(announce.parameters), " in step ",
-                     step_, "; another member's is ", other.name()));
+    return Coded(ErrorCode::kBucketsDiffer,
+                 absl::InvalidArgumentError(
+                     absl::StrCat("announced bucket ", manifest_.BucketName(announce.parameters),
+                                  " in step ", step_, "; another member's is ", other.name())));
   }
   if (other.share() != announce.share) {
-    return absl::InvalidArgumentError(absl::StrCat("announced bucket ", other.name(), " as share ",
-                                                   announce.share, "; another member's is share ",
-                                                   other.share()));
+    return Coded(ErrorCode::kBucketsDiffer,
+                 absl::InvalidArgumentError(
+                     absl::StrCat("announced bucket ", other.name(), " as share ", announce.share,
+                                  "; another member's is share ", other.share())));
   }
   if (other.plans() != announce.rounds) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("announced rounds ", PlanText(announce.rounds), " for bucket ", other.name(),
-                     "; another member's are ", PlanText(other.plans())));
+    return Coded(ErrorCode::kBucketsDiffer,
+                 absl::InvalidArgumentError(absl::StrCat(
+                     "announced rounds ", PlanText(announce.rounds), " for bucket ", other.name(),
+                     "; another member's are ", PlanText(other.plans()))));
   }
   return absl::OkStatus();
 }

@@ -4,6 +4,7 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/mutants.h"
 
 namespace gradwire::server {
@@ -47,8 +48,9 @@ MaybeFailure CollectiveFlow::CheckNobodyGone(int rank) const {
     return FailureEvent{
         .kind = FailureEvent::Kind::kGone,
         .rank = r,
-        .what = absl::AbortedError(absl::StrCat("rank ", rank, " entered a collective, but rank ",
-                                                r, " has left the session"))};
+        .what = Coded(ErrorCode::kMemberLeft, absl::AbortedError(absl::StrCat(
+                                                  "rank ", rank, " entered a collective, but rank ",
+                                                  r, " has left the session")))};
   }
   return std::nullopt;
 }

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/error_code.h"
 
 namespace gradwire::server {
 namespace {
@@ -49,26 +50,28 @@ std::uint32_t Collectives::Everybody() const {
 
 absl::Status Collectives::CheckEnter(const wire::Enter& enter, const wire::Enter* other) const {
   if (enter.root < 0 || enter.root >= world_size_) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("broadcast root is ", enter.root, "; allowed are 0 to ", world_size_ - 1));
+    return Coded(ErrorCode::kCollective,
+                 absl::InvalidArgumentError(absl::StrCat("broadcast root is ", enter.root,
+                                                         "; allowed are 0 to ", world_size_ - 1)));
   }
   // A barrier with bytes would wait for chunks that nobody sends.
   if (enter.kind == wire::CollectiveKind::kBarrier && enter.bytes > 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("barrier of ", enter.bytes, " bytes; allowed: 0"));
+    return Coded(ErrorCode::kCollective, absl::InvalidArgumentError(absl::StrCat(
+                                             "barrier of ", enter.bytes, " bytes; allowed: 0")));
   }
   // At most 2^31 chunks, so that a chunk number plus a window fits 32 bits.
   if (enter.bytes > kMaxBroadcastBytes ||
       (enter.bytes + chunk_bytes_ - 1) / chunk_bytes_ > UINT32_MAX / 2) {
-    return absl::InvalidArgumentError(absl::StrCat("broadcast of ", enter.bytes, " bytes; at most ",
-                                                   kMaxBroadcastBytes,
-                                                   " and 2^31 chunks are allowed"));
+    return Coded(ErrorCode::kCollective, absl::InvalidArgumentError(absl::StrCat(
+                                             "broadcast of ", enter.bytes, " bytes; at most ",
+                                             kMaxBroadcastBytes, " and 2^31 chunks are allowed")));
   }
   if (other != nullptr &&
       (enter.kind != other->kind || enter.root != other->root || enter.bytes != other->bytes)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("entered ", Describe(enter), " as collective ", enter.number,
-                     "; other members entered ", Describe(*other)));
+    return Coded(ErrorCode::kCollective,
+                 absl::FailedPreconditionError(
+                     absl::StrCat("entered ", Describe(enter), " as collective ", enter.number,
+                                  "; other members entered ", Describe(*other))));
   }
   return absl::OkStatus();
 }

@@ -3,10 +3,32 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/mutants.h"
 
 namespace gradwire::server {
 namespace {
+
+ErrorCode CodeOf(FailureEvent::Kind kind) {
+  using Kind = FailureEvent::Kind;
+  switch (kind) {
+    case Kind::kViolation:
+      return ErrorCode::kProtocolViolation;
+    case Kind::kLost:
+      return ErrorCode::kMemberClosed;
+    case Kind::kGone:
+      return ErrorCode::kMemberLeft;
+    case Kind::kWrongJoin:
+      return ErrorCode::kJoin;
+    case Kind::kJoinTimeout:
+      return ErrorCode::kMissingMembers;
+    case Kind::kStepTimeout:
+      return ErrorCode::kStepTimeout;
+    case Kind::kOwner:
+      break;
+  }
+  return ErrorCode::kTraining;
+}
 
 absl::Status ReasonOf(const FailureEvent& event, const Membership& membership) {
   using Kind = FailureEvent::Kind;
@@ -47,7 +69,7 @@ Decision Decide(const FailureEvent& event, const Membership& membership) {
   if (IsActive(Mutant::kSurvivorBlamed) && event.kind == FailureEvent::Kind::kLost) {
     blamed = (event.rank + 1) % membership.world_size();
   }
-  return {.reason = ReasonOf(event, membership), .blamed_rank = blamed};
+  return {.reason = Coded(CodeOf(event.kind), ReasonOf(event, membership)), .blamed_rank = blamed};
 }
 
 }  // namespace gradwire::server

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/mutants.h"
 
 namespace gradwire::server {
@@ -59,18 +60,20 @@ absl::Status GroupFlow::CheckBucket(const wire::GroupBucket& bucket) const {
   const std::uint32_t id = bucket.parameters.front();
   for (const std::uint32_t p : bucket.parameters) {
     if (owner_[p] == kNoBucket || owner_[p] == id) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("has bucket ", name, " in step ", step_, ", but parameter ",
+    return Coded(ErrorCode::kBucketsDiffer,
+                 absl::InvalidArgumentError(absl::StrCat(
+                     "has bucket ", name, " in step ", step_, ", but parameter ",
                      options_.manifest[p].name, " is in bucket ",
-                     options_.manifest.BucketName(buckets_.at(owner_[p]).parameters), " already"));
+                     options_.manifest.BucketName(buckets_.at(owner_[p]).parameters), " already")));
   }
   const auto known = buckets_.find(id);
   if (known == buckets_.end() || known->second.parameters == bucket.parameters) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("has bucket ", name, " in step ", step_, "; another member's is ",
-                   options_.manifest.BucketName(known->second.parameters)));
+  return Coded(ErrorCode::kBucketsDiffer,
+               absl::InvalidArgumentError(
+                   absl::StrCat("has bucket ", name, " in step ", step_, "; another member's is ",
+                                options_.manifest.BucketName(known->second.parameters))));
 }
 
 bool GroupFlow::IsExchanged(const Bucket& bucket, int rank) const {
@@ -187,10 +190,12 @@ MaybeFailure GroupFlow::CheckEnded(const std::vector<bool>& ended) const {
   for (const auto& [id, bucket] : buckets_) {
     for (std::size_t r = 0; r < ended.size(); ++r) {
       if (!ended[r] || bucket.had[r] || !IsLed(static_cast<int>(r))) continue;
-      return ViolationOf(static_cast<int>(r), absl::FailedPreconditionError(absl::StrCat(
-                                                  "ended step ", step_, " without bucket ",
-                                                  options_.manifest.BucketName(bucket.parameters),
-                                                  ", which another member has")));
+      return ViolationOf(
+          static_cast<int>(r),
+          Coded(ErrorCode::kBucketsDiffer, absl::FailedPreconditionError(absl::StrCat(
+                                               "ended step ", step_, " without bucket ",
+                                               options_.manifest.BucketName(bucket.parameters),
+                                               ", which another member has"))));
     }
   }
   return std::nullopt;

@@ -1,6 +1,7 @@
 #include "server/core/hook_state.h"
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 
 namespace gradwire::server {
 
@@ -12,21 +13,25 @@ absl::StatusOr<HookState> StateSnapshot::State() const {
 
 absl::Status SessionHookState::CheckIsThere() const {
   if (hook_ != nullptr) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("session \"", session_,
-                   "\" has a hook of its members' own, which keeps no state on the coordinator"));
+  return Coded(ErrorCode::kNoState,
+               absl::FailedPreconditionError(absl::StrCat(
+                   "session \"", session_,
+                   "\" has a hook of its members' own, which keeps no state on the coordinator")));
 }
 
 absl::Status SessionHookState::CheckReplaceable(SessionState state, bool in_step,
                                                 std::int64_t step) const {
   if (absl::Status status = CheckIsThere(); !status.ok()) return status;
   if (in_step) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "session \"", session_, "\" is in the middle of step ", step, "; try between two steps"));
+    return Coded(ErrorCode::kStateInStep,
+                 absl::FailedPreconditionError(absl::StrCat("session \"", session_,
+                                                            "\" is in the middle of step ", step,
+                                                            "; try between two steps")));
   }
   if (state == SessionState::kRunning) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("session \"", session_, "\" is ", Name(state),
-                                                    "; a state goes into a running one"));
+  return Coded(ErrorCode::kStateInStep, absl::FailedPreconditionError(absl::StrCat(
+                                            "session \"", session_, "\" is ", Name(state),
+                                            "; a state goes into a running one")));
 }
 
 StateSnapshot SessionHookState::Export(std::int64_t step) const {

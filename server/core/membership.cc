@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/error_code.h"
 #include "base/mutants.h"
 
 namespace gradwire::server {
@@ -25,11 +26,13 @@ absl::StatusOr<Membership::Place> Membership::Join(int rank, std::uint64_t start
     const Member& member = At(r);
     if (member.state == MemberState::kAbsent || member.start_id != start_id) continue;
     if (rank != -1 && rank != r) {
-      return absl::AlreadyExistsError(
-          absl::StrCat("this process has rank ", r, " already and asks for rank ", rank));
+      return Coded(ErrorCode::kRankTaken,
+                   absl::AlreadyExistsError(absl::StrCat("this process has rank ", r,
+                                                         " already and asks for rank ", rank)));
     }
     if (member.state == MemberState::kLeft) {
-      return absl::FailedPreconditionError(absl::StrCat("rank ", r, " has left the session"));
+      return Coded(ErrorCode::kClosed, absl::FailedPreconditionError(
+                                           absl::StrCat("rank ", r, " has left the session")));
     }
     return Place{.rank = r, .fresh = false};
   }
@@ -38,15 +41,17 @@ absl::StatusOr<Membership::Place> Membership::Join(int rank, std::uint64_t start
       return member.state == MemberState::kAbsent;
     });
     if (free == members_.end()) {
-      return absl::AlreadyExistsError(
-          absl::StrCat("all ", world_size(), " ranks of session \"", session, "\" are taken"));
+      return Coded(ErrorCode::kRankTaken,
+                   absl::AlreadyExistsError(absl::StrCat(
+                       "all ", world_size(), " ranks of session \"", session, "\" are taken")));
     }
     rank = static_cast<int>(free - members_.begin());
   }
   // A lost member keeps its rank until FreeGone frees it, because it may still resume.
   if (At(rank).state != MemberState::kAbsent) {
-    return absl::AlreadyExistsError(
-        absl::StrCat("rank ", rank, " of session \"", session, "\" is taken by another process"));
+    return Coded(ErrorCode::kRankTaken,
+                 absl::AlreadyExistsError(absl::StrCat("rank ", rank, " of session \"", session,
+                                                       "\" is taken by another process")));
   }
   At(rank) =
       Member{.state = MemberState::kJoined, .start_id = start_id, .last_heard = now, .since = now};
@@ -63,13 +68,15 @@ bool Membership::HasPlace(std::uint64_t start_id) const {
 // process since. The start id detects that.
 absl::Status Membership::CheckAttach(int rank, std::uint64_t start_id) const {
   if (!IsRank(rank)) {
-    return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " is not in the session"));
+    return Coded(ErrorCode::kNotAMember,
+                 absl::InvalidArgumentError(absl::StrCat("rank ", rank, " is not in the session")));
   }
   const Member& member = At(rank);
   if (member.state == MemberState::kAbsent || member.state == MemberState::kLeft ||
       member.start_id != start_id) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("rank ", rank, " is ", Name(member.state), "; join again"));
+    return Coded(ErrorCode::kNotAMember,
+                 absl::FailedPreconditionError(
+                     absl::StrCat("rank ", rank, " is ", Name(member.state), "; join again")));
   }
   return absl::OkStatus();
 }
@@ -182,13 +189,16 @@ std::optional<Membership::Loss> Membership::FindLoss(absl::Time now) const {
   for (int r = 0; r < world_size(); ++r) {
     const Member& member = At(r);
     if (member.state == MemberState::kLost && now - member.since > limits_.resume_grace) {
-      return Loss{.rank = r, .why = "its connection closed and did not resume"};
+      return Loss{
+          .rank = r,
+          .why = CodedText(ErrorCode::kMemberClosed, "its connection closed and did not resume")};
     }
     if (member.state == MemberState::kConnected &&
         now - member.last_heard > limits_.silence_timeout) {
       return Loss{.rank = r,
-                  .why = absl::StrCat("nothing was heard from it for ",
-                                      absl::FormatDuration(limits_.silence_timeout))};
+                  .why = CodedText(ErrorCode::kMemberSilent,
+                                   absl::StrCat("nothing was heard from it for ",
+                                                absl::FormatDuration(limits_.silence_timeout)))};
     }
   }
   return std::nullopt;

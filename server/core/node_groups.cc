@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/error_code.h"
 
 namespace gradwire::server {
 namespace {
@@ -54,10 +55,11 @@ absl::StatusOr<NodeGroups> NodeGroups::Make(std::span<const GroupAsk> asks) {
     std::vector<int>& ranks = groups[found->second];
     const std::string& first = asks[static_cast<std::size_t>(ranks.front())].communicator;
     if (asks[r].communicator != first) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("rank ", rank, " has ", asks[r].communicator, " and rank ", ranks.front(),
+      return Coded(ErrorCode::kNodeGroup,
+                   absl::InvalidArgumentError(absl::StrCat(
+                       "rank ", rank, " has ", asks[r].communicator, " and rank ", ranks.front(),
                        " of the same node group has ", first,
-                       "; install the same version for both, or join with node_group \"off\""));
+                       "; install the same version for both, or join with node_group \"off\"")));
     }
     ranks.push_back(rank);
   }

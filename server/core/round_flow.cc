@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/mutants.h"
 #include "proto/wire/joined_payload.h"
 #include "server/core/contribution_checks.h"
@@ -12,11 +13,12 @@
 namespace gradwire::server {
 
 RoundFlow::RoundFlow(const SessionOptions& options, const Membership& membership,
-                     CoordinatorHook* hook, SharedState& shared)
+                     CoordinatorHook* hook, SharedState& shared, const StepGate& gate)
     : options_(options),
       membership_(membership),
       hook_(hook),
       shared_(shared),
+      gate_(gate),
       members_(static_cast<std::size_t>(options.world_size)) {}
 
 bool RoundFlow::TakesResults(const Bucket& bucket) const {
@@ -76,8 +78,9 @@ MaybeFailure RoundFlow::Store(int rank, Bucket& bucket, const wire::Contribution
   std::optional<std::uint64_t> digest;
   if (header.digest && payload->fixed()) digest = payload->digest();
   if (digest && *header.digest != *digest) {
-    return ViolationOf(rank,
-                       absl::DataLossError(absl::StrCat(where(), " does not match its digest")));
+    return ViolationOf(
+        rank, Coded(ErrorCode::kDigest,
+                    absl::DataLossError(absl::StrCat(where(), " does not match its digest"))));
   }
   Round& round = bucket.round();
   const bool raw = header.shared && header.shared->raw;
@@ -111,6 +114,7 @@ std::vector<int> RoundFlow::WindowsWithout(const Bucket& bucket, std::uint32_t c
 // A unit is reduced when all contributors have sent it and when its result fits every member's
 // window; otherwise results would pile up for the slowest member.
 void RoundFlow::ReduceIfComplete(Bucket& bucket, std::uint32_t chunk, Effects& effects) {
+  if (gate_.shut()) return;  // Step::Unpause comes back to it
   Round& round = bucket.round();
   const Round::Unit unit = round.layout().UnitOf(chunk);
   if (!round.IsComplete(unit, Required(round))) return;

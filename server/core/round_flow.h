@@ -13,6 +13,7 @@
 #include "server/core/session_options.h"
 #include "server/core/session_stats.h"
 #include "server/core/shared_state.h"
+#include "server/core/step_gate.h"
 
 namespace gradwire::server {
 
@@ -20,7 +21,7 @@ namespace gradwire::server {
 class RoundFlow {
  public:
   RoundFlow(const SessionOptions& options, const Membership& membership, CoordinatorHook* hook,
-            SharedState& shared);
+            SharedState& shared, const StepGate& gate);
 
   // The frame is of the bucket's current round and attempt.
   MaybeFailure Contribute(int rank, Bucket& bucket, const wire::Contribution& header,
@@ -74,6 +75,7 @@ class RoundFlow {
   const Membership& membership_;
   CoordinatorHook* const hook_;
   SharedState& shared_;
+  const StepGate& gate_;
   std::vector<Member> members_;
   SessionStats stats_;
 };

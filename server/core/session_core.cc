@@ -62,9 +62,15 @@ absl::Status SessionCore::Attach(int rank, std::uint64_t start_id, std::int64_t 
     effects.push_back(CloseEffect{.rank = rank, .connection = *replaced});
   }
   if (state_ == State::kRunning) {
+    const std::size_t first = effects.size();
     step_->Resume(rank, step, effects);
     collectives_->Resume(rank, effects);
     step_->GrantNext(effects);
+    if (timeline_ != nullptr) {
+      timeline_->Advance(now);
+      timeline_->OnResumed(rank);
+      Record(effects, first);
+    }
   } else if (membership_.AllConnected()) {
     absl::StatusOr<NodeGroups> groups = rendezvous_->Group();
     if (!groups.ok()) {
@@ -91,8 +97,13 @@ void SessionCore::Receive(int rank, std::uint64_t connection, const wire::Frame&
         effects);
   }
   const std::int64_t step = step_->number();
+  const std::size_t first = effects.size();
+  const std::uint64_t bytes = step_->flow().member_bytes(rank);
   Apply(Dispatch(rank, frame, now, effects), effects);
   if (step_->number() == step) waits_.OnFrame(rank, frame.header, now);
+  if (timeline_ == nullptr || state_ != State::kRunning) return;
+  timeline_->OnFrame(rank, frame.header, step_->flow().member_bytes(rank) - bytes);
+  Record(effects, first);
 }
 
 MaybeFailure SessionCore::Dispatch(int rank, const wire::Frame& frame, absl::Time now,
@@ -131,11 +142,18 @@ MaybeFailure SessionCore::Dispatch(int rank, const wire::Frame& frame, absl::Tim
 
 void SessionCore::Reduced(const wire::RoundId& id, std::uint32_t chunk, const ResultRef& result,
                           bool finite, absl::Duration spent, Effects& effects) {
-  if (state_ == State::kRunning) step_->OnReduced(id, chunk, result, finite, spent, effects);
+  if (state_ != State::kRunning) return;
+  const std::size_t first = effects.size();
+  step_->OnReduced(id, chunk, result, finite, spent, effects);
+  if (timeline_ != nullptr) timeline_->OnReduced(id, spent);
+  Record(effects, first);
 }
 
 void SessionCore::Computed(const wire::RoundId& id, SharedStateWork& work, Effects& effects) {
-  if (state_ == State::kRunning) step_->OnComputed(id, work, effects);
+  if (state_ != State::kRunning) return;
+  const std::size_t first = effects.size();
+  step_->OnComputed(id, work, effects);
+  Record(effects, first);
 }
 
 void SessionCore::ChoreDone(Effects& effects) {
@@ -147,6 +165,10 @@ void SessionCore::ChoreDone(Effects& effects) {
 void SessionCore::Detach(int rank, std::uint64_t connection, absl::Time now, Effects& effects) {
   if (!membership_.Detach(rank, connection, now)) return;
   if (state_ == State::kClosed) return;
+  if (timeline_ != nullptr) {
+    timeline_->Advance(now);
+    timeline_->OnBroken(rank);
+  }
   effects.push_back(
       LogEffect{.level = LogEffect::Level::kWarning,
                 .message = absl::StrCat("rank ", rank, "'s stream ended; it has ",
@@ -197,11 +219,26 @@ void SessionCore::LeaveRunning(int rank, absl::Time now, Effects& effects) {
 // ---- Time
 
 void SessionCore::Observe(absl::Time now) {
+  if (timeline_ != nullptr) timeline_->Advance(now);
   if (state_ == State::kRunning) waits_.Observe(*step_, membership_, now);
+}
+
+void SessionCore::Record(const Effects& effects, std::size_t first) {
+  if (timeline_ == nullptr) return;
+  for (std::size_t i = first; i < effects.size(); ++i) {
+    const Effect& effect = effects[i];
+    if (const auto* send = std::get_if<SendEffect>(&effect)) timeline_->OnEffect(*send);
+    if (const auto* fan_out = std::get_if<FanOutEffect>(&effect)) timeline_->OnEffect(*fan_out);
+    if (const auto* reduce = std::get_if<ReduceEffect>(&effect)) timeline_->OnEffect(*reduce);
+    if (const auto* result = std::get_if<ResultEffect>(&effect)) timeline_->OnEffect(*result);
+  }
 }
 
 void SessionCore::Tick(absl::Time now, Effects& effects) {
   membership_.Tick(now);
+  if (state_ == State::kRunning && step_->gate().IsDue(now)) {
+    EndPause("the pause is over", now, effects);
+  }
   if (state_ == State::kJoining) Apply(rendezvous_->Tick(now, effects), effects);
   if (state_ == State::kRunning) {
     Apply(FindTimeout(options_, membership_, *step_, *collectives_, now), effects);

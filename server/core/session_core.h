@@ -15,12 +15,14 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "server/core/effects.h"
 #include "server/core/failure_policy.h"
 #include "server/core/hook_state.h"
 #include "server/core/session_options.h"
 #include "server/core/session_state.h"
+#include "server/core/step_timeline.h"
 #include "server/core/wait_log.h"
 
 namespace gradwire::server {
@@ -93,7 +95,21 @@ class SessionCore {
   void Observe(absl::Time now);
   const WaitLog& waits() const { return waits_; }
 
-  // Timeouts. Call about every 100 ms.
+  // An operator holds the session back before its next step: see StepGate. A second pause replaces
+  // the first one's time and reason. FailedPrecondition: it does not run, or is not paused.
+  absl::Status Pause(absl::Duration length, const std::string& reason, absl::Time now,
+                     Effects& effects);
+  absl::Status Unpause(absl::Time now, Effects& effects);
+
+  // Records the next `steps` steps that nobody has begun, until `deadline`. AlreadyExists: somebody
+  // records. FailedPrecondition: the session has ended. InvalidArgument: so many are not allowed.
+  // Without Observe the recorder knows no time.
+  absl::Status BeginTimeline(int steps, absl::Time deadline, absl::Time now);
+  // Null: nobody records.
+  const StepTimeline* timeline() const { return timeline_.get(); }
+  std::unique_ptr<StepTimeline> TakeTimeline() { return std::move(timeline_); }
+
+  // Timeouts, and the end of a pause. Call about every 100 ms.
   void Tick(absl::Time now, Effects& effects);
 
   // Ends the session for all members.
@@ -119,7 +135,10 @@ class SessionCore {
   MaybeFailure Dispatch(int rank, const wire::Frame& frame, absl::Time now, Effects& effects);
   // Of a member that no step needs.
   void LeaveRunning(int rank, absl::Time now, Effects& effects);
+  void EndPause(const std::string& why, absl::Time now, Effects& effects);
   void Apply(const MaybeFailure& failure, Effects& effects);
+  // For the recorder, if there is one: the effects from `first` on.
+  void Record(const Effects& effects, std::size_t first);
 
   const SessionOptions options_;
   SessionHookState hook_state_;
@@ -131,6 +150,7 @@ class SessionCore {
   const std::unique_ptr<CollectiveFlow> collectives_;
   const std::unique_ptr<DrawPlanIntake> draw_plan_;
   WaitLog waits_;
+  std::unique_ptr<StepTimeline> timeline_;  // null: nobody records
 };
 
 }  // namespace gradwire::server

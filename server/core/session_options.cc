@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/limits.h"
 #include "base/mutants.h"
 #include "gradwire/hooks/registry.h"
@@ -20,21 +21,25 @@ bool IsNameByte(char c) {
 
 absl::Status ValidateManifest(const Manifest& manifest) {
   if (manifest.size() > kMaxParameters) {
-    return absl::InvalidArgumentError(absl::StrCat("the manifest has ", manifest.size(),
-                                                   " parameters; at most ", kMaxParameters,
-                                                   " are allowed"));
+    return Coded(ErrorCode::kModelTooLarge,
+                 absl::InvalidArgumentError(absl::StrCat("the manifest has ", manifest.size(),
+                                                         " parameters; at most ", kMaxParameters,
+                                                         " are allowed")));
   }
   std::unordered_set<std::string_view> names;
   std::size_t bytes = 0;
   for (const ParameterSpec& parameter : manifest) {
     if (absl::Status status = parameter.Validate(); !status.ok()) return status;
     if (!names.insert(parameter.name).second) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the manifest names parameter ", parameter.name, " twice"));
+      return Coded(ErrorCode::kModelTooLarge,
+                   absl::InvalidArgumentError(
+                       absl::StrCat("the manifest names parameter ", parameter.name, " twice")));
     }
     bytes += parameter.numel() * ByteSize(parameter.dtype);
     if (bytes > std::numeric_limits<std::size_t>::max() / 4) {
-      return absl::InvalidArgumentError("the manifest's parameters do not fit 62 bits of bytes");
+      return Coded(
+          ErrorCode::kModelTooLarge,
+          absl::InvalidArgumentError("the manifest's parameters do not fit 62 bits of bytes"));
     }
   }
   return absl::OkStatus();
@@ -81,12 +86,14 @@ absl::Status CompareManifests(const Manifest& asked, const Manifest& here) {
 absl::Status SessionOptions::Validate() const {
   if (name.empty() || name.size() > kMaxSessionNameBytes ||
       !std::all_of(name.begin(), name.end(), IsNameByte)) {
-    return absl::InvalidArgumentError(
-        "session: the name must be 1 to 128 letters, digits, '.', '_' or '-'");
+    return Coded(ErrorCode::kOption,
+                 absl::InvalidArgumentError(
+                     "session: the name must be 1 to 128 letters, digits, '.', '_' or '-'"));
   }
   if (world_size < 1 || world_size > kMaxWorldSize) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("world_size is ", world_size, "; allowed are 1 to ", kMaxWorldSize));
+    return Coded(ErrorCode::kWorldSize,
+                 absl::InvalidArgumentError(absl::StrCat("world_size is ", world_size,
+                                                         "; allowed are 1 to ", kMaxWorldSize)));
   }
   if (absl::Status status = spec.Validate();
       !status.ok() && HookRegistry::IsBuiltIn(spec.comm_hook)) {
@@ -94,17 +101,20 @@ absl::Status SessionOptions::Validate() const {
   }
   // Multiples of 8 hold whole elements of every dtype.
   if (chunk_bytes < 64 || chunk_bytes % 8 != 0 || chunk_bytes > kMaxChunkBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("chunk_bytes is ", chunk_bytes,
-                                                   "; allowed are multiples of 8 from 64 to ",
-                                                   kMaxChunkBytes));
+    return Coded(ErrorCode::kSetting,
+                 absl::InvalidArgumentError(absl::StrCat("chunk_bytes is ", chunk_bytes,
+                                                         "; allowed are multiples of 8 from 64 to ",
+                                                         kMaxChunkBytes)));
   }
   if (window_chunks < 1 || window_chunks > 1024) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("window_chunks is ", window_chunks, "; allowed are 1 to 1024"));
+    return Coded(ErrorCode::kSetting,
+                 absl::InvalidArgumentError(
+                     absl::StrCat("window_chunks is ", window_chunks, "; allowed are 1 to 1024")));
   }
   if (open_buckets < 1 || open_buckets > 1024) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("open_buckets is ", open_buckets, "; allowed are 1 to 1024"));
+    return Coded(ErrorCode::kSetting,
+                 absl::InvalidArgumentError(
+                     absl::StrCat("open_buckets is ", open_buckets, "; allowed are 1 to 1024")));
   }
   if (absl::Status status = ValidateManifest(manifest); !status.ok()) return status;
   std::size_t chunks = 0;
@@ -112,24 +122,28 @@ absl::Status SessionOptions::Validate() const {
     chunks += parameter.numel() * ByteSize(parameter.dtype) / chunk_bytes;
   }
   if (chunks > kMaxChunks) {
-    return absl::InvalidArgumentError(absl::StrCat("the manifest's gradients take ", chunks,
-                                                   " chunks of ", chunk_bytes, " bytes; at most ",
-                                                   kMaxChunks, " are allowed"));
+    return Coded(ErrorCode::kModelTooLarge,
+                 absl::InvalidArgumentError(
+                     absl::StrCat("the manifest's gradients take ", chunks, " chunks of ",
+                                  chunk_bytes, " bytes; at most ", kMaxChunks, " are allowed")));
   }
   return absl::OkStatus();
 }
 
 absl::Status SessionOptions::CheckSame(const JoinAsk& ask) const {
-  if (ask.world_size != world_size) return Differs("world_size", ask.world_size, world_size);
+  if (ask.world_size != world_size) {
+    return Coded(ErrorCode::kWorldSize, Differs("world_size", ask.world_size, world_size));
+  }
   if (ask.rank < -1 || ask.rank >= world_size) {
-    return absl::InvalidArgumentError(absl::StrCat("rank is ", ask.rank, "; allowed are 0 to ",
-                                                   world_size - 1, ", or -1 for any free rank"));
+    return Coded(ErrorCode::kOption, absl::InvalidArgumentError(absl::StrCat(
+                                         "rank is ", ask.rank, "; allowed are 0 to ",
+                                         world_size - 1, ", or -1 for any free rank")));
   }
   if (auto difference = FirstDifference(ask.spec, spec)) {
-    return absl::InvalidArgumentError(*difference);
+    return Coded(ErrorCode::kHookDiffers, absl::InvalidArgumentError(*difference));
   }
   if (IsActive(Mutant::kModelNotCompared)) return absl::OkStatus();
-  return CompareManifests(ask.manifest, manifest);
+  return Coded(ErrorCode::kModelDiffers, CompareManifests(ask.manifest, manifest));
 }
 
 }  // namespace gradwire::server

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/mutants.h"
 #include "server/core/contribution_checks.h"
 #include "server/core/plan_checks.h"
@@ -14,8 +15,10 @@ namespace {
 FailureEvent GoneBefore(int rank, const std::string& did, std::int64_t step, int gone) {
   return {.kind = FailureEvent::Kind::kGone,
           .rank = gone,
-          .what = absl::AbortedError(absl::StrCat("rank ", rank, " ", did, " step ", step,
-                                                  ", but rank ", gone, " has left the session"))};
+          .what = Coded(
+              ErrorCode::kMemberLeft,
+              absl::AbortedError(absl::StrCat("rank ", rank, " ", did, " step ", step,
+                                              ", but rank ", gone, " has left the session")))};
 }
 
 }  // namespace
@@ -30,7 +33,7 @@ Step::Step(const SessionOptions& options, const Membership& membership, Coordina
                          .window_chunks = options.window_chunks})),
       chores_(hook),
       shared_(hook, options.manifest, Index(options.world_size), options.chunk_bytes),
-      flow_(options, membership, hook, shared_),
+      flow_(options, membership, hook, shared_, gate_),
       table_(options.manifest, options.open_buckets),
       groups_(options, membership),
       reports_(options.manifest),
@@ -148,6 +151,7 @@ void Step::SendGrant(Bucket& bucket, int rank, Effects& effects) {
 
 void Step::GrantNext(Effects& effects) {
   DropHeld(effects);
+  if (gate_.shut() && !IsActive(Mutant::kPausedStepGranted)) return;
   for (const BucketTable::Granted& one : table_.OpenNext()) {
     SendGrant(*one.bucket, one.rank, effects);
   }
@@ -266,7 +270,7 @@ void Step::OnReduced(const wire::RoundId& id, std::uint32_t chunk, const ResultR
 }
 
 void Step::Advance(Bucket& bucket, Effects& effects) {
-  if (bucket.reduced()) return;
+  if (bucket.reduced() || gate_.shut()) return;
   bucket.Advance(attempt_);
   if (bucket.reduced()) groups_.OnReduced(bucket.parameters(), effects);
 }
@@ -311,9 +315,10 @@ MaybeFailure Step::CheckEnded() const {
     if (!HasEnded(r)) continue;
     for (const auto& [key, bucket] : table_.all()) {
       if (bucket.step() != number_ || bucket.IsAnnouncedBy(r)) continue;
-      return ViolationOf(r, absl::FailedPreconditionError(
-                                absl::StrCat("ended step ", number_, " without bucket ",
-                                             bucket.name(), ", which another member announced")));
+      return ViolationOf(r, Coded(ErrorCode::kBucketsDiffer,
+                                  absl::FailedPreconditionError(absl::StrCat(
+                                      "ended step ", number_, " without bucket ", bucket.name(),
+                                      ", which another member announced"))));
     }
   }
   return std::nullopt;
@@ -322,7 +327,7 @@ MaybeFailure Step::CheckEnded() const {
 // Prepared: every announced bucket is reduced, and no further bucket can come, because all
 // parameters are covered or all members have ended the step.
 bool Step::IsPrepared() const {
-  if (!began_) return false;
+  if (!began_ || gate_.shut()) return false;
   const BucketTable::Progress progress = table_.ProgressOf(number_);
   if (!progress.all_reduced) return false;
   const bool all_parameters =
@@ -354,6 +359,7 @@ void Step::Conclude(Effects& effects) {
   ++(nonfinite_ ? flow_.stats().steps_skipped : flow_.stats().steps_applied);
   table_.EndStep(number_);
   ++number_;
+  gate_.OnStepEnd();
   groups_.BeginStep(number_);
   attempt_ = 0;
   nonfinite_ = false;

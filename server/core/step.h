@@ -28,6 +28,7 @@
 #include "server/core/chores.h"
 #include "server/core/group_flow.h"
 #include "server/core/round_flow.h"
+#include "server/core/step_gate.h"
 
 namespace gradwire::server {
 
@@ -55,6 +56,13 @@ class Step {
   // As SessionCore::Computed and ChoreDone.
   void OnComputed(const wire::RoundId& id, SharedStateWork& work, Effects& effects);
   void OnChoreDone(Effects& effects) { chores_.OnDone(effects); }
+
+  // An operator holds the session back before its next step (see StepGate), and lets it go on.
+  void Pause(absl::Time until, const std::string& reason) {
+    gate_.Pause(until, reason, began_.has_value());
+  }
+  void Unpause(absl::Time now, Effects& effects);
+  const StepGate& gate() const { return gate_; }
 
   // All members are here; before any frame of theirs.
   void SetGroups(NodeGroups groups) { groups_.SetGroups(std::move(groups)); }
@@ -119,6 +127,7 @@ class Step {
   const std::shared_ptr<const Bucket::Common> common_;
   Chores chores_;
   SharedState shared_;
+  StepGate gate_;
   RoundFlow flow_;
   BucketTable table_;
   GroupFlow groups_;

@@ -1,8 +1,9 @@
-// What a step does for a member that comes back on a new stream, or leaves.
+// What a step does for a member that comes back on a new stream, or leaves, and after a pause.
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/mutants.h"
 #include "server/core/step.h"
 
@@ -16,8 +17,9 @@ constexpr std::int64_t kStepsBehind = 1;
 
 absl::Status Step::CheckResumable(std::int64_t member_step) const {
   if (member_step <= number_ && member_step >= number_ - kStepsBehind) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("the member is at step ", member_step, ", the session at step ", number_));
+  return Coded(ErrorCode::kResume,
+               absl::FailedPreconditionError(absl::StrCat("the member is at step ", member_step,
+                                                          ", the session at step ", number_)));
 }
 
 // Only rounds of which no reduction has begun start over, with the new attempt (Bucket::Restart).
@@ -68,6 +70,22 @@ void Step::SendRestarts(Effects& effects) {
     }
     effects.push_back(SendEffect{.rank = r, .frame = {.header = std::move(restart)}});
   }
+}
+
+// All that came while the gate was shut goes on, as if it came now.
+void Step::Unpause(absl::Time now, Effects& effects) {
+  const bool was_shut = gate_.shut();
+  gate_.Lift(now);
+  if (!was_shut) return;
+  if (began_) began_ = now;
+  for (auto& [key, bucket] : table_.all()) {
+    if (bucket.step() != number_) continue;
+    if (bucket.has_rounds() && !IsActive(Mutant::kPausedChunksForgotten))
+      flow_.ReduceComplete(bucket, effects);
+    Advance(bucket, effects);  // one without elements is over now
+  }
+  GrantNext(effects);
+  MaybeConclude(effects);
 }
 
 void Step::Leave(int rank, Effects& effects) {

@@ -21,7 +21,7 @@ MaybeFailure FindTimeout(const SessionOptions& options, const Membership& member
                                                 step.number(), ": ", loss->why))};
   }
   const auto overdue = [&](const std::optional<absl::Time>& began) {
-    return began && now - *began > options.step_timeout;
+    return began && step.gate().OpenFor(*began, now) > options.step_timeout;
   };
   if (!overdue(step.began()) && !overdue(collectives.began())) return std::nullopt;
   return FailureEvent{

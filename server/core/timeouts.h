@@ -10,7 +10,8 @@ class CollectiveFlow;
 class Step;
 struct SessionOptions;
 
-// A lost member, or a step or collective that takes longer than options.step_timeout. A lost member
+// A lost member, or a step or collective that takes longer than options.step_timeout, pauses not
+// counted. A lost member
 // comes first: its name says more than what the others wait for.
 MaybeFailure FindTimeout(const SessionOptions& options, const Membership& membership,
                          const Step& step, const CollectiveFlow& collectives, absl::Time now);

@@ -63,7 +63,8 @@ void WaitLog::Observe(const Step& step, const Membership& membership, absl::Time
   }
   const absl::Time last = last_;
   last_ = std::max(last_, now);  // threads may read the clock and come here in another order
-  if (!step.began()) return;
+  // Nobody in the session causes the wait at a shut gate.
+  if (!step.began() || step.gate().shut()) return;
   current_.began = *step.began();
   const absl::Duration pause = last_ - std::max(last, current_.began);
   if (pause >= kLeastPause) PutDown(step, membership, pause);
@@ -127,6 +128,14 @@ std::vector<bool> WaitLog::FindIdle(const Step& step) {
               (!overlaps_ && open[r] > 0);
   }
   return idle;
+}
+
+void WaitLog::OnUnpaused(absl::Time now) {
+  for (StepRecord::Member& member : current_.members) {
+    for (absl::Time* const time : {&member.began, &member.announced, &member.sent}) {
+      if (*time != absl::InfinitePast()) *time = now;
+    }
+  }
 }
 
 void WaitLog::OnFrame(int rank, const wire::Header& header, absl::Time now) {

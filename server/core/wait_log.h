@@ -81,6 +81,8 @@ class WaitLog {
 
   // Nothing has happened since the last call; call it before every event, and at ticks.
   void Observe(const Step& step, const Membership& membership, absl::Time now);
+  // The end of a pause: for the open step, whatever members did before they did now.
+  void OnUnpaused(absl::Time now);
   // A member's frame of the open step, after Observe.
   void OnFrame(int rank, const wire::Header& header, absl::Time now);
 

@@ -151,9 +151,12 @@ Blocking FindBlocking(const Step& step, const Membership& membership) {
 
 std::string WaitingFor(const Step& step, const CollectiveFlow& collectives,
                        const Membership& membership, absl::Time now) {
-  std::string collective = collectives.WaitingFor();
-  if (!collective.empty()) return collective;
-  return Sentence(FindBlocking(step, membership), step, membership, now);
+  std::string sentence = collectives.WaitingFor();
+  if (sentence.empty() && step.gate().shut()) return step.gate().Sentence(now);
+  if (sentence.empty()) sentence = Sentence(FindBlocking(step, membership), step, membership, now);
+  if (!step.gate().paused()) return sentence;
+  return absl::StrCat(sentence, step.gate().shut() ? "; " : "; after this step it is ",
+                      step.gate().Sentence(now));
 }
 
 }  // namespace gradwire::server

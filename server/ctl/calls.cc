@@ -13,9 +13,11 @@
 #include <memory>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "gradwire/v1/admin.grpc.pb.h"
 #include "proto/tls/access_token.h"
 #include "proto/tls/channel_credentials.h"
+#include "proto/wire/proto_conversion.h"
 #include "proto/wire/state_calls.h"
 #include "proto/wire/status.h"
 
@@ -54,8 +56,10 @@ absl::Status Refused(const Target& target, const grpc::Status& status) {
   absl::Status plain = wire::FromGrpc(status);
   if (!absl::IsUnavailable(plain)) return plain;
   const std::string why(plain.message());
-  const std::string hint = tls::Hint(why, !target.tls.ca.empty());
-  return hint.empty() ? plain : absl::UnavailableError(absl::StrCat(why, "; ", hint));
+  const bool encrypts = !target.tls.ca.empty();
+  const std::string hint = tls::Hint(why, encrypts);
+  return Coded(tls::UnreachableCode(why, encrypts),
+               hint.empty() ? plain : absl::UnavailableError(absl::StrCat(why, "; ", hint)));
 }
 
 void SetDeadline(const Target& target, grpc::ClientContext& context) {
@@ -96,6 +100,26 @@ absl::Status EvictSession(const Target& target, const std::string& name,
   return Call(target, &v1::AdminService::Stub::EvictSession, request).status();
 }
 
+absl::StatusOr<v1::PauseSessionResponse> PauseSession(const Target& target, const std::string& name,
+                                                      absl::Duration length,
+                                                      const std::string& reason) {
+  v1::PauseSessionRequest request;
+  request.set_session(name);
+  *request.mutable_duration() = wire::ToProto(length);
+  request.set_reason(reason);
+  return Call(target, &v1::AdminService::Stub::PauseSession, request);
+}
+
+absl::Status ResumeSession(const Target& target, const std::string& name) {
+  v1::ResumeSessionRequest request;
+  request.set_session(name);
+  return Call(target, &v1::AdminService::Stub::ResumeSession, request).status();
+}
+
+absl::StatusOr<v1::GetDiagnosticsResponse> GetDiagnostics(const Target& target) {
+  return Call(target, &v1::AdminService::Stub::GetDiagnostics, v1::GetDiagnosticsRequest());
+}
+
 absl::StatusOr<v1::ListSessionsResponse> ListSessions(const Target& target) {
   return Call(target, &v1::AdminService::Stub::ListSessions, v1::ListSessionsRequest());
 }
@@ -121,6 +145,32 @@ absl::StatusOr<std::int64_t> ImportState(const Target& target, const std::string
   if (!line.ok()) return line.status();
   const auto stub = v1::AdminService::NewStub(line->channel);
   return wire::ReplaceState(*stub, session, state, line->access_token, target.timeout);
+}
+
+absl::StatusOr<Trace> TraceSession(const Target& target, const std::string& name, int steps,
+                                   absl::Duration wait) {
+  const auto line = Connect(target);
+  if (!line.ok()) return line.status();
+  const auto stub = v1::AdminService::NewStub(line->channel);
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() +
+                       absl::ToChronoMilliseconds(target.timeout + wait));
+  tls::AddAccessToken(line->access_token, context);
+  v1::TraceSessionRequest request;
+  request.set_session(name);
+  request.set_steps(steps);
+  *request.mutable_wait() = wire::ToProto(wait);
+  const auto reader = stub->TraceSession(&context, request);
+  Trace trace;
+  for (v1::TraceSessionResponse piece; reader->Read(&piece);) {
+    if (piece.has_summary()) trace.summary = std::move(*piece.mutable_summary());
+    for (v1::TimelineEvent& event : *piece.mutable_events()) {
+      trace.events.push_back(std::move(event));
+    }
+  }
+  const grpc::Status status = reader->Finish();
+  if (!status.ok()) return Refused(target, status);
+  return trace;
 }
 
 absl::StatusOr<bool> IsServing(const Target& target, const std::string& service) {

@@ -8,6 +8,7 @@
 #include "absl/time/time.h"
 #include "gradwire/v1/admin.pb.h"
 #include "proto/tls/pem.h"
+#include "server/ctl/trace.h"
 
 namespace gradwire::ctl {
 
@@ -29,6 +30,17 @@ absl::StatusOr<std::int64_t> ImportState(const Target& target, const std::string
 
 // Ends the session; its members get the reason.
 absl::Status EvictSession(const Target& target, const std::string& name, const std::string& reason);
+
+// Holds it back before its next step, for that long.
+absl::StatusOr<v1::PauseSessionResponse> PauseSession(const Target& target, const std::string& name,
+                                                      absl::Duration length,
+                                                      const std::string& reason);
+absl::Status ResumeSession(const Target& target, const std::string& name);
+
+absl::StatusOr<v1::GetDiagnosticsResponse> GetDiagnostics(const Target& target);
+// Waits until the session's next steps are over, at most for `wait`.
+absl::StatusOr<Trace> TraceSession(const Target& target, const std::string& name, int steps,
+                                   absl::Duration wait);
 
 // grpc.health.v1. "": the daemon as a whole. NotFound: it has no such service.
 absl::StatusOr<bool> IsServing(const Target& target, const std::string& service);

@@ -11,13 +11,15 @@
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 
 namespace gradwire::ctl {
 namespace {
 
 absl::Status Failed(const std::string& what, const std::string& path, int error) {
-  return absl::FailedPreconditionError(
-      absl::StrCat("cannot ", what, " ", path, ": ", std::generic_category().message(error)));
+  return Coded(ErrorCode::kCtlFile,
+               absl::FailedPreconditionError(absl::StrCat("cannot ", what, " ", path, ": ",
+                                                          std::generic_category().message(error))));
 }
 
 // 0, or what errno said.

@@ -2,22 +2,25 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <chrono>
+#include <functional>
 #include <iostream>
+#include <map>
 #include <string>
 #include <thread>
-#include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
 #include "base/printable.h"
 #include "proto/wire/process_setup.h"
-#include "server/ctl/calls.h"
-#include "server/ctl/doctor/doctor.h"
+#include "server/ctl/bundle/bundle.h"
+#include "server/ctl/command_line.h"
+#include "server/ctl/completion.h"
+#include "server/ctl/explain.h"
 #include "server/ctl/files.h"
 #include "server/ctl/report.h"
-#include "server/ctl/yaml.h"
+#include "server/ctl/trace.h"
 #include "server/daemon/exit_codes.h"
 
 namespace gradwire::ctl {
@@ -29,44 +32,10 @@ using server::kExitUnavailable;
 using server::kExitUsage;
 
 constexpr std::chrono::seconds kRefresh(1);
-constexpr double kStateSeconds = 60;
-
-struct Flags {
-  std::string address = "127.0.0.1:29610";
-  std::string format = "table";
-  std::string service;
-  std::string session;
-  std::string file;
-  std::string reason;
-  tls::Files tls = {};
-  std::string token_file;
-  double timeout_s = 5;
-  ModelFlags model = {.hooks = DefaultHooks()};
-  bool watch = false;
-
-  Target target() const {
-    return {.address = address,
-            .tls = tls,
-            .token_file = token_file,
-            .timeout = absl::Seconds(timeout_s)};
-  }
-  // A state takes longer than an answer.
-  Target state_target() const {
-    return {.address = address,
-            .tls = tls,
-            .token_file = token_file,
-            .timeout = absl::Seconds(std::max(timeout_s, kStateSeconds))};
-  }
-  bool table() const { return format == "table"; }
-  // JSON in the format that was asked for.
-  std::string Document(const std::string& json) const {
-    return format == "yaml" ? ToYaml(json) : json;
-  }
-};
 
 // What this machine refused, for example to write a file.
 int FailedHere(const absl::Status& status) {
-  std::cerr << "gradwirectl: " << status.message() << "\n";
+  PrintFailure(ErrorCode::kCtl, std::string(status.message()));
   return kExitFailed;
 }
 
@@ -74,9 +43,15 @@ int FailedHere(const absl::Status& status) {
 int Failed(const Flags& flags, const absl::Status& status) {
   const bool unreachable = status.code() == absl::StatusCode::kUnavailable ||
                            status.code() == absl::StatusCode::kDeadlineExceeded;
-  std::cerr << "gradwirectl: " << (unreachable ? "no daemon answers at " : "") << flags.address
-            << ": " << Printable(std::string(status.message()))
-            << (unreachable ? "; --address or GRADWIRE_ADDRESS names another daemon" : "") << "\n";
+  const std::string why = Printable(std::string(status.message()));
+  // The daemon names its admin addresses there.
+  const bool elsewhere = status.code() == absl::StatusCode::kPermissionDenied &&
+                         absl::StrContains(why, "(--admin-listen)");
+  PrintFailure(
+      unreachable ? ErrorCode::kNoDaemon : ErrorCode::kCtl,
+      absl::StrCat(unreachable ? "no daemon answers at " : "", flags.address, ": ", why,
+                   unreachable ? "; --address or GRADWIRE_ADDRESS names another daemon" : "",
+                   elsewhere ? "; give one of them with --address or GRADWIRE_ADDRESS" : ""));
   // Scripts distinguish a daemon that does not answer from one that refuses.
   return unreachable ? kExitUnavailable : kExitFailed;
 }
@@ -112,10 +87,30 @@ int Evict(const Flags& flags) {
   return kExitOk;
 }
 
+int Pause(const Flags& flags) {
+  absl::Duration length;
+  static_cast<void>(absl::ParseDuration(flags.pause, &length));  // the command line was checked
+  const auto paused = PauseSession(flags.target(), flags.session, length, flags.reason);
+  if (!paused.ok()) return Failed(flags, paused.status());
+  std::cout << "paused session " << flags.session << " before step " << paused->step()
+            << (paused->holding() ? "" : ", once the step before it has ended")
+            << "; it goes on in " << absl::FormatDuration(length)
+            << ", or after `gradwirectl session"
+            << " resume " << flags.session << "`\n";
+  return kExitOk;
+}
+
+int Resume(const Flags& flags) {
+  const absl::Status resumed = ResumeSession(flags.target(), flags.session);
+  if (!resumed.ok()) return Failed(flags, resumed);
+  std::cout << "resumed session " << flags.session << "\n";
+  return kExitOk;
+}
+
 int SayWhy(const Flags& flags) {
   const auto sessions = ListSessions(flags.target());
   if (!sessions.ok()) return Failed(flags, sessions.status());
-  std::cout << Why(*sessions);
+  std::cout << (flags.table() ? Why(*sessions) : flags.Document(WhyJson(*sessions)));
   return kExitOk;
 }
 
@@ -147,126 +142,112 @@ int Import(const Flags& flags) {
   return kExitOk;
 }
 
+// Standard output is the file's, if that is asked for.
+int TraceSteps(const Flags& flags) {
+  const auto trace =
+      TraceSession(flags.target(), flags.session, flags.steps, absl::Seconds(flags.wait_s));
+  if (!trace.ok()) return Failed(flags, trace.status());
+  if (trace->events.empty()) {
+    std::cerr << "gradwirectl: traced " << TraceOutcome(*trace, flags.steps)
+              << "; nothing is written\n";
+    return kExitFailed;
+  }
+  const std::string json = TraceJson(*trace);
+  const bool to_stdout = flags.file == "-";
+  const std::string file = flags.file.empty() ? flags.session + ".trace.json" : flags.file;
+  if (to_stdout) {
+    std::cout << json << std::flush;
+  } else if (absl::Status written = WriteFile(file, json); !written.ok()) {
+    return FailedHere(written);
+  }
+  (to_stdout ? std::cerr : std::cout)
+      << "traced " << TraceOutcome(*trace, flags.steps) << "\n"
+      << (to_stdout ? ""
+                    : absl::StrCat("open ", file, " in chrome://tracing or ui.perfetto.dev\n"));
+  return trace->summary.complete_steps() > 0 ? kExitOk : kExitFailed;
+}
+
 int Health(const Flags& flags) {
   const auto serving = IsServing(flags.target(), flags.service);
   if (!serving.ok()) return Failed(flags, serving.status());
-  std::cout << (*serving ? "serving\n" : "not serving\n");
+  const std::string json = absl::StrCat("{\"serving\": ", *serving ? "true" : "false", "}\n");
+  std::cout << (flags.table() ? absl::StrCat(*serving ? "" : "not ", "serving\n")
+                              : flags.Document(json));
   return *serving ? kExitOk : kExitFailed;
 }
 
 // Succeeds without a daemon too, since the tool's own version is known.
 int Version(const Flags& flags) {
-  std::cout << "gradwirectl " << GRADWIRE_VERSION << "\n";
   const auto server = GetServer(flags.target());
-  if (server.ok())
-    std::cout << "gradwired   " << server->version() << "  " << flags.address << "\n";
+  const std::string theirs = server.ok() ? server->version() : "";
+  if (flags.table()) {
+    std::cout << "gradwirectl " << GRADWIRE_VERSION << "\n";
+    if (server.ok()) std::cout << "gradwired   " << theirs << "  " << flags.address << "\n";
+  } else {
+    std::cout << flags.Document(VersionsJson(GRADWIRE_VERSION, theirs));
+  }
   return kExitOk;
 }
 
-// CLI11 only says that a subcommand is missing, neither which are allowed nor what was given.
-int RefuseCommandLine(const CLI::App& app, const CLI::ParseError& error) {
-  const CLI::App* lacking = &app;
-  while (!lacking->get_subcommands().empty()) lacking = lacking->get_subcommands().front();
-  const auto all = lacking->get_subcommands([](const CLI::App*) { return true; });
-  const bool lacks_command = error.get_name() == "RequiredError" && !all.empty();
-  if (!lacks_command) return app.exit(error) == 0 ? kExitOk : kExitUsage;
-  const std::vector<std::string> given = app.remaining(true);
-  const auto append_name = [](std::string* out, const CLI::App* one) { *out += one->get_name(); };
-  std::cerr << lacking->get_name() << ": "
-            << (given.empty() ? "no command" : absl::StrCat("no command \"", given.front(), "\""))
-            << "; allowed: " << absl::StrJoin(all, ", ", append_name) << "\n";
-  return kExitUsage;
+// What the daemon does not tell does not stop the file from being written.
+int WriteBundle(const Flags& flags) {
+  const absl::Time now = absl::Now();
+  const std::string name = BundleName(now);
+  const std::string file = flags.file.empty() ? name + ".tar.gz" : flags.file;
+  const Bundle bundle = Gather(flags.target(), now);
+  const std::string archive = Archive(bundle, name, now);
+  // For containers that have no other way out.
+  const bool to_output = file == "-";
+  if (to_output) {
+    std::cout << archive << std::flush;
+  } else if (absl::Status written = WriteFile(file, archive); !written.ok()) {
+    return FailedHere(written);
+  }
+  (to_output ? std::cerr : std::cout)
+      << (flags.table() ? Summary(bundle, file) : flags.Document(SummaryJson(bundle, file)));
+  return std::cout ? kExitOk : kExitFailed;
 }
 
-void AddModelOptions(CLI::App& command, ModelFlags& flags) {
-  command.add_option("--model", flags.model, "gpt2, mlp or resnet18: whose gradients to send");
-  command.add_option("--shapes", flags.shapes,
-                     "Shapes of a model of one's own, such as 64x3x7x7,64,12*768x768");
-  command
-      .add_option("--hooks", flags.hooks,
-                  "Hooks, each as a word such as power_sgd,matrix_approximation_rank=4")
-      ->expected(1, 32);
-  command.add_option("--members", flags.members, "Members of the session")
-      ->check(CLI::Range(1, 64));
+int Complete(const CLI::App& app, const Flags& flags) {
+  std::cout << Completion(app, flags.shell);
+  return kExitOk;
+}
+
+int DoctorOrBench(const Flags& flags, int (*run)(const Target&, const ModelFlags&, const Print&)) {
+  const Print print = [&flags](const std::string& json) { std::cout << flags.Document(json); };
+  return run(flags.target(), flags.model, flags.table() ? Print() : print);
 }
 
 int Main(int argc, const char* const* argv) {
   wire::SkipDeadlockDetection();
   Flags flags;
   CLI::App app("Queries the status of a gradwired.", "gradwirectl");
-  app.set_version_flag("--version", absl::StrCat("gradwirectl ", GRADWIRE_VERSION));
-  app.option_defaults()->always_capture_default();
-  app.require_subcommand(1);
-  // Global options may also follow the subcommand.
-  app.fallthrough();
-  app.add_option("--address", flags.address, "The daemon: host:port or unix:/path")
-      ->envname("GRADWIRE_ADDRESS");
-  app.add_option("--tls-ca", flags.tls.ca, "Authorities of the daemon's certificate; turns on TLS")
-      ->envname("GRADWIRE_TLS_CA");
-  app.add_option("--tls-cert", flags.tls.cert, "This tool's certificate, for a daemon that asks")
-      ->envname("GRADWIRE_TLS_CERT");
-  app.add_option("--tls-key", flags.tls.key, "The certificate's private key")
-      ->envname("GRADWIRE_TLS_KEY");
-  app.add_option("--token-file", flags.token_file, "File with the token that the daemon asks for")
-      ->envname("GRADWIRE_TOKEN_FILE");
-  app.add_option("--timeout", flags.timeout_s, "Seconds for each call")
-      ->envname("GRADWIRE_TIMEOUT")
-      ->check(CLI::Range(0.001, 3600.0));
-  app.add_option("-o,--output", flags.format, "table, json or yaml")
-      ->check(CLI::IsMember({"table", "json", "yaml"}));
-  CLI::App* status =
-      app.add_subcommand("status", "Show sessions, members, and what each session waits for");
-  status->add_flag("-w,--watch", flags.watch, "Refresh once a second");
-  CLI::App* sessions =
-      app.add_subcommand("sessions", "List the sessions, and those that ended recently");
-  CLI::App* why = app.add_subcommand(
-      "why", "Say what each session waits for, who keeps it waiting, and why others failed");
-  CLI::App* session = app.add_subcommand("session", "Show, end, export or import one session")
-                          ->require_subcommand(1);
-  CLI::App* get = session->add_subcommand("get", "Show everything about one session");
-  get->add_option("NAME", flags.session, "The session")->required();
-  CLI::App* evict = session->add_subcommand("evict", "End it at once; its members get an error");
-  evict->add_option("NAME", flags.session, "The session")->required();
-  evict->add_option("--reason", flags.reason, "A sentence for the members");
-  CLI::App* write =
-      session->add_subcommand("export", "Write its state to a file, between two steps");
-  CLI::App* read = session->add_subcommand(
-      "import", "Load its state from a file, while all members wait between two steps");
-  for (CLI::App* one : {write, read}) {
-    one->add_option("NAME", flags.session, "The session")->required();
-    one->add_option("FILE", flags.file, "The safetensors file")->required();
-  }
-  CLI::App* health =
-      app.add_subcommand("health", "Exit with 0 if serving, 1 if not, 69 without an answer");
-  health->add_option("--service", flags.service,
-                     "The service to check instead of the whole daemon");
-  CLI::App* doctor = app.add_subcommand(
-      "doctor", "Check the way to the daemon, and predict the step time of each hook");
-  CLI::App* bench =
-      app.add_subcommand("bench", "Train with members of its own, and measure each hook's steps");
-  for (CLI::App* one : {doctor, bench}) AddModelOptions(*one, flags.model);
-  bench->add_option("--steps", flags.model.steps, "Measured steps for each hook")
-      ->check(CLI::Range(1, 100000));
-  CLI::App* version =
-      app.add_subcommand("version", "Show the versions of this tool and of the daemon");
+  DefineCommands(app, flags);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return RefuseCommandLine(app, error);
   }
-  if (status->parsed()) return Status(flags);
-  if (sessions->parsed()) return ShowSessions(flags);
-  if (evict->parsed()) return Evict(flags);
-  if (why->parsed()) return SayWhy(flags);
-  if (get->parsed()) return ShowSession(flags);
-  if (write->parsed()) return Export(flags);
-  if (read->parsed()) return Import(flags);
-  if (health->parsed()) return Health(flags);
-  const Print print = [&flags](const std::string& json) { std::cout << flags.Document(json); };
-  const Print document = flags.table() ? Print() : print;
-  if (doctor->parsed()) return Doctor(flags.target(), flags.model, document);
-  if (bench->parsed()) return RunBench(flags.target(), flags.model, document);
-  return version->parsed() ? Version(flags) : kExitUsage;
+  const std::map<std::string, std::function<int()>> commands = {
+      {"status", [&] { return Status(flags); }},
+      {"sessions", [&] { return ShowSessions(flags); }},
+      {"why", [&] { return SayWhy(flags); }},
+      {"session get", [&] { return ShowSession(flags); }},
+      {"session evict", [&] { return Evict(flags); }},
+      {"session pause", [&] { return Pause(flags); }},
+      {"session resume", [&] { return Resume(flags); }},
+      {"session export", [&] { return Export(flags); }},
+      {"session import", [&] { return Import(flags); }},
+      {"trace", [&] { return TraceSteps(flags); }},
+      {"health", [&] { return Health(flags); }},
+      {"doctor", [&] { return DoctorOrBench(flags, Doctor); }},
+      {"bench", [&] { return DoctorOrBench(flags, RunBench); }},
+      {"debug bundle", [&] { return WriteBundle(flags); }},
+      {"completion", [&] { return Complete(app, flags); }},
+      {"explain", [&] { return Explain(flags.code); }},
+      {"version", [&] { return Version(flags); }}};
+  const auto found = commands.find(CommandOf(app));
+  return found == commands.end() ? kExitUsage : found->second();
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -188,6 +189,7 @@ std::string StepTable(const v1::SessionStatus& session) {
   return absl::StrCat("\n", Table(rows));
 }
 
+// Without line feed.
 std::string Json(const google::protobuf::Message& message) {
   google::protobuf::util::JsonPrintOptions options;
   // Scripts can rely on every field, also on those with the value 0.
@@ -278,6 +280,26 @@ std::string SessionTable(const v1::SessionStatus& session) {
 
 std::string Why(const v1::ListSessionsResponse& sessions) { return Headline(sessions); }
 
-std::string SessionJson(const v1::SessionStatus& session) { return Json(session) + "\n"; }
+// Those that Headline names, and the other ones that ended.
+std::string WhyJson(const v1::ListSessionsResponse& sessions) {
+  nlohmann::ordered_json all = nlohmann::ordered_json::array();
+  for (const v1::SessionStatus& session : sessions.sessions()) {
+    all.push_back({{"session", session.name()},
+                   {"state", session.state()},
+                   {"why", session.waiting_for()},
+                   {"slow", session.slow()}});
+  }
+  return all.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+}
+
+std::string VersionsJson(const std::string& tool, const std::string& daemon) {
+  nlohmann::ordered_json versions = {{"gradwirectl", tool}, {"gradwired", nullptr}};
+  if (!daemon.empty()) versions["gradwired"] = daemon;
+  return versions.dump() + "\n";
+}
+
+std::string MessageJson(const google::protobuf::Message& message) { return Json(message) + "\n"; }
+
+std::string SessionJson(const v1::SessionStatus& session) { return MessageJson(session); }
 
 }  // namespace gradwire::ctl

@@ -19,8 +19,15 @@ std::string SessionsJson(const v1::ListSessionsResponse& sessions);
 
 // What each session waits for, or why it failed, and who keeps it waiting.
 std::string Why(const v1::ListSessionsResponse& sessions);
+std::string WhyJson(const v1::ListSessionsResponse& sessions);
 
 std::string SessionTable(const v1::SessionStatus& session);
 std::string SessionJson(const v1::SessionStatus& session);
+
+// `daemon` is empty, and null in the document, where none answers.
+std::string VersionsJson(const std::string& tool, const std::string& daemon);
+
+// With the proto's field names, also fields with the value 0. Ends with a line feed.
+std::string MessageJson(const google::protobuf::Message& message);
 
 }  // namespace gradwire::ctl

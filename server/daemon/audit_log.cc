@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/thread_name.h"
 
 namespace gradwire::server {
@@ -28,8 +29,10 @@ absl::StatusOr<UniqueFd> OpenFile(const std::string& path) {
   UniqueFd file(
       open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0600));
   if (file.valid()) return file;
-  return absl::UnavailableError(absl::StrCat(
-      "audit_log \"", path, "\": cannot be opened for writing: ", std::strerror(errno)));
+  return Coded(
+      ErrorCode::kAuditLog,
+      absl::UnavailableError(absl::StrCat(
+          "audit_log \"", path, "\": cannot be opened for writing: ", std::strerror(errno))));
 }
 
 void Clip(std::string& text) {

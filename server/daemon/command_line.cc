@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "server/daemon/config_show.h"
 #include "server/daemon/exit_codes.h"
 
@@ -38,6 +39,10 @@ class Parser {
   Parser() : app_("Gradwire's daemon: reduces the gradients of training sessions.", "gradwired") {
     app_.set_version_flag("--version", absl::StrCat("gradwired ", GRADWIRE_VERSION));
     app_.footer(kFooter);
+    app_.failure_message([](const CLI::App* /*app*/, const CLI::Error& error) {
+      return absl::StrCat(CodedText(ErrorCode::kUsage, error.what()),
+                          "\nRun with --help for more information.\n");
+    });
     config_ = app_.add_option(kConfigFlag, config_help_)->type_name("FILE");
     for (const Setting& setting : Settings()) options_.emplace_back(&setting, Add(setting));
     AddCommands();
@@ -138,7 +143,9 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
   if (!loaded.problems.empty()) {
     line.exit_code = loaded.exit_code;
   } else if (parser.checks() && line.configuration.file.empty()) {
-    std::cerr << "gradwired: there is no file to check: name one, or set --config\n";
+    std::cerr << CodedText(ErrorCode::kUsage,
+                           "gradwired: there is no file to check: name one, or set --config")
+              << "\n";
     line.exit_code = kExitUsage;
   } else if (parser.checks()) {
     std::cout << line.configuration.file << ": ok\n";

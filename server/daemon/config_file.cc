@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/error_code.h"
 #include "base/printable.h"
 #include "server/daemon/yaml_tree.h"
 
@@ -134,7 +135,9 @@ class Reader {
  private:
   void Report(const YamlNode& node, const std::string& problem) {
     if (file_.problems.size() >= kMostProblems) return;
-    file_.problems.push_back(absl::StrCat(name_, ":", node.line, ":", node.column, ": ", problem));
+    file_.problems.push_back(
+        CodedText(ErrorCode::kConfigKey,
+                  absl::StrCat(name_, ":", node.line, ":", node.column, ": ", problem)));
   }
 
   void ReadMapping(const YamlNode& mapping, const std::string& section) {

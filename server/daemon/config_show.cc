@@ -25,6 +25,7 @@ Json ValueOf(const Setting& setting, const ServerOptions& options) {
     case Kind::kSize:
       return Json::parse(text);
     case Kind::kList: {
+      if (text.empty()) return Json::array();
       const std::vector<std::string> words = absl::StrSplit(text, ',');
       return words;
     }
@@ -60,7 +61,9 @@ Json TypeOf(const Setting& setting) {
               {"multipleOf", setting.multiple},
               {"pattern", kSizePattern}};
     case Kind::kList:
-      return {{"type", {"array", "string"}}, {"items", {{"type", "string"}}}, {"minItems", 1}};
+      return {{"type", {"array", "string"}},
+              {"items", {{"type", "string"}}},
+              {"minItems", setting.may_be_empty ? 0 : 1}};
     case Kind::kDuration:
       return {{"type", "string"}, {"pattern", kDurationPattern}};
     case Kind::kText:

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/error_code.h"
 #include "base/printable.h"
 #include "proto/tls/pem.h"
 #include "server/daemon/config_file.h"
@@ -44,7 +45,7 @@ class Loader {
 
  private:
   void Fail(int exit_code, const std::string& problem) {
-    loaded_.problems.push_back(problem);
+    loaded_.problems.push_back(CodedText(ErrorCode::kDaemonStart, problem));
     // Of several, the file's: who starts the daemon again changes nothing about it.
     if (loaded_.exit_code != kExitConfig) loaded_.exit_code = exit_code;
   }
@@ -54,7 +55,9 @@ class Loader {
     if (path.empty()) return;
     const std::string name = Printable(path);
     const absl::StatusOr<std::string> text = tls::ReadSmallFile(name, path);
-    if (!text.ok()) return Fail(kExitConfig, std::string(text.status().message()));
+    if (!text.ok())
+      return Fail(kExitConfig,
+                  CodedText(ErrorCode::kConfigFile, std::string(text.status().message())));
     loaded_.configuration.file = path;
     const ConfigFile file = ParseConfig(*text, path);
     for (const std::string& problem : file.problems) Fail(kExitConfig, problem);

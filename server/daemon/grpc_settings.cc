@@ -79,4 +79,9 @@ IntakeLimits IntakeLimitsOf(const ServerOptions& options, const MemoryShares& me
           .strangers_bytes = memory.transport / 2};
 }
 
+std::size_t AdminStrangersBytes(std::size_t strangers_bytes) {
+  constexpr std::size_t kLeast = std::size_t{8} * kMiB;
+  return std::max(strangers_bytes / 4, kLeast);
+}
+
 }  // namespace gradwire::server

@@ -17,4 +17,8 @@ void SetUpGrpc(const ServerOptions& options, const MemoryShares& memory,
 // What these settings let a well-behaved peer send ahead, and the strangers' part of the memory.
 IntakeLimits IntakeLimitsOf(const ServerOptions& options, const MemoryShares& memory);
 
+// What strangers on the admin addresses may hold beside those on the members': their connections
+// are few, and few of them send much.
+std::size_t AdminStrangersBytes(std::size_t strangers_bytes);
+
 }  // namespace gradwire::server

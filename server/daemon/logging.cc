@@ -2,6 +2,7 @@
 
 #include <grpc/support/log.h>
 #include <spdlog/formatter.h>
+#include <spdlog/sinks/sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
@@ -15,7 +16,9 @@
 #include "absl/strings/str_replace.h"
 #include "absl/time/time.h"
 #include "base/printable.h"
+#include "base/sync.h"
 #include "server/daemon/line_limit.h"
+#include "server/daemon/log_ring.h"
 #include "server/session/log_scope.h"
 
 namespace gradwire::server {
@@ -80,11 +83,39 @@ class LineFormatter final : public spdlog::formatter {
   const bool json_;
 };
 
+// Never destroyed: threads may log until the process ends.
+LogRing& Ring() {
+  static LogRing& ring = *new LogRing();
+  return ring;
+}
+
+class RingSink final : public spdlog::sinks::sink {
+ public:
+  void log(const spdlog::details::log_msg& message) override {
+    MutexLock lock(mutex_);
+    spdlog::memory_buf_t line;
+    formatter_->format(message, line);
+    Ring().Add({line.data(), line.size() - 1});  // without its end
+  }
+  void flush() override {}
+  void set_pattern(const std::string& /*pattern*/) override {}
+  void set_formatter(std::unique_ptr<spdlog::formatter> formatter) override {
+    MutexLock lock(mutex_);
+    formatter_ = std::move(formatter);
+  }
+
+ private:
+  Mutex mutex_;
+  std::unique_ptr<spdlog::formatter> formatter_ GRADWIRE_GUARDED_BY(mutex_) =
+      std::make_unique<LineFormatter>(false);
+};
+
 }  // namespace
 
 void SetUpLog(const std::string& level, const std::string& format) {
-  auto logger = std::make_shared<spdlog::logger>("gradwired",
-                                                 std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  const spdlog::sinks_init_list sinks = {std::make_shared<spdlog::sinks::stderr_sink_mt>(),
+                                         std::make_shared<RingSink>()};
+  auto logger = std::make_shared<spdlog::logger>("gradwired", sinks);
   logger->set_formatter(std::make_unique<LineFormatter>(format == "json"));
   logger->set_level(spdlog::level::from_str(level));
   // Every line at once, so that the last ones survive a crash.
@@ -97,7 +128,10 @@ void ChangeLogLevel(const std::string& level) {
   spdlog::default_logger_raw()->set_level(spdlog::level::from_str(level));
 }
 
-// The sink exchanges it under its lock; another logger could not be set while threads use this one.
+std::vector<std::string> LastLogLines() { return Ring().Lines(); }
+
+// Each sink exchanges it under its lock; another logger could not be set while threads use this
+// one.
 void ChangeLogFormat(const std::string& format) {
   spdlog::default_logger_raw()->set_formatter(std::make_unique<LineFormatter>(format == "json"));
 }

@@ -1,7 +1,8 @@
-// The daemon's log, on stderr.
+// The daemon's log, on stderr; its last lines are also kept in memory.
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace gradwire::server {
 
@@ -12,5 +13,8 @@ void SetUpLog(const std::string& level, const std::string& format);
 // While other threads log.
 void ChangeLogLevel(const std::string& level);
 void ChangeLogFormat(const std::string& format);
+
+// What LogRing has kept, oldest first, as it was written to stderr. Empty before SetUpLog.
+std::vector<std::string> LastLogLines();
 
 }  // namespace gradwire::server

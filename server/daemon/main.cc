@@ -14,8 +14,10 @@
 #include <memory>
 #include <utility>
 
+#include "base/error_code.h"
 #include "proto/wire/process_setup.h"
 #include "server/daemon/command_line.h"
+#include "server/daemon/config_show.h"
 #include "server/daemon/exit_codes.h"
 #include "server/daemon/logging.h"
 #include "server/daemon/reload.h"
@@ -48,7 +50,7 @@ void KeepMemory() {
 void RaiseDescriptorLimit(const ServerOptions& options) {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  const rlim_t wanted = DescriptorsWanted(options.max_connections, options.max_sessions);
+  const rlim_t wanted = DescriptorsWanted(options.AllConnections(), options.max_sessions);
   if (limit.rlim_cur >= wanted) return;
   limit.rlim_cur = std::min(wanted, limit.rlim_max);
   setrlimit(RLIMIT_NOFILE, &limit);
@@ -107,12 +109,12 @@ class Trimming {
 };
 
 void ServeUntilTold(Server& server, const sigset_t& signals, const Flags& flags,
-                    ServerOptions& options) {
+                    Configuration& configuration) {
   Trimming trimming;
-  while (!(options.stop_on_eof && InputEnded())) {
+  while (!(configuration.options.stop_on_eof && InputEnded())) {
     const int signal = NextSignal(signals);
     if (signal == SIGHUP) {
-      Reload(flags, server, options);
+      Reload(flags, server, configuration);
     } else if (signal != 0) {
       return;
     }
@@ -146,7 +148,8 @@ int Drain(Server& server, absl::Duration timeout, const sigset_t& signals) {
 int Main(int argc, char** argv) {
   const CommandLine line = ParseCommandLine(argc, argv);
   if (line.exit) return line.exit_code;
-  ServerOptions options = line.configuration.options;
+  Configuration configuration = line.configuration;
+  const ServerOptions& options = configuration.options;
   KeepMemory();
   wire::SkipDeadlockDetection();
   SetUpLog(options.log_level, options.log_format);
@@ -155,16 +158,20 @@ int Main(int argc, char** argv) {
   const sigset_t signals = BlockSignals();
   const absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(options);
   if (!server.ok()) {
-    std::cerr << "gradwired: " << server.status().message() << "\n";
+    std::cerr << "gradwired: "
+              << CodedText(ErrorCode::kDaemonStart, std::string(server.status().message())) << "\n";
     return kExitUnavailable;
   }
   std::cout << "gradwired " << GRADWIRE_VERSION << "\n";
   for (const std::string& address : (*server)->addresses())
     std::cout << "  grpc  " << address << "\n";
+  for (const std::string& address : (*server)->admin_addresses())
+    std::cout << "  admin " << address << "\n";
   for (const std::string& address : (*server)->http_addresses())
     std::cout << "  http  http://" << address << "/\n";
   std::cout << std::flush;
-  ServeUntilTold(**server, signals, line.flags, options);
+  (*server)->SetConfigurationText(ShowYaml(configuration, true));
+  ServeUntilTold(**server, signals, line.flags, configuration);
   return Drain(**server, options.drain_timeout, signals);
 }
 

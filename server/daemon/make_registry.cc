@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "hooks/cuda/library.h"
 #include "server/rpc/rpc_threads.h"
 #include "server/session/gpu_reducer.h"
@@ -40,8 +41,11 @@ absl::StatusOr<std::vector<std::shared_ptr<Device>>> OpenGpus(const ServerOption
 absl::StatusOr<std::shared_ptr<Reducer>> MakeGpuReducer(const ServerOptions& options) {
   const auto devices = OpenGpus(options);
   if (!devices.ok()) {
-    return absl::Status(devices.status().code(), absl::StrCat("reduce is \"", options.reduce,
-                                                              "\": ", devices.status().message()));
+    // The daemon's operator can do other things about it than a member.
+    return absl::Status(
+        devices.status().code(),
+        RecodedText(ErrorCode::kReduce, absl::StrCat("reduce is \"", options.reduce,
+                                                     "\": ", devices.status().message())));
   }
   spdlog::info("sums are computed on {} GPU(s)", devices->size());
   return std::make_shared<GpuReducer>(

@@ -14,6 +14,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 
 namespace gradwire::server {
 namespace {
@@ -80,8 +81,10 @@ absl::StatusOr<std::size_t> ParseMemoryLimit(const std::string& text, std::size_
        {"GiB", 1073741824.0},
        {"TiB", 1099511627776.0}}};
   const auto bad = [&] {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "\"", text, "\" is not an amount of memory; allowed are, for example, 512MiB, 2GB, 80%"));
+    return Coded(ErrorCode::kSetting,
+                 absl::InvalidArgumentError(absl::StrCat(
+                     "\"", text,
+                     "\" is not an amount of memory; allowed are, for example, 512MiB, 2GB, 80%")));
   };
   const std::string trimmed(absl::StripAsciiWhitespace(text));
   const std::size_t digits = trimmed.find_first_not_of("0123456789.");

@@ -1,12 +1,15 @@
 #include "server/daemon/options.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "base/error_code.h"
 #include "server/core/session_options.h"
 #include "server/daemon/memory_limit.h"
 #include "server/daemon/settings.h"
@@ -17,8 +20,9 @@ namespace {
 
 absl::Status CheckDuration(const std::string& name, absl::Duration value) {
   if (value > absl::ZeroDuration() && value <= absl::Hours(24 * 365)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(name, " is ", absl::FormatDuration(value),
-                                                 "; allowed: more than 0, at most a year"));
+  return Coded(ErrorCode::kSetting,
+               absl::InvalidArgumentError(absl::StrCat(name, " is ", absl::FormatDuration(value),
+                                                       "; allowed: more than 0, at most a year")));
 }
 
 // Applies the sessions' own rules, so that a wrong flag is refused at the start of the daemon and
@@ -41,25 +45,51 @@ std::optional<Problem> FindTlsConflict(const tls::Files& files) {
   if (files.ca.empty() || !files.cert.empty()) return std::nullopt;
   return Problem{
       .setting = "tls-client-ca",
-      .status = absl::InvalidArgumentError(
-          "tls_client_ca is set, and tls_cert is not; allowed: with tls_cert and tls_key")};
+      .status = Coded(
+          ErrorCode::kSetting,
+          absl::InvalidArgumentError(
+              "tls_client_ca is set, and tls_cert is not; allowed: with tls_cert and tls_key"))};
+}
+
+// An address that members have too would not be one of their own.
+std::optional<Problem> FindSharedAddress(const ServerOptions& options) {
+  for (const std::string& address : options.admin_listen) {
+    // Port 0 is another one each time.
+    if (absl::EndsWith(address, ":0")) continue;
+    const auto& listen = options.listen;
+    if (std::find(listen.begin(), listen.end(), address) == listen.end()) continue;
+    return Problem{.setting = "admin-listen",
+                   .status = Coded(
+                       ErrorCode::kListenAddress,
+                       absl::InvalidArgumentError(absl::StrCat(
+                           "admin_listen has ", address,
+                           ", and listen has it too; allowed are addresses that listen has not")))};
+  }
+  return std::nullopt;
 }
 
 absl::Status CheckHttp(const ServerOptions& options) {
   if (options.http_listen == "off" || options.http_listen == "auto") return absl::OkStatus();
   if (IsUnixAddress(options.http_listen)) {
-    return absl::InvalidArgumentError(absl::StrCat("http_listen is \"", options.http_listen,
-                                                   "\"; allowed are host:port, off and auto"));
+    return Coded(ErrorCode::kListenAddress, absl::InvalidArgumentError(absl::StrCat(
+                                                "http_listen is \"", options.http_listen,
+                                                "\"; allowed are host:port, off and auto")));
   }
   const absl::Status status = CheckListenAddress(options.http_listen, options.insecure_http);
   if (status.code() != absl::StatusCode::kFailedPrecondition) return status;
-  return absl::FailedPreconditionError(
-      absl::StrCat("http_listen is \"", options.http_listen,
+  return Coded(ErrorCode::kInsecure,
+               absl::FailedPreconditionError(absl::StrCat(
+                   "http_listen is \"", options.http_listen,
                    "\", which other hosts can reach; names of sessions can be read there without "
-                   "encryption: allow that with --insecure-http"));
+                   "encryption: allow that with --insecure-http")));
 }
 
 }  // namespace
+
+// Settings() allows octal numbers only.
+mode_t ServerOptions::SocketMode() const {
+  return static_cast<mode_t>(std::strtoul(socket_mode.c_str(), nullptr, 8));
+}
 
 bool ServerOptions::ListensOnUnixSocket() const {
   return std::any_of(listen.begin(), listen.end(), IsUnixAddress);
@@ -81,18 +111,24 @@ absl::StatusOr<std::vector<int>> ServerOptions::Gpus() const {
     gpus.push_back(gpu);
   }
   if (valid) return gpus;
-  return absl::InvalidArgumentError(absl::StrCat(
-      "reduce is \"", reduce, "\"; allowed are cpu, cuda, and cuda:0,2 with each GPU once"));
+  return Coded(
+      ErrorCode::kSetting,
+      absl::InvalidArgumentError(absl::StrCat(
+          "reduce is \"", reduce, "\"; allowed are cpu, cuda, and cuda:0,2 with each GPU once")));
 }
 
 std::optional<Problem> ServerOptions::FindConflict() const {
   if (auto problem = FindTlsConflict(tls)) return problem;
-  for (const std::string& address : listen) {
-    if (absl::Status status = CheckListenAddress(address, insecure || !tls.cert.empty());
-        !status.ok()) {
-      return Problem{.setting = "listen", .status = status};
+  for (const auto& [setting, addresses] :
+       {std::pair("listen", &listen), std::pair("admin-listen", &admin_listen)}) {
+    for (const std::string& address : *addresses) {
+      if (absl::Status status = CheckListenAddress(address, insecure || !tls.cert.empty());
+          !status.ok()) {
+        return Problem{.setting = setting, .status = status};
+      }
     }
   }
+  if (auto problem = FindSharedAddress(*this)) return problem;
   if (absl::Status status = CheckHttp(*this); !status.ok()) {
     return Problem{.setting = "http-listen", .status = status};
   }
@@ -116,7 +152,9 @@ absl::Status ServerOptions::Validate() const {
   }
   // Otherwise a member that only sends heartbeats would count as silent between two of them.
   if (heartbeat_interval >= silence_timeout) {
-    return absl::InvalidArgumentError("heartbeat_interval must be shorter than silence_timeout");
+    return Coded(
+        ErrorCode::kSetting,
+        absl::InvalidArgumentError("heartbeat_interval must be shorter than silence_timeout"));
   }
   return CheckSession(*this);
 }

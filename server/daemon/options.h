@@ -1,6 +1,8 @@
 // The daemon's configuration as one struct. settings.h has the table of those that users can set.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -17,13 +19,17 @@ namespace gradwire::server {
 struct ServerOptions {
   // "host:port" (port 0: any), "[v6]:port", "unix:/path".
   std::vector<std::string> listen = {"127.0.0.1:29610"};
+  // Where admin calls are served, in the same forms. Empty: on the addresses of members.
+  std::vector<std::string> admin_listen = {};
+  // Of the unix sockets of `listen`: "0600", "0660" or "0666". Those of `admin_listen` have 0600.
+  std::string socket_mode = "0600";
   // Allows addresses that other hosts can reach without TLS.
   bool insecure = false;
   // What TCP addresses use; the files are read again when they change. Without a certificate: no
   // TLS. With `ca`: clients must have a certificate that it has signed.
   tls::Files tls = {};
-  // Who may do what on TCP addresses: see TokenTable. Read again when it changes. Empty: everybody
-  // who can connect may do everything.
+  // Who may do what: see TokenTable. Read again when it changes. Empty: everybody who can connect
+  // may do everything, but for other users of this host on a unix socket.
   std::string tokens = {};
   // Where metrics, probes and the status page are: "host:port", "off", or "auto", which is port
   // 29611 of this host if it is free.
@@ -70,6 +76,14 @@ struct ServerOptions {
   std::string log_level = "info";   // debug, info, warning, error
   std::string log_format = "text";  // text, json
   bool stop_on_eof = false;         // drain when standard input ends
+
+  // For `admin_listen`, in addition to `max_connections`.
+  static constexpr int kAdminConnections = 64;
+  int AllConnections() const {
+    return max_connections + (admin_listen.empty() ? 0 : kAdminConnections);
+  }
+
+  mode_t SocketMode() const;
 
   // Whether members of this host can reach it through a unix socket.
   bool ListensOnUnixSocket() const;

@@ -1,20 +1,25 @@
 #include "server/daemon/ports.h"
 
-#include <grpcpp/security/server_credentials.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "base/error_code.h"
 #include "base/printable.h"
+#include "server/access/permissions.h"
+#include "server/daemon/grpc_settings.h"
 
 namespace gradwire::server {
 namespace {
 
 constexpr absl::Duration kReload = absl::Seconds(1);
 constexpr std::size_t kShownBytes = 200;
+constexpr mode_t kPrivateMode = 0600;
 
 // Services record what became of these calls themselves.
 bool IsRecorded(const std::string& method) {
@@ -23,15 +28,14 @@ bool IsRecorded(const std::string& method) {
          absl::EndsWith(method, "/ImportState");
 }
 
-}  // namespace
+void LogSome(LineLimit& limit, const char* more, const std::string& sentence) {
+  const auto left_out = limit.Allow(std::chrono::steady_clock::now());
+  if (!left_out) return;
+  if (*left_out > 0) spdlog::warn("{} more {}", *left_out, more);
+  spdlog::warn("{}", sentence);
+}
 
-Ports::Ports(const ServerOptions& options, const IntakeLimits& intake, int max_connections,
-             std::shared_ptr<AuditSink> audit)
-    : first_byte_timeout_(absl::ToChronoMilliseconds(options.handshake_timeout)),
-      max_connections_(max_connections),
-      audit_(std::move(audit)),
-      intake_(intake, [this](CutReason reason, const std::string& peer,
-                             const std::string& sentence) { OnCut(reason, peer, sentence); }) {}
+}  // namespace
 
 void Ports::OnCut(CutReason reason, const std::string& peer, const std::string& sentence) {
   ++cut_[static_cast<std::size_t>(reason)];
@@ -41,78 +45,110 @@ void Ports::OnCut(CutReason reason, const std::string& peer, const std::string& 
                     .peer = peer,
                     .reason = sentence});
   }
-  const auto left_out = cuts_.Allow(std::chrono::steady_clock::now());
-  if (!left_out) return;
-  if (*left_out > 0) spdlog::warn("{} more connections were cut", *left_out);
-  spdlog::warn("{}", sentence);
+  LogSome(cuts_, "connections were cut", sentence);
+}
+
+void Ports::OnRefusedUser(const std::string& sentence) {
+  if (audit_ != nullptr) {
+    audit_->Record(
+        {.event = "connection_cut", .outcome = AuditEvent::Outcome::kRefused, .reason = sentence});
+  }
+  LogSome(users_, "connections were refused", sentence);
+}
+
+absl::StatusOr<std::unique_ptr<Gate>> Ports::OpenGate(const GateOptions& options) {
+  return Gate::Open(
+      options,
+      [this](CutReason reason, const std::string& peer, const std::string& sentence) {
+        OnCut(reason, peer, sentence);
+      },
+      [this](const std::string& sentence) { OnRefusedUser(sentence); });
 }
 
 absl::StatusOr<std::unique_ptr<Ports>> Ports::Open(const ServerOptions& options,
                                                    const IntakeLimits& intake, int max_connections,
                                                    std::shared_ptr<AuditSink> audit) {
-  std::unique_ptr<Ports> ports(new Ports(options, intake, max_connections, std::move(audit)));
+  std::unique_ptr<Ports> ports(new Ports(std::move(audit)));
   if (!options.tls.cert.empty()) {
     auto store = CertificateStore::Open(options.tls, absl::Now());
     if (!store.ok()) return store.status();
     ports->certificates_ = *std::move(store);
   }
-  auto access = AccessControl::Open(options.tokens);
+  HostUsers users = ReadHostUsers(options.SocketMode() == kPrivateMode);
+  auto access = AccessControl::Open(options.tokens, users);
   if (!access.ok()) return access.status();
   ports->access_ = *std::move(access);
-  for (const std::string& address : options.listen) {
-    absl::StatusOr<std::vector<Listener>> opened = Listener::Open(address);
-    if (!opened.ok()) return opened.status();
-    for (Listener& listener : *opened) {
-      ports->addresses_.push_back(listener.address());
-      if (listener.is_unix()) ports->local_fds_.insert(listener.fd());
-      ports->listeners_.push_back(std::move(listener));
-    }
-  }
+  const bool has_admin = !options.admin_listen.empty();
+  // With few descriptors, members' connections are not the only ones to be fewer.
+  const int for_admin =
+      has_admin ? std::clamp(max_connections / 8, 1, ServerOptions::kAdminConnections) : 0;
+  GateOptions gate{
+      .listen = options.listen,
+      .socket_mode = options.SocketMode(),
+      .own_users = std::move(users.operators),
+      .first_byte_timeout = absl::ToChronoMilliseconds(options.handshake_timeout),
+      .intake = intake,
+      .max_connections = std::clamp(max_connections - for_admin, 1, options.max_connections)};
+  auto members = ports->OpenGate(gate);
+  if (!members.ok()) return members.status();
+  ports->members_ = *std::move(members);
+  if (!has_admin) return ports;
+  gate.listen = options.admin_listen;
+  gate.socket_mode = kPrivateMode;
+  gate.max_connections = for_admin;
+  gate.intake.strangers_bytes = AdminStrangersBytes(intake.strangers_bytes);
+  auto admin = ports->OpenGate(gate);
+  if (!admin.ok()) return admin.status();
+  ports->admin_ = *std::move(admin);
   return ports;
 }
 
-void Ports::AddTo(grpc::ServerBuilder& builder) {
-  using Type = grpc::ServerBuilder::experimental_type::ExternalConnectionType;
-  const auto add = [&](std::shared_ptr<grpc::ServerCredentials> credentials) {
-    return builder.experimental().AddExternalConnectionAcceptor(Type::FROM_FD,
-                                                                std::move(credentials));
-  };
-  local_ = add(grpc::InsecureServerCredentials());
-  tcp_ = add(certificates_ == nullptr ? grpc::InsecureServerCredentials()
-                                      : CertificateStore::MakeCredentials(certificates_));
+void Ports::AddTo(Side side, grpc::ServerBuilder& builder) {
+  GateOf(side)->AddTo(builder, certificates_);
 }
 
-absl::Status Ports::Serve(Acceptor::OfferHandler take_offer) {
-  auto acceptor = Acceptor::Make(
-      std::move(listeners_),
-      {.max_connections = max_connections_,
-       .first_byte_timeout = first_byte_timeout_,
-       .intake = &intake_},
-      [this](int listener_fd, UniqueFd connection) {
-        FromOutside::NewConnectionParameters parameters;
-        parameters.listener_fd = listener_fd;
-        // gRPC closes the descriptor from here on.
-        parameters.fd = connection.Release();
-        (local_fds_.contains(listener_fd) ? local_ : tcp_)->HandleNewConnection(&parameters);
-      },
-      std::move(take_offer));
-  if (!acceptor.ok()) return acceptor.status();
-  acceptor_ = *std::move(acceptor);
+Door Ports::DoorOf(Side side) const {
+  return {
+      .admit = [this, side](const std::string& method,
+                            const Proof& proof) { return Admit(side, method, proof); },
+      .meter_of = [gate = GateOf(side)](const std::string& peer) { return gate->MeterOf(peer); },
+      .on_denied = [this](const std::string& method, const Caller& caller,
+                          const absl::Status& why) { OnDenied(method, caller, why); }};
+}
+
+absl::Status Ports::Serve(Acceptor::OfferHandler take_offer, std::function<void()> on_admin) {
   if (certificates_ != nullptr || access_->has_file()) {
     reloader_.emplace(kReload, [this](absl::Time /*now*/) { Reload(); });
   }
-  // Last: calls come from here on, and ask for connections().
-  acceptor_->Serve();
-  return absl::OkStatus();
+  if (admin_ != nullptr) {
+    if (absl::Status status = admin_->Serve(nullptr, std::move(on_admin)); !status.ok())
+      return status;
+  }
+  return members_->Serve(std::move(take_offer), nullptr);
 }
 
 void Ports::Stop() {
   if (reloader_) reloader_->Stop();
-  if (acceptor_ != nullptr) acceptor_->Stop();
+  if (members_ != nullptr) members_->Stop();
+  if (admin_ != nullptr) admin_->Stop();
 }
 
-absl::StatusOr<Caller> Ports::Admit(const std::string& method, const Proof& proof) const {
+// The addresses are told only to those who may make the call there.
+absl::StatusOr<Caller> Ports::Decide(Side side, const std::string& method,
+                                     const Proof& proof) const {
   absl::StatusOr<Caller> caller = access_->Admit(method, proof);
+  if (!caller.ok() || side == Side::kAdmin || admin_ == nullptr || !IsForAdminAddresses(method)) {
+    return caller;
+  }
+  return Coded(ErrorCode::kAdminAddress,
+               absl::PermissionDeniedError(
+                   absl::StrCat("admin calls have addresses of their own (--admin-listen): ",
+                                absl::StrJoin(admin_->addresses(), ", "))));
+}
+
+absl::StatusOr<Caller> Ports::Admit(Side side, const std::string& method,
+                                    const Proof& proof) const {
+  absl::StatusOr<Caller> caller = Decide(side, method, proof);
   if (caller.ok()) return caller;
   Count(method, caller.status());
   if (audit_ != nullptr) {
@@ -141,15 +177,17 @@ void Ports::OnDenied(const std::string& method, const Caller& caller,
 
 void Ports::Count(const std::string& method, const absl::Status& why) const {
   ++(absl::IsUnauthenticated(why) ? unauthenticated_ : denied_);
-  const auto left_out = refusals_.Allow(std::chrono::steady_clock::now());
-  if (!left_out) return;
-  if (*left_out > 0) spdlog::warn("{} more calls were refused", *left_out);
-  spdlog::warn("refused a call of {}: {}", method, std::string(why.message()));
+  LogSome(refusals_, "calls were refused",
+          absl::StrCat("refused a call of ", method, ": ", std::string(why.message())));
 }
 
 absl::StatusOr<Caller> Ports::AdmitReader(const std::string& authorization) const {
-  return Admit("/gradwire.v1.AdminService/ListSessions", {.authorization = authorization});
+  // Over HTTP there are no addresses for members.
+  return Admit(Side::kAdmin, "/gradwire.v1.AdminService/ListSessions",
+               {.authorization = authorization});
 }
+
+int Ports::connections() const { return members_->connections() + admin_connections(); }
 
 std::uint64_t Ports::connections_cut() const {
   std::uint64_t sum = 0;
@@ -162,8 +200,9 @@ PortFigures Ports::figures() const {
     return cut_[static_cast<std::size_t>(reason)].load(std::memory_order_relaxed);
   };
   PortFigures figures{
-      .refused_connections = acceptor_ == nullptr ? 0 : acceptor_->refused(),
-      .connections_without_call = acceptor_ == nullptr ? 0 : acceptor_->without_call(),
+      .refused_connections = members_->refused() + (admin_ == nullptr ? 0 : admin_->refused()),
+      .connections_without_call =
+          members_->without_call() + (admin_ == nullptr ? 0 : admin_->without_call()),
       .unauthenticated_calls = unauthenticated_,
       .denied_calls = denied_,
       .cut_too_much = cut(CutReason::kTooMuch),

@@ -1,4 +1,5 @@
-// The addresses that the daemon listens on: who may connect, and how connections reach gRPC.
+// The addresses that the daemon listens on: those of members, and those of admin calls. Who may
+// connect, and who may call what.
 #pragma once
 
 #include <grpcpp/server_builder.h>
@@ -9,26 +10,30 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_set>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "server/access/access_control.h"
 #include "server/access/audit.h"
+#include "server/daemon/gate.h"
 #include "server/daemon/line_limit.h"
 #include "server/daemon/options.h"
 #include "server/daemon/ticker.h"
 #include "server/http/figures.h"
-#include "server/net/acceptor.h"
 #include "server/net/certificate_store.h"
-#include "server/net/intake.h"
+#include "server/rpc/call_server.h"
 
 namespace gradwire::server {
 
-// Open, AddTo, Serve, Stop: in this order, each once.
+// Open, AddTo for each side, Serve, Stop: in this order, each once.
 class Ports {
  public:
-  // Listens, and reads the certificates. Connections wait. `audit` may be null.
+  // Each has a gRPC server, connections, threads and limits of its own, so that what comes to the
+  // members' addresses cannot keep operators out.
+  enum class Side : std::uint8_t { kMembers, kAdmin };
+
+  // Listens, and reads the certificates. Connections wait. `max_connections`: of both sides.
+  // `audit` may be null.
   static absl::StatusOr<std::unique_ptr<Ports>> Open(const ServerOptions& options,
                                                      const IntakeLimits& intake,
                                                      int max_connections,
@@ -37,24 +42,18 @@ class Ports {
   Ports(const Ports&) = delete;
   Ports& operator=(const Ports&) = delete;
 
-  // Tells gRPC where its connections come from. The daemon accepts them itself: gRPC can neither
-  // limit their number nor recognize an offer of memory.
-  void AddTo(grpc::ServerBuilder& builder);
-
-  // Lets connections in; gRPC's server has started. `take_offer`: see Acceptor.
-  absl::Status Serve(Acceptor::OfferHandler take_offer);
-
-  // Who may call the method; refusals are logged. Thread-safe.
-  absl::StatusOr<Caller> Admit(const std::string& method, const Proof& proof) const;
+  // Tells the side's gRPC server where its connections come from.
+  void AddTo(Side side, grpc::ServerBuilder& builder);
+  // What the side's server asks about each call. It refers to this object.
+  Door DoorOf(Side side) const;
 
   // A call that was admitted was refused for what it asked: the session of another, or another's
   // membership. Thread-safe.
   void OnDenied(const std::string& method, const Caller& caller, const absl::Status& why) const;
 
-  // Of the connection of this peer, as gRPC names it; null: it is not TCP. Thread-safe.
-  std::shared_ptr<TrafficMeter> MeterOf(const std::string& peer) const {
-    return intake_.Find(peer);
-  }
+  // Lets connections in; gRPC's servers have started. `take_offer`: see Acceptor. `on_admin`: see
+  // Gate::Serve.
+  absl::Status Serve(Acceptor::OfferHandler take_offer, std::function<void()> on_admin);
 
   // Thread-safe.
   PortFigures figures() const;
@@ -64,48 +63,47 @@ class Ports {
   // Lets no further ones in.
   void Stop();
 
-  // With the ports that were taken.
-  const std::vector<std::string>& addresses() const { return addresses_; }
+  // With the ports that were taken; of kAdmin, none if admin calls have no addresses of their own.
+  const std::vector<std::string>& addresses(Side side) const { return GateOf(side)->addresses(); }
+  bool has_admin() const { return admin_ != nullptr; }
   // That held or cost more than a peer may.
   std::uint64_t connections_cut() const;
-  int connections() const { return acceptor_ == nullptr ? 0 : acceptor_->connections(); }
+  int connections() const;
+  int admin_connections() const { return admin_ == nullptr ? 0 : admin_->connections(); }
   // However many join at once, most connections are left for those that members cannot do without.
-  bool HasRoom() const { return connections() <= max_connections_ / 4; }
+  bool HasRoom() const { return members_->connections() <= members_->max_connections() / 4; }
 
  private:
   static constexpr int kRefusalsPerSecond = 10;
-  using FromOutside = grpc::experimental::ExternalConnectionAcceptor;
 
-  Ports(const ServerOptions& options, const IntakeLimits& intake, int max_connections,
-        std::shared_ptr<AuditSink> audit);
+  explicit Ports(std::shared_ptr<AuditSink> audit) : audit_(std::move(audit)) {}
 
+  absl::StatusOr<std::unique_ptr<Gate>> OpenGate(const GateOptions& options);
+  Gate* GateOf(Side side) const { return side == Side::kAdmin ? admin_.get() : members_.get(); }
+  // Who may call the method on this side; refusals are counted and logged. Thread-safe.
+  absl::StatusOr<Caller> Admit(Side side, const std::string& method, const Proof& proof) const;
+  absl::StatusOr<Caller> Decide(Side side, const std::string& method, const Proof& proof) const;
   void Count(const std::string& method, const absl::Status& why) const;
   void OnCut(CutReason reason, const std::string& peer, const std::string& sentence);
+  void OnRefusedUser(const std::string& sentence);
   void Reload();
   bool SayReload(const std::string& what, const std::string& event,
                  const absl::StatusOr<bool>& changed, std::string& last) const;
 
-  const std::chrono::milliseconds first_byte_timeout_;
-  const int max_connections_;
-  const std::shared_ptr<AuditSink> audit_;  // null: there is no audit log
-  std::vector<Listener> listeners_;         // until Serve
-  std::vector<std::string> addresses_;
-  std::unordered_set<int> local_fds_;               // listeners on unix sockets
+  const std::shared_ptr<AuditSink> audit_;          // null: there is no audit log
   std::shared_ptr<CertificateStore> certificates_;  // null: no TLS
   std::unique_ptr<AccessControl> access_;
   mutable LineLimit refusals_{kRefusalsPerSecond};
   LineLimit cuts_{kRefusalsPerSecond};
+  LineLimit users_{kRefusalsPerSecond};
   mutable std::atomic<std::uint64_t> unauthenticated_ = 0;
   mutable std::atomic<std::uint64_t> denied_ = 0;
   std::array<std::atomic<std::uint64_t>, kCutReasons> cut_{};  // by CutReason
-  Intake intake_;
   // The reloader's: the last errors that were logged.
   std::string certificate_error_;
   std::string token_error_;
-  // Each has credentials of its own: a unix socket needs no TLS.
-  std::unique_ptr<FromOutside> local_;
-  std::unique_ptr<FromOutside> tcp_;
-  std::unique_ptr<Acceptor> acceptor_;  // from Serve on
+  std::unique_ptr<Gate> members_;
+  std::unique_ptr<Gate> admin_;  // null: admin calls come to the members' addresses
   // A thread of its own, because reading a file may take long.
   std::optional<Ticker> reloader_;
 };

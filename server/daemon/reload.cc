@@ -7,6 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/error_code.h"
+#include "server/daemon/config_show.h"
 #include "server/daemon/logging.h"
 
 namespace gradwire::server {
@@ -24,15 +26,18 @@ void Apply(const ServerOptions& old, const ServerOptions& changed, Server& serve
 
 }  // namespace
 
-void Reload(const Flags& flags, Server& server, ServerOptions& running) {
+void Reload(const Flags& flags, Server& server, Configuration& configuration) {
   const Loaded loaded = Load(flags);
   for (const std::string& problem : loaded.problems) {
     spdlog::error("configuration not reloaded: {}", problem);
   }
   if (!loaded.problems.empty()) {
-    server.OnReload(absl::InvalidArgumentError(absl::StrJoin(loaded.problems, "; ")), "");
+    server.OnReload(Coded(ErrorCode::kConfigFile,
+                          absl::InvalidArgumentError(absl::StrJoin(loaded.problems, "; "))),
+                    "");
     return;
   }
+  ServerOptions& running = configuration.options;
   const ServerOptions& wanted = loaded.configuration.options;
   ServerOptions changed = running;
   std::vector<std::string> applied;
@@ -40,6 +45,8 @@ void Reload(const Flags& flags, Server& server, ServerOptions& running) {
   for (const Setting& setting : Settings()) {
     const std::string before = Text(setting, running);
     const std::string after = Text(setting, wanted);
+    const Origin& origin = loaded.configuration.origins.at(setting.name);
+    if (before == after || setting.reloadable) configuration.origins[setting.name] = origin;
     if (before == after) continue;
     const std::string change = absl::StrCat(setting.member(), ": ", before, " -> ", after);
     if (!setting.reloadable) {
@@ -61,6 +68,8 @@ void Reload(const Flags& flags, Server& server, ServerOptions& running) {
       applied.size(), held.size());
   ChangeLogLevel(changed.log_level);
   running = changed;
+  configuration.file = loaded.configuration.file;
+  server.SetConfigurationText(ShowYaml(configuration, true));
   server.OnReload(absl::OkStatus(), absl::StrJoin(applied, ", "));
 }
 

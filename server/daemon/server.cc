@@ -26,6 +26,8 @@ namespace gradwire::server {
 namespace {
 
 constexpr absl::Duration kTick = absl::Milliseconds(100);
+// One polls while the other lists sessions or reads a state.
+constexpr std::size_t kAdminThreads = 2;
 constexpr absl::Duration kPoll = absl::Milliseconds(10);
 
 class ServerImpl final : public Server {
@@ -39,11 +41,12 @@ class ServerImpl final : public Server {
         registry_(std::move(registry)),
         tasks_(std::make_shared<PeriodicTasks>()),
         services_(options, registry_, tasks_,
-                  {.count = [this] { return connections(); },
-                   .has_room = [this] { return ports_->HasRoom(); }}),
+                  {.connections = [this] { return connections(); },
+                   .has_room = [this] { return ports_->HasRoom(); },
+                   .diagnose = [this](auto& response) { diagnostics_.Fill(*this, response); }}),
         offers_({.max_pending = shares.pending_offers},
-                [this](wire::MemoryRequest request, wire::GoOn go_on) {
-                  return services_.AttachMemory(std::move(request), go_on);
+                [this](wire::MemoryRequest request, uid_t user, wire::GoOn go_on) {
+                  return services_.AttachMemory(std::move(request), LocalIdentity(user), go_on);
                 }) {}
 
   ~ServerImpl() override { Shutdown(absl::ZeroDuration()); }
@@ -54,7 +57,13 @@ class ServerImpl final : public Server {
            absl::StrCat("version ", GRADWIRE_VERSION, ", ", absl::StrJoin(addresses(), ", ")));
   }
 
-  const std::vector<std::string>& addresses() const override { return ports_->addresses(); }
+  const std::vector<std::string>& addresses() const override {
+    return ports_->addresses(Ports::Side::kMembers);
+  }
+  std::vector<std::string> admin_addresses() const override {
+    if (!ports_->has_admin()) return {};
+    return ports_->addresses(Ports::Side::kAdmin);
+  }
   std::vector<std::string> http_addresses() const override {
     return http_ == nullptr ? std::vector<std::string>() : http_->addresses();
   }
@@ -67,6 +76,9 @@ class ServerImpl final : public Server {
     registry_->ledger().SetLimits(identity, session);
   }
   void OnReload(const absl::Status& status, const std::string& changes) override;
+  void SetConfigurationText(std::string text) override {
+    diagnostics_.SetConfiguration(std::move(text));
+  }
   void BeginDrain() override;
   bool idle() const override { return registry_->idle(); }
   std::uint64_t connections_cut() const override { return ports_->connections_cut(); }
@@ -76,6 +88,8 @@ class ServerImpl final : public Server {
  private:
   void Record(const std::string& event, const absl::Status& status = absl::OkStatus(),
               const std::string& reason = "");
+  absl::StatusOr<std::unique_ptr<CallServer>> ServeCalls(Ports::Side side, Methods methods,
+                                                         const Threads& threads);
   bool WaitIdle(absl::Duration timeout) const;
   void Tick(absl::Time now);
 
@@ -89,7 +103,9 @@ class ServerImpl final : public Server {
   OfferThreads offers_;
   std::unique_ptr<Ports> ports_;
   std::unique_ptr<CallServer> calls_;
+  std::unique_ptr<CallServer> admin_calls_;  // null: `calls_` has them
   Heart heart_;
+  Diagnostics diagnostics_;
   std::unique_ptr<HttpServer> http_;  // null: off
   std::atomic<bool> shut_down_ = false;
   std::atomic<bool> drain_begun_ = false;
@@ -98,30 +114,40 @@ class ServerImpl final : public Server {
   std::optional<Ticker> ticker_;
 };
 
+absl::StatusOr<std::unique_ptr<CallServer>> ServerImpl::ServeCalls(Ports::Side side,
+                                                                   Methods methods,
+                                                                   const Threads& threads) {
+  grpc::ServerBuilder builder;
+  SetUpGrpc(options_, memory_, builder);
+  ports_->AddTo(side, builder);
+  return CallServer::Start(builder, std::move(methods), ports_->DoorOf(side), threads);
+}
+
 absl::Status ServerImpl::Serve() {
   auto ports =
       Ports::Open(options_, IntakeLimitsOf(options_, memory_), shares_.connections, audit_);
   if (!ports.ok()) return ports.status();
   ports_ = *std::move(ports);
-  grpc::ServerBuilder builder;
-  SetUpGrpc(options_, memory_, builder);
-  ports_->AddTo(builder);
-  absl::StatusOr<std::unique_ptr<CallServer>> calls = CallServer::Start(
-      builder, services_.MakeMethods(),
-      {.admit = [this](const std::string& method,
-                       const Proof& proof) { return ports_->Admit(method, proof); },
-       .meter_of = [this](const std::string& peer) { return ports_->MeterOf(peer); },
-       .on_denied = [this](const std::string& method, const Caller& caller,
-                           const absl::Status& why) { ports_->OnDenied(method, caller, why); }});
+  auto calls = ServeCalls(Ports::Side::kMembers, services_.MakeMethods(), {});
   if (!calls.ok()) return calls.status();
   calls_ = *std::move(calls);
+  if (ports_->has_admin()) {
+    auto admin =
+        ServeCalls(Ports::Side::kAdmin, services_.MakeAdminMethods(),
+                   {.count = kAdminThreads, .name = "gradwire-admin", .connections = [this] {
+                      return ports_->admin_connections();
+                    }});
+    if (!admin.ok()) return admin.status();
+    admin_calls_ = *std::move(admin);
+  }
   // Before connections arrive, because it checks the deadlines of their streams.
   ticker_.emplace(kTick, [this](absl::Time now) { Tick(now); });
   auto http =
       ServeStatus(options_, MakeStatusSource(*registry_, services_, *ports_, heart_, audit_.get()));
   if (!http.ok()) return http.status();
   http_ = *std::move(http);
-  return ports_->Serve([this](UniqueFd connection) { offers_.Submit(std::move(connection)); });
+  return ports_->Serve([this](UniqueFd connection) { offers_.Submit(std::move(connection)); },
+                       [this] { admin_calls_->Wake(); });
 }
 
 void ServerImpl::Tick(absl::Time now) {
@@ -184,7 +210,9 @@ void ServerImpl::Shutdown(absl::Duration timeout) {
     services_.EndWatches();
     const absl::Duration left = std::max(deadline - MonotonicNow(), absl::ZeroDuration());
     // The ticker ends streams that this waits for, so it goes after them.
-    calls_->Shutdown(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(left));
+    const auto end = std::chrono::system_clock::now() + absl::ToChronoMilliseconds(left);
+    calls_->Shutdown(end);
+    if (admin_calls_ != nullptr) admin_calls_->Shutdown(end);
   }
   if (ticker_) ticker_->Stop();
   http_.reset();
@@ -200,7 +228,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   const absl::StatusOr<std::size_t> memory = options.MemoryBytes();
   if (!memory.ok()) return memory.status();
   const SystemShares shares =
-      ShareOut(ReadSystemLimits(), options.max_connections, options.max_sessions);
+      ShareOut(ReadSystemLimits(), options.AllConnections(), options.max_sessions);
   const MemoryShares memory_shares = ShareMemory(*memory);
   std::shared_ptr<AuditLog> audit;
   if (!options.audit_log.empty()) {
@@ -215,6 +243,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   if (absl::Status status = server->Serve(); !status.ok()) return status;
   server->RecordStart();
   for (const std::string& address : server->addresses()) spdlog::info("listening on {}", address);
+  for (const std::string& address : server->admin_addresses()) {
+    spdlog::info("listening on {} for admin calls", address);
+  }
   return server;
 }
 

@@ -25,12 +25,18 @@ class Server {
   // As listened on, with the ports that were taken: "127.0.0.1:41234", "unix:/path".
   virtual const std::vector<std::string>& addresses() const = 0;
 
+  // Of admin calls; none if they have no addresses of their own.
+  virtual std::vector<std::string> admin_addresses() const = 0;
+
   // Of metrics, probes and the status page; none if they are off.
   virtual std::vector<std::string> http_addresses() const = 0;
 
   // Sessions that have not ended.
   virtual std::size_t sessions() const = 0;
   virtual int connections() const = 0;
+
+  // What GetDiagnostics answers as the configuration; empty unless it is set.
+  virtual void SetConfigurationText(std::string text) = 0;
 
   // Counts for sessions that begin from now on.
   virtual void SetMaxSessions(int max_sessions) = 0;

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "base/error_code.h"
 #include "base/limits.h"
 #include "base/printable.h"
 #include "server/access/quota_limits.h"
@@ -43,6 +44,20 @@ std::vector<Setting> AccessSettings() {
        .help = "Address: host:port, [v6]:port or unix:/path; may be repeated",
        .field = At<&Options::listen>,
        .allowed = "addresses: host:port, [v6]:port and unix:/path"},
+      {.name = "admin-listen",
+       .key = "admin_listen",
+       .placeholder = "ADDRESS",
+       .help = "Address for admin calls, which the others then refuse; may be repeated",
+       .field = At<&Options::admin_listen>,
+       .may_be_empty = true,
+       .allowed = "addresses: host:port, [v6]:port and unix:/path"},
+      {.name = "socket-mode",
+       .key = "socket_mode",
+       .placeholder = "MODE",
+       .help = "Mode of the unix sockets of --listen; with 0660 or 0666 other users need a line in "
+               "--tokens, or a token",
+       .field = At<&Options::socket_mode>,
+       .choices = {"0600", "0660", "0666"}},
       {.name = "insecure",
        .key = "insecure",
        .help = "Allow addresses that other hosts can reach without TLS",
@@ -68,7 +83,7 @@ std::vector<Setting> AccessSettings() {
       {.name = "tokens",
        .key = "tokens",
        .placeholder = "PATH",
-       .help = "Lines of name, role, sessions and token: who may do what over TCP",
+       .help = "Lines of name, role, sessions and token or user: who may do what",
        .field = At<&Options::tokens>,
        .allowed = kPaths},
       {.name = "http-listen",
@@ -228,8 +243,8 @@ std::string Quoted(const std::string& text) {
 }
 
 absl::Status Wrong(const Setting& setting, const std::string& name, const std::string& value) {
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, " is ", value, "; allowed are ", Allowed(setting)));
+  return Coded(ErrorCode::kSetting, absl::InvalidArgumentError(absl::StrCat(
+                                        name, " is ", value, "; allowed are ", Allowed(setting))));
 }
 
 // Reads the only word into a field of any type but a list's. False: it is none of that type.
@@ -330,10 +345,11 @@ absl::Status Set(const Setting& setting, const std::string& name,
   ServerOptions changed = options;
   const Field field = setting.field(changed);
   if (const auto* list = std::get_if<std::vector<std::string>*>(&field)) {
-    **list = words;
+    const bool none = setting.may_be_empty && words == std::vector<std::string>{""};
+    **list = none ? std::vector<std::string>() : words;
   } else if (words.size() != 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, " has ", words.size(), " values; allowed is one"));
+    return Coded(ErrorCode::kSetting, absl::InvalidArgumentError(absl::StrCat(
+                                          name, " has ", words.size(), " values; allowed is one")));
   } else {
     const bool readable = std::visit(
         [&word = words.front()](auto* value) {
@@ -368,7 +384,7 @@ absl::Status Check(const Setting& setting, const std::string& name, ServerOption
   } else if (const auto* duration = std::get_if<absl::Duration*>(&field)) {
     right = **duration > absl::ZeroDuration() && **duration <= kLongest;
   } else if (const auto* list = std::get_if<std::vector<std::string>*>(&field)) {
-    if ((*list)->empty()) return Wrong(setting, name, "empty");
+    if ((*list)->empty() && !setting.may_be_empty) return Wrong(setting, name, "empty");
   } else if (!setting.choices.empty()) {
     quoted = true;
     right =
@@ -379,8 +395,9 @@ absl::Status Check(const Setting& setting, const std::string& name, ServerOption
     if (setting.check != nullptr) {
       const absl::Status parts = setting.check(options);
       if (parts.ok()) return parts;
-      return absl::InvalidArgumentError(
-          absl::StrCat(name, " is ", Quoted(text), ", in which ", parts.message()));
+      return Coded(ErrorCode::kSetting,
+                   absl::InvalidArgumentError(
+                       absl::StrCat(name, " is ", Quoted(text), ", in which ", parts.message())));
     }
   }
   return right ? absl::OkStatus() : Wrong(setting, name, quoted ? Quoted(text) : text);

@@ -25,7 +25,8 @@ struct Setting {
   std::string placeholder = "";  // of the value in the help
   std::string help;
   Field (*field)(ServerOptions&);
-  bool reloadable = false;  // SIGHUP changes it
+  bool reloadable = false;    // SIGHUP changes it
+  bool may_be_empty = false;  // a list
 
   // Of numbers and sizes.
   std::int64_t low = 0;

@@ -8,8 +8,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/daemon/audit_log.h"
+#include "server/daemon/logging.h"
 #include "server/daemon/ports.h"
+#include "server/daemon/server.h"
 #include "server/http/pages.h"
+#include "server/http/process_figures.h"
 #include "server/rpc/clock.h"
 #include "server/services/services.h"
 #include "server/session/registry.h"
@@ -49,6 +52,28 @@ std::vector<RefusalCount> QuotaRefusals(const QuotaLedger& ledger) {
 }
 
 }  // namespace
+
+void Diagnostics::SetConfiguration(std::string text) {
+  MutexLock lock(mutex_);
+  configuration_ = std::move(text);
+}
+
+void Diagnostics::Fill(const Server& server, v1::GetDiagnosticsResponse& response) const {
+  {
+    MutexLock lock(mutex_);
+    response.set_configuration(configuration_);
+  }
+  for (std::string& line : LastLogLines()) response.add_log(std::move(line));
+  for (const std::string& address : server.addresses()) response.add_addresses(address);
+  for (const std::string& address : server.http_addresses()) response.add_http_addresses(address);
+  const ProcessFigures figures = ReadProcessFigures();
+  v1::ProcessStatus& process = *response.mutable_process();
+  process.set_cpu_seconds(figures.cpu_seconds);
+  process.set_resident_bytes(figures.resident_bytes);
+  process.set_open_descriptors(figures.open_descriptors);
+  process.set_max_descriptors(figures.max_descriptors);
+  process.set_start_time_seconds(figures.start_time_seconds);
+}
 
 StatusSource MakeStatusSource(const Registry& registry, const Services& services,
                               const Ports& ports, const Heart& heart, const AuditLog* audit) {

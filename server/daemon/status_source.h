@@ -1,12 +1,15 @@
-// Where the status pages get what they show.
+// Where the status pages and bug reports get what they show.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "absl/time/time.h"
+#include "base/sync.h"
+#include "gradwire/v1/admin.pb.h"
 #include "server/daemon/options.h"
 #include "server/http/figures.h"
 #include "server/http/http_server.h"
@@ -16,6 +19,7 @@ namespace gradwire::server {
 class AuditLog;
 class Ports;
 class Registry;
+class Server;
 class Services;
 
 // Notes when the daemon's ticker last ran: a probe that finds it late tells that the daemon hangs.
@@ -27,6 +31,18 @@ class Heart {
 
  private:
   std::atomic<std::int64_t> last_ = 0;
+};
+
+// What AdminService.GetDiagnostics answers beside the version. Thread-safe.
+class Diagnostics {
+ public:
+  void SetConfiguration(std::string text) GRADWIRE_EXCLUDES(mutex_);
+  void Fill(const Server& server, v1::GetDiagnosticsResponse& response) const
+      GRADWIRE_EXCLUDES(mutex_);
+
+ private:
+  mutable Mutex mutex_;
+  std::string configuration_ GRADWIRE_GUARDED_BY(mutex_);
 };
 
 // All of them outlive the source. `audit` may be null.

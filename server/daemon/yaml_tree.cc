@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/printable.h"
 
 namespace gradwire::server {
@@ -20,8 +21,9 @@ constexpr std::size_t kMostNodes = 10'000;
 
 // yaml-cpp counts from 0.
 absl::Status Problem(const YAML::Mark& mark, const std::string& text) {
-  return absl::InvalidArgumentError(
-      absl::StrCat(mark.line + 1, ":", mark.column + 1, ": ", Printable(text)));
+  return Coded(ErrorCode::kConfigKey,
+               absl::InvalidArgumentError(
+                   absl::StrCat(mark.line + 1, ":", mark.column + 1, ": ", Printable(text))));
 }
 
 // Builds the tree from yaml-cpp's events: its own tree would resolve aliases, and has no limits.

@@ -1,13 +1,17 @@
 #include "server/http/http_server.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <microhttpd.h>
 
 #include <cerrno>
 #include <cstring>
+#include <memory>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 
 namespace gradwire::server {
 namespace {
@@ -48,7 +52,35 @@ MHD_Result Send(MHD_Connection* connection, const HttpResponse& answer) {
   return queued;
 }
 
-MHD_Result OnRequest(void* handler, MHD_Connection* connection, const char* url, const char* method,
+// The host without its port.
+std::string HostIn(const std::string& header) {
+  if (header.starts_with('[')) return header.substr(1, header.find(']') - 1);
+  return header.substr(0, header.find(':'));
+}
+
+bool IsAddress(const std::string& host) {
+  in6_addr any{};
+  return inet_pton(AF_INET, host.c_str(), &any) == 1 ||
+         inet_pton(AF_INET6, host.c_str(), &any) == 1;
+}
+
+bool IsLoopback(const std::string& address) {
+  return address.starts_with("127.") || address.starts_with("[::1]:");
+}
+
+// What the library hands to OnRequest.
+struct Site {
+  const HttpServer::Handler handler;
+  const bool is_loopback;
+
+  bool Answers(const std::string& host_header) const {
+    if (!is_loopback || host_header.empty()) return true;
+    const std::string host = HostIn(host_header);
+    return host == "localhost" || IsAddress(host);
+  }
+};
+
+MHD_Result OnRequest(void* cls, MHD_Connection* connection, const char* url, const char* method,
                      const char* /*version*/, const char* /*upload*/, std::size_t* upload_size,
                      void** seen) {
   // The first call is before the body; an answer to it would close the connection.
@@ -64,13 +96,18 @@ MHD_Result OnRequest(void* handler, MHD_Connection* connection, const char* url,
   if (std::strcmp(method, "GET") != 0 && std::strcmp(method, "HEAD") != 0) {
     return Send(connection, {.status = MHD_HTTP_METHOD_NOT_ALLOWED, .body = "only GET and HEAD\n"});
   }
+  const Site& site = *static_cast<const Site*>(cls);
+  if (!site.Answers(HeaderOf(connection, "Host"))) {
+    return Send(connection,
+                {.status = MHD_HTTP_MISDIRECTED_REQUEST,
+                 .body = "this address is for this host: use localhost or 127.0.0.1\n"});
+  }
   const char* verbose = nullptr;
   const MHD_Result has_verbose = MHD_lookup_connection_value_n(
       connection, MHD_GET_ARGUMENT_KIND, "verbose", std::strlen("verbose"), &verbose, nullptr);
-  return Send(connection, (*static_cast<const HttpServer::Handler*>(handler))(
-                              {.path = url,
-                               .verbose = has_verbose == MHD_YES,
-                               .authorization = HeaderOf(connection, "Authorization")}));
+  return Send(connection, site.handler({.path = url,
+                                        .verbose = has_verbose == MHD_YES,
+                                        .authorization = HeaderOf(connection, "Authorization")}));
 }
 
 }  // namespace
@@ -79,31 +116,37 @@ struct HttpServer::Daemon {
   struct Stop {
     void operator()(MHD_Daemon* daemon) const { MHD_stop_daemon(daemon); }
   };
+  std::unique_ptr<Site> site;  // longer than the library's daemon, which refers to it
   std::unique_ptr<MHD_Daemon, Stop> daemon;
 };
 
-HttpServer::HttpServer(Handler handler) : handler_(std::move(handler)) {}
+HttpServer::HttpServer() = default;
 
 HttpServer::~HttpServer() = default;
 
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(std::vector<Listener> listeners,
                                                               Handler handler) {
-  std::unique_ptr<HttpServer> server(new HttpServer(std::move(handler)));
+  std::unique_ptr<HttpServer> server(new HttpServer());
   for (const Listener& listener : listeners) {
     // The library closes the descriptor that it is given.
     const int fd = fcntl(listener.fd(), F_DUPFD_CLOEXEC, 0);
-    if (fd < 0) return absl::UnavailableError(absl::StrCat("fcntl: ", std::strerror(errno)));
+    if (fd < 0)
+      return Coded(ErrorCode::kSystem,
+                   absl::UnavailableError(absl::StrCat("fcntl: ", std::strerror(errno))));
+    auto site = std::make_unique<Site>(
+        Site{.handler = handler, .is_loopback = IsLoopback(listener.address())});
     MHD_Daemon* const daemon = MHD_start_daemon(
-        MHD_USE_EPOLL_INTERNAL_THREAD, 0, nullptr, nullptr, &OnRequest,
-        const_cast<Handler*>(&server->handler_), MHD_OPTION_LISTEN_SOCKET, fd,
-        MHD_OPTION_CONNECTION_LIMIT, kConnections, MHD_OPTION_PER_IP_CONNECTION_LIMIT,
-        kConnectionsPerAddress, MHD_OPTION_CONNECTION_TIMEOUT, kTimeoutSeconds,
-        MHD_OPTION_CONNECTION_MEMORY_LIMIT, kConnectionMemory, MHD_OPTION_END);
+        MHD_USE_EPOLL_INTERNAL_THREAD, 0, nullptr, nullptr, &OnRequest, site.get(),
+        MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_CONNECTION_LIMIT, kConnections,
+        MHD_OPTION_PER_IP_CONNECTION_LIMIT, kConnectionsPerAddress, MHD_OPTION_CONNECTION_TIMEOUT,
+        kTimeoutSeconds, MHD_OPTION_CONNECTION_MEMORY_LIMIT, kConnectionMemory, MHD_OPTION_END);
     if (daemon == nullptr) {
-      return absl::UnavailableError(
-          absl::StrCat("could not serve HTTP on ", listener.address(), ": ", std::strerror(errno)));
+      return Coded(ErrorCode::kListen, absl::UnavailableError(absl::StrCat(
+                                           "could not serve HTTP on ", listener.address(), ": ",
+                                           std::strerror(errno))));
     }
-    server->daemons_.push_back(Daemon{.daemon = std::unique_ptr<MHD_Daemon, Daemon::Stop>(daemon)});
+    server->daemons_.push_back(Daemon{.site = std::move(site),
+                                      .daemon = std::unique_ptr<MHD_Daemon, Daemon::Stop>(daemon)});
     server->addresses_.push_back(listener.address());
   }
   return server;

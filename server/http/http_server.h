@@ -27,6 +27,10 @@ struct HttpResponse {
 // Answers GET and HEAD, and nothing else. One thread serves all connections and none of them can
 // hold it up: a request that is not complete within 5 s is dropped. Connections are limited, those
 // of one address too.
+//
+// A loopback address answers only requests whose Host is an IP address or "localhost". Otherwise a
+// page from elsewhere, in a browser on this host, could read the answers under a name of its own
+// that resolves to 127.0.0.1 (DNS rebinding).
 class HttpServer {
  public:
   // Called on the server's thread; must not block for long.
@@ -46,9 +50,8 @@ class HttpServer {
   // The library's daemon; its header is for the implementation.
   struct Daemon;
 
-  explicit HttpServer(Handler handler);
+  HttpServer();
 
-  const Handler handler_;
   std::vector<std::string> addresses_;
   std::vector<Daemon> daemons_;
 };

@@ -162,6 +162,9 @@ void AddSession(const v1::SessionStatus& session, absl::Time now, Families& to) 
              {{"session", name}, {"outcome", "skipped"}});
   to.Gauge("gradwire_step", "The number of the open step.", static_cast<double>(session.step()),
            label);
+  to.Gauge("gradwire_session_paused_seconds",
+           "How long the session stays paused by an operator; 0: it is not paused.",
+           Seconds(session.pause().left()), label);
   if (session.has_last_step_ago()) {
     to.Gauge("gradwire_last_step_timestamp_seconds", "When the last step ended.",
              absl::ToDoubleSeconds(now - absl::UnixEpoch()) - Seconds(session.last_step_ago()),

@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/thread_name.h"
 #include "proto/wire/memory_offer.h"
 
@@ -30,13 +31,21 @@ constexpr int kSilentCheckMs = 200;  // between looks at connections that say no
 constexpr int kWaitingCheckMs = 20;  // between looks at connections that came too fast
 
 absl::Status SystemError(const std::string& what) {
-  return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
+  return Coded(ErrorCode::kSystem,
+               absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno))));
 }
 
 // Resets the connection (linger time 0): the peer notices at once, and no TIME_WAIT remains.
 void Refuse(UniqueFd connection) {
   const linger at_once{.l_onoff = 1, .l_linger = 0};
   setsockopt(connection.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+}
+
+// Reads, and drops, what is left in a socket that gets no more.
+void Drain(int fd) {
+  std::array<char, std::size_t{64} << 10> dropped;
+  while (recv(fd, dropped.data(), dropped.size(), MSG_DONTWAIT) > 0) {
+  }
 }
 
 // Whether the peer has closed it, or broken it.
@@ -53,7 +62,7 @@ absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Make(std::vector<Listener> l
                                                          OfferHandler offer_handler) {
   std::unique_ptr<Acceptor> acceptor(
       new Acceptor(std::move(listeners), options, std::move(handler), std::move(offer_handler)));
-  if (absl::Status status = acceptor->Open(); !status.ok()) return status;
+  if (absl::Status status = acceptor->Prepare(); !status.ok()) return status;
   return acceptor;
 }
 
@@ -70,12 +79,13 @@ Acceptor::Acceptor(std::vector<Listener> listeners, const Options& options, Hand
       max_connections_(options.max_connections),
       first_byte_timeout_(options.first_byte_timeout),
       intake_(options.intake),
+      users_(options.users),
       handler_(std::move(handler)),
       offer_handler_(std::move(offer_handler)) {}
 
 Acceptor::~Acceptor() { Stop(); }
 
-absl::Status Acceptor::Open() {
+absl::Status Acceptor::Prepare() {
   epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
   if (!epoll_.valid()) return SystemError("epoll_create1");
   stop_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -104,7 +114,7 @@ void Acceptor::Stop() {
   [[maybe_unused]] const ssize_t written = write(stop_.get(), &one, sizeof one);
   thread_.join();
   listeners_.clear();
-  for (const auto& [fd, duplicate] : open_) {
+  for (const auto& [fd, open] : open_) {
     if (intake_ != nullptr) intake_->Remove(fd);
   }
   open_.clear();
@@ -146,16 +156,28 @@ int Acceptor::WaitMs(Clock::time_point now) const {
 void Acceptor::OnEvent(int fd) {
   if (silent_.contains(fd)) return OnFirstByte(fd);
   if (const auto ended = open_.find(fd); ended != open_.end()) {
-    // Not implied by closing the duplicate: gRPC may still hold the same open file.
-    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
-    if (intake_ != nullptr && !intake_->Remove(fd)) ++without_call_;
+    Open open = std::move(ended->second);
     open_.erase(ended);
-    --connections_;
-    return;
+    return OnEnd(fd, std::move(open));
   }
   const auto listener = std::find_if(listeners_.begin(), listeners_.end(),
                                      [fd](const Listener& one) { return one.fd() == fd; });
   if (listener != listeners_.end()) AcceptAll(*listener);
+}
+
+void Acceptor::OnEnd(int fd, Open open) {
+  // Not implied by closing the duplicate: gRPC may still hold the same open file.
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+  if (intake_ != nullptr && !intake_->Remove(fd)) ++without_call_;
+  // What a user has left must not be read when another one has the slot. Nothing comes after it,
+  // because both directions are shut down.
+  if (open.user && !users_->KeepsSlot(open.user->id)) Drain(fd);
+  Leave(open.user);
+  --connections_;
+}
+
+void Acceptor::Leave(const std::optional<User>& user) {
+  if (user) users_->Leave(user->id, Clock::now());
 }
 
 // Peeks, because the byte belongs to gRPC or to the offer's reader.
@@ -169,10 +191,13 @@ void Acceptor::OnFirstByte(int fd) {
   silent_.erase(found);
   --connections_;
   // The peer has closed the connection, or it is broken; `silent` closes this end.
-  if (peeked <= 0) return;
+  if (peeked <= 0) return Leave(silent.user);
   // An HTTP/2 connection begins with the preface "PRI", so one byte tells the two apart.
-  if (first == wire::kMemoryOfferByte) return offer_handler_(std::move(silent.connection));
-  HandOver(silent.listener_fd, std::move(silent.connection));
+  if (first == wire::kMemoryOfferByte) {
+    Leave(silent.user);
+    return offer_handler_(std::move(silent.connection));
+  }
+  HandOver(silent.listener_fd, silent.user, std::move(silent.connection));
 }
 
 // A connection that sends nothing holds a descriptor, and gRPC does not know of it yet.
@@ -183,6 +208,7 @@ void Acceptor::CloseSilent(Clock::time_point now) {
       continue;
     }
     epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, it->first, nullptr);
+    Leave(it->second.user);
     it = silent_.erase(it);
     --connections_;
     ++without_call_;
@@ -217,13 +243,29 @@ void Acceptor::Take(const Listener& listener, UniqueFd connection) {
     setsockopt(connection.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     return Enter(listener.fd(), std::move(connection));
   }
+  TakeLocal(listener, std::move(connection));
+}
+
+void Acceptor::TakeLocal(const Listener& listener, UniqueFd connection) {
   const int fd = connection.get();
+  std::optional<User> user;
+  if (users_ != nullptr) {
+    const std::optional<uid_t> id = PeerUser(fd);
+    const auto slot = id ? users_->Enter(*id, Clock::now()) : std::nullopt;
+    if (!slot) {
+      ++refused_;
+      return Refuse(std::move(connection));
+    }
+    user = {.id = *id, .slot = *slot};
+  }
   if (!WatchFd(fd, EPOLLIN).ok()) {
+    Leave(user);
     ++refused_;
     return Refuse(std::move(connection));
   }
   ++connections_;
   silent_.emplace(fd, Silent{.listener_fd = listener.fd(),
+                             .user = user,
                              .connection = std::move(connection),
                              .deadline = Clock::now() + first_byte_timeout_});
 }
@@ -232,11 +274,11 @@ void Acceptor::Enter(int listener_fd, UniqueFd connection) {
   const std::optional<PeerAddress> peer =
       intake_ == nullptr ? std::nullopt : PeerOf(connection.get());
   const Clock::time_point now = Clock::now();
-  if (!peer) return HandOver(listener_fd, std::move(connection));
+  if (!peer) return HandOver(listener_fd, std::nullopt, std::move(connection));
   const PeerAddress origin = AddressRates::Origin(*peer);
   // In the order in which they came.
   if (!waiting_.contains(origin) && intake_->Admit(origin, now)) {
-    return HandOver(listener_fd, std::move(connection));
+    return HandOver(listener_fd, std::nullopt, std::move(connection));
   }
   ++connections_;
   waiting_[origin].push_back({.listener_fd = listener_fd,
@@ -259,7 +301,7 @@ void Acceptor::AdmitWaiting(Clock::time_point now) {
         ++refused_;
         Refuse(std::move(first.connection));
       } else if (!ended) {
-        HandOver(first.listener_fd, std::move(first.connection));
+        HandOver(first.listener_fd, std::nullopt, std::move(first.connection));
       }
     }
     it = queue.empty() ? waiting_.erase(it) : std::next(it);
@@ -268,20 +310,21 @@ void Acceptor::AdmitWaiting(Clock::time_point now) {
 
 // gRPC owns and closes the connection without telling anybody. The duplicate lets epoll report its
 // end, so that connections can be counted.
-void Acceptor::HandOver(int listener_fd, UniqueFd connection) {
+void Acceptor::HandOver(int listener_fd, const std::optional<User>& user, UniqueFd connection) {
   UniqueFd duplicate(fcntl(connection.get(), F_DUPFD_CLOEXEC, 0));
   // Both directions shut down is the end, whoever ended it: gRPC shuts a socket down before it
   // closes its own descriptor.
   if (!duplicate.valid() || !WatchFd(duplicate.get(), EPOLLHUP).ok()) {
+    Leave(user);
     ++refused_;
     return Refuse(std::move(connection));
   }
   const int key = duplicate.get();
-  open_.emplace(key, std::move(duplicate));
+  open_.emplace(key, Open{.duplicate = std::move(duplicate), .user = user});
   // Before gRPC has it, because calls look for their connection.
   if (intake_ != nullptr) intake_->Add(key);
   ++connections_;
-  handler_(listener_fd, std::move(connection));
+  handler_(listener_fd, user ? std::optional(user->slot) : std::nullopt, std::move(connection));
 }
 
 // Without a free descriptor, accept fails and the connection stays in the backlog, so a

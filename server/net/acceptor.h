@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -19,13 +20,16 @@
 #include "base/unique_fd.h"
 #include "server/net/intake.h"
 #include "server/net/listener.h"
+#include "server/net/local_users.h"
 
 namespace gradwire::server {
 
 class Acceptor {
  public:
-  // Takes over a new connection, non-blocking. Runs on the acceptor's thread.
-  using Handler = std::function<void(int listener_fd, UniqueFd connection)>;
+  // Takes over a new connection, non-blocking. Runs on the acceptor's thread. `slot`: of the user,
+  // on a unix socket, if there are `users`.
+  using Handler =
+      std::function<void(int listener_fd, std::optional<std::size_t> slot, UniqueFd connection)>;
   // Takes over an offer of shared memory whose bytes have arrived. It also runs on the acceptor's
   // thread, so it must not map memory: every other connection would wait.
   using OfferHandler = std::function<void(UniqueFd connection)>;
@@ -38,6 +42,8 @@ class Acceptor {
     std::chrono::milliseconds first_byte_timeout{3000};
     // Checks TCP connections from their hand-over to their end. May be null; outlives the acceptor.
     Intake* intake = nullptr;
+    // Counts users' connections on unix sockets. May be null; outlives the acceptor.
+    LocalUsers* users = nullptr;
   };
 
   static absl::StatusOr<std::unique_ptr<Acceptor>> Make(std::vector<Listener> listeners,
@@ -64,9 +70,15 @@ class Acceptor {
 
  private:
   using Clock = std::chrono::steady_clock;
+  // Whose connection on a unix socket it is, if that is counted.
+  struct User {
+    uid_t id = 0;
+    std::size_t slot = 0;
+  };
   // A connection on a unix socket that has not sent anything yet.
   struct Silent {
     int listener_fd = -1;
+    std::optional<User> user;
     UniqueFd connection;
     Clock::time_point deadline;
   };
@@ -78,11 +90,18 @@ class Acceptor {
     Clock::time_point deadline;
   };
 
+  struct Open {
+    UniqueFd duplicate;
+    std::optional<User> user;
+  };
+
   Acceptor(std::vector<Listener> listeners, const Options& options, Handler handler,
            OfferHandler offer_handler);
-  absl::Status Open();
+  absl::Status Prepare();
   absl::Status WatchFd(int fd, std::uint32_t events);
   void OnEvent(int fd);
+  void OnEnd(int fd, Open open);
+  void Leave(const std::optional<User>& user);
   void OnFirstByte(int fd);
   void CloseSilent(Clock::time_point now);
   void Enter(int listener_fd, UniqueFd connection);
@@ -92,19 +111,21 @@ class Acceptor {
   void Run();
   void AcceptAll(const Listener& listener);
   void Take(const Listener& listener, UniqueFd connection);
-  void HandOver(int listener_fd, UniqueFd connection);
+  void TakeLocal(const Listener& listener, UniqueFd connection);
+  void HandOver(int listener_fd, const std::optional<User>& user, UniqueFd connection);
   void RefuseOne(const Listener& listener);
 
   std::vector<Listener> listeners_;
   const int max_connections_;
   const std::chrono::milliseconds first_byte_timeout_;
   Intake* const intake_;
+  LocalUsers* const users_;
   const Handler handler_;
   const OfferHandler offer_handler_;
   UniqueFd epoll_;
   UniqueFd stop_;
   UniqueFd reserve_;  // given up to accept, and reset, a connection when descriptors have run out
-  std::unordered_map<int, UniqueFd> open_;  // duplicates of live connections
+  std::unordered_map<int, Open> open_;      // live connections, by their duplicates
   std::unordered_map<int, Silent> silent_;  // by their descriptors; counted as connections
   std::map<PeerAddress, std::deque<Waiting>> waiting_;  // counted too
   std::atomic<int> connections_ = 0;

@@ -14,6 +14,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "server/net/receive_buffer.h"
 
 namespace gradwire::server {
@@ -28,7 +29,8 @@ struct FreeAddresses {
 using Addresses = std::unique_ptr<addrinfo, FreeAddresses>;
 
 absl::Status SystemError(const std::string& what, int error) {
-  return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(error)));
+  return Coded(ErrorCode::kListen,
+               absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(error))));
 }
 
 absl::StatusOr<std::string> UnixPath(const std::string& address) {
@@ -36,9 +38,10 @@ absl::StatusOr<std::string> UnixPath(const std::string& address) {
   // gRPC's URI form: unix:///path is the absolute path /path.
   if (path.rfind("///", 0) == 0) path.erase(0, 2);
   if (path.empty() || path.size() >= sizeof(sockaddr_un::sun_path)) {
-    return absl::InvalidArgumentError(absl::StrCat("listen address \"", address,
-                                                   "\": the path of a unix socket has 1 to ",
-                                                   sizeof(sockaddr_un::sun_path) - 1, " bytes"));
+    return Coded(ErrorCode::kListenAddress,
+                 absl::InvalidArgumentError(absl::StrCat(
+                     "listen address \"", address, "\": the path of a unix socket has 1 to ",
+                     sizeof(sockaddr_un::sun_path) - 1, " bytes")));
   }
   return path;
 }
@@ -54,9 +57,10 @@ const sockaddr* Generic(const void* address) { return static_cast<const sockaddr
 
 absl::StatusOr<Addresses> Resolve(const std::string& address) {
   const auto bad = [&](const std::string& why) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("listen address \"", address, "\": ", why,
-                     "; allowed are host:port, [v6]:port and unix:/path"));
+    return Coded(ErrorCode::kListenAddress,
+                 absl::InvalidArgumentError(
+                     absl::StrCat("listen address \"", address, "\": ", why,
+                                  "; allowed are host:port, [v6]:port and unix:/path")));
   };
   // The last colon precedes the port. A v6 address without brackets would be ambiguous, so it is
   // refused below.
@@ -137,7 +141,8 @@ absl::Status RemoveStale(const std::string& path) {
     return errno == ENOENT ? absl::OkStatus() : SystemError(path, errno);
   }
   if (!S_ISSOCK(info.st_mode)) {
-    return absl::UnavailableError(absl::StrCat(path, " exists and is not a socket"));
+    return Coded(ErrorCode::kListen,
+                 absl::UnavailableError(absl::StrCat(path, " exists and is not a socket")));
   }
   const UniqueFd probe(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!probe.valid()) return SystemError("socket", errno);
@@ -145,7 +150,8 @@ absl::Status RemoveStale(const std::string& path) {
   // A non-blocking connect to a unix socket gives EAGAIN if the backlog is full: somebody listens.
   // ECONNREFUSED means that the file has outlived its process.
   if (connect(probe.get(), Generic(&address), sizeof address) == 0 || errno == EAGAIN) {
-    return absl::UnavailableError(absl::StrCat("another process listens on ", path));
+    return Coded(ErrorCode::kListen,
+                 absl::UnavailableError(absl::StrCat("another process listens on ", path)));
   }
   if (errno != ECONNREFUSED) return SystemError(path, errno);
   if (unlink(path.c_str()) != 0 && errno != ENOENT) return SystemError(path, errno);
@@ -162,16 +168,19 @@ absl::Status CheckListenAddress(const std::string& address, bool others_allowed)
   if (!addresses.ok()) return addresses.status();
   for (const addrinfo* one = addresses->get(); one != nullptr; one = one->ai_next) {
     if (others_allowed || IsLoopback(one->ai_addr)) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        "listen address \"", address,
-        "\" can be reached from other hosts, and the connection is neither encrypted nor "
-        "authenticated; give --tls-cert and --tls-key, listen on 127.0.0.1 or a unix socket, or "
-        "accept the risk with --insecure"));
+    return Coded(
+        ErrorCode::kInsecure,
+        absl::FailedPreconditionError(absl::StrCat(
+            "listen address \"", address,
+            "\" can be reached from other hosts, and the connection is neither encrypted nor "
+            "authenticated; give --tls-cert and --tls-key, listen on 127.0.0.1 or a unix socket, "
+            "or "
+            "accept the risk with --insecure")));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<Listener> Listener::OpenUnix(const std::string& path) {
+absl::StatusOr<Listener> Listener::OpenUnix(const std::string& path, mode_t mode) {
   if (absl::Status status = RemoveStale(path); !status.ok()) return status;
   Listener listener;
   listener.fd_ = UniqueFd(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
@@ -179,7 +188,8 @@ absl::StatusOr<Listener> Listener::OpenUnix(const std::string& path) {
   const sockaddr_un where = UnixAddress(path);
   if (bind(listener.fd(), Generic(&where), sizeof where) != 0) {
     if (errno == ENOENT) {
-      return absl::UnavailableError(absl::StrCat(path, ": its folder does not exist"));
+      return Coded(ErrorCode::kListen,
+                   absl::UnavailableError(absl::StrCat(path, ": its folder does not exist")));
     }
     return SystemError(path, errno);
   }
@@ -191,17 +201,17 @@ absl::StatusOr<Listener> Listener::OpenUnix(const std::string& path) {
   listener.device_ = info.st_dev;
   listener.inode_ = info.st_ino;
   // Nobody can connect before listen, so there is no moment with a wider mode.
-  if (chmod(path.c_str(), S_IRUSR | S_IWUSR) != 0) return SystemError(path, errno);
+  if (chmod(path.c_str(), mode) != 0) return SystemError(path, errno);
   if (listen(listener.fd(), kBacklog) != 0) return SystemError(path, errno);
   return listener;
 }
 
-absl::StatusOr<std::vector<Listener>> Listener::Open(const std::string& address) {
+absl::StatusOr<std::vector<Listener>> Listener::Open(const std::string& address, mode_t mode) {
   std::vector<Listener> listeners;
   if (IsUnixAddress(address)) {
     const absl::StatusOr<std::string> path = UnixPath(address);
     if (!path.ok()) return path.status();
-    absl::StatusOr<Listener> listener = OpenUnix(*path);
+    absl::StatusOr<Listener> listener = OpenUnix(*path, mode);
     if (!listener.ok()) return listener.status();
     listeners.push_back(*std::move(listener));
     return listeners;

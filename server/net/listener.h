@@ -19,13 +19,13 @@ absl::Status CheckListenAddress(const std::string& address, bool others_allowed)
 // Whether the address is that of a unix socket.
 bool IsUnixAddress(const std::string& address);
 
-// One listening socket. A unix socket has mode 0600. The destructor removes its file, unless
+// One listening socket. The destructor removes its file, unless
 // another process has replaced it.
 class Listener {
  public:
   // A name with several addresses gives several listeners. The file of a unix socket is replaced
-  // only if no process answers on it.
-  static absl::StatusOr<std::vector<Listener>> Open(const std::string& address);
+  // only if no process answers on it; `mode` says which users may open it.
+  static absl::StatusOr<std::vector<Listener>> Open(const std::string& address, mode_t mode = 0600);
 
   Listener(Listener&&) noexcept = default;
   Listener& operator=(Listener&&) = delete;
@@ -38,7 +38,7 @@ class Listener {
 
  private:
   Listener() = default;
-  static absl::StatusOr<Listener> OpenUnix(const std::string& path);
+  static absl::StatusOr<Listener> OpenUnix(const std::string& path, mode_t mode);
 
   UniqueFd fd_;
   std::string address_;

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/thread_name.h"
+#include "server/net/local_users.h"
 
 namespace gradwire::server {
 namespace {
@@ -42,7 +43,10 @@ bool IsClosed(const UniqueFd& connection) {
 
 void OfferThreads::Submit(UniqueFd connection) {
   // The time in the queue counts too, because the member waits for the answer meanwhile.
+  const std::optional<uid_t> user = PeerUser(connection.get());
+  if (!user) return;  // no unix socket
   Offer offer{.connection = std::move(connection),
+              .user = *user,
               .request = {},
               .deadline = Clock::now() + options_.timeout};
   absl::StatusOr<wire::MemoryRequest> request = wire::ReceiveMemoryRequest(offer.connection.get());
@@ -135,7 +139,8 @@ void OfferThreads::Answer(Offer offer) {
   const auto go_on = [&] { return MayGoOn(offer.connection, offer.deadline); };
   wire::MemoryReply reply{.status = go_on()};
   if (reply.status.ok()) {
-    absl::StatusOr<wire::MemoryReply> answer = handler_(std::move(offer.request), go_on);
+    absl::StatusOr<wire::MemoryReply> answer =
+        handler_(std::move(offer.request), offer.user, go_on);
     if (answer.ok()) {
       reply = *std::move(answer);
     } else {

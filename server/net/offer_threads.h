@@ -30,8 +30,9 @@ class OfferThreads {
   // Maps the segment and returns the reply. Runs on these threads, for several members at a time.
   // `go_on` returns an error when nobody waits for the answer: the member closed its connection,
   // the offer's time is over, or the daemon stops.
-  using Handler =
-      std::function<absl::StatusOr<wire::MemoryReply>(wire::MemoryRequest, wire::GoOn go_on)>;
+  // `user` made the offer, as the kernel says.
+  using Handler = std::function<absl::StatusOr<wire::MemoryReply>(wire::MemoryRequest, uid_t user,
+                                                                  wire::GoOn go_on)>;
 
   struct Options {
     std::size_t threads = 4;  // started when first needed
@@ -63,6 +64,7 @@ class OfferThreads {
   using Clock = std::chrono::steady_clock;
   struct Offer {
     UniqueFd connection;
+    uid_t user = 0;
     wire::MemoryRequest request;
     Clock::time_point deadline;
   };

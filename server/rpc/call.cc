@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "proto/wire/status.h"
 
 namespace gradwire::server {
@@ -16,8 +18,19 @@ namespace {
 grpc::Status ToShortGrpc(const absl::Status& status) {
   constexpr std::size_t kMaxMessage = 2048;
   if (status.message().size() <= kMaxMessage) return wire::ToGrpc(status);
-  return wire::ToGrpc(
-      absl::Status(status.code(), absl::StrCat(status.message().substr(0, kMaxMessage), " …")));
+  const std::string whole(status.message());
+  const ErrorCode code = FindCode(whole).value_or(ErrorCode::kInternal);
+  return wire::ToGrpc(absl::Status(
+      status.code(), RecodedText(code, absl::StrCat(whole.substr(0, kMaxMessage), " …"))));
+}
+
+// For an answer whose message has no code of its own.
+ErrorCode GeneralCode(const std::string& method) {
+  const auto calls = [&method](const char* name) { return absl::EndsWith(method, name); };
+  if (calls("/Join") || calls("/JoinInParts")) return ErrorCode::kJoin;
+  if (calls("/Exchange") || calls("/ExchangeBulk") || calls("/Leave")) return ErrorCode::kTraining;
+  if (calls("/ExportState") || calls("/ImportState")) return ErrorCode::kState;
+  return ErrorCode::kDaemonCall;
 }
 
 }  // namespace
@@ -113,7 +126,7 @@ void Call::Finish(const absl::Status& status) {
   {
     MutexLock lock(mutex_);
     if (outcome_) return;
-    outcome_ = ToShortGrpc(status);
+    outcome_ = ToShortGrpc(status.ok() ? status : Coded(GeneralCode(method()), status));
   }
   if (on_denied_ != nullptr && absl::IsPermissionDenied(status)) {
     (*on_denied_)(method(), caller_, status);

@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "server/net/peer_address.h"
+#include "server/rpc/user_credentials.h"
 
 namespace gradwire::server {
 namespace {
@@ -30,14 +30,16 @@ class RefusedCall final : public Call {
 std::string ToText(const grpc::string_ref& text) { return {text.data(), text.size()}; }
 
 Proof ProofOf(const grpc::GenericServerContext& context) {
-  Proof proof{.local = absl::StartsWith(context.peer(), "unix")};
+  Proof proof;
   if (const auto peer = ParsePeer(context.peer())) proof.peer = ToText(*peer);
   const auto& headers = context.client_metadata();
   if (const auto found = headers.find("authorization"); found != headers.end()) {
     proof.authorization = ToText(found->second);
   }
   const auto authenticated = context.auth_context();
-  if (authenticated == nullptr || !authenticated->IsPeerAuthenticated()) return proof;
+  if (authenticated == nullptr) return proof;
+  proof.user = UserOf(*authenticated);
+  if (proof.user || !authenticated->IsPeerAuthenticated()) return proof;
   // Its name as a workload, its common name, or an alternative name: the first that it has. An
   // alternative name may be an address only.
   for (const std::vector<grpc::string_ref>& names :
@@ -55,7 +57,7 @@ Proof ProofOf(const grpc::GenericServerContext& context) {
 
 absl::StatusOr<std::unique_ptr<CallServer>> CallServer::Start(grpc::ServerBuilder& builder,
                                                               Methods methods, Door door,
-                                                              std::size_t threads) {
+                                                              const Threads& threads) {
   std::unique_ptr<CallServer> server(
       new CallServer(builder.AddCompletionQueue(), std::move(methods), std::move(door)));
   builder.RegisterAsyncGenericService(&server->service_);
@@ -64,7 +66,13 @@ absl::StatusOr<std::unique_ptr<CallServer>> CallServer::Start(grpc::ServerBuilde
   // The pending RequestCall counts as a call, so that Shutdown waits for its end too.
   server->Enter();
   server->Accept();
-  server->threads_.Start(threads);
+  std::function<bool()> is_unused;
+  if (threads.connections) {
+    is_unused = [calls = server.get(), connections = threads.connections] {
+      return connections() == 0 && !calls->HasCalls();
+    };
+  }
+  server->threads_.Start(threads.count, threads.name, std::move(is_unused));
   return server;
 }
 
@@ -122,6 +130,12 @@ void CallServer::Leave() {
   if (--inside_ == 0) left_.NotifyAll();
 }
 
+bool CallServer::HasCalls() {
+  MutexLock lock(mutex_);
+  // Besides the question for the next one.
+  return inside_ > 1;
+}
+
 std::size_t CallServer::WaitForCalls(std::chrono::seconds patience) {
   const auto deadline = std::chrono::steady_clock::now() + patience;
   MutexLock lock(mutex_);
@@ -132,6 +146,7 @@ std::size_t CallServer::WaitForCalls(std::chrono::seconds patience) {
 
 void CallServer::Shutdown(std::chrono::system_clock::time_point deadline) {
   if (grpc_ == nullptr) return threads_.Stop();
+  threads_.StayAwake();
   // Ends the pending RequestCall now, and cancels calls that are left at the deadline.
   grpc_->Shutdown(deadline);
   // gRPC allows no new operation on a queue that is shut down, so all calls have to end first.

@@ -33,16 +33,31 @@ struct Door {
       on_denied = nullptr;
 };
 
+// Which threads serve the calls. Of two servers, the calls of one cannot delay those of the other.
+struct Threads {
+  std::size_t count = RpcThreads::Count();
+  const char* name = "gradwire-rpc";  // at most 15 characters
+  // How many connections are open, asked for after the first Wake. If it is there, threads poll
+  // only while some are, or calls: who adds one calls Wake before gRPC has it. Of two servers, the
+  // one that is used seldom should do so: see RpcThreads::Start.
+  std::function<int()> connections = nullptr;
+};
+
 // Calls of unknown methods end with UNIMPLEMENTED.
 class CallServer {
  public:
   // `builder` has the options and the ports, and no service.
-  static absl::StatusOr<std::unique_ptr<CallServer>> Start(
-      grpc::ServerBuilder& builder, Methods methods, Door door = {},
-      std::size_t threads = RpcThreads::Count());
+  static absl::StatusOr<std::unique_ptr<CallServer>> Start(grpc::ServerBuilder& builder,
+                                                           Methods methods, Door door = {},
+                                                           const Threads& threads = {});
 
   // Calls Shutdown with a deadline of now.
   ~CallServer();
+
+  // A connection comes: see Threads. Thread-safe.
+  void Wake() { threads_.Wake(); }
+  // Whether its threads wait for Wake. Thread-safe.
+  bool asleep() const { return threads_.asleep(); }
 
   // Accepts no new call, lets running calls continue until `deadline`, then cancels them. Returns
   // when all threads have ended: a cancelled call ends by itself (see Call), and slow ones are
@@ -58,6 +73,7 @@ class CallServer {
   // Calls, and the question for the next one: more or less of them.
   void Enter() GRADWIRE_EXCLUDES(mutex_);
   void Leave() GRADWIRE_EXCLUDES(mutex_);
+  bool HasCalls() GRADWIRE_EXCLUDES(mutex_);
   // Waits until no call is left, at most for `patience`; returns how many are left.
   std::size_t WaitForCalls(std::chrono::seconds patience) GRADWIRE_EXCLUDES(mutex_);
 

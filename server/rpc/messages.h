@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "server/rpc/call.h"
 
 namespace gradwire::server {
@@ -30,8 +31,9 @@ absl::Status FromBytes(const std::string& method, grpc::ByteBuffer& bytes, Messa
   if (grpc::SerializationTraits<Message>::Deserialize(&bytes, &message).ok()) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat(method, ": the bytes are no ", Message::descriptor()->full_name()));
+  return Coded(ErrorCode::kProtocolVersion,
+               absl::InvalidArgumentError(absl::StrCat(method, ": the bytes are no ",
+                                                       Message::descriptor()->full_name())));
 }
 
 // A call that brings one message. It is finished with InvalidArgument where that is missing or bad.

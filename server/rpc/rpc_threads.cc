@@ -1,6 +1,7 @@
 #include "server/rpc/rpc_threads.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "base/thread_name.h"
@@ -10,6 +11,9 @@ namespace {
 
 // The object whose leader the calling thread is; null in a follower and in any other thread.
 thread_local RpcThreads* leader_of = nullptr;
+
+// What gRPC still has to do when the last connection has ended takes less.
+constexpr std::chrono::seconds kAwakeAfterUse(1);
 
 }  // namespace
 
@@ -23,10 +27,15 @@ std::size_t RpcThreads::Count() {
   return std::clamp<std::size_t>(std::thread::hardware_concurrency() + std::size_t{1}, 3, 16);
 }
 
-void RpcThreads::Start(std::size_t threads) {
+void RpcThreads::Start(std::size_t threads, const char* name, std::function<bool()> is_unused) {
+  is_unused_ = std::move(is_unused);
+  {
+    MutexLock lock(mutex_);
+    asleep_ = is_unused_ != nullptr && !stays_awake_;
+  }
   while (threads_.size() < threads) {
-    threads_.emplace_back([this] {
-      NameThread("gradwire-rpc");
+    threads_.emplace_back([this, name] {
+      NameThread(name);
       Run();
     });
   }
@@ -35,6 +44,7 @@ void RpcThreads::Start(std::size_t threads) {
 void RpcThreads::Stop() {
   // The destructor calls this again after an explicit Stop.
   if (std::exchange(stopped_, true)) return;
+  StayAwake();
   queue_->Shutdown();
   // gRPC destroys only a queue whose end somebody has seen.
   if (threads_.empty()) Run();
@@ -60,12 +70,49 @@ void RpcThreads::Run() {
     while (leader_of == this) {
       void* tag = nullptr;
       bool ok = false;
-      if (!queue_->Next(&tag, &ok)) return End();
+      if (!Next(&tag, &ok)) return End();
       begun_.load(std::memory_order_acquire);
       // `done` may destroy the operation, so it is copied first.
       const Operation operation = *static_cast<const Operation*>(tag);
       operation.done(operation.owner, ok);
     }
+  }
+}
+
+void RpcThreads::Wake() {
+  {
+    MutexLock lock(mutex_);
+    asleep_ = false;
+  }
+  awake_.NotifyAll();
+}
+
+void RpcThreads::StayAwake() {
+  {
+    MutexLock lock(mutex_);
+    stays_awake_ = true;
+  }
+  Wake();
+}
+
+bool RpcThreads::asleep() const {
+  MutexLock lock(mutex_);
+  return asleep_;
+}
+
+// Asks `is_unused` under the lock, so that a Wake after its answer counts.
+bool RpcThreads::Next(void** tag, bool* ok) {
+  if (is_unused_ == nullptr) return queue_->Next(tag, ok);
+  while (true) {
+    {
+      MutexLock lock(mutex_);
+      while (asleep_) awake_.Wait(mutex_);
+    }
+    const auto until = std::chrono::system_clock::now() + kAwakeAfterUse;
+    const auto next = queue_->AsyncNext(tag, ok, until);
+    if (next != grpc::CompletionQueue::TIMEOUT) return next == grpc::CompletionQueue::GOT_EVENT;
+    MutexLock lock(mutex_);
+    asleep_ = !stays_awake_ && is_unused_();
   }
 }
 

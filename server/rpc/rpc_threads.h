@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -41,7 +42,18 @@ class RpcThreads {
   // least 3, at most 16.
   static std::size_t Count();
 
-  void Start(std::size_t threads);
+  // `name`: of each thread, for `top -H`. `is_unused`, if there is one, says that no event can come
+  // before somebody calls Wake: the threads then do not poll, nor before the first Wake. All of
+  // gRPC's pollers share one epoll set, so that two queues which are polled at a time wake each
+  // other's threads. It is called under a lock.
+  void Start(std::size_t threads, const char* name = "gradwire-rpc",
+             std::function<bool()> is_unused = nullptr);
+
+  // Events may come from here on, whatever `is_unused` has said. Thread-safe.
+  void Wake() GRADWIRE_EXCLUDES(mutex_);
+  // `is_unused` is not asked any more. Thread-safe.
+  void StayAwake() GRADWIRE_EXCLUDES(mutex_);
+  bool asleep() const GRADWIRE_EXCLUDES(mutex_);
 
   // No operation may begin any more, and those in flight must be about to complete. Returns when
   // all threads have ended. Later calls do nothing.
@@ -58,6 +70,8 @@ class RpcThreads {
 
  private:
   void Run();
+  // The leader's next event. False: the queue has ended.
+  bool Next(void** tag, bool* ok) GRADWIRE_EXCLUDES(mutex_);
   // Waits for leadership. False: the queue has ended.
   bool TakeLeadership() GRADWIRE_EXCLUDES(mutex_);
   void EndLeadership() GRADWIRE_EXCLUDES(mutex_);
@@ -68,9 +82,13 @@ class RpcThreads {
   std::atomic<std::uint64_t> begun_ = 0;
   std::vector<std::thread> threads_;
   bool stopped_ = false;
+  std::function<bool()> is_unused_;
 
-  Mutex mutex_;
+  mutable Mutex mutex_;
   CondVar free_;
+  CondVar awake_;
+  bool asleep_ GRADWIRE_GUARDED_BY(mutex_) = false;  // the leader waits for Wake
+  bool stays_awake_ GRADWIRE_GUARDED_BY(mutex_) = false;
   bool taken_ GRADWIRE_GUARDED_BY(mutex_) = false;  // a thread is the leader
   std::size_t idle_ GRADWIRE_GUARDED_BY(mutex_) = 0;
   bool ended_ GRADWIRE_GUARDED_BY(mutex_) = false;

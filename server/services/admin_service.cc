@@ -2,24 +2,25 @@
 
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "base/printable.h"
 #include "proto/wire/proto_conversion.h"
 #include "server/access/permissions.h"
 #include "server/rpc/clock.h"
 #include "server/rpc/rpc_threads.h"
 #include "server/services/state_streams.h"
+#include "server/services/trace_stream.h"
 #include "server/session/registry.h"
-#include "server/session/session_runner.h"
 
 namespace gradwire::server {
 
 AdminService::AdminService(std::shared_ptr<const Registry> registry,
-                           std::shared_ptr<PeriodicTasks> ticks, std::function<int()> connections)
+                           std::shared_ptr<PeriodicTasks> ticks, std::function<int()> connections,
+                           std::function<void(v1::GetDiagnosticsResponse&)> diagnose)
     : registry_(std::move(registry)),
       ticks_(std::move(ticks)),
       connections_(std::move(connections)),
+      diagnose_(std::move(diagnose)),
+      recordings_(std::make_shared<Recordings>()),
       started_(MonotonicNow()) {}
 
 void AdminService::AddTo(Methods& methods) {
@@ -44,8 +45,26 @@ void AdminService::AddTo(Methods& methods) {
       MethodKind::kClientStream, registry_, ticks_);
   methods.AddUnaryOf<v1::EvictSessionRequest, v1::EvictSessionResponse>(
       [this](const auto& request, auto& /*response*/, const Caller& caller) {
+        if (absl::Status may = CheckSession(caller, request.session()); !may.ok()) return may;
         return EvictSession(request, caller);
       });
+  methods.AddUnaryOf<v1::PauseSessionRequest, v1::PauseSessionResponse>(
+      [this](const auto& request, auto& response, const Caller& caller) {
+        if (absl::Status may = CheckSession(caller, request.session()); !may.ok()) return may;
+        return PauseSession(request, response, caller);
+      });
+  methods.AddUnaryOf<v1::ResumeSessionRequest, v1::ResumeSessionResponse>(
+      [this](const auto& request, auto& /*response*/, const Caller& caller) {
+        if (absl::Status may = CheckSession(caller, request.session()); !may.ok()) return may;
+        return ResumeSession(request, caller);
+      });
+  methods.AddUnary<v1::GetDiagnosticsRequest, v1::GetDiagnosticsResponse>(
+      [this](const auto& /*request*/, auto& response) {
+        GetDiagnostics(response);
+        return absl::OkStatus();
+      });
+  methods.Add<v1::TraceSessionRequest, v1::TraceSessionResponse, TraceStream>(
+      MethodKind::kServerStream, registry_, ticks_, recordings_);
 }
 
 void AdminService::GetServer(v1::GetServerResponse& response) const {
@@ -81,30 +100,11 @@ absl::Status AdminService::GetSession(const v1::GetSessionRequest& request,
   return absl::OkStatus();
 }
 
-absl::Status AdminService::EvictSession(const v1::EvictSessionRequest& request,
-                                        const Caller& caller) const {
-  absl::Status evicted = TryEvict(request);
-  if (AuditSink* const audit = registry_->audit(); audit != nullptr) {
-    AuditEvent event = EventOf("evict", caller, request.session(), evicted);
-    if (evicted.ok()) event.reason = request.reason();
-    audit->Record(std::move(event));
-  }
-  return evicted;
-}
-
-absl::Status AdminService::TryEvict(const v1::EvictSessionRequest& request) const {
-  constexpr std::size_t kMostReason = 256;
-  if (request.reason().size() > kMostReason) {
-    return absl::InvalidArgumentError(absl::StrCat("reason: it has ", request.reason().size(),
-                                                   " bytes; allowed are ", kMostReason));
-  }
-  const std::shared_ptr<SessionRunner> session = registry_->Get(request.session());
-  if (session == nullptr) return UnknownSession(request.session());
-  session->Fail(absl::CancelledError(absl::StrCat("an operator ended the session",
-                                                  request.reason().empty() ? "" : ": ",
-                                                  Printable(request.reason()))),
-                -1);
-  return absl::OkStatus();
+// It reads files of /proc, and the log's lock may be busy.
+void AdminService::GetDiagnostics(v1::GetDiagnosticsResponse& response) const {
+  RpcThreads::YieldLeadership();
+  response.set_version(GRADWIRE_VERSION);
+  if (diagnose_) diagnose_(response);
 }
 
 }  // namespace gradwire::server

@@ -35,9 +35,10 @@ absl::Status CheckProtocol(const v1::JoinRequest& request) {
       request.max_protocol_version() >= kProtocolVersion) {
     return absl::OkStatus();
   }
-  return absl::UnimplementedError(
-      absl::StrCat("the member supports protocol versions ", request.min_protocol_version(), " to ",
-                   request.max_protocol_version(), "; this daemon supports ", kProtocolVersion));
+  return Coded(ErrorCode::kProtocolVersion,
+               absl::UnimplementedError(absl::StrCat(
+                   "the member supports protocol versions ", request.min_protocol_version(), " to ",
+                   request.max_protocol_version(), "; this daemon supports ", kProtocolVersion)));
 }
 
 absl::StatusOr<GroupAsk> GroupOf(const v1::NodeGroupRequest& request, bool wanted) {
@@ -45,8 +46,9 @@ absl::StatusOr<GroupAsk> GroupOf(const v1::NodeGroupRequest& request, bool wante
   for (const auto& [field, text] :
        {std::pair("name", &request.name()), std::pair("communicator", &request.communicator())}) {
     if (!text->empty() && text->size() <= kMaxSessionNameBytes) continue;
-    return absl::InvalidArgumentError(absl::StrCat("node_group.", field, ": has ", text->size(),
-                                                   " bytes; allowed: 1 to ", kMaxSessionNameBytes));
+    return Coded(ErrorCode::kOption, absl::InvalidArgumentError(absl::StrCat(
+                                         "node_group.", field, ": has ", text->size(),
+                                         " bytes; allowed: 1 to ", kMaxSessionNameBytes)));
   }
   return GroupAsk{.name = request.name(), .communicator = request.communicator()};
 }
@@ -55,7 +57,8 @@ absl::StatusOr<JoinAsk> AskOf(const v1::JoinRequest& request, Manifest manifest)
   if (absl::Status status = CheckProtocol(request); !status.ok()) return status;
   // 0 is protobuf's default: the field was not set.
   if (request.start_id() == 0)
-    return absl::InvalidArgumentError("start_id is 0; allowed: any other random number");
+    return Coded(ErrorCode::kNotAMember,
+                 absl::InvalidArgumentError("start_id is 0; allowed: any other random number"));
   absl::StatusOr<HookSpec> spec = wire::FromProto(request.hook());
   if (!spec.ok()) return spec.status();
   absl::StatusOr<GroupAsk> group = GroupOf(request.node_group(), request.has_node_group());

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "server/rpc/messages.h"
 
 namespace gradwire::server {
@@ -46,7 +47,9 @@ class HealthWatch final : public RequestCall<HealthCheckRequest> {
     StartWrite(ToBytes(response));
   }
 
-  void End() { Finish(absl::UnavailableError("the daemon is shutting down")); }
+  void End() {
+    Finish(Coded(ErrorCode::kDraining, absl::UnavailableError("the daemon is shutting down")));
+  }
 
  private:
   void OnRequest(const HealthCheckRequest& request) override {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "server/rpc/clock.h"
 
 namespace gradwire::server {
@@ -62,14 +63,16 @@ absl::Status JoinUpload::Take() {
 absl::Status JoinUpload::Reserve(std::size_t bytes) {
   std::optional<MemoryBudget::Share> share = memory_->Take(bytes);
   if (bytes > memory_->limit()) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("JoinPart.parameters: the manifest takes ", bytes,
-                     " bytes while it is read; allowed in this daemon: ", memory_->limit()));
+    return Coded(ErrorCode::kMemoryLimit,
+                 absl::ResourceExhaustedError(absl::StrCat(
+                     "JoinPart.parameters: the manifest takes ", bytes,
+                     " bytes while it is read; allowed in this daemon: ", memory_->limit())));
   }
   if (!share) {
-    return absl::UnavailableError(absl::StrCat("unfinished joins in parts: hold ", memory_->taken(),
-                                               " bytes and this one takes ", bytes,
-                                               "; allowed: ", memory_->limit(), "; try again"));
+    return Coded(ErrorCode::kMemoryLimit, absl::UnavailableError(absl::StrCat(
+                                              "unfinished joins in parts: hold ", memory_->taken(),
+                                              " bytes and this one takes ", bytes,
+                                              "; allowed: ", memory_->limit(), "; try again")));
   }
   share_ = *std::move(share);
   return absl::OkStatus();

@@ -3,7 +3,6 @@
 #include <optional>
 #include <utility>
 
-#include "server/access/caller.h"
 #include "server/rpc/clock.h"
 #include "server/services/admin_service.h"
 #include "server/services/aggregation_service.h"
@@ -22,11 +21,12 @@ struct Services::Parts {
 };
 
 Services::Services(const ServerOptions& options, const std::shared_ptr<Registry>& registry,
-                   const std::shared_ptr<PeriodicTasks>& tasks, Connections connections)
+                   const std::shared_ptr<PeriodicTasks>& tasks, Owner owner)
     : registry_(registry),
-      parts_(new Parts{.aggregation = AggregationService(options, registry, tasks,
-                                                         std::move(connections.has_room)),
-                       .admin = AdminService(registry, tasks, std::move(connections.count))}) {}
+      parts_(new Parts{
+          .aggregation = AggregationService(options, registry, tasks, std::move(owner.has_room)),
+          .admin = AdminService(registry, tasks, std::move(owner.connections),
+                                std::move(owner.diagnose))}) {}
 
 Services::~Services() = default;
 
@@ -49,10 +49,19 @@ Methods Services::MakeMethods() {
   return methods;
 }
 
+Methods Services::MakeAdminMethods() {
+  Methods methods;
+  parts_->admin.AddTo(methods);
+  parts_->health->AddTo(methods);
+  AddReflection(methods);
+  return methods;
+}
+
 absl::StatusOr<wire::MemoryReply> Services::AttachMemory(wire::MemoryRequest request,
+                                                         const std::string& identity,
                                                          wire::GoOn go_on) const {
   const absl::StatusOr<MemberHandle> member =
-      registry_->Find(request.token, request.start_id, kLocalIdentity);
+      registry_->Find(request.token, request.start_id, identity);
   if (!member.ok()) return member.status();
   return member->session->memory().Attach(member->rank, std::move(request), MonotonicNow, go_on);
 }

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "gradwire/v1/admin.pb.h"
@@ -20,17 +21,22 @@ class Registry;
 // Thread-safe. Outlives the calls of its methods.
 class Services {
  public:
-  struct Connections {
-    std::function<int()> count;      // of the live ones
-    std::function<bool()> has_room;  // whether members may have some besides their first
+  // What the owner tells.
+  struct Owner {
+    std::function<int()> connections;  // the number of live ones
+    std::function<bool()> has_room;    // whether members may have some besides their first
+    // Adds what only the owner knows.
+    std::function<void(v1::GetDiagnosticsResponse&)> diagnose;
   };
 
   Services(const ServerOptions& options, const std::shared_ptr<Registry>& registry,
-           const std::shared_ptr<PeriodicTasks>& tasks, Connections connections);
+           const std::shared_ptr<PeriodicTasks>& tasks, Owner owner);
   ~Services();
 
-  // Once. Of all services, with health and reflection.
+  // Of all services, with health and reflection. Once, before MakeAdminMethods.
   Methods MakeMethods();
+  // For addresses that serve nothing else: admin calls, with health and reflection.
+  Methods MakeAdminMethods();
 
   // What AdminService.GetServer answers.
   v1::GetServerResponse DescribeServer() const;
@@ -38,8 +44,10 @@ class Services {
   // Of joins, by the reason.
   const JoinRefusals& refused_joins() const;
 
-  // Takes a member's offer of shared memory. It may take long; `go_on` says when to give up.
+  // Takes a member's offer of shared memory, if the member has this identity. It may take long;
+  // `go_on` says when to give up.
   absl::StatusOr<wire::MemoryReply> AttachMemory(wire::MemoryRequest request,
+                                                 const std::string& identity,
                                                  wire::GoOn go_on) const;
 
   // Health says NOT_SERVING from here on.

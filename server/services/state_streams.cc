@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "server/access/permissions.h"
 #include "server/rpc/clock.h"
 
@@ -12,8 +13,9 @@ namespace {
 
 absl::Status NoSession(const std::string& name) {
   constexpr std::size_t kShown = 200;
-  return absl::NotFoundError(absl::StrCat("session: none named \"", name.substr(0, kShown),
-                                          "\" is running; only a running one has a state"));
+  return Coded(ErrorCode::kUnknownSession,
+               absl::NotFoundError(absl::StrCat("session: none named \"", name.substr(0, kShown),
+                                                "\" is running; only a running one has a state")));
 }
 
 }  // namespace
@@ -130,8 +132,9 @@ absl::Status ImportStream::Take(const v1::ImportStateRequest& request) {
   }
   // The session's reservation covers imports of up to most_bytes_.
   if (data.size() > most_bytes_ - bytes_.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("state: has more than ", most_bytes_,
-                                                   " bytes; the session's cannot be larger"));
+    return Coded(ErrorCode::kStateDiffers, absl::InvalidArgumentError(absl::StrCat(
+                                               "state: has more than ", most_bytes_,
+                                               " bytes; the session's cannot be larger")));
   }
   bytes_ += data;
   return absl::OkStatus();

@@ -1,6 +1,7 @@
 #include "server/session/quota.h"
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 
 namespace gradwire::server {
 
@@ -16,8 +17,9 @@ absl::Status Quota::Count(Need need) {
   std::size_t taken = taken_.load(std::memory_order_relaxed);
   do {
     if (taken >= allowed) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat(whose_, " has ", taken, " ", what_, "; allowed: ", allowed));
+      return Coded(ErrorCode::kQuota,
+                   absl::ResourceExhaustedError(
+                       absl::StrCat(whose_, " has ", taken, " ", what_, "; allowed: ", allowed)));
     }
   } while (!taken_.compare_exchange_weak(taken, taken + 1, std::memory_order_relaxed));
   if (whole_ == nullptr) return absl::OkStatus();

@@ -8,6 +8,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/random_bytes.h"
 #include "gradwire/hooks/registry.h"
 #include "hooks/coordinator_hook.h"
@@ -47,14 +48,18 @@ std::size_t NeededBytes(const SessionOptions& options, const CoordinatorHook* ho
   return bytes;
 }
 
-absl::Status DrainingError() { return absl::UnavailableError("the daemon is draining"); }
+absl::Status DrainingError() {
+  return Coded(ErrorCode::kDraining, absl::UnavailableError("the daemon is draining"));
+}
 
 }  // namespace
 
 absl::Status UnknownSession(const std::string& name) {
   constexpr std::size_t kShown = 200;
-  return absl::NotFoundError(absl::StrCat("session: the daemon has none named \"",
-                                          name.substr(0, kShown), "\", running or recently ended"));
+  return Coded(
+      ErrorCode::kUnknownSession,
+      absl::NotFoundError(absl::StrCat("session: the daemon has none named \"",
+                                       name.substr(0, kShown), "\", running or recently ended")));
 }
 
 Registry::Registry(Limits limits, std::shared_ptr<Reducer> reducer,
@@ -108,8 +113,10 @@ absl::StatusOr<Registry::Joined> Registry::Join(const SessionOptions& options, c
     if (*joined) return **std::move(joined);
     Sweep(now);
   }
-  return absl::AbortedError(absl::StrCat("session \"", options.name, "\" ended ", kJoinAttempts,
-                                         " times while this member joined it; try again"));
+  return Coded(
+      ErrorCode::kEndedBeforeStart,
+      absl::AbortedError(absl::StrCat("session \"", options.name, "\" ended ", kJoinAttempts,
+                                      " times while this member joined it; try again")));
 }
 
 // Other threads cannot see the session until its first member is admitted, so a refused join leaves
@@ -165,7 +172,8 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinNew(const SessionO
   if (absl::Status room = CheckRoom(options.name, bytes); !room.ok()) return room;
   std::optional<MemoryBudget::Share> share = memory_->Take(bytes);
   // CheckRoom found room, and only joins take it, under this lock.
-  if (!share) return absl::InternalError("the memory budget is inconsistent");
+  if (!share)
+    return Coded(ErrorCode::kInternal, absl::InternalError("the memory budget is inconsistent"));
   auto begun = host_.ledger->BeginSession(holder, options.name, bytes);
   if (!begun.ok()) return begun.status();
   session->Hold(*std::move(share), *std::move(begun));
@@ -219,13 +227,15 @@ bool Registry::HasRoom(const std::string& name, std::size_t bytes,
 
 absl::Status Registry::CheckRoom(const std::string& name, std::size_t bytes) const {
   if (sessions_.size() >= max_sessions_) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the daemon has ", sessions_.size(), " sessions, which is its limit"));
+    return Coded(ErrorCode::kSessionLimit,
+                 absl::ResourceExhaustedError(absl::StrCat("the daemon has ", sessions_.size(),
+                                                           " sessions, which is its limit")));
   }
   if (const std::size_t taken = memory_->taken(); bytes > memory_->limit() - taken) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("session \"", name, "\" may need ", bytes, " bytes in the daemon; of its ",
-                     memory_->limit(), " bytes ", taken, " are reserved by other sessions"));
+    return Coded(ErrorCode::kMemoryLimit,
+                 absl::ResourceExhaustedError(absl::StrCat(
+                     "session \"", name, "\" may need ", bytes, " bytes in the daemon; of its ",
+                     memory_->limit(), " bytes ", taken, " are reserved by other sessions")));
   }
   return absl::OkStatus();
 }
@@ -253,14 +263,18 @@ absl::StatusOr<Registry::Holder> Registry::HolderOf(const std::string& token,
                                                     const std::string& identity) const {
   const auto found = tokens_.find(token);
   if (found == tokens_.end()) {
-    return absl::NotFoundError("unknown token: its session has ended; join again");
+    return Coded(ErrorCode::kResume,
+                 absl::NotFoundError("unknown token: its session has ended; join again"));
   }
   if (found->second.start_id != start_id) {
-    return absl::PermissionDeniedError("the token belongs to another start id");
+    return Coded(ErrorCode::kNotAMember,
+                 absl::PermissionDeniedError("the token belongs to another start id"));
   }
   if (found->second.identity != identity) {
-    return absl::PermissionDeniedError(
-        "the token belongs to a member that joined with another access token or certificate");
+    return Coded(
+        ErrorCode::kNotAMember,
+        absl::PermissionDeniedError(
+            "the token belongs to a member that joined with another access token or certificate"));
   }
   return found->second;
 }
@@ -391,7 +405,8 @@ bool Registry::idle() const {
 }
 
 void Registry::FailAll(const absl::Status& status) {
-  for (const auto& session : Sessions()) session->Fail(status, -1);
+  for (const auto& session : Sessions())
+    session->Fail(Coded(ErrorCode::kDaemonStopped, status), -1);
 }
 
 std::vector<std::shared_ptr<SessionRunner>> Registry::Sessions() const {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "proto/wire/merge.h"
 #include "proto/wire/proto_conversion.h"
 #include "server/core/step.h"
@@ -221,6 +222,39 @@ void SessionRunner::Fail(const absl::Status& status, int blamed_rank) {
   Finish(std::move(work));
 }
 
+absl::StatusOr<SessionRunner::Paused> SessionRunner::Pause(absl::Duration length,
+                                                           const std::string& reason,
+                                                           absl::Time now) {
+  Work work;
+  Paused paused;
+  {
+    MutexLock lock(mutex_);
+    Effects effects;
+    core_.Observe(now);
+    absl::Status status = core_.Pause(length, reason, now, effects);
+    if (!status.ok()) return status;
+    paused.holding = core_.progress().gate().shut();
+    paused.step = core_.step() + (paused.holding ? 0 : 1);
+    Execute(std::move(effects), work);
+  }
+  Finish(std::move(work));
+  return paused;
+}
+
+absl::Status SessionRunner::Unpause(absl::Time now) {
+  Work work;
+  absl::Status status;
+  {
+    MutexLock lock(mutex_);
+    Effects effects;
+    core_.Observe(now);
+    status = core_.Unpause(now, effects);
+    Execute(std::move(effects), work);
+  }
+  Finish(std::move(work));
+  return status;
+}
+
 // Checked again under the lock, because a member may have joined since the registry looked.
 void SessionRunner::FailIfAbandoned() {
   Work work;
@@ -228,9 +262,10 @@ void SessionRunner::FailIfAbandoned() {
     MutexLock lock(mutex_);
     if (!IsAbandoned()) return;
     Effects effects;
-    core_.Fail(absl::AbortedError(absl::StrCat("nobody is in it any more: ", core_.last_departure(),
-                                               " before all ", options_.world_size,
-                                               " members had joined")),
+    core_.Fail(Coded(ErrorCode::kEndedBeforeStart,
+                     absl::AbortedError(
+                         absl::StrCat("nobody is in it any more: ", core_.last_departure(),
+                                      " before all ", options_.world_size, " members had joined"))),
                -1, effects);
     Execute(std::move(effects), work);
   }
@@ -379,11 +414,13 @@ void SessionRunner::Close(const CloseEffect& close, Work& work) {
 absl::Status SessionRunner::CloseReason(int rank, std::uint64_t connection) const {
   if (core_.state() == SessionCore::State::kFailed) return core_.failure();
   if (current_[static_cast<std::size_t>(rank)] != connection) {
-    return absl::AbortedError(absl::StrCat("another stream of rank ", rank, " took over"));
+    return Coded(ErrorCode::kResume,
+                 absl::AbortedError(absl::StrCat("another stream of rank ", rank, " took over")));
   }
   if (core_.member_state(rank) == SessionCore::MemberState::kLeft) return absl::OkStatus();
-  return absl::CancelledError(
-      absl::StrCat("rank ", rank, " gave up its place before the session began"));
+  return Coded(ErrorCode::kEndedBeforeStart,
+               absl::CancelledError(
+                   absl::StrCat("rank ", rank, " gave up its place before the session began")));
 }
 
 void SessionRunner::Log(const LogEffect& log) const {
@@ -419,6 +456,7 @@ void SessionRunner::Compute(const ComputeEffect& compute) {
   {
     MutexLock lock(mutex_);
     Effects effects;
+    core_.Observe(MonotonicNow());
     core_.Computed(compute.id, *compute.work, effects);
     Execute(std::move(effects), work);
   }

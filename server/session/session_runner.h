@@ -74,10 +74,23 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   SessionMemory& memory() { return *memory_; }
   // What an exported state has as a file, at most.
   std::size_t state_file_bytes() const { return state_file_bytes_; }
+  // As SessionCore::BeginTimeline. The number names the recording.
+  absl::StatusOr<std::uint64_t> BeginTimeline(int steps, absl::Time deadline, absl::Time now);
+  // Null: it has not ended.
+  std::unique_ptr<StepTimeline> TakeTimeline(std::uint64_t number);
+  // Nobody wants it any more.
+  void DropTimeline(std::uint64_t number);
   void Tick(absl::Time now);
   // To every member, where nothing else is to be sent.
   void SendHeartbeats();
   void Fail(const absl::Status& status, int blamed_rank);
+  // As SessionCore::Pause and Unpause.
+  struct Paused {
+    std::int64_t step = 0;  // that is held back
+    bool holding = false;
+  };
+  absl::StatusOr<Paused> Pause(absl::Duration length, const std::string& reason, absl::Time now);
+  absl::Status Unpause(absl::Time now);
   // Fails it if it is abandoned. Who joins at the same time is in it before, or comes too late.
   void FailIfAbandoned();
   // Bytes from `connection` are no frame. Ignored if it is no longer the member's stream.
@@ -179,6 +192,7 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   std::uint64_t admissions_ GRADWIRE_GUARDED_BY(mutex_) = 0;
   std::vector<MemberUse> uses_ GRADWIRE_GUARDED_BY(mutex_);  // by rank
   bool end_seen_ GRADWIRE_GUARDED_BY(mutex_) = false;
+  std::uint64_t timelines_ GRADWIRE_GUARDED_BY(mutex_) = 0;  // begun so far
 };
 
 }  // namespace gradwire::server

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "hooks/safetensors.h"
 #include "server/session/session_runner.h"
 
@@ -52,8 +53,9 @@ void SessionRunner::Export(ExportedFile::Answer answer) {
 
 absl::StatusOr<StateFiles::Place> SessionRunner::BeginImport() const {
   if (state_file_bytes_ > 0) return files_.BeginImport();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "session \"", options_.name, "\" has a hook that keeps no state on the coordinator"));
+  return Coded(ErrorCode::kNoState, absl::FailedPreconditionError(absl::StrCat(
+                                        "session \"", options_.name,
+                                        "\" has a hook that keeps no state on the coordinator")));
 }
 
 void SessionRunner::Import(std::string file, Imported answer) {

@@ -38,6 +38,14 @@ void AddWaits(const WaitLog& waits, absl::Time now, v1::SessionStatus& status) {
   *status.mutable_straggler_gap() = ToProto(waits.straggler_gaps());
 }
 
+void AddPause(const StepGate& gate, absl::Time now, v1::SessionStatus& status) {
+  if (!gate.paused() || status.state() != Name(SessionState::kRunning)) return;
+  v1::PauseStatus& pause = *status.mutable_pause();
+  *pause.mutable_left() = wire::ToProto(gate.Left(now));
+  pause.set_reason(gate.reason());
+  pause.set_holding(gate.shut());
+}
+
 void AddSteps(const WaitLog& waits, absl::Time now, v1::SessionStatus& status) {
   for (const StepRecord& record : waits.recent()) {
     v1::StepStatus& step = *status.add_recent_steps();
@@ -96,6 +104,7 @@ v1::SessionStatus SessionRunner::Status(absl::Time now, bool compression) const 
   status.set_steps_skipped_total(stats.steps_skipped);
   status.set_resumes_total(resumes_);
   status.set_iteration(core_.hook_state().iteration());
+  AddPause(core_.progress().gate(), now, status);
   AddWaits(core_.waits(), now, status);
   if (compression) {
     AddSteps(core_.waits(), now, status);

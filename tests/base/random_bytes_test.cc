@@ -35,7 +35,7 @@ TEST(RandomBytes, AnErrorIsTheSystems) {
   ASSERT_NE(forbidden, MAP_FAILED);
   const absl::Status status = FillRandom({static_cast<std::byte*>(forbidden), 16});
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
-  EXPECT_EQ(std::string(status.message()), "getrandom failed: Bad address");
+  EXPECT_EQ(std::string(status.message()), "getrandom failed: Bad address [GW906]");
   munmap(forbidden, kBytes);
 }
 

@@ -203,7 +203,34 @@ def habits(tree):
             yield path, number, "a unit test does not sleep; hand the time in"
 
 
-CHECKS = {check.__name__: check for check in (layering, environment, locks, registered, size, includes, habits)}
+# Where mistakes of users are found: each of their errors has a code that says what to do.
+CODED = (
+    r"server/daemon/(?!server\.)|server/access/|server/ctl/(?!doctor/bench\.)|client/options\.cc$|proto/tls/(?!pem\.)"
+    r"|hooks/(hook_spec|registry|dtype|draw_buckets)\.cc$|hooks/power_sgd/options\.cc$"
+)
+
+
+def codes(tree):
+    """An error is made as an argument of Coded, in the same statement."""
+    for path, text in tree.sources(*PRODUCT):
+        if not re.match(CODED, path):
+            continue
+        code = re.sub(r'"(?:\\.|[^"\\\n])*"', '""', without_comments(text))
+        for match in re.finditer(r"\babsl::\w+Error\(", code):
+            open_calls = []
+            statement = re.search(r"[^;{}]*\Z", code[: match.start()])[0]
+            for token in re.finditer(r"(\w*)\(|\)", statement):
+                if token[0] != ")":
+                    open_calls.append(token[1])
+                elif open_calls:
+                    open_calls.pop()
+            if "Coded" not in open_calls:
+                yield path, code.count("\n", 0, match.start()) + 1, f"{match[0]}…) is not an argument of Coded(…)"
+
+
+CHECKS = {
+    check.__name__: check for check in (layering, environment, locks, registered, size, includes, habits, codes)
+}
 
 
 def findings(root, names):

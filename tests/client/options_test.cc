@@ -138,7 +138,7 @@ TEST(ClientOptions, EnvironmentTurnsSharedMemoryOff) {
   }
   setenv("GRADWIRE_SHARED_MEMORY", "no", 1);
   EXPECT_EQ(std::string(Good().Validate().message()),
-            "the variable GRADWIRE_SHARED_MEMORY is \"no\"; allowed: on, off");
+            "the variable GRADWIRE_SHARED_MEMORY is \"no\"; allowed: on, off [GW400]");
   unsetenv("GRADWIRE_SHARED_MEMORY");
 }
 

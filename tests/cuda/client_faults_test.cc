@@ -76,7 +76,7 @@ TEST_F(GpuFaults, JoinSaysThatThereIsNoSuchGpu) {
               AllOf(HasSubstr("device cuda:5: "), HasSubstr("GPU 5")));
   options.device.index = -1;
   EXPECT_EQ(Client::Join(options).status().message(),
-            "device is \"cuda:-1\"; allowed: \"cpu\", \"cuda:0\" and up");
+            "device is \"cuda:-1\"; allowed: \"cpu\", \"cuda:0\" and up [GW400]");
 }
 
 TEST_F(GpuFaults, ABucketOfAnotherDeviceChangesNothing) {
@@ -85,8 +85,9 @@ TEST_F(GpuFaults, ABucketOfAnotherDeviceChangesNothing) {
   auto bucket = *GradBucket::Make(0, {DType::kFloat32, gradients.data(), kNumel}, {kWeight});
   const absl::Status status = client->AllReduce(bucket).Wait();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(status.message(),
-            "the bucket's device is cpu; allowed: cuda:0, the device of this client's options");
+  EXPECT_EQ(
+      status.message(),
+      "the bucket's device is cpu; allowed: cuda:0, the device of this client's options [GW317]");
   GpuMemory memory;
   EXPECT_EQ(Reduce(*client, memory), absl::OkStatus());
 }

@@ -145,7 +145,8 @@ TEST_F(Waiting, GradientsThatDoNotComeAreAnError) {
   calls.Add(std::make_unique<FakeEvent>(never), Note('a'));
   calls.Add(nullptr, Note('b'));
   EXPECT_EQ(calls.Poll(Late()).message(),
-            "the CUDA stream did not compute the gradients of a bucket within 30s after AllReduce");
+            "the CUDA stream did not compute the gradients of a bucket within 30s after AllReduce "
+            "[GW901]");
   EXPECT_EQ(noted_, "");
   calls.RunAll();
   EXPECT_EQ(noted_, "ab");
@@ -155,7 +156,7 @@ TEST_F(Waiting, AFailedStreamIsAnError) {
   DeviceCalls calls(kLimit);
   FakeEvent::State failed{.complete = true, .error = "the GPU is gone"};
   calls.Add(std::make_unique<FakeEvent>(failed), Note('a'));
-  EXPECT_EQ(calls.Poll(Soon()).message(), "the GPU is gone");
+  EXPECT_EQ(calls.Poll(Soon()).message(), "the GPU is gone [GW901]");
 }
 
 }  // namespace

@@ -119,7 +119,7 @@ TEST(HooksOnGpu, RegisteredHooksTakeTheHostsMemoryOnly) {
   const auto hook = MakeHook(*HookSpec::Parse("of_the_host"), MakeEmulatedDevice());
   EXPECT_EQ(hook.status().message(),
             "comm_hook: \"of_the_host\" is not built in, and such hooks take buckets in the host's "
-            "memory only");
+            "memory only [GW401]");
 }
 
 TEST(HooksOnGpu, OutOfMemoryEndsTheStepWithAStatus) {

@@ -176,13 +176,13 @@ TEST(GpuDaemon, RefusesWhatItCannotUse) {
   emulation::settings().devices = 0;
   EXPECT_EQ(server::Server::Start(options).status().message(),
             "reduce is \"cuda:0,3\": no GPU can be used: there is no GPU, or none that "
-            "CUDA_VISIBLE_DEVICES shows");
+            "CUDA_VISIBLE_DEVICES shows [GW609]");
   for (const char* bad :
        {"gpu", "cuda:", "cuda:0,", "cuda:0,0", "cuda:-1", "cuda:a", "cuda:1000"}) {
     options.reduce = bad;
     EXPECT_EQ(options.Validate().message(),
               std::string("reduce is \"") + bad +
-                  "\"; allowed are cpu, cuda, and cuda:0,2 with each GPU once");
+                  "\"; allowed are cpu, cuda, and cuda:0,2 with each GPU once [GW602]");
   }
 }
 

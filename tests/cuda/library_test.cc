@@ -39,7 +39,7 @@ TEST(CudaLibrary, SaysWhyNoGpuCanBeUsed) {
   emulation::Reset();
   emulation::settings().devices = 0;
   EXPECT_EQ(Refusal(EMULATED),
-            "no GPU can be used: there is no GPU, or none that CUDA_VISIBLE_DEVICES shows");
+            "no GPU can be used: there is no GPU, or none that CUDA_VISIBLE_DEVICES shows [GW903]");
 }
 
 TEST(CudaLibrary, SaysThatThereIsNone) {

@@ -369,7 +369,7 @@ def check_scripts():
     debian = DEPLOY / "debian"
     paths += [debian / name for name in ("postinst", "prerm", "postrm")]
     run(tool("shellcheck"), *paths)
-    run(tool("shellcheck"), "--shell=bash", debian / "gradwire.bash")
+    run(tool("shellcheck"), "--shell=bash", debian / "gradwired.bash")
     return f"ok, {len(paths)} files"
 
 

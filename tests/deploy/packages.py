@@ -21,7 +21,7 @@ kill -TERM $daemon; wait $daemon; echo "exit $?"
 COMPLETE = """
 . /usr/share/bash-completion/completions/gradwired
 . /usr/share/bash-completion/completions/gradwirectl
-ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _gradwire; echo "${COMPREPLY[*]}"; }
+ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); "_$1"; echo "${COMPREPLY[*]}"; }
 ask gradwired --tls-
 ask gradwirectl s
 ask gradwirectl session e
@@ -61,6 +61,11 @@ def contents():
     for path in ("usr/bin/gradwired", "usr/bin/gradwirectl", "lib/systemd/system/gradwired.service",
                  "etc/gradwire/gradwired.yaml", "etc/logrotate.d/gradwired",
                  "usr/share/man/man8/gradwired.8.gz", "usr/share/man/man1/gradwirectl.1.gz",
+                 "usr/share/bash-completion/completions/gradwired",
+                 "usr/share/bash-completion/completions/gradwirectl",
+                 "usr/share/zsh/vendor-completions/_gradwirectl",
+                 "usr/share/fish/vendor_completions.d/gradwirectl.fish"):
+                 "usr/share/doc/gradwired/errors/README.md", "usr/share/doc/gradwired/errors/GW203.md",
                  "usr/share/bash-completion/completions/gradwired"):
         need(f"./{path}\n" in inside, f"gradwired has no {path}")
     inside = run("dpkg-deb", "-c", sandbox.package("libgradwire-dev"))
@@ -131,9 +136,9 @@ def man_pages():
 def completion():
     said = room()("bash", "-ec", COMPLETE).splitlines()
     found = [sorted(line.split()) for line in said[:4]]
-    wanted = [["--tls-cert", "--tls-client-ca", "--tls-key"], ["session", "status"], ["export"], ["schema", "show"]]
+    wanted = [["--tls-cert", "--tls-client-ca", "--tls-key"], ["session", "sessions", "status"], ["evict", "export"], ["schema", "show"]]
     need(found == wanted, f"completed {said}")
-    return "options and commands, taken from --help"
+    return "options and commands"
 
 
 def unit():

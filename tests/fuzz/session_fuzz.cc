@@ -90,9 +90,11 @@ class Fuzz {
   void Run() {
     if (input_.Below(2) == 0) Begin();
     for (std::size_t i = 0; i < kMaxEvents && !input_.empty(); ++i) {
+      Record();
       Step();
       Check();
     }
+    CheckTimeline();
   }
 
  private:
@@ -102,6 +104,38 @@ class Fuzz {
       Attach(r, 0);
     }
     Require(session_.state() == SessionCore::State::kRunning, "a complete session does not run");
+  }
+
+  // Somebody always records: the next recording follows when one has ended.
+  void Record() {
+    session_.Observe(now_);
+    const StepTimeline* const timeline = session_.timeline();
+    if (timeline != nullptr && timeline->state() == StepTimeline::State::kRecording) return;
+    CheckTimeline();
+    session_.TakeTimeline();
+    session_.BeginTimeline(2, now_ + absl::Minutes(1), now_).IgnoreError();
+  }
+
+  void CheckTimeline() const {
+    const StepTimeline* const timeline = session_.timeline();
+    if (timeline == nullptr) return;
+    std::int64_t last = 0;
+    std::map<std::pair<std::int64_t, int>, std::pair<std::int64_t, std::int64_t>> steps;
+    for (const TimelineSpan& span : timeline->spans()) {
+      Require(span.begin_ns >= last && span.end_ns >= span.begin_ns, "spans out of order");
+      Require(span.rank >= -1 && span.rank < options_.world_size, "a span of nobody");
+      Require(span.bucket < options_.manifest.size(), "a span of no bucket");
+      last = span.begin_ns;
+      if (span.kind == TimelineSpan::Kind::kMemberStep && span.ended) {
+        steps[{span.step, span.rank}] = {span.begin_ns, span.end_ns};
+      }
+    }
+    for (const TimelineSpan& span : timeline->spans()) {
+      const auto step = steps.find({span.step, span.rank});
+      if (step == steps.end() || span.kind >= TimelineSpan::Kind::kBroken) continue;
+      Require(span.begin_ns >= step->second.first && span.end_ns <= step->second.second,
+              "a span that leaves its step");
+    }
   }
 
   void Step() {

@@ -10,10 +10,12 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/ctl/calls.h"
 #include "tests/testing/process.h"
 #include "tests/testing/ranks.h"
 
@@ -69,10 +71,11 @@ TEST_F(ConfigurationTest, CheckTellsOneGoodFileFromABadOne) {
   Write("log:\n  levle: info\nmax_sessions: 0\n");
   const Answer bad = Run({"config", "check", path_});
   EXPECT_EQ(bad.exit_code, 78);
-  EXPECT_EQ(bad.text, absl::StrCat("gradwired: ", path_,
-                                   ":2:3: unknown key \"log.levle\"; did you mean \"log.level\"?\n",
-                                   "gradwired: ", path_,
-                                   ":3:15: max_sessions is 0; allowed are 1 to 1000000\n"));
+  EXPECT_EQ(bad.text,
+            absl::StrCat("gradwired: ", path_,
+                         ":2:3: unknown key \"log.levle\"; did you mean \"log.level\"? [GW604]\n",
+                         "gradwired: ", path_,
+                         ":3:15: max_sessions is 0; allowed are 1 to 1000000 [GW602]\n"));
   // A daemon does not start with it, and says the same.
   const Answer served = Run({"serve", "--config", path_});
   EXPECT_EQ(served.exit_code, 78);
@@ -221,6 +224,38 @@ TEST_F(ConfigurationTest, AnAuditLogThatCannotBeOpenedEndsTheStart) {
       Run({"--listen", address_, "--http-listen=off", "--audit-log", folder_ / "no" + "/file"});
   EXPECT_EQ(answer.exit_code, 69);
   EXPECT_THAT(answer.text, HasSubstr("cannot be opened for writing: No such file"));
+}
+
+// What a bug report says of a daemon: the values that hold, also after SIGHUP, and the log.
+TEST_F(ConfigurationTest, DiagnosticsShowWhatHoldsAndTheLog) {
+  std::ofstream(folder_ / "tokens") << "ops operator * correct-horse-battery-staple\n";
+  const std::string fixed = absl::StrCat(
+      "listen: ", address_, "\nhttp: {listen: 'off'}\ntokens: ", folder_ / "tokens", "\n");
+  Write(fixed);
+  const auto daemon = *Process::Start(
+      {GRADWIRE_DAEMON, "--config", path_, "--max-connections", "9"}, folder_ / "log");
+  ASSERT_TRUE(Eventually([&] { return daemon->Log().find("  grpc  ") != std::string::npos; }));
+  Write(absl::StrCat(fixed, "max_sessions: 5\nopen_buckets: 2\n"));
+  daemon->Signal(SIGHUP);
+  const ctl::Target target{.address = address_, .timeout = absl::Seconds(10)};
+  v1::GetDiagnosticsResponse told;
+  ASSERT_TRUE(Eventually([&] {
+    const auto answer = ctl::GetDiagnostics(target);
+    if (answer.ok()) told = *answer;
+    return absl::StrContains(told.configuration(), "max_sessions: 5");
+  })) << told.configuration();
+  const std::string& shown = told.configuration();
+  EXPECT_THAT(shown, HasSubstr(absl::StrCat("\nmax_sessions: 5  # ", path_, ":4\n")));
+  EXPECT_THAT(shown, HasSubstr("\nmax_connections: 9  # --max-connections\n"));
+  EXPECT_THAT(shown, HasSubstr("\nopen_buckets: 4  # default\n"));  // until a restart
+  EXPECT_THAT(shown, HasSubstr(absl::StrCat("\ntokens: \"", folder_ / "tokens", "\"  # ")));
+  EXPECT_THAT(told.DebugString(), Not(HasSubstr("correct-horse")));
+  EXPECT_EQ(told.addresses(0), address_);
+  EXPECT_EQ(told.http_addresses_size(), 0);
+  EXPECT_GT(told.process().resident_bytes(), 1U << 20);
+  ASSERT_GT(told.log_size(), 0);
+  EXPECT_THAT(told.log(0), HasSubstr(absl::StrCat("info listening on ", address_)));
+  EXPECT_THAT(daemon->Log(), HasSubstr(told.log(told.log_size() - 1)));
 }
 
 TEST_F(ConfigurationTest, AFlagIsNotReloaded) {

@@ -18,6 +18,7 @@ namespace {
 using ::gradwire::testing::Gradients;
 using ::gradwire::testing::MakeParameter;
 using ::testing::AllOf;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 
 constexpr std::size_t kElements = 2500;  // three chunks of 4 KiB
@@ -97,10 +98,11 @@ TEST_F(DaemonFaults, AvoidableErrorsLeaveTheSessionAsItWas) {
   bucket = unknown.Bucket();
   const absl::Status status = client_->AllReduce(bucket).Wait();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(Message(status), HasSubstr("unknown"));
+  EXPECT_THAT(Message(status), AllOf(HasSubstr("unknown"), EndsWith(" [GW310]")));
   Gradients shape({MakeParameter("w", 4)});
   bucket = shape.Bucket();
-  EXPECT_THAT(Message(client_->AllReduce(bucket).Wait()), HasSubstr("shape"));
+  EXPECT_THAT(Message(client_->AllReduce(bucket).Wait()),
+              AllOf(HasSubstr("shape"), EndsWith(" [GW311]")));
   bucket = gradients_.Bucket();
   EXPECT_TRUE(client_->AllReduce(bucket).Wait().ok());
   EXPECT_EQ(client_->Leave().code(), absl::StatusCode::kFailedPrecondition);
@@ -136,14 +138,14 @@ TEST_F(DaemonFaults, NoDaemonIsThere) {
   EXPECT_THAT(
       Message(status),
       AllOf(HasSubstr("could not join through unix:/nonexistent/daemon.sock within 300ms: "),
-            HasSubstr("; is gradwired running there?")));
+            HasSubstr("; is gradwired running there? [GW101]")));
 }
 
 TEST_F(DaemonFaults, JoinIsRefused) {
   daemon_.join_status = {grpc::StatusCode::ALREADY_EXISTS, "rank 0 is taken"};
   const absl::Status status = Client::Join(Options()).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kAlreadyExists);
-  EXPECT_EQ(Message(status), "rank 0 is taken");
+  EXPECT_EQ(Message(status), "rank 0 is taken [GW200]");
 }
 
 // What gRPC answers to calls that reach a server in its last moment.
@@ -153,7 +155,8 @@ TEST_F(DaemonFaults, JoinIsCancelledByADaemonThatEnds) {
   options.connect_timeout = absl::Milliseconds(300);
   const absl::Status status = Client::Join(options).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(Message(status), HasSubstr("within 300ms: the daemon is ending"));
+  EXPECT_THAT(Message(status),
+              AllOf(HasSubstr("within 300ms: the daemon is ending"), EndsWith(" [GW101]")));
 }
 
 TEST_F(DaemonFaults, JoinResponseMakesNoSense) {
@@ -161,7 +164,8 @@ TEST_F(DaemonFaults, JoinResponseMakesNoSense) {
   const auto expect = [&](const std::string& named) {
     const absl::Status status = Client::Join(Options()).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
-    EXPECT_THAT(Message(status), AllOf(HasSubstr(named), HasSubstr(daemon_.address())));
+    EXPECT_THAT(Message(status),
+                AllOf(HasSubstr(named), HasSubstr(daemon_.address()), EndsWith(" [GW907]")));
     daemon_.join_response = good;
   };
   daemon_.join_response.set_protocol_version(2);
@@ -191,7 +195,7 @@ TEST_F(DaemonFaults, ResultIsDamagedByTheNetwork) {
   };
   const absl::Status status = Outcome();
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(Message(status), HasSubstr("digest"));
+  EXPECT_THAT(Message(status), AllOf(HasSubstr("digest"), EndsWith(" [GW313]")));
 }
 
 TEST_F(DaemonFaults, FrameIsNoFrame) {
@@ -221,7 +225,8 @@ TEST_F(DaemonFaults, FailureFrameIsTheOutcomeOfEverything) {
   };
   const absl::Status status = Outcome();
   EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
-  EXPECT_EQ(Message(status), "rank 3 was lost in step 0");
+  // A daemon of an earlier version, which knows no codes.
+  EXPECT_EQ(Message(status), "rank 3 was lost in step 0 [GW300]");
 }
 
 TEST_F(DaemonFaults, StreamIsRefused) {
@@ -230,7 +235,8 @@ TEST_F(DaemonFaults, StreamIsRefused) {
   };
   const absl::Status status = Client::Join(Options()).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnauthenticated);
-  EXPECT_THAT(Message(status), AllOf(HasSubstr("unknown token"), HasSubstr(daemon_.address())));
+  EXPECT_THAT(Message(status), AllOf(HasSubstr("unknown token"), HasSubstr(daemon_.address()),
+                                     EndsWith(" [GW300]")));
 }
 
 TEST_F(DaemonFaults, WelcomeNeverComes) {
@@ -239,7 +245,8 @@ TEST_F(DaemonFaults, WelcomeNeverComes) {
   options.join_timeout = absl::Milliseconds(100);
   const absl::Status status = Client::Join(options).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
-  EXPECT_THAT(Message(status), AllOf(HasSubstr("faults"), HasSubstr("100ms")));
+  EXPECT_THAT(Message(status),
+              AllOf(HasSubstr("faults"), HasSubstr("100ms"), EndsWith(" [GW205]")));
 }
 
 TEST_F(DaemonFaults, Silence) {
@@ -255,7 +262,7 @@ TEST_F(DaemonFaults, Silence) {
   const absl::Status status = Outcome();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(Message(status), AllOf(HasSubstr(daemon_.address()), HasSubstr("nothing was heard"),
-                                     HasSubstr("outcome of step 0 unknown")));
+                                     HasSubstr("outcome of step 0 unknown) [GW308]")));
 }
 
 TEST_F(DaemonFaults, HeartbeatsKeepAQuietSessionAlive) {
@@ -280,7 +287,7 @@ TEST_F(DaemonFaults, DaemonGoesAway) {
   EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(3));
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(Message(status), AllOf(HasSubstr("lost the daemon at " + daemon_.address()),
-                                     HasSubstr("outcome of step 0 unknown")));
+                                     HasSubstr("outcome of step 0 unknown) [GW308]")));
   EXPECT_EQ(client_->EndStep().status(), status);
 }
 

@@ -30,6 +30,7 @@ using ::gradwire::testing::Process;
 using ::gradwire::testing::RunRanks;
 using ::gradwire::testing::TestDaemon;
 using ::testing::AllOf;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 
 std::string Message(const absl::Status& status) { return std::string(status.message()); }
@@ -71,7 +72,8 @@ TEST(DeadMember, OthersLearnItsRankAndTheDaemonServesOn) {
     EXPECT_LT(std::chrono::steady_clock::now() - died, std::chrono::seconds(2));
     ASSERT_TRUE(end.has_value() && WIFEXITED(*end)) << dying[rank].Log();
     EXPECT_EQ(WEXITSTATUS(*end), 1);
-    EXPECT_THAT(dying[rank].Log(), AllOf(HasSubstr("error: ABORTED"), HasSubstr("rank 2")));
+    EXPECT_THAT(dying[rank].Log(),
+                AllOf(HasSubstr("error: ABORTED"), HasSubstr("rank 2"), HasSubstr(" [GW301]\n")));
   }
   Processes next(daemon, "next", {"--elements", "100000", "--steps", "3"});
   for (int rank = 0; rank < 4; ++rank) {
@@ -91,7 +93,8 @@ TEST(DeadMember, SilenceIsADeathToo) {
   silent[1].Signal(SIGSTOP);
   for (const int rank : {0, 2, 3}) {
     ASSERT_TRUE(silent[rank].Wait(absl::Seconds(20)).has_value());
-    EXPECT_THAT(silent[rank].Log(), AllOf(HasSubstr("error: ABORTED"), HasSubstr("rank 1")));
+    EXPECT_THAT(silent[rank].Log(),
+                AllOf(HasSubstr("error: ABORTED"), HasSubstr("rank 1"), HasSubstr(" [GW302]\n")));
   }
 }
 
@@ -194,7 +197,7 @@ TEST_F(LostDaemon, ConnectionsThatCannotResume) {
   for (const absl::Status& status : statuses) {
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
     EXPECT_THAT(Message(status), AllOf(HasSubstr("lost the daemon at " + (*relay)->address()),
-                                       HasSubstr("outcome of step 0 unknown")));
+                                       HasSubstr("outcome of step 0 unknown) [GW308]")));
   }
 }
 
@@ -206,7 +209,8 @@ TEST_F(LostDaemon, ConnectionsThatStall) {
   const auto statuses = Strike((*relay)->address(), [&] { (*relay)->Stall(true); });
   for (const absl::Status& status : statuses) {
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-    EXPECT_THAT(Message(status), HasSubstr("nothing was heard from it for 800ms"));
+    EXPECT_THAT(Message(status),
+                AllOf(HasSubstr("nothing was heard from it for 800ms"), EndsWith(" [GW308]")));
   }
 }
 
@@ -268,7 +272,7 @@ TEST(SlowMember, AByteAtATimeIsSilenceAndHurtsItsSessionOnly) {
   for (const std::size_t rank : {0U, 2U}) {
     EXPECT_EQ(statuses[rank].code(), absl::StatusCode::kAborted) << statuses[rank];
     EXPECT_THAT(Message(statuses[rank]),
-                AllOf(HasSubstr("rank 1"), HasSubstr("nothing was heard")));
+                AllOf(HasSubstr("rank 1"), HasSubstr("nothing was heard"), EndsWith(" [GW302]")));
   }
   EXPECT_FALSE(statuses[1].ok());
 }

@@ -21,6 +21,7 @@ using ::gradwire::testing::MakeParameter;
 using ::gradwire::testing::RunRanks;
 using ::gradwire::testing::TestDaemon;
 using ::testing::AllOf;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 
 std::string Message(const absl::Status& status) { return std::string(status.message()); }
@@ -182,7 +183,7 @@ TEST_F(SessionTest, AfterALeaveTheNextStepNamesWhoLeft) {
   });
   EXPECT_TRUE(statuses[1].ok()) << statuses[1];
   EXPECT_EQ(statuses[0].code(), absl::StatusCode::kAborted);
-  EXPECT_THAT(Message(statuses[0]), HasSubstr("rank 1"));
+  EXPECT_THAT(Message(statuses[0]), AllOf(HasSubstr("rank 1"), EndsWith(" [GW305]")));
 }
 
 TEST_F(SessionTest, ANameCanBeUsedAgain) {
@@ -199,7 +200,8 @@ TEST_F(SessionTest, JoinTimeoutNamesWhoIsMissing) {
   const absl::Status status = Client::Join(options).status();
   EXPECT_LT(absl::Now() - before, absl::Seconds(2));
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
-  EXPECT_THAT(Message(status), AllOf(HasSubstr("300ms"), HasSubstr("0"), HasSubstr("2")));
+  EXPECT_THAT(Message(status),
+              AllOf(HasSubstr("300ms"), HasSubstr("0"), HasSubstr("2"), EndsWith(" [GW205]")));
 }
 
 TEST_F(SessionTest, StepTimeoutNamesWhoIsWaitedFor) {
@@ -215,7 +217,8 @@ TEST_F(SessionTest, StepTimeoutNamesWhoIsWaitedFor) {
   });
   for (const absl::Status& status : statuses) {
     EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
-    EXPECT_THAT(Message(status), AllOf(HasSubstr("500ms"), HasSubstr("rank 2")));
+    EXPECT_THAT(Message(status),
+                AllOf(HasSubstr("500ms"), HasSubstr("rank 2"), EndsWith(" [GW303]")));
   }
 }
 

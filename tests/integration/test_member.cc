@@ -1,12 +1,13 @@
 // A member as a process of its own: all-reduces one parameter per step and checks the result.
 //
 // gradwire_test_member --address A --session S --rank R --world-size N --elements E --steps K
-//                      [--die-after-bytes B] [--late-ms M]
+//                      [--die-after-bytes B] [--late-ms M] [--shares-memory 1]
 //
 // Prints "joined", then per step "step N apply", in the end "done". Exits 1 with "error: …" on an
 // error, 2 on a wrong result. With --die-after-bytes it kills itself, as by SIGKILL, once it has
 // sent so many bytes and is in the middle of a bucket. With --late-ms it computes for so long
-// before each step.
+// before each step. With --shares-memory it is an error if it does not share memory with the
+// daemon.
 #include <signal.h>
 #include <unistd.h>
 
@@ -52,6 +53,9 @@ int Run(const Flags& flags) {
                         .parameters = {testing::MakeParameter("w", elements)}};
   auto client = Client::Join(options);
   if (!client.ok()) return Fail(client.status());
+  if (Number(flags, "--shares-memory", 0) != 0 && !(*client)->metrics().shared_memory) {
+    return Fail(absl::InternalError("no memory is shared with the daemon"));
+  }
   std::cout << "joined" << std::endl;
   const std::int64_t die_after = Number(flags, "--die-after-bytes", -1);
   for (std::int64_t step = 0; step < Number(flags, "--steps", 1); ++step) {

@@ -28,6 +28,7 @@ using ::gradwire::testing::RunRanks;
 using ::gradwire::testing::TemporaryFolder;
 using ::gradwire::testing::WriteFiles;
 using ::testing::AllOf;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -127,21 +128,24 @@ TEST_F(TlsTest, ADaemonOfAnotherAuthorityIsRefused) {
   tls::Files other = member_;
   other.ca = folder_ / "stranger.pem";
   ReplaceFile(other.ca, stranger_.cert());
-  EXPECT_THAT(Refusal(Options(tcp(), other)),
-              AllOf(HasSubstr("could not join through 127.0.0.1:"),
-                    HasSubstr("; no authority in tls_ca has signed the daemon's certificate")));
+  EXPECT_THAT(
+      Refusal(Options(tcp(), other)),
+      AllOf(HasSubstr("could not join through 127.0.0.1:"),
+            HasSubstr("; no authority in tls_ca has signed the daemon's certificate [GW102]")));
 }
 
 TEST_F(TlsTest, ADaemonOfAnotherHostIsRefused) {
   Start(
       WriteFiles(folder_ / "other", authority_.Issue("d", {}, "DNS:elsewhere"), authority_.cert()));
-  EXPECT_THAT(Refusal(Options(tcp(), member_)), HasSubstr("is for another host than the one in"));
+  EXPECT_THAT(Refusal(Options(tcp(), member_)),
+              AllOf(HasSubstr("is for another host than the one in"), EndsWith(" [GW102]")));
 }
 
 TEST_F(TlsTest, AMemberWithoutACertificateIsRefused) {
   Start(daemon_);
   EXPECT_THAT(Refusal(Options(tcp(), {.ca = member_.ca})),
-              HasSubstr("; the daemon may have refused tls_cert, or that there is none"));
+              AllOf(HasSubstr("; the daemon may have refused tls_cert, or that there is none"),
+                    EndsWith(" [GW104]")));
   EXPECT_EQ(server_->sessions(), 0);
 }
 
@@ -169,14 +173,16 @@ TEST_F(TlsTest, HandshakesThatFailAreCounted) {
 
 TEST_F(TlsTest, AMemberThatDoesNotEncryptIsRefused) {
   Start(daemon_);
-  EXPECT_THAT(Refusal(Options(tcp(), {})),
-              HasSubstr("; the daemon there may ask for TLS: give tls_ca (GRADWIRE_TLS_CA)"));
+  EXPECT_THAT(
+      Refusal(Options(tcp(), {})),
+      HasSubstr("; the daemon there may ask for TLS: give tls_ca (GRADWIRE_TLS_CA) [GW103]"));
   EXPECT_EQ(server_->sessions(), 0);
 }
 
 TEST_F(TlsTest, ADaemonThatDoesNotEncryptIsNamed) {
   Start({});
-  EXPECT_THAT(Refusal(Options(tcp(), member_)), HasSubstr("; the daemon there may use no TLS"));
+  EXPECT_THAT(Refusal(Options(tcp(), member_)),
+              AllOf(HasSubstr("; the daemon there may use no TLS"), EndsWith(" [GW103]")));
 }
 
 TEST_F(TlsTest, FilesThatDoNotFitAreRefusedAtTheStart) {
@@ -188,9 +194,10 @@ TEST_F(TlsTest, FilesThatDoNotFitAreRefusedAtTheStart) {
       HasSubstr("is not the key of tls_cert"));
   auto options = Options("127.0.0.1:1", member_);
   options.tls.ca = "";
-  EXPECT_THAT(Refusal(options), HasSubstr("tls_ca is empty, and tls_cert is not"));
+  EXPECT_THAT(Refusal(options),
+              AllOf(HasSubstr("tls_ca is empty, and tls_cert is not"), EndsWith(" [GW111]")));
   options.tls = {.ca = folder_ / "none"};
-  EXPECT_THAT(Refusal(options), HasSubstr("none\" cannot be read"));
+  EXPECT_THAT(Refusal(options), AllOf(HasSubstr("none\" cannot be read"), EndsWith(" [GW111]")));
 }
 
 // While two members train, the daemon's certificate, its key and both authorities are replaced, one

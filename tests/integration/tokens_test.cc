@@ -24,6 +24,7 @@ using ::gradwire::testing::ReplaceFile;
 using ::gradwire::testing::RunRanks;
 using ::gradwire::testing::TemporaryFolder;
 using ::testing::AllOf;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -100,7 +101,8 @@ TEST_F(TokensTest, AnotherTeamDoesNotLearnOfASession) {
   const std::string there = Refusal(stranger);
   stranger.session = "a-2";
   const std::string not_there = Refusal(stranger);
-  EXPECT_THAT(there, HasSubstr("\"a-1\" is not one that token team-b may use"));
+  EXPECT_THAT(there, AllOf(HasSubstr("\"a-1\" is not one that token team-b may use"),
+                           EndsWith(" [GW108]")));
   EXPECT_THAT(not_there, HasSubstr("\"a-2\" is not one that token team-b may use"));
   EXPECT_EQ(server_->sessions(), 1);
   auto second = Options("a-1", "a");
@@ -110,11 +112,13 @@ TEST_F(TokensTest, AnotherTeamDoesNotLearnOfASession) {
 }
 
 TEST_F(TokensTest, WithoutOrWithAWrongTokenNobodyJoins) {
-  EXPECT_THAT(Refusal(Options("a-1", "")),
-              HasSubstr("the daemon asks for a token: give token_file"));
+  EXPECT_THAT(
+      Refusal(Options("a-1", "")),
+      AllOf(HasSubstr("the daemon asks for a token: give token_file"), EndsWith(" [GW105]")));
   ReplaceFile(folder_ / "wrong", "a-token-that-nobody-has\n");
   EXPECT_THAT(Refusal(Options("a-1", "wrong")),
-              AllOf(HasSubstr("does not know this token"), Not(HasSubstr("nobody-has"))));
+              AllOf(EndsWith(" [GW106]"), HasSubstr("does not know this token"),
+                    Not(HasSubstr("nobody-has"))));
   EXPECT_EQ(server_->sessions(), 0);
 }
 
@@ -127,7 +131,9 @@ TEST_F(TokensTest, AUnixSocketNeedsNoToken) {
 TEST_F(TokensTest, ATokenDoesNotTravelToAnotherHostWithoutTls) {
   auto options = Options("a-1", "a");
   options.address = "198.51.100.7:29610";
-  EXPECT_THAT(Refusal(options), HasSubstr("would travel to 198.51.100.7:29610 without encryption"));
+  EXPECT_THAT(Refusal(options),
+              AllOf(HasSubstr("would travel to 198.51.100.7:29610 without encryption"),
+                    EndsWith(" [GW110]")));
 }
 
 TEST_F(TokensTest, TheEnvironmentMayHoldTheToken) {
@@ -167,7 +173,8 @@ TEST_F(TokensTest, TheToolShowsWhatATokenMaySee) {
   EXPECT_THAT(ctl({"--token-file", folder_ / "a", "session", "get", "a-1"}), HasSubstr("a-1"));
   EXPECT_THAT(ctl({"--token-file", folder_ / "b", "session", "get", "a-1"}),
               HasSubstr("is not one that token team-b may use"));
-  EXPECT_THAT(ctl({"status"}), HasSubstr("asks for a token"));
+  EXPECT_THAT(ctl({"status"}),
+              HasSubstr("asks for a token: give token_file (GRADWIRE_TOKEN_FILE) [GW105]\n"));
   EXPECT_THAT(ctl({"health"}), HasSubstr("serving"));
 }
 

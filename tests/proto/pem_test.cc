@@ -60,9 +60,9 @@ TEST_F(PemTest, NoFilesAreNoError) { EXPECT_TRUE(Error({}).ok()); }
 
 TEST_F(PemTest, ACertificateHasItsKey) {
   EXPECT_EQ(Message({.cert = files_.cert}),
-            "tls_key is empty, and tls_cert is not; allowed: both or neither");
+            "tls_key is empty, and tls_cert is not; allowed: both or neither [GW111]");
   EXPECT_EQ(Message({.key = files_.key}),
-            "tls_cert is empty, and tls_key is not; allowed: both or neither");
+            "tls_cert is empty, and tls_key is not; allowed: both or neither [GW111]");
 }
 
 TEST_F(PemTest, TheKeyOfAnotherCertificateIsRefused) {

@@ -362,6 +362,12 @@ TEST(ConvertTest, LargestValuesPass) {
   }
 }
 
+TEST(ConvertTest, LongFailureMessagesKeepTheirCode) {
+  std::string message(kMaxMessageBytes, 'x');
+  const v1::Header header = ToProto(Failure{.code = 13, .message = message + " [GW301]"});
+  EXPECT_EQ(header.failure().message(), message.substr(0, kMaxMessageBytes - 8) + " [GW301]");
+}
+
 TEST(ConvertTest, LongFailureMessagesAreCutBetweenCharacters) {
   const std::string a_umlaut = "\xc3\xa4";
   std::string message = "x";

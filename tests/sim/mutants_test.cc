@@ -62,7 +62,9 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{Mutant::kParametersStayUsed, "ParametersStayUsed"},
                       Case{Mutant::kRetryExtendsGrace, "RetryExtendsGrace"},
                       Case{Mutant::kJoinNeverTimesOut, "JoinNeverTimesOut"},
-                      Case{Mutant::kLossNotDeclared, "LossNotDeclared"}),
+                      Case{Mutant::kLossNotDeclared, "LossNotDeclared"},
+                      Case{Mutant::kPausedStepGranted, "PausedStepGranted"},
+                      Case{Mutant::kPausedChunksForgotten, "PausedChunksForgotten"}),
     [](const ::testing::TestParamInfo<Case>& tested) { return std::string(tested.param.name); });
 
 class GroupMutants : public ::testing::TestWithParam<Case> {};

@@ -248,6 +248,23 @@ void ChooseStandstill(Scenario& scenario, Random& random) {
   if (kind == FaultKind::kWithholds) scenario.options.step_timeout = absl::Seconds(20);
 }
 
+// With numbers of its own, so that all else of the seed stays as it is.
+void ChoosePauses(Scenario& scenario) {
+  Random random(Mix(scenario.seed, 11));
+  if (!random.Percent(15)) return;
+  const int pauses = random.Between(1, 3);
+  std::size_t at = 0;
+  for (int i = 0; i < pauses; ++i) {
+    at += random.Below(200);
+    const absl::Duration length = random.Between(absl::Seconds(1), absl::Seconds(30));
+    scenario.pauses.push_back({.at_event = at,
+                               .length = length,
+                               .resumed_after = random.Percent(50)
+                                                    ? random.Between(absl::ZeroDuration(), length)
+                                                    : length});
+  }
+}
+
 // What the session can have queued for a member that reads and keeps the protocol.
 server::QueueLimits::Limits QueueLimitsFor(const Scenario& scenario) {
   const server::SessionOptions& options = scenario.options;
@@ -334,6 +351,7 @@ Scenario MakeScenario(std::uint64_t seed) {
   if (power_sgd && random.Percent(60)) ChooseDrawPlan(scenario, random);
   ChooseSuccession(scenario, random);
   if (scenario.faults.size() > 1) ChooseStandstill(scenario, random);
+  ChoosePauses(scenario);
   scenario.queue = QueueLimitsFor(scenario);
   if (random.Percent(25)) {
     scenario.inbox_frames =

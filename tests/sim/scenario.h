@@ -53,6 +53,13 @@ struct Fault {
   std::size_t at_event = 0;  // or later, once it is possible
 };
 
+// An operator pauses the session, and perhaps resumes it before the time is over.
+struct OperatorPause {
+  std::size_t at_event = 0;  // or later, once the session runs
+  absl::Duration length;
+  absl::Duration resumed_after;  // not before `length`: never
+};
+
 struct Scenario {
   std::uint64_t seed = 0;
   std::uint64_t data_seed = 0;
@@ -69,6 +76,7 @@ struct Scenario {
   std::int64_t draw_plan_step = -1;
   DrawBuckets draw_plan{};
   std::vector<Fault> faults;
+  std::vector<OperatorPause> pauses;
   absl::Duration delay_low;
   absl::Duration delay_high;
   absl::Duration bulk_delay_high;

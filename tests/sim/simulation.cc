@@ -60,7 +60,9 @@ std::string Name(Count count) {
                                            "large worlds",
                                            "failed tries to connect",
                                            "daemons given up",
-                                           "bulk lanes lost"};
+                                           "bulk lanes lost",
+                                           "pauses by an operator",
+                                           "steps held back"};
   return kNames[static_cast<std::size_t>(count)];
 }
 
@@ -85,7 +87,8 @@ Simulation::Simulation(const Scenario& scenario, const RunOptions& run)
       checker_(scenario),
       session_(scenario.options, scenario.MakeCoordinator(), now_),
       received_(scenario.world()),
-      faults_(scenario.faults.begin(), scenario.faults.end()) {
+      faults_(scenario.faults.begin(), scenario.faults.end()),
+      pauses_(scenario.pauses.begin(), scenario.pauses.end()) {
   for (std::size_t p = 0; p < scenario.world(); ++p) {
     processes_.push_back(std::make_unique<Process>());
     processes_.back()->index = p;
@@ -181,6 +184,7 @@ Outcome Simulation::Run() {
     event.action();
     if (!event.background) {
       FireFaults();
+      FirePauses();
       AfterEvent();
     }
     if (events_ > kMaxEvents) checker_.Violate("the run does not come to an end");

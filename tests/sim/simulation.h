@@ -72,6 +72,8 @@ enum class Count : std::uint8_t {
   kFailedTries,
   kDaemonsGivenUp,
   kBulkLanesLost,
+  kOperatorPauses,
+  kHeldSteps,
   kNumCounts,
 };
 std::string Name(Count count);
@@ -281,6 +283,11 @@ class Simulation {
 
   // Faults (simulation_faults.cc).
   void FireFaults();
+  void FirePauses();
+  void PauseSteps(const OperatorPause& pause);
+  void ResumeSteps();
+  // Nothing of the open step while an operator holds it back.
+  void CheckGate(std::int64_t step);
   bool Fire(const Fault& fault);
   bool Healthy(const Process& process) const;
   void Cut(Process& process, std::optional<absl::Duration> outage);
@@ -320,6 +327,7 @@ class Simulation {
   std::int64_t committed_ = 0;
   std::vector<std::unique_ptr<Process>> processes_;
   std::deque<Fault> faults_;
+  std::deque<OperatorPause> pauses_;
   std::set<int> blamable_;
   bool anyone_blamable_ = false;
   std::set<int> withholding_;        // ranks

@@ -74,6 +74,11 @@ void Simulation::Tick() {
 // When all that could move has moved, the session must name who it waits for, and nobody else.
 void Simulation::CheckWaiting() {
   if (session_.state() != server::SessionCore::State::kRunning || foreground_ != waking_) return;
+  if (session_.progress().gate().shut()) {
+    Note(Count::kHeldSteps);
+    if (absl::StrContains(session_.WaitingFor(now_), "paused by an operator for another ")) return;
+    return checker_.Violate(absl::StrCat("paused, and says: ", session_.WaitingFor(now_)));
+  }
   std::set<int> culprits;
   for (const auto& process : processes_) {
     if (!process->left && (process->dead || now_ < process->paused_until)) {
@@ -147,6 +152,7 @@ void Simulation::Reimport() {
 }
 
 void Simulation::OnEffect(server::SendEffect& effect, server::Effects&) {
+  if (const auto* grant = std::get_if<wire::Grant>(&effect.frame.header)) CheckGate(grant->id.step);
   SendDown(effect.rank, effect.frame, effect.keeper);
 }
 
@@ -162,6 +168,7 @@ void Simulation::OnEffect(server::ResultEffect& effect, server::Effects&) {
 }
 
 void Simulation::OnEffect(server::ReduceEffect& effect, server::Effects& more) {
+  CheckGate(effect.id.step);
   bool finite = true;
   const bool keeps_nothing =
       effect.in_place && std::all_of(effect.inputs.begin(), effect.inputs.end(),

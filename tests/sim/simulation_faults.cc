@@ -21,6 +21,49 @@ void Simulation::FireFaults() {
   }
 }
 
+// ---- An operator
+
+void Simulation::FirePauses() {
+  if (session_.state() == State::kJoining) return;
+  for (; !pauses_.empty() && pauses_.front().at_event <= events_; pauses_.pop_front()) {
+    PauseSteps(pauses_.front());
+  }
+}
+
+void Simulation::PauseSteps(const OperatorPause& pause) {
+  server::Effects effects;
+  const absl::Status paused = session_.Pause(pause.length, "no power", now_, effects);
+  Apply(std::move(effects));
+  if (!paused.ok()) {
+    if (session_.state() == State::kRunning) checker_.Violate(std::string(paused.message()));
+    return;
+  }
+  Note(Count::kOperatorPauses);
+  // The next tick after its end lifts it.
+  ++waking_;
+  After(pause.length + absl::Milliseconds(200), [this] { --waking_; });
+  if (pause.resumed_after < pause.length) {
+    After(
+        pause.resumed_after, [this] { ResumeSteps(); }, true);
+  }
+}
+
+// Another pause may have taken this one's place, or it is over.
+void Simulation::ResumeSteps() {
+  const bool can = session_.state() == State::kRunning && session_.progress().gate().paused();
+  server::Effects effects;
+  const absl::Status resumed = session_.Unpause(now_, effects);
+  Apply(std::move(effects));
+  if (resumed.ok() != can) checker_.Violate(absl::StrCat("resumed: ", resumed.ToString()));
+}
+
+void Simulation::CheckGate(std::int64_t step) {
+  if (!session_.progress().gate().shut() || step != session_.step()) return;
+  checker_.Violate(absl::StrCat("step ", step, " goes on while the session is paused"));
+}
+
+// ---- Faults
+
 bool Simulation::Fire(const Fault& fault) {
   Process& process = *processes_[fault.process];
   if (!Healthy(process)) return false;

@@ -37,7 +37,12 @@ UniqueFd ConnectTo(const std::string& path) {
 
 wire::MemoryReply OfferMemory(const std::string& socket, const std::string& token,
                               std::uint64_t start_id, UniqueFd segment, std::uint64_t attachment) {
-  const UniqueFd connection = ConnectTo(socket);
+  return OfferMemoryOver(ConnectTo(socket), token, start_id, std::move(segment), attachment);
+}
+
+wire::MemoryReply OfferMemoryOver(const UniqueFd& connection, const std::string& token,
+                                  std::uint64_t start_id, UniqueFd segment,
+                                  std::uint64_t attachment) {
   const absl::Status sent =
       wire::SendMemoryRequest(connection.get(), {.token = token,
                                                  .start_id = start_id,

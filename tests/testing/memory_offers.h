@@ -21,6 +21,11 @@ wire::MemoryReply OfferMemory(const std::string& socket, const std::string& toke
                               std::uint64_t start_id, UniqueFd segment,
                               std::uint64_t attachment = 0);
 
+// The same over a connection that was made before.
+wire::MemoryReply OfferMemoryOver(const UniqueFd& connection, const std::string& token,
+                                  std::uint64_t start_id, UniqueFd segment,
+                                  std::uint64_t attachment = 0);
+
 // Mappings of this process whose memfd is one of SealedFd's.
 std::size_t MappedOffers();
 

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <utility>
 
 #include "proto/wire/proto_conversion.h"
 #include "proto/wire/status.h"
@@ -20,15 +21,20 @@ std::unique_ptr<grpc::ClientContext> MakeContext() {
   return context;
 }
 
-}  // namespace
-
-RawMember::RawMember(const std::string& address) {
+// A connection of its own.
+std::shared_ptr<grpc::Channel> Connect(const std::string& address) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  channel_ = grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
-  stub_ = v1::AggregationService::NewStub(channel_);
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
 }
+
+}  // namespace
+
+RawMember::RawMember(const std::string& address) : RawMember(Connect(address)) {}
+
+RawMember::RawMember(std::shared_ptr<grpc::Channel> channel)
+    : channel_(std::move(channel)), stub_(v1::AggregationService::NewStub(channel_)) {}
 
 RawMember::~RawMember() {
   if (stream_ == nullptr) return;

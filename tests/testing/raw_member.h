@@ -23,6 +23,7 @@ class RawMember {
   static constexpr absl::Duration kTimeout = absl::Seconds(20);
 
   explicit RawMember(const std::string& address);
+  explicit RawMember(std::shared_ptr<grpc::Channel> channel);
   ~RawMember();
 
   static v1::JoinRequest MakeJoin(const ClientOptions& options);

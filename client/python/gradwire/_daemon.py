@@ -21,7 +21,7 @@ def gradwired_path() -> str:
     named = os.environ.get("GRADWIRE_DAEMON")
     if named:
         if not os.access(named, os.X_OK):
-            raise Unavailable(f"GRADWIRE_DAEMON is {named!r}, which is not executable")
+            raise Unavailable(f"GRADWIRE_DAEMON is {named!r}, which is not executable", "GW804")
         return named
     packaged = pathlib.Path(__file__).parent / "bin" / "gradwired"
     for candidate in (str(packaged), shutil.which("gradwired")):
@@ -29,7 +29,8 @@ def gradwired_path() -> str:
             return candidate
     raise Unavailable(
         f"gradwired is not at {packaged} and not on the PATH; install it, name it in"
-        " GRADWIRE_DAEMON, or say with address= where a daemon runs"
+        " GRADWIRE_DAEMON, or say with address= where a daemon runs",
+        "GW804",
     )
 
 
@@ -62,14 +63,16 @@ class EmbeddedDaemon:
             self._child = self._start(program)
         except OSError as error:
             self._folder.remove()
-            raise Unavailable(f"{program} did not start: {error}") from None
+            raise Unavailable(f"{program} did not start: {error}", "GW804") from None
         # Not atexit, which a process of multiprocessing does not run.
         self._at_exit = util.Finalize(None, self.close, exitpriority=10)
         self._wait_until_listening(path)
 
     def _start(self, program: str) -> subprocess.Popen:
-        # The files in these variables are the member's; a unix socket needs none.
-        env = {name: value for name, value in os.environ.items() if not name.startswith("GRADWIRE_TLS_")}
+        # The files in these variables are the member's; a unix socket needs none. The addresses and the mode are
+        # those of this host's daemon.
+        others = ("GRADWIRE_TLS_", "GRADWIRE_ADMIN_LISTEN", "GRADWIRE_SOCKET_MODE")
+        env = {name: value for name, value in os.environ.items() if not name.startswith(others)}
         with open(self._log, "wb") as log:
             return subprocess.Popen(
                 # No file, which is for this host's daemon, and no second port for metrics.
@@ -92,7 +95,9 @@ class EmbeddedDaemon:
             if self._child.poll() is not None or time.monotonic() > deadline:
                 said = pathlib.Path(self._log).read_text(errors="replace").strip()
                 self.close()
-                raise Unavailable(f"the embedded gradwired did not start: {said or 'it said nothing'}")
+                raise Unavailable(
+                    f"the embedded gradwired did not start: {said or 'it said nothing'}", "GW804"
+                )
             time.sleep(0.01)
 
     def after_fork(self) -> None:

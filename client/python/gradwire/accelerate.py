@@ -66,7 +66,8 @@ class CheckpointedState(SessionState):
         if state.get("version") != 1 or not isinstance(members, list):
             raise InvalidArgument(
                 f"this checkpoint has version {state.get('version')!r} and the fields"
-                f" {sorted(state)}; allowed is version 1, as register_for_checkpointing() saves it"
+                f" {sorted(state)}; allowed is version 1, as register_for_checkpointing() saves it",
+                "GW502",
             )
         if not members:  # saved before a model was prepared
             return
@@ -74,7 +75,8 @@ class CheckpointedState(SessionState):
         if len(members) != world.size:
             raise InvalidArgument(
                 f"this checkpoint is of {len(members)} ranks; allowed is this session's world size,"
-                f" {world.size}"
+                f" {world.size}",
+                "GW503",
             )
         super().load_state_dict({**state, "member": members[world.rank]})
 
@@ -177,13 +179,15 @@ def install(accelerator: Accelerator, **fields: object) -> AggregatorKwargs:
     if getattr(accelerator, "_models", None):
         raise InvalidArgument(
             f"this accelerator has {len(accelerator._models)} prepared models; allowed is none:"
-            " call install() before accelerator.prepare()"
+            " call install() before accelerator.prepare()",
+            "GW805",
         )
     kind = accelerator.distributed_type.name
     if kind in _NO_DDP:
         raise InvalidArgument(
             f"distributed_type is {kind}; allowed are those where Accelerate wraps the model in"
-            " DistributedDataParallel, such as MULTI_GPU and MULTI_CPU"
+            " DistributedDataParallel, such as MULTI_GPU and MULTI_CPU",
+            "GW805",
         )
     if accelerator.ddp_handler is not None:
         kept = {name: getattr(accelerator.ddp_handler, name) for name in _DDP_FIELDS}

@@ -3,6 +3,8 @@
 #include <chrono>
 #include <utility>
 
+#include "base/error_code.h"
+
 namespace gradwire::python {
 
 // The SDK's threads call it and need no GIL for it: a Python thread collects the outcomes in
@@ -12,7 +14,7 @@ void Completions::Push(std::uint64_t id, const absl::Status& status, bool applie
     const MutexLock lock(mutex_);
     queue_.push_back({.id = id,
                       .code = static_cast<int>(status.code()),
-                      .message = std::string(status.message()),
+                      .message = std::string(Coded(ErrorCode::kPython, status).message()),
                       .applied = applied});
   }
   arrived_.NotifyOne();

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "client/python/src/python_hook.h"
 #include "client/python/src/session.h"
 #include "gradwire/hooks/registry.h"
@@ -47,9 +48,11 @@ void Translate(const std::exception_ptr& error, void* /*payload*/) {
   try {
     std::rethrow_exception(error);
   } catch (const StatusError& failed) {
-    const nb::object made = nb::module_::import_("gradwire._errors")
-                                .attr("from_status")(static_cast<int>(failed.status.code()),
-                                                     std::string(failed.status.message()));
+    const nb::object made =
+        nb::module_::import_("gradwire._errors")
+            .attr("from_status")(
+                static_cast<int>(failed.status.code()),
+                CodedText(ErrorCode::kPython, std::string(failed.status.message())));
     PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(made.ptr())), made.ptr());
   }
 }

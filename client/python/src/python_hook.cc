@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 
 namespace nb = nanobind;
 
@@ -48,7 +49,8 @@ absl::Status WithPython(const char* what, Call call) {
     call();
     return absl::OkStatus();
   } catch (const std::exception& error) {  // nb::python_error and nb::cast_error among them
-    return absl::InternalError(absl::StrCat("the hook's ", what, " raised ", error.what()));
+    return Coded(ErrorCode::kOwnHookFailed,
+                 absl::InternalError(absl::StrCat("the hook's ", what, " raised ", error.what())));
   }
 }
 
@@ -57,12 +59,14 @@ absl::StatusOr<Segment> ToSegment(const std::string& dtype, std::int64_t numel,
   const absl::StatusOr<DType> type = ParseDType(dtype);
   if (!type.ok()) return type.status();
   if (numel < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a segment has ", numel, " elements; allowed are 0 and more"));
+    return Coded(ErrorCode::kOwnHookFailed,
+                 absl::InvalidArgumentError(
+                     absl::StrCat("a segment has ", numel, " elements; allowed are 0 and more")));
   }
   if (op != "sum" && op != "mean") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a segment's op is \"", op, "\"; allowed are sum and mean"));
+    return Coded(ErrorCode::kOwnHookFailed,
+                 absl::InvalidArgumentError(
+                     absl::StrCat("a segment's op is \"", op, "\"; allowed are sum and mean")));
   }
   return Segment{.dtype = *type,
                  .numel = static_cast<std::size_t>(numel),
@@ -138,12 +142,13 @@ class PythonRun : public HookRunBase {
   // The addresses come from Python, so every range is checked against the plan.
   absl::StatusOr<std::size_t> Offset(const ElementRange& range, std::size_t bytes) const {
     if (round_ == 0 || range.segment >= memory_.size()) {
-      return absl::FailedPreconditionError("no round is open");
+      return Coded(ErrorCode::kOwnHookFailed, absl::FailedPreconditionError("no round is open"));
     }
     const Segment& segment = plans_[round_ - 1].segments[range.segment];
     if (range.begin > range.end || range.end > segment.numel ||
         bytes != range.numel() * ByteSize(segment.dtype)) {
-      return absl::InvalidArgumentError("the range lies outside the segment");
+      return Coded(ErrorCode::kOwnHookFailed,
+                   absl::InvalidArgumentError("the range lies outside the segment"));
     }
     return range.begin * ByteSize(segment.dtype);
   }
@@ -212,7 +217,9 @@ HookFactory PythonHookFactory(nb::object make) {
       }
       hook = std::make_unique<PythonHook>((**maker)(options));
     });
-    if (!called.ok()) return absl::InvalidArgumentError(std::string(called.message()));
+    if (!called.ok())
+      return Coded(ErrorCode::kOwnHookFailed,
+                   absl::InvalidArgumentError(std::string(called.message())));
     return hook;
   };
 }

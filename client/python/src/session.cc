@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 
 namespace gradwire::python {
 
@@ -24,7 +25,8 @@ Session::~Session() { Close(); }
 
 absl::StatusOr<std::shared_ptr<Client>> Session::client() const {
   const MutexLock lock(mutex_);
-  if (client_ == nullptr) return absl::FailedPreconditionError("this session is closed");
+  if (client_ == nullptr)
+    return Coded(ErrorCode::kClosed, absl::FailedPreconditionError("this session is closed"));
   return client_;
 }
 
@@ -37,8 +39,9 @@ void Session::AllReduce(std::uint64_t id, void* data, std::size_t numel, DType d
   for (const std::size_t position : positions) {
     if (position >= parameters_.size()) {
       return completions_->Push(
-          id, absl::InvalidArgumentError(
-                  absl::StrCat("parameter ", position, " of a model of ", parameters_.size())));
+          id, Coded(ErrorCode::kNotOfModel,
+                    absl::InvalidArgumentError(absl::StrCat(
+                        "parameter ", position, " of a model of ", parameters_.size()))));
     }
     parameters.push_back(parameters_[position]);
   }

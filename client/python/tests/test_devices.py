@@ -54,7 +54,7 @@ def test_a_gpu_that_cannot_be_used_is_an_error_that_says_what_to_do(daemon):
     message = str(raised.value)
     assert message.startswith("device cuda:0: "), message
     assert "no GPU can be used: " in message or "build Gradwire where nvcc" in message, message
-    assert message.endswith('SessionState(device="cpu")'), message
+    assert message.endswith('SessionState(device="cpu") [GW903]'), message
 
 
 @pytest.mark.parametrize("node_group", ["", "a b", "x" * 129, 7])

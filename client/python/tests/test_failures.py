@@ -166,7 +166,7 @@ def test_a_daemon_that_is_not_there_is_waited_for_aloud_and_is_an_error_with_the
     for took, text, lines in worlds.run(2, _no_daemon_there, fresh=True):
         assert 1.4 < took < NAMED_WITHIN_SECONDS
         assert "could not join through unix:/nowhere/daemon.sock within 1.5s: " in text
-        assert text.endswith("; is gradwired running there?")
+        assert text.endswith("; is gradwired running there? [GW101]")
         ((level, line),) = lines
         assert level == "WARNING"
         assert " waits up to 1.5s for gradwired at unix:/nowhere/daemon.sock: " in line
@@ -269,7 +269,7 @@ def _use_after_close(rank):
 
 def test_a_closed_state_says_so_whatever_is_asked_of_it():
     for texts, metrics in worlds.run(2, _use_after_close):
-        assert texts == ["this state is closed"] * len(texts)
+        assert texts == ["this state is closed [GW316]"] * len(texts)
         assert metrics == {}
 
 

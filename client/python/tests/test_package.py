@@ -42,10 +42,10 @@ def test_a_wrong_hook_is_named_with_what_is_allowed(hook, wrapper, options, said
     ],
 )
 def test_errors_keep_kind_code_and_text_through_pickle(code, kind, name):
-    error = pickle.loads(pickle.dumps(from_status(code, "rank 2 was lost")))
+    error = pickle.loads(pickle.dumps(from_status(code, "rank 2 was lost [GW301]")))
     assert type(error) is kind
     assert error.code == name
-    assert str(error) == "rank 2 was lost"
+    assert str(error) == "rank 2 was lost [GW301]"
 
 
 def test_no_daemon_is_an_error_within_the_timeout():

@@ -11,6 +11,7 @@
 #include "absl/time/clock.h"
 #include "base/printable.h"
 #include "server/ctl/doctor/model.h"
+#include "server/ctl/explain.h"
 #include "server/daemon/exit_codes.h"
 
 namespace gradwire::ctl {
@@ -46,7 +47,7 @@ absl::StatusOr<Wanted> Read(const ModelFlags& flags) {
 }
 
 int Refuse(const absl::Status& status, int code) {
-  std::cerr << "gradwirectl: " << Printable(std::string(status.message())) << "\n";
+  PrintFailure(ErrorCode::kCtl, Printable(std::string(status.message())));
   return code;
 }
 
@@ -82,7 +83,7 @@ class Findings {
   // Nothing is wrong yet, but an operator wants to know.
   void Note(const std::string& name, const std::string& text) { Add("note", name, text); }
   int Fail(const std::string& name, const absl::Status& status) {
-    Add("FAIL", name, Printable(std::string(status.message())));
+    Add("FAIL", name, CodedText(ErrorCode::kCtl, Printable(std::string(status.message()))));
     Show();
     return CodeOf(status);
   }
@@ -106,20 +107,6 @@ class Findings {
   json document_ = {{"checks", json::array()}};
 };
 
-// How long the fastest of some calls took, or why there was no answer.
-absl::StatusOr<absl::Duration> Reach(const Target& target) {
-  absl::Duration fastest = absl::InfiniteDuration();
-  for (int i = 0; i < kCalls; ++i) {
-    const absl::Time begin = absl::Now();
-    const auto serving = IsServing(target, "");
-    if (!serving.ok()) return serving.status();
-    if (!*serving)
-      return absl::FailedPreconditionError("the daemon is not serving; does it drain?");
-    fastest = std::min(fastest, absl::Now() - begin);
-  }
-  return fastest;
-}
-
 void CheckTls(const Target& target, Findings& findings) {
   const bool local = target.address.starts_with("unix:") || target.address.starts_with("127.") ||
                      target.address.starts_with("localhost");
@@ -142,9 +129,11 @@ void CheckServer(const Target& target, Findings& findings) {
   const auto server = GetServer(target);
   const absl::Time answered = absl::Now();
   if (!server.ok()) {
-    findings.Note("versions",
+    findings.Note(
+        "versions",
+        CodedText(ErrorCode::kCtl,
                   absl::StrCat("gradwirectl ", GRADWIRE_VERSION, "; gradwired does not tell: ",
-                               Printable(std::string(server.status().message()))));
+                               Printable(std::string(server.status().message())))));
     return;
   }
   const std::string versions =
@@ -222,6 +211,20 @@ void PrintForecasts(const std::vector<Forecast>& all, const ModelFlags& flags, c
 }
 
 }  // namespace
+
+absl::StatusOr<absl::Duration> Reach(const Target& target) {
+  absl::Duration fastest = absl::InfiniteDuration();
+  for (int i = 0; i < kCalls; ++i) {
+    const absl::Time begin = absl::Now();
+    const auto serving = IsServing(target, "");
+    if (!serving.ok()) return serving.status();
+    if (!*serving)
+      return Coded(ErrorCode::kDraining,
+                   absl::FailedPreconditionError("the daemon is not serving; does it drain?"));
+    fastest = std::min(fastest, absl::Now() - begin);
+  }
+  return fastest;
+}
 
 std::vector<std::string> DefaultHooks() { return {"no", "fp16", "power_sgd"}; }
 

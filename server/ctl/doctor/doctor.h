@@ -25,6 +25,9 @@ std::vector<std::string> DefaultHooks();
 // Prints a JSON document in the format that was asked for.
 using Print = std::function<void(const std::string& json)>;
 
+// How long the daemon takes to answer a new connection at best, or why it does not.
+absl::StatusOr<absl::Duration> Reach(const Target& target);
+
 // Each prints to standard output, as a table or, if `print` is there, with it, and returns an exit
 // code: 0; 1 if a check or a measurement failed; 2 for a wrong model, shape or hook; 69 if no
 // daemon answers.

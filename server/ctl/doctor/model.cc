@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "base/error_code.h"
 #include "base/printable.h"
 
 namespace gradwire::ctl {
@@ -39,9 +40,10 @@ const std::map<std::string, std::string>& Models() {
 }
 
 absl::Status BadItem(absl::string_view item, const std::string& why) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("shapes: \"", Printable(std::string(item)), "\" ", why,
-                   "; allowed: sizes from 1 joined by x, such as 512x256, and N* before them"));
+  return Coded(ErrorCode::kCtlUsage,
+               absl::InvalidArgumentError(absl::StrCat(
+                   "shapes: \"", Printable(std::string(item)), "\" ", why,
+                   "; allowed: sizes from 1 joined by x, such as 512x256, and N* before them")));
 }
 
 absl::StatusOr<std::vector<std::int64_t>> ParseShape(absl::string_view item,
@@ -71,9 +73,9 @@ std::vector<std::string> ModelNames() {
 absl::StatusOr<std::vector<ParameterSpec>> ModelByName(const std::string& name) {
   const auto found = Models().find(name);
   if (found == Models().end()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("model: there is none named \"", Printable(name),
-                     "\"; allowed: ", absl::StrJoin(ModelNames(), ", ")));
+    return Coded(ErrorCode::kCtlUsage, absl::InvalidArgumentError(absl::StrCat(
+                                           "model: there is none named \"", Printable(name),
+                                           "\"; allowed: ", absl::StrJoin(ModelNames(), ", "))));
   }
   return ParseShapes(found->second);
 }

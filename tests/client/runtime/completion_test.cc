@@ -11,15 +11,17 @@ namespace {
 TEST(Outcome, WaitersAndCallbacksSeeTheFirstStatus) {
   Outcome outcome;
   std::atomic<int> callbacks = 0;
-  outcome.OnDone(
-      [&](const absl::Status& status) { callbacks += status.message() == "first" ? 1 : 100; });
+  outcome.OnDone([&](const absl::Status& status) {
+    callbacks += status.message() == "first [GW300]" ? 1 : 100;
+  });
   EXPECT_FALSE(outcome.done());
-  std::thread waiter([&] { EXPECT_EQ(outcome.Wait().message(), "first"); });
+  std::thread waiter([&] { EXPECT_EQ(outcome.Wait().message(), "first [GW300]"); });
   outcome.Complete(absl::AbortedError("first"));
   outcome.Complete(absl::OkStatus());
   waiter.join();
-  outcome.OnDone(
-      [&](const absl::Status& status) { callbacks += status.message() == "first" ? 1 : 100; });
+  outcome.OnDone([&](const absl::Status& status) {
+    callbacks += status.message() == "first [GW300]" ? 1 : 100;
+  });
   EXPECT_EQ(callbacks, 2);
   EXPECT_TRUE(outcome.done());
 }

@@ -181,7 +181,7 @@ TEST_F(GroupPathTest, AnExchangeThatTakesTooLongIsNamed) {
 TEST_F(GroupPathTest, AnErrorNamesTheGroup) {
   ASSERT_TRUE(path_.Connect("id").ok());
   script_.error = absl::InternalError("a cable is out");
-  EXPECT_EQ(Error(now_), "the node group of ranks 0, 1, 3: a cable is out");
+  EXPECT_EQ(Error(now_), "the node group of ranks 0, 1, 3: a cable is out [GW905]");
   path_.Abort();
   EXPECT_EQ(script_.aborts, 1);
   EXPECT_TRUE(path_.idle());

@@ -197,7 +197,7 @@ TEST(Poller, AThreadThatHelpsLeavesWhenAnotherThreadHasItsOutcome) {
   });
   const auto begin = Clock::now();
   waits.set_value();
-  EXPECT_EQ(outcome->WaitUntil(begin + kLong).message(), "by another thread");
+  EXPECT_EQ(outcome->WaitUntil(begin + kLong).message(), "by another thread [GW300]");
   EXPECT_LT(Clock::now(), begin + kLong) << "only its deadline ended it";
   other.join();
 }

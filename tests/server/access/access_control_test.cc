@@ -1,6 +1,7 @@
 #include "server/access/access_control.h"
 
 #include <google/protobuf/descriptor.h>
+#include <unistd.h>
 
 #include <map>
 #include <string>
@@ -29,6 +30,7 @@ using ::testing::Not;
 constexpr char kJoin[] = "/gradwire.v1.AggregationService/Join";
 constexpr char kStatus[] = "/gradwire.v1.AdminService/GetServer";
 constexpr char kHealth[] = "/grpc.health.v1.Health/Check";
+constexpr uid_t kOwn = 700;  // the daemon's user
 constexpr char kMemberToken[] = "the-token-of-a-member";
 constexpr char kObserverToken[] = "the-token-of-an-observer";
 constexpr char kOperatorToken[] = "the-token-of-an-operator";
@@ -40,7 +42,7 @@ class AccessControlTest : public ::testing::Test {
                        kObserverToken, "\nroot operator * ", kOperatorToken, "\n"));
   }
   void SetUp() override {
-    auto access = AccessControl::Open(path_);
+    auto access = AccessControl::Open(path_, {.operators = {0, kOwn}});
     ASSERT_TRUE(access.ok()) << access.status();
     access_ = *std::move(access);
   }
@@ -84,7 +86,8 @@ TEST(Permissions, EveryMethodHasARow) {
   for (const std::string& method : methods) EXPECT_EQ(rows[method], 1) << method;
 }
 
-// What each role may call, written down a second time: member, observer, nobody's token.
+// What each role may call, written down a second time: member, observer, nobody's token; and "a"
+// if the call is only for the admin addresses.
 TEST(Permissions, TheMatrixIsAsMeant) {
   const std::map<std::string, std::string> meant = {
       {"/gradwire.v1.AggregationService/Join", "m--"},
@@ -93,12 +96,16 @@ TEST(Permissions, TheMatrixIsAsMeant) {
       {"/gradwire.v1.AggregationService/ExchangeBulk", "m--"},
       {"/gradwire.v1.AggregationService/Leave", "m--"},
       {"/gradwire.v1.AggregationService/Watch", "mo-"},
-      {"/gradwire.v1.AdminService/GetServer", "-o-"},
-      {"/gradwire.v1.AdminService/ListSessions", "mo-"},
-      {"/gradwire.v1.AdminService/GetSession", "mo-"},
+      {"/gradwire.v1.AdminService/GetServer", "-o-a"},
+      {"/gradwire.v1.AdminService/ListSessions", "mo-a"},
+      {"/gradwire.v1.AdminService/GetSession", "mo-a"},
       {"/gradwire.v1.AdminService/ExportState", "m--"},
       {"/gradwire.v1.AdminService/ImportState", "m--"},
-      {"/gradwire.v1.AdminService/EvictSession", "---"},
+      {"/gradwire.v1.AdminService/EvictSession", "---a"},
+      {"/gradwire.v1.AdminService/PauseSession", "---a"},
+      {"/gradwire.v1.AdminService/ResumeSession", "---a"},
+      {"/gradwire.v1.AdminService/GetDiagnostics", "---a"},
+      {"/gradwire.v1.AdminService/TraceSession", "-o-a"},
       {"/grpc.health.v1.Health/Check", "mon"},
       {"/grpc.health.v1.Health/Watch", "mon"},
       {"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "mo-"},
@@ -110,7 +117,7 @@ TEST(Permissions, TheMatrixIsAsMeant) {
     const std::string may =
         absl::StrCat(CheckMethod({.role = Role::kMember}, method).ok() ? "m" : "-",
                      CheckMethod({.role = Role::kObserver}, method).ok() ? "o" : "-",
-                     IsForEverybody(method) ? "n" : "-");
+                     IsForEverybody(method) ? "n" : "-", IsForAdminAddresses(method) ? "a" : "");
     EXPECT_EQ(may, found->second) << method;
     EXPECT_TRUE(CheckMethod({.role = Role::kOperator}, method).ok()) << method;
   }
@@ -120,6 +127,7 @@ TEST(Permissions, AMethodWithoutARowIsNobodys) {
   for (const char* method : {"", "/gradwire.v1.AdminService/EndAll", "/x\n/y"}) {
     EXPECT_EQ(CheckMethod({}, method).code(), absl::StatusCode::kPermissionDenied) << method;
     EXPECT_FALSE(IsForEverybody(method));
+    EXPECT_FALSE(IsForAdminAddresses(method));
   }
 }
 
@@ -159,16 +167,50 @@ TEST_F(AccessControlTest, AnUnknownTokenIsRefusedAndNotShown) {
   EXPECT_TRUE(access_->Admit(kHealth, {.authorization = "Bearer nobody-has-this"}).ok());
 }
 
-TEST_F(AccessControlTest, AUnixSocketNeedsNoTokenAndHasOneIdentity) {
-  const auto without = access_->Admit(kStatus, {.local = true});
+TEST_F(AccessControlTest, TheDaemonsOwnUserNeedsNoTokenAndHasOneIdentity) {
+  const auto without = access_->Admit(kStatus, {.user = kOwn});
   ASSERT_TRUE(without.ok());
   EXPECT_EQ(without->role, Role::kOperator);
-  const auto with = access_->Admit(
-      kJoin, {.local = true, .authorization = absl::StrCat("Bearer ", kMemberToken)});
+  EXPECT_EQ(without->identity, "uid:700");
+  const auto with =
+      access_->Admit(kJoin, {.user = kOwn, .authorization = absl::StrCat("Bearer ", kMemberToken)});
   ASSERT_TRUE(with.ok());
   EXPECT_EQ(with->role, Role::kMember);
   EXPECT_EQ(with->identity, without->identity);
-  EXPECT_FALSE(access_->Admit(kJoin, {.local = true, .authorization = "Bearer guess"}).ok());
+  EXPECT_FALSE(access_->Admit(kJoin, {.user = kOwn, .authorization = "Bearer guess"}).ok());
+}
+
+TEST_F(AccessControlTest, AnotherUserNeedsALineOrAToken) {
+  const Proof user{.user = 1000};
+  EXPECT_THAT(Refusal(kJoin, user), HasSubstr("the daemon asks uid 1000 for a token"));
+  EXPECT_EQ(access_->Admit(kJoin, user).status().code(), absl::StatusCode::kUnauthenticated);
+  EXPECT_TRUE(access_->Admit(kHealth, user).ok());
+  const auto with =
+      access_->Admit(kJoin, {.user = 1000, .authorization = absl::StrCat("Bearer ", kMemberToken)});
+  ASSERT_TRUE(with.ok()) << with.status();
+  EXPECT_EQ(with->identity, "uid:1000");
+  Write("night member nightly-* uid:1000");
+  ASSERT_TRUE(*access_->Reload());
+  const auto line = access_->Admit(kJoin, user);
+  ASSERT_TRUE(line.ok()) << line.status();
+  EXPECT_EQ(line->identity, "uid:1000");
+  EXPECT_TRUE(line->Covers("nightly-3"));
+  EXPECT_FALSE(line->Covers("other"));
+  EXPECT_EQ(access_->Admit(kStatus, user).status().code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_FALSE(access_->Admit(kJoin, {.user = 1001}).ok());
+  EXPECT_TRUE(access_->Admit(kStatus, {.user = kOwn}).ok());
+}
+
+// A line for the ID that all of them seem to have would let in more users than it names.
+TEST_F(AccessControlTest, UsersWithoutAnIdHaveNoLine) {
+  Write("nobody operator * uid:65534");
+  auto access = AccessControl::Open(path_, {.operators = {0}, .unknown = 65534});
+  ASSERT_TRUE(access.ok());
+  EXPECT_THAT(std::string((*access)->Admit(kJoin, {.user = 65534}).status().message()),
+              HasSubstr("cannot tell which user of this host calls: it sees uid 65534"));
+  access = AccessControl::Open(path_, {.operators = {0}});
+  ASSERT_TRUE(access.ok());
+  EXPECT_TRUE((*access)->Admit(kJoin, {.user = 65534}).ok());
 }
 
 TEST_F(AccessControlTest, TokenAndCertificateAreTheIdentity) {
@@ -223,6 +265,35 @@ TEST(AccessControl, WithoutAFileEverybodyIsAnOperator) {
   ASSERT_TRUE(caller.ok());
   EXPECT_EQ(caller->role, Role::kOperator);
   EXPECT_TRUE(caller->Covers("any"));
+}
+
+TEST(AccessControl, WithoutAFileTheSocketsModeDecides) {
+  for (const bool is_private : {true, false}) {
+    const auto access =
+        AccessControl::Open("", {.sockets_are_private = is_private, .operators = {0, kOwn}});
+    ASSERT_TRUE(access.ok());
+    EXPECT_EQ((*access)->Admit(kStatus, {.user = 1000}).ok(), is_private);
+    EXPECT_TRUE((*access)->Admit(kStatus, {.user = kOwn}).ok());
+    EXPECT_TRUE((*access)->Admit(kStatus, {.user = 0}).ok());
+    EXPECT_TRUE((*access)->Admit(kHealth, {.user = 1000}).ok());
+    EXPECT_TRUE((*access)->Admit(kStatus, {}).ok());
+    if (is_private) continue;
+    const absl::Status refused =
+        (*access)->Admit(kStatus, {.user = 1000, .authorization = "Bearer x"}).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kUnauthenticated);
+    EXPECT_THAT(std::string(refused.message()),
+                HasSubstr("uid 1000 may connect (--socket-mode), but the daemon has no --tokens"));
+  }
+}
+
+TEST(HostUsers, TheDaemonsUserAndRootAreOperators) {
+  for (const bool is_private : {true, false}) {
+    const HostUsers users = ReadHostUsers(is_private);
+    EXPECT_EQ(users.sockets_are_private, is_private);
+    EXPECT_TRUE(users.IsOperator(0));
+    EXPECT_TRUE(users.IsOperator(geteuid()) || geteuid() == users.unknown);
+    EXPECT_FALSE(users.IsOperator(geteuid() + 1));
+  }
 }
 
 TEST(AccessControl, AFileThatIsMissingIsAnError) {

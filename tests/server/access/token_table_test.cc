@@ -89,9 +89,59 @@ TEST(TokenTable, AFifthColumnIsTheQuotaOfTheName) {
   EXPECT_THAT(Error(line + " joins=1 x"), HasSubstr("has 6 words; allowed are 4 or 5"));
 }
 
+// Knows one user, so that no test depends on this host's.
+absl::StatusOr<uid_t> FindJenkins(const std::string& name) {
+  if (name == "jenkins") return uid_t{117};
+  return absl::NotFoundError("there is no such user");
+}
+
+TEST(TokenTable, AUserOfTheHostStandsForAToken) {
+  const auto table = TokenTable::Parse(
+      absl::StrCat("night member nightly-* uid:1000\nbuild operator * user:jenkins\n",
+                   "last observer * uid:4294967294\nteam-a member a ", kToken),
+      FindJenkins);
+  ASSERT_TRUE(table.ok()) << table.status();
+  EXPECT_EQ(table->size(), 4);
+  const Caller* const night = table->FindUser(1000);
+  ASSERT_NE(night, nullptr);
+  EXPECT_EQ(night->role, Role::kMember);
+  EXPECT_THAT(night->sessions, ElementsAre("nightly-*"));
+  ASSERT_NE(table->FindUser(117), nullptr);
+  EXPECT_EQ(table->FindUser(117)->role, Role::kOperator);
+  ASSERT_NE(table->FindUser(4294967294), nullptr);
+  for (const uid_t user : {0U, 1U, 10'000U, 4294967295U}) EXPECT_EQ(table->FindUser(user), nullptr);
+  EXPECT_NE(table->Find(kToken), nullptr);
+  // Nobody sends these as tokens.
+  for (const char* word : {"uid:1000", "user:jenkins", "uid:4294967294"}) {
+    EXPECT_EQ(table->Find(word), nullptr) << word;
+  }
+}
+
+TEST(TokenTable, TheSystemKnowsItsUsers) {
+  EXPECT_NE(Parse("a operator * user:root").FindUser(0), nullptr);
+}
+
+TEST(TokenTable, SaysWhatIsWrongWithAUser) {
+  const auto error = [](const std::string& text) {
+    return std::string(TokenTable::Parse(text, FindJenkins).status().message());
+  };
+  for (const char* id : {"", "-1", "x", "1000x", "4294967295", "99999999999"}) {
+    EXPECT_THAT(
+        error(absl::StrCat("a member s uid:", id)),
+        HasSubstr(absl::StrCat("line 1 the user's ID is \"", id, "\"; allowed: 0 to 4294967294")));
+  }
+  EXPECT_THAT(error("a member s user:jenkin"),
+              HasSubstr("line 1 the user is \"jenkin\"; allowed: a user of this host, or uid: and "
+                        "its number (there is no such user)"));
+  EXPECT_THAT(error("a member s uid:117\nb member t user:jenkins"),
+              HasSubstr("line 2 has the user of a line before"));
+  EXPECT_THAT(error("a member s uid:1\na operator s uid:2"),
+              HasSubstr("line 2 gives \"a\" another role"));
+}
+
 TEST(TokenTable, NamesTheLineAndShowsNoToken) {
   const std::string good = absl::StrCat("a member s ", kToken, "\n");
-  EXPECT_EQ(Error(""), "has no token; allowed: one line for each token");
+  EXPECT_EQ(Error(""), "has no token; allowed: one line for each token [GW608]");
   EXPECT_THAT(Error(good + "b member s"), HasSubstr("line 2 has 3 words"));
   EXPECT_THAT(Error("a/b member s x"), HasSubstr("line 1 the name is \"a/b\""));
   EXPECT_THAT(Error("a root s x"), HasSubstr("the role is \"root\"; allowed: member, observer"));

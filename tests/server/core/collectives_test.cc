@@ -128,7 +128,7 @@ TEST_F(CollectivesTest, AnEarlyEntryMustFitTheOthers) {
   ASSERT_TRUE(collectives_.OnEnter(1, Barrier(1), sends_).ok());
   EXPECT_EQ(collectives_.OnEnter(2, Broadcast(1, 8), sends_).message(),
             "entered a broadcast of 8 bytes from rank 0 as collective 1; other members entered a "
-            "barrier");
+            "barrier [GW314]");
 }
 
 TEST_F(CollectivesTest, NamesWhatIsWrongWithAnEntry) {

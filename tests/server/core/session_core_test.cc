@@ -48,7 +48,7 @@ TEST(SessionJoin, TheSameStartIdGetsItsRankAgain) {
   EXPECT_EQ(*harness.Join(ask), 0);
   ask.rank = 1;
   EXPECT_EQ(harness.Join(ask).status().message(),
-            "this process has rank 0 already and asks for rank 1");
+            "this process has rank 0 already and asks for rank 1 [GW204]");
 }
 
 TEST(SessionJoin, AnyRankMeansTheFirstFreeOne) {
@@ -61,12 +61,12 @@ TEST(SessionJoin, AnyRankMeansTheFirstFreeOne) {
     EXPECT_EQ(*harness.Join(any), expected);
   }
   any.start_id += 1000;
-  EXPECT_EQ(harness.Join(any).status().message(), "all 3 ranks of session \"s\" are taken");
+  EXPECT_EQ(harness.Join(any).status().message(), "all 3 ranks of session \"s\" are taken [GW204]");
 }
 
 TEST(SessionJoin, NamesWhatIsWrong) {
   EXPECT_EQ(JoinError([](JoinAsk& ask) { ask.world_size = 3; }),
-            "world_size is 3; the session's is 2");
+            "world_size is 3; the session's is 2 [GW203]");
   EXPECT_THAT(JoinError([](JoinAsk& ask) { ask.rank = 7; }),
               HasSubstr("rank is 7; allowed are 0 to 1"));
   EXPECT_THAT(JoinError([](JoinAsk& ask) { ask.rank = -2; }), HasSubstr("rank is -2"));
@@ -78,20 +78,20 @@ TEST(SessionJoin, NamesTheFirstDifferenceOfTheManifest) {
   EXPECT_EQ(JoinError([](JoinAsk& ask) {
               ask.manifest = Changed(ask.manifest, [](auto& list) { list[1].name = "c"; });
             }),
-            "manifest parameter 1: name is c; the session's is b");
+            "manifest parameter 1: name is c; the session's is b [GW202]");
   EXPECT_EQ(JoinError([](JoinAsk& ask) {
               ask.manifest = Changed(ask.manifest, [](auto& list) { list[1].shape = {40}; });
             }),
-            "manifest parameter 1 (b): shape is [40]; the session's is [4, 10]");
+            "manifest parameter 1 (b): shape is [40]; the session's is [4, 10] [GW202]");
   EXPECT_EQ(JoinError([](JoinAsk& ask) {
               ask.manifest =
                   Changed(ask.manifest, [](auto& list) { list[0].dtype = DType::kFloat64; });
             }),
-            "manifest parameter 0 (w): dtype is float64; the session's is float32");
+            "manifest parameter 0 (w): dtype is float64; the session's is float32 [GW202]");
   EXPECT_EQ(JoinError([](JoinAsk& ask) {
               ask.manifest = Changed(ask.manifest, [](auto& list) { list.pop_back(); });
             }),
-            "number of manifest parameters is 2; the session's is 3");
+            "number of manifest parameters is 2; the session's is 3 [GW202]");
 }
 
 TEST(SessionJoin, TheMissingMemberWithSomethingElseEndsTheWaitForAll) {
@@ -137,7 +137,7 @@ TEST(SessionJoin, AnUnusedTokenFreesTheRank) {
   EXPECT_EQ(harness.session.member_state(0), MemberState::kJoined);
   harness.Pass(absl::Seconds(0.3));
   EXPECT_EQ(harness.session.member_state(0), MemberState::kAbsent);
-  EXPECT_EQ(harness.Attach(0).message(), "rank 0 is absent; join again");
+  EXPECT_EQ(harness.Attach(0).message(), "rank 0 is absent; join again [GW209]");
 }
 
 TEST(SessionJoin, AStreamThatEndsOrFallsSilentBeforeTheStartFreesTheRank) {
@@ -159,7 +159,8 @@ TEST(SessionJoin, TheDeadlineSaysWhoIsMissing) {
   ASSERT_TRUE(harness.Join(harness.Ask(1)).ok());
   ASSERT_TRUE(harness.Attach(1).ok());
   harness.Pass(absl::Seconds(2.2));
-  EXPECT_EQ(harness.Message(), "session \"s\" failed: waited 2s for ranks 0, 2 of 3 to join");
+  EXPECT_EQ(harness.Message(),
+            "session \"s\" failed: waited 2s for ranks 0, 2 of 3 to join [GW205]");
   ASSERT_THAT(harness.Sent<wire::Failure>(1), SizeIs(1));
   EXPECT_EQ(harness.Sent<wire::Failure>(1)[0].blamed_rank, -1);
   EXPECT_EQ(harness.Join(harness.Ask(0)).status(), harness.session.failure());
@@ -187,9 +188,11 @@ TEST(SessionJoin, LeavingBeforeTheStartFreesTheRank) {
 TEST(SessionAttach, RefusesWhatDoesNotFit) {
   SessionHarness harness;
   harness.Start();
-  EXPECT_EQ(harness.Attach(5).message(), "rank 5 is not in the session");
-  EXPECT_EQ(harness.Attach(0, 3).message(), "the member is at step 3, the session at step 0");
-  EXPECT_EQ(harness.Attach(0, -2).message(), "the member is at step -2, the session at step 0");
+  EXPECT_EQ(harness.Attach(5).message(), "rank 5 is not in the session [GW209]");
+  EXPECT_EQ(harness.Attach(0, 3).message(),
+            "the member is at step 3, the session at step 0 [GW309]");
+  EXPECT_EQ(harness.Attach(0, -2).message(),
+            "the member is at step -2, the session at step 0 [GW309]");
 }
 
 TEST(SessionAttach, ANewStreamReplacesTheOldOne) {
@@ -216,7 +219,7 @@ TEST(SessionLoss, AClosedStreamIsADeathAfterTheGrace) {
   harness.Pass(absl::Seconds(0.3));
   EXPECT_EQ(harness.Message(),
             "session \"s\" failed: rank 1 was lost in step 0: its connection closed and did not "
-            "resume");
+            "resume [GW301]");
   ASSERT_THAT(harness.departed, SizeIs(1));
   EXPECT_EQ(harness.departed[0].rank, 1);
   EXPECT_THAT(harness.departed[0].lost, HasSubstr("in step 0: its connection closed"));
@@ -359,7 +362,7 @@ TEST(SessionLeave, TheLastOneClosesTheSession) {
   EXPECT_TRUE(harness.Leave(0).ok());
   EXPECT_EQ(harness.session.member_state(0), MemberState::kLeft);
   EXPECT_THAT(harness.Waiting(), HasSubstr("waits for rank 1 "));
-  EXPECT_EQ(harness.Join(harness.Ask(0)).status().message(), "rank 0 has left the session");
+  EXPECT_EQ(harness.Join(harness.Ask(0)).status().message(), "rank 0 has left the session [GW316]");
   EXPECT_TRUE(harness.Leave(1).ok());
   EXPECT_EQ(harness.session.state(), State::kClosed);
   EXPECT_THAT(harness.closed, SizeIs(2));

@@ -137,6 +137,27 @@ TEST(SessionGroups, AStepGoesByOrders) {
   EXPECT_THAT(harness.Sent<wire::GroupOrder>(1), ElementsAre(exchange, gather, exchange, gather));
 }
 
+// Groups may exchange a bucket among themselves, which needs no daemon; their shares wait.
+TEST(SessionGroups, APauseHoldsTheirShares) {
+  Groups harness({"a", "a", "b", "b"});
+  ASSERT_TRUE(harness.Pause(absl::Minutes(10)).ok());
+  for (const int rank : {0, 1, 2, 3}) harness.Have(rank, {0, 2});
+  for (const int rank : {0, 2}) harness.AnnounceShare(rank, {0}, 0);
+  for (const int rank : {1, 3}) harness.AnnounceShare(rank, {2}, 1);  // without elements
+  for (const int rank : {0, 1, 2, 3}) {
+    EXPECT_THAT(harness.Sent<wire::GroupOrder>(rank), SizeIs(1)) << "nothing is reduced to gather";
+    EXPECT_THAT(harness.Sent<wire::Grant>(rank), IsEmpty());
+  }
+  ASSERT_TRUE(harness.Unpause().ok());
+  for (const int rank : {0, 2}) {
+    EXPECT_THAT(harness.Sent<wire::Grant>(rank), SizeIs(1));
+    harness.Contribute(rank, 0, 1.0F);
+  }
+  harness.Reduce();
+  for (const int rank : {0, 1, 2, 3}) EXPECT_THAT(harness.Sent<wire::GroupOrder>(rank), SizeIs(2));
+  EXPECT_EQ(harness.Message(), "");
+}
+
 struct Wrong {
   std::string message;
   std::function<void(Groups&)> act;

@@ -111,6 +111,19 @@ class SessionHarness {
     return status;
   }
 
+  absl::Status Pause(absl::Duration length, const std::string& reason = "") {
+    Effects effects;
+    absl::Status status = session.Pause(length, reason, now, effects);
+    Take(std::move(effects));
+    return status;
+  }
+  absl::Status Unpause() {
+    Effects effects;
+    absl::Status status = session.Unpause(now, effects);
+    Take(std::move(effects));
+    return status;
+  }
+
   // Time passes as a daemon sees it, tick by tick.
   void Pass(absl::Duration time) {
     for (const absl::Time end = now + time; now < end;) Tick(absl::Milliseconds(100));

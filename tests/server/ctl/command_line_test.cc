@@ -1,52 +1,34 @@
 // What gradwirectl answers, as a process, to a command that it cannot carry out.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "gradwire/client.h"
-#include "tests/testing/process.h"
+#include "tests/server/ctl/ctl_process.h"
 #include "tests/testing/test_daemon.h"
 
 namespace gradwire::ctl {
 namespace {
 
-using ::gradwire::testing::Process;
-using ::gradwire::testing::TemporaryFolder;
 using ::gradwire::testing::TestDaemon;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
-
-struct Answer {
-  int exit_code = -1;
-  std::string text;
-};
-
-Answer Ctl(std::vector<std::string> words) {
-  const TemporaryFolder folder;
-  words.insert(words.begin(), GRADWIRE_CTL);
-  const auto process = Process::Start(words, folder / "log");
-  if (!process.ok()) return {.text = process.status().ToString()};
-  const std::optional<int> status = (*process)->Wait(absl::Seconds(30));
-  if (!status || !WIFEXITED(*status)) return {.text = "did not exit"};
-  return {.exit_code = WEXITSTATUS(*status), .text = (*process)->Log()};
-}
 
 TEST(CommandLine, NamesTheCommandThatItDoesNotKnow) {
   const Answer answer = Ctl({"session-list"});
   EXPECT_EQ(answer.exit_code, 2);
   EXPECT_EQ(answer.text,
             "gradwirectl: no command \"session-list\"; allowed: status, sessions, why, session, "
-            "health, doctor, "
-            "bench, version\n");
+            "trace, health, doctor, bench, debug, completion, explain, version [GW701]\n");
   EXPECT_EQ(Ctl({"session", "show"}).text,
-            "session: no command \"show\"; allowed: get, evict, export, import\n");
-  EXPECT_EQ(Ctl({"session"}).text, "session: no command; allowed: get, evict, export, import\n");
+            "session: no command \"show\"; allowed: get, evict, pause, resume, export, import "
+            "[GW701]\n");
+  EXPECT_EQ(Ctl({"session"}).text,
+            "session: no command; allowed: get, evict, pause, resume, export, import [GW701]\n");
   EXPECT_THAT(Ctl({"session", "get"}).text, StartsWith("NAME is required"));
 }
 
@@ -54,9 +36,11 @@ TEST(CommandLine, NamesTheSessionAndTheDaemonThatDoesNotKnowIt) {
   const TestDaemon daemon;
   const Answer answer = Ctl({"--address", daemon.address(), "session", "get", "nobody"});
   EXPECT_EQ(answer.exit_code, 1);
-  EXPECT_EQ(answer.text,
-            "gradwirectl: " + daemon.address() +
-                ": session: the daemon has none named \"nobody\", running or recently ended\n");
+  EXPECT_EQ(
+      answer.text,
+      "gradwirectl: " + daemon.address() +
+          ": session: the daemon has none named \"nobody\", running or recently ended [GW703]\n"
+          "Run gradwirectl explain GW703 for what to do.\n");
 }
 
 TEST(Evict, EndsTheSessionWithItsReason) {
@@ -74,7 +58,7 @@ TEST(Evict, EndsTheSessionWithItsReason) {
   EXPECT_EQ(answer.exit_code, 0);
   EXPECT_EQ(answer.text, "ended session unwanted\n");
   EXPECT_THAT((*client)->Barrier().message(),
-              HasSubstr("an operator ended the session: the machine is needed"));
+              HasSubstr("an operator ended the session: the machine is needed [GW306]"));
   const Answer again = Ctl({"--address", daemon.address(), "session", "evict", "nobody"});
   EXPECT_EQ(again.exit_code, 1);
   EXPECT_THAT(again.text, HasSubstr("the daemon has none named \"nobody\""));
@@ -86,6 +70,28 @@ TEST(Output, IsYamlToo) {
   EXPECT_EQ(answer.exit_code, 0);
   EXPECT_THAT(answer.text, StartsWith("server:\n  version: \"" GRADWIRE_VERSION "\"\n"));
   EXPECT_THAT(answer.text, HasSubstr("\nsessions: []\n"));
+}
+
+TEST(Output, IsADocumentForEachCommandThatReads) {
+  const TestDaemon daemon;
+  const auto ask = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), {"--address", daemon.address()});
+    return Ctl(words);
+  };
+  EXPECT_EQ(ask({"-o", "json", "why"}).text, "[]\n");
+  EXPECT_EQ(ask({"-o", "yaml", "health"}).text, "serving: true\n");
+  EXPECT_EQ(nlohmann::json::parse(ask({"-o", "json", "version"}).text).at("gradwired"),
+            GRADWIRE_VERSION);
+  EXPECT_EQ(ask({"-o", "json", "sessions"}).text, "[]\n");
+  const Answer nobody =
+      Ctl({"--address", "127.0.0.1:1", "--timeout", "2", "-o", "json", "version"});
+  EXPECT_EQ(nobody.exit_code, 0);
+  EXPECT_TRUE(nlohmann::json::parse(nobody.text).at("gradwired").is_null());
+  for (const char* command : {"why", "status", "sessions", "health"}) {
+    const Answer answer =
+        Ctl({"--address", "127.0.0.1:1", "--timeout", "2", "-o", "json", command});
+    EXPECT_EQ(answer.exit_code, 69) << command << ": " << answer.text;
+  }
 }
 
 TEST(Bench, MeasuresEachHookAndLeavesNoSession) {
@@ -128,8 +134,10 @@ TEST(Doctor, SaysWhatIsWrong) {
   EXPECT_THAT(nobody.text, StartsWith("FAIL  address "));
   const Answer model = Ctl({"doctor", "--model", "vgg"});
   EXPECT_EQ(model.exit_code, 2);
-  EXPECT_EQ(model.text,
-            "gradwirectl: model: there is none named \"vgg\"; allowed: gpt2, mlp, resnet18\n");
+  EXPECT_EQ(
+      model.text,
+      "gradwirectl: model: there is none named \"vgg\"; allowed: gpt2, mlp, resnet18 [GW701]\n"
+      "Run gradwirectl explain GW701 for what to do.\n");
   EXPECT_EQ(Ctl({"bench", "--hooks", "fp17"}).exit_code, 2);
   EXPECT_EQ(Ctl({"bench", "--members", "65"}).exit_code, 2);
 }

@@ -64,7 +64,7 @@ TEST(ConfigFileTest, AListIsASequenceOrOneText) {
               ElementsAre("listen=127.0.0.1:0,unix:/x@2:3"));
   EXPECT_EQ(Problem("listen: [a, [b]]"),
             "f:1:13: a value in listen is a list; allowed are addresses: host:port, [v6]:port and "
-            "unix:/path");
+            "unix:/path [GW604]");
   EXPECT_THAT(Problem("listen: []"), StartsWith("f:1:9: listen is empty; allowed are"));
   EXPECT_THAT(Problem("listen: {a: b}"), StartsWith("f:1:9: listen is a mapping; allowed are"));
 }
@@ -78,7 +78,7 @@ TEST(ConfigFileTest, NothingIsAValidFile) {
 
 TEST(ConfigFileTest, NamesTheKeyThatWasMeant) {
   EXPECT_EQ(Problem("\n  max_sesions: 3"),
-            "f:2:3: unknown key \"max_sesions\"; did you mean \"max_sessions\"?");
+            "f:2:3: unknown key \"max_sesions\"; did you mean \"max_sessions\"? [GW604]");
   const std::vector<std::pair<std::string, std::string>> meant = {
       {"max-sessions: 3", "max_sessions"},
       {"maxsessions: 3", "max_sessions"},
@@ -92,63 +92,65 @@ TEST(ConfigFileTest, NamesTheKeyThatWasMeant) {
     EXPECT_THAT(Problem(text), HasSubstr(absl::StrCat("did you mean \"", key, "\"?"))) << text;
   }
   // A flag that is none of the file's.
-  EXPECT_THAT(Problem("stop_on_eof: true"), HasSubstr("allowed are version, listen, insecure"));
+  EXPECT_THAT(Problem("stop_on_eof: true"), HasSubstr("allowed are version, listen, admin_listen"));
 }
 
 TEST(ConfigFileTest, ListsTheKeysWhereNoneIsClose) {
   EXPECT_EQ(Problem("http: {workers: 3}"),
-            "f:1:8: unknown key \"http.workers\"; allowed are listen, insecure");
-  EXPECT_EQ(Problem("http.listen: off"),
-            "f:1:1: unknown key \"http.listen\"; allowed is a mapping http with the key listen");
+            "f:1:8: unknown key \"http.workers\"; allowed are listen, insecure [GW604]");
+  EXPECT_EQ(
+      Problem("http.listen: off"),
+      "f:1:1: unknown key \"http.listen\"; allowed is a mapping http with the key listen [GW604]");
   EXPECT_THAT(Problem(absl::StrCat(std::string(1000, 'a'), ": 3")),
               AllOf(StartsWith("f:1:1: "), SizeIs(testing::Lt(500))));
 }
 
 TEST(ConfigFileTest, AKeyIsThereOnce) {
   EXPECT_EQ(Problem("max_sessions: 3\nlog: {level: info}\nmax_sessions: 3\n"),
-            "f:3:1: key \"max_sessions\" is there twice; it is also on line 1");
+            "f:3:1: key \"max_sessions\" is there twice; it is also on line 1 [GW604]");
   EXPECT_EQ(Problem("log: {level: info}\nlog: {format: json}\n"),
-            "f:2:1: key \"log\" is there twice; it is also on line 1");
+            "f:2:1: key \"log\" is there twice; it is also on line 1 [GW604]");
   EXPECT_EQ(Problem("tls: {cert: a, cert: b, key: c}"),
-            "f:1:16: key \"cert\" is there twice; it is also on line 1");
+            "f:1:16: key \"cert\" is there twice; it is also on line 1 [GW604]");
 }
 
 TEST(ConfigFileTest, NamesTheFieldTheValueAndWhatIsAllowed) {
   const std::vector<std::pair<std::string, std::string>> wrong = {
-      {"max_sessions: 0", "f:1:15: max_sessions is 0; allowed are 1 to 1000000"},
-      {"max_sessions: 1000001", "f:1:15: max_sessions is 1000001; allowed are 1 to 1000000"},
-      {"max_sessions: many", "f:1:15: max_sessions is \"many\"; allowed are 1 to 1000000"},
-      {"max_sessions: 3.5", "f:1:15: max_sessions is \"3.5\"; allowed are 1 to 1000000"},
+      {"max_sessions: 0", "f:1:15: max_sessions is 0; allowed are 1 to 1000000 [GW602]"},
+      {"max_sessions: 1000001",
+       "f:1:15: max_sessions is 1000001; allowed are 1 to 1000000 [GW602]"},
+      {"max_sessions: many", "f:1:15: max_sessions is \"many\"; allowed are 1 to 1000000 [GW602]"},
+      {"max_sessions: 3.5", "f:1:15: max_sessions is \"3.5\"; allowed are 1 to 1000000 [GW602]"},
       {"max_sessions: 99999999999999999999",
-       "f:1:15: max_sessions is \"99999999999999999999\"; allowed are 1 to 1000000"},
+       "f:1:15: max_sessions is \"99999999999999999999\"; allowed are 1 to 1000000 [GW602]"},
       {"max_sessions: '3'",
-       "f:1:15: max_sessions is \"3\" in quotes; allowed without quotes are 1 to 1000000"},
-      {"max_sessions: [3]", "f:1:15: max_sessions is a list; allowed are 1 to 1000000"},
-      {"max_sessions:\n\n", "f:1:1: max_sessions is empty; allowed are 1 to 1000000"},
-      {"window_chunks: -1", "f:1:16: window_chunks is \"-1\"; allowed are 1 to 1024"},
+       "f:1:15: max_sessions is \"3\" in quotes; allowed without quotes are 1 to 1000000 [GW604]"},
+      {"max_sessions: [3]", "f:1:15: max_sessions is a list; allowed are 1 to 1000000 [GW604]"},
+      {"max_sessions:\n\n", "f:1:1: max_sessions is empty; allowed are 1 to 1000000 [GW604]"},
+      {"window_chunks: -1", "f:1:16: window_chunks is \"-1\"; allowed are 1 to 1024 [GW602]"},
       {"chunk_bytes: 65",
        "f:1:14: chunk_bytes is 65; allowed are multiples of 8 from 64 to 16777216, or a size such "
-       "as 64KiB"},
-      {"insecure: yes", "f:1:11: insecure is \"yes\"; allowed are true and false"},
+       "as 64KiB [GW602]"},
+      {"insecure: yes", "f:1:11: insecure is \"yes\"; allowed are true and false [GW604]"},
       {"insecure: 'true'",
-       "f:1:11: insecure is \"true\" in quotes; allowed without quotes are true and false"},
+       "f:1:11: insecure is \"true\" in quotes; allowed without quotes are true and false [GW604]"},
       {"drain_timeout: 30",
        "f:1:16: drain_timeout is \"30\"; allowed are durations such as 500ms, 30s and 2m, up to "
-       "8760h"},
+       "8760h [GW602]"},
       {"log: {level: loud}",
-       "f:1:14: log.level is \"loud\"; allowed are debug, info, warning and error"},
-      {"log: loud", "f:1:6: log is \"loud\"; allowed is a mapping of level, format"},
-      {"tokens: ~", "f:1:1: tokens is empty; allowed are paths, and \"\" for none"},
+       "f:1:14: log.level is \"loud\"; allowed are debug, info, warning and error [GW602]"},
+      {"log: loud", "f:1:6: log is \"loud\"; allowed is a mapping of level, format [GW604]"},
+      {"tokens: ~", "f:1:1: tokens is empty; allowed are paths, and \"\" for none [GW604]"},
       {"reduce: gpu",
-       "f:1:9: reduce is \"gpu\"; allowed are cpu, cuda, and cuda:0,2 with each GPU once"},
+       "f:1:9: reduce is \"gpu\"; allowed are cpu, cuda, and cuda:0,2 with each GPU once [GW602]"},
       {"memory_limit: 101%",
        "f:1:15: memory_limit is \"101%\"; allowed are amounts of memory such as 512MiB, 2GB and "
-       "80%"},
-      {"version: 2", "f:1:10: version is \"2\"; allowed is 1"},
+       "80% [GW602]"},
+      {"version: 2", "f:1:10: version is \"2\"; allowed is 1 [GW604]"},
       {"max_sessions",
        "f:1:1: the file is \"max_sessions\"; allowed are lines such as "
-       "max_sessions: 256"},
-      {"- a", "f:1:1: the file is a list; allowed are lines such as max_sessions: 256"},
+       "max_sessions: 256 [GW604]"},
+      {"- a", "f:1:1: the file is a list; allowed are lines such as max_sessions: 256 [GW604]"},
   };
   for (const auto& [text, problem] : wrong) EXPECT_EQ(Problem(text), problem);
 }
@@ -167,7 +169,7 @@ TEST(ConfigFileTest, RefusesWhatSettingsDoNotNeed) {
   for (int i = 1; i < 20; ++i) {
     absl::StrAppend(&bomb, "a", i, ": &a", i, " [*a", i - 1, ", *a", i - 1, "]\n");
   }
-  EXPECT_EQ(Problem(bomb), "f:1:5: anchors are not supported");
+  EXPECT_EQ(Problem(bomb), "f:1:5: anchors are not supported [GW604]");
   EXPECT_THAT(Problem("listen: *x"), StartsWith("f:1:9: "));
   EXPECT_THAT(Problem("tokens: !!str x"), HasSubstr("tags are not supported"));
   EXPECT_THAT(Problem("tokens: !secret x"), HasSubstr("tags are not supported"));
@@ -183,7 +185,7 @@ TEST(ConfigFileTest, RefusesWhatSettingsDoNotNeed) {
 
 TEST(ConfigFileTest, RefusesWhatIsNoText) {
   EXPECT_EQ(Problem(std::string("tokens: a\nlog: \0", 16)),
-            "f:2:6: a control character; the file is text in UTF-8");
+            "f:2:6: a control character; the file is text in UTF-8 [GW604]");
   EXPECT_THAT(Problem("tokens: \x1b[31m"), StartsWith("f:1:9: a control character"));
   EXPECT_THAT(Problem("\xff\xfet\x00o\x00"), StartsWith("f:1:1: a control character"));
   for (const char* text : {"a: [", "a: 'b", "a: b: c", "\ta: b", "a: {", "%YAML 9.9\n---\n", "? ",

@@ -81,6 +81,8 @@ struct Sample {
 };
 const std::vector<std::pair<std::string, Sample>> kSamples = {
     {"listen", {"[127.0.0.1:0, 'unix:/x']", "127.0.0.1:0,unix:/x"}},
+    {"admin_listen", {"[127.0.0.1:0, 'unix:/y']", "127.0.0.1:0,unix:/y"}},
+    {"socket_mode", {"0660", "0660"}},
     {"insecure", {"true", "true"}},
     {"tls.cert", {"/c", "/c"}},
     {"tls.key", {"/k", "/k"}},
@@ -135,6 +137,20 @@ TEST_F(ConfigurationTest, EachSettingIsAFlagAVariableAndAKey) {
   EXPECT_EQ(tried.size() + 1, Settings().size());
 }
 
+// A list that may be empty can be emptied again, and is shown so that a file can have it.
+TEST_F(ConfigurationTest, AListOfNothingIsSaidWithBracketsOrQuotes) {
+  const Variable variable("GRADWIRE_ADMIN_LISTEN", "unix:/y");
+  for (const char* nothing : {"[]", "\"\""}) {
+    const ConfigFile file = ParseConfig(absl::StrCat("admin_listen: ", nothing), "f");
+    EXPECT_THAT(file.problems, IsEmpty()) << nothing;
+  }
+  const Loaded loaded = Load({.config = "", .words = {{"admin-listen", {""}}}});
+  EXPECT_THAT(loaded.problems, IsEmpty());
+  EXPECT_THAT(loaded.configuration.options.admin_listen, IsEmpty());
+  EXPECT_THAT(ShowYaml(loaded.configuration, false), HasSubstr("\nadmin_listen: []\n"));
+  EXPECT_EQ(ParseConfig("listen: []", "f").problems.size(), 1U);
+}
+
 TEST_F(ConfigurationTest, AnEmptyVariableIsNone) {
   const Variable sessions("GRADWIRE_MAX_SESSIONS", "");
   const Loaded loaded = Load({.config = ""});
@@ -160,13 +176,13 @@ TEST_F(ConfigurationTest, ErrorsNameTheirOriginAndTellTheExitCode) {
   EXPECT_THAT(in_file.problems, ElementsAre(StartsWith(path_ + ":1:15: max_sessions is 0;")));
   EXPECT_EQ(in_file.exit_code, 78);
   const Loaded flag = Load({.config = "", .words = {{"max-sessions", {"0"}}}});
-  EXPECT_THAT(flag.problems, ElementsAre("--max-sessions is 0; allowed are 1 to 1000000"));
+  EXPECT_THAT(flag.problems, ElementsAre("--max-sessions is 0; allowed are 1 to 1000000 [GW602]"));
   EXPECT_EQ(flag.exit_code, 2);
   {
     const Variable sessions("GRADWIRE_MAX_SESSIONS", "x");
     const Loaded variable = Load({.config = ""});
     EXPECT_THAT(variable.problems,
-                ElementsAre("GRADWIRE_MAX_SESSIONS is \"x\"; allowed are 1 to 1000000"));
+                ElementsAre("GRADWIRE_MAX_SESSIONS is \"x\"; allowed are 1 to 1000000 [GW602]"));
     EXPECT_EQ(variable.exit_code, 2);
     // Both are named, and the file decides.
     const Loaded both = Load(WithFile("max_sessions: 0"));
@@ -178,7 +194,7 @@ TEST_F(ConfigurationTest, ErrorsNameTheirOriginAndTellTheExitCode) {
 TEST_F(ConfigurationTest, ValuesThatDoNotFitEachOtherNameWhereOneIs) {
   const Loaded key = Load(WithFile("max_sessions: 3\ntls:\n  cert: /c\n"));
   EXPECT_THAT(key.problems, ElementsAre(path_ + ":3: tls_key is empty, and tls_cert is not; "
-                                                "allowed: both or neither"));
+                                                "allowed: both or neither [GW111]"));
   EXPECT_EQ(key.exit_code, 78);
   const Loaded open = Load(WithFile("listen: 0.0.0.0:0"));
   EXPECT_THAT(open.problems, ElementsAre(StartsWith(path_ + ":1: listen address")));

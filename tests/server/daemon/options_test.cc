@@ -48,6 +48,27 @@ TEST(ServerOptionsTest, RefusesAddressesThatOthersCanReachUnlessInsecure) {
   }
 }
 
+TEST(ServerOptionsTest, AdminAddressesAreAddressesOfTheirOwn) {
+  EXPECT_EQ(Problem({.admin_listen = {"127.0.0.1:0", "unix:/x"}}), "");
+  EXPECT_THAT(Problem({.admin_listen = {"0.0.0.0:0"}}), HasSubstr("--insecure"));
+  EXPECT_EQ(Problem({.admin_listen = {"0.0.0.0:0"}, .insecure = true}), "");
+  EXPECT_THAT(Problem({.admin_listen = {"nowhere"}}), HasSubstr("allowed are host:port"));
+  EXPECT_THAT(Problem({.listen = {"unix:/x"}, .admin_listen = {"unix:/y", "unix:/x"}}),
+              HasSubstr("admin_listen has unix:/x, and listen has it too"));
+  EXPECT_EQ(Problem({.listen = {"127.0.0.1:0"}, .admin_listen = {"127.0.0.1:0"}}), "");
+  EXPECT_EQ((ServerOptions{.max_connections = 100}.AllConnections()), 100);
+  EXPECT_EQ((ServerOptions{.admin_listen = {"unix:/x"}, .max_connections = 100}.AllConnections()),
+            164);
+}
+
+TEST(ServerOptionsTest, ASocketsModeIsOneOfThree) {
+  EXPECT_EQ(ServerOptions{}.SocketMode(), 0600U);
+  EXPECT_EQ(ServerOptions{.socket_mode = "0660"}.SocketMode(), 0660U);
+  EXPECT_EQ(Problem({.socket_mode = "0666"}), "");
+  EXPECT_THAT(Problem({.socket_mode = "0777"}),
+              HasSubstr("socket_mode is \"0777\"; allowed are 0600, 0660 and 0666"));
+}
+
 TEST(ServerOptionsTest, StatusPagesAreForThisHostUnlessInsecure) {
   for (const char* address : {"off", "auto", "127.0.0.1:0", "[::1]:0"}) {
     EXPECT_EQ(Problem({.http_listen = address}), "") << address;
@@ -68,11 +89,12 @@ TEST(ServerOptionsTest, OneBadAddressAmongGoodOnesIsRefused) {
 
 TEST(ServerOptionsTest, ACertificateHasItsKey) {
   EXPECT_EQ(Problem({.tls = {.cert = "c"}}),
-            "tls_key is empty, and tls_cert is not; allowed: both or neither");
+            "tls_key is empty, and tls_cert is not; allowed: both or neither [GW111]");
   EXPECT_EQ(Problem({.tls = {.key = "k"}}),
-            "tls_cert is empty, and tls_key is not; allowed: both or neither");
-  EXPECT_EQ(Problem({.tls = {.ca = "ca"}}),
-            "tls_client_ca is set, and tls_cert is not; allowed: with tls_cert and tls_key");
+            "tls_cert is empty, and tls_key is not; allowed: both or neither [GW111]");
+  EXPECT_EQ(
+      Problem({.tls = {.ca = "ca"}}),
+      "tls_client_ca is set, and tls_cert is not; allowed: with tls_cert and tls_key [GW602]");
 }
 
 }  // namespace

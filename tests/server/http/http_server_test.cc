@@ -61,10 +61,11 @@ class HttpServerTest : public ::testing::Test {
     }
     return text;
   }
-  std::string Ask(const std::string& first_line, const std::string& headers = "") const {
+  std::string Ask(const std::string& first_line, const std::string& headers = "",
+                  const std::string& host = "localhost") const {
     const UniqueFd fd = Connect();
-    Send(fd, absl::StrCat(first_line, " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n", headers,
-                          "\r\n"));
+    Send(fd, absl::StrCat(first_line, " HTTP/1.1\r\nHost: ", host, "\r\nConnection: close\r\n",
+                          headers, "\r\n"));
     return ReadAll(fd);
   }
 
@@ -85,6 +86,18 @@ TEST_F(HttpServerTest, TellsBrowsersWhatIsAllowed) {
   const std::string answer = Ask("GET /");
   EXPECT_THAT(answer, HasSubstr("Content-Security-Policy: default-src 'self'"));
   EXPECT_THAT(answer, HasSubstr("X-Content-Type-Options: nosniff"));
+}
+
+// A page from elsewhere reaches the address under a name of its own.
+TEST_F(HttpServerTest, AnswersNoForeignNameOnLoopback) {
+  for (const std::string host : {"localhost", "localhost:29611", "127.0.0.1:29611", "10.0.0.5",
+                                 "[::1]:29611", "[fe80::1]"}) {
+    EXPECT_THAT(Ask("GET /a", "", host), StartsWith("HTTP/1.1 200")) << host;
+  }
+  for (const std::string host : {"attacker.example", "attacker.example:29611", "127.0.0.1.example",
+                                 "localhost.example", "[attacker.example]", "[", "127.1"}) {
+    EXPECT_THAT(Ask("GET /a", "", host), StartsWith("HTTP/1.1 421")) << host;
+  }
 }
 
 TEST_F(HttpServerTest, OnlyReads) {

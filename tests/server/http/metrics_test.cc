@@ -52,6 +52,15 @@ void ExpectIsWellFormed(const std::string& text) {
   EXPECT_EQ(std::system(command.c_str()), 0) << text;
 }
 
+TEST(MetricsTest, SayHowLongASessionStaysPaused) {
+  Figures figures;
+  figures.sessions = {Session("held", 1), Session("free", 1)};
+  figures.sessions[0].mutable_pause()->mutable_left()->set_seconds(492);
+  const std::string text = MetricsText(figures, kNow);
+  EXPECT_THAT(text, HasSubstr("\ngradwire_session_paused_seconds{session=\"held\"} 492\n"));
+  EXPECT_THAT(text, HasSubstr("\ngradwire_session_paused_seconds{session=\"free\"} 0\n"));
+}
+
 TEST(MetricsTest, AnIdleDaemonHasItsOwn) {
   const std::string text = MetricsText({}, kNow);
   ExpectIsWellFormed(text);

@@ -9,9 +9,11 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,10 +33,24 @@ constexpr int kWaitMs = 5000;
 class Keeper {
  public:
   Acceptor::Handler handler() {
-    return [this](int, UniqueFd connection) {
+    return [this](int, std::optional<std::size_t> slot, UniqueFd connection) {
       MutexLock lock(mutex_);
+      slot_ = slot;
       held_.push_back(std::move(connection));
     };
+  }
+  // What the last one's slot is.
+  std::optional<std::size_t> slot() {
+    MutexLock lock(mutex_);
+    return slot_;
+  }
+  // What can still be read from the first one.
+  std::string Rest() {
+    MutexLock lock(mutex_);
+    std::string bytes(1000, 0);
+    const ssize_t got = recv(held_.front().get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+    bytes.resize(static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+    return bytes;
   }
   std::size_t count() {
     MutexLock lock(mutex_);
@@ -49,6 +65,7 @@ class Keeper {
  private:
   Mutex mutex_;
   std::vector<UniqueFd> held_ GRADWIRE_GUARDED_BY(mutex_);
+  std::optional<std::size_t> slot_ GRADWIRE_GUARDED_BY(mutex_);
 };
 
 struct Fixture {
@@ -179,13 +196,14 @@ TEST(AcceptorTest, StopClosesTheListeners) {
 // ---- On a unix socket the first byte decides
 
 struct UnixFixture {
-  explicit UnixFixture(std::chrono::milliseconds first_byte_timeout) {
+  explicit UnixFixture(std::chrono::milliseconds first_byte_timeout, LocalUsers* users = nullptr) {
     auto listeners = Listener::Open("unix:" + path);
     EXPECT_TRUE(listeners.ok());
     auto made = Acceptor::Make(
-        *std::move(listeners), {.max_connections = 4, .first_byte_timeout = first_byte_timeout},
+        *std::move(listeners),
+        {.max_connections = 4, .first_byte_timeout = first_byte_timeout, .users = users},
         keeper.handler(),
-        [this](UniqueFd connection) { offers.handler()(-1, std::move(connection)); });
+        [this](UniqueFd connection) { offers.handler()(-1, std::nullopt, std::move(connection)); });
     EXPECT_TRUE(made.ok()) << made.status();
     acceptor = *std::move(made);
     acceptor->Serve();
@@ -229,6 +247,46 @@ TEST(AcceptorTest, ClosesWhatSaysNothing) {
   EXPECT_EQ(recv(silent.get(), &byte, 1, 0), 0);
   EXPECT_TRUE(Eventually([&] { return fixture.acceptor->connections() == 0; }));
   EXPECT_EQ(fixture.keeper.count() + fixture.offers.count(), 0U);
+}
+
+// ---- Whose connection it is
+
+TEST(AcceptorTest, GivesAUsersConnectionsItsSlotUpToItsLimit) {
+  std::vector<std::string> log;
+  LocalUsers users({.slots = 1, .connections = 2}, {geteuid() + 1},
+                   [&](const std::string& sentence) { log.push_back(sentence); });
+  UnixFixture fixture(std::chrono::seconds(60), &users);
+  const UniqueFd connection = fixture.Connect("P");
+  ASSERT_TRUE(Eventually([&] { return fixture.keeper.count() == 1; }));
+  EXPECT_EQ(fixture.keeper.slot(), 1U);
+  // One that says nothing counts too, and one that has ended does not.
+  UniqueFd silent = fixture.Connect("");
+  ASSERT_TRUE(Eventually([&] { return fixture.acceptor->connections() == 2; }));
+  const UniqueFd late = fixture.Connect("");
+  ASSERT_TRUE(Eventually([&] { return fixture.acceptor->refused() == 1; }));
+  silent.Reset();
+  ASSERT_TRUE(Eventually([&] { return fixture.acceptor->connections() == 1; }));
+  const UniqueFd offer = fixture.Connect("G");
+  ASSERT_TRUE(Eventually([&] { return fixture.offers.count() == 1; }));
+  const UniqueFd other = fixture.Connect("P");
+  EXPECT_TRUE(Eventually([&] { return fixture.keeper.count() == 2; }));
+  fixture.acceptor->Stop();
+  ASSERT_EQ(log.size(), 1U);
+  EXPECT_NE(log[0].find("allowed for one user are 2"), std::string::npos) << log[0];
+}
+
+// gRPC may not have read it yet, and another user may get the slot.
+TEST(AcceptorTest, NothingIsLeftOfAUsersConnectionThatEnded) {
+  for (const bool own : {false, true}) {
+    LocalUsers users({.slots = 1, .connections = 2}, {geteuid() + (own ? 0 : 1)},
+                     [](const std::string&) {});
+    UnixFixture fixture(std::chrono::seconds(60), &users);
+    UniqueFd connection = fixture.Connect("PRI and a call");
+    ASSERT_TRUE(Eventually([&] { return fixture.keeper.count() == 1; }));
+    connection.Reset();
+    ASSERT_TRUE(Eventually([&] { return fixture.acceptor->connections() == 0; }));
+    EXPECT_EQ(fixture.keeper.Rest(), own ? "PRI and a call" : "");
+  }
 }
 
 TEST(AcceptorTest, ConnectionsThatSayNothingCountForTheCap) {

@@ -72,6 +72,17 @@ TEST(ListenerTest, UnixSocketIsPrivateAndGoesWithTheListener) {
   EXPECT_FALSE(Exists(path));
 }
 
+TEST(ListenerTest, AUnixSocketHasTheModeThatWasAskedFor) {
+  const TemporaryFolder folder;
+  for (const mode_t mode : {0600U, 0660U, 0666U}) {
+    const auto listeners = Listener::Open("unix:" + folder / "s", mode);
+    ASSERT_TRUE(listeners.ok()) << listeners.status();
+    struct stat info {};
+    ASSERT_EQ(lstat((folder / "s").c_str(), &info), 0);
+    EXPECT_EQ(info.st_mode & 0777, mode);
+  }
+}
+
 TEST(ListenerTest, ReplacesAStaleSocketOnly) {
   const TemporaryFolder folder;
   const std::string path = folder / "s";

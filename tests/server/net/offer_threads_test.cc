@@ -31,10 +31,11 @@ constexpr std::chrono::seconds kAnswerTimeout(10);
 class Gate {
  public:
   OfferThreads::Handler handler() {
-    return [this](const wire::MemoryRequest& request,
+    return [this](const wire::MemoryRequest& request, uid_t user,
                   wire::GoOn) -> absl::StatusOr<wire::MemoryReply> {
       MutexLock lock(mutex_);
       ++entered_[request.token];
+      users_.insert(user);
       at_once_ = std::max(at_once_, ++at_work_[request.token]);
       changed_.NotifyAll();
       while (closed_.contains(request.token)) changed_.Wait(mutex_);
@@ -63,6 +64,10 @@ class Gate {
     MutexLock lock(mutex_);
     return entered_[token];
   }
+  std::set<uid_t> users() {
+    MutexLock lock(mutex_);
+    return users_;
+  }
   // Of one token.
   int most_at_once() {
     MutexLock lock(mutex_);
@@ -75,6 +80,7 @@ class Gate {
   std::set<std::string> closed_ GRADWIRE_GUARDED_BY(mutex_);
   std::map<std::string, int> entered_ GRADWIRE_GUARDED_BY(mutex_);
   std::map<std::string, int> at_work_ GRADWIRE_GUARDED_BY(mutex_);
+  std::set<uid_t> users_ GRADWIRE_GUARDED_BY(mutex_);
   int at_once_ GRADWIRE_GUARDED_BY(mutex_) = 0;
 };
 
@@ -103,7 +109,7 @@ std::string WhyRefused(const UniqueFd& member) {
 }
 
 // Works until nobody waits for the answer, and says why.
-absl::StatusOr<wire::MemoryReply> WorkOn(const wire::MemoryRequest&, wire::GoOn go_on) {
+absl::StatusOr<wire::MemoryReply> WorkOn(const wire::MemoryRequest&, uid_t, wire::GoOn go_on) {
   const auto deadline = std::chrono::steady_clock::now() + kAnswerTimeout;
   while (std::chrono::steady_clock::now() < deadline) {
     if (absl::Status may = go_on(); !may.ok()) return may;
@@ -121,6 +127,7 @@ TEST(OfferThreadsTest, AnswersWhatTheHandlerSays) {
     EXPECT_TRUE(answer->status.ok()) << answer->status;
     EXPECT_EQ(answer->attachment, i);
   }
+  EXPECT_EQ(gate.users(), std::set<uid_t>{geteuid()});
 }
 
 TEST(OfferThreadsTest, AMemberTakesOneThreadAtMost) {
@@ -210,13 +217,14 @@ TEST(OfferThreadsTest, WorkEndsWhenItsMemberIsGone) {
   std::atomic<bool> begun = false;
   std::atomic<bool> ended = false;
   absl::Status why;
-  OfferThreads threads({.threads = 1}, [&](const wire::MemoryRequest& request, wire::GoOn go_on) {
-    begun = true;
-    auto reply = WorkOn(request, go_on);
-    why = reply.status();
-    ended = true;
-    return reply;
-  });
+  OfferThreads threads({.threads = 1},
+                       [&](const wire::MemoryRequest& request, uid_t user, wire::GoOn go_on) {
+                         begun = true;
+                         auto reply = WorkOn(request, user, go_on);
+                         why = reply.status();
+                         ended = true;
+                         return reply;
+                       });
   UniqueFd member = Submit(threads, "a");
   ASSERT_TRUE(Eventually([&] { return begun.load(); }));
   member.Reset();
@@ -247,10 +255,11 @@ TEST(OfferThreadsTest, WorkAndWaitingHaveADeadline) {
 
 TEST(OfferThreadsTest, StopEndsWorkAndClosesWhatWaits) {
   std::atomic<bool> begun = false;
-  OfferThreads threads({.threads = 1}, [&](const wire::MemoryRequest& request, wire::GoOn go_on) {
-    begun = true;
-    return WorkOn(request, go_on);
-  });
+  OfferThreads threads({.threads = 1},
+                       [&](const wire::MemoryRequest& request, uid_t user, wire::GoOn go_on) {
+                         begun = true;
+                         return WorkOn(request, user, go_on);
+                       });
   const UniqueFd at_work = Submit(threads, "a");
   ASSERT_TRUE(Eventually([&] { return begun.load(); }));
   const UniqueFd waiting = Submit(threads, "b");

@@ -23,10 +23,12 @@
 #include "gradwire/v1/aggregation.grpc.pb.h"
 #include "proto/wire/process_setup.h"
 #include "tests/testing/process.h"
+#include "tests/testing/ranks.h"
 
 namespace gradwire::server {
 namespace {
 
+using ::gradwire::testing::Eventually;
 using std::chrono::system_clock;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -161,7 +163,7 @@ class CallServerTest : public ::testing::Test {
 
   CallServerTest() { wire::KeepGrpc(); }
 
-  void Start(std::size_t threads = 4) {
+  void Start(std::size_t threads = 4, std::function<int()> connections = nullptr) {
     Methods methods;
     methods.AddUnary<v1::GetServerRequest, v1::GetServerResponse>([](const auto&, auto& response) {
       response.set_version("1");
@@ -173,7 +175,8 @@ class CallServerTest : public ::testing::Test {
                                                          &script_);
     grpc::ServerBuilder builder;
     builder.AddListeningPort(address_, grpc::InsecureServerCredentials());
-    auto server = CallServer::Start(builder, std::move(methods), {}, threads);
+    auto server = CallServer::Start(builder, std::move(methods), {},
+                                    {.count = threads, .connections = std::move(connections)});
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
   }
@@ -218,6 +221,31 @@ TEST_F(CallServerTest, OneThreadHandlesSmallCalls) {
     EXPECT_TRUE(Ask(b, "s").ok());
   }
   EXPECT_THAT(threads, SizeIs(1));
+}
+
+// Nobody is connected: nobody polls, so that another server's threads are not woken.
+TEST_F(CallServerTest, ThreadsSleepWhileNobodyIsConnected) {
+  std::atomic<int> connections = 0;
+  Start(2, [&] { return connections.load(); });
+  EXPECT_TRUE(server_->asleep());
+  for (int i = 0; i < 2; ++i) {
+    connections = 1;
+    server_->Wake();
+    {
+      const auto channel = Connect();
+      EXPECT_TRUE(Ask(channel, "s").ok());
+      EXPECT_FALSE(server_->asleep());
+      ClientCall open(channel, kExchange);
+      EXPECT_TRUE(open.Write(""));
+      EXPECT_TRUE(script_.log.Has("start"));
+      // A call that outlives its connection still has events to come.
+      connections = 0;
+      EXPECT_FALSE(server_->asleep());
+    }
+    EXPECT_TRUE(Eventually([&] { return server_->asleep(); }));
+  }
+  Stop();
+  EXPECT_FALSE(server_->asleep());
 }
 
 TEST_F(CallServerTest, AfterYieldLeadershipAnotherThreadTakesEvents) {

@@ -152,12 +152,14 @@ TEST(RegistryTest, ASessionWhoseMembersAllDiedWhileJoiningSaysSo) {
                        : status.status().ToString();
   };
   constexpr char kNobody[] = " failed: nobody is in it any more: ";
-  EXPECT_EQ(why("unused"), absl::StrCat("failed: session \"unused\"", kNobody,
-                                        "rank 1 opened no stream before all 2 members had joined"));
-  EXPECT_EQ(why("lost"), absl::StrCat("failed: session \"lost\"", kNobody,
-                                      "rank 0's stream ended before all 2 members had joined"));
+  EXPECT_EQ(why("unused"),
+            absl::StrCat("failed: session \"unused\"", kNobody,
+                         "rank 1 opened no stream before all 2 members had joined [GW212]"));
+  EXPECT_EQ(why("lost"),
+            absl::StrCat("failed: session \"lost\"", kNobody,
+                         "rank 0's stream ended before all 2 members had joined [GW212]"));
   EXPECT_EQ(why("left"), absl::StrCat("failed: session \"left\"", kNobody,
-                                      "rank 0 left before all 2 members had joined"));
+                                      "rank 0 left before all 2 members had joined [GW212]"));
   EXPECT_EQ(registry.List(kNow).size(), 3u);
 }
 

@@ -99,7 +99,7 @@ TEST(SessionMemoryTest, AMemberLeavesRoomForOthersOfItsSession) {
   const auto quotas = std::make_shared<MemoryQuotas>(1600);  // 800 for a session, 100 for a member
   const auto memory = MakeMemory(quotas);
   EXPECT_EQ(GiveAll(*memory, 0, Begin(*memory, 0)),
-            "the member has 75 segments of shared memory mapped; allowed: 75");
+            "the member has 75 segments of shared memory mapped; allowed: 75 [GW208]");
   EXPECT_EQ(MappedOffers(), 75U);
   const std::uint64_t other = Begin(*memory, 1);
   EXPECT_EQ(WhyRefused(*memory, 1, other), "");
@@ -113,7 +113,7 @@ TEST(SessionMemoryTest, ASessionLeavesRoomForOthers) {
   std::string why;
   // Eight members have 15 each; the others find the quarter that is left for attachments.
   for (int rank = 0; rank < 20; ++rank) why = GiveAll(*memory, rank, Begin(*memory, rank));
-  EXPECT_EQ(why, "the session has 132 segments of shared memory mapped; allowed: 120");
+  EXPECT_EQ(why, "the session has 132 segments of shared memory mapped; allowed: 120 [GW208]");
   const auto other = MakeMemory(quotas);
   const std::uint64_t attachment = Begin(*other, 0);
   EXPECT_EQ(WhyRefused(*other, 0, attachment), "");
@@ -131,7 +131,7 @@ TEST(SessionMemoryTest, TheDaemonHasALimit) {
                        : std::string(reply.status().message());
     }
   }
-  EXPECT_EQ(why, "the daemon has 64 segments of shared memory mapped; allowed: 64");
+  EXPECT_EQ(why, "the daemon has 64 segments of shared memory mapped; allowed: 64 [GW208]");
   EXPECT_EQ(MappedOffers(), 64U);
   sessions.clear();
   EXPECT_EQ(MappedOffers(), 0U);
@@ -266,7 +266,8 @@ TEST(SessionMemoryTest, SoManySessionsShareMemory) {
   auto first = MakeMemory(quotas);
   const auto second = MakeMemory(quotas);
   EXPECT_NE(Begin(*first, 0), 0U);
-  EXPECT_EQ(WhyRefused(*second, 0), "the daemon has 1 sessions that share memory; allowed: 1");
+  EXPECT_EQ(WhyRefused(*second, 0),
+            "the daemon has 1 sessions that share memory; allowed: 1 [GW208]");
   EXPECT_NE(Begin(*first, 1), 0U);
   first.reset();
   EXPECT_NE(Begin(*second, 0), 0U);

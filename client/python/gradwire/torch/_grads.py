@@ -51,7 +51,9 @@ def broadcast_parameters_(model: torch.nn.Module, state: SessionState, root: int
     named = {id(t): (name, t) for name, t in [*model.named_parameters(), *model.named_buffers()]}
     for name, tensor in named.values():
         if tensor.layout is not torch.strided:
-            raise InvalidArgument(f'"{name}" is {tensor.layout}; allowed are dense tensors')
+            raise InvalidArgument(
+                f'"{name}" is {tensor.layout}; allowed are dense tensors', "GW803"
+            )
     with torch.no_grad():
         for piece in _pieces([tensor for _, tensor in named.values() if tensor.numel() > 0]):
             _broadcast(piece, session, root)
@@ -100,7 +102,7 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 def _flat(parameters) -> list[torch.Tensor]:
     """Flattens an iterable of tensors or of an optimizer's groups."""
     if isinstance(parameters, torch.Tensor) or not isinstance(parameters, collections.abc.Iterable):
-        raise InvalidArgument(f"parameters is a {type(parameters).__name__}; {_ALLOWED}")
+        raise InvalidArgument(f"parameters is a {type(parameters).__name__}; {_ALLOWED}", "GW404")
     flat = []
     for one in parameters:
         if isinstance(one, dict) and "params" in one:
@@ -109,7 +111,7 @@ def _flat(parameters) -> list[torch.Tensor]:
         elif isinstance(one, torch.Tensor):
             flat.append(one)
         else:
-            raise InvalidArgument(f"parameters has a {type(one).__name__}; {_ALLOWED}")
+            raise InvalidArgument(f"parameters has a {type(one).__name__}; {_ALLOWED}", "GW404")
     return flat
 
 
@@ -301,7 +303,7 @@ class _Handles:
 
 def _after_accumulation(parameter: torch.nn.Parameter, call):
     if not parameter.is_leaf:
-        raise InvalidArgument("a parameter is not a leaf of the graph; allowed are leaves")
+        raise InvalidArgument("a parameter is not a leaf of the graph; allowed are leaves", "GW404")
     if hasattr(parameter, "register_post_accumulate_grad_hook"):
         return parameter.register_post_accumulate_grad_hook(call)
     # torch before 2.1: the node that accumulates, which lives as long as somebody holds it.

@@ -81,7 +81,7 @@ class Hook:
 def register_hook(name: str, factory: Callable[..., Hook]) -> None:
     """Registers `comm_hook=name` in this process; `factory(**comm_state_option)` makes the hook."""
     if not callable(factory):
-        raise InvalidArgument(f"factory is {factory!r}; allowed is what makes a Hook")
+        raise InvalidArgument(f"factory is {factory!r}; allowed is what makes a Hook", "GW405")
     _native.register_hook(name, lambda options: _Adapter(factory(**options)))
 
 
@@ -153,12 +153,12 @@ class _Run:
         except StopIteration as end:
             if self._round < len(self._plans):
                 raise InvalidArgument(
-                    f"run ended after {self._round} of {len(self._plans)} planned rounds"
+                    f"run ended after {self._round} of {len(self._plans)} planned rounds", "GW406"
                 ) from None
             self._committed = end.value
             return []
         if self._round == len(self._plans):
-            raise InvalidArgument(f"run has more than the {len(self._plans)} planned rounds")
+            raise InvalidArgument(f"run has more than the {len(self._plans)} planned rounds", "GW406")
         self._take(given)
         self._round += 1
         return [(c.data_ptr(), r.data_ptr()) for c, r in zip(self._contributions, self._results)]
@@ -167,13 +167,15 @@ class _Run:
         segments = self._plans[self._round]
         if len(given) != len(segments):
             raise InvalidArgument(
-                f"round {self._round} has {len(segments)} segments in the plan and {len(given)} here"
+                f"round {self._round} has {len(segments)} segments in the plan and {len(given)} here",
+                "GW406",
             )
         for tensor, segment in zip(given, segments):
             if tensor.dtype != segment.dtype or tensor.numel() != segment.numel:
                 raise InvalidArgument(
                     f"round {self._round} has a contribution of {tensor.numel()} {tensor.dtype};"
-                    f" planned are {segment.numel} {segment.dtype}"
+                    f" planned are {segment.numel} {segment.dtype}",
+                    "GW406",
                 )
         self._contributions = [tensor.detach().cpu().contiguous().view(-1) for tensor in given]
         self._results = [torch.empty_like(tensor) for tensor in self._contributions]

@@ -37,7 +37,9 @@ def of_ddp_that_owns(
         found = named(candidate)
         if wanted <= {id(parameter) for _, parameter in found}:
             return found
-    raise InvalidArgument(f"no DistributedDataParallel object owns this bucket's parameters; {_HINT}")
+    raise InvalidArgument(
+        f"no DistributedDataParallel object owns this bucket's parameters; {_HINT}", "GW801"
+    )
 
 
 def _is_ddp(candidate: object) -> bool:

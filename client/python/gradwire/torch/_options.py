@@ -34,7 +34,8 @@ class World:
         ):
             if given is not None and given != found:
                 raise InvalidArgument(
-                    f"{name} is {given}; the process group says {found}, and both must agree"
+                    f"{name} is {given}; the process group says {found}, and both must agree",
+                    "GW802",
                 )
 
     def share(self, key: str, value: object) -> str:
@@ -73,7 +74,8 @@ def _environment(name: str, given: int | None) -> int:
         argument = name.lower()
         raise InvalidArgument(
             f"{argument} is not given, there is no process group, and {name} is not set;"
-            f" pass {argument}=, initialise torch.distributed, or start with torchrun"
+            f" pass {argument}=, initialise torch.distributed, or start with torchrun",
+            "GW403",
         )
     try:
         return int(text)
@@ -95,7 +97,8 @@ def session_name(given: str | None, world: World) -> str:
         if world.size > 1 and world.store is None:
             raise InvalidArgument(
                 "session is not given, GRADWIRE_SESSION is not set and there is no process group"
-                " to share a name through; pass session=, the same on all ranks"
+                " to share a name through; pass session=, the same on all ranks",
+                "GW403",
             )
         number = _next(world, "")
         return world.share(f"session/{number}", lambda: "job-" + secrets.token_hex(6))
@@ -124,12 +127,14 @@ def daemon_address(given: str | None, world: World) -> str:
         raise InvalidArgument(
             f"address is not given, GRADWIRE_ADDRESS is not set, and members are on {len(hosts)}"
             f" hosts ({', '.join(sorted(hosts))}); start gradwired on one of them and pass"
-            ' address="HOST:PORT"'
+            ' address="HOST:PORT"',
+            "GW403",
         )
     if world.size > 1 and world.store is None:
         raise InvalidArgument(
             "address is not given, GRADWIRE_ADDRESS is not set, and there is no process group to"
-            " share an embedded daemon through; start gradwired and pass address="
+            " share an embedded daemon through; start gradwired and pass address=",
+            "GW403",
         )
     return world.share(f"address/{_next(world, 'address')}", _embedded_address)
 

@@ -137,7 +137,9 @@ class SessionState(_reductions.Reductions):
             elif parameters is not None:
                 self._names = _names.of_ddp_that_owns(parameters)
             else:
-                raise InvalidArgument("this state has no model yet; pass SessionState(model=model)")
+                raise InvalidArgument(
+                    "this state has no model yet; pass SessionState(model=model)", "GW801"
+                )
             self._join(None)
 
     def attach_model(self, model: torch.nn.Module) -> None:
@@ -165,7 +167,8 @@ class SessionState(_reductions.Reductions):
             if position is None:
                 raise InvalidArgument(
                     f"a parameter of shape {tuple(parameter.shape)} is not among the"
-                    f" {len(self._names)} with which this session began"
+                    f" {len(self._names)} with which this session began",
+                    "GW310",
                 )
             found.append(position)
         return found
@@ -179,14 +182,15 @@ class SessionState(_reductions.Reductions):
         raise InvalidArgument(
             f"the gradient of parameter {', '.join(names)} of shape {', '.join(shapes)} is sparse"
             f" ({gradient.layout}); allowed are dense gradients: build its Embedding or EmbeddingBag"
-            " with sparse=False"
+            " with sparse=False",
+            "GW803",
         )
 
     def _check_alive(self) -> None:
         if self._dead is not None:
-            raise Error(self._dead)
+            raise Error(self._dead, "GW316")
         if self._closed:
-            raise InvalidArgument("this state is closed")
+            raise InvalidArgument("this state is closed", "GW316")
 
     def _join(self, dtype: torch.dtype | None) -> None:
         settings = self._settings
@@ -197,7 +201,7 @@ class SessionState(_reductions.Reductions):
         for (parameter, _), kind in zip(self._names, self._dtypes):
             if kind not in _reductions.DTYPES:
                 allowed = ", ".join(_reductions.DTYPES.values())
-                raise InvalidArgument(f"parameter {parameter} is {kind}; allowed are {allowed}")
+                raise InvalidArgument(f"parameter {parameter} is {kind}; allowed are {allowed}", "GW404")
         manifest = [
             (parameter_name, list(parameter.shape), _reductions.DTYPES[kind])
             for (parameter_name, parameter), kind in zip(self._names, self._dtypes)

@@ -1,0 +1,74 @@
+// What operators ask of a session.
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/error_code.h"
+#include "server/core/session_core.h"
+#include "server/core/step.h"
+#include "server/core/step_timeline.h"
+
+namespace gradwire::server {
+
+absl::Status SessionCore::Pause(absl::Duration length, const std::string& reason, absl::Time now,
+                                Effects& effects) {
+  if (absl::Status valid = StepGate::Check(length, reason); !valid.ok()) return valid;
+  if (state_ != State::kRunning) {
+    return Coded(ErrorCode::kNotNow, absl::FailedPreconditionError(absl::StrCat(
+                                         "session \"", options_.name, "\" is ", Name(state_),
+                                         "; only a running session can be paused")));
+  }
+  step_->Pause(now + length, reason);
+  const StepGate& gate = step_->gate();
+  effects.push_back(LogEffect{
+      .message = absl::StrCat(gate.Sentence(now), gate.shut() ? "; before step " : "; after step ",
+                              step_->number())});
+  return absl::OkStatus();
+}
+
+absl::Status SessionCore::Unpause(absl::Time now, Effects& effects) {
+  if (state_ != State::kRunning || !step_->gate().paused()) {
+    return Coded(ErrorCode::kNotNow,
+                 absl::FailedPreconditionError(absl::StrCat("session \"", options_.name, "\" is ",
+                                                            Name(state_), ", and not paused")));
+  }
+  EndPause("resumed by an operator", now, effects);
+  return absl::OkStatus();
+}
+
+void SessionCore::EndPause(const std::string& why, absl::Time now, Effects& effects) {
+  effects.push_back(
+      LogEffect{.message = absl::StrCat(why, "; it goes on with step ", step_->number())});
+  waits_.OnUnpaused(now);
+  step_->Unpause(now, effects);
+}
+
+absl::Status SessionCore::BeginTimeline(int steps, absl::Time deadline, absl::Time now) {
+  if (steps < 1 || steps > StepTimeline::kMostSteps) {
+    return Coded(ErrorCode::kCtlUsage,
+                 absl::InvalidArgumentError(absl::StrCat("steps is ", steps, "; allowed are 1 to ",
+                                                         StepTimeline::kMostSteps)));
+  }
+  if (state_ == State::kFailed) return absl::FailedPreconditionError(failure_.message());
+  if (state_ == State::kClosed) {
+    return Coded(ErrorCode::kNotNow,
+                 absl::FailedPreconditionError(absl::StrCat(
+                     "session \"", options_.name, "\" has ended: all members have left")));
+  }
+  if (timeline_ != nullptr) {
+    return Coded(ErrorCode::kNotNow,
+                 absl::AlreadyExistsError(absl::StrCat("session \"", options_.name,
+                                                       "\" is being traced already; try again when "
+                                                       "that trace has ended")));
+  }
+  // Of a step that has begun, some part would be missing.
+  timeline_ = std::make_unique<StepTimeline>(
+      StepTimeline::Options{.first_step = step_->number() + (step_->began() ? 1 : 0),
+                            .steps = steps,
+                            .world_size = options_.world_size,
+                            .deadline = deadline},
+      now);
+  return absl::OkStatus();
+}
+
+}  // namespace gradwire::server

@@ -1,0 +1,198 @@
+#include "server/ctl/command_line.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <iostream>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/error_code.h"
+#include "server/ctl/yaml.h"
+#include "server/daemon/exit_codes.h"
+
+namespace gradwire::ctl {
+namespace {
+
+constexpr double kStateSeconds = 60;
+// What completion takes for a path.
+constexpr char kFile[] = "FILE";
+
+std::string CheckPause(const std::string& text) {
+  absl::Duration length;
+  if (absl::ParseDuration(text, &length) && length >= absl::Seconds(1) &&
+      length <= absl::Hours(24)) {
+    return "";
+  }
+  return absl::StrCat(text, "; allowed are 1s to 24h, such as 90s or 1h30m");
+}
+
+void AddModelOptions(CLI::App& command, ModelFlags& flags) {
+  command.add_option("--model", flags.model, "gpt2, mlp or resnet18: whose gradients to send");
+  command.add_option("--shapes", flags.shapes,
+                     "Shapes of a model of one's own, such as 64x3x7x7,64,12*768x768");
+  command
+      .add_option("--hooks", flags.hooks,
+                  "Hooks, each as a word such as power_sgd,matrix_approximation_rank=4")
+      ->expected(1, 32);
+  command.add_option("--members", flags.members, "Members of the session")
+      ->check(CLI::Range(1, 64));
+}
+
+void AddConnectionOptions(CLI::App& app, Flags& flags) {
+  app.add_option("--address", flags.address, "The daemon: host:port or unix:/path")
+      ->envname("GRADWIRE_ADDRESS");
+  app.add_option("--tls-ca", flags.tls.ca, "Authorities of the daemon's certificate; turns on TLS")
+      ->envname("GRADWIRE_TLS_CA")
+      ->type_name(kFile);
+  app.add_option("--tls-cert", flags.tls.cert, "This tool's certificate, for a daemon that asks")
+      ->envname("GRADWIRE_TLS_CERT")
+      ->type_name(kFile);
+  app.add_option("--tls-key", flags.tls.key, "The certificate's private key")
+      ->envname("GRADWIRE_TLS_KEY")
+      ->type_name(kFile);
+  app.add_option("--token-file", flags.token_file, "File with the token that the daemon asks for")
+      ->envname("GRADWIRE_TOKEN_FILE")
+      ->type_name(kFile);
+  app.add_option("--timeout", flags.timeout_s, "Seconds for each call")
+      ->envname("GRADWIRE_TIMEOUT")
+      ->check(CLI::Range(0.001, 3600.0));
+  app.add_option("-o,--output", flags.format, "table, json or yaml")
+      ->check(CLI::IsMember({"table", "json", "yaml"}));
+}
+
+void AddSessionCommands(CLI::App& app, Flags& flags) {
+  CLI::App* const session =
+      app.add_subcommand("session", "Show, pause, resume, end, export or import one session")
+          ->require_subcommand(1);
+  session->add_subcommand("get", "Show everything about one session");
+  CLI::App* const evict =
+      session->add_subcommand("evict", "End it at once; its members get an error");
+  CLI::App* const pause = session->add_subcommand(
+      "pause", "Hold it back before its next step; its members wait and get no error");
+  session->add_subcommand("resume", "End a pause before its time is over");
+  CLI::App* const write =
+      session->add_subcommand("export", "Write its state to a file, between two steps");
+  CLI::App* const read = session->add_subcommand(
+      "import", "Load its state from a file, while all members wait between two steps");
+  for (CLI::App* const one : session->get_subcommands([](const CLI::App*) { return true; })) {
+    one->add_option("NAME", flags.session, "The session")->required();
+  }
+  evict->add_option("--reason", flags.reason, "A sentence for the members");
+  pause->add_option("--for", flags.pause, "When it goes on by itself: 1s to 24h")
+      ->check(CheckPause);
+  pause->add_option("--reason", flags.reason, "A sentence for those who ask what it waits for");
+  for (CLI::App* const one : {write, read}) {
+    one->add_option("FILE", flags.file, "The safetensors file")->required()->type_name(kFile);
+  }
+}
+
+void AddTrace(CLI::App& app, Flags& flags) {
+  CLI::App* const trace = app.add_subcommand(
+      "trace", "Record the next steps of a session, and write them in Chrome's trace event format");
+  trace->add_option("SESSION", flags.session, "The session")->required();
+  trace->add_option("--steps", flags.steps, "Steps to record")->check(CLI::Range(1, 100));
+  trace->add_option("--wait", flags.wait_s, "Seconds for the steps")->check(CLI::Range(0.1, 600.0));
+  trace->add_option("--out", flags.file, "The file; - for standard output [SESSION.trace.json]")
+      ->type_name(kFile);
+}
+
+void AddToolCommands(CLI::App& app, Flags& flags) {
+  CLI::App* const doctor = app.add_subcommand(
+      "doctor", "Check the way to the daemon, and predict the step time of each hook");
+  CLI::App* const bench =
+      app.add_subcommand("bench", "Train with members of its own, and measure each hook's steps");
+  for (CLI::App* const one : {doctor, bench}) AddModelOptions(*one, flags.model);
+  bench->add_option("--steps", flags.model.steps, "Measured steps for each hook")
+      ->check(CLI::Range(1, 100000));
+  CLI::App* const debug =
+      app.add_subcommand("debug", "Gather what a bug report needs")->require_subcommand(1);
+  debug
+      ->add_subcommand("bundle",
+                       "Write versions, limits, sessions, the daemon's configuration and log to "
+                       "one file")
+      ->add_option("FILE", flags.file,
+                   "The file; - is standard output; gradwire-debug-TIME.tar.gz unless given")
+      ->type_name(kFile);
+  app.add_subcommand("completion", "Print what completes this tool's commands in a shell")
+      ->add_option("SHELL", flags.shell, "bash, zsh or fish")
+      ->required()
+      ->check(CLI::IsMember({"bash", "zsh", "fish"}));
+  app.add_subcommand("explain", "Say what an error's code means and what to do")
+      ->add_option("CODE", flags.code, "Such as GW203; without it, all codes are listed");
+  app.add_subcommand("version", "Show the versions of this tool and of the daemon");
+}
+
+std::string FailureMessage(const CLI::App* /*app*/, const CLI::Error& error) {
+  return absl::StrCat(CodedText(ErrorCode::kCtlUsage, error.what()),
+                      "\nRun with --help for more information.\n");
+}
+
+}  // namespace
+
+Target Flags::target() const {
+  return {.address = address,
+          .tls = tls,
+          .token_file = token_file,
+          .timeout = absl::Seconds(timeout_s)};
+}
+
+Target Flags::state_target() const {
+  Target target = this->target();
+  target.timeout = absl::Seconds(std::max(timeout_s, kStateSeconds));
+  return target;
+}
+
+std::string Flags::Document(const std::string& json) const {
+  return format == "yaml" ? ToYaml(json) : json;
+}
+
+void DefineCommands(CLI::App& app, Flags& flags) {
+  app.set_version_flag("--version", absl::StrCat("gradwirectl ", GRADWIRE_VERSION));
+  app.option_defaults()->always_capture_default();
+  app.failure_message(FailureMessage);
+  app.require_subcommand(1);
+  // Global options may also follow the subcommand.
+  app.fallthrough();
+  AddConnectionOptions(app, flags);
+  app.add_subcommand("status", "Show sessions, members, and what each session waits for")
+      ->add_flag("-w,--watch", flags.watch, "Refresh once a second");
+  app.add_subcommand("sessions", "List the sessions, and those that ended recently");
+  app.add_subcommand(
+      "why", "Say what each session waits for, who keeps it waiting, and why others failed");
+  AddSessionCommands(app, flags);
+  AddTrace(app, flags);
+  app.add_subcommand("health", "Exit with 0 if serving, 1 if not, 69 without an answer")
+      ->add_option("--service", flags.service, "The service to check instead of the whole daemon");
+  AddToolCommands(app, flags);
+}
+
+std::string CommandOf(const CLI::App& app) {
+  std::vector<std::string> words;
+  for (const CLI::App* at = &app; !at->get_subcommands().empty();) {
+    at = at->get_subcommands().front();
+    words.push_back(at->get_name());
+  }
+  return absl::StrJoin(words, " ");
+}
+
+// CLI11 only says that a subcommand is missing, neither which are allowed nor what was given.
+int RefuseCommandLine(const CLI::App& app, const CLI::ParseError& error) {
+  const CLI::App* lacking = &app;
+  while (!lacking->get_subcommands().empty()) lacking = lacking->get_subcommands().front();
+  const auto all = lacking->get_subcommands([](const CLI::App*) { return true; });
+  const bool lacks_command = error.get_name() == "RequiredError" && !all.empty();
+  if (!lacks_command) return app.exit(error) == 0 ? server::kExitOk : server::kExitUsage;
+  const std::vector<std::string> given = app.remaining(true);
+  const auto append_name = [](std::string* out, const CLI::App* one) { *out += one->get_name(); };
+  std::cerr << CodedText(
+                   ErrorCode::kCtlUsage,
+                   absl::StrCat(lacking->get_name(), ": ",
+                                given.empty() ? "no command"
+                                              : absl::StrCat("no command \"", given.front(), "\""),
+                                "; allowed: ", absl::StrJoin(all, ", ", append_name)))
+            << "\n";
+  return server::kExitUsage;
+}
+
+}  // namespace gradwire::ctl

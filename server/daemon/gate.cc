@@ -1,0 +1,79 @@
+#include "server/daemon/gate.h"
+
+#include <grpcpp/security/server_credentials.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "server/rpc/user_credentials.h"
+
+namespace gradwire::server {
+
+// One user of the host other than the daemon's own and root leaves most connections to the others.
+Gate::Gate(const GateOptions& options, Intake::OnCut on_cut, LocalUsers::OnRefused on_refused_user)
+    : options_(options),
+      intake_(options.intake, std::move(on_cut)),
+      users_({.connections = std::max(options.max_connections / 4, 1)}, options.own_users,
+             std::move(on_refused_user)) {}
+
+absl::StatusOr<std::unique_ptr<Gate>> Gate::Open(const GateOptions& options, Intake::OnCut on_cut,
+                                                 LocalUsers::OnRefused on_refused_user) {
+  std::unique_ptr<Gate> gate(new Gate(options, std::move(on_cut), std::move(on_refused_user)));
+  for (const std::string& address : options.listen) {
+    absl::StatusOr<std::vector<Listener>> opened = Listener::Open(address, options.socket_mode);
+    if (!opened.ok()) return opened.status();
+    for (Listener& listener : *opened) {
+      gate->addresses_.push_back(listener.address());
+      gate->listeners_.push_back(std::move(listener));
+    }
+  }
+  return gate;
+}
+
+void Gate::AddTo(grpc::ServerBuilder& builder,
+                 const std::shared_ptr<CertificateStore>& certificates) {
+  using Type = grpc::ServerBuilder::experimental_type::ExternalConnectionType;
+  const auto add = [&](std::shared_ptr<grpc::ServerCredentials> credentials) {
+    return builder.experimental().AddExternalConnectionAcceptor(Type::FROM_FD,
+                                                                std::move(credentials));
+  };
+  if (std::any_of(listeners_.begin(), listeners_.end(),
+                  [](const Listener& listener) { return listener.is_unix(); })) {
+    for (LocalUsers::SlotUser& user : users_.SlotUsers()) {
+      local_.push_back(add(MakeUserCredentials(std::move(user))));
+    }
+  }
+  tcp_ = add(certificates == nullptr ? grpc::InsecureServerCredentials()
+                                     : CertificateStore::MakeCredentials(certificates));
+}
+
+absl::Status Gate::Serve(Acceptor::OfferHandler take_offer, std::function<void()> on_connection) {
+  if (take_offer == nullptr) take_offer = [](const UniqueFd& /*connection*/) {};
+  auto acceptor = Acceptor::Make(
+      std::move(listeners_),
+      {.max_connections = options_.max_connections,
+       .first_byte_timeout = options_.first_byte_timeout,
+       .intake = &intake_,
+       .users = &users_},
+      [this, on_connection = std::move(on_connection)](
+          int listener_fd, std::optional<std::size_t> slot, UniqueFd connection) {
+        if (on_connection) on_connection();
+        FromOutside::NewConnectionParameters parameters;
+        parameters.listener_fd = listener_fd;
+        // gRPC closes the descriptor from here on.
+        parameters.fd = connection.Release();
+        (slot ? local_[*slot] : tcp_)->HandleNewConnection(&parameters);
+      },
+      std::move(take_offer));
+  if (!acceptor.ok()) return acceptor.status();
+  acceptor_ = *std::move(acceptor);
+  // Last: calls come from here on, and ask for connections().
+  acceptor_->Serve();
+  return absl::OkStatus();
+}
+
+void Gate::Stop() {
+  if (acceptor_ != nullptr) acceptor_->Stop();
+}
+
+}  // namespace gradwire::server
