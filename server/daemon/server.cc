@@ -15,6 +15,7 @@
 #include "server/daemon/ports.h"
 #include "server/daemon/status_source.h"
 #include "server/daemon/ticker.h"
+#include "server/net/local_socket.h"
 #include "server/net/offer_threads.h"
 #include "server/net/system_shares.h"
 #include "server/rpc/call_server.h"
@@ -26,10 +27,17 @@ namespace {
 constexpr absl::Duration kTick = absl::Milliseconds(100);
 constexpr absl::Duration kPoll = absl::Milliseconds(10);
 
+OfferThreads::Prover ProverOf(const std::shared_ptr<const LocalSocket>& local) {
+  if (local == nullptr) return nullptr;
+  return [local](std::uint64_t start_id, const std::string& probe) {
+    return local->secret.Answer(start_id, probe);
+  };
+}
+
 class ServerImpl final : public Server {
  public:
   ServerImpl(const ServerOptions& options, const MemoryShares& memory, const SystemShares& shares,
-             std::shared_ptr<Registry> registry)
+             std::shared_ptr<Registry> registry, const std::shared_ptr<const LocalSocket>& local)
       : options_(options),
         memory_(memory),
         shares_(shares),
@@ -37,11 +45,14 @@ class ServerImpl final : public Server {
         tasks_(std::make_shared<PeriodicTasks>()),
         services_(options, registry_, tasks_,
                   {.count = [this] { return connections(); },
-                   .has_room = [this] { return ports_->HasRoom(); }}),
-        offers_({.max_pending = shares.pending_offers},
-                [this](wire::MemoryRequest request, wire::GoOn go_on) {
-                  return services_.AttachMemory(std::move(request), go_on);
-                }) {}
+                   .has_room = [this] { return ports_->HasRoom(); },
+                   .local_socket = local}),
+        offers_(
+            {.max_pending = shares.pending_offers},
+            [this](wire::MemoryRequest request, wire::GoOn go_on) {
+              return services_.AttachMemory(std::move(request), go_on);
+            },
+            ProverOf(local)) {}
 
   ~ServerImpl() override { Shutdown(absl::ZeroDuration()); }
 
@@ -167,7 +178,10 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   const MemoryShares memory_shares = ShareMemory(*memory);
   auto registry = MakeRegistry(options, memory_shares.sessions, shares);
   if (!registry.ok()) return registry.status();
-  auto server = std::make_unique<ServerImpl>(options, memory_shares, shares, *std::move(registry));
+  const auto local = LocalSocket::Of(options.listen);
+  if (!local.ok()) return local.status();
+  auto server =
+      std::make_unique<ServerImpl>(options, memory_shares, shares, *std::move(registry), *local);
   if (absl::Status status = server->Serve(); !status.ok()) return status;
   for (const std::string& address : server->addresses()) spdlog::info("listening on {}", address);
   return server;

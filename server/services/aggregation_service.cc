@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/wire/proto_conversion.h"
 #include "server/access/permissions.h"
+#include "server/net/local_socket.h"
 #include "server/rpc/clock.h"
 #include "server/services/bulk_lane.h"
 #include "server/services/join_upload.h"
@@ -95,14 +96,16 @@ absl::StatusOr<SessionOptions> SessionOf(const ServerOptions& options,
 AggregationService::AggregationService(const ServerOptions& options,
                                        std::shared_ptr<Registry> registry,
                                        std::shared_ptr<PeriodicTasks> ticks,
-                                       std::function<bool()> has_room)
+                                       std::function<bool()> has_room,
+                                       std::shared_ptr<const LocalSocket> local_socket)
     : options_(options),
       stream_limits_(StreamLimits::Of(options)),
       shares_memory_(options.ListensOnUnixSocket()),
       registry_(std::move(registry)),
       upload_memory_(std::make_shared<MemoryBudget>(JoinUploadMemory(registry_->memory_limit()))),
       ticks_(std::move(ticks)),
-      has_room_(std::move(has_room)) {}
+      has_room_(std::move(has_room)),
+      local_socket_(std::move(local_socket)) {}
 
 void AggregationService::AddTo(Methods& methods) {
   methods.AddUnaryOf<v1::JoinRequest, v1::JoinResponse>(
@@ -161,6 +164,10 @@ absl::Status AggregationService::Join(const v1::JoinRequest& request, Manifest m
   response.set_draw_plan(true);
   // Memory can be offered on a unix socket only (SCM_RIGHTS).
   if (shares_memory_) response.set_memory_bytes(granted.StagingBytes());
+  if (local_socket_ != nullptr) {
+    response.mutable_local_socket()->set_path(local_socket_->path);
+    response.mutable_local_socket()->set_key(local_socket_->secret.KeyFor(request.start_id()));
+  }
   *response.mutable_token_timeout() = wire::ToProto(granted.token_timeout);
   *response.mutable_heartbeat_interval() = wire::ToProto(options_.heartbeat_interval);
   *response.mutable_silence_timeout() = wire::ToProto(granted.silence_timeout);

@@ -16,13 +16,16 @@ namespace gradwire::server {
 
 class MemoryBudget;
 class Registry;
+struct LocalSocket;
 
 // Thread-safe. Outlives the calls of its methods.
 class AggregationService final {
  public:
-  // `has_room`: whether members may have connections besides their first.
+  // `has_room`: whether members may have connections besides their first. `local_socket`: where
+  // members on this host are invited to; null: nowhere.
   AggregationService(const ServerOptions& options, std::shared_ptr<Registry> registry,
-                     std::shared_ptr<PeriodicTasks> ticks, std::function<bool()> has_room);
+                     std::shared_ptr<PeriodicTasks> ticks, std::function<bool()> has_room,
+                     std::shared_ptr<const LocalSocket> local_socket);
 
   void AddTo(Methods& methods);
 
@@ -38,6 +41,7 @@ class AggregationService final {
   const std::shared_ptr<MemoryBudget> upload_memory_;
   const std::shared_ptr<PeriodicTasks> ticks_;
   const std::function<bool()> has_room_;
+  const std::shared_ptr<const LocalSocket> local_socket_;
 };
 
 }  // namespace gradwire::server

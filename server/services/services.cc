@@ -25,7 +25,8 @@ Services::Services(const ServerOptions& options, const std::shared_ptr<Registry>
                    const std::shared_ptr<PeriodicTasks>& tasks, Connections connections)
     : registry_(registry),
       parts_(new Parts{.aggregation = AggregationService(options, registry, tasks,
-                                                         std::move(connections.has_room)),
+                                                         std::move(connections.has_room),
+                                                         std::move(connections.local_socket)),
                        .admin = AdminService(registry, tasks, std::move(connections.count))}) {}
 
 Services::~Services() = default;

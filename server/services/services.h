@@ -15,6 +15,7 @@
 namespace gradwire::server {
 
 class Registry;
+struct LocalSocket;
 
 // Thread-safe. Outlives the calls of its methods.
 class Services {
@@ -22,6 +23,7 @@ class Services {
   struct Connections {
     std::function<int()> count;      // of the live ones
     std::function<bool()> has_room;  // whether members may have some besides their first
+    std::shared_ptr<const LocalSocket> local_socket = nullptr;  // null: there is none
   };
 
   Services(const ServerOptions& options, const std::shared_ptr<Registry>& registry,
