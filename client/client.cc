@@ -269,26 +269,23 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Join(const ClientOptions& option
 absl::StatusOr<std::unique_ptr<Client>> client::JoinWith(ClientOptions effective,
                                                          client::MemberHook hook) {
   const std::uint64_t start_id = DrawStartId();
-  absl::StatusOr<client::Dialer> dialer =
-      client::Dialer::Make(effective.address, TlsFiles(effective), TokenOf(effective));
-  if (!dialer.ok()) return dialer.status();
-  std::shared_ptr<grpc::Channel> channel = dialer->Dial();
   client::GroupWish wish;
   if (hook.communicators != nullptr) {
     wish = {.name = hook.node_group, .communicator = hook.communicators->name()};
   }
-  auto membership = client::JoinSession(channel, effective, wish, start_id, dialer->access_token());
-  if (!membership.ok()) return membership.status();
-  const std::string waiting = absl::StrCat(
-      "rank ", membership->rank, " waits up to ", absl::FormatDuration(effective.join_timeout),
-      " for all ", effective.world_size, " members of session \"", effective.session,
-      "\" to join; gradwirectl status names the missing ones");
+  absl::StatusOr<client::Joined> place = client::JoinNearest(effective, wish, start_id);
+  if (!place.ok()) return place.status();
+  const std::string waiting =
+      absl::StrCat("rank ", place->membership.rank, " waits up to ",
+                   absl::FormatDuration(effective.join_timeout), " for all ", effective.world_size,
+                   " members of session \"", effective.session,
+                   "\" to join; gradwirectl status names the missing ones");
   // Removed from the options, because the function may refer to objects that live only until Join
   // returns.
   const auto on_wait = std::exchange(effective.on_wait, nullptr);
-  auto joined =
-      std::make_unique<ClientImpl>(std::move(effective), *std::move(membership), start_id,
-                                   std::move(hook), *std::move(dialer), std::move(channel));
+  auto joined = std::make_unique<ClientImpl>(std::move(effective), std::move(place->membership),
+                                             start_id, std::move(hook), std::move(place->dialer),
+                                             std::move(place->channel));
   if (absl::Status started = joined->Start([&] { SayWait(on_wait, waiting); }); !started.ok()) {
     return started;
   }

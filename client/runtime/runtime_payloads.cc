@@ -5,6 +5,7 @@
 #include "base/error_code.h"
 #include "base/mutants.h"
 #include "client/runtime/runtime.h"
+#include "proto/tls/channel_credentials.h"
 
 namespace gradwire::client {
 namespace {
@@ -21,7 +22,7 @@ void Runtime::OpenStream(std::shared_ptr<grpc::Channel> channel) {
   ++stream_;
   memory_.reset();
   if (options_.shared_memory && !device_.on_gpu() && membership_.memory_bytes > 0 &&
-      options_.address.rfind("unix:", 0) == 0) {
+      tls::IsUnixSocket(options_.address)) {
     // Shared memory is optional, so an error only means that payloads travel in the stream.
     auto attached =
         SharedMemory::Attach({.address = options_.address,
@@ -36,6 +37,7 @@ void Runtime::OpenStream(std::shared_ptr<grpc::Channel> channel) {
   {
     MutexLock lock(shared_mutex_);
     metrics_.shared_memory = memory_ != nullptr;
+    metrics_.unix_socket = tls::IsUnixSocket(options_.address);
   }
   // With shared memory large payloads rarely travel in frames, so a bulk lane is not worth it.
   if (memory_ != nullptr) {

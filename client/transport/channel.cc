@@ -119,7 +119,9 @@ absl::StatusOr<JoinResult> Checked(const v1::JoinResponse& response, const Clien
                         .memory_bytes = std::min(response.memory_bytes(), kMaxMemoryBytes),
                         .eager_bytes = std::min(response.eager_bytes(), kMaxMemoryBytes),
                         .bulk_lane = response.bulk_lane(),
-                        .draw_plan = response.draw_plan()};
+                        .draw_plan = response.draw_plan(),
+                        .local_socket = {.path = response.local_socket().path(),
+                                         .key = response.local_socket().key()}};
   const auto heartbeat = wire::FromProto(response.heartbeat_interval(), "heartbeat_interval");
   const auto silence = wire::FromProto(response.silence_timeout(), "silence_timeout");
   const auto grace = wire::FromProto(response.resume_grace(), "resume_grace");
@@ -274,6 +276,46 @@ absl::StatusOr<JoinResult> JoinSession(const std::shared_ptr<grpc::Channel>& cha
     // in one.
     channel->WaitForConnected(std::min(end_of_try, now + kConnectWait));
   }
+}
+
+namespace {
+
+// A daemon on this host answers at once unless the host is very busy; then TCP is no worse.
+constexpr std::chrono::milliseconds kProofTimeout(500);
+constexpr absl::Duration kLocalJoinTimeout = absl::Seconds(2);
+
+absl::StatusOr<Joined> JoinAt(const ClientOptions& options, const GroupWish& wish,
+                              std::uint64_t start_id) {
+  absl::StatusOr<Dialer> dialer =
+      Dialer::Make(options.address, TlsFiles(options), TokenOf(options));
+  if (!dialer.ok()) return dialer.status();
+  std::shared_ptr<grpc::Channel> channel = dialer->Dial();
+  auto membership = JoinSession(channel, options, wish, start_id, dialer->access_token());
+  if (!membership.ok()) return membership.status();
+  return Joined{.dialer = *std::move(dialer),
+                .channel = std::move(channel),
+                .membership = *std::move(membership)};
+}
+
+}  // namespace
+
+absl::StatusOr<Joined> JoinNearest(ClientOptions& options, const GroupWish& wish,
+                                   std::uint64_t start_id) {
+  absl::StatusOr<Joined> joined = JoinAt(options, wish, start_id);
+  if (!joined.ok() || !options.local_socket || tls::IsUnixSocket(options.address)) return joined;
+  const LocalSocket& socket = joined->membership.local_socket;
+  if (!CheckIsSameDaemon(socket, start_id, Clock::now() + kProofTimeout).ok()) return joined;
+  ClientOptions here = options;
+  here.address = socket.address();
+  here.rank = joined->membership.rank;
+  here.connect_timeout = std::min(options.connect_timeout, kLocalJoinTimeout);
+  // That this takes a while is of no interest to anybody: the member has joined.
+  here.on_wait = [](const std::string&) {};
+  absl::StatusOr<Joined> locally = JoinAt(here, wish, start_id);
+  // The daemon may have taken that join, and then the first token counts no more.
+  if (!locally.ok()) return JoinAt(options, wish, start_id);
+  options.address = here.address;
+  return locally;
 }
 
 absl::Status LeaveSession(const std::shared_ptr<grpc::Channel>& channel, const std::string& token,

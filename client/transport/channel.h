@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/limits.h"
+#include "client/transport/local_socket.h"
 #include "gradwire/client.h"
 #include "proto/tls/access_token.h"
 #include "proto/tls/pem.h"
@@ -31,6 +32,7 @@ struct JoinResult {
   std::size_t eager_bytes = 0;
   bool bulk_lane = false;  // the daemon accepts a bulk lane
   bool draw_plan = false;  // the daemon accepts a draw plan
+  LocalSocket local_socket = {};
   absl::Duration heartbeat_interval = absl::ZeroDuration();
   absl::Duration silence_timeout = absl::ZeroDuration();
   absl::Duration resume_grace = absl::ZeroDuration();
@@ -78,6 +80,20 @@ struct GroupWish {
 absl::StatusOr<JoinResult> JoinSession(const std::shared_ptr<grpc::Channel>& channel,
                                        const ClientOptions& options, const GroupWish& wish,
                                        std::uint64_t start_id, const std::string& access_token);
+
+// A membership, and how to reach its daemon.
+struct Joined {
+  Dialer dialer;
+  std::shared_ptr<grpc::Channel> channel;
+  JoinResult membership;
+};
+
+// JoinSession at `options.address`. If the daemon there proves to be on this host and
+// `options.local_socket` is on, the member joins again over the daemon's unix socket, which
+// `options.address` then names. The same start id makes it the same membership, and the second join
+// binds it to who the caller is there.
+absl::StatusOr<Joined> JoinNearest(ClientOptions& options, const GroupWish& wish,
+                                   std::uint64_t start_id);
 
 // `token`: the membership's.
 absl::Status LeaveSession(const std::shared_ptr<grpc::Channel>& channel, const std::string& token,

@@ -1,16 +1,11 @@
 #include "client/transport/shared_memory.h"
 
-#include <poll.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <new>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
+#include "client/transport/local_socket.h"
 #include "proto/wire/memory_layout.h"
 #include "proto/wire/memory_offer.h"
 
@@ -31,31 +26,11 @@ Clock::duration GiveTimeout(std::size_t bytes) {
   return std::min<Clock::duration>(timeout, kMaxGiveTimeout);
 }
 
-// A connect to a unix socket completes or fails at once, also if it is non-blocking: EAGAIN means
-// that the backlog is full.
-absl::StatusOr<UniqueFd> Connect(const std::string& address) {
-  constexpr std::size_t kPrefix = sizeof("unix:") - 1;
-  std::string path = address.substr(std::min(kPrefix, address.size()));
-  if (path.rfind("///", 0) == 0) path.erase(0, 2);
-  sockaddr_un where{};
-  where.sun_family = AF_UNIX;
-  if (path.empty() || path.size() >= sizeof where.sun_path) {
-    return absl::InvalidArgumentError(absl::StrCat("not the path of a unix socket: ", address));
-  }
-  std::memcpy(where.sun_path, path.c_str(), path.size() + 1);
-  UniqueFd connection(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!connection.valid() ||
-      connect(connection.get(), reinterpret_cast<const sockaddr*>(&where), sizeof where) != 0) {
-    return absl::UnavailableError(absl::StrCat(address, ": ", std::strerror(errno)));
-  }
-  return connection;
-}
-
 // Borrows the segment's descriptor; the caller keeps the segment.
 absl::StatusOr<wire::MemoryReply> Ask(const SharedMemory::Offer& offer, std::uint64_t attachment,
                                       const wire::MemorySegment& segment,
                                       Clock::time_point deadline) {
-  absl::StatusOr<UniqueFd> connection = Connect(offer.address);
+  absl::StatusOr<UniqueFd> connection = ConnectToUnixSocket(offer.address);
   if (!connection.ok()) return connection.status();
   wire::MemoryRequest request{.token = offer.token,
                               .start_id = offer.start_id,

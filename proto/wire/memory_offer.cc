@@ -125,6 +125,7 @@ absl::Status SendMemoryRequest(int socket, const MemoryRequest& request) {
   message.set_token(request.token);
   message.set_start_id(request.start_id);
   message.set_attachment(request.attachment);
+  message.set_probe(request.probe);
   return Send(socket, message, request.segment.get());
 }
 
@@ -132,6 +133,9 @@ absl::StatusOr<MemoryRequest> ReceiveMemoryRequest(int socket) {
   auto received = Receive<v1::MemoryRequest>(socket);
   if (!received.ok()) return received.status();
   const v1::MemoryRequest& message = received->first;
+  if (!message.probe().empty()) {
+    return MemoryRequest{.start_id = message.start_id(), .probe = message.probe()};
+  }
   if (!received->second.valid()) {
     return absl::InvalidArgumentError("shared memory offer: has no descriptor; allowed: 1");
   }
@@ -147,6 +151,7 @@ absl::Status SendMemoryReply(int socket, const MemoryReply& reply) {
   message.set_message(std::string(reply.status.message()).substr(0, kMaxMessage / 2));
   message.set_attachment(reply.attachment);
   message.set_segment(reply.segment);
+  message.set_proof(reply.proof);
   return Send(socket, message, reply.results.get());
 }
 
@@ -169,6 +174,7 @@ absl::StatusOr<MemoryReply> ReceiveMemoryReply(int socket,
                                             message.message()),
                      .attachment = message.attachment(),
                      .segment = message.segment(),
+                     .proof = message.proof(),
                      .results = std::move(received->second)};
 }
 

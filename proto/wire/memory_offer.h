@@ -1,5 +1,6 @@
 // How a member hands shared memory to its daemon: one request and one reply on a connection of its
-// own to the daemon's unix socket, each with a descriptor or none. proto/README.md has the form.
+// own to the daemon's unix socket, each with a descriptor or none. In the same way a member asks
+// whose socket it is. proto/README.md has the form.
 #pragma once
 
 #include <chrono>
@@ -17,17 +18,19 @@ namespace gradwire::wire {
 inline constexpr char kMemoryOfferByte = 'G';
 
 struct MemoryRequest {
-  std::string token;
+  std::string token{};
   std::uint64_t start_id = 0;
   std::uint64_t attachment = 0;
-  UniqueFd segment;
+  std::string probe{};  // not empty: no offer, but a question who answers (local_proof.h)
+  UniqueFd segment{};
 };
 
 struct MemoryReply {
   absl::Status status{};
   std::uint64_t attachment = 0;
   std::uint32_t segment = 0;
-  UniqueFd results{};  // the daemon's own segment, with a new attachment
+  std::string proof{};  // to a probe
+  UniqueFd results{};   // the daemon's own segment, with a new attachment
 };
 
 // The sockets are stream sockets; messages are so short that they are sent and received at once, so

@@ -261,15 +261,16 @@ std::string SessionTable(const v1::SessionStatus& session) {
        {"sent", Bytes(session.result_bytes_total())},
        {"duplicates", absl::StrCat(session.duplicate_chunks_total(), " chunks")},
        {"reserved", Bytes(session.reserved_bytes())}});
-  std::vector<Row> rows = {
-      {"RANK", "STATE", "LAST HEARD", "RECEIVED", "LATE BUCKETS", "LATE BYTES", "SHARE"}};
+  std::vector<Row> rows = {{"RANK", "STATE", "TRANSPORT", "LAST HEARD", "RECEIVED", "LATE BUCKETS",
+                            "LATE BYTES", "SHARE"}};
   const double waits = WaitSeconds(session);
   for (const v1::MemberStatus& member : session.members()) {
     const std::string heard = member.has_last_heard()
                                   ? absl::StrCat(Seconds(member.last_heard()), " ago")
                                   : (member.state() == "absent" ? "never" : "-");
     rows.push_back(
-        {absl::StrCat(member.rank()), member.state(), heard,
+        {absl::StrCat(member.rank()), member.state(),
+         member.transport().empty() ? "-" : member.transport(), heard,
          Bytes(member.contribution_bytes_total()), Seconds(member.compute_wait_total()),
          Seconds(member.link_wait_total()),
          waits > 0 ? absl::StrFormat("%.0f%%", 100 * WaitSeconds(member) / waits) : "-"});

@@ -33,7 +33,8 @@ constexpr absl::Duration kPoll = absl::Milliseconds(10);
 class ServerImpl final : public Server {
  public:
   ServerImpl(const ServerOptions& options, const MemoryShares& memory, const SystemShares& shares,
-             std::shared_ptr<Registry> registry, std::shared_ptr<AuditLog> audit)
+             std::shared_ptr<Registry> registry, std::shared_ptr<AuditLog> audit,
+             const std::shared_ptr<const LocalSocket>& local)
       : options_(options),
         memory_(memory),
         shares_(shares),
@@ -43,11 +44,16 @@ class ServerImpl final : public Server {
         services_(options, registry_, tasks_,
                   {.connections = [this] { return connections(); },
                    .has_room = [this] { return ports_->HasRoom(); },
-                   .diagnose = [this](auto& response) { diagnostics_.Fill(*this, response); }}),
-        offers_({.max_pending = shares.pending_offers},
-                [this](wire::MemoryRequest request, uid_t user, wire::GoOn go_on) {
-                  return services_.AttachMemory(std::move(request), LocalIdentity(user), go_on);
-                }) {}
+                   .diagnose = [this](auto& response) { diagnostics_.Fill(*this, response); },
+                   .local_socket = local}),
+        offers_(
+            {.max_pending = shares.pending_offers},
+            [this](wire::MemoryRequest request, uid_t user, wire::GoOn go_on) {
+              return services_.AttachMemory(std::move(request), LocalIdentity(user), go_on);
+            },
+            [this](std::uint64_t start_id, const std::string& probe) {
+              return services_.ProveSocket(start_id, probe);
+            }) {}
 
   ~ServerImpl() override { Shutdown(absl::ZeroDuration()); }
 
@@ -238,8 +244,10 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   }
   auto registry = MakeRegistry(options, memory_shares.sessions, shares, audit);
   if (!registry.ok()) return registry.status();
+  const auto local = Services::FindLocalSocket(options);
+  if (!local.ok()) return local.status();
   auto server = std::make_unique<ServerImpl>(options, memory_shares, shares, *std::move(registry),
-                                             std::move(audit));
+                                             std::move(audit), *local);
   if (absl::Status status = server->Serve(); !status.ok()) return status;
   server->RecordStart();
   for (const std::string& address : server->addresses()) spdlog::info("listening on {}", address);

@@ -24,7 +24,8 @@ absl::Status ShuttingDown() { return absl::UnavailableError("the daemon is shutt
 // A lost reply is no error: the member then sends payloads in the stream.
 void Reply(const UniqueFd& connection, const wire::MemoryReply& reply) {
   if (!reply.status.ok()) {
-    spdlog::info("an offer of shared memory was refused: {}", std::string(reply.status.message()));
+    spdlog::info("a request on the unix socket was refused: {}",
+                 std::string(reply.status.message()));
   }
   wire::SendMemoryReply(connection.get(), reply).IgnoreError();
 }
@@ -51,11 +52,19 @@ void OfferThreads::Submit(UniqueFd connection) {
               .deadline = Clock::now() + options_.timeout};
   absl::StatusOr<wire::MemoryRequest> request = wire::ReceiveMemoryRequest(offer.connection.get());
   absl::Status status = request.status();
+  if (request.ok() && !request->probe.empty()) return Reply(offer.connection, Prove(*request));
   if (request.ok()) {
     offer.request = *std::move(request);
     status = Enqueue(offer);
   }
   if (!status.ok()) Reply(offer.connection, {.status = status});
+}
+
+wire::MemoryReply OfferThreads::Prove(const wire::MemoryRequest& request) const {
+  if (prove_ == nullptr) return {.status = absl::UnimplementedError("probes are not answered")};
+  absl::StatusOr<std::string> proof = prove_(request.start_id, request.probe);
+  if (!proof.ok()) return {.status = proof.status()};
+  return {.proof = *std::move(proof)};
 }
 
 // A quarter of the queue is reserved for first segments. A member is counted by its token.

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <set>
@@ -33,6 +34,9 @@ class OfferThreads {
   // `user` made the offer, as the kernel says.
   using Handler = std::function<absl::StatusOr<wire::MemoryReply>(wire::MemoryRequest, uid_t user,
                                                                   wire::GoOn go_on)>;
+  // The proof for a member that asks whose socket this is. Called on the caller's thread of Submit.
+  using Prover =
+      std::function<absl::StatusOr<std::string>(std::uint64_t start_id, const std::string& probe)>;
 
   struct Options {
     std::size_t threads = 4;  // started when first needed
@@ -42,15 +46,16 @@ class OfferThreads {
     std::chrono::milliseconds timeout{10'000};
   };
 
-  OfferThreads(const Options& options, Handler handler)
-      : options_(options), handler_(std::move(handler)) {}
+  // `prove` null: probes are refused.
+  OfferThreads(const Options& options, Handler handler, Prover prove = nullptr)
+      : options_(options), handler_(std::move(handler)), prove_(std::move(prove)) {}
   ~OfferThreads() { Stop(); }
 
   OfferThreads(const OfferThreads&) = delete;
   OfferThreads& operator=(const OfferThreads&) = delete;
 
   // Takes an offer whose bytes have arrived; never waits. If it is not an offer, or one too many,
-  // it is refused at once with the reason.
+  // it is refused at once with the reason. A probe is answered at once.
   void Submit(UniqueFd connection) GRADWIRE_EXCLUDES(mutex_);
 
   // Ends running offers, closes waiting ones, and returns when all threads have ended. Later offers
@@ -69,6 +74,7 @@ class OfferThreads {
     Clock::time_point deadline;
   };
 
+  wire::MemoryReply Prove(const wire::MemoryRequest& request) const;
   absl::Status Enqueue(Offer& offer) GRADWIRE_EXCLUDES(mutex_);
   // Returns an error if no thread could be started and none runs.
   absl::Status StartThreads() GRADWIRE_REQUIRES(mutex_);
@@ -83,6 +89,7 @@ class OfferThreads {
 
   const Options options_;
   const Handler handler_;
+  const Prover prove_;
   mutable Mutex mutex_;
   CondVar work_;
   std::deque<Offer> pending_ GRADWIRE_GUARDED_BY(mutex_);

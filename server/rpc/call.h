@@ -52,6 +52,8 @@ class Call : public std::enable_shared_from_this<Call> {
   const Caller& caller() const { return caller_; }
   // The call is a member's stream from now on, until it ends: see Intake.
   void CountAsMember();
+  // Whether the caller's connection is on a unix socket.
+  bool is_local() const { return wire_->context.peer().rfind("unix", 0) == 0; }
   // "/package.Service/Method".
   const std::string& method() const { return wire_->context.method(); }
 

@@ -98,14 +98,15 @@ absl::StatusOr<SessionOptions> SessionOf(const ServerOptions& options,
 AggregationService::AggregationService(const ServerOptions& options,
                                        std::shared_ptr<Registry> registry,
                                        std::shared_ptr<PeriodicTasks> ticks,
-                                       std::function<bool()> has_room)
+                                       std::function<bool()> has_room, Invitation invite)
     : options_(options),
       stream_limits_(StreamLimits::Of(options)),
       shares_memory_(options.ListensOnUnixSocket()),
       registry_(std::move(registry)),
       upload_memory_(std::make_shared<MemoryBudget>(JoinUploadMemory(registry_->memory_limit()))),
       ticks_(std::move(ticks)),
-      has_room_(std::move(has_room)) {}
+      has_room_(std::move(has_room)),
+      invite_(std::move(invite)) {}
 
 void AggregationService::AddTo(Methods& methods) {
   methods.AddUnaryOf<v1::JoinRequest, v1::JoinResponse>(
@@ -201,6 +202,7 @@ absl::Status AggregationService::TryJoin(const v1::JoinRequest& request, Manifes
   response.set_draw_plan(true);
   // Memory can be offered on a unix socket only (SCM_RIGHTS).
   if (shares_memory_) response.set_memory_bytes(granted.StagingBytes());
+  if (invite_) invite_(request.start_id(), *response.mutable_local_socket());
   *response.mutable_token_timeout() = wire::ToProto(granted.token_timeout);
   *response.mutable_heartbeat_interval() = wire::ToProto(options_.heartbeat_interval);
   *response.mutable_silence_timeout() = wire::ToProto(granted.silence_timeout);

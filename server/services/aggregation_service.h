@@ -1,6 +1,7 @@
 // gradwire.v1.AggregationService: translates calls into events of the registry and its sessions.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -23,9 +24,13 @@ class Registry;
 // Thread-safe. Outlives the calls of its methods.
 class AggregationService final {
  public:
-  // `has_room`: whether members may have connections besides their first.
+  using Invitation = std::function<void(std::uint64_t start_id, v1::LocalSocket& socket)>;
+
+  // `has_room`: whether members may have connections besides their first. `invite` names the
+  // unix socket for a member with this start id; null: there is none.
   AggregationService(const ServerOptions& options, std::shared_ptr<Registry> registry,
-                     std::shared_ptr<PeriodicTasks> ticks, std::function<bool()> has_room);
+                     std::shared_ptr<PeriodicTasks> ticks, std::function<bool()> has_room,
+                     Invitation invite);
 
   void AddTo(Methods& methods);
 
@@ -51,6 +56,7 @@ class AggregationService final {
   const std::shared_ptr<PeriodicTasks> ticks_;
   const std::function<bool()> has_room_;
   JoinRefusals refusals_;
+  const Invitation invite_;
 };
 
 }  // namespace gradwire::server

@@ -39,6 +39,7 @@ class MemberExchange final : public Call, public MemberStream, public PeriodicTa
   void EndAfterQueue(const absl::Status& status) override;
   void Pump(wire::Lane lane) override;
   bool shares_memory() const override;
+  bool is_local() const override { return Call::is_local(); }
 
   void OnTick(absl::Time now) override;
 

@@ -14,6 +14,18 @@
 
 namespace gradwire::server {
 
+namespace {
+
+AggregationService::Invitation InvitationTo(const std::shared_ptr<const LocalSocket>& socket) {
+  if (socket == nullptr) return nullptr;
+  return [socket](std::uint64_t start_id, v1::LocalSocket& invitation) {
+    invitation.set_path(socket->path);
+    invitation.set_key(socket->secret.KeyFor(start_id));
+  };
+}
+
+}  // namespace
+
 struct Services::Parts {
   AggregationService aggregation;
   AdminService admin;
@@ -23,8 +35,10 @@ struct Services::Parts {
 Services::Services(const ServerOptions& options, const std::shared_ptr<Registry>& registry,
                    const std::shared_ptr<PeriodicTasks>& tasks, Owner owner)
     : registry_(registry),
+      local_socket_(owner.local_socket),
       parts_(new Parts{
-          .aggregation = AggregationService(options, registry, tasks, std::move(owner.has_room)),
+          .aggregation = AggregationService(options, registry, tasks, std::move(owner.has_room),
+                                            InvitationTo(owner.local_socket)),
           .admin = AdminService(registry, tasks, std::move(owner.connections),
                                 std::move(owner.diagnose))}) {}
 
@@ -55,6 +69,18 @@ Methods Services::MakeAdminMethods() {
   parts_->health->AddTo(methods);
   AddReflection(methods);
   return methods;
+}
+
+absl::StatusOr<std::shared_ptr<const LocalSocket>> Services::FindLocalSocket(
+    const ServerOptions& options) {
+  return LocalSocket::Of(options.listen);
+}
+
+absl::StatusOr<std::string> Services::ProveSocket(std::uint64_t start_id,
+                                                  const std::string& probe) const {
+  if (local_socket_ != nullptr) return local_socket_->secret.Answer(start_id, probe);
+  return Coded(ErrorCode::kDaemonCall,
+               absl::UnimplementedError("this daemon invites no members to its socket"));
 }
 
 absl::StatusOr<wire::MemoryReply> Services::AttachMemory(wire::MemoryRequest request,

@@ -1,6 +1,7 @@
 // All that the daemon's clients and operators can call.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -17,16 +18,23 @@
 namespace gradwire::server {
 
 class Registry;
+struct LocalSocket;
 
 // Thread-safe. Outlives the calls of its methods.
 class Services {
  public:
+  // The unix socket to which members on this host are invited; null: there is none. An error is
+  // getrandom's.
+  static absl::StatusOr<std::shared_ptr<const LocalSocket>> FindLocalSocket(
+      const ServerOptions& options);
+
   // What the owner tells.
   struct Owner {
     std::function<int()> connections;  // the number of live ones
     std::function<bool()> has_room;    // whether members may have some besides their first
     // Adds what only the owner knows.
     std::function<void(v1::GetDiagnosticsResponse&)> diagnose;
+    std::shared_ptr<const LocalSocket> local_socket;
   };
 
   Services(const ServerOptions& options, const std::shared_ptr<Registry>& registry,
@@ -44,6 +52,9 @@ class Services {
   // Of joins, by the reason.
   const JoinRefusals& refused_joins() const;
 
+  // The proof for a member that asks whose unix socket this is (LocalSocket).
+  absl::StatusOr<std::string> ProveSocket(std::uint64_t start_id, const std::string& probe) const;
+
   // Takes a member's offer of shared memory, if the member has this identity. It may take long;
   // `go_on` says when to give up.
   absl::StatusOr<wire::MemoryReply> AttachMemory(wire::MemoryRequest request,
@@ -59,6 +70,7 @@ class Services {
   struct Parts;
 
   const std::shared_ptr<Registry> registry_;
+  const std::shared_ptr<const LocalSocket> local_socket_;
   const std::unique_ptr<Parts> parts_;
 };
 

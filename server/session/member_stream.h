@@ -29,6 +29,8 @@ class MemberStream {
 
   // Whether the member reads results in the session's shared memory.
   virtual bool shares_memory() const { return false; }
+  // Whether it is on a unix socket of the daemon.
+  virtual bool is_local() const { return false; }
 };
 
 }  // namespace gradwire::server

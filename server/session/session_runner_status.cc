@@ -1,10 +1,12 @@
 // A session's status as operators see it.
 #include <algorithm>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "proto/wire/proto_conversion.h"
 #include "server/core/step.h"
+#include "server/session/member_stream.h"
 #include "server/session/session_runner.h"
 
 namespace gradwire::server {
@@ -66,6 +68,11 @@ void AddSteps(const WaitLog& waits, absl::Time now, v1::SessionStatus& status) {
   }
 }
 
+std::string TransportOf(const MemberStream& stream) {
+  if (stream.shares_memory()) return "shared memory";
+  return stream.is_local() ? "unix" : "tcp";
+}
+
 }  // namespace
 
 // The report is made without the lock.
@@ -120,6 +127,7 @@ v1::SessionStatus SessionRunner::Status(absl::Time now, bool compression) const 
     v1::MemberStatus& member = *status.add_members();
     member.set_rank(rank);
     member.set_state(Name(core_.member_state(rank)));
+    if (const auto stream = StreamOf(rank)) member.set_transport(TransportOf(*stream));
     member.set_contribution_bytes_total(core_.progress().flow().member_bytes(rank));
     const CausedWait& caused = core_.waits().total(rank);
     *member.mutable_compute_wait_total() = wire::ToProto(caused.compute);

@@ -130,16 +130,20 @@ TEST(Address, TellsThisHostFromOthers) {
   }
 }
 
-TEST(ClientOptions, EnvironmentTurnsSharedMemoryOff) {
-  for (const char* value : {"on", "off", ""}) {
-    setenv("GRADWIRE_SHARED_MEMORY", value, 1);
-    EXPECT_TRUE(Good().Validate().ok());
-    EXPECT_EQ(WithEnvironment(Good()).shared_memory, std::string(value) != "off");
+TEST(ClientOptions, EnvironmentTurnsWaysOfTravelOff) {
+  for (const auto& [variable, option] :
+       {std::pair("GRADWIRE_SHARED_MEMORY", &ClientOptions::shared_memory),
+        std::pair("GRADWIRE_LOCAL_SOCKET", &ClientOptions::local_socket)}) {
+    for (const char* value : {"on", "off", ""}) {
+      setenv(variable, value, 1);
+      EXPECT_TRUE(Good().Validate().ok());
+      EXPECT_EQ(WithEnvironment(Good()).*option, std::string(value) != "off");
+    }
+    setenv(variable, "no", 1);
+    EXPECT_EQ(std::string(Good().Validate().message()),
+              std::string("the variable ") + variable + " is \"no\"; allowed: on, off [GW400]");
+    unsetenv(variable);
   }
-  setenv("GRADWIRE_SHARED_MEMORY", "no", 1);
-  EXPECT_EQ(std::string(Good().Validate().message()),
-            "the variable GRADWIRE_SHARED_MEMORY is \"no\"; allowed: on, off [GW400]");
-  unsetenv("GRADWIRE_SHARED_MEMORY");
 }
 
 }  // namespace

@@ -53,6 +53,7 @@ class TlsTest : public ::testing::Test {
             .world_size = 2,
             .tls = {.ca = files.ca, .cert = files.cert, .key = files.key},
             .parameters = {MakeParameter("a", kNumel)},
+            .local_socket = false,  // which has no TLS
             .on_wait = [](const std::string&) {}};
   }
 

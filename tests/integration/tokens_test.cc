@@ -58,6 +58,7 @@ class TokensTest : public ::testing::Test {
             .token_file = token.empty() ? "" : folder_ / token,
             .parameters = {kParameter},
             .hook = {.comm_hook = "power_sgd", .comm_state_option = {{"start_powerSGD_iter", 2}}},
+            .local_socket = false,  // what counts there is the user, not the token
             .on_wait = [](const std::string&) {}};
   }
   static std::string Refusal(const ClientOptions& options) {

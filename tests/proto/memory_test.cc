@@ -276,6 +276,21 @@ TEST_F(MemoryOffer, GoesThereAndBackWithDescriptors) {
   EXPECT_TRUE(answer->results.valid());
 }
 
+TEST_F(MemoryOffer, AProbeNeedsNoDescriptor) {
+  ASSERT_TRUE(SendMemoryRequest(member_.get(), {.start_id = 5, .probe = "random bytes"}).ok());
+  const auto got = ReceiveMemoryRequest(daemon_.get());
+  ASSERT_TRUE(got.ok()) << got.status();
+  EXPECT_EQ(got->start_id, 5U);
+  EXPECT_EQ(got->probe, "random bytes");
+  EXPECT_FALSE(got->segment.valid());
+  ASSERT_TRUE(SendMemoryReply(daemon_.get(), {.proof = "the proof"}).ok());
+  const auto answer = ReceiveMemoryReply(
+      member_.get(), std::chrono::steady_clock::now() + std::chrono::seconds(10));
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_TRUE(answer->status.ok());
+  EXPECT_EQ(answer->proof, "the proof");
+}
+
 TEST_F(MemoryOffer, ADaemonThatSaysNothingIsNotWaitedForLonger) {
   EXPECT_EQ(ReceiveMemoryReply(member_.get(), std::chrono::steady_clock::now()).status().code(),
             absl::StatusCode::kDeadlineExceeded);

@@ -76,6 +76,10 @@ struct ClientOptions {
   // with the daemon where the system allows it. GRADWIRE_SHARED_MEMORY=off disables this for all
   // clients of a process.
   bool shared_memory = true;
+  // If the address is not a unix socket, but its daemon has one on this host and proves that it is
+  // the same daemon, the member uses that socket, and with it shared memory. So all members can be
+  // given one address. GRADWIRE_LOCAL_SOCKET=off disables this for all clients of a process.
+  bool local_socket = true;
 
   // Until the daemon answers. A large model adds 20 us for each parameter.
   absl::Duration connect_timeout = absl::Seconds(10);
@@ -124,6 +128,7 @@ struct ClientMetrics {
   std::uint64_t gradient_bytes = 0;  // uncompressed size of the same buckets
   std::int64_t resumes = 0;          // broken streams that were resumed
   bool shared_memory = false;        // payloads travel in shared memory now
+  bool unix_socket = false;          // frames travel over a unix socket, not over TCP
   double compress_seconds = 0;       // time spent on encoding contributions
   // Time spent on decoding results, including a hook's computation at the end of a round.
   double decompress_seconds = 0;

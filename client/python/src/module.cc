@@ -130,6 +130,7 @@ nb::dict Metrics(Session& session) {
   out["gradient_bytes"] = metrics.gradient_bytes;
   out["resumes"] = metrics.resumes;
   out["shared_memory"] = metrics.shared_memory;
+  out["unix_socket"] = metrics.unix_socket;
   out["compress_seconds"] = metrics.compress_seconds;
   out["decompress_seconds"] = metrics.decompress_seconds;
   return out;

@@ -198,6 +198,7 @@ function showMembers(session) {
     return element('tr', {},
         element('th', {scope: 'row'}, member.rank),
         element('td', {}, member.state),
+        element('td', {}, member.transport || '–'),
         element('td', {}, member.last_heard ? `${time(seconds(member.last_heard))} ago` : '–'),
         element('td', number, bytes(member.contribution_bytes_total)),
         element('td', number, time(seconds(member.compute_wait_total))),

@@ -118,6 +118,32 @@ absl::StatusOr<wire::MemoryReply> WorkOn(const wire::MemoryRequest&, uid_t, wire
   return absl::InternalError("nobody ended the work");
 }
 
+// The member's end of a probe that was submitted.
+UniqueFd SubmitProbe(OfferThreads& threads, const std::string& probe) {
+  std::array<int, 2> ends{};
+  EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()), 0);
+  UniqueFd member(ends[0]);
+  UniqueFd daemon(ends[1]);
+  EXPECT_TRUE(wire::SendMemoryRequest(member.get(), {.start_id = 7, .probe = probe}).ok());
+  threads.Submit(std::move(daemon));
+  return member;
+}
+
+TEST(OfferThreads, AnswerAProbeWithoutAThread) {
+  OfferThreads threads(
+      {.threads = 0}, WorkOn,
+      [](std::uint64_t start_id, const std::string& probe) -> absl::StatusOr<std::string> {
+        if (probe == "bad") return absl::InvalidArgumentError("probe: bad");
+        return std::to_string(start_id) + probe;
+      });
+  const auto answer = Answer(SubmitProbe(threads, " asks"));
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_EQ(answer->proof, "7 asks");
+  EXPECT_EQ(WhyRefused(SubmitProbe(threads, "bad")), "probe: bad");
+  OfferThreads without({.threads = 0}, WorkOn);
+  EXPECT_EQ(WhyRefused(SubmitProbe(without, "asks")), "probes are not answered");
+}
+
 TEST(OfferThreadsTest, AnswersWhatTheHandlerSays) {
   Gate gate;
   OfferThreads threads({}, gate.handler());
