@@ -69,7 +69,7 @@ TEST(Nccl, RefusesAnOldLibrary) {
 
 TEST(Nccl, RefusesTheHostsDevice) {
   EXPECT_EQ(OpenNccl(STAND_IN, MakeHostDevice()).status(),
-            absl::FailedPreconditionError("NCCL is for GPUs; the device is cpu"));
+            absl::FailedPreconditionError("NCCL is for GPUs; the device is cpu [GW904]"));
 }
 
 // A communicator of one member: it has nobody to wait for.

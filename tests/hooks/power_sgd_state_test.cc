@@ -139,21 +139,24 @@ TEST(PowerSgd, RefusesAnotherStateByName) {
   };
   EXPECT_EQ(refused_by("power_sgd,start_powerSGD_iter=0,matrix_approximation_rank=2"),
             "state: saved with matrix_approximation_rank=1; the session has "
-            "matrix_approximation_rank=2");
-  EXPECT_EQ(refused_by("power_sgd,start_powerSGD_iter=0,error_feedback=local"),
-            "state: saved with error_feedback=aggregate; the session has error_feedback=local");
+            "matrix_approximation_rank=2 [GW503]");
+  EXPECT_EQ(
+      refused_by("power_sgd,start_powerSGD_iter=0,error_feedback=local"),
+      "state: saved with error_feedback=aggregate; the session has error_feedback=local [GW503]");
   EXPECT_EQ(refused_by("power_sgd,start_powerSGD_iter=0,use_error_feedback=false"),
-            "state: saved with error_feedback=aggregate; the session has use_error_feedback=false");
+            "state: saved with error_feedback=aggregate; the session has use_error_feedback=false "
+            "[GW503]");
   EXPECT_EQ(refused_by("power_sgd,start_powerSGD_iter=0,warm_start=false"),
-            "state: saved with warm_start=true; the session has warm_start=false");
-  EXPECT_EQ(refused_by("batched_power_sgd,start_powerSGD_iter=0"),
-            "state: saved with comm_hook=power_sgd; the session has comm_hook=batched_power_sgd");
+            "state: saved with warm_start=true; the session has warm_start=false [GW503]");
+  EXPECT_EQ(
+      refused_by("batched_power_sgd,start_powerSGD_iter=0"),
+      "state: saved with comm_hook=power_sgd; the session has comm_hook=batched_power_sgd [GW503]");
   bad = good;
   bad.metadata["options"] += " a=1";
-  EXPECT_EQ(refusal(bad), "state: saved with a=1; the session has no further option");
+  EXPECT_EQ(refusal(bad), "state: saved with a=1; the session has no further option [GW503]");
   bad.metadata["options"] = std::string(1 << 20, ' ');
   EXPECT_EQ(refusal(bad),
-            "state: saved with no further option; the session has comm_hook=power_sgd");
+            "state: saved with no further option; the session has comm_hook=power_sgd [GW503]");
 
   HookState padding = world->hook(0).State();
   padding.tensors[0] = {.name = "padding/tall",

@@ -290,7 +290,7 @@ def _attached_to_a_closed_state(rank):
 
 def test_an_attached_models_backward_raises_each_time_after_the_states_end():
     for texts in worlds.run(2, _attached_to_a_closed_state):
-        assert texts == ["this state is closed"] * 2
+        assert texts == ["this state is closed [GW316]"] * 2
 
 
 # ---- broadcast_parameters_
