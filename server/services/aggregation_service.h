@@ -30,7 +30,7 @@ class AggregationService final {
   // unix socket for a member with this start id; null: there is none.
   AggregationService(const ServerOptions& options, std::shared_ptr<Registry> registry,
                      std::shared_ptr<PeriodicTasks> ticks, std::function<bool()> has_room,
-                     Invitation invite);
+                     Invitation invite = nullptr);
 
   void AddTo(Methods& methods);
 

@@ -3,6 +3,7 @@
 #include <optional>
 #include <utility>
 
+#include "server/net/local_socket.h"
 #include "server/rpc/clock.h"
 #include "server/services/admin_service.h"
 #include "server/services/aggregation_service.h"
@@ -79,8 +80,7 @@ absl::StatusOr<std::shared_ptr<const LocalSocket>> Services::FindLocalSocket(
 absl::StatusOr<std::string> Services::ProveSocket(std::uint64_t start_id,
                                                   const std::string& probe) const {
   if (local_socket_ != nullptr) return local_socket_->secret.Answer(start_id, probe);
-  return Coded(ErrorCode::kDaemonCall,
-               absl::UnimplementedError("this daemon invites no members to its socket"));
+  return absl::UnimplementedError("this daemon invites no members to its socket");
 }
 
 absl::StatusOr<wire::MemoryReply> Services::AttachMemory(wire::MemoryRequest request,

@@ -235,8 +235,8 @@ TEST_F(AccessControlTest, AQuotaIsOfTheTokensNameElseOfTheIdentity) {
   };
   EXPECT_EQ(holder({.authorization = bearer}), "team");
   EXPECT_EQ(holder({.certificate = "cn", .authorization = bearer}), "team");
-  EXPECT_EQ(holder({.local = true, .authorization = bearer}), "team");
-  EXPECT_EQ(holder({.local = true}), "local");
+  EXPECT_EQ(holder({.user = getuid(), .authorization = bearer}), "team");
+  EXPECT_EQ(holder({.user = getuid()}), LocalIdentity(getuid()));
   EXPECT_EQ(holder({.certificate = "cn"}), "certificate cn");
   EXPECT_EQ(holder({}), "anybody");
   const auto caller =

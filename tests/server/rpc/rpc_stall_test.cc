@@ -99,7 +99,7 @@ class RpcStallTest : public ::testing::Test {
       std::make_shared<Registry>(Registry::Limits{.memory_bytes = 1 << 30, .max_sessions = 4});
   const std::shared_ptr<PeriodicTasks> ticks_ = std::make_shared<PeriodicTasks>();
   AggregationService aggregation_{{}, registry_, ticks_, [] { return false; }};
-  AdminService admin_{registry_, ticks_, [] { return 0; }};
+  AdminService admin_{registry_, ticks_, [] { return 0; }, nullptr};
   StuckSession stuck_{*registry_, Small(), MonotonicNow()};
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::AggregationService::Stub> aggregation_stub_;
