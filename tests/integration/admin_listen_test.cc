@@ -130,7 +130,7 @@ TEST_F(AdminListen, EachCallIsServedWhereTheTableSays) {
       EXPECT_NE(here.error_code(), grpc::StatusCode::PERMISSION_DENIED) << permission.method;
     }
   }
-  EXPECT_EQ(for_admin, 4);
+  EXPECT_EQ(for_admin, 8);
 }
 
 TEST_F(AdminListen, MembersSaveTheirStateOnTheirOwnAddress) {

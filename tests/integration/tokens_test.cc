@@ -1,10 +1,13 @@
 // Who may join what, over TCP with tokens.
+#include <grpcpp/create_channel.h>
+
 #include <string>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gradwire/client.h"
+#include "gradwire/v1/admin.grpc.pb.h"
 #include "gtest/gtest.h"
 #include "server/daemon/server.h"
 #include "tests/testing/certificates.h"
@@ -109,6 +112,34 @@ TEST_F(TokensTest, AnotherTeamDoesNotLearnOfASession) {
   auto second = Options("a-1", "a");
   second.rank = 1;
   ExpectAllOk({Client::Join(second).status()});
+  member.join();
+}
+
+// An operator of some sessions only neither ends nor holds back another team's.
+TEST_F(TokensTest, AnOperatorActsOnItsOwnSessionsOnly) {
+  ReplaceFile(
+      folder_ / "tokens",
+      "team-a member a-* a-token-of-team-a-only\nops-b operator b-* a-token-of-an-operator\n");
+  auto options = Options("a-1", "a");
+  options.rank = 0;
+  options.join_timeout = absl::Seconds(60);
+  std::thread member(
+      [&] { EXPECT_THAT(Refusal(options), HasSubstr("an operator ended the session")); });
+  ASSERT_TRUE(Eventually([&] { return server_->sessions() == 1; }));
+  const auto admin = v1::AdminService::NewStub(
+      grpc::CreateChannel(server_->addresses()[0], grpc::InsecureChannelCredentials()));
+  const auto evict = [&] {
+    grpc::ClientContext context;
+    context.AddMetadata("authorization", "Bearer a-token-of-an-operator");
+    v1::EvictSessionRequest request;
+    request.set_session("a-1");
+    v1::EvictSessionResponse response;
+    return admin->EvictSession(&context, request, &response).error_code();
+  };
+  ASSERT_TRUE(Eventually([&] { return evict() == grpc::StatusCode::PERMISSION_DENIED; }));
+  EXPECT_EQ(server_->sessions(), 1);
+  ReplaceFile(folder_ / "tokens", "ops-b operator a-* a-token-of-an-operator\n");
+  EXPECT_TRUE(Eventually([&] { return evict() == grpc::StatusCode::OK; }));
   member.join();
 }
 

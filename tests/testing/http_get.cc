@@ -22,7 +22,7 @@ std::string HttpGet(const std::string& address, const std::string& path, const s
       htons(static_cast<std::uint16_t>(std::stoi(address.substr(address.rfind(':') + 1))));
   if (connect(fd.get(), reinterpret_cast<sockaddr*>(&to), sizeof to) != 0) return "";
   const std::string request = absl::StrCat(
-      "GET ", path, " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n",
+      "GET ", path, " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n",
       token.empty() ? "" : absl::StrCat("Authorization: Bearer ", token, "\r\n"), "\r\n");
   if (send(fd.get(), request.data(), request.size(), MSG_NOSIGNAL) < 0) return "";
   std::string answer;

@@ -42,23 +42,23 @@ TEST(QuotaLedger, ARefusalSaysWhoseWhatAndWhatToDo) {
   ASSERT_TRUE(a.ok()) << a.status();
   EXPECT_EQ(Message(ledger->BeginSession(own, "t", 1).status()),
             "team-a has 1 of 1 sessions; end one, or raise sessions= in its line of the tokens "
-            "file");
+            "file [GW214]");
   a->session = QuotaLedger::Use();
   EXPECT_EQ(Message(ledger->BeginSession(own, "t", 50).status()),
             "team-a has sessions that reserve 60 of 100 bytes, and another would reserve 50; end "
-            "one, or raise memory= in its line of the tokens file");
+            "one, or raise memory= in its line of the tokens file [GW214]");
   EXPECT_THAT(Message(ledger->BeginSession(other, "t", 501).status()),
               HasSubstr("session \"t\" would reserve 501 of 500 bytes"));
   const auto member = ledger->AddMember(other, "s");
   ASSERT_TRUE(member.ok()) << member.status();
   EXPECT_EQ(Message(ledger->AddMember(own, "s").status()),
             "session \"s\" has 1 of 1 members; wait until a member leaves, or raise members= in "
-            "session_quota");
+            "session_quota [GW214]");
   const auto second = ledger->AddMember(other, "t");
   ASSERT_TRUE(second.ok()) << second.status();
   EXPECT_EQ(Message(ledger->AddMember(other, "u").status()),
             "certificate b has 2 of 2 members; wait until a member leaves, or raise members= in "
-            "identity_quota");
+            "identity_quota [GW214]");
   EXPECT_EQ(ledger->refusals(QuotaKind::kSessions), 1);
   EXPECT_EQ(ledger->refusals(QuotaKind::kMemory), 2);
   EXPECT_EQ(ledger->refusals(QuotaKind::kMembers), 2);
@@ -93,7 +93,7 @@ TEST(QuotaLedger, JoinsAreLimitedToTheirRateAfterABurst) {
   EXPECT_EQ(ledger->refusals(QuotaKind::kJoins), 4000 - admitted);
   EXPECT_EQ(Message(ledger->AdmitJoin({.name = "a"}, kNow + absl::Milliseconds(3999))),
             "a has joins faster than its 5 a second; try again later, or raise joins= in "
-            "identity_quota");
+            "identity_quota [GW214]");
   EXPECT_TRUE(ledger->AdmitJoin({.name = "b"}, kNow).ok());
   // However long it waits, a burst is 10 s of its rate.
   admitted = 0;

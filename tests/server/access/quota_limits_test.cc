@@ -33,25 +33,26 @@ TEST(QuotaLimits, WithoutWordsThereIsNoLimit) {
 }
 
 TEST(QuotaLimits, AnErrorNamesTheWordTheValueAndWhatIsAllowed) {
-  EXPECT_EQ(Error("sessions=0"), "sessions is \"0\"; allowed are 1 to 1000000");
-  EXPECT_EQ(Error("members=1000001"), "members is \"1000001\"; allowed are 1 to 1000000");
+  EXPECT_EQ(Error("sessions=0"), "sessions is \"0\"; allowed are 1 to 1000000 [GW602]");
+  EXPECT_EQ(Error("members=1000001"), "members is \"1000001\"; allowed are 1 to 1000000 [GW602]");
   for (const char* value : {"", " 1", "+1", "-1", "1.5", "1x", "99999999999999999999", "1 "}) {
     EXPECT_EQ(Error(std::string("joins=") + value),
-              std::string("joins is \"") + value + "\"; allowed are 1 to 1000000");
+              std::string("joins is \"") + value + "\"; allowed are 1 to 1000000 [GW602]");
   }
   for (const char* value : {"", "0", "80%", "2 apples"}) {
     EXPECT_THAT(Error(std::string("memory=") + value),
                 AllOf(HasSubstr(std::string("memory is \"") + value + "\""), HasSubstr("2GiB")));
   }
-  EXPECT_EQ(
-      Error("member=1"),
-      "a word is \"member=1\"; allowed are sessions=, members=, memory=, streams= and joins=");
+  EXPECT_EQ(Error("member=1"),
+            "a word is \"member=1\"; allowed are sessions=, members=, memory=, streams= and joins= "
+            "[GW602]");
   EXPECT_EQ(Error("sessions=1", QuotaOwner::kSession),
-            "a word is \"sessions=1\"; allowed are members=, memory=, streams= and joins=");
+            "a word is \"sessions=1\"; allowed are members=, memory=, streams= and joins= [GW602]");
   for (const char* word : {"members", "", "members=1,", ",members=1", "=1", "members=1, joins=1"}) {
     EXPECT_THAT(Error(std::string(word) == "" ? "," : word), HasSubstr("a word is ")) << word;
   }
-  EXPECT_EQ(Error("joins=1,joins=2"), "a second word is \"joins=2\"; allowed is one joins=");
+  EXPECT_EQ(Error("joins=1,joins=2"),
+            "a second word is \"joins=2\"; allowed is one joins= [GW602]");
   EXPECT_THAT(Error("a\x1b[31m=1"), HasSubstr("\\u001b"));
 }
 

@@ -83,7 +83,7 @@ TEST(TokenTable, AFifthColumnIsTheQuotaOfTheName) {
   EXPECT_EQ(table.Find(kToken)->quota->of(QuotaKind::kJoins), kNoQuota);
   EXPECT_FALSE(table.Find("another-long-random-text")->quota.has_value());
   EXPECT_EQ(Error(absl::StrCat("\n", line, " members=0")),
-            "line 2 has a quota in which members is \"0\"; allowed are 1 to 1000000");
+            "line 2 has a quota in which members is \"0\"; allowed are 1 to 1000000 [GW608]");
   EXPECT_THAT(Error(absl::StrCat(line, " sessions=4\na member s ", kDigest)),
               HasSubstr("line 2 gives \"a\" another role, sessions or quota"));
   EXPECT_THAT(Error(line + " joins=1 x"), HasSubstr("has 6 words; allowed are 4 or 5"));

@@ -113,7 +113,7 @@ TEST_F(SessionPause, EndsByItself) {
   EXPECT_THAT(harness_.Sent<wire::Grant>(0), IsEmpty());
   harness_.Pass(absl::Milliseconds(100));
   EXPECT_THAT(harness_.Sent<wire::Grant>(0), SizeIs(1));
-  EXPECT_EQ(Unpause().message(), "session \"s\" is running, and not paused");
+  EXPECT_EQ(Unpause().message(), "session \"s\" is running, and not paused [GW704]");
 }
 
 // The step may take a minute, and each of the pauses takes longer.
@@ -178,9 +178,9 @@ TEST_F(SessionPause, MayBeLeftAndEvicted) {
   ASSERT_TRUE(harness_.Leave(0).ok());
   ASSERT_TRUE(harness_.Leave(1).ok());
   EXPECT_EQ(state(), SessionCore::State::kClosed);
-  EXPECT_EQ(Unpause().message(), "session \"s\" is closed, and not paused");
+  EXPECT_EQ(Unpause().message(), "session \"s\" is closed, and not paused [GW704]");
   EXPECT_EQ(Pause(absl::Minutes(1)).message(),
-            "session \"s\" is closed; only a running session can be paused");
+            "session \"s\" is closed; only a running session can be paused [GW704]");
 
   SessionHarness other(Options());
   other.Start();
@@ -195,13 +195,13 @@ TEST_F(SessionPause, NeedsARunningSessionAndAllowedValues) {
   Effects effects;
   EXPECT_EQ(joining.session.Pause(absl::Minutes(1), "", joining.now, effects),
             absl::FailedPreconditionError(
-                "session \"s\" is joining; only a running session can be paused"));
+                "session \"s\" is joining; only a running session can be paused [GW704]"));
   EXPECT_EQ(Pause(absl::Hours(25)),
-            absl::InvalidArgumentError("duration: 25h; allowed are 1s to 24h"));
+            absl::InvalidArgumentError("duration: 25h; allowed are 1s to 24h [GW701]"));
   EXPECT_EQ(Pause(absl::ZeroDuration()),
-            absl::InvalidArgumentError("duration: 0; allowed are 1s to 24h"));
+            absl::InvalidArgumentError("duration: 0; allowed are 1s to 24h [GW701]"));
   EXPECT_EQ(Pause(absl::Minutes(1), std::string(257, 'x')),
-            absl::InvalidArgumentError("reason: it has 257 bytes; allowed are 256"));
+            absl::InvalidArgumentError("reason: it has 257 bytes; allowed are 256 [GW701]"));
   ASSERT_TRUE(Pause(absl::Hours(24), "a\nb").ok());
   EXPECT_THAT(WaitingFor(), HasSubstr("a\\u000ab"));
 }
