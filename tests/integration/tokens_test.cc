@@ -119,7 +119,7 @@ TEST_F(TokensTest, AnotherTeamDoesNotLearnOfASession) {
 TEST_F(TokensTest, AnOperatorActsOnItsOwnSessionsOnly) {
   ReplaceFile(
       folder_ / "tokens",
-      "team-a member a-* a-token-of-team-a-only\nops-b operator b-* a-token-of-an-operator\n");
+      "team-a member a-* a-token-of-team-a-only\nops-b operator b-* a-token-of-another-one\n");
   auto options = Options("a-1", "a");
   options.rank = 0;
   options.join_timeout = absl::Seconds(60);
@@ -130,7 +130,7 @@ TEST_F(TokensTest, AnOperatorActsOnItsOwnSessionsOnly) {
       grpc::CreateChannel(server_->addresses()[0], grpc::InsecureChannelCredentials()));
   const auto evict = [&] {
     grpc::ClientContext context;
-    context.AddMetadata("authorization", "Bearer a-token-of-an-operator");
+    context.AddMetadata("authorization", "Bearer a-token-of-another-one");
     v1::EvictSessionRequest request;
     request.set_session("a-1");
     v1::EvictSessionResponse response;
@@ -138,7 +138,7 @@ TEST_F(TokensTest, AnOperatorActsOnItsOwnSessionsOnly) {
   };
   ASSERT_TRUE(Eventually([&] { return evict() == grpc::StatusCode::PERMISSION_DENIED; }));
   EXPECT_EQ(server_->sessions(), 1);
-  ReplaceFile(folder_ / "tokens", "ops-b operator a-* a-token-of-an-operator\n");
+  ReplaceFile(folder_ / "tokens", "ops-b operator a-* a-token-of-another-one\n");
   EXPECT_TRUE(Eventually([&] { return evict() == grpc::StatusCode::OK; }));
   member.join();
 }
