@@ -18,7 +18,9 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Event = v1::TimelineEvent;
 
-constexpr int kDaemon = 1;  // process ids: 0 has a meaning of its own in some viewers
+// Process ids. Viewers take a thread whose id is its process's for the main thread, and draw it
+// first, so these are larger than all ids of threads.
+constexpr int kDaemon = 10'000;
 constexpr int kFirstRank = kDaemon + 1;
 constexpr int kSteps = 1;  // threads of a process
 constexpr int kFirstLane = kSteps + 1;

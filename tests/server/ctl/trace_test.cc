@@ -13,6 +13,8 @@
 namespace gradwire::ctl {
 namespace {
 
+constexpr int kDaemon = 10'000;  // its process; ranks follow
+
 using nlohmann::json;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -64,6 +66,8 @@ class TraceTest : public ::testing::Test {
     std::vector<std::string> slices;
     const json written = Written();
     for (const json& event : written["traceEvents"]) {
+      // Viewers would draw it first, as the main thread.
+      EXPECT_NE(event["pid"], event["tid"]);
       if (event["ph"] != "X" || event["pid"] != process) continue;
       const int begin = event["ts"].get<int>();
       slices.push_back(event["name"].get<std::string>() + " " + std::to_string(begin) + "-" +
@@ -78,22 +82,24 @@ class TraceTest : public ::testing::Test {
 
 TEST_F(TraceTest, ShowsWhatEachMemberDoesAndWaitsFor) {
   AddStep();
-  EXPECT_THAT(Slices(1), ElementsAre("step 0: apply 0-80", "w (+2) round 1 {uncompressed, P} 20-25",
-                                     "w (+2) round 2 {Q} 50-80"));
+  EXPECT_THAT(Slices(kDaemon),
+              ElementsAre("step 0: apply 0-80", "w (+2) round 1 {uncompressed, P} 20-25",
+                          "w (+2) round 2 {Q} 50-80"));
   EXPECT_THAT(
-      Slices(2),
+      Slices(kDaemon + 1),
       ElementsAre("step 0: apply 0-90", "w (+2) 0-90", "waits for grant 0-2",
                   "round 1 {uncompressed, P}: contribute 4-6",
                   "round 1 {uncompressed, P}: waits for rank 1 6-20",
                   "round 1 {uncompressed, P}: sum 20-25", "round 1 {uncompressed, P}: result 25-29",
                   "round 2 {Q}: contribute 29-40", "round 2 {Q}: waits for rank 1 40-50",
                   "round 2 {Q}: sum 50-80", "round 2 {Q}: result 80-90"));
-  EXPECT_THAT(Slices(3), ElementsAre("step 0: apply 10-90", "w (+2) 10-90", "waits for grant 10-12",
-                                     "round 1 {uncompressed, P}: contribute 14-20",
-                                     "round 1 {uncompressed, P}: sum 20-25",
-                                     "round 1 {uncompressed, P}: result 25-31",
-                                     "round 2 {Q}: contribute 40-60", "round 2 {Q}: sum 60-80",
-                                     "round 2 {Q}: result 80-90"));
+  EXPECT_THAT(
+      Slices(kDaemon + 2),
+      ElementsAre("step 0: apply 10-90", "w (+2) 10-90", "waits for grant 10-12",
+                  "round 1 {uncompressed, P}: contribute 14-20",
+                  "round 1 {uncompressed, P}: sum 20-25", "round 1 {uncompressed, P}: result 25-31",
+                  "round 2 {Q}: contribute 40-60", "round 2 {Q}: sum 60-80",
+                  "round 2 {Q}: result 80-90"));
 }
 
 // Rank 0 has filled its window and waits for rank 1's first bytes.
@@ -104,10 +110,10 @@ TEST_F(TraceTest, ShowsTheWaitOfAFullWindow) {
   Add(v1::TIMELINE_KIND_SUM, -1, 800, 960);
   trace_.summary.mutable_hook()->set_comm_hook("no");
   EXPECT_THAT(
-      Slices(2),
+      Slices(kDaemon + 1),
       ElementsAre("w (+2) 0-960", "round 1: contribute 10-20", "round 1: waits for rank 1 20-800",
                   "round 1: contribute the rest 800-900", "round 1: sum 900-960"));
-  EXPECT_THAT(Slices(3),
+  EXPECT_THAT(Slices(kDaemon + 2),
               ElementsAre("w (+2) 0-960", "round 1: contribute 800-950", "round 1: sum 950-960"));
 }
 
@@ -156,9 +162,10 @@ TEST_F(TraceTest, UnfinishedAndEagerSpansAndMoments) {
   Add(v1::TIMELINE_KIND_GRANT, 0, 0, 0).set_eager(true);
   Add(v1::TIMELINE_KIND_CONTRIBUTE, 0, 0, 0);
   Add(v1::TIMELINE_KIND_BROKEN, 1, 40, 40);
-  EXPECT_THAT(Slices(1), ElementsAre("step 0: unfinished 0-40"));
-  EXPECT_THAT(Slices(2), ElementsAre("w (+2) 0-40", "round 1 {uncompressed, P}: contribute 0-1",
-                                     "round 1 {uncompressed, P}: waits for others 1-40"));
+  EXPECT_THAT(Slices(kDaemon), ElementsAre("step 0: unfinished 0-40"));
+  EXPECT_THAT(Slices(kDaemon + 1),
+              ElementsAre("w (+2) 0-40", "round 1 {uncompressed, P}: contribute 0-1",
+                          "round 1 {uncompressed, P}: waits for others 1-40"));
   EXPECT_THAT(TraceJson(trace_), HasSubstr("connection lost"));
 }
 
@@ -174,7 +181,7 @@ TEST_F(TraceTest, SaysHowFarItCame) {
 
 TEST_F(TraceTest, NothingRecordedIsADocument) {
   EXPECT_EQ(Written()["traceEvents"].size(), 3 * 4U);  // names and orders of rows
-  EXPECT_THAT(Slices(1), ElementsAre());
+  EXPECT_THAT(Slices(kDaemon), ElementsAre());
 }
 
 }  // namespace
