@@ -64,9 +64,8 @@ def contents():
                  "usr/share/bash-completion/completions/gradwired",
                  "usr/share/bash-completion/completions/gradwirectl",
                  "usr/share/zsh/vendor-completions/_gradwirectl",
-                 "usr/share/fish/vendor_completions.d/gradwirectl.fish"):
-                 "usr/share/doc/gradwired/errors/README.md", "usr/share/doc/gradwired/errors/GW203.md",
-                 "usr/share/bash-completion/completions/gradwired"):
+                 "usr/share/fish/vendor_completions.d/gradwirectl.fish",
+                 "usr/share/doc/gradwired/errors/README.md", "usr/share/doc/gradwired/errors/GW203.md"):
         need(f"./{path}\n" in inside, f"gradwired has no {path}")
     inside = run("dpkg-deb", "-c", sandbox.package("libgradwire-dev"))
     for path in ("usr/include/gradwire/client.h", "usr/lib/libgradwire_client.a", "usr/lib/pkgconfig/gradwire.pc",
