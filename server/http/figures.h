@@ -43,7 +43,7 @@ struct Figures {
   std::uint64_t failed_sessions = 0;
   std::vector<RefusalCount> refused_joins = {};
   std::vector<RefusalCount> quota_refusals = {};
-  std::optional<std::uint64_t> audit_dropped = {};  // none: there is no audit log
+  std::uint64_t audit_dropped = 0;
 };
 
 // A part of a probe: "serving", and why not; empty: it is well.

@@ -99,10 +99,8 @@ void AddRefusals(const Figures& figures, Families& to) {
     to.Counter("gradwire_quota_refusals_total", "Joins above a quota of an identity or a session.",
                static_cast<double>(one.count), {{"quota", one.reason}});
   }
-  if (figures.audit_dropped) {
-    to.Counter("gradwire_audit_dropped_total", "Events that did not fit into the audit log.",
-               static_cast<double>(*figures.audit_dropped));
-  }
+  to.Counter("gradwire_audit_dropped_total", "Events that did not fit into the audit log.",
+             static_cast<double>(figures.audit_dropped));
 }
 
 void AddPorts(const PortFigures& ports, Families& to) {
