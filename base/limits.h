@@ -10,6 +10,8 @@ inline constexpr int kMaxWorldSize = 4096;
 inline constexpr std::size_t kMaxParameters = std::size_t{1} << 20;  // of a manifest
 inline constexpr std::size_t kMaxManifestNameBytes = std::size_t{128} << 20;
 inline constexpr std::size_t kMaxSessionNameBytes = 128;
+// Of sessions in which gradwirectl measures.
+inline constexpr char kTrialSessionPrefix[] = "gradwire-bench-";
 inline constexpr std::size_t kMaxRounds = 8;  // of a bucket
 inline constexpr std::size_t kMaxChunkBytes = std::size_t{16} << 20;
 inline constexpr std::size_t kMaxChunks = std::size_t{1} << 20;  // of a step of the whole model

@@ -17,6 +17,7 @@
 #include "gradwire/v1/aggregation.grpc.pb.h"
 #include "proto/tls/channel_credentials.h"
 #include "proto/wire/join_parts.h"
+#include "proto/wire/local_proof.h"
 #include "proto/wire/process_setup.h"
 #include "proto/wire/proto_conversion.h"
 #include "proto/wire/status.h"
@@ -163,6 +164,7 @@ bool Encrypts(const ClientOptions& options) {
 
 // What the user may look at.
 std::string AskFor(const std::string& error, const ClientOptions& options) {
+  if (FindCode(error) == ErrorCode::kDraining) return "is it to be started again?";
   std::string hint = tls::Hint(error, Encrypts(options));
   return hint.empty() ? "is gradwired running there?" : hint;
 }
@@ -282,7 +284,7 @@ namespace {
 
 // A daemon on this host answers at once unless the host is very busy; then TCP is no worse.
 constexpr std::chrono::milliseconds kProofTimeout(500);
-constexpr absl::Duration kLocalJoinTimeout = absl::Seconds(2);
+constexpr std::chrono::seconds kMoveTimeout(2);
 
 absl::StatusOr<Joined> JoinAt(const ClientOptions& options, const GroupWish& wish,
                               std::uint64_t start_id) {
@@ -297,25 +299,44 @@ absl::StatusOr<Joined> JoinAt(const ClientOptions& options, const GroupWish& wis
                 .membership = *std::move(membership)};
 }
 
+// Binds the membership to who this process is on that connection.
+absl::Status Move(const JoinResult& membership, std::uint64_t start_id, const Dialer& dialer,
+                  const std::shared_ptr<grpc::Channel>& channel) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kMoveTimeout);
+  tls::AddAccessToken(dialer.access_token(), context);
+  v1::MoveRequest request;
+  request.set_token(membership.token);
+  request.set_start_id(start_id);
+  request.set_proof(wire::ProofOf(membership.local_socket.key, membership.token));
+  v1::MoveResponse response;
+  return wire::FromGrpc(
+      v1::AggregationService::NewStub(channel)->Move(&context, request, &response));
+}
+
 }  // namespace
 
 absl::StatusOr<Joined> JoinNearest(ClientOptions& options, const GroupWish& wish,
                                    std::uint64_t start_id) {
   absl::StatusOr<Joined> joined = JoinAt(options, wish, start_id);
   if (!joined.ok() || !options.local_socket || tls::IsUnixSocket(options.address)) return joined;
-  const LocalSocket& socket = joined->membership.local_socket;
+  const JoinResult& membership = joined->membership;
+  const LocalSocket& socket = membership.local_socket;
   if (!CheckIsSameDaemon(socket, start_id, Clock::now() + kProofTimeout).ok()) return joined;
-  ClientOptions here = options;
-  here.address = socket.address();
-  here.rank = joined->membership.rank;
-  here.connect_timeout = std::min(options.connect_timeout, kLocalJoinTimeout);
-  // That this takes a while is of no interest to anybody: the member has joined.
-  here.on_wait = [](const std::string&) {};
-  absl::StatusOr<Joined> locally = JoinAt(here, wish, start_id);
-  // The daemon may have taken that join, and then the first token counts no more.
-  if (!locally.ok()) return JoinAt(options, wish, start_id);
-  options.address = here.address;
-  return locally;
+  absl::StatusOr<Dialer> dialer =
+      Dialer::Make(socket.address(), TlsFiles(options), TokenOf(options));
+  if (!dialer.ok()) return joined;
+  std::shared_ptr<grpc::Channel> channel = dialer->Dial();
+  if (!Move(membership, start_id, *dialer, channel).ok()) {
+    // The daemon may have moved it all the same, so that the TCP connection would be a stranger's.
+    // If this fails too, the stream's own error says why.
+    Move(membership, start_id, joined->dialer, joined->channel).IgnoreError();
+    return joined;
+  }
+  options.address = socket.address();
+  joined->dialer = *std::move(dialer);
+  joined->channel = std::move(channel);
+  return joined;
 }
 
 absl::Status LeaveSession(const std::shared_ptr<grpc::Channel>& channel, const std::string& token,

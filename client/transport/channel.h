@@ -89,9 +89,8 @@ struct Joined {
 };
 
 // JoinSession at `options.address`. If the daemon there proves to be on this host and
-// `options.local_socket` is on, the member joins again over the daemon's unix socket, which
-// `options.address` then names. The same start id makes it the same membership, and the second join
-// binds it to who the caller is there.
+// `options.local_socket` is on, the membership moves to the daemon's unix socket, which
+// `options.address` then names.
 absl::StatusOr<Joined> JoinNearest(ClientOptions& options, const GroupWish& wish,
                                    std::uint64_t start_id);
 

@@ -22,6 +22,10 @@ const char* Name(Role role) {
   return "";
 }
 
+std::string Caller::shown() const {
+  return token_name.empty() ? identity : absl::StrCat("token ", token_name);
+}
+
 QuotaHolder Caller::holder() const {
   return {.name = token_name.empty() ? identity : token_name, .own = quota};
 }

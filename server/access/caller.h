@@ -38,6 +38,8 @@ struct Caller {
   std::string certificate = {};
   std::string peer = {};
 
+  // For messages: the token's name, else the identity.
+  std::string shown() const;
   // Whose quota its uses count against: all callers with one token's name share it.
   QuotaHolder holder() const;
   // Whether it may know of, and act on, the session.

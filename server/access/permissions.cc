@@ -26,6 +26,7 @@ const std::vector<Permission>& Permissions() {
       {.method = "/gradwire.v1.AggregationService/JoinInParts", .roles = {Role::kMember}},
       {.method = "/gradwire.v1.AggregationService/Exchange", .roles = {Role::kMember}},
       {.method = "/gradwire.v1.AggregationService/ExchangeBulk", .roles = {Role::kMember}},
+      {.method = "/gradwire.v1.AggregationService/Move", .roles = {Role::kMember}},
       {.method = "/gradwire.v1.AggregationService/Leave", .roles = {Role::kMember}},
       {.method = "/gradwire.v1.AggregationService/Watch",
        .roles = {Role::kMember, Role::kObserver}},
@@ -75,7 +76,7 @@ absl::Status CheckMethod(const Caller& caller, const std::string& method) {
     if (std::find(roles.begin(), roles.end(), caller.role) != roles.end()) return absl::OkStatus();
   }
   return Coded(ErrorCode::kRole,
-               absl::PermissionDeniedError(absl::StrCat(caller.identity, " has the role ",
+               absl::PermissionDeniedError(absl::StrCat(caller.shown(), " has the role ",
                                                         Name(caller.role), ", which may not call ",
                                                         Printable(method.substr(0, kShownBytes)))));
 }
@@ -85,7 +86,7 @@ absl::Status CheckSession(const Caller& caller, const std::string& session) {
   return Coded(ErrorCode::kSessionDenied,
                absl::PermissionDeniedError(
                    absl::StrCat("session: \"", Printable(session.substr(0, kShownBytes)),
-                                "\" is not one that ", caller.identity, " may use")));
+                                "\" is not one that ", caller.shown(), " may use")));
 }
 
 }  // namespace gradwire::server

@@ -50,6 +50,8 @@ struct SessionOptions {
 
   // Returns InvalidArgument with the field, the value and what is allowed.
   absl::Status Validate() const;
+  // gradwirectl measures in it.
+  bool is_trial() const { return name.starts_with(kTrialSessionPrefix); }
 
   // Returns InvalidArgument with the first difference between the request and the session.
   absl::Status CheckSame(const JoinAsk& ask) const;

@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/error_code.h"
+#include "client/options.h"
 #include "gradwire/v1/admin.grpc.pb.h"
 #include "proto/tls/access_token.h"
 #include "proto/tls/channel_credentials.h"
@@ -36,7 +37,8 @@ struct Line {
 absl::StatusOr<Line> Connect(const Target& target) {
   const auto credentials = tls::ChannelCredentials(target.address, target.tls);
   if (!credentials.ok()) return credentials.status();
-  absl::StatusOr<std::string> token = tls::ReadAccessToken({.file = target.token_file});
+  absl::StatusOr<std::string> token =
+      tls::ReadAccessToken(TokenOf({.token_file = target.token_file}));
   if (!token.ok()) return token.status();
   if (absl::Status safe =
           tls::CheckTokenTravelsSafely(!token->empty(), !target.tls.ca.empty(), target.address);

@@ -41,6 +41,9 @@ int FailedHere(const absl::Status& status) {
 
 // What the daemon answered, or that it did not.
 int Failed(const Flags& flags, const absl::Status& status) {
+  const auto code = FindCode(std::string(status.message()));
+  // A file of this side, so that nothing was asked.
+  if (code == ErrorCode::kTlsFiles || code == ErrorCode::kToken) return FailedHere(status);
   const bool unreachable = status.code() == absl::StatusCode::kUnavailable ||
                            status.code() == absl::StatusCode::kDeadlineExceeded;
   const std::string why = Printable(std::string(status.message()));

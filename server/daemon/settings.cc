@@ -20,6 +20,8 @@ namespace gradwire::server {
 namespace {
 
 constexpr absl::Duration kLongest = absl::Hours(24 * 365);
+// With less, no session fits, and gRPC refuses connections.
+constexpr std::size_t kLeastMemory = std::size_t{32} << 20;
 constexpr char kPaths[] = "paths, and \"\" for none";
 // Of a value that an error quotes.
 constexpr std::size_t kMostQuoted = 100;
@@ -122,8 +124,12 @@ std::vector<Setting> ResourceSettings() {
        .placeholder = "SIZE",
        .help = "Memory that all sessions may reserve, such as 2GiB or 80%",
        .field = At<&Options::memory_limit>,
-       .valid = [](const Options& options) { return options.MemoryBytes().ok(); },
-       .allowed = "amounts of memory such as 512MiB, 2GB and 80%"},
+       .valid =
+           [](const Options& options) {
+             const auto bytes = options.MemoryBytes();
+             return bytes.ok() && *bytes >= kLeastMemory;
+           },
+       .allowed = "amounts of memory from 32MiB on, such as 512MiB, 2GB and 80%"},
       {.name = "chunk-bytes",
        .key = "chunk_bytes",
        .placeholder = "SIZE",

@@ -23,7 +23,7 @@ absl::Status AdminService::TryEvict(const v1::EvictSessionRequest& request) cons
                                                          " bytes; allowed are ", kMostReason)));
   }
   const std::shared_ptr<SessionRunner> session = registry_->Get(request.session());
-  if (session == nullptr) return UnknownSession(request.session());
+  if (session == nullptr) return registry_->NotThere(request.session());
   // The reason may end in anything.
   session->Fail(absl::CancelledError(RecodedText(ErrorCode::kEvicted,
                                                  absl::StrCat("an operator ended the session",
@@ -38,7 +38,7 @@ absl::Status AdminService::TryPause(const v1::PauseSessionRequest& request,
   const auto duration = wire::FromProto(request.duration(), "duration");
   if (!duration.ok()) return duration.status();
   const std::shared_ptr<SessionRunner> session = registry_->Get(request.session());
-  if (session == nullptr) return UnknownSession(request.session());
+  if (session == nullptr) return registry_->NotThere(request.session());
   const auto paused = session->Pause(*duration, request.reason(), MonotonicNow());
   if (!paused.ok()) return paused.status();
   response.set_step(paused->step);
@@ -72,10 +72,10 @@ absl::Status AdminService::PauseSession(const v1::PauseSessionRequest& request,
 absl::Status AdminService::ResumeSession(const v1::ResumeSessionRequest& request,
                                          const Caller& caller) const {
   const std::shared_ptr<SessionRunner> session = registry_->Get(request.session());
-  return Recorded(
-      "resume", request.session(), caller,
-      session == nullptr ? UnknownSession(request.session()) : session->Unpause(MonotonicNow()),
-      "");
+  return Recorded("resume", request.session(), caller,
+                  session == nullptr ? registry_->NotThere(request.session())
+                                     : session->Unpause(MonotonicNow()),
+                  "");
 }
 
 }  // namespace gradwire::server

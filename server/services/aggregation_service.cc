@@ -98,7 +98,7 @@ absl::StatusOr<SessionOptions> SessionOf(const ServerOptions& options,
 AggregationService::AggregationService(const ServerOptions& options,
                                        std::shared_ptr<Registry> registry,
                                        std::shared_ptr<PeriodicTasks> ticks,
-                                       std::function<bool()> has_room, Invitation invite)
+                                       std::function<bool()> has_room, Invitation invitation)
     : options_(options),
       stream_limits_(StreamLimits::Of(options)),
       shares_memory_(options.ListensOnUnixSocket()),
@@ -106,7 +106,7 @@ AggregationService::AggregationService(const ServerOptions& options,
       upload_memory_(std::make_shared<MemoryBudget>(JoinUploadMemory(registry_->memory_limit()))),
       ticks_(std::move(ticks)),
       has_room_(std::move(has_room)),
-      invite_(std::move(invite)) {}
+      invitation_(std::move(invitation)) {}
 
 void AggregationService::AddTo(Methods& methods) {
   methods.AddUnaryOf<v1::JoinRequest, v1::JoinResponse>(
@@ -131,6 +131,10 @@ void AggregationService::AddTo(Methods& methods) {
                            const absl::Status& why) { OnRefused(caller, "", why); }};
   methods.Add<v1::JoinPart, v1::JoinResponse, JoinUpload>(MethodKind::kClientStream, join, gate,
                                                           upload_memory_, ticks_);
+  methods.AddUnaryOf<v1::MoveRequest, v1::MoveResponse>(
+      [this](const auto& request, auto& /*response*/, const Caller& caller) {
+        return Move(request, caller);
+      });
   methods.AddUnaryOf<v1::LeaveRequest, v1::LeaveResponse>(
       [this](const auto& request, auto& /*response*/, const Caller& caller) {
         return Leave(request, caller);
@@ -202,12 +206,31 @@ absl::Status AggregationService::TryJoin(const v1::JoinRequest& request, Manifes
   response.set_draw_plan(true);
   // Memory can be offered on a unix socket only (SCM_RIGHTS).
   if (shares_memory_) response.set_memory_bytes(granted.StagingBytes());
-  if (invite_) invite_(request.start_id(), *response.mutable_local_socket());
+  if (invitation_.invite) {
+    invitation_.invite(request.start_id(), *response.mutable_local_socket());
+  }
   *response.mutable_token_timeout() = wire::ToProto(granted.token_timeout);
   *response.mutable_heartbeat_interval() = wire::ToProto(options_.heartbeat_interval);
   *response.mutable_silence_timeout() = wire::ToProto(granted.silence_timeout);
   *response.mutable_resume_grace() = wire::ToProto(granted.resume_grace);
   return absl::OkStatus();
+}
+
+absl::Status AggregationService::Move(const v1::MoveRequest& request, const Caller& caller) {
+  absl::StatusOr<MemberHandle> moved = absl::PermissionDeniedError(
+      "proof: is not that of the member with this start id; only who joined may move");
+  if (invitation_.accepts && invitation_.accepts(request)) {
+    moved = registry_->Move(
+        request.token(), request.start_id(), caller.identity,
+        [&caller](const std::string& session) { return CheckSession(caller, session); });
+  }
+  if (AuditSink* const audit = registry_->audit(); audit != nullptr) {
+    AuditEvent event =
+        EventOf("move", caller, moved.ok() ? moved->session->options().name : "", moved.status());
+    if (moved.ok()) event.rank = moved->rank;
+    audit->Record(std::move(event));
+  }
+  return moved.status();
 }
 
 absl::Status AggregationService::Leave(const v1::LeaveRequest& request, const Caller& caller) {

@@ -21,16 +21,21 @@ namespace gradwire::server {
 class MemoryBudget;
 class Registry;
 
+// The unix socket to which members on this host are invited.
+struct Invitation {
+  // Names it to the member that joins with this start id. Null: there is none.
+  std::function<void(std::uint64_t start_id, v1::LocalSocket& socket)> invite = nullptr;
+  // Whether the proof is of who was invited with this start id.
+  std::function<bool(const v1::MoveRequest& request)> accepts = nullptr;
+};
+
 // Thread-safe. Outlives the calls of its methods.
 class AggregationService final {
  public:
-  using Invitation = std::function<void(std::uint64_t start_id, v1::LocalSocket& socket)>;
-
-  // `has_room`: whether members may have connections besides their first. `invite` names the
-  // unix socket for a member with this start id; null: there is none.
+  // `has_room`: whether members may have connections besides their first.
   AggregationService(const ServerOptions& options, std::shared_ptr<Registry> registry,
                      std::shared_ptr<PeriodicTasks> ticks, std::function<bool()> has_room,
-                     Invitation invite = nullptr);
+                     Invitation invitation = {});
 
   void AddTo(Methods& methods);
 
@@ -46,6 +51,7 @@ class AggregationService final {
   absl::Status TryJoin(const v1::JoinRequest& request, Manifest manifest,
                        v1::JoinResponse& response, const Caller& caller);
   void OnRefused(const Caller& caller, const std::string& session, const absl::Status& why);
+  absl::Status Move(const v1::MoveRequest& request, const Caller& caller);
   absl::Status Leave(const v1::LeaveRequest& request, const Caller& caller);
 
   const ServerOptions options_;
@@ -56,7 +62,7 @@ class AggregationService final {
   const std::shared_ptr<PeriodicTasks> ticks_;
   const std::function<bool()> has_room_;
   JoinRefusals refusals_;
-  const Invitation invite_;
+  const Invitation invitation_;
 };
 
 }  // namespace gradwire::server

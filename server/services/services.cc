@@ -17,12 +17,18 @@ namespace gradwire::server {
 
 namespace {
 
-AggregationService::Invitation InvitationTo(const std::shared_ptr<const LocalSocket>& socket) {
-  if (socket == nullptr) return nullptr;
-  return [socket](std::uint64_t start_id, v1::LocalSocket& invitation) {
-    invitation.set_path(socket->path);
-    invitation.set_key(socket->secret.KeyFor(start_id));
-  };
+Invitation InvitationTo(const std::shared_ptr<const LocalSocket>& socket) {
+  if (socket == nullptr) return {};
+  return {.invite =
+              [socket](std::uint64_t start_id, v1::LocalSocket& invitation) {
+                invitation.set_path(socket->path);
+                invitation.set_key(socket->secret.KeyFor(start_id));
+              },
+          .accepts =
+              [socket](const v1::MoveRequest& request) {
+                const std::string key = socket->secret.KeyFor(request.start_id());
+                return wire::SameProof(request.proof(), wire::ProofOf(key, request.token()));
+              }};
 }
 
 }  // namespace

@@ -100,7 +100,7 @@ absl::Status TraceStream::Begin(const v1::TraceSessionRequest& request) {
   const absl::StatusOr<absl::Duration> wait = WaitOf(request);
   if (!wait.ok()) return wait.status();
   session_ = registry_->Get(request.session());
-  if (session_ == nullptr) return UnknownSession(request.session());
+  if (session_ == nullptr) return registry_->NotThere(request.session());
   absl::StatusOr<Recordings::Place> place = recordings_->Begin();
   if (!place.ok()) return place.status();
   place_ = *std::move(place);

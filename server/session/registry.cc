@@ -291,6 +291,21 @@ absl::StatusOr<MemberHandle> Registry::Find(const std::string& token, std::uint6
       .session = holder->entry->session, .rank = holder->rank, .start_id = start_id};
 }
 
+absl::StatusOr<MemberHandle> Registry::Move(const std::string& token, std::uint64_t start_id,
+                                            const std::string& identity,
+                                            const SessionCheck& check) {
+  MutexLock lock(mutex_);
+  const auto found = tokens_.find(token);
+  const absl::StatusOr<Holder> holder =
+      HolderOf(token, start_id, found == tokens_.end() ? "" : found->second.identity);
+  if (!holder.ok()) return holder.status();
+  const std::shared_ptr<SessionRunner>& session = holder->entry->session;
+  if (session == nullptr) return holder->entry->failure;
+  if (absl::Status may = check(session->options().name); !may.ok()) return may;
+  found->second.identity = identity;
+  return MemberHandle{.session = session, .rank = holder->rank, .start_id = start_id};
+}
+
 absl::Status Registry::Leave(const std::string& token, std::uint64_t start_id, absl::Time now,
                              const std::string& identity) {
   std::shared_ptr<SessionRunner> session;
@@ -346,10 +361,13 @@ void Registry::Retire(const std::string& name, const std::shared_ptr<SessionRunn
   if (found == sessions_.end() || found->second->session != session) return;  // already retired
   std::shared_ptr<Entry> entry = std::move(found->second);
   sessions_.erase(found);
-  (failure.ok() ? closed_ : failed_).fetch_add(1, std::memory_order_relaxed);
+  const bool closed = failure.ok();
+  (closed ? closed_ : failed_).fetch_add(1, std::memory_order_relaxed);
   entry->failure = std::move(failure);
   entry->ended = now;
   retired_.push_back(std::move(entry));
+  // What gradwirectl has tried out would push out what somebody looks for.
+  if (closed && session->options().is_trial()) return;
   history_.push_front(std::move(past));
   if (history_.size() <= kHistory) return;
   oldest = std::move(history_.back());
@@ -449,6 +467,16 @@ absl::StatusOr<v1::SessionStatus> Registry::Status(const std::string& name, absl
   }
   if (past == nullptr) return UnknownSession(name);
   return *past;
+}
+
+absl::Status Registry::NotThere(const std::string& name) const {
+  MutexLock lock(mutex_);
+  const auto found = std::find_if(history_.begin(), history_.end(),
+                                  [&](const Past& one) { return one->name() == name; });
+  if (found == history_.end()) return UnknownSession(name);
+  return Coded(ErrorCode::kNotNow,
+               absl::FailedPreconditionError(
+                   absl::StrCat("session \"", name, "\" has ended: ", (*found)->waiting_for())));
 }
 
 std::shared_ptr<SessionRunner> Registry::Get(const std::string& name) const {

@@ -88,6 +88,13 @@ class Registry {
   absl::StatusOr<MemberHandle> Find(const std::string& token, std::uint64_t start_id,
                                     const std::string& identity = "") const;
 
+  // The membership is `identity`'s from now on, who has shown that it is the one who joined.
+  // `check`: whether it may use the session, from its name; it must not call the registry. NotFound
+  // for an unknown token, PermissionDenied for another start id.
+  using SessionCheck = std::function<absl::Status(const std::string& session)>;
+  absl::StatusOr<MemberHandle> Move(const std::string& token, std::uint64_t start_id,
+                                    const std::string& identity, const SessionCheck& check);
+
   // Ends the token's membership. OK if the session has failed: there is nothing left to end.
   absl::Status Leave(const std::string& token, std::uint64_t start_id, absl::Time now,
                      const std::string& identity = "");
@@ -125,6 +132,8 @@ class Registry {
   // Includes the compression of each parameter. NotFound: no recent session has that name.
   absl::StatusOr<v1::SessionStatus> Status(const std::string& name, absl::Time now) const;
   std::shared_ptr<SessionRunner> Get(const std::string& name) const;
+  // Why Get gives none of this name: it has ended, and how, or it is unknown.
+  absl::Status NotThere(const std::string& name) const;
 
  private:
   struct Place {

@@ -12,7 +12,10 @@
 #include "gmock/gmock.h"
 #include "gradwire/client.h"
 #include "gradwire/v1/admin.grpc.pb.h"
+#include "gradwire/v1/aggregation.grpc.pb.h"
 #include "gtest/gtest.h"
+#include "proto/wire/local_proof.h"
+#include "proto/wire/proto_conversion.h"
 #include "server/daemon/server.h"
 #include "tests/testing/certificates.h"
 #include "tests/testing/gradients.h"
@@ -154,7 +157,7 @@ TEST(LocalSocket, MembersGoDifferentWaysInOneSession) {
   EXPECT_THAT(ways, ::testing::ElementsAre("shared memory", "unix", "tcp"));
 }
 
-// The second join makes it a membership of who the caller is on the socket.
+// On the socket it is a membership of who the caller is there.
 TEST(LocalSocket, WorksWithTokens) {
   const TemporaryFolder folder;
   ReplaceFile(folder / "tokens", "team member job a-token-of-the-team\n");
@@ -167,7 +170,65 @@ TEST(LocalSocket, WorksWithTokens) {
   EXPECT_THAT(Way(options), ::testing::HasSubstr("\"another\" is not one that token team may use"));
 }
 
-// A rank that the daemon picks stays the same in the second join.
+// However the search for the socket and the end of the session meet, both get the reason, and no
+// session of that name is left.
+TEST(LocalSocket, MembersThatDifferAreBothToldAtOnce) {
+  const TemporaryFolder folder;
+  const Daemon daemon(folder / "s");
+  for (int round = 0; round < 20; ++round) {
+    std::vector<absl::Status> ended(2);
+    std::vector<std::thread> members;
+    for (int rank = 0; rank < 2; ++rank) {
+      members.emplace_back([&, rank] {
+        ClientOptions options = Options(daemon.tcp(), 2);
+        options.session = absl::StrCat("job-", round);
+        options.rank = rank;
+        options.parameters = {MakeParameter("w", 10 + static_cast<std::size_t>(rank))};
+        ended[static_cast<std::size_t>(rank)] = Client::Join(options).status();
+      });
+    }
+    for (std::thread& member : members) member.join();
+    for (const absl::Status& status : ended) {
+      EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("[GW202]"));
+    }
+  }
+  EXPECT_EQ(daemon.server->sessions(), 0);
+}
+
+// Token and start id do not suffice to make a membership one's own.
+TEST(LocalSocket, NobodyElseMovesAMembership) {
+  const TemporaryFolder folder;
+  const Daemon daemon(folder / "s");
+  const auto stub = v1::AggregationService::NewStub(
+      grpc::CreateChannel(daemon.tcp(), grpc::InsecureChannelCredentials()));
+  grpc::ClientContext join_context;
+  v1::JoinRequest join;
+  join.set_min_protocol_version(1);
+  join.set_max_protocol_version(1);
+  join.set_session("job");
+  join.set_world_size(2);
+  join.set_start_id(7);
+  *join.add_manifest() = wire::ToProto(kParameter);
+  v1::JoinResponse joined;
+  ASSERT_TRUE(stub->Join(&join_context, join, &joined).ok());
+  const std::string key = joined.local_socket().key();
+  const auto move = [&](std::uint64_t start_id, const std::string& proof) {
+    grpc::ClientContext context;
+    v1::MoveRequest request;
+    request.set_token(joined.token());
+    request.set_start_id(start_id);
+    request.set_proof(proof);
+    v1::MoveResponse response;
+    return stub->Move(&context, request, &response).error_code();
+  };
+  EXPECT_EQ(move(7, ""), grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_EQ(move(7, wire::ProofOf("another key", joined.token())),
+            grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_EQ(move(8, wire::ProofOf(key, joined.token())), grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_EQ(move(7, wire::ProofOf(key, joined.token())), grpc::StatusCode::OK);
+}
+
+// A rank that the daemon picks stays the same.
 TEST(LocalSocket, KeepsTheRankThatTheDaemonPicked) {
   const TemporaryFolder folder;
   const Daemon daemon(folder / "s");

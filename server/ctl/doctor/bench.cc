@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/limits.h"
 #include "gradwire/client.h"
 
 namespace gradwire::ctl {
@@ -50,6 +51,7 @@ class Member {
                           .parameters = model,
                           .hook = spec,
                           .device = {},
+                          .local_socket = false,  // the way that the address names is measured
                           .connect_timeout = target.timeout,
                           .join_timeout = absl::Seconds(30),
                           .step_timeout = absl::Minutes(10),
@@ -138,7 +140,7 @@ absl::StatusOr<Link> MeasureLatency(const Target& target, const std::string& ses
 
 std::string ScratchSession() {
   std::random_device device;
-  return absl::StrFormat("gradwire-bench-%08x%08x", device(), device());
+  return absl::StrFormat("%s%08x%08x", kTrialSessionPrefix, device(), device());
 }
 
 absl::StatusOr<BenchResult> Bench(const Target& target, const BenchPlan& plan,

@@ -94,6 +94,7 @@ TEST(Permissions, TheMatrixIsAsMeant) {
       {"/gradwire.v1.AggregationService/JoinInParts", "m--"},
       {"/gradwire.v1.AggregationService/Exchange", "m--"},
       {"/gradwire.v1.AggregationService/ExchangeBulk", "m--"},
+      {"/gradwire.v1.AggregationService/Move", "m--"},
       {"/gradwire.v1.AggregationService/Leave", "m--"},
       {"/gradwire.v1.AggregationService/Watch", "mo-"},
       {"/gradwire.v1.AdminService/GetServer", "-o-a"},

@@ -22,6 +22,8 @@ TEST(ServerOptionsTest, NamesTheFieldTheValueAndWhatIsAllowed) {
   EXPECT_THAT(Problem({.max_sessions = -3}), HasSubstr("max_sessions is -3"));
   EXPECT_THAT(Problem({.memory_limit = "lots"}),
               HasSubstr("memory_limit is \"lots\"; allowed are amounts of memory"));
+  EXPECT_THAT(Problem({.memory_limit = "80"}),
+              HasSubstr("memory_limit is \"80\"; allowed are amounts of memory from 32MiB on"));
   EXPECT_THAT(Problem({.chunk_bytes = 100}),
               HasSubstr("chunk_bytes is 100; allowed are multiples of 8"));
   EXPECT_THAT(Problem({.window_chunks = 0}), HasSubstr("window_chunks is 0"));
