@@ -23,7 +23,9 @@ const char* Name(Role role) {
 }
 
 std::string Caller::shown() const {
-  return token_name.empty() ? identity : absl::StrCat("token ", token_name);
+  // Over TCP the identity begins with it.
+  if (token_name.empty() || absl::StartsWith(identity, "token ")) return identity;
+  return absl::StrCat(identity, " (", token_name, ")");
 }
 
 QuotaHolder Caller::holder() const {

@@ -38,7 +38,7 @@ struct Caller {
   std::string certificate = {};
   std::string peer = {};
 
-  // For messages: the token's name, else the identity.
+  // For messages: the identity, with the name of the token's line.
   std::string shown() const;
   // Whose quota its uses count against: all callers with one token's name share it.
   QuotaHolder holder() const;

@@ -217,16 +217,20 @@ absl::Status AggregationService::TryJoin(const v1::JoinRequest& request, Manifes
 }
 
 absl::Status AggregationService::Move(const v1::MoveRequest& request, const Caller& caller) {
-  absl::StatusOr<MemberHandle> moved = absl::PermissionDeniedError(
-      "proof: is not that of the member with this start id; only who joined may move");
-  if (invitation_.accepts && invitation_.accepts(request)) {
-    moved = registry_->Move(
-        request.token(), request.start_id(), caller.identity,
-        [&caller](const std::string& session) { return CheckSession(caller, session); });
+  absl::StatusOr<MemberHandle> moved =
+      absl::UnimplementedError("this daemon has no unix socket to move to");
+  if (invitation_.check) {
+    if (absl::Status proven = invitation_.check(request); proven.ok()) {
+      moved = registry_->Move(
+          request.token(), request.start_id(), caller.identity,
+          [&caller](const std::string& session) { return CheckSession(caller, session); });
+    } else {
+      moved = proven;
+    }
   }
   if (AuditSink* const audit = registry_->audit(); audit != nullptr) {
-    AuditEvent event =
-        EventOf("move", caller, moved.ok() ? moved->session->options().name : "", moved.status());
+    const std::string session = moved.ok() ? moved->session->options().name : "";
+    AuditEvent event = EventOf("move", caller, session, moved.status());
     if (moved.ok()) event.rank = moved->rank;
     audit->Record(std::move(event));
   }

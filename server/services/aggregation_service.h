@@ -25,8 +25,8 @@ class Registry;
 struct Invitation {
   // Names it to the member that joins with this start id. Null: there is none.
   std::function<void(std::uint64_t start_id, v1::LocalSocket& socket)> invite = nullptr;
-  // Whether the proof is of who was invited with this start id.
-  std::function<bool(const v1::MoveRequest& request)> accepts = nullptr;
+  // OK if the proof is of who was invited with this start id.
+  std::function<absl::Status(const v1::MoveRequest& request)> check = nullptr;
 };
 
 // Thread-safe. Outlives the calls of its methods.

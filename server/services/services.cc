@@ -3,6 +3,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "server/net/local_socket.h"
 #include "server/rpc/clock.h"
 #include "server/services/admin_service.h"
@@ -24,11 +25,19 @@ Invitation InvitationTo(const std::shared_ptr<const LocalSocket>& socket) {
                 invitation.set_path(socket->path);
                 invitation.set_key(socket->secret.KeyFor(start_id));
               },
-          .accepts =
-              [socket](const v1::MoveRequest& request) {
-                const std::string key = socket->secret.KeyFor(request.start_id());
-                return wire::SameProof(request.proof(), wire::ProofOf(key, request.token()));
-              }};
+          .check = [socket](const v1::MoveRequest& request) -> absl::Status {
+            const std::string& proof = request.proof();
+            if (proof.size() != wire::kProofBytes) {
+              return absl::InvalidArgumentError(absl::StrCat(
+                  "proof: has ", proof.size(), " bytes; allowed: ", wire::kProofBytes));
+            }
+            const std::string key = socket->secret.KeyFor(request.start_id());
+            if (wire::SameProof(proof, wire::ProofOf(key, request.token()))) {
+              return absl::OkStatus();
+            }
+            return absl::PermissionDeniedError(
+                "proof: is not that of the member with this start id; only who joined may move");
+          }};
 }
 
 }  // namespace

@@ -221,7 +221,7 @@ TEST(LocalSocket, NobodyElseMovesAMembership) {
     v1::MoveResponse response;
     return stub->Move(&context, request, &response).error_code();
   };
-  EXPECT_EQ(move(7, ""), grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_EQ(move(7, ""), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(move(7, wire::ProofOf("another key", joined.token())),
             grpc::StatusCode::PERMISSION_DENIED);
   EXPECT_EQ(move(8, wire::ProofOf(key, joined.token())), grpc::StatusCode::PERMISSION_DENIED);

@@ -111,7 +111,8 @@ TEST_F(SocketUsers, AUserHasTheRoleAndTheSessionsOfItsLine) {
   EXPECT_TRUE(JoinAs(kTeamA, "a-1").ok());
   const absl::Status other = JoinAs(kTeamA, "b-1");
   EXPECT_EQ(other.code(), absl::StatusCode::kPermissionDenied);
-  EXPECT_THAT(std::string(other.message()), HasSubstr("\"b-1\" is not one that uid:4242 may use"));
+  EXPECT_THAT(std::string(other.message()),
+              HasSubstr("\"b-1\" is not one that uid:4242 (team-a) may use"));
   EXPECT_EQ(GetServer(ChannelOf(kTeamA, socket())).error_code(),
             grpc::StatusCode::PERMISSION_DENIED);
   EXPECT_TRUE(GetServer(ChannelOf(kWatcher, socket())).ok());
@@ -128,7 +129,7 @@ TEST_F(SocketUsers, AUserWithoutALineNeedsAToken) {
   // The same connection, so that one call's token is not another's.
   const grpc::Status denied = GetServer(channel, kTokenOfB);
   EXPECT_EQ(denied.error_code(), grpc::StatusCode::PERMISSION_DENIED);
-  EXPECT_THAT(denied.error_message(), HasSubstr("uid:4244 has the role member"));
+  EXPECT_THAT(denied.error_message(), HasSubstr("uid:4244 (team-b) has the role member"));
   EXPECT_EQ(GetServer(channel).error_code(), grpc::StatusCode::UNAUTHENTICATED);
 }
 

@@ -144,7 +144,8 @@ TEST(ConfigFileTest, NamesTheFieldTheValueAndWhatIsAllowed) {
       {"reduce: gpu",
        "f:1:9: reduce is \"gpu\"; allowed are cpu, cuda, and cuda:0,2 with each GPU once [GW602]"},
       {"memory_limit: 101%",
-       "f:1:15: memory_limit is \"101%\"; allowed are amounts of memory such as 512MiB, 2GB and "
+       "f:1:15: memory_limit is \"101%\"; allowed are amounts of memory from 32MiB on, such as "
+       "512MiB, 2GB and "
        "80% [GW602]"},
       {"version: 2", "f:1:10: version is \"2\"; allowed is 1 [GW604]"},
       {"max_sessions",

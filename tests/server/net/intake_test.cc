@@ -329,9 +329,13 @@ TEST(IntakeTest, CallsThatAreResetAtOnceAreCut) {
   const std::unique_ptr<Server> daemon = StartOnTcp();
   constexpr std::size_t kMost = 1'000'000;
   EXPECT_LT(ResetCalls(daemon->addresses().front(), kMost), kMost / 10);
-  // The address gets another connection after a pause.
-  EXPECT_EQ(SendLarge(daemon->addresses().front(), 2).error_code(),
-            grpc::StatusCode::RESOURCE_EXHAUSTED);
+  // The address gets another connection after a pause. On a busy machine the daemon may see a call
+  // so late that it takes one on trial for another such peer.
+  grpc::StatusCode answer = grpc::StatusCode::UNAVAILABLE;
+  for (int i = 0; i < 5 && answer == grpc::StatusCode::UNAVAILABLE; ++i) {
+    answer = SendLarge(daemon->addresses().front(), 2).error_code();
+  }
+  EXPECT_EQ(answer, grpc::StatusCode::RESOURCE_EXHAUSTED);
 }
 
 // The daemon refuses what is just too large as it always did, and without a cut.
