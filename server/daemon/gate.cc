@@ -12,7 +12,7 @@ namespace gradwire::server {
 // One user of the host other than the daemon's own and root leaves most connections to the others.
 Gate::Gate(const GateOptions& options, Intake::OnCut on_cut, LocalUsers::OnRefused on_refused_user)
     : options_(options),
-      intake_(options.intake, std::move(on_cut)),
+      intake_(options.intake, std::move(on_cut), [this] { return waits_.Longest(); }),
       users_({.connections = std::max(options.max_connections / 4, 1)}, options.own_users,
              std::move(on_refused_user)) {}
 

@@ -18,6 +18,7 @@
 #include "server/net/certificate_store.h"
 #include "server/net/intake.h"
 #include "server/net/local_users.h"
+#include "server/net/processor_waits.h"
 
 namespace gradwire::server {
 
@@ -77,6 +78,7 @@ class Gate {
   const GateOptions options_;
   std::vector<Listener> listeners_;  // until Serve
   std::vector<std::string> addresses_;
+  ProcessorWaits waits_;
   Intake intake_;
   LocalUsers users_;
   // Each has credentials of its own: those of a unix socket are its user.

@@ -21,6 +21,8 @@ using std::chrono::milliseconds;
 constexpr milliseconds kInterval(10);
 // As long as a stranger holds something.
 constexpr milliseconds kAlertInterval(2);
+// Asking how long threads waited for a processor takes some 200 us.
+constexpr milliseconds kWaitsInterval(5);
 // A check takes some 256 us for so many connections. Further ones make the interval longer, up to
 // the limit.
 constexpr std::size_t kConnectionsPerInterval = 256;
@@ -163,7 +165,12 @@ Held Intake::Look(Connection& connection, std::uint64_t read, Clock::time_point 
   const std::size_t bytes = connection.held.Update(read, meter.explained());
   const std::uint64_t taken = meter.taken();
   if (std::exchange(connection.taken, taken) != taken || bytes == 0) connection.last_message = now;
-  if (meter.has_call() || bytes == 0) connection.last_call = now;
+  if (meter.has_call() || bytes == 0) {
+    connection.last_call = now;
+    connection.waited = waited_;
+  }
+  const std::chrono::nanoseconds excused = std::min<std::chrono::nanoseconds>(
+      waited_ - connection.waited, (limits_.call_timeout_with_waits - 1) * limits_.call_timeout);
   const std::uint64_t calls = meter.calls();
   const double seconds = std::chrono::duration<double>(now - checked_).count();
   connection.call_tokens =
@@ -172,12 +179,22 @@ Held Intake::Look(Connection& connection, std::uint64_t read, Clock::time_point 
   return {.bytes = bytes,
           .member = meter.has_member(),
           .since = now - connection.last_message,
-          .without_call = now - connection.last_call,
+          .without_call = now - connection.last_call - excused,
           .calls_too_often = connection.call_tokens < 0};
+}
+
+// Only while a stranger holds something. What was waited before is no excuse for it.
+void Intake::UpdateWaits(bool alert, Clock::time_point now) {
+  const bool begins = alert && !std::exchange(alert_, alert);
+  if (!alert || (!begins && now < waits_updated_ + kWaitsInterval)) return;
+  const std::chrono::nanoseconds waited = waits_();
+  if (!begins) waited_ += waited;
+  waits_updated_ = now;
 }
 
 void Intake::Check(Clock::time_point now) {
   if (connections_.empty() || now < next_) return;
+  UpdateWaits(alert_, now);
   std::vector<Held> held;
   std::vector<int> fds;
   for (auto& [fd, connection] : connections_) {
@@ -199,6 +216,7 @@ void Intake::Check(Clock::time_point now) {
   }
   const bool alert = std::any_of(held.begin(), held.end(),
                                  [](const Held& one) { return one.bytes > 0 && !one.member; });
+  UpdateWaits(alert, now);
   const milliseconds interval = alert ? kAlertInterval : kInterval;
   const auto times = static_cast<int>(1 + connections_.size() / kConnectionsPerInterval);
   next_ = Clock::now() + std::min(interval * times, kLongestInterval);

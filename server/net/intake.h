@@ -37,8 +37,10 @@ struct IntakeLimits {
   std::size_t strangers_bytes = 0;
   // A stranger must complete a message within this time.
   std::chrono::seconds message_timeout{30};
-  // A stranger's bytes must belong to a call within this time.
+  // A stranger's bytes must belong to a call within this time, without the time for which a thread
+  // of this process waited for a processor, and within so many times it with that.
   std::chrono::milliseconds call_timeout{20};
+  int call_timeout_with_waits = 10;
   // Calls that a connection may begin at once, and in a second.
   double calls_at_once = 200;
   double calls_per_second = 50;
@@ -51,8 +53,8 @@ struct IntakeLimits {
 struct Held {
   std::size_t bytes = 0;
   bool member = false;
-  std::chrono::steady_clock::duration since{};  // the last complete message
-  std::chrono::steady_clock::duration without_call{};
+  std::chrono::steady_clock::duration since{};         // the last complete message
+  std::chrono::steady_clock::duration without_call{};  // as IntakeLimits::call_timeout counts it
   bool calls_too_often = false;
 };
 
@@ -87,7 +89,11 @@ class Intake {
   using OnCut =
       std::function<void(CutReason reason, const std::string& peer, const std::string& sentence)>;
 
-  Intake(const IntakeLimits& limits, OnCut on_cut) : limits_(limits), on_cut_(std::move(on_cut)) {}
+  // How long a thread of this process waited for a processor since the last call.
+  using Waits = std::function<std::chrono::nanoseconds()>;
+
+  Intake(const IntakeLimits& limits, OnCut on_cut, Waits waits)
+      : limits_(limits), on_cut_(std::move(on_cut)), waits_(std::move(waits)) {}
 
   // `fd` stays the caller's, open until Remove. Ignores what is not TCP.
   void Add(int fd) GRADWIRE_EXCLUDES(mutex_);
@@ -111,8 +117,9 @@ class Intake {
     std::shared_ptr<TrafficMeter> meter;
     HeldBytes held{};
     std::uint64_t taken = 0;
-    Clock::time_point last_message{};  // or the time when it held nothing
-    Clock::time_point last_call{};     // or the time when it held nothing
+    Clock::time_point last_message{};   // or the time when it held nothing
+    Clock::time_point last_call{};      // or the time when it held nothing
+    std::chrono::nanoseconds waited{};  // waited_ then
     std::uint64_t calls = 0;
     double call_tokens = 0;
     bool newcomer = true;  // has not brought a message
@@ -121,16 +128,21 @@ class Intake {
   };
 
   Held Look(Connection& connection, std::uint64_t read, Clock::time_point now) const;
+  void UpdateWaits(bool alert, Clock::time_point now);
   void EndNewcomer(Connection& connection);
   void CutOne(int fd, Connection& connection, const Held& held, CutReason reason);
 
   const IntakeLimits limits_;
   const OnCut on_cut_;
+  const Waits waits_;
   std::map<int, Connection> connections_;  // of the one thread
   AddressRates rates_;
   std::map<PeerAddress, int> newcomers_;  // by origin; none is 0
   Clock::time_point checked_{};
   Clock::time_point next_{};
+  bool alert_ = false;                 // a stranger held something at the last check
+  std::chrono::nanoseconds waited_{};  // for a processor, in all
+  Clock::time_point waits_updated_{};
   mutable Mutex mutex_;
   std::map<PeerAddress, std::shared_ptr<TrafficMeter>> meters_ GRADWIRE_GUARDED_BY(mutex_);
 };

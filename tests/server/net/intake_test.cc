@@ -11,6 +11,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <memory>
@@ -28,8 +29,11 @@ namespace gradwire::server {
 namespace {
 
 using std::chrono::seconds;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::Ge;
 using ::testing::IsEmpty;
+using ::testing::Le;
 
 constexpr IntakeLimits kLimits = {.connection_bytes = 100, .strangers_bytes = 250};
 
@@ -262,7 +266,8 @@ Pair ConnectToOurselves() {
 TEST(IntakeTest, AnAddressHasOnlySoManyNewcomers) {
   Intake intake(
       {.connection_bytes = 1 << 20, .strangers_bytes = 1 << 20, .newcomers = 2},
-      [](CutReason, const std::string& /*peer*/, const std::string& why) { ADD_FAILURE() << why; });
+      [](CutReason, const std::string& /*peer*/, const std::string& why) { ADD_FAILURE() << why; },
+      [] { return std::chrono::nanoseconds(0); });
   std::array<Pair, 3> pairs = {ConnectToOurselves(), ConnectToOurselves(), ConnectToOurselves()};
   auto now = Intake::Clock::now();
   const PeerAddress here = *PeerOf(pairs[0].ours.get());
@@ -287,6 +292,45 @@ TEST(IntakeTest, AnAddressHasOnlySoManyNewcomers) {
   // It ends without a call.
   EXPECT_FALSE(intake.Remove(pairs[1].ours.get()));
   EXPECT_TRUE(intake.Admit(here, now));
+}
+
+// A stranger that brought bytes and no call, while this process waits for a processor a part of the
+// time. After how long it is cut.
+std::chrono::milliseconds CutAfter(double part_waited) {
+  using std::chrono::milliseconds;
+  bool cut = false;
+  auto now = Intake::Clock::now();
+  auto asked = now - std::chrono::hours(1);
+  Intake intake(
+      {.connection_bytes = 1 << 20, .strangers_bytes = 1 << 20},
+      [&](CutReason reason, const std::string& /*peer*/, const std::string& /*sentence*/) {
+        EXPECT_EQ(reason, CutReason::kNoCall);
+        cut = true;
+      },
+      [&] {
+        const std::chrono::duration<double, std::nano> since = now - std::exchange(asked, now);
+        return std::chrono::nanoseconds(std::llround(since.count() * part_waited));
+      });
+  const Pair pair = ConnectToOurselves();
+  intake.Add(pair.ours.get());
+  // Checks have an interval of the real clock, which stays behind `now`.
+  intake.Check(now += std::chrono::hours(1));
+  const std::string bytes(std::size_t{128} << 10, 'x');
+  std::string read(bytes.size(), '\0');
+  std::thread sender([&] { EXPECT_TRUE(SendAll(pair.theirs.get(), bytes)); });
+  EXPECT_EQ(recv(pair.ours.get(), read.data(), read.size(), MSG_WAITALL),
+            static_cast<ssize_t>(read.size()));
+  sender.join();
+  const auto begin = now;
+  while (!cut && now < begin + seconds(1)) intake.Check(now += milliseconds(1));
+  return std::chrono::duration_cast<milliseconds>(now - begin);
+}
+
+// Nor does an hour count that this process waited before.
+TEST(IntakeTest, TimeWithoutAProcessorDoesNotCountAgainstAStranger) {
+  EXPECT_EQ(CutAfter(0).count(), 21);
+  EXPECT_THAT(CutAfter(0.5).count(), AllOf(Ge(35), Le(45)));
+  EXPECT_EQ(CutAfter(1).count(), 201) << "at the latest";
 }
 
 TEST(IntakeTest, ADeclaredMessageOf512MebibytesIsCut) {
@@ -329,13 +373,9 @@ TEST(IntakeTest, CallsThatAreResetAtOnceAreCut) {
   const std::unique_ptr<Server> daemon = StartOnTcp();
   constexpr std::size_t kMost = 1'000'000;
   EXPECT_LT(ResetCalls(daemon->addresses().front(), kMost), kMost / 10);
-  // The address gets another connection after a pause. On a busy machine the daemon may see a call
-  // so late that it takes one on trial for another such peer.
-  grpc::StatusCode answer = grpc::StatusCode::UNAVAILABLE;
-  for (int i = 0; i < 5 && answer == grpc::StatusCode::UNAVAILABLE; ++i) {
-    answer = SendLarge(daemon->addresses().front(), 2).error_code();
-  }
-  EXPECT_EQ(answer, grpc::StatusCode::RESOURCE_EXHAUSTED);
+  // The address gets another connection after a pause.
+  EXPECT_EQ(SendLarge(daemon->addresses().front(), 2).error_code(),
+            grpc::StatusCode::RESOURCE_EXHAUSTED);
 }
 
 // The daemon refuses what is just too large as it always did, and without a cut.
