@@ -36,6 +36,7 @@ struct Catalogue {
       {ErrorCode::kEndedBeforeStart, "the session ended before it began"},
       {ErrorCode::kNodeGroup, "the node group cannot be formed"},
       {ErrorCode::kOwnQuota, "a quota of the team or of the session is reached"},
+      {ErrorCode::kShards, "the shards of a session do not fit"},
       {ErrorCode::kTraining, "training failed"},
       {ErrorCode::kMemberClosed, "a member's connection closed"},
       {ErrorCode::kMemberSilent, "a member was silent"},

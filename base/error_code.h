@@ -48,6 +48,7 @@ enum class ErrorCode : std::uint16_t {
   kEndedBeforeStart = 212,
   kNodeGroup = 213,
   kOwnQuota = 214,
+  kShards = 215,
   // training
   kTraining = 300,
   kMemberClosed = 301,

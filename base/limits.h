@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace gradwire {
 
 inline constexpr int kMaxWorldSize = 4096;
+inline constexpr std::uint32_t kMaxShards = 64;                      // of a session
 inline constexpr std::size_t kMaxParameters = std::size_t{1} << 20;  // of a manifest
 inline constexpr std::size_t kMaxManifestNameBytes = std::size_t{128} << 20;
 inline constexpr std::size_t kMaxSessionNameBytes = 128;

@@ -49,6 +49,14 @@ enum class Mutant : std::uint8_t {
   kStepEndsBeforeGather,
   kAloneGathersInTurn,
   kShareNotAcknowledged,
+  // Of sessions with several shards.
+  kShardsDecideAlone,
+  kVerdictNotCombined,
+  kStateBeforeConclusion,
+  kConclusionNotRepeated,
+  kReadyNotRepeated,
+  kSliceSentTwice,
+  kFailureNotPassedOn,
 };
 
 #ifdef GRADWIRE_CORE_MUTANTS

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/error_code.h"
 #include "base/limits.h"
+#include "client/addresses.h"
 #include "hooks/draw_buckets.h"
 #include "proto/tls/channel_credentials.h"
 
@@ -87,9 +88,13 @@ absl::Status ClientOptions::Validate() const {
     if (value.empty() || value == "on" || value == "off") continue;
     return Bad(absl::StrCat("the variable ", name), absl::StrCat("\"", value, "\""), "on, off");
   }
-  if (absl::Status valid = tls::CheckClientFiles(effective.address, TlsFiles(effective));
-      !valid.ok())
-    return valid;
+  const auto addresses = client::AddressesOf(effective.address);
+  if (!addresses.ok()) return addresses.status();
+  for (const std::string& one : *addresses) {
+    if (absl::Status valid = tls::CheckClientFiles(one, TlsFiles(effective)); !valid.ok()) {
+      return valid;
+    }
+  }
   if (!IsSessionName(effective.session)) {
     return Bad("session", absl::StrCat("\"", effective.session, "\""),
                "1 to 128 of A-Z, a-z, 0-9, '.', '_', '-'");
@@ -127,6 +132,10 @@ absl::Status ClientOptions::Validate() const {
   if (named && device.kind == DeviceKind::kCpu) {
     return Bad("node_group", absl::StrCat("\"", effective.node_group, "\" with device \"cpu\""),
                "\"off\", \"auto\", or a GPU: members on the CPU are in no node group");
+  }
+  if (named && addresses->size() > 1) {
+    return Bad("node_group", absl::StrCat("\"", effective.node_group, "\" with several daemons"),
+               "\"off\" or \"auto\"");
   }
   if (absl::Status valid = CheckTimeout("connect_timeout", connect_timeout); !valid.ok())
     return valid;

@@ -41,7 +41,7 @@ absl::Status BucketRun::OpenRound(std::uint32_t round, const RoundContext& conte
     return absl::OkStatus();
   }
   round_ = round;
-  layout_ = wire::ChunkLayout(**plan, options_.chunk_bytes);
+  layout_ = wire::ChunkLayout(**plan, options_.chunk_bytes, options_.slice);
   sent_ = 0;
   received_ = 0;
   return absl::OkStatus();

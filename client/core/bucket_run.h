@@ -29,6 +29,7 @@ class BucketRun {
     std::size_t chunk_bytes = 0;
     bool measure = false;     // it should have norms()
     std::uint32_t share = 0;  // of its node group's
+    Slice slice{};            // of every segment: what travels to this daemon
   };
   // What to encode: `run` writes `range`, which takes `bytes`.
   struct Chunk {

@@ -1,11 +1,9 @@
 #include "client/core/bucket_shares.h"
 
-#include <algorithm>
-#include <functional>
 #include <map>
-#include <numeric>
-#include <queue>
 #include <utility>
+
+#include "hooks/shard_map.h"
 
 namespace gradwire::client {
 
@@ -16,20 +14,7 @@ ShareMap::ShareMap(std::span<const ParameterSpec> manifest, std::uint32_t shares
   for (std::size_t p = 0; p < manifest.size(); ++p) {
     bytes[p] = manifest[p].numel() * ByteSize(manifest[p].dtype);
   }
-  std::vector<std::uint32_t> largest_first(manifest.size());
-  std::iota(largest_first.begin(), largest_first.end(), 0);
-  std::stable_sort(largest_first.begin(), largest_first.end(),
-                   [&](std::uint32_t a, std::uint32_t b) { return bytes[a] > bytes[b]; });
-  // The least loaded share first, of equal ones that with the lowest number.
-  using Load = std::pair<std::size_t, std::uint32_t>;
-  std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;
-  for (std::uint32_t share = 0; share < shares; ++share) loads.emplace(0, share);
-  for (const std::uint32_t p : largest_first) {
-    const auto [load, share] = loads.top();
-    loads.pop();
-    share_of_[p] = share;
-    loads.emplace(load + bytes[p], share);
-  }
+  share_of_ = Balance(bytes, shares);
 }
 
 std::vector<BucketShare> ShareMap::Divide(const GradBucket& bucket,

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "gradwire/hooks/grad_bucket.h"
@@ -33,6 +34,8 @@ class ShareMap {
   // `shares` is 1 or more. `whole`: the hook works on whole buckets, which then are not divided;
   // all are in share 0, since parameters may move from bucket to bucket.
   ShareMap(std::span<const ParameterSpec> manifest, std::uint32_t shares, bool whole);
+  // As given, by parameter.
+  explicit ShareMap(std::vector<std::uint32_t> share_of) : share_of_(std::move(share_of)) {}
 
   std::uint32_t ShareOf(std::uint32_t parameter) const { return share_of_[parameter]; }
 

@@ -59,6 +59,15 @@ struct WelcomeEffect {};
 // The session has ended. All open calls were completed with `status` before.
 struct FailedEffect {
   absl::Status status;
+  int blamed_rank = -1;  // -1: nobody in particular
+  // To be sent to the daemon, which does not know yet, before the stream ends.
+  std::optional<wire::Failure> last_words{};
+};
+// All results of the step are here, of this member's shard of several; what they come to.
+struct PreparedEffect {
+  std::int64_t step = 0;
+  Verdict verdict = Verdict::kApply;
+  std::uint64_t digest = 0;
 };
 // ---- Of node groups (grouped_member.h)
 
@@ -90,7 +99,7 @@ struct ShareDoneEffect {
 using Effect = std::variant<GroupEffect, ConnectEffect, ExchangeEffect, GatherEffect,
                             ShareDoneEffect, SendFrameEffect, SendChunkEffect, SendCollectiveEffect,
                             ReceiveCollectiveEffect, BucketDoneEffect, StepDoneEffect,
-                            CollectiveDoneEffect, WelcomeEffect, FailedEffect>;
+                            CollectiveDoneEffect, WelcomeEffect, FailedEffect, PreparedEffect>;
 using Effects = std::vector<Effect>;
 
 }  // namespace gradwire::client

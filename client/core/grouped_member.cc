@@ -96,6 +96,19 @@ void GroupedMember::SendNext(Effects& effects) {
   Take(inner, effects);
 }
 
+// A session with several shards has no node groups, so that nothing waits for a group here.
+void GroupedMember::SayReady(Verdict verdict, std::uint64_t digest, Effects& effects) {
+  member_->SayReady(verdict, digest, effects);
+}
+
+void GroupedMember::ConcludeAs(Verdict verdict, Effects& effects) {
+  member_->ConcludeAs(verdict, effects);
+}
+
+void GroupedMember::FailElsewhere(const absl::Status& status, int blamed_rank, Effects& effects) {
+  member_->FailElsewhere(status, blamed_rank, effects);
+}
+
 void GroupedMember::Fail(const absl::Status& status, Effects& effects) {
   Effects inner;
   member_->Fail(status, inner);

@@ -56,6 +56,9 @@ class GroupedMember {
   void Resumed(Effects& effects);
   bool has_chunks() const;
   void SendNext(Effects& effects);
+  void SayReady(Verdict verdict, std::uint64_t digest, Effects& effects);
+  void ConcludeAs(Verdict verdict, Effects& effects);
+  void FailElsewhere(const absl::Status& status, int blamed_rank, Effects& effects);
   void Fail(const absl::Status& status, Effects& effects);
   // Of the protocol, which may be ahead of the user's.
   std::int64_t step() const;

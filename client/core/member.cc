@@ -4,13 +4,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/error_code.h"
+#include "base/mutants.h"
 #include "client/core/bucket_run.h"
 
 namespace gradwire::client {
 
 Member::Member(MemberOptions options, Hook* hook)
     : options_(std::move(options)),
-      step_(options_.manifest, options_.chunk_bytes, options_.step, hook),
+      step_(options_, hook),
       protocol_(options_, step_),
       collectives_(options_) {}
 
@@ -78,10 +79,23 @@ struct Member::Received {
   absl::Status operator()(const wire::StepDone& done) const {
     const absl::StatusOr<bool> concludes = member.protocol_.On(done);
     if (!concludes.ok() || !*concludes) return concludes.status();
-    // In this order: Forget needs the number of the step that Conclude opens, to see whether the
-    // draw plan must still be repeated.
-    member.step_.Conclude(done.verdict, effects);
-    member.protocol_.Forget();
+    if (member.options_.shard != 0) {
+      return member.protocol_.Violation("the end of a step, and does not lead the session");
+    }
+    if (member.ready_ && member.ready_->verdict != done.verdict) {
+      return member.protocol_.Violation("another verdict than the shards' together");
+    }
+    member.Conclude(done.verdict, effects);
+    return absl::OkStatus();
+  }
+  absl::Status operator()(const wire::Prepared& prepared) const {
+    if (prepared.step < member.step()) return absl::OkStatus();  // repeated after a resume
+    if (!member.options_.has_shards() || prepared.step > member.step() ||
+        !member.step_.holds_results()) {
+      return member.protocol_.Violation("that it is prepared before its last result");
+    }
+    effects.push_back(PreparedEffect{
+        .step = prepared.step, .verdict = prepared.verdict, .digest = prepared.digest});
     return absl::OkStatus();
   }
   absl::Status operator()(const wire::StateReset& reset) const {
@@ -109,6 +123,7 @@ struct Member::Received {
   }
   absl::Status operator()(const wire::Heartbeat&) const { return absl::OkStatus(); }
   absl::Status operator()(const wire::Failure& failure) const {
+    member.blamed_rank_ = failure.blamed_rank;
     const bool known = failure.code > 0 && failure.code <= 16;
     return absl::Status(
         known ? static_cast<absl::StatusCode>(failure.code) : absl::StatusCode::kUnknown,
@@ -126,9 +141,50 @@ void Member::Receive(const wire::Frame& frame, Effects& effects) {
   if (!status.ok()) Fail(status, effects);
 }
 
+// What was said before the stream broke may not have arrived.
 void Member::Resumed(Effects& effects) {
+  if (concluded_ && !IsActive(Mutant::kConclusionNotRepeated)) {
+    effects.push_back(SendFrameEffect{*concluded_});
+  }
   protocol_.Resumed(effects);
+  if (ready_ && !IsActive(Mutant::kReadyNotRepeated)) effects.push_back(SendFrameEffect{*ready_});
   collectives_.Resumed(effects);
+}
+
+// In this order: Forget needs the number of the step that Conclude opens, to see whether the draw
+// plan must still be repeated.
+void Member::Conclude(Verdict verdict, Effects& effects) {
+  ready_.reset();
+  step_.Conclude(verdict, effects);
+  protocol_.Forget();
+}
+
+// ---- Of a session with several shards
+
+void Member::SayReady(Verdict verdict, std::uint64_t digest, Effects& effects) {
+  if (failed() || ready_) return;
+  ready_ = wire::Ready{
+      .step = step(), .generation = options_.generation, .verdict = verdict, .digest = digest};
+  effects.push_back(SendFrameEffect{*ready_});
+}
+
+void Member::ConcludeAs(Verdict verdict, Effects& effects) {
+  if (failed()) return;
+  concluded_ =
+      wire::Concluded{.step = step(), .generation = options_.generation, .verdict = verdict};
+  effects.push_back(SendFrameEffect{*concluded_});
+  Conclude(verdict, effects);
+}
+
+void Member::FailElsewhere(const absl::Status& status, int blamed_rank, Effects& effects) {
+  if (failed()) return;
+  blamed_rank_ = blamed_rank;
+  Fail(status, effects);
+  if (IsActive(Mutant::kFailureNotPassedOn)) return;
+  std::get<FailedEffect>(effects.back()).last_words =
+      wire::Failure{.code = static_cast<int>(status.code()),
+                    .message = std::string(status.message()),
+                    .blamed_rank = blamed_rank};
 }
 
 void Member::Fail(const absl::Status& status, Effects& effects) {
@@ -137,7 +193,8 @@ void Member::Fail(const absl::Status& status, Effects& effects) {
   step_.Abort(status, effects);
   protocol_.Forget();
   collectives_.Abort();
-  effects.push_back(FailedEffect{.status = status});
+  effects.push_back(
+      FailedEffect{.status = status, .blamed_rank = blamed_rank_.value_or(options_.rank)});
 }
 
 std::string Member::Progress() const {

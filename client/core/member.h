@@ -71,6 +71,16 @@ class Member {
   bool has_chunks() const { return protocol_.has_chunks(); }
   void SendNext(Effects& effects) { protocol_.SendNext(effects); }
 
+  // ---- Of a session with several shards: what this member says to its daemon (ShardVote)
+
+  // All results of all shards are here. To shard 0, once for each step.
+  void SayReady(Verdict verdict, std::uint64_t digest, Effects& effects);
+  // Shard 0 has concluded the step, all of whose results are here. To the others; StepDoneEffect
+  // follows.
+  void ConcludeAs(Verdict verdict, Effects& effects);
+  // The session has ended on another shard, and ends here with the same status and blame.
+  void FailElsewhere(const absl::Status& status, int blamed_rank, Effects& effects);
+
   // Ends everything open with `status`.
   void Fail(const absl::Status& status, Effects& effects);
 
@@ -83,12 +93,17 @@ class Member {
  private:
   struct Received;  // one frame, by its kind
 
+  void Conclude(Verdict verdict, Effects& effects);
+
   const MemberOptions options_;
   OpenStep step_;
   StepProtocol protocol_;
   MemberCollectives collectives_;
   bool welcomed_ = false;
+  std::optional<wire::Ready> ready_;          // of the open step
+  std::optional<wire::Concluded> concluded_;  // of the last step
   absl::Status failure_;
+  std::optional<int> blamed_rank_;  // by the daemon; none: this member
 };
 
 }  // namespace gradwire::client

@@ -3,8 +3,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
+#include "hooks/shard_map.h"
 #include "proto/wire/frame.h"
 #include "proto/wire/send_priority.h"
 
@@ -19,8 +21,17 @@ struct MemberOptions {
   std::uint32_t window_chunks = 4;
   std::size_t eager_bytes = 0;
   bool draw_plan = false;  // the daemon takes one
+  // Its daemon is one of the session's shards, and gets the buckets, or slices of them, that are
+  // this shard's. Null: one daemon.
+  std::uint32_t shard = 0;
+  std::shared_ptr<const ShardMap> shards{};
   std::size_t large_chunk_bytes = wire::kSmallPayload + 1;
   std::vector<ParameterSpec> manifest;
+
+  bool has_shards() const { return shards != nullptr && shards->shards() > 1; }
+  Slice SliceOf(std::uint32_t bucket) const {
+    return has_shards() ? shards->SliceOf(bucket, shard) : Slice{};
+  }
 };
 
 }  // namespace gradwire::client

@@ -5,9 +5,8 @@
 
 namespace gradwire::client {
 
-OpenStep::OpenStep(std::span<const ParameterSpec> manifest, std::size_t chunk_bytes,
-                   std::int64_t number, Hook* hook)
-    : chunk_bytes_(chunk_bytes), hook_(hook), parameters_(manifest), number_(number) {}
+OpenStep::OpenStep(const MemberOptions& options, Hook* hook)
+    : options_(options), hook_(hook), parameters_(options.manifest), number_(options.step) {}
 
 OpenStep::~OpenStep() = default;
 
@@ -32,13 +31,15 @@ absl::StatusOr<BucketRun*> OpenStep::Start(Ticket ticket, GradBucket& bucket, co
                                            const RoundContext& context) {
   absl::StatusOr<std::vector<std::uint32_t>> positions = parameters_.Map(bucket, number_);
   if (!positions.ok()) return positions.status();
-  absl::StatusOr<std::unique_ptr<BucketRun>> run = BucketRun::Start(*hook_, bucket,
-                                                                    {.parameters = *positions,
-                                                                     .step = number_,
-                                                                     .chunk_bytes = chunk_bytes_,
-                                                                     .measure = begun.measure,
-                                                                     .share = begun.share},
-                                                                    context);
+  absl::StatusOr<std::unique_ptr<BucketRun>> run =
+      BucketRun::Start(*hook_, bucket,
+                       {.parameters = *positions,
+                        .step = number_,
+                        .chunk_bytes = options_.chunk_bytes,
+                        .measure = begun.measure,
+                        .share = begun.share,
+                        .slice = options_.SliceOf(positions->front())},
+                       context);
   if (!run.ok()) return run.status();
   // From here on nothing can fail: an error above leaves the step as it was.
   parameters_.Use(*positions);

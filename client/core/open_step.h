@@ -18,6 +18,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/core/effects.h"
+#include "client/core/member_options.h"
 #include "client/core/step_parameters.h"
 
 namespace gradwire::client {
@@ -26,9 +27,8 @@ class BucketRun;
 
 class OpenStep {
  public:
-  // `manifest` and `hook` outlive this.
-  OpenStep(std::span<const ParameterSpec> manifest, std::size_t chunk_bytes, std::int64_t number,
-           Hook* hook);
+  // `options` and `hook` outlive this.
+  OpenStep(const MemberOptions& options, Hook* hook);
   ~OpenStep();
 
   std::int64_t number() const { return number_; }
@@ -81,7 +81,7 @@ class OpenStep {
 
   void Clear();
 
-  const std::size_t chunk_bytes_;
+  const MemberOptions& options_;
   Hook* const hook_;
   StepParameters parameters_;
   std::int64_t number_;

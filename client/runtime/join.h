@@ -1,7 +1,9 @@
-// The second half of Client::Join.
+// Parts of Client::Join.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "client/runtime/member_hook.h"
@@ -11,5 +13,12 @@ namespace gradwire::client {
 
 // Joins with this hook and these communicators. `options` are valid and complete.
 absl::StatusOr<std::unique_ptr<Client>> JoinWith(ClientOptions options, MemberHook hook);
+
+// Identifies this attempt: a repeated join with the same id gets the same token, while a new
+// process that takes over the rank has another id.
+std::uint64_t DrawStartId();
+
+// What a member says that waits long for the others.
+std::string WaitsForMembers(int rank, const ClientOptions& options);
 
 }  // namespace gradwire::client

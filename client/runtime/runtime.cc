@@ -30,7 +30,8 @@ constexpr std::chrono::seconds kGroupConnects(60);
 // How often a GPU is asked whether it is done.
 constexpr std::chrono::microseconds kDevicePoll(50);
 
-MemberOptions CoreOptions(const ClientOptions& options, const JoinResult& membership) {
+MemberOptions CoreOptions(const ClientOptions& options, const JoinResult& membership,
+                          const ShardPlace& shard) {
   return {.rank = membership.rank,
           .world_size = options.world_size,
           .generation = membership.generation,
@@ -39,6 +40,8 @@ MemberOptions CoreOptions(const ClientOptions& options, const JoinResult& member
           .window_chunks = membership.window_chunks,
           .eager_bytes = membership.eager_bytes,
           .draw_plan = membership.draw_plan,
+          .shard = shard.number,
+          .shards = shard.map,
           .manifest = options.parameters};
 }
 
@@ -62,23 +65,25 @@ bool TakesWholeBuckets(const HookSpec& hook) {
 
 }  // namespace
 
-Runtime::Runtime(ClientOptions options, JoinResult membership, std::uint64_t start_id,
-                 MemberHook hook, Dialer dialer, std::shared_ptr<grpc::Channel> channel,
-                 std::shared_ptr<EventQueue> events, std::shared_ptr<Poller> poller)
+Runtime::Runtime(ClientOptions options, Joined joined, std::uint64_t start_id, MemberHook hook,
+                 ShardPlace shard, std::shared_ptr<EventQueue> events,
+                 std::shared_ptr<Poller> poller)
     : options_(std::move(options)),
-      membership_(std::move(membership)),
+      membership_(std::move(joined.membership)),
       start_id_(start_id),
       device_(hook.device, PathOptions(options_, membership_)),
       group_(std::move(hook.device), std::move(hook.communicators), GroupOptions(options_)),
       hook_(std::move(hook.hook)),
-      dialer_(std::move(dialer)),
+      link_(std::move(shard.link)),
+      dialer_(std::move(joined.dialer)),
       sends_digests_(!tls::IsThisHost(options_.address) && !dialer_.encrypts()),
       events_(std::move(events)),
       gradients_(std::make_shared<GradientMemory>()),
-      channel_(std::move(channel)),
+      channel_(std::move(joined.channel)),
       access_token_(dialer_.access_token()),
       step_(membership_.next_step),
-      member_(CoreOptions(options_, membership_), hook_.get(), TakesWholeBuckets(options_.hook)),
+      member_(CoreOptions(options_, membership_, shard), hook_.get(),
+              TakesWholeBuckets(options_.hook)),
       connection_(options_.address, membership_, start_id_, events_, std::move(poller)) {}
 
 void Runtime::Run(std::shared_ptr<Outcome> joined) {
@@ -290,6 +295,7 @@ void Runtime::SendReport(std::uint32_t bucket, const std::optional<BucketNorms>&
 // The verdict may precede the program's EndStep: the daemon ends a step as soon as all parameters
 // are reduced. It is then kept for that call.
 void Runtime::On(StepDoneEffect& effect) {
+  if (link_.concluded) link_.concluded(effect);
   device_.queue().AfterDevice([this, effect] { Finish(effect); });
 }
 
@@ -324,8 +330,13 @@ void Runtime::On(WelcomeEffect&) {
 
 // The core has completed the buckets; the waits that only the runtime knows end here.
 void Runtime::On(FailedEffect& effect) {
+  if (link_.failed) link_.failed(effect);
   group_.Abort();
-  connection_.Close(Clock::now());
+  if (effect.last_words) {
+    connection_.CloseWith(*effect.last_words, Clock::now() + kCloseTimeout);
+  } else {
+    connection_.Close(Clock::now());
+  }
   joined_->Complete(effect.status);
   // After the buckets, whose memory the device may still write.
   device_.queue().InOrder([this, status = effect.status] {

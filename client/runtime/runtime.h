@@ -18,6 +18,7 @@
 #include "client/runtime/completion.h"
 #include "client/runtime/device_path.h"
 #include "client/runtime/group_path.h"
+#include "client/runtime/shard_place.h"
 #include "client/transport/channel.h"
 #include "client/transport/daemon_connection.h"
 #include "client/transport/event_queue.h"
@@ -44,9 +45,8 @@ struct CollectiveCall {
 
 class Runtime final : private EventHandler {
  public:
-  Runtime(ClientOptions options, JoinResult membership, std::uint64_t start_id, MemberHook hook,
-          Dialer dialer, std::shared_ptr<grpc::Channel> channel, std::shared_ptr<EventQueue> events,
-          std::shared_ptr<Poller> poller);
+  Runtime(ClientOptions options, Joined joined, std::uint64_t start_id, MemberHook hook,
+          ShardPlace shard, std::shared_ptr<EventQueue> events, std::shared_ptr<Poller> poller);
 
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
@@ -62,6 +62,11 @@ class Runtime final : private EventHandler {
   // `buckets` are checked.
   void SetDrawPlan(const DrawBuckets& buckets);
   void Enter(std::shared_ptr<CollectiveCall> call);
+
+  // As Member's.
+  void SayReady(Verdict verdict, std::uint64_t digest);
+  void ConcludeAs(Verdict verdict);
+  void FailElsewhere(const absl::Status& status, int blamed_rank);
 
   // Leave in two parts. The RPC between them runs on the caller's thread.
   absl::Status BeginLeave();
@@ -146,6 +151,7 @@ class Runtime final : private EventHandler {
   void On(CollectiveDoneEffect& effect);
   void On(WelcomeEffect& effect);
   void On(FailedEffect& effect);
+  void On(PreparedEffect& effect);
   void On(GroupEffect& effect);
   void On(ConnectEffect& effect);
   void On(ExchangeEffect& effect) { group_.Exchange(effect.ticket); }
@@ -162,6 +168,7 @@ class Runtime final : private EventHandler {
   DevicePath device_;
   GroupPath group_;
   const std::unique_ptr<Hook> hook_;
+  const ShardLink link_;
   // Digests detect errors that a network's checksums miss. Within one host there is no network.
   Dialer dialer_;
   const bool sends_digests_;

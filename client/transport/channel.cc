@@ -37,7 +37,7 @@ constexpr std::chrono::seconds kConnectWait(1);
 constexpr std::chrono::seconds kSilentWait(1);
 
 // Everything but the manifest, which JoinOnce adds.
-v1::JoinRequest MakeRequest(const ClientOptions& options, const GroupWish& wish,
+v1::JoinRequest MakeRequest(const ClientOptions& options, const JoinWish& wish,
                             std::uint64_t start_id) {
   v1::JoinRequest request;
   request.set_min_protocol_version(kProtocolVersion);
@@ -49,9 +49,14 @@ v1::JoinRequest MakeRequest(const ClientOptions& options, const GroupWish& wish,
   *request.mutable_hook() = wire::ToProto(options.hook);
   *request.mutable_join_timeout() = wire::ToProto(options.join_timeout);
   *request.mutable_step_timeout() = wire::ToProto(options.step_timeout);
-  if (!wish.name.empty()) {
-    request.mutable_node_group()->set_name(wish.name);
-    request.mutable_node_group()->set_communicator(wish.communicator);
+  if (!wish.group.name.empty()) {
+    request.mutable_node_group()->set_name(wish.group.name);
+    request.mutable_node_group()->set_communicator(wish.group.communicator);
+  }
+  if (!wish.shard.addresses.empty()) {
+    request.mutable_shard()->set_shard(wish.shard.number);
+    request.mutable_shard()->mutable_addresses()->Add(wish.shard.addresses.begin(),
+                                                      wish.shard.addresses.end());
   }
   return request;
 }
@@ -228,7 +233,7 @@ std::shared_ptr<grpc::Channel> Dialer::Dial() {
 }
 
 absl::StatusOr<JoinResult> JoinSession(const std::shared_ptr<grpc::Channel>& channel,
-                                       const ClientOptions& options, const GroupWish& wish,
+                                       const ClientOptions& options, const JoinWish& wish,
                                        std::uint64_t start_id, const std::string& access_token) {
   const auto stub = v1::AggregationService::NewStub(channel);
   const v1::JoinRequest request = MakeRequest(options, wish, start_id);
@@ -286,7 +291,7 @@ namespace {
 constexpr std::chrono::milliseconds kProofTimeout(500);
 constexpr std::chrono::seconds kMoveTimeout(2);
 
-absl::StatusOr<Joined> JoinAt(const ClientOptions& options, const GroupWish& wish,
+absl::StatusOr<Joined> JoinAt(const ClientOptions& options, const JoinWish& wish,
                               std::uint64_t start_id) {
   absl::StatusOr<Dialer> dialer =
       Dialer::Make(options.address, TlsFiles(options), TokenOf(options));
@@ -316,7 +321,7 @@ absl::Status Move(const JoinResult& membership, std::uint64_t start_id, const Di
 
 }  // namespace
 
-absl::StatusOr<Joined> JoinNearest(ClientOptions& options, const GroupWish& wish,
+absl::StatusOr<Joined> JoinNearest(ClientOptions& options, const JoinWish& wish,
                                    std::uint64_t start_id) {
   absl::StatusOr<Joined> joined = JoinAt(options, wish, start_id);
   if (!joined.ok() || !options.local_socket || tls::IsUnixSocket(options.address)) return joined;

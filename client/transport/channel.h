@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -75,10 +76,21 @@ struct GroupWish {
   std::string communicator;
 };
 
+// Of a session with several daemons: which of them this one is.
+struct ShardWish {
+  std::uint32_t number = 0;
+  std::vector<std::string> addresses;  // empty: it is the only one
+};
+
+struct JoinWish {
+  GroupWish group;
+  ShardWish shard;
+};
+
 // Tries until the daemon has answered, or `options.connect_timeout` and the manifest's
 // wire::ReadingTime have passed. Says so after 1 s.
 absl::StatusOr<JoinResult> JoinSession(const std::shared_ptr<grpc::Channel>& channel,
-                                       const ClientOptions& options, const GroupWish& wish,
+                                       const ClientOptions& options, const JoinWish& wish,
                                        std::uint64_t start_id, const std::string& access_token);
 
 // A membership, and how to reach its daemon.
@@ -91,7 +103,7 @@ struct Joined {
 // JoinSession at `options.address`. If the daemon there proves to be on this host and
 // `options.local_socket` is on, the membership moves to the daemon's unix socket, which
 // `options.address` then names.
-absl::StatusOr<Joined> JoinNearest(ClientOptions& options, const GroupWish& wish,
+absl::StatusOr<Joined> JoinNearest(ClientOptions& options, const JoinWish& wish,
                                    std::uint64_t start_id);
 
 // `token`: the membership's.

@@ -285,6 +285,14 @@ Clock::time_point DaemonConnection::NextTimer() const {
   return std::min(next, open() ? next_heartbeat_ : reconnect_.next_try());
 }
 
+void DaemonConnection::CloseWith(wire::Header last, Clock::time_point deadline) {
+  if (closing_ || cancelled_) return;
+  closing_ = true;
+  close_deadline_ = deadline;
+  const wire::SendPriority priority = wire::PriorityOf(last, nullptr);
+  sender_.DropFor({.header = std::move(last)}, priority);
+}
+
 void DaemonConnection::Close(Clock::time_point deadline) {
   // A later call may only bring the deadline forward, for example a failure after a Leave.
   if (closing_ && deadline >= close_deadline_) return;

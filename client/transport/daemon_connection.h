@@ -62,6 +62,8 @@ class DaemonConnection {
 
   // The daemon has until `deadline` to end the stream; then the stream is broken.
   void Close(Clock::time_point deadline);
+  // The same after one more frame; what waits to be sent is dropped.
+  void CloseWith(wire::Header last, Clock::time_point deadline);
   bool closed() const { return closing_ && !open(); }
 
   std::string Daemon() const;  // "the daemon at ADDRESS"

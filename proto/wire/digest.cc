@@ -33,4 +33,11 @@ void Digester::Update(std::span<const std::byte> piece) {
 
 std::uint64_t Digester::Finish() const { return XXH3_64bits_digest(state_->xxh.get()); }
 
+// For a fixed value both operations are invertible (odd factor, xor-shift).
+std::uint64_t CombineDigests(std::uint64_t seed, std::uint64_t value) {
+  constexpr std::uint64_t kOdd = 0x9E3779B97F4A7C15ULL;  // 2^64 / golden ratio
+  seed = (seed ^ value) * kOdd;
+  return seed ^ (seed >> 29);
+}
+
 }  // namespace gradwire::wire

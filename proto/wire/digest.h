@@ -26,4 +26,7 @@ class Digester {
   const std::unique_ptr<State> state_;
 };
 
+// Chains values: two chains that differ in one value only end in different digests.
+std::uint64_t CombineDigests(std::uint64_t seed, std::uint64_t value);
+
 }  // namespace gradwire::wire

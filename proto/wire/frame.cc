@@ -1,6 +1,7 @@
 #include "proto/wire/frame.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include "proto/wire/digest.h"
 
@@ -47,8 +48,8 @@ std::uint64_t Digest(const Payload* payload) {
   return payload == nullptr ? DigestOf({}) : payload->digest();
 }
 
-ChunkLayout::ChunkLayout(const RoundPlan& plan, std::size_t chunk_bytes)
-    : plan_(plan), chunk_bytes_(chunk_bytes) {
+ChunkLayout::ChunkLayout(const RoundPlan& plan, std::size_t chunk_bytes, Slice slice)
+    : plan_(plan), chunk_bytes_(chunk_bytes), slice_(slice) {
   for (std::size_t s = 0; s < plan_.segments.size(); ++s) {
     // A segment starts with a chunk of its own, so that each chunk has one dtype and one operation.
     const Segment& segment = plan_.segments[s];
@@ -56,7 +57,9 @@ ChunkLayout::ChunkLayout(const RoundPlan& plan, std::size_t chunk_bytes)
     if (segment.op == ReduceOp::kOrthonormalizedSum) {
       CutMatrices(s);
     } else {
-      chunk_count_ += static_cast<std::uint32_t>((segment.bytes() + chunk_bytes - 1) / chunk_bytes);
+      const auto [begin, end] = slice_.Of(segment.numel);
+      const std::size_t bytes = (end - begin) * ByteSize(segment.dtype);
+      chunk_count_ += static_cast<std::uint32_t>((bytes + chunk_bytes - 1) / chunk_bytes);
     }
   }
 }
@@ -130,7 +133,7 @@ ElementRange ChunkLayout::Range(std::uint32_t chunk) const {
     const auto next = std::upper_bound(first_chunk_.begin(), first_chunk_.end(), chunk);
     index = static_cast<std::size_t>(next - first_chunk_.begin()) - 1;
     first = first_chunk_[index];
-    end = plan_.segments[index].numel;
+    std::tie(origin, end) = slice_.Of(plan_.segments[index].numel);
   }
   const std::size_t step = chunk_bytes_ / ByteSize(plan_.segments[index].dtype);
   const std::size_t begin = origin + (chunk - first) * step;

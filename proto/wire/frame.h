@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "gradwire/hooks/round_plan.h"
+#include "hooks/slice.h"
 
 namespace gradwire::wire {
 
@@ -205,6 +206,31 @@ struct StepDone {
   bool operator==(const StepDone&) const = default;
 };
 
+// A shard has sent all its results of a step.
+struct Prepared {
+  std::int64_t step = 0;
+  Verdict verdict = Verdict::kApply;
+  std::uint64_t digest = 0;
+  bool operator==(const Prepared&) const = default;
+};
+
+// A member holds all results of all shards.
+struct Ready {
+  std::int64_t step = 0;
+  std::uint64_t generation = 0;
+  Verdict verdict = Verdict::kApply;
+  std::uint64_t digest = 0;
+  bool operator==(const Ready&) const = default;
+};
+
+// What shard 0 decided, for the others.
+struct Concluded {
+  std::int64_t step = 0;
+  std::uint64_t generation = 0;
+  Verdict verdict = Verdict::kApply;
+  bool operator==(const Concluded&) const = default;
+};
+
 struct Restart {
   std::int64_t step = 0;
   std::uint32_t attempt = 0;
@@ -239,10 +265,10 @@ struct Begin {
   bool operator==(const Begin&) const = default;
 };
 
-using Header =
-    std::variant<Hello, Announce, Contribution, Ack, EndStep, Heartbeat, Enter, CollectiveChunk,
-                 CollectiveAck, Welcome, Grant, Result, StepDone, Restart, Failure, Begin,
-                 SharedState, StateReset, BucketReport, DrawPlan, GroupBucket, GroupId, GroupOrder>;
+using Header = std::variant<Hello, Announce, Contribution, Ack, EndStep, Heartbeat, Enter,
+                            CollectiveChunk, CollectiveAck, Welcome, Grant, Result, StepDone,
+                            Restart, Failure, Begin, SharedState, StateReset, BucketReport,
+                            DrawPlan, GroupBucket, GroupId, GroupOrder, Prepared, Ready, Concluded>;
 
 // Whether it has a digest that the coordinator compares with the payload's.
 bool HasDigest(const Header& header);
@@ -299,14 +325,15 @@ struct Frame {
 // The payload's digest; null gives that of the empty string.
 std::uint64_t Digest(const Payload* payload);
 
-// Chunks of a round: each segment is cut at multiples of `chunk_bytes`, so that a chunk lies in one
-// segment. chunk_bytes is a positive multiple of 8. A kOrthonormalizedSum segment is cut between
-// matrices, as many to a chunk as fit; only a matrix that alone exceeds chunk_bytes has chunks of
-// its own.
+// Chunks of a round: each segment, or a slice of it, is cut at multiples of `chunk_bytes` from its
+// first element on, so that a chunk lies in one segment. chunk_bytes is a positive multiple of 8. A
+// kOrthonormalizedSum segment is cut between matrices, as many to a chunk as fit; only a matrix
+// that alone exceeds chunk_bytes has chunks of its own.
 class ChunkLayout {
  public:
   ChunkLayout() = default;
-  ChunkLayout(const RoundPlan& plan, std::size_t chunk_bytes);
+  // A plan with matrices has one slice only.
+  ChunkLayout(const RoundPlan& plan, std::size_t chunk_bytes, Slice slice = {});
 
   std::uint32_t chunk_count() const { return chunk_count_; }
 
@@ -333,6 +360,7 @@ class ChunkLayout {
  private:
   RoundPlan plan_;
   std::size_t chunk_bytes_ = 0;
+  Slice slice_;
   struct MatrixUnit {
     Unit unit;
     ElementRange range;

@@ -75,6 +75,8 @@ class LaneSender {
   void Close() { open_ = false; }
   // The connection is broken: nothing leaves any more. The next connection repeats what matters.
   void Drop();
+  // The same, but for this item, which may overtake all others.
+  void DropFor(Item last, const SendPriority& priority);
 
  private:
   struct Waiting {
@@ -137,6 +139,13 @@ std::optional<typename LaneSender<Item>::Ready> LaneSender<Item>::Next(Lane lane
   way.items.pop_front();
   way.writing = true;
   return next;
+}
+
+template <typename Item>
+void LaneSender<Item>::DropFor(Item last, const SendPriority& priority) {
+  for (Way& way : ways_) way.items.clear();
+  Queue(std::move(last), priority);
+  Close();
 }
 
 template <typename Item>

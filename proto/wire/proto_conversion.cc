@@ -8,6 +8,7 @@
 #include "proto/wire/field_checker.h"
 #include "proto/wire/group_frames.h"
 #include "proto/wire/rank_zero_frames.h"
+#include "proto/wire/shard_frames.h"
 
 namespace gradwire::wire {
 namespace {
@@ -294,12 +295,9 @@ void Set(const StepDone& done, v1::Header& out) {
 }
 
 StepDone Get(const v1::StepDone& message, Checker& check) {
-  const bool known =
-      message.verdict() == v1::STEP_VERDICT_APPLY || message.verdict() == v1::STEP_VERDICT_SKIP;
-  check.Enumerator("verdict", message.verdict(), known, "1 to 2");
   return {.step = check.Step(message.step()),
           .attempt = message.attempt(),
-          .verdict = known ? static_cast<Verdict>(message.verdict()) : Verdict::kSkip,
+          .verdict = GetVerdict(message.verdict(), check),
           .digest = message.digest()};
 }
 
@@ -414,6 +412,12 @@ absl::StatusOr<Header> FromProto(const v1::Header& header) {
       return Checked("group_id", header.group_id());
     case v1::Header::kGroupOrder:
       return Checked("group_order", header.group_order());
+    case v1::Header::kPrepared:
+      return Checked("prepared", header.prepared());
+    case v1::Header::kReady:
+      return Checked("ready", header.ready());
+    case v1::Header::kConcluded:
+      return Checked("concluded", header.concluded());
     case v1::Header::kWelcome:
       return Checked("welcome", header.welcome());
     case v1::Header::kGrant:

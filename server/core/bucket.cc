@@ -4,16 +4,9 @@
 #include <utility>
 
 #include "base/mutants.h"
+#include "proto/wire/digest.h"
 
 namespace gradwire::server {
-
-// For a fixed value both operations are invertible (odd factor, xor-shift), so two chains that
-// differ in one value only end in different digests.
-std::uint64_t CombineDigests(std::uint64_t seed, std::uint64_t value) {
-  constexpr std::uint64_t kOdd = 0x9E3779B97F4A7C15ULL;  // 2^64 / golden ratio
-  seed = (seed ^ value) * kOdd;
-  return seed ^ (seed >> 29);
-}
 
 Bucket::Bucket(std::shared_ptr<const Common> common,
                std::shared_ptr<const Contributors> contributors, Announced announced,
@@ -60,7 +53,7 @@ wire::RoundId Bucket::IdOf(std::uint32_t round) const {
 std::size_t Bucket::ChunkCount() const {
   std::size_t chunks = 0;
   for (const RoundPlan& plan : plans()) {
-    chunks += wire::ChunkLayout(plan, common_->chunk_bytes).chunk_count();
+    chunks += wire::ChunkLayout(plan, common_->chunk_bytes, what_.slice).chunk_count();
   }
   return chunks;
 }
@@ -72,7 +65,8 @@ std::size_t Bucket::RawBytes(std::uint32_t chunk) const {
 // Both sides pass over rounds without elements at once, so that they agree which round is open.
 void Bucket::BeginRound(std::uint32_t number, std::uint32_t attempt) {
   for (;; ++number) {
-    rounds_.emplace_back(attempt, wire::ChunkLayout(plans()[number], common_->chunk_bytes),
+    rounds_.emplace_back(attempt,
+                         wire::ChunkLayout(plans()[number], common_->chunk_bytes, what_.slice),
                          contributors_, common_->window_chunks);
     if (!round().finished() || number + 1 == plans().size()) return;
   }
@@ -131,7 +125,7 @@ bool Bucket::IsAcknowledged() const {
                                  [](const Round& one) { return one.AllHaveAll(); });
 }
 
-void Bucket::AddDigest(std::uint64_t digest) { digest_ = CombineDigests(digest_, digest); }
+void Bucket::AddDigest(std::uint64_t digest) { digest_ = wire::CombineDigests(digest_, digest); }
 
 void Bucket::ForgetContributions() {
   for (Round& one : rounds_) one.ForgetContributions();

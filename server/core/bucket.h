@@ -35,6 +35,7 @@ class Bucket {
     std::vector<std::uint32_t> parameters;
     std::vector<RoundPlan> plans;
     std::uint32_t share = 0;
+    Slice slice{};            // that this daemon reduces
     std::uint64_t order = 0;  // its place among the session's buckets, by first announcement
     std::uint64_t state_version = 0;
   };
@@ -156,8 +157,5 @@ class Bucket {
   bool computing_ = false;
   std::shared_ptr<const SharedBlock> shared_;
 };
-
-// Digests of a step and of its buckets, chained.
-std::uint64_t CombineDigests(std::uint64_t seed, std::uint64_t value);
 
 }  // namespace gradwire::server

@@ -5,13 +5,15 @@
 #include "absl/strings/str_cat.h"
 #include "base/error_code.h"
 #include "base/mutants.h"
+#include "proto/wire/digest.h"
 #include "server/core/plan_checks.h"
 
 namespace gradwire::server {
 
-BucketTable::BucketTable(Manifest manifest, std::uint32_t open_buckets)
+BucketTable::BucketTable(Manifest manifest, std::uint32_t open_buckets, ShardPlace shard)
     : manifest_(std::move(manifest)),
       open_buckets_(open_buckets),
+      shard_(std::move(shard)),
       owner_(manifest_.size(), kNoBucket) {}
 
 absl::Status BucketTable::CheckAnnouncement(const wire::Announce& announce) const {
@@ -27,6 +29,13 @@ absl::Status BucketTable::CheckAnnouncement(const wire::Announce& announce) cons
   if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "announced bucket ", manifest_.BucketName(announce.parameters), " with a parameter twice"));
+  }
+  for (const std::uint32_t p : announce.parameters) {
+    if (shard_.Owns(p)) continue;
+    return Coded(ErrorCode::kShards,
+                 absl::InvalidArgumentError(absl::StrCat(
+                     "announced parameter ", manifest_[p].name, " to shard ", shard_.number, " of ",
+                     shard_.count(), ", which does not reduce it")));
   }
   // Buckets of a step are disjoint. An owner with the same id is the bucket as another member
   // announced it. `at` finds every owner, because buckets of the open step are never dropped.
@@ -172,9 +181,9 @@ BucketTable::Progress BucketTable::ProgressOf(std::int64_t step) const {
 // Combines the buckets' digests in the order of their ids, so that the order of arrival does not
 // matter.
 std::uint64_t BucketTable::DigestOf(std::int64_t step, std::uint64_t seed) const {
-  std::uint64_t digest = CombineDigests(seed, static_cast<std::uint64_t>(step));
+  std::uint64_t digest = wire::CombineDigests(seed, static_cast<std::uint64_t>(step));
   for (const auto& [key, bucket] : buckets_) {
-    if (bucket.step() == step) digest = CombineDigests(digest, bucket.digest());
+    if (bucket.step() == step) digest = wire::CombineDigests(digest, bucket.digest());
   }
   return digest;
 }

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "proto/wire/frame.h"
 #include "server/core/bucket.h"
+#include "server/core/shard_place.h"
 
 namespace gradwire::server {
 
@@ -23,10 +24,10 @@ class BucketTable {
   using Key = std::pair<std::int64_t, std::uint32_t>;
   using Buckets = std::map<Key, Bucket>;
 
-  BucketTable(Manifest manifest, std::uint32_t open_buckets);
+  BucketTable(Manifest manifest, std::uint32_t open_buckets, ShardPlace shard = {});
 
-  // Whether the announced parameters can be a bucket of the open step: each in the manifest, once,
-  // and in no other bucket; the same list and rounds as other members announced.
+  // Whether the announced parameters can be a bucket of the open step: each in the manifest, this
+  // shard's, once, and in no other bucket; the same list and rounds as other members announced.
   absl::Status CheckAnnouncement(const wire::Announce& announce) const;
 
   // The bucket is one of the open step.
@@ -73,6 +74,7 @@ class BucketTable {
 
   const Manifest manifest_;
   const std::uint32_t open_buckets_;
+  const ShardPlace shard_;
   Buckets buckets_;
   std::int64_t step_ = 0;             // the open one
   std::vector<std::uint32_t> owner_;  // by parameter: its bucket in the open step

@@ -24,6 +24,7 @@ ErrorCode CodeOf(FailureEvent::Kind kind) {
       return ErrorCode::kMissingMembers;
     case Kind::kStepTimeout:
       return ErrorCode::kStepTimeout;
+    case Kind::kElsewhere:
     case Kind::kOwner:
       break;
   }
@@ -49,6 +50,7 @@ absl::Status ReasonOf(const FailureEvent& event, const Membership& membership) {
       return absl::DeadlineExceededError(
           absl::StrCat("no result after ", absl::FormatDuration(event.waited), ": ", what));
     case Kind::kGone:
+    case Kind::kElsewhere:
     case Kind::kOwner:
       return event.what;
   }

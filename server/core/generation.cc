@@ -29,6 +29,12 @@ absl::Status CheckGeneration(const wire::Header& header, std::uint64_t generatio
   if (const auto* end = std::get_if<wire::EndStep>(&header)) {
     return check(end->generation, "ended a step");
   }
+  if (const auto* ready = std::get_if<wire::Ready>(&header)) {
+    return check(ready->generation, "sent READY");
+  }
+  if (const auto* concluded = std::get_if<wire::Concluded>(&header)) {
+    return check(concluded->generation, "concluded a step");
+  }
   if (const auto* plan = std::get_if<wire::DrawPlan>(&header)) {
     return check(plan->generation, "sent a draw plan");
   }

@@ -3,6 +3,7 @@
 #include <utility>
 #include <variant>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/mutants.h"
 #include "server/core/collective_flow.h"
@@ -129,6 +130,15 @@ MaybeFailure SessionCore::Dispatch(int rank, const wire::Frame& frame, absl::Tim
   if (const auto* end = std::get_if<wire::EndStep>(&frame.header)) {
     return step_->OnEndStep(rank, *end, now, effects);
   }
+  if (const auto* ready = std::get_if<wire::Ready>(&frame.header)) {
+    return step_->OnReady(rank, *ready, effects);
+  }
+  if (const auto* concluded = std::get_if<wire::Concluded>(&frame.header)) {
+    return step_->OnConcluded(rank, *concluded, effects);
+  }
+  if (const auto* failure = std::get_if<wire::Failure>(&frame.header)) {
+    return OnFailureElsewhere(rank, *failure);
+  }
   if (const auto* report = std::get_if<wire::BucketReport>(&frame.header)) {
     absl::Status taken = step_->reports().Take(rank, *report);
     if (taken.ok()) return std::nullopt;
@@ -138,6 +148,19 @@ MaybeFailure SessionCore::Dispatch(int rank, const wire::Frame& frame, absl::Tim
     return draw_plan_->On(rank, *plan, effects);
   }
   return collectives_->OnFrame(rank, frame, now, effects);
+}
+
+// What ends the session on one shard ends it on all, with the same words and the same blame.
+MaybeFailure SessionCore::OnFailureElsewhere(int rank, const wire::Failure& failure) const {
+  if (options_.shard.count() == 1) {
+    return ViolationOf(rank, absl::FailedPreconditionError("sent a failure"));
+  }
+  const bool known = failure.code > 0 && failure.code <= 16;
+  return FailureEvent{.kind = FailureEvent::Kind::kElsewhere,
+                      .rank = membership_.IsRank(failure.blamed_rank) ? failure.blamed_rank : -1,
+                      .what = absl::Status(known ? static_cast<absl::StatusCode>(failure.code)
+                                                 : absl::StatusCode::kUnknown,
+                                           failure.message)};
 }
 
 void SessionCore::Reduced(const wire::RoundId& id, std::uint32_t chunk, const ResultRef& result,
@@ -250,9 +273,11 @@ void SessionCore::Tick(absl::Time now, Effects& effects) {
 void SessionCore::Apply(const MaybeFailure& failure, Effects& effects) {
   if (!failure || state_ == State::kFailed || state_ == State::kClosed) return;
   const Decision decision = Decide(*failure, membership_);
-  failure_ = absl::Status(
-      decision.reason.code(),
-      absl::StrCat("session \"", options_.name, "\" failed: ", decision.reason.message()));
+  const std::string begin = absl::StrCat("session \"", options_.name, "\" failed: ");
+  // What failed on another shard says so already.
+  const bool said = absl::StartsWith(decision.reason.message(), begin);
+  failure_ = absl::Status(decision.reason.code(),
+                          absl::StrCat(said ? "" : begin, decision.reason.message()));
   SendFailure(failure_, decision.blamed_rank, membership_, effects);
   state_ = State::kFailed;
   membership_.End();

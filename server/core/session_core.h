@@ -133,6 +133,7 @@ class SessionCore {
 
  private:
   MaybeFailure Dispatch(int rank, const wire::Frame& frame, absl::Time now, Effects& effects);
+  MaybeFailure OnFailureElsewhere(int rank, const wire::Failure& failure) const;
   // Of a member that no step needs.
   void LeaveRunning(int rank, absl::Time now, Effects& effects);
   void EndPause(const std::string& why, absl::Time now, Effects& effects);

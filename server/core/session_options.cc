@@ -81,6 +81,21 @@ absl::Status CompareManifests(const Manifest& asked, const Manifest& here) {
   return absl::OkStatus();
 }
 
+// The first difference. Whoever names one daemon twice asks it to be two shards.
+absl::Status CompareShards(const JoinAsk& ask, const ShardPlace& here) {
+  if (ask.addresses.size() != here.addresses.size()) {
+    return Differs("number of shards", std::max<std::size_t>(ask.addresses.size(), 1),
+                   std::max<std::size_t>(here.addresses.size(), 1));
+  }
+  for (std::size_t i = 0; i < ask.addresses.size(); ++i) {
+    if (ask.addresses[i] == here.addresses[i]) continue;
+    return Differs(absl::StrCat("shards[", i, "]"), ask.addresses[i], here.addresses[i]);
+  }
+  if (ask.shard == here.number) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "shards[", ask.shard, "] is this daemon, which is shards[", here.number, "] too"));
+}
+
 }  // namespace
 
 absl::Status SessionOptions::Validate() const {
@@ -141,6 +156,9 @@ absl::Status SessionOptions::CheckSame(const JoinAsk& ask) const {
   }
   if (auto difference = FirstDifference(ask.spec, spec)) {
     return Coded(ErrorCode::kHookDiffers, absl::InvalidArgumentError(*difference));
+  }
+  if (absl::Status status = CompareShards(ask, shard); !status.ok()) {
+    return Coded(ErrorCode::kShards, std::move(status));
   }
   if (IsActive(Mutant::kModelNotCompared)) return absl::OkStatus();
   return Coded(ErrorCode::kModelDiffers, CompareManifests(ask.manifest, manifest));

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -11,6 +12,7 @@
 #include "gradwire/hooks/hook_spec.h"
 #include "server/core/manifest.h"
 #include "server/core/node_groups.h"
+#include "server/core/shard_place.h"
 
 namespace gradwire::server {
 
@@ -29,6 +31,8 @@ struct JoinAsk {
   HookSpec spec;
   Manifest manifest;
   GroupAsk group{};
+  std::uint32_t shard = 0;
+  std::vector<std::string> addresses{};  // of all shards; empty: one daemon
 };
 
 struct SessionOptions {
@@ -38,6 +42,7 @@ struct SessionOptions {
   Manifest manifest;
   std::uint64_t generation = 1;  // unique among the sessions of one daemon
   std::uint64_t lineage = 1;
+  ShardPlace shard{};
   std::size_t chunk_bytes = std::size_t{1} << 20;
   std::uint32_t window_chunks = 4;
   std::uint32_t open_buckets = 4;

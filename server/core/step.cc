@@ -34,8 +34,9 @@ Step::Step(const SessionOptions& options, const Membership& membership, Coordina
       chores_(hook),
       shared_(hook, options.manifest, Index(options.world_size), options.chunk_bytes),
       flow_(options, membership, hook, shared_, gate_),
-      table_(options.manifest, options.open_buckets),
+      table_(options.manifest, options.open_buckets, options.shard),
       groups_(options, membership),
+      agreement_(options.shard.number, options.shard.count(), options.world_size),
       reports_(options.manifest),
       ended_(Index(options.world_size)) {}
 
@@ -98,6 +99,7 @@ absl::Status Step::AddBucket(const wire::Announce& announce) {
                  .parameters = announce.parameters,
                  .plans = announce.rounds,
                  .share = announce.share,
+                 .slice = options_.shard.SliceOf(announce.parameters.front()),
                  .order = next_order_++,
                  .state_version = shared_.Place(announce.parameters)},
                 attempt_);
@@ -330,35 +332,44 @@ bool Step::IsPrepared() const {
   if (!began_ || gate_.shut()) return false;
   const BucketTable::Progress progress = table_.ProgressOf(number_);
   if (!progress.all_reduced) return false;
-  const bool all_parameters =
-      !options_.manifest.empty() && progress.parameters == options_.manifest.size();
+  const std::size_t parameters = options_.shard.ParametersOf(options_.manifest.size());
+  const bool all_parameters = parameters > 0 && progress.parameters == parameters;
   return all_parameters || std::find(ended_.begin(), ended_.end(), false) == ended_.end();
 }
 
-// With a single daemon the step concludes as soon as it is prepared; nothing has to wait until the
-// members hold the results.
+// A single daemon concludes as soon as the step is prepared; nothing has to wait until the members
+// hold the results.
 void Step::MaybeConclude(Effects& effects) {
-  if (IsPrepared()) Conclude(effects);
+  if (!IsPrepared()) return;
+  const bool first = !agreement_.prepared();
+  agreement_.Prepare(nonfinite_ ? Verdict::kSkip : Verdict::kApply);
+  if (first && !agreement_.alone()) {
+    effects.push_back(
+        FanOutEffect{.ranks = membership_.Reachable(), .frame = {.header = PreparedFrame()}});
+  }
+  if (const auto verdict = agreement_.decided()) Conclude(*verdict, effects);
 }
 
 // Residuals and factors change with the verdict only, the same for all: a skipped step leaves them.
-void Step::Conclude(Effects& effects) {
-  const Verdict verdict = nonfinite_ ? Verdict::kSkip : Verdict::kApply;
+void Step::Conclude(Verdict verdict, Effects& effects) {
   last_done_ = wire::StepDone{.step = number_,
                               .attempt = attempt_,
                               .verdict = verdict,
-                              .digest = table_.DigestOf(number_, options_.lineage)};
-  effects.push_back(
-      FanOutEffect{.ranks = membership_.Reachable(), .frame = {.header = *last_done_}});
+                              .digest = agreement_.alone() ? ResultsDigest() : agreement_.digest()};
+  if (agreement_.leads()) {
+    effects.push_back(
+        FanOutEffect{.ranks = membership_.Reachable(), .frame = {.header = *last_done_}});
+  }
   if (hook_ != nullptr) {
     hook_->EndStep(IsActive(Mutant::kCoordinatorCommitsSkips) ? Verdict::kApply : verdict);
     chores_.Begin(effects);
   }
   reports_.EndStep(table_, number_);
   if (verdict == Verdict::kApply) reports_.Log(hook_, table_, number_, effects);
-  ++(nonfinite_ ? flow_.stats().steps_skipped : flow_.stats().steps_applied);
+  ++(verdict == Verdict::kSkip ? flow_.stats().steps_skipped : flow_.stats().steps_applied);
   table_.EndStep(number_);
   ++number_;
+  agreement_.NextStep();
   gate_.OnStepEnd();
   groups_.BeginStep(number_);
   attempt_ = 0;

@@ -7,9 +7,8 @@
 // * held: a member has all of them, and could go on alone with what it has;
 // * concluded: the hook's state and the step number change, and members are told to apply
 // (StepDone). One daemon concludes as soon as the step is prepared, because no one else has a say,
-// and lets go of results when all members hold them. Several daemons of one session will conclude
-// only when the members hold the results of all of them; recovery will ask members which moment
-// they saw.
+// and lets go of results when all members hold them. Several shards conclude only when the members
+// hold the results of all of them (Agreement); recovery will ask members which moment they saw.
 //
 // A member with a new stream receives again what it has not acknowledged. Rounds that no reduction
 // has begun start over as a new attempt.
@@ -23,6 +22,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "server/core/agreement.h"
 #include "server/core/bucket_reports.h"
 #include "server/core/bucket_table.h"
 #include "server/core/chores.h"
@@ -43,6 +43,9 @@ class Step {
                               const wire::PayloadRef& payload, Effects& effects);
   MaybeFailure OnAck(int rank, const wire::Ack& ack, Effects& effects);
   MaybeFailure OnEndStep(int rank, const wire::EndStep& end, absl::Time now, Effects& effects);
+  // Of a session with several shards.
+  MaybeFailure OnReady(int rank, const wire::Ready& ready, Effects& effects);
+  MaybeFailure OnConcluded(int rank, const wire::Concluded& concluded, Effects& effects);
   MaybeFailure OnGroupBucket(int rank, const wire::GroupBucket& bucket, absl::Time now,
                              Effects& effects);
   MaybeFailure OnGroupId(int rank, const wire::GroupId& id, Effects& effects) {
@@ -90,6 +93,7 @@ class Step {
   std::size_t parameters() const { return options_.manifest.size(); }
   const RoundFlow& flow() const { return flow_; }
   const GroupFlow& groups() const { return groups_; }
+  const Agreement& agreement() const { return agreement_; }
   BucketReports& reports() { return reports_; }
   const BucketReports& reports() const { return reports_; }
   std::size_t held_bytes() const { return table_.held_bytes(); }
@@ -116,8 +120,10 @@ class Step {
 
   // Whether all results of the step are there.
   bool IsPrepared() const;
+  std::uint64_t ResultsDigest() const { return table_.DigestOf(number_, options_.lineage); }
+  wire::Prepared PreparedFrame() const;
   void MaybeConclude(Effects& effects);
-  void Conclude(Effects& effects);
+  void Conclude(Verdict verdict, Effects& effects);
   // Releases the results and shared state that all members have acknowledged.
   void DropHeld(Effects& effects);
 
@@ -131,6 +137,7 @@ class Step {
   RoundFlow flow_;
   BucketTable table_;
   GroupFlow groups_;
+  Agreement agreement_;
   BucketReports reports_;
   std::int64_t number_ = 0;
   std::uint32_t attempt_ = 0;

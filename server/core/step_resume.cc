@@ -15,8 +15,11 @@ constexpr std::int64_t kStepsBehind = 1;
 
 }  // namespace
 
+// A member may know from the lead that this shard's step is concluded, and will say so.
 absl::Status Step::CheckResumable(std::int64_t member_step) const {
-  if (member_step <= number_ && member_step >= number_ - kStepsBehind) return absl::OkStatus();
+  const bool ahead = !agreement_.leads() && agreement_.prepared() && member_step == number_ + 1;
+  const bool near = member_step <= number_ && member_step >= number_ - kStepsBehind;
+  if (near || ahead) return absl::OkStatus();
   return Coded(ErrorCode::kResume,
                absl::FailedPreconditionError(absl::StrCat("the member is at step ", member_step,
                                                           ", the session at step ", number_)));
@@ -46,7 +49,8 @@ void Step::Resume(int rank, std::int64_t member_step, Effects& effects) {
     if (bucket.step() < member_step) flow_.AcknowledgeAll(rank, bucket);
     flow_.Resend(rank, bucket, effects);
   }
-  if (member_step < number_ && last_done_) send(*last_done_);
+  if (member_step < number_ && last_done_ && agreement_.leads()) send(*last_done_);
+  if (member_step == number_ && agreement_.prepared()) send(PreparedFrame());
   if (shared_.IsReplacedFor(rank)) send(wire::StateReset{.iteration = hook_->iteration()});
   for (auto& [key, bucket] : table_.all()) {
     if (bucket.step() == number_ && bucket.is_open() && !bucket.reduced() &&

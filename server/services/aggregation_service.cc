@@ -1,6 +1,7 @@
 #include "server/services/aggregation_service.h"
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -17,6 +18,9 @@
 
 namespace gradwire::server {
 namespace {
+
+// A name of DNS and a port, or the path of a socket.
+constexpr std::size_t kMaxAddressBytes = 512;
 
 constexpr std::uint32_t kProtocolVersion = 1;
 constexpr absl::Duration kLongestTimeout = absl::Hours(24 * 365);
@@ -53,6 +57,32 @@ absl::StatusOr<GroupAsk> GroupOf(const v1::NodeGroupRequest& request, bool wante
   return GroupAsk{.name = request.name(), .communicator = request.communicator()};
 }
 
+absl::Status BadShards(const std::string& what) {
+  return Coded(ErrorCode::kShards, absl::InvalidArgumentError(what));
+}
+
+absl::Status CheckShards(const v1::ShardRequest& request) {
+  const auto count = static_cast<std::uint32_t>(request.addresses_size());
+  if (count < 2 || count > kMaxShards) {
+    return BadShards(absl::StrCat("shard.addresses: has ", count, "; allowed: 2 to ", kMaxShards));
+  }
+  if (request.shard() >= count) {
+    return BadShards(absl::StrCat("shard.shard: ", request.shard(), "; allowed: 0 to ", count - 1));
+  }
+  std::set<std::string> known;
+  for (int i = 0; i < request.addresses_size(); ++i) {
+    const std::string& address = request.addresses(i);
+    if (address.empty() || address.size() > kMaxAddressBytes) {
+      return BadShards(absl::StrCat("shard.addresses[", i, "]: has ", address.size(),
+                                    " bytes; allowed: 1 to ", kMaxAddressBytes));
+    }
+    if (!known.insert(address).second) {
+      return BadShards(absl::StrCat("shard.addresses[", i, "]: names ", address, " twice"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<JoinAsk> AskOf(const v1::JoinRequest& request, Manifest manifest) {
   if (absl::Status status = CheckProtocol(request); !status.ok()) return status;
   // 0 is protobuf's default: the field was not set.
@@ -63,12 +93,21 @@ absl::StatusOr<JoinAsk> AskOf(const v1::JoinRequest& request, Manifest manifest)
   if (!spec.ok()) return spec.status();
   absl::StatusOr<GroupAsk> group = GroupOf(request.node_group(), request.has_node_group());
   if (!group.ok()) return group.status();
+  if (request.has_shard()) {
+    if (absl::Status status = CheckShards(request.shard()); !status.ok()) return status;
+    if (request.has_node_group()) {
+      return BadShards("shard: with a node group; allowed: one of the two");
+    }
+  }
+  const auto& addresses = request.shard().addresses();
   return JoinAsk{.world_size = request.world_size(),
                  .rank = request.rank(),
                  .start_id = request.start_id(),
                  .spec = *std::move(spec),
                  .manifest = std::move(manifest),
-                 .group = *std::move(group)};
+                 .group = *std::move(group),
+                 .shard = request.shard().shard(),
+                 .addresses = {addresses.begin(), addresses.end()}};
 }
 
 absl::StatusOr<SessionOptions> SessionOf(const ServerOptions& options,
@@ -80,7 +119,8 @@ absl::StatusOr<SessionOptions> SessionOf(const ServerOptions& options,
   SessionOptions session{.name = request.session(),
                          .world_size = ask.world_size,
                          .spec = ask.spec,
-                         .manifest = ask.manifest};
+                         .manifest = ask.manifest,
+                         .shard = {.number = ask.shard, .addresses = ask.addresses}};
   session.chunk_bytes = options.chunk_bytes;
   session.window_chunks = options.window_chunks;
   session.open_buckets = options.open_buckets;

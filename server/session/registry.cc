@@ -150,6 +150,12 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinNew(const SessionO
   SessionOptions own = options;
   own.lineage = *lineage;
   own.generation = next_generation_++;
+  if (!own.shard.addresses.empty()) {
+    absl::StatusOr<ShardMap> map = ShardMap::Make(
+        own.spec, own.manifest.list(), static_cast<std::uint32_t>(own.shard.addresses.size()));
+    if (!map.ok()) return map.status();
+    own.shard.map = std::make_shared<const ShardMap>(*std::move(map));
+  }
   {
     const LogFields fields{.session = own.name, .generation = own.generation};
     const LogScope scope(fields);

@@ -115,6 +115,7 @@ class Completion {
 
  private:
   friend class ClientImpl;
+  friend class ShardedClient;
   struct State;
   explicit Completion(std::shared_ptr<State> state);
   std::shared_ptr<State> state_;

@@ -15,6 +15,8 @@ using ::testing::SizeIs;
 
 class OpenStepTest : public EffectsTest {
  protected:
+  OpenStepTest() { options_.step = 3; }
+
   BucketRun& Start(const std::vector<std::size_t>& parameters) {
     const auto run = step_.Start(++ticket_, Bucket(parameters), {}, {});
     EXPECT_TRUE(run.ok()) << run.status();
@@ -30,7 +32,7 @@ class OpenStepTest : public EffectsTest {
     Take(std::move(effects));
   }
 
-  OpenStep step_{options_.manifest, options_.chunk_bytes, 3, &hook_};
+  OpenStep step_{options_, &hook_};
   Ticket ticket_ = 0;
 };
 

@@ -1,0 +1,31 @@
+// What a member's runtime with one daemon knows of the others, where a session has several.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/core/effects.h"
+#include "hooks/shard_map.h"
+
+namespace gradwire::client {
+
+// What happens with this shard, told to the whole member. Called on the runtime's thread; other
+// runtimes may be called through their event queues only. Empty functions: one daemon.
+struct ShardLink {
+  std::function<void(const PreparedEffect& prepared)> prepared = {};
+  std::function<void(const StepDoneEffect& done)> concluded = {};
+  std::function<void(const FailedEffect& failed)> failed = {};
+};
+
+// By default: the only one.
+struct ShardPlace {
+  std::uint32_t number = 0;                 // from 0; shard 0 leads
+  std::vector<std::string> addresses = {};  // of all shards; empty: one daemon
+  std::shared_ptr<const ShardMap> map = {};
+  ShardLink link = {};
+};
+
+}  // namespace gradwire::client
