@@ -17,7 +17,7 @@
 #include "absl/status/statusor.h"
 #include "gradwire/hooks/grad_bucket.h"
 #include "gradwire/hooks/hook_spec.h"
-#include "hooks/slice.h"
+#include "gradwire/hooks/slice.h"
 
 namespace gradwire {
 

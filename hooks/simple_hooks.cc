@@ -66,12 +66,14 @@ class CastingRun : public HookRunBase {
     if (stage_ == Stage::kEnded) return absl::FailedPreconditionError("the run has ended");
     if (stage_ == Stage::kFresh) {
       world_size_ = context.world_size;
+      const auto [begin, end] = context.slice.Of(segment_.numel);
+      expected_ = end - begin;
       stage_ = Stage::kOpen;
       return std::optional<RoundPlan>(PlanOf(segment_.dtype, segment_.numel));
     }
-    if (decoded_ < segment_.numel) {
+    if (decoded_ < expected_) {
       return absl::FailedPreconditionError(absl::StrCat("the round is not over: ", decoded_, " of ",
-                                                        segment_.numel, " elements are decoded"));
+                                                        expected_, " elements are decoded"));
     }
     // One round is the whole plan; nullopt tells the core that the bucket is complete.
     stage_ = Stage::kDone;
@@ -123,7 +125,7 @@ class CastingRun : public HookRunBase {
     const std::size_t bytes = range.numel() * ByteSize(segment_.dtype);
     if (absl::Status status = CheckRange(segment_, range, bytes); !status.ok()) return status;
     // Counts elements only. The transport delivers each chunk once; this catches a duplicate.
-    if (range.numel() > segment_.numel - decoded_) {
+    if (range.numel() > expected_ - decoded_) {
       return absl::FailedPreconditionError(
           absl::StrCat("range: [", range.begin, ", ", range.end, ") is decoded twice"));
     }
@@ -135,7 +137,8 @@ class CastingRun : public HookRunBase {
   const Segment segment_;
   Stage stage_ = Stage::kFresh;
   int world_size_ = 1;
-  std::size_t decoded_ = 0;  // elements
+  std::size_t expected_ = 0;  // elements of the round's slice
+  std::size_t decoded_ = 0;
 };
 
 class CastingHook : public HookBase {

@@ -27,7 +27,9 @@ absl::StatusOr<std::unique_ptr<BucketRun>> BucketRun::Start(Hook& hook, GradBuck
 // The coordinator computes sizes from the announced plans, so that another round than the planned
 // one would be reduced as what it is not.
 absl::Status BucketRun::OpenRound(std::uint32_t round, const RoundContext& context) {
-  absl::StatusOr<std::optional<RoundPlan>> plan = run_->Next(context);
+  RoundContext own = context;
+  own.slice = options_.slice;
+  absl::StatusOr<std::optional<RoundPlan>> plan = run_->Next(own);
   if (!plan.ok()) return plan.status();
   if (plan->has_value() != (round < plans_.size()) ||
       (plan->has_value() && **plan != plans_[round])) {

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "gradwire/hooks/round_plan.h"
-#include "hooks/slice.h"
+#include "gradwire/hooks/slice.h"
 
 namespace gradwire::wire {
 

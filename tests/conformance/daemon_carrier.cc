@@ -6,6 +6,8 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "tests/testing/test_daemon.h"
 
 namespace gradwire::conformance {
@@ -35,9 +37,10 @@ class HostMemory final : public MemberMemory {
 
 class DaemonCarrier : public Carrier {
  public:
-  DaemonCarrier(server::ServerOptions options, std::vector<ParameterSpec> parameters,
-                int world_size, const MakeMemory& make_memory)
-      : daemon_(SmallChunks(std::move(options))), parameters_(std::move(parameters)) {
+  DaemonCarrier(const server::ServerOptions& options, std::vector<ParameterSpec> parameters,
+                int world_size, const MakeMemory& make_memory, std::size_t daemons)
+      : parameters_(std::move(parameters)) {
+    for (std::size_t i = 0; i < daemons; ++i) daemons_.emplace_back(SmallChunks(options));
     for (std::size_t rank = 0; rank < static_cast<std::size_t>(world_size); ++rank) {
       memory_.push_back(make_memory(rank));
     }
@@ -49,8 +52,12 @@ class DaemonCarrier : public Carrier {
 
   absl::Status Join(int world_size, const HookSpec& spec) {
     clients_.resize(static_cast<std::size_t>(world_size));
+    const std::string addresses =
+        absl::StrJoin(daemons_, ",", [](std::string* out, const testing::TestDaemon& daemon) {
+          absl::StrAppend(out, daemon.address());
+        });
     return OnEachRank([&](std::size_t rank) {
-      auto client = memory_[rank]->Join({.address = daemon_.address(),
+      auto client = memory_[rank]->Join({.address = addresses,
                                          .session = "conformance",
                                          .rank = static_cast<int>(rank),
                                          .world_size = world_size,
@@ -134,7 +141,7 @@ class DaemonCarrier : public Carrier {
     return absl::OkStatus();
   }
 
-  testing::TestDaemon daemon_;
+  std::list<testing::TestDaemon> daemons_;
   std::vector<ParameterSpec> parameters_;
   std::vector<std::unique_ptr<MemberMemory>> memory_;  // by rank
   std::vector<std::unique_ptr<Client>> clients_;
@@ -148,9 +155,9 @@ std::unique_ptr<MemberMemory> MakeHostMemory(std::size_t /*rank*/) {
 
 absl::StatusOr<std::unique_ptr<Carrier>> MakeDaemonCarrier(
     int world_size, const HookSpec& spec, const std::vector<ParameterSpec>& parameters,
-    const MakeMemory& make_memory, server::ServerOptions options) {
+    const MakeMemory& make_memory, const server::ServerOptions& options, std::size_t daemons) {
   auto carrier =
-      std::make_unique<DaemonCarrier>(std::move(options), parameters, world_size, make_memory);
+      std::make_unique<DaemonCarrier>(options, parameters, world_size, make_memory, daemons);
   if (absl::Status status = carrier->Join(world_size, spec); !status.ok()) return status;
   return std::unique_ptr<Carrier>(std::move(carrier));
 }

@@ -1,4 +1,4 @@
-// Members of a real daemon as a carrier.
+// Members of one or more real daemons as a carrier.
 #pragma once
 
 #include <cstddef>
@@ -38,6 +38,7 @@ std::unique_ptr<MemberMemory> MakeHostMemory(std::size_t rank);
 
 absl::StatusOr<std::unique_ptr<Carrier>> MakeDaemonCarrier(
     int world_size, const HookSpec& spec, const std::vector<ParameterSpec>& parameters,
-    const MakeMemory& make_memory = MakeHostMemory, server::ServerOptions options = {});
+    const MakeMemory& make_memory = MakeHostMemory, const server::ServerOptions& options = {},
+    std::size_t daemons = 1);
 
 }  // namespace gradwire::conformance

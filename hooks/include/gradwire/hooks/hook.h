@@ -16,6 +16,7 @@
 #include "gradwire/hooks/grad_bucket.h"
 #include "gradwire/hooks/hook_spec.h"
 #include "gradwire/hooks/round_plan.h"
+#include "gradwire/hooks/slice.h"
 
 namespace gradwire {
 
@@ -41,10 +42,14 @@ struct RoundContext {
   int world_size = 1;
   int rank = 0;
   std::int64_t attempt = 0;
+  // Of each segment: the elements that are encoded and decoded. Others have the rest of the bucket.
+  // Only hooks that cast get less than the whole.
+  Slice slice{};
 };
 
 // One bucket in one step. Calls come from one thread at a time, in this order:
-//   Next, then Encode and Decode of every element of the round, until Next returns nullopt;
+//   Next, then Encode and Decode of every element of the round that is in the context's slice,
+//   until Next returns nullopt;
 //   then Commit or Abort. Abort may come at any time and ends the run.
 // Within a round, ranges come in any order. A range may be encoded several times: equal bucket,
 // state and context give equal bytes, so a retry re-encodes and never recomputes. A range is
