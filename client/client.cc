@@ -10,6 +10,7 @@
 #include "base/error_code.h"
 #include "client/addresses.h"
 #include "client/client_impl.h"
+#include "client/options.h"
 #include "client/runtime/join.h"
 #include "client/sharded_client.h"
 

@@ -2,40 +2,22 @@
 #pragma once
 
 #include <chrono>
-#include <cmath>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
-#include "base/error_code.h"
-#include "base/thread_name.h"
-#include "client/options.h"
-#include "client/runtime/completion.h"
 #include "client/runtime/member_hook.h"
 #include "client/runtime/runtime.h"
-#include "client/runtime/shard_place.h"
-#include "client/transport/channel.h"
-#include "client/transport/event_queue.h"
-#include "gradwire/client.h"
-#include "hooks/safetensors.h"
 
 namespace gradwire {
 namespace client {
 
-// Some ranks are always slower to start.
-constexpr std::chrono::seconds kSilentWaitForMembers(3);
-constexpr absl::Duration kLeaveTimeout = absl::Seconds(10);
-constexpr absl::Duration kLeaveInDestructorTimeout = absl::Seconds(2);
-constexpr absl::Duration kStateTimeout = absl::Seconds(60);
-
-// Gradients up to this size are encoded and their results read by the calling and waiting thread,
-// because waking another thread takes longer.
-constexpr std::size_t kLightBytes = std::size_t{64} << 10;
+// How long Join waits for other members before it says so: some ranks are always slower to start.
+inline constexpr std::chrono::seconds kSilentWaitForMembers(3);
 
 }  // namespace client
 
@@ -43,209 +25,45 @@ constexpr std::size_t kLightBytes = std::size_t{64} << 10;
 class ClientImpl final : public Client {
  public:
   ClientImpl(ClientOptions options, client::Joined joined, std::uint64_t start_id,
-             client::MemberHook hook, client::ShardPlace shard = {})
-      : rank_(joined.membership.rank),
-        world_size_(options.world_size),
-        parameters_(options.parameters.size()),
-        device_id_(options.device),
-        cuda_(hook.cuda),
-        events_(std::make_shared<client::EventQueue>(std::size_t{joined.membership.window_chunks} *
-                                                         joined.membership.open_buckets +
-                                                     client::kSmallFrames)),
-        poller_(client::Poller::Start()),
-        runtime_(std::move(options), std::move(joined), start_id, std::move(hook), std::move(shard),
-                 events_, poller_) {}
-
-  // The Leave is a call of its own on this thread, so the SDK's thread keeps the stream alive with
-  // heartbeats until it is answered.
-  ~ClientImpl() override {
-    if (!thread_.joinable()) return;
-    bool is_member = false;
-    OnThread([&] {
-      is_member = runtime_.CancelCalls();
-      return absl::OkStatus();
-    }).IgnoreError();
-    if (is_member) runtime_.CallLeave(client::kLeaveInDestructorTimeout).IgnoreError();
-    events_->Push(client::CallEvent{[this] { runtime_.Stop(); }});
-    thread_.join();
-  }
+             client::MemberHook hook, client::ShardPlace shard = {});
+  ~ClientImpl() override;
 
   // Attaches the member. The outcome comes when all members have.
-  std::shared_ptr<client::Outcome> Start() {
-    auto joined = std::make_shared<client::Outcome>();
-    thread_ = std::thread([this, joined] {
-      NameThread("gradwire");
-      runtime_.Run(joined);
-    });
-    return joined;
-  }
+  std::shared_ptr<client::Outcome> Start();
 
   // ---- Of a session with several shards: as Member's. From any thread, without waiting.
-  void SayReady(Verdict verdict, std::uint64_t digest) {
-    events_->Push(
-        client::CallEvent{[this, verdict, digest] { runtime_.SayReady(verdict, digest); }});
-  }
-  void ConcludeAs(Verdict verdict) {
-    events_->Push(client::CallEvent{[this, verdict] { runtime_.ConcludeAs(verdict); }});
-  }
-  void FailElsewhere(const absl::Status& status, int blamed_rank) {
-    events_->Push(client::CallEvent{
-        [this, status, blamed_rank] { runtime_.FailElsewhere(status, blamed_rank); }});
-  }
+  void SayReady(Verdict verdict, std::uint64_t digest);
+  void ConcludeAs(Verdict verdict);
+  void FailElsewhere(const absl::Status& status, int blamed_rank);
 
+  // A callback runs inside the event handler, and only that handler could complete the call.
+  absl::Status MayWait(const char* call) const;
+
+  // ---- As Client's.
   int rank() const override { return rank_; }
   int world_size() const override { return world_size_; }
   std::int64_t step() const override { return runtime_.step(); }
   ClientMetrics metrics() const override { return runtime_.metrics(); }
   std::vector<BucketReport> Report() const override { return runtime_.Report(); }
-
-  Completion AllReduce(GradBucket& bucket, void* stream) override {
-    auto state = std::make_shared<Completion::State>();
-    if (const DeviceId device = bucket.buffer().device; device != device_id_) {
-      state->Complete(Coded(ErrorCode::kBuffer, absl::InvalidArgumentError(absl::StrCat(
-                                                    "the bucket's device is ", Name(device),
-                                                    "; allowed: ", Name(device_id_),
-                                                    ", the device of this client's options"))));
-      return Completion(state);
-    }
-    // Recorded on this thread, which gives the stream its work. Shared, because a call must be
-    // copyable.
-    auto ready = std::make_shared<std::unique_ptr<DeviceEvent>>();
-    if (cuda_) *ready = cuda_->Record(device_id_.index, stream);
-    // The bucket is copied (not its buffer), because the caller's object may be gone before the
-    // event is handled.
-    const bool light = !cuda_ && bucket.buffer().bytes() <= client::kLightBytes;
-    events_->Push(
-        client::CallEvent{.call = [this, copy = std::make_shared<GradBucket>(bucket), ready,
-                                   state] { runtime_.StartBucket(copy, std::move(*ready), state); },
-                          .heavy = !light});
-    state->ReadBy(poller_, light);
-    return Completion(state);
-  }
-
+  Completion AllReduce(GradBucket& bucket, void* stream) override;
   std::shared_ptr<std::byte> AllocateGradients(std::size_t bytes) override {
     return runtime_.AllocateGradients(bytes);
   }
-
-  absl::StatusOr<Verdict> EndStep() override {
-    if (absl::Status may = MayWait("EndStep"); !may.ok()) return may;
-    auto call = std::make_shared<client::StepCall>();
-    events_->Push(client::CallEvent{[this, call] { runtime_.EndStep(call); }});
-    call->outcome.ReadBy(poller_, /*light=*/true);
-    if (absl::Status outcome = call->outcome.Wait(); !outcome.ok()) return outcome;
-    return call->verdict;
-  }
-
-  void EndStep(std::function<void(const absl::StatusOr<Verdict>&)> done) override {
-    auto call = std::make_shared<client::StepCall>();
-    events_->Push(client::CallEvent{[this, call, done = std::move(done)] {
-      // Only the outcome holds `done`, and only the runtime the outcome.
-      call->outcome.OnDone([step = call.get(), done](const absl::Status& outcome) {
-        done(outcome.ok() ? absl::StatusOr<Verdict>(step->verdict) : outcome);
-      });
-      runtime_.EndStep(call);
-    }});
-    call->outcome.ReadBy(poller_, /*light=*/false);
-  }
-
-  absl::Status SetDrawPlan(const std::vector<std::vector<std::uint32_t>>& buckets) override {
-    if (absl::Status status = CheckDrawPlan(buckets, rank_, parameters_); !status.ok()) {
-      return status;
-    }
-    events_->Push(client::CallEvent{[this, buckets] { runtime_.SetDrawPlan(buckets); }});
-    return absl::OkStatus();
-  }
-
-  absl::Status Broadcast(int root, void* data, std::size_t bytes) override {
-    if (data == nullptr && bytes > 0) {
-      return Coded(ErrorCode::kBuffer, absl::InvalidArgumentError(absl::StrCat(
-                                           "data is null, but has ", bytes, " bytes")));
-    }
-    return Collective(wire::CollectiveKind::kBroadcast, root, static_cast<std::byte*>(data), bytes);
-  }
-
-  absl::Status Barrier() override {
-    return Collective(wire::CollectiveKind::kBarrier, 0, nullptr, 0);
-  }
-
-  // Three parts: the SDK's thread stops resuming the stream, this thread makes the RPC, and the
-  // SDK's thread closes the stream if the daemon agreed.
-  absl::Status Leave() override {
-    if (absl::Status may = MayWait("Leave"); !may.ok()) return may;
-    if (runtime_.left()) return absl::OkStatus();
-    if (absl::Status begun = OnThread([this] { return runtime_.BeginLeave(); }); !begun.ok()) {
-      return begun;
-    }
-    absl::Status answer = runtime_.CallLeave(client::kLeaveTimeout);
-    return OnThread([this, &answer] {
-      runtime_.FinishLeave(answer);
-      return answer;
-    });
-  }
-
-  absl::StatusOr<std::string> ExportState() override {
-    if (absl::Status may = MayCallBetweenSteps("ExportState"); !may.ok()) return may;
-    return Coded(ErrorCode::kState, runtime_.CallExport(client::kStateTimeout));
-  }
-
-  absl::Status ImportState(const std::string& state) override {
-    if (absl::Status may = MayCallBetweenSteps("ImportState"); !may.ok()) return may;
-    return Coded(ErrorCode::kState, runtime_.CallImport(state, client::kStateTimeout));
-  }
-
-  absl::StatusOr<std::string> StateDict() override {
-    if (absl::Status may = MayWait("StateDict"); !may.ok()) return may;
-    absl::StatusOr<HookState> state;
-    OnThread([this, &state] {
-      state = runtime_.State();
-      return absl::OkStatus();
-    }).IgnoreError();
-    if (!state.ok()) return Coded(ErrorCode::kState, state.status());
-    return WriteSafetensors(*state);
-  }
-
-  // Parsing takes long, so it is done here and not on the SDK's thread.
-  absl::Status LoadStateDict(const std::string& state) override {
-    if (absl::Status may = MayWait("LoadStateDict"); !may.ok()) return may;
-    const absl::StatusOr<HookState> read = ReadSafetensors(state);
-    if (!read.ok()) return Coded(ErrorCode::kState, read.status());
-    return OnThread([this, &read] { return runtime_.LoadState(*read); });
-  }
-
-  absl::Status SetLossScale(double scale) override {
-    if (!std::isfinite(scale) || scale <= 0) {
-      return Coded(ErrorCode::kOption, absl::InvalidArgumentError(absl::StrCat(
-                                           "scale is ", scale, "; allowed: finite and above 0")));
-    }
-    if (absl::Status may = MayWait("SetLossScale"); !may.ok()) return may;
-    return OnThread([this, scale] { return runtime_.SetLossScale(scale); });
-  }
-
-  // A callback runs inside the event handler, and only that handler could complete the call.
-  absl::Status MayWait(const char* call) const {
-    if (!events_->OnThisThread()) return absl::OkStatus();
-    return Coded(ErrorCode::kWrongMoment,
-                 absl::FailedPreconditionError(
-                     absl::StrCat(call, " in a completion's callback would wait for itself")));
-  }
+  absl::StatusOr<Verdict> EndStep() override;
+  void EndStep(std::function<void(const absl::StatusOr<Verdict>&)> done) override;
+  absl::Status SetDrawPlan(const std::vector<std::vector<std::uint32_t>>& buckets) override;
+  absl::Status Broadcast(int root, void* data, std::size_t bytes) override;
+  absl::Status Barrier() override;
+  absl::Status Leave() override;
+  absl::StatusOr<std::string> ExportState() override;
+  absl::Status ImportState(const std::string& state) override;
+  absl::StatusOr<std::string> StateDict() override;
+  absl::Status LoadStateDict(const std::string& state) override;
+  absl::Status SetLossScale(double scale) override;
 
  private:
-  absl::Status MayCallBetweenSteps(const char* call) {
-    if (absl::Status may = MayWait(call); !may.ok()) return may;
-    return OnThread([this, call] { return runtime_.BetweenSteps(call); });
-  }
-
-  absl::Status Collective(wire::CollectiveKind kind, int root, std::byte* data, std::size_t bytes) {
-    if (absl::Status may = MayWait("a broadcast or barrier"); !may.ok()) return may;
-    auto call = std::make_shared<client::CollectiveCall>();
-    call->kind = kind;
-    call->root = root;
-    call->data = data;
-    call->bytes = bytes;
-    events_->Push(client::CallEvent{[this, call] { runtime_.Enter(call); }});
-    call->outcome.ReadBy(poller_, bytes <= client::kLightBytes);
-    return call->outcome.Wait();
-  }
+  absl::Status MayCallBetweenSteps(const char* call);
+  absl::Status Collective(wire::CollectiveKind kind, int root, std::byte* data, std::size_t bytes);
 
   template <typename Function>
   absl::Status OnThread(Function function) {

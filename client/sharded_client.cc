@@ -14,6 +14,7 @@
 #include "base/sync.h"
 #include "client/client_impl.h"
 #include "client/core/shard_vote.h"
+#include "client/options.h"
 #include "client/runtime/join.h"
 #include "client/shard_buckets.h"
 

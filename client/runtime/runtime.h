@@ -21,7 +21,6 @@
 #include "client/runtime/shard_place.h"
 #include "client/transport/channel.h"
 #include "client/transport/daemon_connection.h"
-#include "client/transport/event_queue.h"
 #include "client/transport/shared_memory.h"
 
 namespace gradwire::client {

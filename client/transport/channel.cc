@@ -327,7 +327,8 @@ absl::StatusOr<Joined> JoinNearest(ClientOptions& options, const JoinWish& wish,
   if (!joined.ok() || !options.local_socket || tls::IsUnixSocket(options.address)) return joined;
   const JoinResult& membership = joined->membership;
   const LocalSocket& socket = membership.local_socket;
-  if (!CheckIsSameDaemon(socket, start_id, Clock::now() + kProofTimeout).ok()) return joined;
+  if (!CheckIsSameDaemon(socket, start_id, std::chrono::steady_clock::now() + kProofTimeout).ok())
+    return joined;
   absl::StatusOr<Dialer> dialer =
       Dialer::Make(socket.address(), TlsFiles(options), TokenOf(options));
   if (!dialer.ok()) return joined;

@@ -38,7 +38,7 @@ absl::StatusOr<UniqueFd> ConnectToUnixSocket(const std::string& address) {
 }
 
 absl::Status CheckIsSameDaemon(const LocalSocket& socket, std::uint64_t start_id,
-                               Clock::time_point deadline) {
+                               std::chrono::steady_clock::time_point deadline) {
   // A relative path would be another one here than in the daemon.
   if (socket.path.empty() || socket.path.front() != '/') {
     return absl::FailedPreconditionError("the daemon names no unix socket");

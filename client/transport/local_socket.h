@@ -1,13 +1,13 @@
 // The unix socket of the daemon on this host.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/unique_fd.h"
-#include "client/transport/event_queue.h"
 
 namespace gradwire::client {
 
@@ -26,6 +26,6 @@ absl::StatusOr<UniqueFd> ConnectToUnixSocket(const std::string& address);
 // proto/wire/local_proof.h. Otherwise the reason: no such socket in this container or on this host,
 // another daemon's, or no answer until the deadline.
 absl::Status CheckIsSameDaemon(const LocalSocket& socket, std::uint64_t start_id,
-                               Clock::time_point deadline);
+                               std::chrono::steady_clock::time_point deadline);
 
 }  // namespace gradwire::client

@@ -22,8 +22,7 @@ INSTANTIATE_TEST_SUITE_P(Two, HookConformance,
 INSTANTIATE_TEST_SUITE_P(Two, PowerSgdConformance,
                          ::testing::ValuesIn(Divisible(PowerSgdCases("Two", Over(2)))), CaseName);
 INSTANTIATE_TEST_SUITE_P(Three, PowerSgdConformance,
-                         ::testing::ValuesIn(Divisible(PowerSgdCases("Three", Over(3)))),
-                         CaseName);
+                         ::testing::ValuesIn(Divisible(PowerSgdCases("Three", Over(3)))), CaseName);
 
 }  // namespace
 }  // namespace gradwire::conformance

@@ -52,8 +52,8 @@ class ShardsTest : public ::testing::Test {
             .step_timeout = absl::Seconds(20)};
   }
   std::unique_ptr<v1::AdminService::Stub> Admin(std::size_t daemon) const {
-    return v1::AdminService::NewStub(grpc::CreateChannel(daemons_[daemon]->address(),
-                                                         grpc::InsecureChannelCredentials()));
+    return v1::AdminService::NewStub(
+        grpc::CreateChannel(daemons_[daemon]->address(), grpc::InsecureChannelCredentials()));
   }
   v1::SessionStatus StatusOf(std::size_t daemon) const {
     grpc::ClientContext context;
@@ -203,9 +203,9 @@ TEST_F(ShardsTest, OneDaemonUnderTwoNamesIsRefused) {
   ClientOptions options = Options(1);
   const std::string socket = daemons_[0]->socket();
   options.address = absl::StrCat("unix:", socket, ",unix://", socket);
-  EXPECT_THAT(std::string(Client::Join(options).status().message()),
-              AllOf(HasSubstr("shards[1] is this daemon, which is shards[0] too"),
-                    HasSubstr("[GW215]")));
+  EXPECT_THAT(
+      std::string(Client::Join(options).status().message()),
+      AllOf(HasSubstr("shards[1] is this daemon, which is shards[0] too"), HasSubstr("[GW215]")));
 }
 
 TEST_F(ShardsTest, HooksThatNeedWholeBucketsAreRefused) {

@@ -40,7 +40,10 @@ struct TlsOptions {
 };
 
 struct ClientOptions {
-  // "unix:/path", "host:port", "dns:///host:port". Empty: the environment's GRADWIRE_ADDRESS.
+  // "unix:/path", "host:port", "dns:///host:port". Several daemons, each of which reduces a part of
+  // every step, are a list, "a:29610,b:29610", or a range, "gradwired-{0..3}.gradwired:29610": the
+  // same for all members, in the same order; the first one leads. Empty: the environment's
+  // GRADWIRE_ADDRESS.
   std::string address = {};
   // Names the training job: [A-Za-z0-9._-]{1,128}, the same for all members. Empty:
   // GRADWIRE_SESSION.

@@ -12,6 +12,7 @@ from gradwire import _native
 from gradwire._errors import InvalidArgument
 
 _HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[^:/\[\]\s]+)"
+_RANGE = re.compile(r"\{\d+\.\.\d+\}")  # of several daemons
 _ADDRESS = re.compile(rf"unix:.+|(?:dns:///)?{_HOST}:(?P<port>[0-9]{{1,5}})")
 _SESSION = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _MAX_WORLD_SIZE = 4096
@@ -47,10 +48,14 @@ def options(value: object) -> dict[str, object]:
 def check_address(value: object) -> None:
     if value is None:
         return
-    found = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
-    if found is None or not 0 < int(found["port"] or 1) <= 65535:
-        allowed = 'is a str: "unix:/path", "host:port" or "dns:///host:port", with ports to 65535'
-        _refuse("address", value, allowed)
+    for one in value.split(",") if isinstance(value, str) else [None]:
+        found = None if one is None else _ADDRESS.fullmatch(_RANGE.sub("0", one.strip()))
+        if found is None or not 0 < int(found["port"] or 1) <= 65535:
+            allowed = (
+                'is a str: "unix:/path", "host:port" or "dns:///host:port", with ports to 65535, '
+                'or several with commas, or a range such as "host-{0..3}:port"'
+            )
+            _refuse("address", value, allowed)
 
 
 def path(name: str, value: object) -> str:
