@@ -7,8 +7,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/error_code.h"
+#include "base/printable.h"
 #include "server/daemon/config_show.h"
 #include "server/daemon/exit_codes.h"
+#include "server/daemon/unexpected_word.h"
 
 namespace gradwire::server {
 namespace {
@@ -40,7 +42,7 @@ class Parser {
     app_.set_version_flag("--version", absl::StrCat("gradwired ", GRADWIRE_VERSION));
     app_.footer(kFooter);
     app_.failure_message([](const CLI::App* /*app*/, const CLI::Error& error) {
-      return absl::StrCat(CodedText(ErrorCode::kUsage, error.what()),
+      return absl::StrCat("gradwired: ", CodedText(ErrorCode::kUsage, Printable(error.what())),
                           "\nRun with --help for more information.\n");
     });
     config_ = app_.add_option(kConfigFlag, config_help_)->type_name("FILE");
@@ -57,7 +59,12 @@ class Parser {
       // Only now, for the help: CLI11 would take a variable for a flag, and Load reads them.
       for (const auto& [setting, option] : options_) option->envname(setting->variable());
       config_->envname("GRADWIRE_CONFIG");
-      exit_code = app_.exit(error) == 0 ? kExitOk : kExitUsage;
+      const std::string unknown = UnexpectedWord(app_);
+      if (error.get_exit_code() != 0 && !unknown.empty()) {
+        exit_code = app_.exit(CLI::ParseError(unknown, kExitUsage));
+      } else {
+        exit_code = app_.exit(error) == 0 ? kExitOk : kExitUsage;
+      }
       return false;
     }
   }
