@@ -225,6 +225,10 @@ TEST_F(ConfigurationTest, AnAuditLogThatCannotBeOpenedEndsTheStart) {
       Run({"--listen", address_, "--http-listen=off", "--audit-log", folder_ / "no" + "/file"});
   EXPECT_EQ(answer.exit_code, 69);
   EXPECT_THAT(answer.text, HasSubstr("cannot be opened for writing: No such file"));
+  Write(absl::StrCat("audit: {log: ", folder_ / "no" + "/file", "}\n"));
+  const Answer checked = Run({"config", "check", path_});
+  EXPECT_EQ(checked.exit_code, 69);
+  EXPECT_EQ(checked.text, answer.text);
 }
 
 // What a bug report says of a daemon: the values that hold, also after SIGHUP, and the log.

@@ -70,9 +70,9 @@ class StartTest : public ::testing::Test {
       EXPECT_THAT(answer.text, HasSubstr(text));
     }
   }
-  std::unique_ptr<Process> Serve(std::vector<std::string> words) const {
-    words.insert(words.begin(), {GRADWIRE_DAEMON, "--config=", "--tokens", tokens_});
-    auto process = *Process::Start(words, folder_ / "log");
+  std::unique_ptr<Process> Serve(std::vector<std::string> words) {
+    words.insert(words.begin(), {GRADWIRE_DAEMON, "--config="});
+    auto process = *Process::Start(words, folder_ / absl::StrCat("log", ++served_));
     EXPECT_TRUE(Logged(*process, "  grpc  ")) << process->Log();
     return process;
   }
@@ -83,6 +83,7 @@ class StartTest : public ::testing::Test {
   const TemporaryFolder folder_;
   const Authority authority_{"the authority"};
   tls::Files files_;
+  int served_ = 0;  // daemons, each with a log of its own
   const std::string path_ = folder_ / "gradwired.yaml";
   const std::string tokens_ = folder_ / "tokens.txt";
   const std::string audit_ = folder_ / "audit.log";
@@ -136,6 +137,7 @@ TEST_F(StartTest, WhatMayPassByItselfIsUnavailable) {
   ExpectBoth(69, absl::StrCat("tls_cert \"", files_.cert, "\" has expired on "));
   WriteFiles(folder_.path(), authority_.Issue("daemon"), authority_.cert());
 
+  std::filesystem::remove(audit_);  // the starts above made it
   std::filesystem::create_directory(audit_);
   ExpectBoth(69, "cannot be opened for writing: Is a directory");
 }
@@ -143,8 +145,9 @@ TEST_F(StartTest, WhatMayPassByItselfIsUnavailable) {
 TEST_F(StartTest, TheLogSaysWhatProtectsEachAddress) {
   const std::string local = absl::StrCat("info listening on ", address_, " (tokens)\n");
   const std::vector<std::string> words = {
-      "--http-listen=off", "--listen",  "127.0.0.1:0", "--listen",       address_,     "--tls-cert",
-      files_.cert,         "--tls-key", files_.key,    "--admin-listen", "127.0.0.1:0"};
+      "--tokens", tokens_,          "--http-listen=off", "--listen",  "127.0.0.1:0",
+      "--listen", address_,         "--tls-cert",        files_.cert, "--tls-key",
+      files_.key, "--admin-listen", "127.0.0.1:0"};
   EXPECT_THAT(
       Serve(words)->Log(),
       AllOf(ContainsRegex("info listening on 127.0.0.1:[0-9]+ \\(TLS, tokens\\)\n"),
@@ -156,23 +159,26 @@ TEST_F(StartTest, TheLogSaysWhatProtectsEachAddress) {
               AllOf(ContainsRegex("listening on 127.0.0.1:[0-9]+ \\(TLS, client certificates "
                                   "required, tokens\\)\n"),
                     HasSubstr(local)));
-  EXPECT_THAT(Serve({"--tokens=", "--http-listen=off", "--listen", "127.0.0.1:0"})->Log(),
+  EXPECT_THAT(Serve({"--http-listen=off", "--listen", "127.0.0.1:0"})->Log(),
               ContainsRegex("listening on 127.0.0.1:[0-9]+ \\(no TLS, no tokens\\)\n"));
 }
 
 TEST_F(StartTest, TheLogNamesThePeerOfARefusal) {
-  const auto daemon = Serve({"--http-listen", "127.0.0.1:0", "--listen", "127.0.0.1:0"});
+  const auto daemon =
+      Serve({"--tokens", tokens_, "--http-listen", "127.0.0.1:0", "--listen", "127.0.0.1:0"});
   const auto address = [&](const std::string& before) {
     const std::string log = daemon->Log();
     const std::size_t at = log.find(before) + before.size();
     return log.substr(at, log.find_first_of("/\n", at) - at);
   };
-  EXPECT_FALSE(Client::Join({.address = address("  grpc  "),
-                             .session = "s",
-                             .world_size = 1,
-                             .connect_timeout = absl::Seconds(5),
-                             .local_socket = false})
-                   .ok());
+  const absl::Status refused = Client::Join({.address = address("  grpc  "),
+                                             .session = "s",
+                                             .world_size = 1,
+                                             .parameters = {{.name = "w", .shape = {4}}},
+                                             .local_socket = false,
+                                             .connect_timeout = absl::Seconds(5)})
+                                   .status();
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("the daemon asks for a token"));
   EXPECT_EQ(HttpGet(address("  http  http://"), "/api/v1/status"), "");
   EXPECT_THAT(
       daemon->Log(),
@@ -183,7 +189,8 @@ TEST_F(StartTest, TheLogNamesThePeerOfARefusal) {
 }
 
 TEST_F(StartTest, TheLogSaysThatAFileIsRepaired) {
-  const auto daemon = Serve({"--http-listen=off", "--listen", address_, "--audit-log", audit_});
+  const auto daemon = Serve(
+      {"--tokens", tokens_, "--http-listen=off", "--listen", address_, "--audit-log", audit_});
   WriteTokens("ops operator *\n");
   ASSERT_TRUE(
       Logged(*daemon, absl::StrCat("error the list of tokens in ", tokens_, " stays as it was: ")))
