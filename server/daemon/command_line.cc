@@ -6,10 +6,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/error_code.h"
 #include "base/printable.h"
 #include "server/daemon/config_show.h"
 #include "server/daemon/exit_codes.h"
+#include "server/daemon/named_files.h"
 #include "server/daemon/unexpected_word.h"
 
 namespace gradwire::server {
@@ -132,6 +134,19 @@ class Parser {
   std::string format_ = "yaml";
 };
 
+// What a start would say about the files that the configuration names. Returns the exit code.
+int CheckFiles(const Configuration& configuration) {
+  const std::vector<absl::Status> problems = CheckNamedFiles(configuration.options, absl::Now());
+  int exit_code = kExitOk;
+  for (const absl::Status& problem : problems) {
+    std::cerr << "gradwired: " << problem.message() << "\n";
+    // Of several, what does not pass by itself.
+    if (exit_code != kExitConfig) exit_code = StartExitCode(problem);
+  }
+  if (problems.empty()) std::cout << configuration.file << ": ok\n";
+  return exit_code;
+}
+
 }  // namespace
 
 CommandLine ParseCommandLine(int argc, const char* const* argv) {
@@ -155,7 +170,7 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
               << "\n";
     line.exit_code = kExitUsage;
   } else if (parser.checks()) {
-    std::cout << line.configuration.file << ": ok\n";
+    line.exit_code = CheckFiles(line.configuration);
   } else if (parser.shows()) {
     std::cout << (parser.json() ? ShowJson(line.configuration, parser.origins())
                                 : ShowYaml(line.configuration, parser.origins()));
