@@ -86,6 +86,7 @@ struct Catalogue {
       {ErrorCode::kCtlFile, "a file of gradwirectl cannot be read or written"},
       {ErrorCode::kUnknownSession, "the daemon has no such session"},
       {ErrorCode::kNotNow, "the session does not take this request now"},
+      {ErrorCode::kNoStepTraced, "no step of the session was traced"},
       {ErrorCode::kPython, "the Python package failed"},
       {ErrorCode::kNoModel, "the state does not know the model"},
       {ErrorCode::kGroupDiffers, "the arguments contradict the process group"},

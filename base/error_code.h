@@ -103,6 +103,7 @@ enum class ErrorCode : std::uint16_t {
   kCtlFile = 702,
   kUnknownSession = 703,
   kNotNow = 704,
+  kNoStepTraced = 705,
   // Python and its frameworks
   kPython = 800,
   kNoModel = 801,

@@ -1,8 +1,11 @@
 #include "hooks/cuda/library.h"
 
 #include <dlfcn.h>
+#include <link.h>
 #include <unistd.h>
 
+#include <array>
+#include <climits>
 #include <cstring>
 #include <utility>
 
@@ -27,6 +30,27 @@ absl::Status NotThere(const std::string& why) {
                absl::FailedPreconditionError(absl::StrCat(
                    "the CUDA library cannot be used: ", why,
                    "; build Gradwire where nvcc of CUDA 13 is found (hooks/README.md)")));
+}
+
+// The program, or the shared object that this code is part of; "" if the system does not say it.
+// Of a program the loader only has the word it was started with, which for one that was found in
+// PATH is without its folder: that of the working directory must never count instead.
+std::string FileOfThisCode() {
+  Dl_info here{};
+  link_map* object = nullptr;
+  if (dladdr1(reinterpret_cast<void*>(&CudaLibrary::Global), &here,
+              reinterpret_cast<void**>(&object), RTLD_DL_LINKMAP) == 0) {
+    return "";
+  }
+  const bool is_program = object == nullptr || object->l_name == nullptr || *object->l_name == 0;
+  std::array<char, PATH_MAX> program;
+  const ssize_t length =
+      is_program ? readlink("/proc/self/exe", program.data(), program.size()) : -1;
+  const std::string file = !is_program ? object->l_name
+                           : length > 0
+                               ? std::string(program.data(), static_cast<std::size_t>(length))
+                               : "";
+  return file.find('/') == std::string::npos ? "" : file;
 }
 
 }  // namespace
@@ -69,12 +93,9 @@ absl::StatusOr<CudaLibrary> CudaLibrary::Open(const std::string& path) {
 // The first place that has a file decides: a library that is there and does not work is reported,
 // not passed over.
 absl::StatusOr<CudaLibrary> CudaLibrary::OpenFirst() {
-  Dl_info here{};
-  if (dladdr(reinterpret_cast<void*>(&CudaLibrary::Global), &here) != 0 &&
-      here.dli_fname != nullptr) {
-    const std::string file = here.dli_fname;
-    const std::string folder =
-        file.find('/') == std::string::npos ? "." : file.substr(0, file.rfind('/'));
+  const std::string file = FileOfThisCode();
+  if (!file.empty()) {
+    const std::string folder = file.substr(0, file.rfind('/'));
     for (const std::string& place :
          {absl::StrCat(folder, "/", kName),
           absl::StrCat(folder, "/../", GRADWIRE_LIBRARY_FOLDER, "/", kName)}) {

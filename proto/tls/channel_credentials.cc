@@ -6,11 +6,7 @@
 #include "base/error_code.h"
 
 namespace gradwire::tls {
-namespace {
-
-constexpr char kPrefix[] = "tls_";
-
-}  // namespace
+namespace {}  // namespace
 
 bool IsUnixSocket(const std::string& address) {
   return absl::StartsWith(address, "unix:") || absl::StartsWith(address, "unix-abstract:");
@@ -18,7 +14,7 @@ bool IsUnixSocket(const std::string& address) {
 
 absl::Status CheckClientFiles(const std::string& address, const Files& files) {
   if (IsUnixSocket(address)) return absl::OkStatus();
-  if (absl::Status pair = CheckFiles(files, kPrefix); !pair.ok()) return pair;
+  if (absl::Status pair = CheckFiles(files); !pair.ok()) return pair;
   if (files.cert.empty() || !files.ca.empty()) return absl::OkStatus();
   return Coded(
       ErrorCode::kTlsFiles,
@@ -31,7 +27,7 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> ChannelCredentials(
     const std::string& address, const Files& files) {
   if (absl::Status valid = CheckClientFiles(address, files); !valid.ok()) return valid;
   if (files.empty() || IsUnixSocket(address)) return grpc::InsecureChannelCredentials();
-  const absl::StatusOr<Pems> pems = Read(files, kPrefix, absl::Now());
+  const absl::StatusOr<Pems> pems = Read(files, absl::Now());
   if (!pems.ok()) return pems.status();
   return grpc::SslCredentials(
       {.pem_root_certs = pems->ca, .pem_private_key = pems->key, .pem_cert_chain = pems->cert});

@@ -133,22 +133,22 @@ absl::StatusOr<std::string> ReadSmallFile(const std::string& name, const std::st
   }
 }
 
-absl::Status CheckFiles(const Files& files, const std::string& prefix) {
+absl::Status CheckFiles(const Files& files, const FieldNames& names) {
   if (files.cert.empty() == files.key.empty()) return absl::OkStatus();
   const bool lacks_key = files.key.empty();
   return Coded(ErrorCode::kTlsFiles,
-               absl::InvalidArgumentError(
-                   absl::StrCat(prefix, lacks_key ? "key" : "cert", " is empty, and ", prefix,
-                                lacks_key ? "cert" : "key", " is not; allowed: both or neither")));
+               absl::InvalidArgumentError(absl::StrCat(
+                   lacks_key ? names.key : names.cert, " is empty, and ",
+                   lacks_key ? names.cert : names.key, " is not; allowed: both or neither")));
 }
 
-absl::StatusOr<Pems> Read(const Files& files, const std::string& prefix, absl::Time now) {
-  if (absl::Status fit = CheckFiles(files, prefix); !fit.ok()) return fit;
+absl::StatusOr<Pems> Read(const Files& files, absl::Time now, const FieldNames& names) {
+  if (absl::Status fit = CheckFiles(files, names); !fit.ok()) return fit;
   const ErrorQueue errors;
   Pems pems;
   if (!files.cert.empty()) {
-    const std::string cert_name = Quoted(absl::StrCat(prefix, "cert"), files.cert);
-    const std::string key_name = Quoted(absl::StrCat(prefix, "key"), files.key);
+    const std::string cert_name = Quoted(names.cert, files.cert);
+    const std::string key_name = Quoted(names.key, files.key);
     absl::StatusOr<std::string> cert = ReadSmallFile(cert_name, files.cert);
     if (!cert.ok()) return Coded(ErrorCode::kTlsFiles, cert.status());
     absl::StatusOr<std::string> key = ReadSmallFile(key_name, files.key);
@@ -171,7 +171,7 @@ absl::StatusOr<Pems> Read(const Files& files, const std::string& prefix, absl::T
     pems.key = *std::move(key);
   }
   if (!files.ca.empty()) {
-    const std::string name = Quoted(absl::StrCat(prefix, "ca"), files.ca);
+    const std::string name = Quoted(names.ca, files.ca);
     absl::StatusOr<std::string> ca = ReadSmallFile(name, files.ca);
     if (!ca.ok()) return Coded(ErrorCode::kTlsFiles, ca.status());
     if (const auto all = Certificates(name, *ca); !all.ok()) return all.status();

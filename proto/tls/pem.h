@@ -31,14 +31,20 @@ struct Pems {
 // The contents of a file of at most 1 MiB. `name` begins the errors.
 absl::StatusOr<std::string> ReadSmallFile(const std::string& name, const std::string& path);
 
-// Which files there may be: a certificate has its key. `prefix` precedes the fields' names in
-// errors, as in "tls_cert".
-absl::Status CheckFiles(const Files& files, const std::string& prefix);
+// What errors call the files: the settings that name them.
+struct FieldNames {
+  const char* cert = "tls_cert";
+  const char* key = "tls_key";
+  const char* ca = "tls_ca";
+};
+
+// Which files there may be: a certificate has its key.
+absl::Status CheckFiles(const Files& files, const FieldNames& names = {});
 
 // Reads the files. Any file may change meanwhile: what is returned fits together. InvalidArgument
 // for what is no certificate or key, or for a key of another certificate, FailedPrecondition for a
 // certificate that is not valid at `now`, Unavailable for files that cannot be read. No error
 // contains a file's contents.
-absl::StatusOr<Pems> Read(const Files& files, const std::string& prefix, absl::Time now);
+absl::StatusOr<Pems> Read(const Files& files, absl::Time now, const FieldNames& names = {});
 
 }  // namespace gradwire::tls

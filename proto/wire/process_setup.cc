@@ -32,4 +32,9 @@ void SkipDeadlockDetection() {
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
 }
 
+void SilenceGrpc() {
+  constexpr int kKeepWhatIsSet = 0;
+  setenv("GRPC_VERBOSITY", "NONE", kKeepWhatIsSet);
+}
+
 }  // namespace gradwire::wire

@@ -19,4 +19,8 @@ void KeepFreedMemory();
 // library leaves that choice to its program.
 void SkipDeadlockDetection();
 
+// Drops gRPC's own log lines, unless GRPC_VERBOSITY is set: what they say also comes as the status
+// of the call. Only for programs that print it; before the first use of gRPC and the first thread.
+void SilenceGrpc();
+
 }  // namespace gradwire::wire

@@ -52,6 +52,8 @@ absl::StatusOr<std::unique_ptr<AccessControl>> AccessControl::Open(const std::st
       new AccessControl(path, std::move(users), std::move(tokens)));
 }
 
+absl::Status AccessControl::CheckFile(const std::string& path) { return ReadTable(path).status(); }
+
 std::optional<Caller> AccessControl::WithoutToken(const Proof& proof,
                                                   const TokenTable* tokens) const {
   Caller caller{.identity = IdentityOf(proof)};
@@ -70,6 +72,10 @@ std::optional<Caller> AccessControl::WithoutToken(const Proof& proof,
 }
 
 std::string AccessControl::WhyTokenIsNeeded(const Proof& proof, bool has_tokens) const {
+  if (proof.over_http) {
+    return "the daemon asks for a token: send it in the header \"Authorization: Bearer TOKEN\", or "
+           "as the password in a browser";
+  }
   if (!proof.user) return "the daemon asks for a token: give token_file (GRADWIRE_TOKEN_FILE)";
   if (proof.user == users_.unknown) {
     return absl::StrCat("the daemon cannot tell which user of this host calls: it sees uid ",

@@ -19,7 +19,8 @@ struct Proof {
   std::string certificate =
       {};  // the name in the client's certificate, which TLS has checked; or ""
   std::string authorization = {};  // the header of this name; "": there is none
-  std::string peer = {};           // its address, for the audit log only; "": on a unix socket
+  std::string peer = {};           // its address, for the logs only; "": on a unix socket
+  bool over_http = false;          // not a call of gRPC: errors say what a reader of pages can do
 };
 
 // Thread-safe.
@@ -30,6 +31,9 @@ class AccessControl {
   // there. Errors: TokenTable's, and Unavailable for a file that cannot be read.
   static absl::StatusOr<std::unique_ptr<AccessControl>> Open(const std::string& path,
                                                              HostUsers users = {});
+
+  // What Open would say of the file.
+  static absl::Status CheckFile(const std::string& path);
 
   // Who may call the method with this proof. Unauthenticated if a token is missing or unknown,
   // PermissionDenied if the method is not for its role. A caller on a unix socket may do without a
@@ -46,6 +50,7 @@ class AccessControl {
   absl::StatusOr<bool> Reload() GRADWIRE_EXCLUDES(mutex_);
 
   bool has_file() const { return !path_.empty(); }
+  const std::string& path() const { return path_; }
 
  private:
   AccessControl(std::string path, HostUsers users, std::shared_ptr<const TokenTable> tokens)

@@ -70,13 +70,12 @@ absl::StatusOr<QuotaLimits> ParseQuota(const std::string& text, QuotaOwner owner
     if (parts.size() != 2 || index == kQuotaKinds) {
       return Coded(ErrorCode::kSetting,
                    absl::InvalidArgumentError(absl::StrCat(
-                       "a word is ", Shown(word), "; allowed are ", identity ? "sessions=, " : "",
+                       "it has ", Shown(word), "; allowed are ", identity ? "sessions=, " : "",
                        "members=, memory=, streams= and joins=")));
     }
     if (!named.insert(index).second) {
-      return Coded(ErrorCode::kSetting,
-                   absl::InvalidArgumentError(absl::StrCat("a second word is ", Shown(word),
-                                                           "; allowed is one ", parts[0], "=")));
+      return Coded(ErrorCode::kSetting, absl::InvalidArgumentError(absl::StrCat(
+                                            "it has ", parts[0], "= twice; allowed: once")));
     }
     const absl::StatusOr<std::uint64_t> value = Value(static_cast<QuotaKind>(index), parts[1]);
     if (!value.ok()) return value.status();

@@ -66,13 +66,14 @@ std::string Allowed(const std::string& what, absl::string_view value, const std:
 struct Key {
   std::string digest = {};  // of a token
   std::optional<uid_t> user = {};
+  bool lookup_failed = false;  // the system could not tell whether there is such a user
 };
 
 // The error's message, if there is one.
 std::string ParseQuotaColumn(const std::string& word, Caller& caller) {
   const absl::StatusOr<QuotaLimits> quota = ParseQuota(word, QuotaOwner::kIdentity);
   if (!quota.ok())
-    return absl::StrCat("has a quota in which ",
+    return absl::StrCat("has a quota that is not valid: ",
                         RecodedText(ErrorCode::kTokens, std::string(quota.status().message())));
   caller.quota = *quota;
   return "";
@@ -92,6 +93,7 @@ std::string ParseKey(const std::string& word, const TokenTable::FindUserId& find
   if (absl::ConsumePrefix(&rest, kUserPrefix)) {
     const absl::StatusOr<uid_t> user = find_user(std::string(rest));
     if (!user.ok()) {
+      key.lookup_failed = absl::IsUnavailable(user.status());
       return absl::StrCat(Allowed("the user", rest, "a user of this host, or uid: and its number"),
                           " (", std::string(user.status().message()), ")");
     }
@@ -100,7 +102,7 @@ std::string ParseKey(const std::string& word, const TokenTable::FindUserId& find
   }
   key.digest = DigestIn(word);
   if (!key.digest.empty()) return "";
-  return absl::StrCat("has a token that is none; allowed: ", kLeastTokenBytes, " to ",
+  return absl::StrCat("has a token that is not valid; allowed: ", kLeastTokenBytes, " to ",
                       kMostTokenBytes,
                       " printable characters, sha256: and 64 digits, or a user of this host: "
                       "uid:NUMBER, user:NAME");
@@ -167,9 +169,9 @@ absl::StatusOr<TokenTable> TokenTable::Parse(const std::string& text, const Find
   int number = 0;
   for (const absl::string_view line : absl::StrSplit(text, '\n')) {
     ++number;
-    const auto bad = [&](const std::string& why) {
-      return Coded(ErrorCode::kTokens,
-                   absl::InvalidArgumentError(absl::StrCat("line ", number, " ", why)));
+    const auto bad = [&](const std::string& why,
+                         absl::StatusCode code = absl::StatusCode::kInvalidArgument) {
+      return Coded(ErrorCode::kTokens, absl::Status(code, absl::StrCat("line ", number, " ", why)));
     };
     const absl::string_view stripped = absl::StripAsciiWhitespace(line);
     if (stripped.empty() || stripped.front() == '#') continue;
@@ -177,7 +179,8 @@ absl::StatusOr<TokenTable> TokenTable::Parse(const std::string& text, const Find
     Key key;
     if (std::string error = ParseLine(std::string(stripped), find_user, caller, key);
         !error.empty()) {
-      return bad(error);
+      return bad(error, key.lookup_failed ? absl::StatusCode::kUnavailable
+                                          : absl::StatusCode::kInvalidArgument);
     }
     const auto [first, is_new] = by_name.emplace(caller.identity, caller);
     if (!is_new &&

@@ -37,7 +37,8 @@ class TokenTable {
   // digest. "uid:" and a number, or "user:" and a name that `find_user` knows, is no token, but a
   // user of this host, who needs none on a unix socket. Two lines may have one name, while a token
   // is replaced by another; all that is said beside the token must then be equal. InvalidArgument
-  // names the line, and what is allowed, but shows no token.
+  // names the line, and what is allowed, but shows no token. Unavailable: the system could not look
+  // up a user, and may do so later.
   static absl::StatusOr<TokenTable> Parse(const std::string& text,
                                           const FindUserId& find_user = UserIdOf);
 

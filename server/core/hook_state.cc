@@ -19,14 +19,18 @@ absl::Status SessionHookState::CheckIsThere() const {
                    "\" has a hook of its members' own, which keeps no state on the coordinator")));
 }
 
-absl::Status SessionHookState::CheckReplaceable(SessionState state, bool in_step,
-                                                std::int64_t step) const {
+absl::Status SessionHookState::CheckReplaceable(const Moment& moment) const {
   if (absl::Status status = CheckIsThere(); !status.ok()) return status;
+  const auto [state, step, in_step, paused] = moment;
   if (in_step) {
     return Coded(ErrorCode::kStateInStep,
-                 absl::FailedPreconditionError(absl::StrCat("session \"", session_,
-                                                            "\" is in the middle of step ", step,
-                                                            "; try between two steps")));
+                 absl::FailedPreconditionError(absl::StrCat(
+                     "session \"", session_,
+                     paused ? absl::StrCat("\" is paused, but members have begun step ", step,
+                                           " with the present state")
+                            : absl::StrCat("\" is in the middle of step ", step),
+                     "; import between two steps, while the training script keeps all members in a "
+                     "barrier")));
   }
   if (state == SessionState::kRunning) return absl::OkStatus();
   return Coded(ErrorCode::kStateInStep, absl::FailedPreconditionError(absl::StrCat(

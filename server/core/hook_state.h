@@ -36,9 +36,17 @@ class SessionHookState {
   // but for CheckReplaceable, Snapshot, iteration and bytes.
   absl::Status CheckIsThere() const;
 
-  // Whether a state may replace this one now. A step under way would combine gradients that were
-  // compressed with two states, and members that join later would not learn of the new one.
-  absl::Status CheckReplaceable(SessionState state, bool in_step, std::int64_t step) const;
+  // When a state is to replace this one.
+  struct Moment {
+    SessionState state = SessionState::kJoining;
+    std::int64_t step = 0;
+    bool in_step = false;  // a member has begun it
+    bool paused = false;   // an operator holds the step back
+  };
+  // Whether that may be. A step under way would combine gradients that were compressed with two
+  // states, and members that join later would not learn of the new one. A pause does not help:
+  // members that wait in it have begun their next step.
+  absl::Status CheckReplaceable(const Moment& moment) const;
 
   StateSnapshot Export(std::int64_t step) const;
   // Checks an exported state and makes ready what replaces this one. Takes time in proportion to

@@ -305,7 +305,10 @@ absl::StatusOr<StateSnapshot> SessionCore::Export() const {
 
 absl::Status SessionCore::CheckImport() const {
   if (state_ == State::kFailed) return failure_;
-  return hook_state_.CheckReplaceable(state_, step_->began().has_value(), step_->number());
+  return hook_state_.CheckReplaceable({.state = state_,
+                                       .step = step_->number(),
+                                       .in_step = step_->began().has_value(),
+                                       .paused = step_->gate().shut()});
 }
 
 absl::Status SessionCore::Install(HookImport& import, Effects& effects) {

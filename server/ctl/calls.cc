@@ -12,6 +12,7 @@
 #include <future>
 #include <memory>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/error_code.h"
 #include "client/options.h"
@@ -53,13 +54,18 @@ absl::StatusOr<Line> Connect(const Target& target) {
               .access_token = *std::move(token)};
 }
 
-// With a hint where TLS explains the error.
+// With a hint where TLS or a wrong port explains the error.
 absl::Status Refused(const Target& target, const grpc::Status& status) {
   absl::Status plain = wire::FromGrpc(status);
   if (!absl::IsUnavailable(plain)) return plain;
   const std::string why(plain.message());
   const bool encrypts = !target.tls.ca.empty();
-  const std::string hint = tls::Hint(why, encrypts);
+  // gRPC's words for an answer in HTTP/1.
+  const std::string hint =
+      absl::StrContains(why, "http1.x server")
+          ? "this looks like an HTTP port, such as that of the daemon's page and metrics; give the "
+            "gRPC address (--listen, by default port 29610)"
+          : tls::Hint(why, encrypts);
   return Coded(tls::UnreachableCode(why, encrypts),
                hint.empty() ? plain : absl::UnavailableError(absl::StrCat(why, "; ", hint)));
 }

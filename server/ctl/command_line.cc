@@ -5,18 +5,21 @@
 #include <iostream>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/error_code.h"
+#include "base/printable.h"
+#include "proto/tls/channel_credentials.h"
+#include "server/ctl/completion.h"
 #include "server/ctl/yaml.h"
 #include "server/daemon/exit_codes.h"
+#include "server/daemon/unexpected_word.h"
 
 namespace gradwire::ctl {
 namespace {
 
 constexpr double kStateSeconds = 60;
-// What completion takes for a path.
-constexpr char kFile[] = "FILE";
 
 std::string CheckPause(const std::string& text) {
   absl::Duration length;
@@ -25,6 +28,14 @@ std::string CheckPause(const std::string& text) {
     return "";
   }
   return absl::StrCat(text, "; allowed are 1s to 24h, such as 90s or 1h30m");
+}
+
+// One line of text, as members and logs show it.
+std::string CheckReason(const std::string& text) {
+  return Printable(text) == text
+             ? ""
+             : absl::StrCat("\"", Printable(text.substr(0, 60)),
+                            "\" has control characters; allowed is one line of text");
 }
 
 void AddModelOptions(CLI::App& command, ModelFlags& flags) {
@@ -78,10 +89,11 @@ void AddSessionCommands(CLI::App& app, Flags& flags) {
   for (CLI::App* const one : session->get_subcommands([](const CLI::App*) { return true; })) {
     one->add_option("NAME", flags.session, "The session")->required();
   }
-  evict->add_option("--reason", flags.reason, "A sentence for the members");
+  evict->add_option("--reason", flags.reason, "A sentence for the members")->check(CheckReason);
   pause->add_option("--for", flags.pause, "When it goes on by itself: 1s to 24h")
       ->check(CheckPause);
-  pause->add_option("--reason", flags.reason, "A sentence for those who ask what it waits for");
+  pause->add_option("--reason", flags.reason, "A sentence for those who ask what it waits for")
+      ->check(CheckReason);
   for (CLI::App* const one : {write, read}) {
     one->add_option("FILE", flags.file, "The safetensors file")->required()->type_name(kFile);
   }
@@ -119,13 +131,27 @@ void AddToolCommands(CLI::App& app, Flags& flags) {
       ->required()
       ->check(CLI::IsMember({"bash", "zsh", "fish"}));
   app.add_subcommand("explain", "Say what an error's code means and what to do")
-      ->add_option("CODE", flags.code, "Such as GW203; without it, all codes are listed");
+      ->add_option("CODE", flags.code, "Such as GW203 or 203; without it, all codes are listed")
+      ->type_name(kErrorCode);
   app.add_subcommand("version", "Show the versions of this tool and of the daemon");
 }
 
-std::string FailureMessage(const CLI::App* /*app*/, const CLI::Error& error) {
-  return absl::StrCat(CodedText(ErrorCode::kCtlUsage, error.what()),
-                      "\nRun with --help for more information.\n");
+// The command that was parsed, at the end of its line of parents.
+const CLI::App& LastCommand(const CLI::App& app) {
+  const CLI::App* last = &app;
+  while (!last->get_subcommands().empty()) last = last->get_subcommands().front();
+  return *last;
+}
+
+std::string FailureMessage(const CLI::App* app, const CLI::Error& error) {
+  const std::string unexpected = server::UnexpectedWord(*app);
+  // "NAME is required" is said of many commands.
+  const std::string command = error.get_name() == "RequiredError" ? CommandOf(*app) : "";
+  const std::string problem = unexpected.empty() ? Printable(error.what()) : unexpected;
+  return absl::StrCat(
+      "gradwirectl: ",
+      CodedText(ErrorCode::kCtlUsage, absl::StrCat(command, command.empty() ? "" : ": ", problem)),
+      "\nRun with --help for more information.\n");
 }
 
 }  // namespace
@@ -176,21 +202,46 @@ std::string CommandOf(const CLI::App& app) {
   return absl::StrJoin(words, " ");
 }
 
+absl::Status CheckAddress(const std::string& address) {
+  constexpr std::size_t kMostQuoted = 80;
+  const std::size_t colon = address.rfind(':');
+  const std::string host = address.substr(0, colon);
+  int port = 0;
+  const bool has_port = colon != std::string::npos &&
+                        absl::SimpleAtoi(address.substr(colon + 1), &port) && port >= 1 &&
+                        port <= 65535;
+  // gRPC's own notation names a resolver; http://HOST:PORT would be looked up as a host's name.
+  const bool resolver =
+      host.starts_with("dns:") || host.starts_with("ipv4:") || host.starts_with("ipv6:");
+  const bool plain = host.find('/') == std::string::npos &&
+                     (host.find(':') == std::string::npos || host.starts_with("["));
+  if (tls::IsUnixSocket(address) || (has_port && !host.empty() && (resolver || plain))) {
+    return absl::OkStatus();
+  }
+  return Coded(ErrorCode::kCtlUsage,
+               absl::InvalidArgumentError(absl::StrCat(
+                   "address is \"", Printable(address.substr(0, kMostQuoted)),
+                   "\"; allowed are host:port, such as 127.0.0.1:29610 or [::1]:29610, and "
+                   "unix:/path")));
+}
+
 // CLI11 only says that a subcommand is missing, neither which are allowed nor what was given.
 int RefuseCommandLine(const CLI::App& app, const CLI::ParseError& error) {
-  const CLI::App* lacking = &app;
-  while (!lacking->get_subcommands().empty()) lacking = lacking->get_subcommands().front();
-  const auto all = lacking->get_subcommands([](const CLI::App*) { return true; });
-  const bool lacks_command = error.get_name() == "RequiredError" && !all.empty();
-  if (!lacks_command) return app.exit(error) == 0 ? server::kExitOk : server::kExitUsage;
+  const CLI::App& lacking = LastCommand(app);
+  const auto all = lacking.get_subcommands([](const CLI::App*) { return true; });
   const std::vector<std::string> given = app.remaining(true);
+  const bool lacks_command = error.get_name() == "RequiredError" && !all.empty() &&
+                             (given.empty() || !given.front().starts_with("-"));
+  if (!lacks_command) return app.exit(error) == 0 ? server::kExitOk : server::kExitUsage;
+  const std::string command = CommandOf(app);
   const auto append_name = [](std::string* out, const CLI::App* one) { *out += one->get_name(); };
-  std::cerr << CodedText(
-                   ErrorCode::kCtlUsage,
-                   absl::StrCat(lacking->get_name(), ": ",
-                                given.empty() ? "no command"
-                                              : absl::StrCat("no command \"", given.front(), "\""),
-                                "; allowed: ", absl::StrJoin(all, ", ", append_name)))
+  std::cerr << "gradwirectl: "
+            << CodedText(ErrorCode::kCtlUsage,
+                         absl::StrCat(command, command.empty() ? "" : ": ",
+                                      given.empty() ? "no command"
+                                                    : absl::StrCat("no command \"",
+                                                                   Printable(given.front()), "\""),
+                                      "; allowed: ", absl::StrJoin(all, ", ", append_name)))
             << "\n";
   return server::kExitUsage;
 }

@@ -41,6 +41,9 @@ void DefineCommands(CLI::App& app, Flags& flags);
 // The words of the command that was parsed: "session get".
 std::string CommandOf(const CLI::App& app);
 
+// InvalidArgument for what is neither host:port nor a unix socket. For commands that ask a daemon.
+absl::Status CheckAddress(const std::string& address);
+
 // Prints why the command line cannot be parsed, or the help that it asks for. Returns the exit
 // code.
 int RefuseCommandLine(const CLI::App& app, const CLI::ParseError& error);

@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "base/error_code.h"
 
 namespace gradwire::ctl {
 namespace {
@@ -26,7 +27,7 @@ struct Choice {
   std::string help;
   bool takes_value = false;
   bool is_file = false;
-  std::vector<std::string> values = {};  // the only ones that are allowed; empty: any
+  std::vector<Word> values = {};  // the ones that are allowed or offered; empty: any
 };
 
 // A command with what may follow it.
@@ -37,12 +38,28 @@ struct Command {
 };
 
 // CLI11 describes the allowed values as "TEXT:{table,json,yaml}".
-std::vector<std::string> ValuesOf(const CLI::Option& option) {
+std::vector<Word> ValuesOf(const CLI::Option& option) {
   const std::string type = option.get_type_name();
+  std::vector<Word> values;
+  if (type == kErrorCode) {
+    for (const ErrorEntry& entry : ErrorCodes()) {
+      values.push_back({.text = Name(entry.code), .help = std::string(entry.title)});
+    }
+    return values;
+  }
   const std::size_t begin = type.find(":{");
   const std::size_t end = type.rfind('}');
   if (begin == std::string::npos || end == std::string::npos || end < begin) return {};
-  return absl::StrSplit(type.substr(begin + 2, end - begin - 2), ',');
+  for (std::string& value :
+       std::vector<std::string>(absl::StrSplit(type.substr(begin + 2, end - begin - 2), ','))) {
+    values.push_back({.text = std::move(value), .help = option.get_description()});
+  }
+  return values;
+}
+
+std::string Joined(const std::vector<Word>& words) {
+  return absl::StrJoin(words, " ",
+                       [](std::string* out, const Word& one) { out->append(one.text); });
 }
 
 Choice ChoiceOf(const CLI::Option& option) {
@@ -50,7 +67,7 @@ Choice ChoiceOf(const CLI::Option& option) {
   for (const std::string& name : option.get_snames()) choice.names.push_back("-" + name);
   for (const std::string& name : option.get_lnames()) choice.names.push_back("--" + name);
   choice.takes_value = option.get_items_expected_max() > 0;
-  choice.is_file = absl::StartsWith(option.get_type_name(), "FILE");
+  choice.is_file = absl::StartsWith(option.get_type_name(), kFile);
   choice.values = ValuesOf(option);
   return choice;
 }
@@ -115,7 +132,7 @@ Values ValuesOf(const std::vector<Command>& all) {
       if (choice.is_file) {
         values.file_options.push_back(names);
       } else if (!choice.values.empty()) {
-        values.listed.emplace_back(names, absl::StrJoin(choice.values, " "));
+        values.listed.emplace_back(names, Joined(choice.values));
       } else {
         values.others.push_back(names);
       }
@@ -131,7 +148,7 @@ std::vector<std::string> WordsAfter(const Command& command, const Command& progr
   const auto add = [&words](const Command& of) {
     for (const Choice& choice : of.choices) {
       if (choice.names.empty()) {
-        words.insert(words.end(), choice.values.begin(), choice.values.end());
+        for (const Word& value : choice.values) words.push_back(value.text);
       } else {
         words.push_back(choice.names.back());
       }
@@ -205,8 +222,8 @@ std::string ZshCase(const Command& command, const Command& program) {
       } else if (choice.is_file) {
         rest = " files=yes";
       } else {
-        for (const std::string& value : choice.values) {
-          absl::StrAppend(&commands, " ", Described(value, choice.help));
+        for (const Word& value : choice.values) {
+          absl::StrAppend(&commands, " ", Described(value.text, value.help));
         }
       }
     }
@@ -270,7 +287,7 @@ std::string FishChoice(const std::string& name, const Command& command, const Ch
     absl::StrAppend(&line, choice.names.empty() ? " -F" : " -r -F");
   } else if (!choice.values.empty()) {
     absl::StrAppend(&line, choice.names.empty() ? "" : " -x", " -a ",
-                    Quoted(absl::StrJoin(choice.values, " ")));
+                    Quoted(Joined(choice.values)));
   } else if (choice.takes_value) {
     absl::StrAppend(&line, " -x");
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iostream>
+#include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "base/printable.h"
@@ -9,22 +10,53 @@
 
 namespace gradwire::ctl {
 
-int Explain(const std::string& code) {
-  if (code.empty()) {
-    for (const ErrorEntry& entry : ErrorCodes()) {
+namespace {
+
+using nlohmann::ordered_json;
+
+// As it stands in a message too, with its brackets; or the number alone.
+std::optional<ErrorCode> CodeOf(std::string_view name) {
+  if (name.size() > 1 && name.front() == '[' && name.back() == ']') {
+    name = name.substr(1, name.size() - 2);
+  }
+  const std::optional<ErrorCode> code = ParseErrorCode(name);
+  return code ? code : ParseErrorCode(absl::StrCat("GW", std::string(name)));
+}
+
+void List(const Print& print) {
+  ordered_json list = ordered_json::array();
+  for (const ErrorEntry& entry : ErrorCodes()) {
+    if (print == nullptr) {
       std::cout << Name(entry.code) << "  " << entry.title << "\n";
+    } else {
+      list.push_back({{"code", Name(entry.code)}, {"title", entry.title}});
     }
+  }
+  if (print != nullptr) print(list.dump() + "\n");
+}
+
+}  // namespace
+
+int Explain(const std::string& code, const Print& print) {
+  if (code.empty()) {
+    List(print);
     return server::kExitOk;
   }
-  // As it stands in a message too, with its brackets.
-  std::string_view name = code;
-  if (name.front() == '[' && name.back() == ']') name = name.substr(1, name.size() - 2);
-  if (const std::optional<ErrorCode> known = ParseErrorCode(name)) {
+  if (const std::optional<ErrorCode> known = CodeOf(code)) {
     const auto pages = ErrorPages();
     const auto page = std::find_if(pages.begin(), pages.end(),
                                    [&](const ErrorPage& one) { return one.name == Name(*known); });
-    if (page != pages.end()) {
-      std::cout << page->text;
+    const auto codes = ErrorCodes();
+    const auto entry = std::find_if(codes.begin(), codes.end(),
+                                    [&](const ErrorEntry& one) { return one.code == *known; });
+    if (page != pages.end() && entry != codes.end()) {
+      if (print == nullptr) {
+        std::cout << page->text;
+      } else {
+        print(ordered_json({{"code", page->name}, {"title", entry->title}, {"page", page->text}})
+                  .dump() +
+              "\n");
+      }
       return server::kExitOk;
     }
   }

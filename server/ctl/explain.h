@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "base/error_code.h"
+#include "server/ctl/report.h"
 
 namespace gradwire::ctl {
 
@@ -17,8 +18,9 @@ struct ErrorPage {
 // In ascending order.
 std::span<const ErrorPage> ErrorPages();
 
-// Prints the page of a code, or the list of all if `code` is empty. Returns the exit code.
-int Explain(const std::string& code);
+// Prints the page of a code, such as "GW203" or "203", or the list of all if `code` is empty: as
+// text or, if `print` is there, with it. Returns the exit code.
+int Explain(const std::string& code, const Print& print);
 
 // Prints to standard error: the message, which ends in its code, or in `general` if it has none;
 // and the command that explains the code.

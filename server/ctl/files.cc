@@ -1,6 +1,7 @@
 #include "server/ctl/files.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -49,6 +50,19 @@ absl::Status WriteFile(const std::string& path, const std::string& bytes) {
   if (error == 0) return absl::OkStatus();
   unlink(temporary.c_str());
   return Failed("write", path, error);
+}
+
+absl::Status CheckWritable(const std::string& path) {
+  struct stat entry {};
+  if (stat(path.c_str(), &entry) == 0 && S_ISDIR(entry.st_mode)) {
+    return Failed("write", path, EISDIR);
+  }
+  std::string temporary = path + ".XXXXXX";
+  const int file = mkstemp(temporary.data());
+  if (file < 0) return Failed("write beside", path, errno);
+  close(file);
+  unlink(temporary.c_str());
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::string> ReadFile(const std::string& path) {

@@ -145,29 +145,51 @@ int Import(const Flags& flags) {
   return kExitOk;
 }
 
+// What keeps the steps waiting, for those who wait for them here.
+void AnnounceWait(const Flags& flags, const v1::SessionStatus& session) {
+  if (session.state() != "joining" && !session.has_pause()) return;
+  std::cerr << "gradwirectl: session \"" << Printable(session.name()) << "\" " << Doing(session)
+            << "; waiting up to " << absl::FormatDuration(absl::Seconds(flags.wait_s))
+            << " for its steps\n";
+}
+
+int NoStepTraced(const Flags& flags, const Trace& trace) {
+  std::string message = absl::StrCat("traced ", TraceOutcome(trace, flags.steps));
+  const auto session = GetSession(flags.target(), flags.session);
+  if (session.ok() && trace.summary.end() == v1::TRACE_END_TIME) {
+    absl::StrAppend(&message, "; session \"", Printable(flags.session), "\" ", Doing(*session));
+  }
+  PrintFailure(ErrorCode::kNoStepTraced,
+               RecodedText(ErrorCode::kNoStepTraced,
+                           message + (trace.events.empty() ? "; nothing is written" : "")));
+  return kExitFailed;
+}
+
 // Standard output is the file's, if that is asked for.
 int TraceSteps(const Flags& flags) {
+  const bool to_stdout = flags.file == "-";
+  const std::string file = flags.file.empty() ? flags.session + ".trace.json" : flags.file;
+  const auto session = GetSession(flags.target(), flags.session);
+  if (!session.ok()) return Failed(flags, session.status());
+  // Before the wait for the steps, which nobody wants to repeat.
+  if (absl::Status good = CheckWritable(file); !to_stdout && !good.ok()) return FailedHere(good);
+  AnnounceWait(flags, *session);
   const auto trace =
       TraceSession(flags.target(), flags.session, flags.steps, absl::Seconds(flags.wait_s));
   if (!trace.ok()) return Failed(flags, trace.status());
-  if (trace->events.empty()) {
-    std::cerr << "gradwirectl: traced " << TraceOutcome(*trace, flags.steps)
-              << "; nothing is written\n";
-    return kExitFailed;
-  }
+  if (trace->events.empty()) return NoStepTraced(flags, *trace);
   const std::string json = TraceJson(*trace);
-  const bool to_stdout = flags.file == "-";
-  const std::string file = flags.file.empty() ? flags.session + ".trace.json" : flags.file;
   if (to_stdout) {
     std::cout << json << std::flush;
   } else if (absl::Status written = WriteFile(file, json); !written.ok()) {
     return FailedHere(written);
   }
+  if (trace->summary.complete_steps() == 0) return NoStepTraced(flags, *trace);
   (to_stdout ? std::cerr : std::cout)
       << "traced " << TraceOutcome(*trace, flags.steps) << "\n"
       << (to_stdout ? ""
                     : absl::StrCat("open ", file, " in chrome://tracing or ui.perfetto.dev\n"));
-  return trace->summary.complete_steps() > 0 ? kExitOk : kExitFailed;
+  return kExitOk;
 }
 
 int Health(const Flags& flags) {
@@ -216,13 +238,19 @@ int Complete(const CLI::App& app, const Flags& flags) {
   return kExitOk;
 }
 
-int DoctorOrBench(const Flags& flags, int (*run)(const Target&, const ModelFlags&, const Print&)) {
-  const Print print = [&flags](const std::string& json) { std::cout << flags.Document(json); };
-  return run(flags.target(), flags.model, flags.table() ? Print() : print);
+// Empty for a table.
+Print PrinterOf(const Flags& flags) {
+  if (flags.table()) return {};
+  return [&flags](const std::string& json) { std::cout << flags.Document(json); };
+}
+
+bool AsksADaemon(const std::string& command) {
+  return command != "explain" && command != "completion";
 }
 
 int Main(int argc, const char* const* argv) {
   wire::SkipDeadlockDetection();
+  wire::SilenceGrpc();
   Flags flags;
   CLI::App app("Queries the status of a gradwired.", "gradwirectl");
   DefineCommands(app, flags);
@@ -243,13 +271,18 @@ int Main(int argc, const char* const* argv) {
       {"session import", [&] { return Import(flags); }},
       {"trace", [&] { return TraceSteps(flags); }},
       {"health", [&] { return Health(flags); }},
-      {"doctor", [&] { return DoctorOrBench(flags, Doctor); }},
-      {"bench", [&] { return DoctorOrBench(flags, RunBench); }},
+      {"doctor", [&] { return Doctor(flags.target(), flags.model, PrinterOf(flags)); }},
+      {"bench", [&] { return RunBench(flags.target(), flags.model, PrinterOf(flags)); }},
       {"debug bundle", [&] { return WriteBundle(flags); }},
       {"completion", [&] { return Complete(app, flags); }},
-      {"explain", [&] { return Explain(flags.code); }},
+      {"explain", [&] { return Explain(flags.code, PrinterOf(flags)); }},
       {"version", [&] { return Version(flags); }}};
-  const auto found = commands.find(CommandOf(app));
+  const std::string command = CommandOf(app);
+  if (absl::Status good = CheckAddress(flags.address); AsksADaemon(command) && !good.ok()) {
+    PrintFailure(ErrorCode::kCtlUsage, std::string(good.message()));
+    return kExitUsage;
+  }
+  const auto found = commands.find(command);
   return found == commands.end() ? kExitUsage : found->second();
 }
 

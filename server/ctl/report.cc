@@ -189,6 +189,15 @@ std::string StepTable(const v1::SessionStatus& session) {
   return absl::StrCat("\n", Table(rows));
 }
 
+// With the rest of the pause, which `waiting_for` only tells once the open step has ended.
+std::string StateLine(const v1::SessionStatus& session) {
+  if (!session.has_pause()) return session.state();
+  const std::string reason = Printable(session.pause().reason());
+  return absl::StrCat(StateWord(session), " by an operator", reason.empty() ? "" : ": ", reason,
+                      session.pause().holding() ? "" : "; the open step ends first", "; ",
+                      Seconds(session.pause().left()), " left");
+}
+
 // Without line feed.
 std::string Json(const google::protobuf::Message& message) {
   google::protobuf::util::JsonPrintOptions options;
@@ -207,8 +216,8 @@ std::string SessionsTable(const v1::ListSessionsResponse& sessions) {
   std::vector<Row> rows = {
       {"SESSION", "STATE", "GENERATION", "STEP", "MEMBERS", "HOOK", "RECEIVED", "SENT"}};
   for (const v1::SessionStatus& session : sessions.sessions()) {
-    rows.push_back({Printable(session.name()), session.state(), absl::StrCat(session.generation()),
-                    absl::StrCat(session.step()),
+    rows.push_back({Printable(session.name()), StateWord(session),
+                    absl::StrCat(session.generation()), absl::StrCat(session.step()),
                     absl::StrCat(Connected(session), "/", session.world_size()), Hook(session),
                     Bytes(session.contribution_bytes_total()),
                     Bytes(session.result_bytes_total())});
@@ -243,11 +252,23 @@ std::string StatusJson(const v1::GetServerResponse& server,
                       "}\n");
 }
 
+std::string StateWord(const v1::SessionStatus& session) {
+  if (!session.has_pause()) return session.state();
+  return session.pause().holding() ? "paused" : "pausing";
+}
+
+std::string Doing(const v1::SessionStatus& session) {
+  const std::string why = Printable(session.waiting_for());
+  return absl::StrCat("is ", session.has_pause() ? StateLine(session) : session.state(),
+                      session.has_pause() || why.empty() ? "" : ": ",
+                      session.has_pause() ? "" : why);
+}
+
 std::string SessionTable(const v1::SessionStatus& session) {
   std::string text = absl::StrCat(Printable(session.name()), ": ", Printable(session.waiting_for()),
                                   "\n", session.slow(), session.slow().empty() ? "\n" : "\n\n");
   text += Table(
-      {{"state", session.state()},
+      {{"state", StateLine(session)},
        {"generation", absl::StrCat(session.generation())},
        {"lineage", absl::StrFormat("%016x", session.lineage())},
        {"step", absl::StrCat(session.step(), ", attempt ", session.attempt())},

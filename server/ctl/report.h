@@ -1,11 +1,15 @@
 // What gradwirectl prints.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "gradwire/v1/admin.pb.h"
 
 namespace gradwire::ctl {
+
+// Prints a JSON document in the format that was asked for.
+using Print = std::function<void(const std::string& json)>;
 
 // Begins with the sentence that says what is being waited for.
 std::string StatusTable(const v1::GetServerResponse& server,
@@ -22,6 +26,11 @@ std::string Why(const v1::ListSessionsResponse& sessions);
 std::string WhyJson(const v1::ListSessionsResponse& sessions);
 
 std::string SessionTable(const v1::SessionStatus& session);
+// "joining", "running", "pausing" while an operator's pause waits for the open step to end,
+// "paused", "failed" or "closed".
+std::string StateWord(const v1::SessionStatus& session);
+// What the session is doing, as the rest of a sentence that begins with its name.
+std::string Doing(const v1::SessionStatus& session);
 std::string SessionJson(const v1::SessionStatus& session);
 
 // `daemon` is empty, and null in the document, where none answers.

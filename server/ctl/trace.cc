@@ -387,7 +387,8 @@ std::string TraceOutcome(const Trace& trace, int asked) {
     case v1::TRACE_END_SESSION:
       return absl::StrCat(steps, "; the session ended before the others");
     default:
-      return absl::StrCat(steps, "; the time was over before the others, --wait gives more");
+      return absl::StrCat(steps, "; step ", summary.first_step() + summary.complete_steps(),
+                          " did not end in time, and --wait gives more");
   }
 }
 

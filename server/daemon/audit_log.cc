@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -24,15 +25,20 @@ constexpr std::chrono::seconds kBetweenComplaints(60);
 // Of one field: peers choose what some of them say.
 constexpr std::size_t kMostText = 1024;
 
-absl::StatusOr<UniqueFd> OpenFile(const std::string& path) {
-  // O_NONBLOCK: a pipe that nobody reads must not hang the daemon.
-  UniqueFd file(
-      open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0600));
-  if (file.valid()) return file;
+// O_NONBLOCK: a pipe that nobody reads must not hang the daemon.
+constexpr int kOpenFlags = O_WRONLY | O_APPEND | O_CLOEXEC | O_NOCTTY | O_NONBLOCK;
+
+absl::Status CannotOpen(const std::string& path, int error) {
   return Coded(
       ErrorCode::kAuditLog,
       absl::UnavailableError(absl::StrCat(
-          "audit_log \"", path, "\": cannot be opened for writing: ", std::strerror(errno))));
+          "audit_log \"", path, "\": cannot be opened for writing: ", std::strerror(error))));
+}
+
+absl::StatusOr<UniqueFd> OpenFile(const std::string& path) {
+  UniqueFd file(open(path.c_str(), kOpenFlags | O_CREAT, 0600));
+  if (file.valid()) return file;
+  return CannotOpen(path, errno);
 }
 
 void Clip(std::string& text) {
@@ -73,6 +79,17 @@ std::string LineOf(absl::Time time, const AuditEvent& event) {
 }
 
 }  // namespace
+
+absl::Status AuditLog::Check(const std::string& path) {
+  const UniqueFd file(open(path.c_str(), kOpenFlags));
+  if (file.valid()) return absl::OkStatus();
+  if (errno != ENOENT) return CannotOpen(path, errno);
+  // The start creates the file, so what counts is the folder.
+  const std::string parent = std::filesystem::path(path).parent_path().string();
+  const char* const folder = parent.empty() ? "." : parent.c_str();
+  if (faccessat(AT_FDCWD, folder, W_OK | X_OK, AT_EACCESS) == 0) return absl::OkStatus();
+  return CannotOpen(path, errno);
+}
 
 absl::StatusOr<std::shared_ptr<AuditLog>> AuditLog::Open(const std::string& path,
                                                          const Options& options) {

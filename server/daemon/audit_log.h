@@ -28,6 +28,9 @@ class AuditLog final : public AuditSink {
     int refusals_per_second = 20;
   };
 
+  // Whether the file could be opened now, without creating it. Unavailable: it could not.
+  static absl::Status Check(const std::string& path);
+
   // Appends to the file, and creates it with mode 0600. Unavailable: it cannot be opened.
   static absl::StatusOr<std::shared_ptr<AuditLog>> Open(const std::string& path,
                                                         const Options& options);

@@ -6,9 +6,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/error_code.h"
+#include "base/printable.h"
 #include "server/daemon/config_show.h"
 #include "server/daemon/exit_codes.h"
+#include "server/daemon/named_files.h"
+#include "server/daemon/unexpected_word.h"
 
 namespace gradwire::server {
 namespace {
@@ -40,7 +44,7 @@ class Parser {
     app_.set_version_flag("--version", absl::StrCat("gradwired ", GRADWIRE_VERSION));
     app_.footer(kFooter);
     app_.failure_message([](const CLI::App* /*app*/, const CLI::Error& error) {
-      return absl::StrCat(CodedText(ErrorCode::kUsage, error.what()),
+      return absl::StrCat("gradwired: ", CodedText(ErrorCode::kUsage, Printable(error.what())),
                           "\nRun with --help for more information.\n");
     });
     config_ = app_.add_option(kConfigFlag, config_help_)->type_name("FILE");
@@ -57,7 +61,12 @@ class Parser {
       // Only now, for the help: CLI11 would take a variable for a flag, and Load reads them.
       for (const auto& [setting, option] : options_) option->envname(setting->variable());
       config_->envname("GRADWIRE_CONFIG");
-      exit_code = app_.exit(error) == 0 ? kExitOk : kExitUsage;
+      const std::string unknown = UnexpectedWord(app_);
+      if (error.get_exit_code() != 0 && !unknown.empty()) {
+        exit_code = app_.exit(CLI::ParseError(unknown, kExitUsage));
+      } else {
+        exit_code = app_.exit(error) == 0 ? kExitOk : kExitUsage;
+      }
       return false;
     }
   }
@@ -125,6 +134,19 @@ class Parser {
   std::string format_ = "yaml";
 };
 
+// What a start would say about the files that the configuration names. Returns the exit code.
+int CheckFiles(const Configuration& configuration) {
+  const std::vector<absl::Status> problems = CheckNamedFiles(configuration.options, absl::Now());
+  int exit_code = kExitOk;
+  for (const absl::Status& problem : problems) {
+    std::cerr << "gradwired: " << problem.message() << "\n";
+    // Of several, what does not pass by itself.
+    if (exit_code != kExitConfig) exit_code = StartExitCode(problem);
+  }
+  if (problems.empty()) std::cout << configuration.file << ": ok\n";
+  return exit_code;
+}
+
 }  // namespace
 
 CommandLine ParseCommandLine(int argc, const char* const* argv) {
@@ -148,7 +170,7 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
               << "\n";
     line.exit_code = kExitUsage;
   } else if (parser.checks()) {
-    std::cout << line.configuration.file << ": ok\n";
+    line.exit_code = CheckFiles(line.configuration);
   } else if (parser.shows()) {
     std::cout << (parser.json() ? ShowJson(line.configuration, parser.origins())
                                 : ShowYaml(line.configuration, parser.origins()));

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/error_code.h"
+#include "base/nearest.h"
 #include "base/printable.h"
 #include "server/daemon/yaml_tree.h"
 
@@ -21,20 +21,6 @@ constexpr char kVersionKey[] = "version";
 std::string Quoted(const std::string& text) {
   return absl::StrCat("\"", Printable(text.substr(0, kMostQuoted)),
                       text.size() > kMostQuoted ? "..." : "", "\"");
-}
-
-// Levenshtein's: how many letters differ, are missing or are too many.
-std::size_t Distance(const std::string& a, const std::string& b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    std::size_t diagonal = std::exchange(row[0], i + 1);
-    for (std::size_t j = 0; j < b.size(); ++j) {
-      const std::size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = std::exchange(row[j + 1], std::min({replaced, row[j] + 1, row[j + 1] + 1}));
-    }
-  }
-  return row.back();
 }
 
 // The keys of the file in the order of the settings; sections by themselves too.
@@ -66,28 +52,15 @@ std::string KeysOf(const std::string& section) {
   return absl::StrJoin(keys, ", ");
 }
 
-// The key that `unknown` is likely to mean. Empty: none is.
+// The key that `unknown` is likely to mean. Empty: none is. "log-level" and "log_level" are
+// "log.level", as flag and variable.
 std::string MeantBy(const std::string& unknown) {
-  if (unknown.size() > kMostQuoted) return "";
-  // "log-level" and "log_level" are "log.level", as flag and variable.
-  const auto plain = [](std::string key) {
-    std::replace(key.begin(), key.end(), '-', '_');
-    std::replace(key.begin(), key.end(), '.', '_');
-    return key;
-  };
-  std::string meant;
-  std::size_t least = std::max<std::size_t>(unknown.size() / 3, 2) + 1;
-  const auto consider = [&](const std::string& word, const std::string& key) {
-    if (const std::size_t distance = Distance(plain(unknown), plain(word)); distance < least) {
-      least = distance;
-      meant = key;
-    }
-  };
-  for (const std::string& key : AllKeys()) consider(key, key);
+  Nearest nearest(unknown);
+  for (const std::string& key : AllKeys()) nearest.Consider(key, key);
   for (const Setting& setting : Settings()) {
-    if (!setting.key.empty()) consider(setting.name, setting.key);
+    if (!setting.key.empty()) nearest.Consider(setting.name, setting.key);
   }
-  return meant;
+  return nearest.meant();
 }
 
 const Setting* SettingOf(const std::string& key) {

@@ -160,7 +160,7 @@ int Main(int argc, char** argv) {
   if (!server.ok()) {
     std::cerr << "gradwired: "
               << CodedText(ErrorCode::kDaemonStart, std::string(server.status().message())) << "\n";
-    return kExitUnavailable;
+    return StartExitCode(server.status());
   }
   std::cout << "gradwired " << GRADWIRE_VERSION << "\n";
   for (const std::string& address : (*server)->addresses())

@@ -39,7 +39,7 @@ absl::Status CheckSession(const ServerOptions& options) {
 using Problem = ServerOptions::Problem;
 
 std::optional<Problem> FindTlsConflict(const tls::Files& files) {
-  if (absl::Status pair = tls::CheckFiles(files, "tls_"); !pair.ok()) {
+  if (absl::Status pair = tls::CheckFiles(files); !pair.ok()) {
     return Problem{.setting = files.cert.empty() ? "tls-key" : "tls-cert", .status = pair};
   }
   if (files.ca.empty() || !files.cert.empty()) return std::nullopt;

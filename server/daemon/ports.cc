@@ -28,6 +28,12 @@ bool IsRecorded(const std::string& method) {
          absl::EndsWith(method, "/ImportState");
 }
 
+// Who called, for the log: the address, or who it is on a unix socket.
+std::string OriginOf(const std::string& peer, const std::string& local) {
+  const std::string& origin = peer.empty() ? local : peer;
+  return origin.empty() ? "" : absl::StrCat(" from ", Printable(origin));
+}
+
 void LogSome(LineLimit& limit, const char* more, const std::string& sentence) {
   const auto left_out = limit.Allow(std::chrono::steady_clock::now());
   if (!left_out) return;
@@ -150,7 +156,9 @@ absl::StatusOr<Caller> Ports::Admit(Side side, const std::string& method,
                                     const Proof& proof) const {
   absl::StatusOr<Caller> caller = Decide(side, method, proof);
   if (caller.ok()) return caller;
-  Count(method, caller.status());
+  Count(absl::StrCat(proof.over_http ? "an HTTP request" : absl::StrCat("a call of ", method),
+                     OriginOf(proof.peer, proof.user ? LocalIdentity(*proof.user) : "")),
+        caller.status());
   if (audit_ != nullptr) {
     // Who it is, if its token is known and only its role does not do.
     const absl::StatusOr<Caller> who = access_->Identify(method, proof);
@@ -168,23 +176,25 @@ absl::StatusOr<Caller> Ports::Admit(Side side, const std::string& method,
 
 void Ports::OnDenied(const std::string& method, const Caller& caller,
                      const absl::Status& why) const {
-  Count(method, why);
+  // On a unix socket the identity is the user's.
+  Count(absl::StrCat("a call of ", method, OriginOf(caller.peer, caller.identity)), why);
   if (audit_ == nullptr || IsRecorded(method)) return;
   AuditEvent event = EventOf("call_refused", caller, "", why);
   event.reason = absl::StrCat(method, ": ", event.reason);
   audit_->Record(std::move(event));
 }
 
-void Ports::Count(const std::string& method, const absl::Status& why) const {
+void Ports::Count(const std::string& what, const absl::Status& why) const {
   ++(absl::IsUnauthenticated(why) ? unauthenticated_ : denied_);
   LogSome(refusals_, "calls were refused",
-          absl::StrCat("refused a call of ", method, ": ", std::string(why.message())));
+          absl::StrCat("refused ", what, ": ", std::string(why.message())));
 }
 
-absl::StatusOr<Caller> Ports::AdmitReader(const std::string& authorization) const {
+absl::StatusOr<Caller> Ports::AdmitReader(const std::string& authorization,
+                                          const std::string& peer) const {
   // Over HTTP there are no addresses for members.
   return Admit(Side::kAdmin, "/gradwire.v1.AdminService/ListSessions",
-               {.authorization = authorization});
+               {.authorization = authorization, .peer = peer, .over_http = true});
 }
 
 int Ports::connections() const { return members_->connections() + admin_connections(); }
@@ -214,13 +224,16 @@ PortFigures Ports::figures() const {
   return figures;
 }
 
-// Whether there is something new. Logs an error once. Whoever replaces files writes one after the
-// other, so an error may last for a moment only.
+// Whether there is something new. Logs an error once, and its end. Whoever replaces files writes
+// one after the other, so an error may last for a moment only.
 bool Ports::SayReload(const std::string& what, const std::string& event,
                       const absl::StatusOr<bool>& changed, std::string& last) const {
   const std::string error(changed.status().message());
-  const bool is_new = changed.ok() ? *changed : error != last;
+  const bool repaired = changed.ok() && !last.empty();
+  const bool is_new = changed.ok() ? *changed || repaired : error != last;
   if (!changed.ok() && is_new) spdlog::error("{} stays as it was: {}", what, error);
+  // What has changed is the caller's to log.
+  if (repaired && !*changed) spdlog::info("{} can be read again, and is as it was", what);
   last = error;
   if (audit_ != nullptr && is_new) {
     audit_->Record(
@@ -233,12 +246,13 @@ bool Ports::SayReload(const std::string& what, const std::string& event,
 
 void Ports::Reload() {
   if (certificates_ != nullptr &&
-      SayReload("the certificate", "certificate_reloaded", certificates_->Reload(absl::Now()),
-                certificate_error_)) {
+      SayReload(absl::StrCat("the certificate of ", certificates_->path()), "certificate_reloaded",
+                certificates_->Reload(absl::Now()), certificate_error_)) {
     spdlog::info("new connections get the new certificate, which is valid until {}",
                  absl::FormatTime(absl::RFC3339_sec, certificates_->expiry(), absl::UTCTimeZone()));
   }
-  if (SayReload("the list of tokens", "tokens_reloaded", access_->Reload(), token_error_)) {
+  if (SayReload(absl::StrCat("the list of tokens in ", access_->path()), "tokens_reloaded",
+                access_->Reload(), token_error_)) {
     spdlog::info("new calls go by the new list of tokens");
   }
 }

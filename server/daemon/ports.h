@@ -57,8 +57,10 @@ class Ports {
 
   // Thread-safe.
   PortFigures figures() const;
-  // Who asks over HTTP for what observers may see, by the header "Authorization". Thread-safe.
-  absl::StatusOr<Caller> AdmitReader(const std::string& authorization) const;
+  // Who asks over HTTP for what observers may see, by the header "Authorization". `peer`: the
+  // reader's address, for the logs. Thread-safe.
+  absl::StatusOr<Caller> AdmitReader(const std::string& authorization,
+                                     const std::string& peer) const;
 
   // Lets no further ones in.
   void Stop();
@@ -83,7 +85,7 @@ class Ports {
   // Who may call the method on this side; refusals are counted and logged. Thread-safe.
   absl::StatusOr<Caller> Admit(Side side, const std::string& method, const Proof& proof) const;
   absl::StatusOr<Caller> Decide(Side side, const std::string& method, const Proof& proof) const;
-  void Count(const std::string& method, const absl::Status& why) const;
+  void Count(const std::string& what, const absl::Status& why) const;
   void OnCut(CutReason reason, const std::string& peer, const std::string& sentence);
   void OnRefusedUser(const std::string& sentence);
   void Reload();

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/error_code.h"
@@ -22,6 +23,16 @@ void Apply(const ServerOptions& old, const ServerOptions& changed, Server& serve
   const auto session = ParseQuota(changed.session_quota, QuotaOwner::kSession);
   // Set has checked them.
   if (identity.ok() && session.ok()) server.SetQuotas(*identity, *session);
+}
+
+// "max_sessions: 256 -> 5", with the file's key. Values that could not be told from the words
+// around them are quoted.
+std::string ChangeOf(const Setting& setting, const std::string& before, const std::string& after) {
+  const auto unclear = [](const std::string& value) {
+    return value.empty() || absl::StrContains(value, ' ');
+  };
+  const char* const quote = unclear(before) || unclear(after) ? "\"" : "";
+  return absl::StrCat(setting.key, ": ", quote, before, quote, " -> ", quote, after, quote);
 }
 
 }  // namespace
@@ -48,7 +59,7 @@ void Reload(const Flags& flags, Server& server, Configuration& configuration) {
     const Origin& origin = loaded.configuration.origins.at(setting.name);
     if (before == after || setting.reloadable) configuration.origins[setting.name] = origin;
     if (before == after) continue;
-    const std::string change = absl::StrCat(setting.member(), ": ", before, " -> ", after);
+    const std::string change = ChangeOf(setting, before, after);
     if (!setting.reloadable) {
       held.push_back(change);
     } else if (Set(setting, setting.member(), {after}, changed).ok()) {

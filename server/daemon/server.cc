@@ -30,6 +30,16 @@ constexpr absl::Duration kTick = absl::Milliseconds(100);
 constexpr std::size_t kAdminThreads = 2;
 constexpr absl::Duration kPoll = absl::Milliseconds(10);
 
+// What keeps strangers out of an address: "TLS, client certificates required, tokens". A unix
+// socket has no TLS.
+std::string ProtectionOf(const ServerOptions& options, const std::string& address) {
+  const char* const tokens = options.tokens.empty() ? "no tokens" : "tokens";
+  if (IsUnixAddress(address)) return tokens;
+  if (options.tls.cert.empty()) return absl::StrCat("no TLS, ", tokens);
+  return absl::StrCat("TLS, ", options.tls.ca.empty() ? "" : "client certificates required, ",
+                      tokens);
+}
+
 class ServerImpl final : public Server {
  public:
   ServerImpl(const ServerOptions& options, const MemoryShares& memory, const SystemShares& shares,
@@ -250,9 +260,11 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
                                              std::move(audit), *local);
   if (absl::Status status = server->Serve(); !status.ok()) return status;
   server->RecordStart();
-  for (const std::string& address : server->addresses()) spdlog::info("listening on {}", address);
+  for (const std::string& address : server->addresses()) {
+    spdlog::info("listening on {} ({})", address, ProtectionOf(options, address));
+  }
   for (const std::string& address : server->admin_addresses()) {
-    spdlog::info("listening on {} for admin calls", address);
+    spdlog::info("listening on {} for admin calls ({})", address, ProtectionOf(options, address));
   }
   return server;
 }

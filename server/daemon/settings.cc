@@ -402,8 +402,8 @@ absl::Status Check(const Setting& setting, const std::string& name, ServerOption
       const absl::Status parts = setting.check(options);
       if (parts.ok()) return parts;
       return Coded(ErrorCode::kSetting,
-                   absl::InvalidArgumentError(
-                       absl::StrCat(name, " is ", Quoted(text), ", in which ", parts.message())));
+                   absl::InvalidArgumentError(absl::StrCat(
+                       name, " is ", Quoted(text), ", which is not valid: ", parts.message())));
     }
   }
   return right ? absl::OkStatus() : Wrong(setting, name, quoted ? Quoted(text) : text);

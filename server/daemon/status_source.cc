@@ -91,7 +91,8 @@ StatusSource MakeStatusSource(const Registry& registry, const Services& services
               },
           .session = [&registry](
                          const std::string& name) { return registry.Status(name, MonotonicNow()); },
-          .admit = [&ports](const std::string& header) { return ports.AdmitReader(header); },
+          .admit = [&ports](const std::string& header,
+                            const std::string& peer) { return ports.AdmitReader(header, peer); },
           .live = [&heart] { return std::vector<ProbePart>{Ticks(heart)}; },
           .ready =
               [&registry, &heart] {

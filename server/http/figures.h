@@ -57,8 +57,9 @@ struct StatusSource {
   // Of the sessions that the caller may know of.
   std::function<Figures()> figures;
   std::function<absl::StatusOr<v1::SessionStatus>(const std::string& session)> session;
-  // Who asks, by the header "Authorization"; or why nothing is shown.
-  std::function<absl::StatusOr<Caller>(const std::string& authorization)> admit;
+  // Who asks, by the header "Authorization"; or why nothing is shown. `peer`: the reader's address.
+  std::function<absl::StatusOr<Caller>(const std::string& authorization, const std::string& peer)>
+      admit;
   std::function<std::vector<ProbePart>()> live;
   std::function<std::vector<ProbePart>()> ready;
 };

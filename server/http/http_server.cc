@@ -7,11 +7,13 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/error_code.h"
+#include "server/net/peer_address.h"
 
 namespace gradwire::server {
 namespace {
@@ -24,6 +26,12 @@ constexpr std::size_t kConnectionMemory = std::size_t{16} << 10;  // a request's
 std::string HeaderOf(MHD_Connection* connection, const char* name) {
   const char* const value = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, name);
   return value == nullptr ? "" : value;
+}
+
+std::string AddressOf(MHD_Connection* connection) {
+  const auto* const info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+  const auto peer = info == nullptr ? std::nullopt : PeerOf(info->connect_fd);
+  return peer ? ToText(*peer) : "";
 }
 
 // The page needs nothing from elsewhere, and nobody needs the page in a frame.
@@ -107,7 +115,8 @@ MHD_Result OnRequest(void* cls, MHD_Connection* connection, const char* url, con
       connection, MHD_GET_ARGUMENT_KIND, "verbose", std::strlen("verbose"), &verbose, nullptr);
   return Send(connection, site.handler({.path = url,
                                         .verbose = has_verbose == MHD_YES,
-                                        .authorization = HeaderOf(connection, "Authorization")}));
+                                        .authorization = HeaderOf(connection, "Authorization"),
+                                        .peer = AddressOf(connection)}));
 }
 
 }  // namespace

@@ -16,6 +16,7 @@ struct HttpRequest {
   std::string path;                // without the query
   bool verbose = false;            // the query has "verbose"
   std::string authorization = {};  // the header of this name; "": there is none
+  std::string peer = {};           // "10.0.0.5:41234"; "": it has gone
 };
 
 struct HttpResponse {

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "server/core/session_state.h"
 #include "server/http/metrics.h"
 #include "server/http/page_files.h"
 
@@ -70,11 +71,19 @@ HttpResponse Refuse(const absl::Status& why) {
           .body = absl::StrCat(why.message(), "\n")};
 }
 
-// Only what the caller may know of.
+// Only what the caller may know of; the daemon's own count is of all sessions.
 Figures FiguresFor(const StatusSource& source, const Caller& caller) {
   Figures figures = source.figures();
-  std::erase_if(figures.sessions,
-                [&](const v1::SessionStatus& session) { return !caller.Covers(session.name()); });
+  const std::size_t hidden = std::erase_if(figures.sessions, [&](const v1::SessionStatus& session) {
+    return !caller.Covers(session.name());
+  });
+  if (hidden == 0) return figures;
+  const auto runs = [](const v1::SessionStatus& session) {
+    return session.state() != Name(SessionState::kFailed) &&
+           session.state() != Name(SessionState::kClosed);
+  };
+  figures.server.set_sessions(static_cast<std::uint32_t>(
+      std::count_if(figures.sessions.begin(), figures.sessions.end(), runs)));
   return figures;
 }
 
@@ -99,7 +108,7 @@ HttpResponse PageFile(const std::string& path) {
 HttpResponse Respond(const StatusSource& source, const HttpRequest& request) {
   if (request.path == "/livez") return Probe("livez", source.live(), request.verbose);
   if (request.path == "/readyz") return Probe("readyz", source.ready(), request.verbose);
-  const absl::StatusOr<Caller> caller = source.admit(AsBearer(request.authorization));
+  const absl::StatusOr<Caller> caller = source.admit(AsBearer(request.authorization), request.peer);
   if (!caller.ok()) return Refuse(caller.status());
   if (request.path == "/metrics") {
     return {.type = "text/plain; version=0.0.4; charset=utf-8",

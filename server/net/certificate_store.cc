@@ -8,7 +8,8 @@
 namespace gradwire::server {
 namespace {
 
-constexpr char kPrefix[] = "tls_";
+// As the daemon's settings are called.
+constexpr tls::FieldNames kNames = {.ca = "tls_client_ca"};
 
 // gRPC's own class for files that change reads them on its own clock, and takes a key and a
 // certificate that do not fit, after which no handshake succeeds. This one asks the store at each
@@ -59,13 +60,17 @@ class StoreCredentials final : public grpc::ServerCredentials {
 
 absl::StatusOr<std::shared_ptr<CertificateStore>> CertificateStore::Open(const tls::Files& files,
                                                                          absl::Time now) {
-  absl::StatusOr<tls::Pems> pems = tls::Read(files, kPrefix, now);
+  absl::StatusOr<tls::Pems> pems = tls::Read(files, now, kNames);
   if (!pems.ok()) return pems.status();
   return std::shared_ptr<CertificateStore>(new CertificateStore(files, *std::move(pems)));
 }
 
+absl::Status CertificateStore::Check(const tls::Files& files, absl::Time now) {
+  return tls::Read(files, now, kNames).status();
+}
+
 absl::StatusOr<bool> CertificateStore::Reload(absl::Time now) {
-  absl::StatusOr<tls::Pems> pems = tls::Read(files_, kPrefix, now);
+  absl::StatusOr<tls::Pems> pems = tls::Read(files_, now, kNames);
   if (!pems.ok()) return pems.status();
   MutexLock lock(mutex_);
   if (*pems == pems_) return false;

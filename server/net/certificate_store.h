@@ -18,6 +18,9 @@ namespace gradwire::server {
 // Thread-safe.
 class CertificateStore {
  public:
+  // What Open would say. The authorities alone, without a certificate, can be checked too.
+  static absl::Status Check(const tls::Files& files, absl::Time now);
+
   // Errors: tls::Read's.
   static absl::StatusOr<std::shared_ptr<CertificateStore>> Open(const tls::Files& files,
                                                                 absl::Time now);
@@ -27,6 +30,8 @@ class CertificateStore {
   // not fit, and nothing has changed; another call may find them complete.
   absl::StatusOr<bool> Reload(absl::Time now) GRADWIRE_EXCLUDES(mutex_);
 
+  // Of the certificate.
+  const std::string& path() const { return files_.cert; }
   absl::Time expiry() const GRADWIRE_EXCLUDES(mutex_);
 
   // For one address of one gRPC server. With an authority in the files, a client without a

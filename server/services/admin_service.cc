@@ -24,9 +24,9 @@ AdminService::AdminService(std::shared_ptr<const Registry> registry,
       started_(MonotonicNow()) {}
 
 void AdminService::AddTo(Methods& methods) {
-  methods.AddUnary<v1::GetServerRequest, v1::GetServerResponse>(
-      [this](const auto& /*request*/, auto& response) {
-        GetServer(response);
+  methods.AddUnaryOf<v1::GetServerRequest, v1::GetServerResponse>(
+      [this](const auto& /*request*/, auto& response, const Caller& caller) {
+        GetServer(response, caller);
         return absl::OkStatus();
       });
   methods.AddUnaryOf<v1::ListSessionsRequest, v1::ListSessionsResponse>(
@@ -67,10 +67,10 @@ void AdminService::AddTo(Methods& methods) {
       MethodKind::kServerStream, registry_, ticks_, recordings_);
 }
 
-void AdminService::GetServer(v1::GetServerResponse& response) const {
+void AdminService::GetServer(v1::GetServerResponse& response, const Caller& caller) const {
   response.set_version(GRADWIRE_VERSION);
   *response.mutable_uptime() = wire::ToProto(MonotonicNow() - started_);
-  response.set_sessions(static_cast<std::uint32_t>(registry_->sessions()));
+  response.set_sessions(static_cast<std::uint32_t>(registry_->SessionsOf(caller)));
   response.set_connections(static_cast<std::uint32_t>(connections_()));
   response.set_reserved_bytes(registry_->reserved_bytes());
   response.set_memory_limit_bytes(registry_->memory_limit());

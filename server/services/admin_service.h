@@ -26,7 +26,7 @@ class AdminService final {
 
   void AddTo(Methods& methods);
 
-  void GetServer(v1::GetServerResponse& response) const;
+  void GetServer(v1::GetServerResponse& response, const Caller& caller = {}) const;
 
  private:
   // Those that the caller may know of.

@@ -441,11 +441,11 @@ std::vector<std::shared_ptr<SessionRunner>> Registry::Sessions() const {
   return sessions;
 }
 
-std::size_t Registry::sessions() const {
+std::size_t Registry::SessionsOf(const Caller& caller) const {
   MutexLock lock(mutex_);
-  return static_cast<std::size_t>(
-      std::count_if(sessions_.begin(), sessions_.end(),
-                    [](const auto& one) { return !one.second->session->ended(); }));
+  return static_cast<std::size_t>(std::count_if(
+      sessions_.begin(), sessions_.end(),
+      [&](const auto& one) { return !one.second->session->ended() && caller.Covers(one.first); }));
 }
 
 std::vector<v1::SessionStatus> Registry::List(absl::Time now) const {

@@ -19,6 +19,7 @@
 #include "absl/time/time.h"
 #include "gradwire/v1/admin.pb.h"
 #include "hooks/coordinator_hook.h"
+#include "server/access/caller.h"
 #include "server/core/session_options.h"
 #include "server/session/memory_budget.h"
 #include "server/session/session_host.h"
@@ -112,7 +113,8 @@ class Registry {
   // Long work of sessions that is under way ends; what waits is dropped. Sessions get no further.
   void StopWork() { host_.work_threads->Stop(); }
 
-  std::size_t sessions() const;  // that have not ended
+  std::size_t sessions() const { return SessionsOf(Caller()); }  // that have not ended
+  std::size_t SessionsOf(const Caller& caller) const;            // of those, what it may know of
   // That have ended since the daemon began: regularly, and with an error.
   std::uint64_t closed_total() const { return closed_.load(std::memory_order_relaxed); }
   std::uint64_t failed_total() const { return failed_.load(std::memory_order_relaxed); }

@@ -13,7 +13,6 @@
 #include "base/error_code.h"
 #include "proto/wire/merge.h"
 #include "proto/wire/proto_conversion.h"
-#include "server/core/step.h"
 #include "server/rpc/clock.h"
 #include "server/session/log_scope.h"
 #include "server/session/outgoing.h"
@@ -171,29 +170,19 @@ void SessionRunner::Detach(int rank, std::uint64_t connection, absl::Time now) {
 }
 
 absl::Status SessionRunner::Leave(int rank, std::uint64_t start_id, absl::Time now) {
-  Work work;
   absl::Status status;
-  {
-    MutexLock lock(mutex_);
-    Effects effects;
-    status = core_.Leave(rank, start_id, now, effects);
-    Execute(std::move(effects), work);
-  }
-  Finish(std::move(work));
+  Handle([&](SessionCore& core, Effects& effects) {
+    status = core.Leave(rank, start_id, now, effects);
+  });
   return status;
 }
 
 void SessionRunner::Tick(absl::Time now) {
   memory_->Tick(now);
-  Work work;
-  {
-    MutexLock lock(mutex_);
-    Effects effects;
-    core_.Observe(now);
-    core_.Tick(now, effects);
-    Execute(std::move(effects), work);
-  }
-  Finish(std::move(work));
+  Handle([&](SessionCore& core, Effects& effects) {
+    core.Observe(now);
+    core.Tick(now, effects);
+  });
 }
 
 // QueueHeartbeats adds nothing to a lane on which other frames wait, since those show life as well.
@@ -212,47 +201,7 @@ void SessionRunner::SendHeartbeats() {
 }
 
 void SessionRunner::Fail(const absl::Status& status, int blamed_rank) {
-  Work work;
-  {
-    MutexLock lock(mutex_);
-    Effects effects;
-    core_.Fail(status, blamed_rank, effects);
-    Execute(std::move(effects), work);
-  }
-  Finish(std::move(work));
-}
-
-absl::StatusOr<SessionRunner::Paused> SessionRunner::Pause(absl::Duration length,
-                                                           const std::string& reason,
-                                                           absl::Time now) {
-  Work work;
-  Paused paused;
-  {
-    MutexLock lock(mutex_);
-    Effects effects;
-    core_.Observe(now);
-    absl::Status status = core_.Pause(length, reason, now, effects);
-    if (!status.ok()) return status;
-    paused.holding = core_.progress().gate().shut();
-    paused.step = core_.step() + (paused.holding ? 0 : 1);
-    Execute(std::move(effects), work);
-  }
-  Finish(std::move(work));
-  return paused;
-}
-
-absl::Status SessionRunner::Unpause(absl::Time now) {
-  Work work;
-  absl::Status status;
-  {
-    MutexLock lock(mutex_);
-    Effects effects;
-    core_.Observe(now);
-    status = core_.Unpause(now, effects);
-    Execute(std::move(effects), work);
-  }
-  Finish(std::move(work));
-  return status;
+  Handle([&](SessionCore& core, Effects& effects) { core.Fail(status, blamed_rank, effects); });
 }
 
 // Checked again under the lock, because a member may have joined since the registry looked.
@@ -434,6 +383,17 @@ void SessionRunner::Log(const LogEffect& log) const {
               log.message);
 }
 
+void SessionRunner::Handle(absl::FunctionRef<void(SessionCore&, Effects&)> event) {
+  Work work;
+  {
+    MutexLock lock(mutex_);
+    Effects effects;
+    event(core_, effects);
+    Execute(std::move(effects), work);
+  }
+  Finish(std::move(work));
+}
+
 void SessionRunner::Finish(Work work) {
   // Large writes take time, so every member's small frames are written first.
   for (const wire::Lane lane : wire::kAllLanes) {
@@ -452,42 +412,25 @@ void SessionRunner::Finish(Work work) {
 void SessionRunner::Compute(const ComputeEffect& compute) {
   if (ended()) return;  // the core would drop the answer
   compute.work->Run();
-  Work work;
-  {
-    MutexLock lock(mutex_);
-    Effects effects;
-    core_.Observe(MonotonicNow());
-    core_.Computed(compute.id, *compute.work, effects);
-    Execute(std::move(effects), work);
-  }
-  Finish(std::move(work));
+  Handle([&](SessionCore& core, Effects& effects) {
+    core.Observe(MonotonicNow());
+    core.Computed(compute.id, *compute.work, effects);
+  });
 }
 
 void SessionRunner::DoChore(const ChoreEffect& chore) {
   chore.chore->Run();
-  Work work;
-  {
-    MutexLock lock(mutex_);
-    Effects effects;
-    core_.ChoreDone(effects);
-    Execute(std::move(effects), work);
-  }
-  Finish(std::move(work));
+  Handle([](SessionCore& core, Effects& effects) { core.ChoreDone(effects); });
 }
 
 // One acquisition of the lock for the whole batch, so that its results are released together.
 void SessionRunner::OnReduced(const std::vector<Reducer::Done>& done) {
-  Work work;
-  {
-    MutexLock lock(mutex_);
-    Effects effects;
-    core_.Observe(MonotonicNow());
+  Handle([&](SessionCore& core, Effects& effects) {
+    core.Observe(MonotonicNow());
     for (const Reducer::Done& one : done) {
-      core_.Reduced(one.id, one.chunk, one.result, one.finite, one.spent, effects);
+      core.Reduced(one.id, one.chunk, one.result, one.finite, one.spent, effects);
     }
-    Execute(std::move(effects), work);
-  }
-  Finish(std::move(work));
+  });
 }
 
 absl::Status SessionRunner::failure() const {

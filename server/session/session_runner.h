@@ -156,6 +156,8 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   // Once, when the session has ended.
   void OnEnd() GRADWIRE_REQUIRES(mutex_);
   std::vector<ParameterReport> CompressionReport() const GRADWIRE_EXCLUDES(mutex_);
+  // One event: calls the core under the lock, and does what follows from it.
+  void Handle(absl::FunctionRef<void(SessionCore&, Effects&)> event) GRADWIRE_EXCLUDES(mutex_);
   // What is left to do without the lock.
   void Finish(Work work) GRADWIRE_EXCLUDES(mutex_);
 

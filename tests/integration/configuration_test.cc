@@ -153,7 +153,7 @@ TEST_F(ConfigurationTest, SighupAppliesWhatCanChangeAndNamesTheRest) {
                      "open_buckets: 2\n"));
   daemon->Signal(SIGHUP);
   ASSERT_TRUE(logged("configuration reloaded: 3 changed, 1 need a restart")) << daemon->Log();
-  EXPECT_THAT(daemon->Log(), AllOf(HasSubstr("info log_level: info -> debug\n"),
+  EXPECT_THAT(daemon->Log(), AllOf(HasSubstr("info log.level: info -> debug\n"),
                                    HasSubstr("info max_sessions: 256 -> 5\n"),
                                    HasSubstr("info drain_timeout: 30s -> 7s\n"),
                                    HasSubstr("warning open_buckets: 4 -> 2 needs a restart\n")));
@@ -169,7 +169,7 @@ TEST_F(ConfigurationTest, SighupAppliesWhatCanChangeAndNamesTheRest) {
                      "drain_timeout: 7s\n"));
   daemon->Signal(SIGHUP);
   ASSERT_TRUE(logged("configuration reloaded: 2 changed, 0 need a restart")) << daemon->Log();
-  EXPECT_THAT(daemon->Log(), HasSubstr("\"message\":\"log_level: debug -> error\"}\n"));
+  EXPECT_THAT(daemon->Log(), HasSubstr("\"message\":\"log.level: debug -> error\"}\n"));
 
   Write(absl::StrCat(fixed, "max_sessions: 5\ndrain_timeout: 8s\n"));
   daemon->Signal(SIGHUP);
@@ -193,13 +193,14 @@ TEST_F(ConfigurationTest, QuotasAndTheAuditLogFollowSighup) {
   ASSERT_TRUE(logged("  grpc  unix:")) << daemon->Log();
   Write(absl::StrCat(fixed, "quota: {identity: 'sessions=0'}\n"));
   daemon->Signal(SIGHUP);
-  ASSERT_TRUE(logged("quota.identity is \"sessions=0\", in which sessions is \"0\"; allowed are 1"))
+  ASSERT_TRUE(logged(
+      "quota.identity is \"sessions=0\", which is not valid: sessions is \"0\"; allowed are"))
       << daemon->Log();
   std::filesystem::rename(audit, audit + ".1");
   Write(absl::StrCat(fixed, "quota: {identity: 'sessions=2', session: 'members=8'}\n"));
   daemon->Signal(SIGHUP);
-  ASSERT_TRUE(logged("info identity_quota:  -> sessions=2\n")) << daemon->Log();
-  ASSERT_TRUE(logged("info session_quota:  -> members=8\n")) << daemon->Log();
+  ASSERT_TRUE(logged("info quota.identity: \"\" -> \"sessions=2\"\n")) << daemon->Log();
+  ASSERT_TRUE(logged("info quota.session: \"\" -> \"members=8\"\n")) << daemon->Log();
   ASSERT_TRUE(Eventually([&] { return std::filesystem::exists(audit); }));
   daemon->Signal(SIGTERM);
   ASSERT_TRUE(daemon->Wait(absl::Seconds(30)).has_value());
@@ -224,6 +225,10 @@ TEST_F(ConfigurationTest, AnAuditLogThatCannotBeOpenedEndsTheStart) {
       Run({"--listen", address_, "--http-listen=off", "--audit-log", folder_ / "no" + "/file"});
   EXPECT_EQ(answer.exit_code, 69);
   EXPECT_THAT(answer.text, HasSubstr("cannot be opened for writing: No such file"));
+  Write(absl::StrCat("audit: {log: ", folder_ / "no" + "/file", "}\n"));
+  const Answer checked = Run({"config", "check", path_});
+  EXPECT_EQ(checked.exit_code, 69);
+  EXPECT_EQ(checked.text, answer.text);
 }
 
 // What a bug report says of a daemon: the values that hold, also after SIGHUP, and the log.

@@ -2,6 +2,7 @@
 #include <sys/wait.h>
 
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <regex>
 #include <string>
@@ -29,6 +30,7 @@ using ::gradwire::testing::RunRanks;
 using ::gradwire::testing::TemporaryFolder;
 using ::gradwire::testing::TestDaemon;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 void ExpectCode(const std::string& code, const std::string& message) {
   static const std::regex kTag(" \\[GW[1-9][0-9]{2}\\]");
@@ -283,11 +285,20 @@ TEST(Explain, PrintsPagesAndTheList) {
   EXPECT_EQ(page.exit_code, 0);
   EXPECT_EQ(page.first, "# GW203: the world size does not fit");
   EXPECT_THAT(page.text, HasSubstr("\n## What to do\n"));
-  EXPECT_EQ(Ctl({"explain", "[gw203]"}).text, page.text);
+  for (const char* known : {"[gw203]", "gw203", "203", "[203]"}) {
+    EXPECT_EQ(Ctl({"explain", known}).text, page.text) << known;
+  }
+  const auto document = nlohmann::json::parse(Ctl({"-o", "json", "explain", "GW203"}).text);
+  EXPECT_EQ(document.at("code"), "GW203");
+  EXPECT_EQ(document.at("title"), "the world size does not fit");
+  EXPECT_EQ(document.at("page"), page.text);
+  const auto codes = nlohmann::json::parse(Ctl({"-o", "json", "explain"}).text);
+  EXPECT_EQ(codes.at(0).at("code"), "GW100");
+  EXPECT_THAT(Ctl({"-o", "yaml", "explain", "203"}).text, StartsWith("code: \"GW203\"\n"));
   const Answer list = Ctl({"explain"});
   EXPECT_EQ(list.exit_code, 0);
   EXPECT_THAT(list.text, HasSubstr("\nGW203  the world size does not fit\n"));
-  for (const char* unknown : {"GW999", "203", "[", "rank"}) {
+  for (const char* unknown : {"GW999", "2030", "30", "[", "rank"}) {
     const Answer refused = Ctl({"explain", unknown});
     EXPECT_EQ(refused.exit_code, 2) << unknown;
     ExpectCode("GW701", refused.first);

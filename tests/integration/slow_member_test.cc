@@ -1,5 +1,7 @@
 // The daemon names the member that keeps the others waiting, and says why.
 #include <gmock/gmock.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
 #include <gtest/gtest.h>
 
 #include <chrono>

@@ -1,16 +1,14 @@
 // A member as a process of its own: all-reduces one parameter per step and checks the result.
 //
-// gradwire_test_member --address A --session S --rank R --world-size N --elements E --steps K
-//                      [--die-after-bytes B] [--late-ms M] [--shares-memory 1]
-//
 // Prints "joined", then per step "step N apply", in the end "done". Exits 1 with "error: …" on an
-// error, 2 on a wrong result. With --die-after-bytes it kills itself, as by SIGKILL, once it has
-// sent so many bytes and is in the middle of a bucket. With --late-ms it computes for so long
-// before each step. With --shares-memory it is an error if it does not share memory with the
+// error, 2 on a wrong result or flag. With --die-after-bytes it kills itself, as by SIGKILL, once
+// it has sent so many bytes and is in the middle of a bucket. With --late-ms it computes for so
+// long before each step. With --shares-memory it is an error if it does not share memory with the
 // daemon.
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
@@ -18,6 +16,7 @@
 #include <map>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "gradwire/client.h"
 #include "tests/testing/gradients.h"
@@ -26,6 +25,11 @@ namespace gradwire {
 namespace {
 
 using Flags = std::map<std::string, std::string>;
+
+constexpr char kUsage[] =
+    "usage: gradwire_test_member --address A --session S [--rank R] [--world-size N] [--elements E]"
+    " [--steps K]\n"
+    "         [--die-after-bytes B] [--late-ms M] [--shares-memory 1]\n";
 
 int Fail(const absl::Status& status) {
   std::cout << "error: " << status << std::endl;
@@ -87,6 +91,13 @@ int Run(const Flags& flags) {
 
 int main(int argc, char** argv) {
   gradwire::Flags flags;
-  for (int i = 1; i + 1 < argc; i += 2) flags[argv[i]] = argv[i + 1];
+  const std::vector<std::string> words(argv + 1, argv + argc);
+  const bool asks = std::find(words.begin(), words.end(), "--help") != words.end();
+  for (std::size_t i = 0; i + 1 < words.size(); i += 2) flags[words[i]] = words[i + 1];
+  if (asks || words.size() % 2 != 0 || !flags.contains("--address") ||
+      !flags.contains("--session")) {
+    (asks ? std::cout : std::cerr) << gradwire::kUsage;
+    return asks ? 0 : 2;
+  }
   return gradwire::Run(flags);
 }

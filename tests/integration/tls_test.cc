@@ -133,6 +133,14 @@ TEST_F(TlsTest, ADaemonOfAnotherAuthorityIsRefused) {
       Refusal(Options(tcp(), other)),
       AllOf(HasSubstr("could not join through 127.0.0.1:"),
             HasSubstr("; no authority in tls_ca has signed the daemon's certificate [GW102]")));
+  // The tool says it in its own words only, without a line of gRPC's log.
+  const auto tool = gradwire::testing::Process::Start(
+      {GRADWIRE_CTL, "--address", tcp(), "--tls-ca", other.ca, "status"}, folder_ / "ctl.log");
+  ASSERT_TRUE(tool.ok()) << tool.status();
+  EXPECT_NE((*tool)->Wait(absl::Seconds(60)), 0);
+  EXPECT_THAT((*tool)->Log(), ::testing::MatchesRegex(
+                                  "gradwirectl: [^\n]*certificate verify failed[^\n]* \\[GW102\\]\n"
+                                  "Run gradwirectl explain GW102 for what to do.\n"));
 }
 
 TEST_F(TlsTest, ADaemonOfAnotherHostIsRefused) {

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -255,6 +256,69 @@ TEST(TraceTest, CallersThatDoNotReadAreFew) {
   EXPECT_EQ(probe().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   for (const auto& call : calls) call->TryCancel();
   EXPECT_TRUE(testing::Eventually([&] { return probe().ok(); }));
+}
+
+struct Answer {
+  std::optional<int> status;
+  std::string text;
+};
+
+Answer Tool(const TestDaemon& daemon, std::vector<std::string> words) {
+  const testing::TemporaryFolder folder;
+  words.insert(words.begin(), {GRADWIRE_CTL, "--address", daemon.address()});
+  const auto tool = testing::Process::Start(words, folder / "log");
+  if (!tool.ok()) return {.status = {}, .text = tool.status().ToString()};
+  const std::optional<int> status = (*tool)->Wait(absl::Seconds(60));
+  return {.status = status, .text = (*tool)->Log()};
+}
+
+constexpr int kFailed = 1 << 8;  // exit code 1
+
+TEST(TraceTest, TheToolSaysWhatASessionWithoutStepsIsDoing) {
+  const TestDaemon daemon;
+  const std::string file = daemon.Path("trace.json");
+  const std::vector<std::string> words = {"trace", "s", "--wait", "0.2", "--out", file};
+  ClientOptions options = Options(daemon, 2, "no");
+  options.rank = 0;
+  std::thread first([&] {
+    const auto client = Client::Join(options);
+    ASSERT_TRUE(client.ok()) << client.status();
+    EXPECT_TRUE((*client)->Barrier().ok());
+    EXPECT_EQ(Tool(daemon, {"session", "pause", "s", "--reason", "new switch"}).status, 0);
+    const Answer paused = Tool(daemon, words);
+    EXPECT_EQ(paused.status, kFailed);
+    EXPECT_THAT(
+        paused.text,
+        ::testing::StartsWith("gradwirectl: session \"s\" is paused by an operator: new switch; "));
+    EXPECT_THAT(paused.text, HasSubstr("; step 0 did not end in time, and --wait gives more; "
+                                       "session \"s\" is paused by an operator: new switch; "));
+    EXPECT_EQ(Tool(daemon, {"session", "resume", "s"}).status, 0);
+    EXPECT_TRUE((*client)->Barrier().ok());
+    EXPECT_TRUE((*client)->Leave().ok());
+  });
+  EXPECT_TRUE(testing::Eventually([&] {
+    return Tool(daemon, {"session", "get", "s"}).status == 0;
+  }));
+  EXPECT_EQ(Tool(daemon, words).text,
+            "gradwirectl: session \"s\" is joining: waits for rank 1 of 2 to join; waiting up to "
+            "200ms for its steps\n"
+            "gradwirectl: traced 0 of 5 steps; step 0 did not end in time, and --wait gives more; "
+            "session \"s\" is joining: waits for rank 1 of 2 to join; nothing is written [GW705]\n"
+            "Run gradwirectl explain GW705 for what to do.\n");
+  // A file that cannot be written is known before the wait, of which there is more than the test's.
+  const Answer nowhere =
+      Tool(daemon, {"trace", "s", "--wait", "600", "--out", daemon.Path("no/such")});
+  EXPECT_EQ(nowhere.status, kFailed);
+  EXPECT_THAT(nowhere.text, ::testing::AllOf(HasSubstr("no/such"), HasSubstr("[GW702]")));
+  options.rank = 1;
+  const auto client = Client::Join(options);
+  EXPECT_TRUE(client.ok()) << client.status();
+  if (client.ok()) {
+    for (int i = 0; i < 2; ++i) EXPECT_TRUE((*client)->Barrier().ok());
+    EXPECT_TRUE((*client)->Leave().ok());
+  }
+  first.join();
+  EXPECT_FALSE(std::ifstream(file).good());
 }
 
 // No step comes: the call ends with what there is.

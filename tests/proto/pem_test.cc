@@ -23,7 +23,7 @@ using ::testing::Not;
 
 class PemTest : public ::testing::Test {
  protected:
-  absl::Status Error(const Files& files) const { return Read(files, "tls_", absl::Now()).status(); }
+  absl::Status Error(const Files& files) const { return Read(files, absl::Now()).status(); }
   std::string Message(const Files& files) const { return std::string(Error(files).message()); }
 
   TemporaryFolder folder_;
@@ -34,7 +34,7 @@ class PemTest : public ::testing::Test {
 };
 
 TEST_F(PemTest, ReadsWhatFitsTogether) {
-  const auto pems = Read(files_, "tls_", absl::Now());
+  const auto pems = Read(files_, absl::Now());
   ASSERT_TRUE(pems.ok()) << pems.status();
   EXPECT_EQ(pems->cert, own_.cert);
   EXPECT_EQ(pems->key, own_.key);
@@ -45,7 +45,7 @@ TEST_F(PemTest, ReadsWhatFitsTogether) {
 TEST_F(PemTest, TheExpiryIsTheFirstOneOfTheChain) {
   const absl::Time sooner = end_ - absl::Hours(1);
   ReplaceFile(files_.cert, own_.cert + authority_.Issue("between", {.end = sooner}).cert);
-  const auto pems = Read(files_, "tls_", absl::Now());
+  const auto pems = Read(files_, absl::Now());
   ASSERT_TRUE(pems.ok()) << pems.status();
   EXPECT_EQ(pems->expiry, sooner);
 }

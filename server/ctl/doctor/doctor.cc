@@ -74,6 +74,11 @@ std::string ModelLine(const ModelFlags& flags, const Wanted& wanted) {
                       flags.members, " members");
 }
 
+// For those who wait. Standard output only has results.
+void Progress(const std::string& doing) {
+  std::cerr << "gradwirectl: " << Printable(doing) << " ...\n" << std::flush;
+}
+
 // What doctor found out. Each check is printed as soon as it is known.
 class Findings {
  public:
@@ -170,6 +175,7 @@ absl::StatusOr<std::vector<Forecast>> Predict(const Wanted& wanted, int members,
   if (!plain.ok()) return plain.status();
   std::vector<Forecast> all;
   for (const HookSpec& hook : wanted.hooks) {
+    Progress(absl::StrCat("measuring what hook ", hook.ToString(), " computes in a step"));
     auto cost = MeasureCost(hook, wanted.parameters);
     if (!cost.ok()) return cost.status();
     // The measured rate of the link includes what the hook "no" computes.
@@ -232,6 +238,7 @@ int Doctor(const Target& target, const ModelFlags& flags, const Print& print) {
   const auto wanted = Read(flags);
   if (!wanted.ok()) return Refuse(wanted.status(), kExitUsage);
   Findings findings(print);
+  Progress(absl::StrCat("connecting to ", target.address));
   const auto reach = Reach(target);
   if (!reach.ok()) return findings.Fail("address", reach.status());
   findings.Ok("address", absl::StrCat(target.address, " answers a new connection in ",
@@ -239,8 +246,11 @@ int Doctor(const Target& target, const ModelFlags& flags, const Print& print) {
   CheckTls(target, findings);
   CheckServer(target, findings);
   const std::string session = ScratchSession();
-  const auto link = MeasureLink(target, session, std::min(flags.members, kMostMeasured),
-                                Elements(wanted->parameters) * sizeof(float));
+  const int members = std::min(flags.members, kMostMeasured);
+  Progress(absl::StrCat("measuring round trip and bandwidth with ", members,
+                        members == 1 ? " member" : " members"));
+  const auto link =
+      MeasureLink(target, session, members, Elements(wanted->parameters) * sizeof(float));
   if (!link.ok()) return findings.Fail("training", link.status());
   findings.Ok("training", absl::StrCat("joined, trained in and left sessions ", session, "-*"));
   findings.Ok("round trip", absl::StrCat(Milliseconds(link->round_trip_seconds), ", smallest step ",

@@ -1,12 +1,12 @@
 // `gradwirectl doctor` and `gradwirectl bench`: the commands, and what they print.
 #pragma once
 
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "server/ctl/calls.h"
 #include "server/ctl/doctor/bench.h"
+#include "server/ctl/report.h"
 
 namespace gradwire::ctl {
 
@@ -21,9 +21,6 @@ struct ModelFlags {
 
 // The hooks of both commands, unless others are asked for.
 std::vector<std::string> DefaultHooks();
-
-// Prints a JSON document in the format that was asked for.
-using Print = std::function<void(const std::string& json)>;
 
 // How long the daemon takes to answer a new connection at best, or why it does not.
 absl::StatusOr<absl::Duration> Reach(const Target& target);

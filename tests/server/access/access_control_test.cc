@@ -156,6 +156,13 @@ TEST_F(AccessControlTest, WithoutATokenOnlyHealthAnswers) {
   EXPECT_FALSE(probe->Covers("digits"));
 }
 
+// Who reads a page knows nothing of a member's options.
+TEST_F(AccessControlTest, OverHttpTheRefusalNamesTheHeader) {
+  const std::string refusal = Refusal(kStatus, {.over_http = true});
+  EXPECT_THAT(refusal, HasSubstr("send it in the header \"Authorization: Bearer TOKEN\""));
+  EXPECT_THAT(refusal, Not(HasSubstr("token_file")));
+}
+
 TEST_F(AccessControlTest, AnUnknownTokenIsRefusedAndNotShown) {
   for (const std::string& authorization :
        {std::string("Bearer nobody-has-this-token"), std::string(kMemberToken),

@@ -44,15 +44,14 @@ TEST(QuotaLimits, AnErrorNamesTheWordTheValueAndWhatIsAllowed) {
                 AllOf(HasSubstr(std::string("memory is \"") + value + "\""), HasSubstr("2GiB")));
   }
   EXPECT_EQ(Error("member=1"),
-            "a word is \"member=1\"; allowed are sessions=, members=, memory=, streams= and joins= "
+            "it has \"member=1\"; allowed are sessions=, members=, memory=, streams= and joins= "
             "[GW602]");
   EXPECT_EQ(Error("sessions=1", QuotaOwner::kSession),
-            "a word is \"sessions=1\"; allowed are members=, memory=, streams= and joins= [GW602]");
+            "it has \"sessions=1\"; allowed are members=, memory=, streams= and joins= [GW602]");
   for (const char* word : {"members", "", "members=1,", ",members=1", "=1", "members=1, joins=1"}) {
-    EXPECT_THAT(Error(std::string(word) == "" ? "," : word), HasSubstr("a word is ")) << word;
+    EXPECT_THAT(Error(std::string(word) == "" ? "," : word), HasSubstr("it has \"")) << word;
   }
-  EXPECT_EQ(Error("joins=1,joins=2"),
-            "a second word is \"joins=2\"; allowed is one joins= [GW602]");
+  EXPECT_EQ(Error("joins=1,joins=2"), "it has joins= twice; allowed: once [GW602]");
   EXPECT_THAT(Error("a\x1b[31m=1"), HasSubstr("\\u001b"));
 }
 

@@ -82,8 +82,9 @@ TEST(TokenTable, AFifthColumnIsTheQuotaOfTheName) {
   EXPECT_EQ(table.Find(kToken)->quota->of(QuotaKind::kMemory), 1 << 20);
   EXPECT_EQ(table.Find(kToken)->quota->of(QuotaKind::kJoins), kNoQuota);
   EXPECT_FALSE(table.Find("another-long-random-text")->quota.has_value());
-  EXPECT_EQ(Error(absl::StrCat("\n", line, " members=0")),
-            "line 2 has a quota in which members is \"0\"; allowed are 1 to 1000000 [GW608]");
+  EXPECT_EQ(
+      Error(absl::StrCat("\n", line, " members=0")),
+      "line 2 has a quota that is not valid: members is \"0\"; allowed are 1 to 1000000 [GW608]");
   EXPECT_THAT(Error(absl::StrCat(line, " sessions=4\na member s ", kDigest)),
               HasSubstr("line 2 gives \"a\" another role, sessions or quota"));
   EXPECT_THAT(Error(line + " joins=1 x"), HasSubstr("has 6 words; allowed are 4 or 5"));
@@ -139,6 +140,18 @@ TEST(TokenTable, SaysWhatIsWrongWithAUser) {
               HasSubstr("line 2 gives \"a\" another role"));
 }
 
+// A directory service that does not answer may answer later, so it is no mistake of the file.
+TEST(TokenTable, TellsAMistakeFromALookupThatFailed) {
+  const auto code = [](absl::StatusCode of_lookup) {
+    return TokenTable::Parse("a member s user:jenkins",
+                             [&](const std::string&) { return absl::Status(of_lookup, "why"); })
+        .status()
+        .code();
+  };
+  EXPECT_EQ(code(absl::StatusCode::kNotFound), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(absl::StatusCode::kUnavailable), absl::StatusCode::kUnavailable);
+}
+
 TEST(TokenTable, NamesTheLineAndShowsNoToken) {
   const std::string good = absl::StrCat("a member s ", kToken, "\n");
   EXPECT_EQ(Error(""), "has no token; allowed: one line for each token [GW608]");
@@ -151,7 +164,8 @@ TEST(TokenTable, NamesTheLineAndShowsNoToken) {
   for (const std::string& token : {std::string("tooshortsecret"), std::string("sha256:abcd"),
                                    std::string(kDigest) + "0", std::string(513, 's')}) {
     const std::string error = Error("a member s " + token);
-    EXPECT_THAT(error, HasSubstr("line 1 has a token that is none"));
+    EXPECT_THAT(error,
+                HasSubstr("line 1 has a token that is not valid; allowed: 16 to 512 printable"));
     EXPECT_THAT(error, Not(HasSubstr(token)));
   }
   // A word too many may be a token.

@@ -137,6 +137,20 @@ TEST(SessionState, AMatrixOfSeveralChunksWaitsForAllOfThem) {
   EXPECT_THAT(harness.Waiting(), HasSubstr("step 0 reduces bucket [m]"));
 }
 
+// Whoever waits in the pause has begun its next step with the state that it has.
+TEST(SessionState, APauseTakesOneUntilAMemberBeginsTheNextStep) {
+  SessionHarness harness(Compressed());
+  harness.Start();
+  ASSERT_TRUE(harness.Pause(absl::Minutes(10)).ok());
+  ASSERT_TRUE(Import(harness, StateAfter(2)).ok());
+  EXPECT_THAT(harness.Sent<wire::StateReset>(1), SizeIs(1));
+  harness.EndStep(0);
+  EXPECT_EQ(Import(harness, StateAfter(1)).message(),
+            "session \"s\" is paused, but members have begun step 0 with the present state; import "
+            "between two steps, while the training script keeps all members in a barrier [GW504]");
+  EXPECT_EQ(harness.session.hook_state().iteration(), 2);
+}
+
 TEST(SessionState, AStepThatIsOpenTakesNoneAndShowsTheOneBeforeIt) {
   SessionHarness harness(Compressed());
   harness.Start();

@@ -28,7 +28,8 @@ case $shell in
       ask gradwirectl session export digits mo
       ask gradwirectl completion ""
       ask gradwirectl --address ""
-      ask gradwirectl debug ""'
+      ask gradwirectl debug ""
+      ask gradwirectl explain GW30'
     ;;
   zsh) zsh -n "$folder/script" && echo checked ;;
   fish) fish --no-execute "$folder/script" && echo checked ;;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "gradwire/client.h"
+#include "server/daemon/server.h"
 #include "tests/server/ctl/ctl_process.h"
 #include "tests/testing/test_daemon.h"
 
@@ -14,6 +15,7 @@ namespace gradwire::ctl {
 namespace {
 
 using ::gradwire::testing::TestDaemon;
+using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
@@ -24,12 +26,63 @@ TEST(CommandLine, NamesTheCommandThatItDoesNotKnow) {
   EXPECT_EQ(answer.text,
             "gradwirectl: no command \"session-list\"; allowed: status, sessions, why, session, "
             "trace, health, doctor, bench, debug, completion, explain, version [GW701]\n");
-  EXPECT_EQ(Ctl({"session", "show"}).text,
-            "session: no command \"show\"; allowed: get, evict, pause, resume, export, import "
-            "[GW701]\n");
+  EXPECT_EQ(
+      Ctl({"session", "show"}).text,
+      "gradwirectl: session: no command \"show\"; allowed: get, evict, pause, resume, export, "
+      "import [GW701]\n");
   EXPECT_EQ(Ctl({"session"}).text,
-            "session: no command; allowed: get, evict, pause, resume, export, import [GW701]\n");
-  EXPECT_THAT(Ctl({"session", "get"}).text, StartsWith("NAME is required"));
+            "gradwirectl: session: no command; allowed: get, evict, pause, resume, export, import "
+            "[GW701]\n");
+}
+
+TEST(CommandLine, BeginsEachErrorWithTheToolAndNamesTheOptionThatWasMeant) {
+  const auto first = [](const std::vector<std::string>& words) {
+    const Answer answer = Ctl(words);
+    EXPECT_EQ(answer.exit_code, 2) << answer.text;
+    return answer.text.substr(0, answer.text.find('\n'));
+  };
+  EXPECT_EQ(first({"session", "get"}), "gradwirectl: session get: NAME is required [GW701]");
+  EXPECT_EQ(first({"--adress", "x", "status"}),
+            "gradwirectl: unknown option \"--adress\"; did you mean \"--address\"? [GW701]");
+  EXPECT_EQ(first({"trace", "s", "--step=3"}),
+            "gradwirectl: unknown option \"--step\"; did you mean \"--steps\"? [GW701]");
+  EXPECT_EQ(first({"--frobnicate"}), "gradwirectl: unknown option \"--frobnicate\" [GW701]");
+  EXPECT_EQ(first({"status", "a\nb"}), "gradwirectl: unexpected argument \"a\\u000ab\" [GW701]");
+  EXPECT_THAT(first({"trace", "s", "--steps"}), StartsWith("gradwirectl: --steps: "));
+  EXPECT_THAT(first({"trace", "s", "--steps", "0"}), StartsWith("gradwirectl: --steps: "));
+  for (const char* command : {"evict", "pause"}) {
+    EXPECT_EQ(first({"session", command, "s", "--reason", "a\nb"}),
+              "gradwirectl: --reason: \"a\\u000ab\" has control characters; allowed is one line "
+              "of text [GW701]");
+  }
+}
+
+TEST(CommandLine, RefusesWhatIsNoAddress) {
+  for (const std::string address :
+       {"127.0.0.1", "http://127.0.0.1:29610", "localhost:", ":29610", "localhost:0",
+        "localhost:65536", "localhost:grpc", "::1", "a/b:1"}) {
+    const Answer answer = Ctl({"--address", address, "status"});
+    EXPECT_EQ(answer.exit_code, 2) << address;
+    EXPECT_THAT(answer.text,
+                StartsWith("gradwirectl: address is \"" + address +
+                           "\"; allowed are host:port, such as 127.0.0.1:29610 or [::1]:29610, and "
+                           "unix:/path [GW701]\n"));
+  }
+  EXPECT_EQ(Ctl({"--address", "127.0.0.1", "explain", "GW101"}).exit_code, 0);
+}
+
+// A daemon on TCP, since the test daemon has a unix socket only.
+TEST(CommandLine, TakesGrpcsNotationAndSaysThatAPortSpeaksHttp) {
+  const auto daemon =
+      server::Server::Start({.listen = {"127.0.0.1:0"}, .http_listen = "127.0.0.1:0"});
+  ASSERT_TRUE(daemon.ok()) << daemon.status();
+  for (const char* scheme : {"", "ipv4:", "dns:///"}) {
+    const Answer answer = Ctl({"--address", scheme + (*daemon)->addresses()[0], "health"});
+    EXPECT_EQ(answer.exit_code, 0) << answer.text;
+  }
+  const Answer answer = Ctl({"--address", (*daemon)->http_addresses().at(0), "status"});
+  EXPECT_EQ(answer.exit_code, 69);
+  EXPECT_THAT(answer.text, HasSubstr("; this looks like an HTTP port, "));
 }
 
 TEST(CommandLine, NamesTheSessionAndTheDaemonThatDoesNotKnowIt) {
@@ -113,8 +166,10 @@ TEST(Bench, MeasuresEachHookAndLeavesNoSession) {
 
 TEST(Doctor, ChecksTheWayAndPredictsEachHook) {
   const TestDaemon daemon;
-  const Answer answer = Ctl({"--address", daemon.address(), "-o", "json", "doctor", "--shapes",
-                             "200x100,7", "--hooks", "no", "bf16"});
+  const std::vector<std::string> words = {
+      "--address", daemon.address(), "-o",      "json", "doctor",
+      "--shapes",  "200x100,7",      "--hooks", "no",   "bf16"};
+  const Answer answer = CtlOutput(words);
   ASSERT_EQ(answer.exit_code, 0) << answer.text;
   const auto document = nlohmann::json::parse(answer.text);
   std::vector<std::string> checks;
@@ -126,10 +181,16 @@ TEST(Doctor, ChecksTheWayAndPredictsEachHook) {
                                   "bandwidth"));
   EXPECT_GT(document.at("link").at("bytes_per_second"), 1e6);
   EXPECT_EQ(document.at("predictions").at(1).at("bytes"), 2 * (200 * 100 + 7));
+  // What is measured is said meanwhile, on standard error.
+  EXPECT_THAT(
+      Ctl(words).text,
+      ContainsRegex(
+          "gradwirectl: connecting to [^\n]* \\.\\.\\.\ngradwirectl: measuring round trip and "
+          "bandwidth with 2 members \\.\\.\\.\ngradwirectl: measuring what hook no "));
 }
 
 TEST(Doctor, SaysWhatIsWrong) {
-  const Answer nobody = Ctl({"--address", "127.0.0.1:1", "--timeout", "2", "doctor"});
+  const Answer nobody = CtlOutput({"--address", "127.0.0.1:1", "--timeout", "2", "doctor"});
   EXPECT_EQ(nobody.exit_code, 69);
   EXPECT_THAT(nobody.text, StartsWith("FAIL  address "));
   const Answer model = Ctl({"doctor", "--model", "vgg"});

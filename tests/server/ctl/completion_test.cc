@@ -34,7 +34,7 @@ TEST(Completion, InBashGivesCommandsOptionsValuesAndPaths) {
   const Answer answer = Check("bash");
   ASSERT_EQ(answer.exit_code, 0) << answer.text;
   const std::vector<std::string> lines = absl::StrSplit(answer.text, '\n');
-  ASSERT_EQ(lines.size(), 11U) << answer.text;
+  ASSERT_EQ(lines.size(), 12U) << answer.text;
   EXPECT_EQ(lines[0], "complete -o filenames -F _gradwirectl gradwirectl");
   EXPECT_THAT(Words(lines[1]), UnorderedElementsAre("session", "sessions", "status"));
   EXPECT_THAT(Words(lines[2]), ::testing::IsSupersetOf({"get", "evict", "pause", "resume", "export",
@@ -49,6 +49,8 @@ TEST(Completion, InBashGivesCommandsOptionsValuesAndPaths) {
   EXPECT_THAT(Words(lines[7]), ::testing::IsSupersetOf({"bash", "zsh", "fish"}));
   EXPECT_EQ(lines[8], "");  // any address
   EXPECT_THAT(Words(lines[9]), ::testing::Contains("bundle"));
+  EXPECT_THAT(Words(lines[10]), ElementsAre("GW300", "GW301", "GW302", "GW303", "GW304", "GW305",
+                                            "GW306", "GW307", "GW308", "GW309"));
 }
 
 class CompletionSyntax : public ::testing::TestWithParam<const char*> {};

@@ -25,6 +25,12 @@ inline Answer RunProgram(const std::vector<std::string>& words) {
   return {.exit_code = WEXITSTATUS(*status), .text = (*process)->Log()};
 }
 
+// Without standard error.
+inline Answer CtlOutput(std::vector<std::string> words) {
+  words.insert(words.begin(), {"/bin/sh", "-c", "exec \"$@\" 2>/dev/null", "sh", GRADWIRE_CTL});
+  return RunProgram(words);
+}
+
 inline Answer Ctl(std::vector<std::string> words) {
   words.insert(words.begin(), GRADWIRE_CTL);
   return RunProgram(words);

@@ -41,6 +41,19 @@ TEST(FilesTest, AFailureLeavesNothingBehind) {
   EXPECT_EQ(FilesIn(folder.path()), 1U);
 }
 
+TEST(FilesTest, IsKnownToBeWritableWithoutWriting) {
+  const gradwire::testing::TemporaryFolder folder;
+  ASSERT_TRUE(std::filesystem::create_directory(folder / "taken"));
+  ASSERT_TRUE(WriteFile(folder / "there", "x").ok());
+  for (const char* wrong : {"taken", "no/such"}) {
+    EXPECT_EQ(CheckWritable(folder / wrong), WriteFile(folder / wrong, "x")) << wrong;
+  }
+  EXPECT_TRUE(CheckWritable(folder / "there").ok());
+  EXPECT_TRUE(CheckWritable(folder / "fresh").ok());
+  EXPECT_EQ(*ReadFile(folder / "there"), "x");
+  EXPECT_EQ(FilesIn(folder.path()), 2U);
+}
+
 TEST(FilesTest, WhatIsNoFileIsNamed) {
   const gradwire::testing::TemporaryFolder folder;
   EXPECT_THAT(std::string(ReadFile(folder / "missing").status().message()), HasSubstr("missing"));

@@ -26,6 +26,7 @@ using ::gradwire::testing::MakeParameter;
 using ::gradwire::testing::RunRanks;
 using ::gradwire::testing::TestDaemon;
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
@@ -103,6 +104,11 @@ TEST_F(PauseTest, HoldsMembersUntilResumed) {
                       AllOf(HasSubstr("held: paused by an operator for another "),
                             HasSubstr(": new switch")));
         }
+        for (const char* command : {"sessions", "status"}) {
+          EXPECT_THAT(Tool({command}).text, ContainsRegex("\nheld +paused +1 +1 +2/2 "));
+        }
+        EXPECT_THAT(Tool({"session", "get", "held"}).text,
+                    HasSubstr("\nstate       paused by an operator: new switch; "));
         const auto why = nlohmann::json::parse(Tool({"-o", "json", "why"}).text);
         EXPECT_THAT(why.at(0).at("why").get<std::string>(), HasSubstr(": new switch"));
         EXPECT_EQ(Tool({"session", "resume", "held"}).text, "resumed session held\n");

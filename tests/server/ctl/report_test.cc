@@ -46,6 +46,22 @@ TEST(ReportTest, SaysWhoIsSlow) {
   EXPECT_THAT(StatusTable({}, sessions), StartsWith(Why(sessions)));
 }
 
+TEST(ReportTest, AnOperatorsPauseIsAState) {
+  v1::SessionStatus session = Running();
+  EXPECT_EQ(StateWord(session), "running");
+  EXPECT_EQ(Doing(session), "is running: step 41 waits for rank 1");
+  session.mutable_pause()->mutable_left()->set_seconds(9);
+  EXPECT_EQ(StateWord(session), "pausing");
+  EXPECT_EQ(Doing(session), "is pausing by an operator; the open step ends first; 9.0 s left");
+  session.mutable_pause()->set_holding(true);
+  session.mutable_pause()->set_reason("new\x1b switch");
+  EXPECT_EQ(StateWord(session), "paused");
+  EXPECT_EQ(Doing(session), "is paused by an operator: new\\u001b switch; 9.0 s left");
+  v1::ListSessionsResponse sessions;
+  *sessions.add_sessions() = session;
+  EXPECT_THAT(SessionsTable(sessions), ContainsRegex("\ndigits +paused "));
+}
+
 TEST(ReportTest, ShowsWhatEachMemberCaused) {
   v1::SessionStatus session = Running();
   session.mutable_members(1)->mutable_compute_wait_total()->set_seconds(3);

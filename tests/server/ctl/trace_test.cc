@@ -172,7 +172,8 @@ TEST_F(TraceTest, UnfinishedAndEagerSpansAndMoments) {
 TEST_F(TraceTest, SaysHowFarItCame) {
   EXPECT_EQ(TraceOutcome(trace_, 1), "1 of 1 steps");
   trace_.summary.set_end(v1::TRACE_END_TIME);
-  EXPECT_THAT(TraceOutcome(trace_, 5), HasSubstr("1 of 5 steps; the time was over"));
+  trace_.summary.set_first_step(7);
+  EXPECT_THAT(TraceOutcome(trace_, 5), HasSubstr("1 of 5 steps; step 8 did not end in time"));
   trace_.summary.set_end(v1::TRACE_END_FULL);
   EXPECT_THAT(TraceOutcome(trace_, 5), HasSubstr("truncated"));
   trace_.summary.set_end(v1::TRACE_END_SESSION);

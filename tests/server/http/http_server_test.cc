@@ -28,7 +28,7 @@ class HttpServerTest : public ::testing::Test {
     auto server = HttpServer::Start(*std::move(listeners), [](const HttpRequest& request) {
       if (request.path == "/large") return HttpResponse{.body = std::string(1 << 20, 'x')};
       return HttpResponse{.body = request.path + (request.verbose ? " verbose " : " ") +
-                                  request.authorization};
+                                  request.authorization + "|" + request.peer};
     });
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
@@ -78,7 +78,7 @@ TEST_F(HttpServerTest, HandsRequestsOver) {
   EXPECT_THAT(Ask("GET /readyz?verbose"), HasSubstr("\r\n\r\n/readyz verbose "));
   EXPECT_THAT(Ask("GET /readyz?verbose=1&x=2"), HasSubstr("/readyz verbose "));
   EXPECT_THAT(Ask("GET /a%20b"), HasSubstr("\r\n\r\n/a b "));
-  EXPECT_THAT(Ask("GET /", "Authorization: Bearer t\r\n"), HasSubstr("/ Bearer t"));
+  EXPECT_THAT(Ask("GET /", "Authorization: Bearer t\r\n"), HasSubstr("/ Bearer t|127.0.0.1:"));
   EXPECT_GT(Ask("GET /large").size(), std::size_t{1} << 20);
 }
 

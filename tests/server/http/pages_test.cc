@@ -25,10 +25,13 @@ struct Fake {
     return {.figures =
                 [] {
                   Figures figures;
+                  figures.server.set_sessions(2);  // and one that has ended
                   for (const char* name : {"digits", "letters"}) {
                     figures.sessions.emplace_back().set_name(name);
                     figures.sessions.back().set_state("running");
                   }
+                  figures.sessions.emplace_back().set_name("digits-before");
+                  figures.sessions.back().set_state("failed");
                   return figures;
                 },
             .session = [](const std::string& name) -> absl::StatusOr<v1::SessionStatus> {
@@ -37,7 +40,8 @@ struct Fake {
               session.set_name(name);
               return session;
             },
-            .admit = [this](const std::string& header) -> absl::StatusOr<Caller> {
+            .admit = [this](const std::string& header,
+                            const std::string& /*peer*/) -> absl::StatusOr<Caller> {
               const auto found = callers.find(header);
               if (found == callers.end()) return absl::UnauthenticatedError("give a token");
               if (found->second.role == Role::kMember)
@@ -71,7 +75,7 @@ TEST(PagesTest, ProbesSayWhatIsWrong) {
 
 TEST(PagesTest, StatusIsJson) {
   Fake fake;
-  EXPECT_THAT(Names(fake.Get("/api/v1/status")), ElementsAre("digits", "letters"));
+  EXPECT_THAT(Names(fake.Get("/api/v1/status")), ElementsAre("digits", "letters", "digits-before"));
   EXPECT_EQ(nlohmann::json::parse(fake.Get("/api/v1/session/digits").body)["name"], "digits");
   EXPECT_EQ(fake.Get("/api/v1/session/none").status, 404);
   EXPECT_EQ(fake.Get("/api/v1/session/").status, 404);
@@ -106,6 +110,17 @@ TEST(PagesTest, ACallerSeesItsSessionsOnly) {
   Fake fake;
   fake.callers = {{"Bearer good", {.role = Role::kObserver, .sessions = {"digits"}}}};
   EXPECT_THAT(Names(fake.Get("/api/v1/status", "Bearer good")), ElementsAre("digits"));
+  const auto count = [&](const std::string& header) {
+    const HttpResponse response = fake.Get("/api/v1/status", header);
+    return nlohmann::json::parse(response.body)["server"]["sessions"].get<int>();
+  };
+  fake.callers["Bearer all"] = {.role = Role::kObserver};
+  fake.callers["Bearer ended"] = {.role = Role::kObserver, .sessions = {"digits*"}};
+  fake.callers["Bearer none"] = {.role = Role::kObserver, .sessions = {"other"}};
+  EXPECT_EQ(count("Bearer all"), 2);
+  EXPECT_EQ(count("Bearer good"), 1);
+  EXPECT_EQ(count("Bearer ended"), 1);
+  EXPECT_EQ(count("Bearer none"), 0);
   EXPECT_THAT(fake.Get("/metrics", "Bearer good").body, Not(HasSubstr("letters")));
   EXPECT_EQ(fake.Get("/api/v1/session/letters", "Bearer good").status, 404);
   EXPECT_EQ(fake.Get("/api/v1/session/letters", "Bearer good").body,

@@ -67,6 +67,17 @@ TEST(RegistryTest, TheLimitOfSessionsChangesWhileTheyRun) {
             absl::StatusCode::kResourceExhausted);
 }
 
+TEST(RegistryTest, ACallerIsToldOfItsSessionsOnly) {
+  Registry registry({.memory_bytes = 1 << 30, .max_sessions = 4});
+  for (const char* name : {"a-1", "a-2", "b-1"}) {
+    ASSERT_TRUE(registry.Join(OptionsOf(name), Ask(0, 1), kNow).ok());
+  }
+  EXPECT_EQ(registry.SessionsOf({.sessions = {"a-*"}}), 2u);
+  EXPECT_EQ(registry.SessionsOf({.sessions = {"b-1", "c"}}), 1u);
+  EXPECT_EQ(registry.SessionsOf({.sessions = {}}), 0u);
+  EXPECT_EQ(registry.sessions(), 3u);
+}
+
 TEST(RegistryTest, TokensBelongToAStartId) {
   Registry registry({.memory_bytes = 1 << 30, .max_sessions = 4});
   const auto joined = registry.Join(OptionsOf("a"), Ask(1, 7), kNow);
