@@ -116,6 +116,11 @@ class ClientImpl final : public Client {
     return runtime_.AllocateGradients(bytes);
   }
 
+  absl::StatusOr<std::shared_ptr<void>> ShareGradients(const TensorView& gradients,
+                                                       std::shared_ptr<void> owner) override {
+    return runtime_.ShareGradients(gradients, std::move(owner));
+  }
+
   absl::StatusOr<Verdict> EndStep() override {
     if (absl::Status may = MayWait("EndStep"); !may.ok()) return may;
     auto call = std::make_shared<client::StepCall>();
