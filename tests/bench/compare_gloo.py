@@ -62,7 +62,8 @@ class Daemon:
                 self.close()
                 raise Failed("gradwired did not start")
             said += more
-        return said.split()[-1].decode()
+        # The status page's address may follow.
+        return next(line for line in said.splitlines() if b"grpc" in line).split()[-1].decode()
 
     def close(self) -> None:
         self._child.stdin.close()
