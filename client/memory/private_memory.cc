@@ -28,6 +28,7 @@ struct Mapping {
   std::uintptr_t end = 0;
   std::string permissions;
   std::uint64_t inode = 0;
+  bool ours = false;  // a memfd of SharedPages
 };
 
 // "7f00-7f10 rw-p 00000000 00:00 0  [heap]"; false for the lines of properties that follow it.
@@ -40,7 +41,11 @@ bool Parse(const std::string& line, Mapping& mapping) {
       4) {
     return false;
   }
-  mapping = {.begin = begin, .end = end, .permissions = permissions, .inode = inode};
+  mapping = {.begin = begin,
+             .end = end,
+             .permissions = permissions,
+             .inode = inode,
+             .ours = line.find(absl::StrCat("/memfd:", kSharedPagesName)) != std::string::npos};
   return true;
 }
 
@@ -48,7 +53,7 @@ absl::Status CheckMapping(const Mapping& mapping) {
   if (mapping.permissions != "rw-p") {
     return Refused(absl::StrCat("is mapped as ", mapping.permissions, "; allowed: rw-p"));
   }
-  if (mapping.inode != 0) return Refused("is mapped from a file");
+  if (mapping.inode != 0 && !mapping.ours) return Refused("is mapped from a file");
   return absl::OkStatus();
 }
 
@@ -80,6 +85,19 @@ absl::Status CheckPrivateMemory(std::span<const std::byte> memory, std::istream&
   }
   if (wanted >= end) return absl::OkStatus();
   return Refused("is not described in /proc/self/smaps");
+}
+
+bool IsSharedFrom(std::span<const std::byte> memory, std::uint64_t inode, std::istream& maps) {
+  auto wanted = reinterpret_cast<std::uintptr_t>(memory.data());
+  const std::uintptr_t end = wanted + memory.size();
+  Mapping mapping;
+  for (std::string line; wanted < end && std::getline(maps, line);) {
+    if (!Parse(line, mapping) || mapping.end <= wanted) continue;
+    const bool same = mapping.ours && mapping.inode == inode && mapping.permissions == "rw-s";
+    if (mapping.begin > wanted || !same) return false;
+    wanted = mapping.end;
+  }
+  return wanted >= end;
 }
 
 }  // namespace gradwire::client

@@ -1,6 +1,8 @@
 #include "client/memory/shared_pages.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -32,14 +34,25 @@ std::size_t HeadBytes(std::span<const std::byte> memory) {
   return (PageBytes() - address % PageBytes()) % PageBytes();
 }
 
-// Over what is mapped there, at once.
+// Over what is mapped there, at once. `kind`: MAP_SHARED or MAP_PRIVATE.
 absl::Status MapAt(std::span<std::byte> memory, const wire::MemorySegment& segment,
-                   std::size_t offset) {
-  void* const mapped =
-      mmap(memory.data(), memory.size(), PROT_READ | PROT_WRITE,
-           MAP_SHARED | MAP_FIXED | MAP_POPULATE, segment.fd(), static_cast<off_t>(offset));
+                   std::size_t offset, int kind) {
+  void* const mapped = mmap(memory.data(), memory.size(), PROT_READ | PROT_WRITE, kind | MAP_FIXED,
+                            segment.fd(), static_cast<off_t>(offset));
   if (mapped != MAP_FAILED) return absl::OkStatus();
   return SystemError(absl::StrCat("mmap of ", memory.size(), " bytes over gradients"));
+}
+
+// Maps all pages for writing, and leaves their contents: those of a private mapping become its own.
+// False: some are still the file's.
+bool CopyOnWrite(std::span<std::byte> pages) {
+  if (madvise(pages.data(), pages.size(), MADV_POPULATE_WRITE) == 0) return true;
+  if (errno != EINVAL) return false;
+  // A kernel before 5.14, which does not know that advice.
+  for (std::size_t i = 0; i < pages.size(); i += PageBytes()) {
+    __atomic_fetch_add(reinterpret_cast<volatile unsigned char*>(&pages[i]), 0, __ATOMIC_RELAXED);
+  }
+  return true;
 }
 
 }  // namespace
@@ -60,17 +73,19 @@ absl::StatusOr<std::shared_ptr<SharedPages>> SharedPages::Share(std::span<std::b
   if (absl::Status may = CheckPrivateMemory(pages, smaps); !may.ok()) return may;
   const std::size_t lead = (page - head) % page;
   const std::size_t bytes = (lead + memory.size() + page - 1) / page * page;
-  auto segment = wire::MemorySegment::Create("gradwire-buckets", bytes,
-                                             wire::MemorySegment::Others::kMayWrite);
+  auto segment =
+      wire::MemorySegment::Create(kSharedPagesName, bytes, wire::MemorySegment::Others::kMayWrite);
   if (!segment.ok()) return segment.status();
   std::memcpy((*segment)->writable().data() + lead + head, pages.data(), pages.size());
   std::shared_ptr<SharedPages> shared(
       new SharedPages(memory, pages, *segment, lead, std::move(owner)));
   const auto number =
       ForkedMemory::Global().Add({.memory = pages, .segment = *segment, .offset = lead + head},
-                                 [&] { return MapAt(pages, **segment, lead + head); });
+                                 [&] { return MapAt(pages, **segment, lead + head, MAP_SHARED); });
   if (!number.ok()) return number.status();
   shared->number_ = *number;
+  // So that the next backward pass meets no page faults; without it, it does.
+  static_cast<void>(CopyOnWrite(pages));
   return shared;
 }
 
@@ -85,22 +100,23 @@ SharedPages::SharedPages(std::span<std::byte> memory, std::span<std::byte> pages
 
 SharedPages::~SharedPages() { MakePrivate(); }
 
-// The copy is complete before it takes the place of the shared pages, so that a reader never sees
-// anything else. If the system has unmapped these but cannot move the copy, they come back.
+// The private mapping begins with the segment's pages, so that no write of any thread is lost, and
+// gets pages of its own before the segment gives up its pages.
 absl::Status SharedPages::Unmap() const {
-  void* const copy =
-      mmap(nullptr, pages_.size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (copy == MAP_FAILED) return SystemError("mmap of private memory for gradients");
-  std::memcpy(copy, pages_.data(), pages_.size());
-  if (mremap(copy, pages_.size(), pages_.size(), MREMAP_MAYMOVE | MREMAP_FIXED, pages_.data()) !=
-      MAP_FAILED) {
-    return absl::OkStatus();
-  }
-  const absl::Status failed = SystemError("mremap of private memory for gradients");
-  munmap(copy, pages_.size());
+  struct stat info {};
+  if (fstat(segment_->fd(), &info) != 0) return SystemError("fstat");
+  // Memory that was freed, against the rule, may be another's by now.
+  std::ifstream maps("/proc/self/maps");
+  if (!IsSharedFrom(pages_, info.st_ino, maps)) return absl::OkStatus();
   const std::size_t offset = lead_ + static_cast<std::size_t>(pages_.data() - memory_.data());
-  MapAt(pages_, *segment_, offset).IgnoreError();
-  return failed;
+  if (absl::Status mapped = MapAt(pages_, *segment_, offset, MAP_PRIVATE); !mapped.ok()) {
+    return mapped;
+  }
+  // From now on the pages are private; what follows only returns memory.
+  if (!CopyOnWrite(pages_)) return absl::OkStatus();
+  static_cast<void>(fallocate(segment_->fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                              static_cast<off_t>(offset), static_cast<off_t>(pages_.size())));
+  return absl::OkStatus();
 }
 
 void SharedPages::MakePrivate() {

@@ -17,9 +17,10 @@
 //   kernel's ring has pinned is the caller's to know; torch tells for CUDA.
 // - The allocation lives, at its place and in its size, until the pages are private again: `owner`
 //   holds it. An allocator never touches the inside of a block in use; what it does with the block
-//   afterwards (unmap, trim, hand out again) meets ordinary private memory.
-// - No other thread writes into the memory while Share or MakePrivate runs. Reads are safe at any
-//   time, because the system replaces a mapping at once, with equal contents.
+//   afterwards (unmap, trim, hand out again) meets private memory. If the rule is broken, MakePrivate
+//   leaves a mapping alone that is not this object's.
+// - No other thread writes into the memory while Share copies it. Reads are safe at any time, and so
+//   are writes while MakePrivate runs: the system replaces a mapping at once, with equal contents.
 // - A forked child gets private pages (forked_memory.h).
 #pragma once
 
@@ -54,8 +55,9 @@ class SharedPages {
 
   // Gives the memory private pages with the contents of the shared ones, and then drops `owner`.
   // The alias stays valid, but no longer shows the memory. Idempotent; in a forked child only drops
-  // the owner. If the system has no memory for private pages, they stay shared and the owner alive
-  // for the rest of the process.
+  // the owner. If the system cannot do it, the pages stay shared, and the owner alive, for the rest
+  // of the process. The private pages are a mapping of the segment's file, which has given up its
+  // own: where they are dropped (MADV_DONTNEED), zeros follow, as in anonymous memory.
   void MakePrivate();
   bool is_private() const { return dropped_; }
 

@@ -204,9 +204,9 @@ class Client {
   // AllocateGradients, until the last copy of the returned pointer is gone. The memory is then
   // private again, and `owner` is dropped.
   //
-  // Until then the caller keeps the allocation as it is (`owner` may do that). No other thread
-  // writes into the memory during this call and while the pointer goes, and no bucket in it is in
-  // flight then. The memory must not be known to a device or the kernel by its pages: pinned for a
+  // Until then the caller keeps the allocation as it is (`owner` may do that): not freed, moved or
+  // resized. No other thread writes into the memory during this call, and no bucket in it is in
+  // flight when the pointer goes. The memory must not be known to a device or the kernel by its pages: pinned for a
   // GPU, registered for RDMA or io_uring. After fork the child has a private view of it.
   //
   // FailedPrecondition says why buckets in this memory are copied instead: payloads do not travel

@@ -73,6 +73,25 @@ TEST(PrivateMemoryTest, RefusesProperties) {
   EXPECT_FALSE(Check(second, 0x11000, 0x13000).ok());
 }
 
+TEST(PrivateMemoryTest, KnowsWhatSharedPagesLeftAndWhatIsShared) {
+  const auto mapped = [](const std::string& header) {
+    return Mapping("00010000-00012000 " + header, "rd wr mr mw me ac");
+  };
+  const std::string ours = " 00000000 00:01 77 /memfd:gradwire-buckets (deleted)";
+  EXPECT_TRUE(Check(mapped("rw-p" + ours)).ok());
+  EXPECT_FALSE(Check(mapped("rw-s" + ours)).ok());
+  const auto shared = [](const std::string& text, std::uintptr_t begin, std::uintptr_t end) {
+    std::istringstream maps(text);
+    return IsSharedFrom(Memory(begin, end), 77, maps);
+  };
+  EXPECT_TRUE(shared(mapped("rw-s" + ours), 0x10000, 0x12000));
+  EXPECT_FALSE(shared(mapped("rw-s" + ours), 0x11000, 0x13000));
+  EXPECT_FALSE(shared(mapped("rw-s" + ours), 0xf000, 0x11000));
+  EXPECT_FALSE(shared(mapped("rw-p" + ours), 0x10000, 0x12000));
+  EXPECT_FALSE(shared(mapped("rw-s 00000000 00:01 78 /memfd:gradwire-buckets"), 0x10000, 0x12000));
+  EXPECT_FALSE(shared(mapped("rw-s 00000000 00:01 77 /memfd:another"), 0x10000, 0x12000));
+}
+
 TEST(PrivateMemoryTest, TakesWhatMallocGivesHere) {
   for (const std::size_t bytes : {std::size_t{5000}, std::size_t{40} << 20}) {
     const std::unique_ptr<void, decltype(&std::free)> memory(std::malloc(bytes), &std::free);

@@ -3,6 +3,7 @@
 
 #include <malloc.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -190,6 +191,73 @@ TEST(SharedPagesTest, AReaderNoticesNothing) {
   stop = true;
   reader.join();
   EXPECT_EQ(wrong, 0);
+}
+
+// Whichever thread writes while the pages become private again, no write is lost.
+TEST(SharedPagesTest, AWriterLosesNothingWhenThePagesBecomePrivate) {
+  Block block(64 * kPage);
+  auto* const counter = reinterpret_cast<std::uint64_t*>(PagesIn(block.memory).data() + 8 * kPage);
+  *counter = 0;
+  std::atomic<bool> stop = false;
+  std::uint64_t count = 0;
+  std::shared_ptr<SharedPages> shared;
+  for (int i = 0; i < 100; ++i) {
+    auto made = SharedPages::Share(block.memory, nullptr);
+    ASSERT_TRUE(made.ok()) << made.status();
+    shared = *std::move(made);
+    stop = false;
+    std::atomic<bool> writes = false;
+    std::thread writer([&] {
+      while (!stop) {
+        // A read that must see the last write.
+        auto* const now = static_cast<volatile std::uint64_t*>(counter);
+        ASSERT_EQ(*now, count);
+        *now = ++count;
+        writes = true;
+      }
+    });
+    while (!writes) std::this_thread::yield();
+    shared.reset();
+    stop = true;
+    writer.join();
+    ASSERT_EQ(*counter, count);
+  }
+}
+
+// Against the rule, the memory is unmapped while it is shared, and its place has another mapping.
+TEST(SharedPagesTest, WhatIsMappedThereInsteadIsLeftAlone) {
+  const auto map = [](void* where, int flags) {
+    return mmap(where, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+  };
+  void* const memory = map(nullptr, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  auto shared = SharedPages::Share({static_cast<std::byte*>(memory), kBytes}, nullptr);
+  ASSERT_TRUE(shared.ok()) << shared.status();
+  ASSERT_EQ(map(memory, MAP_FIXED), memory);
+  std::memset(memory, 4, kBytes);
+  std::memset((*shared)->Alias({static_cast<std::byte*>(memory), 1})->data(), 5, 1);
+  shared->reset();
+  EXPECT_EQ(*static_cast<char*>(memory), 4);
+  munmap(memory, kBytes);
+}
+
+// Private pages need no memory beside their own, also where the allocator drops them.
+TEST(SharedPagesTest, TheSegmentGivesItsPagesBack) {
+  void* const memory =
+      mmap(nullptr, 64 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  std::memset(memory, 6, 64 * kPage);
+  auto shared = SharedPages::Share({static_cast<std::byte*>(memory), 64 * kPage}, nullptr);
+  ASSERT_TRUE(shared.ok()) << shared.status();
+  (*shared)->MakePrivate();
+  struct stat info {};
+  ASSERT_EQ(fstat((*shared)->segment()->fd(), &info), 0);
+  EXPECT_EQ(info.st_blocks, 0);
+  EXPECT_EQ(*(static_cast<char*>(memory) + 5 * kPage), 6);
+  ASSERT_EQ(madvise(memory, 64 * kPage, MADV_DONTNEED), 0);
+  EXPECT_EQ(*(static_cast<char*>(memory) + 5 * kPage), 0);
+  shared->reset();
+  munmap(memory, 64 * kPage);
 }
 
 // ---- Refusals

@@ -126,14 +126,12 @@ class _Bucket:
         self._state = state
         self._positions = state.positions(parameters)
         sizes = [parameter.numel() for parameter in parameters]
-        first = parameters[0]
-        self._flat = torch.empty(sum(sizes), dtype=first.dtype, device=first.device)
+        # The handle is held until nobody has this bucket any more.
+        self._flat, self._share = state.allocate(sum(sizes), parameters[0], self._positions)
         self._views = [
             view.view(parameter.shape)
             for parameter, view in zip(parameters, self._flat.split(sizes))
         ]
-        # Before there are gradients in it. Held until nobody has this bucket any more.
-        self._share = state.share(self._flat, self._positions)
         self._done = threading.Event()
         self._done.set()
         self._error: BaseException | None = None

@@ -8,6 +8,7 @@ A bucket of DistributedDataParallel is shared when its buffer comes for the seco
 replaces its first buckets after one step. Buffers that change from step to step are copied.
 """
 
+import mmap
 import os
 import weakref
 
@@ -76,13 +77,28 @@ class Sharing:
         self._why: dict[int, str] = {}  # a bucket is copied, by its first parameter
         self._closed = _OFF if os.environ.get("GRADWIRE_SHARED_GRADIENTS") == "off" else None
 
-    def share(self, memory: torch.Tensor, positions: list[int]) -> Handle | None:
+    def allocate(
+        self, numel: int, like: torch.Tensor, positions: list[int]
+    ) -> tuple[torch.Tensor, Handle | None]:
+        """A flat tensor for these parameters' gradients, with a mapping of its own as its memory if
+        that can be shared. Its handle; None, if the gradients are copied."""
+        size = numel * like.element_size()
+        if numel == 0 or self._closed or like.device.type != "cpu":
+            flat = torch.empty(numel, dtype=like.dtype, device=like.device)
+            return flat, self.share(flat, positions, flat)
+        # A tensor that moves out of it, for instance to another process, leaves it to the handle.
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        flat = torch.frombuffer(memory, dtype=like.dtype, count=numel)
+        return flat, self.share(flat, positions, memory)
+
+    def share(self, memory: torch.Tensor, positions: list[int], owner: object) -> Handle | None:
         """Shares the memory, a flat tensor that holds these parameters' gradients; None, if they
-        are copied."""
+        are copied. `owner` keeps the memory where it is."""
         native, why = None, self._closed or _why_not(memory)
         if not why:
+            dtype = str(memory.dtype).removeprefix("torch.")
             native, why = self._session.share_gradients(
-                memory.data_ptr(), memory.numel(), str(memory.dtype).removeprefix("torch."), memory
+                memory.data_ptr(), memory.numel(), dtype, owner
             )
         self._why[positions[0]] = why or _REFUSED
         if native is None:
@@ -97,7 +113,7 @@ class Sharing:
         met = self._met.get(positions[0])
         if met is not None and met.place == place and met.positions == positions:
             if self._why.get(positions[0]) is _NEW:
-                met.handle = self.share(memory, positions)
+                met.handle = self.share(memory, positions, memory)
             return met
         same_bucket = met is not None and met.positions == positions
         changes = met.changes + 1 if same_bucket else 0

@@ -188,12 +188,13 @@ class SessionState(_reductions.Reductions):
             "GW803",
         )
 
-    def share(self, memory: torch.Tensor, positions: list[int]) -> "_sharing.Handle | None":
-        """Lets the daemon read and write this package's own memory for gradients; None if they are
-        copied. Call connect() first."""
+    def allocate(
+        self, numel: int, like: torch.Tensor, positions: list[int]
+    ) -> "tuple[torch.Tensor, _sharing.Handle | None]":
+        """As Sharing.allocate. Call connect() first."""
         with self._lock:
             self._check_alive()
-            return self._sharing.share(memory, positions)
+            return self._sharing.allocate(numel, like, positions)
 
     def _check_alive(self) -> None:
         if self._dead is not None:
