@@ -17,9 +17,10 @@
 //   kernel's ring has pinned is the caller's to know; torch tells for CUDA.
 // - The allocation lives, at its place and in its size, until the pages are private again: `owner`
 //   holds it. An allocator never touches the inside of a block in use; what it does with the block
-//   afterwards (unmap, trim, hand out again) meets private memory. If the rule is broken, MakePrivate
-//   leaves a mapping alone that is not this object's.
-// - No other thread writes into the memory while Share copies it. Reads are safe at any time, and so
+//   afterwards (unmap, trim, hand out again) meets private memory. If the rule is broken,
+//   MakePrivate leaves a mapping alone that is not this object's.
+// - No other thread writes into the memory while Share copies it. Reads are safe at any time, and
+// so
 //   are writes while MakePrivate runs: the system replaces a mapping at once, with equal contents.
 // - A forked child gets private pages (forked_memory.h).
 #pragma once

@@ -54,6 +54,9 @@ absl::StatusOr<std::shared_ptr<void>> Runtime::ShareGradients(const TensorView& 
   if (gradients.device.kind != DeviceKind::kCpu || device_.on_gpu()) {
     return absl::FailedPreconditionError("gradients on a GPU do not travel in shared memory");
   }
+  if (!options_.shared_gradients) {
+    return absl::FailedPreconditionError("shared gradients are off (GRADWIRE_SHARED_GRADIENTS)");
+  }
   if (!metrics().shared_memory) {
     return absl::FailedPreconditionError("payloads do not travel in shared memory");
   }

@@ -76,6 +76,9 @@ struct ClientOptions {
   // with the daemon where the system allows it. GRADWIRE_SHARED_MEMORY=off disables this for all
   // clients of a process.
   bool shared_memory = true;
+  // Whether ShareGradients may make the caller's memory shared. GRADWIRE_SHARED_GRADIENTS=off
+  // disables this for all clients of a process.
+  bool shared_gradients = true;
   // If the address is not a unix socket, but its daemon has one on this host and proves that it is
   // the same daemon, the member uses that socket, and with it shared memory. So all members can be
   // given one address. GRADWIRE_LOCAL_SOCKET=off disables this for all clients of a process.
@@ -206,8 +209,9 @@ class Client {
   //
   // Until then the caller keeps the allocation as it is (`owner` may do that): not freed, moved or
   // resized. No other thread writes into the memory during this call, and no bucket in it is in
-  // flight when the pointer goes. The memory must not be known to a device or the kernel by its pages: pinned for a
-  // GPU, registered for RDMA or io_uring. After fork the child has a private view of it.
+  // flight when the pointer goes. The memory must not be known to a device or the kernel by its
+  // pages: pinned for a GPU, registered for RDMA or io_uring. After fork the child has a private
+  // view of it.
   //
   // FailedPrecondition says why buckets in this memory are copied instead: payloads do not travel
   // in shared memory, the hook computes with gradients, the memory is small or not ordinary private

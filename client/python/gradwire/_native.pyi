@@ -32,7 +32,7 @@ class Session:
 
     def share_gradients(self, data: int, numel: int, dtype: str, owner: object) -> tuple:
         """
-        As Client::ShareGradients: (SharedGradients, \"\"), or (None, why the memory is not shared).
+        As Client::ShareGradients: (SharedGradients, ""), or (None, why the memory is not shared).
         """
 
     def end_step(self, id: int) -> None: ...

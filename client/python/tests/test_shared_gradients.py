@@ -131,7 +131,7 @@ def _both(rank, train, hook, option):
     assert hook in IN_PLACE or all("computes with gradients" in one for one in why), why
     with worlds.environment(COPIED):
         want, in_place, why = train(rank, hook, option)
-    assert (any(in_place), why) == (False, {"GRADWIRE_SHARED_GRADIENTS is off"})
+    assert (any(in_place), why) == (False, {"shared gradients are off (GRADWIRE_SHARED_GRADIENTS)"})
     training.expect_same(got, want)
     assert _shared_mappings() == 0
 

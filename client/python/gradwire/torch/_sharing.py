@@ -9,7 +9,6 @@ replaces its first buckets after one step. Buffers that change from step to step
 """
 
 import mmap
-import os
 import weakref
 
 import torch
@@ -19,7 +18,6 @@ from gradwire._errors import Error, InvalidArgument
 _NEW = "the buffer is new; it is shared when it comes again"
 _MAX_CHANGES = 3
 _CHANGES = "the buffer changes from step to step"
-_OFF = "GRADWIRE_SHARED_GRADIENTS is off"
 _ENDED = "the session has ended"
 _REFUSED = "the daemon has not taken this memory"
 
@@ -75,7 +73,7 @@ class Sharing:
         self._met: dict[int, _Met] = {}  # by the bucket's first parameter
         self._handles: "weakref.WeakSet[Handle]" = weakref.WeakSet()
         self._why: dict[int, str] = {}  # a bucket is copied, by its first parameter
-        self._closed = _OFF if os.environ.get("GRADWIRE_SHARED_GRADIENTS") == "off" else None
+        self._closed = False
 
     def allocate(
         self, numel: int, like: torch.Tensor, positions: list[int]
@@ -83,7 +81,7 @@ class Sharing:
         """A flat tensor for these parameters' gradients, with a mapping of its own as its memory if
         that can be shared. Its handle; None, if the gradients are copied."""
         size = numel * like.element_size()
-        if numel == 0 or self._closed or like.device.type != "cpu":
+        if numel == 0 or like.device.type != "cpu":
             flat = torch.empty(numel, dtype=like.dtype, device=like.device)
             return flat, self.share(flat, positions, flat)
         # A tensor that moves out of it, for instance to another process, leaves it to the handle.
@@ -94,7 +92,7 @@ class Sharing:
     def share(self, memory: torch.Tensor, positions: list[int], owner: object) -> Handle | None:
         """Shares the memory, a flat tensor that holds these parameters' gradients; None, if they
         are copied. `owner` keeps the memory where it is."""
-        native, why = None, self._closed or _why_not(memory)
+        native, why = None, _ENDED if self._closed else _why_not(memory)
         if not why:
             dtype = str(memory.dtype).removeprefix("torch.")
             native, why = self._session.share_gradients(
@@ -119,7 +117,7 @@ class Sharing:
         changes = met.changes + 1 if same_bucket else 0
         self._forget(set(positions))
         met = self._met[positions[0]] = _Met(positions, place, changes)
-        self._why[positions[0]] = self._closed or (_NEW if changes < _MAX_CHANGES else _CHANGES)
+        self._why[positions[0]] = _NEW if changes < _MAX_CHANGES else _CHANGES
         return met
 
     def _forget(self, positions: set[int]) -> None:
@@ -132,7 +130,7 @@ class Sharing:
 
     def close(self) -> None:
         """Makes all memory private again, and shares no other."""
-        self._closed = self._closed or _ENDED
+        self._closed = True
         for met in self._met.values():
             met.release()
         self._met.clear()
