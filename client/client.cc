@@ -116,6 +116,7 @@ class ClientImpl final : public Client {
     return runtime_.AllocateGradients(bytes);
   }
 
+  using Client::ShareGradients;
   absl::StatusOr<std::shared_ptr<void>> ShareGradients(const TensorView& gradients,
                                                        std::shared_ptr<void> owner) override {
     return runtime_.ShareGradients(gradients, std::move(owner));

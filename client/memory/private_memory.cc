@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
+#include <cinttypes>
 #include <cstdint>
 #include <cstdio>
 #include <sstream>
@@ -33,12 +33,12 @@ struct Mapping {
 
 // "7f00-7f10 rw-p 00000000 00:00 0  [heap]"; false for the lines of properties that follow it.
 bool Parse(const std::string& line, Mapping& mapping) {
-  unsigned long begin = 0;
-  unsigned long end = 0;
-  unsigned long inode = 0;
+  std::uintptr_t begin = 0;
+  std::uintptr_t end = 0;
+  std::uint64_t inode = 0;
   char permissions[5] = {};
-  if (std::sscanf(line.c_str(), "%lx-%lx %4s %*x %*x:%*x %lu", &begin, &end, permissions, &inode) !=
-      4) {
+  if (std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR " %4s %*x %*x:%*x %" SCNu64, &begin, &end,
+                  permissions, &inode) != 4) {
     return false;
   }
   mapping = {.begin = begin,

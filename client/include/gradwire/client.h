@@ -200,6 +200,7 @@ class Client {
   // hook only casts ("no", "fp16", "bf16", without a wrapper), the daemon reads the gradients there
   // and writes the result over them, so that nothing is copied. The memory lives as long as the
   // pointer, even after the client. After a failed call the daemon may still write a result there.
+  // A forked child has a private view of it.
   virtual std::shared_ptr<std::byte> AllocateGradients(std::size_t bytes) = 0;
 
   // Makes memory that the caller has allocated shared with the daemon, where it lies: its address,
@@ -217,8 +218,11 @@ class Client {
   // in shared memory, the hook computes with gradients, the memory is small or not ordinary private
   // memory. ResourceExhausted: the system has no shared memory. Nothing has changed then.
   // May be called from any thread.
-  virtual absl::StatusOr<std::shared_ptr<void>> ShareGradients(
-      const TensorView& gradients, std::shared_ptr<void> owner = nullptr) = 0;
+  virtual absl::StatusOr<std::shared_ptr<void>> ShareGradients(const TensorView& gradients,
+                                                               std::shared_ptr<void> owner) = 0;
+  absl::StatusOr<std::shared_ptr<void>> ShareGradients(const TensorView& gradients) {
+    return ShareGradients(gradients, nullptr);
+  }
 
   // Ends this member's part of the step and waits for the verdict: kApply, or kSkip if any result
   // was not finite (the buckets then contain it on all members). All buckets of the step are

@@ -184,7 +184,7 @@ TEST(SharedPagesTest, AReaderNoticesNothing) {
     }
   });
   while (passes == 0) std::this_thread::yield();
-  for (int i = 0; i < 200; ++i) {
+  for (int i = 0; i < 50; ++i) {
     auto shared = SharedPages::Share(block.memory, nullptr);
     ASSERT_TRUE(shared.ok()) << shared.status();
   }
