@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "client/runtime/member_hook.h"
@@ -48,6 +49,11 @@ class ClientImpl final : public Client {
   Completion AllReduce(GradBucket& bucket, void* stream) override;
   std::shared_ptr<std::byte> AllocateGradients(std::size_t bytes) override {
     return runtime_.AllocateGradients(bytes);
+  }
+  using Client::ShareGradients;
+  absl::StatusOr<std::shared_ptr<void>> ShareGradients(const TensorView& gradients,
+                                                       std::shared_ptr<void> owner) override {
+    return runtime_.ShareGradients(gradients, std::move(owner));
   }
   absl::StatusOr<Verdict> EndStep() override;
   void EndStep(std::function<void(const absl::StatusOr<Verdict>&)> done) override;

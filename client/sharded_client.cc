@@ -199,6 +199,14 @@ class ShardedClient final : public Client {
     return (local == shards_.end() ? shards_.front() : *local)->AllocateGradients(bytes);
   }
 
+  // The results of several daemons would meet in the pages at the memory's ends.
+  using Client::ShareGradients;
+  absl::StatusOr<std::shared_ptr<void>> ShareGradients(const TensorView& /*gradients*/,
+                                                       std::shared_ptr<void> /*owner*/) override {
+    return Coded(ErrorCode::kShards,
+                 absl::FailedPreconditionError("the session has several daemons"));
+  }
+
   absl::StatusOr<Verdict> EndStep() override {
     for (const auto& shard : shards_) {
       if (absl::Status may = shard->MayWait("EndStep"); !may.ok()) return may;

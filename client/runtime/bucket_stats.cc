@@ -32,6 +32,15 @@ BucketStats::Entry* BucketStats::Open(std::uint32_t bucket) {
   return found == entries_.end() || !found->second.open ? nullptr : &found->second;
 }
 
+void BucketStats::LiesInPlace(std::uint32_t bucket, bool in_place) {
+  if (Entry* entry = Open(bucket)) entry->in_place = in_place;
+}
+
+bool BucketStats::in_place(std::uint32_t bucket) const {
+  const auto found = entries_.find(bucket);
+  return found != entries_.end() && found->second.in_place;
+}
+
 void BucketStats::Compressed(std::uint32_t bucket, Seconds spent, std::uint64_t bytes_sent) {
   Entry* entry = Open(bucket);
   if (entry == nullptr) return;

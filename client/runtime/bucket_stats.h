@@ -27,6 +27,10 @@ class BucketStats {
   void Begin(std::uint32_t bucket, std::uint32_t parameters, std::uint64_t gradient_bytes,
              Clock::time_point now);
 
+  // Whether the bucket that began last time lies where the daemon reads and writes it.
+  void LiesInPlace(std::uint32_t bucket, bool in_place);
+  bool in_place(std::uint32_t bucket) const;
+
   // Work on a bucket between its Begin and its Done; ignored otherwise.
   void Compressed(std::uint32_t bucket, Seconds spent, std::uint64_t bytes_sent);
   void Decompressed(std::uint32_t bucket, Seconds spent, std::uint64_t bytes_received);
@@ -49,6 +53,7 @@ class BucketStats {
     bool open = false;
     bool in_step = false;
     bool due = false;
+    bool in_place = false;
     Clock::time_point began;
     Seconds busy{};  // time since it began that was not spent on the wire
     std::optional<Clock::time_point> reported;

@@ -277,8 +277,10 @@ void Runtime::Finish(const BucketDoneEffect& effect) {
   const auto found = buckets_.find(effect.ticket);
   if (found == buckets_.end()) return;
   const absl::Status status = effect.status.ok() ? device_.status() : effect.status;
+  OpenBucket& entry = found->second;
+  if (status.ok() && entry.pages != nullptr) entry.pages->Scatter(entry.own);
   if (status.ok()) SendReport(effect.bucket, effect.norms);
-  if (auto done = std::exchange(found->second.done, nullptr)) done->Complete(status);
+  if (auto done = std::exchange(entry.done, nullptr)) done->Complete(status);
 }
 
 // Called before the completion, so that a report which the program requests afterwards includes
@@ -382,6 +384,7 @@ void Runtime::Begin(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Outcome>
   const Ticket ticket = next_ticket_++;
   OpenBucket& entry = buckets_[ticket];
   entry = {.bucket = std::move(bucket), .done = std::move(done)};
+  UseAlias(entry);
   // Copied now, because an effect may end the step and destroy the entry.
   const std::uint64_t bytes = entry.bucket->buffer().bytes();
   const Clock::time_point now = Clock::now();
@@ -400,12 +403,14 @@ void Runtime::Begin(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Outcome>
   }
   // Results overwrite these contributions, so no window bounds them, and one frame can announce
   // many.
-  if (!member_.grouped() && LiesInSharedMemory(entry.bucket->buffer())) member_.SendAhead(id);
+  const bool in_place = !member_.grouped() && LiesInSharedMemory(entry.bucket->buffer());
+  if (in_place) member_.SendAhead(id);
   {
     MutexLock lock(shared_mutex_);
     metrics_.gradient_bytes += bytes;
     if (!member_.grouped()) {
       stats_.Begin(id, static_cast<std::uint32_t>(entry.bucket->parameters().size()), bytes, now);
+      stats_.LiesInPlace(id, in_place);
     }
   }
   Apply(std::move(effects));

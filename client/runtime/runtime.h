@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -86,6 +87,9 @@ class Runtime final : private EventHandler {
   std::shared_ptr<std::byte> AllocateGradients(std::size_t bytes) {
     return gradients_->Allocate(bytes);
   }
+  absl::StatusOr<std::shared_ptr<void>> ShareGradients(const TensorView& gradients,
+                                                       std::shared_ptr<void> owner) const
+      GRADWIRE_EXCLUDES(shared_mutex_);
   std::int64_t step() const { return step_.load(std::memory_order_relaxed); }
   ClientMetrics metrics() const GRADWIRE_EXCLUDES(shared_mutex_);
   std::vector<BucketReport> Report() const GRADWIRE_EXCLUDES(shared_mutex_);
@@ -98,8 +102,10 @@ class Runtime final : private EventHandler {
 
  private:
   struct OpenBucket {
-    std::shared_ptr<GradBucket> bucket;  // its run refers to it until the step's verdict
-    std::shared_ptr<Outcome> done;       // null: completed
+    std::shared_ptr<GradBucket> bucket;    // its run refers to it until the step's verdict
+    std::shared_ptr<Outcome> done;         // null: completed
+    std::shared_ptr<SharedPages> pages{};  // whose alias is the bucket's buffer; null: none
+    std::span<const std::byte> own{};      // the caller's buffer then
   };
 
   void Handle(Event event, const ReadOn& read_on) override;
@@ -113,6 +119,8 @@ class Runtime final : private EventHandler {
   void OnStream(Event& event);
   void OnFrame(absl::StatusOr<wire::Frame> received);
   void OnOneFrame(absl::StatusOr<wire::Frame> received);
+  // If the bucket lies in memory that ShareGradients took, its buffer becomes the alias.
+  void UseAlias(OpenBucket& entry) const;
   // Whether the daemon has this memory and writes results there.
   bool LiesInSharedMemory(const TensorView& buffer);
   void CheckTimers(Clock::time_point now);

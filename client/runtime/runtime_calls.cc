@@ -10,11 +10,8 @@ ClientMetrics Runtime::metrics() const {
 }
 
 std::vector<BucketReport> Runtime::Report() const {
-  std::vector<wire::BucketReport> all;
-  {
-    MutexLock lock(shared_mutex_);
-    all = stats_.All();
-  }
+  MutexLock lock(shared_mutex_);
+  const std::vector<wire::BucketReport> all = stats_.All();
   std::vector<BucketReport> reports;
   reports.reserve(all.size());
   for (const wire::BucketReport& report : all) {
@@ -29,7 +26,8 @@ std::vector<BucketReport> Runtime::Report() const {
                        .reduce_seconds = report.reduce_seconds,
                        .decompress_seconds = report.decompress_seconds,
                        .gradient_norm = report.gradient_norm,
-                       .residual_norm = report.residual_norm});
+                       .residual_norm = report.residual_norm,
+                       .in_place = stats_.in_place(report.bucket)});
   }
   return reports;
 }

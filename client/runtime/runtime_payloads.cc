@@ -2,6 +2,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/error_code.h"
 #include "base/mutants.h"
 #include "client/runtime/runtime.h"
@@ -46,6 +47,36 @@ void Runtime::OpenStream(std::shared_ptr<grpc::Channel> channel) {
   }
   connection_.Open(std::move(channel), WantsBulk() ? dialer_.Dial() : nullptr, access_token(),
                    member_.step(), 0);
+}
+
+absl::StatusOr<std::shared_ptr<void>> Runtime::ShareGradients(const TensorView& gradients,
+                                                              std::shared_ptr<void> owner) const {
+  if (gradients.device.kind != DeviceKind::kCpu || device_.on_gpu()) {
+    return absl::FailedPreconditionError("gradients on a GPU do not travel in shared memory");
+  }
+  if (!options_.shared_gradients) {
+    return absl::FailedPreconditionError("shared gradients are off (GRADWIRE_SHARED_GRADIENTS)");
+  }
+  if (!metrics().shared_memory) {
+    return absl::FailedPreconditionError("payloads do not travel in shared memory");
+  }
+  if (!options_.hook.TakesResults(gradients.dtype)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "hook ", options_.hook.ToString(), " computes with gradients of ", Name(gradients.dtype)));
+  }
+  return gradients_->Share({static_cast<std::byte*>(gradients.data), gradients.bytes()},
+                           std::move(owner));
+}
+
+void Runtime::UseAlias(OpenBucket& entry) const {
+  TensorView buffer = entry.bucket->buffer();
+  if (buffer.device.kind != DeviceKind::kCpu) return;
+  entry.own = {static_cast<const std::byte*>(buffer.data), buffer.bytes()};
+  entry.pages = gradients_->PagesOf(entry.own);
+  if (entry.pages == nullptr) return;
+  entry.pages->Gather(entry.own);
+  buffer.data = entry.pages->Alias(entry.own)->data();
+  entry.bucket->set_buffer(buffer).IgnoreError();  // the same elements
 }
 
 bool Runtime::LiesInSharedMemory(const TensorView& buffer) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <new>
 #include <utility>
 
 #include "client/transport/local_socket.h"
@@ -46,41 +45,6 @@ absl::StatusOr<wire::MemoryReply> Ask(const SharedMemory::Offer& offer, std::uin
 }
 
 }  // namespace
-
-// Without a memfd (an old kernel, no memory left for it) the gradients lie on the heap, and
-// payloads are encoded as usual. 64 bytes are the alignment of torch's allocator.
-std::shared_ptr<std::byte> GradientMemory::Allocate(std::size_t bytes) {
-  auto created = wire::MemorySegment::Create("gradwire-gradients",
-                                             wire::WholePages(std::max<std::size_t>(bytes, 1)),
-                                             wire::MemorySegment::Others::kMayWrite);
-  if (!created.ok()) {
-    constexpr std::align_val_t kAlignment{64};
-    auto* memory = static_cast<std::byte*>(::operator new(bytes, kAlignment));
-    return {memory, [](std::byte* pointer) { ::operator delete(pointer, kAlignment); }};
-  }
-  {
-    MutexLock lock(mutex_);
-    std::erase_if(segments_, [](const auto& segment) { return segment.expired(); });
-    segments_.push_back(*created);
-    ++version_;
-  }
-  std::byte* const memory = (*created)->writable().data();
-  return {memory, [segment = *std::move(created)](std::byte*) {}};
-}
-
-std::vector<std::shared_ptr<wire::MemorySegment>> GradientMemory::segments() const {
-  MutexLock lock(mutex_);
-  std::vector<std::shared_ptr<wire::MemorySegment>> alive;
-  for (const auto& segment : segments_) {
-    if (auto one = segment.lock()) alive.push_back(std::move(one));
-  }
-  return alive;
-}
-
-std::uint64_t GradientMemory::version() const {
-  MutexLock lock(mutex_);
-  return version_;
-}
 
 absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Attach(const Offer& offer,
                                                                    Clock::time_point deadline) {

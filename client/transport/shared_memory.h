@@ -13,30 +13,12 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "base/sync.h"
+#include "client/memory/gradient_memory.h"
 #include "client/transport/event_queue.h"
 #include "proto/wire/frame.h"
 #include "proto/wire/memory_segment.h"
 
 namespace gradwire::client {
-
-// Segments for a user's buckets, so that the daemon can read gradients in place. Thread-safe.
-// Allocated memory lives as long as its pointer.
-class GradientMemory : public std::enable_shared_from_this<GradientMemory> {
- public:
-  // Returns ordinary memory if the system provides no shared memory.
-  std::shared_ptr<std::byte> Allocate(std::size_t bytes);
-
-  // The segments that are still in use.
-  std::vector<std::shared_ptr<wire::MemorySegment>> segments() const;
-  // Counts allocations.
-  std::uint64_t version() const;
-
- private:
-  mutable Mutex mutex_;
-  std::vector<std::weak_ptr<wire::MemorySegment>> segments_ GRADWIRE_GUARDED_BY(mutex_);
-  std::uint64_t version_ GRADWIRE_GUARDED_BY(mutex_) = 0;
-};
 
 // The shared memory of one stream. A resumed stream begins with new memory, because the daemon may
 // still hold chunks of the old one. Only the thread inside the event queue's handler may use it.

@@ -4,9 +4,10 @@
     compare_gloo.py [--quick] [--members 2 4] [--hooks no fp16 power_sgd] [--json FILE]
 
 Each rank holds DistributedDataParallel models of ResNet-18's shapes with given gradients, one with
-torch's own hook and one with Gradwire's for each transport. A step is forward and backward, timed
-from the word go until all ranks have the result. Before anything counts, both sides must have come
-to the same numbers.
+torch's own hook and one with Gradwire's for each path: frames over a unix socket and over TCP; shared
+memory into which DDP's buckets are copied; and DDP's buckets as shared memory. A step is forward and
+backward, timed from the word go until all ranks have the result. Before anything counts, both sides
+must have come to the same numbers.
 """
 
 import argparse
@@ -32,6 +33,7 @@ WARM_UP = 4  # torch rebuilds its buckets after the first, PowerSGD begins with 
 ANSWER_SECONDS = 120.0
 DAEMON_SECONDS = 20.0
 NO_SHARED_MEMORY = {"GRADWIRE_SHARED_MEMORY": "off"}
+NO_SHARED_GRADIENTS = {"GRADWIRE_SHARED_GRADIENTS": "off"}
 # How far two correct results may lie apart, relative to a gradient's norm.
 TOLERANCE = {"no": 1e-6, "fp16": 2e-3, "power_sgd": 1e-4}
 
@@ -60,7 +62,8 @@ class Daemon:
                 self.close()
                 raise Failed("gradwired did not start")
             said += more
-        return said.split()[-1].decode()
+        # The status page's address may follow.
+        return next(line for line in said.splitlines() if b"grpc" in line).split()[-1].decode()
 
     def close(self) -> None:
         self._child.stdin.close()
@@ -141,6 +144,9 @@ def check(world: World, members: int, hook: str, transports: list[str]) -> dict[
                 raise Failed(f"{hook} over {name}: {value:.1e} from {what}")
         if not all(same for _, same in world.ask("compare", name, transports[0])):
             raise Failed(f"{hook}: {name} and {transports[0]} do not give the same bits")
+        in_place = all(world.ask("in_place", name))
+        if in_place != (name == "shared" and hook != "power_sgd"):
+            raise Failed(f"{hook} over {name}: buckets are reduced in place: {in_place}")
         found[name] = {"distance": distance, "same_bits": same}
     return found
 
@@ -190,14 +196,14 @@ def print_heading(repetitions: int) -> None:
     print(f"\nResNet-18's gradients, torch {torch.__version__} on gloo against Gradwire")
     print(f"medians of {repetitions} steps in turn, min to max in brackets")
     print("gloo/ours: of each pair of steps; none: the same step without communication\n")
-    cells = [f"{'members':>7}  {'hook':<10}{'path':<6}"]
+    cells = [f"{'members':>7}  {'hook':<10}{'path':<7}"]
     cells += [f"{name:>8} {'':<17}" for name in ("gloo ms", "ours ms", "gloo/ours")]
     print("".join(cells) + f"{'none ms':>8}  gradients")
 
 
 def print_rows(rows: list[dict]) -> None:
     for row in rows:
-        cells = [f"{row['members']:>7}  {row['hook']:<10}{row['transport']:<6}"]
+        cells = [f"{row['members']:>7}  {row['hook']:<10}{row['transport']:<7}"]
         for key, digits in (("gloo_ms", 1), ("gradwire_ms", 1), ("ratio", 2)):
             s = row[key]
             low_high = f"[{s['min']:.{digits}f} - {s['max']:.{digits}f}]"
@@ -225,7 +231,8 @@ def main() -> None:
         for name, listen, environment in (
             ("unix", f"unix:{folder}/unix.sock", NO_SHARED_MEMORY),
             ("tcp", "127.0.0.1:0", NO_SHARED_MEMORY),
-            ("shm", f"unix:{folder}/shm.sock", {}),
+            ("copied", f"unix:{folder}/copied.sock", NO_SHARED_GRADIENTS),
+            ("shared", f"unix:{folder}/shared.sock", {}),
         ):
             daemon = Daemon(listen)
             stack.callback(daemon.close)

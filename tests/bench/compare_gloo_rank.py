@@ -101,7 +101,7 @@ class Rank:
     def __init__(self, hook: str, transports: dict[str, tuple[str, dict[str, str]]]) -> None:
         self.given = gradients(dist.get_rank())
         self.models = {}
-        self.states = []
+        self.states: dict[str, gw.SessionState] = {}
         # Torch's default buckets, unless its own hook cannot do with them.
         self.buckets = {"bucket_cap_mb": ONE_BUCKET_MB} if hook == "power_sgd" else {}
         if self.buckets:
@@ -138,7 +138,7 @@ class Rank:
         ddp = self._add(name, state, gw.aggregate_hook)
         with _environment(changes):
             state.connect(list(ddp.parameters()))
-        self.states.append(state)
+        self.states[name] = state
 
     def clear(self, name: str) -> None:
         self.models[name].zero_grad(set_to_none=False)
@@ -166,8 +166,12 @@ class Rank:
         pairs = zip(grads, means)
         return max(((got - want).norm() / want.norm()).item() for got, want in pairs)
 
+    def in_place(self, name: str) -> bool:
+        """Whether no bucket of the last step was copied."""
+        return all(bucket["in_place"] for bucket in self.states[name].metrics()["buckets"])
+
     def close(self) -> None:
-        for state in self.states:
+        for state in self.states.values():
             state.close()
 
 

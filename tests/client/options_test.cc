@@ -133,6 +133,7 @@ TEST(Address, TellsThisHostFromOthers) {
 TEST(ClientOptions, EnvironmentTurnsWaysOfTravelOff) {
   for (const auto& [variable, option] :
        {std::pair("GRADWIRE_SHARED_MEMORY", &ClientOptions::shared_memory),
+        std::pair("GRADWIRE_SHARED_GRADIENTS", &ClientOptions::shared_gradients),
         std::pair("GRADWIRE_LOCAL_SOCKET", &ClientOptions::local_socket)}) {
     for (const char* value : {"on", "off", ""}) {
       setenv(variable, value, 1);

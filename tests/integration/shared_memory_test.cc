@@ -58,7 +58,22 @@ ClientOptions Options(const std::string& address, const std::string& session, in
           .join_timeout = absl::Seconds(20)};
 }
 
-enum class Where { kShared, kStream, kGradientsShared };
+// kOwnShared: gradients that the test has allocated, and shares where they lie.
+enum class Where { kShared, kStream, kGradientsShared, kOwnShared };
+
+// Between whole pages, as most of malloc's memory.
+constexpr std::size_t kIntoPage = 64;
+
+// Shares the memory if it is of the size and for a hook that are shared.
+absl::Status ShareOwn(Client& client, const TensorView& view, const HookSpec& hook,
+                      std::vector<std::shared_ptr<void>>& held) {
+  auto shared = client.ShareGradients(view);
+  if (shared.ok() != (view.bytes() > 1000 && hook.TakesResults(view.dtype))) {
+    return absl::InternalError("shared or not, against the rules");
+  }
+  if (shared.ok()) held.push_back(*std::move(shared));
+  return absl::OkStatus();
+}
 
 // Two steps of both parameters, compared with what the hook gives in one loop.
 absl::Status Train(Client& client, int rank, const ClientOptions& options, Where where) {
@@ -67,6 +82,7 @@ absl::Status Train(Client& client, int rank, const ClientOptions& options, Where
   }
   for (std::int64_t step = 0; step < 2; ++step) {
     std::vector<std::shared_ptr<std::byte>> memory;
+    std::vector<std::shared_ptr<void>> shared;  // dropped before the memory
     for (const ParameterSpec& parameter : options.parameters) {
       Gradients gradients({parameter});
       gradients.Fill(rank, step);
@@ -79,7 +95,19 @@ absl::Status Train(Client& client, int rank, const ClientOptions& options, Where
         view.data = memory.back().get();
         if (absl::Status set = bucket.set_buffer(view); !set.ok()) return set;
       }
+      if (where == Where::kOwnShared) {
+        auto* own = new std::byte[filled.size() + kIntoPage];
+        memory.emplace_back(own, std::default_delete<std::byte[]>());
+        std::copy(filled.begin(), filled.end(), own + kIntoPage);
+        TensorView view = bucket.buffer();
+        view.data = own + kIntoPage;
+        if (absl::Status set = bucket.set_buffer(view); !set.ok()) return set;
+        if (absl::Status may = ShareOwn(client, view, options.hook, shared); !may.ok()) return may;
+      }
       if (absl::Status done = client.AllReduce(bucket).Wait(); !done.ok()) return done;
+      const bool in_place =
+          where == Where::kOwnShared && shared.size() == 1 && parameter.name == "w";
+      EXPECT_TRUE(!in_place || client.Report().front().in_place);
       const auto want =
           ExpectedReduction(options.hook, {parameter}, client.world_size(), step, rank);
       if (!want.ok()) return want.status();
@@ -106,13 +134,13 @@ class SharedMemoryBits : public ::testing::TestWithParam<Case> {};
 TEST_P(SharedMemoryBits, AreThoseOfTheStream) {
   TestDaemon daemon(SmallChunks());
   const auto [spec, world_size, dtype] = GetParam();
-  const Where ways[] = {Where::kShared, Where::kGradientsShared, Where::kStream};
-  for (std::size_t first = 0; first < 3; ++first) {
+  const Where ways[] = {Where::kShared, Where::kOwnShared, Where::kGradientsShared, Where::kStream};
+  for (std::size_t first = 0; first < 4; ++first) {
     std::vector<absl::Status> ended(static_cast<std::size_t>(world_size));
     std::vector<std::thread> members;
     for (int rank = 0; rank < world_size; ++rank) {
       members.emplace_back([&, rank] {
-        const Where where = ways[(first + static_cast<std::size_t>(rank)) % 3];
+        const Where where = ways[(first + static_cast<std::size_t>(rank)) % 4];
         ClientOptions options =
             Options(daemon.address(), "bits" + std::to_string(first), world_size, spec, dtype);
         options.rank = rank;
@@ -153,7 +181,7 @@ TEST(SharedMemory, IsNotHadWhereDescriptorsDoNotPass) {
   }));
 }
 
-class SharedMemoryResume : public ::testing::TestWithParam<bool> {};
+class SharedMemoryResume : public ::testing::TestWithParam<Where> {};
 
 // With gradients in shared memory, the daemon may have written a result over them that the member
 // has not heard of when the stream breaks.
@@ -168,11 +196,19 @@ TEST_P(SharedMemoryResume, ABrokenStreamResumesWithFreshMemory) {
   ExpectAllOk(RunRanks(options, [&](Client& client, int rank) -> absl::Status {
     std::vector<Completion> pending;
     Gradients gradients({options.parameters[0]});
-    const std::shared_ptr<std::byte> memory = client.AllocateGradients(gradients.bytes().size());
+    const std::size_t bytes = gradients.bytes().size();
+    std::shared_ptr<std::byte> memory = client.AllocateGradients(bytes);
+    std::shared_ptr<void> held;
+    if (GetParam() == Where::kOwnShared) {
+      memory.reset(new std::byte[bytes], std::default_delete<std::byte[]>());
+      auto own = client.ShareGradients({DType::kFloat32, memory.get(), kElements}, memory);
+      if (!own.ok()) return own.status();
+      held = *std::move(own);
+    }
     for (std::int64_t step = 0; step < 60; ++step) {
       gradients.Fill(rank, step);
       GradBucket bucket = gradients.Bucket();
-      if (GetParam()) {
+      if (GetParam() != Where::kShared) {
         std::copy(gradients.bytes().begin(), gradients.bytes().end(), memory.get());
         TensorView view = bucket.buffer();
         view.data = memory.get();
@@ -196,7 +232,43 @@ TEST_P(SharedMemoryResume, ABrokenStreamResumesWithFreshMemory) {
   EXPECT_GT(shared, 0);  // not always: a busy host may not answer in time, and the stream serves
 }
 
-INSTANTIATE_TEST_SUITE_P(GradientsShared, SharedMemoryResume, ::testing::Bool());
+INSTANTIATE_TEST_SUITE_P(GradientsShared, SharedMemoryResume,
+                         ::testing::Values(Where::kShared, Where::kGradientsShared,
+                                           Where::kOwnShared));
+
+TEST(SharedMemory, OwnGradientsAreNotSharedOnAStream) {
+  TestDaemon daemon(SmallChunks());
+  ClientOptions options = Options(daemon.address(), "stream", 1);
+  options.shared_memory = false;
+  const auto client = Client::Join(options);
+  ASSERT_TRUE(client.ok()) << client.status();
+  std::vector<float> gradients(kElements);
+  const auto shared = (*client)->ShareGradients({DType::kFloat32, gradients.data(), kElements});
+  EXPECT_EQ(shared.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(shared.status().message()), HasSubstr("do not travel in shared memory"));
+}
+
+// A member that goes in the middle of a step keeps its gradients' memory, as private memory.
+TEST(SharedMemory, OwnGradientsOutliveTheClient) {
+  TestDaemon daemon(SmallChunks());
+  ClientOptions options = Options(daemon.address(), "gone", 1);
+  std::vector<float> gradients(kElements, 2.0F);
+  std::shared_ptr<void> held;
+  {
+    const auto client = Client::Join(options);
+    ASSERT_TRUE(client.ok()) << client.status();
+    auto shared = (*client)->ShareGradients({DType::kFloat32, gradients.data(), kElements});
+    ASSERT_TRUE(shared.ok()) << shared.status();
+    held = *std::move(shared);
+    auto bucket = GradBucket::Make(0, {DType::kFloat32, gradients.data(), kElements},
+                                   {options.parameters[0]});
+    ASSERT_TRUE((*client)->AllReduce(*bucket).Wait().ok());
+  }
+  EXPECT_EQ(gradients, std::vector<float>(kElements, 2.0F));
+  held.reset();
+  gradients.back() = 3.0F;
+  EXPECT_EQ(gradients.front(), 2.0F);
+}
 
 // ---- Lies
 

@@ -79,6 +79,9 @@ struct ClientOptions {
   // with the daemon where the system allows it. GRADWIRE_SHARED_MEMORY=off disables this for all
   // clients of a process.
   bool shared_memory = true;
+  // Whether ShareGradients may make the caller's memory shared. GRADWIRE_SHARED_GRADIENTS=off
+  // disables this for all clients of a process.
+  bool shared_gradients = true;
   // If the address is not a unix socket, but its daemon has one on this host and proves that it is
   // the same daemon, the member uses that socket, and with it shared memory. So all members can be
   // given one address. GRADWIRE_LOCAL_SOCKET=off disables this for all clients of a process.
@@ -154,6 +157,9 @@ struct BucketReport {
   // one per second). 0: not measured, or the hook keeps no residual.
   double gradient_norm = 0;
   double residual_norm = 0;
+  // In the last reduction the daemon read the gradients where they lie and wrote the result over
+  // them: nothing was copied.
+  bool in_place = false;
 };
 
 // One member of a session.
@@ -198,7 +204,29 @@ class Client {
   // hook only casts ("no", "fp16", "bf16", without a wrapper), the daemon reads the gradients there
   // and writes the result over them, so that nothing is copied. The memory lives as long as the
   // pointer, even after the client. After a failed call the daemon may still write a result there.
+  // A forked child has a private view of it.
   virtual std::shared_ptr<std::byte> AllocateGradients(std::size_t bytes) = 0;
+
+  // Makes memory that the caller has allocated shared with the daemon, where it lies: its address,
+  // its contents and what refers to it stay. Buckets that lie in it are then reduced as those from
+  // AllocateGradients, until the last copy of the returned pointer is gone. The memory is then
+  // private again, and `owner` is dropped.
+  //
+  // Until then the caller keeps the allocation as it is (`owner` may do that): not freed, moved or
+  // resized. No other thread writes into the memory during this call, and no bucket in it is in
+  // flight when the pointer goes. The memory must not be known to a device or the kernel by its
+  // pages: pinned for a GPU, registered for RDMA or io_uring. After fork the child has a private
+  // view of it.
+  //
+  // FailedPrecondition says why buckets in this memory are copied instead: payloads do not travel
+  // in shared memory, the hook computes with gradients, the memory is small or not ordinary private
+  // memory. ResourceExhausted: the system has no shared memory. Nothing has changed then.
+  // May be called from any thread.
+  virtual absl::StatusOr<std::shared_ptr<void>> ShareGradients(const TensorView& gradients,
+                                                               std::shared_ptr<void> owner) = 0;
+  absl::StatusOr<std::shared_ptr<void>> ShareGradients(const TensorView& gradients) {
+    return ShareGradients(gradients, nullptr);
+  }
 
   // Ends this member's part of the step and waits for the verdict: kApply, or kSkip if any result
   // was not finite (the buckets then contain it on all members). All buckets of the step are

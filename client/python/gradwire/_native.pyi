@@ -15,6 +15,9 @@ def join(address: str, session: str, rank: int, world_size: int, parameters: Seq
     Waits. `on_wait` is called with a line that says for what, when that takes long.
     """
 
+class SharedGradients:
+    def release(self) -> None: ...
+
 class Session:
     @property
     def rank(self) -> int: ...
@@ -26,6 +29,11 @@ class Session:
     def step(self) -> int: ...
 
     def all_reduce(self, id: int, data: int, numel: int, dtype: str, positions: Sequence[int], stream: int = 0) -> None: ...
+
+    def share_gradients(self, data: int, numel: int, dtype: str, owner: object) -> tuple:
+        """
+        As Client::ShareGradients: (SharedGradients, ""), or (None, why the memory is not shared).
+        """
 
     def end_step(self, id: int) -> None: ...
 

@@ -152,6 +152,7 @@ nb::list Report(Session& session) {
     line["decompress_seconds"] = report.decompress_seconds;
     line["gradient_norm"] = report.gradient_norm;
     line["residual_norm"] = report.residual_norm;
+    line["in_place"] = report.in_place;
     lines.append(line);
   }
   return lines;
@@ -188,6 +189,21 @@ auto WithClient(Session& session, Call call) {
   });
 }
 
+// What Client::ShareGradients returned.
+struct SharedGradients {
+  std::shared_ptr<void> pages;
+};
+
+// Keeps a Python object alive, for code that has no interpreter's lock. After the interpreter's end
+// nobody can drop it.
+std::shared_ptr<void> Held(nb::object object) {
+  return {object.release().ptr(), [](void* held) {
+            if (Py_IsInitialized() == 0) return;
+            const nb::gil_scoped_acquire lock;
+            nb::handle(static_cast<PyObject*>(held)).dec_ref();
+          }};
+}
+
 void BindSteps(nb::class_<Session>& session) {
   session.def_prop_ro("rank", [](Session& self) { return Value(self.client())->rank(); })
       .def_prop_ro("world_size", [](Session& self) { return Value(self.client())->world_size(); })
@@ -204,6 +220,23 @@ void BindSteps(nb::class_<Session>& session) {
           },
           nb::arg("id"), nb::arg("data"), nb::arg("numel"), nb::arg("dtype"), nb::arg("positions"),
           nb::arg("stream") = 0)
+      .def(
+          "share_gradients",
+          [](Session& self, std::uintptr_t data, std::size_t numel, const std::string& dtype,
+             nb::object owner) {
+            const TensorView view{Value(ParseDType(dtype)), Pointer(data), numel};
+            absl::StatusOr<std::shared_ptr<void>> shared =
+                WithClient(self, [&view, held = Held(std::move(owner))](Client& client) mutable {
+                  return client.ShareGradients(view, std::move(held));
+                });
+            if (!shared.ok()) {
+              return nb::make_tuple(nb::none(), std::string(shared.status().message()));
+            }
+            return nb::make_tuple(SharedGradients{*std::move(shared)}, "");
+          },
+          nb::arg("data"), nb::arg("numel"), nb::arg("dtype"), nb::arg("owner"),
+          "As Client::ShareGradients: (SharedGradients, \"\"), or (None, why the memory is not "
+          "shared).")
       .def(
           "end_step", [](Session& self, std::uint64_t id) { Unlocked([&] { self.EndStep(id); }); },
           nb::arg("id"))
@@ -301,6 +334,9 @@ void Bind(nb::module_& m) {
         nb::arg("step_timeout") = 1800.0, nb::arg("on_wait") = nb::none(),
         "Waits. `on_wait` is called with a line that says for what, when that takes long.");
 
+  nb::class_<SharedGradients>(m, "SharedGradients").def("release", [](SharedGradients& self) {
+    Unlocked([&] { self.pages.reset(); });
+  });
   nb::class_<Session> session(m, "Session");
   BindSteps(session);
   BindState(session);

@@ -22,6 +22,10 @@ class Reduction(torch.futures.Future):
         self._error = error
         self.set_result(value)
 
+    @property
+    def error(self) -> BaseException | None:
+        return self._error
+
     def check(self) -> None:
         if self._error is not None:
             self.told = True

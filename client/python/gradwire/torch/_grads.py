@@ -24,7 +24,9 @@ def reduce_grads_(parameters, state: SessionState) -> bool:
     any member has a non-finite gradient; do not update the weights then.
 
     The state keeps the buckets, with memory for the gradients, for the next call with the same
-    parameters.
+    parameters. Where the daemon reads and writes that memory itself (metrics()["buckets"]), the
+    gradients of contiguous parameters become views of it, as with DistributedDataParallel's
+    gradient_as_bucket_view: the next call overwrites what was kept of them.
     """
     wanted = [parameter for parameter in _flat(parameters) if parameter.requires_grad]
     with torch.no_grad():
@@ -39,7 +41,8 @@ def reduce_grads_(parameters, state: SessionState) -> bool:
 def attach_(model: torch.nn.Module, state: SessionState) -> "Attached":
     """Reduces each bucket of the model's gradients as soon as backward() has computed it.
 
-    backward() returns when all buckets are reduced. `detach()` of the result undoes it.
+    backward() returns when all buckets are reduced. `detach()` of the result undoes it. Gradients may
+    become views, as with reduce_grads_.
     """
     return Attached(model, state)
 
@@ -123,8 +126,8 @@ class _Bucket:
         self._state = state
         self._positions = state.positions(parameters)
         sizes = [parameter.numel() for parameter in parameters]
-        first = parameters[0]
-        self._flat = torch.empty(sum(sizes), dtype=first.dtype, device=first.device)
+        # The handle is held until nobody has this bucket any more.
+        self._flat, self._share = state.allocate(sum(sizes), parameters[0], self._positions)
         self._views = [
             view.view(parameter.shape)
             for parameter, view in zip(parameters, self._flat.split(sizes))
@@ -147,12 +150,11 @@ class _Bucket:
 
     def start(self, is_last: bool) -> None:
         self._error = None
-        gradients = [parameter.grad for parameter in self.parameters]
-        given = [(view, grad) for view, grad in zip(self._views, gradients) if grad is not None]
-        if len(given) < len(gradients):
-            self._flat.zero_()
-        for view, gradient in given:
-            view.copy_(gradient)
+        for parameter, view in zip(self.parameters, self._views):
+            if parameter.grad is None:
+                view.zero_()
+            elif not _is_same(parameter.grad, view):
+                view.copy_(parameter.grad)
         self._done.clear()
         self._state.submit(self._flat, self._positions, is_last, self.finish)
 
@@ -166,15 +168,31 @@ class _Bucket:
         self._done.wait()  # the session's own deadlines end it
 
     def take(self) -> None:
-        """Copies the means to the parameters' gradients. Call wait() first."""
+        """Makes the means the parameters' gradients. Call wait() first."""
         if self._error is not None:
+            self._state.on_failure(self._error)
             raise self._error
+        shared = self._share is not None and self._share.shared
         if self._arrival is not None:
             torch.cuda.current_stream(self._flat.device).wait_event(self._arrival)
         for parameter, view in zip(self.parameters, self._views):
+            if parameter.grad is not None and _is_same(parameter.grad, view):
+                continue
+            if shared and parameter.is_contiguous():
+                parameter.grad = view
+                continue
             if parameter.grad is None:
                 parameter.grad = torch.empty_like(parameter)
             parameter.grad.copy_(view)
+
+
+def _is_same(gradient: torch.Tensor, view: torch.Tensor) -> bool:
+    """Whether the gradient already lies in the bucket."""
+    return (
+        gradient.data_ptr() == view.data_ptr()
+        and gradient.dtype == view.dtype
+        and gradient.stride() == view.stride()
+    )
 
 
 class _Buckets:

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire._errors import from_status
-from gradwire.torch import _future, _names, _staging
+from gradwire.torch import _future, _names, _sharing, _staging
 
 DTYPES = {
     torch.float32: "float32",
@@ -55,8 +55,18 @@ class Reductions:
         ended = [reduction for reduction in self._reductions if reduction.done()]
         self._reductions = [one for one in self._reductions if not one.done()]
         for reduction in ended:
+            if reduction.error is not None:
+                self.on_failure(reduction.error)
+        for reduction in ended:
             if not reduction.told:
                 reduction.check()
+
+    def on_failure(self, error: BaseException) -> None:
+        """A failure is about to be raised, and no thread computes gradients: the daemon may still
+        write results of the failed session into memory that it shares."""
+        with self._lock:
+            if self._sharing is not None and _sharing.ends(error):
+                self._sharing.close()
 
     def _connect_for(self, buffer: torch.Tensor, parameters: list[torch.nn.Parameter]) -> None:
         self._check_alive()
@@ -97,7 +107,8 @@ class Reductions:
 
         `finish` is called with None or an exception once that is done; the step's last bucket waits
         for the verdict with it, so that should_step is known when backward() returns. `in_order`:
-        buckets come in the same order in each step, whatever their gradients' order.
+        DistributedDataParallel's buckets, which come in the same order in each step, whatever their
+        gradients' order.
         """
         wire = self._dtypes[positions[0]]
         with self._lock:
@@ -108,7 +119,18 @@ class Reductions:
             ends = is_last or len(self._in_step) == len(self._names)
             number = self._take_number()
             stage = _staging.Stage(target, wire, self._on_gpu)
-            pending = Pending(lambda error: stage.finish(error, finish), ends)
+            met = None
+            if in_order and stage.in_place:
+                met = self._sharing.meet(target, positions)
+                met.begin()
+
+            def finish_here(error: BaseException | None) -> None:
+                if met is not None:
+                    with self._lock:
+                        met.end()
+                stage.finish(error, finish)
+
+            pending = Pending(finish_here, ends)
             self._pending[number] = pending
             session = self._session
             if in_order:

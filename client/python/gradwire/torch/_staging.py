@@ -28,6 +28,11 @@ class Stage:
         elif target.dtype != wire:
             self._memory = target.to(wire)
 
+    @property
+    def in_place(self) -> bool:
+        """Whether the tensor's own memory is what is sent."""
+        return self._stager is None and self._memory is self._target
+
     def begin(self, send) -> None:
         """Calls `send` with the memory: the host's once it holds the tensor, or a GPU's and the
         stream that computes it."""

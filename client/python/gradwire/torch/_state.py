@@ -20,6 +20,7 @@ from gradwire.torch import (
     _names,
     _options,
     _reductions,
+    _sharing,
     _staging,
 )
 
@@ -103,6 +104,7 @@ class SessionState(_reductions.Reductions):
         self._lock = threading.RLock()
         self._session = None
         self._thread = None
+        self._sharing: _sharing.Sharing | None = None
         self._closed = False
         self._dead: str | None = None
         self._names: list[tuple[str, torch.nn.Parameter]] = []
@@ -186,6 +188,14 @@ class SessionState(_reductions.Reductions):
             "GW803",
         )
 
+    def allocate(
+        self, numel: int, like: torch.Tensor, positions: list[int]
+    ) -> "tuple[torch.Tensor, _sharing.Handle | None]":
+        """As Sharing.allocate. Call connect() first."""
+        with self._lock:
+            self._check_alive()
+            return self._sharing.allocate(numel, like, positions)
+
     def _check_alive(self) -> None:
         if self._dead is not None:
             raise Error(self._dead, "GW316")
@@ -231,6 +241,7 @@ class SessionState(_reductions.Reductions):
             step_timeout=settings["timeout"].total_seconds(),
             on_wait=lambda line: _logger.warning("%s", line),
         )
+        self._sharing = _sharing.Sharing(self._session)
         self._positions = {id(parameter): i for i, (_, parameter) in enumerate(self._names)}
         self._thread = threading.Thread(
             target=_complete, args=(weakref.ref(self), self._session), name="gradwire", daemon=True
@@ -271,10 +282,17 @@ class SessionState(_reductions.Reductions):
         rescaled to match."""
         self._need().set_loss_scale(scale)
 
-    def metrics(self) -> dict[str, float]:
-        """Returns totals since the session began; empty before it begins."""
-        session = self._session
-        return {} if session is None else session.metrics()
+    def metrics(self) -> dict[str, object]:
+        """Returns totals since the session began; empty before it begins.
+
+        "buckets" has a dict for each bucket of the last step: whether it was reduced in place, where
+        torch has its gradients, or why it was copied.
+        """
+        session, sharing = self._session, self._sharing
+        if session is None or sharing is None:
+            return {}
+        names = [name for name, _ in self._names]
+        return {**session.metrics(), "buckets": sharing.paths(session.report(), names)}
 
     def report(self) -> list[dict[str, object]]:
         """Returns a dict for each bucket of the last step: bytes, time by stage, residual."""
@@ -345,8 +363,8 @@ class SessionState(_reductions.Reductions):
     def close(self) -> None:
         """Leaves the session. Idempotent. The interpreter's exit calls it too."""
         with self._lock:
-            session, thread = self._session, self._thread
-            self._session = self._thread = None
+            session, thread, sharing = self._session, self._thread, self._sharing
+            self._session = self._thread = self._sharing = None
             self._closed = True
             self.layouts.clear()
         if session is None:
@@ -359,6 +377,8 @@ class SessionState(_reductions.Reductions):
         session.close()
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout=10)
+        if sharing is not None:  # the SDK no longer uses the memory
+            sharing.close()
 
     def __enter__(self) -> "SessionState":
         return self
