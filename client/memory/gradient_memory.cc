@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "client/memory/forked_memory.h"
+#include "client/memory/shared_pages.h"
 #include "proto/wire/memory_layout.h"
 
 namespace gradwire::client {

@@ -9,10 +9,11 @@
 
 #include "absl/status/statusor.h"
 #include "base/sync.h"
-#include "client/memory/shared_pages.h"
 #include "proto/wire/memory_segment.h"
 
 namespace gradwire::client {
+
+class SharedPages;
 
 // Segments for a user's buckets, so that the daemon can read gradients in place. Thread-safe.
 class GradientMemory : public std::enable_shared_from_this<GradientMemory> {

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/error_code.h"
 #include "base/mutants.h"
+#include "client/memory/shared_pages.h"
 #include "client/runtime/member_hook.h"
 #include "gradwire/hooks/registry.h"
 #include "proto/tls/access_token.h"

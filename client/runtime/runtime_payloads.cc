@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/error_code.h"
 #include "base/mutants.h"
+#include "client/memory/shared_pages.h"
 #include "client/runtime/runtime.h"
 #include "proto/tls/channel_credentials.h"
 
