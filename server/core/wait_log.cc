@@ -86,6 +86,8 @@ void WaitLog::PutDown(const Step& step, const Membership& membership, absl::Dura
   const std::vector<bool> idle = FindIdle(step);
   if (std::find(idle.begin(), idle.end(), true) == idle.end()) return;
   const Blocking blocking = FindBlocking(step, membership);
+  // What other daemons are late with, this one cannot tell.
+  if (blocking.on == On::kOtherShards) return;
   if (blocking.on == On::kDaemon) {
     current_.daemon += waited;
     daemon_total_ += waited;

@@ -50,6 +50,11 @@ const Bucket* Search::Holder() const {
 
 Blocking Search::OfStep() const {
   if (!step_.began()) return {.on = On::kBegin, .ranks = membership_.Staying()};
+  if (step_.agreement().prepared()) {
+    const bool leads = step_.agreement().leads();
+    return {.on = On::kOtherShards,
+            .ranks = leads ? step_.agreement().NotReady() : std::vector<int>()};
+  }
   if (GroupFlow::Missing missing = step_.groups().FindMissing(); !missing.ranks.empty()) {
     return {.on = On::kGroup, .ranks = std::move(missing.ranks)};
   }
@@ -137,6 +142,11 @@ std::string Sentence(const Blocking& blocking, const Step& step, const Membershi
       return absl::StrCat(waits, names, " to acknowledge bucket ", bucket->name());
     case On::kDaemon:
       return OfDaemon(*bucket);
+    case On::kOtherShards:
+      if (blocking.ranks.empty()) {
+        return absl::StrCat(waits, "the session's first daemon to conclude it");
+      }
+      return absl::StrCat(waits, names, " to hold the results of the session's other daemons");
     case On::kEnd:
       break;
   }

@@ -25,6 +25,7 @@ struct Blocking {
     kAcknowledgement,  // members have not acknowledged `bucket`, whose place others need
     kDaemon,           // it computes something of `bucket`
     kEnd,              // members have further buckets, or end the step
+    kOtherShards,      // all results of this shard are out
   };
   On on = On::kBegin;
   std::vector<int> ranks{};
