@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/mutants.h"
 #include "hooks/shard_map.h"
 #include "proto/wire/frame.h"
 #include "proto/wire/send_priority.h"
@@ -30,7 +31,8 @@ struct MemberOptions {
 
   bool has_shards() const { return shards != nullptr && shards->shards() > 1; }
   Slice SliceOf(std::uint32_t bucket) const {
-    return has_shards() ? shards->SliceOf(bucket, shard) : Slice{};
+    const bool again = shard == 1 && IsActive(Mutant::kSliceSentTwice);
+    return has_shards() ? shards->SliceOf(bucket, again ? 0 : shard) : Slice{};
   }
 };
 

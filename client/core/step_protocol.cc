@@ -270,6 +270,11 @@ absl::Status StepProtocol::Advance(Bucket& bucket, Effects& effects) {
 absl::Status StepProtocol::On(const wire::Restart& restart, Effects& effects) {
   // A shard has not heard yet that this step was concluded.
   if (options_.has_shards() && restart.step < step_.number()) return absl::OkStatus();
+  // Another member has told the shard so before the lead told this one.
+  if (options_.shard > 0 && restart.step == step_.number() + 1 && restart.open.empty()) {
+    next_attempt_ = restart.attempt;
+    return absl::OkStatus();
+  }
   if (restart.step != step_.number()) {
     return Violation(absl::StrCat("a restart of step ", restart.step));
   }
@@ -329,7 +334,7 @@ void StepProtocol::Forget() {
   sending_.clear();
   eager_.EndStep();
   draw_plan_.StepDone(step_.number());
-  attempt_ = 0;
+  attempt_ = std::exchange(next_attempt_, 0);
 }
 
 }  // namespace gradwire::client

@@ -103,6 +103,7 @@ class StepProtocol {
   EagerSending eager_;
   DrawPlanSending draw_plan_;
   std::uint32_t attempt_ = 0;                // of the open step
+  std::uint32_t next_attempt_ = 0;           // of the next one, as far as it is known
   std::map<std::uint32_t, Bucket> buckets_;  // of the open step
   std::deque<std::uint32_t> sending_;        // of buckets_: may have a large chunk to send
 };

@@ -23,8 +23,8 @@ SessionCore::SessionCore(SessionOptions options, std::unique_ptr<CoordinatorHook
       hook_state_(std::move(hook), options_.name),
       membership_(options_.world_size,
                   {.token_timeout = options_.token_timeout,
-                   .resume_grace = options_.resume_grace,
-                   .silence_timeout = options_.silence_timeout},
+                   .resume_grace = options_.resume_grace + options_.shard.patience(),
+                   .silence_timeout = options_.silence_timeout + options_.shard.patience()},
                   now),
       rendezvous_(std::make_unique<Rendezvous>(options_, membership_, now)),
       step_(std::make_unique<Step>(options_, membership_, hook_state_.hook())),
@@ -93,15 +93,23 @@ void SessionCore::Receive(int rank, std::uint64_t connection, const wire::Frame&
   if (state_ == State::kFailed || !membership_.Hear(rank, connection, now)) return;
   if (std::holds_alternative<wire::Heartbeat>(frame.header)) return;
   if (state_ != State::kRunning) {
+    // Another shard may fail while this one still waits for members.
+    const auto* elsewhere = std::get_if<wire::Failure>(&frame.header);
     return Apply(
-        ViolationOf(rank, absl::FailedPreconditionError("sent a frame before its Welcome")),
+        elsewhere != nullptr
+            ? OnFailureElsewhere(rank, *elsewhere)
+            : ViolationOf(rank, absl::FailedPreconditionError("sent a frame before its Welcome")),
         effects);
   }
   const std::int64_t step = step_->number();
   const std::size_t first = effects.size();
   const std::uint64_t bytes = step_->flow().member_bytes(rank);
   Apply(Dispatch(rank, frame, now, effects), effects);
-  if (step_->number() == step) waits_.OnFrame(rank, frame.header, now);
+  if (step_->number() == step) {
+    waits_.OnFrame(rank, frame.header, now);
+  } else {
+    LetLeave(now, effects);
+  }
   if (timeline_ == nullptr || state_ != State::kRunning) return;
   timeline_->OnFrame(rank, frame.header, step_->flow().member_bytes(rank) - bytes);
   Record(effects, first);
@@ -197,6 +205,8 @@ void SessionCore::Detach(int rank, std::uint64_t connection, absl::Time now, Eff
                 .message = absl::StrCat("rank ", rank, "'s stream ended; it has ",
                                         absl::FormatDuration(options_.resume_grace), " to resume"),
                 .rank = rank});
+  // Others will say what it cannot say any more.
+  if (leaving_.erase(rank) > 0 && state_ == State::kRunning) LeaveRunning(rank, now, effects);
   if (IsActive(Mutant::kMemberDroppedPerBucket)) step_->ReduceWithoutLost(effects);
 }
 
@@ -210,7 +220,9 @@ absl::Status SessionCore::Leave(int rank, std::uint64_t start_id, absl::Time now
   }
   if (state_ == State::kJoining) {
     rendezvous_->Leave(rank, effects);
-  } else if (step_->began()) {
+  } else if (step_->AwaitsConclusion() && membership_.state(rank) == MemberState::kConnected) {
+    leaving_.insert(rank);  // this call has overtaken what the member says on its stream
+  } else if (step_->began() && !step_->AwaitsConclusion()) {
     // All ranks contribute to a step, so the step that has begun cannot end without this one.
     Apply(GoneIn(rank, absl::StrCat("step ", step_->number())), effects);
   } else if (!collectives_->OnLeave(rank, effects)) {
@@ -219,6 +231,13 @@ absl::Status SessionCore::Leave(int rank, std::uint64_t start_id, absl::Time now
     LeaveRunning(rank, now, effects);
   }
   return absl::OkStatus();
+}
+
+// The step is concluded, so that it needs none of them any more.
+void SessionCore::LetLeave(absl::Time now, Effects& effects) {
+  for (const int rank : std::exchange(leaving_, {})) {
+    if (state_ == State::kRunning) LeaveRunning(rank, now, effects);
+  }
 }
 
 void SessionCore::LeaveRunning(int rank, absl::Time now, Effects& effects) {

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -136,6 +137,7 @@ class SessionCore {
   MaybeFailure OnFailureElsewhere(int rank, const wire::Failure& failure) const;
   // Of a member that no step needs.
   void LeaveRunning(int rank, absl::Time now, Effects& effects);
+  void LetLeave(absl::Time now, Effects& effects);
   void EndPause(const std::string& why, absl::Time now, Effects& effects);
   void Apply(const MaybeFailure& failure, Effects& effects);
   // For the recorder, if there is one: the effects from `first` on.
@@ -151,6 +153,7 @@ class SessionCore {
   const std::unique_ptr<CollectiveFlow> collectives_;
   const std::unique_ptr<DrawPlanIntake> draw_plan_;
   WaitLog waits_;
+  std::set<int> leaving_;                   // ranks that leave when the step is concluded
   std::unique_ptr<StepTimeline> timeline_;  // null: nobody records
 };
 

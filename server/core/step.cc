@@ -346,6 +346,9 @@ void Step::MaybeConclude(Effects& effects) {
   if (first && !agreement_.alone()) {
     effects.push_back(
         FanOutEffect{.ranks = membership_.Reachable(), .frame = {.header = PreparedFrame()}});
+    if (hook_ != nullptr && IsActive(Mutant::kStateBeforeConclusion)) {
+      hook_->EndStep(*agreement_.prepared());
+    }
   }
   if (const auto verdict = agreement_.decided()) Conclude(*verdict, effects);
 }
@@ -360,7 +363,8 @@ void Step::Conclude(Verdict verdict, Effects& effects) {
     effects.push_back(
         FanOutEffect{.ranks = membership_.Reachable(), .frame = {.header = *last_done_}});
   }
-  if (hook_ != nullptr) {
+  const bool changed = !agreement_.alone() && IsActive(Mutant::kStateBeforeConclusion);
+  if (hook_ != nullptr && !changed) {
     hook_->EndStep(IsActive(Mutant::kCoordinatorCommitsSkips) ? Verdict::kApply : verdict);
     chores_.Begin(effects);
   }

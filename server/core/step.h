@@ -94,6 +94,8 @@ class Step {
   const RoundFlow& flow() const { return flow_; }
   const GroupFlow& groups() const { return groups_; }
   const Agreement& agreement() const { return agreement_; }
+  // All results are out, and a member will say what the lead has decided.
+  bool AwaitsConclusion() const { return !agreement_.leads() && agreement_.prepared(); }
   BucketReports& reports() { return reports_; }
   const BucketReports& reports() const { return reports_; }
   std::size_t held_bytes() const { return table_.held_bytes(); }

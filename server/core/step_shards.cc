@@ -25,8 +25,10 @@ MaybeFailure Step::OnReady(int rank, const wire::Ready& ready, Effects& effects)
 }
 
 // Each member says it, and the first one counts. One that holds what the lead concluded has no part
-// of this step to come.
+// of this step to come. A member that resumes repeats what it said last, which may be of the step
+// before the last, if it has not heard from the lead what others have.
 MaybeFailure Step::OnConcluded(int rank, const wire::Concluded& concluded, Effects& effects) {
+  if (!agreement_.leads() && concluded.step == number_ - 2) return std::nullopt;
   absl::Status status;
   if (concluded.step == number_ - 1) {
     status = agreement_.CheckRepeated(concluded);

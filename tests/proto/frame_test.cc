@@ -94,6 +94,48 @@ TEST(ChunkLayoutTest, ExactMultiples) {
   EXPECT_EQ(layout.ChunkBytes(4), 8U);
 }
 
+// The chunks of all parts, each of a layout of its own, have every element once.
+TEST(ChunkLayoutTest, SlicesDivideEverySegment) {
+  const RoundPlan plan{{{DType::kFloat32, 5000},
+                        {DType::kFloat16, 0},
+                        {DType::kFloat64, 7},
+                        {DType::kBFloat16, 3000}}};
+  for (const std::uint32_t parts : {1U, 2U, 3U, 4U, 64U}) {
+    std::vector<std::vector<int>> covered;
+    for (const Segment& segment : plan.segments) covered.emplace_back(segment.numel);
+    std::size_t bytes = 0;
+    for (std::uint32_t part = 0; part < parts; ++part) {
+      const ChunkLayout layout(plan, 512, {.part = part, .parts = parts});
+      std::size_t last_segment = 0;
+      for (std::uint32_t chunk = 0; chunk < layout.chunk_count(); ++chunk) {
+        const ElementRange range = layout.Range(chunk);
+        ASSERT_GE(range.segment, last_segment);
+        last_segment = range.segment;
+        ASSERT_GT(range.numel(), 0U);
+        ASSERT_LE(range.end, plan.segments[range.segment].numel);
+        EXPECT_EQ(layout.segment(chunk), plan.segments[range.segment]);
+        EXPECT_EQ(layout.UnitSegment(layout.UnitOf(chunk)).numel, range.numel());
+        EXPECT_LE(layout.ChunkBytes(chunk), 512U);
+        bytes += layout.ChunkBytes(chunk);
+        for (std::size_t i = range.begin; i < range.end; ++i) ++covered[range.segment][i];
+      }
+    }
+    EXPECT_EQ(bytes, plan.bytes()) << parts;
+    for (const std::vector<int>& segment : covered) {
+      EXPECT_EQ(std::count(segment.begin(), segment.end(), 1),
+                static_cast<std::ptrdiff_t>(segment.size()))
+          << parts;
+    }
+  }
+}
+
+// As both sides compute it for themselves.
+TEST(ChunkLayoutTest, ASliceMayBeEmpty) {
+  const RoundPlan plan{{{DType::kFloat32, 100}}};
+  EXPECT_EQ(ChunkLayout(plan, 64, {.part = 0, .parts = 4}).chunk_count(), 0U);
+  EXPECT_EQ(ChunkLayout(plan, 64, {.part = 3, .parts = 4}).chunk_count(), 7U);
+}
+
 TEST(ChunkLayoutTest, NothingToSend) {
   EXPECT_EQ(ChunkLayout().chunk_count(), 0U);
   EXPECT_EQ(ChunkLayout(RoundPlan{}, 8).chunk_count(), 0U);

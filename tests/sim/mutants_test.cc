@@ -6,6 +6,7 @@
 
 #include "gtest/gtest.h"
 #include "tests/sim/group_simulation.h"
+#include "tests/sim/shard_simulation.h"
 #include "tests/sim/simulation.h"
 
 namespace gradwire::sim {
@@ -91,6 +92,31 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{Mutant::kStepEndsBeforeGather, "StepEndsBeforeGather"},
                       Case{Mutant::kAloneGathersInTurn, "AloneGathersInTurn"},
                       Case{Mutant::kShareNotAcknowledged, "ShareNotAcknowledged"}),
+    [](const ::testing::TestParamInfo<Case>& tested) { return std::string(tested.param.name); });
+
+class ShardMutants : public ::testing::TestWithParam<Case> {};
+
+TEST_P(ShardMutants, IsCaught) {
+  active_mutant = GetParam().mutant;
+  std::string caught;
+  std::uint64_t seed = 0;
+  while (seed < kSeeds && (caught = ShardSimulation(seed).Run()).empty()) ++seed;
+  active_mutant = Mutant::kNone;
+  ASSERT_NE(caught, "") << GetParam().name << " was not caught in " << kSeeds << " seeds";
+  std::printf("%s: seed %llu: %s\n", GetParam().name, static_cast<unsigned long long>(seed),
+              caught.c_str());
+  EXPECT_EQ(ShardSimulation(seed).Run(), "") << "the seed fails without the mutant too";
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, ShardMutants,
+    ::testing::Values(Case{Mutant::kShardsDecideAlone, "ShardsDecideAlone"},
+                      Case{Mutant::kVerdictNotCombined, "VerdictNotCombined"},
+                      Case{Mutant::kStateBeforeConclusion, "StateBeforeConclusion"},
+                      Case{Mutant::kConclusionNotRepeated, "ConclusionNotRepeated"},
+                      Case{Mutant::kReadyNotRepeated, "ReadyNotRepeated"},
+                      Case{Mutant::kSliceSentTwice, "SliceSentTwice"},
+                      Case{Mutant::kFailureNotPassedOn, "FailureNotPassedOn"}),
     [](const ::testing::TestParamInfo<Case>& tested) { return std::string(tested.param.name); });
 
 }  // namespace

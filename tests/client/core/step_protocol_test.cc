@@ -21,7 +21,7 @@ class ProtocolTest : public EffectsTest {
     Reset(hook_);
   }
   void Reset(RecordingHook& hook) {
-    step_.emplace(options_.manifest, options_.chunk_bytes, options_.step, &hook);
+    step_.emplace(options_, &hook);
     protocol_.emplace(options_, *step_);
   }
   absl::Status Start(const std::vector<std::size_t>& parameters) {

@@ -64,7 +64,9 @@ class SessionHarness {
             .rank = rank,
             .start_id = 100 + static_cast<std::uint64_t>(rank),
             .spec = options.spec,
-            .manifest = options.manifest};
+            .manifest = options.manifest,
+            .shard = options.shard.number,
+            .addresses = options.shard.addresses};
   }
 
   absl::StatusOr<int> Join(const JoinAsk& ask) {

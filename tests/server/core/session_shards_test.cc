@@ -1,0 +1,198 @@
+// One shard of several: who decides about a step, and how the session ends on all of them.
+#include "tests/server/core/session_harness.h"
+
+namespace gradwire::server {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+using State = SessionCore::State;
+
+constexpr std::uint64_t kGeneration = 7;
+
+SessionOptions ShardOptions(std::uint32_t number) {
+  SessionOptions options = SmallOptions();
+  options.shard.number = number;
+  options.shard.addresses = {"a:1", "b:1"};
+  options.shard.map =
+      std::make_shared<const ShardMap>(*ShardMap::Make(options.spec, options.manifest.list(), 2));
+  return options;
+}
+
+class ShardHarness : public SessionHarness {
+ public:
+  explicit ShardHarness(std::uint32_t number) : SessionHarness(ShardOptions(number)) { Start(); }
+
+  // A step without buckets, up to its results.
+  void Prepare() {
+    for (const int rank : {0, 1}) EndStep(rank);
+  }
+  void Ready(int rank, Verdict verdict = Verdict::kApply) {
+    Receive(
+        rank,
+        wire::Ready{
+            .step = session.step(), .generation = kGeneration, .verdict = verdict, .digest = 3});
+  }
+  void Conclude(int rank, std::int64_t step, Verdict verdict = Verdict::kApply) {
+    Receive(rank, wire::Concluded{.step = step, .generation = kGeneration, .verdict = verdict});
+  }
+};
+
+TEST(SessionShards, TheLeadConcludesWhenAllAreReady) {
+  ShardHarness lead(0);
+  lead.Prepare();
+  EXPECT_THAT(lead.Sent<wire::Prepared>(1), SizeIs(1));
+  EXPECT_THAT(lead.Sent<wire::StepDone>(1), IsEmpty());
+  lead.Ready(0, Verdict::kSkip);
+  EXPECT_EQ(lead.session.step(), 0);
+  lead.Ready(1, Verdict::kSkip);
+  EXPECT_EQ(lead.session.step(), 1);
+  for (const int rank : {0, 1}) {
+    ASSERT_THAT(lead.Sent<wire::StepDone>(rank), SizeIs(1));
+    EXPECT_EQ(lead.Sent<wire::StepDone>(rank)[0].verdict, Verdict::kSkip);
+    EXPECT_EQ(lead.Sent<wire::StepDone>(rank)[0].digest, 3U);
+  }
+}
+
+TEST(SessionShards, OthersConcludeWithTheFirstMember) {
+  ShardHarness shard(1);
+  shard.Prepare();
+  EXPECT_THAT(shard.Sent<wire::Prepared>(0), SizeIs(1));
+  shard.Conclude(1, 0);
+  EXPECT_EQ(shard.session.step(), 1);
+  shard.Conclude(0, 0);
+  EXPECT_EQ(shard.session.step(), 1);
+  EXPECT_EQ(shard.session.state(), State::kRunning);
+  EXPECT_THAT(shard.Sent<wire::StepDone>(0), IsEmpty()) << "the lead says so";
+}
+
+TEST(SessionShards, MembersMustAgree) {
+  ShardHarness shard(1);
+  shard.Prepare();
+  shard.Conclude(1, 0, Verdict::kSkip);
+  shard.Conclude(0, 0, Verdict::kApply);
+  EXPECT_EQ(shard.session.state(), State::kFailed);
+  EXPECT_THAT(shard.Message(), HasSubstr("rank 0: says that the step before was concluded with "
+                                         "APPLY; another member says SKIP"));
+}
+
+// Rank 1 waits for the lead's word of step 1, which rank 0 has, when its stream breaks.
+TEST(SessionShards, AConclusionFromBeforeTheLastOneIsNoNews) {
+  ShardHarness shard(1);
+  for (const std::int64_t step : {0, 1}) {
+    shard.Prepare();
+    shard.Conclude(0, step);
+  }
+  ASSERT_EQ(shard.session.step(), 2);
+  shard.Detach(1);
+  ASSERT_TRUE(shard.Attach(1, 1).ok());
+  shard.Conclude(1, 0);
+  EXPECT_EQ(shard.session.state(), State::kRunning) << shard.Message();
+  shard.Conclude(1, 1);
+  EXPECT_EQ(shard.session.state(), State::kRunning) << shard.Message();
+}
+
+TEST(SessionShards, AMemberMayKnowBetterThanTheShard) {
+  ShardHarness shard(1);
+  shard.Detach(0);
+  EXPECT_FALSE(shard.Attach(0, 1).ok()) << "the step is not prepared";
+  ASSERT_TRUE(shard.Attach(0, 0).ok());
+  shard.Prepare();
+  shard.Detach(0);
+  ASSERT_TRUE(shard.Attach(0, 1).ok());
+  shard.Conclude(0, 0);
+  EXPECT_EQ(shard.session.step(), 1);
+
+  ShardHarness lead(0);
+  lead.Prepare();
+  lead.Detach(0);
+  EXPECT_FALSE(lead.Attach(0, 1).ok()) << "only the lead knows what it decides";
+}
+
+// A Leave is a call of its own: it may overtake what the member has said on its stream.
+TEST(SessionShards, ALeaveWaitsForTheConclusion) {
+  ShardHarness shard(1);
+  shard.Prepare();
+  EXPECT_TRUE(shard.Leave(0).ok());
+  EXPECT_TRUE(shard.Leave(0).ok());
+  EXPECT_EQ(shard.session.state(), State::kRunning) << shard.Message();
+  EXPECT_THAT(shard.closed, IsEmpty()) << "it has not been heard out";
+  shard.Conclude(0, 0);
+  EXPECT_EQ(shard.session.step(), 1);
+  EXPECT_THAT(shard.closed, SizeIs(1));
+  EXPECT_THAT(shard.departed, SizeIs(1));
+  EXPECT_TRUE(shard.Leave(1).ok());
+  EXPECT_EQ(shard.session.state(), State::kClosed);
+}
+
+TEST(SessionShards, WhoLeavesWithoutAStreamIsGoneAtOnce) {
+  ShardHarness shard(1);
+  shard.Prepare();
+  EXPECT_TRUE(shard.Leave(0).ok());
+  shard.Detach(0);
+  EXPECT_THAT(shard.departed, SizeIs(1));
+  shard.Detach(1);
+  EXPECT_TRUE(shard.Leave(1).ok());
+  EXPECT_THAT(shard.departed, SizeIs(2));
+  EXPECT_EQ(shard.session.state(), State::kClosed);
+}
+
+TEST(SessionShards, ALeaveBeforeTheResultsFailsTheOthers) {
+  ShardHarness shard(1);
+  shard.EndStep(0);
+  EXPECT_TRUE(shard.Leave(1).ok());
+  EXPECT_EQ(shard.session.state(), State::kFailed);
+  EXPECT_THAT(shard.Message(), HasSubstr("rank 1 left in the middle of step 0"));
+}
+
+const wire::Failure kElsewhere{.code = static_cast<int>(absl::StatusCode::kAborted),
+                               .message = "session \"s\" failed: rank 1 was lost (GW203)",
+                               .blamed_rank = 1};
+
+TEST(SessionShards, AFailureElsewhereHasTheSameWordsAndBlame) {
+  ShardHarness shard(1);
+  shard.Receive(0, kElsewhere);
+  EXPECT_EQ(shard.session.state(), State::kFailed);
+  EXPECT_EQ(shard.Message(), kElsewhere.message);
+  for (const int rank : {0, 1}) {
+    ASSERT_THAT(shard.Sent<wire::Failure>(rank), SizeIs(1));
+    EXPECT_EQ(shard.Sent<wire::Failure>(rank)[0].message, kElsewhere.message);
+    EXPECT_EQ(shard.Sent<wire::Failure>(rank)[0].blamed_rank, 1);
+    EXPECT_EQ(shard.Sent<wire::Failure>(rank)[0].code, kElsewhere.code);
+  }
+}
+
+TEST(SessionShards, AFailureElsewhereEndsAShardThatWaitsForMembers) {
+  SessionHarness shard(ShardOptions(1));
+  ASSERT_TRUE(shard.Join(shard.Ask(0)).ok());
+  ASSERT_TRUE(shard.Attach(0).ok());
+  shard.Receive(0, kElsewhere);
+  EXPECT_EQ(shard.session.state(), State::kFailed);
+  EXPECT_EQ(shard.Message(), kElsewhere.message);
+}
+
+TEST(SessionShards, OfOneDaemonNoMemberMaySayThatItFailed) {
+  SessionHarness alone;
+  alone.Start();
+  alone.Receive(1, kElsewhere);
+  EXPECT_THAT(alone.Message(), HasSubstr("rank 1: sent a failure"));
+}
+
+// All shards lose whoever dies; the words are the lead's.
+TEST(SessionShards, TheLeadDeclaresALossFirst) {
+  ShardHarness lead(0);
+  ShardHarness shard(1);
+  for (ShardHarness* one : {&lead, &shard}) {
+    one->Detach(1);
+    one->Pass(absl::Milliseconds(1300));
+  }
+  EXPECT_EQ(lead.session.state(), State::kFailed);
+  EXPECT_EQ(shard.session.state(), State::kRunning);
+  shard.Pass(absl::Milliseconds(900));
+  EXPECT_EQ(shard.session.state(), State::kFailed);
+  EXPECT_THAT(shard.Message(), HasSubstr("rank 1 was lost"));
+}
+
+}  // namespace
+}  // namespace gradwire::server
