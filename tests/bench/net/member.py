@@ -1,8 +1,4 @@
-"""One rank of net_bench.py: does what lines of JSON on standard input say, and answers each with one line.
-
-    member.py RANK WORLD_SIZE STORE
-
-Its models are DistributedDataParallel over ResNet-18's shapes with given gradients, one for each way to reduce
+"""One rank of net_bench.py. Its models are DistributedDataParallel over ResNet-18's shapes with given gradients, one for each way to reduce
 them. A step computes for a fixed time: it sleeps, as a processor that waits for its GPU.
 """
 
@@ -67,6 +63,18 @@ class Model(torch.nn.Module):
         return value
 
 
+def power_sgd_options(hook, start):
+    rank = traffic.power_sgd_rank(hook)
+    return {"matrix_approximation_rank": rank, "start_powerSGD_iter": start} if rank else None
+
+
+def session(address, name, hook, start_power_sgd, limit_seconds) -> gw.SessionState:
+    limit, options = datetime.timedelta(seconds=limit_seconds), power_sgd_options(hook, start_power_sgd)
+    return gw.SessionState(
+        address=address, session=name, comm_hook="power_sgd" if options else hook, comm_state_option=options,
+        timeout=limit, join_timeout=limit)
+
+
 class Rank:
     def __init__(self, rank: int, world: int) -> None:
         self.world = world
@@ -75,10 +83,9 @@ class Rank:
         self.given = [one * (1 + rank / world) for one in self.base]
         self.models, self.states = {}, {}
 
-    def build(self, name, side, hook, address=None, environment=None, limit_seconds=60.0):
+    def build(self, name, side, hook, address=None, limit_seconds=60.0):
         """`side` is gradwire, gloo, or none: no communication."""
         rank = traffic.power_sgd_rank(hook)
-        options = {"matrix_approximation_rank": rank, "start_powerSGD_iter": START_POWER_SGD} if rank else None
         cap, first = None, dist._DEFAULT_FIRST_BUCKET_BYTES
         if side == "gloo" and rank:
             cap, dist._DEFAULT_FIRST_BUCKET_BYTES = ONE_BUCKET_MB, ONE_BUCKET_MB << 20
@@ -88,17 +95,13 @@ class Rank:
         if side == "none":
             ddp.register_comm_hook(None, debugging_hooks.noop_hook)
         elif side == "gloo":
-            state = powerSGD_hook.PowerSGDState(None, **options) if rank else None
+            state = powerSGD_hook.PowerSGDState(None, **power_sgd_options(hook, START_POWER_SGD)) if rank else None
             own = {"no": default_hooks.allreduce_hook, "fp16": default_hooks.fp16_compress_hook,
                    "bf16": default_hooks.bf16_compress_hook, "noop": debugging_hooks.noop_hook}
             ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook if rank else own[hook])
         else:
-            limit = datetime.timedelta(seconds=limit_seconds)
-            state = gw.SessionState(
-                address=address, session=name, comm_hook="power_sgd" if rank else hook,
-                comm_state_option=options, timeout=limit, join_timeout=limit)
+            state = session(address, name, hook, START_POWER_SGD, limit_seconds)
             ddp.register_comm_hook(state, gw.aggregate_hook)
-            os.environ.update(environment or {})
             state.connect(list(ddp.parameters()))
             self.states[name] = state
         self.models[name] = ddp
@@ -127,7 +130,9 @@ class Rank:
         self.models.pop(name)
 
 
-def main() -> None:
+def serve(make) -> None:
+    """A program RANK WORLD_SIZE STORE: does what lines of JSON on standard input say with the methods of
+    make(rank, world size), and answers each with one line."""
     rank, world, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # some versions of gloo print to standard output
@@ -136,7 +141,7 @@ def main() -> None:
         dist.init_process_group(
             "gloo", init_method=f"file://{store}", rank=rank, world_size=world,
             timeout=datetime.timedelta(seconds=600))
-        member = Rank(rank, world)
+        member = make(rank, world)
         print(json.dumps({"ok": None}), file=answers)
         for line in sys.stdin:
             order = json.loads(line)
@@ -148,4 +153,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(Rank)

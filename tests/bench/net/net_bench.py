@@ -27,7 +27,7 @@ sys.path.insert(0, str(HERE.parents[1] / "testing"))
 import network  # noqa: E402
 
 import traffic  # noqa: E402
-from world import MEMBER_ENVIRONMENT, Failed, World  # noqa: E402
+from world import Failed, World  # noqa: E402
 
 RATES = "100mbit,1gbit,unlimited,100mbit+25ms"
 BASELINE = "none"
@@ -117,7 +117,7 @@ class Bench:
                 ways[self._way(delay)] = delay
                 self.world.ask(SLACK_SECONDS, [{"address": address} for address in self._addresses[delay]],
                                do="build", name=self._way(delay), side="gradwire", hook=hook,
-                               environment=MEMBER_ENVIRONMENT, limit_seconds=SLACK_SECONDS)
+                               limit_seconds=SLACK_SECONDS)
         if not self.given.no_gloo:
             ways["gloo"] = 0
             self.world.ask(SLACK_SECONDS, do="build", name="gloo", side="gloo", hook=hook)
