@@ -97,6 +97,7 @@ class Bench:
         self.world = World(self.network, topology.members, HERE / "member.py",
                            [pathlib.Path(self._folder, "store")], self._folder)
         stack.callback(self.world.close)
+        self._built = []
 
     def _relay(self, rank, round_trip_ms):
         """On the member's host, in front of its address."""
@@ -108,18 +109,18 @@ class Bench:
         return f"{here}:{network.read_line(child, RELAY_SECONDS)}"
 
     def build(self, hook):
-        """The models of a hook, warm; returns for each way how many links' theory its step has."""
-        ways = {BASELINE: None}
+        """The models of a hook, one for each way to reduce their gradients, warm and checked."""
+        ways = self._built = [BASELINE]
         self.world.ask(SLACK_SECONDS, do="build", name=BASELINE, side="none", hook=hook)
         for setting in self.given.settings:
             delay = setting.round_trip_ms
             if self._way(delay) not in ways:
-                ways[self._way(delay)] = delay
+                ways.append(self._way(delay))
                 self.world.ask(SLACK_SECONDS, [{"address": address} for address in self._addresses[delay]],
                                do="build", name=self._way(delay), side="gradwire", hook=hook,
-                               limit_seconds=SLACK_SECONDS)
+                               limit_seconds=max(self._limit(hook, one) for one in self.given.settings))
         if not self.given.no_gloo:
-            ways["gloo"] = 0
+            ways.append("gloo")
             self.world.ask(SLACK_SECONDS, do="build", name="gloo", side="gloo", hook=hook)
         for _ in range(WARM_UP):
             for way in ways:
@@ -127,11 +128,20 @@ class Bench:
         for way in ways:
             if way != BASELINE and traffic.power_sgd_rank(hook) is None and hook != "noop":
                 self.world.ask(SLACK_SECONDS, do="check_mean", name=way)
-        return ways
+
+    def drop_all(self):
+        for way in self._built:
+            self.world.ask(SLACK_SECONDS, do="drop", name=way)
+        self._built = []
 
     @staticmethod
     def _way(delay):
-        return "gradwire" + (f"+{delay:g}ms" if delay else "")
+        return "gradwire" + (f"-{delay:g}ms" if delay else "")
+
+    def _limit(self, hook, setting):
+        """Seconds after which a step has failed."""
+        payload = traffic.payload_bytes(traffic.resnet18(), hook) * self.topology.busiest
+        return SLACK_SECONDS + SLOWEST * traffic.seconds_on_link(payload, network.bits_per_second(setting.rate))
 
     def step(self, way, seconds):
         """Seconds until all members are done, and what each link carried in them."""
@@ -145,8 +155,6 @@ class Bench:
     def measure(self, hook, setting, order):
         """The rows of one hook and setting: each way in turn."""
         payload = traffic.payload_bytes(traffic.resnet18(), hook)
-        rate = network.bits_per_second(setting.rate)
-        limit = SLACK_SECONDS + SLOWEST * traffic.seconds_on_link(payload * self.topology.busiest, rate)
         self.network.set_rate(setting.rate)
         ways = [BASELINE, self._way(setting.round_trip_ms)]
         if not self.given.no_gloo and not setting.round_trip_ms:
@@ -155,7 +163,7 @@ class Bench:
         for i in range(-SETTLE, self.given.steps):
             order.shuffle(ways)  # not always the same one after the same other
             for way in ways:
-                sample = self.step(way, limit)
+                sample = self.step(way, self._limit(hook, setting))
                 if i >= 0:
                     samples[way].append(sample)
         self.network.set_rate("unlimited")
@@ -235,13 +243,18 @@ TCP: {congestion}; all hosts share {os.cpu_count()} cores, load {os.getloadavg()
     return {"elements": elements, "congestion": congestion, "cores": os.cpu_count(), "kernel": platform.release()}
 
 
+def end_by_signals(name):
+    """As Ctrl-C does: hosts and processes are removed."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(f"{name}: ended by a signal"))
+
+
 def main():
     given = arguments_of()
     problem = network.missing()
     if problem:
         sys.exit(f"bench-net: {problem}")
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit("bench-net: ended by a signal"))
+    end_by_signals("bench-net")
     result = {"benchmark": "net", "date": time.strftime("%Y-%m-%d"), "members": given.members, "steps": given.steps,
               "compute_ms": given.compute_ms, "overlap": given.overlap, **explain(given), "rows": []}
     order = random.Random(0)
@@ -251,13 +264,12 @@ def main():
             bench = Bench(topology, given, stack)
             print(table_heading())
             for hook in given.hooks:
-                ways = bench.build(hook)
+                bench.build(hook)
                 for setting in given.settings:
                     for row in bench.measure(hook, setting, order):
                         print(table_row(row, topology), flush=True)
                         result["rows"].append(row)
-                for way in ways:
-                    bench.world.ask(SLACK_SECONDS, do="drop", name=way)
+                bench.drop_all()
     if given.json:
         given.json.parent.mkdir(parents=True, exist_ok=True)
         given.json.write_text(json.dumps(result, indent=1) + "\n")
