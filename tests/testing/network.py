@@ -139,13 +139,13 @@ class Network:
             child.wait()
         self._children.clear()
         for name in self._made:
-            subprocess.run(["ip", "netns", "delete", name], check=False, timeout=COMMAND_SECONDS)
+            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True, timeout=COMMAND_SECONDS)
         self._made.clear()
 
     def _make(self):
         for name in (self._switch, *map(self.namespace, self.hosts)):
+            self._made.append(name)  # first, because a signal may come in between
             run("ip", "netns", "add", name)
-            self._made.append(name)
         run("ip", "-n", self._switch, "-batch", "-", text="link add bridge0 type bridge\nlink set bridge0 up\n")
         for number, host in enumerate(self.hosts):
             here = self.namespace(host)

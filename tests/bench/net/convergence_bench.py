@@ -77,9 +77,8 @@ class Runs:
         self.network = stack.enter_context(network.Network(hosts.hosts))
         daemon, self._address = self.network.start_daemon("daemon", given.bin / "gradwired")
         stack.callback(self.network.stop, daemon)
-        self._world = World(self.network, hosts.members, HERE / "trainer.py",
-                            [pathlib.Path(self._folder, "store")], self._folder)
-        stack.callback(self._world.close)
+        self._world = stack.enter_context(World(self.network, hosts.members, HERE / "trainer.py",
+                            [pathlib.Path(self._folder, "store")], self._folder))
         self._number = 0
 
     def train(self, task, hook, seed, steps, rate="unlimited"):
@@ -183,10 +182,7 @@ def paper_shape(given):
 
 def main():
     given = arguments_of()
-    problem = network.missing()
-    if problem:
-        sys.exit(f"bench-convergence: {problem}")
-    net_bench.end_by_signals("bench-convergence")
+    net_bench.prepare("bench-convergence", given.bin)
     result = {"benchmark": "convergence", "date": time.strftime("%Y-%m-%d"), "members": given.members,
               "seeds": given.seeds, "cores": os.cpu_count(), "rows": [], "check": None, "paper": None}
     if given.paper != "only":
@@ -217,5 +213,3 @@ if __name__ == "__main__":
         main()
     except (Failed, network.NetworkError) as failure:
         sys.exit(f"bench-convergence: {failure}")
-    except KeyboardInterrupt:
-        sys.exit("bench-convergence: interrupted")

@@ -94,9 +94,8 @@ class Bench:
             delay = setting.round_trip_ms
             if delay not in self._addresses:
                 self._addresses[delay] = [self._relay(rank, delay) for rank in ranks]
-        self.world = World(self.network, topology.members, HERE / "member.py",
-                           [pathlib.Path(self._folder, "store")], self._folder)
-        stack.callback(self.world.close)
+        self.world = stack.enter_context(World(self.network, topology.members, HERE / "member.py",
+                           [pathlib.Path(self._folder, "store")], self._folder))
         self._built = []
 
     def _relay(self, rank, round_trip_ms):
@@ -196,7 +195,7 @@ class Bench:
 
 
 def table_heading():
-    return (f"{'link':<14}{'hook':<13}{'side':<16}{'step ms':>9} {'[min - max]':<19}{'comm. ms':>9}{'theory':>8}"
+    return (f"{'link':<15}{'hook':<13}{'side':<16}{'step ms':>9} {'[min - max]':<19}{'comm. ms':>9}{'theory':>8}"
             f"{'of link':>8}  {'member MB sent, received (theory)':<36}daemon MB sent, received (theory)")
 
 
@@ -215,7 +214,7 @@ def table_row(row, topology):
     low_high = f"[{1e3 * step['min']:.0f} - {1e3 * step['max']:.0f}]"
     theory = f"{1e3 * row['theory_s']:.0f}" if row["theory_s"] else "-"
     of_link = f"{100 * row['of_link']:.0f} %" if row["of_link"] else "-"
-    return (f"{link:<14}{row['hook']:<13}{row['side'] + ' ' + row['topology']:<16}{1e3 * step['median']:>9.1f} "
+    return (f"{link:<15}{row['hook']:<13}{row['side'] + ' ' + row['topology']:<16}{1e3 * step['median']:>9.1f} "
             f"{low_high:<19}{1e3 * row['communication_s']:>9.1f}{theory:>8}{of_link:>8}  "
             f"{bytes_cell(row['links'], list(topology.members)):<36}"
             f"{bytes_cell(row['links'], daemons) if row['side'] == 'gradwire' else ''}").rstrip()
@@ -243,18 +242,27 @@ TCP: {congestion}; all hosts share {os.cpu_count()} cores, load {os.getloadavg()
     return {"elements": elements, "congestion": congestion, "cores": os.cpu_count(), "kernel": platform.release()}
 
 
-def end_by_signals(name):
-    """As Ctrl-C does: hosts and processes are removed."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(f"{name}: ended by a signal"))
+def prepare(name, folder):
+    """Says what is missing; hosts and processes are removed also after signals."""
+    problem = network.missing()
+    if not problem and not (folder / "gradwired").is_file():
+        problem = f"there is no gradwired in {folder}"
+    if problem:
+        sys.exit(f"{name}: {problem}")
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def end(number, _):
+        for one in numbers:
+            signal.signal(one, signal.SIG_IGN)  # a second one must not interrupt the removal
+        sys.exit(f"{name}: ended by {signal.Signals(number).name}")
+
+    for number in numbers:
+        signal.signal(number, end)
 
 
 def main():
     given = arguments_of()
-    problem = network.missing()
-    if problem:
-        sys.exit(f"bench-net: {problem}")
-    end_by_signals("bench-net")
+    prepare("bench-net", given.bin)
     result = {"benchmark": "net", "date": time.strftime("%Y-%m-%d"), "members": given.members, "steps": given.steps,
               "compute_ms": given.compute_ms, "overlap": given.overlap, **explain(given), "rows": []}
     order = random.Random(0)
@@ -280,5 +288,3 @@ if __name__ == "__main__":
         main()
     except (Failed, network.NetworkError) as failure:
         sys.exit(f"bench-net: {failure}")
-    except KeyboardInterrupt:
-        sys.exit("bench-net: interrupted")

@@ -75,7 +75,7 @@ class Language:
     """A GRU that predicts the next character; the quality is bits per character on text that it has not seen."""
 
     name, quality_name, higher_is_better = "language", "test bits per character", False
-    target, steps, evaluate_every, start_power_sgd = 2.9, 400, 10, 10
+    target, steps, evaluate_every, start_power_sgd = 2.6, 400, 10, 10
     batch, length = 8, 40  # of each member
     test_windows = 64
 

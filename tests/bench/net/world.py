@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+END_SECONDS = 10  # after a failure members are killed at once
 START_SECONDS = 120  # torch's import, several times on few cores
 MEMBER_ENVIRONMENT = {
     # All payloads over the links, and gloo's too.
@@ -80,11 +81,15 @@ class World:
                 pass  # its last words are the answer
         return self.answers(seconds)
 
-    def close(self):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, failure, *unused):
+        end = time.monotonic() + (0 if failure else END_SECONDS)
         for child in self._children:
             child.stdin.close()
         for child in self._children:
             try:
-                child.wait(10)
+                child.wait(max(0, end - time.monotonic()))
             except subprocess.TimeoutExpired:
                 child.kill()
