@@ -156,7 +156,7 @@ def paper_shape(given):
     """Steps of ResNet-18's size that compute for 225 ms, over links on which float32 takes 312 ms."""
     topology = traffic.star(given.paper_members)
     words = [str(given.bin), "--members", str(given.paper_members), "--compute-ms", str(combine.PAPER_COMPUTE_MS),
-             "--overlap", str(given.paper_overlap), "--no-gloo", "--rates", "unlimited"]
+             "--overlap", str(given.paper_overlap), "--no-gloo", "--no-tcp", "--rates", "unlimited"]
     with contextlib.ExitStack() as stack:
         bench = net_bench.Bench(topology, net_bench.arguments_of(words), stack)
 

@@ -15,6 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire.torch as gw
+import plain_tcp
 import traffic
 
 ONE_BUCKET_MB = 1000  # torch's PowerSGD hangs on gloo with more than one
@@ -81,10 +82,13 @@ class Rank:
         generator = torch.Generator().manual_seed(1)
         self.base = [SCALE * torch.randn(shape, generator=generator) for shape in traffic.resnet18()]
         self.given = [one * (1 + rank / world) for one in self.base]
-        self.models, self.states = {}, {}
+        self.models, self.states, self.plain = {}, {}, {}
 
     def build(self, name, side, hook, address=None, limit_seconds=60.0):
-        """`side` is gradwire, gloo, or none: no communication."""
+        """`side` is gradwire, gloo, tcp: the same bytes without reduction, or none: no communication."""
+        if side == "tcp":
+            self.plain[name] = plain_tcp.Peer(address, traffic.payload_bytes(traffic.resnet18(), hook))
+            return
         rank = traffic.power_sgd_rank(hook)
         cap, first = None, dist._DEFAULT_FIRST_BUCKET_BYTES
         if side == "gloo" and rank:
@@ -107,14 +111,16 @@ class Rank:
         self.models[name] = ddp
 
     def step(self, name, compute_seconds, overlap=0.0):
-        """Seconds of it; `overlap` is the share of the compute time in which gradients come one by one."""
+        """`overlap` is the share of the compute time in which gradients come one by one."""
+        if name in self.plain:
+            time.sleep(compute_seconds)
+            self.plain[name].step()
+            return
         ddp = self.models[name]
         ddp.module.forward_seconds = compute_seconds * (1 - overlap)
         ddp.module.backward_seconds = compute_seconds * overlap
         ddp.zero_grad(set_to_none=False)
-        begin = time.perf_counter()
         ddp().backward()
-        return time.perf_counter() - begin
 
     def check_mean(self, name):
         """Whether the last step left the mean of all ranks' gradients; not for PowerSGD."""
@@ -127,7 +133,9 @@ class Rank:
     def drop(self, name):
         if name in self.states:
             self.states.pop(name).close()
-        self.models.pop(name)
+        if name in self.plain:
+            self.plain.pop(name).close()
+        self.models.pop(name, None)
 
 
 def serve(make) -> None:

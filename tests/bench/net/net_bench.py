@@ -5,7 +5,8 @@
 
 BIN has gradwired. Each member and each daemon is on a host of its own (a network namespace) on one bridge; a
 token bucket limits each host's link in both directions. A step computes for a fixed time, in which it sleeps.
-Communication is the median step less the median step without communication.
+Communication is the median step less the median step without communication. Plain TCP, which carries a star's
+bytes without reducing them, shows what the links can do.
 """
 
 import argparse
@@ -35,7 +36,7 @@ WARM_UP = 4  # without limits: torch rebuilds its buckets after the first, Power
 SETTLE = 1  # with them, before steps count
 SLACK_SECONDS = 120  # what a step may take beside its time on the link
 SLOWEST = 8  # times slower than theory is a failure
-RELAY_SECONDS = 20
+HELPER_SECONDS = 20
 
 
 def arguments_of(words=None):
@@ -50,6 +51,7 @@ def arguments_of(words=None):
     parser.add_argument("--overlap", type=float, default=0,
                         help="share of the compute time in which gradients come one by one")
     parser.add_argument("--no-gloo", action="store_true")
+    parser.add_argument("--no-tcp", action="store_true", help="without plain TCP")
     parser.add_argument("--congestion", help="TCP's congestion control; default: the kernel's")
     parser.add_argument("--daemon-flags", default="", help="of each daemon, separated by spaces")
     parser.add_argument("--json", type=pathlib.Path)
@@ -94,18 +96,25 @@ class Bench:
             delay = setting.round_trip_ms
             if delay not in self._addresses:
                 self._addresses[delay] = [self._relay(rank, delay) for rank in ranks]
+        self._plain = ""
+        if topology.plain_tcp_to and not given.no_tcp:
+            self._plain = self._helper(topology.plain_tcp_to, "plain_tcp.py",
+                                       self.network.address(topology.plain_tcp_to))
         self.world = stack.enter_context(World(self.network, topology.members, HERE / "member.py",
                            [pathlib.Path(self._folder, "store")], self._folder))
         self._built = []
 
+    def _helper(self, host, program, *arguments):
+        """Starts a program that prints the port on which it listens, on the host's address; returns both."""
+        child = self.network.start(host, sys.executable, "-B", HERE / program, *arguments,
+                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        return f"{self.network.address(host)}:{network.read_line(child, HELPER_SECONDS)}"
+
     def _relay(self, rank, round_trip_ms):
         """On the member's host, in front of its address."""
         host = self.topology.members[rank]
-        here = self.network.address(host)
-        child = self.network.start(
-            host, sys.executable, "-B", HERE / "relay.py", f"{here}:0", self._addresses[0][rank], round_trip_ms / 2,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        return f"{here}:{network.read_line(child, RELAY_SECONDS)}"
+        return self._helper(host, "relay.py", f"{self.network.address(host)}:0", self._addresses[0][rank],
+                            round_trip_ms / 2)
 
     def build(self, hook):
         """The models of a hook, one for each way to reduce their gradients, warm and checked."""
@@ -118,6 +127,9 @@ class Bench:
                 self.world.ask(SLACK_SECONDS, [{"address": address} for address in self._addresses[delay]],
                                do="build", name=self._way(delay), side="gradwire", hook=hook,
                                limit_seconds=max(self._limit(hook, one) for one in self.given.settings))
+        if self._plain:
+            ways.append("tcp")
+            self.world.ask(SLACK_SECONDS, do="build", name="tcp", side="tcp", hook=hook, address=self._plain)
         if not self.given.no_gloo:
             ways.append("gloo")
             self.world.ask(SLACK_SECONDS, do="build", name="gloo", side="gloo", hook=hook)
@@ -125,7 +137,7 @@ class Bench:
             for way in ways:
                 self.step(way, SLACK_SECONDS)
         for way in ways:
-            if way != BASELINE and traffic.power_sgd_rank(hook) is None and hook != "noop":
+            if way not in (BASELINE, "tcp") and traffic.power_sgd_rank(hook) is None and hook != "noop":
                 self.world.ask(SLACK_SECONDS, do="check_mean", name=way)
 
     def drop_all(self):
@@ -156,8 +168,8 @@ class Bench:
         payload = traffic.payload_bytes(traffic.resnet18(), hook)
         self.network.set_rate(setting.rate)
         ways = [BASELINE, self._way(setting.round_trip_ms)]
-        if not self.given.no_gloo and not setting.round_trip_ms:
-            ways.append("gloo")
+        if not setting.round_trip_ms:
+            ways += [way for way in ("tcp", "gloo") if way in self._built]
         samples = {way: [] for way in ways}
         for i in range(-SETTLE, self.given.steps):
             order.shuffle(ways)  # not always the same one after the same other
@@ -166,8 +178,9 @@ class Bench:
                 if i >= 0:
                     samples[way].append(sample)
         self.network.set_rate("unlimited")
-        alone = statistics.median(taken for taken, _ in samples[BASELINE])
-        return [self.row(hook, setting, way, payload, samples[way], alone) for way in samples if way != BASELINE]
+        alone = dict.fromkeys(samples, statistics.median(taken for taken, _ in samples[BASELINE]))
+        alone["tcp"] = self.given.compute_ms / 1e3  # it has no DistributedDataParallel
+        return [self.row(hook, setting, way, payload, samples[way], alone[way]) for way in samples if way != BASELINE]
 
     def row(self, hook, setting, way, payload, samples, alone):
         gloo = way == "gloo"
@@ -186,7 +199,7 @@ class Bench:
         theory = traffic.seconds_on_link(busiest, network.bits_per_second(setting.rate))
         communication = statistics.median(taken for taken, _ in samples) - alone
         return {
-            "topology": "ring" if gloo else self.topology.name, "side": "gloo" if gloo else "gradwire",
+            "topology": "ring" if gloo else self.topology.name, "side": way.partition("-")[0],
             "rate": setting.rate, "round_trip_ms": setting.round_trip_ms, "hook": hook, "payload_bytes": payload,
             "step_s": spread([taken for taken, _ in samples]), "steps_s": [taken for taken, _ in samples],
             "noop_s": alone, "communication_s": communication, "theory_s": theory,
@@ -217,7 +230,7 @@ def table_row(row, topology):
     return (f"{link:<15}{row['hook']:<13}{row['side'] + ' ' + row['topology']:<16}{1e3 * step['median']:>9.1f} "
             f"{low_high:<19}{1e3 * row['communication_s']:>9.1f}{theory:>8}{of_link:>8}  "
             f"{bytes_cell(row['links'], list(topology.members)):<36}"
-            f"{bytes_cell(row['links'], daemons) if row['side'] == 'gradwire' else ''}").rstrip()
+            f"{bytes_cell(row['links'], daemons) if row['side'] != 'gloo' else ''}").rstrip()
 
 
 def explain(given):
@@ -238,6 +251,7 @@ Without a limit the kernel hands over packets of up to 64 KiB, so there are fewe
 TCP: {congestion}; all hosts share {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}""")
     for name in given.topologies:
         print(f"{name}: {traffic.TOPOLOGIES[name](given.members).about}")
+    print("tcp: the same bytes over the same links without gRPC and without sums" if not given.no_tcp else "")
     print("ring: torch + gloo, between the members\n" if not given.no_gloo else "")
     return {"elements": elements, "congestion": congestion, "cores": os.cpu_count(), "kernel": platform.release()}
 

@@ -4,13 +4,16 @@
 import contextlib
 import io
 import math
+import socket
 import sys
+import threading
 import unittest
 
 import combine
 import convergence_bench
 import net_bench
 import network
+import plain_tcp
 import traffic
 
 LINK = """[{"ifindex":2,"ifname":"eth0","stats64":{"rx":{"bytes":1000,"packets":10,"errors":0},
@@ -130,6 +133,26 @@ class ArgumentsTest(unittest.TestCase):
         ):
             self.assertIn(said, refusal(parse, "bin", *words))
         self.assertEqual(refusal(convergence_bench.arguments_of, "bin"), "")
+
+
+class PlainTcpTest(unittest.TestCase):
+    def test_both_send_and_receive(self):
+        ours, theirs = socket.socketpair()
+        server = threading.Thread(target=plain_tcp.serve, args=(theirs,))
+        server.start()
+        ours.settimeout(10)
+        for count in (1, 3_000_000):
+            ours.sendall(plain_tcp.LENGTH.pack(count))
+            plain_tcp.exchange(ours, count)
+        ours.close()
+        server.join(10)
+        self.assertFalse(server.is_alive())
+
+    def test_a_peer_that_goes_is_an_error(self):
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        with self.assertRaises(OSError):
+            plain_tcp.exchange(ours, 100)
 
 
 class TableTest(unittest.TestCase):

@@ -86,6 +86,8 @@ class Topology:
     address: Callable[[int, dict[str, str]], str]
     # For each host, how many times the payload of one member it sends and receives in a step.
     traffic: dict[str, tuple[float, float]]
+    # The host to which plain TCP carries the same bytes, as a baseline; "": there is none such.
+    plain_tcp_to: str = ""
 
     @property
     def hosts(self) -> list[str]:
@@ -109,6 +111,7 @@ def star(members: int) -> Topology:
         daemons=(Daemon("daemon", "daemon"),),
         address=lambda rank, addresses: addresses["daemon"],
         traffic={**dict.fromkeys(hosts, (1, 1)), "daemon": (members, members)},
+        plain_tcp_to="daemon",
     )
 
 
