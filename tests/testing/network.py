@@ -98,7 +98,7 @@ def read_line(child, seconds, wanted=rb"(.*)\n"):
         ready, _, _ = select.select([child.stdout], [], [], max(0, end - time.monotonic()))
         more = os.read(child.stdout.fileno(), 4096) if ready else b""
         if not more:
-            raise NetworkError(f"{child.args[4:6]} did not start: {said.decode(errors='replace')!r}")
+            raise NetworkError(f"{' '.join(child.args[4:])} did not start within {seconds} s; it printed {said.decode(errors='replace')!r}")
         said += more
 
 

@@ -35,9 +35,9 @@ def net(result):
                 places = [i + number * width for i, _ in bars]
                 heights = [max(1e3 * row["communication_s"], 0.1) for _, row in bars]
                 panel.bar(places, heights, width, label=side)
-                theory = [1e3 * row["theory_s"] or None for _, row in bars]
-                if all(theory):
-                    panel.plot(places, theory, "k_", markersize=12, label="the link's rate" if number == 0 else None)
+                theory = [(place, 1e3 * row["theory_s"]) for place, (_, row) in zip(places, bars) if row["theory_s"]]
+                if theory:
+                    panel.plot(*zip(*theory), "k_", markersize=12, label=None if number else "the link's rate")
         panel.set(yscale="log", title=link)
         panel.set_xticks(range(len(hooks)), [hook.replace("power_sgd:", "r") for hook in hooks])
         panel.grid(True, axis="y", which="major", alpha=0.3)
