@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# net.sh BUILD VENV NAME [OPTION]...: net/NAME_bench.py with the package and gradwired of this build; JSON and plot go to
-# build/bench/NAME.json and .png. Says so where there is no package.
+# net.sh BUILD VENV NAME [OPTION]...: net/NAME_bench.py with the package and gradwired of this build; JSON and plot go
+# to build/bench/NAME.json and .png. Says so where there is no package.
 set -euo pipefail
 build=$1 venv=$2 name=$3
 shift 3

@@ -98,7 +98,8 @@ def read_line(child, seconds, wanted=rb"(.*)\n"):
         ready, _, _ = select.select([child.stdout], [], [], max(0, end - time.monotonic()))
         more = os.read(child.stdout.fileno(), 4096) if ready else b""
         if not more:
-            raise NetworkError(f"{' '.join(child.args[4:])} did not start within {seconds} s; it printed {said.decode(errors='replace')!r}")
+            name = " ".join(child.args[4:])
+            raise NetworkError(f"{name} did not start within {seconds} s; it printed {said.decode(errors='replace')!r}")
         said += more
 
 

@@ -1,4 +1,4 @@
-"""Steps to a quality, and step times at a rate, make the time to that quality. Pure; knows neither torch nor a network."""
+"""Steps to a quality, and step times at a rate, make the time to that quality. Pure: no torch, no network."""
 
 import statistics
 

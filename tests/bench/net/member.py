@@ -1,4 +1,6 @@
-"""One rank of net_bench.py. Its models are DistributedDataParallel over ResNet-18's shapes with given gradients, one for each way to reduce
+"""One rank of net_bench.py.
+
+Its models are DistributedDataParallel over ResNet-18's shapes with given gradients, one for each way to reduce
 them. A step computes for a fixed time: it sleeps, as a processor that waits for its GPU.
 """
 

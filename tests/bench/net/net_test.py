@@ -213,7 +213,8 @@ class CombineTest(unittest.TestCase):
                "final": [0.96, 0.98, 0.99], "steps_to_target": [None, 20, 30], "start_power_sgd": 10,
                "rates": {"20mbit": {"plain_step_s": 2.0, "step_s": 0.1, "to_target_s": [None, 21.0, 22.0]}}}
         line = combine.table([row], ["20mbit"])[-1]
-        for part in ("0.980 [0.960 - 0.990]", "25 [20 - 30] (2 of 3)", "100 (plain 2000)", "21.5 [21.0 - 22.0] (2 of 3)"):
+        for part in ("0.980 [0.960 - 0.990]", "25 [20 - 30] (2 of 3)", "100 (plain 2000)",
+                     "21.5 [21.0 - 22.0] (2 of 3)"):
             self.assertIn(part, line)
         row["rates"]["20mbit"]["to_target_s"] = [None] * 3
         self.assertIn("not reached", combine.table([row], ["20mbit"])[-1])
