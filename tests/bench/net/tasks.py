@@ -17,7 +17,7 @@ class Digits:
     """A small convolutional network; the quality is the share of the test's digits that it recognises."""
 
     name, quality_name, higher_is_better = "digits", "test accuracy", True
-    target, steps, evaluate_every, start_power_sgd = 0.97, 200, 5, 10
+    target, steps, evaluate_every, start_power_sgd = 0.97, 160, 5, 10
     batch = 32  # of each member
 
     def __init__(self, rank: int, world: int, seed: int) -> None:
@@ -75,7 +75,7 @@ class Language:
     """A GRU that predicts the next character; the quality is bits per character on text that it has not seen."""
 
     name, quality_name, higher_is_better = "language", "test bits per character", False
-    target, steps, evaluate_every, start_power_sgd = 2.6, 400, 10, 10
+    target, steps, evaluate_every, start_power_sgd = 2.6, 300, 10, 10
     batch, length = 8, 40  # of each member
     test_windows = 64
 
