@@ -45,7 +45,7 @@ def arguments_of(words=None):
     parser.add_argument("--paper", choices=("also", "only", "off"), default="also",
                         help="the shape of the PowerSGD paper's step times")
     parser.add_argument("--paper-members", type=int, default=4)
-    parser.add_argument("--paper-overlap", type=float, default=0,
+    parser.add_argument("--paper-overlap", type=float, default=0.66,
                         help="share of its compute time in which gradients come one by one")
     parser.add_argument("--json", type=pathlib.Path)
     given = parser.parse_args(words)
