@@ -43,7 +43,8 @@ class World:
         """An answer, if all of it is there now."""
         more = os.read(self._children[rank].stdout.fileno(), 1 << 16)
         if not more:
-            raise Failed(f"rank {rank} ended\n{self._log(rank)}")
+            code = self._children[rank].wait(END_SECONDS)  # negative: the signal
+            raise Failed(f"rank {rank} ended with {code}\n{self._log(rank)}")
         self._rest[rank] += more
         line, newline, rest = self._rest[rank].partition(b"\n")
         if not newline:
