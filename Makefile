@@ -89,6 +89,18 @@ bench-sweep: ## the measurements behind the daemon's channel settings
 	$(call build,dev,ladder_bench,$$(client/python/make-venv.sh build/venv))
 	@build/dev/bin/ladder_bench --sweep
 
+.PHONY: bench-net
+bench-net: ## communication over limited links, Gradwire beside torch + gloo (needs root; half an hour; NET="--rates 100mbit --hooks no,fp16")
+	@deploy/install-packages.sh build test python parity bench
+	$(call build,dev,gradwired $$(test -e build/venv/packages && echo gradwire_python_package),$$(client/python/make-venv.sh build/venv))
+	@tests/bench/net.sh build/dev build/venv net $(NET)
+
+.PHONY: bench-convergence
+bench-convergence: ## time to a quality over limited links, for each hook (needs root; an hour; CONVERGENCE="--tasks digits --seeds 1")
+	@deploy/install-packages.sh build test python parity bench text
+	$(call build,dev,gradwired $$(test -e build/venv/packages && echo gradwire_python_package),$$(client/python/make-venv.sh build/venv))
+	@tests/bench/net.sh build/dev build/venv convergence $(CONVERGENCE)
+
 .PHONY: wheel
 wheel: ## build the Python wheel with its libraries in it, and try it with another Python
 	@deploy/install-packages.sh build python

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the Debian 12 packages that a group of targets needs, and nothing more.
-#   deploy/install-packages.sh [build|test|clang|lint|parity|python|bench|network|browser|manifests|deb|deploy|clean-room]...
+#   deploy/install-packages.sh [build|test|clang|lint|parity|python|bench|network|text|browser|manifests|deb|deploy|clean-room]...
 # Without a name: build.
 # Does nothing, and asks no mirror, when all of them are there.
 set -euo pipefail
@@ -17,6 +17,7 @@ declare -A groups=(
   [python]="python3-venv python3-dev"
   [bench]="python3-matplotlib openssl iproute2"
   [network]="iproute2"
+  [text]="bible-kjv bible-kjv-text"
   [browser]="chromium fonts-dejavu-core python3"
   [manifests]="prometheus yamllint python3-yaml shellcheck python3 python3-venv openssl
     python3-grpcio python3-protobuf protobuf-compiler protobuf-compiler-grpc"
