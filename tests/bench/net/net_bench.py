@@ -80,8 +80,8 @@ def spread(values):
 class Bench:
     """One topology: its network, daemons and members."""
 
-    def __init__(self, topology, given, stack):
-        self.topology, self.given = topology, given
+    def __init__(self, topology, given, settings, stack):
+        self.topology, self.given, self.settings = topology, given, settings
         self._folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gradwire-net-"))
         sysctls = {"net.ipv4.tcp_congestion_control": given.congestion} if given.congestion else None
         self.network = stack.enter_context(network.Network(topology.hosts, settings=sysctls))
@@ -92,7 +92,7 @@ class Bench:
             stack.callback(self.network.stop, child)
         ranks = range(len(topology.members))
         self._addresses = {0: [topology.address(rank, addresses) for rank in ranks]}
-        for setting in given.settings:
+        for setting in settings:
             delay = setting.round_trip_ms
             if delay not in self._addresses:
                 self._addresses[delay] = [self._relay(rank, delay) for rank in ranks]
@@ -120,13 +120,13 @@ class Bench:
         """The models of a hook, one for each way to reduce their gradients, warm and checked."""
         ways = self._built = [BASELINE]
         self.world.ask(SLACK_SECONDS, do="build", name=BASELINE, side="none", hook=hook)
-        for setting in self.given.settings:
+        for setting in self.settings:
             delay = setting.round_trip_ms
             if self._way(delay) not in ways:
                 ways.append(self._way(delay))
                 self.world.ask(SLACK_SECONDS, [{"address": address} for address in self._addresses[delay]],
                                do="build", name=self._way(delay), side="gradwire", hook=hook,
-                               limit_seconds=max(self._limit(hook, one) for one in self.given.settings))
+                               limit_seconds=max(self._limit(hook, one) for one in self.settings))
         if self._plain:
             ways.append("tcp")
             self.world.ask(SLACK_SECONDS, do="build", name="tcp", side="tcp", hook=hook, address=self._plain)
@@ -282,12 +282,16 @@ def main():
     order = random.Random(0)
     for name in given.topologies:
         topology = traffic.TOPOLOGIES[name](given.members)
+        settings = [one for one in given.settings if topology.takes_relays or not one.round_trip_ms]
+        for one in given.settings:
+            if one not in settings:
+                print(f"{name}: not with {one.name}, because all members need the same addresses, and relays differ")
         with contextlib.ExitStack() as stack:
-            bench = Bench(topology, given, stack)
+            bench = Bench(topology, given, settings, stack)
             print(table_heading())
             for hook in given.hooks:
                 bench.build(hook)
-                for setting in given.settings:
+                for setting in settings:
                     for row in bench.measure(hook, setting, order):
                         print(table_row(row, topology), flush=True)
                         result["rows"].append(row)

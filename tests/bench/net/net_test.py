@@ -64,6 +64,17 @@ class TheoryTest(unittest.TestCase):
         self.assertEqual(star.busiest, 4)
         self.assertEqual({star.address(rank, {"daemon": "x:1"}) for rank in range(4)}, {"x:1"})
 
+    def test_shards_on_the_members_hosts_carry_a_rings_bytes(self):
+        shards = traffic.TOPOLOGIES["shards"](4)
+        self.assertEqual(set(shards.traffic.values()), {(traffic.ring_share(4), traffic.ring_share(4))})
+        self.assertEqual(shards.address(2, {f"shard{i}": f"h{i}:1" for i in range(4)}), "h0:1,h1:1,h2:1,h3:1")
+
+    def test_shards_on_hosts_of_their_own_share_the_stars_bytes(self):
+        for count in (2, 4):
+            own = traffic.TOPOLOGIES[f"own-{count}"](4)
+            self.assertEqual(own.traffic["member0"], (1, 1))
+            self.assertEqual(own.traffic["daemon1"], (4 / count, 4 / count))
+
     def test_every_topology_carries_what_it_sends(self):
         for make in traffic.TOPOLOGIES.values():
             topology = make(4)

@@ -94,6 +94,11 @@ class Topology:
         return list(dict.fromkeys((*self.members, *(daemon.host for daemon in self.daemons))))
 
     @property
+    def takes_relays(self) -> bool:
+        """Members of a session over several daemons must be given the same addresses, and relays have their own."""
+        return len(self.daemons) == 1
+
+    @property
     def busiest(self) -> float:
         return max(max(both) for both in self.traffic.values())
 
@@ -115,7 +120,42 @@ def star(members: int) -> Topology:
     )
 
 
-TOPOLOGIES: dict[str, Callable[[int], Topology]] = {"star": star}
+def shards(name: str, about: str, members: int, hosts_of_daemons: tuple[str, ...]) -> Topology:
+    """One session over all of these daemons, each of which reduces an equal part of every bucket."""
+    hosts = member_hosts(members)
+    daemons = tuple(Daemon(f"shard{i}", host) for i, host in enumerate(hosts_of_daemons))
+    part = 1 / len(daemons)
+    times = {}
+    for host in dict.fromkeys((*hosts, *hosts_of_daemons)):
+        member = part * sum(daemon.host != host for daemon in daemons) if host in hosts else 0
+        daemon = part * sum(one != host for one in hosts) * hosts_of_daemons.count(host)
+        times[host] = (member + daemon, member + daemon)
+    return Topology(
+        name=name,
+        about=about,
+        members=hosts,
+        daemons=daemons,
+        address=lambda rank, addresses: ",".join(addresses[daemon.name] for daemon in daemons),
+        traffic=times,
+    )
+
+
+def own_shards(count: int) -> Callable[[int], Topology]:
+    return lambda members: shards(
+        f"own-{count}", f"{count} daemons on hosts of their own", members, tuple(f"daemon{i}" for i in range(count))
+    )
+
+
+def member_shards(members: int) -> Topology:
+    return shards("shards", "a daemon on each member's host", members, member_hosts(members))
+
+
+TOPOLOGIES: dict[str, Callable[[int], Topology]] = {
+    "star": star,
+    "own-2": own_shards(2),
+    "own-4": own_shards(4),
+    "shards": member_shards,
+}
 
 
 @dataclasses.dataclass(frozen=True)
