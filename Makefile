@@ -29,7 +29,7 @@ demo: ## train on real data through a daemon of its own, for each hook
 .PHONY: test
 test: ## build and run every test
 	@deploy/install-packages.sh build test parity python
-	$(call build,dev,,$$(client/python/make-venv.sh build/venv))
+	$(call build,dev,,-DGRADWIRE_CUDA_ARCHITECTURES=90 $$(client/python/make-venv.sh build/venv))
 	$(call check,dev)
 
 .PHONY: test-torch

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Whether the hot kernels move 16 bytes with each load and store.
 
-wide_access_test.py FOLDER LIBRARY: FOLDER has cuobjdump and nvdisasm, LIBRARY is libgradwire_cuda.so.
+wide_access_test.py FOLDER LIBRARY ARCHITECTURE...: FOLDER has cuobjdump and nvdisasm, LIBRARY is libgradwire_cuda.so
+for these architectures ("90").
 """
 
 import collections
@@ -10,8 +11,6 @@ import re
 import subprocess
 import sys
 import unittest
-
-ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
 # Kernels that are bound by memory: a pattern on the mangled name, and what they move 16 bytes of at a time.
 # t is a 16-bit element, f a float. What is small beside the matrix (P, Q, sums of splits) may be narrower.
@@ -40,10 +39,11 @@ def accesses(sass):
 
 class WideAccess(unittest.TestCase):
     tools = library = None
+    architectures = ()
 
     def test_hot_kernels_move_16_bytes_at_a_time(self):
         environment = {**os.environ, "PATH": f"{self.tools}:{os.environ['PATH']}"}
-        for architecture in ARCHITECTURES:
+        for architecture in self.architectures:
             command = [f"{self.tools}/cuobjdump", "-sass", "-arch", architecture, self.library]
             run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
             kernels = accesses(run.stdout)
@@ -62,6 +62,6 @@ class WideAccess(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    WideAccess.library = sys.argv.pop(2)
-    WideAccess.tools = sys.argv.pop(1)
-    unittest.main(verbosity=2)
+    WideAccess.tools, WideAccess.library = sys.argv[1:3]
+    WideAccess.architectures = [f"sm_{one}" for one in sys.argv[3:]]
+    unittest.main(argv=sys.argv[:1], verbosity=2)
