@@ -299,6 +299,7 @@ MaybeFailure Step::OnEndStep(int rank, const wire::EndStep& end, absl::Time now,
     return ViolationOf(rank, absl::FailedPreconditionError(absl::StrCat(
                                  "ended step ", end.step, "; the session is at step ", number_)));
   }
+  if (HasEnded(rank)) return std::nullopt;  // a resume repeats it
   if (const std::optional<int> gone = membership_.FirstLeft()) {
     return GoneBefore(rank, "ended", number_, *gone);
   }

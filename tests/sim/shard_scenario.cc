@@ -141,6 +141,7 @@ ShardScenario MakeShardScenario(std::uint64_t seed) {
   if (random.Percent(30)) ChooseNonFinite(scenario, random);
   if (random.Percent(30)) ChooseDrawPlan(scenario, random);
   scenario.longest_delay = absl::Milliseconds(random.Percent(70) ? 5 : 40);
+  scenario.longest_thought = random.Percent(75) ? scenario.longest_delay : absl::Seconds(3);
   if (random.Percent(50)) scenario.cut_percent = random.Between(1, 4);
   if (random.Percent(30)) ChooseFault(scenario, random);
   return scenario;

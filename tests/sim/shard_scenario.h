@@ -40,7 +40,8 @@ struct ShardScenario {
   std::int64_t draw_plan_step = -1;
 
   absl::Duration longest_delay;
-  int cut_percent = 0;  // of frames, after which the stream breaks
+  absl::Duration longest_thought;  // of a member before its next bucket
+  int cut_percent = 0;             // of frames, after which the stream breaks
   ShardFault fault = ShardFault::kNone;
   int fault_rank = -1;  // whose stream it is, or who dies
   std::uint32_t fault_shard = 0;

@@ -63,12 +63,15 @@ ShardSimulation::ShardSimulation(std::uint64_t seed)
       scenario_(MakeShardScenario(seed)),
       divide_(scenario_.map, scenario_.options.manifest.list()) {
   const server::SessionOptions& options = scenario_.options;
+  const auto members = static_cast<std::size_t>(options.world_size);
   for (std::uint32_t number = 0; number < scenario_.shards(); ++number) {
-    shards_.push_back({.most_bytes = options.PayloadBytes(),
-                       .number = number,
-                       .session = std::make_unique<server::SessionCore>(
-                           scenario_.OptionsOf(number),
-                           *MakeCoordinatorHook(options.spec, options.manifest), now_)});
+    Shard& shard = shards_.emplace_back();
+    shard.number = number;
+    shard.session = std::make_unique<server::SessionCore>(
+        scenario_.OptionsOf(number), *MakeCoordinatorHook(options.spec, options.manifest), now_);
+    // A factor that exceeds a chunk is gathered whole from every member.
+    shard.most_bytes =
+        options.PayloadBytes() + shard.session->hook_state().bytes() / 3 * (members + 1);
     if (scenario_.map->ParametersOf(number) == 0) Note(ShardCount::kEmptyShards);
   }
   if (scenario_.shards() == 1) Note(ShardCount::kOneShard);
@@ -309,10 +312,7 @@ void ShardSimulation::SendUp(Link& link, wire::Frame frame) {
 
 void ShardSimulation::Arrive(Link& link, const wire::Frame& frame) {
   Shard& shard = ShardOf(link);
-  if (std::holds_alternative<wire::Failure>(frame.header)) {
-    Note(ShardCount::kLastWords);
-    shard.told |= shard.session->state() != server::SessionCore::State::kClosed;
-  }
+  if (std::holds_alternative<wire::Failure>(frame.header)) Note(ShardCount::kLastWords);
   if (const auto* concluded = std::get_if<wire::Concluded>(&frame.header)) {
     shard.concluded = std::max(shard.concluded, concluded->step);
   }
@@ -326,7 +326,9 @@ void ShardSimulation::Close(Link& link) {
   if (link.connection == 0) return;
   link.last_up = std::max(link.last_up, now_ + Delay());
   After(link.last_up - now_, [this, &link, connection = link.connection] {
-    if (link.connection == connection) Cut(link);
+    if (link.connection != connection) return;
+    ShardOf(link).told |= link.core->failed() && !link.left;
+    Cut(link);
   });
 }
 

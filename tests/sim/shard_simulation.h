@@ -78,10 +78,10 @@ class ShardSimulation {
     }
   };
   struct Shard {
-    std::size_t most_bytes = 0;  // that it may hold
     std::uint32_t number = 0;
     std::unique_ptr<server::SessionCore> session;
-    bool told = false;            // by a member, that the session has failed elsewhere
+    std::size_t most_bytes = 0;   // that it may hold
+    bool told = false;            // a member had the time to say that the session has failed
     std::int64_t concluded = -1;  // the newest step of which a member said so
   };
   // A bucket of the user's.

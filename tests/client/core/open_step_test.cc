@@ -15,7 +15,13 @@ using ::testing::SizeIs;
 
 class OpenStepTest : public EffectsTest {
  protected:
-  OpenStepTest() { options_.step = 3; }
+  OpenStepTest() : EffectsTest(AtStep3()) {}
+
+  static MemberOptions AtStep3() {
+    MemberOptions options = SmallOptions();
+    options.step = 3;
+    return options;
+  }
 
   BucketRun& Start(const std::vector<std::size_t>& parameters) {
     const auto run = step_.Start(++ticket_, Bucket(parameters), {}, {});

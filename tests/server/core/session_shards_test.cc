@@ -147,7 +147,7 @@ TEST(SessionShards, ALeaveBeforeTheResultsFailsTheOthers) {
 }
 
 const wire::Failure kElsewhere{.code = static_cast<int>(absl::StatusCode::kAborted),
-                               .message = "session \"s\" failed: rank 1 was lost (GW203)",
+                               .message = "session \"s\" failed: rank 1 was lost [GW301]",
                                .blamed_rank = 1};
 
 TEST(SessionShards, AFailureElsewhereHasTheSameWordsAndBlame) {
