@@ -138,6 +138,20 @@ TEST(SessionShards, WhoLeavesWithoutAStreamIsGoneAtOnce) {
   EXPECT_EQ(shard.session.state(), State::kClosed);
 }
 
+// Rank 1 has not heard yet what the lead decided.
+TEST(SessionShards, AStepGoesOnWithoutWhoLeftAfterItsResults) {
+  ShardHarness shard(1);
+  shard.Prepare();
+  shard.Detach(0);
+  EXPECT_TRUE(shard.Leave(0).ok());
+  shard.Detach(1);
+  ASSERT_TRUE(shard.Attach(1).ok());
+  shard.EndStep(1);
+  EXPECT_EQ(shard.session.state(), State::kRunning) << shard.Message();
+  shard.Conclude(1, 0);
+  EXPECT_EQ(shard.session.step(), 1);
+}
+
 TEST(SessionShards, ALeaveBeforeTheResultsFailsTheOthers) {
   ShardHarness shard(1);
   shard.EndStep(0);
