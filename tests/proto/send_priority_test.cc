@@ -63,6 +63,9 @@ TEST(SendOrder, KnowsWhatAFrameWeighs) {
       all,                                      // GroupBucket
       all,                                      // GroupId
       all,                                      // GroupOrder
+      all,                                      // Prepared
+      all,                                      // Ready
+      all,                                      // Concluded
   };
   const std::vector<Sample> samples = Samples();
   ASSERT_EQ(samples.size(), expected.size());
