@@ -7,20 +7,6 @@
 #include "base/error_code.h"
 
 namespace gradwire::client {
-namespace {
-
-std::vector<std::uint32_t> Owners(const ShardMap& map, std::size_t parameters) {
-  std::vector<std::uint32_t> owners(parameters);
-  for (std::uint32_t p = 0; p < parameters; ++p) {
-    for (std::uint32_t shard = 0; !map.has_slices() && shard < map.shards(); ++shard) {
-      if (map.Owns(shard, p)) owners[p] = shard;
-    }
-  }
-  return owners;
-}
-
-}  // namespace
-
 void ShardBucket::CopyBack(std::byte* buffer) const {
   std::size_t from = 0;
   for (const BucketShare::Piece& piece : pieces) {
@@ -31,7 +17,7 @@ void ShardBucket::CopyBack(std::byte* buffer) const {
 
 ShardBuckets::ShardBuckets(std::shared_ptr<const ShardMap> map,
                            std::span<const ParameterSpec> manifest)
-    : map_(std::move(map)), owners_(Owners(*map_, manifest.size())) {
+    : map_(std::move(map)), owners_(map_->owners()) {
   for (std::uint32_t p = 0; p < manifest.size(); ++p) positions_.emplace(manifest[p].name, p);
 }
 

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -74,7 +73,7 @@ class ShardExchange {
             .failed = [this, shard](const FailedEffect& effect) { OnFailed(shard, effect); }};
   }
 
-  // Nothing is handed on from now on.
+  // Nothing is handed on from now on. Whoever hands on something now does not wait for anybody.
   void Close() GRADWIRE_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     closed_ = true;

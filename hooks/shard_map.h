@@ -44,6 +44,8 @@ class ShardMap {
   bool Owns(std::uint32_t shard, std::uint32_t parameter) const {
     return has_slices() || owner_[parameter] == shard;
   }
+  // By parameter; empty with slices.
+  const std::vector<std::uint32_t>& owners() const { return owner_; }
   // How many parameters the shard has.
   std::size_t ParametersOf(std::uint32_t shard) const;
 

@@ -6,8 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "hooks/cpu/host_device.h"
 #include "hooks/device_hooks.h"
-#include "hooks/reduce.h"
-#include "tests/sim/bytes.h"
+#include "tests/sim/reduce_now.h"
 
 namespace gradwire::sim {
 namespace {
@@ -60,7 +59,7 @@ GroupSimulation::GroupSimulation(std::uint64_t seed)
 GroupSimulation::~GroupSimulation() = default;
 
 void GroupSimulation::After(absl::Duration delay, std::function<void()> action) {
-  events_.push({now_ + delay, next_order_++, std::move(action)});
+  events_.Add(now_ + delay, std::move(action));
 }
 
 void GroupSimulation::Violate(const std::string& what) {
@@ -88,10 +87,7 @@ std::string GroupSimulation::Run() {
   After(kTick, [this] { Tick(); });
   std::size_t ran = 0;
   while (violation_.empty() && !events_.empty() && ran < kMostEvents) {
-    Event event = events_.top();
-    events_.pop();
-    now_ = event.at;
-    event.action();
+    events_.RunNext(now_);
     if (++ran == scenario_.dies_after) MaybeDie();
     const bool over = std::all_of(members_.begin(), members_.end(), [](const auto& one) {
       return one->dead || one->done || one->failed;
@@ -154,24 +150,10 @@ void GroupSimulation::On(server::ResultEffect& effect) {
 
 void GroupSimulation::On(server::ReduceEffect& effect) {
   After(Delay(), [this, effect] {
-    std::vector<ByteVector> inputs;
-    for (const wire::PayloadRef& input : effect.inputs) inputs.push_back(Flatten(input.get()));
-    const std::vector<std::span<const std::byte>> pieces(inputs.begin(), inputs.end());
-    std::vector<Pieces> contributions;
-    for (const auto& piece : pieces) contributions.emplace_back(&piece, 1);
-    const Segment& segment = effect.segment;
-    ByteVector out(segment.bytes());
-    if (segment.op == ReduceOp::kOrthonormalizedSum) {
-      ReduceOrthonormalized(segment, contributions, out);
-    } else {
-      Reduce(segment.dtype, segment.op, segment.numel, contributions, out, effect.raw,
-             effect.weight);
-    }
-    const bool finite = AllFinite(segment.dtype, out);
+    const ReducedNow reduced = ReduceNow(effect, random_);
     server::Effects effects;
-    session_.Reduced(effect.id, effect.chunk,
-                     server::KeptResult::Make(MakePayload(std::move(out), random_)), finite,
-                     absl::ZeroDuration(), effects);
+    session_.Reduced(effect.id, effect.chunk, reduced.result, reduced.finite, absl::ZeroDuration(),
+                     effects);
     Apply(std::move(effects));
   });
 }

@@ -10,12 +10,12 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <queue>
 #include <string>
 #include <vector>
 
 #include "client/core/grouped_member.h"
 #include "server/core/session_core.h"
+#include "tests/sim/events.h"
 #include "tests/sim/group_scenario.h"
 #include "tests/sim/random.h"
 #include "tests/testing/hook_world.h"
@@ -48,16 +48,6 @@ class GroupSimulation {
   const GroupCounts& counts() const { return counts_; }
 
  private:
-  struct Event {
-    absl::Time at;
-    std::uint64_t order = 0;
-    std::function<void()> action;
-  };
-  struct Later {
-    bool operator()(const Event& a, const Event& b) const {
-      return a.at != b.at ? a.at > b.at : a.order > b.order;
-    }
-  };
   // A bucket of the user's.
   struct OpenBucket {
     std::int64_t step = 0;
@@ -147,8 +137,7 @@ class GroupSimulation {
   const GroupScenario scenario_;
   absl::Time now_ = absl::FromUnixSeconds(1'000'000);
   server::SessionCore session_;
-  std::priority_queue<Event, std::vector<Event>, Later> events_;
-  std::uint64_t next_order_ = 0;
+  Events events_;
   std::uint64_t next_connection_ = 1;
   std::vector<std::unique_ptr<Member>> members_;  // by rank
   std::vector<Group> groups_;

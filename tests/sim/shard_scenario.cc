@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "tests/sim/random.h"
+#include "tests/sim/random_buckets.h"
 
 namespace gradwire::sim {
 namespace {
@@ -40,19 +40,6 @@ std::vector<ParameterSpec> RandomModel(bool large, Random& random) {
     model.push_back(parameter);
   }
   return model;
-}
-
-// Disjoint buckets that cover the model.
-std::vector<std::vector<std::uint32_t>> RandomBuckets(std::size_t parameters, Random& random) {
-  std::vector<std::uint32_t> order(parameters);
-  std::iota(order.begin(), order.end(), 0);
-  random.Shuffle(order);
-  std::vector<std::vector<std::uint32_t>> buckets;
-  for (const std::uint32_t p : order) {
-    if (buckets.empty() || random.Percent(50)) buckets.emplace_back();
-    buckets.back().push_back(p);
-  }
-  return buckets;
 }
 
 // A shard without parameters knows only from its members that a step is over.

@@ -5,8 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "hooks/cpu/host_device.h"
 #include "hooks/device_hooks.h"
-#include "hooks/reduce.h"
-#include "tests/sim/bytes.h"
+#include "tests/sim/reduce_now.h"
 
 namespace gradwire::sim {
 namespace {
@@ -106,7 +105,7 @@ ShardSimulation::ShardSimulation(std::uint64_t seed)
 ShardSimulation::~ShardSimulation() = default;
 
 void ShardSimulation::After(absl::Duration delay, std::function<void()> action) {
-  events_.push({now_ + delay, next_order_++, std::move(action)});
+  events_.Add(now_ + delay, std::move(action));
 }
 
 void ShardSimulation::Violate(const std::string& what) {
@@ -122,10 +121,7 @@ std::string ShardSimulation::Run() {
   After(kTick, [this] { Tick(); });
   std::size_t ran = 0;
   while (violation_.empty() && ran < kMostEvents) {
-    Event event = events_.top();
-    events_.pop();
-    now_ = event.at;
-    event.action();
+    events_.RunNext(now_);
     if (++ran == scenario_.fault_after) fault_due_ = true;
     if (fault_due_) MaybeFail();
     const bool over = std::all_of(members_.begin(), members_.end(),
@@ -185,21 +181,9 @@ void ShardSimulation::On(Shard& shard, server::ResultEffect& effect) {
 
 void ShardSimulation::On(Shard& shard, server::ReduceEffect& effect) {
   After(Delay(), [this, &shard, effect] {
-    std::vector<ByteVector> inputs;
-    for (const wire::PayloadRef& input : effect.inputs) inputs.push_back(Flatten(input.get()));
-    const std::vector<std::span<const std::byte>> pieces(inputs.begin(), inputs.end());
-    std::vector<Pieces> contributions;
-    for (const auto& piece : pieces) contributions.emplace_back(&piece, 1);
-    const Segment& segment = effect.segment;
-    ByteVector out(segment.bytes());
-    const bool finite = (segment.op == ReduceOp::kOrthonormalizedSum
-                             ? ReduceOrthonormalized(segment, contributions, out)
-                             : Reduce(segment.dtype, segment.op, segment.numel, contributions, out,
-                                      effect.raw, effect.weight))
-                            .finite;
+    const ReducedNow reduced = ReduceNow(effect, random_);
     server::Effects effects;
-    shard.session->Reduced(effect.id, effect.chunk,
-                           server::KeptResult::Make(MakePayload(std::move(out), random_)), finite,
+    shard.session->Reduced(effect.id, effect.chunk, reduced.result, reduced.finite,
                            absl::ZeroDuration(), effects);
     Apply(shard, std::move(effects));
   });

@@ -11,7 +11,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <queue>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +19,7 @@
 #include "client/core/shard_vote.h"
 #include "client/shard_buckets.h"
 #include "server/core/session_core.h"
+#include "tests/sim/events.h"
 #include "tests/sim/feedback_hook.h"
 #include "tests/sim/random.h"
 #include "tests/sim/shard_scenario.h"
@@ -67,16 +67,6 @@ class ShardSimulation {
   const ShardCounts& counts() const { return counts_; }
 
  private:
-  struct Event {
-    absl::Time at;
-    std::uint64_t order = 0;
-    std::function<void()> action;
-  };
-  struct Later {
-    bool operator()(const Event& a, const Event& b) const {
-      return a.at != b.at ? a.at > b.at : a.order > b.order;
-    }
-  };
   struct Shard {
     std::uint32_t number = 0;
     std::unique_ptr<server::SessionCore> session;
@@ -196,8 +186,7 @@ class ShardSimulation {
   std::vector<Shard> shards_;
   std::vector<std::unique_ptr<Member>> members_;  // by rank
   const client::ShardBuckets divide_;
-  std::priority_queue<Event, std::vector<Event>, Later> events_;
-  std::uint64_t next_order_ = 0;
+  Events events_;
   std::uint64_t next_connection_ = 1;
   client::Ticket next_ticket_ = 1;
   std::unique_ptr<testing::HookWorld> reference_;

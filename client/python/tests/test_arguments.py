@@ -18,6 +18,8 @@ WRONG = [
     ("address", "", "host:port"),
     ("address", "nowhere", "host:port"),
     ("address", "host:99999", "65535"),
+    ("address", "host:29610,nowhere", "with commas"),
+    ("address", "host-{0..}:29610", "host-{0..3}:port"),
     ("session", 7, "str"),
     ("session", "", "A-Z"),
     ("session", "my job", "A-Z"),
@@ -138,6 +140,8 @@ def test_an_enum_names_a_hook_by_its_value(hook):
     [
         {"address": "unix:/run/gradwire.sock"},
         {"address": "localhost:29610"},
+        {"address": "a:29610, b:29610"},
+        {"address": "gradwired-{0..3}.gradwired:29610"},
         {"address": "dns:///host.example:29610"},
         {"address": "[::1]:29610"},
         {"session": "A.b_c-9" + "x" * 121},

@@ -49,7 +49,8 @@ def check_address(value: object) -> None:
     if value is None:
         return
     for one in value.split(",") if isinstance(value, str) else [None]:
-        found = None if one is None else _ADDRESS.fullmatch(_RANGE.sub("0", one.strip()))
+        plain = "" if one is None else _RANGE.sub("0", one.strip())
+        found = None if set(plain) & set("{}") else _ADDRESS.fullmatch(plain)
         if found is None or not 0 < int(found["port"] or 1) <= 65535:
             allowed = (
                 'is a str: "unix:/path", "host:port" or "dns:///host:port", with ports to 65535, '

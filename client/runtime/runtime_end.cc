@@ -1,0 +1,70 @@
+// The end of a membership: a failure, a Leave, or the client's destruction.
+#include <utility>
+
+#include "base/error_code.h"
+#include "client/runtime/runtime.h"
+
+namespace gradwire::client {
+namespace {
+
+// After a Leave the daemon ends the stream; if it does not, this side does.
+constexpr std::chrono::seconds kCloseTimeout(2);
+
+}  // namespace
+
+// The core has completed the buckets; the waits that only the runtime knows end here.
+void Runtime::On(FailedEffect& effect) {
+  if (link_.failed) link_.failed(effect);
+  group_.Abort();
+  if (effect.last_words) {
+    connection_.CloseWith(*effect.last_words, Clock::now() + kCloseTimeout);
+  } else {
+    connection_.Close(Clock::now());
+  }
+  joined_->Complete(effect.status);
+  // After the buckets, whose memory the device may still write.
+  device_.queue().InOrder([this, status = effect.status] {
+    if (auto call = std::exchange(end_step_, nullptr)) call->outcome.Complete(status);
+    if (auto call = std::exchange(collective_, nullptr)) call->outcome.Complete(status);
+  });
+}
+
+void Runtime::Fail(const absl::Status& status) {
+  Effects effects;
+  member_.Fail(status, effects);
+  Apply(std::move(effects));
+}
+
+absl::Status Runtime::BeginLeave() {
+  if (absl::Status may = BetweenSteps("Leave"); !may.ok()) return may;
+  if (collective_ != nullptr) {
+    return Coded(ErrorCode::kWrongMoment,
+                 absl::FailedPreconditionError("Leave was called during a broadcast or barrier"));
+  }
+  leaving_ = true;
+  return absl::OkStatus();
+}
+
+// After a refused Leave the member goes on.
+void Runtime::FinishLeave(const absl::Status& answer) {
+  leaving_ = false;
+  if (!answer.ok()) return;
+  left_.store(true, std::memory_order_relaxed);
+  connection_.Close(Clock::now() + kCloseTimeout);
+}
+
+// In the middle of a step, other members wait for this one, so they must learn of its end as a
+// failure. Between steps it is an ordinary Leave.
+bool Runtime::CancelCalls() {
+  const bool is_member = !member_.failed() && !left();
+  const bool open =
+      !buckets_.empty() || end_step_ != nullptr || collective_ != nullptr || !device_.idle();
+  if (open) {
+    Fail(Coded(ErrorCode::kClosed, absl::CancelledError("the client was destroyed")));
+  } else {
+    leaving_ = true;  // keeps the stream until the Leave is answered: a leave is no loss
+  }
+  return is_member;
+}
+
+}  // namespace gradwire::client
