@@ -20,8 +20,7 @@
 //   afterwards (unmap, trim, hand out again) meets private memory. If the rule is broken,
 //   MakePrivate leaves a mapping alone that is not this object's.
 // - No other thread writes into the memory while Share copies it. Reads are safe at any time, and
-// so
-//   are writes while MakePrivate runs: the system replaces a mapping at once, with equal contents.
+//   writes while MakePrivate runs: the system replaces a mapping at once, with equal contents.
 // - A forked child gets private pages (forked_memory.h).
 #pragma once
 
