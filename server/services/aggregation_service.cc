@@ -110,8 +110,16 @@ absl::StatusOr<JoinAsk> AskOf(const v1::JoinRequest& request, Manifest manifest)
                  .addresses = {addresses.begin(), addresses.end()}};
 }
 
+// Small where a network lies between the session's daemons and its members, as far as the first
+// join shows it; several daemons are on several hosts.
+std::size_t ChunkBytes(const ServerOptions& options, const JoinAsk& ask, const Caller& caller) {
+  const bool network = !ask.addresses.empty() || caller.comes_over_network();
+  return network ? std::min(options.chunk_bytes, options.network_chunk_bytes) : options.chunk_bytes;
+}
+
 absl::StatusOr<SessionOptions> SessionOf(const ServerOptions& options,
-                                         const v1::JoinRequest& request, const JoinAsk& ask) {
+                                         const v1::JoinRequest& request, const JoinAsk& ask,
+                                         const Caller& caller) {
   const auto join = Timeout(request.join_timeout(), "join_timeout", options.join_timeout);
   if (!join.ok()) return join.status();
   const auto step = Timeout(request.step_timeout(), "step_timeout", options.step_timeout);
@@ -121,7 +129,7 @@ absl::StatusOr<SessionOptions> SessionOf(const ServerOptions& options,
                          .spec = ask.spec,
                          .manifest = ask.manifest,
                          .shard = {.number = ask.shard, .addresses = ask.addresses}};
-  session.chunk_bytes = options.chunk_bytes;
+  session.chunk_bytes = ChunkBytes(options, ask, caller);
   session.window_chunks = options.window_chunks;
   session.open_buckets = options.open_buckets;
   session.eager_bytes = options.eager_bytes;
@@ -223,7 +231,7 @@ absl::Status AggregationService::TryJoin(const v1::JoinRequest& request, Manifes
   if (!fast.ok()) return fast;
   absl::StatusOr<JoinAsk> ask = AskOf(request, std::move(manifest));
   if (!ask.ok()) return ask.status();
-  absl::StatusOr<SessionOptions> session = SessionOf(options_, request, *ask);
+  absl::StatusOr<SessionOptions> session = SessionOf(options_, request, *ask, caller);
   if (!session.ok()) return session.status();
   const absl::StatusOr<Registry::Joined> joined =
       registry_->Join(*session, *ask, MonotonicNow(), caller.identity, caller.holder());
