@@ -110,11 +110,10 @@ absl::StatusOr<JoinAsk> AskOf(const v1::JoinRequest& request, Manifest manifest)
                  .addresses = {addresses.begin(), addresses.end()}};
 }
 
-// Small where a network lies between the session's daemons and its members, as far as the first
-// join shows it; several daemons are on several hosts.
-std::size_t ChunkBytes(const ServerOptions& options, const JoinAsk& ask, const Caller& caller) {
-  const bool network = !ask.addresses.empty() || caller.comes_over_network();
-  return network ? std::min(options.chunk_bytes, options.network_chunk_bytes) : options.chunk_bytes;
+// Whether a network lies between the session's daemons and its members, as far as the first join
+// shows it; several daemons are on several hosts.
+bool UsesNetwork(const JoinAsk& ask, const Caller& caller) {
+  return !ask.addresses.empty() || caller.comes_over_network();
 }
 
 absl::StatusOr<SessionOptions> SessionOf(const ServerOptions& options,
@@ -129,8 +128,10 @@ absl::StatusOr<SessionOptions> SessionOf(const ServerOptions& options,
                          .spec = ask.spec,
                          .manifest = ask.manifest,
                          .shard = {.number = ask.shard, .addresses = ask.addresses}};
-  session.chunk_bytes = ChunkBytes(options, ask, caller);
-  session.window_chunks = options.window_chunks;
+  const bool network = UsesNetwork(ask, caller);
+  session.chunk_bytes =
+      network ? std::min(options.chunk_bytes, options.network_chunk_bytes) : options.chunk_bytes;
+  session.window_chunks = network ? options.network_window_chunks : options.window_chunks;
   session.open_buckets = options.open_buckets;
   session.eager_bytes = options.eager_bytes;
   session.join_timeout = *join;

@@ -77,12 +77,14 @@ TEST_F(ShardsTest, ChunksAreThoseOfANetwork) {
   const auto alone = member.Join(request);
   ASSERT_TRUE(alone.ok()) << alone.status();
   EXPECT_EQ(alone->chunk_bytes(), server::ServerOptions().chunk_bytes);
+  EXPECT_EQ(alone->window_chunks(), server::ServerOptions().window_chunks);
 
   request.set_session("several");
   for (const auto& daemon : daemons_) request.mutable_shard()->add_addresses(daemon->address());
   const auto joined = member.Join(request);
   ASSERT_TRUE(joined.ok()) << joined.status();
-  EXPECT_EQ(joined->chunk_bytes(), std::uint64_t{128} << 10);
+  EXPECT_EQ(joined->chunk_bytes(), server::ServerOptions().network_chunk_bytes);
+  EXPECT_EQ(joined->window_chunks(), server::ServerOptions().network_window_chunks);
 }
 
 // One step over all parameters in one bucket.
