@@ -41,8 +41,7 @@ using Octets = std::unique_ptr<ASN1_OCTET_STRING, Free<ASN1_OCTET_STRING_free>>;
 // gRPC uses the same queue of this thread, and would take an old error for its own.
 absl::Status Failed(const char* what) {
   ERR_clear_error();
-  return Coded(ErrorCode::kInternal,
-               absl::InternalError(absl::StrCat("OpenSSL could not ", what)));
+  return Coded(ErrorCode::kInternal, absl::InternalError(absl::StrCat("OpenSSL could not ", what)));
 }
 
 // Only letters that have no meaning in OpenSSL's notation of extensions.
@@ -57,8 +56,8 @@ absl::StatusOr<std::string> SubjectAltName(const std::string& host) {
                        });
   if (is_name) return absl::StrCat("DNS:", host);
   return Coded(ErrorCode::kOption,
-               absl::InvalidArgumentError(absl::StrCat("host is \"", host.substr(0, 100),
-                                                       "\"; allowed: an IP address or a DNS name")));
+               absl::InvalidArgumentError(absl::StrCat(
+                   "host is \"", host.substr(0, 100), "\"; allowed: an IP address or a DNS name")));
 }
 
 bool Add(X509* to, int kind, const char* value) {
@@ -104,7 +103,8 @@ absl::StatusOr<OwnCertificate> MakeSelfSigned(const std::string& host, absl::Tim
                                          absl::FormatTime(begin))));
   }
   std::array<unsigned char, kSerialBytes> random;
-  if (RAND_bytes(random.data(), static_cast<int>(random.size())) != 1) return Failed("give random numbers");
+  if (RAND_bytes(random.data(), static_cast<int>(random.size())) != 1)
+    return Failed("give random numbers");
   random.front() = static_cast<unsigned char>((random.front() & 0x7F) | 0x40);  // positive, not 0
   const Key key(EVP_EC_gen("P-256"));
   const Certificate made(X509_new());

@@ -89,8 +89,8 @@ TEST(SelfSigned, IsWhatADaemonReads) {
 }
 
 TEST(SelfSigned, RefusesWhatIsNoHost) {
-  for (const char* host :
-       {"", "192.0.2.7,DNS:evil", "192.0.2.7/24", "a b", "a:29610", "[::1]", "IP:1.2.3.4", "a\nb"}) {
+  for (const char* host : {"", "192.0.2.7,DNS:evil", "192.0.2.7/24", "a b", "a:29610", "[::1]",
+                           "IP:1.2.3.4", "a\nb"}) {
     const auto made = MakeSelfSigned(host, kNow, kEnd);
     ASSERT_FALSE(made.ok()) << host;
     EXPECT_THAT(made.status().message(), AllOf(HasSubstr("host is"), HasSubstr("an IP address")));
