@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::size_t kMaxHostBytes = 253;  // of a DNS name
 constexpr std::size_t kSerialBytes = 16;
-constexpr long kVersion3 = 2;
+constexpr int kVersion3 = 2;
 
 template <auto free>
 struct Free {
@@ -87,7 +87,7 @@ std::string Pem(Write write) {
   const Bio bio(BIO_new(BIO_s_mem()));
   if (bio == nullptr || write(bio.get()) != 1) return "";
   char* text = nullptr;
-  const long bytes = BIO_get_mem_data(bio.get(), &text);
+  const auto bytes = BIO_get_mem_data(bio.get(), &text);
   return bytes > 0 ? std::string(text, static_cast<std::size_t>(bytes)) : "";
 }
 
