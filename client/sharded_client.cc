@@ -352,18 +352,24 @@ absl::Status JoinEach(std::vector<Place>& places, const std::vector<std::string>
 
 }  // namespace
 
+absl::Status CheckShards(const HookSpec& hook, DeviceId device, std::uint32_t shards) {
+  const absl::StatusOr<ShardMap> map = ShardMap::Make(hook, {}, shards);
+  if (!map.ok()) return map.status();
+  const bool has_slices = shards == 1 || hook.OnlyCasts();
+  if (has_slices || device.kind == DeviceKind::kCpu) return absl::OkStatus();
+  return Coded(ErrorCode::kShards,
+               absl::InvalidArgumentError(absl::StrCat(
+                   "address: ", shards, " daemons with hook ", hook.ToString(), " on ",
+                   Name(device), "; allowed: the CPU, or the hooks no, fp16 and bf16")));
+}
+
 absl::StatusOr<std::unique_ptr<Client>> JoinShards(ClientOptions options,
                                                    std::vector<std::string> addresses) {
   const auto count = static_cast<std::uint32_t>(addresses.size());
+  if (absl::Status fits = CheckShards(options.hook, options.device, count); !fits.ok()) return fits;
   absl::StatusOr<ShardMap> made = ShardMap::Make(options.hook, options.parameters, count);
   if (!made.ok()) return made.status();
   const auto map = std::make_shared<const ShardMap>(*std::move(made));
-  if (!map->has_slices() && options.device.kind != DeviceKind::kCpu) {
-    return Coded(ErrorCode::kShards,
-                 absl::InvalidArgumentError(absl::StrCat(
-                     "address: ", count, " daemons with hook ", options.hook.ToString(), " on ",
-                     Name(options.device), "; allowed: the CPU, or the hooks no, fp16 and bf16")));
-  }
   options.node_group = "off";
   const auto on_wait = options.on_wait;
   std::vector<Place> places;
