@@ -260,6 +260,20 @@ TEST(SessionShards, AnImportIsToBeRepeatedWhileAStepConcludes) {
   EXPECT_EQ(shard.session.CheckImport(2).code(), absl::StatusCode::kFailedPrecondition);
 }
 
+// Only the lead tells members that a step is done.
+TEST(SessionShards, ARecordingSeesWhatTheLeadConcluded) {
+  ShardHarness shard(1);
+  shard.session.Observe(shard.now);
+  ASSERT_TRUE(shard.session.BeginTimeline(1, shard.now + absl::Seconds(60), shard.now).ok());
+  shard.Prepare();
+  EXPECT_EQ(shard.session.timeline()->complete_steps(), 0);
+  shard.Conclude(1, 0, Verdict::kSkip);
+  shard.Conclude(0, 0, Verdict::kSkip);
+  EXPECT_EQ(shard.session.timeline()->complete_steps(), 1);
+  EXPECT_EQ(shard.session.timeline()->state(), StepTimeline::State::kComplete);
+  EXPECT_TRUE(shard.session.timeline()->spans().front().skipped);
+}
+
 TEST(SessionShards, CountsHowLongItWaitsForTheOthers) {
   ShardHarness shard(1);
   const auto after = [&](int ms) {

@@ -67,7 +67,8 @@ TEST(MergeShards, SumsBytesAndTakesTheLongestTimes) {
   EXPECT_EQ(merged.members(1).transport(), "tcp, unix");
   EXPECT_EQ(merged.steps_applied_total(), 6U) << "a step is one on all daemons";
   ASSERT_EQ(merged.parts_size(), 3);
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(merged.parts(i).shard().shard(), static_cast<std::uint32_t>(i));
+  for (int i = 0; i < 3; ++i)
+    EXPECT_EQ(merged.parts(i).shard().shard(), static_cast<std::uint32_t>(i));
 }
 
 TEST(MergeShards, NamesTheSlowest) {
