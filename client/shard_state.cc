@@ -22,6 +22,22 @@ bool IsInStep(const absl::Status& status) {
   return FindCode(std::string(status.message())) == ErrorCode::kStateInStep;
 }
 
+// The daemon has said that it did not take the state. Any other error may come after it did.
+bool IsRefusal(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kResourceExhausted:
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kUnauthenticated:
+    case absl::StatusCode::kUnimplemented:
+      return true;
+    default:
+      return IsInStep(status);
+  }
+}
+
 // A single daemon is known to the reader.
 absl::Status Of(const std::vector<std::string>& daemons, std::size_t daemon,
                 const absl::Status& status) {
@@ -77,12 +93,14 @@ LoadedState LoadWholeState(const std::vector<std::string>& daemons, const LoadWh
       absl::SleepFor(kPause);
       continue;
     }
+    loaded.unknown = daemons.size() > 1 && !IsRefusal(status);
     loaded.status = Of(daemons, loaded.daemons, status);
     if (loaded.is_half()) {
       loaded.status =
           absl::Status(loaded.status.code(),
                        absl::StrCat("a new state is on ", loaded.daemons, " of ", daemons.size(),
-                                    " daemons only, because ", loaded.status.message()));
+                                    " daemons only, ", loaded.unknown ? "or on one more, " : "",
+                                    "because ", loaded.status.message()));
     }
     break;
   }

@@ -30,8 +30,9 @@ using LoadWhole = std::function<absl::Status(std::size_t daemon)>;
 struct LoadedState {
   absl::Status status;      // of the first daemon that refused
   std::size_t daemons = 0;  // that have the new state
-  // Some have the new state and some the old one: the session must not go on.
-  bool is_half() const { return !status.ok() && daemons > 0; }
+  bool unknown = false;     // one more may have it: its answer is lost
+  // Some may have the new state and some the old one: the session must not go on.
+  bool is_half() const { return !status.ok() && (daemons > 0 || unknown); }
 };
 
 // One daemon after the other. Each checks the whole state, so what is wrong with it is refused by

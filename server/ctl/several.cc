@@ -155,6 +155,14 @@ absl::StatusOr<std::string> ExportWhole(const Targets& targets, const std::strin
 
 absl::StatusOr<std::int64_t> ImportWhole(const Targets& targets, const std::string& session,
                                          const std::string& state) {
+  // One that cannot be reached must not cost the others their session.
+  const Done up =
+      OnAll(targets, [](const Target& target) { return IsServing(target, "").status(); });
+  if (!up.failures.empty() && targets.size() > 1) {
+    const Failure& down = up.failures.front();
+    return absl::Status(down.status.code(),
+                        absl::StrCat(down.address, ": ", down.status.message()));
+  }
   std::int64_t iteration = 0;
   const client::LoadedState loaded = client::LoadWholeState(
       AddressesOf(targets),
