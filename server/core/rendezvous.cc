@@ -33,6 +33,15 @@ void Rendezvous::Leave(int rank, Effects& effects) {
   membership_.Free(rank);
 }
 
+absl::StatusOr<NodeGroups> Rendezvous::Group() const {
+  std::vector<GroupAsk> asks = asks_;
+  for (int r = 0; r < membership_.world_size(); ++r) {
+    asks[static_cast<std::size_t>(r)].ranks =
+        membership_.IsElsewhere(r) ? 0 : membership_.ranks(r);
+  }
+  return NodeGroups::Make(asks);
+}
+
 MaybeFailure Rendezvous::Tick(absl::Time now, Effects& effects) {
   for (const Membership::Freed& freed : membership_.FreeGone(now)) {
     last_departure_ = freed.why;
@@ -56,7 +65,7 @@ void Rendezvous::Complete(const NodeGroups& groups, std::int64_t step, std::uint
                           Effects& effects) const {
   effects.push_back(
       LogEffect{.message = absl::StrCat("all ", options_.world_size, " members are here")});
-  if (!groups.any()) {
+  if (!groups.any() && !groups.has_leaves()) {
     effects.push_back(
         FanOutEffect{.ranks = membership_.Reachable(),
                      .frame = {.header = wire::Welcome{.step = step, .attempt = attempt}}});
