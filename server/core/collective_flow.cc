@@ -14,6 +14,12 @@ CollectiveFlow::CollectiveFlow(const SessionOptions& options, const Membership& 
       membership_(membership),
       collectives_(options.world_size, options.chunk_bytes, options.window_chunks) {}
 
+void CollectiveFlow::Begin() {
+  for (int r = 0; r < options_.world_size; ++r) {
+    if (membership_.IsElsewhere(r)) collectives_.SetElsewhere(r);
+  }
+}
+
 absl::Status CollectiveFlow::Take(int rank, const wire::Frame& frame, Sends& sends) {
   if (const auto* enter = std::get_if<wire::Enter>(&frame.header)) {
     return collectives_.OnEnter(rank, *enter, sends);

@@ -19,6 +19,8 @@ class CollectiveFlow {
  public:
   CollectiveFlow(const SessionOptions& options, const Membership& membership);
 
+  // All members are here, and know who is elsewhere.
+  void Begin();
   // A frame that no other part of the session knows.
   MaybeFailure OnFrame(int rank, const wire::Frame& frame, absl::Time now, Effects& effects);
   // False: the open collective cannot end without the member.

@@ -26,6 +26,9 @@ class Collectives {
 
   Collectives(int world_size, std::size_t chunk_bytes, std::uint32_t window_chunks);
 
+  // The rank takes no part: a leaf daemon, or its own, does for it. Before any collective.
+  void SetElsewhere(int rank);
+
   // Each returns an error that blames `rank`, or appends what to send.
   absl::Status OnEnter(int rank, const wire::Enter& enter, std::vector<Send>& sends);
   absl::Status OnChunk(int rank, const wire::CollectiveChunk& header,
@@ -62,7 +65,8 @@ class Collectives {
   std::uint32_t window_chunks_;
   std::uint64_t number_ = 0;  // of the open or next collective
   std::optional<wire::Enter> open_;
-  std::vector<bool> entered_;
+  std::vector<bool> elsewhere_;
+  std::vector<bool> entered_;  // or elsewhere
   bool begun_ = false;
   std::uint32_t sent_ = 0;               // chunks passed on
   std::vector<std::uint32_t> received_;  // chunks each member acknowledged

@@ -53,8 +53,8 @@ class Membership {
   absl::StatusOr<Place> Join(int rank, std::uint64_t start_id, const std::string& session,
                              absl::Time now);
 
-  // The process that joined for `rank` is a leaf daemon, and stands for so many ranks from there on:
-  // the others are elsewhere until it is gone. AlreadyExists: one of them is taken.
+  // The process that joined for `rank` is a leaf daemon, and stands for so many ranks from there
+  // on: the others are elsewhere until it is gone. AlreadyExists: one of them is taken.
   absl::Status SetLeaf(int rank, int ranks, const std::string& name);
   bool IsLeaf(int rank) const { return At(rank).ranks > 1 || !At(rank).leaf.empty(); }
   // Members that the process of `rank` stands for.
@@ -124,9 +124,9 @@ class Membership {
     std::uint64_t start_id = 0;
     std::uint64_t connection = 0;
     absl::Time last_heard;
-    absl::Time since;  // when it joined or was lost
-    int ranks = 1;     // that it stands for
-    std::string leaf;  // its name; empty: it is a trainer
+    absl::Time since;    // when it joined or was lost
+    int ranks = 1;       // that it stands for
+    std::string leaf{};  // its name; empty: it is a trainer
   };
 
   Member& At(int rank) { return members_[static_cast<std::size_t>(rank)]; }

@@ -8,10 +8,17 @@ namespace gradwire::server {
 absl::StatusOr<int> Rendezvous::Join(const JoinAsk& ask, absl::Time now, Effects& effects) {
   const auto place = membership_.Join(ask.rank, ask.start_id, options_.name, now);
   if (!place.ok()) return place.status();
+  if (place->fresh && ask.leaf_ranks > 0) {
+    absl::Status leaf = membership_.SetLeaf(place->rank, ask.leaf_ranks, ask.leaf);
+    if (!leaf.ok()) {
+      membership_.Free(place->rank);
+      return leaf;
+    }
+  }
   asks_[static_cast<std::size_t>(place->rank)] = ask.group;
   if (place->fresh) {
-    effects.push_back(
-        LogEffect{.message = absl::StrCat("rank ", place->rank, " joined"), .rank = place->rank});
+    effects.push_back(LogEffect{.message = absl::StrCat(membership_.NameOf(place->rank), " joined"),
+                                .rank = place->rank});
   }
   return place->rank;
 }
@@ -36,8 +43,7 @@ void Rendezvous::Leave(int rank, Effects& effects) {
 absl::StatusOr<NodeGroups> Rendezvous::Group() const {
   std::vector<GroupAsk> asks = asks_;
   for (int r = 0; r < membership_.world_size(); ++r) {
-    asks[static_cast<std::size_t>(r)].ranks =
-        membership_.IsElsewhere(r) ? 0 : membership_.ranks(r);
+    asks[static_cast<std::size_t>(r)].ranks = membership_.IsElsewhere(r) ? 0 : membership_.ranks(r);
   }
   return NodeGroups::Make(asks);
 }

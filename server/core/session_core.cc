@@ -82,6 +82,7 @@ absl::Status SessionCore::Attach(int rank, std::uint64_t start_id, std::int64_t 
     state_ = State::kRunning;
     rendezvous_->Complete(*groups, step_->number(), step_->attempt(), effects);
     step_->SetGroups(*std::move(groups));
+    collectives_->Begin();
   }
   return absl::OkStatus();
 }
@@ -160,7 +161,7 @@ MaybeFailure SessionCore::Dispatch(int rank, const wire::Frame& frame, absl::Tim
 
 // What ends the session on one shard ends it on all, with the same words and the same blame.
 MaybeFailure SessionCore::OnFailureElsewhere(int rank, const wire::Failure& failure) const {
-  if (options_.shard.count() == 1) {
+  if (options_.shard.count() == 1 && !membership_.IsLeaf(rank)) {
     return ViolationOf(rank, absl::FailedPreconditionError("sent a failure"));
   }
   const bool known = failure.code > 0 && failure.code <= 16;

@@ -154,6 +154,13 @@ absl::Status SessionOptions::CheckSame(const JoinAsk& ask) const {
                                          "rank is ", ask.rank, "; allowed are 0 to ",
                                          world_size - 1, ", or -1 for any free rank")));
   }
+  if (ask.leaf_ranks != 0 &&
+      (ask.rank < 0 || ask.leaf_ranks < 1 || ask.leaf_ranks > world_size - ask.rank)) {
+    return Coded(ErrorCode::kOption,
+                 absl::InvalidArgumentError(
+                     absl::StrCat("leaf.ranks is ", ask.leaf_ranks, " from rank ", ask.rank,
+                                  "; allowed are 1 and up, below the world size of ", world_size)));
+  }
   if (auto difference = FirstDifference(ask.spec, spec)) {
     return Coded(ErrorCode::kHookDiffers, absl::InvalidArgumentError(*difference));
   }

@@ -33,6 +33,9 @@ struct JoinAsk {
   GroupAsk group{};
   std::uint32_t shard = 0;
   std::vector<std::string> addresses{};  // of all shards; empty: one daemon
+  // Of a leaf daemon: the ranks from `rank` on that it stands for. 0: it is a trainer.
+  int leaf_ranks = 0;
+  std::string leaf{};  // its name
 };
 
 struct SessionOptions {

@@ -71,7 +71,7 @@ Blocking Search::OfStep() const {
   }
   Blocking end{.on = On::kEnd};
   for (int r = 0; r < membership_.world_size(); ++r) {
-    if (!step_.HasEnded(r)) end.ranks.push_back(r);
+    if (!step_.HasEnded(r) && !membership_.IsElsewhere(r)) end.ranks.push_back(r);
   }
   return end;
 }

@@ -257,7 +257,10 @@ void SessionRunner::FailFrom(int rank, std::uint64_t connection, const absl::Sta
 bool SessionRunner::IsAbandoned() const {
   if (core_.state() != SessionCore::State::kJoining) return false;
   for (int rank = 0; rank < options_.world_size; ++rank) {
-    if (core_.member_state(rank) != SessionCore::MemberState::kAbsent) return false;
+    const auto member = core_.member_state(rank);
+    // Who is elsewhere may still be, when nobody is here.
+    if (member == SessionCore::MemberState::kElsewhere) continue;
+    if (member != SessionCore::MemberState::kAbsent) return false;
   }
   return true;
 }
