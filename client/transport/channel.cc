@@ -58,6 +58,10 @@ v1::JoinRequest MakeRequest(const ClientOptions& options, const JoinWish& wish,
     request.mutable_shard()->mutable_addresses()->Add(wish.shard.addresses.begin(),
                                                       wish.shard.addresses.end());
   }
+  if (wish.leaf.ranks > 0) {
+    request.mutable_leaf()->set_ranks(wish.leaf.ranks);
+    request.mutable_leaf()->set_name(wish.leaf.name);
+  }
   return request;
 }
 

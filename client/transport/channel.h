@@ -82,9 +82,16 @@ struct ShardWish {
   std::vector<std::string> addresses;  // empty: it is the only one
 };
 
+// Of a leaf daemon: how many ranks it stands for, from its own on. 0: the member is a trainer.
+struct LeafWish {
+  int ranks = 0;
+  std::string name;
+};
+
 struct JoinWish {
   GroupWish group;
   ShardWish shard;
+  LeafWish leaf;
 };
 
 // Tries until the daemon has answered, or `options.connect_timeout` and the manifest's

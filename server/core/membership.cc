@@ -231,6 +231,13 @@ bool Membership::All(MemberState state) const {
   });
 }
 
+bool Membership::AllHere(const std::vector<bool>& is) const {
+  for (int r = 0; r < world_size(); ++r) {
+    if (!is[static_cast<std::size_t>(r)] && !IsElsewhere(r)) return false;
+  }
+  return true;
+}
+
 std::vector<int> Membership::Reachable() const {
   std::vector<int> ranks;
   for (int r = 0; r < world_size(); ++r) {

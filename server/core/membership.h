@@ -107,6 +107,8 @@ class Membership {
   // Of those that are not elsewhere.
   bool AllConnected() const { return All(MemberState::kConnected); }
   bool AllLeft() const { return All(MemberState::kLeft); }
+  // Whether it is so, by rank, of all that are not elsewhere.
+  bool AllHere(const std::vector<bool>& is) const;
   std::vector<int> Reachable() const;  // connected
   std::vector<int> Staying() const;    // not left, and not elsewhere
   std::optional<int> FirstLeft() const;

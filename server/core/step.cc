@@ -335,14 +335,7 @@ bool Step::IsPrepared() const {
   const BucketTable::Progress progress = table_.ProgressOf(number_);
   if (!progress.all_reduced) return false;
   const bool all_parameters = parameters_ > 0 && progress.parameters == parameters_;
-  return all_parameters || AllHaveEnded();
-}
-
-bool Step::AllHaveEnded() const {
-  for (int r = 0; r < options_.world_size; ++r) {
-    if (!HasEnded(r) && !membership_.IsElsewhere(r)) return false;
-  }
-  return true;
+  return all_parameters || membership_.AllHere(ended_);
 }
 
 // A single daemon concludes as soon as the step is prepared; nothing has to wait until the members

@@ -107,7 +107,6 @@ class Step {
   static std::size_t Index(int rank) { return static_cast<std::size_t>(rank); }
 
   MaybeFailure CheckEnded() const;
-  bool AllHaveEnded() const;
   MaybeFailure TakeAnnouncement(int rank, const wire::Announce& announce,
                                 const wire::PayloadRef& payload, Effects& effects);
   void FixDrawPlan();

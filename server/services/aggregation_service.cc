@@ -83,6 +83,23 @@ absl::Status CheckShards(const v1::ShardRequest& request) {
   return absl::OkStatus();
 }
 
+// The session checks how many ranks there are.
+absl::Status CheckLeaf(const v1::JoinRequest& request) {
+  const v1::LeafRequest& leaf = request.leaf();
+  if (leaf.ranks() < 1) {
+    return Coded(ErrorCode::kOption, absl::InvalidArgumentError(absl::StrCat(
+                                         "leaf.ranks: ", leaf.ranks(), "; allowed: 1 and up")));
+  }
+  if (leaf.name().empty() || leaf.name().size() > kMaxSessionNameBytes) {
+    return Coded(ErrorCode::kOption, absl::InvalidArgumentError(absl::StrCat(
+                                         "leaf.name: has ", leaf.name().size(),
+                                         " bytes; allowed: 1 to ", kMaxSessionNameBytes)));
+  }
+  if (!request.has_node_group()) return absl::OkStatus();
+  return Coded(ErrorCode::kOption,
+               absl::InvalidArgumentError("leaf: with a node group; allowed: one of the two"));
+}
+
 absl::StatusOr<JoinAsk> AskOf(const v1::JoinRequest& request, Manifest manifest) {
   if (absl::Status status = CheckProtocol(request); !status.ok()) return status;
   // 0 is protobuf's default: the field was not set.
@@ -99,6 +116,9 @@ absl::StatusOr<JoinAsk> AskOf(const v1::JoinRequest& request, Manifest manifest)
       return BadShards("shard: with a node group; allowed: one of the two");
     }
   }
+  if (request.has_leaf()) {
+    if (absl::Status status = CheckLeaf(request); !status.ok()) return status;
+  }
   const auto& addresses = request.shard().addresses();
   return JoinAsk{.world_size = request.world_size(),
                  .rank = request.rank(),
@@ -107,7 +127,9 @@ absl::StatusOr<JoinAsk> AskOf(const v1::JoinRequest& request, Manifest manifest)
                  .manifest = std::move(manifest),
                  .group = *std::move(group),
                  .shard = request.shard().shard(),
-                 .addresses = {addresses.begin(), addresses.end()}};
+                 .addresses = {addresses.begin(), addresses.end()},
+                 .leaf_ranks = request.leaf().ranks(),
+                 .leaf = request.leaf().name()};
 }
 
 // Whether a network lies between the session's daemons and its members, as far as the first join
