@@ -149,11 +149,13 @@ class ShardedClient final : public Client {
  public:
   ShardedClient(ClientOptions options, const std::vector<std::string>& addresses,
                 std::shared_ptr<const ShardMap> map,
+                std::shared_ptr<const client::GradientMemory> gradients,
                 std::unique_ptr<client::ShardExchange> exchange,
                 std::vector<std::unique_ptr<ClientImpl>> shards)
       : options_(std::move(options)),
         map_(std::move(map)),
         buckets_(map_, options_.parameters),
+        gradients_(std::move(gradients)),
         exchange_(std::move(exchange)),
         shards_(std::move(shards)) {
     for (std::size_t i = 0; i < addresses.size(); ++i) {
@@ -186,14 +188,19 @@ class ShardedClient final : public Client {
 
   Completion AllReduce(GradBucket& bucket, void* stream) override {
     auto state = std::make_shared<Completion::State>();
-    absl::StatusOr<std::vector<client::ShardBucket>> parts = buckets_.Divide(bucket);
+    GradBucket whole = bucket;
+    const client::BucketAlias alias(*gradients_, whole);
+    absl::StatusOr<std::vector<client::ShardBucket>> parts = buckets_.Divide(whole);
     if (!parts.ok()) {
       state->Complete(parts.status());
       return Completion(state);
     }
-    auto together = std::make_shared<client::Together>(
-        parts->size(), [state](const absl::Status& status) { state->Complete(status); });
-    auto* const buffer = static_cast<std::byte*>(bucket.buffer().data);
+    auto together = std::make_shared<client::Together>(parts->size(),
+                                                       [state, alias](const absl::Status& status) {
+                                                         if (status.ok()) alias.Scatter();
+                                                         state->Complete(status);
+                                                       });
+    auto* const buffer = static_cast<std::byte*>(whole.buffer().data);
     for (client::ShardBucket& part : *parts) {
       Completion reduced = shards_[part.shard]->AllReduce(part.bucket, stream);
       reduced.OnDone([together, buffer, part = std::move(part)](const absl::Status& status) {
@@ -205,18 +212,18 @@ class ShardedClient final : public Client {
   }
 
   std::shared_ptr<std::byte> AllocateGradients(std::size_t bytes) override {
+    return lead().AllocateGradients(bytes);
+  }
+
+  // Of all shards, as the memory is (ShardPlace::gradients). A shard on this host says whether.
+  using Client::ShareGradients;
+  absl::StatusOr<std::shared_ptr<void>> ShareGradients(const TensorView& gradients,
+                                                       std::shared_ptr<void> owner) override {
     const auto local = std::find_if(shards_.begin(), shards_.end(), [](const auto& shard) {
       return shard->metrics().shared_memory;
     });
-    return (local == shards_.end() ? shards_.front() : *local)->AllocateGradients(bytes);
-  }
-
-  // The results of several daemons would meet in the pages at the memory's ends.
-  using Client::ShareGradients;
-  absl::StatusOr<std::shared_ptr<void>> ShareGradients(const TensorView& /*gradients*/,
-                                                       std::shared_ptr<void> /*owner*/) override {
-    return Coded(ErrorCode::kShards,
-                 absl::FailedPreconditionError("the session has several daemons"));
+    return (local == shards_.end() ? shards_.front() : *local)
+        ->ShareGradients(gradients, std::move(owner));
   }
 
   absl::StatusOr<Verdict> EndStep() override {
@@ -330,8 +337,18 @@ class ShardedClient final : public Client {
 
   std::vector<BucketReport> Report() const override {
     std::vector<BucketReport> all = lead().Report();
-    for (std::size_t i = 1; i < shards_.size() && !map_->has_slices(); ++i) {
-      for (BucketReport& report : shards_[i]->Report()) all.push_back(std::move(report));
+    for (std::size_t i = 1; i < shards_.size(); ++i) {
+      for (BucketReport& report : shards_[i]->Report()) {
+        if (!map_->has_slices()) {
+          all.push_back(std::move(report));
+          continue;
+        }
+        // The same buckets; the first shard's figures stand for all.
+        const auto same = std::find_if(all.begin(), all.end(), [&](const BucketReport& one) {
+          return one.first_parameter == report.first_parameter;
+        });
+        if (same != all.end()) same->in_place |= report.in_place;
+      }
     }
     return all;
   }
@@ -361,6 +378,7 @@ class ShardedClient final : public Client {
   const ClientOptions options_;
   const std::shared_ptr<const ShardMap> map_;
   const client::ShardBuckets buckets_;
+  const std::shared_ptr<const client::GradientMemory> gradients_;
   const std::unique_ptr<client::ShardExchange> exchange_;
   const std::vector<std::unique_ptr<ClientImpl>> shards_;
   std::vector<std::string> daemons_;  // for errors
@@ -452,6 +470,7 @@ absl::StatusOr<std::unique_ptr<Client>> JoinShards(ClientOptions options,
   const JoinResult& first = places.front().joined->membership;
   const std::string waiting = WaitsForMembers(first.rank, options);
   auto exchange = std::make_unique<ShardExchange>(count, first.next_step);
+  const auto gradients = std::make_shared<GradientMemory>();
   std::vector<std::unique_ptr<ClientImpl>> shards;
   std::vector<ClientImpl*> pointers;
   for (std::uint32_t i = 0; i < count; ++i) {
@@ -459,12 +478,16 @@ absl::StatusOr<std::unique_ptr<Client>> JoinShards(ClientOptions options,
     place.options.on_wait = nullptr;
     shards.push_back(std::make_unique<ClientImpl>(
         std::move(place.options), *std::move(place.joined), start_id, std::move(place.hook),
-        ShardPlace{.number = i, .addresses = addresses, .map = map, .link = exchange->LinkOf(i)}));
+        ShardPlace{.number = i,
+                   .addresses = addresses,
+                   .map = map,
+                   .link = exchange->LinkOf(i),
+                   .gradients = gradients}));
     pointers.push_back(shards.back().get());
   }
   exchange->SetShards(std::move(pointers));
   options.on_wait = nullptr;  // it may refer to objects that live only until Join returns
-  auto client = std::make_unique<ShardedClient>(std::move(options), addresses, map,
+  auto client = std::make_unique<ShardedClient>(std::move(options), addresses, map, gradients,
                                                 std::move(exchange), std::move(shards));
   if (absl::Status started = client->Start([&] { SayWait(on_wait, waiting); }); !started.ok()) {
     return started;

@@ -158,7 +158,7 @@ struct BucketReport {
   double gradient_norm = 0;
   double residual_norm = 0;
   // In the last reduction the daemon read the gradients where they lie and wrote the result over
-  // them: nothing was copied.
+  // them: nothing was copied. Of several daemons at least one did so with its part.
   bool in_place = false;
 };
 
@@ -207,10 +207,10 @@ class Client {
   // A forked child has a private view of it.
   virtual std::shared_ptr<std::byte> AllocateGradients(std::size_t bytes) = 0;
 
-  // Makes memory that the caller has allocated shared with the daemon, where it lies: its address,
-  // its contents and what refers to it stay. Buckets that lie in it are then reduced as those from
-  // AllocateGradients, until the last copy of the returned pointer is gone. The memory is then
-  // private again, and `owner` is dropped.
+  // Makes memory that the caller has allocated shared with the daemon, or with those of several
+  // that are on this host, where it lies: its address, its contents and what refers to it stay.
+  // Buckets that lie in it are then reduced as those from AllocateGradients, until the last copy of
+  // the returned pointer is gone. The memory is then private again, and `owner` is dropped.
   //
   // Until then the caller keeps the allocation as it is (`owner` may do that): not freed, moved or
   // resized. No other thread writes into the memory during this call, and no bucket in it is in
