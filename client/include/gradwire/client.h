@@ -31,7 +31,8 @@ namespace gradwire {
 // Paths of PEM files. With `ca` the connection is encrypted, unless the address is a unix socket.
 struct TlsOptions {
   // The authorities of which one must have signed the daemon's certificate, which must be for the
-  // host in the address. Empty: GRADWIRE_TLS_CA, else the connection is not encrypted.
+  // host in the address (for the name, with "dns-all:"). Empty: GRADWIRE_TLS_CA, else the
+  // connection is not encrypted.
   std::string ca = {};
   // The member's own certificate and its key, which a daemon with --tls-client-ca asks for. Empty:
   // GRADWIRE_TLS_CERT and GRADWIRE_TLS_KEY, else none.
@@ -42,8 +43,10 @@ struct TlsOptions {
 struct ClientOptions {
   // "unix:/path", "host:port", "dns:///host:port". Several daemons, each of which reduces a part of
   // every step, are a list, "a:29610,b:29610", or a range, "gradwired-{0..3}.gradwired:29610": the
-  // same for all members, in the same order; the first one leads. Empty: the environment's
-  // GRADWIRE_ADDRESS.
+  // same for all members, in the same order; the first one leads. Or they are all addresses that
+  // one DNS name has when Join looks it up, "dns-all:///gradwired:29610": IPv4 before IPv6, then by
+  // number. With "?n=4" Join waits until there are four, for up to connect_timeout; with "?ip=4" or
+  // "&ip=4" it takes IPv4 only. Empty: the environment's GRADWIRE_ADDRESS.
   std::string address = {};
   // Names the training job: [A-Za-z0-9._-]{1,128}, the same for all members. Empty:
   // GRADWIRE_SESSION.
