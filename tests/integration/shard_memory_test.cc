@@ -123,7 +123,7 @@ class Memory {
 // One step of both parameters, "v" in ordinary memory, compared with what one loop gives.
 absl::Status Step(
     Client& client, const ClientOptions& options, int rank, std::int64_t step, const Memory& memory,
-    const std::function<void()>& under_way = [] {}) {
+    const std::function<void()>& under_way = [] {}, const std::function<void()>& reduced = [] {}) {
   Gradients w({options.parameters[0]});
   Gradients v({options.parameters[1]});
   w.Fill(rank, step);
@@ -145,6 +145,7 @@ absl::Status Step(
   EXPECT_TRUE(memory.NeighboursAreWhole());
   EXPECT_EQ(v.bytes(), *ExpectedReduction(options.hook, {options.parameters[1]}, options.world_size,
                                           step, rank));
+  reduced();
   return client.EndStep().status();
 }
 
@@ -228,6 +229,28 @@ TEST(ShardMemory, ABrokenStreamResumesWithFreshMemory) {
     return client.Leave();
   }));
   EXPECT_GE(resumes, 5);
+}
+
+// The daemons conclude the step later, and streams may be resumed before.
+TEST(ShardMemory, MemoryMayGoBeforeTheStepEnds) {
+  Daemons daemons({false, false, true});
+  const ClientOptions options = daemons.Options("gone", 2);
+  ExpectAllOk(RunRanks(options, [&](Client& client, int rank) -> absl::Status {
+    constexpr std::int64_t kLast = 12;
+    for (std::int64_t step = 0; step <= kLast; ++step) {
+      auto memory = std::make_unique<Memory>(client, Way::kOwnShared, DType::kFloat32);
+      if (absl::Status shared = memory->Share(client); !shared.ok()) return shared;
+      const auto give_back = [&] {
+        memory->Release();
+        // Not before a Leave, which is a call of its own and is not repeated.
+        if (rank == 0 && step < kLast) daemons.relay(static_cast<std::size_t>(step) % 3).CutNow();
+      };
+      const absl::Status done = Step(
+          client, options, rank, step, *memory, [] {}, give_back);
+      if (!done.ok()) return done;
+    }
+    return client.Leave();
+  }));
 }
 
 // The other daemon may go on writing, into pages that are no longer the member's.
