@@ -4,7 +4,6 @@
 #include <random>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/error_code.h"
@@ -13,22 +12,45 @@
 #include "client/options.h"
 #include "client/runtime/join.h"
 #include "client/sharded_client.h"
+#include "client/transport/dns.h"
 
 namespace gradwire {
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Join(const ClientOptions& options) {
+  const auto say = [&options](const std::string& line) {
+    const std::string who = options.rank < 0 ? "a member" : absl::StrCat("rank ", options.rank);
+    SayWait(options.on_wait, absl::StrCat(who, " ", line));
+  };
+  return client::JoinThrough(options, client::SystemDns(options.connect_timeout, say));
+}
+
+absl::StatusOr<std::unique_ptr<Client>> client::JoinThrough(const ClientOptions& options,
+                                                            const Dns& dns) {
   if (absl::Status valid = options.Validate(); !valid.ok()) {
     return Coded(ErrorCode::kOption, valid);
   }
   ClientOptions effective = WithEnvironment(options);
-  std::vector<std::string> addresses = *client::AddressesOf(effective.address);  // valid
-  if (addresses.size() > 1) {
-    return Coded(ErrorCode::kJoin, client::JoinShards(std::move(effective), std::move(addresses)));
+  const absl::StatusOr<Daemons> daemons = Resolve(effective.address, dns);
+  if (!daemons.ok()) {
+    return Coded(ErrorCode::kJoin,
+                 absl::Status(daemons.status().code(),
+                              absl::StrCat("could not join through ", effective.address, " within ",
+                                           absl::FormatDuration(options.connect_timeout), ": ",
+                                           daemons.status().message())));
   }
-  effective.address = std::move(addresses.front());
-  absl::StatusOr<client::MemberHook> hook = client::MakeMemberHook(effective);
+  if (daemons->addresses.size() > 1) {
+    return Coded(ErrorCode::kJoin, JoinShards(std::move(effective), *daemons));
+  }
+  effective.address = daemons->addresses.front();
+  absl::StatusOr<MemberHook> hook = MakeMemberHook(effective);
   if (!hook.ok()) return Coded(ErrorCode::kOption, hook.status());
-  return Coded(ErrorCode::kJoin, client::JoinWith(std::move(effective), *std::move(hook)));
+  auto joined = JoinWith(std::move(effective), *std::move(hook), daemons->host);
+  if (!joined.ok() && !daemons->host.empty()) {
+    return Coded(ErrorCode::kJoin,
+                 absl::Status(joined.status().code(),
+                              absl::StrCat(NameOf(*daemons, 0), ": ", joined.status().message())));
+  }
+  return Coded(ErrorCode::kJoin, std::move(joined));
 }
 
 std::uint64_t client::DrawStartId() {
@@ -44,9 +66,11 @@ std::string client::WaitsForMembers(int rank, const ClientOptions& options) {
 }
 
 absl::StatusOr<std::unique_ptr<Client>> client::JoinWith(ClientOptions effective,
-                                                         client::MemberHook hook) {
+                                                         client::MemberHook hook,
+                                                         std::string host) {
   const std::uint64_t start_id = DrawStartId();
   client::JoinWish wish;
+  wish.host = std::move(host);
   if (hook.communicators != nullptr) {
     wish.group = {.name = hook.node_group, .communicator = hook.communicators->name()};
   }

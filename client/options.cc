@@ -135,7 +135,7 @@ absl::Status ClientOptions::Validate() const {
     return Bad("node_group", absl::StrCat("\"", effective.node_group, "\" with device \"cpu\""),
                "\"off\", \"auto\", or a GPU: members on the CPU are in no node group");
   }
-  if (named && addresses->size() > 1) {
+  if (named && (addresses->size() > 1 || client::IsDaemonName(addresses->front()))) {
     return Bad("node_group", absl::StrCat("\"", effective.node_group, "\" with several daemons"),
                "\"off\" or \"auto\"");
   }

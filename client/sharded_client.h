@@ -3,11 +3,10 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/addresses.h"
 #include "gradwire/client.h"
 
 namespace gradwire::client {
@@ -16,10 +15,9 @@ namespace gradwire::client {
 // InvalidArgument says why not.
 absl::Status CheckShards(const HookSpec& hook, DeviceId device, std::uint32_t shards);
 
-// Joins all daemons as one member, in this order: the first leads the session. `options` are valid
-// and complete; their address is not looked at. An error names the daemon, and leaves none with a
-// member.
-absl::StatusOr<std::unique_ptr<Client>> JoinShards(ClientOptions options,
-                                                   std::vector<std::string> addresses);
+// Joins all daemons, two or more, as one member, in this order: the first leads the session.
+// `options` are valid and complete; their address is not looked at. An error names the daemon, and
+// leaves none with a member.
+absl::StatusOr<std::unique_ptr<Client>> JoinShards(ClientOptions options, const Daemons& daemons);
 
 }  // namespace gradwire::client

@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/error_code.h"
 #include "base/mutants.h"
-#include "client/memory/shared_pages.h"
 #include "client/runtime/member_hook.h"
 #include "gradwire/hooks/registry.h"
 #include "proto/tls/access_token.h"
@@ -77,7 +76,8 @@ Runtime::Runtime(ClientOptions options, Joined joined, std::uint64_t start_id, M
       dialer_(std::move(joined.dialer)),
       sends_digests_(!tls::IsThisHost(options_.address) && !dialer_.encrypts()),
       events_(std::move(events)),
-      gradients_(std::make_shared<GradientMemory>()),
+      gradients_(shard.gradients != nullptr ? std::move(shard.gradients)
+                                            : std::make_shared<GradientMemory>()),
       channel_(std::move(joined.channel)),
       access_token_(dialer_.access_token()),
       step_(membership_.next_step),
@@ -277,7 +277,7 @@ void Runtime::Finish(const BucketDoneEffect& effect) {
   if (found == buckets_.end()) return;
   const absl::Status status = effect.status.ok() ? device_.status() : effect.status;
   OpenBucket& entry = found->second;
-  if (status.ok() && entry.pages != nullptr) entry.pages->Scatter(entry.own);
+  if (status.ok()) entry.alias.Scatter();
   if (status.ok()) SendReport(effect.bucket, effect.norms);
   if (auto done = std::exchange(entry.done, nullptr)) done->Complete(status);
 }
@@ -360,7 +360,7 @@ void Runtime::Begin(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Outcome>
   const Ticket ticket = next_ticket_++;
   OpenBucket& entry = buckets_[ticket];
   entry = {.bucket = std::move(bucket), .done = std::move(done)};
-  UseAlias(entry);
+  entry.alias = BucketAlias(*gradients_, *entry.bucket);
   // Copied now, because an effect may end the step and destroy the entry.
   const std::uint64_t bytes = entry.bucket->buffer().bytes();
   const Clock::time_point now = Clock::now();

@@ -102,10 +102,9 @@ class Runtime final : private EventHandler {
 
  private:
   struct OpenBucket {
-    std::shared_ptr<GradBucket> bucket;    // its run refers to it until the step's verdict
-    std::shared_ptr<Outcome> done;         // null: completed
-    std::shared_ptr<SharedPages> pages{};  // whose alias is the bucket's buffer; null: none
-    std::span<const std::byte> own{};      // the caller's buffer then
+    std::shared_ptr<GradBucket> bucket;  // its run refers to it until the step's verdict
+    std::shared_ptr<Outcome> done;       // null: completed
+    BucketAlias alias{};                 // the bucket's buffer, if it lies in shared memory
   };
 
   void Handle(Event event, const ReadOn& read_on) override;
@@ -119,8 +118,6 @@ class Runtime final : private EventHandler {
   void OnStream(Event& event);
   void OnFrame(absl::StatusOr<wire::Frame> received);
   void OnOneFrame(absl::StatusOr<wire::Frame> received);
-  // If the bucket lies in memory that ShareGradients took, its buffer becomes the alias.
-  void UseAlias(OpenBucket& entry) const;
   // Whether the daemon has this memory and writes results there.
   bool LiesInSharedMemory(const TensorView& buffer);
   void CheckTimers(Clock::time_point now);

@@ -197,10 +197,10 @@ absl::Status Dialer::Read() {
 }
 
 absl::StatusOr<Dialer> Dialer::Make(const std::string& address, const tls::Files& files,
-                                    tls::TokenSource token) {
+                                    tls::TokenSource token, std::string host) {
   wire::KeepGrpc();
   wire::KeepFreedMemory();
-  Dialer dialer(address, files, std::move(token));
+  Dialer dialer(address, files, std::move(token), std::move(host));
   if (absl::Status read = dialer.Read(); !read.ok()) return read;
   return dialer;
 }
@@ -233,6 +233,7 @@ std::shared_ptr<grpc::Channel> Dialer::Dial() {
   arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 4 * kMiB);
   arguments.SetInt(GRPC_ARG_HTTP2_WRITE_BUFFER_SIZE, 4 * kMiB);
   arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  tls::ExpectHost(host_, arguments);
   return grpc::CreateCustomChannel(address_, credentials_, arguments);
 }
 
@@ -298,7 +299,7 @@ constexpr std::chrono::seconds kMoveTimeout(2);
 absl::StatusOr<Joined> JoinAt(const ClientOptions& options, const JoinWish& wish,
                               std::uint64_t start_id) {
   absl::StatusOr<Dialer> dialer =
-      Dialer::Make(options.address, TlsFiles(options), TokenOf(options));
+      Dialer::Make(options.address, TlsFiles(options), TokenOf(options), wish.host);
   if (!dialer.ok()) return dialer.status();
   std::shared_ptr<grpc::Channel> channel = dialer->Dial();
   auto membership = JoinSession(channel, options, wish, start_id, dialer->access_token());

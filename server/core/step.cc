@@ -301,7 +301,8 @@ MaybeFailure Step::OnEndStep(int rank, const wire::EndStep& end, absl::Time now,
                                  "ended step ", end.step, "; the session is at step ", number_)));
   }
   if (HasEnded(rank)) return std::nullopt;  // a resume repeats it
-  if (const std::optional<int> gone = membership_.FirstLeft()) {
+  // Who leaves a prepared step has all of it.
+  if (const auto gone = membership_.FirstLeft(); gone && !AwaitsConclusion()) {
     return GoneBefore(rank, "ended", number_, *gone);
   }
   AcknowledgeEarlierSteps(rank);

@@ -273,8 +273,12 @@ Print PrinterOf(const Flags& flags) {
   return [&flags](const std::string& json) { std::cout << flags.Document(json); };
 }
 
+bool AsksDaemons(const std::string& command) {
+  return command != "explain" && command != "completion";
+}
+
 absl::Status CheckAddressFor(const std::string& command, const std::string& address) {
-  if (command == "explain" || command == "completion") return absl::OkStatus();
+  if (!AsksDaemons(command)) return absl::OkStatus();
   const bool takes_one = command == "doctor" || command == "bench" || command == "debug bundle" ||
                          command == "version";
   return takes_one ? CheckAddress(address) : CheckAddresses(address);
@@ -313,6 +317,11 @@ int Main(int argc, const char* const* argv) {
   if (absl::Status good = CheckAddressFor(command, flags.address); !good.ok()) {
     PrintFailure(ErrorCode::kCtlUsage, std::string(good.message()));
     return kExitUsage;
+  }
+  if (AsksDaemons(command)) {
+    if (absl::Status resolved = flags.Resolve(); !resolved.ok()) {
+      return Failed(flags.address, resolved);
+    }
   }
   const auto found = commands.find(command);
   return found == commands.end() ? kExitUsage : found->second();

@@ -146,6 +146,24 @@ def test_gradients_are_those_of_copies(train, option, hook):
     worlds.run(2, _both, train, hook, option, fresh=hook == "negative")
 
 
+def _both_over(rank, settings, *arguments):
+    with worlds.environment(settings):
+        _both(rank, *arguments)
+
+
+# Each daemon writes its part of every bucket; or one does, and the other's part is sent.
+@pytest.mark.parametrize("train", [_by_ddp, _by_attach, _by_reduce])
+@pytest.mark.parametrize("hook", IN_PLACE)
+@pytest.mark.parametrize("mixed", [False, True])
+def test_gradients_of_several_daemons_are_those_of_copies(two_daemons, train, hook, mixed):
+    here, there = two_daemons
+    settings = {
+        "GRADWIRE_ADDRESS": f"{there.tcp if mixed else there.address},{here.address}",
+        "GRADWIRE_LOCAL_SOCKET": "off",
+    }
+    worlds.run(2, _both_over, settings, train, hook, True)
+
+
 # ---- DistributedDataParallel's buckets
 
 
@@ -442,6 +460,13 @@ def _daemon_dies(rank, address, pid, attach):
 @pytest.mark.parametrize("attach", [False, True])
 def test_a_session_that_ends_leaves_private_memory(new_daemon, attach):
     worlds.run(2, _daemon_dies, new_daemon.address, new_daemon.pid, attach, fresh=True)
+
+
+@pytest.mark.parametrize("attach", [False, True])
+def test_one_daemon_of_several_that_dies_leaves_private_memory(two_daemons, attach):
+    first, second = two_daemons
+    address = f"{first.address},{second.address}"
+    worlds.run(2, _daemon_dies, address, second.pid, attach, fresh=True)
 
 
 DROPPING_SCRIPT = """
