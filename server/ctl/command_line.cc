@@ -53,8 +53,8 @@ void AddModelOptions(CLI::App& command, ModelFlags& flags) {
 
 void AddConnectionOptions(CLI::App& app, Flags& flags) {
   app.add_option("--address", flags.address,
-                 "The daemon: host:port or unix:/path; all of a session as a list, a:1,b:1, or "
-                 "range, host-{0..3}:1")
+                 "The daemon: host:port or unix:/path; all of a session as a list, a:1,b:1, a "
+                 "range, host-{0..3}:1, or a DNS name, dns-all:///name:1?n=4")
       ->envname("GRADWIRE_ADDRESS");
   app.add_option("--tls-ca", flags.tls.ca, "Authorities of the daemon's certificate; turns on TLS")
       ->envname("GRADWIRE_TLS_CA")

@@ -29,7 +29,7 @@ struct Flags {
   ModelFlags model = {.hooks = DefaultHooks()};
   bool watch = false;
 
-  // What the address names, which was checked; set by Resolve.
+  // What the address names, of a command that takes several daemons; set by Resolve.
   client::Daemons daemons;
 
   // Looks the address up, if it is a name of several daemons. Unavailable: as client::Resolve.

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -179,21 +178,14 @@ TEST_P(ShardMemoryBits, AreThoseOfTheCopiedPath) {
   for (std::size_t turn = 0; turn < 2; ++turn) {
     const ClientOptions common =
         daemons.Options(absl::StrCat("bits", turn), kMembers, GetParam().spec, GetParam().dtype);
-    std::vector<absl::Status> ended(kMembers);
-    std::vector<std::thread> members;
-    for (int rank = 0; rank < kMembers; ++rank) {
-      members.emplace_back([&, rank] {
-        const Way way = kWays[(turn * 2 + static_cast<std::size_t>(rank)) % 4];
-        ClientOptions options = common;
-        options.rank = rank;
-        options.shared_memory = way != Way::kStream;
-        const auto client = Client::Join(options);
-        ended[static_cast<std::size_t>(rank)] =
-            client.ok() ? Train(**client, options, rank, way) : client.status();
-      });
-    }
-    for (std::thread& member : members) member.join();
-    ExpectAllOk(ended);
+    const auto way_of = [&](int rank) {
+      return kWays[(turn * 2 + static_cast<std::size_t>(rank)) % 4];
+    };
+    ExpectAllOk(RunRanks(
+        common, [&](Client& client, int rank) { return Train(client, common, rank, way_of(rank)); },
+        [&](ClientOptions& options, int rank) {
+          options.shared_memory = way_of(rank) != Way::kStream;
+        }));
   }
 }
 
