@@ -94,10 +94,10 @@ struct LeafWish {
 };
 
 struct JoinWish {
-  GroupWish group;
-  ShardWish shard;
-  LeafWish leaf;
-  std::string host;  // as Dialer's
+  GroupWish group{};
+  ShardWish shard{};
+  LeafWish leaf{};
+  std::string host{};  // as Dialer's
 };
 
 // Tries until the daemon has answered, or `options.connect_timeout` and the manifest's
