@@ -57,6 +57,8 @@ enum class Mutant : std::uint8_t {
   kReadyNotRepeated,
   kSliceSentTwice,
   kFailureNotPassedOn,
+  // Of leaves.
+  kLeafDecidesAlone,
 };
 
 #ifdef GRADWIRE_CORE_MUTANTS

@@ -13,13 +13,16 @@ std::string Text(Verdict verdict) { return verdict == Verdict::kApply ? "APPLY" 
 
 }  // namespace
 
-Agreement::Agreement(std::uint32_t shard, std::uint32_t shards, int world_size)
-    : shard_(shard), shards_(shards), ready_(static_cast<std::size_t>(world_size)) {}
+Agreement::Agreement(std::uint32_t shard, std::uint32_t shards, int world_size, bool leaf)
+    : shard_(shard),
+      shards_(shards),
+      leaf_(leaf && !IsActive(Mutant::kLeafDecidesAlone)),
+      ready_(static_cast<std::size_t>(world_size)) {}
 
 void Agreement::Prepare(Verdict own) {
   if (prepared_) return;
   prepared_ = own;
-  if (alone() || IsActive(Mutant::kShardsDecideAlone)) decided_ = own;
+  if ((alone() && !leaf_) || IsActive(Mutant::kShardsDecideAlone)) decided_ = own;
 }
 
 // A member that did not hold this shard's results could not have said anything.

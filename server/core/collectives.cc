@@ -63,6 +63,11 @@ absl::Status Collectives::CheckEnter(const wire::Enter& enter, const wire::Enter
                  absl::InvalidArgumentError(absl::StrCat("broadcast root is ", enter.root,
                                                          "; allowed are 0 to ", world_size_ - 1)));
   }
+  if (enter.kind == wire::CollectiveKind::kBroadcast && leaf_) {
+    return Coded(ErrorCode::kCollective,
+                 absl::UnimplementedError("broadcast: this member's daemon is a leaf; allowed: "
+                                          "barriers"));
+  }
   if (enter.kind == wire::CollectiveKind::kBroadcast &&
       elsewhere_[static_cast<std::size_t>(enter.root)]) {
     return Coded(ErrorCode::kCollective,
@@ -119,10 +124,22 @@ absl::Status Collectives::OnEnter(int rank, const wire::Enter& enter, std::vecto
   if (!std::all_of(entered_.begin(), entered_.end(), [](bool in) { return in; })) {
     return absl::OkStatus();
   }
+  if (leaf_) {
+    asks_ = waits_ = true;
+  } else {
+    Begin(sends);
+  }
+  return absl::OkStatus();
+}
+
+void Collectives::Begin(std::vector<Send>& sends) {
   begun_ = true;
   sends.push_back(Send{.ranks = AllRanks(), .frame = {.header = wire::Begin{.number = number_}}});
   MaybeFinish();
-  return absl::OkStatus();
+}
+
+void Collectives::OnUpstream(std::vector<Send>& sends) {
+  if (std::exchange(waits_, false)) Begin(sends);
 }
 
 absl::Status Collectives::OnChunk(int rank, const wire::CollectiveChunk& header,
@@ -253,6 +270,7 @@ void Collectives::Resume(int rank, std::vector<Send>& sends) const {
 std::string Collectives::WaitingFor() const {
   if (!open_) return "";
   const std::string name = absl::StrCat(KindName(open_->kind), " ", number_);
+  if (waits_) return absl::StrCat(name, " waits for the upstream daemon");
   if (begun_ && Everybody() == sent_) {
     return absl::StrCat(name, " waits for rank ", open_->root, " to send chunk ", sent_, " of ",
                         ChunkCount());

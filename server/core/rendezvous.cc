@@ -61,6 +61,8 @@ MaybeFailure Rendezvous::Tick(absl::Time now, Effects& effects) {
       effects.push_back(CloseEffect{.rank = freed.rank, .connection = *freed.connection});
     }
   }
+  // A leaf that waits for the root's session has the root's timeout.
+  if (membership_.AllConnected()) return std::nullopt;
   if (now - began_ <= options_.join_timeout || IsActive(Mutant::kJoinNeverTimesOut)) {
     return std::nullopt;
   }
@@ -71,7 +73,9 @@ void Rendezvous::Complete(const NodeGroups& groups, std::int64_t step, std::uint
                           Effects& effects) const {
   effects.push_back(
       LogEffect{.message = absl::StrCat("all ", options_.world_size, " members are here")});
-  if (!groups.any() && !groups.has_leaves()) {
+  // Who is behind this leaf has no weight: the leaf has it at the root.
+  const bool weighted = groups.has_leaves() && !options_.leaf.is_leaf();
+  if (!groups.any() && !weighted) {
     effects.push_back(
         FanOutEffect{.ranks = membership_.Reachable(),
                      .frame = {.header = wire::Welcome{.step = step, .attempt = attempt}}});

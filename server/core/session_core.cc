@@ -30,7 +30,12 @@ SessionCore::SessionCore(SessionOptions options, std::unique_ptr<CoordinatorHook
       step_(std::make_unique<Step>(options_, membership_, hook_state_.hook())),
       collectives_(std::make_unique<CollectiveFlow>(options_, membership_)),
       draw_plan_(std::make_unique<DrawPlanIntake>(hook_state_.hook(), options_.manifest.size())),
-      waits_(options_.world_size) {}
+      waits_(options_.world_size) {
+  if (!options_.leaf.is_leaf()) return;
+  const int end = options_.leaf.first + options_.leaf.members;
+  membership_.SetElsewhere(0, options_.leaf.first);
+  membership_.SetElsewhere(end, options_.world_size - end);
+}
 
 SessionCore::~SessionCore() = default;
 
@@ -72,19 +77,29 @@ absl::Status SessionCore::Attach(int rank, std::uint64_t start_id, std::int64_t 
       timeline_->OnResumed(rank);
       Record(effects, first);
     }
-  } else if (membership_.AllConnected()) {
-    absl::StatusOr<NodeGroups> groups = rendezvous_->Group();
-    if (!groups.ok()) {
-      Apply(FailureEvent{.kind = FailureEvent::Kind::kOwner, .rank = rank, .what = groups.status()},
-            effects);
-      return absl::OkStatus();  // the failure goes to all that are connected
-    }
-    state_ = State::kRunning;
-    rendezvous_->Complete(*groups, step_->number(), step_->attempt(), effects);
-    step_->SetGroups(*std::move(groups));
-    collectives_->Begin();
+  } else {
+    MaybeBegin(rank, effects);
   }
   return absl::OkStatus();
+}
+
+// A leaf's members are welcomed when the root's session has begun too.
+void SessionCore::MaybeBegin(int rank, Effects& effects) {
+  if (!membership_.AllConnected()) return;
+  if (options_.leaf.is_leaf() && !std::exchange(upstream_asked_, true)) {
+    effects.push_back(UpstreamEffect{.what = UpstreamEffect::What::kJoin});
+  }
+  if (options_.leaf.is_leaf() && !upstream_joined_) return;
+  absl::StatusOr<NodeGroups> groups = rendezvous_->Group();
+  if (!groups.ok()) {  // the failure goes to all that are connected
+    return Apply(
+        FailureEvent{.kind = FailureEvent::Kind::kOwner, .rank = rank, .what = groups.status()},
+        effects);
+  }
+  state_ = State::kRunning;
+  rendezvous_->Complete(*groups, step_->number(), step_->attempt(), effects);
+  step_->SetGroups(*std::move(groups));
+  collectives_->Begin();
 }
 
 // ---- Frames
@@ -298,7 +313,8 @@ void SessionCore::Apply(const MaybeFailure& failure, Effects& effects) {
   const bool said = absl::StartsWith(decision.reason.message(), begin);
   failure_ = absl::Status(decision.reason.code(),
                           absl::StrCat(said ? "" : begin, decision.reason.message()));
-  SendFailure(failure_, decision.blamed_rank, membership_, effects);
+  blamed_rank_ = decision.blamed_rank;
+  SendFailure(failure_, blamed_rank_, membership_, effects);
   state_ = State::kFailed;
   membership_.End();
   if (failure->kind == FailureEvent::Kind::kLost) {
@@ -346,6 +362,9 @@ absl::Status SessionCore::Install(HookImport& import, Effects& effects, std::uin
 std::string SessionCore::WaitingFor(absl::Time now) const {
   switch (state_) {
     case State::kJoining:
+      if (membership_.AllConnected()) {
+        return "waits for the upstream daemon, and for the members of other nodes to join";
+      }
       return absl::StrCat("waits for ", membership_.MissingNames(), " to join");
     case State::kFailed:
       return std::string(failure_.message());

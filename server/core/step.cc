@@ -37,7 +37,8 @@ Step::Step(const SessionOptions& options, const Membership& membership, Coordina
       flow_(options, membership, hook, shared_, gate_),
       table_(options.manifest, options.open_buckets, options.shard),
       groups_(options, membership),
-      agreement_(options.shard.number, options.shard.count(), options.world_size),
+      agreement_(options.shard.number, options.shard.count(), options.world_size,
+                 options.leaf.is_leaf()),
       reports_(options.manifest),
       ended_(Index(options.world_size)) {}
 
@@ -275,7 +276,9 @@ void Step::OnReduced(const wire::RoundId& id, std::uint32_t chunk, const ResultR
 void Step::Advance(Bucket& bucket, Effects& effects) {
   if (bucket.reduced() || gate_.shut()) return;
   bucket.Advance(attempt_);
-  if (bucket.reduced()) groups_.OnReduced(bucket.parameters(), effects);
+  if (!bucket.reduced()) return;
+  groups_.OnReduced(bucket.parameters(), effects);
+  TellUpstream(bucket, effects);
 }
 
 void Step::ReduceWithoutLost(Effects& effects) {
@@ -345,6 +348,7 @@ void Step::MaybeConclude(Effects& effects) {
   if (!IsPrepared()) return;
   const bool first = !agreement_.prepared();
   agreement_.Prepare(nonfinite_ ? Verdict::kSkip : Verdict::kApply);
+  if (first) AskUpstream(effects);
   if (first && !agreement_.alone()) {
     effects.push_back(
         FanOutEffect{.ranks = membership_.Reachable(), .frame = {.header = PreparedFrame()}});

@@ -84,7 +84,7 @@ void WaitLog::End(absl::Time ended) {
 
 void WaitLog::PutDown(const Step& step, const Membership& membership, absl::Duration waited) {
   // What other daemons are late with, this one cannot tell.
-  if (step.agreement().prepared()) {
+  if (step.agreement().prepared() && !step.is_leaf()) {
     current_.other_shards += waited;
     other_shards_total_ += waited;
     return;
@@ -92,7 +92,7 @@ void WaitLog::PutDown(const Step& step, const Membership& membership, absl::Dura
   const std::vector<bool> idle = FindIdle(step, membership);
   if (std::find(idle.begin(), idle.end(), true) == idle.end()) return;
   const Blocking blocking = FindBlocking(step, membership);
-  if (blocking.on == On::kDaemon) {
+  if (blocking.on == On::kDaemon || blocking.on == On::kUpstream) {
     current_.daemon += waited;
     daemon_total_ += waited;
     return;
