@@ -111,11 +111,6 @@ absl::Status CheckBehindLeaf(const JoinAsk& ask, const LeafPlace& leaf) {
   if (!ask.group.name.empty()) {
     return refused("node_group: this daemon is a leaf; allowed: one of the two");
   }
-  if (ask.node.members == 0) {
-    return refused(
-        "node: not given; a leaf must know which ranks are on its node: set local_rank and "
-        "local_world_size, or LOCAL_RANK and LOCAL_WORLD_SIZE");
-  }
   if (ask.node.first != leaf.first || ask.node.members != leaf.members) {
     return refused(absl::StrCat("node: ranks ", ask.node.first, " to ",
                                 ask.node.first + ask.node.members - 1,

@@ -32,6 +32,11 @@ Field At(ServerOptions& options) {
 }
 
 template <auto Member>
+Field AtUpstreamTls(ServerOptions& options) {
+  return &(options.upstream_tls.*Member);
+}
+
+template <auto Member>
 Field AtTls(ServerOptions& options) {
   return &(options.tls.*Member);
 }

@@ -11,6 +11,7 @@
 #include "server/rpc/clock.h"
 #include "server/services/bulk_lane.h"
 #include "server/services/join_upload.h"
+#include "server/services/leaf_join.h"
 #include "server/services/member_exchange.h"
 #include "server/services/watch_stream.h"
 #include "server/session/registry.h"
@@ -129,7 +130,9 @@ absl::StatusOr<JoinAsk> AskOf(const v1::JoinRequest& request, Manifest manifest)
                  .shard = request.shard().shard(),
                  .addresses = {addresses.begin(), addresses.end()},
                  .leaf_ranks = request.leaf().ranks(),
-                 .leaf = request.leaf().name()};
+                 .leaf = request.leaf().name(),
+                 .node = {.first = request.node().first_rank(),
+                          .members = request.node().members()}};
 }
 
 // Whether a network lies between the session's daemons and its members, as far as the first join
@@ -156,6 +159,9 @@ absl::StatusOr<SessionOptions> SessionOf(const ServerOptions& options,
   session.window_chunks = network ? options.network_window_chunks : options.window_chunks;
   session.open_buckets = options.open_buckets;
   session.eager_bytes = options.eager_bytes;
+  if (options.is_leaf()) {
+    if (absl::Status leaf = MakeLeaf(ask, session); !leaf.ok()) return leaf;
+  }
   session.join_timeout = *join;
   session.step_timeout = *step;
   session.token_timeout = options.token_timeout + wire::ReadingTime(ask.manifest.size());
@@ -274,7 +280,9 @@ absl::Status AggregationService::TryJoin(const v1::JoinRequest& request, Manifes
   // others can join; so they do where a quota leaves them one stream.
   response.set_bulk_lane(has_room_() && joined->member.session->GrantLane(
                                             joined->member.rank, ask->start_id, caller.holder()));
-  response.set_draw_plan(true);
+  // A leaf's members keep nothing that is drawn.
+  response.set_draw_plan(!granted.leaf.is_leaf());
+  response.set_leaf(granted.leaf.is_leaf());
   // Memory can be offered on a unix socket only (SCM_RIGHTS).
   if (shares_memory_) response.set_memory_bytes(granted.StagingBytes());
   if (invitation_.invite) {

@@ -306,6 +306,9 @@ void SessionRunner::Execute(Effects effects, Work& work) {
           [self = shared_from_this(), one = std::move(*chore)] { self->DoChore(one); });
     } else if (auto* release = std::get_if<ReleaseEffect>(&effect)) {
       work.tasks.emplace_back([memory = std::move(release->memory)] {});  // with the task
+    } else if (auto* upstream = std::get_if<UpstreamEffect>(&effect)) {
+      host_.leaf->Queue(std::move(*upstream));
+      work.upstream = true;
     } else if (auto* close = std::get_if<CloseEffect>(&effect)) {
       Close(*close, work);
     } else if (auto* departure = std::get_if<DepartureEffect>(&effect)) {
@@ -315,7 +318,7 @@ void SessionRunner::Execute(Effects effects, Work& work) {
     }
   }
   if (placed != nullptr) Queue(*placed, work);
-  if (IsEnd(core_.state())) OnEnd();
+  if (IsEnd(core_.state())) OnEnd(work);
 }
 
 void SessionRunner::OnDeparture(const DepartureEffect& departure) {
@@ -328,8 +331,12 @@ void SessionRunner::OnDeparture(const DepartureEffect& departure) {
 }
 
 // Nobody has a place in it any more. Its memory counts until it is free.
-void SessionRunner::OnEnd() {
+void SessionRunner::OnEnd(Work& work) {
   if (std::exchange(end_seen_, true)) return;
+  if (host_.leaf != nullptr) {
+    host_.leaf->QueueEnd(core_.failure(), core_.blamed_rank());
+    work.upstream = true;
+  }
   for (MemberUse& use : uses_) use = MemberUse();
   begun_.session = QuotaLedger::Use();
   if (host_.audit == nullptr) return;
@@ -423,6 +430,7 @@ void SessionRunner::Finish(Work work) {
     for (const auto& stream : work.streams) stream->Pump(lane);
   }
   for (WorkThreads::Task& task : work.tasks) host_.work_threads->Post(this, std::move(task));
+  if (work.upstream) host_.leaf->Pump();
   // Sums come last, because nothing else of this event should wait for them.
   if (work.reductions.empty()) return;
   host_.reducer->Reduce(std::move(work.reductions), memory_,
