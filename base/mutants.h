@@ -59,6 +59,7 @@ enum class Mutant : std::uint8_t {
   kFailureNotPassedOn,
   // Of leaves.
   kLeafDecidesAlone,
+  kLeafWeightForgotten,
 };
 
 #ifdef GRADWIRE_CORE_MUTANTS

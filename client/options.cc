@@ -5,6 +5,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/error_code.h"
 #include "base/limits.h"
@@ -39,6 +40,45 @@ std::string Environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
+absl::Status CheckNode(const ClientOptions& options) {
+  const int local = options.local_rank;
+  const int members = options.local_world_size;
+  if (local == -1 && members == 0) return absl::OkStatus();
+  if (members < 1 || members > options.world_size) {
+    return Bad("local_world_size", absl::StrCat(members),
+               absl::StrCat("1 to ", options.world_size));
+  }
+  if (local < 0 || local >= members) {
+    return Bad("local_rank", absl::StrCat(local), absl::StrCat("0 to ", members - 1));
+  }
+  const int first = options.rank - local;
+  if (options.rank == -1 || (first >= 0 && first + members <= options.world_size)) {
+    return absl::OkStatus();
+  }
+  return Bad("local_rank",
+             absl::StrCat(local, " of ", members, " members, with rank ", options.rank, " of ",
+                          options.world_size),
+             "ranks of a node that follow each other");
+}
+
+// What a launcher says. It may number otherwise: then nothing is known.
+void FindNode(ClientOptions& options) {
+  if (options.local_rank != -1 || options.local_world_size != 0) return;
+  int local = 0;
+  int members = 0;
+  if (!absl::SimpleAtoi(Environment("LOCAL_RANK"), &local) ||
+      !absl::SimpleAtoi(Environment("LOCAL_WORLD_SIZE"), &members)) {
+    return;
+  }
+  ClientOptions with = options;
+  with.local_rank = local;
+  with.local_world_size = members;
+  if (members > 0 && CheckNode(with).ok()) {
+    options.local_rank = local;
+    options.local_world_size = members;
+  }
+}
+
 }  // namespace
 
 ClientOptions WithEnvironment(ClientOptions options) {
@@ -57,6 +97,7 @@ ClientOptions WithEnvironment(ClientOptions options) {
     if (text.empty()) text = Environment(variable);
   }
   if (options.node_group.empty()) options.node_group = "off";
+  FindNode(options);
   if (Environment("GRADWIRE_SHARED_MEMORY") == "off") options.shared_memory = false;
   if (Environment("GRADWIRE_SHARED_GRADIENTS") == "off") options.shared_gradients = false;
   if (Environment("GRADWIRE_LOCAL_SOCKET") == "off") options.local_socket = false;
@@ -109,6 +150,7 @@ absl::Status ClientOptions::Validate() const {
     return Bad("rank", absl::StrCat(rank),
                absl::StrCat("0 to ", world_size - 1, ", or -1 for any free rank"));
   }
+  if (absl::Status valid = CheckNode(*this); !valid.ok()) return valid;
   if (parameters.empty()) {
     return Coded(ErrorCode::kNotGiven,
                  Bad("parameters", "empty", "the model's parameters, one or more"));

@@ -23,9 +23,10 @@ ShardLink ShardExchange::LinkOf(std::uint32_t shard) {
           .failed = [this, shard](const FailedEffect& effect) { OnFailed(shard, effect); }};
 }
 
-void ShardExchange::FailAll(const absl::Status& status) {
+void ShardExchange::FailAll(const absl::Status& status, int blamed_rank) {
   if (failed_.exchange(true) || !Begin()) return;
-  for (ClientImpl* one : shards_) one->FailElsewhere(status, -1);
+  for (ClientImpl* one : shards_) one->FailElsewhere(status, blamed_rank);
+  if (on_failed_) on_failed_(status, blamed_rank);
   End();
 }
 
@@ -65,6 +66,7 @@ void ShardExchange::OnFailed(std::uint32_t shard, const FailedEffect& effect) {
   for (std::size_t i = 0; i < shards_.size(); ++i) {
     if (i != shard) shards_[i]->FailElsewhere(effect.status, effect.blamed_rank);
   }
+  if (on_failed_) on_failed_(effect.status, effect.blamed_rank);
   End();
 }
 

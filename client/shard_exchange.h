@@ -3,8 +3,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
+#include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "base/sync.h"
 #include "client/core/shard_vote.h"
 #include "client/runtime/shard_place.h"
@@ -19,7 +22,10 @@ namespace gradwire::client {
 // the lock, because an event queue may handle them at once on this thread.
 class ShardExchange {
  public:
-  ShardExchange(std::uint32_t shards, std::int64_t step) : vote_(shards, step) {}
+  // `failed`: called once, with the first failure; may be empty.
+  using Failed = std::function<void(const absl::Status& why, int blamed_rank)>;
+  ShardExchange(std::uint32_t shards, std::int64_t step, Failed failed = {})
+      : on_failed_(std::move(failed)), vote_(shards, step) {}
 
   // Before the first event.
   void SetShards(std::vector<ClientImpl*> shards) GRADWIRE_EXCLUDES(mutex_);
@@ -27,7 +33,7 @@ class ShardExchange {
   ShardLink LinkOf(std::uint32_t shard);
 
   // Ends the session on all shards. Before Close.
-  void FailAll(const absl::Status& status) GRADWIRE_EXCLUDES(mutex_);
+  void FailAll(const absl::Status& status, int blamed_rank = -1) GRADWIRE_EXCLUDES(mutex_);
 
   // Nothing is handed on from now on. Whoever hands on something now does not wait for anybody.
   void Close() GRADWIRE_EXCLUDES(mutex_);
@@ -42,6 +48,7 @@ class ShardExchange {
   void End() GRADWIRE_EXCLUDES(mutex_);
 
   std::vector<ClientImpl*> shards_;  // constant from the first event on
+  const Failed on_failed_;
   std::atomic<bool> failed_ = false;
   Mutex mutex_;
   CondVar idle_;

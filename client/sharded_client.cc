@@ -12,6 +12,7 @@
 #include "base/error_code.h"
 #include "base/sync.h"
 #include "client/client_impl.h"
+#include "client/core/leaf_weight.h"
 #include "client/options.h"
 #include "client/runtime/join.h"
 #include "client/shard_buckets.h"
@@ -55,7 +56,7 @@ class Together {
 
 }  // namespace client
 
-class ShardedClient final : public Client {
+class ShardedClient final : public client::MemberClient {
  public:
   ShardedClient(ClientOptions options, const std::vector<std::string>& addresses,
                 std::shared_ptr<const ShardMap> map,
@@ -75,21 +76,18 @@ class ShardedClient final : public Client {
 
   ~ShardedClient() override { exchange_->Close(); }
 
-  // Waits until all members have attached to all daemons. `still_waiting` is called once, if that
-  // takes long.
-  absl::Status Start(const std::function<void()>& still_waiting) {
-    std::vector<std::shared_ptr<client::Outcome>> outcomes;
-    outcomes.reserve(shards_.size());
-    for (const auto& shard : shards_) outcomes.push_back(shard->Start());
-    const auto patience = std::chrono::steady_clock::now() + client::kSilentWaitForMembers;
-    for (const auto& outcome : outcomes) outcome->WaitUntil(patience).IgnoreError();
-    const bool all =
-        std::all_of(outcomes.begin(), outcomes.end(), [](const auto& one) { return one->done(); });
-    if (!all) still_waiting();
-    for (const auto& outcome : outcomes) {
-      if (absl::Status started = outcome->Wait(); !started.ok()) return started;
+  std::shared_ptr<client::Outcome> Start() override {
+    auto all = std::make_shared<client::Outcome>();
+    auto together = std::make_shared<client::Together>(
+        shards_.size(), [all](const absl::Status& status) { all->Complete(status); });
+    for (const auto& shard : shards_) {
+      shard->Start()->OnDone([together](const absl::Status& status) { together->OnDone(status); });
     }
-    return absl::OkStatus();
+    return all;
+  }
+
+  void FailElsewhere(const absl::Status& status, int blamed_rank) override {
+    exchange_->FailAll(status, blamed_rank);
   }
 
   int rank() const override { return lead().rank(); }
@@ -100,6 +98,7 @@ class ShardedClient final : public Client {
     auto state = std::make_shared<Completion::State>();
     GradBucket whole = bucket;
     const client::BucketAlias alias(*gradients_, whole);
+    if (lead().weight() != 1) client::Weigh(whole.buffer(), lead().weight());
     absl::StatusOr<std::vector<client::ShardBucket>> parts = buckets_.Divide(whole);
     if (!parts.ok()) {
       state->Complete(parts.status());
@@ -171,16 +170,20 @@ class ShardedClient final : public Client {
     return lead().Broadcast(root, data, bytes);
   }
 
-  // On all shards: a new state reaches a member on each shard's stream, before the end of a barrier
-  // there.
   absl::Status Barrier() override {
     if (absl::Status may = MayWait("a broadcast or barrier"); !may.ok()) return may;
-    std::vector<std::shared_ptr<client::CollectiveCall>> calls;
-    calls.reserve(shards_.size());
-    for (const auto& shard : shards_) calls.push_back(shard->EnterBarrier());
-    absl::Status outcome;
-    for (const auto& call : calls) outcome.Update(call->outcome.Wait());
-    return outcome;
+    auto outcome = std::make_shared<client::Outcome>();
+    Barrier([outcome](const absl::Status& status) { outcome->Complete(status); });
+    return outcome->Wait();
+  }
+  // On all shards: a new state reaches a member on each shard's stream, before the end of a barrier
+  // there.
+  void Barrier(std::function<void(const absl::Status&)> done) override {
+    auto together = std::make_shared<client::Together>(shards_.size(), std::move(done));
+    for (const auto& shard : shards_) {
+      shard->EnterBarrier()->outcome.OnDone(
+          [together](const absl::Status& status) { together->OnDone(status); });
+    }
   }
   absl::Status Leave() override {
     return OnAll([](ClientImpl& shard) { return shard.Leave(); });
@@ -298,14 +301,14 @@ namespace client {
 namespace {
 
 // One member's place at one daemon.
-struct Place {
+struct AtDaemon {
   ClientOptions options;
   MemberHook hook;
   std::optional<Joined> joined{};
 };
 
-void LeaveAll(const std::vector<Place>& places, std::uint64_t start_id) {
-  for (const Place& place : places) {
+void LeaveAll(const std::vector<AtDaemon>& places, std::uint64_t start_id) {
+  for (const AtDaemon& place : places) {
     if (!place.joined) continue;
     LeaveSession(place.joined->channel, place.joined->membership.token, start_id,
                  place.joined->dialer.access_token(), kLeaveAfterError)
@@ -314,14 +317,15 @@ void LeaveAll(const std::vector<Place>& places, std::uint64_t start_id) {
 }
 
 // At each daemon in turn. The first one gives the rank.
-absl::Status JoinEach(std::vector<Place>& places, const Daemons& daemons, std::uint64_t start_id) {
+absl::Status JoinEach(std::vector<AtDaemon>& places, const Daemons& daemons, const LeafWish& leaf,
+                      std::uint64_t start_id) {
   const std::vector<std::string>& addresses = daemons.addresses;
   for (std::uint32_t i = 0; i < places.size(); ++i) {
-    Place& place = places[i];
+    AtDaemon& place = places[i];
     if (i > 0) place.options.rank = places.front().joined->membership.rank;
     place.options.address = addresses[i];
     const JoinWish wish{
-        .group = {}, .shard = {.number = i, .addresses = addresses}, .host = daemons.host};
+        .shard = {.number = i, .addresses = addresses}, .leaf = leaf, .host = daemons.host};
     absl::StatusOr<Joined> joined = JoinNearest(place.options, wish, start_id);
     if (!joined.ok()) {
       return absl::Status(
@@ -354,7 +358,9 @@ absl::Status CheckShards(const HookSpec& hook, DeviceId device, std::uint32_t sh
                    Name(device), "; allowed: the CPU, or the hooks no, fp16 and bf16")));
 }
 
-absl::StatusOr<std::unique_ptr<Client>> JoinShards(ClientOptions options, const Daemons& daemons) {
+absl::StatusOr<std::unique_ptr<MemberClient>> PlaceAtShards(ClientOptions options,
+                                                            const Daemons& daemons,
+                                                            const Leaf& leaf) {
   const std::vector<std::string>& addresses = daemons.addresses;
   const auto count = static_cast<std::uint32_t>(addresses.size());
   if (absl::Status fits = CheckShards(options.hook, options.device, count); !fits.ok()) return fits;
@@ -362,8 +368,7 @@ absl::StatusOr<std::unique_ptr<Client>> JoinShards(ClientOptions options, const 
   if (!made.ok()) return made.status();
   const auto map = std::make_shared<const ShardMap>(*std::move(made));
   options.node_group = "off";
-  const auto on_wait = options.on_wait;
-  std::vector<Place> places;
+  std::vector<AtDaemon> places;
   for (std::uint32_t i = 0; i < count; ++i) {
     absl::StatusOr<MemberHook> hook = MakeMemberHook(options);
     if (!hook.ok()) return Coded(ErrorCode::kOption, hook.status());
@@ -371,22 +376,21 @@ absl::StatusOr<std::unique_ptr<Client>> JoinShards(ClientOptions options, const 
   }
   const std::uint64_t start_id = DrawStartId();
   const auto begin = std::chrono::steady_clock::now();
-  absl::Status status = JoinEach(places, daemons, start_id);
+  absl::Status status = JoinEach(places, daemons, leaf.wish, start_id);
   if (status.ok() && std::chrono::steady_clock::now() > begin + kTokensAreFresh) {
-    status = JoinEach(places, daemons, start_id);
+    status = JoinEach(places, daemons, leaf.wish, start_id);
   }
   if (!status.ok()) {
     LeaveAll(places, start_id);
     return status;
   }
   const JoinResult& first = places.front().joined->membership;
-  const std::string waiting = WaitsForMembers(first.rank, options);
-  auto exchange = std::make_unique<ShardExchange>(count, first.next_step);
+  auto exchange = std::make_unique<ShardExchange>(count, first.next_step, leaf.failed);
   const auto gradients = std::make_shared<GradientMemory>();
   std::vector<std::unique_ptr<ClientImpl>> shards;
   std::vector<ClientImpl*> pointers;
   for (std::uint32_t i = 0; i < count; ++i) {
-    Place& place = places[i];
+    AtDaemon& place = places[i];
     place.options.on_wait = nullptr;
     shards.push_back(std::make_unique<ClientImpl>(
         std::move(place.options), *std::move(place.joined), start_id, std::move(place.hook),
@@ -394,17 +398,14 @@ absl::StatusOr<std::unique_ptr<Client>> JoinShards(ClientOptions options, const 
                    .addresses = addresses,
                    .map = map,
                    .link = exchange->LinkOf(i),
+                   .ranks = std::max(leaf.wish.ranks, 1),
                    .gradients = gradients}));
     pointers.push_back(shards.back().get());
   }
   exchange->SetShards(std::move(pointers));
   options.on_wait = nullptr;  // it may refer to objects that live only until Join returns
-  auto client = std::make_unique<ShardedClient>(std::move(options), addresses, map, gradients,
-                                                std::move(exchange), std::move(shards));
-  if (absl::Status started = client->Start([&] { SayWait(on_wait, waiting); }); !started.ok()) {
-    return started;
-  }
-  return client;
+  return std::make_unique<ShardedClient>(std::move(options), addresses, map, gradients,
+                                         std::move(exchange), std::move(shards));
 }
 
 }  // namespace client

@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/addresses.h"
+#include "client/member_client.h"
 #include "client/runtime/member_hook.h"
 #include "gradwire/client.h"
 
@@ -16,9 +17,11 @@ namespace gradwire::client {
 absl::StatusOr<std::unique_ptr<Client>> JoinThrough(const ClientOptions& options, const Dns& dns);
 
 // Joins one daemon with this hook and these communicators. `options` are valid and complete.
-// `host`: as JoinWish's.
-absl::StatusOr<std::unique_ptr<Client>> JoinWith(ClientOptions options, MemberHook hook,
-                                                 std::string host = {});
+absl::StatusOr<std::unique_ptr<Client>> JoinWith(ClientOptions options, MemberHook hook);
+
+// The same until the daemon has answered. `host`: as JoinWish's.
+absl::StatusOr<std::unique_ptr<MemberClient>> PlaceAt(ClientOptions options, MemberHook hook,
+                                                      const std::string& host, const Leaf& leaf);
 
 // Identifies this attempt: a repeated join with the same id gets the same token, while a new
 // process that takes over the rank has another id.

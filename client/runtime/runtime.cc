@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/error_code.h"
 #include "base/mutants.h"
+#include "client/core/leaf_weight.h"
 #include "client/runtime/member_hook.h"
 #include "gradwire/hooks/registry.h"
 #include "proto/tls/access_token.h"
@@ -72,6 +73,7 @@ Runtime::Runtime(ClientOptions options, Joined joined, std::uint64_t start_id, M
       group_(std::move(hook.device), std::move(hook.communicators), GroupOptions(options_)),
       hook_(std::move(hook.hook)),
       shards_(shard.map == nullptr ? 1 : shard.map->shards()),
+      ranks_(shard.ranks),
       link_(std::move(shard.link)),
       dialer_(std::move(joined.dialer)),
       sends_digests_(!tls::IsThisHost(options_.address) && !dialer_.encrypts()),
@@ -326,6 +328,17 @@ void Runtime::On(CollectiveDoneEffect&) {
 
 void Runtime::On(WelcomeEffect&) {
   welcomed_ = true;
+  if (const std::uint32_t groups = member_.leaf_groups(); groups > 0) {
+    weight_ = LeafWeight(ranks_, groups, options_.world_size);
+  }
+  if (weight() != 1 && device_.on_gpu()) {
+    hook_error_ = Coded(
+        ErrorCode::kLeaf,
+        absl::UnimplementedError(absl::StrCat(
+            "this member has a GPU, and a session with leaf daemons of unequal size; allowed: "
+            "gradients on the CPU, or as many ranks behind each leaf")));
+    return;
+  }
   joined_->Complete(absl::OkStatus());
 }
 
@@ -361,6 +374,8 @@ void Runtime::Begin(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Outcome>
   OpenBucket& entry = buckets_[ticket];
   entry = {.bucket = std::move(bucket), .done = std::move(done)};
   entry.alias = BucketAlias(*gradients_, *entry.bucket);
+  // With several daemons each has a part of the bucket, and their client does this.
+  if (weight() != 1 && shards_ == 1) Weigh(entry.bucket->buffer(), weight());
   // Copied now, because an effect may end the step and destroy the entry.
   const std::uint64_t bytes = entry.bucket->buffer().bytes();
   const Clock::time_point now = Clock::now();

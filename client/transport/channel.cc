@@ -58,6 +58,10 @@ v1::JoinRequest MakeRequest(const ClientOptions& options, const JoinWish& wish,
     request.mutable_shard()->mutable_addresses()->Add(wish.shard.addresses.begin(),
                                                       wish.shard.addresses.end());
   }
+  if (options.local_world_size > 0 && options.rank >= 0) {
+    request.mutable_node()->set_first_rank(options.rank - options.local_rank);
+    request.mutable_node()->set_members(options.local_world_size);
+  }
   if (wish.leaf.ranks > 0) {
     request.mutable_leaf()->set_ranks(wish.leaf.ranks);
     request.mutable_leaf()->set_name(wish.leaf.name);
@@ -130,6 +134,7 @@ absl::StatusOr<JoinResult> Checked(const v1::JoinResponse& response, const Clien
                         .eager_bytes = std::min(response.eager_bytes(), kMaxMemoryBytes),
                         .bulk_lane = response.bulk_lane(),
                         .draw_plan = response.draw_plan(),
+                        .leaf = response.leaf(),
                         .local_socket = {.path = response.local_socket().path(),
                                          .key = response.local_socket().key()}};
   const auto heartbeat = wire::FromProto(response.heartbeat_interval(), "heartbeat_interval");

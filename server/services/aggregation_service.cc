@@ -121,18 +121,18 @@ absl::StatusOr<JoinAsk> AskOf(const v1::JoinRequest& request, Manifest manifest)
     if (absl::Status status = CheckLeaf(request); !status.ok()) return status;
   }
   const auto& addresses = request.shard().addresses();
-  return JoinAsk{.world_size = request.world_size(),
-                 .rank = request.rank(),
-                 .start_id = request.start_id(),
-                 .spec = *std::move(spec),
-                 .manifest = std::move(manifest),
-                 .group = *std::move(group),
-                 .shard = request.shard().shard(),
-                 .addresses = {addresses.begin(), addresses.end()},
-                 .leaf_ranks = request.leaf().ranks(),
-                 .leaf = request.leaf().name(),
-                 .node = {.first = request.node().first_rank(),
-                          .members = request.node().members()}};
+  return JoinAsk{
+      .world_size = request.world_size(),
+      .rank = request.rank(),
+      .start_id = request.start_id(),
+      .spec = *std::move(spec),
+      .manifest = std::move(manifest),
+      .group = *std::move(group),
+      .shard = request.shard().shard(),
+      .addresses = {addresses.begin(), addresses.end()},
+      .leaf_ranks = request.leaf().ranks(),
+      .leaf = request.leaf().name(),
+      .node = {.first = request.node().first_rank(), .members = request.node().members()}};
 }
 
 // Whether a network lies between the session's daemons and its members, as far as the first join

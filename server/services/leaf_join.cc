@@ -23,9 +23,10 @@ absl::Status Refused(const std::string& what) {
 // that members announce is open, because the root alone knows which of them other nodes have.
 absl::Status MakeLeaf(const JoinAsk& ask, SessionOptions& session) {
   if (!HookRegistry::IsBuiltIn(ask.spec.comm_hook)) {
-    return Refused(absl::StrCat("hook: \"", ask.spec.comm_hook,
-                                "\" is a user's own, and this daemon is a leaf, which runs the hook "
-                                "itself; allowed: built-in hooks"));
+    return Refused(
+        absl::StrCat("hook: \"", ask.spec.comm_hook,
+                     "\" is a user's own, and this daemon is a leaf, which runs the hook "
+                     "itself; allowed: built-in hooks"));
   }
   if (ask.node.members < 1) {
     return Refused(

@@ -6,8 +6,8 @@
 
 namespace gradwire::server {
 
-// `session` is what the join asks for, of a daemon that is no leaf. InvalidArgument: the member does
-// not say which ranks are on its node, or its hook runs in trainers only.
+// `session` is what the join asks for, of a daemon that is no leaf. InvalidArgument: the member
+// does not say which ranks are on its node, or its hook runs in trainers only.
 absl::Status MakeLeaf(const JoinAsk& ask, SessionOptions& session);
 
 }  // namespace gradwire::server

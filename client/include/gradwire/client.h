@@ -53,6 +53,11 @@ struct ClientOptions {
   std::string session = {};
   int rank = -1;  // -1: the coordinator picks
   int world_size = 1;
+  // This member's number among those on its node, whose ranks follow each other, and how many they
+  // are. A leaf daemon needs to know; others do not look. Not set: LOCAL_RANK and LOCAL_WORLD_SIZE,
+  // which torchrun and accelerate set, where they fit the rank and the world size.
+  int local_rank = -1;
+  int local_world_size = 0;
   TlsOptions tls = {};
   // The path of a file whose one line is the token that the daemon's --tokens has for this
   // member. It is sent only over TLS, or to this host. Empty: GRADWIRE_TOKEN_FILE, else the token
