@@ -97,9 +97,10 @@ void Runtime::Run(std::shared_ptr<Outcome> joined) {
   events_->Serve(*this);
 }
 
+// The daemon, which does not know yet why the session ends, has some time to hear it.
 void Runtime::Stop() {
   stopping_ = true;
-  connection_.Close(Clock::now());
+  if (!connection_.has_last_words()) connection_.Close(Clock::now());
 }
 
 Clock::time_point Runtime::OnIdle() {

@@ -39,6 +39,7 @@ void Runtime::OpenStream(std::shared_ptr<grpc::Channel> channel) {
     MutexLock lock(shared_mutex_);
     metrics_.shared_memory = memory_ != nullptr;
     metrics_.unix_socket = tls::IsUnixSocket(options_.address);
+    metrics_.leaf = membership_.leaf;
   }
   // With shared memory large payloads rarely travel in frames, so a bulk lane is not worth it.
   if (memory_ != nullptr) {

@@ -233,12 +233,15 @@ SessionHost Registry::HostOf(const SessionOptions& options) const {
   SessionHost host = host_;
   if (!options.leaf.is_leaf()) return host;
   const auto owner = std::make_shared<char>();
-  host.leaf = std::make_shared<LeafSession>(
-      options.manifest, make_upstream_(options),
-      LeafSession::Host{.post = [threads = host_.work_threads,
-                                 owner](auto task) { threads->Post(owner.get(), std::move(task)); },
-                        .before_long_work = host_.before_long_work,
-                        .threads = leaf_threads_});
+  const auto post = [threads = host_.work_threads, owner](std::function<void()> task) {
+    threads->Post(owner.get(), std::move(task));
+  };
+  // It may wait for the upstream when it ends, and whoever drops it may have no time for that.
+  host.leaf = std::shared_ptr<LeafSession>(
+      new LeafSession(
+          options.manifest, make_upstream_(options),
+          {.post = post, .before_long_work = host_.before_long_work, .threads = leaf_threads_}),
+      [post](LeafSession* leaf) { post([leaf = std::shared_ptr<LeafSession>(leaf)] {}); });
   host.reducer = host.leaf;
   return host;
 }

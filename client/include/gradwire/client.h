@@ -144,6 +144,7 @@ struct ClientMetrics {
   std::int64_t resumes = 0;          // broken streams that were resumed
   bool shared_memory = false;        // payloads travel in shared memory now
   bool unix_socket = false;          // frames travel over a unix socket, not over TCP
+  bool leaf = false;                 // the daemon is a leaf, and runs the hook for the whole node
   double compress_seconds = 0;       // time spent on encoding contributions
   // Time spent on decoding results, including a hook's computation at the end of a round.
   double decompress_seconds = 0;
