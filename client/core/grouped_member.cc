@@ -19,6 +19,8 @@ GroupedMember::GroupedMember(const MemberOptions& options, Hook* hook, bool whol
 
 GroupedMember::~GroupedMember() = default;
 
+void GroupedMember::SetNode(int index, int members) { member_->SetGroup(index, members); }
+
 std::int64_t GroupedMember::step() const { return member_->step(); }
 
 const absl::Status& GroupedMember::failure() const { return member_->failure(); }

@@ -43,6 +43,10 @@ class GroupedMember {
   GroupedMember(const GroupedMember&) = delete;
   GroupedMember& operator=(const GroupedMember&) = delete;
 
+  // The daemon is a leaf: the hook's contributors are the `members` of this node, of which this is
+  // number `index`. Before everything else.
+  void SetNode(int index, int members);
+
   // ---- As Member's. The step ends when its buckets have their results from the group.
   absl::Status StartBucket(Ticket ticket, GradBucket& bucket, Effects& effects,
                            bool measure = false);

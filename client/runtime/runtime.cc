@@ -85,7 +85,9 @@ Runtime::Runtime(ClientOptions options, Joined joined, std::uint64_t start_id, M
       step_(membership_.next_step),
       member_(CoreOptions(options_, membership_, shard), hook_.get(),
               TakesWholeBuckets(options_.hook)),
-      connection_(options_.address, membership_, start_id_, events_, std::move(poller)) {}
+      connection_(options_.address, membership_, start_id_, events_, std::move(poller)) {
+  if (membership_.leaf) member_.SetNode(options_.local_rank, options_.local_world_size);
+}
 
 void Runtime::Run(std::shared_ptr<Outcome> joined) {
   joined_ = std::move(joined);
@@ -329,7 +331,8 @@ void Runtime::On(CollectiveDoneEffect&) {
 
 void Runtime::On(WelcomeEffect&) {
   welcomed_ = true;
-  if (const std::uint32_t groups = member_.leaf_groups(); groups > 0) {
+  const std::uint32_t groups = member_.leaf_groups();
+  if (groups > 0 && options_.hook.comm_hook != "noop") {
     weight_ = LeafWeight(ranks_, groups, options_.world_size);
   }
   if (weight() != 1 && device_.on_gpu()) {

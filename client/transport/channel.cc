@@ -152,6 +152,9 @@ absl::StatusOr<JoinResult> Checked(const v1::JoinResponse& response, const Clien
   if (membership.rank < 0 || membership.rank >= options.world_size) {
     return bad(absl::StrCat("rank ", membership.rank));
   }
+  if (membership.leaf && (options.local_world_size < 1 || options.rank < 0)) {
+    return bad("\"leaf\", which did not know this member's node");
+  }
   if (membership.next_step < 0) return bad(absl::StrCat("next_step ", membership.next_step));
   if (membership.chunk_bytes == 0 || membership.chunk_bytes % 8 != 0 ||
       membership.chunk_bytes > kMaxChunkBytes) {

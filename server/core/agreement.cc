@@ -17,7 +17,13 @@ Agreement::Agreement(std::uint32_t shard, std::uint32_t shards, int world_size, 
     : shard_(shard),
       shards_(shards),
       leaf_(leaf && !IsActive(Mutant::kLeafDecidesAlone)),
-      ready_(static_cast<std::size_t>(world_size)) {}
+      elsewhere_(static_cast<std::size_t>(world_size)),
+      ready_(elsewhere_) {}
+
+void Agreement::SetElsewhere(int rank) {
+  elsewhere_[static_cast<std::size_t>(rank)] = true;
+  ready_ = elsewhere_;
+}
 
 void Agreement::Prepare(Verdict own) {
   if (prepared_) return;
@@ -53,9 +59,8 @@ absl::Status Agreement::OnReady(int rank, const wire::Ready& ready) {
     digest_ = ready.digest;
     first_ready_ = rank;
   }
-  if (IsReady(rank)) return absl::OkStatus();
   ready_[static_cast<std::size_t>(rank)] = true;
-  if (++ready_count_ == ready_.size()) decided_ = said_;
+  if (NotReady().empty()) decided_ = said_;
   return absl::OkStatus();
 }
 
@@ -89,8 +94,7 @@ std::vector<int> Agreement::NotReady() const {
 void Agreement::NextStep() {
   last_ = decided_;
   prepared_.reset();
-  std::fill(ready_.begin(), ready_.end(), false);
-  ready_count_ = 0;
+  ready_ = elsewhere_;
   said_.reset();
   first_ready_ = -1;
   digest_ = 0;

@@ -24,6 +24,9 @@ class Agreement {
   // `leaf`: this is one, and its root has the last word.
   Agreement(std::uint32_t shard, std::uint32_t shards, int world_size, bool leaf = false);
 
+  // The rank says nothing here. Before the first step.
+  void SetElsewhere(int rank);
+
   bool alone() const { return shards_ == 1; }
   // Whether members hear from this shard that the step is done.
   bool leads() const { return shard_ == 0; }
@@ -59,8 +62,8 @@ class Agreement {
   const std::uint32_t shards_;
   const bool leaf_;
   std::optional<Verdict> prepared_;
-  std::vector<bool> ready_;  // by rank
-  std::size_t ready_count_ = 0;
+  std::vector<bool> elsewhere_;  // by rank
+  std::vector<bool> ready_;      // by rank: or elsewhere
   std::optional<Verdict> said_;  // by the first that was ready
   int first_ready_ = -1;
   std::uint64_t digest_ = 0;

@@ -5,6 +5,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "base/mutants.h"
 #include "server/core/collective_flow.h"
 #include "server/core/draw_plan_intake.h"
@@ -179,12 +180,21 @@ MaybeFailure SessionCore::OnFailureElsewhere(int rank, const wire::Failure& fail
   if (options_.shard.count() == 1 && !membership_.IsLeaf(rank)) {
     return ViolationOf(rank, absl::FailedPreconditionError("sent a failure"));
   }
+  // A leaf tells what it told its own members.
+  absl::string_view what = failure.message;
+  absl::ConsumePrefix(&what, absl::StrCat("session \"", options_.name, "\" failed: "));
+  const std::string message = membership_.IsLeaf(rank)
+                                  ? absl::StrCat(membership_.NameOf(rank), ": ", what)
+                                  : failure.message;
+  const int blamed = membership_.IsRank(failure.blamed_rank) ? failure.blamed_rank
+                     : membership_.IsLeaf(rank)              ? rank
+                                                             : -1;
   const bool known = failure.code > 0 && failure.code <= 16;
   return FailureEvent{.kind = FailureEvent::Kind::kElsewhere,
-                      .rank = membership_.IsRank(failure.blamed_rank) ? failure.blamed_rank : -1,
+                      .rank = blamed,
                       .what = absl::Status(known ? static_cast<absl::StatusCode>(failure.code)
                                                  : absl::StatusCode::kUnknown,
-                                           failure.message)};
+                                           message)};
 }
 
 void SessionCore::Reduced(const wire::RoundId& id, std::uint32_t chunk, const ResultRef& result,

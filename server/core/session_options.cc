@@ -96,21 +96,10 @@ absl::Status CompareShards(const JoinAsk& ask, const ShardPlace& here) {
       "shards[", ask.shard, "] is this daemon, which is shards[", here.number, "] too"));
 }
 
-// A leaf that stood for other leaves could be one of its own upstreams.
 absl::Status CheckBehindLeaf(const JoinAsk& ask, const LeafPlace& leaf) {
   const auto refused = [](const std::string& what) {
     return Coded(ErrorCode::kLeaf, absl::InvalidArgumentError(what));
   };
-  if (ask.leaf_ranks > 0) {
-    return refused(absl::StrCat("leaf \"", ask.leaf,
-                                "\": this daemon is a leaf itself; allowed: a root as upstream"));
-  }
-  if (!ask.addresses.empty()) {
-    return refused("shards: this daemon is a leaf; allowed: it alone, with shards as its upstream");
-  }
-  if (!ask.group.name.empty()) {
-    return refused("node_group: this daemon is a leaf; allowed: one of the two");
-  }
   if (ask.node.first != leaf.first || ask.node.members != leaf.members) {
     return refused(absl::StrCat("node: ranks ", ask.node.first, " to ",
                                 ask.node.first + ask.node.members - 1,

@@ -71,7 +71,7 @@ class Step {
   const StepGate& gate() const { return gate_; }
 
   // All members are here; before any frame of theirs.
-  void SetGroups(NodeGroups groups) { groups_.SetGroups(std::move(groups)); }
+  void SetGroups(NodeGroups groups);
 
   // Whether a member that is at this step can go on in the session.
   absl::Status CheckResumable(std::int64_t member_step) const;

@@ -1,7 +1,16 @@
-// What a leaf's step has to do with the root's.
+// What a step has to do with leaves, and a leaf's with the root's.
+#include <utility>
+
 #include "server/core/step.h"
 
 namespace gradwire::server {
+
+void Step::SetGroups(NodeGroups groups) {
+  groups_.SetGroups(std::move(groups));
+  for (int r = 0; r < options_.world_size; ++r) {
+    if (membership_.IsElsewhere(r)) agreement_.SetElsewhere(r);
+  }
+}
 
 // The root hears of a bucket from its sum, and of one that has none from here: of an empty one, and
 // of all with the hook "noop".

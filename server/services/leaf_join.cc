@@ -10,11 +10,30 @@ namespace gradwire::server {
 namespace {
 
 // The most that a session may have.
-constexpr std::uint32_t kAllChunks = 1024;
-constexpr std::uint32_t kAllBuckets = 1024;
+constexpr std::size_t kMostChunks = 1024;
+constexpr std::size_t kMostBuckets = 1024;
+// Memory is taken for each bucket's last chunk as for a whole one, so chunks are small: this many
+// to a model, unless that makes them too small.
+constexpr std::size_t kChunks = kMostChunks / 2;
+constexpr std::size_t kLeastChunk = std::size_t{16} << 10;
+
+std::size_t RoundUp(std::size_t bytes) { return (bytes / 8 + 1) * 8; }
 
 absl::Status Refused(const std::string& what) {
   return Coded(ErrorCode::kLeaf, absl::InvalidArgumentError(what));
+}
+
+// A leaf that stood for other leaves could be one of its own upstreams.
+absl::Status CheckTrainer(const JoinAsk& ask) {
+  if (ask.leaf_ranks > 0) {
+    return Refused(absl::StrCat("leaf \"", ask.leaf,
+                                "\": this daemon is a leaf itself; allowed: a root as upstream"));
+  }
+  if (!ask.addresses.empty()) {
+    return Refused("shards: this daemon is a leaf; allowed: it alone, with shards as its upstream");
+  }
+  if (ask.group.name.empty()) return absl::OkStatus();
+  return Refused("node_group: this daemon is a leaf; allowed: one of the two");
 }
 
 }  // namespace
@@ -22,6 +41,7 @@ absl::Status Refused(const std::string& what) {
 // A bucket goes to the root when all of it is here, so a window holds any bucket; and every bucket
 // that members announce is open, because the root alone knows which of them other nodes have.
 absl::Status MakeLeaf(const JoinAsk& ask, SessionOptions& session) {
+  if (absl::Status status = CheckTrainer(ask); !status.ok()) return status;
   if (!HookRegistry::IsBuiltIn(ask.spec.comm_hook)) {
     return Refused(
         absl::StrCat("hook: \"", ask.spec.comm_hook,
@@ -36,10 +56,13 @@ absl::Status MakeLeaf(const JoinAsk& ask, SessionOptions& session) {
   session.leaf = {.first = ask.node.first, .members = ask.node.members, .hook = ask.spec};
   session.spec = HookSpec();
   if (ask.spec.comm_hook == "noop") session.spec.comm_hook = "noop";
-  const std::size_t least = (ask.manifest.GradientBytes() / kAllChunks / 8 + 1) * 8;
-  session.chunk_bytes = std::max(session.chunk_bytes, least);
-  session.window_chunks = kAllChunks;
-  session.open_buckets = kAllBuckets;
+  const std::size_t model = ask.manifest.GradientBytes();
+  const std::size_t wanted =
+      std::clamp(RoundUp(model / kChunks), kLeastChunk, std::max(kLeastChunk, session.chunk_bytes));
+  session.chunk_bytes = std::max(wanted, RoundUp(model / kMostChunks));
+  session.window_chunks = kMostChunks;
+  session.open_buckets =
+      static_cast<std::uint32_t>(std::clamp<std::size_t>(ask.manifest.size(), 1, kMostBuckets));
   return absl::OkStatus();
 }
 
