@@ -281,12 +281,6 @@ void Step::Advance(Bucket& bucket, Effects& effects) {
   TellUpstream(bucket, effects);
 }
 
-void Step::ReduceWithoutLost(Effects& effects) {
-  for (const auto& [key, bucket] : table_.all()) {
-    if (bucket.has_rounds()) flow_.ReduceComplete(*table_.Find(key.first, key.second), effects);
-  }
-}
-
 // A member that acts in this step has received the StepDone of earlier steps, and StepDone follows
 // all results.
 void Step::AcknowledgeEarlierSteps(int rank) {

@@ -11,6 +11,7 @@
 
 #include "base/sync.h"
 #include "server/core/manifest.h"
+#include "server/session/leaf_answers.h"
 #include "server/session/reducer.h"
 #include "server/session/sum_threads.h"
 #include "server/session/upstream.h"
@@ -30,18 +31,10 @@ class LeafSession final : public Reducer, public std::enable_shared_from_this<Le
     std::function<void()> before_long_work;  // as SessionHost's
     std::shared_ptr<SumThreads> threads;
   };
-  // Events for the session's core. Called without locks.
-  struct Answers {
-    std::function<void()> joined;
-    std::function<void(std::int64_t step, Verdict verdict)> concluded;
-    std::function<void()> barrier;
-    std::function<void(const absl::Status& why, int blamed_rank)> failed;
-  };
-
   LeafSession(Manifest manifest, std::unique_ptr<Upstream> upstream, Host host);
 
   // Before anything else.
-  void SetAnswers(Answers answers) { answers_ = std::move(answers); }
+  void SetAnswers(LeafAnswers answers) { answers_ = std::move(answers); }
 
   // What the core asks for, in its order: Queue under the session's lock, then Pump without it.
   void Queue(UpstreamEffect effect) GRADWIRE_EXCLUDES(mutex_);
@@ -76,7 +69,7 @@ class LeafSession final : public Reducer, public std::enable_shared_from_this<Le
 
   const Manifest manifest_;
   const Host host_;
-  Answers answers_;
+  LeafAnswers answers_;
   Mutex mutex_;
   std::deque<Wish> wishes_ GRADWIRE_GUARDED_BY(mutex_);
   bool pumping_ GRADWIRE_GUARDED_BY(mutex_) = false;

@@ -164,10 +164,9 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinNew(const SessionO
                  own.generation, own.world_size, bytes);
   }
   SessionHost host = HostOf(own);
-  const std::shared_ptr<LeafSession> leaf = host.leaf;
   const auto session =
       std::make_shared<SessionRunner>(std::move(own), *std::move(hook), std::move(host), now);
-  if (leaf != nullptr) leaf->SetAnswers(session->LeafAnswers());
+  session->ConnectLeaf();
   const auto admission = session->Join(ask, now, holder);
   if (!admission.ok()) return admission.status();
   if (!*admission) return std::nullopt;  // does not happen: nobody else could end it
@@ -226,24 +225,6 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinExisting(
       .token = std::move(token),
       .member = {.session = session, .rank = (*admission)->rank, .start_id = ask.start_id},
       .next_step = session->step()};
-}
-
-// Its tasks have an owner of their own, so that a long task of the session delays none of them.
-SessionHost Registry::HostOf(const SessionOptions& options) const {
-  SessionHost host = host_;
-  if (!options.leaf.is_leaf()) return host;
-  const auto owner = std::make_shared<char>();
-  const auto post = [threads = host_.work_threads, owner](std::function<void()> task) {
-    threads->Post(owner.get(), std::move(task));
-  };
-  // It may wait for the upstream when it ends, and whoever drops it may have no time for that.
-  host.leaf = std::shared_ptr<LeafSession>(
-      new LeafSession(
-          options.manifest, make_upstream_(options),
-          {.post = post, .before_long_work = host_.before_long_work, .threads = leaf_threads_}),
-      [post](LeafSession* leaf) { post([leaf = std::shared_ptr<LeafSession>(leaf)] {}); });
-  host.reducer = host.leaf;
-  return host;
 }
 
 bool Registry::HasRoom(const std::string& name, std::size_t bytes,

@@ -14,9 +14,9 @@
 #include "proto/wire/merge.h"
 #include "proto/wire/proto_conversion.h"
 #include "server/rpc/clock.h"
+#include "server/session/leaf_session.h"
 #include "server/session/log_scope.h"
 #include "server/session/outgoing.h"
-#include "server/session/reducer.h"
 #include "server/session/session_memory.h"
 
 namespace gradwire::server {

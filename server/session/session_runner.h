@@ -19,9 +19,10 @@
 #include "gradwire/v1/admin.pb.h"
 #include "proto/wire/frame.h"
 #include "server/core/session_core.h"
-#include "server/session/leaf_session.h"
+#include "server/session/leaf_answers.h"
 #include "server/session/member_stream.h"
 #include "server/session/memory_budget.h"
+#include "server/session/reducer.h"
 #include "server/session/session_host.h"
 #include "server/session/state_files.h"
 #include "server/session/yielding_mutex.h"
@@ -96,8 +97,8 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   // Bytes from `connection` are no frame. Ignored if it is no longer the member's stream.
   void FailFrom(int rank, std::uint64_t connection, const absl::Status& status);
 
-  // The core's events for what its leaf's upstream says.
-  LeafSession::Answers LeafAnswers();
+  // Of a leaf: before the first join.
+  void ConnectLeaf();
 
   // What it may make the daemon hold, given back when it is destroyed, and what it uses of its
   // beginner's quota. Before others have it.
@@ -161,6 +162,8 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   // Once, when the session has ended.
   void OnEnd(Work& work) GRADWIRE_REQUIRES(mutex_);
   std::vector<ParameterReport> CompressionReport() const GRADWIRE_EXCLUDES(mutex_);
+  // The core's events for what its leaf's upstream says.
+  LeafAnswers AnswersToLeaf();
   // One event: calls the core under the lock, and does what follows from it.
   void Handle(absl::FunctionRef<void(SessionCore&, Effects&)> event) GRADWIRE_EXCLUDES(mutex_);
   // What is left to do without the lock.

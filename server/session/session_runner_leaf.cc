@@ -2,12 +2,17 @@
 #include <memory>
 
 #include "server/rpc/clock.h"
+#include "server/session/leaf_session.h"
 #include "server/session/session_runner.h"
 
 namespace gradwire::server {
 
+void SessionRunner::ConnectLeaf() {
+  if (host_.leaf != nullptr) host_.leaf->SetAnswers(AnswersToLeaf());
+}
+
 // The leaf belongs to the session, so it must not keep it.
-LeafSession::Answers SessionRunner::LeafAnswers() {
+LeafAnswers SessionRunner::AnswersToLeaf() {
   const auto to = [weak = weak_from_this()](auto event) {
     return [weak, event](auto... arguments) {
       const auto self = weak.lock();
