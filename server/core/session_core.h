@@ -128,6 +128,9 @@ class SessionCore {
   State state() const { return state_; }
   MemberState member_state(int rank) const { return membership_.state(rank); }
   std::int64_t step() const;
+  // Of a leaf daemon: its name, and the ranks that it stands for. "" and 1: it is a trainer.
+  const std::string& leaf_name(int rank) const { return membership_.leaf_name(rank); }
+  int ranks(int rank) const { return membership_.ranks(rank); }
   absl::Time last_heard(int rank) const { return membership_.last_heard(rank); }
   const absl::Status& failure() const { return failure_; }
   int blamed_rank() const { return blamed_rank_; }  // for the failure; -1: nobody

@@ -127,8 +127,11 @@ bool SessionRunner::GrantLane(int rank, std::uint64_t start_id, const QuotaHolde
   if (!use.member.held() || !core_.HasPlace(start_id)) return true;
   if (use.lane.held()) return true;
   // Members that are still to come need a stream each; a lane is a luxury.
-  const auto absent = std::count_if(uses_.begin(), uses_.end(),
-                                    [](const MemberUse& one) { return !one.member.held(); });
+  std::int64_t absent = 0;
+  for (int r = 0; r < options_.world_size; ++r) {
+    const bool elsewhere = core_.member_state(r) == SessionCore::MemberState::kElsewhere;
+    if (!elsewhere && !uses_[static_cast<std::size_t>(r)].member.held()) ++absent;
+  }
   const std::uint64_t spare =
       core_.state() == SessionCore::State::kJoining ? static_cast<std::uint64_t>(absent) : 0;
   if (auto lane = host_.ledger->AddLane(holder, options_.name, spare)) use.lane = *std::move(lane);
