@@ -45,38 +45,19 @@ absl::Status CheckNode(const ClientOptions& options) {
   const int members = options.local_world_size;
   if (local == -1 && members == 0) return absl::OkStatus();
   if (members < 1 || members > options.world_size) {
-    return Bad("local_world_size", absl::StrCat(members),
-               absl::StrCat("1 to ", options.world_size));
+    return Bad(
+        "local_world_size", absl::StrCat(members, " with local_rank ", local),
+        absl::StrCat("1 to ", options.world_size, ", the world size, or neither of the two"));
   }
   if (local < 0 || local >= members) {
-    return Bad("local_rank", absl::StrCat(local), absl::StrCat("0 to ", members - 1));
+    return Bad("local_rank", absl::StrCat(local, " with local_world_size ", members),
+               absl::StrCat("0 to ", members - 1, ", or neither of the two"));
   }
-  const int first = options.rank - local;
-  if (options.rank == -1 || (first >= 0 && first + members <= options.world_size)) {
-    return absl::OkStatus();
-  }
+  if (options.rank < 0 || NodeOf(options)) return absl::OkStatus();
   return Bad("local_rank",
-             absl::StrCat(local, " of ", members, " members, with rank ", options.rank, " of ",
-                          options.world_size),
-             "ranks of a node that follow each other");
-}
-
-// What a launcher says. It may number otherwise: then nothing is known.
-void FindNode(ClientOptions& options) {
-  if (options.local_rank != -1 || options.local_world_size != 0) return;
-  int local = 0;
-  int members = 0;
-  if (!absl::SimpleAtoi(Environment("LOCAL_RANK"), &local) ||
-      !absl::SimpleAtoi(Environment("LOCAL_WORLD_SIZE"), &members)) {
-    return;
-  }
-  ClientOptions with = options;
-  with.local_rank = local;
-  with.local_world_size = members;
-  if (members > 0 && CheckNode(with).ok()) {
-    options.local_rank = local;
-    options.local_world_size = members;
-  }
+             absl::StrCat(local, " with local_world_size ", members, ", rank ", options.rank,
+                          " and world_size ", options.world_size),
+             "ranks of a node that follow each other, from rank - local_rank on");
 }
 
 }  // namespace
@@ -97,11 +78,29 @@ ClientOptions WithEnvironment(ClientOptions options) {
     if (text.empty()) text = Environment(variable);
   }
   if (options.node_group.empty()) options.node_group = "off";
-  FindNode(options);
+  if (options.local_rank == -1 && options.local_world_size == 0) {
+    ClientOptions placed = options;
+    const bool numbers =
+        absl::SimpleAtoi(Environment("LOCAL_RANK"), &placed.local_rank) &&
+        absl::SimpleAtoi(Environment("LOCAL_WORLD_SIZE"), &placed.local_world_size);
+    if (numbers && NodeOf(placed)) {
+      options.local_rank = placed.local_rank;
+      options.local_world_size = placed.local_world_size;
+    }
+  }
   if (Environment("GRADWIRE_SHARED_MEMORY") == "off") options.shared_memory = false;
   if (Environment("GRADWIRE_SHARED_GRADIENTS") == "off") options.shared_gradients = false;
   if (Environment("GRADWIRE_LOCAL_SOCKET") == "off") options.local_socket = false;
   return options;
+}
+
+std::optional<NodeRanks> NodeOf(const ClientOptions& options) {
+  const int members = options.local_world_size;
+  const bool is_place = options.local_rank >= 0 && options.local_rank < members;
+  if (!is_place || options.rank < options.local_rank) return std::nullopt;
+  const int first = options.rank - options.local_rank;
+  if (members > options.world_size - first) return std::nullopt;
+  return NodeRanks{.first = first, .members = members};
 }
 
 tls::Files TlsFiles(const ClientOptions& options) {

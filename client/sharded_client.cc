@@ -332,6 +332,12 @@ absl::Status JoinEach(std::vector<AtDaemon>& places, const Daemons& daemons, con
           joined.status().code(),
           absl::StrCat("shard ", i, " (", NameOf(daemons, i), "): ", joined.status().message()));
     }
+    if (joined->membership.leaf) {
+      return Coded(ErrorCode::kShards,
+                   absl::FailedPreconditionError(absl::StrCat(
+                       "shard ", i, " (", NameOf(daemons, i),
+                       ") is a leaf daemon; allowed: a leaf alone, or daemons that are none")));
+    }
     place.joined = *std::move(joined);
   }
   const std::int64_t step = places.front().joined->membership.next_step;

@@ -58,9 +58,9 @@ v1::JoinRequest MakeRequest(const ClientOptions& options, const JoinWish& wish,
     request.mutable_shard()->mutable_addresses()->Add(wish.shard.addresses.begin(),
                                                       wish.shard.addresses.end());
   }
-  if (options.local_world_size > 0 && options.rank >= 0) {
-    request.mutable_node()->set_first_rank(options.rank - options.local_rank);
-    request.mutable_node()->set_members(options.local_world_size);
+  if (const std::optional<NodeRanks> node = NodeOf(options)) {
+    request.mutable_node()->set_first_rank(node->first);
+    request.mutable_node()->set_members(node->members);
   }
   if (wish.leaf.ranks > 0) {
     request.mutable_leaf()->set_ranks(wish.leaf.ranks);
@@ -152,7 +152,7 @@ absl::StatusOr<JoinResult> Checked(const v1::JoinResponse& response, const Clien
   if (membership.rank < 0 || membership.rank >= options.world_size) {
     return bad(absl::StrCat("rank ", membership.rank));
   }
-  if (membership.leaf && (options.local_world_size < 1 || options.rank < 0)) {
+  if (membership.leaf && !NodeOf(options)) {
     return bad("\"leaf\", which did not know this member's node");
   }
   if (membership.next_step < 0) return bad(absl::StrCat("next_step ", membership.next_step));
