@@ -76,11 +76,9 @@ TEST_F(GroupedMemberTest, InASessionWithLeavesItIsInNoGroup) {
       .group = wire::NodeGroup{.ranks = {options_.rank}, .shares = 1, .groups = 3, .group = 1}});
   EXPECT_FALSE(member_->grouped());
   EXPECT_EQ(member_->leaf_groups(), 3);
-  EXPECT_THAT(Drain<GroupEffect>(), IsEmpty());
   EXPECT_THAT(Drain<WelcomeEffect>(), SizeIs(1));
   EXPECT_TRUE(Start({0, 1, 2}).ok());
-  EXPECT_THAT(DrainSent<wire::GroupBucket>(), IsEmpty());
-  EXPECT_THAT(DrainSent<wire::Announce>(), SizeIs(1));
+  EXPECT_THAT(DrainSent<wire::Announce>(), SizeIs(1)) << "without an exchange before";
 }
 
 TEST_F(GroupedMemberTest, GoesThroughExchangeShareAndGather) {
