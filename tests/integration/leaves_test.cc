@@ -1,5 +1,8 @@
 // Leaf daemons with a root, all in this process: what their members get, and what goes wrong.
 // Members are threads.
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+
 #include <atomic>
 #include <cstring>
 #include <functional>
@@ -12,6 +15,7 @@
 #include "absl/strings/str_join.h"
 #include "gmock/gmock.h"
 #include "gradwire/client.h"
+#include "gradwire/v1/admin.grpc.pb.h"
 #include "gtest/gtest.h"
 #include "tests/testing/gradients.h"
 #include "tests/testing/ranks.h"
@@ -325,6 +329,57 @@ TEST_F(LeavesTest, AMemberMustSayWhichRanksAreOnItsNode) {
               }),
               AllOf(HasSubstr("node: not given"), HasSubstr("[GW216]")));
   EXPECT_THAT(join([](ClientOptions& own) { own.hook.comm_hook = "mine"; }), HasSubstr("mine"));
+}
+
+// The root's session has the hook of whoever came first.
+TEST_F(LeavesTest, ALeafWithAnotherHookIsRefused) {
+  StartLeaves(2);
+  ClientOptions options = Options(4);
+  options.join_timeout = absl::Seconds(3);
+  const std::vector<absl::Status> statuses = RunRanks(
+      options, [](Client&, int) { return absl::OkStatus(); },
+      [this](ClientOptions& own, int rank) {
+        Place(own, rank);
+        if (rank >= 2) own.hook.comm_hook = "fp16";
+      });
+  for (const absl::Status& status : statuses) {
+    EXPECT_THAT(status.message(), AllOf(HasSubstr("comm_hook"), HasSubstr("fp16")));
+  }
+}
+
+TEST_F(LeavesTest, TheStatusSaysWhoIsBehindALeaf) {
+  StartLeaves(1);
+  const auto status_of = [](const TestDaemon& daemon) {
+    grpc::ClientContext context;
+    v1::GetSessionRequest request;
+    request.set_session("leaves");
+    v1::GetSessionResponse response;
+    const auto admin = v1::AdminService::NewStub(
+        grpc::CreateChannel(daemon.address(), grpc::InsecureChannelCredentials()));
+    const grpc::Status got = admin->GetSession(&context, request, &response);
+    EXPECT_TRUE(got.ok()) << got.error_message();
+    return response.session();
+  };
+  ExpectAllOk(Run(Options(3, "fp16"), [&](Client& client, int rank) -> absl::Status {
+    Training training(client);
+    if (absl::Status status = training.Step(rank, 0); !status.ok()) return status;
+    if (rank == 2) {
+      const v1::SessionStatus root = status_of(*roots_[0]);
+      EXPECT_FALSE(root.has_leaf());
+      EXPECT_EQ(root.members(0).state(), "connected");
+      EXPECT_NE(root.members(0).leaf(), "");
+      EXPECT_EQ(root.members(0).ranks(), 2);
+      EXPECT_EQ(root.members(1).state(), "elsewhere");
+      EXPECT_EQ(root.members(2).leaf(), "");
+      const v1::SessionStatus leaf = status_of(*leaves_[0]);
+      EXPECT_EQ(leaf.leaf().members(), 2);
+      EXPECT_EQ(leaf.members(1).transport(), "shared memory");
+      EXPECT_EQ(leaf.members(2).state(), "elsewhere");
+      EXPECT_EQ(leaf.hook().comm_hook(), "fp16");
+    }
+    if (absl::Status status = client.Barrier(); !status.ok()) return status;
+    return client.Leave();
+  }));
 }
 
 // Its own upstream, or one more level.
