@@ -50,7 +50,9 @@ void Step::Resume(int rank, std::int64_t member_step, Effects& effects) {
     flow_.Resend(rank, bucket, effects);
   }
   if (member_step < number_ && last_done_ && agreement_.leads()) send(*last_done_);
-  if (member_step == number_ && agreement_.prepared()) send(PreparedFrame());
+  if (member_step == number_ && agreement_.prepared() && !agreement_.alone()) {
+    send(PreparedFrame());
+  }
   if (shared_.IsReplacedFor(rank)) send(wire::StateReset{.iteration = hook_->iteration()});
   for (auto& [key, bucket] : table_.all()) {
     if (bucket.step() == number_ && bucket.is_open() && !bucket.reduced() &&
