@@ -40,7 +40,8 @@ void Step::Resume(int rank, std::int64_t member_step, Effects& effects) {
     effects.push_back(SendEffect{.rank = rank, .frame = {.header = std::move(header)}});
   };
   std::optional<wire::NodeGroup> group;
-  if (groups_.groups().any()) group = groups_.groups().PlaceOf(rank);
+  const bool weighted = groups_.groups().has_leaves() && !options_.leaf.is_leaf();
+  if (groups_.groups().any() || weighted) group = groups_.groups().PlaceOf(rank);
   send(wire::Welcome{
       .step = member_step, .attempt = attempt_, .resumed = true, .group = std::move(group)});
   groups_.Resume(rank, member_step, effects);

@@ -51,6 +51,18 @@ TEST(SessionLeaves, AllRanksAreHereWhenTheLeavesAre) {
   EXPECT_THAT(harness.logged, testing::Contains("leaf \"b\" with ranks 2 to 3 joined"));
 }
 
+TEST(SessionLeaves, AMemberThatMissedItsWelcomeLearnsItsGroupFromTheNext) {
+  Leaves harness;
+  harness.StartLeaves();
+  harness.Detach(2);
+  ASSERT_TRUE(harness.Attach(2).ok());
+  const std::vector<wire::Welcome> welcomes = harness.Sent<wire::Welcome>(2);
+  ASSERT_THAT(welcomes, SizeIs(2));
+  EXPECT_TRUE(welcomes[1].resumed);
+  ASSERT_TRUE(welcomes[1].group.has_value());
+  EXPECT_EQ(*welcomes[1].group, *welcomes[0].group);
+}
+
 TEST(SessionLeaves, AStepNeedsOneContributionFromEachLeaf) {
   Leaves harness;
   harness.StartLeaves();
