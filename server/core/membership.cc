@@ -6,6 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "base/error_code.h"
 #include "base/mutants.h"
+#include "server/core/leaf_place.h"
 
 namespace gradwire::server {
 namespace {
@@ -263,11 +264,7 @@ std::optional<int> Membership::FirstLeft() const {
 
 std::string Membership::NameOf(int rank) const {
   if (!IsRank(rank) || !IsLeaf(rank)) return absl::StrCat("rank ", rank);
-  const Member& member = At(rank);
-  const std::string with = member.ranks == 1
-                               ? absl::StrCat("rank ", rank)
-                               : absl::StrCat("ranks ", rank, " to ", rank + member.ranks - 1);
-  return absl::StrCat("leaf \"", member.leaf, "\" with ", with);
+  return NameOfLeaf(At(rank).leaf, rank, At(rank).ranks);
 }
 
 std::string Membership::Names(const std::vector<int>& ranks, absl::Time now) const {

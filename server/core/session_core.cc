@@ -5,7 +5,6 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "base/mutants.h"
 #include "server/core/collective_flow.h"
 #include "server/core/draw_plan_intake.h"
@@ -175,26 +174,18 @@ MaybeFailure SessionCore::Dispatch(int rank, const wire::Frame& frame, absl::Tim
   return collectives_->OnFrame(rank, frame, now, effects);
 }
 
-// What ends the session on one shard ends it on all, with the same words and the same blame.
+// What ends the session on one shard, or behind a leaf, ends it on all, with the same words and the
+// same blame (EndOfLeaf).
 MaybeFailure SessionCore::OnFailureElsewhere(int rank, const wire::Failure& failure) const {
   if (options_.shard.count() == 1 && !membership_.IsLeaf(rank)) {
     return ViolationOf(rank, absl::FailedPreconditionError("sent a failure"));
   }
-  // A leaf tells what it told its own members.
-  absl::string_view what = failure.message;
-  absl::ConsumePrefix(&what, absl::StrCat("session \"", options_.name, "\" failed: "));
-  const std::string message = membership_.IsLeaf(rank)
-                                  ? absl::StrCat(membership_.NameOf(rank), ": ", what)
-                                  : failure.message;
-  const int blamed = membership_.IsRank(failure.blamed_rank) ? failure.blamed_rank
-                     : membership_.IsLeaf(rank)              ? rank
-                                                             : -1;
   const bool known = failure.code > 0 && failure.code <= 16;
   return FailureEvent{.kind = FailureEvent::Kind::kElsewhere,
-                      .rank = blamed,
+                      .rank = membership_.IsRank(failure.blamed_rank) ? failure.blamed_rank : -1,
                       .what = absl::Status(known ? static_cast<absl::StatusCode>(failure.code)
                                                  : absl::StatusCode::kUnknown,
-                                           message)};
+                                           failure.message)};
 }
 
 void SessionCore::Reduced(const wire::RoundId& id, std::uint32_t chunk, const ResultRef& result,

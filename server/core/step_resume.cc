@@ -40,7 +40,8 @@ void Step::Resume(int rank, std::int64_t member_step, Effects& effects) {
     effects.push_back(SendEffect{.rank = rank, .frame = {.header = std::move(header)}});
   };
   std::optional<wire::NodeGroup> group;
-  if (groups_.groups().any()) group = groups_.groups().PlaceOf(rank);
+  const bool weighted = groups_.groups().has_leaves() && !options_.leaf.is_leaf();
+  if (groups_.groups().any() || weighted) group = groups_.groups().PlaceOf(rank);
   send(wire::Welcome{
       .step = member_step, .attempt = attempt_, .resumed = true, .group = std::move(group)});
   groups_.Resume(rank, member_step, effects);
@@ -50,7 +51,9 @@ void Step::Resume(int rank, std::int64_t member_step, Effects& effects) {
     flow_.Resend(rank, bucket, effects);
   }
   if (member_step < number_ && last_done_ && agreement_.leads()) send(*last_done_);
-  if (member_step == number_ && agreement_.prepared()) send(PreparedFrame());
+  if (member_step == number_ && agreement_.prepared() && !agreement_.alone()) {
+    send(PreparedFrame());
+  }
   if (shared_.IsReplacedFor(rank)) send(wire::StateReset{.iteration = hook_->iteration()});
   for (auto& [key, bucket] : table_.all()) {
     if (bucket.step() == number_ && bucket.is_open() && !bucket.reduced() &&

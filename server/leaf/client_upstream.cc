@@ -71,17 +71,18 @@ class ClientUpstream final : public Upstream {
   // session.
   void AllReduce(const GradBucket& bucket, std::function<void()> done) override {
     GradBucket own = bucket;
-    client_->AllReduce(own, nullptr).OnDone([client = client_.get(), done](const absl::Status& s) {
-      if (Went(*client, s)) done();
-    });
+    client_->AllReduce(own, nullptr)
+        .OnDone([this, client = client_.get(), done](const absl::Status& status) {
+          if (Went(*client, status)) done();
+        });
   }
   void EndStep(std::function<void(Verdict)> done) override {
-    client_->EndStep([client = client_.get(), done](const absl::StatusOr<Verdict>& verdict) {
+    client_->EndStep([this, client = client_.get(), done](const absl::StatusOr<Verdict>& verdict) {
       if (Went(*client, verdict.status())) done(*verdict);
     });
   }
   void Barrier(std::function<void()> done) override {
-    client_->Barrier([client = client_.get(), done](const absl::Status& status) {
+    client_->Barrier([this, client = client_.get(), done](const absl::Status& status) {
       if (Went(*client, status)) done();
     });
   }
@@ -94,9 +95,15 @@ class ClientUpstream final : public Upstream {
   }
 
  private:
-  static bool Went(client::MemberClient& client, const absl::Status& status) {
-    if (!status.ok()) client.FailElsewhere(status, -1);
+  bool Went(client::MemberClient& client, const absl::Status& status) const {
+    if (!status.ok()) Tell(client, status, -1);
     return status.ok();
+  }
+
+  void Tell(client::MemberClient& client, const absl::Status& why, int blamed_rank) const {
+    const LeafPlace leaf{.first = options_.rank, .members = wish_.ranks};
+    const LeafEnd end = EndOfLeaf(leaf, wish_.name, options_.session, why, blamed_rank);
+    client.FailElsewhere(end.why, end.blamed_rank);
   }
 
   void Run() {
@@ -109,7 +116,7 @@ class ClientUpstream final : public Upstream {
     });
     const auto [why, blamed_rank] = AwaitEnd();
     // The destructor leaves where the session still is.
-    if (!why.ok()) client_->FailElsewhere(why, blamed_rank);
+    if (!why.ok()) Tell(*client_, why, blamed_rank);
     client_.reset();
   }
 

@@ -212,5 +212,23 @@ TEST(SessionLeaf, AllHaveLeftWhenThoseOfTheNodeHave) {
   EXPECT_EQ(leaf.session.state(), SessionCore::State::kClosed);
 }
 
+// PREPARED is for members of several shards.
+TEST(SessionLeaf, AMemberMayResumeWhileTheRootConcludesTheStep) {
+  Leaf leaf;
+  leaf.StartLeaf();
+  for (const int rank : {2, 3}) leaf.Announce(rank, {0});
+  for (const int rank : {2, 3}) leaf.Contribute(rank, 0, 1.0F);
+  leaf.Reduce();
+  for (const int rank : {2, 3}) leaf.EndStep(rank);
+  ASSERT_THAT(leaf.Wishes(), ElementsAre(What::kEndStep));
+  leaf.Detach(2);
+  ASSERT_TRUE(leaf.Attach(2).ok());
+  EXPECT_THAT(leaf.Sent<wire::Restart>(2), SizeIs(1));
+  EXPECT_THAT(leaf.Sent<wire::Prepared>(2), IsEmpty());
+  leaf.Conclude(0, Verdict::kSkip);
+  EXPECT_THAT(leaf.Sent<wire::StepDone>(2), SizeIs(1));
+  EXPECT_EQ(leaf.session.step(), 1);
+}
+
 }  // namespace
 }  // namespace gradwire::server

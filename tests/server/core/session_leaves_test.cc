@@ -51,6 +51,18 @@ TEST(SessionLeaves, AllRanksAreHereWhenTheLeavesAre) {
   EXPECT_THAT(harness.logged, testing::Contains("leaf \"b\" with ranks 2 to 3 joined"));
 }
 
+TEST(SessionLeaves, AMemberThatMissedItsWelcomeLearnsItsGroupFromTheNext) {
+  Leaves harness;
+  harness.StartLeaves();
+  harness.Detach(2);
+  ASSERT_TRUE(harness.Attach(2).ok());
+  const std::vector<wire::Welcome> welcomes = harness.Sent<wire::Welcome>(2);
+  ASSERT_THAT(welcomes, SizeIs(2));
+  EXPECT_TRUE(welcomes[1].resumed);
+  ASSERT_TRUE(welcomes[1].group.has_value());
+  EXPECT_EQ(*welcomes[1].group, *welcomes[0].group);
+}
+
 TEST(SessionLeaves, AStepNeedsOneContributionFromEachLeaf) {
   Leaves harness;
   harness.StartLeaves();
@@ -117,6 +129,32 @@ TEST(SessionLeaves, WhatEndsTheSessionBehindALeafEndsItForAll) {
                                    .blamed_rank = 3});
   EXPECT_THAT(harness.Message(), HasSubstr("rank 3 was lost in step 0"));
   EXPECT_EQ(harness.Sent<wire::Failure>(4).at(0).blamed_rank, 3);
+}
+
+// Its words do: see EndOfLeaf.
+TEST(SessionLeaves, WhatALeafPassesOnFromAnotherShardDoesNotBlameIt) {
+  Leaves harness;
+  harness.StartLeaves();
+  const std::string words = "session \"s\" failed: an operator evicted the session [GW300]";
+  harness.Receive(2, wire::Failure{.code = static_cast<int>(absl::StatusCode::kAborted),
+                                   .message = words,
+                                   .blamed_rank = -1});
+  EXPECT_EQ(harness.Message(), words);
+  EXPECT_EQ(harness.session.blamed_rank(), -1);
+}
+
+TEST(EndOfLeafTest, NamesTheLeafAndBlamesItIfItBlamesNobody) {
+  const LeafPlace leaf{.first = 2, .members = 2};
+  const auto end = [&](const std::string& words, int blamed_rank) {
+    return EndOfLeaf(leaf, "b", "s", absl::AbortedError(words), blamed_rank);
+  };
+  const LeafEnd lost = end("session \"s\" failed: rank 3 was lost in step 0", 3);
+  EXPECT_EQ(lost.why,
+            absl::AbortedError("leaf \"b\" with ranks 2 to 3: rank 3 was lost in step 0"));
+  EXPECT_EQ(lost.blamed_rank, 3);
+  EXPECT_EQ(end("session \"s\" failed: evicted", -1).blamed_rank, 2);
+  EXPECT_EQ(end("the disk is full", -1).why.message(),
+            "leaf \"b\" with ranks 2 to 3: the disk is full");
 }
 
 TEST(SessionLeaves, ATrainerCannotSayThatTheSessionFailedElsewhere) {
