@@ -6,6 +6,7 @@
 
 #include "server/ctl/calls.h"
 #include "server/ctl/doctor/doctor.h"
+#include "server/ctl/plan/plan.h"
 
 namespace gradwire::ctl {
 
@@ -25,6 +26,7 @@ struct Flags {
   int steps = 5;
   double wait_s = 60;
   ModelFlags model = {.hooks = DefaultHooks()};
+  PlanFlags plan = {};
   bool watch = false;
 
   Target target() const;

@@ -245,7 +245,7 @@ Print PrinterOf(const Flags& flags) {
 }
 
 bool AsksADaemon(const std::string& command) {
-  return command != "explain" && command != "completion";
+  return command != "explain" && command != "completion" && command != "plan";
 }
 
 int Main(int argc, const char* const* argv) {
@@ -273,6 +273,7 @@ int Main(int argc, const char* const* argv) {
       {"health", [&] { return Health(flags); }},
       {"doctor", [&] { return Doctor(flags.target(), flags.model, PrinterOf(flags)); }},
       {"bench", [&] { return RunBench(flags.target(), flags.model, PrinterOf(flags)); }},
+      {"plan", [&] { return RunPlan(flags.plan, PrinterOf(flags)); }},
       {"debug bundle", [&] { return WriteBundle(flags); }},
       {"completion", [&] { return Complete(app, flags); }},
       {"explain", [&] { return Explain(flags.code, PrinterOf(flags)); }},
