@@ -81,17 +81,22 @@ struct Work {
 
 Work WorkOf(const Flow& flow, const Site& site, const Workload& workload,
             const Topology& topology) {
+  // Where all members are on the daemon's host, payloads travel in shared memory, and frames only
+  // refer to them.
+  const bool shared = flow.remote == 0;
+  const double member_byte = shared ? kSharedMemberSecondsPerByte : kMemberSecondsPerByte;
+  const double daemon_byte = shared ? kSharedDaemonSecondsPerByte : kDaemonSecondsPerByte;
+  const double chunks = shared ? 0 : flow.chunks;
   Work work;
-  const double member = 2 * flow.all * kMemberSecondsPerByte +
-                        2 * flow.chunks * topology.shards * kMemberSecondsPerChunk;
+  const double member =
+      2 * flow.all * member_byte + 2 * chunks * topology.shards * kMemberSecondsPerChunk;
   work.hook = flow.members_on_host * workload.cost().compute_seconds;
   work.host = flow.members_on_host * member + work.hook;
   if (topology.leaves) {
     work.host += 2 * site.members_per_host * workload.gradient_bytes() *
                  (kSharedMemberSecondsPerByte + kSharedDaemonSecondsPerByte);
   }
-  work.daemon = flow.members *
-                (2 * flow.part * kDaemonSecondsPerByte + 2 * flow.chunks * kDaemonSecondsPerChunk);
+  work.daemon = flow.members * (2 * flow.part * daemon_byte + 2 * chunks * kDaemonSecondsPerChunk);
   return work;
 }
 

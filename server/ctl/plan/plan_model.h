@@ -30,7 +30,7 @@ inline constexpr double kDaemonSecondsPerByte = 0.21e-9;
 // The same for a chunk of any size with its frames, and the wake-ups for them.
 inline constexpr double kMemberSecondsPerChunk = 45e-6;
 inline constexpr double kDaemonSecondsPerChunk = 30e-6;
-// Members of a leaf copy gradients into shared memory, and results out of it.
+// In shared memory, with all frames: members copy gradients into it, and results out of it.
 inline constexpr double kSharedMemberSecondsPerByte = 0.13e-9;
 inline constexpr double kSharedDaemonSecondsPerByte = 0.076e-9;
 // A small step between processes of one host.

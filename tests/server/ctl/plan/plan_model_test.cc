@@ -120,6 +120,15 @@ TEST(PlanModel, AgreesWithEveryMeasuredRow) {
   EXPECT_LE(std::sqrt(squares / static_cast<double>(rows.size())), 0.12);
 }
 
+// tests/bench/README.md: two members, 25 MiB each, "shared memory, copied": 10 to 15 ms on 2 cores.
+TEST(PlanModel, AgreesWithMembersOnTheDaemonsHost) {
+  const Site site{.hosts = 1, .members_per_host = 2, .cores = 2};
+  const Workload workload = *Workload::OfElements({}, (25 << 20) / 4);
+  const double seconds = PredictOf(site, workload, MembersHosts(1)).seconds;
+  EXPECT_GT(seconds, 10e-3);
+  EXPECT_LT(seconds, 15e-3);
+}
+
 TEST(PlanModel, CountsTheBytesOfEachLink) {
   const Workload plain = WorkloadOf("no", "1000x1000");
   const double model = 4e6;
