@@ -185,11 +185,11 @@ std::string Reason(const Site& site, double compute_seconds, const Plan& plan, c
                         std::max(first.member_link_bytes, first.daemon_link_bytes) / 1e6),
         " over one link");
   } else if (&best == &fastest) {
-    absl::StrAppend(&why, "nothing else is faster, and ", Because(best.limit), " limits it");
+    absl::StrAppend(&why, "nothing else is faster, and the limit is ", Because(best.limit));
   } else {
     absl::StrAppend(&why, "it has ", best.topology.Daemons(site),
                     best.topology.Daemons(site) == 1 ? " daemon" : " daemons",
-                    " and takes at most a tenth longer than the fastest, ",
+                    " and steps take at most a tenth longer than with the fastest, ",
                     fastest.topology.Name(site));
   }
   const auto faster =

@@ -64,8 +64,9 @@ Buckets BucketsOf(const std::vector<ParameterSpec>& parameters) {
     open = 0;
     limit = kBucketBytes;
   };
-  for (auto one = parameters.rbegin(); one != parameters.rend(); ++one) {
-    open += static_cast<double>(one->numel() * ByteSize(one->dtype));
+  for (std::size_t left = parameters.size(); left > 0; --left) {
+    const ParameterSpec& one = parameters[left - 1];
+    open += static_cast<double>(one.numel() * ByteSize(one.dtype));
     if (open >= limit) close();
   }
   close();
