@@ -96,7 +96,7 @@ class OneMember {
       }
       rounds_.push_back(CostOf(**plan));
       for (std::size_t i = 0; i < (*plan)->segments.size(); ++i) {
-        const absl::Status status = ReduceSegment(**run, round, i, (*plan)->segments[i]);
+        absl::Status status = ReduceSegment(**run, round, i, (*plan)->segments[i]);
         if (!status.ok()) return status;
       }
     }
