@@ -93,6 +93,8 @@ struct Catalogue {
       {ErrorCode::kSparse, "a gradient is sparse"},
       {ErrorCode::kEmbedded, "the embedded daemon did not start"},
       {ErrorCode::kAccelerate, "the accelerator does not fit"},
+      {ErrorCode::kNoReachableHost, "no host of the job can be reached by all others"},
+      {ErrorCode::kMeeting, "the ranks did not meet in the process group's store"},
       {ErrorCode::kInternal, "an internal error"},
       {ErrorCode::kGpu, "a GPU failed or does not answer"},
       {ErrorCode::kGpuMemory, "a GPU has no memory left"},

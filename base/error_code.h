@@ -111,6 +111,8 @@ enum class ErrorCode : std::uint16_t {
   kSparse = 803,
   kEmbedded = 804,
   kAccelerate = 805,
+  kNoReachableHost = 806,
+  kMeeting = 807,
   // devices, NCCL, the system, and internal errors
   kInternal = 900,
   kGpu = 901,

@@ -130,11 +130,18 @@ absl::Status ClientImpl::Broadcast(int root, void* data, std::size_t bytes) {
     return Coded(ErrorCode::kBuffer, absl::InvalidArgumentError(
                                          absl::StrCat("data is null, but has ", bytes, " bytes")));
   }
-  return Collective(wire::CollectiveKind::kBroadcast, root, static_cast<std::byte*>(data), bytes);
+  if (absl::Status may = MayWait("a broadcast or barrier"); !may.ok()) return may;
+  return Enter(wire::CollectiveKind::kBroadcast, root, static_cast<std::byte*>(data), bytes)
+      ->outcome.Wait();
 }
 
 absl::Status ClientImpl::Barrier() {
-  return Collective(wire::CollectiveKind::kBarrier, 0, nullptr, 0);
+  if (absl::Status may = MayWait("a broadcast or barrier"); !may.ok()) return may;
+  return EnterBarrier()->outcome.Wait();
+}
+
+std::shared_ptr<client::CollectiveCall> ClientImpl::EnterBarrier() {
+  return Enter(wire::CollectiveKind::kBarrier, 0, nullptr, 0);
 }
 
 // Three parts: the SDK's thread stops resuming the stream, this thread makes the RPC, and the
@@ -162,14 +169,24 @@ absl::Status ClientImpl::ImportState(const std::string& state) {
   return Coded(ErrorCode::kState, runtime_.CallImport(state, kStateTimeout));
 }
 
-absl::StatusOr<std::string> ClientImpl::StateDict() {
+absl::StatusOr<HookState> ClientImpl::MemberState() {
   if (absl::Status may = MayWait("StateDict"); !may.ok()) return may;
   absl::StatusOr<HookState> state;
   OnThread([this, &state] {
     state = runtime_.State();
     return absl::OkStatus();
   }).IgnoreError();
-  if (!state.ok()) return Coded(ErrorCode::kState, state.status());
+  return Coded(ErrorCode::kState, std::move(state));
+}
+
+absl::Status ClientImpl::LoadMemberState(const HookState& state) {
+  if (absl::Status may = MayWait("LoadStateDict"); !may.ok()) return may;
+  return OnThread([this, &state] { return runtime_.LoadState(state); });
+}
+
+absl::StatusOr<std::string> ClientImpl::StateDict() {
+  const absl::StatusOr<HookState> state = MemberState();
+  if (!state.ok()) return state.status();
   return WriteSafetensors(*state);
 }
 
@@ -178,7 +195,7 @@ absl::Status ClientImpl::LoadStateDict(const std::string& state) {
   if (absl::Status may = MayWait("LoadStateDict"); !may.ok()) return may;
   const absl::StatusOr<HookState> read = ReadSafetensors(state);
   if (!read.ok()) return Coded(ErrorCode::kState, read.status());
-  return OnThread([this, &read] { return runtime_.LoadState(*read); });
+  return LoadMemberState(*read);
 }
 
 absl::Status ClientImpl::SetLossScale(double scale) {
@@ -203,9 +220,8 @@ absl::Status ClientImpl::MayCallBetweenSteps(const char* call) {
   return OnThread([this, call] { return runtime_.BetweenSteps(call); });
 }
 
-absl::Status ClientImpl::Collective(wire::CollectiveKind kind, int root, std::byte* data,
-                                    std::size_t bytes) {
-  if (absl::Status may = MayWait("a broadcast or barrier"); !may.ok()) return may;
+std::shared_ptr<client::CollectiveCall> ClientImpl::Enter(wire::CollectiveKind kind, int root,
+                                                          std::byte* data, std::size_t bytes) {
   auto call = std::make_shared<client::CollectiveCall>();
   call->kind = kind;
   call->root = root;
@@ -213,7 +229,7 @@ absl::Status ClientImpl::Collective(wire::CollectiveKind kind, int root, std::by
   call->bytes = bytes;
   events_->Push(client::CallEvent{[this, call] { runtime_.Enter(call); }});
   call->outcome.ReadBy(poller_, bytes <= kLightBytes);
-  return call->outcome.Wait();
+  return call;
 }
 
 }  // namespace gradwire

@@ -37,8 +37,15 @@ class ClientImpl final : public Client {
   void ConcludeAs(Verdict verdict);
   void FailElsewhere(const absl::Status& status, int blamed_rank);
 
+  // Begins a barrier; its outcome comes when all members have entered.
+  std::shared_ptr<client::CollectiveCall> EnterBarrier();
+  // StateDict and LoadStateDict without a file.
+  absl::StatusOr<HookState> MemberState();
+  absl::Status LoadMemberState(const HookState& state);
+
   // A callback runs inside the event handler, and only that handler could complete the call.
   absl::Status MayWait(const char* call) const;
+  absl::Status MayCallBetweenSteps(const char* call);
 
   // ---- As Client's.
   int rank() const override { return rank_; }
@@ -68,8 +75,8 @@ class ClientImpl final : public Client {
   absl::Status SetLossScale(double scale) override;
 
  private:
-  absl::Status MayCallBetweenSteps(const char* call);
-  absl::Status Collective(wire::CollectiveKind kind, int root, std::byte* data, std::size_t bytes);
+  std::shared_ptr<client::CollectiveCall> Enter(wire::CollectiveKind kind, int root,
+                                                std::byte* data, std::size_t bytes);
 
   template <typename Function>
   absl::Status OnThread(Function function) {

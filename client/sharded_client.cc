@@ -16,6 +16,7 @@
 #include "client/options.h"
 #include "client/runtime/join.h"
 #include "client/shard_buckets.h"
+#include "client/shard_state.h"
 
 namespace gradwire {
 namespace client {
@@ -71,6 +72,13 @@ class ShardExchange {
                   if (shard == 0) OnConcluded(effect.verdict);
                 },
             .failed = [this, shard](const FailedEffect& effect) { OnFailed(shard, effect); }};
+  }
+
+  // Ends the session on all shards. Before Close.
+  void FailAll(const absl::Status& status) GRADWIRE_EXCLUDES(mutex_) {
+    if (failed_.exchange(true) || !Begin()) return;
+    for (ClientImpl* one : shards_) one->FailElsewhere(status, -1);
+    End();
   }
 
   // Nothing is handed on from now on. Whoever hands on something now does not wait for anybody.
@@ -139,14 +147,19 @@ class ShardExchange {
 
 class ShardedClient final : public Client {
  public:
-  ShardedClient(std::vector<ParameterSpec> manifest, std::shared_ptr<const ShardMap> map,
+  ShardedClient(ClientOptions options, const std::vector<std::string>& addresses,
+                std::shared_ptr<const ShardMap> map,
                 std::unique_ptr<client::ShardExchange> exchange,
                 std::vector<std::unique_ptr<ClientImpl>> shards)
-      : manifest_(std::move(manifest)),
+      : options_(std::move(options)),
         map_(std::move(map)),
-        buckets_(map_, manifest_),
+        buckets_(map_, options_.parameters),
         exchange_(std::move(exchange)),
-        shards_(std::move(shards)) {}
+        shards_(std::move(shards)) {
+    for (std::size_t i = 0; i < addresses.size(); ++i) {
+      daemons_.push_back(absl::StrCat("shard ", i, " (", addresses[i], ")"));
+    }
+  }
 
   ~ShardedClient() override { exchange_->Close(); }
 
@@ -207,9 +220,7 @@ class ShardedClient final : public Client {
   }
 
   absl::StatusOr<Verdict> EndStep() override {
-    for (const auto& shard : shards_) {
-      if (absl::Status may = shard->MayWait("EndStep"); !may.ok()) return may;
-    }
+    if (absl::Status may = MayWait("EndStep"); !may.ok()) return may;
     auto outcome = std::make_shared<client::Outcome>();
     auto verdict = std::make_shared<Verdict>(Verdict::kApply);
     EndStep([outcome, verdict](const absl::StatusOr<Verdict>& step) {
@@ -242,15 +253,60 @@ class ShardedClient final : public Client {
   absl::Status Broadcast(int root, void* data, std::size_t bytes) override {
     return lead().Broadcast(root, data, bytes);
   }
-  absl::Status Barrier() override { return lead().Barrier(); }
+
+  // On all shards: a new state reaches a member on each shard's stream, before the end of a barrier
+  // there.
+  absl::Status Barrier() override {
+    if (absl::Status may = MayWait("a broadcast or barrier"); !may.ok()) return may;
+    std::vector<std::shared_ptr<client::CollectiveCall>> calls;
+    calls.reserve(shards_.size());
+    for (const auto& shard : shards_) calls.push_back(shard->EnterBarrier());
+    absl::Status outcome;
+    for (const auto& call : calls) outcome.Update(call->outcome.Wait());
+    return outcome;
+  }
   absl::Status Leave() override {
     return OnAll([](ClientImpl& shard) { return shard.Leave(); });
   }
 
-  absl::StatusOr<std::string> ExportState() override { return StateIsDivided(); }
-  absl::Status ImportState(const std::string& /*state*/) override { return StateIsDivided(); }
-  absl::StatusOr<std::string> StateDict() override { return StateIsDivided(); }
-  absl::Status LoadStateDict(const std::string& /*state*/) override { return StateIsDivided(); }
+  absl::StatusOr<std::string> ExportState() override {
+    if (absl::Status may = MayCallBetweenSteps("ExportState"); !may.ok()) return may;
+    return client::FetchWholeState(
+        daemons_, [this](std::size_t shard) { return shards_[shard]->ExportState(); },
+        kConclusionTimeout);
+  }
+
+  absl::Status ImportState(const std::string& state) override {
+    if (absl::Status may = MayCallBetweenSteps("ImportState"); !may.ok()) return may;
+    const client::LoadedState loaded = client::LoadWholeState(
+        daemons_, [&](std::size_t shard) { return shards_[shard]->ImportState(state); },
+        kConclusionTimeout);
+    if (loaded.is_half()) exchange_->FailAll(loaded.status);
+    return loaded.status;
+  }
+
+  absl::StatusOr<std::string> StateDict() override {
+    std::vector<HookState> parts;
+    for (const auto& shard : shards_) {
+      absl::StatusOr<HookState> part = shard->MemberState();
+      if (!part.ok()) return part.status();
+      parts.push_back(*std::move(part));
+    }
+    return client::JoinMemberParts(std::move(parts));
+  }
+
+  absl::Status LoadStateDict(const std::string& state) override {
+    if (absl::Status may = MayCallBetweenSteps("LoadStateDict"); !may.ok()) return may;
+    const auto parts = client::DivideMemberState(state, options_, *map_);
+    if (!parts.ok()) return parts.status();
+    for (std::size_t i = 0; i < shards_.size(); ++i) {
+      if (absl::Status loaded = shards_[i]->LoadMemberState((*parts)[i]); !loaded.ok()) {
+        return loaded;
+      }
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status SetLossScale(double scale) override {
     return OnAll([&](ClientImpl& shard) { return shard.SetLossScale(scale); });
   }
@@ -291,18 +347,23 @@ class ShardedClient final : public Client {
     return absl::OkStatus();
   }
 
-  static absl::Status StateIsDivided() {
-    return Coded(
-        ErrorCode::kNoState,
-        absl::UnimplementedError("state: of a session with several daemons is not saved or "
-                                 "loaded as a whole yet; allowed: one daemon"));
+  absl::Status MayWait(const char* call) {
+    return OnAll([call](ClientImpl& shard) { return shard.MayWait(call); });
+  }
+  absl::Status MayCallBetweenSteps(const char* call) {
+    if (absl::Status may = MayWait(call); !may.ok()) return may;
+    return OnAll([call](ClientImpl& shard) { return shard.MayCallBetweenSteps(call); });
   }
 
-  const std::vector<ParameterSpec> manifest_;
+  // Until all daemons have heard of the end of this member's last step.
+  static constexpr absl::Duration kConclusionTimeout = absl::Seconds(10);
+
+  const ClientOptions options_;
   const std::shared_ptr<const ShardMap> map_;
   const client::ShardBuckets buckets_;
   const std::unique_ptr<client::ShardExchange> exchange_;
   const std::vector<std::unique_ptr<ClientImpl>> shards_;
+  std::vector<std::string> daemons_;  // for errors
 };
 
 namespace client {
@@ -352,18 +413,24 @@ absl::Status JoinEach(std::vector<Place>& places, const std::vector<std::string>
 
 }  // namespace
 
+absl::Status CheckShards(const HookSpec& hook, DeviceId device, std::uint32_t shards) {
+  const absl::StatusOr<ShardMap> map = ShardMap::Make(hook, {}, shards);
+  if (!map.ok()) return map.status();
+  const bool has_slices = shards == 1 || hook.OnlyCasts();
+  if (has_slices || device.kind == DeviceKind::kCpu) return absl::OkStatus();
+  return Coded(ErrorCode::kShards,
+               absl::InvalidArgumentError(absl::StrCat(
+                   "address: ", shards, " daemons with hook ", hook.ToString(), " on ",
+                   Name(device), "; allowed: the CPU, or the hooks no, fp16 and bf16")));
+}
+
 absl::StatusOr<std::unique_ptr<Client>> JoinShards(ClientOptions options,
                                                    std::vector<std::string> addresses) {
   const auto count = static_cast<std::uint32_t>(addresses.size());
+  if (absl::Status fits = CheckShards(options.hook, options.device, count); !fits.ok()) return fits;
   absl::StatusOr<ShardMap> made = ShardMap::Make(options.hook, options.parameters, count);
   if (!made.ok()) return made.status();
   const auto map = std::make_shared<const ShardMap>(*std::move(made));
-  if (!map->has_slices() && options.device.kind != DeviceKind::kCpu) {
-    return Coded(ErrorCode::kShards,
-                 absl::InvalidArgumentError(absl::StrCat(
-                     "address: ", count, " daemons with hook ", options.hook.ToString(), " on ",
-                     Name(options.device), "; allowed: the CPU, or the hooks no, fp16 and bf16")));
-  }
   options.node_group = "off";
   const auto on_wait = options.on_wait;
   std::vector<Place> places;
@@ -396,8 +463,9 @@ absl::StatusOr<std::unique_ptr<Client>> JoinShards(ClientOptions options,
     pointers.push_back(shards.back().get());
   }
   exchange->SetShards(std::move(pointers));
-  auto client = std::make_unique<ShardedClient>(options.parameters, map, std::move(exchange),
-                                                std::move(shards));
+  options.on_wait = nullptr;  // it may refer to objects that live only until Join returns
+  auto client = std::make_unique<ShardedClient>(std::move(options), addresses, map,
+                                                std::move(exchange), std::move(shards));
   if (absl::Status started = client->Start([&] { SayWait(on_wait, waiting); }); !started.ok()) {
     return started;
   }

@@ -19,7 +19,9 @@ absl::Status NoStateError() {
 
 class NoSnapshot final : public HookSnapshot {
  public:
-  absl::StatusOr<HookState> State() const override { return NoStateError(); }
+  absl::StatusOr<HookState> State(const OwnsParameter& /*owns*/) const override {
+    return NoStateError();
+  }
   std::vector<ParameterReport> Report() const override { return {}; }
 };
 

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -45,13 +46,18 @@ class SharedStateWork {
   virtual std::vector<std::byte> TakeBytes() = 0;
 };
 
+// Whether a shard has the parameter at this position in the manifest. Empty: it has all.
+using OwnsParameter = std::function<bool(std::uint32_t parameter)>;
+
 // The hook's state at one moment. Thread-safe.
 class HookSnapshot {
  public:
   virtual ~HookSnapshot() = default;
   // For a file: as it was after the last step, without a trace of one that is open.
   // FailedPrecondition: the hook keeps no state on the coordinator.
-  virtual absl::StatusOr<HookState> State() const = 0;
+  absl::StatusOr<HookState> State() const { return State({}); }
+  // What a shard has of it, with kCompressedKey (state_parts.h).
+  virtual absl::StatusOr<HookState> State(const OwnsParameter& owns) const = 0;
   // Empty while nothing is compressed.
   virtual std::vector<ParameterReport> Report() const = 0;
 };

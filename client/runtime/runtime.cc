@@ -72,6 +72,7 @@ Runtime::Runtime(ClientOptions options, Joined joined, std::uint64_t start_id, M
       device_(hook.device, PathOptions(options_, membership_)),
       group_(std::move(hook.device), std::move(hook.communicators), GroupOptions(options_)),
       hook_(std::move(hook.hook)),
+      shards_(shard.map == nullptr ? 1 : shard.map->shards()),
       link_(std::move(shard.link)),
       dialer_(std::move(joined.dialer)),
       sends_digests_(!tls::IsThisHost(options_.address) && !dialer_.encrypts()),

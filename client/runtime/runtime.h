@@ -175,6 +175,7 @@ class Runtime final : private EventHandler {
   DevicePath device_;
   GroupPath group_;
   const std::unique_ptr<Hook> hook_;
+  const std::uint32_t shards_;  // of the session
   const ShardLink link_;
   // Digests detect errors that a network's checksums miss. Within one host there is no network.
   Dialer dialer_;

@@ -54,7 +54,8 @@ absl::StatusOr<std::string> Runtime::CallExport(absl::Duration timeout) const {
 
 absl::Status Runtime::CallImport(const std::string& state, absl::Duration timeout) const {
   const auto stub = v1::AdminService::NewStub(channel());
-  return wire::ReplaceState(*stub, options_.session, state, access_token(), timeout).status();
+  return wire::ReplaceState(*stub, options_.session, state, shards_, access_token(), timeout)
+      .status();
 }
 
 }  // namespace gradwire::client

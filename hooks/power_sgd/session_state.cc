@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "hooks/state_parts.h"
 
 namespace gradwire {
 namespace {
@@ -50,7 +51,7 @@ std::string PowerSgdSession::OptionsText() const {
       " error_feedback=", static_cast<int>(o.error_feedback), " rounds=", o.rounds);
 }
 
-absl::StatusOr<HookState> PowerSgdSnapshot::State() const {
+absl::StatusOr<HookState> PowerSgdSnapshot::State(const OwnsParameter& owns) const {
   const std::vector<ParameterSpec>& manifest = *session_->manifest;
   HookState state{.metadata = {{"format", kSessionStateFormat},
                                {"options", session_->OptionsText()},
@@ -66,13 +67,21 @@ absl::StatusOr<HookState> PowerSgdSnapshot::State() const {
     state.metadata["draw_plan"] = absl::StrJoin(state_.plan->buckets(), ",", bucket_text);
     state.metadata["seeds"] = absl::StrJoin(state_.seeds, " ");
   }
-  // A block may hold factors whose owner is now another block; only the owner's are current.
+  if (owns) {
+    const BucketLayout layout = MakeLayout(session_->options, manifest);
+    state.metadata[kCompressedKey] = absl::StrCat(std::count_if(
+        layout.matrices.begin(), layout.matrices.end(),
+        [&](const auto& matrix) { return owns(static_cast<std::uint32_t>(matrix.parameter)); }));
+  }
+  // A block may hold factors whose owner is now another block; only the owner's are current. Those
+  // of another shard's parameters are as they were drawn.
   // Sorting by name makes the file independent of the order in which buckets arrived.
   std::vector<std::pair<std::uint32_t, const FactorBlock*>> kept;
   for (const FactorTable::Slot& slot : state_.factors->slots) {
     if (slot.block == nullptr) continue;
     for (const LowRankMatrix& matrix : slot.block->layout->matrices()) {
       const auto parameter = static_cast<std::uint32_t>(matrix.parameter);
+      if (owns && !owns(parameter)) continue;
       if (state_.factors->SlotOf(parameter) == &slot)
         kept.emplace_back(parameter, slot.block.get());
     }

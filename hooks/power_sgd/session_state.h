@@ -42,7 +42,8 @@ class PowerSgdSnapshot final : public HookSnapshot {
                    FactorTableRef shown)
       : session_(std::move(session)), state_(std::move(state)), shown_(std::move(shown)) {}
 
-  absl::StatusOr<HookState> State() const override;
+  using HookSnapshot::State;
+  absl::StatusOr<HookState> State(const OwnsParameter& owns) const override;
   std::vector<ParameterReport> Report() const override;
 
  private:

@@ -37,7 +37,8 @@ absl::StatusOr<std::string> FetchState(v1::AdminService::StubInterface& stub,
 
 absl::StatusOr<std::int64_t> ReplaceState(v1::AdminService::StubInterface& stub,
                                           const std::string& session, const std::string& state,
-                                          const std::string& access_token, absl::Duration timeout) {
+                                          std::uint32_t shards, const std::string& access_token,
+                                          absl::Duration timeout) {
   grpc::ClientContext context;
   context.set_deadline(In(timeout));
   tls::AddAccessToken(access_token, context);
@@ -45,6 +46,7 @@ absl::StatusOr<std::int64_t> ReplaceState(v1::AdminService::StubInterface& stub,
   const auto writer = stub.ImportState(&context, &response);
   v1::ImportStateRequest piece;
   piece.set_session(session);
+  piece.set_shards(shards);
   std::size_t sent = 0;
   // An empty state still needs one message: it names the session.
   do {
@@ -53,6 +55,7 @@ absl::StatusOr<std::int64_t> ReplaceState(v1::AdminService::StubInterface& stub,
     sent += bytes;
     if (!writer->Write(piece)) break;  // the status says why
     piece.clear_session();
+    piece.clear_shards();
   } while (sent < state.size());
   writer->WritesDone();
   if (const grpc::Status status = writer->Finish(); !status.ok()) return FromGrpc(status);

@@ -15,9 +15,10 @@ absl::StatusOr<std::string> FetchState(v1::AdminService::StubInterface& stub,
                                        const std::string& session, const std::string& access_token,
                                        absl::Duration timeout);
 
-// Returns the state's iteration.
+// Returns the state's iteration. `shards` is how many daemons the caller gives this state.
 absl::StatusOr<std::int64_t> ReplaceState(v1::AdminService::StubInterface& stub,
                                           const std::string& session, const std::string& state,
-                                          const std::string& access_token, absl::Duration timeout);
+                                          std::uint32_t shards, const std::string& access_token,
+                                          absl::Duration timeout);
 
 }  // namespace gradwire::wire

@@ -28,6 +28,10 @@ std::string Caller::shown() const {
   return absl::StrCat(identity, " (", token_name, ")");
 }
 
+bool Caller::comes_over_network() const {
+  return !peer.empty() && !absl::StartsWith(peer, "127.") && !absl::StartsWith(peer, "[::1]:");
+}
+
 QuotaHolder Caller::holder() const {
   return {.name = token_name.empty() ? identity : token_name, .own = quota};
 }

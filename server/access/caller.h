@@ -40,6 +40,8 @@ struct Caller {
 
   // For messages: the identity, with the name of the token's line.
   std::string shown() const;
+  // Whether it may be on another host: it came over TCP, and not to a loopback address.
+  bool comes_over_network() const;
   // Whose quota its uses count against: all callers with one token's name share it.
   QuotaHolder holder() const;
   // Whether it may know of, and act on, the session.

@@ -1,13 +1,19 @@
 #include "server/core/hook_state.h"
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/error_code.h"
+#include "hooks/state_parts.h"
 
 namespace gradwire::server {
 
 absl::StatusOr<HookState> StateSnapshot::State() const {
-  absl::StatusOr<HookState> state = hook->State();
-  if (state.ok()) state->metadata["step"] = absl::StrCat(step);
+  OwnsParameter owns;
+  if (shard.count() > 1) owns = [this](std::uint32_t parameter) { return shard.Owns(parameter); };
+  absl::StatusOr<HookState> state = hook->State(owns);
+  if (!state.ok()) return state;
+  state->metadata[kStepKey] = absl::StrCat(step);
+  if (shard.count() > 1) state->metadata[kShardKey] = ShardText(shard.number, shard.count());
   return state;
 }
 
@@ -21,7 +27,22 @@ absl::Status SessionHookState::CheckIsThere() const {
 
 absl::Status SessionHookState::CheckReplaceable(const Moment& moment) const {
   if (absl::Status status = CheckIsThere(); !status.ok()) return status;
-  const auto [state, step, in_step, paused] = moment;
+  const auto [state, step, in_step, paused, concluding, shards] = moment;
+  if (shards != shard_.count()) {
+    return Coded(ErrorCode::kShards,
+                 absl::FailedPreconditionError(absl::StrCat(
+                     "session \"", session_, "\" has ",
+                     shard_.count() == 1 ? std::string("one daemon")
+                                         : absl::StrCat(shard_.count(), " daemons (",
+                                                        absl::StrJoin(shard_.addresses, ","), ")"),
+                     ", and the state goes to ", shards,
+                     "; allowed: all, which gradwirectl does if --address names them")));
+  }
+  if (concluding) {
+    return Coded(ErrorCode::kStateInStep, absl::UnavailableError(absl::StrCat(
+                                              "session \"", session_, "\" has not heard how step ",
+                                              step, " ended; try again")));
+  }
   if (in_step) {
     return Coded(ErrorCode::kStateInStep,
                  absl::FailedPreconditionError(absl::StrCat(
@@ -39,7 +60,13 @@ absl::Status SessionHookState::CheckReplaceable(const Moment& moment) const {
 }
 
 StateSnapshot SessionHookState::Export(std::int64_t step) const {
-  return {.hook = hook_->Snapshot(), .step = step, .imports = imports_};
+  return {.hook = hook_->Snapshot(), .step = step, .imports = imports_, .shard = shard_};
+}
+
+absl::StatusOr<std::shared_ptr<HookImport>> SessionHookState::ReadState(
+    const HookState& state) const {
+  if (absl::Status whole = CheckIsWhole(state); !whole.ok()) return whole;
+  return hook_->ReadState(state);
 }
 
 void SessionHookState::Install(HookImport& import) {

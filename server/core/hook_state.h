@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "hooks/coordinator_hook.h"
 #include "server/core/session_state.h"
+#include "server/core/shard_place.h"
 
 namespace gradwire::server {
 
@@ -18,8 +19,10 @@ struct StateSnapshot {
   std::shared_ptr<const HookSnapshot> hook;
   std::int64_t step = 0;
   std::uint64_t imports = 0;  // with `step` it says which state of the session's it is
+  ShardPlace shard{};
 
-  // As a file has it. Takes time in proportion to the state.
+  // As a file has it: of several shards, this one's part (hooks/state_parts.h). Takes time in
+  // proportion to the state.
   absl::StatusOr<HookState> State() const;
 };
 
@@ -27,8 +30,9 @@ struct StateSnapshot {
 class SessionHookState {
  public:
   // `hook` is null for a user's own, whose state is the members'. `session` is for messages.
-  SessionHookState(std::unique_ptr<CoordinatorHook> hook, std::string session)
-      : hook_(std::move(hook)), session_(std::move(session)) {}
+  SessionHookState(std::unique_ptr<CoordinatorHook> hook, std::string session,
+                   ShardPlace shard = {})
+      : hook_(std::move(hook)), session_(std::move(session)), shard_(std::move(shard)) {}
 
   CoordinatorHook* hook() const { return hook_.get(); }
 
@@ -42,18 +46,23 @@ class SessionHookState {
     std::int64_t step = 0;
     bool in_step = false;  // a member has begun it
     bool paused = false;   // an operator holds the step back
+    // The lead of several shards has concluded the step, or is about to, and this one has not
+    // heard.
+    bool concluding = false;
+    std::uint32_t shards = 1;  // that the state goes to
   };
   // Whether that may be. A step under way would combine gradients that were compressed with two
   // states, and members that join later would not learn of the new one. A pause does not help:
-  // members that wait in it have begun their next step.
+  // members that wait in it have begun their next step. Unavailable: in a moment, because a member
+  // that is between two steps may be ahead of a shard which waits to hear how the step ended. A
+  // state must go to all shards of the session.
   absl::Status CheckReplaceable(const Moment& moment) const;
 
   StateSnapshot Export(std::int64_t step) const;
-  // Checks an exported state and makes ready what replaces this one. Takes time in proportion to
-  // the state. Any thread, at any time.
-  absl::StatusOr<std::shared_ptr<HookImport>> ReadState(const HookState& state) const {
-    return hook_->ReadState(state);
-  }
+  // Checks an exported state and makes ready what replaces this one. Each of several shards takes
+  // the state of all, so that any of them can refuse it. Takes time in proportion to the state. Any
+  // thread, at any time.
+  absl::StatusOr<std::shared_ptr<HookImport>> ReadState(const HookState& state) const;
   void Install(HookImport& import);
 
   // What a report of the compression is made of. Null: there is no state.
@@ -65,6 +74,7 @@ class SessionHookState {
  private:
   const std::unique_ptr<CoordinatorHook> hook_;
   const std::string session_;
+  const ShardPlace shard_;
   std::uint64_t imports_ = 0;
 };
 

@@ -20,7 +20,7 @@ namespace gradwire::server {
 SessionCore::SessionCore(SessionOptions options, std::unique_ptr<CoordinatorHook> hook,
                          absl::Time now)
     : options_(std::move(options)),
-      hook_state_(std::move(hook), options_.name),
+      hook_state_(std::move(hook), options_.name, options_.shard),
       membership_(options_.world_size,
                   {.token_timeout = options_.token_timeout,
                    .resume_grace = options_.resume_grace + options_.shard.patience(),
@@ -322,16 +322,18 @@ absl::StatusOr<StateSnapshot> SessionCore::Export() const {
   return hook_state_.Export(step_->number());
 }
 
-absl::Status SessionCore::CheckImport() const {
+absl::Status SessionCore::CheckImport(std::uint32_t shards) const {
   if (state_ == State::kFailed) return failure_;
   return hook_state_.CheckReplaceable({.state = state_,
                                        .step = step_->number(),
                                        .in_step = step_->began().has_value(),
-                                       .paused = step_->gate().shut()});
+                                       .paused = step_->gate().shut(),
+                                       .concluding = step_->AwaitsConclusion(),
+                                       .shards = shards});
 }
 
-absl::Status SessionCore::Install(HookImport& import, Effects& effects) {
-  if (absl::Status status = CheckImport(); !status.ok()) return status;
+absl::Status SessionCore::Install(HookImport& import, Effects& effects, std::uint32_t shards) {
+  if (absl::Status status = CheckImport(shards); !status.ok()) return status;
   hook_state_.Install(import);
   step_->ReplaceState();
   effects.push_back(

@@ -82,11 +82,12 @@ class SessionCore {
   // An exported state replaces the hook's state between two steps, before any member has announced
   // a bucket of the next one. ReadState does the long work: after CheckImport has returned OK, it
   // may run on any thread, at any time. Install checks again, since a step may have begun since.
-  absl::Status CheckImport() const;
+  // `shards` is how many daemons are given the state.
+  absl::Status CheckImport(std::uint32_t shards = 1) const;
   absl::StatusOr<std::shared_ptr<HookImport>> ReadState(const HookState& state) const {
     return hook_state_.ReadState(state);
   }
-  absl::Status Install(HookImport& import, Effects& effects);
+  absl::Status Install(HookImport& import, Effects& effects, std::uint32_t shards = 1);
   const SessionHookState& hook_state() const { return hook_state_; }
   // The step's number, attempt, statistics and reports.
   const Step& progress() const { return *step_; }

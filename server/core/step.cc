@@ -27,6 +27,7 @@ Step::Step(const SessionOptions& options, const Membership& membership, Coordina
     : options_(options),
       membership_(membership),
       hook_(hook),
+      parameters_(options.shard.ParametersOf(options.manifest.size())),
       common_(std::make_shared<const Bucket::Common>(
           Bucket::Common{.manifest = options.manifest,
                          .chunk_bytes = options.chunk_bytes,
@@ -333,8 +334,7 @@ bool Step::IsPrepared() const {
   if (!began_ || gate_.shut()) return false;
   const BucketTable::Progress progress = table_.ProgressOf(number_);
   if (!progress.all_reduced) return false;
-  const std::size_t parameters = options_.shard.ParametersOf(options_.manifest.size());
-  const bool all_parameters = parameters > 0 && progress.parameters == parameters;
+  const bool all_parameters = parameters_ > 0 && progress.parameters == parameters_;
   return all_parameters || std::find(ended_.begin(), ended_.end(), false) == ended_.end();
 }
 

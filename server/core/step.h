@@ -89,8 +89,8 @@ class Step {
   std::optional<absl::Time> began() const { return began_; }
   bool HasEnded(int rank) const { return ended_[Index(rank)]; }
   const BucketTable& buckets() const { return table_; }
-  // Of the whole model; 0: the manifest is empty.
-  std::size_t parameters() const { return options_.manifest.size(); }
+  // That a step may have; of several shards, on this one. 0: there are none.
+  std::size_t parameters() const { return parameters_; }
   const RoundFlow& flow() const { return flow_; }
   const GroupFlow& groups() const { return groups_; }
   const Agreement& agreement() const { return agreement_; }
@@ -132,6 +132,7 @@ class Step {
   const SessionOptions& options_;
   const Membership& membership_;
   CoordinatorHook* const hook_;
+  const std::size_t parameters_;
   const std::shared_ptr<const Bucket::Common> common_;
   Chores chores_;
   SharedState shared_;

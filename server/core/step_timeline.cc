@@ -87,6 +87,8 @@ void StepTimeline::OnFrame(int rank, const wire::Header& header, std::uint64_t b
     if (IsOpen(step)) OnContribution(rank, contribution->id, 1 + contribution->more, bytes);
   } else if (const auto* ack = std::get_if<wire::Ack>(&header)) {
     OnAcknowledged(rank, ack->id, ack->received);
+  } else if (const auto* concluded = std::get_if<wire::Concluded>(&header)) {
+    OnVerdict(concluded->step, concluded->verdict);  // the lead's, which this shard does not send
   }
 }
 
@@ -143,7 +145,7 @@ void StepTimeline::OnEffect(const SendEffect& send) {
 
 void StepTimeline::OnEffect(const FanOutEffect& fan_out) {
   const auto* done = std::get_if<wire::StepDone>(&fan_out.frame.header);
-  if (done != nullptr && state() == State::kRecording) OnVerdict(*done);
+  if (done != nullptr && state() == State::kRecording) OnVerdict(done->step, done->verdict);
 }
 
 // A grant is of the bucket: its span is found without the round.
@@ -191,19 +193,19 @@ void StepTimeline::OnEffect(const ResultEffect& result) {
   }
 }
 
-void StepTimeline::OnVerdict(const wire::StepDone& done) {
-  if (!IsOpen(done.step)) return;
+void StepTimeline::OnVerdict(std::int64_t step, Verdict verdict) {
+  if (!IsOpen(step)) return;
   const std::int64_t now = absl::ToInt64Nanoseconds(now_ - began_);
-  const auto begin = index_.lower_bound({.step = done.step, .kind = Kind::kStep});
+  const auto begin = index_.lower_bound({.step = step, .kind = Kind::kStep});
   for (auto it = begin; it != index_.end() && it->first.kind <= Kind::kMemberStep; ++it) {
     it->second->ended = true;
     it->second->end_ns = now;
-    it->second->skipped = done.verdict == Verdict::kSkip;
+    it->second->skipped = verdict == Verdict::kSkip;
   }
-  open_step_ = done.step + 1;
+  open_step_ = step + 1;
   ++complete_;
   concluded_ns_ = now;
-  index_.erase(index_.begin(), index_.lower_bound({.step = done.step}));
+  index_.erase(index_.begin(), index_.lower_bound({.step = step}));
 }
 
 // ---- The end

@@ -139,7 +139,7 @@ class StepTimeline {
   void OnContribution(int rank, const wire::RoundId& id, std::uint32_t chunks, std::uint64_t bytes);
   void OnAcknowledged(int rank, const wire::RoundId& id, std::uint32_t received);
   void OnGrant(int rank, const wire::RoundId& id);
-  void OnVerdict(const wire::StepDone& done);
+  void OnVerdict(std::int64_t step, Verdict verdict);
   bool AwaitsAcknowledgements() const;
 
   const Options options_;

@@ -83,11 +83,15 @@ void WaitLog::End(absl::Time ended) {
 }
 
 void WaitLog::PutDown(const Step& step, const Membership& membership, absl::Duration waited) {
+  // What other daemons are late with, this one cannot tell.
+  if (step.agreement().prepared()) {
+    current_.other_shards += waited;
+    other_shards_total_ += waited;
+    return;
+  }
   const std::vector<bool> idle = FindIdle(step);
   if (std::find(idle.begin(), idle.end(), true) == idle.end()) return;
   const Blocking blocking = FindBlocking(step, membership);
-  // What other daemons are late with, this one cannot tell.
-  if (blocking.on == On::kOtherShards) return;
   if (blocking.on == On::kDaemon) {
     current_.daemon += waited;
     daemon_total_ += waited;

@@ -48,6 +48,7 @@ struct StepRecord {
   absl::Time began = absl::InfinitePast();  // by the first member
   absl::Time ended = absl::InfinitePast();  // all results are there
   absl::Duration daemon;                    // waiting for the daemon's own work
+  absl::Duration other_shards;              // waiting for them, with all results of this one out
   std::vector<Member> members{};            // by rank
 
   absl::Duration duration() const { return ended - began; }
@@ -93,6 +94,7 @@ class WaitLog {
   // Over all steps.
   const CausedWait& total(int rank) const { return totals_[static_cast<std::size_t>(rank)]; }
   absl::Duration daemon_total() const { return daemon_total_; }
+  absl::Duration other_shards_total() const { return other_shards_total_; }
   const StepHistogram& durations() const { return durations_; }
   const StepHistogram& straggler_gaps() const { return straggler_gaps_; }
 
@@ -108,6 +110,7 @@ class WaitLog {
   std::deque<StepRecord> recent_;
   std::vector<CausedWait> totals_;
   absl::Duration daemon_total_;
+  absl::Duration other_shards_total_;
   StepHistogram durations_;
   StepHistogram straggler_gaps_;
   absl::Time last_ = absl::InfinitePast();

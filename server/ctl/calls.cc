@@ -148,11 +148,11 @@ absl::StatusOr<std::string> ExportState(const Target& target, const std::string&
 }
 
 absl::StatusOr<std::int64_t> ImportState(const Target& target, const std::string& session,
-                                         const std::string& state) {
+                                         const std::string& state, std::uint32_t daemons) {
   const auto line = Connect(target);
   if (!line.ok()) return line.status();
   const auto stub = v1::AdminService::NewStub(line->channel);
-  return wire::ReplaceState(*stub, session, state, line->access_token, target.timeout);
+  return wire::ReplaceState(*stub, session, state, daemons, line->access_token, target.timeout);
 }
 
 absl::StatusOr<Trace> TraceSession(const Target& target, const std::string& name, int steps,

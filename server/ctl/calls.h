@@ -25,8 +25,9 @@ absl::StatusOr<v1::SessionStatus> GetSession(const Target& target, const std::st
 
 // A session's state as the bytes of a safetensors file; import returns its iteration.
 absl::StatusOr<std::string> ExportState(const Target& target, const std::string& session);
+// `daemons` is how many are given the state.
 absl::StatusOr<std::int64_t> ImportState(const Target& target, const std::string& session,
-                                         const std::string& state);
+                                         const std::string& state, std::uint32_t daemons);
 
 // Ends the session; its members get the reason.
 absl::Status EvictSession(const Target& target, const std::string& name, const std::string& reason);

@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "base/error_code.h"
 #include "base/printable.h"
+#include "client/addresses.h"
 #include "proto/tls/channel_credentials.h"
 #include "server/ctl/completion.h"
 #include "server/ctl/yaml.h"
@@ -51,7 +52,9 @@ void AddModelOptions(CLI::App& command, ModelFlags& flags) {
 }
 
 void AddConnectionOptions(CLI::App& app, Flags& flags) {
-  app.add_option("--address", flags.address, "The daemon: host:port or unix:/path")
+  app.add_option("--address", flags.address,
+                 "The daemon: host:port or unix:/path; all of a session as a list, a:1,b:1, or "
+                 "range, host-{0..3}:1")
       ->envname("GRADWIRE_ADDRESS");
   app.add_option("--tls-ca", flags.tls.ca, "Authorities of the daemon's certificate; turns on TLS")
       ->envname("GRADWIRE_TLS_CA")
@@ -183,10 +186,22 @@ Target Flags::target() const {
           .timeout = absl::Seconds(timeout_s)};
 }
 
-Target Flags::state_target() const {
-  Target target = this->target();
-  target.timeout = absl::Seconds(std::max(timeout_s, kStateSeconds));
-  return target;
+Targets Flags::targets() const {
+  Targets targets;
+  const std::vector<std::string> addresses = *client::AddressesOf(address);
+  for (const std::string& one : addresses) {
+    targets.push_back(target());
+    targets.back().address = one;
+  }
+  return targets;
+}
+
+Targets Flags::state_targets() const {
+  Targets targets = this->targets();
+  for (Target& target : targets) {
+    target.timeout = absl::Seconds(std::max(timeout_s, kStateSeconds));
+  }
+  return targets;
 }
 
 std::string Flags::Document(const std::string& json) const {
@@ -243,6 +258,19 @@ absl::Status CheckAddress(const std::string& address) {
                    "address is \"", Printable(address.substr(0, kMostQuoted)),
                    "\"; allowed are host:port, such as 127.0.0.1:29610 or [::1]:29610, and "
                    "unix:/path")));
+}
+
+absl::Status CheckAddresses(const std::string& addresses) {
+  const auto all = client::AddressesOf(addresses);
+  if (!all.ok()) {
+    return Coded(ErrorCode::kCtlUsage,
+                 absl::InvalidArgumentError(
+                     RecodedText(ErrorCode::kCtlUsage, std::string(all.status().message()))));
+  }
+  for (const std::string& address : *all) {
+    if (absl::Status good = CheckAddress(address); !good.ok()) return good;
+  }
+  return absl::OkStatus();
 }
 
 // CLI11 only says that a subcommand is missing, neither which are allowed nor what was given.

@@ -7,6 +7,7 @@
 #include "server/ctl/calls.h"
 #include "server/ctl/doctor/doctor.h"
 #include "server/ctl/plan/plan.h"
+#include "server/ctl/several.h"
 
 namespace gradwire::ctl {
 
@@ -30,8 +31,10 @@ struct Flags {
   bool watch = false;
 
   Target target() const;
+  // All that the address names, which was checked.
+  Targets targets() const;
   // A state takes longer than an answer.
-  Target state_target() const;
+  Targets state_targets() const;
   bool table() const { return format == "table"; }
   // JSON in the format that was asked for.
   std::string Document(const std::string& json) const;
@@ -45,6 +48,8 @@ std::string CommandOf(const CLI::App& app);
 
 // InvalidArgument for what is neither host:port nor a unix socket. For commands that ask a daemon.
 absl::Status CheckAddress(const std::string& address);
+// The same for a list of them or a range, as members have it.
+absl::Status CheckAddresses(const std::string& addresses);
 
 // Prints why the command line cannot be parsed, or the help that it asks for. Returns the exit
 // code.

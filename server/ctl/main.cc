@@ -2,12 +2,14 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <iostream>
 #include <map>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -39,8 +41,8 @@ int FailedHere(const absl::Status& status) {
   return kExitFailed;
 }
 
-// What the daemon answered, or that it did not.
-int Failed(const Flags& flags, const absl::Status& status) {
+// What a daemon answered, or that it did not.
+int Failed(const std::string& address, const absl::Status& status) {
   const auto code = FindCode(std::string(status.message()));
   // A file of this side, so that nothing was asked.
   if (code == ErrorCode::kTlsFiles || code == ErrorCode::kToken) return FailedHere(status);
@@ -52,81 +54,100 @@ int Failed(const Flags& flags, const absl::Status& status) {
                          absl::StrContains(why, "(--admin-listen)");
   PrintFailure(
       unreachable ? ErrorCode::kNoDaemon : ErrorCode::kCtl,
-      absl::StrCat(unreachable ? "no daemon answers at " : "", flags.address, ": ", why,
+      absl::StrCat(unreachable ? "no daemon answers at " : "", address, ": ", why,
                    unreachable ? "; --address or GRADWIRE_ADDRESS names another daemon" : "",
                    elsewhere ? "; give one of them with --address or GRADWIRE_ADDRESS" : ""));
   // Scripts distinguish a daemon that does not answer from one that refuses.
   return unreachable ? kExitUnavailable : kExitFailed;
 }
 
+// Says what each of them answered instead. Returns the last one's exit code, or `otherwise`.
+int AllFailed(const std::vector<Failure>& failures, int otherwise = kExitOk) {
+  int code = otherwise;
+  for (const Failure& failure : failures) code = Failed(failure.address, failure.status);
+  return code;
+}
+
+// What some of the daemons say is worth showing without the others.
 int Status(const Flags& flags) {
   // A file or a pipe gets no escape sequences.
   const bool redraw = flags.watch && flags.table() && isatty(STDOUT_FILENO) == 1;
+  const Targets targets = flags.targets();
   while (true) {
-    const auto server = GetServer(flags.target());
-    if (!server.ok()) return Failed(flags, server.status());
-    const auto sessions = ListSessions(flags.target());
-    if (!sessions.ok()) return Failed(flags, sessions.status());
+    const Servers all = AskServers(targets);
+    if (all.servers.empty()) return AllFailed(all.failures);
     if (redraw) std::cout << "\x1b[H\x1b[2J";
-    std::cout << (flags.table() ? StatusTable(*server, *sessions)
-                                : flags.Document(StatusJson(*server, *sessions)))
-              << std::flush;
-    if (!flags.watch) return kExitOk;
+    const auto& one = all.servers.front().second;
+    if (flags.table()) {
+      std::cout << ServersTable(all.servers, all.sessions);
+    } else {
+      std::cout << flags.Document(targets.size() == 1 ? StatusJson(one, all.sessions)
+                                                      : ServersJson(all.servers, all.sessions));
+    }
+    std::cout << std::flush;
+    const int code = AllFailed(all.failures);
+    if (!flags.watch) return code;
     std::this_thread::sleep_for(kRefresh);
   }
 }
 
 int ShowSessions(const Flags& flags) {
-  const auto sessions = ListSessions(flags.target());
-  if (!sessions.ok()) return Failed(flags, sessions.status());
-  std::cout << (flags.table() ? SessionsTable(*sessions) : flags.Document(SessionsJson(*sessions)));
-  return kExitOk;
+  const Servers all = AskSessions(flags.targets());
+  if (!all.answered) return AllFailed(all.failures);
+  std::cout << (flags.table() ? SessionsTable(all.sessions)
+                              : flags.Document(SessionsJson(all.sessions)));
+  return AllFailed(all.failures);
 }
 
 int Evict(const Flags& flags) {
-  const absl::Status evicted = EvictSession(flags.target(), flags.session, flags.reason);
-  if (!evicted.ok()) return Failed(flags, evicted);
+  const Done done = OnAll(flags.targets(), [&flags](const Target& target) {
+    return EvictSession(target, flags.session, flags.reason);
+  });
+  if (done.answers == 0) return AllFailed(done.failures);
   std::cout << "ended session " << flags.session << "\n";
-  return kExitOk;
+  return kExitOk;  // a daemon that was asked later may have heard from the members
 }
 
 int Pause(const Flags& flags) {
   absl::Duration length;
   static_cast<void>(absl::ParseDuration(flags.pause, &length));  // the command line was checked
-  const auto paused = PauseSession(flags.target(), flags.session, length, flags.reason);
-  if (!paused.ok()) return Failed(flags, paused.status());
-  std::cout << "paused session " << flags.session << " before step " << paused->step()
-            << (paused->holding() ? "" : ", once the step before it has ended")
-            << "; it goes on in " << absl::FormatDuration(length)
-            << ", or after `gradwirectl session"
+  v1::PauseSessionResponse paused;
+  const Done done = PauseAll(flags.targets(), flags.session, length, flags.reason, paused);
+  if (done.answers == 0) return AllFailed(done.failures);
+  std::cout << "paused session " << flags.session << " before step " << paused.step()
+            << (paused.holding() ? "" : ", once the step before it has ended") << "; it goes on in "
+            << absl::FormatDuration(length) << ", or after `gradwirectl session"
             << " resume " << flags.session << "`\n";
-  return kExitOk;
+  return AllFailed(done.failures);
 }
 
 int Resume(const Flags& flags) {
-  const absl::Status resumed = ResumeSession(flags.target(), flags.session);
-  if (!resumed.ok()) return Failed(flags, resumed);
+  const Done done = OnAll(flags.targets(), [&flags](const Target& target) {
+    return ResumeSession(target, flags.session);
+  });
+  if (done.answers == 0) return AllFailed(done.failures);
   std::cout << "resumed session " << flags.session << "\n";
-  return kExitOk;
+  return AllFailed(done.failures);
 }
 
 int SayWhy(const Flags& flags) {
-  const auto sessions = ListSessions(flags.target());
-  if (!sessions.ok()) return Failed(flags, sessions.status());
-  std::cout << (flags.table() ? Why(*sessions) : flags.Document(WhyJson(*sessions)));
-  return kExitOk;
+  const Servers all = AskSessions(flags.targets());
+  if (!all.answered) return AllFailed(all.failures);
+  std::cout << (flags.table() ? Why(all.sessions) : flags.Document(WhyJson(all.sessions)));
+  return AllFailed(all.failures);
 }
 
 int ShowSession(const Flags& flags) {
-  const auto session = GetSession(flags.target(), flags.session);
-  if (!session.ok()) return Failed(flags, session.status());
-  std::cout << (flags.table() ? SessionTable(*session) : flags.Document(SessionJson(*session)));
-  return kExitOk;
+  const AskedSession asked = AskSession(flags.targets(), flags.session);
+  if (asked.answers == 0) return AllFailed(asked.failures);
+  std::cout << (flags.table() ? SessionTable(asked.status)
+                              : flags.Document(SessionJson(asked.status)));
+  return AllFailed(asked.failures);
 }
 
 int Export(const Flags& flags) {
-  const auto state = ExportState(flags.state_target(), flags.session);
-  if (!state.ok()) return Failed(flags, state.status());
+  const auto state = ExportWhole(flags.state_targets(), flags.session);
+  if (!state.ok()) return Failed(flags.address, state.status());
   if (absl::Status written = WriteFile(flags.file, *state); !written.ok()) {
     return FailedHere(written);
   }
@@ -138,8 +159,8 @@ int Export(const Flags& flags) {
 int Import(const Flags& flags) {
   const auto state = ReadFile(flags.file);
   if (!state.ok()) return FailedHere(state.status());
-  const auto iteration = ImportState(flags.state_target(), flags.session, *state);
-  if (!iteration.ok()) return Failed(flags, iteration.status());
+  const auto iteration = ImportWhole(flags.state_targets(), flags.session, *state);
+  if (!iteration.ok()) return Failed(flags.address, iteration.status());
   std::cout << "imported " << flags.file << ", " << state->size() << " bytes, into session "
             << flags.session << "; its iteration is " << *iteration << "\n";
   return kExitOk;
@@ -155,9 +176,10 @@ void AnnounceWait(const Flags& flags, const v1::SessionStatus& session) {
 
 int NoStepTraced(const Flags& flags, const Trace& trace) {
   std::string message = absl::StrCat("traced ", TraceOutcome(trace, flags.steps));
-  const auto session = GetSession(flags.target(), flags.session);
-  if (session.ok() && trace.summary.end() == v1::TRACE_END_TIME) {
-    absl::StrAppend(&message, "; session \"", Printable(flags.session), "\" ", Doing(*session));
+  const AskedSession session = AskSession(flags.targets(), flags.session);
+  if (session.answers > 0 && trace.summary.end() == v1::TRACE_END_TIME) {
+    absl::StrAppend(&message, "; session \"", Printable(flags.session), "\" ",
+                    Doing(session.status));
   }
   PrintFailure(ErrorCode::kNoStepTraced,
                RecodedText(ErrorCode::kNoStepTraced,
@@ -169,36 +191,43 @@ int NoStepTraced(const Flags& flags, const Trace& trace) {
 int TraceSteps(const Flags& flags) {
   const bool to_stdout = flags.file == "-";
   const std::string file = flags.file.empty() ? flags.session + ".trace.json" : flags.file;
-  const auto session = GetSession(flags.target(), flags.session);
-  if (!session.ok()) return Failed(flags, session.status());
+  const AskedSession session = AskSession(flags.targets(), flags.session);
+  if (session.answers == 0) return AllFailed(session.failures);
   // Before the wait for the steps, which nobody wants to repeat.
   if (absl::Status good = CheckWritable(file); !to_stdout && !good.ok()) return FailedHere(good);
-  AnnounceWait(flags, *session);
-  const auto trace =
-      TraceSession(flags.target(), flags.session, flags.steps, absl::Seconds(flags.wait_s));
-  if (!trace.ok()) return Failed(flags, trace.status());
-  if (trace->events.empty()) return NoStepTraced(flags, *trace);
-  const std::string json = TraceJson(*trace);
+  AnnounceWait(flags, session.status);
+  const auto traces =
+      TraceAll(flags.targets(), flags.session, flags.steps, absl::Seconds(flags.wait_s));
+  if (!traces.ok()) return Failed(flags.address, traces.status());
+  const Trace& shortest = Shortest(*traces);
+  if (shortest.events.empty()) return NoStepTraced(flags, shortest);
+  const std::string json = TraceJson(*traces);
   if (to_stdout) {
     std::cout << json << std::flush;
   } else if (absl::Status written = WriteFile(file, json); !written.ok()) {
     return FailedHere(written);
   }
-  if (trace->summary.complete_steps() == 0) return NoStepTraced(flags, *trace);
+  if (shortest.summary.complete_steps() == 0) return NoStepTraced(flags, shortest);
   (to_stdout ? std::cerr : std::cout)
-      << "traced " << TraceOutcome(*trace, flags.steps) << "\n"
+      << "traced " << TraceOutcome(shortest, flags.steps) << "\n"
       << (to_stdout ? ""
                     : absl::StrCat("open ", file, " in chrome://tracing or ui.perfetto.dev\n"));
   return kExitOk;
 }
 
+// Of several daemons, all have to serve.
 int Health(const Flags& flags) {
-  const auto serving = IsServing(flags.target(), flags.service);
-  if (!serving.ok()) return Failed(flags, serving.status());
-  const std::string json = absl::StrCat("{\"serving\": ", *serving ? "true" : "false", "}\n");
-  std::cout << (flags.table() ? absl::StrCat(*serving ? "" : "not ", "serving\n")
+  std::atomic<bool> serving = true;
+  const Done done = OnAll(flags.targets(), [&](const Target& target) {
+    const auto one = IsServing(target, flags.service);
+    if (one.ok() && !*one) serving = false;
+    return one.status();
+  });
+  if (!done.failures.empty()) return AllFailed(done.failures);
+  const std::string json = absl::StrCat("{\"serving\": ", serving ? "true" : "false", "}\n");
+  std::cout << (flags.table() ? absl::StrCat(serving ? "" : "not ", "serving\n")
                               : flags.Document(json));
-  return *serving ? kExitOk : kExitFailed;
+  return serving ? kExitOk : kExitFailed;
 }
 
 // Succeeds without a daemon too, since the tool's own version is known.
@@ -244,8 +273,11 @@ Print PrinterOf(const Flags& flags) {
   return [&flags](const std::string& json) { std::cout << flags.Document(json); };
 }
 
-bool AsksADaemon(const std::string& command) {
-  return command != "explain" && command != "completion" && command != "plan";
+absl::Status CheckAddressFor(const std::string& command, const std::string& address) {
+  if (command == "explain" || command == "completion" || command == "plan") return absl::OkStatus();
+  const bool takes_one = command == "doctor" || command == "bench" || command == "debug bundle" ||
+                         command == "version";
+  return takes_one ? CheckAddress(address) : CheckAddresses(address);
 }
 
 int Main(int argc, const char* const* argv) {
@@ -279,7 +311,7 @@ int Main(int argc, const char* const* argv) {
       {"explain", [&] { return Explain(flags.code, PrinterOf(flags)); }},
       {"version", [&] { return Version(flags); }}};
   const std::string command = CommandOf(app);
-  if (absl::Status good = CheckAddress(flags.address); AsksADaemon(command) && !good.ok()) {
+  if (absl::Status good = CheckAddressFor(command, flags.address); !good.ok()) {
     PrintFailure(ErrorCode::kCtlUsage, std::string(good.message()));
     return kExitUsage;
   }

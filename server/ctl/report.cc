@@ -3,7 +3,6 @@
 #include <google/protobuf/util/json_util.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -13,28 +12,11 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "base/printable.h"
+#include "server/ctl/shards.h"
+#include "server/ctl/table.h"
 
 namespace gradwire::ctl {
 namespace {
-
-std::string Bytes(std::uint64_t bytes) {
-  constexpr std::array kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
-  auto number = static_cast<double>(bytes);
-  std::size_t unit = 0;
-  while (number >= 1024 && unit + 1 < kUnits.size()) {
-    number /= 1024;
-    ++unit;
-  }
-  return unit == 0 ? absl::StrCat(bytes, " B") : absl::StrFormat("%.1f %s", number, kUnits[unit]);
-}
-
-double ToSeconds(const google::protobuf::Duration& duration) {
-  return static_cast<double>(duration.seconds()) + static_cast<double>(duration.nanos()) / 1e9;
-}
-
-std::string Seconds(const google::protobuf::Duration& duration) {
-  return absl::StrFormat("%.1f s", ToSeconds(duration));
-}
 
 // The others' waiting that the member caused.
 double WaitSeconds(const v1::MemberStatus& member) {
@@ -65,26 +47,6 @@ std::string Hook(const v1::SessionStatus& session) {
                                                       : absl::StrCat(wrapper, "(", name, ")"));
 }
 
-using Row = std::vector<std::string>;
-
-std::string Table(const std::vector<Row>& rows) {
-  std::vector<std::size_t> widths;
-  for (const Row& row : rows) {
-    widths.resize(std::max(widths.size(), row.size()));
-    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
-  }
-  std::string text;
-  for (const Row& row : rows) {
-    for (std::size_t i = 0; i < row.size(); ++i) {
-      // The last column is not padded, so lines have no trailing spaces.
-      const bool last = i + 1 == row.size();
-      absl::StrAppend(&text, row[i], std::string(last ? 0 : widths[i] - row[i].size() + 2, ' '));
-    }
-    text += '\n';
-  }
-  return text;
-}
-
 // Whether a later session has the same name.
 bool IsSuperseded(const v1::SessionStatus& session, const v1::ListSessionsResponse& sessions) {
   return std::any_of(sessions.sessions().begin(), sessions.sessions().end(),
@@ -103,7 +65,10 @@ std::string Headline(const v1::ListSessionsResponse& sessions) {
       absl::StrAppend(&live, Printable(session.name()), ": ", Printable(session.waiting_for()),
                       "\n");
       if (!session.slow().empty()) {
-        absl::StrAppend(&live, Printable(session.name()), ": ", session.slow(), "\n");
+        absl::StrAppend(&live, Printable(session.name()), ": ", Printable(session.slow()), "\n");
+      }
+      if (const std::string others = OtherShards(session); !others.empty()) {
+        absl::StrAppend(&live, Printable(session.name()), ": ", others, "\n");
       }
     } else if (session.state() == "failed" && !IsSuperseded(session, sessions)) {
       // The daemon's sentence repeats the session's name, with which this line begins already.
@@ -136,10 +101,6 @@ std::string CompressionTable(const v1::SessionStatus& session) {
                                           : absl::StrCat(line.version())});
   }
   return absl::StrCat("\n", Table(rows));
-}
-
-std::string Milliseconds(double seconds, std::uint64_t count) {
-  return absl::StrFormat("%.2f ms", count == 0 ? 0 : 1e3 * seconds / static_cast<double>(count));
 }
 
 // Means over a bucket's reductions, as rank 0 measured them. Empty when it has not.
@@ -227,11 +188,19 @@ std::string SessionsTable(const v1::ListSessionsResponse& sessions) {
 
 std::string StatusTable(const v1::GetServerResponse& server,
                         const v1::ListSessionsResponse& sessions) {
-  std::string text = absl::StrCat(
-      Headline(sessions), "\ngradwired ", server.version(), server.draining() ? ", draining" : "",
-      ", up ", Seconds(server.uptime()), ", ", Count(server.sessions(), "session"), ", ",
-      Count(server.connections(), "connection"), ", ", Bytes(server.reserved_bytes()), " of ",
-      Bytes(server.memory_limit_bytes()), " reserved\n");
+  return ServersTable(NamedServers{{"", server}}, sessions);
+}
+
+std::string ServersTable(const NamedServers& servers, const v1::ListSessionsResponse& sessions) {
+  std::string text = absl::StrCat(Headline(sessions), "\n");
+  for (const auto& [address, server] : servers) {
+    absl::StrAppend(&text, servers.size() > 1 ? Printable(address) : "",
+                    servers.size() > 1 ? ": " : "", "gradwired ", server.version(),
+                    server.draining() ? ", draining" : "", ", up ", Seconds(server.uptime()), ", ",
+                    Count(server.sessions(), "session"), ", ",
+                    Count(server.connections(), "connection"), ", ", Bytes(server.reserved_bytes()),
+                    " of ", Bytes(server.memory_limit_bytes()), " reserved\n");
+  }
   const std::string table = SessionsTable(sessions);
   if (!table.empty()) absl::StrAppend(&text, "\n", table);
   return text;
@@ -252,6 +221,17 @@ std::string StatusJson(const v1::GetServerResponse& server,
                       "}\n");
 }
 
+std::string ServersJson(const NamedServers& servers, const v1::ListSessionsResponse& sessions) {
+  std::string text = "{\"servers\":[";
+  for (const auto& [address, server] : servers) {
+    absl::StrAppend(&text, text.back() == '[' ? "" : ",",
+                    "{\"address\":", nlohmann::json(Printable(address)).dump(),
+                    ",\"server\":", Json(server), "}");
+  }
+  const std::string list = SessionsJson(sessions);
+  return absl::StrCat(text, "],\"sessions\":", absl::StripSuffix(list, "\n"), "}\n");
+}
+
 std::string StateWord(const v1::SessionStatus& session) {
   if (!session.has_pause()) return session.state();
   return session.pause().holding() ? "paused" : "pausing";
@@ -265,8 +245,11 @@ std::string Doing(const v1::SessionStatus& session) {
 }
 
 std::string SessionTable(const v1::SessionStatus& session) {
-  std::string text = absl::StrCat(Printable(session.name()), ": ", Printable(session.waiting_for()),
-                                  "\n", session.slow(), session.slow().empty() ? "\n" : "\n\n");
+  std::string text =
+      absl::StrCat(Printable(session.name()), ": ", Printable(session.waiting_for()), "\n",
+                   Printable(session.slow()), session.slow().empty() ? "\n" : "\n\n");
+  const std::string others = OtherShards(session);
+  if (!others.empty()) absl::StrAppend(&text, others, "\n\n");
   text += Table(
       {{"state", StateLine(session)},
        {"generation", absl::StrCat(session.generation())},
@@ -296,8 +279,8 @@ std::string SessionTable(const v1::SessionStatus& session) {
          Seconds(member.link_wait_total()),
          waits > 0 ? absl::StrFormat("%.0f%%", 100 * WaitSeconds(member) / waits) : "-"});
   }
-  return absl::StrCat(text, "\n", Table(rows), StepTable(session), BucketTable(session),
-                      CompressionTable(session));
+  return absl::StrCat(text, "\n", ShardTable(session), Table(rows), StepTable(session),
+                      BucketTable(session), CompressionTable(session));
 }
 
 std::string Why(const v1::ListSessionsResponse& sessions) { return Headline(sessions); }

@@ -3,6 +3,8 @@
 
 #include <functional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "gradwire/v1/admin.pb.h"
 
@@ -16,6 +18,10 @@ std::string StatusTable(const v1::GetServerResponse& server,
                         const v1::ListSessionsResponse& sessions);
 std::string StatusJson(const v1::GetServerResponse& server,
                        const v1::ListSessionsResponse& sessions);
+// The same of several daemons, by address; `sessions` is what MergeSessions makes of theirs.
+using NamedServers = std::vector<std::pair<std::string, v1::GetServerResponse>>;
+std::string ServersTable(const NamedServers& servers, const v1::ListSessionsResponse& sessions);
+std::string ServersJson(const NamedServers& servers, const v1::ListSessionsResponse& sessions);
 
 // Without the daemon's own figures.
 std::string SessionsTable(const v1::ListSessionsResponse& sessions);

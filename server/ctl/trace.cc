@@ -21,7 +21,6 @@ using Event = v1::TimelineEvent;
 // Process ids. Viewers take a thread whose id is its process's for the main thread, and draw it
 // first, so these are larger than all ids of threads.
 constexpr int kDaemon = 10'000;
-constexpr int kFirstRank = kDaemon + 1;
 constexpr int kSteps = 1;  // threads of a process
 constexpr int kFirstLane = kSteps + 1;
 
@@ -120,6 +119,11 @@ class Lanes {
   std::vector<std::int64_t> free_at_;
 };
 
+std::string HookName(const Trace& trace) {
+  const std::string& hook = trace.summary.hook().comm_hook();
+  return hook.empty() ? "no" : hook;
+}
+
 std::string BucketName(const Event& event, std::uint32_t parameters) {
   return parameters > 1 ? absl::StrCat(event.name(), " (+", parameters - 1, ")") : event.name();
 }
@@ -141,24 +145,19 @@ Json Sent(const Event& event) {
 
 class Drawing {
  public:
-  explicit Drawing(const Trace& trace) : trace_(trace) {
+  // Its processes have the ids from `daemon` on.
+  Drawing(const Trace& trace, int daemon, Lines& lines)
+      : trace_(trace), daemon_(daemon), lines_(lines) {
     for (const Event& event : trace.events) Sort(event);
   }
 
-  std::string Draw() {
+  void Draw() {
     DrawSteps();
     for (const Key& key : order_) DrawBucket(buckets_.at(key));
     for (const Event& event : trace_.events) {
       if (event.kind() == v1::TIMELINE_KIND_SUM) DrawSum(event);
     }
     DrawNames();
-    const v1::TraceSummary& summary = trace_.summary;
-    return lines_.Document({{"session", summary.session()},
-                            {"hook", HookName()},
-                            {"members", summary.world_size()},
-                            {"first step", summary.first_step()},
-                            {"complete steps", summary.complete_steps()},
-                            {"truncated", summary.end() == v1::TRACE_END_FULL}});
   }
 
  private:
@@ -215,18 +214,14 @@ class Drawing {
     }
   }
 
-  std::string HookName() const {
-    const std::string& hook = trace_.summary.hook().comm_hook();
-    return hook.empty() ? "no" : hook;
-  }
+  int ProcessOf(int rank) const { return daemon_ + 1 + rank; }
 
   // A span that the recording did not see the end of.
   std::int64_t EndOf(const Event& event) const { return event.ended() ? event.end_ns() : last_; }
 
   void DrawSteps() {
     for (const Event& event : trace_.events) {
-      const Row row{.process = event.rank() < 0 ? kDaemon : kFirstRank + event.rank(),
-                    .thread = kSteps};
+      const Row row{.process = ProcessOf(std::max(event.rank(), -1)), .thread = kSteps};
       if (event.kind() == v1::TIMELINE_KIND_BROKEN) {
         lines_.Moment(row, "connection lost", event.begin_ns());
       } else if (event.kind() == v1::TIMELINE_KIND_RESUMED) {
@@ -314,8 +309,7 @@ class Drawing {
     std::vector<Phase> phases = PhasesOf(bucket);
     const std::int64_t end = phases.empty() ? grant.begin_ns() : phases.back().end;
     Lanes& lanes = lanes_[grant.rank()];
-    const Row row{.process = kFirstRank + grant.rank(),
-                  .thread = lanes.Take(grant.begin_ns(), end)};
+    const Row row{.process = ProcessOf(grant.rank()), .thread = lanes.Take(grant.begin_ns(), end)};
     lines_.Span(row, BucketName(grant, grant.parameters()), grant.begin_ns(), end,
                 {{"step", grant.step()},
                  {"parameters", grant.parameters()},
@@ -329,7 +323,7 @@ class Drawing {
 
   void DrawSum(const Event& sum) {
     const std::int64_t end = EndOf(sum);
-    const Row row{.process = kDaemon, .thread = lanes_[-1].Take(sum.begin_ns(), end)};
+    const Row row{.process = daemon_, .thread = lanes_[-1].Take(sum.begin_ns(), end)};
     Json args = Sent(sum);
     args["busy ms"] = Milliseconds(sum.busy_ns());
     const std::string round =
@@ -352,14 +346,19 @@ class Drawing {
 
   void DrawNames() {
     const v1::TraceSummary& summary = trace_.summary;
-    DrawProcess(kDaemon, absl::StrCat("daemon: session ", summary.session(), ", ", HookName()),
+    const std::string of = trace_.daemon.empty() ? "" : absl::StrCat(" ", trace_.daemon);
+    DrawProcess(daemon_,
+                absl::StrCat("daemon", of, ": session ", summary.session(), ", ", HookName(trace_)),
                 "sums", lanes_[-1].count());
     for (int rank = 0; rank < summary.world_size(); ++rank) {
-      DrawProcess(kFirstRank + rank, absl::StrCat("rank ", rank), "buckets", lanes_[rank].count());
+      DrawProcess(ProcessOf(rank), absl::StrCat("rank ", rank, of.empty() ? "" : " at", of),
+                  "buckets", lanes_[rank].count());
     }
   }
 
   const Trace& trace_;
+  const int daemon_;
+  Lines& lines_;
   std::int64_t last_ = 0;  // end of the recording
   std::vector<Key> order_;
   std::map<Key, Bucket> buckets_;
@@ -369,12 +368,65 @@ class Drawing {
   std::map<std::pair<std::int64_t, std::uint32_t>, std::uint32_t> rounds_;
   std::map<std::int64_t, std::int64_t> begins_;
   std::map<int, Lanes> lanes_;  // by rank; -1: the daemon's
-  Lines lines_;
 };
+
+// When the step begins in this recording; 0: it is not there.
+std::int64_t BeginOf(const Trace& trace, std::int64_t step) {
+  for (const Event& event : trace.events) {
+    if (event.kind() == v1::TIMELINE_KIND_STEP && event.step() == step) return event.begin_ns();
+  }
+  return 0;
+}
+
+// The first step that all have begins on all daemons at once: members send to all at a time.
+std::vector<Trace> Align(std::vector<Trace> traces) {
+  std::int64_t first = 0;
+  for (const Trace& trace : traces) first = std::max(first, trace.summary.first_step());
+  std::int64_t latest = 0;
+  for (const Trace& trace : traces) latest = std::max(latest, BeginOf(trace, first));
+  for (Trace& trace : traces) {
+    const std::int64_t shift = latest - BeginOf(trace, first);
+    if (shift == 0) continue;
+    for (Event& event : trace.events) {
+      event.set_begin_ns(event.begin_ns() + shift);
+      event.set_end_ns(event.end_ns() + shift);
+      if (event.before_sums_ns() != 0) event.set_before_sums_ns(event.before_sums_ns() + shift);
+    }
+  }
+  return traces;
+}
 
 }  // namespace
 
-std::string TraceJson(const Trace& trace) { return Drawing(trace).Draw(); }
+std::string TraceJson(const Trace& trace) { return TraceJson(std::vector<Trace>{trace}); }
+
+std::string TraceJson(const std::vector<Trace>& traces) {
+  const std::vector<Trace> aligned = Align(traces);
+  Lines lines;
+  int process = kDaemon;
+  bool truncated = false;
+  for (const Trace& trace : aligned) {
+    Drawing(trace, process, lines).Draw();
+    process += 1 + trace.summary.world_size();
+    truncated |= trace.summary.end() == v1::TRACE_END_FULL;
+  }
+  const Trace& shortest = Shortest(aligned);
+  const v1::TraceSummary& summary = shortest.summary;
+  Json about = {{"session", summary.session()},
+                {"hook", HookName(shortest)},
+                {"members", summary.world_size()},
+                {"first step", summary.first_step()},
+                {"complete steps", summary.complete_steps()},
+                {"truncated", truncated}};
+  if (traces.size() > 1) about["daemons"] = traces.size();
+  return lines.Document(about);
+}
+
+const Trace& Shortest(const std::vector<Trace>& traces) {
+  return *std::min_element(traces.begin(), traces.end(), [](const Trace& a, const Trace& b) {
+    return a.summary.complete_steps() < b.summary.complete_steps();
+  });
+}
 
 std::string TraceOutcome(const Trace& trace, int asked) {
   const v1::TraceSummary& summary = trace.summary;

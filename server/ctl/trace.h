@@ -15,6 +15,7 @@
 namespace gradwire::ctl {
 
 struct Trace {
+  std::string daemon{};  // its name if the session has several
   v1::TraceSummary summary;
   std::vector<v1::TimelineEvent> events;  // by their begin
 };
@@ -22,8 +23,13 @@ struct Trace {
 // One JSON document with one event in each line, those of one begin from the longest to the
 // shortest.
 std::string TraceJson(const Trace& trace);
+// Of several daemons of one session: each has its own processes, and is shifted in time so that the
+// first step that all have recorded begins at one moment, because their clocks differ.
+std::string TraceJson(const std::vector<Trace>& traces);
 
 // How far the recording came, and why it ended if not with the last of the `asked` steps.
 std::string TraceOutcome(const Trace& trace, int asked);
+// The one that came least far. At least one.
+const Trace& Shortest(const std::vector<Trace>& traces);
 
 }  // namespace gradwire::ctl

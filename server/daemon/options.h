@@ -52,6 +52,10 @@ struct ServerOptions {
   // once.
   std::size_t chunk_bytes = (std::size_t{1} << 20) - 4096;
   std::uint32_t window_chunks = 4;
+  // The same of a session with a network between the daemon and its members: small chunks keep a
+  // link busy in both directions. Chunks are never larger than chunk_bytes.
+  std::size_t network_chunk_bytes = std::size_t{32} << 10;
+  std::uint32_t network_window_chunks = 16;
   std::uint32_t open_buckets = 4;
   std::size_t eager_bytes = std::size_t{64} << 10;
   absl::Duration join_timeout = absl::Minutes(5);   // if the first member's join names none

@@ -110,8 +110,15 @@ absl::StatusOr<JoinAsk> AskOf(const v1::JoinRequest& request, Manifest manifest)
                  .addresses = {addresses.begin(), addresses.end()}};
 }
 
+// Whether a network lies between the session's daemons and its members, as far as the first join
+// shows it; several daemons are on several hosts.
+bool UsesNetwork(const JoinAsk& ask, const Caller& caller) {
+  return !ask.addresses.empty() || caller.comes_over_network();
+}
+
 absl::StatusOr<SessionOptions> SessionOf(const ServerOptions& options,
-                                         const v1::JoinRequest& request, const JoinAsk& ask) {
+                                         const v1::JoinRequest& request, const JoinAsk& ask,
+                                         const Caller& caller) {
   const auto join = Timeout(request.join_timeout(), "join_timeout", options.join_timeout);
   if (!join.ok()) return join.status();
   const auto step = Timeout(request.step_timeout(), "step_timeout", options.step_timeout);
@@ -121,8 +128,10 @@ absl::StatusOr<SessionOptions> SessionOf(const ServerOptions& options,
                          .spec = ask.spec,
                          .manifest = ask.manifest,
                          .shard = {.number = ask.shard, .addresses = ask.addresses}};
-  session.chunk_bytes = options.chunk_bytes;
-  session.window_chunks = options.window_chunks;
+  const bool network = UsesNetwork(ask, caller);
+  session.chunk_bytes =
+      network ? std::min(options.chunk_bytes, options.network_chunk_bytes) : options.chunk_bytes;
+  session.window_chunks = network ? options.network_window_chunks : options.window_chunks;
   session.open_buckets = options.open_buckets;
   session.eager_bytes = options.eager_bytes;
   session.join_timeout = *join;
@@ -223,7 +232,7 @@ absl::Status AggregationService::TryJoin(const v1::JoinRequest& request, Manifes
   if (!fast.ok()) return fast;
   absl::StatusOr<JoinAsk> ask = AskOf(request, std::move(manifest));
   if (!ask.ok()) return ask.status();
-  absl::StatusOr<SessionOptions> session = SessionOf(options_, request, *ask);
+  absl::StatusOr<SessionOptions> session = SessionOf(options_, request, *ask, caller);
   if (!session.ok()) return session.status();
   const absl::StatusOr<Registry::Joined> joined =
       registry_->Join(*session, *ask, MonotonicNow(), caller.identity, caller.holder());

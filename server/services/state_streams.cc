@@ -115,6 +115,7 @@ void ImportStream::OnReadDone(bool ok) {
 absl::Status ImportStream::Take(const v1::ImportStateRequest& request) {
   if (session_ == nullptr) {
     name_ = request.session();
+    shards_ = std::max<std::uint32_t>(request.shards(), 1);
     if (absl::Status may = CheckSession(caller(), request.session()); !may.ok()) return may;
     session_ = registry_->Get(request.session());
     if (session_ == nullptr) return NoSession(request.session());
@@ -122,8 +123,8 @@ absl::Status ImportStream::Take(const v1::ImportStateRequest& request) {
     if (!place.ok()) return place.status();
     place_ = *std::move(place);
     most_bytes_ = session_->state_file_bytes();
-  } else if (!request.session().empty()) {
-    return absl::InvalidArgumentError("session: only the first message names it");
+  } else if (!request.session().empty() || request.shards() != 0) {
+    return absl::InvalidArgumentError("session, shards: only the first message has them");
   }
   const std::string& data = request.data();
   if (data.size() > kStatePiece) {
@@ -146,7 +147,7 @@ void ImportStream::Import() {
   if (session_ == nullptr) {
     return Refuse(absl::InvalidArgumentError("session: no message names it"));
   }
-  session_->Import(std::move(bytes_),
+  session_->Import(std::move(bytes_), shards_,
                    [self = Self<ImportStream>()](const absl::StatusOr<std::int64_t>& iteration) {
                      // Before the answer: a client that has it may begin the next import at once.
                      self->place_.reset();

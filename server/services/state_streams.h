@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -63,6 +64,7 @@ class ImportStream final : public Call, public PeriodicTask {
   const absl::Time deadline_;
   std::shared_ptr<SessionRunner> session_;  // from the first message on
   std::string name_;                        // of the session, as asked for
+  std::uint32_t shards_ = 1;                // that are given the state
   StateFiles::Place place_;
   std::size_t most_bytes_ = 0;
   std::string bytes_;

@@ -1,5 +1,7 @@
 #include "server/services/stream_limits.h"
 
+#include <algorithm>
+
 #include "proto/wire/lanes.h"
 #include "server/daemon/options.h"
 
@@ -8,8 +10,8 @@ namespace {
 
 constexpr std::size_t kSmallFrames = std::size_t{1} << 20;
 // Frames of about 300 bytes. A resume after results in place queues a frame for each chunk, so this
-// covers 64 GiB of gradients in chunks of 1 MiB.
-constexpr std::size_t kMaxFrames = std::size_t{1} << 16;
+// covers 128 GiB of gradients in chunks of 1 MiB, and 4 GiB in chunks of 32 KiB.
+constexpr std::size_t kMaxFrames = std::size_t{1} << 17;
 // With a bulk lane, a frame on either lane is a sign of life for the core, so each lane has a limit
 // of its own.
 constexpr int kStreamSilences = 2;
@@ -19,7 +21,9 @@ constexpr int kStreamSilences = 2;
 // acknowledged on an earlier stream, and one window of a broadcast. A member that keeps the
 // protocol never has more.
 StreamLimits StreamLimits::Of(const ServerOptions& options) {
-  const std::size_t window = std::size_t{options.window_chunks} * options.chunk_bytes;
+  const std::size_t network_chunk = std::min(options.chunk_bytes, options.network_chunk_bytes);
+  const std::size_t window = std::max(options.window_chunks * options.chunk_bytes,
+                                      options.network_window_chunks * network_chunk);
   return {
       .max_payload_bytes = options.chunk_bytes,
       .queue = {.max_bytes = window * (2 * std::size_t{options.open_buckets} + 1) + kSmallFrames,

@@ -28,6 +28,25 @@ std::uint64_t Elements(const SessionOptions& options) {
   return numel;
 }
 
+v1::ShardStatus ShardOf(const SessionOptions& options) {
+  v1::ShardStatus status;
+  const ShardPlace& shard = options.shard;
+  if (shard.count() == 1) return status;
+  status.set_shard(shard.number);
+  for (const std::string& address : shard.addresses) status.add_addresses(address);
+  status.set_slices(shard.map->has_slices());
+  std::uint64_t bytes = 0;
+  for (std::uint32_t p = 0; p < options.manifest.size(); ++p) {
+    if (!shard.Owns(p)) continue;
+    const ParameterSpec& parameter = options.manifest[p];
+    bytes += parameter.numel() * ByteSize(parameter.dtype);
+  }
+  // A bucket's last slice is a little larger.
+  status.set_gradient_bytes(status.slices() ? bytes / shard.count() : bytes);
+  if (!status.slices()) status.set_tensors(shard.ParametersOf(options.manifest.size()));
+  return status;
+}
+
 bool MergeResults(wire::Result& last, const wire::Result& next) {
   wire::Header merged = last;
   if (!wire::Merge(merged, next)) return false;
@@ -56,6 +75,7 @@ SessionRunner::SessionRunner(SessionOptions options, std::unique_ptr<Coordinator
     : options_(options),
       parameters_(Elements(options)),
       gradient_bytes_(options.manifest.GradientBytes()),
+      shard_(ShardOf(options)),
       state_file_bytes_(StateFileBytes(hook.get(), options.manifest)),
       files_(options.name, options.world_size),
       memory_(std::make_shared<SessionMemory>(

@@ -66,10 +66,10 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   // A call that imports has begun. ResourceExhausted: there are too many. FailedPrecondition: the
   // hook keeps no state on the coordinator.
   absl::StatusOr<StateFiles::Place> BeginImport() const;
-  // The bytes of such a file become the state. `answer` gets the state's iteration; it is called as
-  // that of Export.
+  // The bytes of such a file become the state, on so many daemons. `answer` gets the state's
+  // iteration; it is called as that of Export.
   using Imported = std::function<void(absl::StatusOr<std::int64_t>)>;
-  void Import(std::string file, Imported answer);
+  void Import(std::string file, std::uint32_t shards, Imported answer);
   // Shared memory with members of this host.
   SessionMemory& memory() { return *memory_; }
   // What an exported state has as a file, at most.
@@ -142,7 +142,8 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   void DoChore(const ChoreEffect& chore) GRADWIRE_EXCLUDES(mutex_);
   absl::StatusOr<std::shared_ptr<HookImport>> ReadState(const HookState& state) const
       GRADWIRE_NO_THREAD_SAFETY_ANALYSIS;
-  absl::StatusOr<std::int64_t> Install(const std::string& file) GRADWIRE_EXCLUDES(mutex_);
+  absl::StatusOr<std::int64_t> Install(const std::string& file, std::uint32_t shards)
+      GRADWIRE_EXCLUDES(mutex_);
   void OnReduced(const std::vector<Reducer::Done>& done) GRADWIRE_EXCLUDES(mutex_);
   void Queue(int rank, const wire::Frame& frame, const Keeper& keeper, Work& work)
       GRADWIRE_REQUIRES(mutex_);
@@ -164,6 +165,7 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   const SessionOptions options_;
   const std::uint64_t parameters_;
   const std::uint64_t gradient_bytes_;
+  const v1::ShardStatus shard_;  // what does not change
   const std::size_t state_file_bytes_;
   StateFiles files_;
   const std::shared_ptr<SessionMemory> memory_;

@@ -58,10 +58,10 @@ absl::StatusOr<StateFiles::Place> SessionRunner::BeginImport() const {
                                         "\" has a hook that keeps no state on the coordinator")));
 }
 
-void SessionRunner::Import(std::string file, Imported answer) {
-  host_.work_threads->Post(this, [self = shared_from_this(), file = std::move(file),
+void SessionRunner::Import(std::string file, std::uint32_t shards, Imported answer) {
+  host_.work_threads->Post(this, [self = shared_from_this(), file = std::move(file), shards,
                                   answer = std::move(answer)]() mutable {
-    const absl::StatusOr<std::int64_t> installed = self->Install(file);
+    const absl::StatusOr<std::int64_t> installed = self->Install(file, shards);
     std::string().swap(file);  // it belongs to the import, which ends with the answer
     answer(installed);
   });
@@ -69,12 +69,12 @@ void SessionRunner::Import(std::string file, Imported answer) {
 
 // The early check spares a long ReadState that could not be installed. Reading takes no lock, so
 // the session may go on meanwhile; core_.Install checks again.
-absl::StatusOr<std::int64_t> SessionRunner::Install(const std::string& file) {
+absl::StatusOr<std::int64_t> SessionRunner::Install(const std::string& file, std::uint32_t shards) {
   const absl::StatusOr<HookState> state = ReadSafetensors(file);
   if (!state.ok()) return state.status();
   {
     MutexLock lock(mutex_);
-    if (absl::Status may = core_.CheckImport(); !may.ok()) return may;
+    if (absl::Status may = core_.CheckImport(shards); !may.ok()) return may;
   }
   const absl::StatusOr<std::shared_ptr<HookImport>> import = ReadState(*state);
   if (!import.ok()) return import.status();
@@ -83,7 +83,7 @@ absl::StatusOr<std::int64_t> SessionRunner::Install(const std::string& file) {
   {
     MutexLock lock(mutex_);
     Effects effects;
-    absl::Status status = core_.Install(**import, effects);
+    absl::Status status = core_.Install(**import, effects, shards);
     if (!status.ok()) return status;
     iteration = core_.hook_state().iteration();
     Execute(std::move(effects), work);

@@ -56,6 +56,7 @@ void AddSteps(const WaitLog& waits, absl::Time now, v1::SessionStatus& status) {
     *step.mutable_straggler_gap() = wire::ToProto(record.straggler_gap());
     *step.mutable_ended_ago() = wire::ToProto(now - record.ended);
     *step.mutable_daemon_wait() = wire::ToProto(record.daemon);
+    *step.mutable_others_wait() = wire::ToProto(record.other_shards);
     const auto since = [&](absl::Time time) { return wire::ToProto(time - record.began); };
     for (const StepRecord::Member& one : record.members) {
       v1::MemberStep& member = *step.add_members();
@@ -66,6 +67,12 @@ void AddSteps(const WaitLog& waits, absl::Time now, v1::SessionStatus& status) {
       *member.mutable_link_wait() = wire::ToProto(one.caused.link);
     }
   }
+}
+
+void AddShard(const SessionCore& core, v1::SessionStatus& status) {
+  v1::ShardStatus& shard = *status.mutable_shard();
+  shard.set_prepared(core.progress().agreement().prepared().has_value());
+  *shard.mutable_others_wait_total() = wire::ToProto(core.waits().other_shards_total());
 }
 
 std::string TransportOf(const MemberStream& stream) {
@@ -82,7 +89,16 @@ std::vector<ParameterReport> SessionRunner::CompressionReport() const {
     MutexLock lock(mutex_);
     snapshot = core_.hook_state().Snapshot();
   }
-  return snapshot == nullptr ? std::vector<ParameterReport>() : snapshot->Report();
+  if (snapshot == nullptr) return {};
+  std::vector<ParameterReport> report = snapshot->Report();
+  if (options_.shard.count() == 1 || report.empty()) return report;
+  // One line for each parameter, as no hook with other lines has several shards. What this one does
+  // not reduce, it knows nothing of.
+  std::vector<ParameterReport> own;
+  for (std::uint32_t p = 0; p < report.size(); ++p) {
+    if (options_.shard.Owns(p)) own.push_back(std::move(report[p]));
+  }
+  return own;
 }
 
 v1::SessionStatus SessionRunner::Status(absl::Time now, bool compression) const {
@@ -96,6 +112,7 @@ v1::SessionStatus SessionRunner::Status(absl::Time now, bool compression) const 
   status.set_gradient_bytes(gradient_bytes_);
   status.set_reserved_bytes(share_.bytes());
   *status.mutable_longest_lock_hold() = wire::ToProto(absl::FromChrono(longest_hold()));
+  if (options_.shard.count() > 1) *status.mutable_shard() = shard_;
   // CompressionReport takes the lock itself.
   if (compression) AddCompression(CompressionReport(), status);
   MutexLock lock(mutex_);
@@ -111,6 +128,7 @@ v1::SessionStatus SessionRunner::Status(absl::Time now, bool compression) const 
   status.set_steps_skipped_total(stats.steps_skipped);
   status.set_resumes_total(resumes_);
   status.set_iteration(core_.hook_state().iteration());
+  if (options_.shard.count() > 1) AddShard(core_, status);
   AddPause(core_.progress().gate(), now, status);
   AddWaits(core_.waits(), now, status);
   if (compression) {

@@ -4,8 +4,10 @@
 #include <limits>
 #include <numeric>
 #include <random>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "gtest/gtest.h"
 #include "hooks/safetensors.h"
 #include "tests/testing/ranks.h"
@@ -101,14 +103,39 @@ absl::Status Save(Client& client, int rank, Checkpoint& to) {
   return client.Barrier();
 }
 
-ClientOptions Options(const TestDaemon& daemon, const Training& training) {
+namespace {
+
+ClientOptions OptionsAt(std::string address, const Training& training) {
   const auto hook = HookSpec::Parse(training.hook);
   EXPECT_TRUE(hook.ok()) << hook.status();
-  return {.address = daemon.address(),
+  return {.address = std::move(address),
           .session = "state",
           .world_size = training.world_size,
           .parameters = training.model,
           .hook = *hook};
+}
+
+}  // namespace
+
+ClientOptions Options(const TestDaemon& daemon, const Training& training) {
+  return OptionsAt(daemon.address(), training);
+}
+
+ClientOptions Options(const std::vector<std::unique_ptr<TestDaemon>>& daemons,
+                      const Training& training) {
+  return OptionsAt(absl::StrJoin(daemons, ",",
+                                 [](std::string* out, const auto& daemon) {
+                                   absl::StrAppend(out, daemon->address());
+                                 }),
+                   training);
+}
+
+std::vector<std::unique_ptr<TestDaemon>> Daemons(const Training& training) {
+  std::vector<std::unique_ptr<TestDaemon>> daemons;
+  for (std::size_t i = 0; i < training.daemons; ++i) {
+    daemons.push_back(std::make_unique<TestDaemon>(server::ServerOptions{.chunk_bytes = 1024}));
+  }
+  return daemons;
 }
 
 absl::Status Step(Client& client, int rank, int step, const Training& training, Results& results) {
@@ -125,11 +152,15 @@ absl::Status Step(Client& client, int rank, int step, const Training& training, 
 }
 
 Trained Train(const Training& training) {
-  TestDaemon daemon({.chunk_bytes = 1024});
+  const auto daemons = Daemons(training);
   Trained trained;
   trained.results.resize(static_cast<std::size_t>(training.world_size));
   trained.checkpoint.dicts.resize(static_cast<std::size_t>(training.world_size));
-  ExpectAllOk(RunRanks(Options(daemon, training), [&](Client& client, int rank) -> absl::Status {
+  ExpectAllOk(RunRanks(Options(daemons, training), [&](Client& client, int rank) -> absl::Status {
+    if (rank == 0 && !training.draw_plan.empty()) {
+      absl::Status set = client.SetDrawPlan(training.draw_plan);
+      if (!set.ok()) return set;
+    }
     if (training.from != nullptr) {
       if (absl::Status status = Load(client, rank, *training.from); !status.ok()) return status;
     }

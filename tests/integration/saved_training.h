@@ -1,12 +1,15 @@
 // Trainings that are saved and go on elsewhere, in threads of the test.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "gradwire/client.h"
+#include "hooks/draw_buckets.h"
 #include "tests/testing/test_daemon.h"
 
 namespace gradwire::testing {
@@ -50,6 +53,8 @@ struct Training {
   int poisoned = -1;         // rank 1's gradient of this step has a NaN
   const Checkpoint* from = nullptr;
   std::vector<ParameterSpec> model = Model();
+  std::size_t daemons = 1;  // more: the session's shards
+  DrawBuckets draw_plan{};  // rank 0's, before its first step; empty: none
 };
 
 struct Trained {
@@ -58,6 +63,11 @@ struct Trained {
 };
 
 ClientOptions Options(const TestDaemon& daemon, const Training& training);
+ClientOptions Options(const std::vector<std::unique_ptr<TestDaemon>>& daemons,
+                      const Training& training);
+
+// As many as the training has, with small chunks.
+std::vector<std::unique_ptr<TestDaemon>> Daemons(const Training& training);
 
 // Reduces both buckets and ends the step.
 absl::StatusOr<Verdict> Reduce(Client& client, Buckets& buckets);

@@ -16,6 +16,7 @@
 #include "gtest/gtest.h"
 #include "tests/testing/gradients.h"
 #include "tests/testing/ranks.h"
+#include "tests/testing/raw_member.h"
 #include "tests/testing/test_daemon.h"
 
 namespace gradwire {
@@ -67,6 +68,24 @@ class ShardsTest : public ::testing::Test {
 
   std::vector<std::unique_ptr<TestDaemon>> daemons_;
 };
+
+// Daemons of one session are on several hosts, whatever the test's are.
+TEST_F(ShardsTest, ChunksAreThoseOfANetwork) {
+  using ::gradwire::testing::RawMember;
+  v1::JoinRequest request = RawMember::MakeJoin(Options(2));
+  RawMember member(daemons_[0]->address());
+  const auto alone = member.Join(request);
+  ASSERT_TRUE(alone.ok()) << alone.status();
+  EXPECT_EQ(alone->chunk_bytes(), server::ServerOptions().chunk_bytes);
+  EXPECT_EQ(alone->window_chunks(), server::ServerOptions().window_chunks);
+
+  request.set_session("several");
+  for (const auto& daemon : daemons_) request.mutable_shard()->add_addresses(daemon->address());
+  const auto joined = member.Join(request);
+  ASSERT_TRUE(joined.ok()) << joined.status();
+  EXPECT_EQ(joined->chunk_bytes(), server::ServerOptions().network_chunk_bytes);
+  EXPECT_EQ(joined->window_chunks(), server::ServerOptions().network_window_chunks);
+}
 
 // One step over all parameters in one bucket.
 absl::Status Reduce(Client& client, Gradients& gradients) {

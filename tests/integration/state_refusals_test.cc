@@ -91,7 +91,11 @@ void TryWrongStates(Client& client, const Checkpoint& good, const Checkpoint& ot
                 absl::StatusCode::kInvalidArgument, "scale is nan", "NaN");
 }
 
-TEST(StateRefusals, NothingIsHalfLoaded) {
+class StateRefusalsOf : public ::testing::TestWithParam<std::size_t> {};
+
+INSTANTIATE_TEST_SUITE_P(Daemons, StateRefusalsOf, ::testing::Values(1, 2));
+
+TEST_P(StateRefusalsOf, NothingIsHalfLoaded) {
   Training training{.steps = Range(0, 4)};
   training.model = Model(31);
   const Trained other_layout = Train(training);
@@ -103,9 +107,10 @@ TEST(StateRefusals, NothingIsHalfLoaded) {
   training.steps = Range(0, 14);
   const Trained undisturbed = Train(training);
 
-  TestDaemon daemon({.chunk_bytes = 1024});
+  training.daemons = GetParam();
+  const auto daemons = Daemons(training);
   Trained disturbed{.results = Results(2), .checkpoint = {.state = "", .dicts = {"", ""}}};
-  ExpectAllOk(RunRanks(Options(daemon, training), [&](Client& client, int rank) -> absl::Status {
+  ExpectAllOk(RunRanks(Options(daemons, training), [&](Client& client, int rank) -> absl::Status {
     for (int step : training.steps) {
       if (step % 5 == 2) {
         if (absl::Status status = client.Barrier(); !status.ok()) return status;
@@ -180,10 +185,11 @@ TEST(StateRefusals, SessionsWithoutStateAndNoSession) {
   const auto admin = Admin(daemon);
   EXPECT_EQ(wire::FetchState(*admin, "nobody", "", absl::Seconds(10)).status().code(),
             absl::StatusCode::kNotFound);
-  EXPECT_EQ(wire::ReplaceState(*admin, "nobody", std::string(3 << 20, 'x'), "", absl::Seconds(10))
-                .status()
-                .code(),
-            absl::StatusCode::kNotFound);
+  EXPECT_EQ(
+      wire::ReplaceState(*admin, "nobody", std::string(3 << 20, 'x'), 1, "", absl::Seconds(10))
+          .status()
+          .code(),
+      absl::StatusCode::kNotFound);
   ExpectAllOk(RunRanks(Options(daemon, {.hook = "fp16"}), [](Client& client, int) -> absl::Status {
     ExpectRefused(client.ExportState().status(), absl::StatusCode::kFailedPrecondition,
                   "keeps no state", "export");

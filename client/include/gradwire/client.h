@@ -264,6 +264,8 @@ class Client {
   // Replaces that state. One member calls this between two steps; then all members call Barrier
   // before they continue. Fails with the reason, and changes nothing, if the bytes are damaged, if
   // they come from another hook, other options or another model, or if a step is open. Waits.
+  // States are the same for every number of daemons. If only some of several daemons take the
+  // state, because one is gone or a member has begun a step, the session ends for all members.
   virtual absl::Status ImportState(const std::string& state) = 0;
 
   // StateDict returns this member's own state between steps (PowerSGD's residuals), as the bytes of

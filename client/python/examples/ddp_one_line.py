@@ -2,7 +2,7 @@
 
     torchrun --nproc_per_node 4 client/python/examples/ddp_one_line.py [--hook power_sgd]
 
-Without GRADWIRE_ADDRESS, rank 0 starts a daemon for the job.
+Without GRADWIRE_ADDRESS the job starts its daemons itself, on several hosts one on each.
 """
 
 import argparse

@@ -11,3 +11,8 @@ def coded(code: str, message: str) -> str:
     inner = _TAG.findall(message)
     keep = inner and (not inner[-1].endswith("00") or code.endswith("00"))
     return f"{_TAG.sub('', message)} [{inner[-1] if keep else code}]"
+
+
+def plain(message: str) -> str:
+    """Returns the message without codes, for one that quotes it and has a code of its own."""
+    return _TAG.sub("", message)

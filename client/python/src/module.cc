@@ -17,10 +17,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/error_code.h"
 #include "client/python/src/python_hook.h"
 #include "client/python/src/session.h"
+#include "client/sharded_client.h"
 #include "gradwire/hooks/registry.h"
+#include "proto/tls/self_signed.h"
 #include "proto/wire/process_setup.h"
 
 namespace nb = nanobind;
@@ -111,6 +114,21 @@ std::unique_ptr<Session> Join(const std::string& address, const std::string& ses
   }();
   if (raised != nullptr) std::rethrow_exception(raised);
   return Value(std::move(joined));
+}
+
+// A job's certificate has to last longer than the job, and to be valid where a clock is slow.
+constexpr absl::Duration kSlowClock = absl::Hours(24);
+constexpr absl::Duration kLongestJob = absl::Hours(24 * 730);
+
+std::tuple<std::string, std::string> MakeCertificate(const std::string& host) {
+  const absl::Time now = absl::Now();
+  tls::OwnCertificate made = Value(tls::MakeSelfSigned(host, now - kSlowClock, now + kLongestJob));
+  return {std::move(made.cert), std::move(made.key)};
+}
+
+bool TakesSeveralDaemons(const std::string& hook, const std::string& wrapper,
+                         const Options& options, const std::string& device) {
+  return client::CheckShards(Spec(hook, wrapper, options), Value(ParseDevice(device)), 2).ok();
 }
 
 // A void* for memory that Python owns, as torch's data_ptr() gives it.
@@ -324,6 +342,11 @@ void Bind(nb::module_& m) {
       },
       nb::arg("name"), nb::arg("make"));
   m.def("hook_names", [] { return HookRegistry::Global().Names(); });
+  m.def("takes_several_daemons", &TakesSeveralDaemons, nb::arg("comm_hook"),
+        nb::arg("comm_wrapper"), nb::arg("comm_state_option"), nb::arg("device"),
+        "Whether a session with this hook on this device can have several daemons.");
+  m.def("make_certificate", &MakeCertificate, nb::arg("host"),
+        "(certificate, key), PEM: signed by itself, for this IP address or DNS name.");
 
   m.def("join", &Join, nb::arg("address"), nb::arg("session"), nb::arg("rank"),
         nb::arg("world_size"), nb::arg("parameters"), nb::arg("comm_hook") = "no",

@@ -79,6 +79,14 @@ def new_daemon(tmp_path):
         yield daemon
 
 
+@pytest.fixture
+def two_daemons(tmp_path_factory):
+    """For sessions over several."""
+    folders = [tmp_path_factory.mktemp("gradwired") for _ in range(2)]
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(contextlib.closing(Daemon(folder))) for folder in folders]
+
+
 @pytest.fixture(scope="session")
 def daemon(tmp_path_factory):
     """One for all tests that bring names for their sessions."""

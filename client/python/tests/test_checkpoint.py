@@ -91,6 +91,31 @@ def test_a_resumed_run_has_the_bits_of_the_undisturbed_one(tmp_path):
             training.expect_same(got[rank], want[rank])
 
 
+def _saved_at(rank, name, folder, address):
+    run = _Run(name, address=address, session="moved")
+    with run.state:
+        run.train(rank, 0, SAVED_AT)
+        run.save(folder / f"rank{rank}.pt")
+        return run.train(rank, SAVED_AT, STEPS - SAVED_AT)
+
+
+def _resumed_at(rank, name, folder, address):
+    run = _Run(name, address=address, session="moved")
+    run.load(folder / f"rank{rank}.pt")
+    with run.state:
+        return run.train(rank, SAVED_AT, STEPS - SAVED_AT)
+
+
+@pytest.mark.parametrize("name", ["fp16", "power_sgd", "power_sgd cold"])
+def test_a_checkpoint_fits_any_number_of_daemons(tmp_path, two_daemons, name):
+    one, two = two_daemons[0].address, ",".join(each.address for each in two_daemons)
+    for before, after in ((one, two), (two, one)):
+        want = worlds.run(2, _saved_at, name, tmp_path, before)
+        got = worlds.run(2, _resumed_at, name, tmp_path, after)
+        for rank in range(2):
+            training.expect_same(got[rank], want[rank])
+
+
 def _forgets(rank, name, folder):
     """Resumes without Gradwire's part."""
     run = _Run(name)

@@ -54,6 +54,8 @@ daemon = EmbeddedDaemon()
 print(daemon._child.pid, flush=True)
 if sys.argv[1] == "stop":
     os.kill(daemon._child.pid, signal.SIGSTOP)
+if sys.argv[1] == "all":
+    daemon._folder._keeper.kill()
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -85,8 +87,19 @@ def _wait_for_end(daemon: int) -> None:
     os.close(daemon)
 
 
-def test_the_next_daemon_clears_up_after_one_whose_owner_was_killed(folder):
-    _wait_for_end(_killed_owner(folder))
+def test_the_folder_is_removed_after_owner_and_daemon_were_killed(folder):
+    daemon = _killed_owner(folder, "stop")
+    assert len(_names(folder)) == 1
+    signal.pidfd_send_signal(daemon, signal.SIGKILL)
+    _wait_for_end(daemon)
+    deadline = time.monotonic() + SECONDS_TO_GO
+    while _names(folder) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert _names(folder) == set()
+
+
+def test_the_next_daemon_clears_up_after_one_of_which_everything_was_killed(folder):
+    _wait_for_end(_killed_owner(folder, "all"))
     (left,) = _names(folder)
     daemon = _daemon.EmbeddedDaemon()
     (own,) = _names(folder)

@@ -5,7 +5,6 @@ import datetime
 import os
 import pickle
 import select
-import socket
 import stat
 import subprocess
 import sys
@@ -265,24 +264,7 @@ def test_members_without_a_name_meet_under_a_random_one(daemon, variables):
     worlds.run(2, _meet_without_names, daemon.address, environments=[variables] * 2)
 
 
-# ---- Several hosts
-
-
-def _on_different_hosts(rank):
-    name = socket.gethostname
-    socket.gethostname = lambda: f"node{rank}"
-    try:
-        with gw.SessionState(model=training.Mlp()) as state:
-            state.connect()
-    except gradwire.InvalidArgument as error:
-        return str(error)
-    finally:
-        socket.gethostname = name
-
-
-def test_several_hosts_without_an_address_are_an_error_on_all_ranks_at_once():
-    for text in worlds.run(2, _on_different_hosts, deadline=20):
-        assert "address" in text and "node0, node1" in text and "GRADWIRE_ADDRESS" in text, text
+# ---- Without a process group
 
 
 def _without_address(rank):

@@ -309,5 +309,20 @@ TEST(AccessControl, AFileThatIsMissingIsAnError) {
               HasSubstr("tokens \"/nonexistent/tokens\" cannot be read"));
 }
 
+TEST(CallerTest, OnlyAddressesBeyondLoopbackAreOfANetwork) {
+  const auto over_network = [](const std::string& peer) {
+    Caller caller;
+    caller.peer = peer;
+    return caller.comes_over_network();
+  };
+  EXPECT_FALSE(over_network(""));  // a unix socket
+  EXPECT_FALSE(over_network("127.0.0.1:41234"));
+  EXPECT_FALSE(over_network("127.1.2.3:41234"));
+  EXPECT_FALSE(over_network("[::1]:41234"));
+  EXPECT_TRUE(over_network("10.0.0.5:41234"));
+  EXPECT_TRUE(over_network("[::11]:41234"));
+  EXPECT_TRUE(over_network("[2001:db8::1]:41234"));
+}
+
 }  // namespace
 }  // namespace gradwire::server

@@ -208,5 +208,91 @@ TEST(SessionShards, TheLeadDeclaresALossFirst) {
   EXPECT_THAT(shard.Message(), HasSubstr("rank 1 was lost"));
 }
 
+// ---- State
+
+// Only b is compressed; w weighs more than what travels of b, so that b is shard 1's.
+SessionOptions CompressedShard(std::uint32_t number) {
+  SessionOptions options = ShardOptions(number);
+  options.spec = *HookSpec::Parse("power_sgd,start_powerSGD_iter=0,matrix_approximation_rank=1");
+  options.shard.map =
+      std::make_shared<const ShardMap>(*ShardMap::Make(options.spec, options.manifest.list(), 2));
+  return options;
+}
+
+TEST(SessionShards, AnExportIsMarkedAsAPart) {
+  const std::vector<std::string> compressed = {"0", "1"};
+  for (std::uint32_t number = 0; number < 2; ++number) {
+    SessionHarness shard(CompressedShard(number));
+    ASSERT_EQ(shard.session.options().shard.Owns(1), number == 1);
+    shard.Start();
+    const auto snapshot = shard.session.Export();
+    ASSERT_TRUE(snapshot.ok()) << snapshot.status();
+    const auto state = snapshot->State();
+    ASSERT_TRUE(state.ok()) << state.status();
+    EXPECT_EQ(state->metadata.at("shard"), std::to_string(number) + " of 2");
+    EXPECT_EQ(state->metadata.at("compressed"), compressed[number]);
+    EXPECT_THAT(std::string(shard.session.ReadState(*state).status().message()),
+                HasSubstr("is the part of shard"));
+  }
+}
+
+TEST(SessionShards, AnImportMustGoToAll) {
+  SessionHarness shard(CompressedShard(1));
+  shard.Start();
+  EXPECT_TRUE(shard.session.CheckImport(2).ok());
+  for (const std::uint32_t daemons : {1U, 3U}) {
+    const absl::Status refused = shard.session.CheckImport(daemons);
+    EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(
+        std::string(refused.message()),
+        HasSubstr("has 2 daemons (a:1,b:1), and the state goes to " + std::to_string(daemons)));
+  }
+}
+
+// The member that imports knows how the step ended, but this shard does not.
+TEST(SessionShards, AnImportIsToBeRepeatedWhileAStepConcludes) {
+  ShardHarness shard(1);
+  shard.Prepare();
+  EXPECT_EQ(shard.session.CheckImport(2).code(), absl::StatusCode::kUnavailable);
+  shard.Conclude(0, 0);
+  EXPECT_TRUE(shard.session.CheckImport(2).ok());
+  shard.EndStep(0);
+  EXPECT_EQ(shard.session.CheckImport(2).code(), absl::StatusCode::kFailedPrecondition);
+}
+
+// Only the lead tells members that a step is done.
+TEST(SessionShards, ARecordingSeesWhatTheLeadConcluded) {
+  ShardHarness shard(1);
+  shard.session.Observe(shard.now);
+  ASSERT_TRUE(shard.session.BeginTimeline(1, shard.now + absl::Seconds(60), shard.now).ok());
+  shard.Prepare();
+  EXPECT_EQ(shard.session.timeline()->complete_steps(), 0);
+  shard.Conclude(1, 0, Verdict::kSkip);
+  shard.Conclude(0, 0, Verdict::kSkip);
+  EXPECT_EQ(shard.session.timeline()->complete_steps(), 1);
+  EXPECT_EQ(shard.session.timeline()->state(), StepTimeline::State::kComplete);
+  EXPECT_TRUE(shard.session.timeline()->spans().front().skipped);
+}
+
+TEST(SessionShards, CountsHowLongItWaitsForTheOthers) {
+  ShardHarness shard(1);
+  const auto after = [&](int ms) {
+    shard.now += absl::Milliseconds(ms);
+    shard.session.Observe(shard.now);
+  };
+  after(0);
+  shard.EndStep(0);
+  after(20);  // for rank 1
+  shard.EndStep(1);
+  after(300);
+  shard.Conclude(0, 0);
+  after(1000);  // between steps
+  const WaitLog& waits = shard.session.waits();
+  EXPECT_EQ(waits.other_shards_total(), absl::Milliseconds(300));
+  ASSERT_THAT(waits.recent(), SizeIs(1));
+  EXPECT_EQ(waits.recent()[0].other_shards, absl::Milliseconds(300));
+  EXPECT_EQ(waits.recent()[0].members[1].caused.compute, absl::Milliseconds(20));
+}
+
 }  // namespace
 }  // namespace gradwire::server

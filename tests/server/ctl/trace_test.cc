@@ -185,5 +185,42 @@ TEST_F(TraceTest, NothingRecordedIsADocument) {
   EXPECT_THAT(Slices(kDaemon), ElementsAre());
 }
 
+// Of two daemons, whose recordings began 100 us apart.
+TEST_F(TraceTest, SeveralDaemonsStandSideBySide) {
+  AddStep();
+  Trace second = trace_;
+  trace_.daemon = "a:1";
+  second.daemon = "b:1";
+  second.summary.set_complete_steps(0);
+  for (v1::TimelineEvent& event : second.events) {
+    event.set_begin_ns(event.begin_ns() + 100'000);
+    event.set_end_ns(event.end_ns() + 100'000);
+  }
+  const json written = json::parse(TraceJson(std::vector<Trace>{trace_, second}));
+  EXPECT_EQ(written["otherData"]["daemons"], 2);
+  EXPECT_EQ(written["otherData"]["complete steps"], 0);
+  std::map<int, std::string> names;
+  std::map<int, double> steps;
+  for (const json& event : written["traceEvents"]) {
+    EXPECT_NE(event["pid"], event["tid"]);
+    const int process = event["pid"];
+    if (event["name"] == "process_name") names[process] = event["args"]["name"];
+    if (event["name"] == "step 0: apply") steps[process] = event["ts"];
+  }
+  EXPECT_EQ(names, (std::map<int, std::string>{{kDaemon, "daemon a:1: session s, power_sgd"},
+                                               {kDaemon + 1, "rank 0 at a:1"},
+                                               {kDaemon + 2, "rank 1 at a:1"},
+                                               {kDaemon + 3, "daemon b:1: session s, power_sgd"},
+                                               {kDaemon + 4, "rank 0 at b:1"},
+                                               {kDaemon + 5, "rank 1 at b:1"}}));
+  // The first one's moves to the second one's, each member at its distance from it.
+  EXPECT_EQ(steps, (std::map<int, double>{{kDaemon, 100},
+                                          {kDaemon + 1, 100},
+                                          {kDaemon + 2, 110},
+                                          {kDaemon + 3, 100},
+                                          {kDaemon + 4, 100},
+                                          {kDaemon + 5, 110}}));
+}
+
 }  // namespace
 }  // namespace gradwire::ctl

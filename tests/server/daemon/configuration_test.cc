@@ -94,7 +94,9 @@ const std::vector<std::pair<std::string, Sample>> kSamples = {
     {"max_sessions", {"18", "18"}},
     {"memory_limit", {"1GiB", "1GiB"}},
     {"chunk_bytes", {"65536", "64KiB"}},
+    {"network_chunk_bytes", {"8192", "8KiB"}},
     {"window_chunks", {"3", "3"}},
+    {"network_window_chunks", {"5", "5"}},
     {"open_buckets", {"2", "2"}},
     {"reduce", {"cuda", "cuda"}},
     {"cuda_library", {"/l", "/l"}},
@@ -274,15 +276,16 @@ TEST_F(ConfigurationTest, TheSchemaHasEachKeyWithTypeRangeAndDefault) {
 
 // The sessions' own rules, which the table repeats for its errors and for the schema.
 TEST_F(ConfigurationTest, RangesAreThoseOfSessions) {
-  for (const std::string name : {"chunk-bytes", "window-chunks", "open-buckets"}) {
+  for (const std::string name : {"chunk-bytes", "network-chunk-bytes", "window-chunks",
+                                 "network-window-chunks", "open-buckets"}) {
     const Setting* setting = FindSetting(name);
     ASSERT_NE(setting, nullptr);
     const auto accepted = [&](std::int64_t value) {
       SessionOptions session;
       session.name = "s";
       const auto number = static_cast<std::uint32_t>(value);
-      if (name == "chunk-bytes") session.chunk_bytes = static_cast<std::size_t>(value);
-      if (name == "window-chunks") session.window_chunks = number;
+      if (name.ends_with("chunk-bytes")) session.chunk_bytes = static_cast<std::size_t>(value);
+      if (name.ends_with("window-chunks")) session.window_chunks = number;
       if (name == "open-buckets") session.open_buckets = number;
       return session.Validate().ok();
     };

@@ -67,7 +67,7 @@ class GatedHook final : public CoordinatorHook {
   class Shown final : public HookSnapshot {
    public:
     explicit Shown(std::shared_ptr<Gates> gates) : gates_(std::move(gates)) {}
-    absl::StatusOr<HookState> State() const override {
+    absl::StatusOr<HookState> State(const OwnsParameter&) const override {
       ++gates_->states;
       gates_->state.Pass();
       return HookState{};
@@ -204,7 +204,7 @@ TEST_F(LongWork, AnImportIsReadWithoutTheLockAndCountsAsACall) {
   EXPECT_TRUE(session_->BeginImport().ok());
 
   std::optional<absl::StatusOr<std::int64_t>> imported;
-  session_->Import(WriteSafetensors(HookState{}), [&](absl::StatusOr<std::int64_t> iteration) {
+  session_->Import(WriteSafetensors(HookState{}), 1, [&](absl::StatusOr<std::int64_t> iteration) {
     imported = std::move(iteration);
   });
   ASSERT_TRUE(gates_->read.Arrived(1));

@@ -2,12 +2,13 @@
 
 import os
 import secrets
-import socket
 
 import torch.distributed as dist
 
 from gradwire._daemon import EmbeddedDaemon
 from gradwire._errors import InvalidArgument, Unavailable
+from gradwire.torch._job import Access, Job
+from gradwire.torch._meeting import ALL, Meeting
 
 _counts: dict[tuple[str, str], int] = {}  # of states in this process, by group and name
 
@@ -56,14 +57,8 @@ class World:
             raise Unavailable(f"rank 0: {said}")
         return said
 
-    def hosts(self, key: str) -> set[str]:
-        """The names of all hosts that members run on."""
-        own = socket.gethostname()
-        if self.size == 1 or self.store is None:
-            return {own}
-        self.store.set(f"gradwire/{self.group}/{key}/{self.rank}", own)
-        keys = [f"gradwire/{self.group}/{key}/{rank}" for rank in range(self.size)]
-        return {self.store.get(one).decode() for one in keys}
+    def meeting(self, key: str) -> Meeting:
+        return Meeting(self.store, f"{self.group}/{key}", self.rank, self.size)
 
 
 def _environment(name: str, given: int | None) -> int:
@@ -115,28 +110,48 @@ def _next(world: World, name: str) -> int:
 
 
 _embedded: EmbeddedDaemon | None = None
+_jobs: dict[str, tuple[object, Job]] = {}  # by group: its store, and the daemons of its hosts
 
 
-def daemon_address(given: str | None, world: World) -> str:
-    """The argument, GRADWIRE_ADDRESS, or that of a daemon which rank 0 starts."""
-    address = given or os.environ.get("GRADWIRE_ADDRESS")
-    if address:
-        return address
-    hosts = world.hosts(f"hosts/{_next(world, 'hosts')}")
-    if len(hosts) > 1:
-        raise InvalidArgument(
-            f"address is not given, GRADWIRE_ADDRESS is not set, and members are on {len(hosts)}"
-            f" hosts ({', '.join(sorted(hosts))}); start gradwired on one of them and pass"
-            ' address="HOST:PORT"',
-            "GW403",
-        )
-    if world.size > 1 and world.store is None:
+def daemons(world: World, several: bool, seconds: float, user: object) -> Access:
+    """How a member without an address reaches its session's daemon or daemons: that which rank 0 starts, or
+    on several hosts one on each of them.
+
+    `several`: whether this rank's hook and device take several daemons; if one rank's do not, the session
+    has one. `seconds`: how long others are waited for. `user`: keeps the daemons until release(user).
+    """
+    if world.size == 1:
+        return Access(_embedded_address())
+    if world.store is None:
         raise InvalidArgument(
             "address is not given, GRADWIRE_ADDRESS is not set, and there is no process group to"
             " share an embedded daemon through; start gradwired and pass address=",
             "GW403",
         )
-    return world.share(f"address/{_next(world, 'address')}", _embedded_address)
+    job = _job_of(world, seconds)
+    if not job.addresses:
+        return Access(world.share(f"address/{_next(world, 'address')}", _embedded_address))
+    several = world.meeting(f"hook/{_next(world, 'hook')}").round(
+        "several", lambda: several, lambda words: {ALL: all(words)}, seconds, "say which hook it has"
+    )
+    job.users.add(user)
+    return job.access(several)
+
+
+def release(user: object) -> None:
+    for _, job in _jobs.values():
+        job.users.discard(user)
+
+
+def _job_of(world: World, seconds: float) -> Job:
+    known = _jobs.get(world.group)
+    if known is not None and known[0] is world.store:
+        return known[1]
+    if known is not None and not known[1].users:  # of a process group before this one
+        known[1].close()
+    job = Job(world.meeting(f"job/{_next(world, 'job')}"), world.rank, world.store, seconds)
+    _jobs[world.group] = (world.store, job)
+    return job
 
 
 def _embedded_address() -> str:
@@ -151,4 +166,7 @@ def after_fork() -> None:
     if _embedded is not None:
         _embedded.after_fork()
     _embedded = None
+    for _, job in _jobs.values():
+        job.after_fork()
+    _jobs.clear()
     _counts.clear()

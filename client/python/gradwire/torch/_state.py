@@ -17,6 +17,7 @@ from gradwire.torch import (
     _arguments,
     _devices,
     _future,
+    _job,
     _names,
     _options,
     _reductions,
@@ -205,7 +206,10 @@ class SessionState(_reductions.Reductions):
     def _join(self, dtype: torch.dtype | None) -> None:
         settings = self._settings
         world = _options.World(self._group, settings["rank"], settings["world_size"])
-        address = _options.daemon_address(settings["address"], world)
+        device = _devices.of_session(
+            settings["device"], settings["comm_hook"], [parameter for _, parameter in self._names]
+        )
+        access = self._access(world, device)
         name = _options.session_name(settings["session"], world)
         self._dtypes = [dtype or parameter.dtype for _, parameter in self._names]
         for (parameter, _), kind in zip(self._names, self._dtypes):
@@ -216,13 +220,10 @@ class SessionState(_reductions.Reductions):
             (parameter_name, list(parameter.shape), _reductions.DTYPES[kind])
             for (parameter_name, parameter), kind in zip(self._names, self._dtypes)
         ]
-        device = _devices.of_session(
-            settings["device"], settings["comm_hook"], [parameter for _, parameter in self._names]
-        )
         self._on_gpu = device != "cpu"
         self._session = _devices.explained(
             _native.join,
-            address,
+            access.address,
             name,
             world.rank,
             world.size,
@@ -230,10 +231,10 @@ class SessionState(_reductions.Reductions):
             settings["comm_hook"],
             settings["comm_wrapper"],
             settings["comm_state_option"],
-            tls_ca=settings["tls_ca"],
-            tls_cert=settings["tls_cert"],
-            tls_key=settings["tls_key"],
-            token_file=settings["token_file"],
+            tls_ca=access.tls_ca,
+            tls_cert=access.tls_cert,
+            tls_key=access.tls_key,
+            token_file=access.token_file,
             device=device,
             node_group=settings["node_group"],
             connect_timeout=settings["connect_timeout"].total_seconds(),
@@ -252,6 +253,19 @@ class SessionState(_reductions.Reductions):
         if self._loaded is not None:
             self._apply(self._loaded)
             self._loaded = None
+
+    def _access(self, world: _options.World, device: str) -> _job.Access:
+        """The address that is given, or daemons that the job starts."""
+        settings = self._settings
+        address = settings["address"] or os.environ.get("GRADWIRE_ADDRESS")
+        if address:
+            files = [settings[name] for name in ("tls_ca", "tls_cert", "tls_key", "token_file")]
+            return _job.Access(address, *files)
+        hook = [settings[name] for name in ("comm_hook", "comm_wrapper", "comm_state_option")]
+        # Members of a node group go through one daemon.
+        grouped = (settings["node_group"] or os.environ.get("GRADWIRE_NODE_GROUP") or "off") != "off"
+        several = not grouped and _native.takes_several_daemons(*hook, device)
+        return _options.daemons(world, several, settings["join_timeout"].total_seconds(), self)
 
     # ---- State
 
@@ -375,6 +389,7 @@ class SessionState(_reductions.Reductions):
         except Error:
             pass  # the session has failed: there is nothing left to leave
         session.close()
+        _options.release(self)
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout=10)
         if sharing is not None:  # the SDK no longer uses the memory
