@@ -37,6 +37,7 @@ struct Catalogue {
       {ErrorCode::kNodeGroup, "the node group cannot be formed"},
       {ErrorCode::kOwnQuota, "a quota of the team or of the session is reached"},
       {ErrorCode::kShards, "the shards of a session do not fit"},
+      {ErrorCode::kLeaf, "a leaf daemon cannot do this"},
       {ErrorCode::kTraining, "training failed"},
       {ErrorCode::kMemberClosed, "a member's connection closed"},
       {ErrorCode::kMemberSilent, "a member was silent"},

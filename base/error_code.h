@@ -49,6 +49,7 @@ enum class ErrorCode : std::uint16_t {
   kNodeGroup = 213,
   kOwnQuota = 214,
   kShards = 215,
+  kLeaf = 216,
   // training
   kTraining = 300,
   kMemberClosed = 301,

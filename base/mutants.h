@@ -57,6 +57,9 @@ enum class Mutant : std::uint8_t {
   kReadyNotRepeated,
   kSliceSentTwice,
   kFailureNotPassedOn,
+  // Of leaves.
+  kLeafDecidesAlone,
+  kLeafWeightForgotten,
 };
 
 #ifdef GRADWIRE_CORE_MUTANTS

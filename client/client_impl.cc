@@ -29,6 +29,8 @@ ClientImpl::ClientImpl(ClientOptions options, client::Joined joined, std::uint64
       world_size_(options.world_size),
       parameters_(options.parameters.size()),
       device_id_(options.device),
+      behind_leaf_(joined.membership.leaf),
+      residuals_at_leaf_(hook.residuals_at_leaf),
       cuda_(hook.cuda),
       events_(std::make_shared<client::EventQueue>(std::size_t{joined.membership.window_chunks} *
                                                        joined.membership.open_buckets +
@@ -140,6 +142,10 @@ absl::Status ClientImpl::Barrier() {
   return EnterBarrier()->outcome.Wait();
 }
 
+void ClientImpl::Barrier(std::function<void(const absl::Status&)> done) {
+  EnterBarrier()->outcome.OnDone(std::move(done));
+}
+
 std::shared_ptr<client::CollectiveCall> ClientImpl::EnterBarrier() {
   return Enter(wire::CollectiveKind::kBarrier, 0, nullptr, 0);
 }
@@ -159,12 +165,23 @@ absl::Status ClientImpl::Leave() {
   });
 }
 
+absl::Status ClientImpl::RefuseBehindLeaf(const char* call) const {
+  if (!behind_leaf_) return absl::OkStatus();
+  return Coded(ErrorCode::kLeaf,
+               absl::FailedPreconditionError(absl::StrCat(
+                   call,
+                   ": this member's daemon is a leaf, which runs the hook for its node; "
+                   "allowed: with a daemon that is no leaf")));
+}
+
 absl::StatusOr<std::string> ClientImpl::ExportState() {
+  if (absl::Status may = RefuseBehindLeaf("ExportState"); !may.ok()) return may;
   if (absl::Status may = MayCallBetweenSteps("ExportState"); !may.ok()) return may;
   return Coded(ErrorCode::kState, runtime_.CallExport(kStateTimeout));
 }
 
 absl::Status ClientImpl::ImportState(const std::string& state) {
+  if (absl::Status may = RefuseBehindLeaf("ImportState"); !may.ok()) return may;
   if (absl::Status may = MayCallBetweenSteps("ImportState"); !may.ok()) return may;
   return Coded(ErrorCode::kState, runtime_.CallImport(state, kStateTimeout));
 }
@@ -185,6 +202,7 @@ absl::Status ClientImpl::LoadMemberState(const HookState& state) {
 }
 
 absl::StatusOr<std::string> ClientImpl::StateDict() {
+  if (absl::Status may = RefuseBehindLeaf("StateDict"); !may.ok()) return may;
   const absl::StatusOr<HookState> state = MemberState();
   if (!state.ok()) return state.status();
   return WriteSafetensors(*state);
@@ -192,6 +210,7 @@ absl::StatusOr<std::string> ClientImpl::StateDict() {
 
 // Parsing takes long, so it is done here and not on the SDK's thread.
 absl::Status ClientImpl::LoadStateDict(const std::string& state) {
+  if (absl::Status may = RefuseBehindLeaf("LoadStateDict"); !may.ok()) return may;
   if (absl::Status may = MayWait("LoadStateDict"); !may.ok()) return may;
   const absl::StatusOr<HookState> read = ReadSafetensors(state);
   if (!read.ok()) return Coded(ErrorCode::kState, read.status());
@@ -202,6 +221,9 @@ absl::Status ClientImpl::SetLossScale(double scale) {
   if (!std::isfinite(scale) || scale <= 0) {
     return Coded(ErrorCode::kOption, absl::InvalidArgumentError(absl::StrCat(
                                          "scale is ", scale, "; allowed: finite and above 0")));
+  }
+  if (residuals_at_leaf_) {
+    if (absl::Status may = RefuseBehindLeaf("SetLossScale"); !may.ok()) return may;
   }
   if (absl::Status may = MayWait("SetLossScale"); !may.ok()) return may;
   return OnThread([this, scale] { return runtime_.SetLossScale(scale); });

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/member_client.h"
 #include "client/runtime/member_hook.h"
 #include "client/runtime/runtime.h"
 
@@ -23,19 +24,20 @@ inline constexpr std::chrono::seconds kSilentWaitForMembers(3);
 }  // namespace client
 
 // Of one daemon. Threads and failure: as Client.
-class ClientImpl final : public Client {
+class ClientImpl final : public client::MemberClient {
  public:
   ClientImpl(ClientOptions options, client::Joined joined, std::uint64_t start_id,
              client::MemberHook hook, client::ShardPlace shard = {});
   ~ClientImpl() override;
 
-  // Attaches the member. The outcome comes when all members have.
-  std::shared_ptr<client::Outcome> Start();
+  // ---- As MemberClient's.
+  std::shared_ptr<client::Outcome> Start() override;
+  void FailElsewhere(const absl::Status& status, int blamed_rank) override;
+  void Barrier(std::function<void(const absl::Status&)> done) override;
 
   // ---- Of a session with several shards: as Member's. From any thread, without waiting.
   void SayReady(Verdict verdict, std::uint64_t digest);
   void ConcludeAs(Verdict verdict);
-  void FailElsewhere(const absl::Status& status, int blamed_rank);
 
   // Begins a barrier; its outcome comes when all members have entered.
   std::shared_ptr<client::CollectiveCall> EnterBarrier();
@@ -46,6 +48,8 @@ class ClientImpl final : public Client {
   // A callback runs inside the event handler, and only that handler could complete the call.
   absl::Status MayWait(const char* call) const;
   absl::Status MayCallBetweenSteps(const char* call);
+  // What LeafWeight says of this member.
+  double weight() const { return runtime_.weight(); }
 
   // ---- As Client's.
   int rank() const override { return rank_; }
@@ -78,6 +82,9 @@ class ClientImpl final : public Client {
   std::shared_ptr<client::CollectiveCall> Enter(wire::CollectiveKind kind, int root,
                                                 std::byte* data, std::size_t bytes);
 
+  // Of what only the leaf has, for its whole node.
+  absl::Status RefuseBehindLeaf(const char* call) const;
+
   template <typename Function>
   absl::Status OnThread(Function function) {
     auto outcome = std::make_shared<client::Outcome>();
@@ -89,6 +96,8 @@ class ClientImpl final : public Client {
   const int world_size_;
   const std::size_t parameters_;
   const DeviceId device_id_;
+  const bool behind_leaf_;
+  const bool residuals_at_leaf_;
   const std::optional<CudaLibrary> cuda_;
   const std::shared_ptr<client::EventQueue> events_;
   const std::shared_ptr<client::Poller> poller_;

@@ -5,6 +5,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/error_code.h"
 #include "base/limits.h"
@@ -39,6 +40,26 @@ std::string Environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
+absl::Status CheckNode(const ClientOptions& options) {
+  const int local = options.local_rank;
+  const int members = options.local_world_size;
+  if (local == -1 && members == 0) return absl::OkStatus();
+  if (members < 1 || members > options.world_size) {
+    return Bad(
+        "local_world_size", absl::StrCat(members, " with local_rank ", local),
+        absl::StrCat("1 to ", options.world_size, ", the world size, or neither of the two"));
+  }
+  if (local < 0 || local >= members) {
+    return Bad("local_rank", absl::StrCat(local, " with local_world_size ", members),
+               absl::StrCat("0 to ", members - 1, ", or neither of the two"));
+  }
+  if (options.rank < 0 || NodeOf(options)) return absl::OkStatus();
+  return Bad("local_rank",
+             absl::StrCat(local, " with local_world_size ", members, ", rank ", options.rank,
+                          " and world_size ", options.world_size),
+             "ranks of a node that follow each other, from rank - local_rank on");
+}
+
 }  // namespace
 
 ClientOptions WithEnvironment(ClientOptions options) {
@@ -57,10 +78,29 @@ ClientOptions WithEnvironment(ClientOptions options) {
     if (text.empty()) text = Environment(variable);
   }
   if (options.node_group.empty()) options.node_group = "off";
+  if (options.local_rank == -1 && options.local_world_size == 0) {
+    ClientOptions placed = options;
+    const bool numbers =
+        absl::SimpleAtoi(Environment("LOCAL_RANK"), &placed.local_rank) &&
+        absl::SimpleAtoi(Environment("LOCAL_WORLD_SIZE"), &placed.local_world_size);
+    if (numbers && NodeOf(placed)) {
+      options.local_rank = placed.local_rank;
+      options.local_world_size = placed.local_world_size;
+    }
+  }
   if (Environment("GRADWIRE_SHARED_MEMORY") == "off") options.shared_memory = false;
   if (Environment("GRADWIRE_SHARED_GRADIENTS") == "off") options.shared_gradients = false;
   if (Environment("GRADWIRE_LOCAL_SOCKET") == "off") options.local_socket = false;
   return options;
+}
+
+std::optional<NodeRanks> NodeOf(const ClientOptions& options) {
+  const int members = options.local_world_size;
+  const bool is_place = options.local_rank >= 0 && options.local_rank < members;
+  if (!is_place || options.rank < options.local_rank) return std::nullopt;
+  const int first = options.rank - options.local_rank;
+  if (members > options.world_size - first) return std::nullopt;
+  return NodeRanks{.first = first, .members = members};
 }
 
 tls::Files TlsFiles(const ClientOptions& options) {
@@ -109,6 +149,7 @@ absl::Status ClientOptions::Validate() const {
     return Bad("rank", absl::StrCat(rank),
                absl::StrCat("0 to ", world_size - 1, ", or -1 for any free rank"));
   }
+  if (absl::Status valid = CheckNode(*this); !valid.ok()) return valid;
   if (parameters.empty()) {
     return Coded(ErrorCode::kNotGiven,
                  Bad("parameters", "empty", "the model's parameters, one or more"));
@@ -135,7 +176,7 @@ absl::Status ClientOptions::Validate() const {
     return Bad("node_group", absl::StrCat("\"", effective.node_group, "\" with device \"cpu\""),
                "\"off\", \"auto\", or a GPU: members on the CPU are in no node group");
   }
-  if (named && addresses->size() > 1) {
+  if (named && (addresses->size() > 1 || client::IsDaemonName(addresses->front()))) {
     return Bad("node_group", absl::StrCat("\"", effective.node_group, "\" with several daemons"),
                "\"off\" or \"auto\"");
   }

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,8 +15,18 @@ namespace gradwire {
 
 // Fills empty texts from the environment: `address` from GRADWIRE_ADDRESS, `tls.ca` from
 // GRADWIRE_TLS_CA, and session, tls.cert, tls.key, token_file, cuda_library, nccl_library and
-// node_group in the same way.
+// node_group in the same way. Where both are not set, local_rank and local_world_size come from
+// LOCAL_RANK and LOCAL_WORLD_SIZE, if these are numbers that fit the rank and the world size: other
+// launchers may count otherwise.
 ClientOptions WithEnvironment(ClientOptions options);
+
+// The ranks on the member's node.
+struct NodeRanks {
+  int first = 0;
+  int members = 0;
+};
+// nullopt: they are not known, because the rank or the place on the node is not.
+std::optional<NodeRanks> NodeOf(const ClientOptions& options);
 
 tls::Files TlsFiles(const ClientOptions& options);
 // With the variable GRADWIRE_TOKEN.

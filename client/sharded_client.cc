@@ -12,10 +12,11 @@
 #include "base/error_code.h"
 #include "base/sync.h"
 #include "client/client_impl.h"
-#include "client/core/shard_vote.h"
+#include "client/core/leaf_weight.h"
 #include "client/options.h"
 #include "client/runtime/join.h"
 #include "client/shard_buckets.h"
+#include "client/shard_exchange.h"
 #include "client/shard_state.h"
 
 namespace gradwire {
@@ -53,107 +54,19 @@ class Together {
 
 }  // namespace
 
-// What the shards' runtimes tell each other, each on its own thread. Events are handed on without
-// the lock, because an event queue may handle them at once on this thread.
-class ShardExchange {
- public:
-  ShardExchange(std::uint32_t shards, std::int64_t step) : vote_(shards, step) {}
-
-  // Before the first event.
-  void SetShards(std::vector<ClientImpl*> shards) GRADWIRE_EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
-    shards_ = std::move(shards);
-  }
-
-  ShardLink LinkOf(std::uint32_t shard) {
-    return {.prepared = [this, shard](const PreparedEffect& effect) { OnPrepared(shard, effect); },
-            .concluded =
-                [this, shard](const StepDoneEffect& effect) {
-                  if (shard == 0) OnConcluded(effect.verdict);
-                },
-            .failed = [this, shard](const FailedEffect& effect) { OnFailed(shard, effect); }};
-  }
-
-  // Ends the session on all shards. Before Close.
-  void FailAll(const absl::Status& status) GRADWIRE_EXCLUDES(mutex_) {
-    if (failed_.exchange(true) || !Begin()) return;
-    for (ClientImpl* one : shards_) one->FailElsewhere(status, -1);
-    End();
-  }
-
-  // Nothing is handed on from now on. Whoever hands on something now does not wait for anybody.
-  void Close() GRADWIRE_EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
-    closed_ = true;
-    while (busy_ > 0) idle_.Wait(mutex_);
-  }
-
- private:
-  void OnPrepared(std::uint32_t shard, const PreparedEffect& effect) GRADWIRE_EXCLUDES(mutex_) {
-    if (!Begin()) return;
-    absl::StatusOr<std::optional<ShardVote::Outcome>> outcome = std::nullopt;
-    {
-      MutexLock lock(mutex_);
-      outcome = vote_.OnPrepared(shard, effect);
-    }
-    if (!outcome.ok()) {
-      for (ClientImpl* one : shards_) one->FailElsewhere(outcome.status(), -1);
-    } else if (*outcome) {
-      shards_.front()->SayReady((*outcome)->verdict, (*outcome)->digest);
-    }
-    End();
-  }
-
-  void OnConcluded(Verdict verdict) GRADWIRE_EXCLUDES(mutex_) {
-    if (!Begin()) return;
-    {
-      MutexLock lock(mutex_);
-      vote_.Conclude();
-    }
-    for (std::size_t i = 1; i < shards_.size(); ++i) shards_[i]->ConcludeAs(verdict);
-    End();
-  }
-
-  // The first failure is everybody's; those that it causes come back here and have no effect.
-  void OnFailed(std::uint32_t shard, const FailedEffect& effect) GRADWIRE_EXCLUDES(mutex_) {
-    if (failed_.exchange(true) || !Begin()) return;
-    for (std::size_t i = 0; i < shards_.size(); ++i) {
-      if (i != shard) shards_[i]->FailElsewhere(effect.status, effect.blamed_rank);
-    }
-    End();
-  }
-
-  bool Begin() GRADWIRE_EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
-    if (closed_) return false;
-    ++busy_;
-    return true;
-  }
-  void End() GRADWIRE_EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
-    if (--busy_ == 0) idle_.NotifyAll();
-  }
-
-  std::vector<ClientImpl*> shards_;  // constant from the first event on
-  std::atomic<bool> failed_ = false;
-  Mutex mutex_;
-  CondVar idle_;
-  ShardVote vote_ GRADWIRE_GUARDED_BY(mutex_);
-  bool closed_ GRADWIRE_GUARDED_BY(mutex_) = false;
-  int busy_ GRADWIRE_GUARDED_BY(mutex_) = 0;
-};
-
 }  // namespace client
 
-class ShardedClient final : public Client {
+class ShardedClient final : public client::MemberClient {
  public:
   ShardedClient(ClientOptions options, const std::vector<std::string>& addresses,
                 std::shared_ptr<const ShardMap> map,
+                std::shared_ptr<const client::GradientMemory> gradients,
                 std::unique_ptr<client::ShardExchange> exchange,
                 std::vector<std::unique_ptr<ClientImpl>> shards)
       : options_(std::move(options)),
         map_(std::move(map)),
         buckets_(map_, options_.parameters),
+        gradients_(std::move(gradients)),
         exchange_(std::move(exchange)),
         shards_(std::move(shards)) {
     for (std::size_t i = 0; i < addresses.size(); ++i) {
@@ -163,21 +76,18 @@ class ShardedClient final : public Client {
 
   ~ShardedClient() override { exchange_->Close(); }
 
-  // Waits until all members have attached to all daemons. `still_waiting` is called once, if that
-  // takes long.
-  absl::Status Start(const std::function<void()>& still_waiting) {
-    std::vector<std::shared_ptr<client::Outcome>> outcomes;
-    outcomes.reserve(shards_.size());
-    for (const auto& shard : shards_) outcomes.push_back(shard->Start());
-    const auto patience = std::chrono::steady_clock::now() + client::kSilentWaitForMembers;
-    for (const auto& outcome : outcomes) outcome->WaitUntil(patience).IgnoreError();
-    const bool all =
-        std::all_of(outcomes.begin(), outcomes.end(), [](const auto& one) { return one->done(); });
-    if (!all) still_waiting();
-    for (const auto& outcome : outcomes) {
-      if (absl::Status started = outcome->Wait(); !started.ok()) return started;
+  std::shared_ptr<client::Outcome> Start() override {
+    auto all = std::make_shared<client::Outcome>();
+    auto together = std::make_shared<client::Together>(
+        shards_.size(), [all](const absl::Status& status) { all->Complete(status); });
+    for (const auto& shard : shards_) {
+      shard->Start()->OnDone([together](const absl::Status& status) { together->OnDone(status); });
     }
-    return absl::OkStatus();
+    return all;
+  }
+
+  void FailElsewhere(const absl::Status& status, int blamed_rank) override {
+    exchange_->FailAll(status, blamed_rank);
   }
 
   int rank() const override { return lead().rank(); }
@@ -186,14 +96,20 @@ class ShardedClient final : public Client {
 
   Completion AllReduce(GradBucket& bucket, void* stream) override {
     auto state = std::make_shared<Completion::State>();
-    absl::StatusOr<std::vector<client::ShardBucket>> parts = buckets_.Divide(bucket);
+    GradBucket whole = bucket;
+    const client::BucketAlias alias(*gradients_, whole);
+    if (lead().weight() != 1) client::Weigh(whole.buffer(), lead().weight());
+    absl::StatusOr<std::vector<client::ShardBucket>> parts = buckets_.Divide(whole);
     if (!parts.ok()) {
       state->Complete(parts.status());
       return Completion(state);
     }
-    auto together = std::make_shared<client::Together>(
-        parts->size(), [state](const absl::Status& status) { state->Complete(status); });
-    auto* const buffer = static_cast<std::byte*>(bucket.buffer().data);
+    auto together = std::make_shared<client::Together>(parts->size(),
+                                                       [state, alias](const absl::Status& status) {
+                                                         if (status.ok()) alias.Scatter();
+                                                         state->Complete(status);
+                                                       });
+    auto* const buffer = static_cast<std::byte*>(whole.buffer().data);
     for (client::ShardBucket& part : *parts) {
       Completion reduced = shards_[part.shard]->AllReduce(part.bucket, stream);
       reduced.OnDone([together, buffer, part = std::move(part)](const absl::Status& status) {
@@ -205,18 +121,18 @@ class ShardedClient final : public Client {
   }
 
   std::shared_ptr<std::byte> AllocateGradients(std::size_t bytes) override {
+    return lead().AllocateGradients(bytes);
+  }
+
+  // Of all shards, as the memory is (ShardPlace::gradients). A shard on this host says whether.
+  using Client::ShareGradients;
+  absl::StatusOr<std::shared_ptr<void>> ShareGradients(const TensorView& gradients,
+                                                       std::shared_ptr<void> owner) override {
     const auto local = std::find_if(shards_.begin(), shards_.end(), [](const auto& shard) {
       return shard->metrics().shared_memory;
     });
-    return (local == shards_.end() ? shards_.front() : *local)->AllocateGradients(bytes);
-  }
-
-  // The results of several daemons would meet in the pages at the memory's ends.
-  using Client::ShareGradients;
-  absl::StatusOr<std::shared_ptr<void>> ShareGradients(const TensorView& /*gradients*/,
-                                                       std::shared_ptr<void> /*owner*/) override {
-    return Coded(ErrorCode::kShards,
-                 absl::FailedPreconditionError("the session has several daemons"));
+    return (local == shards_.end() ? shards_.front() : *local)
+        ->ShareGradients(gradients, std::move(owner));
   }
 
   absl::StatusOr<Verdict> EndStep() override {
@@ -254,16 +170,20 @@ class ShardedClient final : public Client {
     return lead().Broadcast(root, data, bytes);
   }
 
-  // On all shards: a new state reaches a member on each shard's stream, before the end of a barrier
-  // there.
   absl::Status Barrier() override {
     if (absl::Status may = MayWait("a broadcast or barrier"); !may.ok()) return may;
-    std::vector<std::shared_ptr<client::CollectiveCall>> calls;
-    calls.reserve(shards_.size());
-    for (const auto& shard : shards_) calls.push_back(shard->EnterBarrier());
-    absl::Status outcome;
-    for (const auto& call : calls) outcome.Update(call->outcome.Wait());
-    return outcome;
+    auto outcome = std::make_shared<client::Outcome>();
+    Barrier([outcome](const absl::Status& status) { outcome->Complete(status); });
+    return outcome->Wait();
+  }
+  // On all shards: a new state reaches a member on each shard's stream, before the end of a barrier
+  // there.
+  void Barrier(std::function<void(const absl::Status&)> done) override {
+    auto together = std::make_shared<client::Together>(shards_.size(), std::move(done));
+    for (const auto& shard : shards_) {
+      shard->EnterBarrier()->outcome.OnDone(
+          [together](const absl::Status& status) { together->OnDone(status); });
+    }
   }
   absl::Status Leave() override {
     return OnAll([](ClientImpl& shard) { return shard.Leave(); });
@@ -330,8 +250,18 @@ class ShardedClient final : public Client {
 
   std::vector<BucketReport> Report() const override {
     std::vector<BucketReport> all = lead().Report();
-    for (std::size_t i = 1; i < shards_.size() && !map_->has_slices(); ++i) {
-      for (BucketReport& report : shards_[i]->Report()) all.push_back(std::move(report));
+    for (std::size_t i = 1; i < shards_.size(); ++i) {
+      for (BucketReport& report : shards_[i]->Report()) {
+        if (!map_->has_slices()) {
+          all.push_back(std::move(report));
+          continue;
+        }
+        // The same buckets; the first shard's figures stand for all.
+        const auto same = std::find_if(all.begin(), all.end(), [&](const BucketReport& one) {
+          return one.first_parameter == report.first_parameter;
+        });
+        if (same != all.end()) same->in_place |= report.in_place;
+      }
     }
     return all;
   }
@@ -361,6 +291,7 @@ class ShardedClient final : public Client {
   const ClientOptions options_;
   const std::shared_ptr<const ShardMap> map_;
   const client::ShardBuckets buckets_;
+  const std::shared_ptr<const client::GradientMemory> gradients_;
   const std::unique_ptr<client::ShardExchange> exchange_;
   const std::vector<std::unique_ptr<ClientImpl>> shards_;
   std::vector<std::string> daemons_;  // for errors
@@ -370,14 +301,14 @@ namespace client {
 namespace {
 
 // One member's place at one daemon.
-struct Place {
+struct AtDaemon {
   ClientOptions options;
   MemberHook hook;
   std::optional<Joined> joined{};
 };
 
-void LeaveAll(const std::vector<Place>& places, std::uint64_t start_id) {
-  for (const Place& place : places) {
+void LeaveAll(const std::vector<AtDaemon>& places, std::uint64_t start_id) {
+  for (const AtDaemon& place : places) {
     if (!place.joined) continue;
     LeaveSession(place.joined->channel, place.joined->membership.token, start_id,
                  place.joined->dialer.access_token(), kLeaveAfterError)
@@ -386,17 +317,26 @@ void LeaveAll(const std::vector<Place>& places, std::uint64_t start_id) {
 }
 
 // At each daemon in turn. The first one gives the rank.
-absl::Status JoinEach(std::vector<Place>& places, const std::vector<std::string>& addresses,
+absl::Status JoinEach(std::vector<AtDaemon>& places, const Daemons& daemons, const LeafWish& leaf,
                       std::uint64_t start_id) {
+  const std::vector<std::string>& addresses = daemons.addresses;
   for (std::uint32_t i = 0; i < places.size(); ++i) {
-    Place& place = places[i];
+    AtDaemon& place = places[i];
     if (i > 0) place.options.rank = places.front().joined->membership.rank;
     place.options.address = addresses[i];
-    const JoinWish wish{.group = {}, .shard = {.number = i, .addresses = addresses}};
+    const JoinWish wish{
+        .shard = {.number = i, .addresses = addresses}, .leaf = leaf, .host = daemons.host};
     absl::StatusOr<Joined> joined = JoinNearest(place.options, wish, start_id);
     if (!joined.ok()) {
-      return absl::Status(joined.status().code(), absl::StrCat("shard ", i, " (", addresses[i],
-                                                               "): ", joined.status().message()));
+      return absl::Status(
+          joined.status().code(),
+          absl::StrCat("shard ", i, " (", NameOf(daemons, i), "): ", joined.status().message()));
+    }
+    if (joined->membership.leaf) {
+      return Coded(ErrorCode::kShards,
+                   absl::FailedPreconditionError(absl::StrCat(
+                       "shard ", i, " (", NameOf(daemons, i),
+                       ") is a leaf daemon; allowed: a leaf alone, or daemons that are none")));
     }
     place.joined = *std::move(joined);
   }
@@ -424,16 +364,17 @@ absl::Status CheckShards(const HookSpec& hook, DeviceId device, std::uint32_t sh
                    Name(device), "; allowed: the CPU, or the hooks no, fp16 and bf16")));
 }
 
-absl::StatusOr<std::unique_ptr<Client>> JoinShards(ClientOptions options,
-                                                   std::vector<std::string> addresses) {
+absl::StatusOr<std::unique_ptr<MemberClient>> PlaceAtShards(ClientOptions options,
+                                                            const Daemons& daemons,
+                                                            const Leaf& leaf) {
+  const std::vector<std::string>& addresses = daemons.addresses;
   const auto count = static_cast<std::uint32_t>(addresses.size());
   if (absl::Status fits = CheckShards(options.hook, options.device, count); !fits.ok()) return fits;
   absl::StatusOr<ShardMap> made = ShardMap::Make(options.hook, options.parameters, count);
   if (!made.ok()) return made.status();
   const auto map = std::make_shared<const ShardMap>(*std::move(made));
   options.node_group = "off";
-  const auto on_wait = options.on_wait;
-  std::vector<Place> places;
+  std::vector<AtDaemon> places;
   for (std::uint32_t i = 0; i < count; ++i) {
     absl::StatusOr<MemberHook> hook = MakeMemberHook(options);
     if (!hook.ok()) return Coded(ErrorCode::kOption, hook.status());
@@ -441,35 +382,36 @@ absl::StatusOr<std::unique_ptr<Client>> JoinShards(ClientOptions options,
   }
   const std::uint64_t start_id = DrawStartId();
   const auto begin = std::chrono::steady_clock::now();
-  absl::Status status = JoinEach(places, addresses, start_id);
+  absl::Status status = JoinEach(places, daemons, leaf.wish, start_id);
   if (status.ok() && std::chrono::steady_clock::now() > begin + kTokensAreFresh) {
-    status = JoinEach(places, addresses, start_id);
+    status = JoinEach(places, daemons, leaf.wish, start_id);
   }
   if (!status.ok()) {
     LeaveAll(places, start_id);
     return status;
   }
   const JoinResult& first = places.front().joined->membership;
-  const std::string waiting = WaitsForMembers(first.rank, options);
-  auto exchange = std::make_unique<ShardExchange>(count, first.next_step);
+  auto exchange = std::make_unique<ShardExchange>(count, first.next_step, leaf.failed);
+  const auto gradients = std::make_shared<GradientMemory>();
   std::vector<std::unique_ptr<ClientImpl>> shards;
   std::vector<ClientImpl*> pointers;
   for (std::uint32_t i = 0; i < count; ++i) {
-    Place& place = places[i];
+    AtDaemon& place = places[i];
     place.options.on_wait = nullptr;
     shards.push_back(std::make_unique<ClientImpl>(
         std::move(place.options), *std::move(place.joined), start_id, std::move(place.hook),
-        ShardPlace{.number = i, .addresses = addresses, .map = map, .link = exchange->LinkOf(i)}));
+        ShardPlace{.number = i,
+                   .addresses = addresses,
+                   .map = map,
+                   .link = exchange->LinkOf(i),
+                   .ranks = std::max(leaf.wish.ranks, 1),
+                   .gradients = gradients}));
     pointers.push_back(shards.back().get());
   }
   exchange->SetShards(std::move(pointers));
   options.on_wait = nullptr;  // it may refer to objects that live only until Join returns
-  auto client = std::make_unique<ShardedClient>(std::move(options), addresses, map,
-                                                std::move(exchange), std::move(shards));
-  if (absl::Status started = client->Start([&] { SayWait(on_wait, waiting); }); !started.ok()) {
-    return started;
-  }
-  return client;
+  return std::make_unique<ShardedClient>(std::move(options), addresses, map, gradients,
+                                         std::move(exchange), std::move(shards));
 }
 
 }  // namespace client

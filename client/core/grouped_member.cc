@@ -19,6 +19,8 @@ GroupedMember::GroupedMember(const MemberOptions& options, Hook* hook, bool whol
 
 GroupedMember::~GroupedMember() = default;
 
+void GroupedMember::SetNode(int index, int members) { member_->SetGroup(index, members); }
+
 std::int64_t GroupedMember::step() const { return member_->step(); }
 
 const absl::Status& GroupedMember::failure() const { return member_->failure(); }
@@ -153,7 +155,9 @@ void GroupedMember::Receive(const wire::Frame& frame, Effects& effects) {
     status = On(*id, effects);
   } else {
     const auto* welcome = std::get_if<wire::Welcome>(&frame.header);
-    if (welcome != nullptr && welcome->group && !grouped()) Join(*welcome->group, effects);
+    if (welcome != nullptr && welcome->group && !grouped() && leaf_groups_ == 0) {
+      Join(*welcome->group, effects);
+    }
     if (!grouped()) return member_->Receive(frame, effects);
     Effects inner;
     member_->Receive(frame, inner);
@@ -170,6 +174,11 @@ void GroupedMember::Join(const wire::NodeGroup& group, Effects& effects) {
     return Fail(Coded(ErrorCode::kBadAnswer,
                       absl::InternalError("the coordinator sent a node group without this member")),
                 effects);
+  }
+  if (group.shares == 1) {  // nobody here has a group of several: the session has leaves
+    leaf_groups_ = group.groups;
+    member_->SetGroup(static_cast<int>(group.group), static_cast<int>(group.groups));
+    return;
   }
   group_ = group;
   index_ = static_cast<std::size_t>(own - group.ranks.begin());

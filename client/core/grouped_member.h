@@ -10,7 +10,7 @@
 // The hook sees as many contributors as there are groups, and gradients x = S * groups / members,
 // where S is the group's sum in the order of ranks: so the mean over the groups is the mean over
 // all members, of groups of any size. Residuals are those of x. In a session without node groups
-// this class only passes on.
+// this class only passes on; in one with leaf daemons it tells the hook how many contribute.
 //
 // Not thread-safe. Failure: as Member.
 #pragma once
@@ -43,6 +43,10 @@ class GroupedMember {
   GroupedMember(const GroupedMember&) = delete;
   GroupedMember& operator=(const GroupedMember&) = delete;
 
+  // The daemon is a leaf: the hook's contributors are the `members` of this node, of which this is
+  // number `index`. Before everything else.
+  void SetNode(int index, int members);
+
   // ---- As Member's. The step ends when its buckets have their results from the group.
   absl::Status StartBucket(Ticket ticket, GradBucket& bucket, Effects& effects,
                            bool measure = false);
@@ -70,6 +74,9 @@ class GroupedMember {
   // Whether the session has some. Known with the WelcomeEffect.
   bool grouped() const { return group_.has_value(); }
   const std::optional<wire::NodeGroup>& group() const { return group_; }
+  // In a session with leaf daemons: how many contribute. 0: it has none. Known with the
+  // WelcomeEffect.
+  std::uint32_t leaf_groups() const { return leaf_groups_; }
   // This member's position in its group.
   std::size_t index() const { return index_; }
   // The position of the member that has a share.
@@ -128,6 +135,7 @@ class GroupedMember {
   const bool whole_buckets_;
   const std::unique_ptr<Member> member_;
   StepParameters parameters_;
+  std::uint32_t leaf_groups_ = 0;
   std::optional<wire::NodeGroup> group_;
   std::optional<ShareMap> shares_;
   std::size_t index_ = 0;

@@ -25,12 +25,15 @@ std::shared_ptr<std::byte> GradientMemory::Allocate(std::size_t bytes) {
   const auto number =
       ForkedMemory::Global().Add({.memory = segment->writable(), .segment = segment, .offset = 0},
                                  [] { return absl::OkStatus(); });
+  std::byte* const memory = segment->writable().data();
+  auto allocated = std::make_shared<const Segment>(std::move(segment));
   {
     MutexLock lock(mutex_);
-    Add(segment);
+    std::erase_if(allocated_, [](const auto& one) { return one.expired(); });
+    allocated_.push_back(allocated);
+    ++version_;
   }
-  std::byte* const memory = segment->writable().data();
-  return {memory, [segment = std::move(segment), number = *number](std::byte*) {
+  return {memory, [allocated = std::move(allocated), number = *number](std::byte*) {
             ForkedMemory::Global().Remove(number, [] { return absl::OkStatus(); }).IgnoreError();
           }};
 }
@@ -41,9 +44,9 @@ absl::StatusOr<std::shared_ptr<void>> GradientMemory::Share(std::span<std::byte>
   if (!shared.ok()) return shared.status();
   {
     MutexLock lock(mutex_);
-    Add((*shared)->segment());
     std::erase_if(shared_, [](const auto& pages) { return pages.expired(); });
     shared_.push_back(*shared);
+    ++version_;
   }
   // A bucket in flight may keep the object, but not the sharing.
   void* const data = memory.data();
@@ -59,17 +62,14 @@ std::shared_ptr<SharedPages> GradientMemory::PagesOf(std::span<const std::byte> 
   return nullptr;
 }
 
-void GradientMemory::Add(const std::shared_ptr<wire::MemorySegment>& segment) {
-  std::erase_if(segments_, [](const auto& one) { return one.expired(); });
-  segments_.push_back(segment);
-  ++version_;
-}
-
 std::vector<std::shared_ptr<wire::MemorySegment>> GradientMemory::segments() const {
   MutexLock lock(mutex_);
-  std::vector<std::shared_ptr<wire::MemorySegment>> alive;
-  for (const auto& segment : segments_) {
-    if (auto one = segment.lock()) alive.push_back(std::move(one));
+  std::vector<Segment> alive;
+  for (const auto& allocated : allocated_) {
+    if (const auto one = allocated.lock()) alive.push_back(*one);
+  }
+  for (const auto& shared : shared_) {
+    if (const auto one = shared.lock()) alive.push_back(one->segment());
   }
   return alive;
 }
@@ -77,6 +77,21 @@ std::vector<std::shared_ptr<wire::MemorySegment>> GradientMemory::segments() con
 std::uint64_t GradientMemory::version() const {
   MutexLock lock(mutex_);
   return version_;
+}
+
+BucketAlias::BucketAlias(const GradientMemory& memory, GradBucket& bucket) {
+  TensorView buffer = bucket.buffer();
+  if (buffer.device.kind != DeviceKind::kCpu) return;
+  own_ = {static_cast<const std::byte*>(buffer.data), buffer.bytes()};
+  pages_ = memory.PagesOf(own_);
+  if (pages_ == nullptr) return;
+  pages_->Gather(own_);
+  buffer.data = pages_->Alias(own_)->data();
+  bucket.set_buffer(buffer).IgnoreError();  // the same elements
+}
+
+void BucketAlias::Scatter() const {
+  if (pages_ != nullptr) pages_->Scatter(own_);
 }
 
 }  // namespace gradwire::client

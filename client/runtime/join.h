@@ -6,13 +6,22 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "client/addresses.h"
+#include "client/member_client.h"
 #include "client/runtime/member_hook.h"
 #include "gradwire/client.h"
 
 namespace gradwire::client {
 
-// Joins with this hook and these communicators. `options` are valid and complete.
+// Client::Join, with a resolver of the caller's.
+absl::StatusOr<std::unique_ptr<Client>> JoinThrough(const ClientOptions& options, const Dns& dns);
+
+// Joins one daemon with this hook and these communicators. `options` are valid and complete.
 absl::StatusOr<std::unique_ptr<Client>> JoinWith(ClientOptions options, MemberHook hook);
+
+// The same until the daemon has answered. `host`: as JoinWish's.
+absl::StatusOr<std::unique_ptr<MemberClient>> PlaceAt(ClientOptions options, MemberHook hook,
+                                                      const std::string& host, const Leaf& leaf);
 
 // Identifies this attempt: a repeated join with the same id gets the same token, while a new
 // process that takes over the rank has another id.

@@ -71,4 +71,15 @@ absl::StatusOr<MemberHook> MakeMemberHook(const ClientOptions& options) {
   return member;
 }
 
+absl::Status GiveHookToLeaf(ClientOptions& options, MemberHook& member) {
+  const bool noop = options.hook.comm_hook == "noop";
+  member.residuals_at_leaf = !noop && !options.hook.OnlyCasts();
+  options.hook = HookSpec();
+  if (noop) options.hook.comm_hook = "noop";
+  auto hook = MakeHook(options.hook, member.device);
+  if (!hook.ok()) return hook.status();
+  member.hook = *std::move(hook);
+  return absl::OkStatus();
+}
+
 }  // namespace gradwire::client

@@ -17,10 +17,15 @@ struct MemberHook {
   std::optional<CudaLibrary> cuda;  // null: the device is the host
   std::shared_ptr<Device> device;
   std::unique_ptr<Hook> hook;
+  bool residuals_at_leaf = false;
   // The name that the members of its node group have in common. Empty: it is in none.
   std::string node_group;
   std::shared_ptr<NodeCommunicators> communicators;  // null without a node group
 };
+
+// The daemon is a leaf, which runs the hook: this member sends its gradients as they are, with the
+// hook "no" ("noop" stays). Notes whether its own would have kept residuals.
+absl::Status GiveHookToLeaf(ClientOptions& options, MemberHook& member);
 
 // The hook and the device of these options. An error names the device and says what is missing.
 absl::StatusOr<MemberHook> MakeMemberHook(const ClientOptions& options);

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/error_code.h"
 #include "base/mutants.h"
-#include "client/memory/shared_pages.h"
+#include "client/core/leaf_weight.h"
 #include "client/runtime/member_hook.h"
 #include "gradwire/hooks/registry.h"
 #include "proto/tls/access_token.h"
@@ -73,17 +73,21 @@ Runtime::Runtime(ClientOptions options, Joined joined, std::uint64_t start_id, M
       group_(std::move(hook.device), std::move(hook.communicators), GroupOptions(options_)),
       hook_(std::move(hook.hook)),
       shards_(shard.map == nullptr ? 1 : shard.map->shards()),
+      ranks_(shard.ranks),
       link_(std::move(shard.link)),
       dialer_(std::move(joined.dialer)),
       sends_digests_(!tls::IsThisHost(options_.address) && !dialer_.encrypts()),
       events_(std::move(events)),
-      gradients_(std::make_shared<GradientMemory>()),
+      gradients_(shard.gradients != nullptr ? std::move(shard.gradients)
+                                            : std::make_shared<GradientMemory>()),
       channel_(std::move(joined.channel)),
       access_token_(dialer_.access_token()),
       step_(membership_.next_step),
       member_(CoreOptions(options_, membership_, shard), hook_.get(),
               TakesWholeBuckets(options_.hook)),
-      connection_(options_.address, membership_, start_id_, events_, std::move(poller)) {}
+      connection_(options_.address, membership_, start_id_, events_, std::move(poller)) {
+  if (membership_.leaf) member_.SetNode(options_.local_rank, options_.local_world_size);
+}
 
 void Runtime::Run(std::shared_ptr<Outcome> joined) {
   joined_ = std::move(joined);
@@ -95,9 +99,10 @@ void Runtime::Run(std::shared_ptr<Outcome> joined) {
   events_->Serve(*this);
 }
 
+// The daemon, which does not know yet why the session ends, has some time to hear it.
 void Runtime::Stop() {
   stopping_ = true;
-  connection_.Close(Clock::now());
+  if (!connection_.has_last_words()) connection_.Close(Clock::now());
 }
 
 Clock::time_point Runtime::OnIdle() {
@@ -277,7 +282,7 @@ void Runtime::Finish(const BucketDoneEffect& effect) {
   if (found == buckets_.end()) return;
   const absl::Status status = effect.status.ok() ? device_.status() : effect.status;
   OpenBucket& entry = found->second;
-  if (status.ok() && entry.pages != nullptr) entry.pages->Scatter(entry.own);
+  if (status.ok()) entry.alias.Scatter();
   if (status.ok()) SendReport(effect.bucket, effect.norms);
   if (auto done = std::exchange(entry.done, nullptr)) done->Complete(status);
 }
@@ -326,6 +331,18 @@ void Runtime::On(CollectiveDoneEffect&) {
 
 void Runtime::On(WelcomeEffect&) {
   welcomed_ = true;
+  const std::uint32_t groups = member_.leaf_groups();
+  if (groups > 0 && options_.hook.comm_hook != "noop") {
+    weight_ = LeafWeight(ranks_, groups, options_.world_size);
+  }
+  if (weight() != 1 && device_.on_gpu()) {
+    hook_error_ = Coded(
+        ErrorCode::kLeaf,
+        absl::UnimplementedError(absl::StrCat(
+            "this member has a GPU, and a session with leaf daemons of unequal size; allowed: "
+            "gradients on the CPU, or as many ranks behind each leaf")));
+    return;
+  }
   joined_->Complete(absl::OkStatus());
 }
 
@@ -360,7 +377,9 @@ void Runtime::Begin(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Outcome>
   const Ticket ticket = next_ticket_++;
   OpenBucket& entry = buckets_[ticket];
   entry = {.bucket = std::move(bucket), .done = std::move(done)};
-  UseAlias(entry);
+  entry.alias = BucketAlias(*gradients_, *entry.bucket);
+  // With several daemons each has a part of the bucket, and their client does this.
+  if (weight() != 1 && shards_ == 1) Weigh(entry.bucket->buffer(), weight());
   // Copied now, because an effect may end the step and destroy the entry.
   const std::uint64_t bytes = entry.bucket->buffer().bytes();
   const Clock::time_point now = Clock::now();

@@ -84,6 +84,8 @@ class Runtime final : private EventHandler {
   bool CancelCalls();
 
   // May be called on any thread.
+  // What the gradients are multiplied by (LeafWeight), from the Welcome on.
+  double weight() const { return weight_.load(std::memory_order_relaxed); }
   std::shared_ptr<std::byte> AllocateGradients(std::size_t bytes) {
     return gradients_->Allocate(bytes);
   }
@@ -102,10 +104,9 @@ class Runtime final : private EventHandler {
 
  private:
   struct OpenBucket {
-    std::shared_ptr<GradBucket> bucket;    // its run refers to it until the step's verdict
-    std::shared_ptr<Outcome> done;         // null: completed
-    std::shared_ptr<SharedPages> pages{};  // whose alias is the bucket's buffer; null: none
-    std::span<const std::byte> own{};      // the caller's buffer then
+    std::shared_ptr<GradBucket> bucket;  // its run refers to it until the step's verdict
+    std::shared_ptr<Outcome> done;       // null: completed
+    BucketAlias alias{};                 // the bucket's buffer, if it lies in shared memory
   };
 
   void Handle(Event event, const ReadOn& read_on) override;
@@ -119,8 +120,6 @@ class Runtime final : private EventHandler {
   void OnStream(Event& event);
   void OnFrame(absl::StatusOr<wire::Frame> received);
   void OnOneFrame(absl::StatusOr<wire::Frame> received);
-  // If the bucket lies in memory that ShareGradients took, its buffer becomes the alias.
-  void UseAlias(OpenBucket& entry) const;
   // Whether the daemon has this memory and writes results there.
   bool LiesInSharedMemory(const TensorView& buffer);
   void CheckTimers(Clock::time_point now);
@@ -176,6 +175,7 @@ class Runtime final : private EventHandler {
   GroupPath group_;
   const std::unique_ptr<Hook> hook_;
   const std::uint32_t shards_;  // of the session
+  const int ranks_;             // that this member stands for
   const ShardLink link_;
   // Digests detect errors that a network's checksums miss. Within one host there is no network.
   Dialer dialer_;
@@ -191,6 +191,7 @@ class Runtime final : private EventHandler {
   std::atomic<std::int64_t>
       step_;  // the one that the user is in; the core's may be the next already
   std::atomic<bool> left_ = false;
+  std::atomic<double> weight_ = 1;
 
   std::unordered_map<Ticket, OpenBucket> buckets_;  // of the core's step; outlives the core's runs
   GroupedMember member_;

@@ -5,7 +5,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/error_code.h"
 #include "base/mutants.h"
-#include "client/memory/shared_pages.h"
 #include "client/runtime/runtime.h"
 #include "proto/tls/channel_credentials.h"
 
@@ -40,6 +39,7 @@ void Runtime::OpenStream(std::shared_ptr<grpc::Channel> channel) {
     MutexLock lock(shared_mutex_);
     metrics_.shared_memory = memory_ != nullptr;
     metrics_.unix_socket = tls::IsUnixSocket(options_.address);
+    metrics_.leaf = membership_.leaf;
   }
   // With shared memory large payloads rarely travel in frames, so a bulk lane is not worth it.
   if (memory_ != nullptr) {
@@ -67,17 +67,6 @@ absl::StatusOr<std::shared_ptr<void>> Runtime::ShareGradients(const TensorView& 
   }
   return gradients_->Share({static_cast<std::byte*>(gradients.data), gradients.bytes()},
                            std::move(owner));
-}
-
-void Runtime::UseAlias(OpenBucket& entry) const {
-  TensorView buffer = entry.bucket->buffer();
-  if (buffer.device.kind != DeviceKind::kCpu) return;
-  entry.own = {static_cast<const std::byte*>(buffer.data), buffer.bytes()};
-  entry.pages = gradients_->PagesOf(entry.own);
-  if (entry.pages == nullptr) return;
-  entry.pages->Gather(entry.own);
-  buffer.data = entry.pages->Alias(entry.own)->data();
-  entry.bucket->set_buffer(buffer).IgnoreError();  // the same elements
 }
 
 bool Runtime::LiesInSharedMemory(const TensorView& buffer) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "client/core/effects.h"
+#include "client/memory/gradient_memory.h"
 #include "hooks/shard_map.h"
 
 namespace gradwire::client {
@@ -26,6 +27,10 @@ struct ShardPlace {
   std::vector<std::string> addresses = {};  // of all shards; empty: one daemon
   std::shared_ptr<const ShardMap> map = {};
   ShardLink link = {};
+  int ranks = 1;  // that the member stands for: more, if it is a leaf daemon
+  // Of all shards of the member: whichever daemons are on this host map the same gradients, and
+  // each writes its own part of a result there. Null: the runtime's own.
+  std::shared_ptr<GradientMemory> gradients = {};
 };
 
 }  // namespace gradwire::client

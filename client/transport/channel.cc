@@ -58,6 +58,14 @@ v1::JoinRequest MakeRequest(const ClientOptions& options, const JoinWish& wish,
     request.mutable_shard()->mutable_addresses()->Add(wish.shard.addresses.begin(),
                                                       wish.shard.addresses.end());
   }
+  if (const std::optional<NodeRanks> node = NodeOf(options)) {
+    request.mutable_node()->set_first_rank(node->first);
+    request.mutable_node()->set_members(node->members);
+  }
+  if (wish.leaf.ranks > 0) {
+    request.mutable_leaf()->set_ranks(wish.leaf.ranks);
+    request.mutable_leaf()->set_name(wish.leaf.name);
+  }
   return request;
 }
 
@@ -126,6 +134,7 @@ absl::StatusOr<JoinResult> Checked(const v1::JoinResponse& response, const Clien
                         .eager_bytes = std::min(response.eager_bytes(), kMaxMemoryBytes),
                         .bulk_lane = response.bulk_lane(),
                         .draw_plan = response.draw_plan(),
+                        .leaf = response.leaf(),
                         .local_socket = {.path = response.local_socket().path(),
                                          .key = response.local_socket().key()}};
   const auto heartbeat = wire::FromProto(response.heartbeat_interval(), "heartbeat_interval");
@@ -142,6 +151,9 @@ absl::StatusOr<JoinResult> Checked(const v1::JoinResponse& response, const Clien
   }
   if (membership.rank < 0 || membership.rank >= options.world_size) {
     return bad(absl::StrCat("rank ", membership.rank));
+  }
+  if (membership.leaf && !NodeOf(options)) {
+    return bad("\"leaf\", which did not know this member's node");
   }
   if (membership.next_step < 0) return bad(absl::StrCat("next_step ", membership.next_step));
   if (membership.chunk_bytes == 0 || membership.chunk_bytes % 8 != 0 ||
@@ -193,10 +205,10 @@ absl::Status Dialer::Read() {
 }
 
 absl::StatusOr<Dialer> Dialer::Make(const std::string& address, const tls::Files& files,
-                                    tls::TokenSource token) {
+                                    tls::TokenSource token, std::string host) {
   wire::KeepGrpc();
   wire::KeepFreedMemory();
-  Dialer dialer(address, files, std::move(token));
+  Dialer dialer(address, files, std::move(token), std::move(host));
   if (absl::Status read = dialer.Read(); !read.ok()) return read;
   return dialer;
 }
@@ -229,6 +241,7 @@ std::shared_ptr<grpc::Channel> Dialer::Dial() {
   arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 4 * kMiB);
   arguments.SetInt(GRPC_ARG_HTTP2_WRITE_BUFFER_SIZE, 4 * kMiB);
   arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  tls::ExpectHost(host_, arguments);
   return grpc::CreateCustomChannel(address_, credentials_, arguments);
 }
 
@@ -294,7 +307,7 @@ constexpr std::chrono::seconds kMoveTimeout(2);
 absl::StatusOr<Joined> JoinAt(const ClientOptions& options, const JoinWish& wish,
                               std::uint64_t start_id) {
   absl::StatusOr<Dialer> dialer =
-      Dialer::Make(options.address, TlsFiles(options), TokenOf(options));
+      Dialer::Make(options.address, TlsFiles(options), TokenOf(options), wish.host);
   if (!dialer.ok()) return dialer.status();
   std::shared_ptr<grpc::Channel> channel = dialer->Dial();
   auto membership = JoinSession(channel, options, wish, start_id, dialer->access_token());

@@ -33,6 +33,7 @@ struct JoinResult {
   std::size_t eager_bytes = 0;
   bool bulk_lane = false;  // the daemon accepts a bulk lane
   bool draw_plan = false;  // the daemon accepts a draw plan
+  bool leaf = false;       // the daemon is a leaf, and runs the hook
   LocalSocket local_socket = {};
   absl::Duration heartbeat_interval = absl::ZeroDuration();
   absl::Duration silence_timeout = absl::ZeroDuration();
@@ -42,9 +43,10 @@ struct JoinResult {
 // Makes channels to one address.
 class Dialer {
  public:
-  // Errors: those of the functions in proto/tls.
+  // `host`: what the daemon's certificate is for; empty: the host in the address. Errors: those of
+  // the functions in proto/tls.
   static absl::StatusOr<Dialer> Make(const std::string& address, const tls::Files& files,
-                                     tls::TokenSource token = {});
+                                     tls::TokenSource token = {}, std::string host = {});
 
   // A connection of its own: channels with equal arguments share none. Reads the TLS files and the
   // access token again, because they are replaced; while they do not fit, the last ones that did
@@ -58,13 +60,17 @@ class Dialer {
   bool encrypts() const { return encrypts_; }
 
  private:
-  Dialer(std::string address, tls::Files files, tls::TokenSource token)
-      : address_(std::move(address)), files_(std::move(files)), token_(std::move(token)) {}
+  Dialer(std::string address, tls::Files files, tls::TokenSource token, std::string host)
+      : address_(std::move(address)),
+        files_(std::move(files)),
+        token_(std::move(token)),
+        host_(std::move(host)) {}
   absl::Status Read();
 
   std::string address_;
   tls::Files files_;
   tls::TokenSource token_;
+  std::string host_;
   std::string access_token_;
   std::shared_ptr<grpc::ChannelCredentials> credentials_;
   bool encrypts_ = false;
@@ -82,9 +88,17 @@ struct ShardWish {
   std::vector<std::string> addresses;  // empty: it is the only one
 };
 
+// Of a leaf daemon: how many ranks it stands for, from its own on. 0: the member is a trainer.
+struct LeafWish {
+  int ranks = 0;
+  std::string name;
+};
+
 struct JoinWish {
-  GroupWish group;
-  ShardWish shard;
+  GroupWish group{};
+  ShardWish shard{};
+  LeafWish leaf{};
+  std::string host{};  // as Dialer's
 };
 
 // Tries until the daemon has answered, or `options.connect_timeout` and the manifest's

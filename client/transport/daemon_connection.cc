@@ -289,6 +289,7 @@ void DaemonConnection::CloseWith(wire::Header last, Clock::time_point deadline) 
   if (closing_ || cancelled_) return;
   closing_ = true;
   close_deadline_ = deadline;
+  has_last_words_ = true;
   const wire::SendPriority priority = wire::PriorityOf(last, nullptr);
   sender_.DropFor({.header = std::move(last)}, priority);
 }

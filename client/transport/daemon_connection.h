@@ -64,6 +64,8 @@ class DaemonConnection {
   void Close(Clock::time_point deadline);
   // The same after one more frame; what waits to be sent is dropped.
   void CloseWith(wire::Header last, Clock::time_point deadline);
+  // CloseWith was called in time: the frame may still be on its way.
+  bool has_last_words() const { return has_last_words_; }
   bool closed() const { return closing_ && !open(); }
 
   std::string Daemon() const;  // "the daemon at ADDRESS"
@@ -117,6 +119,7 @@ class DaemonConnection {
   std::string lost_because_;
 
   bool closing_ = false;
+  bool has_last_words_ = false;
   bool cancelled_ = false;
   Clock::time_point close_deadline_;
 };

@@ -96,10 +96,12 @@ void SharedMemory::GiveNew(const GradientMemory& gradients) {
   // Called for each chunk, so the usual case costs one comparison.
   if (version == given_version_) return;
   given_version_ = version;
-  // Only this list still refers to memory that the user has given back. Unmapping it here leaves
-  // the daemon's mapping, which ends with the stream.
-  std::erase_if(given_, [](const Given& given) { return given.segment.use_count() == 1; });
   auto segments = gradients.segments();
+  // Memory that the user has given back. Unmapping it here leaves the daemon's mapping, which ends
+  // with the stream.
+  std::erase_if(given_, [&](const Given& given) {
+    return std::find(segments.begin(), segments.end(), given.segment) == segments.end();
+  });
   std::erase_if(segments, [&](const auto& segment) {
     return std::any_of(given_.begin(), given_.end(),
                        [&](const Given& given) { return given.segment == segment; });

@@ -6,8 +6,6 @@
 #include "base/error_code.h"
 
 namespace gradwire::tls {
-namespace {}  // namespace
-
 bool IsUnixSocket(const std::string& address) {
   return absl::StartsWith(address, "unix:") || absl::StartsWith(address, "unix-abstract:");
 }
@@ -31,6 +29,10 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> ChannelCredentials(
   if (!pems.ok()) return pems.status();
   return grpc::SslCredentials(
       {.pem_root_certs = pems->ca, .pem_private_key = pems->key, .pem_cert_chain = pems->cert});
+}
+
+void ExpectHost(const std::string& host, grpc::ChannelArguments& arguments) {
+  if (!host.empty()) arguments.SetString(GRPC_ARG_DEFAULT_AUTHORITY, host);
 }
 
 ErrorCode UnreachableCode(const std::string& why, bool encrypted) {

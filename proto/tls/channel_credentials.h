@@ -2,6 +2,7 @@
 #pragma once
 
 #include <grpcpp/security/credentials.h>
+#include <grpcpp/support/channel_arguments.h>
 
 #include <memory>
 #include <string>
@@ -23,6 +24,10 @@ absl::Status CheckClientFiles(const std::string& address, const Files& files);
 // Otherwise a connection that is not encrypted. Errors: Read's and CheckClientFiles'.
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> ChannelCredentials(
     const std::string& address, const Files& files);
+
+// The daemon's certificate must be for this host, and not for the one in the channel's address:
+// several daemons of one name are reached by IP addresses. Nothing for "".
+void ExpectHost(const std::string& host, grpc::ChannelArguments& arguments);
 
 // What to do about `why`, an error of gRPC's transport, if TLS may explain it; else "".
 // `encrypted`: whether this side used TLS.

@@ -13,13 +13,22 @@ std::string Text(Verdict verdict) { return verdict == Verdict::kApply ? "APPLY" 
 
 }  // namespace
 
-Agreement::Agreement(std::uint32_t shard, std::uint32_t shards, int world_size)
-    : shard_(shard), shards_(shards), ready_(static_cast<std::size_t>(world_size)) {}
+Agreement::Agreement(std::uint32_t shard, std::uint32_t shards, int world_size, bool leaf)
+    : shard_(shard),
+      shards_(shards),
+      leaf_(leaf && !IsActive(Mutant::kLeafDecidesAlone)),
+      elsewhere_(static_cast<std::size_t>(world_size)),
+      ready_(elsewhere_) {}
+
+void Agreement::SetElsewhere(int rank) {
+  elsewhere_[static_cast<std::size_t>(rank)] = true;
+  ready_ = elsewhere_;
+}
 
 void Agreement::Prepare(Verdict own) {
   if (prepared_) return;
   prepared_ = own;
-  if (alone() || IsActive(Mutant::kShardsDecideAlone)) decided_ = own;
+  if ((alone() && !leaf_) || IsActive(Mutant::kShardsDecideAlone)) decided_ = own;
 }
 
 // A member that did not hold this shard's results could not have said anything.
@@ -50,9 +59,8 @@ absl::Status Agreement::OnReady(int rank, const wire::Ready& ready) {
     digest_ = ready.digest;
     first_ready_ = rank;
   }
-  if (IsReady(rank)) return absl::OkStatus();
   ready_[static_cast<std::size_t>(rank)] = true;
-  if (++ready_count_ == ready_.size()) decided_ = said_;
+  if (NotReady().empty()) decided_ = said_;
   return absl::OkStatus();
 }
 
@@ -86,8 +94,7 @@ std::vector<int> Agreement::NotReady() const {
 void Agreement::NextStep() {
   last_ = decided_;
   prepared_.reset();
-  std::fill(ready_.begin(), ready_.end(), false);
-  ready_count_ = 0;
+  ready_ = elsewhere_;
   said_.reset();
   first_ready_ = -1;
   digest_ = 0;

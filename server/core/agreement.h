@@ -1,5 +1,5 @@
-// What becomes of a step that is prepared: the daemon's own verdict where it is alone, and
-// otherwise what the session's shards agree on.
+// What becomes of a step that is prepared: the daemon's own verdict where it is alone, what the
+// root decides where it is a leaf, and otherwise what the session's shards agree on.
 //
 // Each shard knows the verdict of its own results only, and one shard's APPLY beside another's SKIP
 // would leave members without a common state. So a member that holds all results of all shards
@@ -21,7 +21,11 @@ namespace gradwire::server {
 // step and the generation of the frames were checked before.
 class Agreement {
  public:
-  Agreement(std::uint32_t shard, std::uint32_t shards, int world_size);
+  // `leaf`: this is one, and its root has the last word.
+  Agreement(std::uint32_t shard, std::uint32_t shards, int world_size, bool leaf = false);
+
+  // The rank says nothing here. Before the first step.
+  void SetElsewhere(int rank);
 
   bool alone() const { return shards_ == 1; }
   // Whether members hear from this shard that the step is done.
@@ -30,6 +34,9 @@ class Agreement {
   // All results are out; this is what they come to. The first call of a step counts.
   void Prepare(Verdict own);
   std::optional<Verdict> prepared() const { return prepared_; }
+
+  // The root's word for a leaf. Of a prepared step.
+  void Decide(Verdict verdict) { decided_ = verdict; }
 
   // The same again has no effect.
   absl::Status OnReady(int rank, const wire::Ready& ready);
@@ -53,9 +60,10 @@ class Agreement {
 
   const std::uint32_t shard_;
   const std::uint32_t shards_;
+  const bool leaf_;
   std::optional<Verdict> prepared_;
-  std::vector<bool> ready_;  // by rank
-  std::size_t ready_count_ = 0;
+  std::vector<bool> elsewhere_;  // by rank
+  std::vector<bool> ready_;      // by rank: or elsewhere
   std::optional<Verdict> said_;  // by the first that was ready
   int first_ready_ = -1;
   std::uint64_t digest_ = 0;

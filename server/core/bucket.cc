@@ -13,6 +13,8 @@ Bucket::Bucket(std::shared_ptr<const Common> common,
                std::uint32_t attempt)
     : common_(std::move(common)),
       contributors_(std::move(contributors)),
+      parameters_(
+          std::make_shared<const std::vector<std::uint32_t>>(std::move(announced.parameters))),
       what_(std::move(announced)),
       announced_(contributors_->world_size()),
       granted_(announced_.size()),

@@ -45,8 +45,11 @@ class Bucket {
          Announced announced, std::uint32_t attempt);
 
   std::int64_t step() const { return what_.step; }
-  std::uint32_t id() const { return what_.parameters.front(); }
-  const std::vector<std::uint32_t>& parameters() const { return what_.parameters; }
+  std::uint32_t id() const { return parameters().front(); }
+  const std::vector<std::uint32_t>& parameters() const { return *parameters_; }
+  const std::shared_ptr<const std::vector<std::uint32_t>>& shared_parameters() const {
+    return parameters_;
+  }
   const std::vector<RoundPlan>& plans() const { return what_.plans; }
   std::uint32_t share() const { return what_.share; }
   std::uint64_t order() const { return what_.order; }
@@ -146,7 +149,8 @@ class Bucket {
 
   std::shared_ptr<const Common> common_;  // nothing is const: buckets move
   std::shared_ptr<const Contributors> contributors_;
-  Announced what_;
+  std::shared_ptr<const std::vector<std::uint32_t>> parameters_;
+  Announced what_;                  // without its parameters
   std::vector<bool> announced_;     // by rank
   std::vector<bool> granted_;       // by rank
   std::vector<std::size_t> eager_;  // by rank: bytes that came with the announcement

@@ -14,6 +14,13 @@ CollectiveFlow::CollectiveFlow(const SessionOptions& options, const Membership& 
       membership_(membership),
       collectives_(options.world_size, options.chunk_bytes, options.window_chunks) {}
 
+void CollectiveFlow::Begin() {
+  if (options_.leaf.is_leaf()) collectives_.SetLeaf();
+  for (int r = 0; r < options_.world_size; ++r) {
+    if (membership_.IsElsewhere(r)) collectives_.SetElsewhere(r);
+  }
+}
+
 absl::Status CollectiveFlow::Take(int rank, const wire::Frame& frame, Sends& sends) {
   if (const auto* enter = std::get_if<wire::Enter>(&frame.header)) {
     return collectives_.OnEnter(rank, *enter, sends);
@@ -37,8 +44,18 @@ MaybeFailure CollectiveFlow::OnFrame(int rank, const wire::Frame& frame, absl::T
   absl::Status status = Take(rank, frame, sends);
   if (!status.ok()) return ViolationOf(rank, std::move(status));
   Send(sends, effects);
+  if (collectives_.TakeAsk()) {
+    effects.push_back(UpstreamEffect{.what = UpstreamEffect::What::kBarrier});
+  }
   if (collectives_.number() != number && began_) began_ = now;
   return CheckNobodyGone(rank);
+}
+
+void CollectiveFlow::OnUpstream(absl::Time now, Effects& effects) {
+  Sends sends;
+  collectives_.OnUpstream(sends);
+  Send(sends, effects);
+  if (began_) began_ = now;
 }
 
 // A collective needs every member. If one has left, it fails now and not at the step timeout.

@@ -19,8 +19,13 @@ class CollectiveFlow {
  public:
   CollectiveFlow(const SessionOptions& options, const Membership& membership);
 
+  // All members are here, and know who is elsewhere.
+  void Begin();
   // A frame that no other part of the session knows.
   MaybeFailure OnFrame(int rank, const wire::Frame& frame, absl::Time now, Effects& effects);
+  // Of a leaf: the barrier that all have entered is over at the root.
+  void OnUpstream(absl::Time now, Effects& effects);
+  bool waits_for_upstream() const { return collectives_.waits_for_upstream(); }
   // False: the open collective cannot end without the member.
   bool OnLeave(int rank, Effects& effects);
   // Whether the open collective, which `rank` moved on, needs a member that has left.

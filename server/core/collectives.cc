@@ -27,12 +27,20 @@ Collectives::Collectives(int world_size, std::size_t chunk_bytes, std::uint32_t 
     : world_size_(world_size),
       chunk_bytes_(chunk_bytes),
       window_chunks_(window_chunks),
-      entered_(static_cast<std::size_t>(world_size)),
+      elsewhere_(static_cast<std::size_t>(world_size)),
+      entered_(elsewhere_),
       received_(static_cast<std::size_t>(world_size)) {}
 
+void Collectives::SetElsewhere(int rank) {
+  elsewhere_[static_cast<std::size_t>(rank)] = true;
+  entered_ = elsewhere_;
+}
+
 std::vector<int> Collectives::AllRanks() const {
-  std::vector<int> ranks(static_cast<std::size_t>(world_size_));
-  for (int r = 0; r < world_size_; ++r) ranks[static_cast<std::size_t>(r)] = r;
+  std::vector<int> ranks;
+  for (int r = 0; r < world_size_; ++r) {
+    if (!elsewhere_[static_cast<std::size_t>(r)]) ranks.push_back(r);
+  }
   return ranks;
 }
 
@@ -43,7 +51,8 @@ std::uint32_t Collectives::ChunkCount() const {
 std::uint32_t Collectives::Everybody() const {
   std::uint32_t least = sent_;
   for (int r = 0; r < world_size_; ++r) {
-    if (r != open_->root) least = std::min(least, received_[static_cast<std::size_t>(r)]);
+    const auto index = static_cast<std::size_t>(r);
+    if (r != open_->root && !elsewhere_[index]) least = std::min(least, received_[index]);
   }
   return least;
 }
@@ -53,6 +62,18 @@ absl::Status Collectives::CheckEnter(const wire::Enter& enter, const wire::Enter
     return Coded(ErrorCode::kCollective,
                  absl::InvalidArgumentError(absl::StrCat("broadcast root is ", enter.root,
                                                          "; allowed are 0 to ", world_size_ - 1)));
+  }
+  if (enter.kind == wire::CollectiveKind::kBroadcast && leaf_) {
+    return Coded(ErrorCode::kCollective,
+                 absl::UnimplementedError("broadcast: this member's daemon is a leaf; allowed: "
+                                          "barriers"));
+  }
+  if (enter.kind == wire::CollectiveKind::kBroadcast &&
+      elsewhere_[static_cast<std::size_t>(enter.root)]) {
+    return Coded(ErrorCode::kCollective,
+                 absl::UnimplementedError(absl::StrCat("broadcast root is ", enter.root,
+                                                       ", which is behind a leaf daemon; allowed "
+                                                       "are members of this daemon")));
   }
   // A barrier with bytes would wait for chunks that nobody sends.
   if (enter.kind == wire::CollectiveKind::kBarrier && enter.bytes > 0) {
@@ -103,10 +124,22 @@ absl::Status Collectives::OnEnter(int rank, const wire::Enter& enter, std::vecto
   if (!std::all_of(entered_.begin(), entered_.end(), [](bool in) { return in; })) {
     return absl::OkStatus();
   }
+  if (leaf_) {
+    asks_ = waits_ = true;
+  } else {
+    Begin(sends);
+  }
+  return absl::OkStatus();
+}
+
+void Collectives::Begin(std::vector<Send>& sends) {
   begun_ = true;
   sends.push_back(Send{.ranks = AllRanks(), .frame = {.header = wire::Begin{.number = number_}}});
   MaybeFinish();
-  return absl::OkStatus();
+}
+
+void Collectives::OnUpstream(std::vector<Send>& sends) {
+  if (std::exchange(waits_, false)) Begin(sends);
 }
 
 absl::Status Collectives::OnChunk(int rank, const wire::CollectiveChunk& header,
@@ -137,7 +170,7 @@ absl::Status Collectives::OnChunk(int rank, const wire::CollectiveChunk& header,
   held_.push_back(payload);
   ++sent_;
   std::vector<int> others = AllRanks();
-  others.erase(others.begin() + open_->root);
+  std::erase(others, open_->root);
   if (!others.empty()) {
     sends.push_back(
         Send{.ranks = std::move(others), .frame = {.header = header, .payload = payload}});
@@ -199,7 +232,7 @@ void Collectives::MaybeFinish() {
   begun_ = false;
   sent_ = 0;
   held_.clear();
-  std::fill(entered_.begin(), entered_.end(), false);
+  entered_ = elsewhere_;
   std::fill(received_.begin(), received_.end(), 0);
   for (const auto& [rank, enter] : early_) {  // never all: the root was not through
     open_ = enter;
@@ -237,6 +270,7 @@ void Collectives::Resume(int rank, std::vector<Send>& sends) const {
 std::string Collectives::WaitingFor() const {
   if (!open_) return "";
   const std::string name = absl::StrCat(KindName(open_->kind), " ", number_);
+  if (waits_) return absl::StrCat(name, " waits for the upstream daemon");
   if (begun_ && Everybody() == sent_) {
     return absl::StrCat(name, " waits for rank ", open_->root, " to send chunk ", sent_, " of ",
                         ChunkCount());
@@ -244,6 +278,7 @@ std::string Collectives::WaitingFor() const {
   std::vector<int> missing;
   for (int r = 0; r < world_size_; ++r) {
     const auto index = static_cast<std::size_t>(r);
+    if (elsewhere_[index]) continue;
     if (begun_ ? (r != open_->root && received_[index] < sent_) : !entered_[index]) {
       missing.push_back(r);
     }

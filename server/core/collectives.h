@@ -10,6 +10,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -25,6 +26,18 @@ class Collectives {
   };
 
   Collectives(int world_size, std::size_t chunk_bytes, std::uint32_t window_chunks);
+
+  // The rank takes no part: a leaf daemon, or its own, does for it. Before any collective.
+  void SetElsewhere(int rank);
+
+  // This daemon is a leaf: a barrier begins when the root's does, and there are no broadcasts.
+  // Before any collective.
+  void SetLeaf() { leaf_ = true; }
+  // Once for each barrier that all have entered here: the root is to be asked.
+  bool TakeAsk() { return std::exchange(asks_, false); }
+  // The root's barrier is over.
+  void OnUpstream(std::vector<Send>& sends);
+  bool waits_for_upstream() const { return waits_; }
 
   // Each returns an error that blames `rank`, or appends what to send.
   absl::Status OnEnter(int rank, const wire::Enter& enter, std::vector<Send>& sends);
@@ -54,6 +67,7 @@ class Collectives {
   absl::Status CheckEnter(const wire::Enter& enter, const wire::Enter* other) const;
   std::uint32_t ChunkCount() const;
   std::uint32_t Everybody() const;
+  void Begin(std::vector<Send>& sends);
   void MaybeFinish();
   std::vector<int> AllRanks() const;
 
@@ -62,8 +76,12 @@ class Collectives {
   std::uint32_t window_chunks_;
   std::uint64_t number_ = 0;  // of the open or next collective
   std::optional<wire::Enter> open_;
-  std::vector<bool> entered_;
+  std::vector<bool> elsewhere_;
+  std::vector<bool> entered_;  // or elsewhere
   bool begun_ = false;
+  bool leaf_ = false;
+  bool asks_ = false;
+  bool waits_ = false;                   // for the root, with everybody here
   std::uint32_t sent_ = 0;               // chunks passed on
   std::vector<std::uint32_t> received_;  // chunks each member acknowledged
   // Chunks passed on and not acknowledged by all, from Everybody() on.

@@ -43,7 +43,10 @@ struct ReduceEffect {
   Segment segment;          // of the whole unit
   std::vector<wire::PayloadRef> inputs{};
   RawContributions raw{};
-  double weight = 1;  // of all contributors: what a mean divides by
+  double weight = 1;      // of all contributors: what a mean divides by
+  std::size_t begin = 0;  // the unit's first element in its segment
+  // The bucket's parameters, of a leaf's session: it reduces whole buckets.
+  std::shared_ptr<const std::vector<std::uint32_t>> parameters{};
   // The result may go where contributions lie, in the gradients' dtype where those are raw. They
   // are not asked for again: a round of which something is being reduced does not start over.
   bool in_place = false;
@@ -56,6 +59,17 @@ struct ComputeEffect {
 // Run it and answer with SessionCore::ChoreDone. Nobody waits for it.
 struct ChoreEffect {
   std::shared_ptr<HookChore> chore;
+};
+// Of a leaf: something for the root's session. The answers are SessionCore::Upstream….
+struct UpstreamEffect {
+  enum class What : std::uint8_t {
+    kJoin,    // all members are here
+    kBucket,  // of which there is nothing to be reduced; it has no answer
+    kEndStep,
+    kBarrier,
+  } what = What::kJoin;
+  std::int64_t step = 0;                    // kBucket, kEndStep
+  std::vector<std::uint32_t> parameters{};  // kBucket
 };
 // Let go of it. To free it may take long, so not under a lock.
 struct ReleaseEffect {
@@ -77,8 +91,9 @@ struct LogEffect {
   std::string message;
   int rank = -1;  // that the line is about; -1: none
 };
-using Effect = std::variant<SendEffect, FanOutEffect, ResultEffect, ReduceEffect, ComputeEffect,
-                            ChoreEffect, ReleaseEffect, CloseEffect, DepartureEffect, LogEffect>;
+using Effect =
+    std::variant<SendEffect, FanOutEffect, ResultEffect, ReduceEffect, ComputeEffect, ChoreEffect,
+                 UpstreamEffect, ReleaseEffect, CloseEffect, DepartureEffect, LogEffect>;
 using Effects = std::vector<Effect>;
 
 }  // namespace gradwire::server

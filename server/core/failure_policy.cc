@@ -36,9 +36,9 @@ absl::Status ReasonOf(const FailureEvent& event, const Membership& membership) {
   const std::string what(event.what.message());
   switch (event.kind) {
     case Kind::kViolation:
-      return {event.what.code(), absl::StrCat("rank ", event.rank, ": ", what)};
+      return {event.what.code(), absl::StrCat(membership.NameOf(event.rank), ": ", what)};
     case Kind::kLost:
-      return {event.what.code(), absl::StrCat("rank ", event.rank, " was lost ", what)};
+      return {event.what.code(), absl::StrCat(membership.NameOf(event.rank), " was lost ", what)};
     case Kind::kWrongJoin:
       return {event.what.code(),
               absl::StrCat("rank ", event.rank, " asked to join with something else: ", what)};

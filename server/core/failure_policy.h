@@ -20,7 +20,7 @@ struct FailureEvent {
     kWrongJoin,    // the rank that all others wait for asked to join with something else: `what`
     kJoinTimeout,  // not all came in time; `waited` says how long
     kStepTimeout,  // no result after `waited`: `what` says what is waited for
-    kElsewhere,    // another shard's session ended: `what`; `rank`, whom it blames, may be -1
+    kElsewhere,    // another shard's or a leaf's session ended: `what`; `rank` may be -1: nobody
     kOwner,        // the daemon ends the session: `what`; `rank` may be -1
   };
   Kind kind = Kind::kViolation;

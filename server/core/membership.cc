@@ -18,6 +18,24 @@ constexpr absl::Duration kMostOfATick = absl::Milliseconds(250);
 Membership::Membership(int world_size, const Limits& limits, absl::Time now)
     : limits_(limits), last_tick_(now), members_(static_cast<std::size_t>(world_size)) {}
 
+void Membership::SetElsewhere(int first, int count) {
+  for (int r = first; r < first + count; ++r) At(r).state = MemberState::kElsewhere;
+}
+
+absl::Status Membership::SetLeaf(int rank, int ranks, const std::string& name) {
+  for (int r = rank + 1; r < rank + ranks; ++r) {
+    if (At(r).state == MemberState::kAbsent) continue;
+    return Coded(ErrorCode::kRankTaken,
+                 absl::AlreadyExistsError(absl::StrCat(
+                     "leaf \"", name, "\" stands for ranks ", rank, " to ", rank + ranks - 1,
+                     ", but rank ", r, " is taken by another process")));
+  }
+  At(rank).ranks = ranks;
+  At(rank).leaf = name;
+  SetElsewhere(rank + 1, ranks - 1);
+  return absl::OkStatus();
+}
+
 // Join is idempotent: a member that missed the answer asks again with the same start id and must
 // get the same rank. Otherwise one process would hold two ranks.
 absl::StatusOr<Membership::Place> Membership::Join(int rank, std::uint64_t start_id,
@@ -126,7 +144,10 @@ void Membership::Leave(int rank, absl::Time now) {
   At(rank).last_heard = now;
 }
 
-void Membership::Free(int rank) { At(rank) = Member{}; }
+void Membership::Free(int rank) {
+  const int ranks = At(rank).ranks;
+  for (int r = rank; r < rank + ranks; ++r) At(r) = Member{};
+}
 
 void Membership::End() {
   for (Member& member : members_) {
@@ -205,8 +226,16 @@ std::optional<Membership::Loss> Membership::FindLoss(absl::Time now) const {
 }
 
 bool Membership::All(MemberState state) const {
-  return std::all_of(members_.begin(), members_.end(),
-                     [state](const Member& member) { return member.state == state; });
+  return std::all_of(members_.begin(), members_.end(), [state](const Member& member) {
+    return member.state == state || member.state == MemberState::kElsewhere;
+  });
+}
+
+bool Membership::AllHere(const std::vector<bool>& is) const {
+  for (int r = 0; r < world_size(); ++r) {
+    if (!is[static_cast<std::size_t>(r)] && !IsElsewhere(r)) return false;
+  }
+  return true;
 }
 
 std::vector<int> Membership::Reachable() const {
@@ -220,7 +249,7 @@ std::vector<int> Membership::Reachable() const {
 std::vector<int> Membership::Staying() const {
   std::vector<int> ranks;
   for (int r = 0; r < world_size(); ++r) {
-    if (At(r).state != MemberState::kLeft) ranks.push_back(r);
+    if (At(r).state != MemberState::kLeft && !IsElsewhere(r)) ranks.push_back(r);
   }
   return ranks;
 }
@@ -232,9 +261,18 @@ std::optional<int> Membership::FirstLeft() const {
   return std::nullopt;
 }
 
+std::string Membership::NameOf(int rank) const {
+  if (!IsRank(rank) || !IsLeaf(rank)) return absl::StrCat("rank ", rank);
+  const Member& member = At(rank);
+  const std::string with = member.ranks == 1
+                               ? absl::StrCat("rank ", rank)
+                               : absl::StrCat("ranks ", rank, " to ", rank + member.ranks - 1);
+  return absl::StrCat("leaf \"", member.leaf, "\" with ", with);
+}
+
 std::string Membership::Names(const std::vector<int>& ranks, absl::Time now) const {
   std::string text =
-      absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
+      ranks.size() == 1 ? NameOf(ranks[0]) : absl::StrCat("ranks ", absl::StrJoin(ranks, ", "));
   if (ranks.size() == 1) {
     const Member& member = At(ranks[0]);
     const absl::Duration ago = absl::Trunc(now - member.last_heard, absl::Milliseconds(100));
@@ -248,7 +286,7 @@ std::string Membership::Names(const std::vector<int>& ranks, absl::Time now) con
 std::string Membership::MissingNames() const {
   std::vector<int> missing;
   for (int r = 0; r < world_size(); ++r) {
-    if (At(r).state != MemberState::kConnected) missing.push_back(r);
+    if (At(r).state != MemberState::kConnected && !IsElsewhere(r)) missing.push_back(r);
   }
   return absl::StrCat(missing.size() == 1 ? "rank " : "ranks ", absl::StrJoin(missing, ", "),
                       " of ", world_size());
@@ -268,6 +306,8 @@ std::string Name(MemberState state) {
       return "left";
     case MemberState::kEnded:
       return "ended";
+    case MemberState::kElsewhere:
+      return "elsewhere";
   }
   return "unknown";
 }

@@ -15,8 +15,18 @@
 
 namespace gradwire::server {
 
-// kEnded: the session failed, which ended the member's stream.
-enum class MemberState : std::uint8_t { kAbsent, kJoined, kConnected, kLost, kLeft, kEnded };
+// kEnded: the session failed, which ended the member's stream. kElsewhere: its member has no stream
+// here, and nobody waits for it: a leaf daemon stands for it, or this daemon is a leaf and the rank
+// is another host's.
+enum class MemberState : std::uint8_t {
+  kAbsent,
+  kJoined,
+  kConnected,
+  kLost,
+  kLeft,
+  kEnded,
+  kElsewhere
+};
 std::string Name(MemberState state);
 
 // Not thread-safe; ranks are in [0, world_size) unless a comment says otherwise.
@@ -36,9 +46,20 @@ class Membership {
     int rank = 0;
     bool fresh = true;  // false: the same start id had it already
   };
+  // The ranks from `first` on, which are free, are elsewhere.
+  void SetElsewhere(int first, int count);
+
   // Takes `rank`, or the first free rank if that is -1. `session` is for messages.
   absl::StatusOr<Place> Join(int rank, std::uint64_t start_id, const std::string& session,
                              absl::Time now);
+
+  // The process that joined for `rank` is a leaf daemon, and stands for so many ranks from there
+  // on: the others are elsewhere until it is gone. AlreadyExists: one of them is taken.
+  absl::Status SetLeaf(int rank, int ranks, const std::string& name);
+  bool IsLeaf(int rank) const { return At(rank).ranks > 1 || !At(rank).leaf.empty(); }
+  const std::string& leaf_name(int rank) const { return At(rank).leaf; }
+  // Members that the process of `rank` stands for.
+  int ranks(int rank) const { return At(rank).ranks; }
 
   // Whether the process has, or had, a rank.
   bool HasPlace(std::uint64_t start_id) const;
@@ -83,12 +104,18 @@ class Membership {
   MemberState state(int rank) const { return At(rank).state; }
   std::uint64_t connection(int rank) const { return At(rank).connection; }
   absl::Time last_heard(int rank) const { return At(rank).last_heard; }
+  bool IsElsewhere(int rank) const { return At(rank).state == MemberState::kElsewhere; }
+  // Of those that are not elsewhere.
   bool AllConnected() const { return All(MemberState::kConnected); }
   bool AllLeft() const { return All(MemberState::kLeft); }
+  // Whether it is so, by rank, of all that are not elsewhere.
+  bool AllHere(const std::vector<bool>& is) const;
   std::vector<int> Reachable() const;  // connected
-  std::vector<int> Staying() const;    // not left
+  std::vector<int> Staying() const;    // not left, and not elsewhere
   std::optional<int> FirstLeft() const;
 
+  // "rank 3", or "leaf \"host-b\" with ranks 4 to 7".
+  std::string NameOf(int rank) const;
   // "rank 3 (connected, last heard 2s ago)" or "ranks 1, 2".
   std::string Names(const std::vector<int>& ranks, absl::Time now) const;
   // "ranks 1, 2 of 8": those that are not connected.
@@ -100,7 +127,9 @@ class Membership {
     std::uint64_t start_id = 0;
     std::uint64_t connection = 0;
     absl::Time last_heard;
-    absl::Time since;  // when it joined or was lost
+    absl::Time since;    // when it joined or was lost
+    int ranks = 1;       // that it stands for
+    std::string leaf{};  // its name; empty: it is a trainer
   };
 
   Member& At(int rank) { return members_[static_cast<std::size_t>(rank)]; }

@@ -41,8 +41,11 @@ NodeGroups::NodeGroups(std::vector<std::vector<int>> groups, std::size_t world_s
 absl::StatusOr<NodeGroups> NodeGroups::Make(std::span<const GroupAsk> asks) {
   std::vector<std::vector<int>> groups;
   std::map<std::string, std::size_t> by_name;
+  bool leaves = false;
   for (std::size_t r = 0; r < asks.size(); ++r) {
     const int rank = static_cast<int>(r);
+    leaves |= asks[r].ranks != 1;
+    if (asks[r].ranks == 0) continue;
     if (asks[r].name.empty()) {
       groups.push_back({rank});
       continue;
@@ -63,7 +66,14 @@ absl::StatusOr<NodeGroups> NodeGroups::Make(std::span<const GroupAsk> asks) {
     }
     ranks.push_back(rank);
   }
-  return NodeGroups(std::move(groups), asks.size());
+  NodeGroups made(std::move(groups), asks.size());
+  if (leaves && made.any()) {
+    return Coded(ErrorCode::kNodeGroup,
+                 absl::InvalidArgumentError("the session has leaf daemons and node groups of "
+                                            "several members; allowed: one of the two"));
+  }
+  made.has_leaves_ = leaves;
+  return made;
 }
 
 std::string NodeGroups::Name(std::size_t group) const {

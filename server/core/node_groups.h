@@ -1,6 +1,9 @@
 // The node groups of a session: which members add up their gradients among themselves, and who of
 // them brings which share of the sum to the coordinator.
 //
+// A leaf daemon is a group that has added up its members' gradients itself; of its ranks only the
+// first is here.
+//
 // A group contributes as one member would: contributions have weight 1 each, and the group's own
 // mean is weighted by its size before it comes (client/core/grouped_member.h). A member in no group
 // is a group of its own. The parameters are divided into as many shares as the largest group has
@@ -24,6 +27,8 @@ namespace gradwire::server {
 struct GroupAsk {
   std::string name;          // empty: it is in no group
   std::string communicator;  // what it reaches the others with
+  // Ranks that it stands for: more than its own, if it is a leaf daemon; 0: it is elsewhere.
+  int ranks = 1;
 };
 
 class NodeGroups {
@@ -31,9 +36,12 @@ class NodeGroups {
   // Without groups: every member contributes everything.
   explicit NodeGroups(int world_size);
 
-  // `asks` by rank. InvalidArgument: two members of a group reach others by different means.
+  // `asks` by rank. InvalidArgument: two members of a group reach others by different means, or
+  // leaves and groups of several members are in one session.
   static absl::StatusOr<NodeGroups> Make(std::span<const GroupAsk> asks);
 
+  // Whether some ranks are behind leaves.
+  bool has_leaves() const { return has_leaves_; }
   // Whether some members share a group.
   bool any() const { return shares() > 1; }
   std::uint32_t shares() const { return static_cast<std::uint32_t>(contributors_.size()); }
@@ -57,6 +65,7 @@ class NodeGroups {
  private:
   explicit NodeGroups(std::vector<std::vector<int>> groups, std::size_t world_size);
 
+  bool has_leaves_ = false;
   std::vector<std::vector<int>> groups_;  // in the order of their first ranks
   std::vector<std::size_t> group_of_;     // by rank
   std::vector<std::shared_ptr<const Contributors>> contributors_;  // by share

@@ -8,10 +8,17 @@ namespace gradwire::server {
 absl::StatusOr<int> Rendezvous::Join(const JoinAsk& ask, absl::Time now, Effects& effects) {
   const auto place = membership_.Join(ask.rank, ask.start_id, options_.name, now);
   if (!place.ok()) return place.status();
+  if (place->fresh && ask.leaf_ranks > 0) {
+    absl::Status leaf = membership_.SetLeaf(place->rank, ask.leaf_ranks, ask.leaf);
+    if (!leaf.ok()) {
+      membership_.Free(place->rank);
+      return leaf;
+    }
+  }
   asks_[static_cast<std::size_t>(place->rank)] = ask.group;
   if (place->fresh) {
-    effects.push_back(
-        LogEffect{.message = absl::StrCat("rank ", place->rank, " joined"), .rank = place->rank});
+    effects.push_back(LogEffect{.message = absl::StrCat(membership_.NameOf(place->rank), " joined"),
+                                .rank = place->rank});
   }
   return place->rank;
 }
@@ -33,6 +40,14 @@ void Rendezvous::Leave(int rank, Effects& effects) {
   membership_.Free(rank);
 }
 
+absl::StatusOr<NodeGroups> Rendezvous::Group() const {
+  std::vector<GroupAsk> asks = asks_;
+  for (int r = 0; r < membership_.world_size(); ++r) {
+    asks[static_cast<std::size_t>(r)].ranks = membership_.IsElsewhere(r) ? 0 : membership_.ranks(r);
+  }
+  return NodeGroups::Make(asks);
+}
+
 MaybeFailure Rendezvous::Tick(absl::Time now, Effects& effects) {
   for (const Membership::Freed& freed : membership_.FreeGone(now)) {
     last_departure_ = freed.why;
@@ -46,6 +61,8 @@ MaybeFailure Rendezvous::Tick(absl::Time now, Effects& effects) {
       effects.push_back(CloseEffect{.rank = freed.rank, .connection = *freed.connection});
     }
   }
+  // A leaf that waits for the root's session has the root's timeout.
+  if (membership_.AllConnected()) return std::nullopt;
   if (now - began_ <= options_.join_timeout || IsActive(Mutant::kJoinNeverTimesOut)) {
     return std::nullopt;
   }
@@ -56,7 +73,9 @@ void Rendezvous::Complete(const NodeGroups& groups, std::int64_t step, std::uint
                           Effects& effects) const {
   effects.push_back(
       LogEffect{.message = absl::StrCat("all ", options_.world_size, " members are here")});
-  if (!groups.any()) {
+  // Who is behind this leaf has no weight: the leaf has it at the root.
+  const bool weighted = groups.has_leaves() && !options_.leaf.is_leaf();
+  if (!groups.any() && !weighted) {
     effects.push_back(
         FanOutEffect{.ranks = membership_.Reachable(),
                      .frame = {.header = wire::Welcome{.step = step, .attempt = attempt}}});

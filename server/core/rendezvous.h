@@ -32,7 +32,7 @@ class Rendezvous {
   // Frees the ranks of lost members. Fails when the join timeout has passed.
   MaybeFailure Tick(absl::Time now, Effects& effects);
   // All members are connected. Fails if they cannot be grouped as they ask.
-  absl::StatusOr<NodeGroups> Group() const { return NodeGroups::Make(asks_); }
+  absl::StatusOr<NodeGroups> Group() const;
   // Welcomes them to the step.
   void Complete(const NodeGroups& groups, std::int64_t step, std::uint32_t attempt,
                 Effects& effects) const;

@@ -62,6 +62,11 @@ std::size_t BookkeepingBytes(const SessionOptions& options) {
          chunks + WaitLog::BytesFor(members);
 }
 
+// The mean of each bucket, which becomes the root's result.
+std::size_t UpstreamBytes(const SessionOptions& options) {
+  return options.leaf.is_leaf() ? options.manifest.GradientBytes() : 0;
+}
+
 }  // namespace
 
 std::size_t SessionOptions::StepBytes() const {
@@ -80,14 +85,14 @@ std::size_t SessionOptions::StepChunks() const {
 std::size_t SessionOptions::PayloadBytes() const {
   const std::size_t window = std::size_t{window_chunks} * open_buckets * chunk_bytes;
   const std::size_t held = std::min(window, StepBytes() + chunk_bytes);
-  const auto members = static_cast<std::size_t>(world_size);
+  const auto members = static_cast<std::size_t>(MembersHere());
   // A window from each member, and one of results; a broadcast holds a window of its own. Chunks of
   // an uncompressed gradient bound what a window can hold at all.
   const std::size_t results = std::max(held, ResultBlocks() * wire::BlockStride(BlockBytes()));
   const std::size_t broadcast = std::size_t{window_chunks} * chunk_bytes;
   // Each member's eager contributions, and their results.
   const std::size_t eager = 2 * members * std::min(eager_bytes, StepBytes());
-  return held * members + results + broadcast + eager;
+  return held * members + results + broadcast + eager + UpstreamBytes(*this);
 }
 
 std::size_t SessionOptions::ReservedBytes() const {

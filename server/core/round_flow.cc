@@ -132,11 +132,13 @@ void RoundFlow::ReduceIfComplete(Bucket& bucket, std::uint32_t chunk, Effects& e
                       .segment = round.layout().UnitSegment(unit),
                       .inputs = std::move(inputs.payloads),
                       .weight = weight,
+                      .begin = round.layout().Range(unit.first).begin,
                       .in_place = TakesResults(bucket)};
   if (!inputs.is_raw.empty()) {
     reduce.raw = {
         .dtype = bucket.gradient_type(), .divisor = weight, .is_raw = std::move(inputs.is_raw)};
   }
+  if (options_.leaf.is_leaf()) reduce.parameters = bucket.shared_parameters();
   effects.push_back(std::move(reduce));
 }
 

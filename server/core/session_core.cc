@@ -5,6 +5,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "base/mutants.h"
 #include "server/core/collective_flow.h"
 #include "server/core/draw_plan_intake.h"
@@ -30,7 +31,12 @@ SessionCore::SessionCore(SessionOptions options, std::unique_ptr<CoordinatorHook
       step_(std::make_unique<Step>(options_, membership_, hook_state_.hook())),
       collectives_(std::make_unique<CollectiveFlow>(options_, membership_)),
       draw_plan_(std::make_unique<DrawPlanIntake>(hook_state_.hook(), options_.manifest.size())),
-      waits_(options_.world_size) {}
+      waits_(options_.world_size) {
+  if (!options_.leaf.is_leaf()) return;
+  const int end = options_.leaf.first + options_.leaf.members;
+  membership_.SetElsewhere(0, options_.leaf.first);
+  membership_.SetElsewhere(end, options_.world_size - end);
+}
 
 SessionCore::~SessionCore() = default;
 
@@ -72,18 +78,29 @@ absl::Status SessionCore::Attach(int rank, std::uint64_t start_id, std::int64_t 
       timeline_->OnResumed(rank);
       Record(effects, first);
     }
-  } else if (membership_.AllConnected()) {
-    absl::StatusOr<NodeGroups> groups = rendezvous_->Group();
-    if (!groups.ok()) {
-      Apply(FailureEvent{.kind = FailureEvent::Kind::kOwner, .rank = rank, .what = groups.status()},
-            effects);
-      return absl::OkStatus();  // the failure goes to all that are connected
-    }
-    state_ = State::kRunning;
-    rendezvous_->Complete(*groups, step_->number(), step_->attempt(), effects);
-    step_->SetGroups(*std::move(groups));
+  } else {
+    MaybeBegin(rank, effects);
   }
   return absl::OkStatus();
+}
+
+// A leaf's members are welcomed when the root's session has begun too.
+void SessionCore::MaybeBegin(int rank, Effects& effects) {
+  if (!membership_.AllConnected()) return;
+  if (options_.leaf.is_leaf() && !std::exchange(upstream_asked_, true)) {
+    effects.push_back(UpstreamEffect{.what = UpstreamEffect::What::kJoin});
+  }
+  if (options_.leaf.is_leaf() && !upstream_joined_) return;
+  absl::StatusOr<NodeGroups> groups = rendezvous_->Group();
+  if (!groups.ok()) {  // the failure goes to all that are connected
+    return Apply(
+        FailureEvent{.kind = FailureEvent::Kind::kOwner, .rank = rank, .what = groups.status()},
+        effects);
+  }
+  state_ = State::kRunning;
+  rendezvous_->Complete(*groups, step_->number(), step_->attempt(), effects);
+  step_->SetGroups(*std::move(groups));
+  collectives_->Begin();
 }
 
 // ---- Frames
@@ -160,15 +177,24 @@ MaybeFailure SessionCore::Dispatch(int rank, const wire::Frame& frame, absl::Tim
 
 // What ends the session on one shard ends it on all, with the same words and the same blame.
 MaybeFailure SessionCore::OnFailureElsewhere(int rank, const wire::Failure& failure) const {
-  if (options_.shard.count() == 1) {
+  if (options_.shard.count() == 1 && !membership_.IsLeaf(rank)) {
     return ViolationOf(rank, absl::FailedPreconditionError("sent a failure"));
   }
+  // A leaf tells what it told its own members.
+  absl::string_view what = failure.message;
+  absl::ConsumePrefix(&what, absl::StrCat("session \"", options_.name, "\" failed: "));
+  const std::string message = membership_.IsLeaf(rank)
+                                  ? absl::StrCat(membership_.NameOf(rank), ": ", what)
+                                  : failure.message;
+  const int blamed = membership_.IsRank(failure.blamed_rank) ? failure.blamed_rank
+                     : membership_.IsLeaf(rank)              ? rank
+                                                             : -1;
   const bool known = failure.code > 0 && failure.code <= 16;
   return FailureEvent{.kind = FailureEvent::Kind::kElsewhere,
-                      .rank = membership_.IsRank(failure.blamed_rank) ? failure.blamed_rank : -1,
+                      .rank = blamed,
                       .what = absl::Status(known ? static_cast<absl::StatusCode>(failure.code)
                                                  : absl::StatusCode::kUnknown,
-                                           failure.message)};
+                                           message)};
 }
 
 void SessionCore::Reduced(const wire::RoundId& id, std::uint32_t chunk, const ResultRef& result,
@@ -297,7 +323,8 @@ void SessionCore::Apply(const MaybeFailure& failure, Effects& effects) {
   const bool said = absl::StartsWith(decision.reason.message(), begin);
   failure_ = absl::Status(decision.reason.code(),
                           absl::StrCat(said ? "" : begin, decision.reason.message()));
-  SendFailure(failure_, decision.blamed_rank, membership_, effects);
+  blamed_rank_ = decision.blamed_rank;
+  SendFailure(failure_, blamed_rank_, membership_, effects);
   state_ = State::kFailed;
   membership_.End();
   if (failure->kind == FailureEvent::Kind::kLost) {
@@ -345,6 +372,9 @@ absl::Status SessionCore::Install(HookImport& import, Effects& effects, std::uin
 std::string SessionCore::WaitingFor(absl::Time now) const {
   switch (state_) {
     case State::kJoining:
+      if (membership_.AllConnected()) {
+        return "waits for the upstream daemon, and for the members of other nodes to join";
+      }
       return absl::StrCat("waits for ", membership_.MissingNames(), " to join");
     case State::kFailed:
       return std::string(failure_.message());

@@ -73,6 +73,13 @@ class SessionCore {
   void Reduced(const wire::RoundId& id, std::uint32_t chunk, const ResultRef& result, bool finite,
                absl::Duration spent, Effects& effects);
 
+  // The answers to UpstreamEffects: the root's session has begun, has concluded the step, and its
+  // barrier is over. FailElsewhere: it has ended, or could not be joined.
+  void UpstreamJoined(Effects& effects);
+  void UpstreamConcluded(std::int64_t step, Verdict verdict, absl::Time now, Effects& effects);
+  void UpstreamBarrier(absl::Time now, Effects& effects);
+  void FailElsewhere(const absl::Status& status, int blamed_rank, Effects& effects);
+
   // The answers to a ComputeEffect, after its work has run, and to a ChoreEffect.
   void Computed(const wire::RoundId& id, SharedStateWork& work, Effects& effects);
   void ChoreDone(Effects& effects);
@@ -121,8 +128,12 @@ class SessionCore {
   State state() const { return state_; }
   MemberState member_state(int rank) const { return membership_.state(rank); }
   std::int64_t step() const;
+  // Of a leaf daemon: its name, and the ranks that it stands for. "" and 1: it is a trainer.
+  const std::string& leaf_name(int rank) const { return membership_.leaf_name(rank); }
+  int ranks(int rank) const { return membership_.ranks(rank); }
   absl::Time last_heard(int rank) const { return membership_.last_heard(rank); }
   const absl::Status& failure() const { return failure_; }
+  int blamed_rank() const { return blamed_rank_; }  // for the failure; -1: nobody
   // Why a rank was given up last while the session was joining: "rank 0 left".
   const std::string& last_departure() const;
 
@@ -134,6 +145,8 @@ class SessionCore {
   std::size_t held_bytes() const;
 
  private:
+  // If everybody is here.
+  void MaybeBegin(int rank, Effects& effects);
   MaybeFailure Dispatch(int rank, const wire::Frame& frame, absl::Time now, Effects& effects);
   MaybeFailure OnFailureElsewhere(int rank, const wire::Failure& failure) const;
   // Of a member that no step needs.
@@ -148,12 +161,16 @@ class SessionCore {
   SessionHookState hook_state_;
   State state_ = State::kJoining;
   absl::Status failure_;
+  int blamed_rank_ = -1;
   Membership membership_;
   const std::unique_ptr<Rendezvous> rendezvous_;
   const std::unique_ptr<Step> step_;
   const std::unique_ptr<CollectiveFlow> collectives_;
   const std::unique_ptr<DrawPlanIntake> draw_plan_;
   WaitLog waits_;
+  // Of a leaf: the root's session.
+  bool upstream_asked_ = false;
+  bool upstream_joined_ = false;
   std::set<int> leaving_;                   // ranks that leave when the step is concluded
   std::unique_ptr<StepTimeline> timeline_;  // null: nobody records
 };

@@ -96,6 +96,21 @@ absl::Status CompareShards(const JoinAsk& ask, const ShardPlace& here) {
       "shards[", ask.shard, "] is this daemon, which is shards[", here.number, "] too"));
 }
 
+absl::Status CheckBehindLeaf(const JoinAsk& ask, const LeafPlace& leaf) {
+  const auto refused = [](const std::string& what) {
+    return Coded(ErrorCode::kLeaf, absl::InvalidArgumentError(what));
+  };
+  if (ask.node.first != leaf.first || ask.node.members != leaf.members) {
+    return refused(absl::StrCat("node: ranks ", ask.node.first, " to ",
+                                ask.node.first + ask.node.members - 1,
+                                "; the other members of this leaf have ", leaf.first, " to ",
+                                leaf.first + leaf.members - 1));
+  }
+  if (ask.rank == -1 || leaf.Has(ask.rank)) return absl::OkStatus();
+  return refused(absl::StrCat("rank is ", ask.rank, "; allowed on this node are ", leaf.first,
+                              " to ", leaf.first + leaf.members - 1));
+}
+
 }  // namespace
 
 absl::Status SessionOptions::Validate() const {
@@ -109,6 +124,12 @@ absl::Status SessionOptions::Validate() const {
     return Coded(ErrorCode::kWorldSize,
                  absl::InvalidArgumentError(absl::StrCat("world_size is ", world_size,
                                                          "; allowed are 1 to ", kMaxWorldSize)));
+  }
+  if (leaf.is_leaf() && (leaf.first < 0 || leaf.members > world_size - leaf.first)) {
+    return Coded(ErrorCode::kLeaf,
+                 absl::InvalidArgumentError(
+                     absl::StrCat("node: ", leaf.members, " ranks from ", leaf.first,
+                                  "; allowed are 1 and up, below the world size of ", world_size)));
   }
   if (absl::Status status = spec.Validate();
       !status.ok() && HookRegistry::IsBuiltIn(spec.comm_hook)) {
@@ -154,7 +175,17 @@ absl::Status SessionOptions::CheckSame(const JoinAsk& ask) const {
                                          "rank is ", ask.rank, "; allowed are 0 to ",
                                          world_size - 1, ", or -1 for any free rank")));
   }
-  if (auto difference = FirstDifference(ask.spec, spec)) {
+  if (ask.leaf_ranks != 0 &&
+      (ask.rank < 0 || ask.leaf_ranks < 1 || ask.leaf_ranks > world_size - ask.rank)) {
+    return Coded(ErrorCode::kOption,
+                 absl::InvalidArgumentError(
+                     absl::StrCat("leaf.ranks is ", ask.leaf_ranks, " from rank ", ask.rank,
+                                  "; allowed are 1 and up, below the world size of ", world_size)));
+  }
+  if (leaf.is_leaf()) {
+    if (absl::Status status = CheckBehindLeaf(ask, leaf); !status.ok()) return status;
+  }
+  if (auto difference = FirstDifference(ask.spec, AskedHook())) {
     return Coded(ErrorCode::kHookDiffers, absl::InvalidArgumentError(*difference));
   }
   if (absl::Status status = CompareShards(ask, shard); !status.ok()) {

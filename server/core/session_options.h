@@ -10,6 +10,7 @@
 #include "absl/time/time.h"
 #include "base/limits.h"
 #include "gradwire/hooks/hook_spec.h"
+#include "server/core/leaf_place.h"
 #include "server/core/manifest.h"
 #include "server/core/node_groups.h"
 #include "server/core/shard_place.h"
@@ -23,6 +24,12 @@ constexpr std::size_t kExtraRoundBytes = 4096;
 constexpr std::size_t kMaxSegmentsPerParameter = 8;
 constexpr std::size_t kExtraSegments = 64;
 
+// Which ranks are on a member's node, as its launcher has numbered them.
+struct NodeAsk {
+  int first = 0;
+  int members = 0;  // 0: it does not know
+};
+
 // What a member requests when it joins.
 struct JoinAsk {
   int world_size = 0;
@@ -33,6 +40,10 @@ struct JoinAsk {
   GroupAsk group{};
   std::uint32_t shard = 0;
   std::vector<std::string> addresses{};  // of all shards; empty: one daemon
+  // Of a leaf daemon: the ranks from `rank` on that it stands for. 0: it is a trainer.
+  int leaf_ranks = 0;
+  std::string leaf{};  // its name
+  NodeAsk node{};
 };
 
 struct SessionOptions {
@@ -43,6 +54,7 @@ struct SessionOptions {
   std::uint64_t generation = 1;  // unique among the sessions of one daemon
   std::uint64_t lineage = 1;
   ShardPlace shard{};
+  LeafPlace leaf{};
   std::size_t chunk_bytes = std::size_t{1} << 20;
   std::uint32_t window_chunks = 4;
   std::uint32_t open_buckets = 4;
@@ -55,6 +67,10 @@ struct SessionOptions {
 
   // Returns InvalidArgument with the field, the value and what is allowed.
   absl::Status Validate() const;
+  // That the members asked for. A leaf's members send gradients as they are.
+  const HookSpec& AskedHook() const { return leaf.is_leaf() ? leaf.hook : spec; }
+  // Whose members attach here.
+  int MembersHere() const { return leaf.is_leaf() ? leaf.members : world_size; }
   // gradwirectl measures in it.
   bool is_trial() const { return name.starts_with(kTrialSessionPrefix); }
 

@@ -37,7 +37,8 @@ Step::Step(const SessionOptions& options, const Membership& membership, Coordina
       flow_(options, membership, hook, shared_, gate_),
       table_(options.manifest, options.open_buckets, options.shard),
       groups_(options, membership),
-      agreement_(options.shard.number, options.shard.count(), options.world_size),
+      agreement_(options.shard.number, options.shard.count(), options.world_size,
+                 options.leaf.is_leaf()),
       reports_(options.manifest),
       ended_(Index(options.world_size)) {}
 
@@ -275,13 +276,9 @@ void Step::OnReduced(const wire::RoundId& id, std::uint32_t chunk, const ResultR
 void Step::Advance(Bucket& bucket, Effects& effects) {
   if (bucket.reduced() || gate_.shut()) return;
   bucket.Advance(attempt_);
-  if (bucket.reduced()) groups_.OnReduced(bucket.parameters(), effects);
-}
-
-void Step::ReduceWithoutLost(Effects& effects) {
-  for (const auto& [key, bucket] : table_.all()) {
-    if (bucket.has_rounds()) flow_.ReduceComplete(*table_.Find(key.first, key.second), effects);
-  }
+  if (!bucket.reduced()) return;
+  groups_.OnReduced(bucket.parameters(), effects);
+  TellUpstream(bucket, effects);
 }
 
 // A member that acts in this step has received the StepDone of earlier steps, and StepDone follows
@@ -301,7 +298,8 @@ MaybeFailure Step::OnEndStep(int rank, const wire::EndStep& end, absl::Time now,
                                  "ended step ", end.step, "; the session is at step ", number_)));
   }
   if (HasEnded(rank)) return std::nullopt;  // a resume repeats it
-  if (const std::optional<int> gone = membership_.FirstLeft()) {
+  // Who leaves a prepared step has all of it.
+  if (const auto gone = membership_.FirstLeft(); gone && !AwaitsConclusion()) {
     return GoneBefore(rank, "ended", number_, *gone);
   }
   AcknowledgeEarlierSteps(rank);
@@ -335,7 +333,7 @@ bool Step::IsPrepared() const {
   const BucketTable::Progress progress = table_.ProgressOf(number_);
   if (!progress.all_reduced) return false;
   const bool all_parameters = parameters_ > 0 && progress.parameters == parameters_;
-  return all_parameters || std::find(ended_.begin(), ended_.end(), false) == ended_.end();
+  return all_parameters || membership_.AllHere(ended_);
 }
 
 // A single daemon concludes as soon as the step is prepared; nothing has to wait until the members
@@ -344,6 +342,7 @@ void Step::MaybeConclude(Effects& effects) {
   if (!IsPrepared()) return;
   const bool first = !agreement_.prepared();
   agreement_.Prepare(nonfinite_ ? Verdict::kSkip : Verdict::kApply);
+  if (first) AskUpstream(effects);
   if (first && !agreement_.alone()) {
     effects.push_back(
         FanOutEffect{.ranks = membership_.Reachable(), .frame = {.header = PreparedFrame()}});

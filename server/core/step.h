@@ -56,6 +56,9 @@ class Step {
   void OnReduced(const wire::RoundId& id, std::uint32_t chunk, const ResultRef& result, bool finite,
                  absl::Duration spent, Effects& effects);
 
+  // Of a leaf: the root has concluded the step.
+  void OnUpstreamConcluded(std::int64_t step, Verdict verdict, Effects& effects);
+
   // As SessionCore::Computed and ChoreDone.
   void OnComputed(const wire::RoundId& id, SharedStateWork& work, Effects& effects);
   void OnChoreDone(Effects& effects) { chores_.OnDone(effects); }
@@ -68,7 +71,7 @@ class Step {
   const StepGate& gate() const { return gate_; }
 
   // All members are here; before any frame of theirs.
-  void SetGroups(NodeGroups groups) { groups_.SetGroups(std::move(groups)); }
+  void SetGroups(NodeGroups groups);
 
   // Whether a member that is at this step can go on in the session.
   absl::Status CheckResumable(std::int64_t member_step) const;
@@ -94,6 +97,7 @@ class Step {
   const RoundFlow& flow() const { return flow_; }
   const GroupFlow& groups() const { return groups_; }
   const Agreement& agreement() const { return agreement_; }
+  bool is_leaf() const { return options_.leaf.is_leaf(); }
   // All results are out, and a member will say what the lead has decided.
   bool AwaitsConclusion() const { return !agreement_.leads() && agreement_.prepared(); }
   BucketReports& reports() { return reports_; }
@@ -114,6 +118,9 @@ class Step {
   // The member does something in this step.
   void Begin(int rank, absl::Time now);
   void Advance(Bucket& bucket, Effects& effects);
+  // Of a leaf.
+  void TellUpstream(const Bucket& bucket, Effects& effects) const;
+  void AskUpstream(Effects& effects) const;
   // Null and no failure: the frame is of something that is over.
   Bucket* CurrentBucket(int rank, const wire::Contribution& header, MaybeFailure& failure);
   void SendGrant(Bucket& bucket, int rank, Effects& effects);

@@ -97,4 +97,10 @@ void Step::Leave(int rank, Effects& effects) {
   DropHeld(effects);
 }
 
+void Step::ReduceWithoutLost(Effects& effects) {
+  for (const auto& [key, bucket] : table_.all()) {
+    if (bucket.has_rounds()) flow_.ReduceComplete(*table_.Find(key.first, key.second), effects);
+  }
+}
+
 }  // namespace gradwire::server

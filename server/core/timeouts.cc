@@ -24,6 +24,7 @@ MaybeFailure FindTimeout(const SessionOptions& options, const Membership& member
     return began && step.gate().OpenFor(*began, now) > options.step_timeout;
   };
   if (!overdue(step.began()) && !overdue(collectives.began())) return std::nullopt;
+  if (WaitsForUpstream(step, collectives, membership)) return std::nullopt;
   return FailureEvent{
       .kind = FailureEvent::Kind::kStepTimeout,
       .what = absl::DeadlineExceededError(WaitingFor(step, collectives, membership, now)),

@@ -84,15 +84,15 @@ void WaitLog::End(absl::Time ended) {
 
 void WaitLog::PutDown(const Step& step, const Membership& membership, absl::Duration waited) {
   // What other daemons are late with, this one cannot tell.
-  if (step.agreement().prepared()) {
+  if (step.agreement().prepared() && !step.is_leaf()) {
     current_.other_shards += waited;
     other_shards_total_ += waited;
     return;
   }
-  const std::vector<bool> idle = FindIdle(step);
+  const std::vector<bool> idle = FindIdle(step, membership);
   if (std::find(idle.begin(), idle.end(), true) == idle.end()) return;
   const Blocking blocking = FindBlocking(step, membership);
-  if (blocking.on == On::kDaemon) {
+  if (blocking.on == On::kDaemon || blocking.on == On::kUpstream) {
     current_.daemon += waited;
     daemon_total_ += waited;
     return;
@@ -114,7 +114,7 @@ void WaitLog::PutDown(const Step& step, const Membership& membership, absl::Dura
   }
 }
 
-std::vector<bool> WaitLog::FindIdle(const Step& step) {
+std::vector<bool> WaitLog::FindIdle(const Step& step, const Membership& membership) {
   std::vector<std::size_t> covered(totals_.size());  // parameters
   std::vector<int> open(totals_.size());             // buckets
   std::size_t parameters = 0;
@@ -129,6 +129,7 @@ std::vector<bool> WaitLog::FindIdle(const Step& step) {
   parameters = step.parameters();
   std::vector<bool> idle(totals_.size());
   for (std::size_t r = 0; r < totals_.size(); ++r) {
+    if (membership.IsElsewhere(static_cast<int>(r))) continue;
     overlaps_ |= open[r] > 1;
     idle[r] = step.HasEnded(static_cast<int>(r)) || (parameters > 0 && covered[r] == parameters) ||
               (!overlaps_ && open[r] > 0);

@@ -104,7 +104,7 @@ class WaitLog {
   void End(absl::Time ended);
   void PutDown(const Step& step, const Membership& membership, absl::Duration waited);
   // By rank: whether it has nothing left to do.
-  std::vector<bool> FindIdle(const Step& step);
+  std::vector<bool> FindIdle(const Step& step, const Membership& membership);
 
   StepRecord current_;
   std::deque<StepRecord> recent_;

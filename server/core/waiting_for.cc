@@ -51,6 +51,7 @@ const Bucket* Search::Holder() const {
 Blocking Search::OfStep() const {
   if (!step_.began()) return {.on = On::kBegin, .ranks = membership_.Staying()};
   if (step_.agreement().prepared()) {
+    if (step_.is_leaf()) return {.on = On::kUpstream};
     const bool leads = step_.agreement().leads();
     return {.on = On::kOtherShards,
             .ranks = leads ? step_.agreement().NotReady() : std::vector<int>()};
@@ -71,7 +72,7 @@ Blocking Search::OfStep() const {
   }
   Blocking end{.on = On::kEnd};
   for (int r = 0; r < membership_.world_size(); ++r) {
-    if (!step_.HasEnded(r)) end.ranks.push_back(r);
+    if (!step_.HasEnded(r) && !membership_.IsElsewhere(r)) end.ranks.push_back(r);
   }
   return end;
 }
@@ -104,7 +105,8 @@ Blocking Search::OfRound(const Bucket& bucket) const {
   }
   std::vector<int> behind =
       round.IsReducing(first) ? std::vector<int>() : step_.flow().WindowsWithout(bucket, first);
-  if (behind.empty()) return {.on = On::kDaemon, .bucket = &bucket};
+  if (behind.empty())
+    return {.on = step_.is_leaf() ? On::kUpstream : On::kDaemon, .bucket = &bucket};
   return {.on = On::kWindow, .ranks = std::move(behind), .bucket = &bucket};
 }
 
@@ -147,6 +149,9 @@ std::string Sentence(const Blocking& blocking, const Step& step, const Membershi
         return absl::StrCat(waits, "the session's first daemon to conclude it");
       }
       return absl::StrCat(waits, names, " to hold the results of the session's other daemons");
+    case On::kUpstream:
+      if (bucket == nullptr) return absl::StrCat(waits, "the upstream daemon to conclude it");
+      return absl::StrCat(waits, "the upstream daemon's result of bucket ", bucket->name());
     case On::kEnd:
       break;
   }
@@ -157,6 +162,13 @@ std::string Sentence(const Blocking& blocking, const Step& step, const Membershi
 
 Blocking FindBlocking(const Step& step, const Membership& membership) {
   return Search(step, membership).OfStep();
+}
+
+bool WaitsForUpstream(const Step& step, const CollectiveFlow& collectives,
+                      const Membership& membership) {
+  if (!step.is_leaf()) return false;
+  return collectives.waits_for_upstream() ||
+         (step.began() && FindBlocking(step, membership).on == On::kUpstream);
 }
 
 std::string WaitingFor(const Step& step, const CollectiveFlow& collectives,

@@ -26,6 +26,7 @@ struct Blocking {
     kDaemon,           // it computes something of `bucket`
     kEnd,              // members have further buckets, or end the step
     kOtherShards,      // all results of this shard are out
+    kUpstream,         // this daemon is a leaf: for a sum of the root's, or its verdict
   };
   On on = On::kBegin;
   std::vector<int> ranks{};
@@ -33,6 +34,10 @@ struct Blocking {
   std::uint32_t chunk = 0;
 };
 Blocking FindBlocking(const Step& step, const Membership& membership);
+
+// Of a leaf: whether nobody here is waited for, so that the root's timeouts apply alone.
+bool WaitsForUpstream(const Step& step, const CollectiveFlow& collectives,
+                      const Membership& membership);
 
 // The open collective, or else the step.
 std::string WaitingFor(const Step& step, const CollectiveFlow& collectives,

@@ -50,6 +50,7 @@ absl::StatusOr<Line> Connect(const Target& target) {
   arguments.SetMaxReceiveMessageSize(kMaxAnswer);
   // A proxy from the environment could not reach a daemon that listens on the loopback address.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  tls::ExpectHost(target.host, arguments);
   return Line{.channel = grpc::CreateCustomChannel(target.address, *credentials, arguments),
               .access_token = *std::move(token)};
 }

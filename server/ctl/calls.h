@@ -17,6 +17,7 @@ struct Target {
   tls::Files tls = {};
   std::string token_file = {};
   absl::Duration timeout;
+  std::string host = {};  // what the daemon's certificate is for; empty: the host in the address
 };
 
 absl::StatusOr<v1::GetServerResponse> GetServer(const Target& target);

@@ -10,7 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "base/error_code.h"
 #include "base/printable.h"
-#include "client/addresses.h"
+#include "client/transport/dns.h"
 #include "proto/tls/channel_credentials.h"
 #include "server/ctl/completion.h"
 #include "server/ctl/yaml.h"
@@ -53,8 +53,8 @@ void AddModelOptions(CLI::App& command, ModelFlags& flags) {
 
 void AddConnectionOptions(CLI::App& app, Flags& flags) {
   app.add_option("--address", flags.address,
-                 "The daemon: host:port or unix:/path; all of a session as a list, a:1,b:1, or "
-                 "range, host-{0..3}:1")
+                 "The daemon: host:port or unix:/path; all of a session as a list, a:1,b:1, a "
+                 "range, host-{0..3}:1, or a DNS name, dns-all:///name:1?n=4")
       ->envname("GRADWIRE_ADDRESS");
   app.add_option("--tls-ca", flags.tls.ca, "Authorities of the daemon's certificate; turns on TLS")
       ->envname("GRADWIRE_TLS_CA")
@@ -186,12 +186,21 @@ Target Flags::target() const {
           .timeout = absl::Seconds(timeout_s)};
 }
 
+absl::Status Flags::Resolve() {
+  const auto say = [](const std::string& line) { std::cerr << "gradwirectl: " << line << "\n"; };
+  absl::StatusOr<client::Daemons> found =
+      client::Resolve(address, client::SystemDns(absl::Seconds(timeout_s), say));
+  if (!found.ok()) return found.status();
+  daemons = *std::move(found);
+  return absl::OkStatus();
+}
+
 Targets Flags::targets() const {
   Targets targets;
-  const std::vector<std::string> addresses = *client::AddressesOf(address);
-  for (const std::string& one : addresses) {
+  for (const std::string& one : daemons.addresses) {
     targets.push_back(target());
     targets.back().address = one;
+    targets.back().host = daemons.host;
   }
   return targets;
 }
@@ -268,6 +277,7 @@ absl::Status CheckAddresses(const std::string& addresses) {
                      RecodedText(ErrorCode::kCtlUsage, std::string(all.status().message()))));
   }
   for (const std::string& address : *all) {
+    if (client::IsDaemonName(address)) continue;
     if (absl::Status good = CheckAddress(address); !good.ok()) return good;
   }
   return absl::OkStatus();

@@ -4,6 +4,7 @@
 #include <CLI/App.hpp>
 #include <string>
 
+#include "client/addresses.h"
 #include "server/ctl/calls.h"
 #include "server/ctl/doctor/doctor.h"
 #include "server/ctl/plan/plan.h"
@@ -30,8 +31,13 @@ struct Flags {
   PlanFlags plan = {};
   bool watch = false;
 
+  // What the address names, of a command that takes several daemons; set by Resolve.
+  client::Daemons daemons;
+
+  // Looks the address up, if it is a name of several daemons. Unavailable: as client::Resolve.
+  absl::Status Resolve();
   Target target() const;
-  // All that the address names, which was checked.
+  // All daemons.
   Targets targets() const;
   // A state takes longer than an answer.
   Targets state_targets() const;

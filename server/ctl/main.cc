@@ -7,6 +7,7 @@
 #include <functional>
 #include <iostream>
 #include <map>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -273,11 +274,20 @@ Print PrinterOf(const Flags& flags) {
   return [&flags](const std::string& json) { std::cout << flags.Document(json); };
 }
 
-absl::Status CheckAddressFor(const std::string& command, const std::string& address) {
-  if (command == "explain" || command == "completion" || command == "plan") return absl::OkStatus();
+// Checks the address that the command needs, and looks it up where that may name several daemons.
+// Returns an exit code if it ends here.
+std::optional<int> FindDaemons(const std::string& command, Flags& flags) {
+  if (command == "explain" || command == "completion" || command == "plan") return std::nullopt;
   const bool takes_one = command == "doctor" || command == "bench" || command == "debug bundle" ||
                          command == "version";
-  return takes_one ? CheckAddress(address) : CheckAddresses(address);
+  absl::Status good = takes_one ? CheckAddress(flags.address) : CheckAddresses(flags.address);
+  if (!good.ok()) {
+    PrintFailure(ErrorCode::kCtlUsage, std::string(good.message()));
+    return kExitUsage;
+  }
+  if (takes_one) return std::nullopt;
+  if (absl::Status found = flags.Resolve(); !found.ok()) return Failed(flags.address, found);
+  return std::nullopt;
 }
 
 int Main(int argc, const char* const* argv) {
@@ -311,10 +321,7 @@ int Main(int argc, const char* const* argv) {
       {"explain", [&] { return Explain(flags.code, PrinterOf(flags)); }},
       {"version", [&] { return Version(flags); }}};
   const std::string command = CommandOf(app);
-  if (absl::Status good = CheckAddressFor(command, flags.address); !good.ok()) {
-    PrintFailure(ErrorCode::kCtlUsage, std::string(good.message()));
-    return kExitUsage;
-  }
+  if (const auto exit = FindDaemons(command, flags)) return *exit;
   const auto found = commands.find(command);
   return found == commands.end() ? kExitUsage : found->second();
 }

@@ -33,10 +33,20 @@ bool Live(const v1::SessionStatus& session) {
   return session.state() == "joining" || session.state() == "running";
 }
 
+// Of a leaf daemon: for all its ranks.
 int Connected(const v1::SessionStatus& session) {
-  return static_cast<int>(
-      std::count_if(session.members().begin(), session.members().end(),
-                    [](const v1::MemberStatus& member) { return member.state() == "connected"; }));
+  int ranks = 0;
+  for (const v1::MemberStatus& member : session.members()) {
+    if (member.state() == "connected") ranks += std::max(member.ranks(), 1);
+  }
+  return ranks;
+}
+
+std::string Ranks(const v1::MemberStatus& member) {
+  if (member.leaf().empty()) return absl::StrCat(member.rank());
+  const std::string last =
+      member.ranks() > 1 ? absl::StrCat(" to ", member.rank() + member.ranks() - 1) : "";
+  return absl::StrCat(member.rank(), last, " (leaf ", Printable(member.leaf()), ")");
 }
 
 std::string Hook(const v1::SessionStatus& session) {
@@ -258,7 +268,7 @@ std::string SessionTable(const v1::SessionStatus& session) {
        {"steps", absl::StrCat(session.steps_applied_total(), " applied, ",
                               session.steps_skipped_total(), " skipped")},
        {"iteration", absl::StrCat(session.iteration())},
-       {"hook", Hook(session)},
+       {"hook", absl::StrCat(Hook(session), session.has_leaf() ? ", of the node's mean" : "")},
        {"parameters", absl::StrCat(session.parameters(), ", ", Bytes(session.gradient_bytes()),
                                    " of gradients in a step")},
        {"received", Bytes(session.contribution_bytes_total())},
@@ -269,13 +279,13 @@ std::string SessionTable(const v1::SessionStatus& session) {
                             "LATE BYTES", "SHARE"}};
   const double waits = WaitSeconds(session);
   for (const v1::MemberStatus& member : session.members()) {
+    if (member.state() == "elsewhere") continue;
     const std::string heard = member.has_last_heard()
                                   ? absl::StrCat(Seconds(member.last_heard()), " ago")
                                   : (member.state() == "absent" ? "never" : "-");
     rows.push_back(
-        {absl::StrCat(member.rank()), member.state(),
-         member.transport().empty() ? "-" : member.transport(), heard,
-         Bytes(member.contribution_bytes_total()), Seconds(member.compute_wait_total()),
+        {Ranks(member), member.state(), member.transport().empty() ? "-" : member.transport(),
+         heard, Bytes(member.contribution_bytes_total()), Seconds(member.compute_wait_total()),
          Seconds(member.link_wait_total()),
          waits > 0 ? absl::StrFormat("%.0f%%", 100 * WaitSeconds(member) / waits) : "-"});
   }

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/error_code.h"
 #include "hooks/cuda/library.h"
+#include "server/leaf/client_upstream.h"
 #include "server/rpc/rpc_threads.h"
 #include "server/session/gpu_reducer.h"
 
@@ -79,6 +80,7 @@ absl::StatusOr<std::shared_ptr<Registry>> MakeRegistry(const ServerOptions& opti
                        .shared_sessions = shares.shared_sessions},
       std::move(reducer), std::move(audit));
   registry->ledger().SetLimits(*identity, *session);
+  if (options.is_leaf()) registry->SetUpstream(ClientUpstreams(options));
   return registry;
 }
 

@@ -25,6 +25,12 @@ struct ServerOptions {
   std::string socket_mode = "0600";
   // Allows addresses that other hosts can reach without TLS.
   bool insecure = false;
+  // The daemon is a leaf: it adds up its members' gradients and is one member of the session at
+  // this address, in the forms that clients take. Empty: it is none.
+  std::string upstream = {};
+  tls::Files upstream_tls = {};
+  std::string upstream_token_file = {};
+  bool is_leaf() const { return !upstream.empty(); }
   // What TCP addresses use; the files are read again when they change. Without a certificate: no
   // TLS. With `ca`: clients must have a certificate that it has signed.
   tls::Files tls = {};

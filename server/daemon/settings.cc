@@ -13,6 +13,7 @@
 #include "base/error_code.h"
 #include "base/limits.h"
 #include "base/printable.h"
+#include "client/addresses.h"
 #include "server/access/quota_limits.h"
 #include "server/daemon/memory_limit.h"
 
@@ -29,6 +30,11 @@ constexpr std::size_t kMostQuoted = 100;
 template <auto Member>
 Field At(ServerOptions& options) {
   return &(options.*Member);
+}
+
+template <auto Member>
+Field AtUpstreamTls(ServerOptions& options) {
+  return &(options.upstream_tls.*Member);
 }
 
 template <auto Member>
@@ -99,6 +105,48 @@ std::vector<Setting> AccessSettings() {
        .key = "http.insecure",
        .help = "Allow an HTTP address that other hosts can reach; it is read-only, not encrypted",
        .field = At<&Options::insecure_http>},
+  };
+}
+
+// Of a leaf.
+std::vector<Setting> UpstreamSettings() {
+  return {
+      {.name = "upstream",
+       .key = "upstream.address",
+       .placeholder = "ADDRESS",
+       .help = "Be a leaf: add up the gradients of this host's members, and be one member of the "
+               "session of the daemon, or of the shards, at this address",
+       .field = At<&Options::upstream>,
+       .valid =
+           [](const Options& options) {
+             return options.upstream.empty() || client::AddressesOf(options.upstream).ok();
+           },
+       .allowed = "addresses as clients take them, such as host:port, unix:/path and "
+                  "host-{0..3}:port, and \"\" for none"},
+      {.name = "upstream-tls-ca",
+       .key = "upstream.tls_ca",
+       .placeholder = "PATH",
+       .help = "Certificates that have signed the upstream's, a PEM file; turns on TLS",
+       .field = AtUpstreamTls<&tls::Files::ca>,
+       .allowed = kPaths},
+      {.name = "upstream-tls-cert",
+       .key = "upstream.tls_cert",
+       .placeholder = "PATH",
+       .help = "This leaf's certificate for the upstream, a PEM file",
+       .field = AtUpstreamTls<&tls::Files::cert>,
+       .allowed = kPaths},
+      {.name = "upstream-tls-key",
+       .key = "upstream.tls_key",
+       .placeholder = "PATH",
+       .help = "That certificate's private key, a PEM file",
+       .field = AtUpstreamTls<&tls::Files::key>,
+       .allowed = kPaths},
+      {.name = "upstream-token-file",
+       .key = "upstream.token_file",
+       .placeholder = "PATH",
+       .help = "File with this leaf's access token for the upstream",
+       .field = At<&Options::upstream_token_file>,
+       .allowed = kPaths},
   };
 }
 
@@ -312,8 +360,9 @@ std::string Setting::section() const {
 }
 
 const std::vector<Setting>& Settings() {
-  static const auto& settings = *new std::vector<Setting>(
-      Joined(AccessSettings(), ResourceSettings(), QuotaSettings(), ProcessSettings()));
+  static const auto& settings =
+      *new std::vector<Setting>(Joined(AccessSettings(), UpstreamSettings(), ResourceSettings(),
+                                       QuotaSettings(), ProcessSettings()));
   return settings;
 }
 

@@ -1,7 +1,5 @@
 #include "server/services/aggregation_service.h"
 
-#include <algorithm>
-#include <set>
 #include <string>
 #include <utility>
 
@@ -17,133 +15,6 @@
 #include "server/session/session_runner.h"
 
 namespace gradwire::server {
-namespace {
-
-// A name of DNS and a port, or the path of a socket.
-constexpr std::size_t kMaxAddressBytes = 512;
-
-constexpr std::uint32_t kProtocolVersion = 1;
-constexpr absl::Duration kLongestTimeout = absl::Hours(24 * 365);
-
-absl::StatusOr<absl::Duration> Timeout(const google::protobuf::Duration& asked,
-                                       const std::string& field, absl::Duration otherwise) {
-  absl::StatusOr<absl::Duration> duration = wire::FromProto(asked, field);
-  if (!duration.ok()) return duration;
-  // An unset field; the daemon's default applies.
-  if (*duration == absl::ZeroDuration()) return otherwise;
-  return std::min(*duration, kLongestTimeout);
-}
-
-absl::Status CheckProtocol(const v1::JoinRequest& request) {
-  if (request.min_protocol_version() <= kProtocolVersion &&
-      request.max_protocol_version() >= kProtocolVersion) {
-    return absl::OkStatus();
-  }
-  return Coded(ErrorCode::kProtocolVersion,
-               absl::UnimplementedError(absl::StrCat(
-                   "the member supports protocol versions ", request.min_protocol_version(), " to ",
-                   request.max_protocol_version(), "; this daemon supports ", kProtocolVersion)));
-}
-
-absl::StatusOr<GroupAsk> GroupOf(const v1::NodeGroupRequest& request, bool wanted) {
-  if (!wanted) return GroupAsk{};
-  for (const auto& [field, text] :
-       {std::pair("name", &request.name()), std::pair("communicator", &request.communicator())}) {
-    if (!text->empty() && text->size() <= kMaxSessionNameBytes) continue;
-    return Coded(ErrorCode::kOption, absl::InvalidArgumentError(absl::StrCat(
-                                         "node_group.", field, ": has ", text->size(),
-                                         " bytes; allowed: 1 to ", kMaxSessionNameBytes)));
-  }
-  return GroupAsk{.name = request.name(), .communicator = request.communicator()};
-}
-
-absl::Status BadShards(const std::string& what) {
-  return Coded(ErrorCode::kShards, absl::InvalidArgumentError(what));
-}
-
-absl::Status CheckShards(const v1::ShardRequest& request) {
-  const auto count = static_cast<std::uint32_t>(request.addresses_size());
-  if (count < 2 || count > kMaxShards) {
-    return BadShards(absl::StrCat("shard.addresses: has ", count, "; allowed: 2 to ", kMaxShards));
-  }
-  if (request.shard() >= count) {
-    return BadShards(absl::StrCat("shard.shard: ", request.shard(), "; allowed: 0 to ", count - 1));
-  }
-  std::set<std::string> known;
-  for (int i = 0; i < request.addresses_size(); ++i) {
-    const std::string& address = request.addresses(i);
-    if (address.empty() || address.size() > kMaxAddressBytes) {
-      return BadShards(absl::StrCat("shard.addresses[", i, "]: has ", address.size(),
-                                    " bytes; allowed: 1 to ", kMaxAddressBytes));
-    }
-    if (!known.insert(address).second) {
-      return BadShards(absl::StrCat("shard.addresses[", i, "]: names ", address, " twice"));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<JoinAsk> AskOf(const v1::JoinRequest& request, Manifest manifest) {
-  if (absl::Status status = CheckProtocol(request); !status.ok()) return status;
-  // 0 is protobuf's default: the field was not set.
-  if (request.start_id() == 0)
-    return Coded(ErrorCode::kNotAMember,
-                 absl::InvalidArgumentError("start_id is 0; allowed: any other random number"));
-  absl::StatusOr<HookSpec> spec = wire::FromProto(request.hook());
-  if (!spec.ok()) return spec.status();
-  absl::StatusOr<GroupAsk> group = GroupOf(request.node_group(), request.has_node_group());
-  if (!group.ok()) return group.status();
-  if (request.has_shard()) {
-    if (absl::Status status = CheckShards(request.shard()); !status.ok()) return status;
-    if (request.has_node_group()) {
-      return BadShards("shard: with a node group; allowed: one of the two");
-    }
-  }
-  const auto& addresses = request.shard().addresses();
-  return JoinAsk{.world_size = request.world_size(),
-                 .rank = request.rank(),
-                 .start_id = request.start_id(),
-                 .spec = *std::move(spec),
-                 .manifest = std::move(manifest),
-                 .group = *std::move(group),
-                 .shard = request.shard().shard(),
-                 .addresses = {addresses.begin(), addresses.end()}};
-}
-
-// Whether a network lies between the session's daemons and its members, as far as the first join
-// shows it; several daemons are on several hosts.
-bool UsesNetwork(const JoinAsk& ask, const Caller& caller) {
-  return !ask.addresses.empty() || caller.comes_over_network();
-}
-
-absl::StatusOr<SessionOptions> SessionOf(const ServerOptions& options,
-                                         const v1::JoinRequest& request, const JoinAsk& ask,
-                                         const Caller& caller) {
-  const auto join = Timeout(request.join_timeout(), "join_timeout", options.join_timeout);
-  if (!join.ok()) return join.status();
-  const auto step = Timeout(request.step_timeout(), "step_timeout", options.step_timeout);
-  if (!step.ok()) return step.status();
-  SessionOptions session{.name = request.session(),
-                         .world_size = ask.world_size,
-                         .spec = ask.spec,
-                         .manifest = ask.manifest,
-                         .shard = {.number = ask.shard, .addresses = ask.addresses}};
-  const bool network = UsesNetwork(ask, caller);
-  session.chunk_bytes =
-      network ? std::min(options.chunk_bytes, options.network_chunk_bytes) : options.chunk_bytes;
-  session.window_chunks = network ? options.network_window_chunks : options.window_chunks;
-  session.open_buckets = options.open_buckets;
-  session.eager_bytes = options.eager_bytes;
-  session.join_timeout = *join;
-  session.step_timeout = *step;
-  session.token_timeout = options.token_timeout + wire::ReadingTime(ask.manifest.size());
-  session.resume_grace = options.resume_grace;
-  session.silence_timeout = options.silence_timeout;
-  return session;
-}
-
-}  // namespace
-
 AggregationService::AggregationService(const ServerOptions& options,
                                        std::shared_ptr<Registry> registry,
                                        std::shared_ptr<PeriodicTasks> ticks,
@@ -252,7 +123,9 @@ absl::Status AggregationService::TryJoin(const v1::JoinRequest& request, Manifes
   // others can join; so they do where a quota leaves them one stream.
   response.set_bulk_lane(has_room_() && joined->member.session->GrantLane(
                                             joined->member.rank, ask->start_id, caller.holder()));
-  response.set_draw_plan(true);
+  // A leaf's members keep nothing that is drawn.
+  response.set_draw_plan(!granted.leaf.is_leaf());
+  response.set_leaf(granted.leaf.is_leaf());
   // Memory can be offered on a unix socket only (SCM_RIGHTS).
   if (shares_memory_) response.set_memory_bytes(granted.StagingBytes());
   if (invitation_.invite) {

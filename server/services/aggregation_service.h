@@ -9,11 +9,10 @@
 
 #include "absl/status/statusor.h"
 #include "gradwire/v1/aggregation.pb.h"
-#include "server/core/manifest.h"
-#include "server/daemon/options.h"
 #include "server/rpc/methods.h"
 #include "server/rpc/periodic_tasks.h"
 #include "server/services/join_refusals.h"
+#include "server/services/join_request.h"
 #include "server/services/stream_limits.h"
 
 namespace gradwire::server {

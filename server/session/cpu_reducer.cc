@@ -15,9 +15,6 @@ namespace {
 // Chunks in one part. Results of a part are released together, so members receive a large bucket
 // while the rest of it is being reduced.
 constexpr std::size_t kSumsAtOnce = 32;
-// Bytes of all contributions. Other events wait about 50 us for such a sum; for more, the thread
-// yields leadership first.
-constexpr std::size_t kQuickSums = std::size_t{256} << 10;
 
 std::size_t BytesOf(std::span<const ReduceEffect> reductions) {
   std::size_t bytes = 0;

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "hooks/cpu/kernels.h"
-#include "hooks/reduce.h"
 #include "proto/wire/digest.h"
 #include "proto/wire/memory_segment.h"
 
@@ -28,6 +27,8 @@ class HeapResult final : public wire::Payload {
   const std::span<const std::byte> piece_;
 };
 
+}  // namespace
+
 std::vector<Pieces> InputsOf(const ReduceEffect& effect) {
   std::vector<Pieces> inputs;
   inputs.reserve(effect.inputs.size());
@@ -36,8 +37,6 @@ std::vector<Pieces> InputsOf(const ReduceEffect& effect) {
   }
   return inputs;
 }
-
-}  // namespace
 
 // Collects the contributions that their owners allow the result to overwrite.
 void ReducedChunk::FindPlaces(const ReduceEffect& effect) {
@@ -127,6 +126,19 @@ absl::StatusOr<ReducedChunk::Outcome> ReducedChunk::ComputeOn(DeviceReduction& d
     chunk->Place(0, room);
   }
   return Outcome{.chunk = chunk, .finite = outcome->finite};
+}
+
+ResultRef ReducedChunk::Given(const ReduceEffect& effect, std::span<const std::byte> result,
+                              SessionMemory& memory) {
+  const std::shared_ptr<ReducedChunk> chunk(new ReducedChunk(effect.segment));
+  chunk->digest_ = wire::DigestOf(result);
+  chunk->FindPlaces(effect);
+  if (chunk->places_.size() != effect.inputs.size() || effect.inputs.empty()) {
+    const std::span<std::byte> room = chunk->MakeRoom(memory);
+    std::copy(result.begin(), result.end(), room.begin());
+  }
+  chunk->Place(0, result);
+  return chunk;
 }
 
 // Prefers the member's own memory: if the result is there, the frame needs no payload.

@@ -10,12 +10,16 @@
 
 #include "absl/status/statusor.h"
 #include "hooks/device_reduce.h"
+#include "hooks/reduce.h"
 #include "proto/wire/frame.h"
 #include "server/core/effects.h"
 #include "server/core/reduced_result.h"
 #include "server/session/session_memory.h"
 
 namespace gradwire::server {
+
+// A reduction's contributions, as they lie in memory.
+std::vector<Pieces> InputsOf(const ReduceEffect& effect);
 
 // The result is written over the contributions of the members that take it there. If any member
 // does not, the daemon also keeps a copy: in the session's segment of results if there is room,
@@ -31,6 +35,10 @@ class ReducedChunk final : public ReducedResult {
   // The same on a device. An error is the device's; nothing was written then.
   static absl::StatusOr<Outcome> ComputeOn(DeviceReduction& device, const ReduceEffect& effect,
                                            SessionMemory& memory);
+
+  // Of a result that is known, in the segment's dtype.
+  static ResultRef Given(const ReduceEffect& effect, std::span<const std::byte> result,
+                         SessionMemory& memory);
 
   std::size_t bytes() const override { return bytes_; }
   std::uint64_t digest() const override { return digest_; }

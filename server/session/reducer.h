@@ -1,6 +1,7 @@
 // The interface for computing the reductions that session cores request.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -12,6 +13,10 @@
 namespace gradwire::server {
 
 class SessionMemory;
+
+// Bytes of all contributions. Other events wait about 50 us for such a sum; for more, the thread
+// yields leadership first.
+inline constexpr std::size_t kQuickSums = std::size_t{256} << 10;
 
 // Thread-safe.
 class Reducer {

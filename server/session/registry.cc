@@ -85,7 +85,8 @@ Registry::Registry(Limits limits, HookMaker make_hook, std::shared_ptr<Reducer> 
             .memory_quotas =
                 std::make_shared<MemoryQuotas>(limits.memory_segments, limits.shared_sessions),
             .ledger = QuotaLedger::Make(),
-            .audit = std::move(audit)} {}
+            .audit = std::move(audit)},
+      leaf_threads_(std::make_shared<SumThreads>(CpuReducer::ThreadCount())) {}
 
 // Sessions refer to the work threads and may be destroyed on one of them, so the threads end first.
 Registry::~Registry() { StopWork(); }
@@ -162,8 +163,10 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinNew(const SessionO
     spdlog::info("session {} generation {}: created for {} members, {} bytes to reserve", own.name,
                  own.generation, own.world_size, bytes);
   }
+  SessionHost host = HostOf(own);
   const auto session =
-      std::make_shared<SessionRunner>(std::move(own), *std::move(hook), host_, now);
+      std::make_shared<SessionRunner>(std::move(own), *std::move(hook), std::move(host), now);
+  session->ConnectLeaf();
   const auto admission = session->Join(ask, now, holder);
   if (!admission.ok()) return admission.status();
   if (!*admission) return std::nullopt;  // does not happen: nobody else could end it
@@ -439,56 +442,6 @@ std::vector<std::shared_ptr<SessionRunner>> Registry::Sessions() const {
   sessions.reserve(sessions_.size());
   for (const auto& [name, entry] : sessions_) sessions.push_back(entry->session);
   return sessions;
-}
-
-std::size_t Registry::SessionsOf(const Caller& caller) const {
-  MutexLock lock(mutex_);
-  return static_cast<std::size_t>(std::count_if(
-      sessions_.begin(), sessions_.end(),
-      [&](const auto& one) { return !one.second->session->ended() && caller.Covers(one.first); }));
-}
-
-std::vector<v1::SessionStatus> Registry::List(absl::Time now) const {
-  std::vector<std::shared_ptr<SessionRunner>> sessions;
-  std::vector<Past> history;
-  {
-    MutexLock lock(mutex_);
-    for (const auto& [name, entry] : sessions_) sessions.push_back(entry->session);
-    history.assign(history_.begin(), history_.end());
-  }
-  std::vector<v1::SessionStatus> list;
-  for (const auto& session : sessions) list.push_back(session->Status(now));
-  for (const Past& past : history) list.push_back(*past);
-  return list;
-}
-
-absl::StatusOr<v1::SessionStatus> Registry::Status(const std::string& name, absl::Time now) const {
-  if (const auto session = Get(name)) return session->Status(now, /*compression=*/true);
-  Past past;
-  {
-    MutexLock lock(mutex_);
-    const auto found = std::find_if(history_.begin(), history_.end(),
-                                    [&](const Past& one) { return one->name() == name; });
-    if (found != history_.end()) past = *found;
-  }
-  if (past == nullptr) return UnknownSession(name);
-  return *past;
-}
-
-absl::Status Registry::NotThere(const std::string& name) const {
-  MutexLock lock(mutex_);
-  const auto found = std::find_if(history_.begin(), history_.end(),
-                                  [&](const Past& one) { return one->name() == name; });
-  if (found == history_.end()) return UnknownSession(name);
-  return Coded(ErrorCode::kNotNow,
-               absl::FailedPreconditionError(
-                   absl::StrCat("session \"", name, "\" has ended: ", (*found)->waiting_for())));
-}
-
-std::shared_ptr<SessionRunner> Registry::Get(const std::string& name) const {
-  MutexLock lock(mutex_);
-  const auto found = sessions_.find(name);
-  return found == sessions_.end() ? nullptr : found->second->session;
 }
 
 }  // namespace gradwire::server

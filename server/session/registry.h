@@ -23,6 +23,8 @@
 #include "server/core/session_options.h"
 #include "server/session/memory_budget.h"
 #include "server/session/session_host.h"
+#include "server/session/sum_threads.h"
+#include "server/session/upstream.h"
 #include "server/session/yielding_mutex.h"
 
 namespace gradwire::server {
@@ -65,6 +67,9 @@ class Registry {
   using HookMaker = std::function<absl::StatusOr<std::unique_ptr<CoordinatorHook>>(
       const HookSpec& spec, SharedManifest manifest)>;
 
+  // Makes a leaf's session's way to the root's.
+  using UpstreamMaker = std::function<std::unique_ptr<Upstream>(const SessionOptions& options)>;
+
   // `reducer` null: this host's processors. `audit` null: no audit log.
   explicit Registry(Limits limits, std::shared_ptr<Reducer> reducer = nullptr,
                     std::shared_ptr<AuditSink> audit = nullptr);
@@ -72,6 +77,9 @@ class Registry {
            std::shared_ptr<AuditSink> audit = nullptr);
   // StopWork.
   ~Registry();
+
+  // Sessions are a leaf's from now on (SessionOptions::leaf). Before the first join.
+  void SetUpstream(UpstreamMaker make) { make_upstream_ = std::move(make); }
 
   Registry(const Registry&) = delete;
   Registry& operator=(const Registry&) = delete;
@@ -171,6 +179,8 @@ class Registry {
                                                      const std::string& identity,
                                                      const QuotaHolder& holder)
       GRADWIRE_EXCLUDES(mutex_);
+  // The session's: with a leaf of its own, if it is a leaf's.
+  SessionHost HostOf(const SessionOptions& options) const;
   bool HasRoom(const std::string& name, std::size_t bytes, const QuotaHolder& holder) const
       GRADWIRE_EXCLUDES(mutex_);
   absl::Status CheckRoom(const std::string& name, std::size_t bytes) const
@@ -189,6 +199,8 @@ class Registry {
   const HookMaker make_hook_;
   const std::shared_ptr<MemoryBudget> memory_;
   const SessionHost host_;
+  UpstreamMaker make_upstream_;  // null: the daemon is no leaf
+  const std::shared_ptr<SumThreads> leaf_threads_;
   std::atomic<std::uint64_t> next_generation_ = 1;
   std::atomic<std::uint64_t> closed_ = 0;
   std::atomic<std::uint64_t> failed_ = 0;

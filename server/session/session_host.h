@@ -10,6 +10,7 @@
 
 namespace gradwire::server {
 
+class LeafSession;
 class Reducer;
 struct MemoryQuotas;
 
@@ -22,6 +23,7 @@ struct SessionHost {
   std::shared_ptr<MemoryQuotas> memory_quotas;    // of the daemon's counts
   std::shared_ptr<QuotaLedger> ledger = nullptr;  // null: nobody has a quota
   std::shared_ptr<AuditSink> audit = nullptr;     // null: there is no audit log
+  std::shared_ptr<LeafSession> leaf = nullptr;    // this session's; null: the daemon is no leaf
 };
 
 }  // namespace gradwire::server

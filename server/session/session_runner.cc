@@ -14,9 +14,9 @@
 #include "proto/wire/merge.h"
 #include "proto/wire/proto_conversion.h"
 #include "server/rpc/clock.h"
+#include "server/session/leaf_session.h"
 #include "server/session/log_scope.h"
 #include "server/session/outgoing.h"
-#include "server/session/reducer.h"
 #include "server/session/session_memory.h"
 
 namespace gradwire::server {
@@ -127,8 +127,11 @@ bool SessionRunner::GrantLane(int rank, std::uint64_t start_id, const QuotaHolde
   if (!use.member.held() || !core_.HasPlace(start_id)) return true;
   if (use.lane.held()) return true;
   // Members that are still to come need a stream each; a lane is a luxury.
-  const auto absent = std::count_if(uses_.begin(), uses_.end(),
-                                    [](const MemberUse& one) { return !one.member.held(); });
+  std::int64_t absent = 0;
+  for (int r = 0; r < options_.world_size; ++r) {
+    const bool elsewhere = core_.member_state(r) == SessionCore::MemberState::kElsewhere;
+    if (!elsewhere && !uses_[static_cast<std::size_t>(r)].member.held()) ++absent;
+  }
   const std::uint64_t spare =
       core_.state() == SessionCore::State::kJoining ? static_cast<std::uint64_t>(absent) : 0;
   if (auto lane = host_.ledger->AddLane(holder, options_.name, spare)) use.lane = *std::move(lane);
@@ -257,7 +260,10 @@ void SessionRunner::FailFrom(int rank, std::uint64_t connection, const absl::Sta
 bool SessionRunner::IsAbandoned() const {
   if (core_.state() != SessionCore::State::kJoining) return false;
   for (int rank = 0; rank < options_.world_size; ++rank) {
-    if (core_.member_state(rank) != SessionCore::MemberState::kAbsent) return false;
+    const auto member = core_.member_state(rank);
+    // Who is elsewhere may still be, when nobody is here.
+    if (member == SessionCore::MemberState::kElsewhere) continue;
+    if (member != SessionCore::MemberState::kAbsent) return false;
   }
   return true;
 }
@@ -303,6 +309,9 @@ void SessionRunner::Execute(Effects effects, Work& work) {
           [self = shared_from_this(), one = std::move(*chore)] { self->DoChore(one); });
     } else if (auto* release = std::get_if<ReleaseEffect>(&effect)) {
       work.tasks.emplace_back([memory = std::move(release->memory)] {});  // with the task
+    } else if (auto* upstream = std::get_if<UpstreamEffect>(&effect)) {
+      host_.leaf->Queue(std::move(*upstream));
+      work.upstream = true;
     } else if (auto* close = std::get_if<CloseEffect>(&effect)) {
       Close(*close, work);
     } else if (auto* departure = std::get_if<DepartureEffect>(&effect)) {
@@ -312,7 +321,7 @@ void SessionRunner::Execute(Effects effects, Work& work) {
     }
   }
   if (placed != nullptr) Queue(*placed, work);
-  if (IsEnd(core_.state())) OnEnd();
+  if (IsEnd(core_.state())) OnEnd(work);
 }
 
 void SessionRunner::OnDeparture(const DepartureEffect& departure) {
@@ -325,8 +334,12 @@ void SessionRunner::OnDeparture(const DepartureEffect& departure) {
 }
 
 // Nobody has a place in it any more. Its memory counts until it is free.
-void SessionRunner::OnEnd() {
+void SessionRunner::OnEnd(Work& work) {
   if (std::exchange(end_seen_, true)) return;
+  if (host_.leaf != nullptr) {
+    host_.leaf->QueueEnd(core_.failure(), core_.blamed_rank());
+    work.upstream = true;
+  }
   for (MemberUse& use : uses_) use = MemberUse();
   begun_.session = QuotaLedger::Use();
   if (host_.audit == nullptr) return;
@@ -420,6 +433,7 @@ void SessionRunner::Finish(Work work) {
     for (const auto& stream : work.streams) stream->Pump(lane);
   }
   for (WorkThreads::Task& task : work.tasks) host_.work_threads->Post(this, std::move(task));
+  if (work.upstream) host_.leaf->Pump();
   // Sums come last, because nothing else of this event should wait for them.
   if (work.reductions.empty()) return;
   host_.reducer->Reduce(std::move(work.reductions), memory_,

@@ -19,6 +19,7 @@
 #include "gradwire/v1/admin.pb.h"
 #include "proto/wire/frame.h"
 #include "server/core/session_core.h"
+#include "server/session/leaf_answers.h"
 #include "server/session/member_stream.h"
 #include "server/session/memory_budget.h"
 #include "server/session/reducer.h"
@@ -96,6 +97,9 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   // Bytes from `connection` are no frame. Ignored if it is no longer the member's stream.
   void FailFrom(int rank, std::uint64_t connection, const absl::Status& status);
 
+  // Of a leaf: before the first join.
+  void ConnectLeaf();
+
   // What it may make the daemon hold, given back when it is destroyed, and what it uses of its
   // beginner's quota. Before others have it.
   void Hold(MemoryBudget::Share share, QuotaLedger::Begun begun) {
@@ -127,6 +131,7 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
     std::vector<ReduceEffect> reductions;
     std::vector<WorkThreads::Task> tasks;  // for the work threads
     Streams streams;                       // with something new in their queues
+    bool upstream = false;                 // the leaf has something to do
   };
 
   static bool IsEnd(SessionCore::State state) {
@@ -155,8 +160,10 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   void Log(const LogEffect& log) const GRADWIRE_REQUIRES(mutex_);
   void OnDeparture(const DepartureEffect& departure) GRADWIRE_REQUIRES(mutex_);
   // Once, when the session has ended.
-  void OnEnd() GRADWIRE_REQUIRES(mutex_);
+  void OnEnd(Work& work) GRADWIRE_REQUIRES(mutex_);
   std::vector<ParameterReport> CompressionReport() const GRADWIRE_EXCLUDES(mutex_);
+  // The core's events for what its leaf's upstream says.
+  LeafAnswers AnswersToLeaf();
   // One event: calls the core under the lock, and does what follows from it.
   void Handle(absl::FunctionRef<void(SessionCore&, Effects&)> event) GRADWIRE_EXCLUDES(mutex_);
   // What is left to do without the lock.

@@ -107,7 +107,11 @@ v1::SessionStatus SessionRunner::Status(absl::Time now, bool compression) const 
   status.set_generation(options_.generation);
   status.set_lineage(options_.lineage);
   status.set_world_size(options_.world_size);
-  *status.mutable_hook() = wire::ToProto(options_.spec);
+  *status.mutable_hook() = wire::ToProto(options_.AskedHook());
+  if (options_.leaf.is_leaf()) {
+    status.mutable_leaf()->set_first_rank(options_.leaf.first);
+    status.mutable_leaf()->set_members(options_.leaf.members);
+  }
   status.set_parameters(parameters_);
   status.set_gradient_bytes(gradient_bytes_);
   status.set_reserved_bytes(share_.bytes());
@@ -145,13 +149,21 @@ v1::SessionStatus SessionRunner::Status(absl::Time now, bool compression) const 
     v1::MemberStatus& member = *status.add_members();
     member.set_rank(rank);
     member.set_state(Name(core_.member_state(rank)));
+    if (const std::string& leaf = core_.leaf_name(rank); !leaf.empty()) {
+      member.set_leaf(leaf);
+      member.set_ranks(core_.ranks(rank));
+    }
     if (const auto stream = StreamOf(rank)) member.set_transport(TransportOf(*stream));
     member.set_contribution_bytes_total(core_.progress().flow().member_bytes(rank));
     const CausedWait& caused = core_.waits().total(rank);
     *member.mutable_compute_wait_total() = wire::ToProto(caused.compute);
     *member.mutable_link_wait_total() = wire::ToProto(caused.link);
     // The status of an ended session may be kept for hours, in which this time would only grow.
-    if (!live || core_.member_state(rank) == SessionCore::MemberState::kAbsent) continue;
+    const SessionCore::MemberState state = core_.member_state(rank);
+    if (!live || state == SessionCore::MemberState::kAbsent ||
+        state == SessionCore::MemberState::kElsewhere) {
+      continue;
+    }
     *member.mutable_last_heard() = wire::ToProto(now - core_.last_heard(rank));
   }
   return status;

@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "gmock/gmock.h"
@@ -61,6 +62,31 @@ INSTANTIATE_TEST_SUITE_P(
         Mistake{"world_size", "-3", [](ClientOptions& o) { o.world_size = -3; }},
         Mistake{"rank", "2", [](ClientOptions& o) { o.rank = 2; }},
         Mistake{"rank", "-2", [](ClientOptions& o) { o.rank = -2; }},
+        Mistake{"local_world_size", "0 with local_rank 0",
+                [](ClientOptions& o) { o.local_rank = 0; }},
+        Mistake{"local_world_size", "3",
+                [](ClientOptions& o) {
+                  o.local_rank = 0;
+                  o.local_world_size = 3;
+                }},
+        Mistake{"local_rank", "-1 with local_world_size 2; allowed: 0 to 1",
+                [](ClientOptions& o) { o.local_world_size = 2; }},
+        Mistake{"local_rank", "2 with local_world_size 2",
+                [](ClientOptions& o) {
+                  o.local_rank = 2;
+                  o.local_world_size = 2;
+                }},
+        Mistake{"local_rank", "1 with local_world_size 2, rank 0",
+                [](ClientOptions& o) {
+                  o.local_rank = 1;
+                  o.local_world_size = 2;
+                }},
+        Mistake{"local_rank", "0 with local_world_size 2, rank 1",
+                [](ClientOptions& o) {
+                  o.rank = 1;
+                  o.local_rank = 0;
+                  o.local_world_size = 2;
+                }},
         Mistake{"parameters", "empty", [](ClientOptions& o) { o.parameters.clear(); }},
         Mistake{"parameters", "\"w\"",
                 [](ClientOptions& o) { o.parameters.push_back(o.parameters[0]); }},
@@ -111,6 +137,59 @@ TEST(ClientOptions, EnvironmentNamesTheTlsFiles) {
   EXPECT_EQ(filled.tls.ca, "ca");
   EXPECT_EQ(filled.tls.cert, "cert");
   EXPECT_EQ(filled.tls.key, "own");
+}
+
+class NodeEnvironment : public testing::Test {
+ protected:
+  ~NodeEnvironment() override {
+    unsetenv("LOCAL_RANK");
+    unsetenv("LOCAL_WORLD_SIZE");
+  }
+
+  // "first+members" of rank 5 of 8.
+  static std::string NodeWith(const char* local_rank, const char* local_world_size) {
+    setenv("LOCAL_RANK", local_rank, 1);
+    setenv("LOCAL_WORLD_SIZE", local_world_size, 1);
+    ClientOptions options = Good();
+    options.rank = 5;
+    options.world_size = 8;
+    EXPECT_TRUE(options.Validate().ok());
+    return Text(WithEnvironment(options));
+  }
+  static std::string Text(const ClientOptions& options) {
+    const std::optional<NodeRanks> node = NodeOf(options);
+    return node ? std::to_string(node->first) + "+" + std::to_string(node->members) : "unknown";
+  }
+};
+
+TEST_F(NodeEnvironment, IsUsedWhereItFits) {
+  EXPECT_EQ(NodeWith("1", "4"), "4+4");
+  EXPECT_EQ(NodeWith("5", "8"), "0+8");
+  EXPECT_EQ(NodeWith("0", "1"), "5+1");
+}
+
+TEST_F(NodeEnvironment, IsNotUsedWhereItDoesNotFit) {
+  EXPECT_EQ(NodeWith("", "4"), "unknown");
+  EXPECT_EQ(NodeWith("one", "4"), "unknown");
+  EXPECT_EQ(NodeWith("1", "4x"), "unknown");
+  EXPECT_EQ(NodeWith("6", "7"), "unknown") << "it would begin at -1";
+  EXPECT_EQ(NodeWith("0", "4"), "unknown") << "it would end at 9";
+  EXPECT_EQ(NodeWith("4", "4"), "unknown");
+  EXPECT_EQ(NodeWith("-2147483648", "2147483647"), "unknown");
+  EXPECT_EQ(NodeWith("99999999999", "4"), "unknown");
+}
+
+TEST_F(NodeEnvironment, DoesNotReplaceWhatIsGiven) {
+  setenv("LOCAL_RANK", "0", 1);
+  setenv("LOCAL_WORLD_SIZE", "1", 1);
+  ClientOptions options = Good();
+  options.rank = 1;
+  options.local_rank = 1;
+  options.local_world_size = 2;
+  EXPECT_EQ(Text(WithEnvironment(options)), "0+2");
+  options.rank = -1;
+  EXPECT_TRUE(options.Validate().ok());
+  EXPECT_EQ(Text(options), "unknown") << "without a rank nobody knows the node's first one";
 }
 
 TEST(ClientOptions, AUnixSocketIgnoresTheTlsFiles) {

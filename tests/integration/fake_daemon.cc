@@ -46,8 +46,9 @@ FakeDaemon::~FakeDaemon() { Shutdown(); }
 
 void FakeDaemon::Shutdown() { server_->Shutdown(std::chrono::system_clock::now()); }
 
-grpc::Status FakeDaemon::Join(grpc::ServerContext*, const v1::JoinRequest*,
+grpc::Status FakeDaemon::Join(grpc::ServerContext*, const v1::JoinRequest* request,
                               v1::JoinResponse* response) {
+  join_request = *request;
   *response = join_response;
   return join_status;
 }
@@ -81,6 +82,7 @@ grpc::Status FakeDaemon::Serve(Stream* stream, bool resumed, int frames) {
       Send(stream, out);
     } else if (header.has_announce()) {
       const v1::Announce& announce = header.announce();
+      if (announce.rounds().empty()) continue;  // of noop
       const std::uint64_t most = join_response.chunk_bytes();
       chunks = (announce.rounds(0).segments(0).numel() * 4 + most - 1) / most;
       out.mutable_header()->mutable_grant()->mutable_id()->set_step(announce.step());

@@ -30,6 +30,8 @@ class FakeDaemon final : public v1::AggregationService::Service {
   // Set these before a member joins.
   v1::JoinResponse join_response;
   grpc::Status join_status;
+  // Of the last join. Read it when the member has joined.
+  v1::JoinRequest join_request;
   // Called with the stream's number, from 0.
   std::function<grpc::Status(int number, Stream* stream, grpc::ServerContext* context)> exchange;
   // Likewise. A member calls it only where join_response has bulk_lane.

@@ -136,22 +136,17 @@ TEST_P(SharedMemoryBits, AreThoseOfTheStream) {
   const auto [spec, world_size, dtype] = GetParam();
   const Where ways[] = {Where::kShared, Where::kOwnShared, Where::kGradientsShared, Where::kStream};
   for (std::size_t first = 0; first < 4; ++first) {
-    std::vector<absl::Status> ended(static_cast<std::size_t>(world_size));
-    std::vector<std::thread> members;
-    for (int rank = 0; rank < world_size; ++rank) {
-      members.emplace_back([&, rank] {
-        const Where where = ways[(first + static_cast<std::size_t>(rank)) % 4];
-        ClientOptions options =
-            Options(daemon.address(), "bits" + std::to_string(first), world_size, spec, dtype);
-        options.rank = rank;
-        options.shared_memory = where != Where::kStream;
-        const auto client = Client::Join(options);
-        ended[static_cast<std::size_t>(rank)] =
-            client.ok() ? Train(**client, rank, options, where) : client.status();
-      });
-    }
-    for (std::thread& member : members) member.join();
-    ExpectAllOk(ended);
+    const ClientOptions common =
+        Options(daemon.address(), "bits" + std::to_string(first), world_size, spec, dtype);
+    const auto where_of = [&](int rank) {
+      return ways[(first + static_cast<std::size_t>(rank)) % 4];
+    };
+    ExpectAllOk(RunRanks(
+        common,
+        [&](Client& client, int rank) { return Train(client, rank, common, where_of(rank)); },
+        [&](ClientOptions& options, int rank) {
+          options.shared_memory = where_of(rank) != Where::kStream;
+        }));
   }
 }
 

@@ -212,6 +212,8 @@ class Simulation {
   void OnEffect(server::ComputeEffect& effect, server::Effects& more);
   void OnEffect(server::ChoreEffect& effect, server::Effects& more);
   void OnEffect(server::ReleaseEffect& effect, server::Effects& more);
+  // No leaf here, so no upstream.
+  void OnEffect(server::UpstreamEffect& effect, server::Effects& more);
   void AnswerLater(const std::function<void(server::Effects&)>& run, server::Effects& more);
   void OnEffect(server::CloseEffect& effect, server::Effects& more);
   void OnEffect(server::DepartureEffect& effect, server::Effects& more);

@@ -217,6 +217,10 @@ void Simulation::AnswerLater(const std::function<void(server::Effects&)>& run,
 
 void Simulation::OnEffect(server::ReleaseEffect&, server::Effects&) {}
 
+void Simulation::OnEffect(server::UpstreamEffect&, server::Effects&) {
+  checker_.Violate("a session that is no leaf has asked for something of an upstream");
+}
+
 void Simulation::OnEffect(server::CloseEffect& effect, server::Effects&) {
   const auto found = std::find_if(links_.begin(), links_.end(),
                                   [&](const auto& link) { return link->id == effect.connection; });

@@ -10,9 +10,11 @@ namespace gradwire::testing {
 namespace {
 
 absl::Status RunRank(ClientOptions options, int rank,
-                     const std::function<absl::Status(Client&, int rank)>& member) {
+                     const std::function<absl::Status(Client&, int rank)>& member,
+                     const std::function<void(ClientOptions&, int rank)>& adjust) {
   try {
     options.rank = rank;
+    if (adjust) adjust(options, rank);
     auto client = Client::Join(options);
     return client.ok() ? member(**client, rank) : client.status();
   } catch (const std::exception& exception) {
@@ -23,12 +25,14 @@ absl::Status RunRank(ClientOptions options, int rank,
 }  // namespace
 
 std::vector<absl::Status> RunRanks(const ClientOptions& options,
-                                   const std::function<absl::Status(Client&, int rank)>& member) {
+                                   const std::function<absl::Status(Client&, int rank)>& member,
+                                   const std::function<void(ClientOptions&, int rank)>& adjust) {
   std::vector<absl::Status> statuses(static_cast<std::size_t>(options.world_size));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < options.world_size; ++rank) {
-    threads.emplace_back(
-        [&, rank] { statuses[static_cast<std::size_t>(rank)] = RunRank(options, rank, member); });
+    threads.emplace_back([&, rank] {
+      statuses[static_cast<std::size_t>(rank)] = RunRank(options, rank, member, adjust);
+    });
   }
   for (std::thread& thread : threads) thread.join();
   return statuses;

@@ -12,8 +12,10 @@ namespace gradwire::testing {
 
 // Joins `options.world_size` members with ranks 0, 1, … and runs `member` on each, in a thread of
 // its own. Returns by rank what Join or `member` returned; an exception comes as Internal.
-std::vector<absl::Status> RunRanks(const ClientOptions& options,
-                                   const std::function<absl::Status(Client&, int rank)>& member);
+// `adjust` may change what one of them joins with.
+std::vector<absl::Status> RunRanks(
+    const ClientOptions& options, const std::function<absl::Status(Client&, int rank)>& member,
+    const std::function<void(ClientOptions& options, int rank)>& adjust = {});
 
 // Fails the test for each status that is not ok.
 void ExpectAllOk(const std::vector<absl::Status>& statuses);

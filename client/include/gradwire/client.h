@@ -31,7 +31,8 @@ namespace gradwire {
 // Paths of PEM files. With `ca` the connection is encrypted, unless the address is a unix socket.
 struct TlsOptions {
   // The authorities of which one must have signed the daemon's certificate, which must be for the
-  // host in the address. Empty: GRADWIRE_TLS_CA, else the connection is not encrypted.
+  // host in the address (for the name, with "dns-all:"). Empty: GRADWIRE_TLS_CA, else the
+  // connection is not encrypted.
   std::string ca = {};
   // The member's own certificate and its key, which a daemon with --tls-client-ca asks for. Empty:
   // GRADWIRE_TLS_CERT and GRADWIRE_TLS_KEY, else none.
@@ -42,14 +43,21 @@ struct TlsOptions {
 struct ClientOptions {
   // "unix:/path", "host:port", "dns:///host:port". Several daemons, each of which reduces a part of
   // every step, are a list, "a:29610,b:29610", or a range, "gradwired-{0..3}.gradwired:29610": the
-  // same for all members, in the same order; the first one leads. Empty: the environment's
-  // GRADWIRE_ADDRESS.
+  // same for all members, in the same order; the first one leads. Or they are all addresses that
+  // one DNS name has when Join looks it up, "dns-all:///gradwired:29610": IPv4 before IPv6, then by
+  // number. With "?n=4" Join waits until there are four, for up to connect_timeout; with "?ip=4" or
+  // "&ip=4" it takes IPv4 only. Empty: the environment's GRADWIRE_ADDRESS.
   std::string address = {};
   // Names the training job: [A-Za-z0-9._-]{1,128}, the same for all members. Empty:
   // GRADWIRE_SESSION.
   std::string session = {};
   int rank = -1;  // -1: the coordinator picks
   int world_size = 1;
+  // This member's number among those on its node, whose ranks follow each other, and how many they
+  // are. A leaf daemon needs to know; others do not look. Not set: LOCAL_RANK and LOCAL_WORLD_SIZE,
+  // which torchrun and accelerate set, where they fit the rank and the world size.
+  int local_rank = -1;
+  int local_world_size = 0;
   TlsOptions tls = {};
   // The path of a file whose one line is the token that the daemon's --tokens has for this
   // member. It is sent only over TLS, or to this host. Empty: GRADWIRE_TOKEN_FILE, else the token
@@ -136,6 +144,7 @@ struct ClientMetrics {
   std::int64_t resumes = 0;          // broken streams that were resumed
   bool shared_memory = false;        // payloads travel in shared memory now
   bool unix_socket = false;          // frames travel over a unix socket, not over TCP
+  bool leaf = false;                 // the daemon is a leaf, and runs the hook for the whole node
   double compress_seconds = 0;       // time spent on encoding contributions
   // Time spent on decoding results, including a hook's computation at the end of a round.
   double decompress_seconds = 0;
@@ -158,7 +167,7 @@ struct BucketReport {
   double gradient_norm = 0;
   double residual_norm = 0;
   // In the last reduction the daemon read the gradients where they lie and wrote the result over
-  // them: nothing was copied.
+  // them: nothing was copied. Of several daemons at least one did so with its part.
   bool in_place = false;
 };
 
@@ -207,10 +216,10 @@ class Client {
   // A forked child has a private view of it.
   virtual std::shared_ptr<std::byte> AllocateGradients(std::size_t bytes) = 0;
 
-  // Makes memory that the caller has allocated shared with the daemon, where it lies: its address,
-  // its contents and what refers to it stay. Buckets that lie in it are then reduced as those from
-  // AllocateGradients, until the last copy of the returned pointer is gone. The memory is then
-  // private again, and `owner` is dropped.
+  // Makes memory that the caller has allocated shared with the daemon, or with those of several
+  // that are on this host, where it lies: its address, its contents and what refers to it stay.
+  // Buckets that lie in it are then reduced as those from AllocateGradients, until the last copy of
+  // the returned pointer is gone. The memory is then private again, and `owner` is dropped.
   //
   // Until then the caller keeps the allocation as it is (`owner` may do that): not freed, moved or
   // resized. No other thread writes into the memory during this call, and no bucket in it is in

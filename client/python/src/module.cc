@@ -149,6 +149,7 @@ nb::dict Metrics(Session& session) {
   out["resumes"] = metrics.resumes;
   out["shared_memory"] = metrics.shared_memory;
   out["unix_socket"] = metrics.unix_socket;
+  out["leaf"] = metrics.leaf;
   out["compress_seconds"] = metrics.compress_seconds;
   out["decompress_seconds"] = metrics.decompress_seconds;
   return out;

@@ -88,7 +88,12 @@ class Bench:
         addresses = {}
         for daemon in topology.daemons:
             flags = [*daemon.flags(addresses), *given.daemon_flags.split()]
+            socket = f"unix:{self._folder}/{daemon.name}.sock"
+            if daemon.on_socket:
+                flags += ["--listen", socket]
             child, addresses[daemon.name] = self.network.start_daemon(daemon.host, given.bin / "gradwired", *flags)
+            if daemon.on_socket:
+                addresses[daemon.name] = socket
             stack.callback(self.network.stop, child)
         ranks = range(len(topology.members))
         self._addresses = {0: [topology.address(rank, addresses) for rank in ranks]}
@@ -101,7 +106,8 @@ class Bench:
             self._plain = self._helper(topology.plain_tcp_to, "plain_tcp.py",
                                        self.network.address(topology.plain_tcp_to))
         self.world = stack.enter_context(World(self.network, topology.members, HERE / "member.py",
-                           [pathlib.Path(self._folder, "store")], self._folder))
+                           [pathlib.Path(self._folder, "store")], self._folder,
+                           shares_memory=topology.shares_memory))
         self._built = []
 
     def _helper(self, host, program, *arguments):

@@ -75,6 +75,18 @@ class TheoryTest(unittest.TestCase):
             self.assertEqual(own.traffic["member0"], (1, 1))
             self.assertEqual(own.traffic["daemon1"], (4 / count, 4 / count))
 
+    def test_leaves_send_for_two_members_what_one_sends(self):
+        leaves = traffic.TOPOLOGIES["leaves"](4)
+        self.assertEqual(leaves.members[:3], ("member0", "member0", "member1"))
+        self.assertEqual(leaves.traffic["member3"], (1, 1))
+        self.assertEqual(leaves.traffic["daemon"], (4, 4))
+        addresses = {"daemon": "root:1", "leaf1": "unix:/x"}
+        self.assertEqual(leaves.address(3, addresses), "unix:/x")
+        self.assertEqual(leaves.daemons[2].flags(addresses), ["--upstream", "root:1"])
+        both = traffic.TOPOLOGIES["shard-leaves"](2)
+        self.assertEqual(both.traffic, traffic.TOPOLOGIES["shards"](2).traffic)
+        self.assertEqual(both.daemons[3].flags({"shard0": "a:1", "shard1": "b:1"}), ["--upstream", "a:1,b:1"])
+
     def test_every_topology_carries_what_it_sends(self):
         for make in traffic.TOPOLOGIES.values():
             topology = make(4)

@@ -74,6 +74,8 @@ class Daemon:
     host: str
     # From the addresses of the daemons before this one: a leaf's name its root.
     flags: Callable[[dict[str, str]], list[str]] = lambda addresses: []
+    # Its address is a unix socket, which members on its host share memory with.
+    on_socket: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +94,10 @@ class Topology:
     @property
     def hosts(self) -> list[str]:
         return list(dict.fromkeys((*self.members, *(daemon.host for daemon in self.daemons))))
+
+    @property
+    def shares_memory(self) -> bool:
+        return any(daemon.on_socket for daemon in self.daemons)
 
     @property
     def takes_relays(self) -> bool:
@@ -150,11 +156,45 @@ def member_shards(members: int) -> Topology:
     return shards("shards", "a daemon on each member's host", members, member_hosts(members))
 
 
+LEAF_MEMBERS = 2  # on each host
+
+
+def behind_leaves(topology: Topology, name: str, about: str) -> Topology:
+    """The same with two members on each host, and a leaf daemon that stands for both."""
+
+    def upstream(host: int) -> Callable[[dict[str, str]], list[str]]:
+        return lambda addresses: ["--upstream", topology.address(host, addresses)]
+
+    leaves = tuple(
+        Daemon(f"leaf{i}", host, upstream(i), on_socket=True) for i, host in enumerate(topology.members)
+    )
+    return dataclasses.replace(
+        topology,
+        name=name,
+        about=about,
+        members=tuple(host for host in topology.members for _ in range(LEAF_MEMBERS)),
+        daemons=(*topology.daemons, *leaves),
+        address=lambda rank, addresses: addresses[f"leaf{rank // LEAF_MEMBERS}"],
+        plain_tcp_to="",
+    )
+
+
+def leaves(members: int) -> Topology:
+    return behind_leaves(star(members), "leaves", "two members and a leaf on each host, one daemon as their root")
+
+
+def shard_leaves(members: int) -> Topology:
+    about = "two members, a leaf and a shard of the root on each host"
+    return behind_leaves(member_shards(members), "shard-leaves", about)
+
+
 TOPOLOGIES: dict[str, Callable[[int], Topology]] = {
     "star": star,
     "own-2": own_shards(2),
     "own-4": own_shards(4),
     "shards": member_shards,
+    "leaves": leaves,
+    "shard-leaves": shard_leaves,
 }
 
 

@@ -22,18 +22,21 @@ class Failed(Exception):
 
 
 class World:
-    """One process for each rank: `program RANK WORLD_SIZE *arguments`, on the host that `hosts` has for it."""
+    """One process for each rank: `program RANK WORLD_SIZE *arguments`, on the host that `hosts` has for it; ranks
+    of one host follow each other."""
 
-    def __init__(self, network, hosts, program, arguments, folder):
+    def __init__(self, network, hosts, program, arguments, folder, shares_memory=False):
         self._logs = [pathlib.Path(folder, f"rank{rank}.log") for rank in range(len(hosts))]
         self._rest = [b""] * len(hosts)
         self._children = []
+        shared = {"GRADWIRE_SHARED_MEMORY": "on"} if shares_memory else {}
         for rank, host in enumerate(hosts):
+            node = {"LOCAL_RANK": str(rank - hosts.index(host)), "LOCAL_WORLD_SIZE": str(hosts.count(host))}
             with self._logs[rank].open("wb") as log:
                 self._children.append(network.start(
                     host, sys.executable, "-B", program, rank, len(hosts), *arguments,
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
-                    env={**os.environ, **MEMBER_ENVIRONMENT}))
+                    env={**os.environ, **MEMBER_ENVIRONMENT, **shared, **node}))
         self.answers(START_SECONDS)
 
     def _log(self, rank):

@@ -70,6 +70,17 @@ class GroupedMemberTest : public EffectsTest {
   Ticket ticket_ = 0;
 };
 
+// The Welcome of a session with leaves: everybody is alone, and the hook divides by their number.
+TEST_F(GroupedMemberTest, InASessionWithLeavesItIsInNoGroup) {
+  Receive(wire::Welcome{
+      .group = wire::NodeGroup{.ranks = {options_.rank}, .shares = 1, .groups = 3, .group = 1}});
+  EXPECT_FALSE(member_->grouped());
+  EXPECT_EQ(member_->leaf_groups(), 3);
+  EXPECT_THAT(Drain<WelcomeEffect>(), SizeIs(1));
+  EXPECT_TRUE(Start({0, 1, 2}).ok());
+  EXPECT_THAT(DrainSent<wire::Announce>(), SizeIs(1)) << "without an exchange before";
+}
+
 TEST_F(GroupedMemberTest, GoesThroughExchangeShareAndGather) {
   Welcome();
   EXPECT_EQ(Drain<GroupEffect>().front().names, false) << "the first member of the group does";

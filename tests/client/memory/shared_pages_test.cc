@@ -348,5 +348,46 @@ TEST(SharedPagesTest, MemoryIsFoundUntilItsPointerIsGone) {
   EXPECT_TRUE(block.IsPattern());
 }
 
+// Several connections to daemons keep the segments that they have offered.
+TEST(SharedPagesTest, MemoryThatIsGivenBackIsForgottenThoughItsSegmentsAreHeld) {
+  auto gradients = std::make_shared<GradientMemory>();
+  Block block;
+  auto pointer = gradients->Share(block.memory, block.whole);
+  ASSERT_TRUE(pointer.ok()) << pointer.status();
+  std::shared_ptr<std::byte> allocated = gradients->Allocate(kBytes);
+  const auto held = gradients->segments();
+  const auto held_by_another = gradients->segments();
+  EXPECT_EQ(held.size(), 2U);
+  pointer->reset();
+  EXPECT_EQ(gradients->segments().size(), 1U);
+  const std::shared_ptr<std::byte> part(allocated, allocated.get() + 1);
+  allocated.reset();
+  EXPECT_EQ(gradients->segments().size(), 1U);
+}
+
+TEST(SharedPagesTest, ABucketIsReducedThroughTheAlias) {
+  auto gradients = std::make_shared<GradientMemory>();
+  Block block(kBytes, 16);
+  const auto pointer = gradients->Share(block.memory, block.whole);
+  ASSERT_TRUE(pointer.ok()) << pointer.status();
+  const TensorView own{DType::kFloat32, block.memory.data(), kBytes / 4};
+  const ParameterSpec parameter{.name = "w", .shape = {kBytes / 4}};
+  GradBucket bucket = *GradBucket::Make(0, own, {parameter});
+  const BucketAlias alias(*gradients, bucket);
+  auto* const there = static_cast<std::byte*>(bucket.buffer().data);
+  EXPECT_NE(there, block.memory.data());
+  EXPECT_TRUE(std::equal(block.memory.begin(), block.memory.end(), there));
+  std::fill_n(there, kBytes, std::byte{9});
+  EXPECT_EQ(block.memory.front(), Block::Pattern(0));  // in a page of the process's own
+  alias.Scatter();
+  EXPECT_TRUE(block.IsAll(std::byte{9}));
+
+  Block elsewhere;
+  const TensorView other{DType::kFloat32, elsewhere.memory.data(), kBytes / 4};
+  GradBucket copied = *GradBucket::Make(0, other, {parameter});
+  BucketAlias(*gradients, copied).Scatter();
+  EXPECT_EQ(copied.buffer().data, elsewhere.memory.data());
+}
+
 }  // namespace
 }  // namespace gradwire::client

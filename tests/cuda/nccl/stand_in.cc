@@ -185,10 +185,6 @@ Result ncclCommInitRankConfig(ncclComm** comm, int size, UniqueId id, int rank, 
   *comm = new ncclComm{std::make_shared<Communicator>(NameIn(id).value_or(""), size, rank, device)};
   if (!NameIn(id)) {
     (*comm)->communicator->Fail(Result::kSystemError, "no rank listens where the id says");
-  } else if (Fault("duplicate")) {
-    (*comm)->communicator->Fail(
-        Result::kInvalidUsage,
-        "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1b000");
   }
   return Result::kInProgress;
 }
@@ -197,7 +193,15 @@ Result ncclCommGetAsyncError(ncclComm* comm, Result* error) {
   const auto gpu = gradwire::emulation::LockGpu();
   Communicator& communicator = *comm->communicator;
   if (!IsSelected(communicator.device())) return Forbidden("another GPU is selected");
-  if (!comm->connected) comm->connected = communicator.Connect();
+  if (!comm->connected && communicator.Connect()) {
+    // NCCL compares the ranks' GPUs when all have met, so that each of them sees it.
+    if (Fault("duplicate")) {
+      communicator.Fail(Result::kInvalidUsage,
+                        "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1b000");
+    } else {
+      comm->connected = true;
+    }
+  }
   const bool launches = comm->connected && comm->queries_until_launch > 0;
   if (launches && --comm->queries_until_launch == 0) GiveToStream(*comm);
   *error = communicator.error();

@@ -198,6 +198,9 @@ class SessionHarness {
     Take(std::move(effects));
   }
 
+  // The effects of a call that this class does not know.
+  void TakeAll(Effects effects) { Take(std::move(effects)); }
+
   // The frames of one kind that the rank was sent.
   template <class T>
   std::vector<T> Sent(int rank) {
@@ -219,7 +222,8 @@ class SessionHarness {
   std::vector<DepartureEffect> departed;
   std::vector<std::string> logged;
   std::deque<ReduceEffect> reductions;
-  bool answers_at_once = true;  // what follows
+  std::vector<UpstreamEffect> upstream;  // of a leaf
+  bool answers_at_once = true;           // what follows
   std::deque<ComputeEffect> computations;
   std::deque<ChoreEffect> chores;
   std::uint64_t connections = 0;
@@ -243,6 +247,8 @@ class SessionHarness {
       } else if (auto* chore = std::get_if<ChoreEffect>(&effect)) {
         chores.push_back(std::move(*chore));
         if (answers_at_once) DoChore();
+      } else if (auto* wish = std::get_if<UpstreamEffect>(&effect)) {
+        upstream.push_back(std::move(*wish));
       } else if (std::holds_alternative<ReleaseEffect>(effect)) {
         continue;
       } else if (auto* close = std::get_if<CloseEffect>(&effect)) {

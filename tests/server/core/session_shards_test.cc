@@ -152,6 +152,31 @@ TEST(SessionShards, AStepGoesOnWithoutWhoLeftAfterItsResults) {
   EXPECT_EQ(shard.session.step(), 1);
 }
 
+// All parameters are reduced, so that the step is prepared before rank 1 ends it; rank 0 has what
+// the other shards have, and the stream on which it said so broke.
+TEST(SessionShards, WhoLeftAfterTheResultsIsNotMissedAtTheEnd) {
+  ShardHarness shard(1);
+  shard.AnnounceAll({0, 1, 2});
+  const auto& buckets = shard.session.progress().buckets().all();
+  ASSERT_THAT(buckets, SizeIs(1)) << shard.Message();
+  const wire::ChunkLayout layout = buckets.begin()->second.round().layout();
+  for (std::uint32_t c = 0; c < layout.chunk_count(); ++c) {
+    for (const int rank : {0, 1}) {
+      shard.Receive(rank, shard.Chunk(rank, 0, c), Floats(layout.Range(c).numel(), 1));
+    }
+    shard.Reduce();
+    ASSERT_EQ(shard.session.state(), State::kRunning) << shard.Message();
+  }
+  ASSERT_THAT(shard.Sent<wire::Prepared>(0), SizeIs(1)) << shard.Waiting();
+  shard.EndStep(0);
+  shard.Detach(0);
+  EXPECT_TRUE(shard.Leave(0).ok());
+  shard.EndStep(1);
+  EXPECT_EQ(shard.session.state(), State::kRunning) << shard.Message();
+  shard.Conclude(1, 0);
+  EXPECT_EQ(shard.session.step(), 1);
+}
+
 TEST(SessionShards, ALeaveBeforeTheResultsFailsTheOthers) {
   ShardHarness shard(1);
   shard.EndStep(0);

@@ -14,6 +14,7 @@ from gradwire._errors import InvalidArgument
 _HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[^:/\[\]\s]+)"
 _RANGE = re.compile(r"\{\d+\.\.\d+\}")  # of several daemons
 _ADDRESS = re.compile(rf"unix:.+|(?:dns:///)?{_HOST}:(?P<port>[0-9]{{1,5}})")
+_NAME = re.compile(r"dns-all:///[A-Za-z0-9._-]+:(?P<port>[0-9]{1,5})(?:\?[a-z0-9&=]+)?")  # of all daemons
 _SESSION = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _MAX_WORLD_SIZE = 4096
 _LONGEST = datetime.timedelta(days=30)
@@ -50,11 +51,12 @@ def check_address(value: object) -> None:
         return
     for one in value.split(",") if isinstance(value, str) else [None]:
         plain = "" if one is None else _RANGE.sub("0", one.strip())
-        found = None if set(plain) & set("{}") else _ADDRESS.fullmatch(plain)
+        form = _NAME if plain.startswith("dns-all:") else _ADDRESS
+        found = None if set(plain) & set("{}") else form.fullmatch(plain)
         if found is None or not 0 < int(found["port"] or 1) <= 65535:
             allowed = (
                 'is a str: "unix:/path", "host:port" or "dns:///host:port", with ports to 65535, '
-                'or several with commas, or a range such as "host-{0..3}:port"'
+                'or several with commas, or a range such as "host-{0..3}:port", or "dns-all:///name:port"'
             )
             _refuse("address", value, allowed)
 

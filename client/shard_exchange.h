@@ -1,0 +1,60 @@
+// What makes the shards of a session one session to its member.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/sync.h"
+#include "client/core/shard_vote.h"
+#include "client/runtime/shard_place.h"
+
+namespace gradwire {
+class ClientImpl;
+}  // namespace gradwire
+
+namespace gradwire::client {
+
+// What the shards' runtimes tell each other, each on its own thread. Events are handed on without
+// the lock, because an event queue may handle them at once on this thread.
+class ShardExchange {
+ public:
+  // `failed`: called once, with the first failure; may be empty.
+  using Failed = std::function<void(const absl::Status& why, int blamed_rank)>;
+  ShardExchange(std::uint32_t shards, std::int64_t step, Failed failed = {})
+      : on_failed_(std::move(failed)), vote_(shards, step) {}
+
+  // Before the first event.
+  void SetShards(std::vector<ClientImpl*> shards) GRADWIRE_EXCLUDES(mutex_);
+
+  ShardLink LinkOf(std::uint32_t shard);
+
+  // Ends the session on all shards. Before Close.
+  void FailAll(const absl::Status& status, int blamed_rank = -1) GRADWIRE_EXCLUDES(mutex_);
+
+  // Nothing is handed on from now on. Whoever hands on something now does not wait for anybody.
+  void Close() GRADWIRE_EXCLUDES(mutex_);
+
+ private:
+  void OnPrepared(std::uint32_t shard, const PreparedEffect& effect) GRADWIRE_EXCLUDES(mutex_);
+  void OnConcluded(Verdict verdict) GRADWIRE_EXCLUDES(mutex_);
+  // The first failure is everybody's; those that it causes come back here and have no effect.
+  void OnFailed(std::uint32_t shard, const FailedEffect& effect) GRADWIRE_EXCLUDES(mutex_);
+
+  bool Begin() GRADWIRE_EXCLUDES(mutex_);
+  void End() GRADWIRE_EXCLUDES(mutex_);
+
+  std::vector<ClientImpl*> shards_;  // constant from the first event on
+  const Failed on_failed_;
+  std::atomic<bool> failed_ = false;
+  Mutex mutex_;
+  CondVar idle_;
+  ShardVote vote_ GRADWIRE_GUARDED_BY(mutex_);
+  bool closed_ GRADWIRE_GUARDED_BY(mutex_) = false;
+  int busy_ GRADWIRE_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace gradwire::client

@@ -1,0 +1,20 @@
+// What a leaf's upstream says, as events for its session.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "absl/status/status.h"
+#include "gradwire/hooks/round_plan.h"
+
+namespace gradwire::server {
+
+// As SessionCore's functions of these names. Called without locks.
+struct LeafAnswers {
+  std::function<void()> joined;
+  std::function<void(std::int64_t step, Verdict verdict)> concluded;
+  std::function<void()> barrier;
+  std::function<void(const absl::Status& why, int blamed_rank)> failed;
+};
+
+}  // namespace gradwire::server

@@ -1,0 +1,39 @@
+// What a leaf's upstream says, as events for the session's core.
+#include <memory>
+
+#include "server/rpc/clock.h"
+#include "server/session/leaf_session.h"
+#include "server/session/session_runner.h"
+
+namespace gradwire::server {
+
+void SessionRunner::ConnectLeaf() {
+  if (host_.leaf != nullptr) host_.leaf->SetAnswers(AnswersToLeaf());
+}
+
+// The leaf belongs to the session, so it must not keep it.
+LeafAnswers SessionRunner::AnswersToLeaf() {
+  const auto to = [weak = weak_from_this()](auto event) {
+    return [weak, event](auto... arguments) {
+      const auto self = weak.lock();
+      if (self == nullptr) return;
+      self->Handle([&](SessionCore& core, Effects& effects) {
+        const absl::Time now = MonotonicNow();
+        core.Observe(now);
+        event(core, effects, now, arguments...);
+      });
+    };
+  };
+  return {
+      .joined =
+          to([](SessionCore& core, Effects& effects, absl::Time) { core.UpstreamJoined(effects); }),
+      .concluded = to([](SessionCore& core, Effects& effects, absl::Time now, std::int64_t step,
+                         Verdict verdict) { core.UpstreamConcluded(step, verdict, now, effects); }),
+      .barrier = to([](SessionCore& core, Effects& effects, absl::Time now) {
+        core.UpstreamBarrier(now, effects);
+      }),
+      .failed = to([](SessionCore& core, Effects& effects, absl::Time, const absl::Status& why,
+                      int blamed_rank) { core.FailElsewhere(why, blamed_rank, effects); })};
+}
+
+}  // namespace gradwire::server

@@ -1,0 +1,41 @@
+// The root's session, as a leaf's session has it.
+#pragma once
+
+#include <functional>
+
+#include "absl/status/statusor.h"
+#include "gradwire/hooks/grad_bucket.h"
+#include "gradwire/hooks/round_plan.h"
+
+namespace gradwire::server {
+
+// Calls come from one thread at a time and return at once; answers come on any thread, perhaps
+// before the call has returned. An error is told once, as Events::failed: calls that it ends have
+// no answer of their own.
+class Upstream {
+ public:
+  struct Events {
+    std::function<void()> joined;
+    // The root's session has ended, or could not be joined. `blamed_rank` -1: nobody.
+    std::function<void(const absl::Status& why, int blamed_rank)> failed;
+  };
+
+  // Ends the membership, if End has not; waits for that, some seconds at most. No answer comes
+  // afterwards.
+  virtual ~Upstream() = default;
+
+  // First, and once.
+  virtual void Join(Events events) = 0;
+
+  // ---- After `joined`.
+  // The bucket's buffer must stay until the answer to the step's end, or until this object is gone.
+  virtual void AllReduce(const GradBucket& bucket, std::function<void()> done) = 0;
+  virtual void EndStep(std::function<void(Verdict verdict)> done) = 0;
+  virtual void Barrier(std::function<void()> done) = 0;
+
+  // The leaf's session is over: it leaves (OK), or tells the root why, and whom that blames. At any
+  // time, and last.
+  virtual void End(const absl::Status& why, int blamed_rank) = 0;
+};
+
+}  // namespace gradwire::server

@@ -1,0 +1,216 @@
+// A leaf's own session, with the upstream played by hand.
+#include <string>
+#include <vector>
+
+#include "tests/server/core/session_harness.h"
+
+namespace gradwire::server {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+using What = UpstreamEffect::What;
+
+SessionOptions LeafOptions() {
+  SessionOptions options = SmallOptions(5);
+  options.window_chunks = 16;
+  options.leaf = {.first = 2, .members = 2, .hook = *HookSpec::Parse("fp16")};
+  return options;
+}
+
+// Of five ranks it has 2 and 3.
+class Leaf : public SessionHarness {
+ public:
+  Leaf() : SessionHarness(LeafOptions()) {}
+
+  JoinAsk MemberAsk(int rank) const {
+    JoinAsk ask = Ask(rank);
+    ask.spec = session.options().leaf.hook;
+    ask.node = {.first = 2, .members = 2};
+    return ask;
+  }
+  void AttachBoth() {
+    for (const int rank : {2, 3}) {
+      ASSERT_EQ(*Join(MemberAsk(rank)), rank);
+      ASSERT_TRUE(Attach(rank).ok());
+    }
+  }
+  void StartLeaf() {
+    AttachBoth();
+    Upstream([&](Effects& effects) { session.UpstreamJoined(effects); });
+    ASSERT_EQ(session.state(), SessionCore::State::kRunning);
+    upstream.clear();
+  }
+  template <typename Event>
+  void Upstream(Event event) {
+    Effects effects;
+    event(effects);
+    TakeAll(std::move(effects));
+  }
+  void Conclude(std::int64_t step, Verdict verdict) {
+    Upstream([&](Effects& effects) { session.UpstreamConcluded(step, verdict, now, effects); });
+  }
+  // Time passes, and whoever is here is heard.
+  void PassAlive(absl::Duration time) {
+    for (const absl::Time end = now + time; now < end; Tick(absl::Seconds(1))) {
+      for (const auto& [rank, stream] : streams) Receive(rank, wire::Heartbeat{});
+    }
+  }
+  std::vector<What> Wishes() const {
+    std::vector<What> wishes;
+    for (const UpstreamEffect& effect : upstream) wishes.push_back(effect.what);
+    return wishes;
+  }
+};
+
+TEST(SessionLeaf, BeginsWhenTheUpstreamsSessionDoes) {
+  Leaf leaf;
+  leaf.AttachBoth();
+  EXPECT_THAT(leaf.Wishes(), ElementsAre(What::kJoin));
+  EXPECT_EQ(leaf.session.state(), SessionCore::State::kJoining);
+  EXPECT_THAT(leaf.Waiting(), HasSubstr("waits for the upstream daemon"));
+  // The root's timeout counts.
+  leaf.PassAlive(leaf.session.options().join_timeout + absl::Seconds(1));
+  EXPECT_EQ(leaf.session.state(), SessionCore::State::kJoining);
+  leaf.Upstream([&](Effects& effects) { leaf.session.UpstreamJoined(effects); });
+  ASSERT_THAT(leaf.Sent<wire::Welcome>(2), SizeIs(1));
+  EXPECT_EQ(leaf.Sent<wire::Welcome>(2)[0].group, std::nullopt) << "the leaf has the weight";
+  EXPECT_THAT(leaf.Wishes(), ElementsAre(What::kJoin)) << "asked once";
+}
+
+TEST(SessionLeaf, AMemberThatIsLostBeforeTheStartIsReplaced) {
+  Leaf leaf;
+  leaf.AttachBoth();
+  leaf.Detach(3);
+  leaf.Pass(leaf.session.options().resume_grace + absl::Seconds(1));
+  leaf.Upstream([&](Effects& effects) { leaf.session.UpstreamJoined(effects); });
+  EXPECT_EQ(leaf.session.state(), SessionCore::State::kJoining);
+  EXPECT_THAT(leaf.Waiting(), HasSubstr("waits for rank 3 of 5 to join"));
+  ASSERT_EQ(*leaf.Join(leaf.MemberAsk(3)), 3);
+  ASSERT_TRUE(leaf.Attach(3).ok());
+  EXPECT_EQ(leaf.session.state(), SessionCore::State::kRunning);
+  EXPECT_THAT(leaf.Wishes(), ElementsAre(What::kJoin)) << "the leaf is a member already";
+}
+
+TEST(SessionLeaf, MissingMembersAreThoseOfItsNode) {
+  Leaf leaf;
+  ASSERT_EQ(*leaf.Join(leaf.MemberAsk(3)), 3);
+  ASSERT_TRUE(leaf.Attach(3).ok());
+  EXPECT_EQ(leaf.Waiting(), "waits for rank 2 of 5 to join");
+  EXPECT_THAT(leaf.upstream, IsEmpty());
+  leaf.PassAlive(leaf.session.options().join_timeout + absl::Seconds(1));
+  EXPECT_THAT(leaf.Message(), HasSubstr("for rank 2 of 5 to join"));
+}
+
+TEST(SessionLeaf, OnlyMembersOfItsNodeJoin) {
+  Leaf leaf;
+  ASSERT_EQ(*leaf.Join(leaf.MemberAsk(2)), 2);
+  EXPECT_THAT(std::string(leaf.Join(leaf.MemberAsk(4)).status().message()),
+              AllOf(HasSubstr("rank is 4; allowed on this node are 2 to 3"), HasSubstr("[GW216]")));
+  JoinAsk other = leaf.MemberAsk(3);
+  other.node = {.first = 3, .members = 2};
+  EXPECT_THAT(std::string(leaf.session.options().CheckSame(other).message()),
+              HasSubstr("node: ranks 3 to 4; the other members of this leaf have 2 to 3"));
+  JoinAsk plain = leaf.MemberAsk(3);
+  plain.spec = HookSpec();
+  EXPECT_THAT(std::string(leaf.session.options().CheckSame(plain).message()), HasSubstr("[GW201]"));
+}
+
+TEST(SessionLeaf, AStepEndsWithTheRootsVerdict) {
+  Leaf leaf;
+  leaf.StartLeaf();
+  for (const int rank : {2, 3}) leaf.Announce(rank, {1});
+  for (const int rank : {2, 3}) {
+    for (std::uint32_t c = 0; c < 3; ++c) {
+      wire::Contribution chunk = leaf.Chunk(rank, 1, c);
+      chunk.received = 0;
+      leaf.Receive(rank, chunk, Floats(c < 2 ? 16 : 8, 1));
+    }
+  }
+  ASSERT_THAT(leaf.reductions, SizeIs(3)) << "no result is out, and the window holds the bucket";
+  for (std::size_t c = 0; c < 3; ++c) {
+    EXPECT_THAT(*leaf.reductions[c].parameters, ElementsAre(1));
+    EXPECT_EQ(leaf.reductions[c].begin, 16 * c);
+    EXPECT_EQ(leaf.reductions[c].weight, 2);
+  }
+  for (const int rank : {2, 3}) leaf.EndStep(rank);
+  EXPECT_THAT(leaf.Waiting(), HasSubstr("waits for the upstream daemon's result of bucket [b]"));
+  EXPECT_THAT(leaf.upstream, IsEmpty());
+  leaf.Reduce();
+  EXPECT_THAT(leaf.Wishes(), ElementsAre(What::kEndStep));
+  EXPECT_EQ(leaf.session.step(), 0) << "it does not decide";
+  EXPECT_THAT(leaf.Waiting(), HasSubstr("waits for the upstream daemon to conclude it"));
+  // A step that only the root keeps waiting has the root's timeout.
+  leaf.PassAlive(leaf.session.options().step_timeout + absl::Seconds(1));
+  EXPECT_EQ(leaf.session.state(), SessionCore::State::kRunning) << leaf.Message();
+  leaf.Conclude(5, Verdict::kApply);
+  EXPECT_EQ(leaf.session.step(), 0) << "of another step";
+  leaf.Conclude(0, Verdict::kSkip);
+  EXPECT_EQ(leaf.session.step(), 1);
+  ASSERT_THAT(leaf.Sent<wire::StepDone>(2), SizeIs(1));
+  EXPECT_EQ(leaf.Sent<wire::StepDone>(2)[0].verdict, Verdict::kSkip);
+}
+
+// The root must hear of it, or other nodes' buckets would lack it.
+TEST(SessionLeaf, ABucketWithoutElementsGoesUpToo) {
+  Leaf leaf;
+  leaf.StartLeaf();
+  for (const int rank : {2, 3}) leaf.Announce(rank, {2});
+  ASSERT_THAT(leaf.Wishes(), ElementsAre(What::kBucket));
+  EXPECT_THAT(leaf.upstream[0].parameters, ElementsAre(2));
+  for (const int rank : {2, 3}) leaf.EndStep(rank);
+  EXPECT_THAT(leaf.Wishes(), ElementsAre(What::kBucket, What::kEndStep));
+}
+
+TEST(SessionLeaf, ABarrierEndsWithTheRoots) {
+  Leaf leaf;
+  leaf.StartLeaf();
+  const wire::Enter enter{.number = 0, .generation = 7, .kind = wire::CollectiveKind::kBarrier};
+  leaf.Receive(2, enter);
+  EXPECT_THAT(leaf.upstream, IsEmpty());
+  leaf.Receive(3, enter);
+  EXPECT_THAT(leaf.Wishes(), ElementsAre(What::kBarrier));
+  EXPECT_THAT(leaf.Waiting(), HasSubstr("barrier 0 waits for the upstream daemon"));
+  EXPECT_THAT(leaf.Sent<wire::Begin>(2), IsEmpty());
+  leaf.Upstream([&](Effects& effects) { leaf.session.UpstreamBarrier(leaf.now, effects); });
+  EXPECT_THAT(leaf.Sent<wire::Begin>(2), SizeIs(1));
+  // Once more than asked for.
+  leaf.Upstream([&](Effects& effects) { leaf.session.UpstreamBarrier(leaf.now, effects); });
+  EXPECT_THAT(leaf.Sent<wire::Begin>(2), SizeIs(1));
+}
+
+TEST(SessionLeaf, ABroadcastIsRefused) {
+  Leaf leaf;
+  leaf.StartLeaf();
+  leaf.Receive(2, wire::Enter{.number = 0,
+                              .generation = 7,
+                              .kind = wire::CollectiveKind::kBroadcast,
+                              .root = 2,
+                              .bytes = 8});
+  EXPECT_THAT(leaf.Message(), HasSubstr("broadcast: this member's daemon is a leaf"));
+}
+
+TEST(SessionLeaf, WhatEndsTheRootsSessionEndsThisOne) {
+  Leaf leaf;
+  leaf.StartLeaf();
+  leaf.Upstream([&](Effects& effects) {
+    leaf.session.FailElsewhere(absl::AbortedError("session \"s\" failed: rank 0 was lost"), 0,
+                               effects);
+  });
+  EXPECT_THAT(leaf.Message(), HasSubstr("session \"s\" failed: rank 0 was lost"));
+  EXPECT_EQ(leaf.Sent<wire::Failure>(3).at(0).blamed_rank, 0);
+  EXPECT_EQ(leaf.session.blamed_rank(), 0);
+}
+
+TEST(SessionLeaf, AllHaveLeftWhenThoseOfTheNodeHave) {
+  Leaf leaf;
+  leaf.StartLeaf();
+  for (const int rank : {2, 3}) EXPECT_TRUE(leaf.Leave(rank).ok());
+  EXPECT_EQ(leaf.session.state(), SessionCore::State::kClosed);
+}
+
+}  // namespace
+}  // namespace gradwire::server

@@ -1,0 +1,162 @@
+// Leaf daemons at their root, played by hand: each is one member that stands for several ranks.
+#include <string>
+#include <vector>
+
+#include "tests/server/core/session_harness.h"
+
+namespace gradwire::server {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+// Of five ranks, leaf "a" has 0 and 1, leaf "b" 2 and 3, and 4 is a trainer.
+class Leaves : public SessionHarness {
+ public:
+  Leaves() : SessionHarness(SmallOptions(5)) {}
+
+  JoinAsk LeafAsk(int rank, int ranks, const std::string& name) const {
+    JoinAsk ask = Ask(rank);
+    ask.leaf_ranks = ranks;
+    ask.leaf = name;
+    return ask;
+  }
+  void StartLeaves() {
+    ASSERT_EQ(*Join(LeafAsk(0, 2, "a")), 0);
+    ASSERT_EQ(*Join(LeafAsk(2, 2, "b")), 2);
+    ASSERT_EQ(*Join(Ask(4)), 4);
+    for (const int rank : {0, 2, 4}) ASSERT_TRUE(Attach(rank).ok());
+    ASSERT_EQ(session.state(), SessionCore::State::kRunning);
+  }
+  void AnnounceFromAll(const std::vector<std::uint32_t>& parameters) {
+    for (const int rank : {0, 2, 4}) Announce(rank, parameters);
+  }
+};
+
+TEST(SessionLeaves, AllRanksAreHereWhenTheLeavesAre) {
+  Leaves harness;
+  ASSERT_EQ(*harness.Join(harness.LeafAsk(2, 2, "b")), 2);
+  ASSERT_TRUE(harness.Attach(2).ok());
+  EXPECT_EQ(harness.Waiting(), "waits for ranks 0, 1, 4 of 5 to join");
+  EXPECT_EQ(harness.session.member_state(3), MemberState::kElsewhere);
+  ASSERT_EQ(*harness.Join(harness.LeafAsk(0, 2, "a")), 0);
+  ASSERT_EQ(*harness.Join(harness.Ask(4)), 4);
+  ASSERT_TRUE(harness.Attach(0).ok());
+  ASSERT_TRUE(harness.Attach(4).ok());
+  EXPECT_EQ(harness.session.state(), SessionCore::State::kRunning);
+  // Three contribute, so a mean divides by three; each knows how many ranks it stands for.
+  EXPECT_EQ(harness.Sent<wire::Welcome>(2).at(0).group,
+            (wire::NodeGroup{.ranks = {2}, .shares = 1, .groups = 3, .group = 1}));
+  EXPECT_THAT(harness.logged, testing::Contains("leaf \"b\" with ranks 2 to 3 joined"));
+}
+
+TEST(SessionLeaves, AStepNeedsOneContributionFromEachLeaf) {
+  Leaves harness;
+  harness.StartLeaves();
+  harness.AnnounceFromAll({0});
+  for (const int rank : {0, 2, 4}) {
+    ASSERT_THAT(harness.Sent<wire::Grant>(rank), SizeIs(1));
+    harness.Contribute(rank, 0, 1.0F + static_cast<float>(rank));
+  }
+  ASSERT_THAT(harness.reductions, SizeIs(1));
+  EXPECT_THAT(harness.reductions[0].inputs, SizeIs(3));
+  EXPECT_EQ(harness.reductions[0].weight, 3);
+  harness.Reduce();
+  ASSERT_THAT(harness.Sent<wire::Result>(2), SizeIs(1));
+  for (const int rank : {0, 2}) harness.EndStep(rank);
+  EXPECT_THAT(harness.Waiting(), HasSubstr("from rank 4"));
+  harness.EndStep(4);
+  EXPECT_EQ(harness.session.step(), 1) << "nobody waits for the ranks behind leaves";
+  EXPECT_THAT(harness.Sent<wire::StepDone>(0), SizeIs(1));
+  EXPECT_THAT(harness.Sent<wire::StepDone>(1), SizeIs(0));
+  for (const int rank : {0, 2, 4}) EXPECT_TRUE(harness.Leave(rank).ok());
+  EXPECT_EQ(harness.session.state(), SessionCore::State::kClosed);
+}
+
+TEST(SessionLeaves, ABarrierNeedsTheLeavesOnly) {
+  Leaves harness;
+  harness.StartLeaves();
+  for (int round = 0; round < 2; ++round) {
+    const auto number = static_cast<std::uint64_t>(round);
+    for (const int rank : {0, 2, 4}) {
+      EXPECT_THAT(harness.Sent<wire::Begin>(0), SizeIs(round));
+      harness.Receive(
+          rank,
+          wire::Enter{.number = number, .generation = 7, .kind = wire::CollectiveKind::kBarrier});
+    }
+    EXPECT_THAT(harness.Sent<wire::Begin>(2), SizeIs(round + 1));
+  }
+}
+
+TEST(SessionLeaves, ABroadcastFromBehindALeafIsRefused) {
+  Leaves harness;
+  harness.StartLeaves();
+  harness.Receive(4, wire::Enter{.number = 0,
+                                 .generation = 7,
+                                 .kind = wire::CollectiveKind::kBroadcast,
+                                 .root = 3,
+                                 .bytes = 8});
+  EXPECT_THAT(harness.Message(), HasSubstr("broadcast root is 3, which is behind a leaf daemon"));
+}
+
+TEST(SessionLeaves, ALostLeafIsBlamedByItsName) {
+  Leaves harness;
+  harness.StartLeaves();
+  harness.Detach(2);
+  harness.Pass(harness.session.options().resume_grace + absl::Seconds(1));
+  EXPECT_THAT(harness.Message(), HasSubstr("leaf \"b\" with ranks 2 to 3 was lost before step 0"));
+  EXPECT_EQ(harness.Sent<wire::Failure>(0).at(0).blamed_rank, 2);
+}
+
+TEST(SessionLeaves, WhatEndsTheSessionBehindALeafEndsItForAll) {
+  Leaves harness;
+  harness.StartLeaves();
+  harness.Receive(2, wire::Failure{.code = static_cast<int>(absl::StatusCode::kAborted),
+                                   .message = "rank 3 was lost in step 0",
+                                   .blamed_rank = 3});
+  EXPECT_THAT(harness.Message(), HasSubstr("rank 3 was lost in step 0"));
+  EXPECT_EQ(harness.Sent<wire::Failure>(4).at(0).blamed_rank, 3);
+}
+
+TEST(SessionLeaves, ATrainerCannotSayThatTheSessionFailedElsewhere) {
+  Leaves harness;
+  harness.StartLeaves();
+  harness.Receive(4, wire::Failure{.code = 10, .message = "no", .blamed_rank = 0});
+  EXPECT_THAT(harness.Message(), HasSubstr("rank 4: sent a failure"));
+}
+
+TEST(SessionLeaves, RanksOfALeafAreTaken) {
+  Leaves harness;
+  ASSERT_EQ(*harness.Join(harness.LeafAsk(0, 2, "a")), 0);
+  EXPECT_EQ(harness.Join(harness.Ask(1)).status().code(), absl::StatusCode::kAlreadyExists);
+  ASSERT_EQ(*harness.Join(harness.Ask(3)), 3);
+  EXPECT_THAT(std::string(harness.Join(harness.LeafAsk(2, 2, "b")).status().message()),
+              HasSubstr("leaf \"b\" stands for ranks 2 to 3, but rank 3 is taken"));
+  EXPECT_EQ(harness.session.member_state(2), MemberState::kAbsent) << "the refusal left a trace";
+  EXPECT_THAT(std::string(harness.Join(harness.LeafAsk(4, 2, "c")).status().message()),
+              HasSubstr("leaf.ranks is 2 from rank 4"));
+}
+
+TEST(SessionLeaves, ALeafThatIsGoneBeforeTheStartFreesAllItsRanks) {
+  Leaves harness;
+  ASSERT_EQ(*harness.Join(harness.LeafAsk(0, 3, "a")), 0);
+  EXPECT_EQ(harness.session.member_state(2), MemberState::kElsewhere);
+  harness.Pass(harness.session.options().token_timeout + absl::Seconds(1));
+  for (const int rank : {0, 1, 2}) {
+    EXPECT_EQ(harness.session.member_state(rank), MemberState::kAbsent) << rank;
+  }
+  EXPECT_EQ(*harness.Join(harness.Ask(1)), 1);
+}
+
+TEST(NodeGroupsTest, LeavesAndGroupsOfSeveralAreNotMixed) {
+  const std::vector<GroupAsk> asks = {{.name = "", .communicator = "", .ranks = 2},
+                                      {.name = "", .communicator = "", .ranks = 0},
+                                      {.name = "a", .communicator = "c"},
+                                      {.name = "a", .communicator = "c"}};
+  EXPECT_THAT(std::string(NodeGroups::Make(asks).status().message()),
+              HasSubstr("leaf daemons and node groups of several members"));
+}
+
+}  // namespace
+}  // namespace gradwire::server
