@@ -68,13 +68,13 @@ double LinkSeconds(const Flow& flow, const Site& site, const Workload& workload,
   // A member sends a window of chunks for each open bucket, and then waits for results.
   const auto open =
       static_cast<double>(std::min<std::size_t>(kOpenBuckets, workload.buckets().count));
-  const double windows = flow.part / (open * kWindowChunks * site.chunk_bytes);
+  const double windows = flow.part / (open * site.window_chunks * site.chunk_bytes);
   return std::max(seconds, windows * site.round_trip_seconds);
 }
 
 // Seconds of one core on a host with members, and of one daemon of the shards.
 struct Work {
-  double hook = 0;
+  double hook = 0;  // and all else that a bucket needs before any of it is sent
   double host = 0;  // hooks and leaf included
   double daemon = 0;
 };
@@ -90,12 +90,13 @@ Work WorkOf(const Flow& flow, const Site& site, const Workload& workload,
   Work work;
   const double member =
       2 * flow.all * member_byte + 2 * chunks * topology.shards * kMemberSecondsPerChunk;
-  work.hook = flow.members_on_host * workload.cost().compute_seconds;
-  work.host = flow.members_on_host * member + work.hook;
+  const bool divides = topology.shards > 1 && workload.divides_by_matrix();
+  const double copies = divides ? 2 * workload.gradient_bytes() * kDivideSecondsPerByte : 0;
+  work.hook = flow.members_on_host * (workload.cost().compute_seconds + copies);
   if (topology.leaves) {
-    work.host += 2 * site.members_per_host * workload.gradient_bytes() *
-                 (kSharedMemberSecondsPerByte + kSharedDaemonSecondsPerByte);
+    work.hook += 2 * site.members_per_host * workload.gradient_bytes() * kLeafSecondsPerByte;
   }
+  work.host = flow.members_on_host * member + work.hook;
   work.daemon = flow.members * (2 * flow.part * daemon_byte + 2 * chunks * kDaemonSecondsPerChunk);
   return work;
 }
@@ -244,7 +245,8 @@ absl::StatusOr<Forecast> Predict(const Site& site, const Workload& workload,
   const double processor = ProcessorSeconds(work, site, topology);
   const double latency = LatencySeconds(*flow, site, workload, topology);
   forecast.seconds = std::max(link, processor) + latency;
-  if (workload.computes_first()) {
+  // So does a leaf, which takes in a whole bucket before it sends any of it.
+  if (workload.computes_first() || topology.leaves) {
     // Other buckets travel while the largest is computed, but they are not enough to fill the link.
     const double hook = OnCores(site.one_machine ? site.hosts * work.hook : work.hook, site.cores);
     const double alone = std::max(0.0, 2 * workload.buckets().largest_share - 1);

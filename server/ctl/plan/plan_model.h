@@ -28,19 +28,24 @@ inline constexpr double kIdleChunks = 4;
 inline constexpr double kMemberSecondsPerByte = 0.37e-9;
 inline constexpr double kDaemonSecondsPerByte = 0.21e-9;
 // The same for a chunk of any size with its frames, and the wake-ups for them.
-inline constexpr double kMemberSecondsPerChunk = 45e-6;
-inline constexpr double kDaemonSecondsPerChunk = 30e-6;
+inline constexpr double kMemberSecondsPerChunk = 15e-6;
+inline constexpr double kDaemonSecondsPerChunk = 10e-6;
 // In shared memory, with all frames: members copy gradients into it, and results out of it.
 inline constexpr double kSharedMemberSecondsPerByte = 0.13e-9;
 inline constexpr double kSharedDaemonSecondsPerByte = 0.076e-9;
+// The same where a leaf's members have their gradients in memory that they share with it, and
+// nothing is copied but the mean and the result.
+inline constexpr double kLeafSecondsPerByte = 0.11e-9;
+// Where each matrix is one shard's, what does not lie together is copied, there and back.
+inline constexpr double kDivideSecondsPerByte = 0.135e-9;
 // A small step between processes of one host.
 inline constexpr double kLocalStepSeconds = 0.3e-3;
 // The share of the cores' time that a step uses: members and daemons wait for each other.
 inline constexpr double kCoreUse = 0.85;
 inline constexpr int kMostDaemonCores = 16;  // a daemon's RPC threads
-// gradwired's defaults.
-inline constexpr double kChunkBytes = 1044480;
-inline constexpr int kWindowChunks = 4;
+// gradwired's defaults for sessions over a network.
+inline constexpr double kChunkBytes = 32 << 10;
+inline constexpr int kWindowChunks = 16;
 inline constexpr int kOpenBuckets = 4;
 inline constexpr double kEagerBytes = 64 << 10;  // of a bucket that waits for no grant
 
@@ -55,6 +60,7 @@ struct Site {
   double round_trip_seconds = 0.2e-3;
   int cores = 4;  // of each host
   double chunk_bytes = kChunkBytes;
+  int window_chunks = kWindowChunks;
   // All hosts are on one machine and share its cores, as in tests/bench/net.
   bool one_machine = false;
 };

@@ -14,9 +14,9 @@ namespace gradwire::ctl {
 
 // Processor seconds of hooks on one core, as tests/bench/net's rows show them: four members on two
 // cores, which share the memory. One member alone takes about half of it.
-inline constexpr double kCastSecondsPerByte = 0.05e-9;    // of float32, one direction
-inline constexpr double kLowRankSecondsPerByte = 0.5e-9;  // residual, copies, reconstruction
-inline constexpr double kLowRankFlopsPerSecond = 21e9;    // products of a matrix and a thin one
+inline constexpr double kCastSecondsPerByte = 0.05e-9;     // of float32, one direction
+inline constexpr double kLowRankSecondsPerByte = 0.17e-9;  // residual, copies, reconstruction
+inline constexpr double kLowRankFlopsPerSecond = 31e9;     // products of a matrix and a thin one
 // Of torch's DistributedDataParallel, which fills its buckets in the reverse order of parameters.
 inline constexpr double kFirstBucketBytes = 1 << 20;
 inline constexpr double kBucketBytes = 25 << 20;
@@ -47,6 +47,9 @@ class Workload {
   // Contributions of a bucket need all its gradients first, so that no part of it is under way
   // meanwhile.
   bool computes_first() const { return computes_first_; }
+
+  // Each matrix is one shard's, where there are several; else each shard has a slice of everything.
+  bool divides_by_matrix() const { return !spec_.OnlyCasts() && spec_.comm_hook != "noop"; }
 
   // What a member sends to the shard that gets most. InvalidArgument as ShardMap::Make has it.
   absl::StatusOr<double> BusiestShardBytes(std::uint32_t shards) const;

@@ -74,8 +74,10 @@ Topology TopologyNamed(const std::string& name) {
   if (name == "star") return OwnHosts(1);
   if (name == "own-2") return OwnHosts(2);
   if (name == "own-4") return OwnHosts(4);
-  EXPECT_EQ(name, "shards");
-  return MembersHosts(4);
+  const bool leaves = name.ends_with("leaves");
+  if (name == "leaves") return {.leaves = true};
+  EXPECT_EQ(name, leaves ? "shard-leaves" : "shards");
+  return {.placement = Placement::kMembersHosts, .shards = 4, .leaves = leaves};
 }
 
 std::vector<Row> MeasuredRows() {
@@ -94,6 +96,7 @@ std::vector<Row> MeasuredRows() {
     rows.push_back({.text = line,
                     .topology = TopologyNamed(cells[0]),
                     .site = {.hosts = 4,
+                             .members_per_host = cells[0].ends_with("leaves") ? 2 : 1,
                              .link_bytes_per_second = BytesPerSecond(cells[1]),
                              .round_trip_seconds = round_trip / 1e3,
                              .cores = 2,
@@ -194,11 +197,11 @@ TEST(PlanModel, IsMonotonic) {
 }
 
 TEST(PlanModel, NeedsMoreTimeForAWanWhoseWindowsAreSmall) {
-  // 16 chunks of a member in each round trip of 0.5 s, on a link that could take them all at once.
+  // 64 chunks of a member in each round trip of 0.5 s, on a link that could take them all at once.
   const Site site{
       .hosts = 2, .link_bytes_per_second = 1e12, .round_trip_seconds = 0.5, .cores = 64};
   const Workload workload = *Workload::OfElements({}, 100'000'000);
-  const double windows = 4e8 / (16 * kChunkBytes);
+  const double windows = 4e8 / (64 * kChunkBytes);
   EXPECT_NEAR(PredictOf(site, workload, OwnHosts(1)).seconds, windows * 0.5 + 2 * 0.5, 0.01);
 }
 
