@@ -112,6 +112,25 @@ void AddTrace(CLI::App& app, Flags& flags) {
       ->type_name(kFile);
 }
 
+void AddPlan(CLI::App& app, PlanFlags& flags) {
+  CLI::App* const plan = app.add_subcommand(
+      "plan", "Predict step times of ways to arrange daemons, and recommend one; asks no daemon");
+  plan->add_option("--hosts", flags.hosts, "Hosts with members, 1 to 4096");
+  plan->add_option("--members-per-host", flags.members_per_host, "Members on each, 1 to 64");
+  plan->add_option("--cores", flags.cores, "Cores of each host, 1 to 1024");
+  plan->add_option("--link", flags.link, "The rate of each host's link, such as 100Mbit/s");
+  plan->add_option("--round-trip", flags.round_trip, "Between two hosts, such as 25ms");
+  plan->add_option("--model", flags.model,
+                   "gpt2, mlp, resnet18, a number of parameters such as 7B, or a file with shapes")
+      ->type_name(kFile);
+  plan->add_option("--shapes", flags.shapes,
+                   "Shapes of a model of one's own, such as 64x3x7x7,64,12*768x768");
+  plan->add_option("--hook", flags.hook, "A word such as power_sgd,matrix_approximation_rank=4");
+  plan->add_option("--compute", flags.compute,
+                   "Seconds that a step computes, to show the time of the whole step");
+  plan->add_flag("--scale", flags.scale, "Show 1 to 4096 hosts instead");
+}
+
 void AddToolCommands(CLI::App& app, Flags& flags) {
   CLI::App* const doctor = app.add_subcommand(
       "doctor", "Check the way to the daemon, and predict the step time of each hook");
@@ -120,6 +139,7 @@ void AddToolCommands(CLI::App& app, Flags& flags) {
   for (CLI::App* const one : {doctor, bench}) AddModelOptions(*one, flags.model);
   bench->add_option("--steps", flags.model.steps, "Measured steps for each hook")
       ->check(CLI::Range(1, 100000));
+  AddPlan(app, flags.plan);
   CLI::App* const debug =
       app.add_subcommand("debug", "Gather what a bug report needs")->require_subcommand(1);
   debug

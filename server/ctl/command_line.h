@@ -7,6 +7,7 @@
 #include "client/addresses.h"
 #include "server/ctl/calls.h"
 #include "server/ctl/doctor/doctor.h"
+#include "server/ctl/plan/plan.h"
 #include "server/ctl/several.h"
 
 namespace gradwire::ctl {
@@ -27,6 +28,7 @@ struct Flags {
   int steps = 5;
   double wait_s = 60;
   ModelFlags model = {.hooks = DefaultHooks()};
+  PlanFlags plan = {};
   bool watch = false;
 
   // What the address names, of a command that takes several daemons; set by Resolve.

@@ -65,19 +65,20 @@ absl::Status CheckWritable(const std::string& path) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> ReadFile(const std::string& path) {
+absl::StatusOr<std::string> ReadFile(const std::string& path, std::size_t most) {
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) return Failed("read", path, errno);
   const auto piece = std::make_unique<std::array<char, 1 << 16>>();
   std::string bytes;
   int error = 0;
-  while (error == 0) {
+  while (error == 0 && bytes.size() <= most) {
     const ssize_t count = read(file, piece->data(), piece->size());
     if (count == 0) break;
     if (count > 0) bytes.append(piece->data(), static_cast<std::size_t>(count));
     if (count < 0 && errno != EINTR) error = errno;
   }
   close(file);
+  if (bytes.size() > most) error = EFBIG;
   if (error != 0) return Failed("read", path, error);
   return bytes;
 }

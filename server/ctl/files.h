@@ -1,6 +1,8 @@
 // Files that gradwirectl reads and writes.
 #pragma once
 
+#include <cstddef>
+#include <limits>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -11,6 +13,8 @@ namespace gradwire::ctl {
 absl::Status WriteFile(const std::string& path, const std::string& bytes);
 // The error that WriteFile would give now.
 absl::Status CheckWritable(const std::string& path);
-absl::StatusOr<std::string> ReadFile(const std::string& path);
+// At most `most` bytes; a longer file is refused.
+absl::StatusOr<std::string> ReadFile(const std::string& path,
+                                     std::size_t most = std::numeric_limits<std::size_t>::max());
 
 }  // namespace gradwire::ctl

@@ -277,7 +277,7 @@ Print PrinterOf(const Flags& flags) {
 // Checks the address that the command needs, and looks it up where that may name several daemons.
 // Returns an exit code if it ends here.
 std::optional<int> FindDaemons(const std::string& command, Flags& flags) {
-  if (command == "explain" || command == "completion") return std::nullopt;
+  if (command == "explain" || command == "completion" || command == "plan") return std::nullopt;
   const bool takes_one = command == "doctor" || command == "bench" || command == "debug bundle" ||
                          command == "version";
   absl::Status good = takes_one ? CheckAddress(flags.address) : CheckAddresses(flags.address);
@@ -315,6 +315,7 @@ int Main(int argc, const char* const* argv) {
       {"health", [&] { return Health(flags); }},
       {"doctor", [&] { return Doctor(flags.target(), flags.model, PrinterOf(flags)); }},
       {"bench", [&] { return RunBench(flags.target(), flags.model, PrinterOf(flags)); }},
+      {"plan", [&] { return RunPlan(flags.plan, PrinterOf(flags)); }},
       {"debug bundle", [&] { return WriteBundle(flags); }},
       {"completion", [&] { return Complete(app, flags); }},
       {"explain", [&] { return Explain(flags.code, PrinterOf(flags)); }},

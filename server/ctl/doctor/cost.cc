@@ -24,10 +24,23 @@ constexpr int kMeasured = 7;
 // Of these the first still allocate, and draw what later steps begin with.
 constexpr int kWarmUp = 4;
 
+// An applied step after which every hook compresses. Even, so that a hook that sends its factors in
+// turn sends P.
+constexpr std::int64_t kLate = std::int64_t{1} << 40;
+
 using Clock = std::chrono::steady_clock;
 
 double SecondsSince(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+RoundCost CostOf(const RoundPlan& plan) {
+  RoundCost cost;
+  for (const Segment& segment : plan.segments) {
+    const bool whole = segment.op == ReduceOp::kOrthonormalizedSum;
+    (whole ? cost.whole_bytes : cost.streamed_bytes) += segment.bytes();
+  }
+  return cost;
 }
 
 // A member and the coordinator's part of its hook, in one loop.
@@ -81,9 +94,9 @@ class OneMember {
       if (round == 0) {
         if (absl::Status status = Import(**run); !status.ok()) return status;
       }
-      rounds_.emplace_back();
+      rounds_.push_back(CostOf(**plan));
       for (std::size_t i = 0; i < (*plan)->segments.size(); ++i) {
-        const absl::Status status = ReduceSegment(**run, round, i, (*plan)->segments[i]);
+        absl::Status status = ReduceSegment(**run, round, i, (*plan)->segments[i]);
         if (!status.ok()) return status;
       }
     }
@@ -111,10 +124,8 @@ class OneMember {
     const std::span<const std::byte> piece = sent_;
     const Pieces pieces(&piece, 1);
     if (segment.op == ReduceOp::kOrthonormalizedSum) {
-      rounds_.back().whole_bytes += segment.bytes();
       ReduceOrthonormalized(segment, {&pieces, 1}, result_);
     } else {
-      rounds_.back().streamed_bytes += segment.bytes();
       gradwire::Reduce(segment.dtype, segment.op, segment.numel, {&pieces, 1}, result_);
     }
     if (coordinator_->Observes(round, segment)) {
@@ -148,6 +159,18 @@ absl::StatusOr<HookSpec> HookFromText(const std::string& text) {
   const bool starts_late = absl::EndsWith(spec->comm_hook, "power_sgd");
   if (starts_late) spec->comm_state_option.try_emplace(kStartOption, kStart);
   return spec;
+}
+
+absl::StatusOr<std::vector<RoundCost>> PlannedRounds(const HookSpec& spec,
+                                                     const std::vector<ParameterSpec>& parameters) {
+  const auto hook = HookRegistry::Global().Make(spec);
+  if (!hook.ok()) return hook.status();
+  (*hook)->Reset(kLate);
+  const auto plans = (*hook)->Plan(parameters, kLate);
+  if (!plans.ok()) return plans.status();
+  std::vector<RoundCost> rounds;
+  for (const RoundPlan& plan : *plans) rounds.push_back(CostOf(plan));
+  return rounds;
 }
 
 absl::StatusOr<StepCost> MeasureCost(const HookSpec& spec,

@@ -1,4 +1,5 @@
-// What a step costs on a link: the prediction of `gradwirectl doctor`. No I/O; MeasureCost uses the
+// What a step costs on a link: the prediction of `gradwirectl doctor`, and the bytes of that of
+// `gradwirectl plan`. No I/O; MeasureCost uses the
 // clock and the processor.
 #pragma once
 
@@ -51,8 +52,13 @@ double CrossingSeconds(const Link& link, double bytes);
 // begin to compress after some steps do so after two, unless the text says when.
 absl::StatusOr<HookSpec> HookFromText(const std::string& text);
 
+// The rounds of a step with all parameters in one bucket, once the hook compresses, as its own plan
+// has them. Pure.
+absl::StatusOr<std::vector<RoundCost>> PlannedRounds(const HookSpec& spec,
+                                                     const std::vector<ParameterSpec>& parameters);
+
 // The cost of a step with all parameters in one bucket, once the hook compresses: its rounds by the
-// hook's own code, and the processor's time in this process for a member's work and the
+// hook's own plan, and the processor's time in this process for a member's work and the
 // coordinator's (the median of some steps). Runs the hook on gradients of its own.
 absl::StatusOr<StepCost> MeasureCost(const HookSpec& spec,
                                      const std::vector<ParameterSpec>& parameters);

@@ -60,5 +60,13 @@ TEST(FilesTest, WhatIsNoFileIsNamed) {
   EXPECT_THAT(std::string(ReadFile(folder.path()).status().message()), HasSubstr(folder.path()));
 }
 
+TEST(FilesTest, ALongFileIsRefused) {
+  const gradwire::testing::TemporaryFolder folder;
+  ASSERT_TRUE(WriteFile(folder / "file", std::string(1000, 'x')).ok());
+  EXPECT_EQ(ReadFile(folder / "file", 1000)->size(), 1000U);
+  EXPECT_THAT(std::string(ReadFile(folder / "file", 999).status().message()),
+              HasSubstr("File too large"));
+}
+
 }  // namespace
 }  // namespace gradwire::ctl
