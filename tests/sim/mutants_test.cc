@@ -100,12 +100,13 @@ TEST_P(ShardMutants, IsCaught) {
   active_mutant = GetParam().mutant;
   std::string caught;
   std::uint64_t seed = 0;
-  while (seed < kSeeds && (caught = ShardSimulation(seed).Run()).empty()) ++seed;
+  while (seed < kSeeds && (caught = ShardSimulation(MakeShardScenario(seed)).Run()).empty()) ++seed;
   active_mutant = Mutant::kNone;
   ASSERT_NE(caught, "") << GetParam().name << " was not caught in " << kSeeds << " seeds";
   std::printf("%s: seed %llu: %s\n", GetParam().name, static_cast<unsigned long long>(seed),
               caught.c_str());
-  EXPECT_EQ(ShardSimulation(seed).Run(), "") << "the seed fails without the mutant too";
+  EXPECT_EQ(ShardSimulation(MakeShardScenario(seed)).Run(), "")
+      << "the seed fails without the mutant too";
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -117,6 +118,27 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{Mutant::kReadyNotRepeated, "ReadyNotRepeated"},
                       Case{Mutant::kSliceSentTwice, "SliceSentTwice"},
                       Case{Mutant::kFailureNotPassedOn, "FailureNotPassedOn"}),
+    [](const ::testing::TestParamInfo<Case>& tested) { return std::string(tested.param.name); });
+
+class LeafMutants : public ::testing::TestWithParam<Case> {};
+
+TEST_P(LeafMutants, IsCaught) {
+  active_mutant = GetParam().mutant;
+  std::string caught;
+  std::uint64_t seed = 0;
+  const auto run = [](std::uint64_t one) { return ShardSimulation(MakeLeafScenario(one)).Run(); };
+  while (seed < kSeeds && (caught = run(seed)).empty()) ++seed;
+  active_mutant = Mutant::kNone;
+  ASSERT_NE(caught, "") << GetParam().name << " was not caught in " << kSeeds << " seeds";
+  std::printf("%s: seed %llu: %s\n", GetParam().name, static_cast<unsigned long long>(seed),
+              caught.c_str());
+  EXPECT_EQ(run(seed), "") << "the seed fails without the mutant too";
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, LeafMutants,
+    ::testing::Values(Case{Mutant::kLeafDecidesAlone, "LeafDecidesAlone"},
+                      Case{Mutant::kLeafWeightForgotten, "LeafWeightForgotten"}),
     [](const ::testing::TestParamInfo<Case>& tested) { return std::string(tested.param.name); });
 
 }  // namespace

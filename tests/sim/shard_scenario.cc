@@ -85,6 +85,50 @@ void ChooseFault(ShardScenario& scenario, Random& random) {
   scenario.fault_after = random.Below(random.Percent(50) ? 300 : 2000);
 }
 
+// Of a leaf daemon, or of anybody at the root.
+void ChooseLeafFault(ShardScenario& scenario, Random& random) {
+  constexpr ShardFault kFaults[] = {
+      ShardFault::kDeath,     ShardFault::kDeath,  ShardFault::kCutOff, ShardFault::kEvicted,
+      ShardFault::kLeafDeath, ShardFault::kAbsent, ShardFault::kQuit};
+  ChooseFault(scenario, random);
+  scenario.fault = kFaults[random.Below(std::size(kFaults))];
+  std::vector<int> leaves;
+  for (std::size_t g = 0; g < scenario.groups.size(); ++g) {
+    if (scenario.groups[g].leaf) leaves.push_back(static_cast<int>(g));
+  }
+  const bool may_be_leaf =
+      scenario.fault == ShardFault::kCutOff || scenario.fault == ShardFault::kEvicted;
+  if (leaves.empty()) {
+    if (scenario.fault == ShardFault::kLeafDeath) scenario.fault = ShardFault::kDeath;
+  } else if (scenario.fault == ShardFault::kLeafDeath || (may_be_leaf && random.Percent(50))) {
+    scenario.fault_leaf = leaves[random.Below(leaves.size())];
+  }
+  if (scenario.fault == ShardFault::kAbsent) {
+    scenario.fault_after = 1 + random.Below(60);
+    scenario.options.join_timeout = absl::Seconds(5);
+  }
+  scenario.fault_before = static_cast<std::int64_t>(random.Below(scenario.steps.size()));
+}
+
+void ChooseGroups(ShardScenario& scenario, Random& random) {
+  const int leaves = random.Percent(5) ? 0 : random.Between(1, 3);
+  const int trainers = random.Between(leaves == 0 ? 1 : 0, 2);
+  const bool equal = random.Percent(30);
+  const int ranks = random.Between(1, 3);
+  std::vector<ShardGroup>& groups = scenario.groups;
+  for (int leaf = 0; leaf < leaves; ++leaf) {
+    groups.push_back({.ranks = equal ? ranks : random.Between(1, 3), .leaf = true});
+  }
+  groups.resize(groups.size() + static_cast<std::size_t>(trainers));
+  random.Shuffle(groups);
+  int first = 0;
+  for (ShardGroup& group : groups) {
+    group.first = first;
+    first += group.ranks;
+  }
+  scenario.options.world_size = first;
+}
+
 std::string Name(ShardFault fault) {
   switch (fault) {
     case ShardFault::kNone:
@@ -95,19 +139,19 @@ std::string Name(ShardFault fault) {
       return "a lost daemon";
     case ShardFault::kEvicted:
       return "an eviction";
+    case ShardFault::kLeafDeath:
+      return "a leaf's death";
+    case ShardFault::kAbsent:
+      return "an absence";
+    case ShardFault::kQuit:
+      return "an early departure";
   }
   return "";
 }
 
-}  // namespace
-
-ShardScenario MakeShardScenario(std::uint64_t seed) {
-  Random random(Mix(seed, 0x736861726473));
-  ShardScenario scenario;
-  scenario.seed = seed;
+void ChooseSession(ShardScenario& scenario, Random& random) {
   server::SessionOptions& options = scenario.options;
   options.name = "shards";
-  options.world_size = random.Between(1, 5);
   options.spec = *HookSpec::Parse(RandomHook(random));
   const bool large = random.Percent(20);
   options.manifest = RandomModel(large, random);
@@ -118,7 +162,8 @@ ShardScenario MakeShardScenario(std::uint64_t seed) {
   options.eager_bytes = random.Percent(50) ? 0 : 256;
   options.join_timeout = absl::Seconds(60);
   options.step_timeout = absl::Seconds(60);
-  const auto shards = static_cast<std::uint32_t>(random.Percent(8) ? 1 : random.Between(2, 4));
+  const int alone = scenario.has_leaves() ? 35 : 8;
+  const auto shards = static_cast<std::uint32_t>(random.Percent(alone) ? 1 : random.Between(2, 4));
   scenario.map = std::make_shared<const ShardMap>(
       *ShardMap::Make(options.spec, options.manifest.list(), shards));
   for (std::uint32_t shard = 0; shards > 1 && shard < shards; ++shard) {
@@ -130,14 +175,67 @@ ShardScenario MakeShardScenario(std::uint64_t seed) {
   scenario.longest_delay = absl::Milliseconds(random.Percent(70) ? 5 : 40);
   scenario.longest_thought = random.Percent(75) ? scenario.longest_delay : absl::Seconds(3);
   if (random.Percent(50)) scenario.cut_percent = random.Between(1, 4);
+}
+
+}  // namespace
+
+ShardScenario MakeShardScenario(std::uint64_t seed) {
+  Random random(Mix(seed, 0x736861726473));
+  ShardScenario scenario;
+  scenario.seed = seed;
+  scenario.options.world_size = random.Between(1, 5);
+  for (int rank = 0; rank < scenario.options.world_size; ++rank) {
+    scenario.groups.push_back({.first = rank});
+  }
+  ChooseSession(scenario, random);
   if (random.Percent(30)) ChooseFault(scenario, random);
   return scenario;
+}
+
+ShardScenario MakeLeafScenario(std::uint64_t seed) {
+  Random random(Mix(seed, 0x6C6561766573));
+  ShardScenario scenario;
+  scenario.seed = seed;
+  ChooseGroups(scenario, random);
+  ChooseSession(scenario, random);
+  scenario.leaf_chunk_bytes = scenario.options.chunk_bytes << random.Below(3);
+  if (scenario.groups.front().leaf) scenario.draw_plan_step = -1;  // rank 0 keeps no draws
+  if (random.Percent(25)) {
+    scenario.barrier_step = static_cast<std::int64_t>(random.Below(scenario.steps.size()));
+  }
+  if (random.Percent(40)) ChooseLeafFault(scenario, random);
+  return scenario;
+}
+
+std::string ShardGroup::name() const { return absl::StrCat("node-", first); }
+
+bool ShardScenario::has_leaves() const {
+  return std::any_of(groups.begin(), groups.end(), [](const ShardGroup& one) { return one.leaf; });
+}
+
+std::size_t ShardScenario::GroupOf(int rank) const {
+  const auto found = std::find_if(groups.begin(), groups.end(),
+                                  [rank](const ShardGroup& one) { return one.Has(rank); });
+  return static_cast<std::size_t>(found - groups.begin());
 }
 
 server::SessionOptions ShardScenario::OptionsOf(std::uint32_t shard) const {
   server::SessionOptions own = options;
   own.shard.number = shard;
   if (shards() > 1) own.shard.map = map;
+  return own;
+}
+
+// As server/services/leaf_join.cc has it: a window holds any bucket, and all are open.
+server::SessionOptions ShardScenario::OptionsOfLeaf(std::size_t group) const {
+  server::SessionOptions own = options;
+  own.generation = options.generation + 1 + group;
+  own.leaf = {.first = groups[group].first, .members = groups[group].ranks, .hook = options.spec};
+  own.spec = HookSpec();
+  own.shard = {};
+  own.chunk_bytes = leaf_chunk_bytes;
+  own.window_chunks = 1024;
+  own.open_buckets = static_cast<std::uint32_t>(std::max<std::size_t>(options.manifest.size(), 1));
   return own;
 }
 
@@ -163,9 +261,14 @@ std::string Describe(const ShardScenario& scenario) {
       ", ", scenario.steps.size(), " steps, window ", options.window_chunks, ", open ",
       options.open_buckets, ", eager ", options.eager_bytes, ", chunks of ", options.chunk_bytes,
       ", cuts ", scenario.cut_percent, " %, ", Name(scenario.fault), " of rank ",
-      scenario.fault_rank, " or shard ", scenario.fault_shard, " after ", scenario.fault_after,
-      " events, NaN in step ", scenario.nonfinite.step, ", draw plan before step ",
-      scenario.draw_plan_step, ", parameters");
+      scenario.fault_rank, " or shard ", scenario.fault_shard, " or leaf ", scenario.fault_leaf,
+      " after ", scenario.fault_after, " events, or before step ", scenario.fault_before,
+      ", NaN in step ", scenario.nonfinite.step, ", draw plan before step ",
+      scenario.draw_plan_step, ", barrier before step ", scenario.barrier_step, ", groups");
+  for (const ShardGroup& group : scenario.groups) {
+    absl::StrAppend(&text, group.leaf ? " leaf " : " ", group.ranks);
+  }
+  absl::StrAppend(&text, ", parameters");
   for (const ParameterSpec& spec : options.manifest) absl::StrAppend(&text, " ", spec.numel());
   return text;
 }

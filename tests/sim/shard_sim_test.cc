@@ -23,18 +23,18 @@ TEST(ShardSimulation, KeepsItsPromisesOnEverySeed) {
   ShardCounts counts{};
   int violations = 0;
   for (std::uint64_t seed = first; seed < first + seeds && violations < 3; ++seed) {
-    ShardSimulation simulation(seed);
+    const ShardScenario scenario = MakeShardScenario(seed);
+    ShardSimulation simulation(scenario);
     const std::string violation = simulation.Run();
     for (std::size_t i = 0; i < counts.size(); ++i) counts[i] += simulation.counts()[i];
     if (violation.empty()) continue;
     ++violations;
     ADD_FAILURE() << "seed " << seed << ": " << violation << "\n"
-                  << Describe(MakeShardScenario(seed))
-                  << "\nreproduce with GRADWIRE_SIM_SEED=" << seed;
+                  << Describe(scenario) << "\nreproduce with GRADWIRE_SIM_SEED=" << seed;
   }
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
   std::printf("%llu seeds in %.1f s\n", static_cast<unsigned long long>(seeds), took.count());
-  for (std::size_t i = 0; i < counts.size(); ++i) {
+  for (std::size_t i = 0; i < kShardCounts; ++i) {
     const std::string name = Name(static_cast<ShardCount>(i));
     std::printf("  %-24s %llu\n", name.c_str(), static_cast<unsigned long long>(counts[i]));
     if (seeds < kSeeds || violations > 0) continue;
