@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::uint64_t kSeeds = 10'000;
 // Each kind of event must have happened this often in kSeeds seeds.
-constexpr std::uint64_t kLeastOfEach = 50;
+constexpr std::uint64_t kLeastOfEach = 30;
 
 TEST(LeafSimulation, KeepsItsPromisesOnEverySeed) {
   const std::uint64_t first = FromEnvironment("GRADWIRE_SIM_SEED", 0);

@@ -37,7 +37,7 @@ std::string Name(ShardCount count) {
       "deaths of leaves",
       "absences",
       "early departures",
-      "lost last words"};
+      "leaves without last words"};
   return kNames[static_cast<std::size_t>(count)];
 }
 

@@ -250,7 +250,8 @@ void ShardSimulation::SendUp(Link& link, wire::Frame frame) {
   if (link.connection == 0 || link.left) return LoseWords(link, frame);  // Resumed says the rest
   link.last_up = std::max(link.last_up, now_ + Delay());
   const absl::Duration takes = link.last_up - now_;
-  if (EndsStep(frame)) CutWithin(link, takes);
+  const bool ends = scenario_.has_leaves() && std::holds_alternative<wire::Failure>(frame.header);
+  if (ends || EndsStep(frame)) CutWithin(link, takes);
   After(takes, [this, &link, frame = std::move(frame), connection = link.connection] {
     if (link.connection != connection) return Lose(link, frame);
     Arrive(link, frame);
@@ -265,7 +266,10 @@ void ShardSimulation::CutWithin(Link& link, absl::Duration time) {
 void ShardSimulation::Arrive(Link& link, const wire::Frame& frame) {
   Daemon& daemon = *link.daemon;
   if (daemon.dead) return;
-  if (std::holds_alternative<wire::Failure>(frame.header)) Note(ShardCount::kLastWords);
+  if (std::holds_alternative<wire::Failure>(frame.header)) {
+    Note(ShardCount::kLastWords);
+    heard_words_ |= IsFaulty(link.owner->client_of);
+  }
   if (const auto* concluded = std::get_if<wire::Concluded>(&frame.header)) {
     daemon.concluded = std::max(daemon.concluded, concluded->step);
   }

@@ -209,6 +209,9 @@ class ShardSimulation {
   void BeAbsent();
   bool MaybeQuit(Member& member);
   Leaf* FaultyLeaf() const;
+  bool IsFaulty(const Leaf* leaf) const { return leaf != nullptr && leaf == FaultyLeaf(); }
+  // The leaf could tell no shard why its session has failed.
+  bool WordsAreLost() const { return lost_words_ && !heard_words_; }
   absl::Duration ToldWithin() const;
   void CheckTold();
 
@@ -243,7 +246,8 @@ class ShardSimulation {
   bool fault_due_ = false;
   std::optional<absl::Time> fault_;
   bool refused_ = false;     // a member learned of the failure when it resumed, without the blame
-  bool lost_words_ = false;  // a leaf could not say why its session has failed
+  bool lost_words_ = false;  // of the leaf with the fault, at one shard at least
+  bool heard_words_ = false;
   // As the first member was told, at the root's side and behind the leaf with the fault.
   std::string words_;
   std::string words_at_leaf_;

@@ -188,9 +188,9 @@ void ShardSimulation::CheckStep(Member& member, std::int64_t step, Verdict verdi
 // A leaf whose last words are lost is blamed itself.
 bool ShardSimulation::MayBlame(const Member& member, int blamed_rank) const {
   const Leaf* const leaf = FaultyLeaf();
-  const bool inside = leaf != nullptr && member.behind == leaf;
+  const bool inside = IsFaulty(member.behind);
   const int outside = leaf != nullptr ? leaf->place.first : -1;
-  if (lost_words_ && leaf != nullptr && !inside && blamed_rank == outside) return true;
+  if (WordsAreLost() && !inside && blamed_rank == outside) return true;
   switch (scenario_.fault) {
     case ShardFault::kEvicted:
       return blamed_rank == (inside ? -1 : outside);
@@ -212,7 +212,6 @@ bool ShardSimulation::MayBlame(const Member& member, int blamed_rank) const {
 // member that has left, or never came, each daemon says what it sees first.
 void ShardSimulation::CheckWords(const Link& link, const client::FailedEffect& effect) {
   const Member& member = *link.owner;
-  const Leaf* const leaf = FaultyLeaf();
   std::string words(effect.status.message());
   if (!fault_) return Violate(absl::StrCat("the session failed: ", words));
   const std::string who =
@@ -222,7 +221,7 @@ void ShardSimulation::CheckWords(const Link& link, const client::FailedEffect& e
                          " is to blame: ", words));
   }
   const ShardFault fault = scenario_.fault;
-  const bool inside = leaf != nullptr && member.behind == leaf;
+  const bool inside = IsFaulty(member.behind);
   if (fault == ShardFault::kCutOff || (fault == ShardFault::kLeafDeath && inside)) return;
   if (fault != ShardFault::kEvicted && !absl::StrContains(words, "rank")) {
     Violate(absl::StrCat(who, " is told nothing of a rank: ", words));
@@ -273,7 +272,8 @@ void ShardSimulation::CheckDaemon(const Daemon& daemon) {
 void ShardSimulation::CheckEnd() {
   for (const auto& daemon : daemons_) CheckDaemon(*daemon);
   Note(fault_ ? ShardCount::kFailedSeeds : ShardCount::kFinished);
-  if (!lost_words_ && !words_.empty() && !words_at_leaf_.empty() && words_ != words_at_leaf_) {
+  if (WordsAreLost()) Note(ShardCount::kLostWords);
+  if (!WordsAreLost() && !words_.empty() && !words_at_leaf_.empty() && words_ != words_at_leaf_) {
     Violate(absl::StrCat("behind the leaf members are told \"", words_at_leaf_, "\", elsewhere \"",
                          words_, "\""));
   }

@@ -133,9 +133,7 @@ void ShardSimulation::Lose(const Link& link, const wire::Frame& frame) {
 // Of trainers at the root others say the same; of a leaf nobody else does.
 void ShardSimulation::LoseWords(const Link& link, const wire::Frame& frame) {
   if (!std::holds_alternative<wire::Failure>(frame.header)) return;
-  if (link.owner->client_of == nullptr || link.left) return;
-  Note(ShardCount::kLostWords);
-  lost_words_ = true;
+  lost_words_ |= IsFaulty(link.owner->client_of);
 }
 
 void ShardSimulation::MaybeCut(Link& link, int percent) {
