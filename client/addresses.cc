@@ -12,11 +12,13 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/error_code.h"
 #include "base/limits.h"
+#include "proto/tls/channel_credentials.h"
 
 namespace gradwire::client {
 namespace {
@@ -172,6 +174,21 @@ absl::StatusOr<DaemonName> ParseDaemonName(const std::string& address) {
     return bad();
   }
   return name;
+}
+
+bool IsAddress(const std::string& address) {
+  if (tls::IsUnixSocket(address)) return true;
+  const std::size_t colon = address.rfind(':');
+  if (colon == std::string::npos) return false;
+  const std::string host = address.substr(0, colon);
+  int port = 0;
+  const bool has_port =
+      absl::SimpleAtoi(address.substr(colon + 1), &port) && port >= 1 && port <= 65535;
+  const bool resolver =
+      host.starts_with("dns:") || host.starts_with("ipv4:") || host.starts_with("ipv6:");
+  const bool plain = host.find('/') == std::string::npos &&
+                     (host.find(':') == std::string::npos || host.starts_with("["));
+  return has_port && !host.empty() && (resolver || plain);
 }
 
 absl::StatusOr<std::vector<std::string>> AddressesOf(const std::string& text) {

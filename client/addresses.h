@@ -15,6 +15,10 @@
 
 namespace gradwire::client {
 
+// Whether it names one daemon: host:port with a port from 1 to 65535, gRPC's dns:///host:port and
+// the like, or unix:/path. http://host:port would be looked up as a host's name.
+bool IsAddress(const std::string& address);
+
 // "a:1,b:2" names two, and "host-{0..3}:29610" four; "dns-all:///…" stays as it is, and is the only
 // one. InvalidArgument: more than kMaxShards, an empty one, one twice, braces that hold no range,
 // or what follows "dns-all:".

@@ -64,9 +64,9 @@ absl::Status Collectives::CheckEnter(const wire::Enter& enter, const wire::Enter
                                                          "; allowed are 0 to ", world_size_ - 1)));
   }
   if (enter.kind == wire::CollectiveKind::kBroadcast && leaf_) {
-    return Coded(ErrorCode::kCollective,
+    return Coded(ErrorCode::kLeaf,
                  absl::UnimplementedError("broadcast: this member's daemon is a leaf; allowed: "
-                                          "barriers"));
+                                          "barriers, and broadcasts of the process group"));
   }
   if (enter.kind == wire::CollectiveKind::kBroadcast &&
       elsewhere_[static_cast<std::size_t>(enter.root)]) {

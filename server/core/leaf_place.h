@@ -12,8 +12,9 @@ namespace gradwire::server {
 // one member of the root's session. Ranks are the root's. By default: it is no leaf.
 struct LeafPlace {
   int first = 0;
-  int members = 0;  // with the ranks from `first` on; 0: no leaf
-  HookSpec hook{};  // that the members asked for
+  int members = 0;         // with the ranks from `first` on; 0: no leaf
+  HookSpec hook{};         // that the members asked for
+  std::string upstream{};  // the root's address, for messages
 
   bool is_leaf() const { return members > 0; }
   bool Has(int rank) const { return rank >= first && rank < first + members; }

@@ -268,8 +268,13 @@ std::string Membership::NameOf(int rank) const {
 }
 
 std::string Membership::Names(const std::vector<int>& ranks, absl::Time now) const {
-  std::string text =
-      ranks.size() == 1 ? NameOf(ranks[0]) : absl::StrCat("ranks ", absl::StrJoin(ranks, ", "));
+  const bool leaves =
+      std::any_of(ranks.begin(), ranks.end(), [this](int rank) { return IsLeaf(rank); });
+  std::string text = absl::StrCat("ranks ", absl::StrJoin(ranks, ", "));
+  if (ranks.size() == 1 || leaves) {
+    text = absl::StrJoin(ranks, ", ",
+                         [this](std::string* out, int rank) { out->append(NameOf(rank)); });
+  }
   if (ranks.size() == 1) {
     const Member& member = At(ranks[0]);
     const absl::Duration ago = absl::Trunc(now - member.last_heard, absl::Milliseconds(100));

@@ -364,7 +364,11 @@ std::string SessionCore::WaitingFor(absl::Time now) const {
   switch (state_) {
     case State::kJoining:
       if (membership_.AllConnected()) {
-        return "waits for the upstream daemon, and for the members of other nodes to join";
+        const std::string waits =
+            absl::StrCat("waits for the upstream daemon at ", options_.leaf.upstream);
+        return upstream_waits_.empty()
+                   ? absl::StrCat(waits, ", where members of other nodes are missing")
+                   : absl::StrCat(waits, ": ", upstream_waits_);
       }
       return absl::StrCat("waits for ", membership_.MissingNames(), " to join");
     case State::kFailed:

@@ -76,6 +76,8 @@ class SessionCore {
   // The answers to UpstreamEffects: the root's session has begun, has concluded the step, and its
   // barrier is over. FailElsewhere: it has ended, or could not be joined.
   void UpstreamJoined(Effects& effects);
+  // Why the root has not answered yet; "": it has, and other members are missing there.
+  void UpstreamWaits(const std::string& why) { upstream_waits_ = why; }
   void UpstreamConcluded(std::int64_t step, Verdict verdict, absl::Time now, Effects& effects);
   void UpstreamBarrier(absl::Time now, Effects& effects);
   void FailElsewhere(const absl::Status& status, int blamed_rank, Effects& effects);
@@ -103,6 +105,7 @@ class SessionCore {
   // it before each other event; without it the session runs, and keeps no such log.
   void Observe(absl::Time now);
   const WaitLog& waits() const { return waits_; }
+  std::string Slow() const { return WhoIsSlow(waits_, membership_); }
 
   // An operator holds the session back before its next step: see StepGate. A second pause replaces
   // the first one's time and reason. FailedPrecondition: it does not run, or is not paused.
@@ -171,6 +174,7 @@ class SessionCore {
   // Of a leaf: the root's session.
   bool upstream_asked_ = false;
   bool upstream_joined_ = false;
+  std::string upstream_waits_;
   std::set<int> leaving_;                   // ranks that leave when the step is concluded
   std::unique_ptr<StepTimeline> timeline_;  // null: nobody records
 };

@@ -162,7 +162,7 @@ std::size_t WaitLog::BytesFor(std::size_t members) {
          members * sizeof(CausedWait);
 }
 
-std::string WhoIsSlow(const WaitLog& log) {
+std::string WhoIsSlow(const WaitLog& log, const Membership& membership) {
   if (log.recent().empty()) return "";
   absl::Duration all;
   absl::Duration steps;
@@ -185,9 +185,9 @@ std::string WhoIsSlow(const WaitLog& log) {
     return "";
   }
   return absl::StrFormat(
-      "rank %d caused %.0f%% of the waiting in the last %d steps, %.0f ms a step: %s",
-      worst - members.begin(), 100 * absl::FDivDuration(worst->sum(), all), count,
-      absl::ToDoubleMilliseconds(each),
+      "%s caused %.0f%% of the waiting in the last %d steps, %.0f ms a step: %s",
+      membership.NameOf(static_cast<int>(worst - members.begin())),
+      100 * absl::FDivDuration(worst->sum(), all), count, absl::ToDoubleMilliseconds(each),
       worst->compute > worst->link ? "it announces its buckets late (it computes longer)"
                                    : "its bytes come late (its hook or its link is slow)");
 }

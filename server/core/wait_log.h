@@ -119,6 +119,6 @@ class WaitLog {
 
 // Who caused most of the waiting in the recent steps, and how, in a sentence; empty if nobody
 // stands out.
-std::string WhoIsSlow(const WaitLog& log);
+std::string WhoIsSlow(const WaitLog& log, const Membership& membership);
 
 }  // namespace gradwire::server

@@ -248,20 +248,7 @@ std::string CommandOf(const CLI::App& app) {
 
 absl::Status CheckAddress(const std::string& address) {
   constexpr std::size_t kMostQuoted = 80;
-  const std::size_t colon = address.rfind(':');
-  const std::string host = address.substr(0, colon);
-  int port = 0;
-  const bool has_port = colon != std::string::npos &&
-                        absl::SimpleAtoi(address.substr(colon + 1), &port) && port >= 1 &&
-                        port <= 65535;
-  // gRPC's own notation names a resolver; http://HOST:PORT would be looked up as a host's name.
-  const bool resolver =
-      host.starts_with("dns:") || host.starts_with("ipv4:") || host.starts_with("ipv6:");
-  const bool plain = host.find('/') == std::string::npos &&
-                     (host.find(':') == std::string::npos || host.starts_with("["));
-  if (tls::IsUnixSocket(address) || (has_port && !host.empty() && (resolver || plain))) {
-    return absl::OkStatus();
-  }
+  if (client::IsAddress(address)) return absl::OkStatus();
   return Coded(ErrorCode::kCtlUsage,
                absl::InvalidArgumentError(absl::StrCat(
                    "address is \"", Printable(address.substr(0, kMostQuoted)),

@@ -42,6 +42,11 @@ int Connected(const v1::SessionStatus& session) {
   return ranks;
 }
 
+// A leaf has those of its node.
+int MembersOf(const v1::SessionStatus& session) {
+  return session.has_leaf() ? session.leaf().members() : session.world_size();
+}
+
 std::string Ranks(const v1::MemberStatus& member) {
   if (member.leaf().empty()) return absl::StrCat(member.rank());
   const std::string last =
@@ -189,7 +194,7 @@ std::string SessionsTable(const v1::ListSessionsResponse& sessions) {
   for (const v1::SessionStatus& session : sessions.sessions()) {
     rows.push_back({Printable(session.name()), StateWord(session),
                     absl::StrCat(session.generation()), absl::StrCat(session.step()),
-                    absl::StrCat(Connected(session), "/", session.world_size()), Hook(session),
+                    absl::StrCat(Connected(session), "/", MembersOf(session)), Hook(session),
                     Bytes(session.contribution_bytes_total()),
                     Bytes(session.result_bytes_total())});
   }

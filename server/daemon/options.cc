@@ -68,6 +68,18 @@ std::optional<Problem> FindSharedAddress(const ServerOptions& options) {
   return std::nullopt;
 }
 
+std::optional<Problem> FindOwnUpstream(const ServerOptions& options) {
+  const auto& listen = options.listen;
+  if (std::find(listen.begin(), listen.end(), options.upstream) == listen.end()) {
+    return std::nullopt;
+  }
+  return Problem{.setting = "upstream",
+                 .status = Coded(ErrorCode::kLeaf,
+                                 absl::InvalidArgumentError(absl::StrCat(
+                                     "upstream is ", options.upstream,
+                                     ", which is this daemon's own address; allowed: a root's")))};
+}
+
 absl::Status CheckHttp(const ServerOptions& options) {
   if (options.http_listen == "off" || options.http_listen == "auto") return absl::OkStatus();
   if (IsUnixAddress(options.http_listen)) {
@@ -129,6 +141,7 @@ std::optional<Problem> ServerOptions::FindConflict() const {
     }
   }
   if (auto problem = FindSharedAddress(*this)) return problem;
+  if (auto problem = FindOwnUpstream(*this)) return problem;
   if (absl::Status status = CheckHttp(*this); !status.ok()) {
     return Problem{.setting = "http-listen", .status = status};
   }

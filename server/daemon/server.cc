@@ -266,6 +266,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   for (const std::string& address : server->admin_addresses()) {
     spdlog::info("listening on {} for admin calls ({})", address, ProtectionOf(options, address));
   }
+  if (options.is_leaf()) spdlog::info("a leaf of the daemon at {}", options.upstream);
   return server;
 }
 

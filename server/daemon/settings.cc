@@ -44,6 +44,14 @@ Field AtTls(ServerOptions& options) {
 
 using Options = ServerOptions;
 
+bool HasUpstream(const Options& options) {
+  const auto addresses = client::AddressesOf(options.upstream);
+  return addresses.ok() &&
+         std::all_of(addresses->begin(), addresses->end(), [](const std::string& one) {
+           return client::IsDaemonName(one) || client::IsAddress(one);
+         });
+}
+
 std::vector<Setting> AccessSettings() {
   return {
       {.name = "listen",
@@ -118,9 +126,7 @@ std::vector<Setting> UpstreamSettings() {
                "session of the daemon, or of the shards, at this address",
        .field = At<&Options::upstream>,
        .valid =
-           [](const Options& options) {
-             return options.upstream.empty() || client::AddressesOf(options.upstream).ok();
-           },
+           [](const Options& options) { return options.upstream.empty() || HasUpstream(options); },
        .allowed = "addresses as clients take them, such as host:port, unix:/path and "
                   "host-{0..3}:port, and \"\" for none"},
       {.name = "upstream-tls-ca",

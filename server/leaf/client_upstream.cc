@@ -125,6 +125,7 @@ class ClientUpstream final : public Upstream {
     const absl::Time deadline = absl::Now() + options_.join_timeout;
     while (true) {
       auto placed = client::PlaceLeaf(options_, {.wish = wish_, .failed = events_.failed});
+      events_.waits(placed.ok() ? "" : std::string(placed.status().message()));
       if (placed.ok() || absl::Now() > deadline || HasEnded()) return placed;
       const absl::StatusCode code = placed.status().code();
       const bool no_answer =

@@ -154,7 +154,7 @@ absl::StatusOr<SessionOptions> SessionOf(const ServerOptions& options,
   session.open_buckets = options.open_buckets;
   session.eager_bytes = options.eager_bytes;
   if (options.is_leaf()) {
-    if (absl::Status leaf = MakeLeaf(ask, session); !leaf.ok()) return leaf;
+    if (absl::Status leaf = MakeLeaf(ask, options.upstream, session); !leaf.ok()) return leaf;
   }
   session.join_timeout = *join;
   session.step_timeout = *step;

@@ -40,7 +40,7 @@ absl::Status CheckTrainer(const JoinAsk& ask) {
 
 // A bucket goes to the root when all of it is here, so a window holds any bucket; and every bucket
 // that members announce is open, because the root alone knows which of them other nodes have.
-absl::Status MakeLeaf(const JoinAsk& ask, SessionOptions& session) {
+absl::Status MakeLeaf(const JoinAsk& ask, const std::string& upstream, SessionOptions& session) {
   if (absl::Status status = CheckTrainer(ask); !status.ok()) return status;
   if (!HookRegistry::IsBuiltIn(ask.spec.comm_hook)) {
     return Refused(
@@ -51,9 +51,11 @@ absl::Status MakeLeaf(const JoinAsk& ask, SessionOptions& session) {
   if (ask.node.members < 1) {
     return Refused(
         "node: not given; this daemon is a leaf, and must know which ranks are on its node: set "
-        "local_rank and local_world_size, or LOCAL_RANK and LOCAL_WORLD_SIZE");
+        "local_rank and local_world_size, or LOCAL_RANK and LOCAL_WORLD_SIZE to what fits rank and "
+        "world size");
   }
-  session.leaf = {.first = ask.node.first, .members = ask.node.members, .hook = ask.spec};
+  session.leaf = {
+      .first = ask.node.first, .members = ask.node.members, .hook = ask.spec, .upstream = upstream};
   session.spec = HookSpec();
   if (ask.spec.comm_hook == "noop") session.spec.comm_hook = "noop";
   const std::size_t model = ask.manifest.GradientBytes();

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 
 #include "absl/status/status.h"
 #include "gradwire/hooks/round_plan.h"
@@ -11,6 +12,7 @@ namespace gradwire::server {
 
 // As SessionCore's functions of these names. Called without locks.
 struct LeafAnswers {
+  std::function<void(const std::string& why)> waits;
   std::function<void()> joined;
   std::function<void(std::int64_t step, Verdict verdict)> concluded;
   std::function<void()> barrier;

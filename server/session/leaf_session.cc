@@ -113,10 +113,12 @@ void LeafSession::Do(const Wish& wish) {
 }
 
 void LeafSession::Join() {
-  upstream_->Join({.joined = Later([](LeafSession& self) { self.answers_.joined(); }),
-                   .failed = Later([](LeafSession& self, const absl::Status& why, int blamed_rank) {
-                     self.answers_.failed(why, blamed_rank);
-                   })});
+  upstream_->Join(
+      {.waits = Later([](LeafSession& self, const std::string& why) { self.answers_.waits(why); }),
+       .joined = Later([](LeafSession& self) { self.answers_.joined(); }),
+       .failed = Later([](LeafSession& self, const absl::Status& why, int blamed_rank) {
+         self.answers_.failed(why, blamed_rank);
+       })});
 }
 
 // With the verdict nobody needs the step's buffers any more.

@@ -25,6 +25,9 @@ LeafAnswers SessionRunner::AnswersToLeaf() {
     };
   };
   return {
+      .waits = to([](SessionCore& core, Effects&, absl::Time, const std::string& why) {
+        core.UpstreamWaits(why);
+      }),
       .joined =
           to([](SessionCore& core, Effects& effects, absl::Time) { core.UpstreamJoined(effects); }),
       .concluded = to([](SessionCore& core, Effects& effects, absl::Time now, std::int64_t step,

@@ -31,7 +31,6 @@ v1::StepHistogram ToProto(const StepHistogram& histogram) {
 }
 
 void AddWaits(const WaitLog& waits, absl::Time now, v1::SessionStatus& status) {
-  status.set_slow(WhoIsSlow(waits));
   if (!waits.recent().empty()) {
     *status.mutable_last_step_ago() = wire::ToProto(now - waits.recent().back().ended);
   }
@@ -134,6 +133,7 @@ v1::SessionStatus SessionRunner::Status(absl::Time now, bool compression) const 
   status.set_iteration(core_.hook_state().iteration());
   if (options_.shard.count() > 1) AddShard(core_, status);
   AddPause(core_.progress().gate(), now, status);
+  status.set_slow(core_.Slow());
   AddWaits(core_.waits(), now, status);
   if (compression) {
     AddSteps(core_.waits(), now, status);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "gradwire/hooks/grad_bucket.h"
@@ -15,6 +16,8 @@ namespace gradwire::server {
 class Upstream {
  public:
   struct Events {
+    // Why it has not answered yet. "": it has, and waits for other members.
+    std::function<void(const std::string& why)> waits;
     std::function<void()> joined;
     // The root's session has ended, or could not be joined. `blamed_rank` -1: nobody.
     std::function<void(const absl::Status& why, int blamed_rank)> failed;

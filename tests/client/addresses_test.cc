@@ -215,5 +215,15 @@ TEST(DaemonNames, TooManyAreRefused) {
   EXPECT_THAT(Found("dns-all:///a:1", many), SizeIs(64));
 }
 
+TEST(IsAddress, IsOfOneDaemon) {
+  for (const char* good : {"a:1", "127.0.0.1:29610", "[::1]:65535", "unix:/x", "dns:///a:1"}) {
+    EXPECT_TRUE(IsAddress(good)) << good;
+  }
+  for (const char* bad :
+       {"", "nonsense", "a:", ":1", "a:0", "a:65536", "a:x", "http://a:1", "::1:2"}) {
+    EXPECT_FALSE(IsAddress(bad)) << bad;
+  }
+}
+
 }  // namespace
 }  // namespace gradwire::client

@@ -17,7 +17,7 @@ using What = UpstreamEffect::What;
 SessionOptions LeafOptions() {
   SessionOptions options = SmallOptions(5);
   options.window_chunks = 16;
-  options.leaf = {.first = 2, .members = 2, .hook = *HookSpec::Parse("fp16")};
+  options.leaf = {.first = 2, .members = 2, .hook = *HookSpec::Parse("fp16"), .upstream = "root:1"};
   return options;
 }
 
@@ -71,7 +71,10 @@ TEST(SessionLeaf, BeginsWhenTheUpstreamsSessionDoes) {
   leaf.AttachBoth();
   EXPECT_THAT(leaf.Wishes(), ElementsAre(What::kJoin));
   EXPECT_EQ(leaf.session.state(), SessionCore::State::kJoining);
-  EXPECT_THAT(leaf.Waiting(), HasSubstr("waits for the upstream daemon"));
+  EXPECT_EQ(leaf.Waiting(),
+            "waits for the upstream daemon at root:1, where members of other nodes are missing");
+  leaf.session.UpstreamWaits("refused");
+  EXPECT_EQ(leaf.Waiting(), "waits for the upstream daemon at root:1: refused");
   // The root's timeout counts.
   leaf.PassAlive(leaf.session.options().join_timeout + absl::Seconds(1));
   EXPECT_EQ(leaf.session.state(), SessionCore::State::kJoining);

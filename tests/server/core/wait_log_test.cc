@@ -100,7 +100,7 @@ TEST_F(WaitLogTest, TheLateMemberCausesTheWaitAndNotTheOverlap) {
   EXPECT_EQ(Link(record), kNone);
   EXPECT_EQ(record.straggler_gap(), 200 * kMs);
   EXPECT_EQ(record.members[2].announced - record.began, 220 * kMs);
-  EXPECT_THAT(WhoIsSlow(harness_.session.waits()),
+  EXPECT_THAT(harness_.session.Slow(),
               HasSubstr("rank 2 caused 100% of the waiting in the last 2 steps, 205 ms a step: it "
                         "announces its buckets late"));
 }
@@ -110,13 +110,13 @@ TEST_F(WaitLogTest, NamesTheLateMemberWithinThreeSteps) {
     OverlappingStep(i % 4, kMs);
     End(21 * kMs);
   }
-  EXPECT_EQ(WhoIsSlow(harness_.session.waits()), "");
+  EXPECT_EQ(harness_.session.Slow(), "");
   EXPECT_THAT(harness_.session.waits().recent(), SizeIs(WaitLog::kRecent));
   for (int i = 0; i < 3; ++i) {
     OverlappingStep(1, 200 * kMs);
     End(220 * kMs);
   }
-  EXPECT_THAT(WhoIsSlow(harness_.session.waits()), HasSubstr("rank 1 caused"));
+  EXPECT_THAT(harness_.session.Slow(), HasSubstr("rank 1 caused"));
 }
 
 TEST_F(WaitLogTest, TwoThatAreLateShareTheWait) {
@@ -167,8 +167,8 @@ TEST_F(WaitLogTest, SlowBytesAreTheLinks) {
   const StepRecord& record = End(240 * kMs);
   EXPECT_EQ(Compute(record), kNone);
   EXPECT_EQ(Link(record), (Durations{{}, 240 * kMs, {}, {}}));
-  EXPECT_THAT(WhoIsSlow(harness_.session.waits()), HasSubstr("rank 1 caused 100%"));
-  EXPECT_THAT(WhoIsSlow(harness_.session.waits()), HasSubstr("its bytes come late"));
+  EXPECT_THAT(harness_.session.Slow(), HasSubstr("rank 1 caused 100%"));
+  EXPECT_THAT(harness_.session.Slow(), HasSubstr("its bytes come late"));
 }
 
 // The last result is sent when the step is over; the next step's buckets need the place of those
@@ -189,7 +189,7 @@ TEST_F(WaitLogTest, TheDaemonsWorkIsNobodysFault) {
   EXPECT_EQ(Link(record), kNone);
   EXPECT_EQ(record.daemon, 40 * kMs);
   EXPECT_EQ(harness_.session.waits().daemon_total(), 40 * kMs);
-  EXPECT_EQ(WhoIsSlow(harness_.session.waits()), "");
+  EXPECT_EQ(harness_.session.Slow(), "");
 }
 
 // A stall is put down while it lasts.

@@ -63,6 +63,17 @@ TEST(ServerOptionsTest, AdminAddressesAreAddressesOfTheirOwn) {
             164);
 }
 
+TEST(ServerOptions, AnUpstreamIsAnotherDaemon) {
+  EXPECT_EQ(Problem({.upstream = "root:29610"}), "");
+  EXPECT_EQ(Problem({.upstream = "root-{0..3}:29610"}), "");
+  EXPECT_EQ(Problem({.upstream = "dns-all:///root:29610?n=4"}), "");
+  for (const char* bad : {"nonsense", "root:99999", "root-{0..}:1", "a:1,b"}) {
+    EXPECT_THAT(Problem({.upstream = bad}), HasSubstr("upstream")) << bad;
+  }
+  EXPECT_THAT(Problem({.listen = {"unix:/x"}, .upstream = "unix:/x"}),
+              HasSubstr("this daemon's own address"));
+}
+
 TEST(ServerOptionsTest, ASocketsModeIsOneOfThree) {
   EXPECT_EQ(ServerOptions{}.SocketMode(), 0600U);
   EXPECT_EQ(ServerOptions{.socket_mode = "0660"}.SocketMode(), 0660U);
