@@ -46,7 +46,6 @@ class Agreement {
 
   // Members that have not said READY. Only of the lead, and of a prepared step.
   std::vector<int> NotReady() const;
-  bool IsReady(int rank) const { return ready_[static_cast<std::size_t>(rank)]; }
 
   // nullopt: not yet.
   std::optional<Verdict> decided() const { return decided_; }

@@ -105,8 +105,9 @@ Blocking Search::OfRound(const Bucket& bucket) const {
   }
   std::vector<int> behind =
       round.IsReducing(first) ? std::vector<int>() : step_.flow().WindowsWithout(bucket, first);
-  if (behind.empty())
+  if (behind.empty()) {
     return {.on = step_.is_leaf() ? On::kUpstream : On::kDaemon, .bucket = &bucket};
+  }
   return {.on = On::kWindow, .ranks = std::move(behind), .bucket = &bucket};
 }
 

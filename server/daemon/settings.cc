@@ -32,19 +32,14 @@ Field At(ServerOptions& options) {
   return &(options.*Member);
 }
 
-template <auto Member>
-Field AtUpstreamTls(ServerOptions& options) {
-  return &(options.upstream_tls.*Member);
-}
-
-template <auto Member>
+template <auto Files, auto Member>
 Field AtTls(ServerOptions& options) {
-  return &(options.tls.*Member);
+  return &(options.*Files.*Member);
 }
 
 using Options = ServerOptions;
 
-bool HasUpstream(const Options& options) {
+bool NamesUpstream(const Options& options) {
   const auto addresses = client::AddressesOf(options.upstream);
   return addresses.ok() &&
          std::all_of(addresses->begin(), addresses->end(), [](const std::string& one) {
@@ -82,19 +77,19 @@ std::vector<Setting> AccessSettings() {
        .key = "tls.cert",
        .placeholder = "PATH",
        .help = "Certificate for TCP addresses, a PEM file; turns on TLS",
-       .field = AtTls<&tls::Files::cert>,
+       .field = AtTls<&Options::tls, &tls::Files::cert>,
        .allowed = kPaths},
       {.name = "tls-key",
        .key = "tls.key",
        .placeholder = "PATH",
        .help = "The certificate's private key, a PEM file",
-       .field = AtTls<&tls::Files::key>,
+       .field = AtTls<&Options::tls, &tls::Files::key>,
        .allowed = kPaths},
       {.name = "tls-client-ca",
        .key = "tls.client_ca",
        .placeholder = "PATH",
        .help = "Authorities of clients' certificates, a PEM file; clients without one are refused",
-       .field = AtTls<&tls::Files::ca>,
+       .field = AtTls<&Options::tls, &tls::Files::ca>,
        .allowed = kPaths},
       {.name = "tokens",
        .key = "tokens",
@@ -126,26 +121,28 @@ std::vector<Setting> UpstreamSettings() {
                "session of the daemon, or of the shards, at this address",
        .field = At<&Options::upstream>,
        .valid =
-           [](const Options& options) { return options.upstream.empty() || HasUpstream(options); },
+           [](const Options& options) {
+             return options.upstream.empty() || NamesUpstream(options);
+           },
        .allowed = "addresses as clients take them, such as host:port, unix:/path and "
                   "host-{0..3}:port, and \"\" for none"},
       {.name = "upstream-tls-ca",
        .key = "upstream.tls_ca",
        .placeholder = "PATH",
        .help = "Certificates that have signed the upstream's, a PEM file; turns on TLS",
-       .field = AtUpstreamTls<&tls::Files::ca>,
+       .field = AtTls<&Options::upstream_tls, &tls::Files::ca>,
        .allowed = kPaths},
       {.name = "upstream-tls-cert",
        .key = "upstream.tls_cert",
        .placeholder = "PATH",
        .help = "This leaf's certificate for the upstream, a PEM file",
-       .field = AtUpstreamTls<&tls::Files::cert>,
+       .field = AtTls<&Options::upstream_tls, &tls::Files::cert>,
        .allowed = kPaths},
       {.name = "upstream-tls-key",
        .key = "upstream.tls_key",
        .placeholder = "PATH",
        .help = "That certificate's private key, a PEM file",
-       .field = AtUpstreamTls<&tls::Files::key>,
+       .field = AtTls<&Options::upstream_tls, &tls::Files::key>,
        .allowed = kPaths},
       {.name = "upstream-token-file",
        .key = "upstream.token_file",

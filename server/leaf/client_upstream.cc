@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <optional>
 #include <string>
 #include <thread>
@@ -24,6 +25,8 @@ namespace {
 
 // One try to reach the root, which may start later. After each the session may have ended.
 constexpr absl::Duration kTry = absl::Seconds(2);
+// A try may fail at once.
+constexpr std::chrono::milliseconds kBetweenTries(100);
 
 // What the root and the other members call this leaf.
 std::string HostName() {
@@ -126,16 +129,19 @@ class ClientUpstream final : public Upstream {
     while (true) {
       auto placed = client::PlaceLeaf(options_, {.wish = wish_, .failed = events_.failed});
       events_.waits(placed.ok() ? "" : std::string(placed.status().message()));
-      if (placed.ok() || absl::Now() > deadline || HasEnded()) return placed;
+      if (placed.ok() || absl::Now() > deadline) return placed;
       const absl::StatusCode code = placed.status().code();
       const bool no_answer =
           code == absl::StatusCode::kUnavailable || code == absl::StatusCode::kDeadlineExceeded;
-      if (!no_answer) return placed;
+      if (!no_answer || EndsWithin(kBetweenTries)) return placed;
     }
   }
 
-  bool HasEnded() GRADWIRE_EXCLUDES(mutex_) {
+  bool EndsWithin(std::chrono::milliseconds time) GRADWIRE_EXCLUDES(mutex_) {
+    const auto deadline = std::chrono::steady_clock::now() + time;
     MutexLock lock(mutex_);
+    while (!end_ && ended_.WaitUntil(mutex_, deadline)) {
+    }
     return end_.has_value();
   }
 
@@ -144,6 +150,7 @@ class ClientUpstream final : public Upstream {
                         absl::StrCat("upstream ", options_.address, ": ", status.message()));
   }
 
+  // Every session ends, by its own timeouts at the latest.
   std::pair<absl::Status, int> AwaitEnd() GRADWIRE_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     while (!end_) ended_.Wait(mutex_);

@@ -1,0 +1,15 @@
+// Thousands of sessions with several shards, each from a seed. GRADWIRE_SIM_SEED=N runs one;
+// GRADWIRE_SIM_SEEDS=N runs that many.
+#pragma once
+
+#include <cstdint>
+
+#include "tests/sim/shard_scenario.h"
+
+namespace gradwire::sim {
+
+// Fails the test for each seed whose session breaks a promise, with what reproduces it, and for
+// each kind of event that all seeds together have not seen `least` times.
+void RunShardSeeds(ShardScenario (*make)(std::uint64_t seed), std::uint64_t least);
+
+}  // namespace gradwire::sim
