@@ -101,8 +101,9 @@ absl::Status CheckBehindLeaf(const JoinAsk& ask, const LeafPlace& leaf) {
     return Coded(ErrorCode::kLeaf, absl::InvalidArgumentError(what));
   };
   if (ask.node.first != leaf.first || ask.node.members != leaf.members) {
-    return refused(absl::StrCat("node: ranks ", ask.node.first, " to ",
-                                ask.node.first + ask.node.members - 1,
+    // They are as the wire has them.
+    const std::int64_t last = std::int64_t{ask.node.first} + ask.node.members - 1;
+    return refused(absl::StrCat("node: ranks ", ask.node.first, " to ", last,
                                 "; the other members of this leaf have ", leaf.first, " to ",
                                 leaf.first + leaf.members - 1));
   }

@@ -42,6 +42,8 @@ absl::Status CheckTrainer(const JoinAsk& ask) {
 // that members announce is open, because the root alone knows which of them other nodes have.
 absl::Status MakeLeaf(const JoinAsk& ask, const std::string& upstream, SessionOptions& session) {
   if (absl::Status status = CheckTrainer(ask); !status.ok()) return status;
+  // Sizes are computed from the manifest below.
+  if (absl::Status status = session.Validate(); !status.ok()) return status;
   if (!HookRegistry::IsBuiltIn(ask.spec.comm_hook)) {
     return Refused(
         absl::StrCat("hook: \"", ask.spec.comm_hook,

@@ -1,4 +1,5 @@
 // A leaf's own session, with the upstream played by hand.
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -117,6 +118,9 @@ TEST(SessionLeaf, OnlyMembersOfItsNodeJoin) {
   other.node = {.first = 3, .members = 2};
   EXPECT_THAT(std::string(leaf.session.options().CheckSame(other).message()),
               HasSubstr("node: ranks 3 to 4; the other members of this leaf have 2 to 3"));
+  other.node = {.first = INT32_MAX, .members = INT32_MAX};
+  EXPECT_THAT(std::string(leaf.session.options().CheckSame(other).message()),
+              HasSubstr("node: ranks 2147483647 to 4294967293;"));
   JoinAsk plain = leaf.MemberAsk(3);
   plain.spec = HookSpec();
   EXPECT_THAT(std::string(leaf.session.options().CheckSame(plain).message()), HasSubstr("[GW201]"));
