@@ -16,7 +16,8 @@ constexpr std::uint64_t kSeeds = 10'000;
 
 }  // namespace
 
-void RunShardSeeds(ShardScenario (*make)(std::uint64_t seed), std::uint64_t least) {
+void RunShardSeeds(ShardScenario (*make)(std::uint64_t seed), std::size_t kinds,
+                   std::uint64_t least) {
   const std::uint64_t first = FromEnvironment("GRADWIRE_SIM_SEED", 0);
   const bool one = std::getenv("GRADWIRE_SIM_SEED") != nullptr;
   const std::uint64_t seeds = one ? 1 : FromEnvironment("GRADWIRE_SIM_SEEDS", kSeeds);
@@ -35,7 +36,7 @@ void RunShardSeeds(ShardScenario (*make)(std::uint64_t seed), std::uint64_t leas
   }
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
   std::printf("%llu seeds in %.1f s\n", static_cast<unsigned long long>(seeds), took.count());
-  for (std::size_t i = 0; i < counts.size(); ++i) {
+  for (std::size_t i = 0; i < kinds; ++i) {
     const std::string name = Name(static_cast<ShardCount>(i));
     std::printf("  %-24s %llu\n", name.c_str(), static_cast<unsigned long long>(counts[i]));
     if (seeds < kSeeds || violations > 0) continue;
