@@ -81,17 +81,17 @@ def table(rows, rates):
         "",
         f"{first['task']}: {first['parameters']:,} parameters, target: {first['quality_name']} {first['target']:g}; "
         + (f"PowerSGD begins after {max(row['start_power_sgd'] for row in rows)} steps"),
-        f"{'hook':<13}{'final quality':<24}{'steps to target':<22}"
-        + "".join(f"{rate + ': step ms':<22}{'s to target':<26}" for rate in rates),
+        f"{'hook':<13}{'final quality':<24}{'steps to target':<26}"
+        + "".join(f"{rate + ': step ms':<22}{'s to target':<30}" for rate in rates),
     ]
     for row in rows:
-        cells = f"{row['hook']:<13}{spread_cell(row['final'], 3):<24}{spread_cell(row['steps_to_target'], 0):<22}"
+        cells = f"{row['hook']:<13}{spread_cell(row['final'], 3):<24}{spread_cell(row['steps_to_target'], 0):<26}"
         for rate in rates:
             one = row["rates"][rate]
             step = f"{1e3 * one['step_s']:.0f}"
             if row["start_power_sgd"]:
                 step += f" (plain {1e3 * one['plain_step_s']:.0f})"
-            cells += f"{step:<22}{spread_cell(one['to_target_s'], 1):<26}"
+            cells += f"{step:<22}{spread_cell(one['to_target_s'], 1):<30}"
         lines.append(cells.rstrip())
     return lines
 

@@ -45,8 +45,10 @@ def arguments_of(words=None):
     parser.add_argument("--paper", choices=("also", "only", "off"), default="also",
                         help="the shape of the PowerSGD paper's step times")
     parser.add_argument("--paper-members", type=int, default=4)
-    parser.add_argument("--paper-overlap", type=float, default=0.66,
+    parser.add_argument("--paper-overlap", type=float, default=0.4,
                         help="share of its compute time in which gradients come one by one")
+    parser.add_argument("--paper-daemon-flags", default="--network-chunk-bytes=1048576 --network-window-chunks=4",
+                        help="chunks for links of several Gbit/s, which a step of 312 ms needs")
     parser.add_argument("--json", type=pathlib.Path)
     given = parser.parse_args(words)
     given.tasks, given.hooks, given.rates = (
@@ -156,9 +158,11 @@ def paper_shape(given):
     """Steps of ResNet-18's size that compute for 225 ms, over links on which float32 takes 312 ms."""
     topology = traffic.star(given.paper_members)
     words = [str(given.bin), "--members", str(given.paper_members), "--compute-ms", str(combine.PAPER_COMPUTE_MS),
-             "--overlap", str(given.paper_overlap), "--no-gloo", "--no-tcp", "--rates", "unlimited"]
+             "--overlap", str(given.paper_overlap), "--no-gloo", "--no-tcp", "--rates", "unlimited",
+             "--daemon-flags", given.paper_daemon_flags]
     with contextlib.ExitStack() as stack:
-        bench = net_bench.Bench(topology, net_bench.arguments_of(words), stack)
+        wanted = net_bench.arguments_of(words)
+        bench = net_bench.Bench(topology, wanted, wanted.settings, stack)
 
         def median(rate, steps=7):
             bench.network.set_rate(rate)
@@ -178,6 +182,12 @@ def paper_shape(given):
               f"without limits it takes {1e3 * whole:.0f} ms; ratios are to that")
     return {"members": given.paper_members, "overlap": given.paper_overlap, "rate": rate, "reached": reached,
             "fp32_s": whole, "step_s": rows}
+
+
+def save(given, result):
+    if given.json:
+        given.json.parent.mkdir(parents=True, exist_ok=True)
+        given.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def main():
@@ -200,12 +210,11 @@ def main():
                 print("\n".join(combine.table(rows, given.rates)), flush=True)
                 if name == given.tasks[0] and not given.no_check:
                     result["check"] = check_limited(runs, task, trained, timed, given)
+    save(given, result)  # the trainings took long: what follows may fail
     if given.paper != "off":
         result["paper"] = paper_shape(given)
         print("\n".join(combine.paper_table(result["paper"])))
-    if given.json:
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps(result, indent=1) + "\n")
+        save(given, result)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ class Trainer:
                 loss.backward()
                 if state.should_step:
                     work.optimizer.step()
+                    work.schedule.step()
                 seconds.append(time.perf_counter() - begin)
                 losses.append(loss.item())
                 if self.rank == 0 and (step + 1) % work.evaluate_every == 0:
