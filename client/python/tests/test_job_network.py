@@ -227,14 +227,22 @@ TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 @pytest.mark.skipif(TORCH < (2, 0), reason=f"torchrun of torch {torch.__version__} does not start")
-def test_torchrun_on_two_hosts_needs_one_line(net, start, tmp_path):
+@pytest.mark.parametrize("hosts, ranks, hook", [(2, 2, "power_sgd"), (4, 1, "no")])
+def test_torchrun_on_several_hosts_needs_one_line(net, start, report, hosts, ranks, hook):
     master = f"{net.address(HOSTS[0])}:29400"
-    job = start([1, 1], program=lambda host: [
-        "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "c10d",
+    before = {host: net.counters(host) for host in HOSTS}
+    job = start([1] * hosts, program=lambda host: [
+        "-m", "torch.distributed.run", "--nnodes", str(hosts), "--nproc-per-node", str(ranks), "--rdzv-backend", "c10d",
         "--rdzv-endpoint", master, "--rdzv-id", "digits", "--rdzv-conf", f"is_host={int(host == HOSTS[0])}",
-        "--local-addr", net.address(host), EXAMPLE, "--hook", "power_sgd",
+        "--local-addr", net.address(host), EXAMPLE, "--hook", hook,
     ])  # fmt: skip
     said = [member.communicate(timeout=START_SECONDS)[0] for member in job.members]
     job.expect_end()
     assert sum("4 members, parameters identical on all" in text for text in said) == 1, (said, job.said(0))
     assert sum("accuracy 0.9" in text for text in said) == 1, said
+    if hook == "no":
+        sent = {host: (net.counters(host) - before[host]).sent for host in HOSTS}
+        for host, count in sent.items():
+            report("bytes sent in a whole job of torchrun", f"{host}: {count:,}")
+        # Shards on all hosts, as in a ring: one daemon's link would carry 2 times what the others' do.
+        assert max(sent.values()) < 1.25 * min(sent.values()), sent

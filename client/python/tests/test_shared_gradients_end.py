@@ -94,7 +94,7 @@ def train(share, workers):
         gw.attach_(model, state)
         model(torch.ones(1, 300)).square().sum().backward()
         loader = DataLoader(Spoiling(model if workers else torch.nn.Identity()), batch_size=None,
-                            num_workers=workers, prefetch_factor=2)
+                            num_workers=workers)
         for batch in loader:  # gradients accumulate
             model(batch).square().mean().backward()
         assert state.metrics()["buckets"][0]["in_place"] == (share == "on"), state.metrics()
