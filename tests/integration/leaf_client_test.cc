@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "client/member_client.h"
 #include "gmock/gmock.h"
@@ -237,14 +238,18 @@ TEST_P(LeafClientTest, WhatFailsBehindItFailsEverywhere) {
 
 TEST_P(LeafClientTest, IsToldWhoIsToBlame) {
   Gradients trainers(kModel);  // outlives the client that is destroyed while they travel
-  auto trainer = Trainer(Options(3), 2, [&trainers](Client& client) -> absl::Status {
+  absl::Notification joined;
+  auto trainer = Trainer(Options(3), 2, [&](Client& client) -> absl::Status {
     GradBucket bucket = trainers.Bucket();
     const Completion reduced = client.AllReduce(bucket);
+    // With several daemons the leaf may hear of one's failure before it has joined the other.
+    joined.WaitForNotificationWithTimeout(absl::Seconds(10));
     return absl::OkStatus();  // and is destroyed in the step
   });
   TestLeaf leaf(Options(3), 0, 2);
   ASSERT_TRUE(leaf.status().ok()) << leaf.status();
   ASSERT_TRUE(leaf.Joined().ok());
+  joined.Notify();
   EXPECT_TRUE(trainer.get().ok());
   // The trainer may have left before its bucket was begun; then the leaf's own bucket shows it.
   Gradients gradients(kModel);
