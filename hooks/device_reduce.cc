@@ -34,11 +34,15 @@ void DeviceReduction::Upload(std::byte* to, Pieces pieces, std::size_t skip, std
   device_->UploadPieces(to, pieces_);
 }
 
-absl::StatusOr<ReduceOutcome> DeviceReduction::Outcome() {
+// Contributions lie on the host, where nothing has overwritten them.
+absl::StatusOr<ReduceOutcome> DeviceReduction::Outcome(DType dtype, std::size_t numel,
+                                                       std::span<const Pieces> contributions,
+                                                       const RawContributions& raw) {
   std::uint32_t not_finite = 0;
   device_->Download(&not_finite, not_finite_.data(), sizeof(not_finite));
   if (absl::Status status = StatusOf(*device_); !status.ok()) return status;
-  return ReduceOutcome{.finite = not_finite == 0};
+  if (not_finite == 0) return ReduceOutcome{};
+  return ReduceOutcome{.finite = false, .sources = FindNonFinite(dtype, numel, contributions, raw)};
 }
 
 absl::StatusOr<ReduceOutcome> DeviceReduction::Reduce(DType dtype, ReduceOp op, std::size_t numel,
@@ -78,7 +82,7 @@ absl::StatusOr<ReduceOutcome> DeviceReduction::Reduce(DType dtype, ReduceOp op, 
     device_->Sum(dtype, sources_, divisor, result_.data(), numel, not_finite_.data());
   }
   device_->Download(out.data(), result_.data(), wire_bytes);
-  return Outcome();
+  return Outcome(dtype, numel, contributions, raw);
 }
 
 // Each contribution is cast to fp64 and added to zeros, in rank order: the host's operations.
@@ -112,7 +116,7 @@ absl::StatusOr<ReduceOutcome> DeviceReduction::ReduceOrthonormalized(
     device_->Download(out.data() + done, result_.data(), numel * width);
     done += numel * width;
   }
-  return Outcome();
+  return Outcome(segment.dtype, segment.numel, contributions, {});
 }
 
 }  // namespace gradwire

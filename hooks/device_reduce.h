@@ -36,7 +36,9 @@ class DeviceReduction {
   // The next `bytes` of a contribution, from `skip` on, to the device.
   void Upload(std::byte* to, Pieces pieces, std::size_t skip, std::size_t bytes);
   // Downloads the flag that Sum sets, after the results are there.
-  absl::StatusOr<ReduceOutcome> Outcome();
+  absl::StatusOr<ReduceOutcome> Outcome(DType dtype, std::size_t numel,
+                                        std::span<const Pieces> contributions,
+                                        const RawContributions& raw);
 
   const std::shared_ptr<Device> device_;
   DeviceVector<std::byte> uploaded_;  // all contributions

@@ -129,6 +129,14 @@ std::size_t BlockNumel(std::span<const Source> sources, std::size_t left) {
   return std::max(whole, gathered);
 }
 
+void NoteSources(const Workspace& work, DType dtype, std::size_t begin, std::size_t block,
+                 ReduceOutcome& outcome) {
+  outcome.finite = false;
+  for (std::size_t i = 0; i < work.srcs.size(); ++i) {
+    NoteNonFinite(i, begin, dtype, work.srcs[i], block, outcome.sources);
+  }
+}
+
 // Sums block by block in rank order. A contribution comes in pieces (gRPC's slices), which are cut
 // at different places for each member, so a block ends at the next cut of any of them. Where cuts
 // are closer than kGatherBytes, the pieces are copied together instead. `sink` may be null.
@@ -163,7 +171,8 @@ ReduceOutcome ReduceWith(Workspace work, DType dtype, double divisor, std::size_
     const bool finite =
         quotients ? cpu::SumQuotients(work.srcs.data(), work.srcs.size(), raw.divisor, out, block)
                   : cpu::Sum(dtype, work.srcs.data(), work.srcs.size(), divisor, out, block);
-    outcome.finite = outcome.finite && finite;
+    // Before the sink, which may overwrite the contributions.
+    if (!finite) NoteSources(work, dtype, numel - left, block, outcome);
     const std::size_t bytes = block * ByteSize(dtype);
     if (sink != nullptr) (*sink)(numel - left, {out, bytes});
     // Without room for all results each block overwrites the last one, which the sink has consumed.
@@ -271,6 +280,9 @@ ReduceOutcome ReduceOrthonormalized(const Segment& segment, std::span<const Piec
     outcome.finite = outcome.finite && finite;
     WriteRows(sum, shape, segment.dtype, to);
     to += sum.size() * ByteSize(segment.dtype);
+  }
+  if (!outcome.finite) {
+    outcome.sources = FindNonFinite(segment.dtype, segment.numel, contributions);
   }
   return outcome;
 }

@@ -11,6 +11,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "gradwire/hooks/round_plan.h"
+#include "hooks/non_finite.h"
 #include "hooks/raw_contributions.h"
 
 namespace gradwire {
@@ -21,6 +22,8 @@ using Pieces = std::span<const std::span<const std::byte>>;
 
 struct ReduceOutcome {
   bool finite = true;  // no NaN or infinity among the results
+  // Not finite: whose values. They are looked for only then.
+  NonFiniteSources sources{};
 };
 
 // Is given results, in order, as soon as they are computed: elements [begin, begin + …) of the
@@ -36,7 +39,8 @@ inline constexpr std::size_t kCastScratchBytes = std::size_t{16} << 10;
 // For kSum and kMean: reduces `numel` elements of `dtype`. `contributions` are in rank order, 1 or
 // more, each of exactly numel elements of its dtype (the caller has checked); `out` holds as many
 // of `dtype`. kMean divides by `weight`: of all contributors together, 0: their number.
-// Thread-safe, allocates nothing on the heap for up to 64 contributions of which none is raw.
+// Thread-safe, allocates nothing on the heap for up to 64 finite contributions of which none is
+// raw.
 ReduceOutcome Reduce(DType dtype, ReduceOp op, std::size_t numel,
                      std::span<const Pieces> contributions, std::span<std::byte> out,
                      const RawContributions& raw = {}, double weight = 0);

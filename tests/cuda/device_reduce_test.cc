@@ -64,6 +64,7 @@ TEST_F(OnDevice, SumsAndMeansAreTheHosts) {
           const auto there = reduction_.Reduce(dtype, op, kNumel, inputs.all(), actual, {}, weight);
           ASSERT_TRUE(there.ok()) << there.status();
           EXPECT_EQ(there->finite, host.finite);
+          EXPECT_EQ(there->sources, host.sources);
           EXPECT_EQ(host.finite, count != 3);
           ASSERT_EQ(actual, expected) << Name(dtype) << " of " << count;
         }
