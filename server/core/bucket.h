@@ -53,6 +53,7 @@ class Bucket {
   const std::vector<RoundPlan>& plans() const { return what_.plans; }
   std::uint32_t share() const { return what_.share; }
   std::uint64_t order() const { return what_.order; }
+  const Manifest& manifest() const { return common_->manifest; }
   const Contributors& contributors() const { return *contributors_; }
   // "[w, b]"
   std::string name() const { return common_->manifest.BucketName(parameters()); }

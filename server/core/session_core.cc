@@ -189,10 +189,10 @@ MaybeFailure SessionCore::OnFailureElsewhere(int rank, const wire::Failure& fail
 }
 
 void SessionCore::Reduced(const wire::RoundId& id, std::uint32_t chunk, const ResultRef& result,
-                          bool finite, absl::Duration spent, Effects& effects) {
+                          const ReduceOutcome& outcome, absl::Duration spent, Effects& effects) {
   if (state_ != State::kRunning) return;
   const std::size_t first = effects.size();
-  step_->OnReduced(id, chunk, result, finite, spent, effects);
+  step_->OnReduced(id, chunk, result, outcome, spent, effects);
   if (timeline_ != nullptr) timeline_->OnReduced(id, spent);
   Record(effects, first);
 }

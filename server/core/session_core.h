@@ -18,6 +18,7 @@
 #include <string>
 #include <utility>
 
+#include "hooks/reduce.h"
 #include "server/core/effects.h"
 #include "server/core/failure_policy.h"
 #include "server/core/hook_state.h"
@@ -70,8 +71,8 @@ class SessionCore {
 
   // The answer to a ReduceEffect. `result` has the segment's bytes.
   // `spent` is the time of the sum, for the report.
-  void Reduced(const wire::RoundId& id, std::uint32_t chunk, const ResultRef& result, bool finite,
-               absl::Duration spent, Effects& effects);
+  void Reduced(const wire::RoundId& id, std::uint32_t chunk, const ResultRef& result,
+               const ReduceOutcome& outcome, absl::Duration spent, Effects& effects);
 
   // The answers to UpstreamEffects: the root's session has begun, has concluded the step, and its
   // barrier is over. FailElsewhere: it has ended, or could not be joined.

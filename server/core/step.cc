@@ -259,14 +259,14 @@ MaybeFailure Step::OnAck(int rank, const wire::Ack& ack, Effects& effects) {
 }
 
 void Step::OnReduced(const wire::RoundId& id, std::uint32_t chunk, const ResultRef& result,
-                     bool finite, absl::Duration spent, Effects& effects) {
+                     const ReduceOutcome& outcome, absl::Duration spent, Effects& effects) {
   Bucket* const bucket = table_.Find(id.step, id.bucket);
   // It may have started over meanwhile.
   if (bucket == nullptr || !bucket->has_rounds() || bucket->reduced() ||
       bucket->CurrentId() != id) {
     return;
   }
-  if (!finite) nonfinite_ = true;
+  blame_.Note(*bucket, chunk, outcome);
   flow_.Reduced(*bucket, chunk, result, spent, effects);
   Advance(*bucket, effects);
   GrantNext(effects);
@@ -341,7 +341,7 @@ bool Step::IsPrepared() const {
 void Step::MaybeConclude(Effects& effects) {
   if (!IsPrepared()) return;
   const bool first = !agreement_.prepared();
-  agreement_.Prepare(nonfinite_ ? Verdict::kSkip : Verdict::kApply);
+  agreement_.Prepare(blame_.skips() ? Verdict::kSkip : Verdict::kApply);
   if (first) AskUpstream(effects);
   if (first && !agreement_.alone()) {
     effects.push_back(
@@ -370,6 +370,7 @@ void Step::Conclude(Verdict verdict, Effects& effects) {
   }
   reports_.EndStep(table_, number_);
   if (verdict == Verdict::kApply) reports_.Log(hook_, table_, number_, effects);
+  blame_.Log(number_, membership_, effects);
   ++(verdict == Verdict::kSkip ? flow_.stats().steps_skipped : flow_.stats().steps_applied);
   table_.EndStep(number_);
   ++number_;
@@ -377,7 +378,7 @@ void Step::Conclude(Verdict verdict, Effects& effects) {
   gate_.OnStepEnd();
   groups_.BeginStep(number_);
   attempt_ = 0;
-  nonfinite_ = false;
+  blame_.Reset();
   began_.reset();
   chunks_ = 0;
   awaits_draw_plan_ = false;

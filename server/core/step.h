@@ -28,6 +28,7 @@
 #include "server/core/chores.h"
 #include "server/core/group_flow.h"
 #include "server/core/round_flow.h"
+#include "server/core/skip_blame.h"
 #include "server/core/step_gate.h"
 
 namespace gradwire::server {
@@ -53,8 +54,8 @@ class Step {
   }
 
   // As SessionCore::Reduced.
-  void OnReduced(const wire::RoundId& id, std::uint32_t chunk, const ResultRef& result, bool finite,
-                 absl::Duration spent, Effects& effects);
+  void OnReduced(const wire::RoundId& id, std::uint32_t chunk, const ResultRef& result,
+                 const ReduceOutcome& outcome, absl::Duration spent, Effects& effects);
 
   // Of a leaf: the root has concluded the step.
   void OnUpstreamConcluded(std::int64_t step, Verdict verdict, Effects& effects);
@@ -151,7 +152,7 @@ class Step {
   BucketReports reports_;
   std::int64_t number_ = 0;
   std::uint32_t attempt_ = 0;
-  bool nonfinite_ = false;
+  SkipBlame blame_;
   bool awaits_draw_plan_ = false;  // some bucket does
   std::vector<bool> ended_;        // by rank
   std::optional<absl::Time> began_;

@@ -46,11 +46,11 @@ std::vector<Reducer::Done> CpuReducer::Compute(std::span<ReduceEffect> reduction
   std::vector<Done> done(reductions.size());
   threads_.Run(reductions.size(), [&](std::size_t i) {
     const absl::Time before = MonotonicNow();
-    const ReducedChunk::Outcome sum = ReducedChunk::Compute(reductions[i], memory);
+    ReducedChunk::Outcome sum = ReducedChunk::Compute(reductions[i], memory);
     done[i] = {.id = reductions[i].id,
                .chunk = reductions[i].chunk,
                .result = sum.chunk,
-               .finite = sum.finite,
+               .outcome = std::move(sum.reduced),
                .spent = MonotonicNow() - before};
     // Frees the members' buffers before gRPC needs memory for the results.
     reductions[i].inputs.clear();

@@ -53,7 +53,7 @@ std::size_t GpuReducer::ReduceOn(Gpu& gpu, std::vector<ReduceEffect>& batch, Ses
     answer({{.id = sum.id,
              .chunk = sum.chunk,
              .result = outcome->chunk,
-             .finite = outcome->finite,
+             .outcome = std::move(outcome->reduced),
              .spent = MonotonicNow() - before}});
   }
   return batch.size();

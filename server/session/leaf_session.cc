@@ -174,7 +174,7 @@ void LeafSession::Reduce(std::vector<ReduceEffect> batch, std::shared_ptr<Sessio
     done[i] = {.id = reduce.id,
                .chunk = reduce.chunk,
                .result = nullptr,
-               .finite = true,  // the root's verdict counts
+               .outcome = {},  // the root's verdict counts
                .spent = MonotonicNow() - before};
   });
   for (std::size_t i = 0; i < batch.size(); ++i) {

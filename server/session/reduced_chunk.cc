@@ -75,9 +75,9 @@ ReducedChunk::Outcome ReducedChunk::Compute(const ReduceEffect& effect, SessionM
   if (segment.op == ReduceOp::kOrthonormalizedSum) {
     // Orthonormalization needs the whole matrix, so the result is not computed in parts like a sum.
     const std::span<std::byte> room = chunk->MakeRoom(memory);
-    const ReduceOutcome outcome = ReduceOrthonormalized(segment, inputs, room);
+    ReduceOutcome outcome = ReduceOrthonormalized(segment, inputs, room);
     chunk->digest_ = wire::DigestOf(room);
-    return {.chunk = chunk, .finite = outcome.finite};
+    return {.chunk = chunk, .reduced = std::move(outcome)};
   }
   chunk->FindPlaces(effect);
   alignas(64) thread_local std::byte scratch[kSinkBytes];
@@ -93,10 +93,10 @@ ReducedChunk::Outcome ReducedChunk::Compute(const ReduceEffect& effect, SessionM
     digester.Update(results);
     chunk->Place(begin, results);
   };
-  const ReduceOutcome outcome = ReduceInto(segment.dtype, segment.op, segment.numel, inputs, room,
-                                           effect.raw, effect.weight, place);
+  ReduceOutcome outcome = ReduceInto(segment.dtype, segment.op, segment.numel, inputs, room,
+                                     effect.raw, effect.weight, place);
   chunk->digest_ = digester.Finish();
-  return {.chunk = chunk, .finite = outcome.finite};
+  return {.chunk = chunk, .reduced = std::move(outcome)};
 }
 
 void ReducedChunk::Place(std::size_t begin, std::span<const std::byte> results) const {
@@ -116,16 +116,16 @@ absl::StatusOr<ReducedChunk::Outcome> ReducedChunk::ComputeOn(DeviceReduction& d
   const std::shared_ptr<ReducedChunk> chunk(new ReducedChunk(segment));
   const bool orthonormalizes = segment.op == ReduceOp::kOrthonormalizedSum;
   const std::span<std::byte> room = chunk->MakeRoom(memory);
-  const auto outcome = orthonormalizes ? device.ReduceOrthonormalized(segment, inputs, room)
-                                       : device.Reduce(segment.dtype, segment.op, segment.numel,
-                                                       inputs, room, effect.raw, effect.weight);
+  auto outcome = orthonormalizes ? device.ReduceOrthonormalized(segment, inputs, room)
+                                 : device.Reduce(segment.dtype, segment.op, segment.numel, inputs,
+                                                 room, effect.raw, effect.weight);
   if (!outcome.ok()) return outcome.status();
   chunk->digest_ = wire::DigestOf(room);
   if (!orthonormalizes) {
     chunk->FindPlaces(effect);
     chunk->Place(0, room);
   }
-  return Outcome{.chunk = chunk, .finite = outcome->finite};
+  return Outcome{.chunk = chunk, .reduced = *std::move(outcome)};
 }
 
 ResultRef ReducedChunk::Given(const ReduceEffect& effect, std::span<const std::byte> result,

@@ -28,7 +28,7 @@ class ReducedChunk final : public ReducedResult {
  public:
   struct Outcome {
     ResultRef chunk;
-    bool finite = true;
+    ReduceOutcome reduced;
   };
   // The caller holds no lock.
   static Outcome Compute(const ReduceEffect& effect, SessionMemory& memory);

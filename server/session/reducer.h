@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "hooks/reduce.h"
 #include "server/core/effects.h"
 
 namespace gradwire::server {
@@ -25,7 +26,7 @@ class Reducer {
     wire::RoundId id;
     std::uint32_t chunk = 0;  // as in the ReduceEffect
     ResultRef result;
-    bool finite = true;
+    ReduceOutcome outcome{};
     absl::Duration spent;
   };
   using Answer = std::function<void(std::vector<Done>)>;

@@ -462,7 +462,7 @@ void SessionRunner::OnReduced(const std::vector<Reducer::Done>& done) {
   Handle([&](SessionCore& core, Effects& effects) {
     core.Observe(MonotonicNow());
     for (const Reducer::Done& one : done) {
-      core.Reduced(one.id, one.chunk, one.result, one.finite, one.spent, effects);
+      core.Reduced(one.id, one.chunk, one.result, one.outcome, one.spent, effects);
     }
   });
 }

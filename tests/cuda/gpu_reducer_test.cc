@@ -70,7 +70,7 @@ class GpuReducing : public ::testing::Test {
       for (const auto& one : done) {
         EXPECT_TRUE(digests.emplace(one.chunk, one.result->digest()).second) << "answered twice";
         EXPECT_EQ(one.result->kept()->digest(), one.result->digest());
-        EXPECT_TRUE(one.finite);
+        EXPECT_TRUE(one.outcome.finite);
       }
     });
     EXPECT_EQ(digests.size(), chunks);

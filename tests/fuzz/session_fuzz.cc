@@ -287,7 +287,7 @@ class Fuzz {
                             .finite;
     Effects effects;
     session_.Reduced(reduce.id, reduce.chunk,
-                     KeptResult::Make(wire::OwnedPayload::Make(std::move(out))), finite,
+                     KeptResult::Make(wire::OwnedPayload::Make(std::move(out))), {.finite = finite},
                      absl::ZeroDuration(), effects);
     Take(std::move(effects));
   }

@@ -152,8 +152,8 @@ void GroupSimulation::On(server::ReduceEffect& effect) {
   After(Delay(), [this, effect] {
     const ReducedNow reduced = ReduceNow(effect, random_);
     server::Effects effects;
-    session_.Reduced(effect.id, effect.chunk, reduced.result, reduced.finite, absl::ZeroDuration(),
-                     effects);
+    session_.Reduced(effect.id, effect.chunk, reduced.result, {.finite = reduced.finite},
+                     absl::ZeroDuration(), effects);
     Apply(std::move(effects));
   });
 }

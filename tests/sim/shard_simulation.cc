@@ -204,7 +204,7 @@ void ShardSimulation::On(Daemon& daemon, server::ReduceEffect& effect) {
   After(Delay(), [this, &daemon, effect] {
     const ReducedNow reduced = ReduceNow(effect, random_);
     server::Effects effects;
-    daemon.session->Reduced(effect.id, effect.chunk, reduced.result, reduced.finite,
+    daemon.session->Reduced(effect.id, effect.chunk, reduced.result, {.finite = reduced.finite},
                             absl::ZeroDuration(), effects);
     Apply(daemon, std::move(effects));
   });

@@ -115,8 +115,8 @@ void ShardSimulation::SpreadOut(Leaf& leaf, const std::shared_ptr<Sum>& sum) {
           sum->bytes.begin() + static_cast<std::ptrdiff_t>(reduction.begin * sizeof(float));
       ByteVector result(begin, begin + static_cast<std::ptrdiff_t>(reduction.segment.bytes()));
       session.Reduced(reduction.id, reduction.chunk,
-                      server::KeptResult::Make(MakePayload(std::move(result), random_)),
-                      /*finite=*/true, absl::ZeroDuration(), effects);
+                      server::KeptResult::Make(MakePayload(std::move(result), random_)), {},
+                      absl::ZeroDuration(), effects);
     }
   });
 }

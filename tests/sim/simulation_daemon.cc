@@ -177,13 +177,13 @@ void Simulation::OnEffect(server::ReduceEffect& effect, server::Effects& more) {
   if (effect.segment.bytes() > scenario_.options.chunk_bytes) Note(Count::kUnitsOfSeveralChunks);
   server::ResultRef result = ReduceInputs(effect, random_, finite);
   if (random_.Percent(scenario_.reduce_inline_percent)) {
-    return session_.Reduced(effect.id, effect.chunk, std::move(result), finite,
+    return session_.Reduced(effect.id, effect.chunk, std::move(result), {.finite = finite},
                             absl::ZeroDuration(), more);
   }
   After(random_.Between(absl::ZeroDuration(), scenario_.reduce_high),
         [this, id = effect.id, chunk = effect.chunk, result, finite] {
           server::Effects effects;
-          session_.Reduced(id, chunk, result, finite, absl::ZeroDuration(), effects);
+          session_.Reduced(id, chunk, result, {.finite = finite}, absl::ZeroDuration(), effects);
           Apply(std::move(effects));
         });
 }

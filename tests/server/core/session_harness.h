@@ -175,7 +175,7 @@ class SessionHarness {
       for (const wire::PayloadRef& input : reduce.inputs) sum += FirstFloat(input);
       Effects effects;
       session.Reduced(reduce.id, reduce.chunk, KeptResult::Make(Floats(reduce.segment.numel, sum)),
-                      finite, absl::Microseconds(3), effects);
+                      {.finite = finite}, absl::Microseconds(3), effects);
       Take(std::move(effects));
     }
   }
