@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "gradwire/hooks/dtype.h"
+#include "hooks/pieces.h"
 #include "hooks/raw_contributions.h"
 
 namespace gradwire {
@@ -14,7 +15,7 @@ namespace gradwire {
 // too large for the reduction's dtype counts as infinite.
 struct NonFinite {
   std::size_t contribution = 0;  // its index, which is in rank order
-  std::size_t element = 0;       // the first one, of the reduction
+  std::size_t element = 0;       // the first one, counted in the reduction
   std::size_t nans = 0;
   std::size_t infinities = 0;
 
@@ -26,14 +27,14 @@ struct NonFinite {
 using NonFiniteSources = std::vector<NonFinite>;
 
 // Adds what contribution `index` has in elements [begin, begin + numel), which lie at `values` in
-// `dtype`. Calls come with growing `begin`.
+// `dtype`. For one `index`, calls come with growing `begin`.
 void NoteNonFinite(std::size_t index, std::size_t begin, DType dtype, const void* values,
                    std::size_t numel, NonFiniteSources& sources);
 
-// Of whole contributions, in pieces as for Reduce (reduce.h), before anything overwrites them.
-NonFiniteSources FindNonFinite(
-    DType dtype, std::size_t numel,
-    std::span<const std::span<const std::span<const std::byte>>> contributions,
-    const RawContributions& raw = {});
+// Of whole contributions, each of exactly `numel` elements (the caller has checked), before
+// anything overwrites them.
+NonFiniteSources FindNonFinite(DType dtype, std::size_t numel,
+                               std::span<const Pieces> contributions,
+                               const RawContributions& raw = {});
 
 }  // namespace gradwire

@@ -54,44 +54,6 @@ class Scratch {
 thread_local std::unique_ptr<double[]> Scratch::memory_;
 thread_local std::size_t Scratch::numel_ = 0;
 
-// A position in one contribution.
-struct Cursor {
-  Pieces pieces;
-  std::size_t piece = 0;
-  std::size_t offset = 0;  // in that piece
-
-  // A piece that is used up, or was empty from the start, would otherwise make `contiguous` 0
-  // before the end.
-  void SkipEmptyPieces() {
-    while (piece < pieces.size() && offset == pieces[piece].size()) {
-      ++piece;
-      offset = 0;
-    }
-  }
-
-  // Bytes that follow in the current piece.
-  std::size_t contiguous() const {
-    return piece < pieces.size() ? pieces[piece].size() - offset : 0;
-  }
-
-  const std::byte* data() const { return pieces[piece].data() + offset; }
-
-  void Advance(std::size_t bytes) {
-    offset += bytes;
-    SkipEmptyPieces();
-  }
-
-  void Gather(std::size_t bytes, std::byte* out) {
-    while (bytes > 0) {
-      const std::size_t part = std::min(bytes, contiguous());
-      std::memcpy(out, data(), part);
-      out += part;
-      bytes -= part;
-      Advance(part);
-    }
-  }
-};
-
 // One contribution on its way into the sum.
 struct Source {
   Cursor cursor;

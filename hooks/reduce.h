@@ -12,13 +12,10 @@
 #include "absl/functional/function_ref.h"
 #include "gradwire/hooks/round_plan.h"
 #include "hooks/non_finite.h"
+#include "hooks/pieces.h"
 #include "hooks/raw_contributions.h"
 
 namespace gradwire {
-
-// One contribution's bytes in order, as they lie in memory. Pieces may have any size and alignment;
-// an element may straddle pieces.
-using Pieces = std::span<const std::span<const std::byte>>;
 
 struct ReduceOutcome {
   bool finite = true;  // no NaN or infinity among the results

@@ -53,8 +53,8 @@ SkipBlame::Place SkipBlame::PlaceOf(const Bucket& bucket, std::uint32_t chunk,
 void SkipBlame::Note(const Bucket& bucket, std::uint32_t chunk, const ReduceOutcome& outcome) {
   if (outcome.finite) return;
   skips_ = true;
-  const auto [round, is_first] = rounds_.emplace(bucket.id(), bucket.round_number());
-  if (round->second != bucket.round_number()) return;
+  const auto first = rounds_.emplace(bucket.id(), bucket.round_number()).first;
+  if (first->second != bucket.round_number()) return;
   if (outcome.sources.empty()) {
     Place place = PlaceOf(bucket, chunk, 0);
     if (!overflow_ || place.position < overflow_->position) overflow_ = std::move(place);
@@ -62,7 +62,7 @@ void SkipBlame::Note(const Bucket& bucket, std::uint32_t chunk, const ReduceOutc
   }
   const std::vector<int> ranks = RanksOf(bucket.round().contributors());
   for (const NonFinite& one : outcome.sources) {
-    if (one.contribution >= ranks.size()) continue;
+    if (one.contribution >= ranks.size()) continue;  // a seeded bug adds one twice
     Place place = PlaceOf(bucket, chunk, one.element);
     const auto [found, is_new] = ranks_.try_emplace(ranks[one.contribution]);
     Values& values = found->second;

@@ -15,8 +15,8 @@ namespace gradwire::server {
 
 class Membership;
 
-// Takes the same for each rank, however large the model is. What it says does not depend on the
-// order in which reductions end.
+// Keeps the same for each rank, however large the model is, and a number for each bucket. What it
+// says does not depend on the order in which reductions end.
 class SkipBlame {
  public:
   // A result of the bucket's current round that is not finite; `chunk` as in the ReduceEffect.

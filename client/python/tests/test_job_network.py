@@ -244,5 +244,5 @@ def test_torchrun_on_several_hosts_needs_one_line(net, start, report, hosts, ran
         sent = {host: (net.counters(host) - before[host]).sent for host in HOSTS}
         for host, count in sent.items():
             report("bytes sent in a whole job of torchrun", f"{host}: {count:,}")
-        # Shards on all hosts, as in a ring: one daemon's link would carry 2 times what the others' do.
+        # Shards on all hosts, as in a ring: the host of a single daemon would send three times what the others do.
         assert max(sent.values()) < 1.25 * min(sent.values()), sent

@@ -6,6 +6,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/wire/owned_payload.h"
 #include "server/core/membership.h"
 
 namespace gradwire::server {
@@ -94,6 +95,23 @@ TEST_F(SkipBlameTest, NamesTheBucketOfAHookWithSegmentsOfItsOwn) {
   blame_.Note(Make({0, 1}, {plan}), 0,
               {.finite = false, .sources = {{.contribution = 0, .nans = 1}}});
   EXPECT_EQ(Said(), "rank 0 contributed 1 NaN, first in bucket [first, second]");
+}
+
+// All members compute with the first round's result, so all their next contributions are spoiled.
+TEST_F(SkipBlameTest, LaterRoundsOfASpoiledBucketBlameNobody) {
+  Bucket bucket = Make({2}, {Sum(8), Sum(8)});
+  blame_.Note(bucket, 0, {.finite = false, .sources = {{.contribution = 1, .nans = 1}}});
+  const std::string said = Said();
+  Round& round = bucket.round();
+  round.SetResult(round.layout().UnitOf(0),
+                  KeptResult::Make(wire::OwnedPayload::Make(std::vector<std::byte>(32))), 0);
+  ASSERT_TRUE(round.ReleaseNext());
+  bucket.Advance(0);
+  ASSERT_EQ(bucket.round_number(), 1);
+  blame_.Note(bucket, 0,
+              {.finite = false,
+               .sources = {{.contribution = 0, .nans = 8}, {.contribution = 1, .nans = 8}}});
+  EXPECT_EQ(Said(), said);
 }
 
 TEST_F(SkipBlameTest, LogsALineOfAStepThatItSkips) {
