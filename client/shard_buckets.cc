@@ -1,19 +1,28 @@
 #include "client/shard_buckets.h"
 
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/error_code.h"
 
 namespace gradwire::client {
-void ShardBucket::CopyBack(std::byte* buffer) const {
-  std::size_t from = 0;
-  for (const BucketShare::Piece& piece : pieces) {
-    std::memcpy(buffer + piece.offset, own->data() + from, piece.bytes);
-    from += piece.bytes;
+namespace {
+
+// A flat bucket where the share is one piece, or empty.
+absl::StatusOr<GradBucket> PartOf(const GradBucket& bucket, BucketShare share) {
+  TensorView buffer = bucket.buffer();
+  if (share.pieces.size() > 1) {
+    return GradBucket::MakeScattered(bucket.index(), buffer, std::move(share.parameters),
+                                     std::move(share.places), bucket.is_last());
   }
+  if (!share.pieces.empty()) {
+    buffer.data = static_cast<std::byte*>(buffer.data) + share.pieces.front().offset;
+  }
+  buffer.numel = share.bytes / ByteSize(buffer.dtype);
+  return GradBucket::Make(bucket.index(), buffer, std::move(share.parameters), bucket.is_last());
 }
+
+}  // namespace
 
 ShardBuckets::ShardBuckets(std::shared_ptr<const ShardMap> map,
                            std::span<const ParameterSpec> manifest)
@@ -39,31 +48,10 @@ absl::StatusOr<std::vector<ShardBucket>> ShardBuckets::Divide(const GradBucket& 
     }
     positions.push_back(found->second);
   }
-  const TensorView whole = bucket.buffer();
-  auto* const bytes = static_cast<std::byte*>(whole.data);
   for (BucketShare& share : owners_.Divide(bucket, positions)) {
-    TensorView view = whole;
-    view.numel = share.bytes / ByteSize(whole.dtype);
-    std::shared_ptr<std::vector<std::byte>> own;
-    if (share.pieces.size() == 1) {
-      view.data = bytes + share.pieces.front().offset;
-      share.pieces.clear();
-    } else {
-      own = std::make_shared<std::vector<std::byte>>(share.bytes);
-      std::size_t to = 0;
-      for (const BucketShare::Piece& piece : share.pieces) {
-        std::memcpy(own->data() + to, bytes + piece.offset, piece.bytes);
-        to += piece.bytes;
-      }
-      view.data = own->data();
-    }
-    absl::StatusOr<GradBucket> part =
-        GradBucket::Make(bucket.index(), view, std::move(share.parameters), bucket.is_last());
+    absl::StatusOr<GradBucket> part = PartOf(bucket, std::move(share));
     if (!part.ok()) return part.status();
-    divided.push_back({.shard = share.share,
-                       .bucket = *std::move(part),
-                       .pieces = std::move(share.pieces),
-                       .own = std::move(own)});
+    divided.push_back({.shard = share.share, .bucket = *std::move(part)});
   }
   return divided;
 }

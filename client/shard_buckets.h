@@ -17,15 +17,10 @@
 
 namespace gradwire::client {
 
-// A shard's own bucket. What lies in several pieces of the user's buffer is copied.
+// A shard's own bucket, in the user's buffer: scattered if its parameters do not lie back to back.
 struct ShardBucket {
   std::uint32_t shard = 0;
   GradBucket bucket;
-  std::vector<BucketShare::Piece> pieces{};       // empty: `bucket` lies in the user's buffer
-  std::shared_ptr<std::vector<std::byte>> own{};  // of a bucket that was copied
-
-  // The result, where the user has it.
-  void CopyBack(std::byte* buffer) const;
 };
 
 // Immutable, thread-safe. With slices each shard gets the whole bucket and takes its part of it;

@@ -109,13 +109,9 @@ class ShardedClient final : public client::MemberClient {
                                                          if (status.ok()) alias.Scatter();
                                                          state->Complete(status);
                                                        });
-    auto* const buffer = static_cast<std::byte*>(whole.buffer().data);
     for (client::ShardBucket& part : *parts) {
       Completion reduced = shards_[part.shard]->AllReduce(part.bucket, stream);
-      reduced.OnDone([together, buffer, part = std::move(part)](const absl::Status& status) {
-        if (status.ok()) part.CopyBack(buffer);
-        together->OnDone(status);
-      });
+      reduced.OnDone([together](const absl::Status& status) { together->OnDone(status); });
     }
     return Completion(state);
   }

@@ -99,17 +99,59 @@ absl::StatusOr<GradBucket> GradBucket::Make(int index, TensorView buffer,
   return bucket;
 }
 
+absl::StatusOr<GradBucket> GradBucket::MakeScattered(int index, TensorView buffer,
+                                                     std::vector<ParameterSpec> parameters,
+                                                     std::vector<std::size_t> places,
+                                                     bool is_last) {
+  const auto refuse = [index](const auto&... parts) {
+    return Coded(ErrorCode::kBuffer,
+                 absl::InvalidArgumentError(absl::StrCat("bucket ", index, ": ", parts...)));
+  };
+  if (places.size() != parameters.size()) {
+    return refuse(places.size(), " places for ", parameters.size(), " parameters");
+  }
+  const std::size_t available = buffer.numel;
+  buffer.numel = 0;
+  for (const ParameterSpec& parameter : parameters) {
+    // Make says the same again, but a size that is not valid has no sum.
+    if (absl::Status status = parameter.Validate(); !status.ok()) return status;
+    buffer.numel += parameter.numel();
+  }
+  std::size_t end = 0;
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    const std::size_t numel = parameters[i].numel();
+    if (places[i] < end || places[i] > available || numel > available - places[i]) {
+      return refuse("parameter \"", parameters[i].name, "\" with ", numel,
+                    " elements is at element ", places[i], "; allowed: ", end, " and up, within ",
+                    available);
+    }
+    end = places[i] + numel;
+  }
+  absl::StatusOr<GradBucket> bucket = Make(index, buffer, std::move(parameters), is_last);
+  if (bucket.ok()) bucket->places_ = std::move(places);
+  return bucket;
+}
+
 std::vector<TensorView> GradBucket::gradients() const {
   std::vector<TensorView> views;
   views.reserve(parameters_.size());
-  auto* at = static_cast<std::byte*>(buffer_.data);
-  // Gradients lie back to back, in the order of the parameters, as in DistributedDataParallel's
-  // buckets.
-  for (const ParameterSpec& parameter : parameters_) {
-    views.push_back({buffer_.dtype, at, parameter.numel()});
-    at += views.back().bytes();
+  auto* const begin = static_cast<std::byte*>(buffer_.data);
+  // As a rule gradients lie back to back, in the order of the parameters, as in
+  // DistributedDataParallel's buckets.
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const std::size_t place = is_flat() ? next : places_[i];
+    views.push_back({.dtype = buffer_.dtype,
+                     .data = begin + place * ByteSize(buffer_.dtype),
+                     .numel = parameters_[i].numel(),
+                     .device = buffer_.device});
+    next = place + views.back().numel;
   }
   return views;
+}
+
+std::vector<TensorView> GradBucket::runs() const {
+  return is_flat() ? std::vector<TensorView>{buffer_} : gradients();
 }
 
 absl::Status GradBucket::set_buffer(TensorView buffer) {
@@ -130,6 +172,7 @@ absl::Status GradBucket::set_buffer(TensorView buffer) {
                      "bucket ", index_, ": the buffer is null; ", "allowed only for 0 elements")));
   }
   buffer_ = buffer;
+  places_.clear();
   return absl::OkStatus();
 }
 

@@ -151,8 +151,13 @@ class CastingHook : public HookBase {
     return PlanCast(wire_, parameters);
   }
 
-  absl::StatusOr<std::unique_ptr<HookRun>> Start(GradBucket& bucket,
-                                                 std::int64_t /*step*/) override {
+  absl::StatusOr<std::unique_ptr<HookRun>> Start(GradBucket& bucket, std::int64_t step) override {
+    if (!bucket.is_flat()) {
+      if (flat_ == nullptr) {
+        flat_ = MakeWrapper(std::nullopt, MakeCastingHook(wire_, device_), device_);
+      }
+      return flat_->Start(bucket, step);
+    }
     const TensorView buffer = bucket.buffer();
     return std::make_unique<CastingRun>(buffer, wire_.value_or(buffer.dtype), *device_);
   }
@@ -160,6 +165,7 @@ class CastingHook : public HookBase {
  private:
   const std::optional<DType> wire_;
   const std::shared_ptr<Device> device_;
+  std::unique_ptr<Hook> flat_;  // works on flat copies of scattered buckets; null: there were none
 };
 
 // ---- Noop
@@ -228,10 +234,14 @@ class WrapperRun final : public HookRun {
   WrapperRun(ScratchPool& pool, DType wire, const GradBucket& bucket)
       : pool_(pool),
         scratch_(pool.Take(bucket.buffer().numel * ByteSize(wire))),
-        original_(bucket.buffer()),
-        cast_{wire, scratch_.data(), original_.numel},
+        original_(bucket.runs()),
+        cast_{wire, scratch_.data(), bucket.buffer().numel},
         bucket_(bucket) {
-    pool_.device().Convert(original_.dtype, original_.data, cast_.dtype, cast_.data, cast_.numel);
+    std::size_t at = 0;
+    for (const TensorView& run : original_) {
+      pool_.device().Convert(run.dtype, run.data, cast_.dtype, At(cast_, at), run.numel);
+      at += run.numel;
+    }
   }
 
   // The inner run may still refer to the scratch memory, so it goes first.
@@ -256,8 +266,11 @@ class WrapperRun final : public HookRun {
     if (!plan.ok() || plan->has_value() || is_cast_back_) return plan;
     // The inner hook may have left its result in a buffer of its own.
     const TensorView result = bucket_.buffer();
-    pool_.device().Convert(result.dtype, result.data, original_.dtype, original_.data,
-                           original_.numel);
+    std::size_t at = 0;
+    for (const TensorView& run : original_) {
+      pool_.device().Convert(result.dtype, At(result, at), run.dtype, run.data, run.numel);
+      at += run.numel;
+    }
     is_cast_back_ = true;
     if (absl::Status status = StatusOf(pool_.device()); !status.ok()) return status;
     return plan;
@@ -285,7 +298,7 @@ class WrapperRun final : public HookRun {
  private:
   ScratchPool& pool_;
   DeviceVector<std::byte> scratch_;
-  const TensorView original_;
+  const std::vector<TensorView> original_;
   const TensorView cast_;
   GradBucket bucket_;  // a copy whose buffer is `cast_`
   std::unique_ptr<HookRun> inner_;
@@ -295,7 +308,7 @@ class WrapperRun final : public HookRun {
 // Derives from Hook, not HookBase, so that it cannot leave out a call.
 class Wrapper final : public Hook {
  public:
-  Wrapper(DType wire, std::unique_ptr<Hook> inner, std::shared_ptr<Device> device)
+  Wrapper(std::optional<DType> wire, std::unique_ptr<Hook> inner, std::shared_ptr<Device> device)
       : wire_(wire), pool_(std::move(device)), inner_(std::move(inner)) {}
 
   absl::StatusOr<std::vector<RoundPlan>> Plan(std::span<const ParameterSpec> parameters,
@@ -304,7 +317,7 @@ class Wrapper final : public Hook {
   }
 
   absl::StatusOr<std::unique_ptr<HookRun>> Start(GradBucket& bucket, std::int64_t step) override {
-    auto run = std::make_unique<WrapperRun>(pool_, wire_, bucket);
+    auto run = std::make_unique<WrapperRun>(pool_, wire_.value_or(bucket.buffer().dtype), bucket);
     if (absl::Status status = run->Begin(*inner_, step); !status.ok()) return status;
     return run;
   }
@@ -321,11 +334,11 @@ class Wrapper final : public Hook {
   // The wrapped hook knows the parameters in the wire dtype only.
   std::vector<ParameterSpec> Cast(std::span<const ParameterSpec> parameters) const {
     std::vector<ParameterSpec> cast(parameters.begin(), parameters.end());
-    for (ParameterSpec& parameter : cast) parameter.dtype = wire_;
+    for (ParameterSpec& parameter : cast) parameter.dtype = wire_.value_or(parameter.dtype);
     return cast;
   }
 
-  const DType wire_;
+  const std::optional<DType> wire_;
   ScratchPool pool_;  // outlives the wrapped hook's runs
   const std::unique_ptr<Hook> inner_;
 };
@@ -363,7 +376,7 @@ std::unique_ptr<Hook> MakeCastingHook(std::optional<DType> wire, std::shared_ptr
 
 std::unique_ptr<Hook> MakeNoopHook() { return std::make_unique<NoopHook>(); }
 
-std::unique_ptr<Hook> MakeWrapper(DType wire, std::unique_ptr<Hook> inner,
+std::unique_ptr<Hook> MakeWrapper(std::optional<DType> wire, std::unique_ptr<Hook> inner,
                                   std::shared_ptr<Device> device) {
   return std::make_unique<Wrapper>(wire, std::move(inner), std::move(device));
 }

@@ -27,6 +27,7 @@ std::vector<BucketShare> ShareMap::Divide(const GradBucket& bucket,
     BucketShare& share = shares[number];
     share.share = number;
     share.parameters.push_back(parameter);
+    share.places.push_back(offset / ByteSize(bucket.buffer().dtype));
     const std::size_t bytes = parameter.numel() * ByteSize(bucket.buffer().dtype);
     const bool adjacent =
         !share.pieces.empty() && share.pieces.back().offset + share.pieces.back().bytes == offset;

@@ -21,6 +21,7 @@ struct BucketShare {
   };
   std::uint32_t share = 0;
   std::vector<ParameterSpec> parameters;  // 1 or more
+  std::vector<std::size_t> places;        // of each: where it begins in the bucket, in elements
   std::vector<Piece> pieces;
   std::size_t bytes = 0;  // of all pieces
 };

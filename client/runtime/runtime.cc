@@ -398,7 +398,7 @@ void Runtime::Begin(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Outcome>
   }
   // Results overwrite these contributions, so no window bounds them, and one frame can announce
   // many.
-  const bool in_place = !member_.grouped() && LiesInSharedMemory(entry.bucket->buffer());
+  const bool in_place = !member_.grouped() && LiesInSharedMemory(*entry.bucket);
   if (in_place) member_.SendAhead(id);
   {
     MutexLock lock(shared_mutex_);

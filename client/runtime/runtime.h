@@ -121,7 +121,7 @@ class Runtime final : private EventHandler {
   void OnFrame(absl::StatusOr<wire::Frame> received);
   void OnOneFrame(absl::StatusOr<wire::Frame> received);
   // Whether the daemon has this memory and writes results there.
-  bool LiesInSharedMemory(const TensorView& buffer);
+  bool LiesInSharedMemory(const GradBucket& bucket);
   void CheckTimers(Clock::time_point now);
   // Begins calls whose gradients are there, and does what waits for the device's work.
   void PollDevice();

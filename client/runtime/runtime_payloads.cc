@@ -69,8 +69,9 @@ absl::StatusOr<std::shared_ptr<void>> Runtime::ShareGradients(const TensorView& 
                            std::move(owner));
 }
 
-bool Runtime::LiesInSharedMemory(const TensorView& buffer) {
-  return memory_ != nullptr && options_.hook.TakesResults(buffer.dtype) &&
+bool Runtime::LiesInSharedMemory(const GradBucket& bucket) {
+  const TensorView buffer = bucket.buffer();
+  return memory_ != nullptr && bucket.is_flat() && options_.hook.TakesResults(buffer.dtype) &&
          memory_->Has({static_cast<const std::byte*>(buffer.data), buffer.bytes()}, *gradients_);
 }
 

@@ -45,15 +45,21 @@ const std::string& BucketMatrix<T>::NameOf(const LowRankMatrix& matrix) const {
 // gradients. A casting wrapper or a padded square needs memory of its own.
 template <class T>
 void BucketMatrix<T>::Load() {
-  const TensorView buffer = bucket_.buffer();
-  const bool in_place = buffer.dtype == kDType<T> && layout_.padded_numel == buffer.numel;
-  if (in_place) {
-    values_ = static_cast<T*>(buffer.data);
-  } else {
+  in_place_ = bucket_.buffer().dtype == kDType<T> && layout_.padded_numel == layout_.numel &&
+              (bucket_.is_flat() || !options_.batched);
+  if (!in_place_) {
     work_->matrix.Resize(layout_.padded_numel);
-    values_ = work_->matrix.data();
-    device_.Convert(buffer.dtype, buffer.data, kDType<T>, values_, buffer.numel);
-    device_.Zero(values_ + buffer.numel, (layout_.padded_numel - buffer.numel) * sizeof(T));
+    T* to = work_->matrix.data();
+    for (const TensorView& run : bucket_.runs()) {
+      device_.Convert(run.dtype, run.data, kDType<T>, to, run.numel);
+      to += run.numel;
+    }
+    device_.Zero(to, (layout_.padded_numel - layout_.numel) * sizeof(T));
+  }
+  std::size_t offset = 0;
+  for (const TensorView& gradient : bucket_.gradients()) {
+    values_.push_back(in_place_ ? static_cast<T*>(gradient.data) : work_->matrix.data() + offset);
+    offset += gradient.numel;
   }
   if (options_.batched && KeepsResidual()) LoadPadding();
   work_->p.Resize(layout_.p_numel);
@@ -70,7 +76,8 @@ void BucketMatrix<T>::LoadPadding() {
   const PaddingState<T>& padding = state_.padding(bucket_.parameters().front().name);
   if (padding.bucket == padding_bucket_ &&
       padding.residual.size() == layout_.padded_numel - layout_.numel) {
-    device_.Copy(values_ + layout_.numel, padding.residual.data(), padding.residual.bytes());
+    device_.Copy(values_.front() + layout_.numel, padding.residual.data(),
+                 padding.residual.bytes());
     return;
   }
   if (padding.residual.empty()) return;
@@ -85,31 +92,30 @@ void BucketMatrix<T>::LoadPadding() {
 template <class T>
 void BucketMatrix<T>::AddResiduals() {
   if (!KeepsResidual()) return;
-  const auto add = [&](std::size_t parameter, std::size_t offset) {
+  const auto add = [&](std::size_t parameter) {
     const DeviceVector<T>& residual =
         state_.parameter(bucket_.parameters()[parameter].name).residual;
     if (!residual.empty()) {
-      device_.low_rank<T>().Add(residual.size(), values_ + offset, residual.data());
+      device_.low_rank<T>().Add(residual.size(), values_[parameter], residual.data());
     }
   };
   if (options_.batched) {
-    std::size_t offset = 0;
-    for (std::size_t p = 0; p < bucket_.parameters().size(); ++p) {
-      add(p, offset);
-      offset += bucket_.parameters()[p].numel();
-    }
+    for (std::size_t p = 0; p < bucket_.parameters().size(); ++p) add(p);
     return;
   }
-  for (const DenseTensor& dense : layout_.dense) add(dense.parameter, dense.offset);
+  for (const DenseTensor& dense : layout_.dense) add(dense.parameter);
   if (TwoRounds() || side_ == Side::kP) return;
-  for (const LowRankMatrix& matrix : layout_.matrices) add(matrix.parameter, matrix.offset);
+  for (const LowRankMatrix& matrix : layout_.matrices) add(matrix.parameter);
 }
 
 template <class T>
 void BucketMatrix<T>::Store() {
-  const TensorView buffer = bucket_.buffer();
-  if (values_ == buffer.data) return;
-  device_.Convert(kDType<T>, values_, buffer.dtype, buffer.data, buffer.numel);
+  if (in_place_) return;
+  const T* from = work_->matrix.data();
+  for (const TensorView& run : bucket_.runs()) {
+    device_.Convert(kDType<T>, from, run.dtype, run.data, run.numel);
+    from += run.numel;
+  }
 }
 
 // ---- Factors
@@ -165,7 +171,7 @@ void BucketMatrix<T>::MakeP() {
       if (!kept.empty()) residual = kept.data();
     }
     products.push_back({.shape = Shape(matrix),
-                        .matrix = values_ + matrix.offset,
+                        .matrix = values_[matrix.parameter],
                         .residual = residual,
                         .q = work_->transposed.data() + matrix.q_offset,
                         .p = work_->p.data() + matrix.p_offset});
@@ -185,7 +191,7 @@ void BucketMatrix<T>::MakeQ() {
   for (const LowRankMatrix& matrix : layout_.matrices) {
     T* transposed = work_->transposed.data() + matrix.q_offset;
     products.push_back({.shape = Shape(matrix),
-                        .matrix = values_ + matrix.offset,
+                        .matrix = values_[matrix.parameter],
                         .p = work_->p.data() + matrix.p_offset,
                         .q = transposed});
     // To row-major, as factors are kept and sent.
@@ -215,7 +221,7 @@ void BucketMatrix<T>::EncodeDense(ElementRange range, std::byte* out) const {
     const std::size_t begin = std::max(range.begin, dense.dense_offset);
     const std::size_t end = std::min(range.end, dense.dense_offset + dense.numel);
     if (begin >= end) continue;
-    device_.Convert(kDType<T>, values_ + dense.offset + (begin - dense.dense_offset), wire_,
+    device_.Convert(kDType<T>, values_[dense.parameter] + (begin - dense.dense_offset), wire_,
                     out + (begin - range.begin) * ByteSize(wire_), end - begin);
   }
 }
@@ -239,7 +245,7 @@ void BucketMatrix<T>::DecodeDense(ElementRange range, const std::byte* in) {
                                                             : ResidualOf::kResult;
     }
     device_.low_rank<T>().TakeResults(wire_, in + (begin - range.begin) * ByteSize(wire_),
-                                      end - begin, values_ + dense.offset + at, of, residual);
+                                      end - begin, values_[dense.parameter] + at, of, residual);
   }
 }
 
@@ -263,7 +269,7 @@ void BucketMatrix<T>::Reconstruct(const DeviceVector<T>& p, const DeviceVector<T
   products.reserve(layout_.matrices.size());
   for (const LowRankMatrix& matrix : layout_.matrices) {
     products.push_back({.shape = Shape(matrix),
-                        .matrix = values_ + matrix.offset,
+                        .matrix = values_[matrix.parameter],
                         .p = p.data() + matrix.p_offset,
                         .q = work_->transposed.data() + matrix.q_offset,
                         .residual = keeps_residual ? NextResidual(matrix) : nullptr});
@@ -320,7 +326,11 @@ void BucketMatrix<T>::ZeroSquares(Squares which) {
 template <class T>
 void BucketMatrix<T>::MeasureGradient() {
   ZeroSquares(Squares::kGradient);
-  device_.low_rank<T>().AddSquares(bucket_.buffer().numel, values_, SquaresAt(Squares::kGradient));
+  const auto add = [this](std::size_t numel, const T* values) {
+    device_.low_rank<T>().AddSquares(numel, values, SquaresAt(Squares::kGradient));
+  };
+  if (!in_place_) return add(layout_.numel, values_.front());
+  for (const TensorView& run : bucket_.runs()) add(run.numel, static_cast<const T*>(run.data));
 }
 
 template <class T>

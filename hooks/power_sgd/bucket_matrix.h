@@ -1,9 +1,9 @@
 // The matrix M of one bucket in one compressed step, and the passes over it.
 //
-// M = gradient + residual is computed in the bucket itself or, if the bucket needs another dtype or
-// padding to a square, in scratch memory. P = M Q and Q = M^T P are computed from it; then it
-// becomes P Q^T. The new residual is written beside the old one, which it replaces in the commit.
-// Which factor is computed and sent when is PowerSgdRun's.
+// M = gradient + residual is computed in the bucket itself, flat or scattered, or, if the bucket
+// needs another dtype or padding to a square, in scratch memory. P = M Q and Q = M^T P are computed
+// from it; then it becomes P Q^T. The new residual is written beside the old one, which it replaces
+// in the commit. Which factor is computed and sent when is PowerSgdRun's.
 #pragma once
 
 #include <memory>
@@ -82,7 +82,8 @@ class BucketMatrix {
   MemberState<T>& state_;
   const DType wire_;
   std::unique_ptr<Workspace<T>> work_;
-  T* values_ = nullptr;         // the bucket's own memory, or work_->matrix
+  std::vector<T*> values_;      // M, by parameter. A square follows the first one in one piece
+  bool in_place_ = false;       // M lies in the bucket's own memory, not in work_->matrix
   std::string padding_bucket_;  // batched: the bucket that the padding's residual belongs to
   bool loses_padding_ = false;  // Squares::kLost is that of a discarded padding residual
 };

@@ -70,13 +70,9 @@ BucketLayout MakeLayout(const PowerSgdOptions& options, const BucketParameters& 
       const auto [found, is_new] =
           group_of.try_emplace(std::pair(shape.rows, shape.cols), groups.size());
       if (is_new) groups.emplace_back();
-      groups[found->second].push_back(
-          {.parameter = p, .offset = layout.numel, .shape = shape, .rank = clamped});
+      groups[found->second].push_back({.parameter = p, .shape = shape, .rank = clamped});
     } else if (numel > 0) {
-      layout.dense.push_back({.parameter = p,
-                              .offset = layout.numel,
-                              .numel = numel,
-                              .dense_offset = layout.dense_numel});
+      layout.dense.push_back({.parameter = p, .numel = numel, .dense_offset = layout.dense_numel});
       layout.dense_numel += numel;
     }
     layout.numel += numel;

@@ -14,7 +14,6 @@ namespace gradwire {
 // Q (cols x rank), both row-major.
 struct LowRankMatrix {
   std::size_t parameter = 0;  // position in the bucket
-  std::size_t offset = 0;     // elements, in the bucket
   MatrixShape shape;          // first dimension x the rest
   std::size_t rank = 0;
   std::size_t p_offset = 0;  // elements, in the bucket's P and Q blocks
@@ -27,7 +26,6 @@ struct LowRankMatrix {
 // A parameter that travels uncompressed.
 struct DenseTensor {
   std::size_t parameter = 0;
-  std::size_t offset = 0;  // elements, in the bucket
   std::size_t numel = 0;
   std::size_t dense_offset = 0;  // elements, in the bucket's dense block
 };

@@ -72,6 +72,43 @@ TEST(GradBucket, ShowsItsPartsAsTorchDoes) {
   EXPECT_EQ(views[2].numel, 5U);
 }
 
+TEST(GradBucket, MayBeScatteredInALargerBuffer) {
+  std::vector<float> data(11);
+  const TensorView around = {DType::kFloat32, data.data(), 11};
+  absl::StatusOr<GradBucket> bucket = GradBucket::MakeScattered(
+      1, around, {Spec("a", {2}), Spec("empty", {0}), Spec("b", {4})}, {1, 3, 7}, true);
+  ASSERT_TRUE(bucket.ok()) << bucket.status();
+  EXPECT_FALSE(bucket->is_flat());
+  EXPECT_TRUE(bucket->is_last());
+  EXPECT_EQ(bucket->buffer().numel, 6U);
+  const std::vector<TensorView> views = bucket->gradients();
+  EXPECT_EQ(views[0].data, data.data() + 1);
+  EXPECT_EQ(views[2].data, data.data() + 7);
+  EXPECT_EQ(views[2].numel, 4U);
+  EXPECT_EQ(bucket->runs().size(), 3U);
+
+  std::vector<float> flat(6);
+  ASSERT_TRUE(bucket->set_buffer({DType::kFloat32, flat.data(), 6}).ok());
+  EXPECT_TRUE(bucket->is_flat());
+  EXPECT_EQ(bucket->gradients()[2].data, flat.data() + 2);
+  EXPECT_EQ(bucket->runs().size(), 1U);
+}
+
+TEST(GradBucket, RefusesPlacesThatDoNotFit) {
+  std::vector<float> data(8);
+  const auto refusal = [&](std::vector<std::size_t> places) {
+    return Refusal(GradBucket::MakeScattered(0, {DType::kFloat32, data.data(), 8},
+                                             {Spec("a", {3}), Spec("b", {2})}, std::move(places))
+                       .status());
+  };
+  EXPECT_THAT(refusal({0}), HasSubstr("1 places for 2 parameters"));
+  EXPECT_THAT(refusal({0, 2}), AllOf(HasSubstr("\"b\" with 2 elements is at element 2"),
+                                     HasSubstr("3 and up, within 8")));
+  EXPECT_THAT(refusal({0, 7}), HasSubstr("is at element 7"));
+  EXPECT_THAT(refusal({0, std::numeric_limits<std::size_t>::max()}), HasSubstr("\"b\""));
+  EXPECT_THAT(refusal({4, 0}), HasSubstr("\"b\" with 2 elements is at element 0"));
+}
+
 TEST(GradBucket, MayHoldNoElements) {
   absl::StatusOr<GradBucket> bucket =
       GradBucket::Make(0, {DType::kFloat32, nullptr, 0}, {Spec("a", {0})});

@@ -133,7 +133,6 @@ TEST(PowerSgdLayout, GroupsByShapeInOrderOfAppearance) {
   for (const LowRankMatrix& matrix : layout.matrices) order.push_back(matrix.parameter);
   EXPECT_THAT(order, ::testing::ElementsAre(0, 3, 2, 5, 6));
   EXPECT_EQ(layout.matrices[2].shape, (MatrixShape{8, 36}));
-  EXPECT_EQ(layout.matrices[2].offset, 620U);
   EXPECT_EQ(layout.matrices[2].p_offset, 40U);
   EXPECT_EQ(layout.matrices[2].q_offset, 60U);
   EXPECT_EQ(layout.p_numel, 20U + 20 + 8 + 8 + 30);

@@ -276,6 +276,37 @@ TEST_P(PowerSgdForms, MeasuresGradientsAndWhatIsLeftOfThem) {
   }
 }
 
+// float32 cut off to bfloat16.
+std::vector<MemberGradients> UpperHalves(const std::vector<MemberGradients>& floats) {
+  std::vector<MemberGradients> halves = floats;
+  for (MemberGradients& member : halves) {
+    for (std::vector<std::byte>& values : member) {
+      for (std::size_t i = 0; i < values.size() / 2; ++i) values[i] = values[i / 2 * 4 + 2 + i % 2];
+      values.resize(values.size() / 2);
+    }
+  }
+  return halves;
+}
+
+// Plain steps too. Both members' results are compared, and all states.
+TEST_P(PowerSgdForms, GradientsMayLieApart) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const auto flat = World(2, Form(GetParam()), dtype);
+    const auto scattered = World(2, Form(GetParam()), dtype);
+    scattered->Scatter(1);
+    for (std::uint32_t step = 0; step < 6; ++step) {
+      auto expected = Pack<float>(RandomGradients(Model(dtype), 2, step));
+      if (dtype == DType::kBFloat16) expected = UpperHalves(expected);
+      auto gradients = expected;
+      ASSERT_EQ(*flat->RunStep(expected, kShuffled), Verdict::kApply);
+      const auto verdict = scattered->RunStep(gradients, kShuffled);
+      ASSERT_TRUE(verdict.ok()) << verdict.status();
+      ASSERT_EQ(gradients, expected) << Name(dtype) << " step " << step;
+      ASSERT_TRUE(Snapshot(*scattered) == Snapshot(*flat)) << Name(dtype) << " step " << step;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, PowerSgdForms, kForms);
 
 TEST(PowerSgd, MeasuresNothingWithoutResiduals) {

@@ -101,7 +101,7 @@ class ShardSimulation {
     std::size_t steps = 0;      // that are over
     std::size_t entered = 0;    // shards of a barrier that are not through
     std::vector<std::unique_ptr<OpenBucket>> buckets;
-    std::map<client::Ticket, std::pair<OpenBucket*, client::ShardBucket*>> parts;
+    std::map<client::Ticket, OpenBucket*> parts;  // which bucket each is of
     bool over() const { return dead || failed || left; }
   };
   // A bucket at a leaf: the node's mean, and then the root's result.

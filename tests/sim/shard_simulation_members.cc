@@ -168,7 +168,7 @@ ShardSimulation::OpenBucket& ShardSimulation::StartBucket(
   for (client::ShardBucket& part : open.parts) {
     Link& link = *member.links[part.shard];
     const client::Ticket ticket = next_ticket_++;
-    member.parts[ticket] = {&open, &part};
+    member.parts[ticket] = &open;
     client::Effects effects;
     const absl::Status started = link.core->StartBucket(ticket, part.bucket, effects);
     if (!started.ok() && !link.core->failed()) Violate(std::string(started.message()));
@@ -193,8 +193,7 @@ void ShardSimulation::On(Link& link, client::BucketDoneEffect& effect) {
     if (!fault_) Violate(absl::StrCat("a bucket failed: ", effect.status.message()));
     return;
   }
-  const auto [bucket, part] = link.owner->parts.at(effect.ticket);
-  part->CopyBack(bucket->bytes.data());
+  OpenBucket* const bucket = link.owner->parts.at(effect.ticket);
   if (--bucket->open == 0 && bucket->done) bucket->done();
 }
 

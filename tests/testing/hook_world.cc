@@ -11,6 +11,13 @@
 
 namespace gradwire::testing {
 
+namespace {
+
+// What lies between the gradients of a scattered bucket: a NaN in every dtype.
+constexpr std::byte kGap{0xFF};
+
+}  // namespace
+
 struct HookWorld::OpenBucket {
   struct Member {
     DeviceVector<std::byte> bytes;
@@ -29,6 +36,7 @@ HookWorld::HookWorld(std::vector<ParameterSpec> manifest,
                      std::unique_ptr<CoordinatorHook> coordinator)
     : manifest_(std::move(manifest)),
       devices_(std::move(devices)),
+      scattered_(devices_.size()),
       hooks_(std::move(hooks)),
       coordinator_(std::move(coordinator)),
       versions_(manifest_.size()) {
@@ -77,7 +85,7 @@ absl::StatusOr<Verdict> HookWorld::RunStep(std::vector<MemberGradients>& gradien
       if (!more.ok()) return more.status();
       if (!*more) break;
     }
-    if (absl::Status status = CopyBack(open[b], buckets[b], gradients); !status.ok()) return status;
+    if (absl::Status status = CopyBack(open[b], gradients); !status.ok()) return status;
     norms_.push_back(open[b].members.front().run->norms());
   }
   const Verdict verdict = finite && !fails ? Verdict::kApply : Verdict::kSkip;
@@ -104,14 +112,7 @@ absl::Status HookWorld::Open(const std::vector<MemberGradients>& gradients,
   for (std::size_t rank = 0; rank < hooks_.size(); ++rank) {
     OpenBucket::Member member{
         .bytes = DeviceVector<std::byte>(*devices_[rank]), .bucket = {}, .run = {}};
-    std::vector<std::byte> bytes;
-    for (std::size_t p : positions) {
-      bytes.insert(bytes.end(), gradients[rank][p].begin(), gradients[rank][p].end());
-    }
-    member.bytes.Upload(bytes.data(), bytes.size());
-    const DType dtype = open.parameters.front().dtype;
-    const TensorView view{dtype, member.bytes.data(), member.bytes.size() / ByteSize(dtype)};
-    auto bucket = GradBucket::Make(0, view, open.parameters);
+    auto bucket = MakeBucket(rank, open, gradients[rank], member.bytes);
     if (!bucket.ok()) return bucket.status();
     member.bucket = std::make_unique<GradBucket>(*std::move(bucket));
     auto run = hooks_[rank]->Start(*member.bucket, step_);
@@ -121,6 +122,23 @@ absl::Status HookWorld::Open(const std::vector<MemberGradients>& gradients,
     open.members.push_back(std::move(member));
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<GradBucket> HookWorld::MakeBucket(std::size_t rank, const OpenBucket& open,
+                                                 const MemberGradients& gradients,
+                                                 DeviceVector<std::byte>& memory) {
+  const DType dtype = open.parameters.front().dtype;
+  std::vector<std::byte> bytes;
+  std::vector<std::size_t> places;
+  for (const std::uint32_t p : open.positions) {
+    if (scattered_[rank]) bytes.resize(bytes.size() + (p + 1) * ByteSize(dtype), kGap);
+    places.push_back(bytes.size() / ByteSize(dtype));
+    bytes.insert(bytes.end(), gradients[p].begin(), gradients[p].end());
+  }
+  memory.Upload(bytes.data(), bytes.size());
+  const TensorView view{dtype, memory.data(), memory.size() / ByteSize(dtype)};
+  return scattered_[rank] ? GradBucket::MakeScattered(0, view, open.parameters, places)
+                          : GradBucket::Make(0, view, open.parameters);
 }
 
 absl::Status HookWorld::GiveSharedState(OpenBucket& open) {
@@ -197,17 +215,25 @@ absl::Status HookWorld::Decode(std::size_t rank, HookRun& run, ElementRange rang
   return run.Decode(range, {staging_[rank].data(), in.size()});
 }
 
-absl::Status HookWorld::CopyBack(const OpenBucket& open, const std::vector<std::size_t>& positions,
-                                 std::vector<MemberGradients>& gradients) {
+absl::Status HookWorld::CopyBack(const OpenBucket& open, std::vector<MemberGradients>& gradients) {
   for (std::size_t rank = 0; rank < open.members.size(); ++rank) {
-    const DeviceVector<std::byte>& bytes = open.members[rank].bytes;
-    std::size_t from = 0;
-    for (std::size_t p : positions) {
-      std::vector<std::byte>& to = gradients[rank][p];
-      devices_[rank]->Download(to.data(), bytes.data() + from, to.size());
-      from += to.size();
-    }
+    const DeviceVector<std::byte>& memory = open.members[rank].bytes;
+    std::vector<std::byte> bytes(memory.size());
+    devices_[rank]->Download(bytes.data(), memory.data(), bytes.size());
     if (absl::Status status = StatusOf(*devices_[rank]); !status.ok()) return status;
+    auto from = bytes.begin();
+    for (const std::uint32_t p : open.positions) {
+      if (scattered_[rank]) {
+        const auto end = from + static_cast<std::ptrdiff_t>((p + 1) * ByteSize(manifest_[p].dtype));
+        if (std::any_of(from, end, [](std::byte byte) { return byte != kGap; })) {
+          return absl::InternalError("a hook wrote between the gradients");
+        }
+        from = end;
+      }
+      std::vector<std::byte>& to = gradients[rank][p];
+      std::copy_n(from, to.size(), to.begin());
+      from += static_cast<std::ptrdiff_t>(to.size());
+    }
   }
   return absl::OkStatus();
 }

@@ -51,6 +51,10 @@ class HookWorld {
   // As after a StateReset: the members are given the coordinator's state anew.
   void Reset();
 
+  // From now on this member's gradients lie apart, with elements between them that no hook may
+  // touch.
+  void Scatter(std::size_t rank) { scattered_[rank] = true; }
+
   // What rank 0's runs measured in the last step, by bucket.
   const std::vector<std::optional<BucketNorms>>& norms() const { return norms_; }
 
@@ -65,18 +69,22 @@ class HookWorld {
 
   absl::Status Open(const std::vector<MemberGradients>& gradients,
                     const std::vector<std::size_t>& positions, OpenBucket& open);
+  // One member's bucket, in memory of its device.
+  absl::StatusOr<GradBucket> MakeBucket(std::size_t rank, const OpenBucket& open,
+                                        const MemberGradients& gradients,
+                                        DeviceVector<std::byte>& memory);
   absl::Status GiveSharedState(OpenBucket& open);
   absl::StatusOr<bool> RunRound(OpenBucket& open, std::uint32_t round, bool& finite);
   // What the member's hook encodes, or writes for it to decode, by way of its device.
   absl::Status Encode(std::size_t rank, HookRun& run, ElementRange range, std::span<std::byte> out);
   absl::Status Decode(std::size_t rank, HookRun& run, ElementRange range,
                       std::span<const std::byte> in);
-  absl::Status CopyBack(const OpenBucket& open, const std::vector<std::size_t>& positions,
-                        std::vector<MemberGradients>& gradients);
+  absl::Status CopyBack(const OpenBucket& open, std::vector<MemberGradients>& gradients);
 
   const std::vector<ParameterSpec> manifest_;
   const std::vector<std::shared_ptr<Device>> devices_;  // by rank
   std::vector<DeviceVector<std::byte>> staging_;        // by rank
+  std::vector<bool> scattered_;                         // by rank
   std::vector<std::unique_ptr<Hook>> hooks_;
   std::unique_ptr<CoordinatorHook> coordinator_;
   std::vector<std::uint64_t> versions_;  // of the shared state that members have, by parameter

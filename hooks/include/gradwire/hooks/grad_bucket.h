@@ -1,4 +1,4 @@
-// Gradients flattened into one contiguous buffer, reduced as a unit.
+// Gradients that are reduced as a unit: as a rule, flattened into one contiguous buffer.
 #pragma once
 
 #include <cstddef>
@@ -53,21 +53,38 @@ class GradBucket {
                                          std::vector<ParameterSpec> parameters,
                                          bool is_last = false);
 
+  // Part of a larger buffer, of which `buffer` is the whole: each parameter's gradient begins at
+  // its element of `places`. For hooks of this library that take such buckets. Returns
+  // InvalidArgument as Make does, and for places that are not as many as parameters, overlap, are
+  // not in ascending order or exceed the buffer.
+  static absl::StatusOr<GradBucket> MakeScattered(int index, TensorView buffer,
+                                                  std::vector<ParameterSpec> parameters,
+                                                  std::vector<std::size_t> places,
+                                                  bool is_last = false);
+
   // The position in launch order. Only a hint: state is keyed by parameter, never by index.
   int index() const { return index_; }
 
-  // The flat buffer that the next hook reads and writes.
+  // The flat buffer that the next hook reads and writes. Of a scattered bucket: where the larger
+  // buffer begins, with the number of elements that the parameters take.
   TensorView buffer() const { return buffer_; }
+
+  // Whether the gradients lie back to back.
+  bool is_flat() const { return places_.empty(); }
 
   // One view per parameter into the current buffer, in order.
   std::vector<TensorView> gradients() const;
+
+  // All gradients in order, in one view if the bucket is flat.
+  std::vector<TensorView> runs() const;
 
   const std::vector<ParameterSpec>& parameters() const { return parameters_; }
 
   // Whether the trainer declared this the step's last bucket. Only a hint.
   bool is_last() const { return is_last_; }
 
-  // Replaces the buffer in this object only. The dtype may differ; the number of elements may not.
+  // Replaces the buffer in this object only, by one where the gradients lie back to back. The dtype
+  // may differ; the number of elements may not.
   absl::Status set_buffer(TensorView buffer);
 
  private:
@@ -76,6 +93,7 @@ class GradBucket {
   int index_;
   TensorView buffer_;
   std::vector<ParameterSpec> parameters_;
+  std::vector<std::size_t> places_{};  // of a scattered bucket: elements, by parameter
   bool is_last_;
 };
 
