@@ -134,6 +134,7 @@ absl::StatusOr<JoinResult> Checked(const v1::JoinResponse& response, const Clien
                         .eager_bytes = std::min(response.eager_bytes(), kMaxMemoryBytes),
                         .bulk_lane = response.bulk_lane(),
                         .draw_plan = response.draw_plan(),
+                        .bundles = response.bundles(),
                         .leaf = response.leaf(),
                         .local_socket = {.path = response.local_socket().path(),
                                          .key = response.local_socket().key()}};

@@ -33,6 +33,7 @@ struct JoinResult {
   std::size_t eager_bytes = 0;
   bool bulk_lane = false;  // the daemon accepts a bulk lane
   bool draw_plan = false;  // the daemon accepts a draw plan
+  bool bundles = false;    // the daemon takes several frames in one message
   bool leaf = false;       // the daemon is a leaf, and runs the hook
   LocalSocket local_socket = {};
   absl::Duration heartbeat_interval = absl::ZeroDuration();

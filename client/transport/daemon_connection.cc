@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/error_code.h"
 #include "client/transport/stream.h"
+#include "proto/wire/bundle.h"
 #include "proto/wire/frame_priority.h"
 #include "proto/wire/merge.h"
 
@@ -30,6 +31,10 @@ bool IsBrokenConnection(absl::StatusCode code) {
   return code == absl::StatusCode::kOk || code == absl::StatusCode::kUnavailable ||
          code == absl::StatusCode::kInternal || code == absl::StatusCode::kCancelled ||
          code == absl::StatusCode::kUnknown;
+}
+
+std::size_t BytesOf(const wire::Frame& frame) {
+  return wire::BundleBytes(frame.header, frame.payload == nullptr ? 0 : frame.payload->bytes());
 }
 
 Clock::duration ToClock(absl::Duration duration) {
@@ -68,8 +73,11 @@ void DaemonConnection::Open(std::shared_ptr<grpc::Channel> channel,
   stream_is_there_ = bulk_is_there_ = false;
   opened_at_ = Clock::now();
   next_heartbeat_ = opened_at_ + heartbeat_interval_;
-  wire::Hello hello = {
-      .token = membership_.token, .start_id = start_id_, .step = step, .memory = memory};
+  wire::Hello hello = {.token = membership_.token,
+                       .start_id = start_id_,
+                       .step = step,
+                       .memory = memory,
+                       .bundles = true};
   if (paired) {
     std::random_device random;
     // Never 0, which means that there is no bulk lane.
@@ -103,10 +111,15 @@ void DaemonConnection::Send(wire::Header header, wire::PayloadRef payload) {
 void DaemonConnection::PumpWrites() {
   for (const wire::Lane lane : wire::kAllLanes) {
     if (stream(lane) == nullptr) continue;
-    if (auto next = sender_.Next(lane)) {
-      next->item.after = next->after;
-      stream(lane)->Write(next->item);
+    // The Hello goes alone: the daemon decides by it how it reads on.
+    const bool several = membership_.bundles && !sender_.paired() && stream_is_there_;
+    const std::size_t most = several ? wire::kMaxBundleFrames : 1;
+    std::vector<wire::Frame> frames;
+    for (auto& next : sender_.NextFew(lane, stream(lane)->write_budget(), most, BytesOf)) {
+      next.item.after = next.after;
+      frames.push_back(std::move(next.item));
     }
+    if (!frames.empty()) stream(lane)->Write(frames);
   }
 }
 

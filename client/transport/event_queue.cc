@@ -68,9 +68,18 @@ void EventQueue::Insert(FrameEvent event) {
   reading_.Added();
 }
 
-bool EventQueue::PushFrame(absl::StatusOr<wire::Frame> frame, Source from) {
+// All under one lock: a pause that begins with the first frames must not end before the last, since
+// the next message would overtake them.
+bool EventQueue::PushFrames(absl::StatusOr<std::vector<wire::Frame>> frames, Source from) {
   MutexLock lock(mutex_);
   if (served_ || from.connection != connection_) return false;
+  if (!frames.ok()) return PushOne(frames.status(), from);
+  bool reads_on = true;
+  for (wire::Frame& frame : *frames) reads_on = PushOne(std::move(frame), from);
+  return reads_on;
+}
+
+bool EventQueue::PushOne(absl::StatusOr<wire::Frame> frame, Source from) {
   const Clock::time_point now = Clock::now();
   const std::uint64_t after = frame.ok() ? frame->after : 0;
   std::optional<FrameEvent> next =
@@ -92,7 +101,7 @@ bool EventQueue::PushFrame(absl::StatusOr<wire::Frame> frame, Source from) {
 
 std::uint64_t EventQueue::BeginConnection() {
   MutexLock lock(mutex_);
-  // Events of the last connection still arrive; PushFrame recognizes them by the old number.
+  // Events of the last connection still arrive; PushFrames recognizes them by the old number.
   receiver_ = {};
   for (const wire::Lane lane : wire::kAllLanes) receiver_.Heard(lane, Clock::now());
   return ++connection_;

@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <variant>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "base/sync.h"
@@ -102,7 +103,8 @@ class EventQueue {
   // Only adds a frame; call Work next. False: reading of this lane pauses until Handle resumes it,
   // because enough frames wait or this one waits for the other lane. A frame of an earlier
   // connection is dropped.
-  bool PushFrame(absl::StatusOr<wire::Frame> frame, Source from = {}) GRADWIRE_EXCLUDES(mutex_);
+  bool PushFrames(absl::StatusOr<std::vector<wire::Frame>> frames, Source from = {})
+      GRADWIRE_EXCLUDES(mutex_);
   void Work() GRADWIRE_EXCLUDES(mutex_);
 
   // New streams begin; the previous main stream must have ended. Returns the number of their
@@ -133,6 +135,7 @@ class EventQueue {
   void Drain(EventHandler& handler, bool on_sdk_thread) GRADWIRE_EXCLUDES(mutex_);
   // Sets `busy_` when the SDK thread has something to do. Returns when the timer was due.
   Clock::time_point WaitForWork() GRADWIRE_EXCLUDES(mutex_);
+  bool PushOne(absl::StatusOr<wire::Frame> frame, Source from) GRADWIRE_REQUIRES(mutex_);
   void Insert(FrameEvent event) GRADWIRE_REQUIRES(mutex_);
 
   mutable Mutex mutex_;

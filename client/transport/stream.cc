@@ -63,9 +63,13 @@ std::shared_ptr<ExchangeStream> ExchangeStream::Start(const std::shared_ptr<grpc
   return stream;
 }
 
-void ExchangeStream::Write(const wire::Frame& frame) {
-  grpc::ByteBuffer bytes = wire::Serialize(frame.header, frame.payload);
-  if (frame.after > 0) wire::PutAfter(bytes, frame.after);
+void ExchangeStream::Write(const std::vector<wire::Frame>& frames) {
+  std::vector<grpc::ByteBuffer> serialized;
+  for (const wire::Frame& frame : frames) {
+    serialized.push_back(wire::Serialize(frame.header, frame.payload));
+    if (frame.after > 0) wire::PutAfter(serialized.back(), frame.after);
+  }
+  const grpc::ByteBuffer bytes = wire::Bundle(std::move(serialized));
   {
     MutexLock lock(mutex_);
     ++in_flight_;
@@ -115,16 +119,29 @@ void ExchangeStream::OnRead(bool ok) {
   }
   MaybeFinish();
   if (!ok) return events_->Push(ReadEndEvent{options_.source});
-  absl::StatusOr<wire::Frame> frame =
-      wire::Parse(incoming_, {.max_payload_bytes = options_.max_payload_bytes});
+  arrivals_.Add(incoming_.Length(), Clock::now());
+  absl::StatusOr<std::vector<wire::Frame>> frames =
+      wire::ParseBundle(incoming_, {.max_payload_bytes = options_.max_payload_bytes});
   incoming_.Clear();
-  if (frame.ok() && frame->after > 0 && !options_.paired) {
-    frame = absl::InvalidArgumentError(absl::StrCat(
-        "after is ", frame->after, "; allowed: 0, because the Hello named no bulk lane"));
+  if (absl::Status fits = frames.ok() ? CheckLanes(*frames) : absl::OkStatus(); !fits.ok()) {
+    frames = fits;
   }
-  // Reads the next frame while this one is handled.
-  if (events_->PushFrame(std::move(frame), options_.source)) ReadOn();
+  // Reads the next frames while these are handled.
+  if (events_->PushFrames(std::move(frames), options_.source)) ReadOn();
   events_->Work();
+}
+
+absl::Status ExchangeStream::CheckLanes(const std::vector<wire::Frame>& frames) const {
+  if (options_.paired && frames.size() > 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "bundle has ", frames.size() - 1, " frames; allowed: 0, because there is a bulk lane"));
+  }
+  for (const wire::Frame& frame : frames) {
+    if (frame.after == 0 || options_.paired) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "after is ", frame.after, "; allowed: 0, because the Hello named no bulk lane"));
+  }
+  return absl::OkStatus();
 }
 
 void ExchangeStream::OnWritten(bool ok) { events_->Push(WriteEvent{ok, options_.source}); }

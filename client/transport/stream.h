@@ -6,12 +6,15 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/support/byte_buffer.h>
 
+#include <cstddef>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/sync.h"
 #include "client/transport/event_queue.h"
 #include "client/transport/poller.h"
+#include "proto/wire/bundle.h"
 #include "proto/wire/frame.h"
 
 namespace gradwire::client {
@@ -34,8 +37,11 @@ class ExchangeStream final {
   ExchangeStream(const ExchangeStream&) = delete;
   ExchangeStream& operator=(const ExchangeStream&) = delete;
 
-  // One write at a time: the next one after a WriteEvent with ok.
-  void Write(const wire::Frame& frame) GRADWIRE_EXCLUDES(mutex_);
+  // One write at a time: the next one after a WriteEvent with ok. At least one frame; several only
+  // to a daemon that takes bundles.
+  void Write(const std::vector<wire::Frame>& frames) GRADWIRE_EXCLUDES(mutex_);
+  // Bytes that one write of several frames should have at most.
+  std::size_t write_budget() const { return arrivals_.Budget(); }
 
   // After EventQueue::Pop said so.
   void ReadOn() GRADWIRE_EXCLUDES(mutex_);
@@ -50,6 +56,9 @@ class ExchangeStream final {
  private:
   ExchangeStream(std::shared_ptr<Poller> poller, std::shared_ptr<EventQueue> events,
                  const Options& options);
+
+  // What a message must not have with a bulk lane, and without one.
+  absl::Status CheckLanes(const std::vector<wire::Frame>& frames) const;
 
   // The operations' ends.
   void OnRead(bool ok);
@@ -69,7 +78,8 @@ class ExchangeStream final {
   Poller::Operation finish_;
   grpc::ClientContext context_;
   grpc::ByteBuffer incoming_;  // of the read in flight
-  grpc::Status outcome_;       // once finished
+  wire::ArrivalRate arrivals_;
+  grpc::Status outcome_;  // once finished
   std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_;
 
   // Not held during gRPC's calls, because a write copies its bytes into the socket.

@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "proto/wire/bundle.h"
 #include "proto/wire/owned_payload.h"
 #include "proto/wire/proto_conversion.h"
 #include "proto/wire/slice_reader.h"
@@ -27,6 +28,7 @@ using google::protobuf::io::CodedOutputStream;
 constexpr std::uint32_t kHeaderField = v1::Frame::kHeaderFieldNumber;
 constexpr std::uint32_t kPayloadField = v1::Frame::kPayloadFieldNumber;
 constexpr std::uint32_t kAfterField = v1::Frame::kAfterFieldNumber;
+constexpr std::uint32_t kBundleField = v1::Frame::kBundleFieldNumber;
 constexpr std::size_t kMaxTagsBytes = 64;
 // If the average piece of a payload is smaller than this, one copy is cheaper than the bookkeeping.
 constexpr std::size_t kMinPieceBytes = 512;
@@ -149,16 +151,37 @@ class HeaderReader {
 
 void DropReference(void* payload) { delete static_cast<PayloadRef*>(payload); }
 
-}  // namespace
+std::size_t MostBytes(const ParseLimits& limits) {
+  return limits.max_header_bytes + limits.max_payload_bytes + kMaxTagsBytes;
+}
 
-absl::StatusOr<Frame> Parse(const grpc::ByteBuffer& bytes, const ParseLimits& limits) {
-  const std::size_t max_bytes = limits.max_header_bytes + limits.max_payload_bytes + kMaxTagsBytes;
-  if (bytes.Length() > max_bytes) return TooLarge("frame", bytes.Length(), max_bytes);
+absl::StatusOr<std::vector<grpc::Slice>> SlicesOf(const grpc::ByteBuffer& bytes, std::size_t most) {
+  if (bytes.Length() > most) return TooLarge("frame", bytes.Length(), most);
   std::vector<grpc::Slice> slices;
   if (bytes.Valid() && !bytes.Dump(&slices).ok()) {
     return absl::InvalidArgumentError(
         "frame: cannot be decompressed; allowed: uncompressed frames");
   }
+  return slices;
+}
+
+// The slices of a part, which keep the memory of the whole.
+std::vector<grpc::Slice> Sub(const std::vector<grpc::Slice>& slices, Extent extent) {
+  std::vector<grpc::Slice> part;
+  for (const grpc::Slice& slice : slices) {
+    if (extent.bytes == 0) break;
+    const std::size_t begin = std::min(extent.begin, slice.size());
+    const std::size_t bytes = std::min(extent.bytes, slice.size() - begin);
+    if (bytes > 0) part.push_back(slice.sub(begin, begin + bytes));
+    extent.begin -= begin;
+    extent.bytes -= bytes;
+  }
+  return part;
+}
+
+// `bundle`: gets the places of further frames. Null: there must be none.
+absl::StatusOr<Frame> ParseSlices(std::vector<grpc::Slice> slices, const ParseLimits& limits,
+                                  std::vector<Extent>* bundle) {
   SliceReader reader(slices);
   HeaderReader header_reader;
   Extent payload;
@@ -174,13 +197,27 @@ absl::StatusOr<Frame> Parse(const grpc::ByteBuffer& bytes, const ParseLimits& li
     }
     // Repeated fields follow protobuf: headers merge, and the last payload counts. Unknown fields
     // are skipped, so that later versions can add some.
-    const bool known = tag->field == kHeaderField || tag->field == kPayloadField;
+    const bool bundled = tag->field == kBundleField;
+    const bool known = tag->field == kHeaderField || tag->field == kPayloadField || bundled;
     if (!known || tag->type != WireType::kLengthDelimited) {
       if (absl::Status status = reader.SkipValue(*tag); !status.ok()) return status;
       continue;
     }
     const absl::StatusOr<std::size_t> length = reader.ReadLength();
     if (!length.ok()) return length.status();
+    if (bundled && bundle == nullptr) {
+      return absl::InvalidArgumentError("bundle: has frames; allowed: none in this frame");
+    }
+    if (bundled) {
+      if (bundle->size() + 1 >= kMaxBundleFrames) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "bundle: has more than ", kMaxBundleFrames - 1, " frames, which is the limit"));
+      }
+      if (*length > MostBytes(limits)) return TooLarge("frame", *length, MostBytes(limits));
+      bundle->push_back({.begin = reader.position(), .bytes = *length});
+      reader.Skip(*length);
+      continue;
+    }
     if (tag->field == kHeaderField) {
       absl::Status status = header_reader.Read(reader, *length, limits.max_header_bytes);
       if (!status.ok()) return status;
@@ -195,6 +232,49 @@ absl::StatusOr<Frame> Parse(const grpc::ByteBuffer& bytes, const ParseLimits& li
   absl::StatusOr<Header> header = header_reader.Finish();
   if (!header.ok()) return header.status();
   return Frame{*std::move(header), MakePayload(std::move(slices), payload), after};
+}
+
+}  // namespace
+
+absl::StatusOr<Frame> Parse(const grpc::ByteBuffer& bytes, const ParseLimits& limits) {
+  absl::StatusOr<std::vector<grpc::Slice>> slices = SlicesOf(bytes, MostBytes(limits));
+  if (!slices.ok()) return slices.status();
+  return ParseSlices(*std::move(slices), limits, nullptr);
+}
+
+absl::StatusOr<std::vector<Frame>> ParseBundle(const grpc::ByteBuffer& bytes,
+                                               const ParseLimits& limits) {
+  const absl::StatusOr<std::vector<grpc::Slice>> slices =
+      SlicesOf(bytes, MostBytes(limits) + kMaxBundleBytes);
+  if (!slices.ok()) return slices.status();
+  std::vector<Extent> others;
+  std::vector<Frame> frames;
+  absl::StatusOr<Frame> frame = ParseSlices(*slices, limits, &others);
+  if (!frame.ok()) return frame.status();
+  frames.push_back(*std::move(frame));
+  for (const Extent& other : others) {
+    frame = ParseSlices(Sub(*slices, other), limits, nullptr);
+    if (!frame.ok()) return frame.status();
+    frames.push_back(*std::move(frame));
+  }
+  return frames;
+}
+
+grpc::ByteBuffer Bundle(std::vector<grpc::ByteBuffer> frames) {
+  std::vector<grpc::Slice> slices;
+  std::vector<grpc::Slice> own;
+  for (std::size_t i = 0; i < frames.size(); ++i) {
+    if (i > 0) {
+      std::array<std::uint8_t, 6> field{};  // a tag of 1 byte and a varint of at most 5
+      field[0] = TagByte(kBundleField);
+      const std::uint8_t* const end = CodedOutputStream::WriteVarint32ToArray(
+          static_cast<std::uint32_t>(frames[i].Length()), &field[1]);
+      slices.emplace_back(field.data(), static_cast<std::size_t>(end - field.data()));
+    }
+    if (!frames[i].Dump(&own).ok()) continue;  // nobody compressed it
+    slices.insert(slices.end(), own.begin(), own.end());
+  }
+  return {slices.data(), slices.size()};
 }
 
 grpc::ByteBuffer Serialize(const Header& header, const PayloadRef& payload) {

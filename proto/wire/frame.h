@@ -35,6 +35,7 @@ struct Hello {
   std::int64_t step = 0;
   std::uint64_t memory = 0;
   std::uint64_t pair = 0;  // with its bulk lane; 0: there is none
+  bool bundles = false;
   bool operator==(const Hello&) const = default;
 };
 

@@ -16,6 +16,7 @@
 #include <deque>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "proto/wire/lanes.h"
 
@@ -69,6 +70,9 @@ class LaneSender {
 
   // The next item of the lane; none: nothing waits, or a write is in flight.
   std::optional<Ready> Next(Lane lane);
+  // As Next: up to `most` items of `bytes` together, by size_of(item). The first may be larger.
+  template <typename SizeOf>
+  std::vector<Ready> NextFew(Lane lane, std::size_t bytes, std::size_t most, SizeOf size_of);
   void Written(Lane lane) { At(lane).writing = false; }
 
   // Accepts no more items; those that wait still leave.
@@ -139,6 +143,27 @@ std::optional<typename LaneSender<Item>::Ready> LaneSender<Item>::Next(Lane lane
   way.items.pop_front();
   way.writing = true;
   return next;
+}
+
+template <typename Item>
+template <typename SizeOf>
+std::vector<typename LaneSender<Item>::Ready> LaneSender<Item>::NextFew(Lane lane,
+                                                                        std::size_t bytes,
+                                                                        std::size_t most,
+                                                                        SizeOf size_of) {
+  std::vector<Ready> few;
+  std::optional<Ready> first = Next(lane);
+  if (!first) return few;
+  std::size_t taken = size_of(first->item);
+  few.push_back(*std::move(first));
+  std::deque<Waiting>& items = At(lane).items;
+  while (few.size() < most && !items.empty()) {
+    taken += size_of(items.front().item);
+    if (taken > bytes) break;
+    few.push_back({std::move(items.front().item), items.front().after});
+    items.pop_front();
+  }
+  return few;
 }
 
 template <typename Item>

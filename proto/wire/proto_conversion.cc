@@ -27,6 +27,7 @@ void Set(const Hello& hello, v1::Header& out) {
   message.set_step(hello.step);
   message.set_memory(hello.memory);
   message.set_pair(hello.pair);
+  message.set_bundles(hello.bundles);
 }
 
 Hello Get(const v1::Hello& message, Checker& check) {
@@ -37,7 +38,8 @@ Hello Get(const v1::Hello& message, Checker& check) {
           .start_id = message.start_id(),
           .step = check.Step(message.step()),
           .memory = message.memory(),
-          .pair = message.pair()};
+          .pair = message.pair(),
+          .bundles = message.bundles()};
 }
 
 void Set(const Announce& announce, v1::Header& out) {

@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "proto/wire/bundle.h"
 #include "proto/wire/codec.h"
 #include "server/rpc/clock.h"
 #include "server/services/bulk_lane.h"
@@ -97,14 +98,14 @@ void MemberExchange::End(const absl::Status& status) {
 
 // Writes the next frame of the lane, or finishes the call. The bulk lane ends after this call.
 void MemberExchange::Pump(wire::Lane lane) {
-  std::optional<SendQueue::Ready> ready;
+  std::vector<SendQueue::Ready> ready;
   std::optional<absl::Status> end;
   std::shared_ptr<BulkLane> bulk;
   {
     MutexLock lock(mutex_);
     if (lane == wire::Lane::kBulk && bulk_ == nullptr) return;
-    ready = queue_.Take(lane);
-    if (ready) {
+    ready = queue_.Take(lane, bundles_ ? arrivals_.Budget() : 0);
+    if (!ready.empty()) {
       bulk = bulk_;
     } else if (end_ && lane == wire::Lane::kMain && !queue_.writing(lane)) {
       end = end_;
@@ -115,11 +116,15 @@ void MemberExchange::Pump(wire::Lane lane) {
   // The queue is empty, so frames such as a Failure precede the status.
   if (end) return Finish(*end);
   // Writing copies the bytes to the socket, and perhaps out of a member's memory before.
-  if (ready->item.payload_bytes() > wire::kSmallPayload) RpcThreads::YieldLeadership();
-  const grpc::ByteBuffer frame = ready->item.Serialize(ready->after);
-  ready.reset();  // gRPC has its own references now
-  if (lane == wire::Lane::kBulk) return bulk->Write(frame);
-  StartWrite(frame);
+  std::size_t payload_bytes = 0;
+  for (const SendQueue::Ready& one : ready) payload_bytes += one.item.payload_bytes();
+  if (payload_bytes > wire::kSmallPayload) RpcThreads::YieldLeadership();
+  std::vector<grpc::ByteBuffer> frames;
+  for (const SendQueue::Ready& one : ready) frames.push_back(one.item.Serialize(one.after));
+  ready.clear();  // gRPC has its own references now
+  const grpc::ByteBuffer message = wire::Bundle(std::move(frames));
+  if (lane == wire::Lane::kBulk) return bulk->Write(message);
+  StartWrite(message);
 }
 
 bool MemberExchange::shares_memory() const {
@@ -130,6 +135,11 @@ bool MemberExchange::shares_memory() const {
 bool MemberExchange::ending() const {
   MutexLock lock(mutex_);
   return end_.has_value();
+}
+
+bool MemberExchange::has_pair() const {
+  MutexLock lock(mutex_);
+  return pair_.has_value();
 }
 
 std::optional<MemberExchange::Place> MemberExchange::place() const {
@@ -186,15 +196,44 @@ absl::Status MemberExchange::CheckLanes(absl::Time now) {
 void MemberExchange::OnReadDone(bool ok) {
   if (!ok) return HandleEnd(absl::CancelledError("the member ended its stream"));
   if (incoming().Length() > kSmallFrame) RpcThreads::YieldLeadership();
+  // `place_` is set by the Hello and never changes again.
+  if (place()) return OnMessage();
   absl::StatusOr<wire::Frame> frame =
       wire::Parse(incoming(), {.max_payload_bytes = limits_.max_payload_bytes});
   incoming().Clear();
-  // `place_` is set by the Hello and never changes again.
-  if (place()) return OnFrame(wire::Lane::kMain, std::move(frame));
   if (ending()) return;
   const absl::Status status = HandleHello(frame);
   if (!status.ok()) return End(status);
   ReadOn(wire::Lane::kMain);
+}
+
+// The next message is read once the session has the last frame of this one.
+void MemberExchange::OnMessage() {
+  arrivals_.Add(incoming().Length(), wire::ArrivalRate::Clock::now());
+  absl::StatusOr<std::vector<wire::Frame>> frames =
+      wire::ParseBundle(incoming(), {.max_payload_bytes = limits_.max_payload_bytes});
+  incoming().Clear();
+  if (frames.ok() && frames->size() > 1 && has_pair()) {
+    frames = absl::InvalidArgumentError(absl::StrCat(
+        "bundle has ", frames->size() - 1, " frames; allowed: 0, because there is a bulk lane"));
+  }
+  if (!frames.ok()) return OnFrame(wire::Lane::kMain, frames.status());
+  for (std::size_t i = 0; i + 1 < frames->size(); ++i) {
+    if (!TakeOne(std::move((*frames)[i]))) return;
+  }
+  OnFrame(wire::Lane::kMain, std::move(frames->back()));
+}
+
+// There is no other lane, so nothing waits for this frame.
+bool MemberExchange::TakeOne(wire::Frame frame) {
+  if (ending()) return false;
+  const Place at = *place();
+  if (const absl::Status whole = Resolve(at, frame); !whole.ok()) {
+    OnFrame(wire::Lane::kMain, whole);
+    return false;
+  }
+  at.session->Receive(at.rank, id_, frame, MonotonicNow(), [] {});
+  return true;
 }
 
 void MemberExchange::OnFrame(wire::Lane lane, absl::StatusOr<wire::Frame> frame) {
@@ -298,6 +337,7 @@ absl::Status MemberExchange::HandleHello(const absl::StatusOr<wire::Frame>& fram
     place_ = Place{.session = member->session, .rank = member->rank, .memory = std::move(memory)};
     pair_ = pair;
     if (pair) queue_.UseBothLanes();
+    bundles_ = hello->bundles && !pair;
     receiver_.Heard(wire::Lane::kMain, MonotonicNow());
   }
   CountAsMember();

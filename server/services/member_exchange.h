@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/sync.h"
+#include "proto/wire/bundle.h"
 #include "proto/wire/frame.h"
 #include "proto/wire/lane_receiver.h"
 #include "server/rpc/call.h"
@@ -78,6 +79,11 @@ class MemberExchange final : public Call, public MemberStream, public PeriodicTa
   void OnWritten(wire::Lane lane, bool ok) GRADWIRE_EXCLUDES(mutex_);
   // Returns an error if the bulk lane did not come in time, or if a lane is silent for too long.
   absl::Status CheckLanes(absl::Time now) GRADWIRE_REQUIRES(mutex_);
+  // A message after the Hello.
+  void OnMessage();
+  // A frame that others follow in its message. False: the stream ends.
+  bool TakeOne(wire::Frame frame);
+  bool has_pair() const;
   std::optional<Place> place() const;
   std::shared_ptr<BulkLane> bulk() const;
   bool ending() const;
@@ -88,6 +94,7 @@ class MemberExchange final : public Call, public MemberStream, public PeriodicTa
   const std::shared_ptr<LanePairs> pairs_;
   const std::shared_ptr<PeriodicTasks> ticks_;
   const absl::Time opened_;
+  wire::ArrivalRate arrivals_;
 
   mutable Mutex mutex_;
   std::optional<Place> place_ GRADWIRE_GUARDED_BY(mutex_);          // once its Hello was taken
@@ -95,6 +102,7 @@ class MemberExchange final : public Call, public MemberStream, public PeriodicTa
   std::shared_ptr<BulkLane> bulk_ GRADWIRE_GUARDED_BY(mutex_);      // once connected, until done
   absl::Time last_tick_ GRADWIRE_GUARDED_BY(mutex_) = absl::InfiniteFuture();
   SendQueue queue_ GRADWIRE_GUARDED_BY(mutex_);
+  bool bundles_ GRADWIRE_GUARDED_BY(mutex_) = false;  // the member takes them
   wire::LaneReceiver<wire::Frame, absl::Time> receiver_ GRADWIRE_GUARDED_BY(mutex_);
   std::optional<absl::Status> end_ GRADWIRE_GUARDED_BY(mutex_);
   absl::Time end_deadline_ GRADWIRE_GUARDED_BY(mutex_) = absl::InfiniteFuture();

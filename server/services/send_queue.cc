@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "proto/wire/bundle.h"
+
 namespace gradwire::server {
 
 // Only bytes that nobody but a queue holds count against the limit. Counting them walks the queue,
@@ -17,10 +19,13 @@ absl::Status SendQueue::Add(Outgoing frame) {
 
 void SendQueue::AddHeartbeats() { sender_.QueueHeartbeats(Outgoing(wire::Heartbeat{}, nullptr)); }
 
-std::optional<SendQueue::Ready> SendQueue::Take(wire::Lane lane) {
-  std::optional<Ready> ready = sender_.Next(lane);
-  if (ready) limits_.Taken(ready->item.held_bytes());
-  return ready;
+std::vector<SendQueue::Ready> SendQueue::Take(wire::Lane lane, std::size_t bytes) {
+  std::vector<Ready> few = sender_.NextFew(
+      lane, bytes, bytes == 0 ? 1 : wire::kMaxBundleFrames, [](const Outgoing& frame) {
+        return wire::BundleBytes(frame.header(), frame.payload_bytes());
+      });
+  for (const Ready& ready : few) limits_.Taken(ready.item.held_bytes());
+  return few;
 }
 
 void SendQueue::Drop() {

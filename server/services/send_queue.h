@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstddef>
-#include <optional>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "proto/wire/lane_sender.h"
@@ -40,8 +40,9 @@ class SendQueue {
   // On each lane that has nothing else to send.
   void AddHeartbeats();
 
-  // Returns the next frame to write; none if nothing waits or the last write is not done.
-  std::optional<Ready> Take(wire::Lane lane);
+  // Returns the next frames to write, which go in one message: none if nothing waits or the last
+  // write is not done. `bytes`: what several may have together; 0: one frame.
+  std::vector<Ready> Take(wire::Lane lane, std::size_t bytes = 0);
   void Written(wire::Lane lane) { sender_.Written(lane); }
   bool writing(wire::Lane lane) const { return sender_.writing(lane); }
 

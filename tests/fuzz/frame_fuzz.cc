@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "gradwire/v1/aggregation.pb.h"
+#include "proto/wire/bundle.h"
 #include "proto/wire/codec.h"
 #include "proto/wire/proto_conversion.h"
 
@@ -49,6 +50,26 @@ grpc::ByteBuffer InSlices(const std::string& bytes, unsigned choice) {
   return {slices.data(), slices.size()};
 }
 
+// What is one frame is one in a bundle too; the others are frames that were allowed alone.
+void TestBundle(const std::string& bytes, unsigned choice) {
+  const absl::StatusOr<Frame> alone = Parse(InSlices(bytes, choice), kLimits);
+  const absl::StatusOr<std::vector<Frame>> frames = ParseBundle(InSlices(bytes, choice), kLimits);
+  if (!frames.ok()) {
+    Require(frames.status().code() == absl::StatusCode::kInvalidArgument, "not InvalidArgument");
+    return;
+  }
+  Require(!frames->empty() && frames->size() <= kMaxBundleFrames, "a bundle of another size");
+  v1::Frame message;
+  Require(message.ParseFromString(bytes), "a bundle that protobuf refuses");
+  Require(static_cast<std::size_t>(message.bundle_size()) + 1 == frames->size(),
+          "protobuf reads other frames");
+  for (std::size_t i = 0; i < frames->size(); ++i) {
+    const v1::Frame& one = i == 0 ? message : message.bundle(static_cast<int>(i) - 1);
+    Require(one.payload() == Content((*frames)[i].payload), "protobuf reads another payload");
+  }
+  if (alone.ok()) Require(alone->header == frames->front().header, "another first frame");
+}
+
 void TestOneFrame(const std::string& bytes, unsigned choice) {
   const absl::StatusOr<Frame> frame = Parse(InSlices(bytes, choice), kLimits);
   if (!frame.ok()) {
@@ -81,6 +102,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   // protobuf reports each string that is not UTF-8.
   static const google::protobuf::LogSilencer silencer;
   if (size == 0) return 0;
-  gradwire::wire::TestOneFrame(std::string(data + 1, data + size), data[0] % 61U);
+  const std::string bytes(data + 1, data + size);
+  gradwire::wire::TestOneFrame(bytes, data[0] % 61U);
+  gradwire::wire::TestBundle(bytes, data[0] % 61U);
   return 0;
 }

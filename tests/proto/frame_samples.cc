@@ -24,6 +24,8 @@ std::vector<Sample> LaterSamples() {
                                .start_id = 0x8877665544332211,
                                .step = 7,
                                .pair = 0x1122334455667788}},
+          {"hello_bundles",
+           Hello{.token = "token", .start_id = 0x8877665544332211, .step = 7, .bundles = true}},
           {"announce_eager", Announce{.step = 41,
                                       .generation = 5,
                                       .parameters = {300},

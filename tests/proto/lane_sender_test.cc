@@ -47,6 +47,24 @@ TEST(LaneSender, WritesOneAtATimeOnEachLane) {
   EXPECT_FALSE(sender.Next(Lane::kMain).has_value());
 }
 
+TEST(LaneSender, TakesAFewItemsForOneWrite) {
+  Sender sender(false);
+  for (const char* item : {"four", "six...", "one", "x"}) sender.Queue(item, ResultOf(1, 1));
+  const auto size = [](const std::string& item) { return item.size(); };
+  const auto items = [&](std::size_t bytes, std::size_t most) {
+    std::vector<std::string> taken;
+    for (auto& next : sender.NextFew(Lane::kMain, bytes, most, size)) taken.push_back(next.item);
+    return taken;
+  };
+  EXPECT_THAT(items(10, 9), ElementsAre("four", "six..."));
+  EXPECT_THAT(items(10, 9), IsEmpty()) << "a write is in flight";
+  sender.Written(Lane::kMain);
+  EXPECT_THAT(items(1, 9), ElementsAre("one")) << "the first one may be larger";
+  sender.Written(Lane::kMain);
+  sender.Queue("y", ResultOf(1, 1));
+  EXPECT_THAT(items(10, 1), ElementsAre("x"));
+}
+
 TEST(LaneSender, OnOneLaneSmallResultsPassLargeOnes) {
   Sender sender(false);
   sender.Queue("on its way", ResultOf(1, kLarge));

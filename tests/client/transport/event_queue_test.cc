@@ -17,6 +17,12 @@
 namespace gradwire::client {
 namespace {
 
+bool PushFrame(EventQueue& events, wire::Frame frame, Source from = {}) {
+  std::vector<wire::Frame> frames;
+  frames.push_back(std::move(frame));
+  return events.PushFrames(std::move(frames), from);
+}
+
 constexpr std::chrono::seconds kLong(20);
 
 // Makes the calls, counts events; finishes with a ReadEndEvent.
@@ -101,8 +107,9 @@ TEST_F(EventQueueTest, LargeResultsAreWorkOfTheSdkThreadSoThatTheOneThatReadsGoe
   const auto thread_of = [this](wire::Result header, std::size_t bytes) {
     std::promise<std::thread::id> id;
     recorder_.on_frame = [&id] { id.set_value(std::this_thread::get_id()); };
-    events_.PushFrame(wire::Frame{
-        .header = header, .payload = wire::OwnedPayload::Make(std::vector<std::byte>(bytes))});
+    PushFrame(events_,
+              wire::Frame{.header = header,
+                          .payload = wire::OwnedPayload::Make(std::vector<std::byte>(bytes))});
     events_.Work();
     return id.get_future().get();
   };
@@ -124,16 +131,16 @@ TEST_F(EventQueueTest, TheHandlersOwnWorkGoesAfterSmallThingsAndBeforeLargeResul
   recorder_.on_work = [&] { order += 'w'; };
   std::promise<void> done;
   // On the SDK thread, so that all of it waits together.
-  events_.Push(CallEvent{.call =
-                             [&] {
-                               recorder_.work = 2;
-                               events_.PushFrame(wire::Frame{
-                                   .header = wire::Result{},
-                                   .payload = wire::OwnedPayload::Make(
-                                       std::vector<std::byte>(wire::kSmallPayload + 1))});
-                               events_.Push(CallEvent{.call = [&] { order += 'c'; }});
-                             },
-                         .heavy = true});
+  events_.Push(CallEvent{
+      .call =
+          [&] {
+            recorder_.work = 2;
+            PushFrame(events_, wire::Frame{.header = wire::Result{},
+                                           .payload = wire::OwnedPayload::Make(
+                                               std::vector<std::byte>(wire::kSmallPayload + 1))});
+            events_.Push(CallEvent{.call = [&] { order += 'c'; }});
+          },
+      .heavy = true});
   recorder_.on_frame = [&] {
     order += 'r';
     done.set_value();
@@ -248,9 +255,9 @@ TEST(EventQueue, CallsAndSmallResultsDoNotWaitBehindBulk) {
   EventQueue events(16);
   OrderOfEvents handler;
   const auto result = [&](std::uint32_t bucket, std::size_t bytes) {
-    events.PushFrame(
-        wire::Frame{.header = wire::Result{.id = {.bucket = bucket}},
-                    .payload = wire::OwnedPayload::Make(std::vector<std::byte>(bytes))});
+    PushFrame(events,
+              wire::Frame{.header = wire::Result{.id = {.bucket = bucket}},
+                          .payload = wire::OwnedPayload::Make(std::vector<std::byte>(bytes))});
   };
   const auto call = [&](const char* name) {
     events.Push(CallEvent{.call = [&handler, name] { handler.order.emplace_back(name); }});
@@ -260,7 +267,7 @@ TEST(EventQueue, CallsAndSmallResultsDoNotWaitBehindBulk) {
   result(1, wire::kSmallPayload + 1);
   events.Push(WriteEvent{true});
   result(2, 4096);
-  events.PushFrame(wire::Frame{.header = wire::Heartbeat{}, .payload = nullptr});
+  PushFrame(events, wire::Frame{.header = wire::Heartbeat{}, .payload = nullptr});
   result(3, 4096);  // what is no result is not passed
   call("second call");
   events.Push(ReadEndEvent{});
@@ -270,11 +277,33 @@ TEST(EventQueue, CallsAndSmallResultsDoNotWaitBehindBulk) {
                                      "result 1", "frame", "result 3", "end"));
 }
 
+TEST(EventQueue, FramesOfOneMessageKeepTheirOrder) {
+  EventQueue events(16);
+  OrderOfEvents handler;
+  std::vector<wire::Frame> frames;
+  for (const std::uint32_t bucket : {7U, 8U, 9U}) {
+    frames.push_back({.header = wire::Result{.id = {.bucket = bucket}},
+                      .payload = wire::OwnedPayload::Make(std::vector<std::byte>(8))});
+  }
+  EXPECT_TRUE(events.PushFrames(std::move(frames)));
+  events.Push(ReadEndEvent{});
+  events.Serve(handler);
+  EXPECT_THAT(handler.order, ::testing::ElementsAre("result 7", "result 8", "result 9", "end"));
+}
+
+// A message that fills the queue is taken as a whole, and pauses reading.
+TEST(EventQueue, AMessageThatFillsTheQueuePausesReading) {
+  EventQueue events(2);
+  std::vector<wire::Frame> frames(3);
+  for (wire::Frame& frame : frames) frame.header = wire::Heartbeat{};
+  EXPECT_FALSE(events.PushFrames(std::move(frames)));
+}
+
 TEST(EventQueue, PausesReadingWhileEnoughFramesWait) {
   EventQueue events(4);
   Recorder recorder;
   const auto push = [&] {
-    return events.PushFrame(wire::Frame{.header = wire::Heartbeat{}, .payload = nullptr});
+    return PushFrame(events, wire::Frame{.header = wire::Heartbeat{}, .payload = nullptr});
   };
   EXPECT_TRUE(push());
   EXPECT_TRUE(push());
@@ -324,14 +353,14 @@ std::pair<Source, Source> Connect(EventQueue& events) {
 TEST(InboxLanes, AFrameWaitsForThoseOfTheOtherLaneAndItsLaneWithIt) {
   EventQueue events(10);
   const auto [main, bulk] = Connect(events);
-  EXPECT_TRUE(events.PushFrame(Numbered(1), main));
-  EXPECT_FALSE(events.PushFrame(Numbered(4, 2), main));
+  EXPECT_TRUE(PushFrame(events, Numbered(1), main));
+  EXPECT_FALSE(PushFrame(events, Numbered(4, 2), main));
   EXPECT_TRUE(events.holds(wire::Lane::kMain));
-  EXPECT_TRUE(events.PushFrame(Numbered(2, 1), bulk));
+  EXPECT_TRUE(PushFrame(events, Numbered(2, 1), bulk));
   EXPECT_TRUE(events.holds(wire::Lane::kMain));
-  EXPECT_TRUE(events.PushFrame(Numbered(3), bulk));
+  EXPECT_TRUE(PushFrame(events, Numbered(3), bulk));
   EXPECT_FALSE(events.holds(wire::Lane::kMain));
-  EXPECT_TRUE(events.PushFrame(Numbered(5, 2), bulk));
+  EXPECT_TRUE(PushFrame(events, Numbered(5, 2), bulk));
   events.Push(ReadEndEvent{});
   LaneReader reader;
   events.Serve(reader);
@@ -341,12 +370,12 @@ TEST(InboxLanes, AFrameWaitsForThoseOfTheOtherLaneAndItsLaneWithIt) {
 TEST(InboxLanes, WhatAnEarlierConnectionBringsIsDropped) {
   EventQueue events(10);
   const std::uint64_t first = events.BeginConnection();
-  EXPECT_FALSE(events.PushFrame(Numbered(1, 1), {.connection = first}));
+  EXPECT_FALSE(PushFrame(events, Numbered(1, 1), {.connection = first}));
   const std::uint64_t second = events.BeginConnection();
   EXPECT_NE(first, second);
   EXPECT_FALSE(events.holds(wire::Lane::kMain));
-  EXPECT_FALSE(events.PushFrame(Numbered(2), {.lane = wire::Lane::kBulk, .connection = first}));
-  EXPECT_TRUE(events.PushFrame(Numbered(3), {.connection = second}));
+  EXPECT_FALSE(PushFrame(events, Numbered(2), {.lane = wire::Lane::kBulk, .connection = first}));
+  EXPECT_TRUE(PushFrame(events, Numbered(3), {.connection = second}));
   events.Push(ReadEndEvent{});
   LaneReader reader;
   events.Serve(reader);
@@ -356,9 +385,9 @@ TEST(InboxLanes, WhatAnEarlierConnectionBringsIsDropped) {
 TEST(InboxLanes, EachLaneThatPausedReadsOn) {
   EventQueue events(2);
   const auto [main, bulk] = Connect(events);
-  EXPECT_TRUE(events.PushFrame(Numbered(1), bulk));
-  EXPECT_FALSE(events.PushFrame(Numbered(2), main));
-  EXPECT_FALSE(events.PushFrame(Numbered(3), bulk));
+  EXPECT_TRUE(PushFrame(events, Numbered(1), bulk));
+  EXPECT_FALSE(PushFrame(events, Numbered(2), main));
+  EXPECT_FALSE(PushFrame(events, Numbered(3), bulk));
   events.Push(ReadEndEvent{});
   LaneReader reader;
   events.Serve(reader);

@@ -59,7 +59,7 @@ class StreamTest : public ::testing::Test {
 
 TEST_F(StreamTest, WithoutADaemonTheWriteFailsAndTheStreamEndsOnceReleased) {
   owner_.stream = Start();
-  owner_.stream->Write({.header = wire::Heartbeat{}, .payload = nullptr});
+  owner_.stream->Write({{.header = wire::Heartbeat{}, .payload = nullptr}});
   events_->Serve(owner_);
   ASSERT_FALSE(owner_.overdue);
   EXPECT_EQ(owner_.ended->code(), absl::StatusCode::kUnavailable) << *owner_.ended;
@@ -83,7 +83,7 @@ TEST_F(StreamTest, ManyOnOneQueueEndByThemselves) {
     Owner owner;
     auto events = std::make_shared<EventQueue>(4);
     owner.stream = ExchangeStream::Start(NoChannel(), poller_, events, {.max_payload_bytes = 1});
-    owner.stream->Write({.header = wire::Heartbeat{}, .payload = nullptr});
+    owner.stream->Write({{.header = wire::Heartbeat{}, .payload = nullptr}});
     owner.release_at_read_end = i % 2 == 0;
     if (i % 2 == 1) owner.stream->Cancel();
     events->Serve(owner);

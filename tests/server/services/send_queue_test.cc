@@ -16,6 +16,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using wire::Lane;
 
 constexpr std::size_t kLarge = std::size_t{1} << 20;
@@ -50,8 +51,9 @@ class FarResult final : public ReducedResult {
 
 std::vector<std::uint32_t> BucketsTaken(SendQueue& queue, Lane lane) {
   std::vector<std::uint32_t> buckets;
-  while (auto ready = queue.Take(lane)) {
-    buckets.push_back(std::get<wire::Result>(ready->item.header()).id.bucket);
+  for (auto ready = queue.Take(lane); !ready.empty(); ready = queue.Take(lane)) {
+    EXPECT_EQ(ready.size(), 1U);
+    buckets.push_back(std::get<wire::Result>(ready.front().item.header()).id.bucket);
     queue.Written(lane);
   }
   return buckets;
@@ -75,11 +77,11 @@ TEST(SendQueue, WithTwoLanesLargeOnesHaveTheirOwn) {
   ASSERT_TRUE(queue.Add(ResultFrame(KeptResult::Make(Bytes(kLarge)), 1)).ok());
   ASSERT_TRUE(queue.Add(ResultFrame(KeptResult::Make(Bytes(64)), 2)).ok());
   ASSERT_TRUE(queue.Add(Outgoing(wire::StepDone{}, nullptr)).ok());
-  EXPECT_EQ(queue.Take(Lane::kMain)->after, 0U);
+  EXPECT_EQ(queue.Take(Lane::kMain).front().after, 0U);
   queue.Written(Lane::kMain);
-  EXPECT_EQ(queue.Take(Lane::kMain)->after, 1U);  // after the large result
+  EXPECT_EQ(queue.Take(Lane::kMain).front().after, 1U);  // after the large result
   queue.Written(Lane::kMain);
-  EXPECT_FALSE(queue.Take(Lane::kMain).has_value());
+  EXPECT_THAT(queue.Take(Lane::kMain), IsEmpty());
   EXPECT_THAT(BucketsTaken(queue, Lane::kBulk), ElementsAre(1));
 }
 
@@ -93,10 +95,24 @@ TEST(SendQueue, CopiesOfResultsInPlaceAreMadeOneByOne) {
   }
   EXPECT_EQ(copies, 0);
   const auto first = queue.Take(Lane::kMain);
-  const auto frame = wire::Parse(first->item.Serialize(0), {});
+  ASSERT_EQ(first.size(), 1U);
+  const auto frame = wire::Parse(first.front().item.Serialize(0), {});
   ASSERT_TRUE(frame.ok()) << frame.status();
   EXPECT_EQ(frame->payload->bytes(), kLarge);
   EXPECT_EQ(copies, 1);
+}
+
+TEST(SendQueue, SeveralFramesLeaveTogether) {
+  SendQueue queue(kLimits);
+  for (std::uint32_t chunk = 0; chunk < 5; ++chunk) {
+    ASSERT_TRUE(queue.Add(ResultFrame(KeptResult::Make(Bytes(1000)), 1, chunk)).ok());
+  }
+  EXPECT_EQ(queue.Take(Lane::kMain, 3800).size(), 3U);
+  EXPECT_THAT(queue.Take(Lane::kMain, 3800), IsEmpty()) << "a write is in flight";
+  queue.Written(Lane::kMain);
+  EXPECT_EQ(queue.Take(Lane::kMain, 1).size(), 1U) << "the first one has any size";
+  queue.Written(Lane::kMain);
+  EXPECT_EQ(queue.Take(Lane::kMain, 1 << 20).size(), 1U);
 }
 
 TEST(SendQueue, WhatTheSessionKeepsMayWaitInAnyNumber) {
@@ -126,7 +142,7 @@ TEST(SendQueue, WhatTheSessionNeverKeptIsCounted) {
   EXPECT_LE(added, 6);  // a quarter more between two counts
   // One that reads gets on.
   for (int i = 0; i < added; ++i) {
-    ASSERT_TRUE(queue.Take(Lane::kMain).has_value());
+    ASSERT_EQ(queue.Take(Lane::kMain).size(), 1U);
     queue.Written(Lane::kMain);
   }
   EXPECT_TRUE(queue.Add(chunk()).ok());
