@@ -57,6 +57,12 @@ enum class Mutant : std::uint8_t {
   kReadyNotRepeated,
   kSliceSentTwice,
   kFailureNotPassedOn,
+  // Of sessions that outlive their daemon.
+  kSessionKeyNotCompared,
+  kReadyOfOneConcludes,
+  kStepWithResultsGoesOn,
+  kConcludesBeforeReady,
+  kResultsInPlaceForgotten,
   // Of leaves.
   kLeafDecidesAlone,
   kLeafWeightForgotten,

@@ -30,6 +30,10 @@ void DrawPlanSending::Set(const DrawBuckets& buckets, std::uint64_t generation, 
   pieces_.back().last = true;
 }
 
+void DrawPlanSending::SetGeneration(std::uint64_t generation) {
+  for (wire::DrawPlan& piece : pieces_) piece.generation = generation;
+}
+
 void DrawPlanSending::Send(Effects& effects) const {
   for (const wire::DrawPlan& piece : pieces_) effects.push_back(SendFrameEffect{piece});
 }

@@ -20,6 +20,8 @@ class DrawPlanSending {
   // came after the plan, in the same lane.
   void StepDone(std::int64_t next);
   void Forget() { pieces_.clear(); }
+  // Another daemon took over the session.
+  void SetGeneration(std::uint64_t generation);
 
  private:
   std::vector<wire::DrawPlan> pieces_;  // none: there is nothing to bring again

@@ -50,12 +50,15 @@ struct BucketDoneEffect {
 struct StepDoneEffect {
   std::int64_t step = 0;
   Verdict verdict = Verdict::kApply;
+  bool dropped = false;  // with the daemon: buckets that were not begun have no part in it
 };
 struct CollectiveDoneEffect {
   std::uint64_t number = 0;
 };
 // All members have joined; calls may begin.
-struct WelcomeEffect {};
+struct WelcomeEffect {
+  std::optional<wire::Recovery> recovery{};  // none: the session ends with its daemon
+};
 // The session has ended. All open calls were completed with `status` before.
 struct FailedEffect {
   absl::Status status;
@@ -63,7 +66,8 @@ struct FailedEffect {
   // To be sent to the daemon, which does not know yet, before the stream ends.
   std::optional<wire::Failure> last_words{};
 };
-// All results of the step are here, of this member's shard of several; what they come to.
+// All results of the step are here, of this member's shard or only daemon, and what they come to.
+// The owner, or who has all shards, answers with SayReady.
 struct PreparedEffect {
   std::int64_t step = 0;
   Verdict verdict = Verdict::kApply;

@@ -118,6 +118,16 @@ void GroupedMember::Fail(const absl::Status& status, Effects& effects) {
 }
 
 // Buckets first: a share's announcement counts only where its bucket is known.
+void GroupedMember::Expose(std::uint32_t id) { member_->Expose(id); }
+
+wire::MemberReport GroupedMember::Report() const { return member_->Report(); }
+
+void GroupedMember::Rejoined(std::uint64_t generation) { member_->Rejoined(generation); }
+
+bool GroupedMember::outlives_daemon() const { return member_->outlives_daemon(); }
+
+bool GroupedMember::awaits_welcome() const { return member_->awaits_welcome(); }
+
 void GroupedMember::Resumed(Effects& effects) {
   if (grouped() && !IsAlone() && !failed()) {
     if (index_ == 0 && !id_.empty()) {

@@ -29,6 +29,7 @@
 #include "client/core/member_options.h"
 #include "client/core/step_parameters.h"
 #include "hooks/draw_buckets.h"
+#include "proto/wire/member_report.h"
 
 namespace gradwire::client {
 
@@ -51,6 +52,7 @@ class GroupedMember {
   absl::Status StartBucket(Ticket ticket, GradBucket& bucket, Effects& effects,
                            bool measure = false);
   void SendAhead(std::uint32_t id);
+  void Expose(std::uint32_t id);
   std::optional<std::uint32_t> BucketId(const GradBucket& bucket) const;
   absl::Status EndStep(Effects& effects);
   absl::Status SetDrawPlan(const DrawBuckets& buckets, Effects& effects);
@@ -58,6 +60,10 @@ class GroupedMember {
                                       Effects& effects);
   void Receive(const wire::Frame& frame, Effects& effects);
   void Resumed(Effects& effects);
+  wire::MemberReport Report() const;
+  void Rejoined(std::uint64_t generation);
+  bool outlives_daemon() const;
+  bool awaits_welcome() const;
   bool has_chunks() const;
   void SendNext(Effects& effects);
   void SayReady(Verdict verdict, std::uint64_t digest, Effects& effects);

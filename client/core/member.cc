@@ -1,5 +1,6 @@
 #include "client/core/member.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -22,10 +23,12 @@ absl::Status Member::StartBucket(Ticket ticket, GradBucket& bucket, Effects& eff
     return Coded(ErrorCode::kTwiceInStep, absl::FailedPreconditionError(absl::StrCat(
                                               "step ", step(), " was ended by this member")));
   }
+  const std::size_t first = effects.size();
   const absl::StatusOr<BucketRun*> run = step_.Start(ticket, bucket, begun, protocol_.context());
   if (!run.ok()) return run.status();
   // From here on the bucket is one of the step's: what goes wrong is the session's failure.
   if (absl::Status status = protocol_.Begin(**run, effects); !status.ok()) Fail(status, effects);
+  HoldBack(effects, first);
   return absl::OkStatus();
 }
 
@@ -36,7 +39,9 @@ absl::Status Member::EndStep(Effects& effects) {
                  absl::FailedPreconditionError(absl::StrCat("step ", step(), " was ended before")));
   }
   step_.End();
+  const std::size_t first = effects.size();
   protocol_.EndStep(effects);
+  HoldBack(effects, first);
   return absl::OkStatus();
 }
 
@@ -48,14 +53,30 @@ absl::Status Member::SetDrawPlan(const DrawBuckets& buckets, Effects& effects) {
                      absl::StrCat("draw plan: of rank ", options_.rank, "; allowed: of rank 0")));
   }
   absl::Status status = CheckDrawBuckets(buckets, options_.manifest.size());
+  const std::size_t first = effects.size();
   if (status.ok() && options_.draw_plan) protocol_.SetDrawPlan(buckets, effects);
+  HoldBack(effects, first);
   return status;
 }
 
 absl::StatusOr<std::uint64_t> Member::Enter(wire::CollectiveKind kind, int root, std::size_t bytes,
                                             Effects& effects) {
   if (failed()) return failure_;
-  return collectives_.Enter(kind, root, bytes, effects);
+  const std::size_t first = effects.size();
+  absl::StatusOr<std::uint64_t> number = collectives_.Enter(kind, root, bytes, effects);
+  HoldBack(effects, first);
+  return number;
+}
+
+void Member::HoldBack(Effects& effects, std::size_t first) const {
+  if (!awaits_welcome_) return;
+  const auto sends = [](const Effect& effect) {
+    return std::holds_alternative<SendFrameEffect>(effect) ||
+           std::holds_alternative<SendChunkEffect>(effect);
+  };
+  effects.erase(
+      std::remove_if(effects.begin() + static_cast<std::ptrdiff_t>(first), effects.end(), sends),
+      effects.end());
 }
 
 // An error of one of these ends the session.
@@ -82,15 +103,18 @@ struct Member::Received {
     if (member.options_.shard != 0) {
       return member.protocol_.Violation("the end of a step, and does not lead the session");
     }
-    if (member.ready_ && member.ready_->verdict != done.verdict) {
+    if (member.ready_ && member.ready_->verdict != done.verdict && !done.dropped) {
       return member.protocol_.Violation("another verdict than the shards' together");
     }
-    member.Conclude(done.verdict, effects);
+    if (done.dropped && done.verdict == Verdict::kApply) {
+      return member.protocol_.Violation("that a step is dropped and applied");
+    }
+    member.Conclude(done.verdict, effects, done.dropped);
     return absl::OkStatus();
   }
   absl::Status operator()(const wire::Prepared& prepared) const {
     if (prepared.step < member.step()) return absl::OkStatus();  // repeated after a resume
-    if (!member.options_.has_shards() || prepared.step > member.step() ||
+    if ((!member.options_.has_shards() && !member.recovery_) || prepared.step > member.step() ||
         !member.step_.holds_results()) {
       return member.protocol_.Violation("that it is prepared before its last result");
     }
@@ -116,9 +140,16 @@ struct Member::Received {
     member.collectives_.On(ack, effects);
     return absl::OkStatus();
   }
-  absl::Status operator()(const wire::Welcome&) const {
+  absl::Status operator()(const wire::Welcome& welcome) const {
+    if (std::exchange(member.awaits_welcome_, false)) {
+      member.ready_.reset();  // of a step that goes on: what counts is said to this daemon
+      member.Resumed(effects);
+    }
+    member.recovery_ = welcome.recovery;
     // The first one may be that of a resume, if the stream broke before it came.
-    if (!std::exchange(member.welcomed_, true)) effects.push_back(WelcomeEffect{});
+    if (!std::exchange(member.welcomed_, true)) {
+      effects.push_back(WelcomeEffect{.recovery = welcome.recovery});
+    }
     return absl::OkStatus();
   }
   absl::Status operator()(const wire::Heartbeat&) const { return absl::OkStatus(); }
@@ -143,6 +174,7 @@ void Member::Receive(const wire::Frame& frame, Effects& effects) {
 
 // What was said before the stream broke may not have arrived.
 void Member::Resumed(Effects& effects) {
+  if (awaits_welcome_) return;
   if (concluded_ && !IsActive(Mutant::kConclusionNotRepeated)) {
     effects.push_back(SendFrameEffect{*concluded_});
   }
@@ -153,16 +185,38 @@ void Member::Resumed(Effects& effects) {
 
 // In this order: Forget needs the number of the step that Conclude opens, to see whether the draw
 // plan must still be repeated.
-void Member::Conclude(Verdict verdict, Effects& effects) {
+void Member::Conclude(Verdict verdict, Effects& effects, bool dropped) {
   ready_.reset();
-  step_.Conclude(verdict, effects);
+  last_ = verdict;
+  dropped ? step_.Drop(effects) : step_.Conclude(verdict, effects);
   protocol_.Forget();
+}
+
+// ---- A session that outlives its daemon
+
+wire::MemberReport Member::Report() const {
+  wire::MemberReport report{.session_key = recovery_->session_key,
+                            .lineage = recovery_->lineage,
+                            .step = step(),
+                            .last = last_,
+                            .has_contributed = protocol_.has_contributed(),
+                            .may_have_results = protocol_.MayHaveResults(),
+                            .collectives = collectives_.ended()};
+  if (ready_) report.ready = {.verdict = ready_->verdict, .digest = ready_->digest};
+  return report;
+}
+
+void Member::Rejoined(std::uint64_t generation) {
+  options_.generation = generation;
+  awaits_welcome_ = true;
+  protocol_.BeginAnew();
+  collectives_.BeginAnew();
 }
 
 // ---- Of a session with several shards
 
 void Member::SayReady(Verdict verdict, std::uint64_t digest, Effects& effects) {
-  if (failed() || ready_) return;
+  if (failed() || ready_ || awaits_welcome_) return;
   ready_ = wire::Ready{
       .step = step(), .generation = options_.generation, .verdict = verdict, .digest = digest};
   effects.push_back(SendFrameEffect{*ready_});

@@ -21,6 +21,7 @@
 #include "client/core/member_options.h"
 #include "client/core/open_step.h"
 #include "client/core/step_protocol.h"
+#include "proto/wire/member_report.h"
 
 namespace gradwire::client {
 
@@ -40,6 +41,9 @@ class Member {
   // The coordinator writes this bucket's results over its contributions: they need no window, as
   // long as the stream lasts. Before its grant.
   void SendAhead(std::uint32_t id) { protocol_.SendAhead(id); }
+
+  // The daemon may write results over gradients of this bucket from now on, told or untold.
+  void Expose(std::uint32_t id) { protocol_.Expose(id); }
 
   // Its buckets are shares of a node group's, one of several. Before any bucket.
   void SetGroup(int group, int groups) { protocol_.SetGroup(group, groups); }
@@ -66,6 +70,18 @@ class Member {
   // missed; chunks follow on its Restart.
   void Resumed(Effects& effects);
 
+  // ---- A session that outlives its daemon
+
+  // What a fresh daemon has to know, after this member has lost its own. Only with a Recovery in
+  // the Welcome.
+  wire::MemberReport Report() const;
+  // A daemon has taken the report, and gave its session this generation; the Hello follows. What is
+  // left of the open step is announced after its Welcome.
+  void Rejoined(std::uint64_t generation);
+  bool outlives_daemon() const { return recovery_.has_value(); }
+  // Since Rejoined. Nothing may be sent but heartbeats.
+  bool awaits_welcome() const { return awaits_welcome_; }
+
   // Chunks from `large_chunk_bytes` on are handed out one at a time, so that what comes meanwhile
   // need not wait for all that a window allows. May turn out to be none. Only while has_chunks().
   bool has_chunks() const { return protocol_.has_chunks(); }
@@ -73,7 +89,8 @@ class Member {
 
   // ---- Of a session with several shards: what this member says to its daemon (ShardVote)
 
-  // All results of all shards are here. To shard 0, once for each step.
+  // All results of all shards are here. To shard 0, once for each step. Also of a session that
+  // outlives its only daemon.
   void SayReady(Verdict verdict, std::uint64_t digest, Effects& effects);
   // Shard 0 has concluded the step, all of whose results are here. To the others; StepDoneEffect
   // follows.
@@ -93,13 +110,19 @@ class Member {
  private:
   struct Received;  // one frame, by its kind
 
-  void Conclude(Verdict verdict, Effects& effects);
+  // Until the Welcome of a further daemon, nothing may be sent to it; Resumed then says it again.
+  void HoldBack(Effects& effects, std::size_t first) const;
 
-  const MemberOptions options_;
+  void Conclude(Verdict verdict, Effects& effects, bool dropped = false);
+
+  MemberOptions options_;  // its parts see when another daemon changes the generation
   OpenStep step_;
   StepProtocol protocol_;
   MemberCollectives collectives_;
   bool welcomed_ = false;
+  std::optional<wire::Recovery> recovery_;
+  bool awaits_welcome_ = false;               // of a further daemon
+  std::optional<Verdict> last_;               // of the step before
   std::optional<wire::Ready> ready_;          // of the open step
   std::optional<wire::Concluded> concluded_;  // of the last step
   absl::Status failure_;

@@ -109,6 +109,12 @@ void MemberCollectives::MaybeFinish(Effects& effects) {
   open_.reset();
 }
 
+void MemberCollectives::BeginAnew() {
+  if (open_)
+    open_ = {
+        .number = open_->number, .kind = open_->kind, .root = open_->root, .bytes = open_->bytes};
+}
+
 void MemberCollectives::Resumed(Effects& effects) {
   if (!open_) return;
   // Chunks that not all members have may be lost with the stream. They are sent again after the

@@ -29,6 +29,10 @@ class MemberCollectives {
 
   // A new stream took over: enters again. Chunks follow on the next Begin.
   void Resumed(Effects& effects);
+  // Another daemon took over, which has nothing of the open one. Resumed follows.
+  void BeginAnew();
+  // That are over.
+  std::uint64_t ended() const { return next_ - (open_ ? 1 : 0); }
   // The session is over.
   void Abort() { open_.reset(); }
 

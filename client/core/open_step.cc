@@ -76,6 +76,17 @@ void OpenStep::Conclude(Verdict verdict, Effects& effects) {
   ++number_;
 }
 
+void OpenStep::Drop(Effects& effects) {
+  for (const auto& [id, bucket] : buckets_) {
+    if (bucket.run->holds_result()) continue;
+    effects.push_back(
+        BucketDoneEffect{.ticket = bucket.ticket, .status = absl::OkStatus(), .bucket = id});
+  }
+  unfinished_ = 0;
+  Conclude(Verdict::kSkip, effects);
+  std::get<StepDoneEffect>(effects.back()).dropped = true;
+}
+
 void OpenStep::Abort(const absl::Status& status, Effects& effects) {
   for (auto& [id, bucket] : buckets_) {
     bucket.run->Abort();

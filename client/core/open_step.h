@@ -62,6 +62,9 @@ class OpenStep {
 
   // The next step is open then. Only while holds_results().
   void Conclude(Verdict verdict, Effects& effects);
+  // The same with SKIP, although results are missing: the daemon was lost, and no member applies
+  // the step. Buckets that wait are done, with whatever their buffers have.
+  void Drop(Effects& effects);
   // The session is over: ends the buckets that wait with `status`.
   void Abort(const absl::Status& status, Effects& effects);
 

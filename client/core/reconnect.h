@@ -34,8 +34,8 @@ class Reconnect {
   Time gives_up_at() const { return *lost_at_ + grace_; }
 
  private:
-  const Duration between_tries_;
-  const Duration grace_;
+  Duration between_tries_;
+  Duration grace_;
   std::optional<Time> lost_at_;  // until the daemon is heard again
   Time next_try_{};
 };

@@ -61,6 +61,13 @@ void StepProtocol::SendAhead(std::uint32_t bucket) {
   if (found != buckets_.end()) found->second.ahead = true;
 }
 
+void StepProtocol::Expose(std::uint32_t bucket) {
+  const auto found = buckets_.find(bucket);
+  if (found != buckets_.end() && !IsActive(Mutant::kResultsInPlaceForgotten)) {
+    found->second.overwritten = true;
+  }
+}
+
 void StepProtocol::EndStep(Effects& effects) {
   effects.push_back(
       SendFrameEffect{wire::EndStep{.step = step_.number(), .generation = options_.generation}});
@@ -108,6 +115,7 @@ bool StepProtocol::MaySend(const Bucket& bucket) const {
 
 void StepProtocol::SendChunk(Bucket& bucket, Effects& effects) {
   const BucketRun::Chunk chunk = bucket.run->HandOut();
+  contributed_ = true;
   effects.push_back(SendChunkEffect{.header = wire::Contribution{.id = IdOf(bucket),
                                                                  .generation = options_.generation,
                                                                  .rank = options_.rank,
@@ -223,6 +231,7 @@ absl::Status StepProtocol::On(const wire::Result& result, const wire::Payload* p
   if (result.chunk < run.received()) return acknowledge(run.received());
   const absl::Status taken =
       payload == nullptr ? run.TakeResultInPlace() : run.TakeResult(*payload);
+  bucket->overwritten = true;
   return taken.ok() ? OnTaken(*bucket, result.id, effects) : taken;
 }
 
@@ -307,7 +316,7 @@ absl::Status StepProtocol::On(const wire::Restart& restart, Effects& effects) {
 
 absl::StatusOr<bool> StepProtocol::On(const wire::StepDone& done) {
   if (done.step < step_.number()) return false;  // repeated after a resume
-  if (done.step > step_.number() || !step_.holds_results()) {
+  if (done.step > step_.number() || (!step_.holds_results() && !done.dropped)) {
     return Violation(absl::StrCat("the end of step ", done.step, " before its last result"));
   }
   return true;
@@ -329,12 +338,29 @@ void StepProtocol::Resumed(Effects& effects) {
   if (step_.ended()) EndStep(effects);
 }
 
+void StepProtocol::BeginAnew() {
+  attempt_ = next_attempt_ = 0;
+  draw_plan_.SetGeneration(options_.generation);
+  sending_.clear();
+  for (auto& [id, bucket] : buckets_) {
+    bucket.attempt = 0;
+    bucket.granted = false;
+  }
+}
+
+// A bucket without elements has its result as soon as it begins, and nothing of it is overwritten.
+bool StepProtocol::MayHaveResults() const {
+  return std::any_of(buckets_.begin(), buckets_.end(),
+                     [](const auto& one) { return one.second.overwritten; });
+}
+
 void StepProtocol::Forget() {
   buckets_.clear();
   sending_.clear();
   eager_.EndStep();
   draw_plan_.StepDone(step_.number());
   attempt_ = std::exchange(next_attempt_, 0);
+  contributed_ = false;
 }
 
 }  // namespace gradwire::client

@@ -40,6 +40,9 @@ class StepProtocol {
   // as the stream lasts. Before its grant.
   void SendAhead(std::uint32_t bucket);
 
+  // The daemon may write results over gradients of this bucket from now on, told or untold.
+  void Expose(std::uint32_t bucket);
+
   // This member starts no more buckets in this step.
   void EndStep(Effects& effects);
 
@@ -59,6 +62,11 @@ class StepProtocol {
 
   // A new stream took over; the Hello has been sent.
   void Resumed(Effects& effects);
+  // Another daemon did, which knows nothing of this one's attempts. Resumed follows.
+  void BeginAnew();
+  // Whether gradients of the open step may be overwritten by results.
+  bool MayHaveResults() const;
+  bool has_contributed() const { return contributed_; }
 
   // Member::has_chunks.
   bool has_chunks() const { return !sending_.empty(); }
@@ -77,7 +85,8 @@ class StepProtocol {
     BucketRun* run = nullptr;
     std::uint32_t attempt = 0;  // of the open round
     bool granted = false;
-    bool ahead = false;  // no window
+    bool ahead = false;        // no window
+    bool overwritten = false;  // results may lie over its gradients
   };
 
   // Of the open step; null: none.
@@ -102,6 +111,7 @@ class StepProtocol {
   bool has_shares_ = false;  // its buckets are not those of all members
   EagerSending eager_;
   DrawPlanSending draw_plan_;
+  bool contributed_ = false;                 // to the open step
   std::uint32_t attempt_ = 0;                // of the open step
   std::uint32_t next_attempt_ = 0;           // of the next one, as far as it is known
   std::map<std::uint32_t, Bucket> buckets_;  // of the open step

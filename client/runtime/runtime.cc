@@ -8,6 +8,7 @@
 #include "base/mutants.h"
 #include "client/core/leaf_weight.h"
 #include "client/runtime/member_hook.h"
+#include "client/transport/rejoin.h"
 #include "gradwire/hooks/registry.h"
 #include "proto/tls/access_token.h"
 
@@ -82,10 +83,15 @@ Runtime::Runtime(ClientOptions options, Joined joined, std::uint64_t start_id, M
                                             : std::make_shared<GradientMemory>()),
       channel_(std::move(joined.channel)),
       access_token_(dialer_.access_token()),
+      token_(membership_.token),
       step_(membership_.next_step),
       member_(CoreOptions(options_, membership_, shard), hook_.get(),
               TakesWholeBuckets(options_.hook)),
-      connection_(options_.address, membership_, start_id_, events_, std::move(poller)) {
+      poller_(std::move(poller)),
+      connection_(std::make_unique<DaemonConnection>(options_.address, membership_, start_id_,
+                                                     events_, poller_)),
+      asked_at_(std::move(joined.asked_at)),
+      wish_(std::move(joined.wish)) {
   if (membership_.leaf) member_.SetNode(options_.local_rank, options_.local_world_size);
 }
 
@@ -95,19 +101,19 @@ void Runtime::Run(std::shared_ptr<Outcome> joined) {
       Clock::now() + kJoinSlack +
       std::chrono::duration_cast<Clock::duration>(absl::ToChronoNanoseconds(options_.join_timeout));
   OpenStream(channel());
-  connection_.PumpWrites();
+  connection_->PumpWrites();
   events_->Serve(*this);
 }
 
 // The daemon, which does not know yet why the session ends, has some time to hear it.
 void Runtime::Stop() {
   stopping_ = true;
-  if (!connection_.has_last_words()) connection_.Close(Clock::now());
+  if (!connection_->has_last_words()) connection_->Close(Clock::now());
 }
 
 Clock::time_point Runtime::OnIdle() {
   PollDevice();
-  connection_.PumpWrites();
+  connection_->PumpWrites();
   // What PollDevice began may be work.
   return finished() || has_work() ? Clock::now() : NextTimer();
 }
@@ -117,7 +123,7 @@ void Runtime::DoWork() {
   Effects effects;
   member_.SendNext(effects);
   Apply(std::move(effects));
-  connection_.PumpWrites();
+  connection_->PumpWrites();
 }
 
 void Runtime::OnTimer(Clock::time_point now, Clock::duration late) {
@@ -127,26 +133,27 @@ void Runtime::OnTimer(Clock::time_point now, Clock::duration late) {
 }
 
 void Runtime::Handle(Event event, const ReadOn& read_on) {
-  connection_.OnReadOn(read_on);
+  connection_->OnReadOn(read_on);
   if (auto* call = std::get_if<CallEvent>(&event)) {
     call->call();
   } else {
     OnStream(event);
   }
-  connection_.PumpWrites();
+  connection_->PumpWrites();
 }
 
 void Runtime::OnStream(Event& event) {
   if (auto* frame = std::get_if<FrameEvent>(&event)) {
-    if (!connection_.OnHeard(frame->from)) return;
+    if (!connection_->OnHeard(frame->from)) return;
     OnFrame(std::move(frame->frame));
   } else if (auto* write = std::get_if<WriteEvent>(&event)) {
-    connection_.OnWrite(write->from, write->ok);
+    connection_->OnWrite(write->from, write->ok);
   } else if (auto* read = std::get_if<ReadEndEvent>(&event)) {
-    connection_.OnReadEnd(read->from);
+    connection_->OnReadEnd(read->from);
   } else if (auto* end = std::get_if<StreamEndEvent>(&event)) {
-    if (absl::Status status = connection_.OnStreamEnd(end->from, end->status); !status.ok())
-      Fail(status);
+    if (absl::Status status = connection_->OnStreamEnd(end->from, end->status); !status.ok()) {
+      MayRejoin(status) ? BeginRejoin() : Fail(status);
+    }
   }
 }
 
@@ -171,18 +178,18 @@ void Runtime::OnOneFrame(absl::StatusOr<wire::Frame> received) {
   if (!received.ok()) {
     return Fail(Coded(ErrorCode::kBadAnswer,
                       absl::InternalError(absl::StrCat(
-                          connection_.Daemon(),
+                          connection_->Daemon(),
                           " sent bytes that are no frame: ", received.status().message()))));
   }
   if (const auto* result = std::get_if<wire::Result>(&received->header)) {
     // TCP's 16-bit checksum misses about one corrupted segment in 65536, and a wrong gradient would
     // spread to the model unnoticed.
     if (sends_digests_ && wire::Digest(received->payload.get()) != result->digest) {
-      return Fail(
-          Coded(ErrorCode::kDigest,
-                absl::DataLossError(absl::StrCat(
-                    "result ", result->chunk, " of bucket ", result->id.bucket, " in step ",
-                    result->id.step, " from ", connection_.Daemon(), " does not fit its digest"))));
+      return Fail(Coded(
+          ErrorCode::kDigest,
+          absl::DataLossError(absl::StrCat(
+              "result ", result->chunk, " of bucket ", result->id.bucket, " in step ",
+              result->id.step, " from ", connection_->Daemon(), " does not fit its digest"))));
     }
   } else if (const auto* welcome = std::get_if<wire::Welcome>(&received->header)) {
     MutexLock lock(shared_mutex_);
@@ -211,17 +218,18 @@ void Runtime::OnOneFrame(absl::StatusOr<wire::Frame> received) {
 void Runtime::CheckTimers(Clock::time_point now) {
   if (!welcomed_ && !member_.failed() && now > join_deadline_) {
     Fail(Coded(ErrorCode::kMissingMembers,
-               absl::DeadlineExceededError(
-                   absl::StrCat(connection_.Daemon(), " did not start session \"", options_.session,
-                                "\" within ", absl::FormatDuration(options_.join_timeout)))));
+               absl::DeadlineExceededError(absl::StrCat(
+                   connection_->Daemon(), " did not start session \"", options_.session,
+                   "\" within ", absl::FormatDuration(options_.join_timeout)))));
   }
-  if (absl::Status status = connection_.CheckTimers(now); !status.ok()) {
+  if (rejoin_ != nullptr) return;  // there is no connection
+  if (absl::Status status = connection_->CheckTimers(now); !status.ok()) {
     Fail(Coded(ErrorCode::kOutcomeUnknown,
                absl::Status(status.code(),
                             absl::StrCat(status.message(), " (", member_.Progress(),
                                          "; outcome of step ", member_.step(), " unknown)"))));
   }
-  if (leaving_ || !connection_.WantsStream(now)) return;
+  if (leaving_ || !connection_->WantsStream(now)) return;
   // A new channel connects at once; the old one may wait in gRPC's reconnect backoff.
   OpenStream(NewChannel());
   Effects effects;
@@ -234,7 +242,8 @@ Clock::time_point Runtime::NextTimer() const {
   // While a Leave is in progress no new stream is opened, so its timers do not count.
   if (leaving_) return now + kWhileLeaving;
   if (!idle()) return now + kDevicePoll;
-  const Clock::time_point timer = std::min(connection_.NextTimer(), now + kLongestWait);
+  if (rejoin_ != nullptr) return now + kLongestWait;
+  const Clock::time_point timer = std::min(connection_->NextTimer(), now + kLongestWait);
   return welcomed_ || member_.failed() ? timer : std::min(timer, join_deadline_);
 }
 
@@ -243,7 +252,7 @@ bool Runtime::WantsBulk() const {
   std::size_t bytes = 0;
   for (const ParameterSpec& parameter : options_.parameters)
     bytes += parameter.numel() * ByteSize(parameter.dtype);
-  return membership_.bulk_lane && connection_.may_have_bulk() &&
+  return membership_.bulk_lane && connection_->may_have_bulk() &&
          std::min(bytes, membership_.chunk_bytes) > wire::kSmallPayload;
 }
 
@@ -267,7 +276,7 @@ void Runtime::Apply(Effects effects) {
 // Frames keep the order in which the core asked for them, and chunks wait for the device.
 void Runtime::On(SendFrameEffect& effect) {
   device_.queue().InOrder([this, stream = stream_, header = std::move(effect.header)] {
-    if (stream == stream_) connection_.Send(header);
+    if (stream == stream_) connection_->Send(header);
   });
 }
 
@@ -295,7 +304,7 @@ void Runtime::SendReport(std::uint32_t bucket, const std::optional<BucketNorms>&
     MutexLock lock(shared_mutex_);
     report = stats_.Done(bucket, norms, Clock::now());
   }
-  if (report && membership_.rank == 0) connection_.Send(*report);
+  if (report && membership_.rank == 0 && !member_.awaits_welcome()) connection_->Send(*report);
 }
 
 // The verdict may precede the program's EndStep: the daemon ends a step as soon as all parameters
@@ -308,7 +317,7 @@ void Runtime::On(StepDoneEffect& effect) {
 void Runtime::Finish(const StepDoneEffect& effect) {
   buckets_.clear();
   group_.EndStep();
-  connection_.OnProgress();
+  connection_->OnProgress();
   {
     MutexLock lock(shared_mutex_);
     stats_.EndStep();
@@ -316,6 +325,7 @@ void Runtime::Finish(const StepDoneEffect& effect) {
   }
   if (end_step_ == nullptr) {
     verdict_ = effect.verdict;
+    dropped_ = effect.dropped;
     return;
   }
   step_.store(effect.step + 1, std::memory_order_relaxed);
@@ -329,8 +339,9 @@ void Runtime::On(CollectiveDoneEffect&) {
   });
 }
 
-void Runtime::On(WelcomeEffect&) {
+void Runtime::On(WelcomeEffect& effect) {
   welcomed_ = true;
+  if (effect.recovery) Outlive(*effect.recovery);
   const std::uint32_t groups = member_.leaf_groups();
   if (groups > 0 && options_.hook.comm_hook != "noop") {
     weight_ = LeafWeight(ranks_, groups, options_.world_size);
@@ -367,6 +378,8 @@ void Runtime::StartBucket(std::shared_ptr<GradBucket> bucket, std::unique_ptr<De
 
 void Runtime::Begin(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Outcome> done) {
   if (absl::Status open = Open(); !open.ok()) return done->Complete(open);
+  // The step was lost with its daemon: EndStep will say so, and the gradients are of no use.
+  if (verdict_ && dropped_) return done->Complete(absl::OkStatus());
   // The daemon has ended this step, so a further bucket would belong to the next one.
   if (verdict_) {
     return done->Complete(Coded(ErrorCode::kTwiceInStep,

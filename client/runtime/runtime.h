@@ -27,6 +27,8 @@
 namespace gradwire::client {
 
 struct MemberHook;
+class Rejoin;
+struct Rejoined;
 
 // One EndStep call. The verdict is valid once the outcome is there and ok.
 struct StepCall {
@@ -47,6 +49,7 @@ class Runtime final : private EventHandler {
  public:
   Runtime(ClientOptions options, Joined joined, std::uint64_t start_id, MemberHook hook,
           ShardPlace shard, std::shared_ptr<EventQueue> events, std::shared_ptr<Poller> poller);
+  ~Runtime();
 
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
@@ -114,7 +117,7 @@ class Runtime final : private EventHandler {
   void DoWork() override;
   Clock::time_point OnIdle() override;
   void OnTimer(Clock::time_point now, Clock::duration late) override;
-  bool finished() const override { return stopping_ && connection_.closed() && device_.idle(); }
+  bool finished() const override { return stopping_ && connection_->closed() && device_.idle(); }
   // Whether something is to be polled for.
   bool idle() const { return device_.idle() && group_.idle(); }
   void OnStream(Event& event);
@@ -142,6 +145,16 @@ class Runtime final : private EventHandler {
                                           std::optional<wire::SharedBytes>& shared);
   std::shared_ptr<grpc::Channel> channel() const GRADWIRE_EXCLUDES(shared_mutex_);
   std::string access_token() const GRADWIRE_EXCLUDES(shared_mutex_);
+  std::string token() const GRADWIRE_EXCLUDES(shared_mutex_);
+
+  // ---- After the loss of the daemon (runtime_rejoin.cc)
+  // The session outlives its daemon: this member looks for the next one so long.
+  void Outlive(const wire::Recovery& recovery);
+  // Whether the daemon's answer to a stream says that it is another one.
+  bool MayRejoin(const absl::Status& answer) const;
+  void BeginRejoin();
+  void OnRejoined(absl::StatusOr<Rejoined> place);
+  absl::Status CheckSameSettings(const JoinResult& membership) const;
 
   void Apply(Effects effects);
   void On(SendFrameEffect& effect);
@@ -168,8 +181,8 @@ class Runtime final : private EventHandler {
   // Ok while calls can begin, else what they end with.
   absl::Status Open() const;
 
-  const ClientOptions options_;
-  const JoinResult membership_;
+  ClientOptions options_;  // another daemon changes the address,
+  JoinResult membership_;  // and this
   const std::uint64_t start_id_;
   DevicePath device_;
   GroupPath group_;
@@ -179,13 +192,14 @@ class Runtime final : private EventHandler {
   const ShardLink link_;
   // Digests detect errors that a network's checksums miss. Within one host there is no network.
   Dialer dialer_;
-  const bool sends_digests_;
+  bool sends_digests_;
   const std::shared_ptr<EventQueue> events_;
   const std::shared_ptr<GradientMemory> gradients_;
 
   mutable Mutex shared_mutex_;
   std::shared_ptr<grpc::Channel> channel_ GRADWIRE_GUARDED_BY(shared_mutex_);
   std::string access_token_ GRADWIRE_GUARDED_BY(shared_mutex_);  // for calls on it
+  std::string token_ GRADWIRE_GUARDED_BY(shared_mutex_);         // the membership's
   ClientMetrics metrics_ GRADWIRE_GUARDED_BY(shared_mutex_);
   BucketStats stats_ GRADWIRE_GUARDED_BY(shared_mutex_);
   std::atomic<std::int64_t>
@@ -195,12 +209,19 @@ class Runtime final : private EventHandler {
 
   std::unordered_map<Ticket, OpenBucket> buckets_;  // of the core's step; outlives the core's runs
   GroupedMember member_;
-  DaemonConnection connection_;
-  std::uint64_t stream_ = 0;  // counts them: what was encoded for one is not sent on another
+  const std::shared_ptr<Poller> poller_;
+  std::unique_ptr<DaemonConnection> connection_;  // never null
+  const std::string asked_at_;                    // the address that the user gave
+  const JoinWish wish_;
+  Clock::duration coordinator_grace_{};  // of a session that outlives its daemon
+  Clock::time_point rejoin_deadline_;
+  std::unique_ptr<Rejoin> rejoin_;  // null: nothing is under way
+  std::uint64_t stream_ = 0;        // counts them: what was encoded for one is not sent on another
   std::unique_ptr<SharedMemory> memory_;  // of the stream; null: payloads travel in it
   Ticket next_ticket_ = 1;
   std::shared_ptr<Outcome> joined_;
   std::optional<Verdict> verdict_;  // of step_, until EndStep asks for it
+  bool dropped_ = false;            // that step, with its daemon
   std::shared_ptr<StepCall> end_step_;
   std::shared_ptr<CollectiveCall> collective_;
   absl::Status hook_error_;  // met while effects were applied

@@ -43,8 +43,13 @@ std::string Runtime::access_token() const {
   return access_token_;
 }
 
+std::string Runtime::token() const {
+  MutexLock lock(shared_mutex_);
+  return token_;
+}
+
 absl::Status Runtime::CallLeave(absl::Duration timeout) const {
-  return LeaveSession(channel(), membership_.token, start_id_, access_token(), timeout);
+  return LeaveSession(channel(), token(), start_id_, access_token(), timeout);
 }
 
 absl::StatusOr<std::string> Runtime::CallExport(absl::Duration timeout) const {

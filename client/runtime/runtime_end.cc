@@ -3,6 +3,7 @@
 
 #include "base/error_code.h"
 #include "client/runtime/runtime.h"
+#include "client/transport/rejoin.h"
 
 namespace gradwire::client {
 namespace {
@@ -15,11 +16,12 @@ constexpr std::chrono::seconds kCloseTimeout(2);
 // The core has completed the buckets; the waits that only the runtime knows end here.
 void Runtime::On(FailedEffect& effect) {
   if (link_.failed) link_.failed(effect);
+  if (rejoin_ != nullptr) rejoin_->Stop();
   group_.Abort();
   if (effect.last_words) {
-    connection_.CloseWith(*effect.last_words, Clock::now() + kCloseTimeout);
+    connection_->CloseWith(*effect.last_words, Clock::now() + kCloseTimeout);
   } else {
-    connection_.Close(Clock::now());
+    connection_->Close(Clock::now());
   }
   joined_->Complete(effect.status);
   // After the buckets, whose memory the device may still write.
@@ -50,7 +52,7 @@ void Runtime::FinishLeave(const absl::Status& answer) {
   leaving_ = false;
   if (!answer.ok()) return;
   left_.store(true, std::memory_order_relaxed);
-  connection_.Close(Clock::now() + kCloseTimeout);
+  connection_->Close(Clock::now() + kCloseTimeout);
 }
 
 // In the middle of a step, other members wait for this one, so they must learn of its end as a

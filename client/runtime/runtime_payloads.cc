@@ -15,6 +15,8 @@ namespace {
 // resuming stream must not use up its grace period.
 constexpr std::chrono::seconds kAttachTimeout(5);
 constexpr std::chrono::milliseconds kReattachTimeout(300);
+// Of a daemon that has just begun, at which all members attach.
+constexpr std::chrono::seconds kRejoinAttachTimeout(2);
 
 }  // namespace
 
@@ -24,15 +26,15 @@ void Runtime::OpenStream(std::shared_ptr<grpc::Channel> channel) {
   memory_.reset();
   if (options_.shared_memory && !device_.on_gpu() && membership_.memory_bytes > 0 &&
       tls::IsUnixSocket(options_.address)) {
+    Clock::duration attach_timeout = welcomed_ ? Clock::duration(kReattachTimeout) : kAttachTimeout;
+    if (member_.awaits_welcome()) attach_timeout = kRejoinAttachTimeout;
     // Shared memory is optional, so an error only means that payloads travel in the stream.
-    auto attached =
-        SharedMemory::Attach({.address = options_.address,
-                              .token = membership_.token,
-                              .start_id = start_id_,
-                              .block_bytes = membership_.chunk_bytes,
-                              .staging_bytes = membership_.memory_bytes},
-                             Clock::now() + (welcomed_ ? Clock::duration(kReattachTimeout)
-                                                       : Clock::duration(kAttachTimeout)));
+    auto attached = SharedMemory::Attach({.address = options_.address,
+                                          .token = membership_.token,
+                                          .start_id = start_id_,
+                                          .block_bytes = membership_.chunk_bytes,
+                                          .staging_bytes = membership_.memory_bytes},
+                                         Clock::now() + attach_timeout);
     if (attached.ok()) memory_ = *std::move(attached);
   }
   {
@@ -43,11 +45,11 @@ void Runtime::OpenStream(std::shared_ptr<grpc::Channel> channel) {
   }
   // With shared memory large payloads rarely travel in frames, so a bulk lane is not worth it.
   if (memory_ != nullptr) {
-    return connection_.Open(std::move(channel), nullptr, access_token(), member_.step(),
-                            memory_->attachment());
+    return connection_->Open(std::move(channel), nullptr, access_token(), member_.step(),
+                             memory_->attachment());
   }
-  connection_.Open(std::move(channel), WantsBulk() ? dialer_.Dial() : nullptr, access_token(),
-                   member_.step(), 0);
+  connection_->Open(std::move(channel), WantsBulk() ? dialer_.Dial() : nullptr, access_token(),
+                    member_.step(), 0);
 }
 
 absl::StatusOr<std::shared_ptr<void>> Runtime::ShareGradients(const TensorView& gradients,
@@ -141,6 +143,7 @@ void Runtime::On(SendChunkEffect& effect) {
     metrics_.compress_seconds += spent.count();
     stats_.Compressed(effect.header.id.bucket, spent, effect.bytes);
   }
+  if (shared && shared->raw && shared->takes_result) member_.Expose(effect.header.id.bucket);
   effect.header.shared = shared;
   auto send = [this, stream = stream_, effect = std::move(effect),
                payload = *std::move(payload)]() mutable {
@@ -149,10 +152,10 @@ void Runtime::On(SendChunkEffect& effect) {
     // An eager bucket: its announcement carries the contribution.
     if (effect.announce) {
       if (sends_digests_) effect.announce->digest = wire::Digest(payload.get());
-      return connection_.Send(*std::move(effect.announce), std::move(payload));
+      return connection_->Send(*std::move(effect.announce), std::move(payload));
     }
     if (sends_digests_) effect.header.digest = wire::Digest(payload.get());
-    connection_.Send(effect.header, std::move(payload));
+    connection_->Send(effect.header, std::move(payload));
   };
   if (IsActive(DeviceMutant::kChunkSentEarly)) return send();
   device_.queue().AfterDevice(std::move(send));
@@ -167,7 +170,7 @@ void Runtime::On(SendCollectiveEffect& effect) {
   }
   std::memcpy((*buffer)->content().data(), collective_->data + effect.offset, effect.bytes);
   device_.queue().InOrder([this, stream = stream_, header = effect.header, buffer = *buffer] {
-    if (stream == stream_) connection_.Send(header, buffer);
+    if (stream == stream_) connection_->Send(header, buffer);
   });
 }
 

@@ -1,12 +1,17 @@
-// Of a session with several shards: this runtime is one shard's.
+// Of a session with several shards: this runtime is one shard's. Or of one that outlives its only
+// daemon.
 #include "client/runtime/runtime.h"
 
 namespace gradwire::client {
 
 // After the device has decoded the last result.
 void Runtime::On(PreparedEffect& effect) {
-  device_.queue().AfterDevice([this, effect] {
-    if (link_.prepared) link_.prepared(effect);
+  device_.queue().AfterDevice([this, stream = stream_, effect] {
+    if (shards_ > 1) {
+      if (link_.prepared) link_.prepared(effect);
+    } else if (stream == stream_) {  // a resume repeats it, and another daemon decides anew
+      SayReady(effect.verdict, effect.digest);
+    }
   });
 }
 

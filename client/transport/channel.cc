@@ -20,6 +20,7 @@
 #include "proto/wire/local_proof.h"
 #include "proto/wire/process_setup.h"
 #include "proto/wire/proto_conversion.h"
+#include "proto/wire/recovery_frames.h"
 #include "proto/wire/status.h"
 
 namespace gradwire::client {
@@ -62,6 +63,7 @@ v1::JoinRequest MakeRequest(const ClientOptions& options, const JoinWish& wish,
     request.mutable_node()->set_first_rank(node->first);
     request.mutable_node()->set_members(node->members);
   }
+  if (wish.report) *request.mutable_report() = wire::ToProto(*wish.report);
   if (wish.leaf.ranks > 0) {
     request.mutable_leaf()->set_ranks(wish.leaf.ranks);
     request.mutable_leaf()->set_name(wish.leaf.name);
@@ -338,6 +340,10 @@ absl::Status Move(const JoinResult& membership, std::uint64_t start_id, const Di
 absl::StatusOr<Joined> JoinNearest(ClientOptions& options, const JoinWish& wish,
                                    std::uint64_t start_id) {
   absl::StatusOr<Joined> joined = JoinAt(options, wish, start_id);
+  if (joined.ok()) {
+    joined->asked_at = options.address;
+    joined->wish = wish;
+  }
   if (!joined.ok() || !options.local_socket || tls::IsUnixSocket(options.address)) return joined;
   const JoinResult& membership = joined->membership;
   const LocalSocket& socket = membership.local_socket;

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "gradwire/client.h"
 #include "proto/tls/access_token.h"
 #include "proto/tls/pem.h"
+#include "proto/wire/member_report.h"
 
 namespace gradwire::client {
 
@@ -100,6 +102,8 @@ struct JoinWish {
   ShardWish shard{};
   LeafWish leaf{};
   std::string host{};  // as Dialer's
+  // Of a member that lost the session's daemon; none: it begins.
+  std::optional<wire::MemberReport> report{};
 };
 
 // Tries until the daemon has answered, or `options.connect_timeout` and the manifest's
@@ -113,6 +117,8 @@ struct Joined {
   Dialer dialer;
   std::shared_ptr<grpc::Channel> channel;
   JoinResult membership;
+  std::string asked_at{};  // JoinNearest: the address before it moved,
+  JoinWish wish{};         // and what it was asked with
 };
 
 // JoinSession at `options.address`. If the daemon there proves to be on this host and

@@ -96,6 +96,12 @@ void DaemonConnection::Open(std::shared_ptr<grpc::Channel> channel,
   sender_.QueueHello({.header = hello});
 }
 
+void DaemonConnection::SetGrace(Clock::duration grace) {
+  reconnect_ =
+      Reconnect<Clock::time_point, Clock::duration>(kBetweenTries, std::max(grace, resume_grace_));
+  outlives_daemon_ = true;
+}
+
 // A frame without a payload may join the last one that still waits, such as an acknowledgement that
 // covers the one before.
 void DaemonConnection::Send(wire::Header header, wire::PayloadRef payload) {
@@ -236,7 +242,8 @@ Clock::time_point DaemonConnection::LostDeadline() const {
   // Connected again: the daemon speaks next, perhaps only by a heartbeat, so the limit on its
   // silence applies.
   if (channel_ != nullptr && channel_->GetState(false) == GRPC_CHANNEL_READY) {
-    return opened_at_ + silence_timeout_;
+    const Clock::time_point silent = opened_at_ + silence_timeout_;
+    return outlives_daemon_ ? std::max(silent, reconnect_.gives_up_at()) : silent;
   }
   return reconnect_.gives_up_at();
 }
@@ -274,11 +281,21 @@ absl::Status DaemonConnection::CheckTimers(Clock::time_point now) {
   CheckBulk(now);
   if (absl::Status status = CheckBroken(now); !status.ok()) return status;
   if (reconnect_.lost()) {
+    // Another stream may find another daemon.
+    if (outlives_daemon_ && open() && !broken_ && now >= opened_at_ + silence_timeout_ &&
+        now < reconnect_.gives_up_at()) {
+      return EndConnection(absl::CancelledError(lost_because_));
+    }
     if (now < LostDeadline()) return absl::OkStatus();
     return Coded(ErrorCode::kOutcomeUnknown,
                  absl::UnavailableError(absl::StrCat("lost ", Daemon(), ": ", lost_because_)));
   }
   const auto silent = events_->SilentAt(wire::Lane::kMain, silence_timeout_);
+  if (!broken_ && silent && now > *silent && outlives_daemon_) {
+    lost_because_ = absl::StrCat("nothing was heard from it for ",
+                                 absl::FormatDuration(membership_.silence_timeout));
+    return EndConnection(absl::CancelledError(lost_because_));
+  }
   if (!broken_ && silent && now > *silent) {
     return Coded(
         ErrorCode::kOutcomeUnknown,
@@ -295,6 +312,9 @@ Clock::time_point DaemonConnection::NextTimer() const {
     next = events_->SilentAt(wire::Lane::kMain, silence_timeout_).value_or(next);
   }
   if (reconnect_.lost()) next = std::min(next, LostDeadline());
+  if (reconnect_.lost() && outlives_daemon_ && open()) {
+    next = std::min(next, std::max(opened_at_ + silence_timeout_, Clock::now() + kBetweenTries));
+  }
   return std::min(next, open() ? next_heartbeat_ : reconnect_.next_try());
 }
 

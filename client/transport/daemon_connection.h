@@ -39,6 +39,10 @@ class DaemonConnection {
     if (bulk_is_there_) bulk_failures_ = 0;
   }
 
+  // The session outlives the daemon: from now on a lost one is looked for so long, and silence does
+  // not end the member.
+  void SetGrace(Clock::duration grace);
+
   // Queues a frame; small buckets overtake the chunks of large ones (wire::LaneSender). Without a
   // stream the frame is dropped: the member announces what still matters after a resume.
   void Send(wire::Header header, wire::PayloadRef payload = nullptr);
@@ -101,6 +105,7 @@ class DaemonConnection {
   const Clock::duration silence_timeout_;
   const Clock::duration resume_grace_;
   Reconnect<Clock::time_point, Clock::duration> reconnect_;
+  bool outlives_daemon_ = false;
 
   std::shared_ptr<grpc::Channel> channel_;
   std::uint64_t connection_ = 0;

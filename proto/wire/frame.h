@@ -175,11 +175,19 @@ struct CollectiveAck {
   bool operator==(const CollectiveAck&) const = default;
 };
 
+struct Recovery {
+  std::string session_key;
+  std::uint64_t lineage = 0;
+  std::uint32_t grace_milliseconds = 0;
+  bool operator==(const Recovery&) const = default;
+};
+
 struct Welcome {
   std::int64_t step = 0;
   std::uint32_t attempt = 0;
   bool resumed = false;
-  std::optional<NodeGroup> group{};  // none: the session has no node groups
+  std::optional<NodeGroup> group{};    // none: the session has no node groups
+  std::optional<Recovery> recovery{};  // none: the session ends with its daemon
   bool operator==(const Welcome&) const = default;
 };
 
@@ -204,6 +212,7 @@ struct StepDone {
   std::uint32_t attempt = 0;
   Verdict verdict = Verdict::kApply;
   std::uint64_t digest = 0;
+  bool dropped = false;  // with its daemon: no member needs to have all results
   bool operator==(const StepDone&) const = default;
 };
 

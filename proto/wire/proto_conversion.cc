@@ -8,6 +8,7 @@
 #include "proto/wire/field_checker.h"
 #include "proto/wire/group_frames.h"
 #include "proto/wire/rank_zero_frames.h"
+#include "proto/wire/recovery_frames.h"
 #include "proto/wire/shard_frames.h"
 
 namespace gradwire::wire {
@@ -253,6 +254,7 @@ void Set(const Welcome& welcome, v1::Header& out) {
   message.set_attempt(welcome.attempt);
   message.set_resumed(welcome.resumed);
   if (welcome.group) Set(*welcome.group, message.mutable_node_group());
+  if (welcome.recovery) Set(*welcome.recovery, *message.mutable_recovery());
 }
 
 Welcome Get(const v1::Welcome& message, Checker& check) {
@@ -260,7 +262,9 @@ Welcome Get(const v1::Welcome& message, Checker& check) {
           .attempt = message.attempt(),
           .resumed = message.resumed(),
           .group = message.has_node_group() ? std::optional(Get(message.node_group(), check))
-                                            : std::nullopt};
+                                            : std::nullopt,
+          .recovery = message.has_recovery() ? std::optional(Get(message.recovery(), check))
+                                             : std::nullopt};
 }
 
 void Set(const Grant& grant, v1::Header& out) { Set(grant.id, out.mutable_grant()->mutable_id()); }
@@ -294,13 +298,15 @@ void Set(const StepDone& done, v1::Header& out) {
   message.set_attempt(done.attempt);
   message.set_verdict(static_cast<v1::StepVerdict>(done.verdict));
   message.set_digest(done.digest);
+  message.set_dropped(done.dropped);
 }
 
 StepDone Get(const v1::StepDone& message, Checker& check) {
   return {.step = check.Step(message.step()),
           .attempt = message.attempt(),
           .verdict = GetVerdict(message.verdict(), check),
-          .digest = message.digest()};
+          .digest = message.digest(),
+          .dropped = message.dropped()};
 }
 
 void Set(const SharedState& state, v1::Header& out) {

@@ -28,7 +28,9 @@ void Agreement::SetElsewhere(int rank) {
 void Agreement::Prepare(Verdict own) {
   if (prepared_) return;
   prepared_ = own;
-  if ((alone() && !leaf_) || IsActive(Mutant::kShardsDecideAlone)) decided_ = own;
+  const bool early =
+      IsActive(Mutant::kShardsDecideAlone) || IsActive(Mutant::kConcludesBeforeReady);
+  if ((alone() && !leaf_) || early) decided_ = own;
 }
 
 // A member that did not hold this shard's results could not have said anything.

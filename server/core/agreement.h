@@ -6,6 +6,8 @@
 // combines their verdicts and says READY to shard 0, which leads: it concludes when all members
 // have said so, and the other shards conclude when the first member tells them. A shard that
 // decided for itself would conclude a step whose other results a member may never get.
+//
+// One daemon asks for READY too if the session is to outlive it (Gathering).
 #pragma once
 
 #include <cstdint>
@@ -26,8 +28,11 @@ class Agreement {
 
   // The rank says nothing here. Before the first step.
   void SetElsewhere(int rank);
+  // Before the first step.
+  void AskForReady() { asks_ = true; }
 
-  bool alone() const { return shards_ == 1; }
+  // The daemon has nobody to ask.
+  bool alone() const { return shards_ == 1 && !asks_; }
   // Whether members hear from this shard that the step is done.
   bool leads() const { return shard_ == 0; }
 
@@ -60,6 +65,7 @@ class Agreement {
   const std::uint32_t shard_;
   const std::uint32_t shards_;
   const bool leaf_;
+  bool asks_ = false;  // members, although it is the only daemon
   std::optional<Verdict> prepared_;
   std::vector<bool> elsewhere_;  // by rank
   std::vector<bool> ready_;      // by rank: or elsewhere

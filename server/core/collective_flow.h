@@ -21,6 +21,10 @@ class CollectiveFlow {
 
   // All members are here, and know who is elsewhere.
   void Begin();
+  // As Collectives::GoOnFrom.
+  void GoOnFrom(std::uint64_t number, const std::vector<bool>& through) {
+    collectives_.GoOnFrom(number, through);
+  }
   // A frame that no other part of the session knows.
   MaybeFailure OnFrame(int rank, const wire::Frame& frame, absl::Time now, Effects& effects);
   // Of a leaf: the barrier that all have entered is over at the root.

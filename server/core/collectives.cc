@@ -29,11 +29,17 @@ Collectives::Collectives(int world_size, std::size_t chunk_bytes, std::uint32_t 
       window_chunks_(window_chunks),
       elsewhere_(static_cast<std::size_t>(world_size)),
       entered_(elsewhere_),
+      through_(elsewhere_),
       received_(static_cast<std::size_t>(world_size)) {}
 
 void Collectives::SetElsewhere(int rank) {
   elsewhere_[static_cast<std::size_t>(rank)] = true;
   entered_ = elsewhere_;
+}
+
+void Collectives::GoOnFrom(std::uint64_t number, const std::vector<bool>& through) {
+  number_ = number;
+  through_ = entered_ = through;
 }
 
 std::vector<int> Collectives::AllRanks() const {
@@ -52,7 +58,8 @@ std::uint32_t Collectives::Everybody() const {
   std::uint32_t least = sent_;
   for (int r = 0; r < world_size_; ++r) {
     const auto index = static_cast<std::size_t>(r);
-    if (r != open_->root && !elsewhere_[index]) least = std::min(least, received_[index]);
+    if (r == open_->root || elsewhere_[index] || through_[index]) continue;
+    least = std::min(least, received_[index]);
   }
   return least;
 }
@@ -105,10 +112,12 @@ absl::Status Collectives::OnEnter(int rank, const wire::Enter& enter, std::vecto
   // For a member other than the root a broadcast ends when it has all chunks, so it may enter the
   // next collective while others still take theirs. The root may not: for it the broadcast ends
   // when all members have all chunks.
-  if (enter.number == number_ + 1 && begun_ && rank != open_->root && sent_ == ChunkCount()) {
+  const bool has_all = through_[index] || (begun_ && rank != open_->root && sent_ == ChunkCount());
+  if (enter.number == number_ + 1 && has_all) {
     const wire::Enter* other = early_.empty() ? nullptr : &early_.begin()->second;
     if (absl::Status status = CheckEnter(enter, other); !status.ok()) return status;
     early_.emplace(rank, enter);
+    if (through_[index]) return absl::OkStatus();
     // It has all of the broadcast, even if its stream broke before it said so.
     return OnAck(rank, {.number = number_, .received = sent_}, sends);
   }
@@ -171,6 +180,7 @@ absl::Status Collectives::OnChunk(int rank, const wire::CollectiveChunk& header,
   ++sent_;
   std::vector<int> others = AllRanks();
   std::erase(others, open_->root);
+  std::erase_if(others, [this](int r) { return through_[static_cast<std::size_t>(r)]; });
   if (!others.empty()) {
     sends.push_back(
         Send{.ranks = std::move(others), .frame = {.header = header, .payload = payload}});
@@ -211,7 +221,7 @@ absl::Status Collectives::OnAck(int rank, const wire::CollectiveAck& ack,
 // broadcast has nothing more to do in it, so its Leave acknowledges them. The root is still needed,
 // and so is a member that has entered the next collective.
 bool Collectives::OnLeave(int rank, std::vector<Send>& sends) {
-  if (!open_) return true;
+  if (!open_ || IsThroughBefore(rank)) return true;
   if (!begun_ || rank == open_->root || sent_ != ChunkCount() || early_.count(rank) > 0) {
     return false;
   }
@@ -219,7 +229,7 @@ bool Collectives::OnLeave(int rank, std::vector<Send>& sends) {
 }
 
 bool Collectives::IsThrough(int rank) const {
-  if (!open_) return true;
+  if (!open_ || IsThroughBefore(rank)) return true;
   const auto index = static_cast<std::size_t>(rank);
   return begun_ && rank != open_->root && received_[index] == ChunkCount() &&
          early_.count(rank) == 0;
@@ -233,6 +243,7 @@ void Collectives::MaybeFinish() {
   sent_ = 0;
   held_.clear();
   entered_ = elsewhere_;
+  std::fill(through_.begin(), through_.end(), false);
   std::fill(received_.begin(), received_.end(), 0);
   for (const auto& [rank, enter] : early_) {  // never all: the root was not through
     open_ = enter;
@@ -278,7 +289,7 @@ std::string Collectives::WaitingFor() const {
   std::vector<int> missing;
   for (int r = 0; r < world_size_; ++r) {
     const auto index = static_cast<std::size_t>(r);
-    if (elsewhere_[index]) continue;
+    if (elsewhere_[index] || through_[index]) continue;
     if (begun_ ? (r != open_->root && received_[index] < sent_) : !entered_[index]) {
       missing.push_back(r);
     }

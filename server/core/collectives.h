@@ -30,6 +30,10 @@ class Collectives {
   // The rank takes no part: a leaf daemon, or its own, does for it. Before any collective.
   void SetElsewhere(int rank);
 
+  // Another daemon had the session before: so many are over for all members, and one more for those
+  // that are `through` (by rank), which the others begin anew without them. Before any collective.
+  void GoOnFrom(std::uint64_t number, const std::vector<bool>& through);
+
   // This daemon is a leaf: a barrier begins when the root's does, and there are no broadcasts.
   // Before any collective.
   void SetLeaf() { leaf_ = true; }
@@ -65,6 +69,10 @@ class Collectives {
 
  private:
   absl::Status CheckEnter(const wire::Enter& enter, const wire::Enter* other) const;
+  // Another daemon has seen it through the open one, and it is in no other.
+  bool IsThroughBefore(int rank) const {
+    return through_[static_cast<std::size_t>(rank)] && early_.count(rank) == 0;
+  }
   std::uint32_t ChunkCount() const;
   std::uint32_t Everybody() const;
   void Begin(std::vector<Send>& sends);
@@ -78,6 +86,7 @@ class Collectives {
   std::optional<wire::Enter> open_;
   std::vector<bool> elsewhere_;
   std::vector<bool> entered_;  // or elsewhere
+  std::vector<bool> through_;  // of the open or next one, which another daemon began
   bool begun_ = false;
   bool leaf_ = false;
   bool asks_ = false;

@@ -97,6 +97,10 @@ absl::Status Membership::CheckAttach(int rank, std::uint64_t start_id) const {
                  absl::FailedPreconditionError(
                      absl::StrCat("rank ", rank, " is ", Name(member.state), "; join again")));
   }
+  // A session that has failed has said so before.
+  if (member.state == MemberState::kEnded) {
+    return Coded(ErrorCode::kResume, absl::NotFoundError("the session has left this daemon"));
+  }
   return absl::OkStatus();
 }
 

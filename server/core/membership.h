@@ -15,7 +15,8 @@
 
 namespace gradwire::server {
 
-// kEnded: the session failed, which ended the member's stream. kElsewhere: its member has no stream
+// kEnded: the session failed, or went on
+// with another daemon, which ended the member's stream. kElsewhere: its member has no stream
 // here, and nobody waits for it: a leaf daemon stands for it, or this daemon is a leaf and the rank
 // is another host's.
 enum class MemberState : std::uint8_t {

@@ -1,6 +1,9 @@
 #include "server/core/rendezvous.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/mutants.h"
 
 namespace gradwire::server {
@@ -16,11 +19,27 @@ absl::StatusOr<int> Rendezvous::Join(const JoinAsk& ask, absl::Time now, Effects
     }
   }
   asks_[static_cast<std::size_t>(place->rank)] = ask.group;
+  if (options_.gathers && ask.report) {
+    gathering_->Take(place->rank, *ask.report);
+  }
   if (place->fresh) {
     effects.push_back(LogEffect{.message = absl::StrCat(membership_.NameOf(place->rank), " joined"),
                                 .rank = place->rank});
   }
   return place->rank;
+}
+
+absl::Status Rendezvous::CheckReport(const JoinAsk& ask) const {
+  if (options_.gathers && ask.report) return gathering_->Check(*ask.report);
+  if (!options_.gathers && (!ask.report || membership_.HasPlace(ask.start_id))) {
+    return absl::OkStatus();
+  }
+  return Coded(ErrorCode::kResume,
+               absl::FailedPreconditionError(absl::StrCat(
+                   "session \"", options_.name, "\" ",
+                   options_.gathers
+                       ? "waits for the members of a lost daemon, and this process is none of them"
+                       : "was begun again by other processes; join it as a new member")));
 }
 
 // If the others wait for exactly this rank, they would do so until the join timeout: the process
@@ -30,6 +49,7 @@ MaybeFailure Rendezvous::OnWrongJoin(const JoinAsk& ask, const absl::Status& dif
   if (!membership_.IsRank(ask.rank) || membership_.state(ask.rank) != MemberState::kAbsent) {
     return std::nullopt;
   }
+  if (ask.report) return std::nullopt;  // it is of another session, or comes too late
   return FailureEvent{.kind = FailureEvent::Kind::kWrongJoin, .rank = ask.rank, .what = difference};
 }
 
@@ -69,16 +89,21 @@ MaybeFailure Rendezvous::Tick(absl::Time now, Effects& effects) {
   return FailureEvent{.kind = FailureEvent::Kind::kJoinTimeout, .waited = options_.join_timeout};
 }
 
-void Rendezvous::Complete(const NodeGroups& groups, std::int64_t step, std::uint32_t attempt,
+absl::StatusOr<std::optional<Gathering::Outcome>> Rendezvous::Gathered() const {
+  if (!gathering_) return std::optional<Gathering::Outcome>();
+  absl::StatusOr<Gathering::Outcome> outcome = gathering_->Decide();
+  if (!outcome.ok()) return outcome.status();
+  return std::optional(*std::move(outcome));
+}
+
+void Rendezvous::Complete(const NodeGroups& groups, const wire::Welcome& welcome,
                           Effects& effects) const {
   effects.push_back(
       LogEffect{.message = absl::StrCat("all ", options_.world_size, " members are here")});
   // Who is behind this leaf has no weight: the leaf has it at the root.
   const bool weighted = groups.has_leaves() && !options_.leaf.is_leaf();
   if (!groups.any() && !weighted) {
-    effects.push_back(
-        FanOutEffect{.ranks = membership_.Reachable(),
-                     .frame = {.header = wire::Welcome{.step = step, .attempt = attempt}}});
+    effects.push_back(FanOutEffect{.ranks = membership_.Reachable(), .frame = {.header = welcome}});
     return;
   }
   for (std::size_t g = 0; g < groups.count(); ++g) {
@@ -86,10 +111,9 @@ void Rendezvous::Complete(const NodeGroups& groups, std::int64_t step, std::uint
     effects.push_back(LogEffect{.message = absl::StrCat(groups.Name(g), " are one node group")});
   }
   for (const int rank : membership_.Reachable()) {
-    effects.push_back(SendEffect{
-        .rank = rank,
-        .frame = {.header = wire::Welcome{
-                      .step = step, .attempt = attempt, .group = groups.PlaceOf(rank)}}});
+    wire::Welcome own = welcome;
+    own.group = groups.PlaceOf(rank);
+    effects.push_back(SendEffect{.rank = rank, .frame = {.header = std::move(own)}});
   }
 }
 

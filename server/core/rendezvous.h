@@ -1,6 +1,7 @@
 // How a session's members come together, before it runs.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -8,6 +9,7 @@
 #include "absl/time/time.h"
 #include "server/core/effects.h"
 #include "server/core/failure_policy.h"
+#include "server/core/gathering.h"
 #include "server/core/session_options.h"
 
 namespace gradwire::server {
@@ -19,23 +21,31 @@ class Rendezvous {
       : options_(options),
         membership_(membership),
         began_(now),
-        asks_(static_cast<std::size_t>(options.world_size)) {}
+        asks_(static_cast<std::size_t>(options.world_size)) {
+    if (options.gathers) {
+      gathering_.emplace(options.session_key, options.lineage, options.world_size);
+    }
+  }
 
   // Takes a rank, also for a process that has it already and asks again, at any time.
   absl::StatusOr<int> Join(const JoinAsk& ask, absl::Time now, Effects& effects);
+  // Whether the process belongs to the session: in one that gathers its members again, all that
+  // have a report; in others, those that begin. At any time.
+  absl::Status CheckReport(const JoinAsk& ask) const;
 
   // Call the following only before the session runs.
 
-  // A process asked to join with a different hook, model or world size.
+  // A process asked to join with a different hook, model or world size, or without a report.
   MaybeFailure OnWrongJoin(const JoinAsk& ask, const absl::Status& difference) const;
   void Leave(int rank, Effects& effects);
   // Frees the ranks of lost members. Fails when the join timeout has passed.
   MaybeFailure Tick(absl::Time now, Effects& effects);
   // All members are connected. Fails if they cannot be grouped as they ask.
   absl::StatusOr<NodeGroups> Group() const;
-  // Welcomes them to the step.
-  void Complete(const NodeGroups& groups, std::int64_t step, std::uint32_t attempt,
-                Effects& effects) const;
+  // What follows from the members' reports; none: they have begun here.
+  absl::StatusOr<std::optional<Gathering::Outcome>> Gathered() const;
+  // Welcomes them.
+  void Complete(const NodeGroups& groups, const wire::Welcome& welcome, Effects& effects) const;
 
   // Why a rank was given up last: "rank 0 left". "": none was.
   const std::string& last_departure() const { return last_departure_; }
@@ -46,6 +56,7 @@ class Rendezvous {
   const absl::Time began_;
   std::vector<GroupAsk> asks_;  // by rank
   std::string last_departure_;
+  std::optional<Gathering> gathering_;  // where members bring reports
 };
 
 }  // namespace gradwire::server

@@ -52,9 +52,10 @@ std::size_t SessionCore::held_bytes() const {
 absl::StatusOr<int> SessionCore::Join(const JoinAsk& ask, const absl::Status& same, absl::Time now,
                                       Effects& effects) {
   if (state_ == State::kFailed) return failure_;
-  if (same.ok()) return rendezvous_->Join(ask, now, effects);
-  if (state_ == State::kJoining) Apply(rendezvous_->OnWrongJoin(ask, same), effects);
-  return same;
+  const absl::Status fits = same.ok() ? rendezvous_->CheckReport(ask) : same;
+  if (fits.ok()) return rendezvous_->Join(ask, now, effects);
+  if (state_ == State::kJoining) Apply(rendezvous_->OnWrongJoin(ask, fits), effects);
+  return fits;
 }
 
 bool SessionCore::HasPlace(std::uint64_t start_id) const { return membership_.HasPlace(start_id); }
@@ -63,7 +64,10 @@ absl::Status SessionCore::Attach(int rank, std::uint64_t start_id, std::int64_t 
                                  std::uint64_t connection, absl::Time now, Effects& effects) {
   if (state_ == State::kFailed) return failure_;
   if (absl::Status status = membership_.CheckAttach(rank, start_id); !status.ok()) return status;
-  if (absl::Status status = step_->CheckResumable(step); !status.ok()) return status;
+  // Where members are gathered, their reports say where the session is.
+  if (state_ != State::kJoining || !options_.gathers) {
+    if (absl::Status status = step_->CheckResumable(step); !status.ok()) return status;
+  }
   if (const auto replaced = membership_.Attach(rank, connection, now)) {
     effects.push_back(CloseEffect{.rank = rank, .connection = *replaced});
   }
@@ -90,14 +94,21 @@ void SessionCore::MaybeBegin(int rank, Effects& effects) {
     effects.push_back(UpstreamEffect{.what = UpstreamEffect::What::kJoin});
   }
   if (options_.leaf.is_leaf() && !upstream_joined_) return;
+  // The failure goes to all that are connected.
+  const auto fail = [&](const absl::Status& what) {
+    Apply(FailureEvent{.kind = FailureEvent::Kind::kOwner, .rank = rank, .what = what}, effects);
+  };
   absl::StatusOr<NodeGroups> groups = rendezvous_->Group();
-  if (!groups.ok()) {  // the failure goes to all that are connected
-    return Apply(
-        FailureEvent{.kind = FailureEvent::Kind::kOwner, .rank = rank, .what = groups.status()},
-        effects);
-  }
+  if (!groups.ok()) return fail(groups.status());
+  const auto gathered = rendezvous_->Gathered();
+  if (!gathered.ok()) return fail(gathered.status());
   state_ = State::kRunning;
-  rendezvous_->Complete(*groups, step_->number(), step_->attempt(), effects);
+  wire::Welcome welcome{.recovery = RecoveryOf(*groups)};
+  if (welcome.recovery) step_->Outlive(*welcome.recovery);
+  if (*gathered) GoOn(**gathered, effects);
+  welcome.step = step_->number();
+  welcome.attempt = step_->attempt();
+  rendezvous_->Complete(*groups, welcome, effects);
   step_->SetGroups(*std::move(groups));
   collectives_->Begin();
 }

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -21,6 +22,7 @@
 #include "hooks/reduce.h"
 #include "server/core/effects.h"
 #include "server/core/failure_policy.h"
+#include "server/core/gathering.h"
 #include "server/core/hook_state.h"
 #include "server/core/session_options.h"
 #include "server/core/session_state.h"
@@ -125,6 +127,10 @@ class SessionCore {
   // Timeouts, and the end of a pause. Call about every 100 ms.
   void Tick(absl::Time now, Effects& effects);
 
+  // Ends a session here that outlives its daemon, which is about to end: members lose their
+  // streams, and go on with the next daemon. Others stay.
+  void HandOver(Effects& effects);
+
   // Ends the session for all members.
   void Fail(const absl::Status& status, int blamed_rank, Effects& effects);
 
@@ -151,6 +157,10 @@ class SessionCore {
  private:
   // If everybody is here.
   void MaybeBegin(int rank, Effects& effects);
+  // What members need to go on with another daemon after this one; none: they cannot.
+  std::optional<wire::Recovery> RecoveryOf(const NodeGroups& groups) const;
+  // From where another daemon's session was.
+  void GoOn(const Gathering::Outcome& gathered, Effects& effects);
   MaybeFailure Dispatch(int rank, const wire::Frame& frame, absl::Time now, Effects& effects);
   MaybeFailure OnFailureElsewhere(int rank, const wire::Failure& failure) const;
   // Of a member that no step needs.

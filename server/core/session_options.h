@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "absl/time/time.h"
 #include "base/limits.h"
 #include "gradwire/hooks/hook_spec.h"
+#include "proto/wire/member_report.h"
 #include "server/core/leaf_place.h"
 #include "server/core/manifest.h"
 #include "server/core/node_groups.h"
@@ -44,6 +46,8 @@ struct JoinAsk {
   int leaf_ranks = 0;
   std::string leaf{};  // its name
   NodeAsk node{};
+  // None: the process begins. Otherwise it lost the session's daemon, and comes to this one.
+  std::optional<wire::MemberReport> report{};
 };
 
 struct SessionOptions {
@@ -59,6 +63,10 @@ struct SessionOptions {
   std::uint32_t window_chunks = 4;
   std::uint32_t open_buckets = 4;
   std::size_t eager_bytes = 0;  // from each member, in buckets that wait for no grant
+  // How long members that lose this daemon look for the next one; 0: the session ends with it.
+  absl::Duration coordinator_grace = absl::ZeroDuration();
+  std::string session_key{};  // with a grace: by which members know that it is theirs
+  bool gathers = false;       // from members that lost their daemon
   absl::Duration join_timeout = absl::Minutes(5);
   absl::Duration step_timeout = absl::Minutes(30);
   absl::Duration token_timeout = absl::Seconds(5);

@@ -44,7 +44,7 @@ class Step {
                               const wire::PayloadRef& payload, Effects& effects);
   MaybeFailure OnAck(int rank, const wire::Ack& ack, Effects& effects);
   MaybeFailure OnEndStep(int rank, const wire::EndStep& end, absl::Time now, Effects& effects);
-  // Of a session with several shards.
+  // Of a session with several shards, or one that outlives its daemon.
   MaybeFailure OnReady(int rank, const wire::Ready& ready, Effects& effects);
   MaybeFailure OnConcluded(int rank, const wire::Concluded& concluded, Effects& effects);
   MaybeFailure OnGroupBucket(int rank, const wire::GroupBucket& bucket, absl::Time now,
@@ -73,6 +73,14 @@ class Step {
 
   // All members are here; before any frame of theirs.
   void SetGroups(NodeGroups groups);
+  // The session outlives this daemon (Agreement), and members are told so. As SetGroups.
+  void Outlive(wire::Recovery recovery) {
+    recovery_ = std::move(recovery);
+    agreement_.AskForReady();
+  }
+  // The session had a daemon before this one: the step that is open, and how the one before ended,
+  // if some member may not know. As SetGroups.
+  void GoOnFrom(std::int64_t number, const std::optional<wire::StepDone>& ended);
 
   // Whether a member that is at this step can go on in the session.
   absl::Status CheckResumable(std::int64_t member_step) const;
@@ -99,6 +107,7 @@ class Step {
   const GroupFlow& groups() const { return groups_; }
   const Agreement& agreement() const { return agreement_; }
   bool is_leaf() const { return options_.leaf.is_leaf(); }
+  bool outlives_daemon() const { return recovery_.has_value(); }
   // All results are out, and a member will say what the lead has decided.
   bool AwaitsConclusion() const { return !agreement_.leads() && agreement_.prepared(); }
   BucketReports& reports() { return reports_; }
@@ -157,6 +166,7 @@ class Step {
   std::vector<bool> ended_;        // by rank
   std::optional<absl::Time> began_;
   std::optional<wire::StepDone> last_done_;
+  std::optional<wire::Recovery> recovery_;
   std::uint64_t next_order_ = 0;
   std::size_t chunks_ = 0;  // of the step's buckets
   std::vector<ResultRef> unread_;

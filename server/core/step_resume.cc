@@ -25,6 +25,12 @@ absl::Status Step::CheckResumable(std::int64_t member_step) const {
                                                           ", the session at step ", number_)));
 }
 
+void Step::GoOnFrom(std::int64_t number, const std::optional<wire::StepDone>& ended) {
+  number_ = number;
+  last_done_ = ended;
+  groups_.BeginStep(number);
+}
+
 // Only rounds of which no reduction has begun start over, with the new attempt (Bucket::Restart).
 // The resumed member gets, in this order: Welcome, the results that it has not acknowledged, a
 // missed StepDone, a missed StateReset, the shared state; then all get a Restart.
@@ -39,18 +45,25 @@ void Step::Resume(int rank, std::int64_t member_step, Effects& effects) {
   const auto send = [&](wire::Header header) {
     effects.push_back(SendEffect{.rank = rank, .frame = {.header = std::move(header)}});
   };
+  // It was READY, so it holds all results. Before the Welcome, with which it forgets what it said
+  // to another daemon.
+  const bool missed = member_step < number_ && last_done_ && agreement_.leads();
+  if (missed && outlives_daemon()) send(*last_done_);
   std::optional<wire::NodeGroup> group;
   const bool weighted = groups_.groups().has_leaves() && !options_.leaf.is_leaf();
   if (groups_.groups().any() || weighted) group = groups_.groups().PlaceOf(rank);
-  send(wire::Welcome{
-      .step = member_step, .attempt = attempt_, .resumed = true, .group = std::move(group)});
+  send(wire::Welcome{.step = member_step,
+                     .attempt = attempt_,
+                     .resumed = true,
+                     .group = std::move(group),
+                     .recovery = recovery_});
   groups_.Resume(rank, member_step, effects);
   for (auto& [key, bucket] : table_.all()) {
     // Its StepDone came after them.
     if (bucket.step() < member_step) flow_.AcknowledgeAll(rank, bucket);
     flow_.Resend(rank, bucket, effects);
   }
-  if (member_step < number_ && last_done_ && agreement_.leads()) send(*last_done_);
+  if (missed && !outlives_daemon()) send(*last_done_);
   if (member_step == number_ && agreement_.prepared() && !agreement_.alone()) {
     send(PreparedFrame());
   }

@@ -149,7 +149,7 @@ std::string Sentence(const Blocking& blocking, const Step& step, const Membershi
       if (blocking.ranks.empty()) {
         return absl::StrCat(waits, "the session's first daemon to conclude it");
       }
-      return absl::StrCat(waits, names, " to hold the results of the session's other daemons");
+      return absl::StrCat(waits, names, " to hold all results");
     case On::kUpstream:
       if (bucket == nullptr) return absl::StrCat(waits, "the upstream daemon to conclude it");
       return absl::StrCat(waits, "the upstream daemon's result of bucket ", bucket->name());

@@ -70,6 +70,10 @@ struct ServerOptions {
   absl::Duration token_timeout = absl::Seconds(5);
   absl::Duration hello_timeout = absl::Seconds(5);
   absl::Duration resume_grace = absl::Seconds(1);
+  // What becomes of a session whose daemon is lost: "fail", or "resume", where its members wait for
+  // the next one so long.
+  std::string on_coordinator_loss = "fail";
+  absl::Duration coordinator_grace = absl::Seconds(60);
   absl::Duration heartbeat_interval = absl::Seconds(1);
   absl::Duration silence_timeout = absl::Seconds(15);
   absl::Duration handshake_timeout = absl::Seconds(3);

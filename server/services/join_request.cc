@@ -1,6 +1,7 @@
 #include "server/services/join_request.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -8,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/error_code.h"
 #include "proto/wire/proto_conversion.h"
+#include "proto/wire/recovery_frames.h"
 #include "server/services/leaf_join.h"
 
 namespace gradwire::server {
@@ -99,6 +101,25 @@ bool UsesNetwork(const JoinAsk& ask, const Caller& caller) {
   return !ask.addresses.empty() || caller.comes_over_network();
 }
 
+// Members that lost their daemon go on with its settings, whoever of them comes first.
+absl::Status TakeSettings(const ServerOptions& options, const wire::MemberReport& report,
+                          SessionOptions& session) {
+  const auto check = [](const char* field, std::size_t value, std::size_t most) {
+    if (value <= most) return absl::OkStatus();
+    return Coded(ErrorCode::kResume,
+                 absl::InvalidArgumentError(absl::StrCat("report.", field, " is ", value,
+                                                         "; allowed here are at most ", most)));
+  };
+  const std::uint32_t window = std::max(options.window_chunks, options.network_window_chunks);
+  absl::Status fits = check("chunk_bytes", report.chunk_bytes, options.chunk_bytes);
+  if (fits.ok()) fits = check("window_chunks", report.window_chunks, window);
+  if (fits.ok()) fits = check("eager_bytes", report.eager_bytes, options.eager_bytes);
+  session.chunk_bytes = report.chunk_bytes;
+  session.window_chunks = report.window_chunks;
+  session.eager_bytes = report.eager_bytes;
+  return fits;
+}
+
 }  // namespace
 
 absl::StatusOr<JoinAsk> AskOf(const v1::JoinRequest& request, Manifest manifest) {
@@ -120,6 +141,12 @@ absl::StatusOr<JoinAsk> AskOf(const v1::JoinRequest& request, Manifest manifest)
   if (request.has_leaf()) {
     if (absl::Status status = CheckLeaf(request); !status.ok()) return status;
   }
+  std::optional<wire::MemberReport> report;
+  if (request.has_report()) {
+    absl::StatusOr<wire::MemberReport> read = wire::FromProto(request.report());
+    if (!read.ok()) return Coded(ErrorCode::kResume, read.status());
+    report = *std::move(read);
+  }
   const auto& addresses = request.shard().addresses();
   return JoinAsk{
       .world_size = request.world_size(),
@@ -132,7 +159,8 @@ absl::StatusOr<JoinAsk> AskOf(const v1::JoinRequest& request, Manifest manifest)
       .addresses = {addresses.begin(), addresses.end()},
       .leaf_ranks = request.leaf().ranks(),
       .leaf = request.leaf().name(),
-      .node = {.first = request.node().first_rank(), .members = request.node().members()}};
+      .node = {.first = request.node().first_rank(), .members = request.node().members()},
+      .report = std::move(report)};
 }
 
 absl::StatusOr<SessionOptions> SessionOf(const ServerOptions& options,
@@ -153,6 +181,9 @@ absl::StatusOr<SessionOptions> SessionOf(const ServerOptions& options,
   session.window_chunks = network ? options.network_window_chunks : options.window_chunks;
   session.open_buckets = options.open_buckets;
   session.eager_bytes = options.eager_bytes;
+  if (ask.report) {
+    if (absl::Status taken = TakeSettings(options, *ask.report, session); !taken.ok()) return taken;
+  }
   if (options.is_leaf()) {
     if (absl::Status leaf = MakeLeaf(ask, options.upstream, session); !leaf.ok()) return leaf;
   }
@@ -161,6 +192,8 @@ absl::StatusOr<SessionOptions> SessionOf(const ServerOptions& options,
   session.token_timeout = options.token_timeout + wire::ReadingTime(ask.manifest.size());
   session.resume_grace = options.resume_grace;
   session.silence_timeout = options.silence_timeout;
+  if (options.on_coordinator_loss == "resume")
+    session.coordinator_grace = options.coordinator_grace;
   return session;
 }
 

@@ -24,6 +24,7 @@ namespace {
 // How long members of a failed session can still learn the reason.
 constexpr absl::Duration kFailureKept = absl::Seconds(10);
 constexpr std::size_t kHistory = 16;
+constexpr std::size_t kEndedKeys = 4096;
 constexpr std::size_t kTokenBytes = 16;
 // A join is repeated if the session that it found ends meanwhile.
 constexpr int kJoinAttempts = 16;
@@ -144,12 +145,11 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinNew(const SessionO
   if (absl::Status quota = host_.ledger->CheckBegin(holder, options.name, bytes); !quota.ok()) {
     return quota;
   }
-  const absl::StatusOr<std::uint64_t> lineage = RandomNumber();
-  if (!lineage.ok()) return lineage.status();
   const absl::StatusOr<std::string> token = NewToken();
   if (!token.ok()) return token.status();
   SessionOptions own = options;
-  own.lineage = *lineage;
+  const bool has_state = *hook != nullptr && (*hook)->StateBytes() > 0;
+  if (absl::Status identified = Identify(ask, has_state, own); !identified.ok()) return identified;
   own.generation = next_generation_++;
   if (!own.shard.addresses.empty()) {
     absl::StatusOr<ShardMap> map = ShardMap::Make(
@@ -199,6 +199,40 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinNew(const SessionO
                         *token),
       .member = {.session = session, .rank = (*admission)->rank, .start_id = ask.start_id},
       .next_step = session->step()};
+}
+
+// A new session, or one that members bring along which have lost its daemon.
+absl::Status Registry::Identify(const JoinAsk& ask, bool has_state, SessionOptions& own) const {
+  if (!ask.report) {
+    const absl::StatusOr<std::uint64_t> lineage = RandomNumber();
+    if (!lineage.ok()) return lineage.status();
+    own.lineage = *lineage;
+    own.session_key.resize(wire::kSessionKeyBytes);
+    return FillRandom(std::as_writable_bytes(std::span(own.session_key)));
+  }
+  const auto refuse = [&](const std::string& why) {
+    return Coded(ErrorCode::kResume,
+                 absl::FailedPreconditionError(absl::StrCat("session \"", own.name, "\" ", why)));
+  };
+  if (own.coordinator_grace == absl::ZeroDuration()) {
+    return refuse("was another daemon's; allowed with on_coordinator_loss=resume");
+  }
+  // What members of such sessions are not told (SessionCore::RecoveryOf).
+  if (has_state || !ask.addresses.empty() || ask.leaf_ranks > 0 || !ask.group.name.empty() ||
+      own.leaf.is_leaf()) {
+    return refuse("ended with its daemon; join again as a new member");
+  }
+  // Members that were lost here, and not by the loss of a daemon, have nothing to go on with.
+  MutexLock lock(mutex_);
+  if (std::find(ended_keys_.begin(), ended_keys_.end(), ask.report->session_key) !=
+      ended_keys_.end()) {
+    return refuse("has ended at this daemon; join again as a new member");
+  }
+  own.lineage = ask.report->lineage;
+  own.session_key = ask.report->session_key;
+  own.gathers = true;
+  own.join_timeout = own.coordinator_grace;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinExisting(
@@ -370,6 +404,11 @@ void Registry::Retire(const std::string& name, const std::shared_ptr<SessionRunn
   if (found == sessions_.end() || found->second->session != session) return;  // already retired
   std::shared_ptr<Entry> entry = std::move(found->second);
   sessions_.erase(found);
+  // A gathering that nobody was in any more may begin again.
+  const bool gave_up = session->options().gathers &&
+                       FindCode(std::string(failure.message())) == ErrorCode::kEndedBeforeStart;
+  if (!gave_up) ended_keys_.push_front(session->options().session_key);
+  if (ended_keys_.size() > kEndedKeys) ended_keys_.pop_back();
   const bool closed = failure.ok();
   (closed ? closed_ : failed_).fetch_add(1, std::memory_order_relaxed);
   entry->failure = std::move(failure);
@@ -402,16 +441,20 @@ void Registry::ForgetRetired(absl::Time now) {
 
 // Sessions that still wait for members can never start now, because joins are refused.
 void Registry::BeginDrain() {
-  std::vector<std::shared_ptr<SessionRunner>> incomplete;
   {
     MutexLock lock(mutex_);
     draining_ = true;
-    for (const auto& [name, entry] : sessions_) {
-      if (entry->session->state() == SessionCore::State::kJoining)
-        incomplete.push_back(entry->session);
+  }
+  for (const auto& session : Sessions()) {
+    const SessionOptions& options = session->options();
+    if (options.coordinator_grace > absl::ZeroDuration()) {
+      // Elsewhere, because it needs the session's lock, which may be held for long.
+      host_.work_threads->Post(session.get(), [session] { session->HandOver(); });
+    }
+    if (session->state() == SessionCore::State::kJoining && !options.gathers) {
+      session->Fail(DrainingError(), -1);
     }
   }
-  for (const auto& session : incomplete) session->Fail(DrainingError(), -1);
 }
 
 bool Registry::draining() const {

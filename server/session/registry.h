@@ -112,7 +112,8 @@ class Registry {
   void Tick(absl::Time now);
   void SendHeartbeats();
 
-  // Refuses joins from now on. Sessions that still wait for members end at once.
+  // Refuses joins from now on. Sessions that still wait for members end at once, and those that
+  // outlive their daemon leave it.
   void BeginDrain();
   bool draining() const;
   // Whether no session runs and no member's stream is open.
@@ -169,6 +170,10 @@ class Registry {
   absl::StatusOr<Holder> HolderOf(const std::string& token, std::uint64_t start_id,
                                   const std::string& identity) const GRADWIRE_REQUIRES(mutex_);
   // nullopt: that session has ended, or another join has created one of this name; look again.
+  // Whose session it is to be: key and lineage. FailedPrecondition: this daemon takes none over.
+  // `has_state`: its coordinator keeps some.
+  absl::Status Identify(const JoinAsk& ask, bool has_state, SessionOptions& own) const
+      GRADWIRE_EXCLUDES(mutex_);
   absl::StatusOr<std::optional<Joined>> JoinNew(const SessionOptions& options, const JoinAsk& ask,
                                                 absl::Time now, const std::string& identity,
                                                 const QuotaHolder& holder)
@@ -211,6 +216,8 @@ class Registry {
   // Ended, but their streams still close, or members may still ask what happened.
   std::vector<std::shared_ptr<Entry>> retired_ GRADWIRE_GUARDED_BY(mutex_);
   std::deque<Past> history_ GRADWIRE_GUARDED_BY(mutex_);  // newest first
+  // Session keys of sessions that have ended here, newest first.
+  std::deque<std::string> ended_keys_ GRADWIRE_GUARDED_BY(mutex_);
   std::unordered_map<std::string, Holder> tokens_ GRADWIRE_GUARDED_BY(mutex_);
   bool draining_ GRADWIRE_GUARDED_BY(mutex_) = false;
 };

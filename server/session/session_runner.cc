@@ -227,6 +227,10 @@ void SessionRunner::Fail(const absl::Status& status, int blamed_rank) {
   Handle([&](SessionCore& core, Effects& effects) { core.Fail(status, blamed_rank, effects); });
 }
 
+void SessionRunner::HandOver() {
+  Handle([](SessionCore& core, Effects& effects) { core.HandOver(effects); });
+}
+
 // Checked again under the lock, because a member may have joined since the registry looked.
 void SessionRunner::FailIfAbandoned() {
   Work work;
@@ -400,6 +404,10 @@ absl::Status SessionRunner::CloseReason(int rank, std::uint64_t connection) cons
                  absl::AbortedError(absl::StrCat("another stream of rank ", rank, " took over")));
   }
   if (core_.member_state(rank) == SessionCore::MemberState::kLeft) return absl::OkStatus();
+  if (core_.state() == SessionCore::State::kClosed) {
+    return Coded(ErrorCode::kDraining,
+                 absl::UnavailableError("the daemon ends, and leaves the session to the next one"));
+  }
   return Coded(ErrorCode::kEndedBeforeStart,
                absl::CancelledError(
                    absl::StrCat("rank ", rank, " gave up its place before the session began")));

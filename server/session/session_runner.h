@@ -85,6 +85,8 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   // To every member, where nothing else is to be sent.
   void SendHeartbeats();
   void Fail(const absl::Status& status, int blamed_rank);
+  // As SessionCore::HandOver.
+  void HandOver();
   // As SessionCore::Pause and Unpause.
   struct Paused {
     std::int64_t step = 0;  // that is held back

@@ -43,6 +43,12 @@ std::vector<Sample> LaterSamples() {
            Welcome{.step = 41,
                    .attempt = 2,
                    .group = NodeGroup{.ranks = {1, 3, 4}, .shares = 4, .groups = 2, .group = 1}}},
+          {"welcome_recovery", Welcome{.step = 41,
+                                       .recovery = Recovery{.session_key = "0123456789abcdef",
+                                                            .lineage = 0x1122334455667788,
+                                                            .grace_milliseconds = 60'000}}},
+          {"step_done_dropped",
+           StepDone{.step = 41, .verdict = Verdict::kSkip, .digest = 0xabcd, .dropped = true}},
           {"contribution_shared",
            Contribution{
                .id = id,

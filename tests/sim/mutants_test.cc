@@ -6,6 +6,7 @@
 
 #include "gtest/gtest.h"
 #include "tests/sim/group_simulation.h"
+#include "tests/sim/recovery_simulation.h"
 #include "tests/sim/shard_simulation.h"
 #include "tests/sim/simulation.h"
 
@@ -139,6 +140,29 @@ INSTANTIATE_TEST_SUITE_P(
     All, LeafMutants,
     ::testing::Values(Case{Mutant::kLeafDecidesAlone, "LeafDecidesAlone"},
                       Case{Mutant::kLeafWeightForgotten, "LeafWeightForgotten"}),
+    [](const ::testing::TestParamInfo<Case>& tested) { return std::string(tested.param.name); });
+
+class RecoveryMutants : public ::testing::TestWithParam<Case> {};
+
+TEST_P(RecoveryMutants, IsCaught) {
+  active_mutant = GetParam().mutant;
+  std::string caught;
+  std::uint64_t seed = 0;
+  while (seed < kSeeds && (caught = RecoverySimulation(seed).Run()).empty()) ++seed;
+  active_mutant = Mutant::kNone;
+  ASSERT_NE(caught, "") << GetParam().name << " was not caught in " << kSeeds << " seeds";
+  std::printf("%s: seed %llu: %s\n", GetParam().name, static_cast<unsigned long long>(seed),
+              caught.c_str());
+  EXPECT_EQ(RecoverySimulation(seed).Run(), "") << "the seed fails without the mutant too";
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, RecoveryMutants,
+    ::testing::Values(Case{Mutant::kSessionKeyNotCompared, "SessionKeyNotCompared"},
+                      Case{Mutant::kReadyOfOneConcludes, "ReadyOfOneConcludes"},
+                      Case{Mutant::kStepWithResultsGoesOn, "StepWithResultsGoesOn"},
+                      Case{Mutant::kConcludesBeforeReady, "ConcludesBeforeReady"},
+                      Case{Mutant::kResultsInPlaceForgotten, "ResultsInPlaceForgotten"}),
     [](const ::testing::TestParamInfo<Case>& tested) { return std::string(tested.param.name); });
 
 }  // namespace

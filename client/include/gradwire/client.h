@@ -142,6 +142,7 @@ struct ClientMetrics {
   std::uint64_t bytes_received = 0;  // payload of results
   std::uint64_t gradient_bytes = 0;  // uncompressed size of the same buckets
   std::int64_t resumes = 0;          // broken streams that were resumed
+  std::int64_t rejoins = 0;          // daemons that were lost, and followed by another one
   bool shared_memory = false;        // payloads travel in shared memory now
   bool unix_socket = false;          // frames travel over a unix socket, not over TCP
   bool leaf = false;                 // the daemon is a leaf, and runs the hook for the whole node

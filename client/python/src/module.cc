@@ -147,6 +147,7 @@ nb::dict Metrics(Session& session) {
   out["bytes_received"] = metrics.bytes_received;
   out["gradient_bytes"] = metrics.gradient_bytes;
   out["resumes"] = metrics.resumes;
+  out["rejoins"] = metrics.rejoins;
   out["shared_memory"] = metrics.shared_memory;
   out["unix_socket"] = metrics.unix_socket;
   out["leaf"] = metrics.leaf;

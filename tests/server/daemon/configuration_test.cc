@@ -103,6 +103,8 @@ const std::vector<std::pair<std::string, Sample>> kSamples = {
     {"window_chunks", {"3", "3"}},
     {"network_window_chunks", {"5", "5"}},
     {"open_buckets", {"2", "2"}},
+    {"on_coordinator_loss", {"resume", "resume"}},
+    {"coordinator_grace", {"90s", "1.5m"}},
     {"reduce", {"cuda", "cuda"}},
     {"cuda_library", {"/l", "/l"}},
     {"drain_timeout", {"1.5s", "1500ms"}},

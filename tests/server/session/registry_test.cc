@@ -67,6 +67,67 @@ TEST(RegistryTest, TheLimitOfSessionsChangesWhileTheyRun) {
             absl::StatusCode::kResourceExhausted);
 }
 
+JoinAsk Reporting(int rank, std::uint64_t start_id) {
+  JoinAsk ask = Ask(rank, start_id);
+  ask.report = wire::MemberReport{
+      .session_key = std::string(wire::kSessionKeyBytes, 'k'), .lineage = 77, .step = 3};
+  return ask;
+}
+
+TEST(RegistryTest, TakesOverASessionOfAnotherDaemon) {
+  Registry registry({.memory_bytes = 1 << 30, .max_sessions = 4});
+  SessionOptions options = OptionsOf("a");
+  options.coordinator_grace = absl::Seconds(60);
+  const auto joined = registry.Join(options, Reporting(0, 7), kNow);
+  ASSERT_TRUE(joined.ok()) << joined.status();
+  const SessionOptions& own = joined->member.session->options();
+  EXPECT_TRUE(own.gathers);
+  EXPECT_EQ(own.lineage, 77U);
+  EXPECT_EQ(own.session_key, std::string(wire::kSessionKeyBytes, 'k'));
+  EXPECT_EQ(own.join_timeout, absl::Seconds(60));
+}
+
+TEST(RegistryTest, ABegunSessionHasAKeyOfItsOwn) {
+  Registry registry({.memory_bytes = 1 << 30, .max_sessions = 4});
+  const auto a = registry.Join(OptionsOf("a"), Ask(0, 7), kNow);
+  const auto b = registry.Join(OptionsOf("b"), Ask(0, 7), kNow);
+  ASSERT_TRUE(a.ok() && b.ok());
+  const std::string key = a->member.session->options().session_key;
+  EXPECT_EQ(key.size(), wire::kSessionKeyBytes);
+  EXPECT_NE(key, b->member.session->options().session_key);
+}
+
+TEST(RegistryTest, RefusesSessionsThatEndWithTheirDaemon) {
+  Registry registry({.memory_bytes = 1 << 30, .max_sessions = 4});
+  const auto refusal = [&](const SessionOptions& options, const JoinAsk& ask) {
+    const absl::Status status = registry.Join(options, ask, kNow).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    return std::string(status.message());
+  };
+  EXPECT_THAT(refusal(OptionsOf("a"), Reporting(0, 7)), HasSubstr("on_coordinator_loss=resume"));
+  SessionOptions options = OptionsOf("a");
+  options.coordinator_grace = absl::Seconds(60);
+  options.spec.comm_hook = "power_sgd";
+  JoinAsk ask = Reporting(0, 7);
+  ask.spec = options.spec;
+  EXPECT_THAT(refusal(options, ask), HasSubstr("ended with its daemon"));
+  EXPECT_EQ(registry.sessions(), 0U);
+}
+
+// Its members were lost, and not their daemon.
+TEST(RegistryTest, RefusesReportsOfASessionThatHasEndedHere) {
+  Registry registry({.memory_bytes = 1 << 30, .max_sessions = 4});
+  SessionOptions options = OptionsOf("a");
+  options.coordinator_grace = absl::Seconds(60);
+  const auto joined = registry.Join(options, Reporting(0, 7), kNow);
+  ASSERT_TRUE(joined.ok());
+  joined->member.session->Fail(absl::AbortedError("evicted"), -1);
+  registry.Tick(kNow);
+  const absl::Status again = registry.Join(options, Reporting(0, 7), kNow).status();
+  EXPECT_THAT(std::string(again.message()), HasSubstr("has ended at this daemon"));
+  EXPECT_TRUE(registry.Join(options, Ask(0, 8), kNow).ok()) << "others may begin";
+}
+
 TEST(RegistryTest, ACallerIsToldOfItsSessionsOnly) {
   Registry registry({.memory_bytes = 1 << 30, .max_sessions = 4});
   for (const char* name : {"a-1", "a-2", "b-1"}) {

@@ -1,0 +1,99 @@
+// After the loss of the daemon: a report to the next one, and the way back into the session.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/error_code.h"
+#include "client/runtime/runtime.h"
+#include "client/transport/rejoin.h"
+#include "proto/tls/access_token.h"
+
+namespace gradwire::client {
+
+// Here, where Rejoin is known.
+Runtime::~Runtime() = default;
+
+void Runtime::Outlive(const wire::Recovery& recovery) {
+  coordinator_grace_ = std::chrono::milliseconds(recovery.grace_milliseconds);
+  connection_->SetGrace(coordinator_grace_);
+}
+
+// A daemon that does not know the token is another one: this one's own forgets no session that
+// runs. While members gather, the next one may have given up this one's place, or the session.
+bool Runtime::MayRejoin(const absl::Status& answer) const {
+  if (!member_.outlives_daemon() || member_.failed() || leaving_) return false;
+  const auto code = FindCode(std::string(answer.message()));
+  if (absl::IsNotFound(answer)) return code == ErrorCode::kResume;
+  return member_.awaits_welcome() &&
+         (code == ErrorCode::kNotAMember || code == ErrorCode::kEndedBeforeStart);
+}
+
+// The report holds until a daemon has taken it: without a daemon no result comes.
+void Runtime::BeginRejoin() {
+  ClientOptions options = options_;
+  options.address = asked_at_;
+  options.rank = membership_.rank;
+  JoinWish wish = wish_;
+  wish.report = member_.Report();
+  wish.report->chunk_bytes = membership_.chunk_bytes;
+  wish.report->window_chunks = membership_.window_chunks;
+  wish.report->eager_bytes = membership_.eager_bytes;
+  // Another loss before the Welcome does not prolong it.
+  if (!member_.awaits_welcome()) rejoin_deadline_ = Clock::now() + coordinator_grace_;
+  rejoin_ = std::make_unique<Rejoin>(
+      std::move(options), std::move(wish), start_id_, rejoin_deadline_,
+      [this](absl::StatusOr<Rejoined> place) {
+        auto shared = std::make_shared<absl::StatusOr<Rejoined>>(std::move(place));
+        // Heavy: OnRejoined waits for the thread that pushes this.
+        events_->Push(
+            CallEvent{.call = [this, shared] { OnRejoined(std::move(*shared)); }, .heavy = true});
+      });
+}
+
+void Runtime::OnRejoined(absl::StatusOr<Rejoined> place) {
+  rejoin_.reset();
+  if (stopping_ || member_.failed()) return;
+  absl::Status taken = place.ok() ? CheckSameSettings(place->joined.membership) : place.status();
+  if (!taken.ok()) {
+    return Fail(absl::Status(
+        taken.code(),
+        absl::StrCat("rank ", membership_.rank, " lost its daemon in step ", member_.step(),
+                     ", and could not go on with the next one: ", taken.message())));
+  }
+  Joined& joined = place->joined;
+  membership_ = joined.membership;
+  options_.address = place->address;
+  dialer_ = std::move(joined.dialer);
+  sends_digests_ = !tls::IsThisHost(options_.address) && !dialer_.encrypts();
+  {
+    MutexLock lock(shared_mutex_);
+    channel_ = joined.channel;
+    access_token_ = dialer_.access_token();
+    token_ = membership_.token;
+    ++metrics_.rejoins;
+  }
+  connection_ = std::make_unique<DaemonConnection>(options_.address, membership_, start_id_,
+                                                   events_, poller_);
+  connection_->SetGrace(coordinator_grace_);
+  member_.Rejoined(membership_.generation);
+  OpenStream(channel());
+}
+
+// Buckets are cut into chunks already.
+absl::Status Runtime::CheckSameSettings(const JoinResult& membership) const {
+  const auto check = [](const char* name, std::size_t now, std::size_t before) {
+    if (now == before) return absl::OkStatus();
+    return Coded(ErrorCode::kResume,
+                 absl::FailedPreconditionError(absl::StrCat("its ", name, " is ", now,
+                                                            "; allowed: ", before, ", as before")));
+  };
+  absl::Status same = check("chunk_bytes", membership.chunk_bytes, membership_.chunk_bytes);
+  if (same.ok()) {
+    same = check("window_chunks", membership.window_chunks, membership_.window_chunks);
+  }
+  if (same.ok()) same = check("eager_bytes", membership.eager_bytes, membership_.eager_bytes);
+  if (!same.ok() || membership.leaf == membership_.leaf) return same;
+  return Coded(ErrorCode::kResume,
+               absl::FailedPreconditionError("it is a leaf daemon; allowed: one like the last"));
+}
+
+}  // namespace gradwire::client

@@ -1,0 +1,19 @@
+// What outlives a daemon, to and from protobuf: for proto_conversion.h, and for joins.
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "gradwire/v1/aggregation.pb.h"
+#include "proto/wire/field_checker.h"
+#include "proto/wire/frame.h"
+#include "proto/wire/member_report.h"
+
+namespace gradwire::wire {
+
+void Set(const Recovery& recovery, v1::Recovery& message);
+Recovery Get(const v1::Recovery& message, Checker& check);
+
+v1::MemberReport ToProto(const MemberReport& report);
+// InvalidArgument: the first field that is not allowed.
+absl::StatusOr<MemberReport> FromProto(const v1::MemberReport& message);
+
+}  // namespace gradwire::wire

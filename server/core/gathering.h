@@ -1,0 +1,65 @@
+// What the members of a session tell a fresh daemon after they have lost theirs, and what follows.
+//
+// The members are the log: the daemon keeps nothing that they do not have. A step is concluded only
+// after every member has said READY, which no member takes back. So whatever the lost daemon told
+// anybody, the members together show it:
+// * one of them has seen the step end: it ended like that, for all;
+// * all are READY: the step may have ended, so it ends with what they say;
+// * some may have results, and not all are READY: it cannot have ended. It is dropped, which is a
+//   SKIP, because the gradients of those who have results may be gone;
+// * nobody can have any result: the step goes on, as a new attempt.
+// A decision that a daemon takes is the same if the next one takes it again, whoever has heard of
+// it meanwhile. Every member's report counts, so the outcome does not depend on who is asked first.
+//
+// Not thread-safe. No clock, no I/O. Ranks are in [0, world_size).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/wire/frame.h"
+#include "proto/wire/member_report.h"
+
+namespace gradwire::server {
+
+class Gathering {
+ public:
+  // Whose session it is, as the first member's join says. A member with another key or lineage is
+  // refused: a fresh daemon believes what the whole world presents alike.
+  Gathering(std::string session_key, std::uint64_t lineage, int world_size)
+      : session_key_(std::move(session_key)),
+        lineage_(lineage),
+        reports_(static_cast<std::size_t>(world_size)) {}
+
+  // PermissionDenied: the report is of another session.
+  absl::Status Check(const wire::MemberReport& report) const;
+
+  // A later report of the rank replaces the earlier one.
+  void Take(int rank, wire::MemberReport report);
+
+  struct Outcome {
+    std::int64_t step = 0;  // that is open now
+    std::optional<wire::StepDone>
+        ended{};                    // the step before, for members that have not seen it end
+    std::uint64_t collectives = 0;  // that are over for all members
+    std::vector<bool> through{};    // by rank: one more is, for this one
+  };
+  // With the reports of all ranks. FailedPrecondition: they contradict each other, and the error
+  // names two ranks that do; no member may go on.
+  absl::StatusOr<Outcome> Decide() const;
+
+ private:
+  absl::StatusOr<Outcome> FollowThoseAhead(std::int64_t step) const;
+  absl::StatusOr<Outcome> DecideTogether(std::int64_t step) const;
+  absl::Status DecideCollectives(Outcome& outcome) const;
+
+  const std::string session_key_;
+  const std::uint64_t lineage_;
+  std::vector<wire::MemberReport> reports_;  // by rank
+};
+
+}  // namespace gradwire::server

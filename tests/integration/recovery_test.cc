@@ -1,0 +1,226 @@
+// A daemon that is killed or ends under a training session, and the next one: real processes.
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/testing/process.h"
+
+namespace gradwire {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::Process;
+using testing::TemporaryFolder;
+
+constexpr int kMembers = 3;
+constexpr int kSteps = 60;
+
+int Count(const std::string& log, const std::string& text) {
+  int count = 0;
+  for (std::size_t at = log.find(text); at != std::string::npos; at = log.find(text, at + 1)) {
+    ++count;
+  }
+  return count;
+}
+
+class Recovery : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    for (int i = 1; HasFailure() && i <= daemons_; ++i) {
+      std::ifstream log(folder_ / absl::StrCat("daemon", i));
+      std::cout << "---- daemon " << i << "\n" << log.rdbuf() << std::endl;
+    }
+  }
+
+  std::unique_ptr<Process> StartDaemon(const std::string& listen, const std::string& loss,
+                                       const std::string& grace = "30s") {
+    const std::string log = folder_ / absl::StrCat("daemon", ++daemons_);
+    auto daemon = Process::Start({GRADWIRE_DAEMON, "--listen", listen, "--on-coordinator-loss",
+                                  loss, "--coordinator-grace", grace, "--http-listen", "off"},
+                                 log);
+    EXPECT_TRUE(daemon.ok()) << daemon.status();
+    const absl::Time deadline = absl::Now() + absl::Seconds(20);
+    while ((*daemon)->Log().find("  grpc  ") == std::string::npos) {
+      if (absl::Now() > deadline) {
+        ADD_FAILURE() << "the daemon does not start: " << (*daemon)->Log();
+        break;
+      }
+      absl::SleepFor(absl::Milliseconds(10));
+    }
+    return *std::move(daemon);
+  }
+
+  // What it listens on: a port that the system chose is kept.
+  static std::string AddressOf(const Process& daemon) {
+    for (const absl::string_view line : absl::StrSplit(daemon.Log(), '\n')) {
+      const std::string_view text(line.data(), line.size());
+      if (text.starts_with("  grpc  ")) return std::string(text.substr(8));
+    }
+    return "";
+  }
+
+  std::vector<std::unique_ptr<Process>> StartMembers(const std::string& address, int elements) {
+    std::vector<std::unique_ptr<Process>> members;
+    for (int rank = 0; rank < kMembers; ++rank) {
+      auto member = Process::Start(
+          {GRADWIRE_TEST_MEMBER, "--address", address, "--session", "s", "--rank",
+           absl::StrCat(rank), "--world-size", absl::StrCat(kMembers), "--elements",
+           absl::StrCat(elements), "--steps", absl::StrCat(kSteps), "--late-ms", "20"},
+          folder_ / absl::StrCat("member", rank));
+      EXPECT_TRUE(member.ok()) << member.status();
+      members.push_back(*std::move(member));
+    }
+    return members;
+  }
+
+  // Until a member has done so many steps.
+  static void WaitForStep(const Process& member, int step) {
+    const absl::Time deadline = absl::Now() + absl::Seconds(60);
+    while (Count(member.Log(), "step ") <= step) {
+      ASSERT_LT(absl::Now(), deadline) << member.Log();
+      absl::SleepFor(absl::Milliseconds(5));
+    }
+  }
+
+  // All have done all steps, the same ones were skipped by all, and no more than daemons were lost.
+  static void ExpectDone(std::vector<std::unique_ptr<Process>>& members, int lost) {
+    std::vector<std::string> logs;
+    for (const auto& member : members) {
+      const auto status = member->Wait(absl::Seconds(90));
+      ASSERT_TRUE(status.has_value()) << member->Log();
+      EXPECT_EQ(WEXITSTATUS(*status), 0) << member->Log();
+      logs.push_back(member->Log());
+      EXPECT_THAT(logs.back(), HasSubstr("done"));
+      EXPECT_LE(Count(logs.back(), "skip"), lost) << logs.back();
+    }
+    for (const std::string& log : logs) EXPECT_EQ(log, logs.front());
+  }
+
+  TemporaryFolder folder_;
+  int daemons_ = 0;
+};
+
+// With shared memory, in which the lost daemon may have written results.
+TEST_F(Recovery, MembersOnAUnixSocketGoOnWithTheNextDaemon) {
+  const std::string address = absl::StrCat("unix:", folder_ / "socket");
+  auto daemon = StartDaemon(address, "resume");
+  auto members = StartMembers(address, 300'000);
+  for (int lost = 0; lost < 4; ++lost) {
+    WaitForStep(*members[0], 5 + 12 * lost);
+    daemon->Signal(SIGKILL);
+    daemon->Wait(absl::Seconds(10));
+    daemon = StartDaemon(address, "resume");
+  }
+  ExpectDone(members, 4);
+  EXPECT_THAT(daemon->Log(), HasSubstr("all members of a lost daemon are here"));
+}
+
+TEST_F(Recovery, MembersOverTcpGoOnWithTheNextDaemon) {
+  auto daemon = StartDaemon("127.0.0.1:0", "resume");
+  const std::string address = AddressOf(*daemon);
+  auto members = StartMembers(address, 100'000);
+  for (int lost = 0; lost < 4; ++lost) {
+    WaitForStep(*members[1], 5 + 12 * lost);
+    daemon->Signal(SIGKILL);
+    daemon->Wait(absl::Seconds(10));
+    daemon = StartDaemon(address, "resume");
+  }
+  ExpectDone(members, 4);
+}
+
+// An upgrade: the daemon does not wait until the training is over.
+TEST_F(Recovery, ADaemonThatEndsLeavesItsSessionsToTheNext) {
+  auto daemon = StartDaemon("127.0.0.1:0", "resume");
+  const std::string address = AddressOf(*daemon);
+  auto members = StartMembers(address, 100'000);
+  for (int ended = 0; ended < 2; ++ended) {
+    WaitForStep(*members[2], 5 + 20 * ended);
+    daemon->Signal(SIGTERM);
+    const auto status = daemon->Wait(absl::Seconds(10));
+    ASSERT_TRUE(status.has_value()) << "it waits for the session: " << daemon->Log();
+    EXPECT_EQ(WEXITSTATUS(*status), 0) << daemon->Log();
+    daemon = StartDaemon(address, "resume");
+  }
+  ExpectDone(members, 2);
+}
+
+TEST_F(Recovery, WithoutItTheSessionEndsWithItsDaemon) {
+  auto daemon = StartDaemon("127.0.0.1:0", "fail");
+  const std::string address = AddressOf(*daemon);
+  auto members = StartMembers(address, 1000);
+  WaitForStep(*members[0], 3);
+  daemon->Signal(SIGKILL);
+  daemon->Wait(absl::Seconds(10));
+  for (const auto& member : members) {
+    const auto status = member->Wait(absl::Seconds(20));
+    ASSERT_TRUE(status.has_value());
+    EXPECT_EQ(WEXITSTATUS(*status), 1);
+    EXPECT_THAT(member->Log(), HasSubstr("lost the daemon at"));
+  }
+}
+
+TEST_F(Recovery, WithoutANextDaemonMembersEndAfterTheGrace) {
+  auto daemon = StartDaemon("127.0.0.1:0", "resume", "2s");
+  auto members = StartMembers(AddressOf(*daemon), 1000);
+  WaitForStep(*members[0], 3);
+  daemon->Signal(SIGKILL);
+  daemon->Wait(absl::Seconds(10));
+  const absl::Time lost = absl::Now();
+  for (const auto& member : members) {
+    const auto status = member->Wait(absl::Seconds(30));
+    ASSERT_TRUE(status.has_value());
+    EXPECT_EQ(WEXITSTATUS(*status), 1);
+    EXPECT_THAT(member->Log(), HasSubstr("lost the daemon at"));
+  }
+  EXPECT_GT(absl::Now() - lost, absl::Seconds(1.5));
+}
+
+TEST_F(Recovery, ADaemonThatTakesNoSessionsOverSaysSo) {
+  auto daemon = StartDaemon("127.0.0.1:0", "resume");
+  const std::string address = AddressOf(*daemon);
+  auto members = StartMembers(address, 1000);
+  WaitForStep(*members[0], 3);
+  daemon->Signal(SIGKILL);
+  daemon->Wait(absl::Seconds(10));
+  daemon = StartDaemon(address, "fail");
+  for (const auto& member : members) {
+    const auto status = member->Wait(absl::Seconds(30));
+    ASSERT_TRUE(status.has_value());
+    EXPECT_EQ(WEXITSTATUS(*status), 1);
+    EXPECT_THAT(member->Log(), AllOf(HasSubstr("could not go on with the next one"),
+                                     HasSubstr("allowed with on_coordinator_loss=resume")));
+  }
+}
+
+// Who does not come back is named, to those who did, within the grace.
+TEST_F(Recovery, AMemberThatIsLostWithTheDaemonIsNamed) {
+  auto daemon = StartDaemon("127.0.0.1:0", "resume");
+  const std::string address = AddressOf(*daemon);
+  auto members = StartMembers(address, 1000);
+  WaitForStep(*members[0], 3);
+  daemon->Signal(SIGKILL);
+  members[1]->Signal(SIGKILL);
+  daemon->Wait(absl::Seconds(10));
+  daemon = StartDaemon(address, "resume", "3s");
+  for (const int rank : {0, 2}) {
+    const auto status = members[static_cast<std::size_t>(rank)]->Wait(absl::Seconds(30));
+    ASSERT_TRUE(status.has_value());
+    EXPECT_EQ(WEXITSTATUS(*status), 1);
+    EXPECT_THAT(members[static_cast<std::size_t>(rank)]->Log(),
+                HasSubstr("waited 3s for rank 1 of 3 to join"));
+  }
+}
+
+}  // namespace
+}  // namespace gradwire

@@ -1,0 +1,151 @@
+// What follows from members' reports: each rule of gathering.h, and reports that contradict each
+// other.
+#include "server/core/gathering.h"
+
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace gradwire::server {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Report = wire::MemberReport;
+
+const std::string kKey(wire::kSessionKeyBytes, 'k');
+
+Report At(std::int64_t step) {
+  return {.session_key = kKey, .lineage = 5, .step = step, .last = Verdict::kApply};
+}
+Report Contributed(std::int64_t step, bool may_have_results) {
+  Report report = At(step);
+  report.has_contributed = true;
+  report.may_have_results = may_have_results;
+  return report;
+}
+Report Ready(std::int64_t step, Verdict verdict = Verdict::kApply, std::uint64_t digest = 9) {
+  Report report = Contributed(step, true);
+  report.ready = {.verdict = verdict, .digest = digest};
+  return report;
+}
+
+absl::StatusOr<Gathering::Outcome> Decide(const std::vector<Report>& reports) {
+  Gathering gathering(kKey, 5, static_cast<int>(reports.size()));
+  for (std::size_t rank = 0; rank < reports.size(); ++rank) {
+    EXPECT_TRUE(gathering.Check(reports[rank]).ok());
+    gathering.Take(static_cast<int>(rank), reports[rank]);
+  }
+  return gathering.Decide();
+}
+
+std::string Refusal(const std::vector<Report>& reports) {
+  const auto outcome = Decide(reports);
+  EXPECT_EQ(outcome.status().code(), absl::StatusCode::kFailedPrecondition);
+  return std::string(outcome.status().message());
+}
+
+void ExpectEnded(const absl::StatusOr<Gathering::Outcome>& outcome, std::int64_t step,
+                 Verdict verdict) {
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_EQ(outcome->step, step + 1);
+  ASSERT_TRUE(outcome->ended.has_value());
+  EXPECT_EQ(outcome->ended->step, step);
+  EXPECT_EQ(outcome->ended->verdict, verdict);
+  EXPECT_EQ(outcome->ended->dropped, verdict == Verdict::kSkip);
+}
+
+TEST(Gathering, AStepThatNobodyCanHaveAResultOfGoesOn) {
+  for (const std::vector<Report>& reports :
+       {std::vector<Report>{At(4), At(4)},
+        {Contributed(4, false), Contributed(4, false)},
+        // It fears results in its memory, but rank 1 has contributed nothing.
+        {Contributed(4, true), At(4)}}) {
+    const auto outcome = Decide(reports);
+    ASSERT_TRUE(outcome.ok()) << outcome.status();
+    EXPECT_EQ(outcome->step, 4);
+    EXPECT_FALSE(outcome->ended.has_value());
+  }
+}
+
+TEST(Gathering, AStepThatAllAreReadyForEndsWithWhatTheySay) {
+  const auto applied = Decide({Ready(4), Ready(4), Ready(4)});
+  ExpectEnded(applied, 4, Verdict::kApply);
+  EXPECT_EQ(applied->ended->digest, 9U);
+  ExpectEnded(Decide({Ready(4, Verdict::kSkip), Ready(4, Verdict::kSkip)}), 4, Verdict::kSkip);
+}
+
+TEST(Gathering, AStepOfWhichSomeMayHaveResultsIsDropped) {
+  ExpectEnded(Decide({Ready(4), Contributed(4, false)}), 4, Verdict::kSkip);
+  ExpectEnded(Decide({Contributed(4, true), Contributed(4, false)}), 4, Verdict::kSkip);
+  ExpectEnded(Decide({Ready(4), Ready(4), Contributed(4, true)}), 4, Verdict::kSkip);
+}
+
+TEST(Gathering, WhatAMemberHasSeenEndHasEndedForAll) {
+  const auto applied = Decide({At(5), Ready(4, Verdict::kApply, 77)});
+  ExpectEnded(applied, 4, Verdict::kApply);
+  EXPECT_EQ(applied->ended->digest, 77U);
+  Report skipped = At(5);
+  skipped.last = Verdict::kSkip;
+  // Dropped by a daemon between: rank 1 may have said READY, and rank 2 nothing.
+  ExpectEnded(Decide({skipped, Ready(4), At(4)}), 4, Verdict::kSkip);
+  // It may be on its way in the next step already.
+  Report ahead = Contributed(5, true);
+  ahead.last = Verdict::kApply;
+  ExpectEnded(Decide({ahead, Ready(4)}), 4, Verdict::kApply);
+}
+
+TEST(Gathering, ALaterReportOfARankReplacesTheEarlierOne) {
+  Gathering gathering(kKey, 5, 2);
+  gathering.Take(0, At(4));
+  gathering.Take(1, Ready(4));
+  gathering.Take(0, Ready(4));
+  ExpectEnded(gathering.Decide(), 4, Verdict::kApply);
+}
+
+TEST(Gathering, ReportsOfAnotherSessionAreRefused) {
+  const Gathering gathering(kKey, 5, 2);
+  Report other = At(4);
+  other.session_key[3] = 'x';
+  EXPECT_EQ(gathering.Check(other).code(), absl::StatusCode::kPermissionDenied);
+  other = At(4);
+  other.lineage = 6;
+  EXPECT_EQ(gathering.Check(other).code(), absl::StatusCode::kPermissionDenied);
+}
+
+TEST(Gathering, NamesRanksThatContradictEachOther) {
+  EXPECT_THAT(Refusal({At(4), At(7), At(4)}),
+              AllOf(HasSubstr("rank 0 is in step 4"), HasSubstr("rank 1 in step 7")));
+  EXPECT_THAT(Refusal({Ready(4), Ready(4, Verdict::kApply, 8)}),
+              AllOf(HasSubstr("rank 0 is READY with APPLY and digest 9"), HasSubstr("rank 1")));
+  EXPECT_THAT(Refusal({At(5), At(4)}),
+              AllOf(HasSubstr("step 4 was applied by rank 0"), HasSubstr("rank 1 lacks")));
+  EXPECT_THAT(Refusal({At(5), Ready(4, Verdict::kSkip)}),
+              AllOf(HasSubstr("applied by rank 0"), HasSubstr("rank 1 has results that skip it")));
+  Report skipped = At(5);
+  skipped.last = Verdict::kSkip;
+  EXPECT_THAT(Refusal({At(5), skipped, Ready(4)}), HasSubstr("not for rank 1"));
+  Report silent = At(5);
+  silent.last = std::nullopt;
+  EXPECT_THAT(Refusal({silent, Ready(4)}), HasSubstr("rank 0 cannot say"));
+}
+
+TEST(Gathering, CollectivesBeginAnewForThoseWhoAreInThem) {
+  Report through = At(4);
+  through.collectives = 3;
+  Report in = At(4);
+  in.collectives = 2;
+  const auto outcome = Decide({through, in, in});
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_EQ(outcome->collectives, 2U);
+  EXPECT_THAT(outcome->through, ElementsAre(true, false, false));
+  in.collectives = 1;
+  EXPECT_THAT(Refusal({through, in, through}),
+              AllOf(HasSubstr("rank 1 1 broadcasts"), HasSubstr("rank 2 3")));
+}
+
+}  // namespace
+}  // namespace gradwire::server

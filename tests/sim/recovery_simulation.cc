@@ -1,0 +1,670 @@
+#include "tests/sim/recovery_simulation.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "hooks/coordinator_hook.h"
+#include "hooks/cpu/host_device.h"
+#include "hooks/device_hooks.h"
+#include "tests/sim/places.h"
+#include "tests/sim/random_buckets.h"
+#include "tests/sim/reduce_now.h"
+
+namespace gradwire::sim {
+namespace {
+
+constexpr int kMostActions = 60'000;
+// Lossless: the simulation has no time in which a member could be declared lost.
+constexpr absl::Duration kLong = absl::Hours(1000);
+
+}  // namespace
+
+const char* Name(RecoveryCount count) {
+  static constexpr std::array kNames = {"runs",
+                                        "applied",
+                                        "skipped for values",
+                                        "dropped",
+                                        "lives lost",
+                                        "handed over",
+                                        "lost while gathering",
+                                        "concluded by reports",
+                                        "followed",
+                                        "went on",
+                                        "cuts",
+                                        "barriers",
+                                        "broadcasts",
+                                        "in place",
+                                        "refused strangers"};
+  static_assert(kNames.size() == static_cast<std::size_t>(RecoveryCount::kNumCounts));
+  return kNames[static_cast<std::size_t>(count)];
+}
+
+bool RecoverySimulation::Member::finished() const { return step == steps; }
+
+RecoverySimulation::RecoverySimulation(std::uint64_t seed)
+    : seed_(seed), random_(Mix(seed, 77)), session_key_(wire::kSessionKeyBytes, 'k') {
+  MakeScenario();
+}
+
+RecoverySimulation::~RecoverySimulation() = default;
+
+void RecoverySimulation::MakeScenario() {
+  const int world = random_.Between(2, 3);
+  const int parameters = random_.Between(1, 4);
+  for (int p = 0; p < parameters; ++p) {
+    manifest_.push_back({.name = absl::StrCat("p", p),
+                         .shape = {random_.Between(random_.Percent(10) ? 0 : 1, 40)},
+                         .dtype = DType::kFloat32});
+  }
+  options_.name = "s";
+  options_.world_size = world;
+  options_.manifest = server::Manifest(manifest_);
+  options_.chunk_bytes = 64;
+  options_.window_chunks = static_cast<std::uint32_t>(random_.Between(1, 3));
+  options_.open_buckets = static_cast<std::uint32_t>(random_.Between(1, 2));
+  options_.eager_bytes = random_.Percent(50) ? 128 : 0;
+  options_.coordinator_grace = absl::Minutes(1);
+  for (absl::Duration* one :
+       {&options_.join_timeout, &options_.step_timeout, &options_.token_timeout,
+        &options_.resume_grace, &options_.silence_timeout}) {
+    *one = kLong;
+  }
+  const int steps = random_.Between(3, 6);
+  for (int s = 0; s < steps; ++s) {
+    Step& step = steps_.emplace_back();
+    step.buckets = RandomBuckets(manifest_.size(), random_);
+    if (random_.Percent(15)) step.nonfinite_rank = random_.Between(0, world - 1);
+    while (random_.Percent(20)) {
+      step.collectives.push_back(random_.Percent(50) ? wire::CollectiveKind::kBarrier
+                                                     : wire::CollectiveKind::kBroadcast);
+    }
+  }
+  faults_left_ = random_.Between(1, 4);
+  fault_percent_ = random_.Between(3, 30);
+  for (int rank = 0; rank < world; ++rank) {
+    auto& member = members_.emplace_back(std::make_unique<Member>());
+    member->rank = rank;
+    member->start_id = Mix(seed_, 5, rank) | 1;
+    member->hook = *MakeHook(options_.spec, MakeHostDevice());
+    member->in_place = random_.Percent(30);
+    member->steps = steps_.size();
+  }
+}
+
+std::size_t RecoverySimulation::Numel(const std::vector<std::uint32_t>& parameters) const {
+  std::size_t numel = 0;
+  for (const std::uint32_t p : parameters) numel += manifest_[p].numel();
+  return numel;
+}
+
+float RecoverySimulation::Value(int rank, std::size_t step, std::uint32_t parameter,
+                                std::size_t element) const {
+  if (steps_[step].nonfinite_rank == rank && element == 0) {
+    return std::numeric_limits<float>::quiet_NaN();
+  }
+  const std::uint64_t drawn = Mix(seed_, 11, rank, step, parameter, element);
+  return static_cast<float>(static_cast<double>(drawn >> 40) / (1 << 20)) - 8;
+}
+
+// As hooks/README.md has it: divided before the sum, in float32; added in fp64, rounded once.
+ByteVector RecoverySimulation::Expected(std::size_t step,
+                                        const std::vector<std::uint32_t>& parameters) const {
+  ByteVector bytes(Numel(parameters) * sizeof(float));
+  std::size_t at = 0;
+  for (const std::uint32_t p : parameters) {
+    for (std::size_t i = 0; i < manifest_[p].numel(); ++i, ++at) {
+      double sum = 0;
+      for (int rank = 0; rank < options_.world_size; ++rank) {
+        sum +=
+            static_cast<double>(Value(rank, step, p, i) / static_cast<float>(options_.world_size));
+      }
+      PutElement(DType::kFloat32, bytes, at, static_cast<double>(static_cast<float>(sum)));
+    }
+  }
+  return bytes;
+}
+
+void RecoverySimulation::Violate(const std::string& what) {
+  if (violation_.empty()) violation_ = what;
+}
+
+bool RecoverySimulation::AllFinished() const {
+  return std::all_of(members_.begin(), members_.end(),
+                     [](const auto& member) { return member->finished(); });
+}
+
+RecoverySimulation::Actions RecoverySimulation::Possible() {
+  Actions actions;
+  for (auto& member : members_) {
+    Member& one = *member;
+    // Who is through with its steps may still know how one ended that others do not.
+    if (one.link == nullptr) actions.push_back([this, &one] { Connect(one); });
+    if (one.core != nullptr && one.core->has_chunks()) {
+      actions.push_back([this, &one] {
+        client::Effects effects;
+        one.core->SendNext(effects);
+        ApplyMember(one, std::move(effects));
+      });
+    }
+    if (CanAct(one)) actions.push_back([this, &one] { Act(one); });
+  }
+  for (auto& link : links_) {
+    Link& one = *link;
+    if (!one.up.empty() && !one.life->over) actions.push_back([this, &one] { TakeUp(one); });
+    if (!one.down.empty() || one.closed) actions.push_back([this, &one] { TakeDown(one); });
+  }
+  for (auto& life : lives_) {
+    Life& one = *life;
+    if (one.draining && !one.over) {
+      actions.push_back([this, &one] { Disconnect(one, /*loses_frames=*/false); });
+    }
+    if (one.over || one.reductions.empty()) continue;
+    actions.push_back([this, &one] {
+      const Reduction done = std::move(one.reductions.front());
+      one.reductions.pop_front();
+      server::Effects effects;
+      one.session->Reduced(done.id, done.chunk, done.result, {.finite = done.finite},
+                           absl::ZeroDuration(), effects);
+      Apply(one, std::move(effects));
+    });
+  }
+  return actions;
+}
+
+void RecoverySimulation::MaybeFault() {
+  if (!welcomed_ || faults_left_ == 0 ||
+      random_.Below(1000) >= static_cast<std::size_t>(fault_percent_)) {
+    return;
+  }
+  --faults_left_;
+  if (random_.Percent(25)) {
+    Member& member = *members_[random_.Below(members_.size())];
+    if (member.link != nullptr) Cut(member);
+  } else if (random_.Percent(10)) {
+    Stranger();
+  } else {
+    EndLife(random_.Percent(20));
+  }
+}
+
+std::string RecoverySimulation::Where() const {
+  std::string where = lives_.empty() || lives_.back()->over
+                          ? "no daemon"
+                          : lives_.back()->session->WaitingFor(now_);
+  for (const auto& member : members_) {
+    absl::StrAppend(&where, "; rank ", member->rank, " in step ", member->step,
+                    member->in_collective ? ", in a collective" : "", ", core in step ",
+                    member->core->step(), ", bucket ", member->next_bucket, " of ",
+                    member->order.size(), member->ended ? ", ended" : "");
+  }
+  return where;
+}
+
+std::string RecoverySimulation::Run() {
+  Note(RecoveryCount::kRuns);
+  int taken = 0;
+  while (violation_.empty() && !AllFinished()) {
+    if (++taken > kMostActions) {
+      Violate("no end");
+      break;
+    }
+    now_ += absl::Milliseconds(1);
+    const Actions actions = Possible();
+    if (actions.empty()) {
+      Violate(absl::StrCat("stuck: ", Where()));
+      break;
+    }
+    actions[random_.Below(actions.size())]();
+    MaybeFault();
+  }
+  return violation_.empty() ? "" : absl::StrCat("seed ", seed_, ": ", violation_);
+}
+
+// ---- Daemons
+
+RecoverySimulation::Life& RecoverySimulation::NewLife(
+    const std::optional<wire::MemberReport>& report) {
+  auto& life = lives_.emplace_back(std::make_unique<Life>());
+  life->number = lives_.size();
+  server::SessionOptions options = options_;
+  options.generation = life->number;
+  options.lineage = report ? report->lineage : 4711;
+  options.session_key = report ? report->session_key : session_key_;
+  options.gathers = report.has_value();
+  life->session = std::make_unique<server::SessionCore>(
+      options, *MakeCoordinatorHook(options.spec, manifest_), now_);
+  return *life;
+}
+
+void RecoverySimulation::EndLife(bool hands_over) {
+  if (lives_.empty() || lives_.back()->over || lives_.back()->draining) return;
+  Life& life = *lives_.back();
+  const bool gathering = life.session->state() == server::SessionCore::State::kJoining;
+  Note(hands_over ? RecoveryCount::kHandedOver : RecoveryCount::kLivesLost);
+  if (gathering) Note(RecoveryCount::kLostWhileGathering);
+  for (const auto& member : members_) {
+    const auto step = static_cast<std::size_t>(member->core->step());
+    if (step < steps_.size()) steps_[step].lost_in = true;
+  }
+  if (!hands_over) return Disconnect(life, /*loses_frames=*/true);
+  life.draining = true;
+  server::Effects effects;
+  life.session->HandOver(effects);
+  Apply(life, std::move(effects));
+}
+
+// Some of what it has sent last may be lost with it.
+void RecoverySimulation::Disconnect(Life& life, bool loses_frames) {
+  life.over = true;
+  for (const auto& link : links_) {
+    if (link->life != &life || link->closed) continue;
+    link->up.clear();
+    if (loses_frames && !link->down.empty()) {
+      link->down.resize(random_.Below(link->down.size() + 1));
+    }
+    link->closed = true;
+  }
+  life.reductions.clear();
+}
+
+void RecoverySimulation::Apply(Life& life, server::Effects effects) {
+  for (server::Effect& effect : effects) {
+    if (auto* send = std::get_if<server::SendEffect>(&effect)) {
+      Deliver(life, send->rank, send->frame);
+    } else if (auto* fan_out = std::get_if<server::FanOutEffect>(&effect)) {
+      for (const int rank : fan_out->ranks) Deliver(life, rank, fan_out->frame);
+    } else if (auto* result = std::get_if<server::ResultEffect>(&effect)) {
+      for (const int rank : result->ranks) DeliverResult(life, rank, *result);
+    } else if (auto* reduce = std::get_if<server::ReduceEffect>(&effect)) {
+      Reduce(life, *reduce);
+    } else if (auto* close = std::get_if<server::CloseEffect>(&effect)) {
+      for (auto& link : links_) {
+        if (link->id == close->connection) link->closed = true;
+      }
+    } else if (auto* log = std::get_if<server::LogEffect>(&effect)) {
+      const auto says = [&](const char* text) {
+        return log->message.find(text) != std::string::npos;
+      };
+      if (!says("lost daemon")) continue;
+      const auto by_step = [](const auto& a, const auto& b) {
+        return a->core->step() < b->core->step();
+      };
+      const auto [first, last] = std::minmax_element(members_.begin(), members_.end(), by_step);
+      if ((*first)->core->step() < (*last)->core->step()) {
+        Note(RecoveryCount::kFollowed);
+        continue;
+      }
+      if (says("which nobody has a result of")) Note(RecoveryCount::kWentOn);
+      if (says("applied")) Note(RecoveryCount::kConcludedByReports);
+    }
+  }
+  if (life.session->state() == server::SessionCore::State::kFailed) {
+    Violate(std::string(life.session->failure().message()));
+  }
+}
+
+void RecoverySimulation::SendDown(Life& life, int rank, std::function<void()> arrives) {
+  const auto found = life.links.find(rank);
+  if (found != life.links.end() && !found->second->closed) {
+    found->second->down.push_back(std::move(arrives));
+  }
+}
+
+void RecoverySimulation::Deliver(Life& life, int rank, const wire::Frame& frame) {
+  SendDown(life, rank,
+           [this, rank, frame] { OnFrame(*members_[static_cast<std::size_t>(rank)], frame); });
+}
+
+void RecoverySimulation::DeliverResult(Life& life, int rank, const server::ResultEffect& effect) {
+  const auto found = life.links.find(rank);
+  if (found == life.links.end()) return;
+  wire::Frame frame{.header = effect.header};
+  server::ResultDelivery delivery =
+      effect.result->DeliveryTo({.rank = rank, .stream = found->second->id});
+  std::get<wire::Result>(frame.header).in_place = std::holds_alternative<server::InPlace>(delivery);
+  if (auto* resent = std::get_if<server::ResentCopy>(&delivery)) frame.payload = resent->make();
+  if (auto* carried = std::get_if<server::InFrame>(&delivery)) frame.payload = carried->payload;
+  Deliver(life, rank, frame);
+}
+
+// The sum is computed, and written where it may be, now; the session hears of it later.
+void RecoverySimulation::Reduce(Life& life, const server::ReduceEffect& effect) {
+  std::vector<wire::PayloadRef> places;
+  for (const wire::PayloadRef& input : effect.inputs) {
+    if (effect.in_place && input != nullptr && input->result_room() != nullptr) {
+      places.push_back(input);
+    }
+  }
+  ReducedNow sum = ReduceNow(effect, random_);
+  server::ResultRef result = std::move(sum.result);
+  if (!places.empty()) {
+    Note(RecoveryCount::kInPlace);
+    const bool keeps = places.size() < effect.inputs.size();
+    result = std::make_shared<PlacedResult>(Flatten(result->kept().get()), effect.segment.dtype,
+                                            effect.raw.dtype, std::move(places), keeps, random_);
+  }
+  life.reductions.push_back(
+      {.id = effect.id, .chunk = effect.chunk, .result = std::move(result), .finite = sum.finite});
+}
+
+void RecoverySimulation::TakeUp(Link& link) {
+  const wire::Frame frame = std::move(link.up.front());
+  link.up.pop_front();
+  Life& life = *link.life;
+  server::Effects effects;
+  if (const auto* hello = std::get_if<wire::Hello>(&frame.header)) {
+    life.links[link.rank] = &link;
+    link.attached = true;
+    const absl::Status attached =
+        life.session->Attach(link.rank, hello->start_id, hello->step, link.id, now_, effects);
+    if (!attached.ok()) {
+      if (!life.draining) Violate(absl::StrCat("Attach: ", attached.message()));
+      link.closed = true;
+      members_[static_cast<std::size_t>(link.rank)]->life = 0;  // it looks for another daemon
+    }
+  } else {
+    life.session->Receive(link.rank, link.id, frame, now_, effects);
+  }
+  Apply(life, std::move(effects));
+}
+
+void RecoverySimulation::TakeDown(Link& link) {
+  Member& member = *members_[static_cast<std::size_t>(link.rank)];
+  if (link.down.empty()) {
+    link.closed = false;
+    if (member.link == &link) member.link = nullptr;
+    return;
+  }
+  const auto arrives = std::move(link.down.front());
+  link.down.pop_front();
+  if (member.link == &link) arrives();
+}
+
+// Both directions lose what is on its way.
+void RecoverySimulation::Cut(Member& member) {
+  Link& link = *member.link;
+  Note(RecoveryCount::kCuts);
+  link.up.clear();
+  link.down.clear();
+  link.closed = false;
+  member.link = nullptr;
+  if (link.life->over || !link.attached) return;
+  server::Effects effects;
+  link.life->session->Detach(link.rank, link.id, now_, effects);
+  Apply(*link.life, std::move(effects));
+}
+
+// ---- Members
+
+void RecoverySimulation::Connect(Member& member) {
+  Life* const life = lives_.empty() || lives_.back()->over ? nullptr : lives_.back().get();
+  if (life == nullptr || member.life != life->number) return Join(member);
+  auto& link = links_.emplace_back(std::make_unique<Link>());
+  *link = {.id = ++next_link_, .rank = member.rank, .life = life};
+  member.link = link.get();
+  const std::int64_t step = member.core->step();
+  SendUp(member, {.header = wire::Hello{.token = "t", .start_id = member.start_id, .step = step}});
+  if (!member.welcomed) return;
+  client::Effects effects;
+  member.core->Resumed(effects);
+  ApplyMember(member, std::move(effects));
+}
+
+void RecoverySimulation::Join(Member& member) {
+  server::JoinAsk ask{.world_size = options_.world_size,
+                      .rank = member.rank,
+                      .start_id = member.start_id,
+                      .spec = options_.spec,
+                      .manifest = options_.manifest};
+  if (member.welcomed) ask.report = member.core->Report();
+  if (!lives_.empty() && lives_.back()->draining && !lives_.back()->over) return;  // later
+  if (lives_.empty() || lives_.back()->over) NewLife(ask.report);
+  Life& life = *lives_.back();
+  server::Effects effects;
+  const auto rank = life.session->Join(ask, life.session->options().CheckSame(ask), now_, effects);
+  Apply(life, std::move(effects));
+  if (!rank.ok()) return Violate(absl::StrCat("Join: ", rank.status().message()));
+  member.life = life.number;
+  if (member.core == nullptr) {
+    member.core = std::make_unique<client::Member>(
+        client::MemberOptions{.rank = member.rank,
+                              .world_size = options_.world_size,
+                              .generation = life.number,
+                              .chunk_bytes = options_.chunk_bytes,
+                              .window_chunks = options_.window_chunks,
+                              .eager_bytes = options_.eager_bytes,
+                              .draw_plan = true,
+                              .large_chunk_bytes = options_.chunk_bytes,
+                              .manifest = manifest_},
+        member.hook.get());
+  } else {
+    member.core->Rejoined(life.number);
+  }
+}
+
+void RecoverySimulation::OnFrame(Member& member, const wire::Frame& frame) {
+  client::Effects effects;
+  member.core->Receive(frame, effects);
+  ApplyMember(member, std::move(effects));
+}
+
+void RecoverySimulation::SendUp(Member& member, wire::Frame frame) {
+  if (member.link == nullptr || member.link->life->over) return;
+  member.link->up.push_back(std::move(frame));
+}
+
+void RecoverySimulation::ApplyMember(Member& member, client::Effects effects) {
+  for (client::Effect& effect : effects) {
+    if (auto* send = std::get_if<client::SendFrameEffect>(&effect)) {
+      SendUp(member, {.header = std::move(send->header)});
+    } else if (auto* chunk = std::get_if<client::SendChunkEffect>(&effect)) {
+      OnChunk(member, *chunk);
+    } else if (auto* bytes = std::get_if<client::SendCollectiveEffect>(&effect)) {
+      const auto* data = member.broadcast.data() + bytes->offset;
+      SendUp(member, {.header = bytes->header,
+                      .payload = MakePayload(ByteVector(data, data + bytes->bytes), random_)});
+    } else if (auto* got = std::get_if<client::ReceiveCollectiveEffect>(&effect)) {
+      const ByteVector content = Flatten(got->payload.get());
+      std::copy(content.begin(), content.end(),
+                member.broadcast.begin() + static_cast<std::ptrdiff_t>(got->offset));
+    } else if (auto* done = std::get_if<client::BucketDoneEffect>(&effect)) {
+      OpenBucket& bucket = member.buckets.at(done->ticket);
+      bucket.done = true;
+    } else if (auto* prepared = std::get_if<client::PreparedEffect>(&effect)) {
+      client::Effects more;
+      member.core->SayReady(prepared->verdict, prepared->digest, more);
+      ApplyMember(member, std::move(more));
+    } else if (auto* over = std::get_if<client::StepDoneEffect>(&effect)) {
+      if (member.done) {
+        Violate(absl::StrCat("rank ", member.rank, ": step ", over->step,
+                             over->dropped ? " (dropped)" : "", " ends while the user is in step ",
+                             member.done->step, "; ", Where()));
+      }
+      member.done = *over;
+    } else if (std::holds_alternative<client::CollectiveDoneEffect>(effect)) {
+      member.in_collective = false;
+      ++member.collectives;
+      for (std::size_t i = 0; i < member.broadcast.size(); ++i) {
+        if (member.broadcast[i] == CollectiveByte(seed_, member.step, i)) continue;
+        Violate("a broadcast brought other bytes than the root's");
+        break;
+      }
+    } else if (std::holds_alternative<client::WelcomeEffect>(effect)) {
+      member.welcomed = true;
+      welcomed_ = std::all_of(members_.begin(), members_.end(),
+                              [](const auto& one) { return one->welcomed; });
+    } else if (auto* failed = std::get_if<client::FailedEffect>(&effect)) {
+      Violate(absl::StrCat("rank ", member.rank, " fails: ", failed->status.message()));
+    }
+  }
+}
+
+void RecoverySimulation::OnChunk(Member& member, client::SendChunkEffect& effect) {
+  if (member.in_place && !effect.announce && member.link != nullptr && !member.link->life->over) {
+    const std::span<const std::byte> raw = effect.run->Raw(effect.range);
+    for (const auto& [ticket, open] : member.buckets) {
+      if (raw.empty() || open.id != effect.header.id.bucket) continue;
+      const auto offset = static_cast<std::size_t>(raw.data() - open.buffer->data());
+      auto place = std::make_shared<GradientPlace>(open.buffer, offset, raw.size(), member.rank,
+                                                   member.link->id);
+      effect.header.shared = wire::SharedBytes{
+          .offset = place->offset(), .bytes = place->bytes(), .raw = true, .takes_result = true};
+      member.core->Expose(effect.header.id.bucket);
+      return SendUp(member, {.header = effect.header, .payload = std::move(place)});
+    }
+  }
+  ByteVector bytes(effect.bytes);
+  if (absl::Status status = effect.run->Encode(effect.range, bytes); !status.ok()) {
+    return Violate(absl::StrCat("Encode: ", status.message()));
+  }
+  wire::PayloadRef payload = MakePayload(std::move(bytes), random_);
+  if (effect.announce) {
+    return SendUp(member, {.header = *effect.announce, .payload = std::move(payload)});
+  }
+  SendUp(member, {.header = effect.header, .payload = std::move(payload)});
+}
+
+// ---- The user
+
+bool RecoverySimulation::CanAct(const Member& member) const {
+  if (!member.welcomed || member.finished() || member.in_collective) return false;
+  const bool waits = member.ended && !member.done;
+  return !waits;
+}
+
+void RecoverySimulation::Act(Member& member) {
+  Step& step = steps_[member.step];
+  if (member.next_bucket == 0 && !member.ended && member.order.empty()) {
+    if (member.collectives < step.collectives.size()) return EnterCollective(member);
+    member.order.resize(step.buckets.size());
+    std::iota(member.order.begin(), member.order.end(), std::size_t{0});
+    random_.Shuffle(member.order);
+  }
+  if (member.next_bucket < member.order.size()) {
+    const auto& parameters = step.buckets[member.order[member.next_bucket++]];
+    // As the runtime has it: the rest of a dropped step is nothing.
+    if (member.done && member.done->dropped) return;
+    if (member.done) return Violate("a step ends before its last bucket");
+    return StartBucket(member, parameters);
+  }
+  if (!member.ended && !member.done) {
+    member.ended = true;
+    client::Effects effects;
+    if (absl::Status ended = member.core->EndStep(effects); !ended.ok()) {
+      Violate(absl::StrCat("EndStep: ", ended.message()));
+    }
+    return ApplyMember(member, std::move(effects));
+  }
+  FinishStep(member);
+}
+
+void RecoverySimulation::StartBucket(Member& member, const std::vector<std::uint32_t>& parameters) {
+  const client::Ticket ticket = next_ticket_++;
+  OpenBucket& open = member.buckets[ticket];
+  open.id = parameters.front();
+  open.buffer = std::make_shared<ByteVector>(Numel(parameters) * sizeof(float));
+  std::vector<ParameterSpec> specs;
+  std::size_t at = 0;
+  for (const std::uint32_t p : parameters) {
+    specs.push_back(manifest_[p]);
+    for (std::size_t i = 0; i < manifest_[p].numel(); ++i, ++at) {
+      PutElement(DType::kFloat32, *open.buffer, at, Value(member.rank, member.step, p, i));
+    }
+  }
+  open.bucket = std::make_unique<GradBucket>(
+      *GradBucket::Make(0, {DType::kFloat32, open.buffer->data(), at}, specs));
+  client::Effects effects;
+  if (absl::Status started = member.core->StartBucket(ticket, *open.bucket, effects);
+      !started.ok()) {
+    return Violate(absl::StrCat("StartBucket: ", started.message()));
+  }
+  if (member.in_place && member.link != nullptr) member.core->SendAhead(open.id);
+  ApplyMember(member, std::move(effects));
+}
+
+void RecoverySimulation::EnterCollective(Member& member) {
+  const auto kind = steps_[member.step].collectives[member.collectives];
+  const bool is_broadcast = kind == wire::CollectiveKind::kBroadcast;
+  Note(is_broadcast ? RecoveryCount::kBroadcasts : RecoveryCount::kBarriers);
+  const std::size_t bytes = is_broadcast ? 150 : 0;
+  member.broadcast.assign(bytes, std::byte{0});
+  if (member.rank == 0) {
+    for (std::size_t i = 0; i < bytes; ++i)
+      member.broadcast[i] = CollectiveByte(seed_, member.step, i);
+  }
+  member.in_collective = true;
+  client::Effects effects;
+  const auto entered = member.core->Enter(kind, 0, bytes, effects);
+  if (!entered.ok()) Violate(absl::StrCat("Enter: ", entered.status().message()));
+  ApplyMember(member, std::move(effects));
+}
+
+void RecoverySimulation::CheckBucket(const Member& member, std::size_t step,
+                                     const OpenBucket& bucket) {
+  for (const auto& parameters : steps_[step].buckets) {
+    if (parameters.front() != bucket.id) continue;
+    if (*bucket.buffer != Expected(step, parameters)) {
+      Violate(absl::StrCat("rank ", member.rank, " applies step ", step, " with another mean"));
+    }
+  }
+}
+
+void RecoverySimulation::FinishStep(Member& member) {
+  Step& step = steps_[member.step];
+  const client::StepDoneEffect done = *member.done;
+  if (done.step != static_cast<std::int64_t>(member.step)) Violate("another step ends");
+  if (step.verdict && *step.verdict != done.verdict) {
+    Violate(absl::StrCat("step ", member.step, " is applied by some and skipped by others"));
+  }
+  step.verdict = done.verdict;
+  if (done.verdict == Verdict::kApply) {
+    Note(RecoveryCount::kApplied);
+    for (const auto& [ticket, bucket] : member.buckets) {
+      if (!bucket.done) Violate("a step is applied without a bucket's result");
+      CheckBucket(member, member.step, bucket);
+    }
+    if (member.buckets.size() != step.buckets.size()) Violate("a step is applied in part");
+    const bool has_values = std::any_of(manifest_.begin(), manifest_.end(),
+                                        [](const auto& spec) { return spec.numel() > 0; });
+    if (step.nonfinite_rank >= 0 && has_values) Violate("a step with NaN is applied");
+  } else {
+    Note(done.dropped ? RecoveryCount::kDropped : RecoveryCount::kSkippedForValues);
+    if (step.nonfinite_rank < 0 && !step.lost_in) {
+      Violate(absl::StrCat("step ", member.step, " is skipped for no reason"));
+    }
+  }
+  member.buckets.clear();
+  member.done.reset();
+  member.ended = false;
+  member.next_bucket = 0;
+  member.order.clear();
+  member.collectives = 0;
+  ++member.step;
+}
+
+// A process that was not in the session, and one that is of another session.
+void RecoverySimulation::Stranger() {
+  if (lives_.empty() || lives_.back()->over || lives_.back()->draining) return;
+  Life& life = *lives_.back();
+  if (life.session->state() != server::SessionCore::State::kJoining || life.number == 1) return;
+  server::JoinAsk ask{.world_size = options_.world_size,
+                      .rank = -1,
+                      .start_id = 999,
+                      .spec = options_.spec,
+                      .manifest = options_.manifest};
+  if (random_.Percent(50)) {
+    ask.rank = random_.Between(0, options_.world_size - 1);
+    ask.report = wire::MemberReport{
+        .session_key = std::string(wire::kSessionKeyBytes, 'x'), .lineage = 4711, .step = 1000};
+  }
+  server::Effects effects;
+  const auto rank = life.session->Join(ask, life.session->options().CheckSame(ask), now_, effects);
+  Apply(life, std::move(effects));
+  if (rank.ok()) Violate("a stranger was admitted");
+  Note(RecoveryCount::kRefusedStrangers);
+}
+
+}  // namespace gradwire::sim

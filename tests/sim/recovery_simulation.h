@@ -1,0 +1,186 @@
+// Sessions that outlive their daemon: real SessionCores, one daemon life after another, and real
+// Members that report to each next one. One thread; the seed decides everything.
+//
+// A life ends at any moment: what it had sent may arrive or not, what it had not is lost, and with
+// it everything that it knew. Streams break too. All members finish all steps in the end, and:
+// * each step has one verdict, the same for all members;
+// * a step that is applied has the mean of all gradients in every member's buffers, bit for bit;
+// * a step is skipped only if a contribution was not finite, or if a daemon was lost in it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "client/core/member.h"
+#include "server/core/session_core.h"
+#include "tests/sim/bytes.h"
+#include "tests/sim/random.h"
+
+namespace gradwire::sim {
+
+// What happened, so that a test can show that the faults are real.
+enum class RecoveryCount : std::uint8_t {
+  kRuns,
+  kApplied,
+  kSkippedForValues,
+  kDropped,
+  kLivesLost,
+  kHandedOver,
+  kLostWhileGathering,
+  kConcludedByReports,
+  kFollowed,
+  kWentOn,
+  kCuts,
+  kBarriers,
+  kBroadcasts,
+  kInPlace,
+  kRefusedStrangers,
+  kNumCounts
+};
+using RecoveryCounts =
+    std::array<std::uint64_t, static_cast<std::size_t>(RecoveryCount::kNumCounts)>;
+const char* Name(RecoveryCount count);
+
+class RecoverySimulation {
+ public:
+  explicit RecoverySimulation(std::uint64_t seed);
+  ~RecoverySimulation();
+
+  // The violation; "": none.
+  std::string Run();
+  const RecoveryCounts& counts() const { return counts_; }
+
+ private:
+  struct Life;
+  // A connection between a member and one daemon life. What is in `down` may still arrive after
+  // the life's end; then comes the end of the stream.
+  struct Link {
+    std::uint64_t id = 0;
+    int rank = 0;
+    Life* life = nullptr;
+    std::deque<wire::Frame> up{};
+    std::deque<std::function<void()>> down{};
+    bool attached = false;  // the daemon knows the stream
+    bool closed = false;    // the daemon sends nothing more: the end follows what is in `down`
+  };
+  struct Reduction {
+    wire::RoundId id;
+    std::uint32_t chunk = 0;
+    server::ResultRef result;
+    bool finite = true;
+  };
+  struct Life {
+    std::uint64_t number = 0;
+    std::unique_ptr<server::SessionCore> session{};
+    std::deque<Reduction> reductions{};
+    std::map<int, Link*> links{};      // by rank: the current ones
+    std::set<std::uint64_t> tokens{};  // start ids that have joined
+    bool draining = false;             // it has handed over, and is still there
+    bool over = false;
+  };
+  struct OpenBucket {
+    std::uint32_t id = 0;
+    std::shared_ptr<ByteVector> buffer;
+    std::unique_ptr<GradBucket> bucket;
+    bool done = false;
+  };
+  struct Member {
+    int rank = 0;
+    std::uint64_t start_id = 0;
+    std::unique_ptr<Hook> hook;
+    std::unique_ptr<client::Member> core;
+    Link* link = nullptr;    // null: it has none, and tries
+    std::uint64_t life = 0;  // that gave it its place
+    bool welcomed = false;
+    bool in_place = false;
+    // The user: which bucket of the step is next, and what it waits for.
+    std::size_t step = 0;
+    std::size_t next_bucket = 0;
+    std::vector<std::size_t> order;  // of the step's buckets
+    bool ended = false;
+    std::optional<client::StepDoneEffect> done;
+    bool in_collective = false;
+    std::size_t collectives = 0;  // over, of the gap before the step
+    ByteVector broadcast;
+    std::map<client::Ticket, OpenBucket> buckets;
+    bool finished() const;
+    std::size_t steps = 0;
+  };
+  struct Step {
+    std::vector<std::vector<std::uint32_t>> buckets;
+    int nonfinite_rank = -1;
+    std::vector<wire::CollectiveKind> collectives;  // before it
+    bool lost_in = false;                           // a daemon
+    std::optional<Verdict> verdict;
+  };
+  using Actions = std::vector<std::function<void()>>;
+
+  void MakeScenario();
+  std::size_t Numel(const std::vector<std::uint32_t>& parameters) const;
+  float Value(int rank, std::size_t step, std::uint32_t parameter, std::size_t element) const;
+  ByteVector Expected(std::size_t step, const std::vector<std::uint32_t>& parameters) const;
+  void Violate(const std::string& what);
+  void Note(RecoveryCount count) { ++counts_[static_cast<std::size_t>(count)]; }
+  Actions Possible();
+  bool AllFinished() const;
+  std::string Where() const;  // everybody is
+  void MaybeFault();
+
+  // Daemons.
+  Life& NewLife(const std::optional<wire::MemberReport>& report);
+  // It is lost, or hands over and ends later.
+  void EndLife(bool hands_over);
+  void Disconnect(Life& life, bool loses_frames);
+  void Apply(Life& life, server::Effects effects);
+  void SendDown(Life& life, int rank, std::function<void()> arrives);
+  void Deliver(Life& life, int rank, const wire::Frame& frame);
+  void DeliverResult(Life& life, int rank, const server::ResultEffect& effect);
+  void Reduce(Life& life, const server::ReduceEffect& effect);
+  void TakeUp(Link& link);
+  void TakeDown(Link& link);
+  void Cut(Member& member);
+
+  // Members.
+  void Connect(Member& member);
+  void Join(Member& member);
+  void OnFrame(Member& member, const wire::Frame& frame);
+  void ApplyMember(Member& member, client::Effects effects);
+  void OnChunk(Member& member, client::SendChunkEffect& effect);
+  void SendUp(Member& member, wire::Frame frame);
+  // The user's next call; false: it waits.
+  bool CanAct(const Member& member) const;
+  void Act(Member& member);
+  void StartBucket(Member& member, const std::vector<std::uint32_t>& parameters);
+  void EnterCollective(Member& member);
+  void FinishStep(Member& member);
+  void CheckBucket(const Member& member, std::size_t step, const OpenBucket& bucket);
+  void Stranger();
+
+  const std::uint64_t seed_;
+  Random random_;
+  server::SessionOptions options_;
+  std::vector<ParameterSpec> manifest_;
+  std::vector<Step> steps_;
+  std::vector<std::unique_ptr<Member>> members_;
+  std::vector<std::unique_ptr<Life>> lives_;
+  std::vector<std::unique_ptr<Link>> links_;
+  std::string session_key_;
+  int faults_left_ = 0;
+  int fault_percent_ = 0;  // of a thousand actions
+  bool welcomed_ = false;  // all members once were
+  absl::Time now_ = absl::FromUnixSeconds(1'000'000);
+  std::uint64_t next_link_ = 0;
+  client::Ticket next_ticket_ = 1;
+  std::string violation_;
+  RecoveryCounts counts_{};
+};
+
+}  // namespace gradwire::sim
