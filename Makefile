@@ -61,6 +61,13 @@ test-attacks: ## attack a daemon while a session trains: its memory, its step ti
 	$(call build,dev,gradwired gradwire_test_member)
 	@$(PYTHON) -B tests/attacks/check_attacks.py build/dev/bin $(ATTACKS)
 
+.PHONY: chaos
+CHAOS_MINUTES ?= 10
+chaos: ## kill the daemon under a training session, again and again: CHAOS_MINUTES=10 CHAOS="--every 60 --unix"
+	@deploy/install-packages.sh build test
+	$(call build,dev,gradwired gradwire_test_member)
+	@$(PYTHON) -B tests/chaos/chaos.py build/dev/bin --minutes $(CHAOS_MINUTES) $(CHAOS)
+
 .PHONY: test-doctor
 test-doctor: ## what gradwirectl doctor predicts over 100 Mbit/s, beside what is measured (needs root)
 	@deploy/install-packages.sh build test network
