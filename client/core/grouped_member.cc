@@ -117,7 +117,6 @@ void GroupedMember::Fail(const absl::Status& status, Effects& effects) {
   Take(inner, effects);
 }
 
-// Buckets first: a share's announcement counts only where its bucket is known.
 void GroupedMember::Expose(std::uint32_t id) { member_->Expose(id); }
 
 wire::MemberReport GroupedMember::Report() const { return member_->Report(); }
@@ -128,6 +127,7 @@ bool GroupedMember::outlives_daemon() const { return member_->outlives_daemon();
 
 bool GroupedMember::awaits_welcome() const { return member_->awaits_welcome(); }
 
+// Buckets first: a share's announcement counts only where its bucket is known.
 void GroupedMember::Resumed(Effects& effects) {
   if (grouped() && !IsAlone() && !failed()) {
     if (index_ == 0 && !id_.empty()) {

@@ -100,9 +100,9 @@ class EventQueue {
   // handler, events only wait.
   void Push(Event event) GRADWIRE_EXCLUDES(mutex_);
 
-  // Only adds a frame; call Work next. False: reading of this lane pauses until Handle resumes it,
-  // because enough frames wait or this one waits for the other lane. A frame of an earlier
-  // connection is dropped.
+  // Only adds the frames of a message; call Work next. False: reading of this lane pauses until
+  // Handle resumes it, because enough frames wait or these wait for the other lane. Those of an
+  // earlier connection are dropped.
   bool PushFrames(absl::StatusOr<std::vector<wire::Frame>> frames, Source from = {})
       GRADWIRE_EXCLUDES(mutex_);
   void Work() GRADWIRE_EXCLUDES(mutex_);

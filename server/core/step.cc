@@ -336,8 +336,8 @@ bool Step::IsPrepared() const {
   return all_parameters || membership_.AllHere(ended_);
 }
 
-// A single daemon concludes as soon as the step is prepared; nothing has to wait until the members
-// hold the results.
+// A single daemon concludes as soon as the step is prepared, unless the session is to outlive it:
+// nothing else has to wait until the members hold the results.
 void Step::MaybeConclude(Effects& effects) {
   if (!IsPrepared()) return;
   const bool first = !agreement_.prepared();
