@@ -110,9 +110,9 @@ void MemberCollectives::MaybeFinish(Effects& effects) {
 }
 
 void MemberCollectives::BeginAnew() {
-  if (open_)
-    open_ = {
-        .number = open_->number, .kind = open_->kind, .root = open_->root, .bytes = open_->bytes};
+  if (!open_) return;
+  open_ = {
+      .number = open_->number, .kind = open_->kind, .root = open_->root, .bytes = open_->bytes};
 }
 
 void MemberCollectives::Resumed(Effects& effects) {

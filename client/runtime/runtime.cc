@@ -90,7 +90,7 @@ Runtime::Runtime(ClientOptions options, Joined joined, std::uint64_t start_id, M
       poller_(std::move(poller)),
       connection_(std::make_unique<DaemonConnection>(options_.address, membership_, start_id_,
                                                      events_, poller_)),
-      asked_at_(std::move(joined.asked_at)),
+      given_address_(std::move(joined.given_address)),
       wish_(std::move(joined.wish)) {
   if (membership_.leaf) member_.SetNode(options_.local_rank, options_.local_world_size);
 }

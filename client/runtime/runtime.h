@@ -211,7 +211,7 @@ class Runtime final : private EventHandler {
   GroupedMember member_;
   const std::shared_ptr<Poller> poller_;
   std::unique_ptr<DaemonConnection> connection_;  // never null
-  const std::string asked_at_;                    // the address that the user gave
+  const std::string given_address_;               // the address that the user gave
   const JoinWish wish_;
   Clock::duration coordinator_grace_{};  // of a session that outlives its daemon
   Clock::time_point rejoin_deadline_;

@@ -30,7 +30,7 @@ bool Runtime::MayRejoin(const absl::Status& answer) const {
 // The report holds until a daemon has taken it: without a daemon no result comes.
 void Runtime::BeginRejoin() {
   ClientOptions options = options_;
-  options.address = asked_at_;
+  options.address = given_address_;
   options.rank = membership_.rank;
   JoinWish wish = wish_;
   wish.report = member_.Report();

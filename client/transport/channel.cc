@@ -341,7 +341,7 @@ absl::StatusOr<Joined> JoinNearest(ClientOptions& options, const JoinWish& wish,
                                    std::uint64_t start_id) {
   absl::StatusOr<Joined> joined = JoinAt(options, wish, start_id);
   if (joined.ok()) {
-    joined->asked_at = options.address;
+    joined->given_address = options.address;
     joined->wish = wish;
   }
   if (!joined.ok() || !options.local_socket || tls::IsUnixSocket(options.address)) return joined;

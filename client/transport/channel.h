@@ -117,8 +117,8 @@ struct Joined {
   Dialer dialer;
   std::shared_ptr<grpc::Channel> channel;
   JoinResult membership;
-  std::string asked_at{};  // JoinNearest: the address before it moved,
-  JoinWish wish{};         // and what it was asked with
+  std::string given_address{};  // JoinNearest: the address before it moved,
+  JoinWish wish{};              // and what it was asked with
 };
 
 // JoinSession at `options.address`. If the daemon there proves to be on this host and

@@ -43,8 +43,8 @@ class Gathering {
 
   struct Outcome {
     std::int64_t step = 0;  // that is open now
-    std::optional<wire::StepDone>
-        ended{};                    // the step before, for members that have not seen it end
+    // How the step before ended, for members that have not seen it.
+    std::optional<wire::StepDone> ended{};
     std::uint64_t collectives = 0;  // that are over for all members
     std::vector<bool> through{};    // by rank: one more is, for this one
   };

@@ -215,7 +215,7 @@ absl::Status Registry::Identify(const JoinAsk& ask, bool has_state, SessionOptio
                  absl::FailedPreconditionError(absl::StrCat("session \"", own.name, "\" ", why)));
   };
   if (own.coordinator_grace == absl::ZeroDuration()) {
-    return refuse("was another daemon's; allowed with on_coordinator_loss=resume");
+    return refuse("had another daemon; to take it over is allowed with on_coordinator_loss=resume");
   }
   // What members of such sessions are not told (SessionCore::RecoveryOf).
   if (has_state || !ask.addresses.empty() || ask.leaf_ranks > 0 || !ask.group.name.empty() ||

@@ -36,8 +36,11 @@ class Daemon:
         log = open(self.folder / f"daemon{self.lives}.log", "wb")  # noqa: SIM115
         self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, stderr=log, text=True)
         log.close()
+        too_late = threading.Timer(30, self.process.kill)
+        too_late.start()
         for line in self.process.stdout:
             if line.startswith("  grpc  "):
+                too_late.cancel()
                 return time.monotonic()
         raise SystemExit(f"chaos: gradwired did not start: see {log.name}")
 
@@ -129,7 +132,10 @@ def main() -> int:
                            str(args.members), "--elements", str(args.elements), "--steps", str(10**9),
                            "--late-ms", str(args.late_ms)]) for rank in range(args.members)]
         quiet = min(15.0, args.every)
+        deadline = time.monotonic() + 60
         while not all(member.steps for member in members):
+            if time.monotonic() > deadline:
+                raise SystemExit(f"chaos: no first step within 60 s: {[member.words for member in members]}")
             time.sleep(0.05)
         begin = time.monotonic()
         time.sleep(quiet)

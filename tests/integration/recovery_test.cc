@@ -93,6 +93,32 @@ class Recovery : public ::testing::Test {
     }
   }
 
+  static void Kill(Process& daemon) {
+    daemon.Signal(SIGKILL);
+    ASSERT_TRUE(daemon.Wait(absl::Seconds(10)).has_value());
+  }
+
+  // Four daemons are killed in the middle of the training.
+  std::unique_ptr<Process> TrainThroughLosses(std::unique_ptr<Process> daemon, int elements) {
+    const std::string address = AddressOf(*daemon);
+    auto members = StartMembers(address, elements);
+    for (int lost = 0; lost < 4; ++lost) {
+      WaitForStep(*members[1], 5 + 12 * lost);
+      Kill(*daemon);
+      daemon = StartDaemon(address, "resume");
+    }
+    ExpectDone(members, 4);
+    return daemon;
+  }
+
+  // It ends with an error that has the text.
+  static void ExpectError(Process& member, const ::testing::Matcher<std::string>& text) {
+    const auto status = member.Wait(absl::Seconds(30));
+    ASSERT_TRUE(status.has_value()) << member.Log();
+    EXPECT_EQ(WEXITSTATUS(*status), 1);
+    EXPECT_THAT(member.Log(), text);
+  }
+
   // All have done all steps, the same ones were skipped by all, and no more than daemons were lost.
   static void ExpectDone(std::vector<std::unique_ptr<Process>>& members, int lost) {
     std::vector<std::string> logs;
@@ -114,29 +140,12 @@ class Recovery : public ::testing::Test {
 // With shared memory, in which the lost daemon may have written results.
 TEST_F(Recovery, MembersOnAUnixSocketGoOnWithTheNextDaemon) {
   const std::string address = absl::StrCat("unix:", folder_ / "socket");
-  auto daemon = StartDaemon(address, "resume");
-  auto members = StartMembers(address, 300'000);
-  for (int lost = 0; lost < 4; ++lost) {
-    WaitForStep(*members[0], 5 + 12 * lost);
-    daemon->Signal(SIGKILL);
-    daemon->Wait(absl::Seconds(10));
-    daemon = StartDaemon(address, "resume");
-  }
-  ExpectDone(members, 4);
-  EXPECT_THAT(daemon->Log(), HasSubstr("all members of a lost daemon are here"));
+  const auto last = TrainThroughLosses(StartDaemon(address, "resume"), 300'000);
+  EXPECT_THAT(last->Log(), HasSubstr("all members of a lost daemon are here"));
 }
 
 TEST_F(Recovery, MembersOverTcpGoOnWithTheNextDaemon) {
-  auto daemon = StartDaemon("127.0.0.1:0", "resume");
-  const std::string address = AddressOf(*daemon);
-  auto members = StartMembers(address, 100'000);
-  for (int lost = 0; lost < 4; ++lost) {
-    WaitForStep(*members[1], 5 + 12 * lost);
-    daemon->Signal(SIGKILL);
-    daemon->Wait(absl::Seconds(10));
-    daemon = StartDaemon(address, "resume");
-  }
-  ExpectDone(members, 4);
+  TrainThroughLosses(StartDaemon("127.0.0.1:0", "resume"), 100'000);
 }
 
 // An upgrade: the daemon does not wait until the training is over.
@@ -157,32 +166,19 @@ TEST_F(Recovery, ADaemonThatEndsLeavesItsSessionsToTheNext) {
 
 TEST_F(Recovery, WithoutItTheSessionEndsWithItsDaemon) {
   auto daemon = StartDaemon("127.0.0.1:0", "fail");
-  const std::string address = AddressOf(*daemon);
-  auto members = StartMembers(address, 1000);
+  auto members = StartMembers(AddressOf(*daemon), 1000);
   WaitForStep(*members[0], 3);
-  daemon->Signal(SIGKILL);
-  daemon->Wait(absl::Seconds(10));
-  for (const auto& member : members) {
-    const auto status = member->Wait(absl::Seconds(20));
-    ASSERT_TRUE(status.has_value());
-    EXPECT_EQ(WEXITSTATUS(*status), 1);
-    EXPECT_THAT(member->Log(), HasSubstr("lost the daemon at"));
-  }
+  Kill(*daemon);
+  for (const auto& member : members) ExpectError(*member, HasSubstr("lost the daemon at"));
 }
 
 TEST_F(Recovery, WithoutANextDaemonMembersEndAfterTheGrace) {
   auto daemon = StartDaemon("127.0.0.1:0", "resume", "2s");
   auto members = StartMembers(AddressOf(*daemon), 1000);
   WaitForStep(*members[0], 3);
-  daemon->Signal(SIGKILL);
-  daemon->Wait(absl::Seconds(10));
+  Kill(*daemon);
   const absl::Time lost = absl::Now();
-  for (const auto& member : members) {
-    const auto status = member->Wait(absl::Seconds(30));
-    ASSERT_TRUE(status.has_value());
-    EXPECT_EQ(WEXITSTATUS(*status), 1);
-    EXPECT_THAT(member->Log(), HasSubstr("lost the daemon at"));
-  }
+  for (const auto& member : members) ExpectError(*member, HasSubstr("lost the daemon at"));
   EXPECT_GT(absl::Now() - lost, absl::Seconds(1.5));
 }
 
@@ -191,15 +187,11 @@ TEST_F(Recovery, ADaemonThatTakesNoSessionsOverSaysSo) {
   const std::string address = AddressOf(*daemon);
   auto members = StartMembers(address, 1000);
   WaitForStep(*members[0], 3);
-  daemon->Signal(SIGKILL);
-  daemon->Wait(absl::Seconds(10));
+  Kill(*daemon);
   daemon = StartDaemon(address, "fail");
   for (const auto& member : members) {
-    const auto status = member->Wait(absl::Seconds(30));
-    ASSERT_TRUE(status.has_value());
-    EXPECT_EQ(WEXITSTATUS(*status), 1);
-    EXPECT_THAT(member->Log(), AllOf(HasSubstr("could not go on with the next one"),
-                                     HasSubstr("allowed with on_coordinator_loss=resume")));
+    ExpectError(*member, AllOf(HasSubstr("could not go on with the next one"),
+                               HasSubstr("allowed with on_coordinator_loss=resume")));
   }
 }
 
@@ -209,16 +201,11 @@ TEST_F(Recovery, AMemberThatIsLostWithTheDaemonIsNamed) {
   const std::string address = AddressOf(*daemon);
   auto members = StartMembers(address, 1000);
   WaitForStep(*members[0], 3);
-  daemon->Signal(SIGKILL);
   members[1]->Signal(SIGKILL);
-  daemon->Wait(absl::Seconds(10));
+  Kill(*daemon);
   daemon = StartDaemon(address, "resume", "3s");
-  for (const int rank : {0, 2}) {
-    const auto status = members[static_cast<std::size_t>(rank)]->Wait(absl::Seconds(30));
-    ASSERT_TRUE(status.has_value());
-    EXPECT_EQ(WEXITSTATUS(*status), 1);
-    EXPECT_THAT(members[static_cast<std::size_t>(rank)]->Log(),
-                HasSubstr("waited 3s for rank 1 of 3 to join"));
+  for (const std::size_t rank : {0U, 2U}) {
+    ExpectError(*members[rank], HasSubstr("waited 3s for rank 1 of 3 to join"));
   }
 }
 

@@ -139,6 +139,15 @@ class NextDaemon : public ::testing::Test {
     ASSERT_TRUE(Join(rank, report).ok());
     ASSERT_TRUE(harness_.Attach(rank, report.step).ok());
   }
+  // Rank 0 has seen the end of collective 2; rank 1 is in it.
+  void ComeInACollective() {
+    wire::MemberReport through = Report(4);
+    through.collectives = 3;
+    wire::MemberReport in = Report(4);
+    in.collectives = 2;
+    Come(0, through);
+    Come(1, in);
+  }
   SessionHarness harness_{Options(true)};
 };
 
@@ -205,24 +214,14 @@ TEST_F(NextDaemon, NamesWhoDoesNotComeBack) {
 }
 
 TEST_F(NextDaemon, ACollectiveBeginsAnewWithoutThoseWhoAreThrough) {
-  wire::MemberReport through = Report(4);
-  through.collectives = 3;
-  wire::MemberReport in = Report(4);
-  in.collectives = 2;
-  Come(0, through);
-  Come(1, in);
+  ComeInACollective();
   harness_.Receive(1, wire::Enter{.number = 2, .generation = 7});
   EXPECT_THAT(harness_.Sent<wire::Begin>(1), ElementsAre(wire::Begin{.number = 2}));
 }
 
 // Whose last act was that barrier.
 TEST_F(NextDaemon, WhoIsThroughACollectiveMayLeave) {
-  wire::MemberReport through = Report(4);
-  through.collectives = 3;
-  wire::MemberReport in = Report(4);
-  in.collectives = 2;
-  Come(0, through);
-  Come(1, in);
+  ComeInACollective();
   ASSERT_TRUE(harness_.Leave(0).ok());
   harness_.Receive(1, wire::Enter{.number = 2, .generation = 7});
   EXPECT_EQ(harness_.session.state(), SessionCore::State::kRunning) << harness_.Message();

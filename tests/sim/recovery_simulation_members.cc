@@ -1,0 +1,282 @@
+// The members of a session that outlives its daemon, and what their users do.
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "tests/sim/places.h"
+#include "tests/sim/recovery_simulation.h"
+
+namespace gradwire::sim {
+
+// ---- Members
+
+void RecoverySimulation::Connect(Member& member) {
+  Life* const life = lives_.empty() || lives_.back()->over ? nullptr : lives_.back().get();
+  if (life == nullptr || member.life != life->number) return Join(member);
+  auto& link = links_.emplace_back(std::make_unique<Link>());
+  *link = {.id = ++next_link_, .rank = member.rank, .life = life};
+  member.link = link.get();
+  const std::int64_t step = member.core->step();
+  SendUp(member, {.header = wire::Hello{.token = "t", .start_id = member.start_id, .step = step}});
+  if (!member.welcomed) return;
+  client::Effects effects;
+  member.core->Resumed(effects);
+  ApplyMember(member, std::move(effects));
+}
+
+void RecoverySimulation::Join(Member& member) {
+  server::JoinAsk ask{.world_size = options_.world_size,
+                      .rank = member.rank,
+                      .start_id = member.start_id,
+                      .spec = options_.spec,
+                      .manifest = options_.manifest};
+  if (member.welcomed) ask.report = member.core->Report();
+  if (!lives_.empty() && lives_.back()->draining && !lives_.back()->over) return;  // later
+  if (lives_.empty() || lives_.back()->over) NewLife(ask.report);
+  Life& life = *lives_.back();
+  server::Effects effects;
+  const auto rank = life.session->Join(ask, life.session->options().CheckSame(ask), now_, effects);
+  Apply(life, std::move(effects));
+  if (!rank.ok()) return Violate(absl::StrCat("Join: ", rank.status().message()));
+  member.life = life.number;
+  if (member.core == nullptr) {
+    member.core = std::make_unique<client::Member>(
+        client::MemberOptions{.rank = member.rank,
+                              .world_size = options_.world_size,
+                              .generation = life.number,
+                              .chunk_bytes = options_.chunk_bytes,
+                              .window_chunks = options_.window_chunks,
+                              .eager_bytes = options_.eager_bytes,
+                              .draw_plan = true,
+                              .large_chunk_bytes = options_.chunk_bytes,
+                              .manifest = manifest_},
+        member.hook.get());
+  } else {
+    member.core->Rejoined(life.number);
+  }
+}
+
+void RecoverySimulation::OnFrame(Member& member, const wire::Frame& frame) {
+  client::Effects effects;
+  member.core->Receive(frame, effects);
+  ApplyMember(member, std::move(effects));
+}
+
+void RecoverySimulation::SendUp(Member& member, wire::Frame frame) {
+  if (member.link == nullptr || member.link->life->over) return;
+  member.link->up.push_back(std::move(frame));
+}
+
+void RecoverySimulation::ApplyMember(Member& member, client::Effects effects) {
+  for (client::Effect& effect : effects) {
+    if (auto* send = std::get_if<client::SendFrameEffect>(&effect)) {
+      SendUp(member, {.header = std::move(send->header)});
+    } else if (auto* chunk = std::get_if<client::SendChunkEffect>(&effect)) {
+      OnChunk(member, *chunk);
+    } else if (auto* bytes = std::get_if<client::SendCollectiveEffect>(&effect)) {
+      const auto* data = member.broadcast.data() + bytes->offset;
+      SendUp(member, {.header = bytes->header,
+                      .payload = MakePayload(ByteVector(data, data + bytes->bytes), random_)});
+    } else if (auto* got = std::get_if<client::ReceiveCollectiveEffect>(&effect)) {
+      const ByteVector content = Flatten(got->payload.get());
+      std::copy(content.begin(), content.end(),
+                member.broadcast.begin() + static_cast<std::ptrdiff_t>(got->offset));
+    } else if (auto* done = std::get_if<client::BucketDoneEffect>(&effect)) {
+      OpenBucket& bucket = member.buckets.at(done->ticket);
+      bucket.done = true;
+    } else if (auto* prepared = std::get_if<client::PreparedEffect>(&effect)) {
+      client::Effects more;
+      member.core->SayReady(prepared->verdict, prepared->digest, more);
+      ApplyMember(member, std::move(more));
+    } else if (auto* over = std::get_if<client::StepDoneEffect>(&effect)) {
+      if (member.done) {
+        Violate(absl::StrCat("rank ", member.rank, ": step ", over->step,
+                             over->dropped ? " (dropped)" : "", " ends while the user is in step ",
+                             member.done->step, "; ", Where()));
+      }
+      member.done = *over;
+    } else if (std::holds_alternative<client::CollectiveDoneEffect>(effect)) {
+      member.in_collective = false;
+      ++member.collectives;
+      for (std::size_t i = 0; i < member.broadcast.size(); ++i) {
+        if (member.broadcast[i] == CollectiveByte(seed_, member.step, i)) continue;
+        Violate("a broadcast brought other bytes than the root's");
+        break;
+      }
+    } else if (std::holds_alternative<client::WelcomeEffect>(effect)) {
+      member.welcomed = true;
+      welcomed_ = std::all_of(members_.begin(), members_.end(),
+                              [](const auto& one) { return one->welcomed; });
+    } else if (auto* failed = std::get_if<client::FailedEffect>(&effect)) {
+      Violate(absl::StrCat("rank ", member.rank, " fails: ", failed->status.message()));
+    }
+  }
+}
+
+void RecoverySimulation::OnChunk(Member& member, client::SendChunkEffect& effect) {
+  if (member.in_place && !effect.announce && member.link != nullptr && !member.link->life->over) {
+    const std::span<const std::byte> raw = effect.run->Raw(effect.range);
+    for (const auto& [ticket, open] : member.buckets) {
+      if (raw.empty() || open.id != effect.header.id.bucket) continue;
+      const auto offset = static_cast<std::size_t>(raw.data() - open.buffer->data());
+      auto place = std::make_shared<GradientPlace>(open.buffer, offset, raw.size(), member.rank,
+                                                   member.link->id);
+      effect.header.shared = wire::SharedBytes{
+          .offset = place->offset(), .bytes = place->bytes(), .raw = true, .takes_result = true};
+      member.core->Expose(effect.header.id.bucket);
+      return SendUp(member, {.header = effect.header, .payload = std::move(place)});
+    }
+  }
+  ByteVector bytes(effect.bytes);
+  if (absl::Status status = effect.run->Encode(effect.range, bytes); !status.ok()) {
+    return Violate(absl::StrCat("Encode: ", status.message()));
+  }
+  wire::PayloadRef payload = MakePayload(std::move(bytes), random_);
+  if (effect.announce) {
+    return SendUp(member, {.header = *effect.announce, .payload = std::move(payload)});
+  }
+  SendUp(member, {.header = effect.header, .payload = std::move(payload)});
+}
+
+// ---- The user
+
+bool RecoverySimulation::CanAct(const Member& member) const {
+  if (!member.welcomed || member.finished() || member.in_collective) return false;
+  const bool waits = member.ended && !member.done;
+  return !waits;
+}
+
+void RecoverySimulation::Act(Member& member) {
+  Step& step = steps_[member.step];
+  if (member.next_bucket == 0 && !member.ended && member.order.empty()) {
+    if (member.collectives < step.collectives.size()) return EnterCollective(member);
+    member.order.resize(step.buckets.size());
+    std::iota(member.order.begin(), member.order.end(), std::size_t{0});
+    random_.Shuffle(member.order);
+  }
+  if (member.next_bucket < member.order.size()) {
+    const auto& parameters = step.buckets[member.order[member.next_bucket++]];
+    // As the runtime has it: the rest of a dropped step is nothing.
+    if (member.done && member.done->dropped) return;
+    if (member.done) return Violate("a step ends before its last bucket");
+    return StartBucket(member, parameters);
+  }
+  if (!member.ended && !member.done) {
+    member.ended = true;
+    client::Effects effects;
+    if (absl::Status ended = member.core->EndStep(effects); !ended.ok()) {
+      Violate(absl::StrCat("EndStep: ", ended.message()));
+    }
+    return ApplyMember(member, std::move(effects));
+  }
+  FinishStep(member);
+}
+
+void RecoverySimulation::StartBucket(Member& member, const std::vector<std::uint32_t>& parameters) {
+  const client::Ticket ticket = next_ticket_++;
+  OpenBucket& open = member.buckets[ticket];
+  open.id = parameters.front();
+  open.buffer = std::make_shared<ByteVector>(Numel(parameters) * sizeof(float));
+  std::vector<ParameterSpec> specs;
+  std::size_t at = 0;
+  for (const std::uint32_t p : parameters) {
+    specs.push_back(manifest_[p]);
+    for (std::size_t i = 0; i < manifest_[p].numel(); ++i, ++at) {
+      PutElement(DType::kFloat32, *open.buffer, at, Value(member.rank, member.step, p, i));
+    }
+  }
+  open.bucket = std::make_unique<GradBucket>(
+      *GradBucket::Make(0, {DType::kFloat32, open.buffer->data(), at}, specs));
+  client::Effects effects;
+  if (absl::Status started = member.core->StartBucket(ticket, *open.bucket, effects);
+      !started.ok()) {
+    return Violate(absl::StrCat("StartBucket: ", started.message()));
+  }
+  if (member.in_place && member.link != nullptr) member.core->SendAhead(open.id);
+  ApplyMember(member, std::move(effects));
+}
+
+void RecoverySimulation::EnterCollective(Member& member) {
+  const auto kind = steps_[member.step].collectives[member.collectives];
+  const bool is_broadcast = kind == wire::CollectiveKind::kBroadcast;
+  Note(is_broadcast ? RecoveryCount::kBroadcasts : RecoveryCount::kBarriers);
+  const std::size_t bytes = is_broadcast ? 150 : 0;
+  member.broadcast.assign(bytes, std::byte{0});
+  if (member.rank == 0) {
+    for (std::size_t i = 0; i < bytes; ++i)
+      member.broadcast[i] = CollectiveByte(seed_, member.step, i);
+  }
+  member.in_collective = true;
+  client::Effects effects;
+  const auto entered = member.core->Enter(kind, 0, bytes, effects);
+  if (!entered.ok()) Violate(absl::StrCat("Enter: ", entered.status().message()));
+  ApplyMember(member, std::move(effects));
+}
+
+void RecoverySimulation::CheckBucket(const Member& member, std::size_t step,
+                                     const OpenBucket& bucket) {
+  for (const auto& parameters : steps_[step].buckets) {
+    if (parameters.front() != bucket.id) continue;
+    if (*bucket.buffer != Expected(step, parameters)) {
+      Violate(absl::StrCat("rank ", member.rank, " applies step ", step, " with another mean"));
+    }
+  }
+}
+
+void RecoverySimulation::FinishStep(Member& member) {
+  Step& step = steps_[member.step];
+  const client::StepDoneEffect done = *member.done;
+  if (done.step != static_cast<std::int64_t>(member.step)) Violate("another step ends");
+  if (step.verdict && *step.verdict != done.verdict) {
+    Violate(absl::StrCat("step ", member.step, " is applied by some and skipped by others"));
+  }
+  step.verdict = done.verdict;
+  if (done.verdict == Verdict::kApply) {
+    Note(RecoveryCount::kApplied);
+    for (const auto& [ticket, bucket] : member.buckets) {
+      if (!bucket.done) Violate("a step is applied without a bucket's result");
+      CheckBucket(member, member.step, bucket);
+    }
+    if (member.buckets.size() != step.buckets.size()) Violate("a step is applied in part");
+    const bool has_values = std::any_of(manifest_.begin(), manifest_.end(),
+                                        [](const auto& spec) { return spec.numel() > 0; });
+    if (step.nonfinite_rank >= 0 && has_values) Violate("a step with NaN is applied");
+  } else {
+    Note(done.dropped ? RecoveryCount::kDropped : RecoveryCount::kSkippedForValues);
+    if (step.nonfinite_rank < 0 && !step.lost_in) {
+      Violate(absl::StrCat("step ", member.step, " is skipped for no reason"));
+    }
+  }
+  member.buckets.clear();
+  member.done.reset();
+  member.ended = false;
+  member.next_bucket = 0;
+  member.order.clear();
+  member.collectives = 0;
+  ++member.step;
+}
+
+// A process that was not in the session, and one that is of another session.
+void RecoverySimulation::Stranger() {
+  if (lives_.empty() || lives_.back()->over || lives_.back()->draining) return;
+  Life& life = *lives_.back();
+  if (life.session->state() != server::SessionCore::State::kJoining || life.number == 1) return;
+  server::JoinAsk ask{.world_size = options_.world_size,
+                      .rank = -1,
+                      .start_id = 999,
+                      .spec = options_.spec,
+                      .manifest = options_.manifest};
+  if (random_.Percent(50)) {
+    ask.rank = random_.Between(0, options_.world_size - 1);
+    ask.report = wire::MemberReport{
+        .session_key = std::string(wire::kSessionKeyBytes, 'x'), .lineage = 4711, .step = 1000};
+  }
+  server::Effects effects;
+  const auto rank = life.session->Join(ask, life.session->options().CheckSame(ask), now_, effects);
+  Apply(life, std::move(effects));
+  if (rank.ok()) Violate("a stranger was admitted");
+  Note(RecoveryCount::kRefusedStrangers);
+}
+
+}  // namespace gradwire::sim
