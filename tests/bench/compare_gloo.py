@@ -251,7 +251,9 @@ def main() -> None:
             "repetitions": repetitions,
             "rows": rows,
         }
-        pathlib.Path(arguments.json).write_text(json.dumps(result, indent=1) + "\n")
+        out = pathlib.Path(arguments.json)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
