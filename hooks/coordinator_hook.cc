@@ -65,6 +65,10 @@ absl::StatusOr<std::shared_ptr<HookImport>> CoordinatorHook::ReadState(
   return NoStateError();
 }
 
+absl::StatusOr<std::shared_ptr<HookImport>> CoordinatorHook::ReadCopy(HookState /*copy*/) const {
+  return NoStateError();
+}
+
 absl::StatusOr<std::unique_ptr<CoordinatorHook>> MakeCoordinatorHook(const HookSpec& spec,
                                                                      SharedManifest manifest) {
   // A registered hook exists only in the members, so the coordinator has nothing to check its plans

@@ -127,6 +127,9 @@ class CoordinatorHook {
   // Steps applied.
   virtual std::int64_t iteration() const { return 0; }
 
+  // Whether it keeps any state that a step's plans or results depend on.
+  virtual bool HasState() const { return false; }
+
   // Upper bound of the bytes that the shared state takes, by the manifest.
   virtual std::size_t StateBytes() const { return 0; }
 
@@ -145,6 +148,18 @@ class CoordinatorHook {
 
   // Between two steps: the state is what ReadState was given.
   virtual void Install(HookImport& /*import*/) {}
+
+  // ---- After the loss of a coordinator, a fresh one's
+
+  // What members cannot know of the state after the open step, if it is applied: metadata. Takes
+  // time in proportion to the draw plan, so ask when OwnVersion has changed.
+  virtual HookState OwnState() const { return {}; }
+  // Another one if the open step would change OwnState; 0: a new coordinator has the same.
+  virtual std::uint64_t OwnVersion() const { return 0; }
+
+  // As ReadState, from a member's copy of the state (Hook::Copy) and the last OwnState's metadata.
+  // Factors that the copy lacks are drawn again, unless they came from a file.
+  virtual absl::StatusOr<std::shared_ptr<HookImport>> ReadCopy(HookState copy) const;
 
   // Null: nothing is to be done. One that nobody took is run by the next EndStep.
   virtual std::shared_ptr<HookChore> TakeChore() { return nullptr; }

@@ -327,6 +327,7 @@ class Wrapper final : public Hook {
   absl::Status LoadState(const HookState& state, std::span<const ParameterSpec> manifest) override {
     return inner_->LoadState(state, Cast(manifest));
   }
+  HookState Copy() const override { return inner_->Copy(); }
   void Reset(std::int64_t iteration) override { inner_->Reset(iteration); }
   void SetLossScale(double scale) override { inner_->SetLossScale(scale); }
 

@@ -119,6 +119,7 @@ absl::Status PowerSgdCoordinator::SetDrawPlan(const DrawBuckets& buckets) {
   }
   state_.plan = std::make_shared<const DrawPlan>(options_, session_->manifest, buckets);
   OpenChore().plan = state_.plan;
+  ++own_version_;
   return absl::OkStatus();
 }
 
@@ -146,15 +147,10 @@ void PowerSgdCoordinator::TakeSeeds() {
   generator_before_ = state_.generator;
   ++state_version_;
   plan_is_fixed_ = true;
-  const DrawPlan::Table& plan = state_.plan->Get();
-  auto drawn = std::make_shared<FactorTable>(plan.frame);
-  for (std::size_t b = 0; b < plan.seeds; ++b) {
+  for (std::size_t b = 0; b < state_.plan->Get().seeds; ++b) {
     state_.seeds.push_back(state_.generator.NextSeed());
-    if (options_.batched || drawn->slots[b].block == nullptr) continue;
-    FactorBlockRef& block = drawn->slots[b].block;
-    block = DrawBlock(options_, block->layout, state_.seeds.back(), state_version_);
   }
-  state_.factors = std::move(drawn);
+  state_.factors = DrawTable(options_, *state_.plan, state_.seeds, state_version_);
 }
 
 // A bucket that is in the plan has the seed that torch would take for it. The order in which other
@@ -257,6 +253,7 @@ FactorBlockRef PowerSgdCoordinator::BlockFrom(const Observed& observed) const {
 // by a chore.
 void PowerSgdCoordinator::Keep() {
   FactorTableRef before = state_.factors;
+  if (generator_before_) ++own_version_;
   if (!options_.warm_start) {  // the next step draws anew
     state_.seeds.clear();
     state_.factors = std::make_shared<const FactorTable>();
@@ -323,6 +320,22 @@ std::shared_ptr<const HookSnapshot> PowerSgdCoordinator::Snapshot() const {
   return std::make_shared<PowerSgdSnapshot>(session_, std::move(state), state_.factors);
 }
 
+HookState PowerSgdCoordinator::OwnState() const {
+  PowerSgdState after = state_;
+  if (!options_.warm_start) after.seeds.clear();  // Keep
+  HookState own{.metadata = DrawMetadata(after), .tensors = {}};
+  if (from_file_) own.metadata[kFromFileKey] = "1";
+  return own;
+}
+
+std::uint64_t PowerSgdCoordinator::OwnVersion() const {
+  return own_version_ + (generator_before_ ? 1 : 0);
+}
+
+absl::StatusOr<std::shared_ptr<HookImport>> PowerSgdCoordinator::ReadCopy(HookState copy) const {
+  return ReadPowerSgdCopy(*session_, std::move(copy));
+}
+
 absl::StatusOr<std::shared_ptr<HookImport>> PowerSgdCoordinator::ReadState(
     const HookState& state) const {
   return ReadPowerSgdState(*session_, state);
@@ -331,9 +344,12 @@ absl::StatusOr<std::shared_ptr<HookImport>> PowerSgdCoordinator::ReadState(
 // Swaps, so that the caller frees the replaced state without the session's lock. Every version is
 // new, because no member has the imported factors yet.
 void PowerSgdCoordinator::Install(HookImport& import) {
-  std::swap(state_, static_cast<PowerSgdImport&>(import).state);
+  auto& read = static_cast<PowerSgdImport&>(import);
+  std::swap(state_, read.state);
   ++state_version_;
+  ++own_version_;
   plan_is_fixed_ = !state_.seeds.empty() || state_.iteration > options_.start_powerSGD_iter;
+  from_file_ = read.from_file;
   if (options_.batched) {
     auto renamed = std::make_shared<FactorTable>(*state_.factors);
     for (FactorTable::Slot& slot : renamed->slots) {

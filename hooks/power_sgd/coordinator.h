@@ -36,6 +36,7 @@ class PowerSgdCoordinator final : public CoordinatorHook {
                std::span<const std::byte> bytes) override;
   void EndStep(Verdict verdict) override;
   std::int64_t iteration() const override { return state_.iteration; }
+  bool HasState() const override { return true; }
   std::size_t StateBytes() const override { return state_bytes_; }
   std::size_t ExportBytes() const override;
   std::int64_t log_interval() const override {
@@ -44,6 +45,9 @@ class PowerSgdCoordinator final : public CoordinatorHook {
   std::shared_ptr<const HookSnapshot> Snapshot() const override;
   absl::StatusOr<std::shared_ptr<HookImport>> ReadState(const HookState& state) const override;
   void Install(HookImport& import) override;
+  HookState OwnState() const override;
+  std::uint64_t OwnVersion() const override;
+  absl::StatusOr<std::shared_ptr<HookImport>> ReadCopy(HookState copy) const override;
   std::shared_ptr<HookChore> TakeChore() override;
 
  private:
@@ -83,6 +87,8 @@ class PowerSgdCoordinator final : public CoordinatorHook {
   // Set by the first draw and not reset by a skipped step: whether a plan arrives before or after
   // the end of that step depends on timing, so accepting one then would not be deterministic.
   bool plan_is_fixed_ = false;
+  bool from_file_ = false;  // the state was installed
+  std::uint64_t own_version_ = 0;
 
   std::unordered_map<std::uint32_t, Observed> observed_;  // by first parameter
   std::shared_ptr<Chore> chore_;

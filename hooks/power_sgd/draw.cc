@@ -134,4 +134,14 @@ FactorBlockRef DrawBlock(const PowerSgdOptions& options, std::shared_ptr<const F
   return block;
 }
 
+FactorTableRef DrawTable(const PowerSgdOptions& options, const DrawPlan& plan,
+                         std::span<const std::uint32_t> seeds, std::uint64_t state_version) {
+  auto drawn = std::make_shared<FactorTable>(plan.Get().frame);
+  for (std::size_t b = 0; b < drawn->slots.size(); ++b) {
+    FactorBlockRef& block = drawn->slots[b].block;
+    if (block != nullptr) block = DrawBlock(options, block->layout, seeds[b], state_version);
+  }
+  return drawn;
+}
+
 }  // namespace gradwire

@@ -59,4 +59,9 @@ class DrawPlan {
 FactorBlockRef DrawBlock(const PowerSgdOptions& options, std::shared_ptr<const FactorLayout> layout,
                          std::uint32_t seed, std::uint64_t state_version);
 
+// The blocks of the whole plan, from as many seeds as it takes. Batched: none, because factors are
+// drawn when a bucket is announced.
+FactorTableRef DrawTable(const PowerSgdOptions& options, const DrawPlan& plan,
+                         std::span<const std::uint32_t> seeds, std::uint64_t state_version);
+
 }  // namespace gradwire

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <string>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "base/error_code.h"
 #include "hooks/device_status.h"
 #include "hooks/power_sgd/member_state.h"
@@ -43,6 +45,21 @@ void ExportResiduals(Device& device, const MemberState<T>& state, DType dtype, H
   for (const auto& [name, kept] : state.paddings()) {
     ExportTensor(device, kPaddingPrefix + name, dtype, kept.residual, out);
     if (!kept.residual.empty()) out.metadata["bucket/" + name] = kept.bucket;
+  }
+}
+
+// In the order of names, so that all members' copies are the same bytes.
+template <class T>
+void ExportFactors(Device& device, const MemberState<T>& state, DType dtype, HookState& out) {
+  std::map<std::string, const FactorState<T>*> kept;
+  for (const auto& [name, factor] : state.factors()) {
+    if (factor.kept) kept[name] = &factor;
+  }
+  for (const auto& [name, factor] : kept) {
+    ExportTensor(device, "q/" + name, dtype, factor->q, out);
+    ExportTensor(device, "p/" + name, dtype, factor->p, out);
+    if (factor->parameters.empty()) continue;
+    out.metadata["bucket/" + name] = absl::StrJoin(factor->parameters, "\n");
   }
 }
 
@@ -153,6 +170,15 @@ class PowerSgdHook : public HookBase {
     ExportResiduals(*device_, floats_, DType::kFloat32, state);
     ExportResiduals(*device_, doubles_, DType::kFloat64, state);
     return state;
+  }
+
+  // Without warm start no factor outlives its step.
+  HookState Copy() const override {
+    HookState copy{.metadata = {{"iteration", absl::StrCat(iteration_)}}, .tensors = {}};
+    if (!options_.warm_start) return copy;
+    ExportFactors(*device_, floats_, DType::kFloat32, copy);
+    ExportFactors(*device_, doubles_, DType::kFloat64, copy);
+    return copy;
   }
 
   absl::Status LoadState(const HookState& state, std::span<const ParameterSpec> manifest) override {

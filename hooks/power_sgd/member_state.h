@@ -2,6 +2,7 @@
 // lie.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -28,8 +29,11 @@ template <class T>
 struct FactorState {
   explicit FactorState(Device& device) : q(device), p(device) {}
   std::vector<std::string> parameters;  // batched: the bucket that they belong to, in order
-  DeviceVector<T> q;                    // empty: the coordinator has to send it
-  DeviceVector<T> p;                    // with one round per step only
+  // A step that was applied has averaged them, or the coordinator has sent them again since.
+  // Factors that it has sent otherwise may have been drawn for a step that was skipped.
+  bool kept = false;
+  DeviceVector<T> q;  // empty: the coordinator has to send it
+  DeviceVector<T> p;  // with one round per step only
 };
 
 // Batched: the residual in the elements that pad a bucket to a square.
@@ -72,6 +76,7 @@ class MemberState {
 
   ParameterState<T>& parameter(const std::string& name) { return Of(parameters_, name); }
   FactorState<T>& factor(const std::string& name) { return Of(factors_, name); }
+  const std::unordered_map<std::string, FactorState<T>>& factors() const { return factors_; }
   PaddingState<T>& padding(const std::string& name) { return Of(paddings_, name); }
   std::unordered_map<std::string, ParameterState<T>>& parameters() { return parameters_; }
   const std::unordered_map<std::string, ParameterState<T>>& parameters() const {
@@ -80,6 +85,16 @@ class MemberState {
   std::unordered_map<std::string, PaddingState<T>>& paddings() { return paddings_; }
   const std::unordered_map<std::string, PaddingState<T>>& paddings() const { return paddings_; }
   void ForgetFactors() { factors_.clear(); }
+  // Batched: parameters have factors in one bucket only, the last that a step was applied with.
+  void KeepOnly(const std::string& name) {
+    const FactorState<T>& kept = factors_.at(name);
+    for (auto& [other, factor] : factors_) {
+      const auto is_here = [&](const std::string& p) {
+        return std::ranges::count(kept.parameters, p) > 0;
+      };
+      if (other != name && std::ranges::any_of(factor.parameters, is_here)) factor.kept = false;
+    }
+  }
   void ForgetResiduals() {
     parameters_.clear();
     paddings_.clear();

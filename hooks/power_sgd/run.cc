@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "hooks/device_status.h"
@@ -111,9 +113,11 @@ absl::Status PowerSgdRun<T>::Import(std::span<const std::byte> shared) {
     FactorState<T>& factor = state_.factor(matrix_.NameOf(matrix));
     take(matrix.q_numel(), factor.q);
     if (!TwoRounds()) take(matrix.p_numel(), factor.p);
-    factor.parameters.clear();
     if (!options_.batched) continue;
-    for (const ParameterSpec& p : bucket_.parameters()) factor.parameters.push_back(p.name);
+    std::vector<std::string> parameters;
+    for (const ParameterSpec& p : bucket_.parameters()) parameters.push_back(p.name);
+    factor.kept &= factor.parameters == parameters;
+    factor.parameters = std::move(parameters);
   }
   return StatusOf(device_);
 }
@@ -204,6 +208,8 @@ void PowerSgdRun<T>::Commit() {
         is_p ? matrix_.p().data() + matrix.p_offset : matrix_.q().data() + matrix.q_offset;
     const std::size_t numel = is_p ? matrix.p_numel() : matrix.q_numel();
     (is_p ? factor.p : factor.q).Assign(begin, numel);
+    if (options_.batched && !factor.kept) state_.KeepOnly(matrix_.NameOf(matrix));
+    factor.kept = true;
   }
 }
 

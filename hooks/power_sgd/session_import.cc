@@ -74,14 +74,43 @@ std::string FirstDifferentOption(const std::string& ours, const std::string& sav
                       AsWritten(found.ours));
 }
 
+// A member knows a batched bucket by its parameters' names, a line each, a file by their positions.
+absl::Status PlaceBuckets(const std::vector<ParameterSpec>& manifest,
+                          std::map<std::string, std::string>& metadata) {
+  std::unordered_map<std::string, std::size_t> positions;
+  for (auto& [key, value] : metadata) {
+    if (!key.starts_with("bucket/")) continue;
+    if (positions.empty()) {
+      for (std::size_t i = 0; i < manifest.size(); ++i) positions[manifest[i].name] = i;
+    }
+    std::string placed;
+    for (const absl::string_view name : absl::StrSplit(value, '\n')) {
+      const auto found = positions.find(std::string(name));
+      if (found == positions.end()) {
+        return Coded(ErrorCode::kStateDiffers,
+                     absl::InvalidArgumentError(absl::StrCat(
+                         "state: \"", key.substr(0, 600), "\" has no parameter of this session: \"",
+                         name.substr(0, 600), "\"")));
+      }
+      absl::StrAppend(&placed, placed.empty() ? "" : " ", found->second);
+    }
+    value = std::move(placed);
+  }
+  return absl::OkStatus();
+}
+
 // Reads one state for one session.
 class Reader {
  public:
-  Reader(const PowerSgdSession& session, const HookState& state)
+  enum class Missing : std::uint8_t { kRefused, kDrawn };
+
+  // `missing`: factors without which the state is not complete.
+  Reader(const PowerSgdSession& session, const HookState& state, Missing missing)
       : session_(session),
         options_(session.options),
         manifest_(*session.manifest),
         state_(state),
+        draws_(missing == Missing::kDrawn),
         read_(std::make_shared<PowerSgdImport>()) {
     for (std::size_t i = 0; i < manifest_.size(); ++i) {
       position_[manifest_[i].name] = static_cast<std::uint32_t>(i);
@@ -95,6 +124,7 @@ class Reader {
       if (absl::Status status = (this->*part)(); !status.ok()) return status;
     }
     MakeTable();
+    read_->from_file = true;
     return std::move(read_);
   }
 
@@ -289,7 +319,7 @@ class Reader {
                                                    manifest_[position].name, "\" is missing")));
       }
     }
-    if (options_.batched || read_->state.seeds.empty()) return absl::OkStatus();
+    if (options_.batched || draws_ || read_->state.seeds.empty()) return absl::OkStatus();
     const std::size_t compressed = MakeLayout(options_, manifest_).matrices.size();
     if (factors_.size() != compressed) {
       return Coded(ErrorCode::kStateDiffers,
@@ -303,9 +333,12 @@ class Reader {
   // Blocks of factors that were averaged in the same step, since a block has one version; batched:
   // by bucket.
   void MakeTable() {
-    FactorTableEdit edit(nullptr, manifest_.size());
     std::map<std::int64_t, std::vector<std::uint32_t>> by_version;
-    if (read_->state.seeds.empty()) factors_.clear();  // they would be drawn anew
+    const PowerSgdState& drawn = read_->state;
+    if (drawn.seeds.empty()) factors_.clear();  // they would be drawn anew
+    FactorTableEdit edit(
+        draws_ && !drawn.seeds.empty() ? DrawTable(options_, *drawn.plan, drawn.seeds, 0) : nullptr,
+        manifest_.size());
     for (const auto& [position, own] : factors_) {
       if (options_.batched) {
         edit.Put(MakeBlock(own.bucket, own.version));
@@ -348,6 +381,7 @@ class Reader {
   const PowerSgdOptions& options_;
   const std::vector<ParameterSpec>& manifest_;
   const HookState& state_;
+  const bool draws_;
   std::unordered_map<std::string, std::uint32_t> position_;
   std::map<std::uint32_t, Factor> factors_;  // by position
   std::unordered_set<std::uint32_t> in_buckets_;
@@ -358,7 +392,30 @@ class Reader {
 
 absl::StatusOr<std::shared_ptr<PowerSgdImport>> ReadPowerSgdState(const PowerSgdSession& session,
                                                                   const HookState& state) {
-  return Reader(session, state).Read();
+  return Reader(session, state, Reader::Missing::kRefused).Read();
+}
+
+absl::StatusOr<std::shared_ptr<PowerSgdImport>> ReadPowerSgdCopy(const PowerSgdSession& session,
+                                                                 HookState copy) {
+  std::map<std::string, std::string>& metadata = copy.metadata;
+  const bool from_file = metadata.erase(kFromFileKey) > 0;
+  metadata["format"] = kSessionStateFormat;
+  metadata["options"] = session.OptionsText();
+  metadata["layout"] = session.LayoutText();
+  // A coordinator that never differed from a new one has said nothing of its own.
+  const PowerSgdState fresh{.generator = NumpyRandomState(session.options.random_seed),
+                            .plan = DrawPlan::Default(session.options, session.manifest)};
+  metadata.merge(DrawMetadata(fresh));
+  const std::string iteration = metadata["iteration"];
+  for (const StateTensor& tensor : copy.tensors) {
+    if (tensor.name.starts_with("q/")) metadata["version/" + tensor.name.substr(2)] = iteration;
+  }
+  if (absl::Status status = PlaceBuckets(*session.manifest, metadata); !status.ok()) return status;
+  const Reader::Missing missing = from_file ? Reader::Missing::kRefused : Reader::Missing::kDrawn;
+  auto read = Reader(session, copy, missing).Read();
+  if (!read.ok()) return read;
+  (*read)->from_file = from_file;
+  return read;
 }
 
 }  // namespace gradwire

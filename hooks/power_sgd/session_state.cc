@@ -51,22 +51,27 @@ std::string PowerSgdSession::OptionsText() const {
       " error_feedback=", static_cast<int>(o.error_feedback), " rounds=", o.rounds);
 }
 
+std::map<std::string, std::string> DrawMetadata(const PowerSgdState& state) {
+  std::map<std::string, std::string> metadata{
+      {"generator", state.generator.ToString()},
+      {"seed", state.seeds.empty() ? "" : absl::StrCat(state.seeds[0])}};
+  if (state.plan->IsDefault()) return metadata;
+  const auto bucket_text = [](std::string* out, const std::vector<std::uint32_t>& bucket) {
+    absl::StrAppend(out, absl::StrJoin(bucket, " "));
+  };
+  metadata["draw_plan"] = absl::StrJoin(state.plan->buckets(), ",", bucket_text);
+  metadata["seeds"] = absl::StrJoin(state.seeds, " ");
+  return metadata;
+}
+
 absl::StatusOr<HookState> PowerSgdSnapshot::State(const OwnsParameter& owns) const {
   const std::vector<ParameterSpec>& manifest = *session_->manifest;
   HookState state{.metadata = {{"format", kSessionStateFormat},
                                {"options", session_->OptionsText()},
                                {"layout", session_->LayoutText()},
-                               {"iteration", absl::StrCat(state_.iteration)},
-                               {"generator", state_.generator.ToString()},
-                               {"seed", state_.seeds.empty() ? "" : absl::StrCat(state_.seeds[0])}},
+                               {"iteration", absl::StrCat(state_.iteration)}},
                   .tensors = {}};
-  if (!state_.plan->IsDefault()) {
-    const auto bucket_text = [](std::string* out, const std::vector<std::uint32_t>& bucket) {
-      absl::StrAppend(out, absl::StrJoin(bucket, " "));
-    };
-    state.metadata["draw_plan"] = absl::StrJoin(state_.plan->buckets(), ",", bucket_text);
-    state.metadata["seeds"] = absl::StrJoin(state_.seeds, " ");
-  }
+  state.metadata.merge(DrawMetadata(state_));
   if (owns) {
     const BucketLayout layout = MakeLayout(session_->options, manifest);
     state.metadata[kCompressedKey] = absl::StrCat(std::count_if(

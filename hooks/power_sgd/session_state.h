@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,6 +17,9 @@
 namespace gradwire {
 
 inline constexpr const char* kSessionStateFormat = "gradwire.session_state.1";
+
+// Metadata of CoordinatorHook::OwnState that no file has: factors came from one.
+inline constexpr const char* kFromFileKey = "from_file";
 
 // The part of a session that never changes.
 struct PowerSgdSession {
@@ -34,6 +38,9 @@ struct PowerSgdState {
   std::vector<std::uint32_t> seeds{};  // one for each bucket of the plan; empty: nothing is drawn
   FactorTableRef factors{};            // never null
 };
+
+// What was drawn and from what, as metadata of a saved state.
+std::map<std::string, std::string> DrawMetadata(const PowerSgdState& state);
 
 class PowerSgdSnapshot final : public HookSnapshot {
  public:
@@ -57,10 +64,16 @@ class PowerSgdSnapshot final : public HookSnapshot {
 
 struct PowerSgdImport final : public HookImport {
   PowerSgdState state;
+  bool from_file = false;
 };
 
 // InvalidArgument or FailedPrecondition names the part that does not fit the session. Thread-safe.
 absl::StatusOr<std::shared_ptr<PowerSgdImport>> ReadPowerSgdState(const PowerSgdSession& session,
                                                                   const HookState& state);
+
+// As CoordinatorHook::ReadCopy. All factors of the copy count as averaged in the last step that was
+// applied; members do not know better. Thread-safe.
+absl::StatusOr<std::shared_ptr<PowerSgdImport>> ReadPowerSgdCopy(const PowerSgdSession& session,
+                                                                 HookState copy);
 
 }  // namespace gradwire

@@ -62,6 +62,7 @@ class WatchedHook final : public Hook {
   absl::Status LoadState(const HookState& state, std::span<const ParameterSpec> manifest) override {
     return inner_->LoadState(state, manifest);
   }
+  HookState Copy() const override { return inner_->Copy(); }
   void SetLossScale(double scale) override { inner_->SetLossScale(scale); }
   void Reset(std::int64_t iteration) override {
     ++resets_;

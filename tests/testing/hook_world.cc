@@ -30,11 +30,12 @@ struct HookWorld::OpenBucket {
   std::vector<Member> members;
 };
 
-HookWorld::HookWorld(std::vector<ParameterSpec> manifest,
+HookWorld::HookWorld(const HookSpec& spec, std::vector<ParameterSpec> manifest,
                      std::vector<std::shared_ptr<Device>> devices,
                      std::vector<std::unique_ptr<Hook>> hooks,
                      std::unique_ptr<CoordinatorHook> coordinator)
-    : manifest_(std::move(manifest)),
+    : spec_(spec),
+      manifest_(std::move(manifest)),
       devices_(std::move(devices)),
       scattered_(devices_.size()),
       hooks_(std::move(hooks)),
@@ -57,7 +58,7 @@ absl::StatusOr<std::unique_ptr<HookWorld>> HookWorld::Make(int world_size, const
   auto coordinator = MakeCoordinatorHook(spec, manifest);
   if (!coordinator.ok()) return coordinator.status();
   if (*coordinator == nullptr) return absl::InvalidArgumentError("not a built-in hook");
-  return std::unique_ptr<HookWorld>(new HookWorld(std::move(manifest), std::move(devices),
+  return std::unique_ptr<HookWorld>(new HookWorld(spec, std::move(manifest), std::move(devices),
                                                   std::move(hooks), *std::move(coordinator)));
 }
 
@@ -70,6 +71,20 @@ absl::Status HookWorld::Import(const HookState& state) {
   const auto import = coordinator_->ReadState(state);
   if (!import.ok()) return import.status();
   coordinator_->Install(**import);
+  return absl::OkStatus();
+}
+
+absl::Status HookWorld::LoseCoordinator(std::size_t rank) {
+  auto fresh = MakeCoordinatorHook(spec_, manifest_);
+  if (!fresh.ok()) return fresh.status();
+  HookState copy = hooks_[rank]->Copy();
+  copy.metadata.merge(HookState(own_).metadata);
+  const auto import = (*fresh)->ReadCopy(std::move(copy));
+  if (!import.ok()) return import.status();
+  (*fresh)->Install(**import);
+  own_version_ = (*fresh)->OwnVersion();
+  coordinator_ = *std::move(fresh);
+  std::fill(versions_.begin(), versions_.end(), 0);
   return absl::OkStatus();
 }
 
@@ -95,6 +110,11 @@ absl::StatusOr<Verdict> HookWorld::RunStep(std::vector<MemberGradients>& gradien
     }
   }
   open.clear();
+  const bool changes = coordinator_->OwnVersion() != own_version_;
+  if (changes && verdict == Verdict::kApply) {
+    own_version_ = coordinator_->OwnVersion();
+    own_ = coordinator_->OwnState();
+  }
   for (auto& hook : hooks_) hook->EndStep(verdict);
   coordinator_->EndStep(verdict);
   if (const auto chore = coordinator_->TakeChore()) chore->Run();

@@ -51,6 +51,10 @@ class HookWorld {
   // As after a StateReset: the members are given the coordinator's state anew.
   void Reset();
 
+  // The coordinator is gone with all that it knew. A fresh one takes its state from the member's
+  // copy, and from what was its own after the last step.
+  absl::Status LoseCoordinator(std::size_t rank);
+
   // From now on this member's gradients lie apart, with elements between them that no hook may
   // touch.
   void Scatter(std::size_t rank) { scattered_[rank] = true; }
@@ -64,8 +68,9 @@ class HookWorld {
  private:
   struct OpenBucket;
 
-  HookWorld(std::vector<ParameterSpec> manifest, std::vector<std::shared_ptr<Device>> devices,
-            std::vector<std::unique_ptr<Hook>> hooks, std::unique_ptr<CoordinatorHook> coordinator);
+  HookWorld(const HookSpec& spec, std::vector<ParameterSpec> manifest,
+            std::vector<std::shared_ptr<Device>> devices, std::vector<std::unique_ptr<Hook>> hooks,
+            std::unique_ptr<CoordinatorHook> coordinator);
 
   absl::Status Open(const std::vector<MemberGradients>& gradients,
                     const std::vector<std::size_t>& positions, OpenBucket& open);
@@ -81,12 +86,15 @@ class HookWorld {
                       std::span<const std::byte> in);
   absl::Status CopyBack(const OpenBucket& open, std::vector<MemberGradients>& gradients);
 
+  const HookSpec spec_;
   const std::vector<ParameterSpec> manifest_;
   const std::vector<std::shared_ptr<Device>> devices_;  // by rank
   std::vector<DeviceVector<std::byte>> staging_;        // by rank
   std::vector<bool> scattered_;                         // by rank
   std::vector<std::unique_ptr<Hook>> hooks_;
   std::unique_ptr<CoordinatorHook> coordinator_;
+  HookState own_;  // of the coordinator's, after the last step
+  std::uint64_t own_version_ = 0;
   std::vector<std::uint64_t> versions_;  // of the shared state that members have, by parameter
   std::vector<std::optional<BucketNorms>> norms_;
   std::size_t contributed_ = 0;

@@ -140,6 +140,11 @@ class Hook {
   virtual absl::Status LoadState(const HookState& state,
                                  std::span<const ParameterSpec> manifest) = 0;
 
+  // This member's copy of the state that all share (PowerSGD's factors), as steps that were applied
+  // have left it: the same bytes on every member, between two steps. A coordinator that has lost
+  // its own takes it back from there.
+  virtual HookState Copy() const = 0;
+
   // The coordinator's state was replaced: the next runs import it again. `iteration` is the number
   // of applied steps.
   virtual void Reset(std::int64_t iteration) = 0;
@@ -154,6 +159,7 @@ class HookBase : public Hook {
  public:
   void EndStep(Verdict /*verdict*/) override {}
   HookState State() const override { return {}; }
+  HookState Copy() const override { return {}; }
   absl::Status LoadState(const HookState& state, std::span<const ParameterSpec> manifest) override;
   void Reset(std::int64_t /*iteration*/) override {}
   void SetLossScale(double /*scale*/) override {}
