@@ -61,6 +61,8 @@ enum class Mutant : std::uint8_t {
   kSessionKeyNotCompared,
   kReadyOfOneConcludes,
   kStepWithResultsGoesOn,
+  kOwnStateNotTold,
+  kStateNotTakenBack,
   kConcludesBeforeReady,
   kResultsInPlaceForgotten,
   // Of leaves.

@@ -54,6 +54,7 @@ absl::Status BucketRun::NextRound(const RoundContext& context) {
 }
 
 BucketRun::Chunk BucketRun::HandOut() {
+  has_shared_ = true;  // what is encoded needs no state; a fresh daemon sends it again
   const std::uint32_t number = sent_++;
   return {.number = number,
           .run = run_.get(),

@@ -110,7 +110,7 @@ class BucketRun {
   std::uint32_t sent_ = 0;
   std::uint32_t received_ = 0;
   std::vector<std::byte> shared_;
-  bool has_shared_ = false;  // it went to the run
+  bool has_shared_ = false;  // the run has it, or had it
   bool holds_result_ = false;
 };
 

@@ -2,32 +2,45 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <utility>
 
 #include "base/limits.h"
 
 namespace gradwire::client {
+namespace {
 
-void DrawPlanSending::Set(const DrawBuckets& buckets, std::uint64_t generation, std::int64_t step) {
-  pieces_ = {{.generation = generation}};
-  step_ = step;
+std::vector<wire::DrawPlan> Cut(const DrawBuckets& buckets, std::uint64_t generation) {
+  std::vector<wire::DrawPlan> pieces = {{.generation = generation}};
   std::size_t room = kMaxDrawPlanPiece;
   for (const std::vector<std::uint32_t>& bucket : buckets) {
     for (auto from = bucket.begin(); from != bucket.end();) {
       if (room == 0) {
-        pieces_.push_back({.generation = generation,
-                           .piece = static_cast<std::uint32_t>(pieces_.size()),
-                           .continued = from != bucket.begin()});
+        pieces.push_back({.generation = generation,
+                          .piece = static_cast<std::uint32_t>(pieces.size()),
+                          .continued = from != bucket.begin()});
         room = kMaxDrawPlanPiece;
       }
       // A bucket that does not fit the rest of a piece continues in the next one.
       const std::size_t count = std::min(room, static_cast<std::size_t>(bucket.end() - from));
       const auto to = from + static_cast<std::ptrdiff_t>(count);
-      pieces_.back().buckets.emplace_back(from, to);
+      pieces.back().buckets.emplace_back(from, to);
       from = to;
       room -= count;
     }
   }
-  pieces_.back().last = true;
+  pieces.back().last = true;
+  return pieces;
+}
+
+}  // namespace
+
+void DrawPlanSending::Set(const DrawBuckets& buckets, std::uint64_t generation, std::int64_t step,
+                          Effects& effects) {
+  std::vector<wire::DrawPlan> pieces = Cut(buckets, generation);
+  for (const wire::DrawPlan& piece : pieces) effects.push_back(SendFrameEffect{piece});
+  if (fixed_) return;
+  pieces_ = std::move(pieces);
+  step_ = step;
 }
 
 void DrawPlanSending::SetGeneration(std::uint64_t generation) {

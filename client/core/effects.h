@@ -17,9 +17,9 @@ namespace gradwire::client {
 // Names one StartBucket to the caller.
 using Ticket = std::uint64_t;
 
-// Send a frame without payload.
 struct SendFrameEffect {
   wire::Header header;
+  wire::PayloadRef payload{};  // null: it has none
 };
 // Encode the range now, before the next call to the core, and send it. Digests are left for the
 // owner to fill in.

@@ -12,9 +12,11 @@ namespace gradwire::client {
 
 Member::Member(MemberOptions options, Hook* hook)
     : options_(std::move(options)),
+      hook_(hook),
       step_(options_, hook),
       protocol_(options_, step_),
-      collectives_(options_) {}
+      collectives_(options_),
+      coordinator_(options_.manifest.size()) {}
 
 absl::Status Member::StartBucket(Ticket ticket, GradBucket& bucket, Effects& effects,
                                  const OpenStep::Begun& begun) {
@@ -125,9 +127,27 @@ struct Member::Received {
   absl::Status operator()(const wire::StateReset& reset) const {
     // An import replaces the draw plan. A reset that a resume repeats must not drop a plan that was
     // set after the first one.
-    if (!member.step_.IsRepeated(reset.iteration)) member.protocol_.ForgetDrawPlan();
+    if (!member.step_.IsRepeated(reset.iteration)) {
+      member.protocol_.ForgetDrawPlan();
+      member.coordinator_.OnReset();
+    }
     if (member.step_.ResetState(reset.iteration)) return absl::OkStatus();
     return member.protocol_.Violation("a new state in the middle");
+  }
+  absl::Status operator()(const wire::CoordinatorState& state) const {
+    if (state.step < member.step()) return absl::OkStatus();  // repeated after a resume
+    if (state.step > member.step() || !member.recovery_) {
+      return member.protocol_.Violation("its own state in the wrong step");
+    }
+    const absl::Status taken = member.coordinator_.Take(state, payload.get());
+    if (taken.ok()) return taken;
+    return member.protocol_.Violation(absl::StrCat("its own state, which ", taken.message()));
+  }
+  absl::Status operator()(const wire::StateRequest& request) const {
+    if (!member.awaits_welcome_) return member.protocol_.Violation("a request for its state");
+    member.coordinator_.Answer(request, member.hook_->Copy(), member.options_.generation,
+                               member.options_.chunk_bytes, effects);
+    return absl::OkStatus();
   }
   absl::Status operator()(const wire::Begin& begin) const {
     member.collectives_.On(begin, effects);
@@ -142,7 +162,9 @@ struct Member::Received {
   }
   absl::Status operator()(const wire::Welcome& welcome) const {
     if (std::exchange(member.awaits_welcome_, false)) {
-      member.ready_.reset();  // of a step that goes on: what counts is said to this daemon
+      // Of a step that goes on: what counts is said to this daemon, and by it.
+      member.ready_.reset();
+      member.coordinator_.Drop();
       member.Resumed(effects);
     }
     member.recovery_ = welcome.recovery;
@@ -188,6 +210,12 @@ void Member::Resumed(Effects& effects) {
 void Member::Conclude(Verdict verdict, Effects& effects, bool dropped) {
   ready_.reset();
   last_ = verdict;
+  if (verdict == Verdict::kApply) {
+    coordinator_.Apply();
+  } else {
+    coordinator_.Drop();
+    if (recovery_) protocol_.OnSkipped();
+  }
   dropped ? step_.Drop(effects) : step_.Conclude(verdict, effects);
   protocol_.Forget();
 }

@@ -16,6 +16,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "client/core/coordinator_copy.h"
 #include "client/core/effects.h"
 #include "client/core/member_collectives.h"
 #include "client/core/member_options.h"
@@ -116,9 +117,11 @@ class Member {
   void Conclude(Verdict verdict, Effects& effects, bool dropped = false);
 
   MemberOptions options_;  // its parts see when another daemon changes the generation
+  Hook* const hook_;
   OpenStep step_;
   StepProtocol protocol_;
   MemberCollectives collectives_;
+  CoordinatorCopy coordinator_;
   bool welcomed_ = false;
   std::optional<wire::Recovery> recovery_;
   bool awaits_welcome_ = false;               // of a further daemon

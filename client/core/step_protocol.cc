@@ -47,6 +47,7 @@ wire::RoundId StepProtocol::IdOf(const Bucket& bucket) const {
 
 absl::Status StepProtocol::Begin(BucketRun& run, Effects& effects) {
   Bucket& bucket = buckets_[run.id()] = {.run = &run, .attempt = attempt_};
+  if (run.shared_bytes() > 0) draw_plan_.Fix();
   if (MayBeEager(run)) {
     SendEager(bucket, effects);
     return absl::OkStatus();
@@ -74,8 +75,7 @@ void StepProtocol::EndStep(Effects& effects) {
 }
 
 void StepProtocol::SetDrawPlan(const DrawBuckets& buckets, Effects& effects) {
-  draw_plan_.Set(buckets, options_.generation, step_.number());
-  draw_plan_.Send(effects);
+  draw_plan_.Set(buckets, options_.generation, step_.number(), effects);
 }
 
 wire::Announce StepProtocol::AnnounceOf(const BucketRun& run) {

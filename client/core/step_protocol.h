@@ -49,7 +49,7 @@ class StepProtocol {
   // Sends the plan, and again on a new stream until the daemon must have it.
   void SetDrawPlan(const DrawBuckets& buckets, Effects& effects);
   // The daemon's state was replaced, and its plan with it.
-  void ForgetDrawPlan() { draw_plan_.Forget(); }
+  void ForgetDrawPlan() { draw_plan_.Reset(); }
 
   // Frames. An error ends the session: the daemon broke the protocol, or a hook failed. What a
   // resume repeats has no effect but to be acknowledged again.
@@ -72,6 +72,8 @@ class StepProtocol {
   bool has_chunks() const { return !sending_.empty(); }
   void SendNext(Effects& effects);
 
+  // The open step is skipped, in a session that outlives its daemon. Forget follows.
+  void OnSkipped() { draw_plan_.StepSkipped(); }
   // The step's buckets are gone: it was concluded, or the session is over.
   void Forget();
 

@@ -275,8 +275,9 @@ void Runtime::Apply(Effects effects) {
 
 // Frames keep the order in which the core asked for them, and chunks wait for the device.
 void Runtime::On(SendFrameEffect& effect) {
-  device_.queue().InOrder([this, stream = stream_, header = std::move(effect.header)] {
-    if (stream == stream_) connection_->Send(header);
+  device_.queue().InOrder([this, stream = stream_, header = std::move(effect.header),
+                           payload = std::move(effect.payload)] {
+    if (stream == stream_) connection_->Send(header, payload);
   });
 }
 

@@ -263,6 +263,28 @@ struct StateReset {
   bool operator==(const StateReset&) const = default;
 };
 
+// A piece of what only the coordinator knows of its state, before a step's Prepared.
+struct CoordinatorState {
+  std::int64_t step = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;  // of all pieces
+  bool operator==(const CoordinatorState&) const = default;
+};
+
+// From a fresh daemon, and the answer: what a member holds of the coordinator's state.
+struct StateRequest {
+  bool donor = false;
+  bool operator==(const StateRequest&) const = default;
+};
+struct StateCopy {
+  std::uint64_t generation = 0;
+  std::uint64_t digest = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;  // 0: of a member that is no donor
+  bool unknown = false;
+  bool operator==(const StateCopy&) const = default;
+};
+
 struct Failure {
   int code = 0;  // an absl::StatusCode
   std::string message;
@@ -275,10 +297,11 @@ struct Begin {
   bool operator==(const Begin&) const = default;
 };
 
-using Header = std::variant<Hello, Announce, Contribution, Ack, EndStep, Heartbeat, Enter,
-                            CollectiveChunk, CollectiveAck, Welcome, Grant, Result, StepDone,
-                            Restart, Failure, Begin, SharedState, StateReset, BucketReport,
-                            DrawPlan, GroupBucket, GroupId, GroupOrder, Prepared, Ready, Concluded>;
+using Header =
+    std::variant<Hello, Announce, Contribution, Ack, EndStep, Heartbeat, Enter, CollectiveChunk,
+                 CollectiveAck, Welcome, Grant, Result, StepDone, Restart, Failure, Begin,
+                 SharedState, StateReset, BucketReport, DrawPlan, GroupBucket, GroupId, GroupOrder,
+                 Prepared, Ready, Concluded, CoordinatorState, StateRequest, StateCopy>;
 
 // Whether it has a digest that the coordinator compares with the payload's.
 bool HasDigest(const Header& header);

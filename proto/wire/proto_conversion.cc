@@ -444,6 +444,12 @@ absl::StatusOr<Header> FromProto(const v1::Header& header) {
       return Checked("shared_state", header.shared_state());
     case v1::Header::kStateReset:
       return Checked("state_reset", header.state_reset());
+    case v1::Header::kCoordinatorState:
+      return Checked("coordinator_state", header.coordinator_state());
+    case v1::Header::kStateRequest:
+      return Checked("state_request", header.state_request());
+    case v1::Header::kStateCopy:
+      return Checked("state_copy", header.state_copy());
     case v1::Header::BODY_NOT_SET:
       break;
   }

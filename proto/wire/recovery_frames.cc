@@ -18,6 +18,48 @@ Recovery Get(const v1::Recovery& message, Checker& check) {
           .grace_milliseconds = message.grace_milliseconds()};
 }
 
+void Set(const CoordinatorState& state, v1::Header& out) {
+  v1::CoordinatorState& message = *out.mutable_coordinator_state();
+  message.set_step(state.step);
+  message.set_offset(state.offset);
+  message.set_bytes(state.bytes);
+}
+
+CoordinatorState Get(const v1::CoordinatorState& message, Checker& check) {
+  const std::uint64_t bytes =
+      check.Range("bytes", message.bytes(), std::uint64_t{1}, kMaxManifestBytes);
+  return {.step = check.Step(message.step()),
+          .offset = check.Range("offset", message.offset(), std::uint64_t{0}, bytes),
+          .bytes = bytes};
+}
+
+void Set(const StateRequest& request, v1::Header& out) {
+  out.mutable_state_request()->set_donor(request.donor);
+}
+
+StateRequest Get(const v1::StateRequest& message, Checker& /*check*/) {
+  return {.donor = message.donor()};
+}
+
+void Set(const StateCopy& copy, v1::Header& out) {
+  v1::StateCopy& message = *out.mutable_state_copy();
+  message.set_generation(copy.generation);
+  message.set_digest(copy.digest);
+  message.set_offset(copy.offset);
+  message.set_bytes(copy.bytes);
+  message.set_unknown(copy.unknown);
+}
+
+StateCopy Get(const v1::StateCopy& message, Checker& check) {
+  const std::uint64_t bytes =
+      check.Range("bytes", message.bytes(), std::uint64_t{0}, kMaxManifestBytes);
+  return {.generation = message.generation(),
+          .digest = message.digest(),
+          .offset = check.Range("offset", message.offset(), std::uint64_t{0}, bytes),
+          .bytes = bytes,
+          .unknown = message.unknown()};
+}
+
 v1::MemberReport ToProto(const MemberReport& report) {
   v1::MemberReport message;
   message.set_session_key(report.session_key);

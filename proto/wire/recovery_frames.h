@@ -12,6 +12,13 @@ namespace gradwire::wire {
 void Set(const Recovery& recovery, v1::Recovery& message);
 Recovery Get(const v1::Recovery& message, Checker& check);
 
+void Set(const CoordinatorState& state, v1::Header& out);
+CoordinatorState Get(const v1::CoordinatorState& message, Checker& check);
+void Set(const StateRequest& request, v1::Header& out);
+StateRequest Get(const v1::StateRequest& message, Checker& check);
+void Set(const StateCopy& copy, v1::Header& out);
+StateCopy Get(const v1::StateCopy& message, Checker& check);
+
 v1::MemberReport ToProto(const MemberReport& report);
 // InvalidArgument: the first field that is not allowed.
 absl::StatusOr<MemberReport> FromProto(const v1::MemberReport& message);

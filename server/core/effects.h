@@ -1,6 +1,7 @@
 // The actions that a session requests from its owner.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -56,6 +57,10 @@ struct ComputeEffect {
   wire::RoundId id;
   std::shared_ptr<SharedStateWork> work;
 };
+// Read it (SessionCore::ReadCopy) and answer with SessionCore::Restored. All members wait for it.
+struct RestoreEffect {
+  std::shared_ptr<const std::vector<std::byte>> file;
+};
 // Run it and answer with SessionCore::ChoreDone. Nobody waits for it.
 struct ChoreEffect {
   std::shared_ptr<HookChore> chore;
@@ -91,9 +96,9 @@ struct LogEffect {
   std::string message;
   int rank = -1;  // that the line is about; -1: none
 };
-using Effect =
-    std::variant<SendEffect, FanOutEffect, ResultEffect, ReduceEffect, ComputeEffect, ChoreEffect,
-                 UpstreamEffect, ReleaseEffect, CloseEffect, DepartureEffect, LogEffect>;
+using Effect = std::variant<SendEffect, FanOutEffect, ResultEffect, ReduceEffect, ComputeEffect,
+                            RestoreEffect, ChoreEffect, UpstreamEffect, ReleaseEffect, CloseEffect,
+                            DepartureEffect, LogEffect>;
 using Effects = std::vector<Effect>;
 
 }  // namespace gradwire::server

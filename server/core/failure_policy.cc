@@ -66,6 +66,15 @@ FailureEvent GoneIn(int rank, const std::string& where) {
                                                   "; its own output says why"))};
 }
 
+FailureEvent GoneBefore(int rank, const std::string& did, std::int64_t step, int gone) {
+  return {.kind = FailureEvent::Kind::kGone,
+          .rank = gone,
+          .what = Coded(
+              ErrorCode::kMemberLeft,
+              absl::AbortedError(absl::StrCat("rank ", rank, " ", did, " step ", step,
+                                              ", but rank ", gone, " has left the session")))};
+}
+
 Decision Decide(const FailureEvent& event, const Membership& membership) {
   int blamed = event.rank;
   if (IsActive(Mutant::kSurvivorBlamed) && event.kind == FailureEvent::Kind::kLost) {

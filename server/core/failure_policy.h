@@ -37,6 +37,8 @@ inline FailureEvent ViolationOf(int rank, absl::Status what) {
 
 // The member left, and `where` (a step, a collective) cannot end without it.
 FailureEvent GoneIn(int rank, const std::string& where);
+// The rank "began" or "ended" a step for which rank `gone` is missing, because it has left.
+FailureEvent GoneBefore(int rank, const std::string& did, std::int64_t step, int gone);
 
 struct Decision {
   enum class Action : std::uint8_t { kFail };  // for all members alike

@@ -41,6 +41,9 @@ absl::Status CheckGeneration(const wire::Header& header, std::uint64_t generatio
   if (const auto* enter = std::get_if<wire::Enter>(&header)) {
     return check(enter->generation, "entered a collective");
   }
+  if (const auto* copy = std::get_if<wire::StateCopy>(&header)) {
+    return check(copy->generation, "sent a copy of the hook's state");
+  }
   return absl::OkStatus();
 }
 

@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/error_code.h"
+#include "hooks/safetensors.h"
 #include "hooks/state_parts.h"
 
 namespace gradwire::server {
@@ -15,6 +16,20 @@ absl::StatusOr<HookState> StateSnapshot::State() const {
   state->metadata[kStepKey] = absl::StrCat(step);
   if (shard.count() > 1) state->metadata[kShardKey] = ShardText(shard.number, shard.count());
   return state;
+}
+
+// A parameter has two tensors at most, each with a description, and two lines of metadata; JSON
+// writes a byte of a name as six at most.
+std::size_t StateFileBytes(const CoordinatorHook* hook, const Manifest& manifest) {
+  constexpr std::size_t kDescription = std::size_t{1} << 20;
+  constexpr std::size_t kForEachParameter = 512;
+  constexpr std::size_t kForEachByteOfName = std::size_t{4} * 6;
+  if (hook == nullptr || !hook->HasState()) return 0;
+  std::size_t bytes = hook->ExportBytes() + kDescription;
+  for (const ParameterSpec& parameter : manifest) {
+    bytes += kForEachParameter + kForEachByteOfName * parameter.name.size();
+  }
+  return bytes;
 }
 
 absl::Status SessionHookState::CheckIsThere() const {
@@ -72,6 +87,14 @@ absl::StatusOr<std::shared_ptr<HookImport>> SessionHookState::ReadState(
 void SessionHookState::Install(HookImport& import) {
   hook_->Install(import);
   ++imports_;
+}
+
+absl::StatusOr<std::shared_ptr<HookImport>> SessionHookState::ReadCopy(
+    std::span<const std::byte> file) const {
+  const auto* const text = reinterpret_cast<const char*>(file.data());
+  absl::StatusOr<HookState> copy = ReadSafetensors({text, file.size()});
+  if (!copy.ok()) return copy.status();
+  return hook_->ReadCopy(*std::move(copy));
 }
 
 std::shared_ptr<const HookSnapshot> SessionHookState::Snapshot() const {

@@ -4,11 +4,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "hooks/coordinator_hook.h"
+#include "server/core/manifest.h"
 #include "server/core/session_state.h"
 #include "server/core/shard_place.h"
 
@@ -26,7 +28,11 @@ struct StateSnapshot {
   absl::StatusOr<HookState> State() const;
 };
 
-// Owns the hook. Not thread-safe, but for ReadState.
+// Upper bound of the bytes of a file with the hook's state, exported or a member's copy. 0: it has
+// none.
+std::size_t StateFileBytes(const CoordinatorHook* hook, const Manifest& manifest);
+
+// Owns the hook. Not thread-safe, but for ReadState and ReadCopy.
 class SessionHookState {
  public:
   // `hook` is null for a user's own, whose state is the members'. `session` is for messages.
@@ -64,6 +70,11 @@ class SessionHookState {
   // thread, at any time.
   absl::StatusOr<std::shared_ptr<HookImport>> ReadState(const HookState& state) const;
   void Install(HookImport& import);
+
+  // The same after the loss of a daemon, from a member's copy as its file has it. Nothing is
+  // replaced by it, for members have the state.
+  absl::StatusOr<std::shared_ptr<HookImport>> ReadCopy(std::span<const std::byte> file) const;
+  void Restore(HookImport& import) { hook_->Install(import); }
 
   // What a report of the compression is made of. Null: there is no state.
   std::shared_ptr<const HookSnapshot> Snapshot() const;

@@ -3,14 +3,13 @@
 #include <utility>
 #include <variant>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/mutants.h"
 #include "server/core/collective_flow.h"
 #include "server/core/draw_plan_intake.h"
 #include "server/core/generation.h"
 #include "server/core/rendezvous.h"
-#include "server/core/send_failure.h"
+#include "server/core/state_recovery.h"
 #include "server/core/step.h"
 #include "server/core/timeouts.h"
 #include "server/core/waiting_for.h"
@@ -31,6 +30,10 @@ SessionCore::SessionCore(SessionOptions options, std::unique_ptr<CoordinatorHook
       collectives_(std::make_unique<CollectiveFlow>(options_, membership_)),
       draw_plan_(std::make_unique<DrawPlanIntake>(hook_state_.hook(), options_.manifest.size())),
       waits_(options_.world_size) {
+  if (const std::size_t file = StateFileBytes(hook_state_.hook(), options_.manifest);
+      options_.gathers && file > 0) {
+    state_recovery_ = std::make_unique<StateRecovery>(options_.world_size, file);
+  }
   if (!options_.leaf.is_leaf()) return;
   const int end = options_.leaf.first + options_.leaf.members;
   membership_.SetElsewhere(0, options_.leaf.first);
@@ -65,6 +68,8 @@ absl::Status SessionCore::Attach(int rank, std::uint64_t start_id, std::int64_t 
   if (state_ == State::kFailed) return failure_;
   if (absl::Status status = membership_.CheckAttach(rank, start_id); !status.ok()) return status;
   // Where members are gathered, their reports say where the session is.
+  if (state_ == State::kJoining && state_recovery_ != nullptr)
+    state_recovery_->OnAttach(rank, step);
   if (state_ != State::kJoining || !options_.gathers) {
     if (absl::Status status = step_->CheckResumable(step); !status.ok()) return status;
   }
@@ -87,47 +92,13 @@ absl::Status SessionCore::Attach(int rank, std::uint64_t start_id, std::int64_t 
   return absl::OkStatus();
 }
 
-// A leaf's members are welcomed when the root's session has begun too.
-void SessionCore::MaybeBegin(int rank, Effects& effects) {
-  if (!membership_.AllConnected()) return;
-  if (options_.leaf.is_leaf() && !std::exchange(upstream_asked_, true)) {
-    effects.push_back(UpstreamEffect{.what = UpstreamEffect::What::kJoin});
-  }
-  if (options_.leaf.is_leaf() && !upstream_joined_) return;
-  // The failure goes to all that are connected.
-  const auto fail = [&](const absl::Status& what) {
-    Apply(FailureEvent{.kind = FailureEvent::Kind::kOwner, .rank = rank, .what = what}, effects);
-  };
-  absl::StatusOr<NodeGroups> groups = rendezvous_->Group();
-  if (!groups.ok()) return fail(groups.status());
-  const auto gathered = rendezvous_->Gathered();
-  if (!gathered.ok()) return fail(gathered.status());
-  state_ = State::kRunning;
-  wire::Welcome welcome{.recovery = RecoveryOf(*groups)};
-  if (welcome.recovery) step_->Outlive(*welcome.recovery);
-  if (*gathered) GoOn(**gathered, effects);
-  welcome.step = step_->number();
-  welcome.attempt = step_->attempt();
-  rendezvous_->Complete(*groups, welcome, effects);
-  step_->SetGroups(*std::move(groups));
-  collectives_->Begin();
-}
-
 // ---- Frames
 
 void SessionCore::Receive(int rank, std::uint64_t connection, const wire::Frame& frame,
                           absl::Time now, Effects& effects) {
   if (state_ == State::kFailed || !membership_.Hear(rank, connection, now)) return;
   if (std::holds_alternative<wire::Heartbeat>(frame.header)) return;
-  if (state_ != State::kRunning) {
-    // Another shard may fail while this one still waits for members.
-    const auto* elsewhere = std::get_if<wire::Failure>(&frame.header);
-    return Apply(
-        elsewhere != nullptr
-            ? OnFailureElsewhere(rank, *elsewhere)
-            : ViolationOf(rank, absl::FailedPreconditionError("sent a frame before its Welcome")),
-        effects);
-  }
+  if (state_ != State::kRunning) return ReceiveEarly(rank, frame, effects);
   const std::int64_t step = step_->number();
   const std::size_t first = effects.size();
   const std::uint64_t bytes = step_->flow().member_bytes(rank);
@@ -309,38 +280,15 @@ void SessionCore::Tick(absl::Time now, Effects& effects) {
   if (state_ == State::kRunning && step_->gate().IsDue(now)) {
     EndPause("the pause is over", now, effects);
   }
-  if (state_ == State::kJoining) Apply(rendezvous_->Tick(now, effects), effects);
+  if (state_ == State::kJoining) {
+    Apply(rendezvous_->Tick(now, effects), effects);
+    if (state_recovery_ != nullptr) {
+      Apply(state_recovery_->Tick(now, options_.join_timeout), effects);
+    }
+  }
   if (state_ == State::kRunning) {
     Apply(FindTimeout(options_, membership_, *step_, *collectives_, now), effects);
   }
-}
-
-// ---- The end
-
-void SessionCore::Apply(const MaybeFailure& failure, Effects& effects) {
-  if (!failure || state_ == State::kFailed || state_ == State::kClosed) return;
-  const Decision decision = Decide(*failure, membership_);
-  const std::string begin = absl::StrCat("session \"", options_.name, "\" failed: ");
-  // What failed on another shard says so already.
-  const bool said = absl::StartsWith(decision.reason.message(), begin);
-  failure_ = absl::Status(decision.reason.code(),
-                          absl::StrCat(said ? "" : begin, decision.reason.message()));
-  blamed_rank_ = decision.blamed_rank;
-  SendFailure(failure_, blamed_rank_, membership_, effects);
-  state_ = State::kFailed;
-  membership_.End();
-  if (failure->kind == FailureEvent::Kind::kLost) {
-    membership_.Lose(failure->rank);
-    effects.push_back(
-        DepartureEffect{.rank = failure->rank, .lost = std::string(failure->what.message())});
-  }
-  step_->End();
-  collectives_->End();
-}
-
-void SessionCore::Fail(const absl::Status& status, int blamed_rank, Effects& effects) {
-  Apply(FailureEvent{.kind = FailureEvent::Kind::kOwner, .rank = blamed_rank, .what = status},
-        effects);
 }
 
 // ---- The hook's state
@@ -374,6 +322,9 @@ absl::Status SessionCore::Install(HookImport& import, Effects& effects, std::uin
 std::string SessionCore::WaitingFor(absl::Time now) const {
   switch (state_) {
     case State::kJoining:
+      if (membership_.AllConnected() && state_recovery_ != nullptr) {
+        return state_recovery_->WaitingFor();
+      }
       if (membership_.AllConnected()) {
         const std::string waits =
             absl::StrCat("waits for the upstream daemon at ", options_.leaf.upstream);

@@ -34,6 +34,7 @@ namespace gradwire::server {
 class CollectiveFlow;
 class DrawPlanIntake;
 class Rendezvous;
+class StateRecovery;
 class Step;
 
 class SessionCore {
@@ -88,6 +89,12 @@ class SessionCore {
   // The answers to a ComputeEffect, after its work has run, and to a ChoreEffect.
   void Computed(const wire::RoundId& id, SharedStateWork& work, Effects& effects);
   void ChoreDone(Effects& effects);
+
+  // What a RestoreEffect asks for, on any thread, and its answer.
+  absl::StatusOr<std::shared_ptr<HookImport>> ReadCopy(const RestoreEffect& restore) const {
+    return hook_state_.ReadCopy(*restore.file);
+  }
+  void Restored(const absl::StatusOr<std::shared_ptr<HookImport>>& state, Effects& effects);
 
   // The hook's state after the last step, whether or not the next has begun.
   absl::StatusOr<StateSnapshot> Export() const;
@@ -155,8 +162,10 @@ class SessionCore {
   std::size_t held_bytes() const;
 
  private:
-  // If everybody is here.
+  // If everybody is here. `rank` came last; -1: nobody.
   void MaybeBegin(int rank, Effects& effects);
+  // Before the session runs.
+  void ReceiveEarly(int rank, const wire::Frame& frame, Effects& effects);
   // What members need to go on with another daemon after this one; none: they cannot.
   std::optional<wire::Recovery> RecoveryOf(const NodeGroups& groups) const;
   // From where another daemon's session was.
@@ -186,8 +195,9 @@ class SessionCore {
   bool upstream_asked_ = false;
   bool upstream_joined_ = false;
   std::string upstream_waits_;
-  std::set<int> leaving_;                   // ranks that leave when the step is concluded
-  std::unique_ptr<StepTimeline> timeline_;  // null: nobody records
+  std::unique_ptr<StateRecovery> state_recovery_;  // null: there is nothing to be taken back
+  std::set<int> leaving_;                          // ranks that leave when the step is concluded
+  std::unique_ptr<StepTimeline> timeline_;         // null: nobody records
 };
 
 }  // namespace gradwire::server

@@ -10,19 +10,6 @@
 #include "server/core/plan_checks.h"
 
 namespace gradwire::server {
-namespace {
-
-FailureEvent GoneBefore(int rank, const std::string& did, std::int64_t step, int gone) {
-  return {.kind = FailureEvent::Kind::kGone,
-          .rank = gone,
-          .what = Coded(
-              ErrorCode::kMemberLeft,
-              absl::AbortedError(absl::StrCat("rank ", rank, " ", did, " step ", step,
-                                              ", but rank ", gone, " has left the session")))};
-}
-
-}  // namespace
-
 Step::Step(const SessionOptions& options, const Membership& membership, CoordinatorHook* hook)
     : options_(options),
       membership_(membership),
@@ -39,6 +26,7 @@ Step::Step(const SessionOptions& options, const Membership& membership, Coordina
       groups_(options, membership),
       agreement_(options.shard.number, options.shard.count(), options.world_size,
                  options.leaf.is_leaf()),
+      own_state_(hook, options.chunk_bytes),
       reports_(options.manifest),
       ended_(Index(options.world_size)) {}
 
@@ -288,110 +276,5 @@ void Step::AcknowledgeEarlierSteps(int rank) {
     if (bucket.step() < number_) flow_.AcknowledgeAll(rank, bucket);
   }
 }
-
-// ---- The end of a step
-
-MaybeFailure Step::OnEndStep(int rank, const wire::EndStep& end, absl::Time now, Effects& effects) {
-  if (end.step == number_ - 1) return std::nullopt;
-  if (end.step != number_) {
-    return ViolationOf(rank, absl::FailedPreconditionError(absl::StrCat(
-                                 "ended step ", end.step, "; the session is at step ", number_)));
-  }
-  if (HasEnded(rank)) return std::nullopt;  // a resume repeats it
-  // Who leaves a prepared step has all of it.
-  if (const auto gone = membership_.FirstLeft(); gone && !AwaitsConclusion()) {
-    return GoneBefore(rank, "ended", number_, *gone);
-  }
-  AcknowledgeEarlierSteps(rank);
-  Begin(rank, now);
-  ended_[Index(rank)] = true;
-  if (MaybeFailure failure = CheckEnded()) return failure;
-  MaybeConclude(effects);
-  return std::nullopt;
-}
-
-// A member that ended the step must have announced every bucket of it.
-MaybeFailure Step::CheckEnded() const {
-  if (MaybeFailure failure = groups_.CheckEnded(ended_)) return failure;
-  for (int r = 0; r < options_.world_size; ++r) {
-    if (!HasEnded(r)) continue;
-    for (const auto& [key, bucket] : table_.all()) {
-      if (bucket.step() != number_ || bucket.IsAnnouncedBy(r)) continue;
-      return ViolationOf(r, Coded(ErrorCode::kBucketsDiffer,
-                                  absl::FailedPreconditionError(absl::StrCat(
-                                      "ended step ", number_, " without bucket ", bucket.name(),
-                                      ", which another member announced"))));
-    }
-  }
-  return std::nullopt;
-}
-
-// Prepared: every announced bucket is reduced, and no further bucket can come, because all
-// parameters are covered or all members have ended the step.
-bool Step::IsPrepared() const {
-  if (!began_ || gate_.shut()) return false;
-  const BucketTable::Progress progress = table_.ProgressOf(number_);
-  if (!progress.all_reduced) return false;
-  const bool all_parameters = parameters_ > 0 && progress.parameters == parameters_;
-  return all_parameters || membership_.AllHere(ended_);
-}
-
-// A single daemon concludes as soon as the step is prepared, unless the session is to outlive it:
-// nothing else has to wait until the members hold the results.
-void Step::MaybeConclude(Effects& effects) {
-  if (!IsPrepared()) return;
-  const bool first = !agreement_.prepared();
-  agreement_.Prepare(blame_.skips() ? Verdict::kSkip : Verdict::kApply);
-  if (first) AskUpstream(effects);
-  if (first && !agreement_.alone()) {
-    effects.push_back(
-        FanOutEffect{.ranks = membership_.Reachable(), .frame = {.header = PreparedFrame()}});
-    if (hook_ != nullptr && IsActive(Mutant::kStateBeforeConclusion)) {
-      hook_->EndStep(*agreement_.prepared());
-    }
-  }
-  if (const auto verdict = agreement_.decided()) Conclude(*verdict, effects);
-}
-
-// Residuals and factors change with the verdict only, the same for all: a skipped step leaves them.
-void Step::Conclude(Verdict verdict, Effects& effects) {
-  last_done_ = wire::StepDone{.step = number_,
-                              .attempt = attempt_,
-                              .verdict = verdict,
-                              .digest = agreement_.alone() ? ResultsDigest() : agreement_.digest()};
-  if (agreement_.leads()) {
-    effects.push_back(
-        FanOutEffect{.ranks = membership_.Reachable(), .frame = {.header = *last_done_}});
-  }
-  const bool changed = !agreement_.alone() && IsActive(Mutant::kStateBeforeConclusion);
-  if (hook_ != nullptr && !changed) {
-    hook_->EndStep(IsActive(Mutant::kCoordinatorCommitsSkips) ? Verdict::kApply : verdict);
-    chores_.Begin(effects);
-  }
-  reports_.EndStep(table_, number_);
-  if (verdict == Verdict::kApply) reports_.Log(hook_, table_, number_, effects);
-  blame_.Log(number_, membership_, effects);
-  ++(verdict == Verdict::kSkip ? flow_.stats().steps_skipped : flow_.stats().steps_applied);
-  table_.EndStep(number_);
-  ++number_;
-  agreement_.NextStep();
-  gate_.OnStepEnd();
-  groups_.BeginStep(number_);
-  attempt_ = 0;
-  blame_.Reset();
-  began_.reset();
-  chunks_ = 0;
-  awaits_draw_plan_ = false;
-  std::fill(ended_.begin(), ended_.end(), false);
-  DropHeld(effects);
-}
-
-void Step::DropHeld(Effects& effects) {
-  for (auto& shared : table_.CloseAcknowledged(number_)) {
-    effects.push_back(ReleaseEffect{.memory = std::move(shared)});
-  }
-}
-
-void Step::End() { unread_ = table_.Clear(); }
 
 }  // namespace gradwire::server

@@ -27,6 +27,7 @@
 #include "server/core/bucket_table.h"
 #include "server/core/chores.h"
 #include "server/core/group_flow.h"
+#include "server/core/own_state_sending.h"
 #include "server/core/round_flow.h"
 #include "server/core/skip_blame.h"
 #include "server/core/step_gate.h"
@@ -78,6 +79,8 @@ class Step {
     recovery_ = std::move(recovery);
     agreement_.AskForReady();
   }
+  // The hook's state is the members'. As SetGroups.
+  void Restored() { own_state_.Restored(); }
   // The session had a daemon before this one: the step that is open, and how the one before ended,
   // if some member may not know. As SetGroups.
   void GoOnFrom(std::int64_t number, const std::optional<wire::StepDone>& ended);
@@ -158,6 +161,7 @@ class Step {
   BucketTable table_;
   GroupFlow groups_;
   Agreement agreement_;
+  OwnStateSending own_state_;
   BucketReports reports_;
   std::int64_t number_ = 0;
   std::uint32_t attempt_ = 0;

@@ -65,6 +65,7 @@ void Step::Resume(int rank, std::int64_t member_step, Effects& effects) {
   }
   if (missed && !outlives_daemon()) send(*last_done_);
   if (member_step == number_ && agreement_.prepared() && !agreement_.alone()) {
+    own_state_.Repeat(rank, effects);
     send(PreparedFrame());
   }
   if (shared_.IsReplacedFor(rank)) send(wire::StateReset{.iteration = hook_->iteration()});

@@ -148,8 +148,7 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinNew(const SessionO
   const absl::StatusOr<std::string> token = NewToken();
   if (!token.ok()) return token.status();
   SessionOptions own = options;
-  const bool has_state = *hook != nullptr && (*hook)->StateBytes() > 0;
-  if (absl::Status identified = Identify(ask, has_state, own); !identified.ok()) return identified;
+  if (absl::Status identified = Identify(ask, own); !identified.ok()) return identified;
   own.generation = next_generation_++;
   if (!own.shard.addresses.empty()) {
     absl::StatusOr<ShardMap> map = ShardMap::Make(
@@ -202,7 +201,7 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinNew(const SessionO
 }
 
 // A new session, or one that members bring along which have lost its daemon.
-absl::Status Registry::Identify(const JoinAsk& ask, bool has_state, SessionOptions& own) const {
+absl::Status Registry::Identify(const JoinAsk& ask, SessionOptions& own) const {
   if (!ask.report) {
     const absl::StatusOr<std::uint64_t> lineage = RandomNumber();
     if (!lineage.ok()) return lineage.status();
@@ -218,7 +217,7 @@ absl::Status Registry::Identify(const JoinAsk& ask, bool has_state, SessionOptio
     return refuse("had another daemon; to take it over is allowed with on_coordinator_loss=resume");
   }
   // What members of such sessions are not told (SessionCore::RecoveryOf).
-  if (has_state || !ask.addresses.empty() || ask.leaf_ranks > 0 || !ask.group.name.empty() ||
+  if (!ask.addresses.empty() || ask.leaf_ranks > 0 || !ask.group.name.empty() ||
       own.leaf.is_leaf()) {
     return refuse("ended with its daemon; join again as a new member");
   }

@@ -170,9 +170,7 @@ class Registry {
   absl::StatusOr<Holder> HolderOf(const std::string& token, std::uint64_t start_id,
                                   const std::string& identity) const GRADWIRE_REQUIRES(mutex_);
   // Whose session it is to be: key and lineage. FailedPrecondition: this daemon takes none over.
-  // `has_state`: its coordinator keeps some.
-  absl::Status Identify(const JoinAsk& ask, bool has_state, SessionOptions& own) const
-      GRADWIRE_EXCLUDES(mutex_);
+  absl::Status Identify(const JoinAsk& ask, SessionOptions& own) const GRADWIRE_EXCLUDES(mutex_);
   // nullopt: that session has ended, or another join has created one of this name; look again.
   absl::StatusOr<std::optional<Joined>> JoinNew(const SessionOptions& options, const JoinAsk& ask,
                                                 absl::Time now, const std::string& identity,

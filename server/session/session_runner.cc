@@ -308,6 +308,9 @@ void SessionRunner::Execute(Effects effects, Work& work) {
     } else if (auto* compute = std::get_if<ComputeEffect>(&effect)) {
       work.tasks.emplace_back(
           [self = shared_from_this(), one = std::move(*compute)] { self->Compute(one); });
+    } else if (auto* restore = std::get_if<RestoreEffect>(&effect)) {
+      work.tasks.emplace_back(
+          [self = shared_from_this(), one = std::move(*restore)] { self->Restore(one); });
     } else if (auto* chore = std::get_if<ChoreEffect>(&effect)) {
       work.tasks.emplace_back(
           [self = shared_from_this(), one = std::move(*chore)] { self->DoChore(one); });

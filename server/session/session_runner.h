@@ -147,7 +147,10 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   bool IsPlaced(const ResultEffect& result) const GRADWIRE_REQUIRES(mutex_);
   void Compute(const ComputeEffect& compute) GRADWIRE_EXCLUDES(mutex_);
   void DoChore(const ChoreEffect& chore) GRADWIRE_EXCLUDES(mutex_);
+  void Restore(const RestoreEffect& restore) GRADWIRE_EXCLUDES(mutex_);
   absl::StatusOr<std::shared_ptr<HookImport>> ReadState(const HookState& state) const
+      GRADWIRE_NO_THREAD_SAFETY_ANALYSIS;
+  absl::StatusOr<std::shared_ptr<HookImport>> ReadCopy(const RestoreEffect& restore) const
       GRADWIRE_NO_THREAD_SAFETY_ANALYSIS;
   absl::StatusOr<std::int64_t> Install(const std::string& file, std::uint32_t shards)
       GRADWIRE_EXCLUDES(mutex_);

@@ -92,9 +92,22 @@ absl::StatusOr<std::int64_t> SessionRunner::Install(const std::string& file, std
   return iteration;
 }
 
-// The only call of the core that is safe without the lock.
+// Runs on a work thread. Reading takes no lock here either, so that members that connect meanwhile
+// need not wait for it.
+void SessionRunner::Restore(const RestoreEffect& restore) {
+  if (ended()) return;
+  const absl::StatusOr<std::shared_ptr<HookImport>> state = ReadCopy(restore);
+  Handle([&](SessionCore& core, Effects& effects) { core.Restored(state, effects); });
+}
+
+// The only calls of the core that are safe without the lock.
 absl::StatusOr<std::shared_ptr<HookImport>> SessionRunner::ReadState(const HookState& state) const {
   return core_.ReadState(state);
+}
+
+absl::StatusOr<std::shared_ptr<HookImport>> SessionRunner::ReadCopy(
+    const RestoreEffect& restore) const {
+  return core_.ReadCopy(restore);
 }
 
 }  // namespace gradwire::server

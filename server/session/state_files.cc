@@ -13,20 +13,6 @@ constexpr std::size_t kOperators = 4;
 
 }  // namespace
 
-// A parameter has two tensors at most, each with a description, and two lines of metadata; JSON
-// writes a byte of a name as six at most.
-std::size_t StateFileBytes(const CoordinatorHook* hook, const Manifest& manifest) {
-  constexpr std::size_t kDescription = std::size_t{1} << 20;
-  constexpr std::size_t kForEachParameter = 512;
-  constexpr std::size_t kForEachByteOfName = std::size_t{4} * 6;
-  if (hook == nullptr || hook->StateBytes() == 0) return 0;
-  std::size_t bytes = hook->ExportBytes() + kDescription;
-  for (const ParameterSpec& parameter : manifest) {
-    bytes += kForEachParameter + kForEachByteOfName * parameter.name.size();
-  }
-  return bytes;
-}
-
 // Exported files, imported files, and one state that is being written to a file or read from one.
 std::size_t StateCallBytes(std::size_t file_bytes) {
   constexpr std::size_t kStates = 2;

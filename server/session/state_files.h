@@ -14,14 +14,12 @@
 
 #include "absl/status/statusor.h"
 #include "base/sync.h"
-#include "hooks/coordinator_hook.h"
-#include "server/core/manifest.h"
+#include "server/core/hook_state.h"
 
 namespace gradwire::server {
 
-// The largest size of the session's state as a file; 0 if the coordinator keeps no state.
-std::size_t StateFileBytes(const CoordinatorHook* hook, const Manifest& manifest);
 // The memory that exports and imports can take together, in addition to the session's own state.
+// `file_bytes` as StateFileBytes has it.
 std::size_t StateCallBytes(std::size_t file_bytes);
 
 // Thread-safe.

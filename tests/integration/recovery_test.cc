@@ -70,14 +70,27 @@ class Recovery : public ::testing::Test {
     return "";
   }
 
-  std::vector<std::unique_ptr<Process>> StartMembers(const std::string& address, int elements) {
+  std::vector<std::unique_ptr<Process>> StartMembers(const std::string& address, int elements,
+                                                     const std::string& hook = "") {
     std::vector<std::unique_ptr<Process>> members;
     for (int rank = 0; rank < kMembers; ++rank) {
-      auto member = Process::Start(
-          {GRADWIRE_TEST_MEMBER, "--address", address, "--session", "s", "--rank",
-           absl::StrCat(rank), "--world-size", absl::StrCat(kMembers), "--elements",
-           absl::StrCat(elements), "--steps", absl::StrCat(kSteps), "--late-ms", "20"},
-          folder_ / absl::StrCat("member", rank));
+      std::vector<std::string> command = {GRADWIRE_TEST_MEMBER,
+                                          "--address",
+                                          address,
+                                          "--session",
+                                          "s",
+                                          "--rank",
+                                          absl::StrCat(rank),
+                                          "--world-size",
+                                          absl::StrCat(kMembers),
+                                          "--elements",
+                                          absl::StrCat(elements),
+                                          "--steps",
+                                          absl::StrCat(kSteps),
+                                          "--late-ms",
+                                          "20"};
+      if (!hook.empty()) command.insert(command.end(), {"--hook", hook});
+      auto member = Process::Start(command, folder_ / absl::StrCat("member", rank));
       EXPECT_TRUE(member.ok()) << member.status();
       members.push_back(*std::move(member));
     }
@@ -99,9 +112,10 @@ class Recovery : public ::testing::Test {
   }
 
   // Four daemons are killed in the middle of the training.
-  std::unique_ptr<Process> TrainThroughLosses(std::unique_ptr<Process> daemon, int elements) {
+  std::unique_ptr<Process> TrainThroughLosses(std::unique_ptr<Process> daemon, int elements,
+                                              const std::string& hook = "") {
     const std::string address = AddressOf(*daemon);
-    auto members = StartMembers(address, elements);
+    auto members = StartMembers(address, elements, hook);
     for (int lost = 0; lost < 4; ++lost) {
       WaitForStep(*members[1], 5 + 12 * lost);
       Kill(*daemon);
@@ -146,6 +160,15 @@ TEST_F(Recovery, MembersOnAUnixSocketGoOnWithTheNextDaemon) {
 
 TEST_F(Recovery, MembersOverTcpGoOnWithTheNextDaemon) {
   TrainThroughLosses(StartDaemon("127.0.0.1:0", "resume"), 100'000);
+}
+
+// The next daemon has all of PowerSGD's state, or the means would be others from then on.
+TEST_F(Recovery, MembersBringPowerSgdsState) {
+  for (const char* hook :
+       {"power_sgd,start_powerSGD_iter=8", "power_sgd,start_powerSGD_iter=3,warm_start=false",
+        "batched_power_sgd,start_powerSGD_iter=3"}) {
+    TrainThroughLosses(StartDaemon("127.0.0.1:0", "resume"), 100'000, hook);
+  }
 }
 
 // An upgrade: the daemon does not wait until the training is over.

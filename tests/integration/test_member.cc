@@ -1,4 +1,5 @@
-// A member as a process of its own: all-reduces one parameter per step and checks the result.
+// A member as a process of its own: all-reduces one bucket per step and checks the result, with
+// --hook against the same hook without any session, which has done the same steps.
 //
 // Prints "joined", then per step "step N apply", in the end "done". Exits 1 with "error: …" on an
 // error, 2 on a wrong result or flag. With --die-after-bytes it kills itself, as by SIGKILL, once
@@ -14,12 +15,14 @@
 #include <cstdlib>
 #include <iostream>
 #include <map>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "gradwire/client.h"
 #include "tests/testing/gradients.h"
+#include "tests/testing/hook_world.h"
 
 namespace gradwire {
 namespace {
@@ -29,7 +32,7 @@ using Flags = std::map<std::string, std::string>;
 constexpr char kUsage[] =
     "usage: gradwire_test_member --address A --session S [--rank R] [--world-size N] [--elements E]"
     " [--steps K]\n"
-    "         [--die-after-bytes B] [--late-ms M] [--shares-memory 1]\n";
+    "         [--hook SPEC] [--die-after-bytes B] [--late-ms M] [--shares-memory 1]\n";
 
 int Fail(const absl::Status& status) {
   std::cout << "error: " << status << std::endl;
@@ -48,13 +51,67 @@ void DieInMidBucket(const Client& client, const Completion& reduced, std::int64_
   if (!reduced.done()) kill(getpid(), SIGKILL);
 }
 
+// A vector; for a hook a matrix and a vector.
+std::vector<ParameterSpec> Model(std::size_t elements, bool has_hook) {
+  if (!has_hook) return {testing::MakeParameter("w", elements)};
+  constexpr std::int64_t kColumns = 50;
+  return {{.name = "w",
+           .shape = {static_cast<std::int64_t>(elements) / kColumns, kColumns},
+           .dtype = DType::kFloat32},
+          testing::MakeParameter("b", 30)};
+}
+
+// What an applied step leaves in the bucket, after those that were applied before.
+class Reference {
+ public:
+  Reference(const HookSpec& spec, const ClientOptions& options)
+      : world_(testing::HookWorld::Make(options.world_size, spec, options.parameters)) {}
+
+  absl::StatusOr<std::vector<std::byte>> Apply(std::int64_t step) {
+    if (!world_.ok()) return world_.status();
+    testing::HookWorld& world = **world_;
+    std::vector<testing::MemberGradients> all;
+    for (std::size_t rank = 0; rank < world.world_size(); ++rank) {
+      testing::Gradients gradients(world.manifest());
+      gradients.Fill(static_cast<int>(rank), step);
+      auto from = gradients.bytes().begin();
+      testing::MemberGradients& own = all.emplace_back();
+      for (const ParameterSpec& parameter : world.manifest()) {
+        const auto to = from + static_cast<std::ptrdiff_t>(parameter.numel() * sizeof(float));
+        own.emplace_back(from, to);
+        from = to;
+      }
+    }
+    const absl::StatusOr<Verdict> verdict = world.RunStep(all, {{0, 1}});
+    if (!verdict.ok()) return verdict.status();
+    std::vector<std::byte> bytes = all[0][0];
+    bytes.insert(bytes.end(), all[0][1].begin(), all[0][1].end());
+    return bytes;
+  }
+
+ private:
+  absl::StatusOr<std::unique_ptr<testing::HookWorld>> world_;
+};
+
+absl::StatusOr<std::vector<std::byte>> Expected(Reference* reference, const ClientOptions& options,
+                                                std::int64_t step) {
+  if (reference != nullptr) return reference->Apply(step);
+  return testing::ExpectedReduction({}, options.parameters, options.world_size, step);
+}
+
 int Run(const Flags& flags) {
   const auto elements = static_cast<std::size_t>(Number(flags, "--elements", 1000));
+  const bool has_hook = flags.contains("--hook");
+  const absl::StatusOr<HookSpec> spec = HookSpec::Parse(has_hook ? flags.at("--hook") : "no");
+  if (!spec.ok()) return Fail(spec.status());
   ClientOptions options{.address = flags.at("--address"),
                         .session = flags.at("--session"),
                         .rank = static_cast<int>(Number(flags, "--rank", -1)),
                         .world_size = static_cast<int>(Number(flags, "--world-size", 1)),
-                        .parameters = {testing::MakeParameter("w", elements)}};
+                        .parameters = Model(elements, has_hook),
+                        .hook = *spec};
+  std::unique_ptr<Reference> reference;
+  if (has_hook) reference = std::make_unique<Reference>(*spec, options);
   auto client = Client::Join(options);
   if (!client.ok()) return Fail(client.status());
   if (Number(flags, "--shares-memory", 0) != 0 && !(*client)->metrics().shared_memory) {
@@ -70,14 +127,15 @@ int Run(const Flags& flags) {
     const Completion reduced = (*client)->AllReduce(bucket);
     if (die_after >= 0) DieInMidBucket(**client, reduced, die_after);
     if (absl::Status status = reduced.Wait(); !status.ok()) return Fail(status);
-    const auto expected =
-        testing::ExpectedReduction({}, options.parameters, options.world_size, step);
-    if (!expected.ok()) return Fail(expected.status());
     const auto verdict = (*client)->EndStep();
     if (!verdict.ok()) return Fail(verdict.status());
-    if (*verdict == Verdict::kApply && gradients.bytes() != *expected) {
-      std::cout << "wrong result in step " << step << std::endl;
-      return 2;
+    if (*verdict == Verdict::kApply) {
+      const auto expected = Expected(reference.get(), options, step);
+      if (!expected.ok()) return Fail(expected.status());
+      if (gradients.bytes() != *expected) {
+        std::cout << "wrong result in step " << step << std::endl;
+        return 2;
+      }
     }
     std::cout << "step " << step << (*verdict == Verdict::kApply ? " apply" : " skip") << std::endl;
   }

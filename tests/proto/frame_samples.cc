@@ -138,6 +138,11 @@ std::vector<Sample> Samples() {
       {"prepared", Prepared{.step = 41, .verdict = Verdict::kSkip, .digest = 0xabcd}},
       {"ready", Ready{.step = 41, .generation = 5, .verdict = Verdict::kSkip, .digest = 0xabcd}},
       {"concluded", Concluded{.step = 41, .generation = 5, .verdict = Verdict::kSkip}},
+      {"coordinator_state", CoordinatorState{.step = 41, .offset = 4096, .bytes = 5000}},
+      {"state_request", StateRequest{.donor = true}},
+      {"state_copy",
+       StateCopy{
+           .generation = 5, .digest = 0xabcd, .offset = 4096, .bytes = 5000, .unknown = true}},
   };
 }
 

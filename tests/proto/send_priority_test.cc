@@ -66,6 +66,9 @@ TEST(SendOrder, KnowsWhatAFrameWeighs) {
       all,                                      // Prepared
       all,                                      // Ready
       all,                                      // Concluded
+      all,                                      // CoordinatorState
+      all,                                      // StateRequest
+      all,                                      // StateCopy
   };
   const std::vector<Sample> samples = Samples();
   ASSERT_EQ(samples.size(), expected.size());

@@ -95,6 +95,7 @@ class GroupSimulation {
   void On(server::ReduceEffect& effect);
   void On(server::ComputeEffect& effect);
   void On(server::ChoreEffect& effect);
+  void On(server::RestoreEffect& /*effect*/) { Violate("a state is restored"); }
   template <class Other>
   void On(Other& /*effect*/) {}
   void SendDown(int rank, wire::Frame frame);

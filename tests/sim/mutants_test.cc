@@ -162,7 +162,9 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{Mutant::kReadyOfOneConcludes, "ReadyOfOneConcludes"},
                       Case{Mutant::kStepWithResultsGoesOn, "StepWithResultsGoesOn"},
                       Case{Mutant::kConcludesBeforeReady, "ConcludesBeforeReady"},
-                      Case{Mutant::kResultsInPlaceForgotten, "ResultsInPlaceForgotten"}),
+                      Case{Mutant::kResultsInPlaceForgotten, "ResultsInPlaceForgotten"},
+                      Case{Mutant::kOwnStateNotTold, "OwnStateNotTold"},
+                      Case{Mutant::kStateNotTakenBack, "StateNotTakenBack"}),
     [](const ::testing::TestParamInfo<Case>& tested) { return std::string(tested.param.name); });
 
 }  // namespace

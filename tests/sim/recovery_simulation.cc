@@ -17,6 +17,14 @@ namespace gradwire::sim {
 namespace {
 
 constexpr int kMostActions = 60'000;
+constexpr std::array kForms = {
+    "power_sgd,start_powerSGD_iter=1,matrix_approximation_rank=2,min_compression_rate=1",
+    "power_sgd,start_powerSGD_iter=0,matrix_approximation_rank=1,min_compression_rate=1,rounds=1",
+    "power_sgd,start_powerSGD_iter=0,matrix_approximation_rank=1,min_compression_rate=1,"
+    "warm_start=false",
+    "power_sgd,start_powerSGD_iter=0,matrix_approximation_rank=1,min_compression_rate=1,"
+    "comm_wrapper=fp16",
+};
 // Lossless: the simulation has no time in which a member could be declared lost.
 constexpr absl::Duration kLong = absl::Hours(1000);
 
@@ -37,7 +45,9 @@ const char* Name(RecoveryCount count) {
                                         "barriers",
                                         "broadcasts",
                                         "in place",
-                                        "refused strangers"};
+                                        "refused strangers",
+                                        "states taken back",
+                                        "draw plans"};
   static_assert(kNames.size() == static_cast<std::size_t>(RecoveryCount::kNumCounts));
   return kNames[static_cast<std::size_t>(count)];
 }
@@ -54,11 +64,14 @@ RecoverySimulation::~RecoverySimulation() = default;
 void RecoverySimulation::MakeScenario() {
   const int world = random_.Between(2, 3);
   const int parameters = random_.Between(1, 4);
+  const bool low_rank = random_.Percent(40);
   for (int p = 0; p < parameters; ++p) {
-    manifest_.push_back({.name = absl::StrCat("p", p),
-                         .shape = {random_.Between(random_.Percent(10) ? 0 : 1, 40)},
-                         .dtype = DType::kFloat32});
+    std::vector<std::int64_t> shape = {random_.Between(random_.Percent(10) ? 0 : 1, 40)};
+    if (low_rank && random_.Percent(70)) shape = {random_.Between(4, 8), random_.Between(4, 8)};
+    manifest_.push_back(
+        {.name = absl::StrCat("p", p), .shape = std::move(shape), .dtype = DType::kFloat32});
   }
+  if (low_rank) options_.spec = *HookSpec::Parse(kForms[random_.Below(kForms.size())]);
   options_.name = "s";
   options_.world_size = world;
   options_.manifest = server::Manifest(manifest_);
@@ -82,6 +95,8 @@ void RecoverySimulation::MakeScenario() {
                                                      : wire::CollectiveKind::kBroadcast);
     }
   }
+  if (low_rank) reference_ = *testing::HookWorld::Make(world, options_.spec, manifest_);
+  if (low_rank && random_.Percent(50)) draw_plan_ = RandomBuckets(manifest_.size(), random_);
   faults_left_ = random_.Between(1, 4);
   fault_percent_ = random_.Between(3, 30);
   for (int rank = 0; rank < world; ++rank) {
@@ -89,7 +104,7 @@ void RecoverySimulation::MakeScenario() {
     member->rank = rank;
     member->start_id = Mix(seed_, 5, rank) | 1;
     member->hook = *MakeHook(options_.spec, MakeHostDevice());
-    member->in_place = random_.Percent(30);
+    member->in_place = !low_rank && random_.Percent(30);
     member->steps = steps_.size();
   }
 }
@@ -127,6 +142,48 @@ ByteVector RecoverySimulation::Expected(std::size_t step,
   return bytes;
 }
 
+ByteVector RecoverySimulation::Gradient(int rank, std::size_t step,
+                                        const std::vector<std::uint32_t>& parameters) const {
+  ByteVector bytes(Numel(parameters) * sizeof(float));
+  std::size_t at = 0;
+  for (const std::uint32_t p : parameters) {
+    for (std::size_t i = 0; i < manifest_[p].numel(); ++i, ++at) {
+      PutElement(DType::kFloat32, bytes, at, Value(rank, step, p, i));
+    }
+  }
+  return bytes;
+}
+
+// With the first member that finishes the step: nobody is a step further, since all take part. A
+// step that is skipped leaves the hooks as they were.
+void RecoverySimulation::RunReference(std::size_t step) {
+  if (step < reference_steps_) return;
+  if (reference_steps_ == 0 && !draw_plan_.empty()) {
+    const absl::Status set = reference_->coordinator().SetDrawPlan(draw_plan_);
+    if (!set.ok()) Violate(absl::StrCat("reference: ", set.message()));
+  }
+  reference_steps_ = step + 1;
+  std::vector<testing::MemberGradients> gradients(members_.size());
+  for (std::size_t rank = 0; rank < gradients.size(); ++rank) {
+    for (std::uint32_t p = 0; p < manifest_.size(); ++p) {
+      gradients[rank].push_back(Gradient(static_cast<int>(rank), step, {p}));
+    }
+  }
+  testing::Buckets buckets;
+  for (const auto& bucket : steps_[step].buckets)
+    buckets.emplace_back(bucket.begin(), bucket.end());
+  const absl::StatusOr<Verdict> verdict = reference_->RunStep(gradients, buckets);
+  if (!verdict.ok() || *verdict != Verdict::kApply) {
+    return Violate(absl::StrCat("step ", step, " was applied, and not by the reference"));
+  }
+  for (const auto& bucket : steps_[step].buckets) {
+    ByteVector& applied = steps_[step].applied[bucket.front()];
+    for (const std::uint32_t p : bucket) {
+      applied.insert(applied.end(), gradients[0][p].begin(), gradients[0][p].end());
+    }
+  }
+}
+
 void RecoverySimulation::Violate(const std::string& what) {
   if (violation_.empty()) violation_ = what;
 }
@@ -161,13 +218,12 @@ RecoverySimulation::Actions RecoverySimulation::Possible() {
     if (one.draining && !one.over) {
       actions.push_back([this, &one] { Disconnect(one, /*loses_frames=*/false); });
     }
-    if (one.over || one.reductions.empty()) continue;
+    if (one.over || one.answers.empty()) continue;
     actions.push_back([this, &one] {
-      const Reduction done = std::move(one.reductions.front());
-      one.reductions.pop_front();
+      const auto answer = std::move(one.answers.front());
+      one.answers.pop_front();
       server::Effects effects;
-      one.session->Reduced(done.id, done.chunk, done.result, {.finite = done.finite},
-                           absl::ZeroDuration(), effects);
+      answer(*one.session, effects);
       Apply(one, std::move(effects));
     });
   }
@@ -267,7 +323,7 @@ void RecoverySimulation::Disconnect(Life& life, bool loses_frames) {
     }
     link->closed = true;
   }
-  life.reductions.clear();
+  life.answers.clear();
 }
 
 void RecoverySimulation::Apply(Life& life, server::Effects effects) {
@@ -280,6 +336,10 @@ void RecoverySimulation::Apply(Life& life, server::Effects effects) {
       for (const int rank : result->ranks) DeliverResult(life, rank, *result);
     } else if (auto* reduce = std::get_if<server::ReduceEffect>(&effect)) {
       Reduce(life, *reduce);
+    } else if (std::holds_alternative<server::ComputeEffect>(effect) ||
+               std::holds_alternative<server::ChoreEffect>(effect) ||
+               std::holds_alternative<server::RestoreEffect>(effect)) {
+      Compute(life, effect);
     } else if (auto* close = std::get_if<server::CloseEffect>(&effect)) {
       for (auto& link : links_) {
         if (link->id == close->connection) link->closed = true;
@@ -346,8 +406,32 @@ void RecoverySimulation::Reduce(Life& life, const server::ReduceEffect& effect) 
     result = std::make_shared<PlacedResult>(Flatten(result->kept().get()), effect.segment.dtype,
                                             effect.raw.dtype, std::move(places), keeps, random_);
   }
-  life.reductions.push_back(
-      {.id = effect.id, .chunk = effect.chunk, .result = std::move(result), .finite = sum.finite});
+  life.answers.emplace_back([id = effect.id, chunk = effect.chunk, result, finite = sum.finite](
+                                server::SessionCore& session, server::Effects& effects) {
+    session.Reduced(id, chunk, result, {.finite = finite}, absl::ZeroDuration(), effects);
+  });
+}
+
+void RecoverySimulation::Compute(Life& life, const server::Effect& effect) {
+  if (const auto* compute = std::get_if<server::ComputeEffect>(&effect)) {
+    life.answers.emplace_back(
+        [one = *compute](server::SessionCore& session, server::Effects& effects) {
+          one.work->Run();
+          session.Computed(one.id, *one.work, effects);
+        });
+  } else if (const auto* chore = std::get_if<server::ChoreEffect>(&effect)) {
+    life.answers.emplace_back(
+        [one = *chore](server::SessionCore& session, server::Effects& effects) {
+          one.chore->Run();
+          session.ChoreDone(effects);
+        });
+  } else if (const auto* restore = std::get_if<server::RestoreEffect>(&effect)) {
+    Note(RecoveryCount::kStatesTakenBack);
+    life.answers.emplace_back(
+        [one = *restore](server::SessionCore& session, server::Effects& effects) {
+          session.Restored(session.ReadCopy(one), effects);
+        });
+  }
 }
 
 void RecoverySimulation::TakeUp(Link& link) {

@@ -5,6 +5,7 @@
 // it everything that it knew. Streams break too. All members finish all steps in the end, and:
 // * each step has one verdict, the same for all members;
 // * a step that is applied has the mean of all gradients in every member's buffers, bit for bit;
+//   with PowerSGD, what hooks without any session make of them, and of the steps before;
 // * a step is skipped only if a contribution was not finite, or if a daemon was lost in it.
 #pragma once
 
@@ -20,9 +21,11 @@
 #include <vector>
 
 #include "client/core/member.h"
+#include "hooks/draw_buckets.h"
 #include "server/core/session_core.h"
 #include "tests/sim/bytes.h"
 #include "tests/sim/random.h"
+#include "tests/testing/hook_world.h"
 
 namespace gradwire::sim {
 
@@ -43,6 +46,8 @@ enum class RecoveryCount : std::uint8_t {
   kBroadcasts,
   kInPlace,
   kRefusedStrangers,
+  kStatesTakenBack,
+  kDrawPlans,
   kNumCounts
 };
 using RecoveryCounts =
@@ -71,16 +76,11 @@ class RecoverySimulation {
     bool attached = false;  // the daemon knows the stream
     bool closed = false;    // the daemon sends nothing more: the end follows what is in `down`
   };
-  struct Reduction {
-    wire::RoundId id;
-    std::uint32_t chunk = 0;
-    server::ResultRef result;
-    bool finite = true;
-  };
   struct Life {
     std::uint64_t number = 0;
     std::unique_ptr<server::SessionCore> session{};
-    std::deque<Reduction> reductions{};
+    // Sums that are computed, and other work; the session hears of it later.
+    std::deque<std::function<void(server::SessionCore&, server::Effects&)>> answers{};
     std::map<int, Link*> links{};      // by rank: the current ones
     std::set<std::uint64_t> tokens{};  // start ids that have joined
     bool draining = false;             // it has handed over, and is still there
@@ -120,6 +120,7 @@ class RecoverySimulation {
     std::vector<wire::CollectiveKind> collectives;  // before it
     bool lost_in = false;                           // a daemon
     std::optional<Verdict> verdict;
+    std::map<std::uint32_t, ByteVector> applied{};  // PowerSGD: results by bucket
   };
   using Actions = std::vector<std::function<void()>>;
 
@@ -127,6 +128,11 @@ class RecoverySimulation {
   std::size_t Numel(const std::vector<std::uint32_t>& parameters) const;
   float Value(int rank, std::size_t step, std::uint32_t parameter, std::size_t element) const;
   ByteVector Expected(std::size_t step, const std::vector<std::uint32_t>& parameters) const;
+  ByteVector Gradient(int rank, std::size_t step,
+                      const std::vector<std::uint32_t>& parameters) const;
+  bool is_power_sgd() const { return reference_ != nullptr; }
+  // The step that follows those before, in a world without sessions.
+  void RunReference(std::size_t step);
   void Violate(const std::string& what);
   void Note(RecoveryCount count) { ++counts_[static_cast<std::size_t>(count)]; }
   Actions Possible();
@@ -144,6 +150,7 @@ class RecoverySimulation {
   void Deliver(Life& life, int rank, const wire::Frame& frame);
   void DeliverResult(Life& life, int rank, const server::ResultEffect& effect);
   void Reduce(Life& life, const server::ReduceEffect& effect);
+  void Compute(Life& life, const server::Effect& effect);
   void TakeUp(Link& link);
   void TakeDown(Link& link);
   void Cut(Member& member);
@@ -160,6 +167,7 @@ class RecoverySimulation {
   void Act(Member& member);
   void StartBucket(Member& member, const std::vector<std::uint32_t>& parameters);
   void EnterCollective(Member& member);
+  void SetDrawPlan(Member& member);
   void FinishStep(Member& member);
   void CheckBucket(const Member& member, std::size_t step, const OpenBucket& bucket);
   void Stranger();
@@ -169,6 +177,9 @@ class RecoverySimulation {
   server::SessionOptions options_;
   std::vector<ParameterSpec> manifest_;
   std::vector<Step> steps_;
+  std::unique_ptr<testing::HookWorld> reference_;  // of PowerSGD
+  std::size_t reference_steps_ = 0;
+  DrawBuckets draw_plan_;  // that rank 0 sets before the first step; empty: none
   std::vector<std::unique_ptr<Member>> members_;
   std::vector<std::unique_ptr<Life>> lives_;
   std::vector<std::unique_ptr<Link>> links_;

@@ -71,7 +71,7 @@ void RecoverySimulation::SendUp(Member& member, wire::Frame frame) {
 void RecoverySimulation::ApplyMember(Member& member, client::Effects effects) {
   for (client::Effect& effect : effects) {
     if (auto* send = std::get_if<client::SendFrameEffect>(&effect)) {
-      SendUp(member, {.header = std::move(send->header)});
+      SendUp(member, {.header = std::move(send->header), .payload = std::move(send->payload)});
     } else if (auto* chunk = std::get_if<client::SendChunkEffect>(&effect)) {
       OnChunk(member, *chunk);
     } else if (auto* bytes = std::get_if<client::SendCollectiveEffect>(&effect)) {
@@ -151,6 +151,7 @@ void RecoverySimulation::Act(Member& member) {
   Step& step = steps_[member.step];
   if (member.next_bucket == 0 && !member.ended && member.order.empty()) {
     if (member.collectives < step.collectives.size()) return EnterCollective(member);
+    if (member.rank == 0 && member.step == 0 && !draw_plan_.empty()) SetDrawPlan(member);
     member.order.resize(step.buckets.size());
     std::iota(member.order.begin(), member.order.end(), std::size_t{0});
     random_.Shuffle(member.order);
@@ -177,23 +178,27 @@ void RecoverySimulation::StartBucket(Member& member, const std::vector<std::uint
   const client::Ticket ticket = next_ticket_++;
   OpenBucket& open = member.buckets[ticket];
   open.id = parameters.front();
-  open.buffer = std::make_shared<ByteVector>(Numel(parameters) * sizeof(float));
+  open.buffer = std::make_shared<ByteVector>();
   std::vector<ParameterSpec> specs;
-  std::size_t at = 0;
-  for (const std::uint32_t p : parameters) {
-    specs.push_back(manifest_[p]);
-    for (std::size_t i = 0; i < manifest_[p].numel(); ++i, ++at) {
-      PutElement(DType::kFloat32, *open.buffer, at, Value(member.rank, member.step, p, i));
-    }
-  }
+  for (const std::uint32_t p : parameters) specs.push_back(manifest_[p]);
+  *open.buffer = Gradient(member.rank, member.step, parameters);
   open.bucket = std::make_unique<GradBucket>(
-      *GradBucket::Make(0, {DType::kFloat32, open.buffer->data(), at}, specs));
+      *GradBucket::Make(0, {DType::kFloat32, open.buffer->data(), Numel(parameters)}, specs));
   client::Effects effects;
   if (absl::Status started = member.core->StartBucket(ticket, *open.bucket, effects);
       !started.ok()) {
     return Violate(absl::StrCat("StartBucket: ", started.message()));
   }
   if (member.in_place && member.link != nullptr) member.core->SendAhead(open.id);
+  ApplyMember(member, std::move(effects));
+}
+
+void RecoverySimulation::SetDrawPlan(Member& member) {
+  Note(RecoveryCount::kDrawPlans);
+  client::Effects effects;
+  if (absl::Status set = member.core->SetDrawPlan(draw_plan_, effects); !set.ok()) {
+    Violate(absl::StrCat("SetDrawPlan: ", set.message()));
+  }
   ApplyMember(member, std::move(effects));
 }
 
@@ -218,7 +223,10 @@ void RecoverySimulation::CheckBucket(const Member& member, std::size_t step,
                                      const OpenBucket& bucket) {
   for (const auto& parameters : steps_[step].buckets) {
     if (parameters.front() != bucket.id) continue;
-    if (*bucket.buffer != Expected(step, parameters)) {
+    if (is_power_sgd()) RunReference(step);
+    const ByteVector expected =
+        is_power_sgd() ? steps_[step].applied.at(bucket.id) : Expected(step, parameters);
+    if (*bucket.buffer != expected) {
       Violate(absl::StrCat("rank ", member.rank, " applies step ", step, " with another mean"));
     }
   }

@@ -143,6 +143,7 @@ class ShardSimulation {
   void On(Daemon& daemon, server::ReduceEffect& effect);
   void On(Daemon& daemon, server::ComputeEffect& effect);
   void On(Daemon& daemon, server::ChoreEffect& effect);
+  void On(Daemon& /*daemon*/, server::RestoreEffect& /*effect*/) { Violate("a state is restored"); }
   void On(Daemon& daemon, server::UpstreamEffect& effect);
   template <class Other>
   void On(Daemon& /*daemon*/, Other& /*effect*/) {}

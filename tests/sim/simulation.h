@@ -211,6 +211,7 @@ class Simulation {
   void OnEffect(server::ReduceEffect& effect, server::Effects& more);
   void OnEffect(server::ComputeEffect& effect, server::Effects& more);
   void OnEffect(server::ChoreEffect& effect, server::Effects& more);
+  void OnEffect(server::RestoreEffect& effect, server::Effects& more);
   void OnEffect(server::ReleaseEffect& effect, server::Effects& more);
   // No leaf here, so no upstream.
   void OnEffect(server::UpstreamEffect& effect, server::Effects& more);

@@ -204,6 +204,10 @@ void Simulation::OnEffect(server::ChoreEffect& effect, server::Effects& more) {
   AnswerLater(run, more);
 }
 
+void Simulation::OnEffect(server::RestoreEffect& /*effect*/, server::Effects& /*more*/) {
+  checker_.Violate("a state is restored");
+}
+
 // On a thread of the daemon's that takes as long as it likes: answers come in any order.
 void Simulation::AnswerLater(const std::function<void(server::Effects&)>& run,
                              server::Effects& more) {

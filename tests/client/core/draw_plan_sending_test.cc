@@ -118,9 +118,8 @@ TEST(DrawPlanSending, APlanOfAnySizeIsCutIntoPieces) {
     std::iota(plan[b].begin(), plan[b].end(), static_cast<std::uint32_t>(b * 100'000));
   }
   DrawPlanSending sending;
-  sending.Set(plan, 7, 0);
   Effects effects;
-  sending.Send(effects);
+  sending.Set(plan, 7, 0, effects);
   ASSERT_THAT(effects, SizeIs(3));
   DrawBuckets joined;
   for (std::uint32_t i = 0; i < 3; ++i) {
@@ -136,6 +135,45 @@ TEST(DrawPlanSending, APlanOfAnySizeIsCutIntoPieces) {
     EXPECT_LE(parameters, kMaxDrawPlanPiece);
   }
   EXPECT_EQ(joined, plan);
+}
+
+// The first bucket of the plan that a new stream brings again; empty: none.
+std::vector<std::uint32_t> Repeated(const DrawPlanSending& sending) {
+  Effects effects;
+  sending.Send(effects);
+  if (effects.empty()) return {};
+  return std::get<wire::DrawPlan>(std::get<SendFrameEffect>(effects[0]).header).buckets.at(0);
+}
+
+TEST(DrawPlanSending, ALaterPlanThanTheDrawsIsNotBroughtAgain) {
+  DrawPlanSending sending;
+  Effects effects;
+  sending.Set({{1}}, 7, 0, effects);
+  sending.Set({{2}}, 7, 0, effects);
+  EXPECT_EQ(Repeated(sending), std::vector<std::uint32_t>{2});
+  sending.Fix();
+  sending.Set({{3}}, 7, 1, effects);
+  EXPECT_THAT(effects, SizeIs(3)) << "the daemon says that it has no effect";
+  EXPECT_EQ(Repeated(sending), std::vector<std::uint32_t>{2});
+  sending.Reset();
+  sending.Set({{4}}, 7, 1, effects);
+  EXPECT_EQ(Repeated(sending), std::vector<std::uint32_t>{4});
+}
+
+// Until the step after its own is applied: only then somebody else has it.
+TEST(DrawPlanSending, SkippedStepsBringThePlanToNobody) {
+  DrawPlanSending sending;
+  Effects effects;
+  sending.Set({{1}}, 7, 0, effects);
+  for (const std::int64_t next : {1, 2, 3}) {
+    sending.StepSkipped();
+    sending.StepDone(next);
+    EXPECT_THAT(Repeated(sending), SizeIs(1)) << next;
+  }
+  sending.StepDone(4);
+  EXPECT_THAT(Repeated(sending), SizeIs(1));
+  sending.StepDone(5);
+  EXPECT_THAT(Repeated(sending), IsEmpty());
 }
 
 }  // namespace

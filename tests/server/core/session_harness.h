@@ -198,6 +198,14 @@ class SessionHarness {
     Take(std::move(effects));
   }
 
+  void Restore() {
+    const RestoreEffect restore = std::move(restores.front());
+    restores.pop_front();
+    Effects effects;
+    session.Restored(session.ReadCopy(restore), effects);
+    Take(std::move(effects));
+  }
+
   // The effects of a call that this class does not know.
   void TakeAll(Effects effects) { Take(std::move(effects)); }
 
@@ -226,6 +234,7 @@ class SessionHarness {
   bool answers_at_once = true;           // what follows
   std::deque<ComputeEffect> computations;
   std::deque<ChoreEffect> chores;
+  std::deque<RestoreEffect> restores;
   std::uint64_t connections = 0;
 
  private:
@@ -247,6 +256,9 @@ class SessionHarness {
       } else if (auto* chore = std::get_if<ChoreEffect>(&effect)) {
         chores.push_back(std::move(*chore));
         if (answers_at_once) DoChore();
+      } else if (auto* restore = std::get_if<RestoreEffect>(&effect)) {
+        restores.push_back(std::move(*restore));
+        if (answers_at_once) Restore();
       } else if (auto* wish = std::get_if<UpstreamEffect>(&effect)) {
         upstream.push_back(std::move(*wish));
       } else if (std::holds_alternative<ReleaseEffect>(effect)) {

@@ -1,8 +1,15 @@
 // A session that outlives its daemon: what its own one does, and what the next one does.
+#include <cstddef>
+#include <cstdint>
+#include <span>
 #include <string>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "hooks/safetensors.h"
+#include "proto/wire/owned_payload.h"
 #include "tests/server/core/session_harness.h"
 
 namespace gradwire::server {
@@ -119,17 +126,9 @@ TEST(WithoutRecovery, NobodyIsAskedForReadyAndNothingIsHandedOver) {
   EXPECT_EQ(harness.session.state(), SessionCore::State::kRunning);
 }
 
-// Its factors and its generator would be lost.
-TEST(WithoutRecovery, ACoordinatorWithStateKeepsTheSession) {
-  SessionOptions options = Options(false);
-  options.spec.comm_hook = "power_sgd";
-  SessionHarness harness(options);
-  harness.Start();
-  EXPECT_FALSE(harness.Sent<wire::Welcome>(0)[0].recovery.has_value());
-}
-
 class NextDaemon : public ::testing::Test {
  protected:
+  explicit NextDaemon(const SessionOptions& options = Options(true)) : harness_(options) {}
   absl::Status Join(int rank, const std::optional<wire::MemberReport>& report) {
     JoinAsk ask = harness_.Ask(rank);
     ask.report = report;
@@ -148,7 +147,7 @@ class NextDaemon : public ::testing::Test {
     Come(0, through);
     Come(1, in);
   }
-  SessionHarness harness_{Options(true)};
+  SessionHarness harness_;
 };
 
 TEST_F(NextDaemon, GoesOnWithTheStepOnceAllHaveReported) {
@@ -226,6 +225,163 @@ TEST_F(NextDaemon, WhoIsThroughACollectiveMayLeave) {
   harness_.Receive(1, wire::Enter{.number = 2, .generation = 7});
   EXPECT_EQ(harness_.session.state(), SessionCore::State::kRunning) << harness_.Message();
   EXPECT_THAT(harness_.Sent<wire::Begin>(1), SizeIs(1));
+}
+
+// ---- The hook's state
+
+SessionOptions PowerSgdOptions(bool gathers) {
+  SessionOptions options = Options(gathers);
+  options.spec = *HookSpec::Parse("power_sgd,start_powerSGD_iter=0");
+  return options;
+}
+
+// What a member holds before the first draw.
+wire::PayloadRef Copy(std::int64_t iteration) {
+  const std::string file =
+      WriteSafetensors({.metadata = {{"iteration", absl::StrCat(iteration)}}, .tensors = {}});
+  const std::span<const std::byte> bytes = std::as_bytes(std::span(file));
+  return wire::OwnedPayload::Make({bytes.begin(), bytes.end()});
+}
+wire::StateCopy HeaderOf(const wire::PayloadRef& copy, bool donor) {
+  return {.generation = 7, .digest = wire::Digest(copy.get()), .bytes = donor ? copy->bytes() : 0};
+}
+
+TEST(ASessionWithAState, OutlivesItsDaemonToo) {
+  SessionHarness harness(PowerSgdOptions(false));
+  harness.Start();
+  EXPECT_TRUE(harness.Sent<wire::Welcome>(0)[0].recovery.has_value());
+}
+
+class NextDaemonWithState : public NextDaemon {
+ protected:
+  NextDaemonWithState() : NextDaemon(PowerSgdOptions(true)) {}
+};
+
+TEST_F(NextDaemonWithState, TakesItFromTheDonorWhenAllHoldTheSame) {
+  Come(1, Report(4));
+  EXPECT_THAT(harness_.frames[1], IsEmpty()) << "somebody may still have seen the step end";
+  Come(0, Report(4));
+  EXPECT_THAT(harness_.Sent<wire::StateRequest>(0), ElementsAre(wire::StateRequest{.donor = true}));
+  EXPECT_THAT(harness_.Sent<wire::StateRequest>(1), ElementsAre(wire::StateRequest{}));
+  EXPECT_EQ(harness_.Waiting(), "waits for what ranks 0, 1 hold of the hook's state");
+  const wire::PayloadRef copy = Copy(30);
+  harness_.Receive(1, HeaderOf(copy, false));
+  EXPECT_EQ(harness_.Waiting(), "waits for what rank 0 holds of the hook's state");
+  harness_.answers_at_once = false;
+  harness_.Receive(0, HeaderOf(copy, true), copy);
+  EXPECT_THAT(harness_.Waiting(), HasSubstr("reads the hook's state"));
+  EXPECT_THAT(harness_.Sent<wire::Welcome>(0), IsEmpty());
+  // One that loses its stream now has nothing more to say.
+  harness_.Detach(1);
+  ASSERT_TRUE(harness_.Attach(1, 4).ok());
+  EXPECT_THAT(harness_.Sent<wire::StateRequest>(1), SizeIs(1));
+  harness_.Restore();
+  EXPECT_EQ(harness_.session.state(), SessionCore::State::kRunning) << harness_.Message();
+  EXPECT_THAT(harness_.Sent<wire::Welcome>(0), SizeIs(1));
+  EXPECT_EQ(harness_.session.hook_state().iteration(), 30);
+  EXPECT_TRUE(harness_.Sent<wire::StateReset>(1).empty()) << "it has the state";
+}
+
+TEST_F(NextDaemonWithState, SaysFirstHowTheStepEnded) {
+  Come(0, Ready(4));
+  Come(1, Report(5));
+  ASSERT_THAT(harness_.frames[0], SizeIs(2));
+  EXPECT_TRUE(std::holds_alternative<wire::StepDone>(harness_.frames[0][0].header));
+  EXPECT_TRUE(std::holds_alternative<wire::StateRequest>(harness_.frames[0][1].header));
+  EXPECT_THAT(harness_.frames[1], SizeIs(1)) << "it has seen the end";
+}
+
+TEST_F(NextDaemonWithState, AsksAgainOnANewStream) {
+  Come(0, Report(4));
+  Come(1, Report(4));
+  const wire::PayloadRef copy = Copy(3);
+  harness_.Receive(0, HeaderOf(copy, true), copy);
+  harness_.Detach(0);
+  ASSERT_TRUE(harness_.Attach(0, 4).ok());
+  EXPECT_THAT(harness_.Sent<wire::StateRequest>(0), SizeIs(2));
+  EXPECT_THAT(harness_.Sent<wire::StateRequest>(1), SizeIs(1));
+  harness_.Receive(1, HeaderOf(copy, false));
+  EXPECT_EQ(harness_.session.state(), SessionCore::State::kJoining);
+  harness_.Receive(0, HeaderOf(copy, true), copy);
+  EXPECT_EQ(harness_.session.state(), SessionCore::State::kRunning) << harness_.Message();
+}
+
+TEST_F(NextDaemonWithState, EndsTheSessionWhereCopiesDiffer) {
+  Come(0, Report(4));
+  Come(1, Report(4));
+  const wire::PayloadRef copy = Copy(3);
+  harness_.Receive(0, HeaderOf(copy, true), copy);
+  harness_.Receive(1, HeaderOf(Copy(4), false));
+  EXPECT_THAT(harness_.Message(), HasSubstr("ranks 0 and 1 hold different copies"));
+  EXPECT_THAT(harness_.Sent<wire::Failure>(0), SizeIs(1));
+}
+
+TEST_F(NextDaemonWithState, EndsTheSessionWhereNobodyKnowsTheState) {
+  Come(0, Report(4));
+  Come(1, Report(4));
+  harness_.Receive(1, wire::StateCopy{.generation = 7, .unknown = true});
+  EXPECT_THAT(harness_.Message(), HasSubstr("was replaced by one from a file"));
+}
+
+TEST_F(NextDaemonWithState, EndsTheSessionWhereTheCopyIsNone) {
+  Come(0, Report(4));
+  Come(1, Report(4));
+  const wire::PayloadRef none = wire::OwnedPayload::Make(std::vector<std::byte>(40));
+  harness_.Receive(1, HeaderOf(none, false));
+  harness_.Receive(0, HeaderOf(none, true), none);
+  EXPECT_THAT(harness_.Message(),
+              HasSubstr("what its members hold of the hook's state is not one"));
+}
+
+TEST_F(NextDaemonWithState, NamesWhoDoesNotAnswer) {
+  Come(0, Report(4));
+  Come(1, Report(4));
+  const wire::PayloadRef copy = Copy(3);
+  harness_.Receive(0, HeaderOf(copy, true), copy);
+  harness_.Tick(absl::ZeroDuration());
+  for (int second = 0; second < 20 && harness_.Message().empty(); ++second) {
+    for (int rank = 0; rank < 2; ++rank) harness_.Receive(rank, wire::Heartbeat{});
+    harness_.Pass(absl::Seconds(1));
+  }
+  EXPECT_THAT(harness_.Message(), HasSubstr("waits for what rank 1 holds of the hook's state"));
+}
+
+// Each is the fault of one member, and named.
+TEST(ACopyOfTheState, ThatIsNotAllowedIsAViolation) {
+  const wire::PayloadRef copy = Copy(3);
+  const auto refusal = [&](int rank, const wire::StateCopy& header, const wire::PayloadRef& bytes) {
+    SessionHarness harness(PowerSgdOptions(true));
+    for (int one = 0; one < 2; ++one) {
+      JoinAsk ask = harness.Ask(one);
+      ask.report = Report(4);
+      EXPECT_TRUE(harness.Join(ask).ok());
+      EXPECT_TRUE(harness.Attach(one, 4).ok());
+    }
+    harness.Receive(rank, header, bytes);
+    return harness.Message();
+  };
+  wire::StateCopy header = HeaderOf(copy, true);
+  EXPECT_EQ(refusal(0, header, copy), "");
+  EXPECT_THAT(refusal(1, header, copy), HasSubstr("rank 1: sent bytes of the hook's state"));
+  header.digest ^= 1;
+  EXPECT_THAT(refusal(0, header, copy),
+              HasSubstr("rank 0: its copy of the hook's state has digest"));
+  header = HeaderOf(copy, true);
+  header.offset = 1;
+  EXPECT_THAT(refusal(0, header, copy), HasSubstr("rank 0: its copy of the state has bytes 1 to"));
+  header = HeaderOf(copy, false);
+  EXPECT_THAT(refusal(0, header, nullptr), HasSubstr("state_copy.bytes: 0; allowed: 1 to"));
+  header.bytes = std::uint64_t{1} << 40;
+  EXPECT_THAT(refusal(0, header, nullptr), HasSubstr("state_copy.bytes: 1099511627776"));
+  header = HeaderOf(copy, false);
+  header.generation = 6;
+  EXPECT_THAT(refusal(1, header, nullptr), HasSubstr("of generation 6"));
+}
+
+TEST_F(NextDaemon, WithoutAStateNobodyIsAskedForIt) {
+  Come(0, Report(4));
+  harness_.Receive(0, wire::StateCopy{.generation = 7});
+  EXPECT_THAT(harness_.Message(), HasSubstr("sent a frame before its Welcome"));
 }
 
 TEST(ASessionThatBegins, RefusesReports) {

@@ -43,6 +43,7 @@ class GatedHook final : public CoordinatorHook {
   std::shared_ptr<SharedStateWork> SharedState(BucketPositions) override {
     return std::make_shared<Work>(gates_);
   }
+  bool HasState() const override { return true; }
   std::size_t StateBytes() const override { return 1 << 10; }
   std::size_t ExportBytes() const override { return 1 << 10; }
   std::shared_ptr<const HookSnapshot> Snapshot() const override {

@@ -107,9 +107,8 @@ TEST(RegistryTest, RefusesSessionsThatEndWithTheirDaemon) {
   EXPECT_THAT(refusal(OptionsOf("a"), Reporting(0, 7)), HasSubstr("on_coordinator_loss=resume"));
   SessionOptions options = OptionsOf("a");
   options.coordinator_grace = absl::Seconds(60);
-  options.spec.comm_hook = "power_sgd";
   JoinAsk ask = Reporting(0, 7);
-  ask.spec = options.spec;
+  ask.group = {.name = "node", .communicator = "nccl"};
   EXPECT_THAT(refusal(options, ask), HasSubstr("ended with its daemon"));
   EXPECT_EQ(registry.sessions(), 0U);
 }

@@ -1,0 +1,154 @@
+// How a session begins, goes on after the loss of its daemon, and ends.
+#include <algorithm>
+#include <limits>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/mutants.h"
+#include "server/core/collective_flow.h"
+#include "server/core/generation.h"
+#include "server/core/rendezvous.h"
+#include "server/core/send_failure.h"
+#include "server/core/session_core.h"
+#include "server/core/state_recovery.h"
+#include "server/core/step.h"
+
+namespace gradwire::server {
+
+// A leaf's members are welcomed when the root's session has begun too.
+void SessionCore::MaybeBegin(int rank, Effects& effects) {
+  if (!membership_.AllConnected()) return;
+  if (options_.leaf.is_leaf() && !std::exchange(upstream_asked_, true)) {
+    effects.push_back(UpstreamEffect{.what = UpstreamEffect::What::kJoin});
+  }
+  if (options_.leaf.is_leaf() && !upstream_joined_) return;
+  // The failure goes to all that are connected.
+  const auto fail = [&](const absl::Status& what) {
+    Apply(FailureEvent{.kind = FailureEvent::Kind::kOwner, .rank = rank, .what = what}, effects);
+  };
+  absl::StatusOr<NodeGroups> groups = rendezvous_->Group();
+  if (!groups.ok()) return fail(groups.status());
+  const auto gathered = rendezvous_->Gathered();
+  if (!gathered.ok()) return fail(gathered.status());
+  if (state_recovery_ != nullptr && !state_recovery_->restored()) {
+    return state_recovery_->Ask(**gathered, effects);
+  }
+  state_ = State::kRunning;
+  wire::Welcome welcome{.recovery = RecoveryOf(*groups)};
+  if (welcome.recovery) step_->Outlive(*welcome.recovery);
+  if (*gathered) GoOn(**gathered, effects);
+  welcome.step = step_->number();
+  welcome.attempt = step_->attempt();
+  rendezvous_->Complete(*groups, welcome, effects);
+  step_->SetGroups(*std::move(groups));
+  collectives_->Begin();
+}
+
+// Another shard may fail while this one still waits for members.
+void SessionCore::ReceiveEarly(int rank, const wire::Frame& frame, Effects& effects) {
+  if (const auto* elsewhere = std::get_if<wire::Failure>(&frame.header)) {
+    return Apply(OnFailureElsewhere(rank, *elsewhere), effects);
+  }
+  absl::Status status = CheckGeneration(frame.header, options_.generation);
+  const auto* copy = std::get_if<wire::StateCopy>(&frame.header);
+  if (status.ok() && copy != nullptr && state_recovery_ != nullptr) {
+    return Apply(state_recovery_->Take(rank, *copy, frame.payload.get(), effects), effects);
+  }
+  if (status.ok()) status = absl::FailedPreconditionError("sent a frame before its Welcome");
+  Apply(ViolationOf(rank, std::move(status)), effects);
+}
+
+void SessionCore::Restored(const absl::StatusOr<std::shared_ptr<HookImport>>& state,
+                           Effects& effects) {
+  if (state_ != State::kJoining) return;
+  if (!state.ok()) {
+    return Apply(FailureEvent{.kind = FailureEvent::Kind::kOwner,
+                              .what = absl::Status(state.status().code(),
+                                                   absl::StrCat("what its members hold of the "
+                                                                "hook's state is not one: ",
+                                                                state.status().message()))},
+                 effects);
+  }
+  if (!IsActive(Mutant::kStateNotTakenBack)) hook_state_.Restore(**state);
+  step_->Restored();
+  state_recovery_->Restored();
+  MaybeBegin(-1, effects);
+}
+
+// None where a fresh daemon would lack something: an order that only the lost one knew.
+std::optional<wire::Recovery> SessionCore::RecoveryOf(const NodeGroups& groups) const {
+  bool has_leaves = groups.has_leaves();
+  for (int r = 0; r < options_.world_size; ++r) has_leaves |= membership_.IsLeaf(r);
+  if (options_.coordinator_grace <= absl::ZeroDuration() || options_.shard.count() > 1 ||
+      options_.leaf.is_leaf() || groups.any() || has_leaves) {
+    return std::nullopt;
+  }
+  constexpr std::int64_t kLongest = std::numeric_limits<std::uint32_t>::max();
+  const std::int64_t grace = absl::ToInt64Milliseconds(options_.coordinator_grace);
+  return wire::Recovery{.session_key = options_.session_key,
+                        .lineage = options_.lineage,
+                        .grace_milliseconds = static_cast<std::uint32_t>(
+                            std::clamp(grace, std::int64_t{1}, kLongest))};
+}
+
+// The end of the last step comes before the Welcome, after which members announce what is left of
+// the open one.
+void SessionCore::GoOn(const Gathering::Outcome& gathered, Effects& effects) {
+  step_->GoOnFrom(gathered.step, gathered.ended);
+  collectives_->GoOnFrom(gathered.collectives, gathered.through);
+  std::string how = "which nobody has a result of";
+  if (gathered.ended) {
+    effects.push_back(
+        FanOutEffect{.ranks = membership_.Reachable(), .frame = {.header = *gathered.ended}});
+    how = absl::StrCat("after step ", gathered.ended->step, ", which was ",
+                       gathered.ended->verdict == Verdict::kApply ? "applied" : "skipped");
+  }
+  effects.push_back(LogEffect{.message = absl::StrCat("all members of a lost daemon are here; the "
+                                                      "session goes on with step ",
+                                                      gathered.step, ", ", how)});
+}
+
+void SessionCore::HandOver(Effects& effects) {
+  const bool gathers = state_ == State::kJoining && options_.gathers;
+  if (!gathers && (state_ != State::kRunning || !step_->outlives_daemon())) return;
+  for (const int rank : membership_.Reachable()) {
+    effects.push_back(CloseEffect{.rank = rank, .connection = membership_.connection(rank)});
+  }
+  effects.push_back(
+      LogEffect{.message = gathers ? std::string("the daemon ends while members gather")
+                                   : absl::StrCat("the daemon ends; members go on with the next "
+                                                  "one in step ",
+                                                  step_->number())});
+  state_ = State::kClosed;
+  membership_.End();
+  step_->End();
+  collectives_->End();
+}
+
+void SessionCore::Apply(const MaybeFailure& failure, Effects& effects) {
+  if (!failure || state_ == State::kFailed || state_ == State::kClosed) return;
+  const Decision decision = Decide(*failure, membership_);
+  const std::string begin = absl::StrCat("session \"", options_.name, "\" failed: ");
+  // What failed on another shard says so already.
+  const bool said = absl::StartsWith(decision.reason.message(), begin);
+  failure_ = absl::Status(decision.reason.code(),
+                          absl::StrCat(said ? "" : begin, decision.reason.message()));
+  blamed_rank_ = decision.blamed_rank;
+  SendFailure(failure_, blamed_rank_, membership_, effects);
+  state_ = State::kFailed;
+  membership_.End();
+  if (failure->kind == FailureEvent::Kind::kLost) {
+    membership_.Lose(failure->rank);
+    effects.push_back(
+        DepartureEffect{.rank = failure->rank, .lost = std::string(failure->what.message())});
+  }
+  step_->End();
+  collectives_->End();
+}
+
+void SessionCore::Fail(const absl::Status& status, int blamed_rank, Effects& effects) {
+  Apply(FailureEvent{.kind = FailureEvent::Kind::kOwner, .rank = blamed_rank, .what = status},
+        effects);
+}
+
+}  // namespace gradwire::server
