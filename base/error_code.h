@@ -71,6 +71,7 @@ enum class ErrorCode : std::uint16_t {
   kBuffer = 317,
   kBucketsDiffer = 318,
   kStillWaiting = 319,
+  kMembershipChanged = 320,
   // options of hooks and clients
   kOption = 400,
   kUnknownHook = 401,

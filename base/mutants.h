@@ -62,6 +62,7 @@ enum class Mutant : std::uint8_t {
   kReadyOfOneConcludes,
   kStepWithResultsGoesOn,
   kOwnStateNotTold,
+  kNewcomerHasModel,
   kStateNotTakenBack,
   kConcludesBeforeReady,
   kResultsInPlaceForgotten,

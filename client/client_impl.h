@@ -55,6 +55,9 @@ class ClientImpl final : public client::MemberClient {
   int rank() const override { return rank_; }
   int world_size() const override { return world_size_; }
   std::int64_t step() const override { return runtime_.step(); }
+  std::optional<MembershipChange> membership_change() const override {
+    return runtime_.membership_change();
+  }
   ClientMetrics metrics() const override { return runtime_.metrics(); }
   std::vector<BucketReport> Report() const override { return runtime_.Report(); }
   Completion AllReduce(GradBucket& bucket, void* stream) override;

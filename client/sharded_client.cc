@@ -93,6 +93,8 @@ class ShardedClient final : public client::MemberClient {
   int rank() const override { return lead().rank(); }
   int world_size() const override { return lead().world_size(); }
   std::int64_t step() const override { return lead().step(); }
+  // A session with several daemons ends with its first lost member.
+  std::optional<MembershipChange> membership_change() const override { return std::nullopt; }
 
   Completion AllReduce(GradBucket& bucket, void* stream) override {
     auto state = std::make_shared<Completion::State>();

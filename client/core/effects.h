@@ -51,13 +51,16 @@ struct StepDoneEffect {
   std::int64_t step = 0;
   Verdict verdict = Verdict::kApply;
   bool dropped = false;  // with the daemon: buckets that were not begun have no part in it
+  std::optional<wire::MembershipChange> change{};  // with `dropped`
 };
 struct CollectiveDoneEffect {
   std::uint64_t number = 0;
+  absl::Status status{};  // Aborted: a member of it was lost, and has a successor
 };
 // All members have joined; calls may begin.
 struct WelcomeEffect {
-  std::optional<wire::Recovery> recovery{};  // none: the session ends with its daemon
+  std::optional<wire::Recovery> recovery{};        // none: the session ends with its daemon
+  std::optional<wire::MembershipChange> change{};  // of which this member is one, as a newcomer
 };
 // The session has ended. All open calls were completed with `status` before.
 struct FailedEffect {

@@ -111,7 +111,14 @@ struct Member::Received {
     if (done.dropped && done.verdict == Verdict::kApply) {
       return member.protocol_.Violation("that a step is dropped and applied");
     }
-    member.Conclude(done.verdict, effects, done.dropped);
+    if (done.change && !done.dropped) {
+      return member.protocol_.Violation("that newcomers are here after a step that is not dropped");
+    }
+    if (done.dropped) {
+      member.Drop(done.change, effects);
+    } else {
+      member.Conclude(done.verdict, effects);
+    }
     return absl::OkStatus();
   }
   absl::Status operator()(const wire::Prepared& prepared) const {
@@ -169,9 +176,14 @@ struct Member::Received {
     }
     member.recovery_ = welcome.recovery;
     // The first one may be that of a resume, if the stream broke before it came.
-    if (!std::exchange(member.welcomed_, true)) {
-      effects.push_back(WelcomeEffect{.recovery = welcome.recovery});
+    if (std::exchange(member.welcomed_, true)) return absl::OkStatus();
+    if (welcome.change) {
+      member.is_newcomer_ = true;
+      member.last_ = Verdict::kSkip;
+      member.step_.BeginAt(welcome.step, welcome.change->iteration);
+      member.collectives_.GoOnFrom(welcome.change->collectives, effects);
     }
+    effects.push_back(WelcomeEffect{.recovery = welcome.recovery, .change = welcome.change});
     return absl::OkStatus();
   }
   absl::Status operator()(const wire::Heartbeat&) const { return absl::OkStatus(); }
@@ -207,16 +219,27 @@ void Member::Resumed(Effects& effects) {
 
 // In this order: Forget needs the number of the step that Conclude opens, to see whether the draw
 // plan must still be repeated.
-void Member::Conclude(Verdict verdict, Effects& effects, bool dropped) {
+void Member::Conclude(Verdict verdict, Effects& effects) {
+  step_.Conclude(verdict, effects);
+  Forget(verdict);
+}
+
+void Member::Drop(const std::optional<wire::MembershipChange>& change, Effects& effects) {
+  step_.Drop(change, effects);
+  Forget(Verdict::kSkip);
+  if (change) collectives_.GoOnFrom(change->collectives, effects);
+}
+
+void Member::Forget(Verdict verdict) {
   ready_.reset();
   last_ = verdict;
   if (verdict == Verdict::kApply) {
+    is_newcomer_ = false;
     coordinator_.Apply();
   } else {
     coordinator_.Drop();
     if (recovery_) protocol_.OnSkipped();
   }
-  dropped ? step_.Drop(effects) : step_.Conclude(verdict, effects);
   protocol_.Forget();
 }
 
@@ -229,7 +252,8 @@ wire::MemberReport Member::Report() const {
                             .last = last_,
                             .has_contributed = protocol_.has_contributed(),
                             .may_have_results = protocol_.MayHaveResults(),
-                            .collectives = collectives_.ended()};
+                            .collectives = collectives_.ended(),
+                            .newcomer = is_newcomer_ && !IsActive(Mutant::kNewcomerHasModel)};
   if (ready_) report.ready = {.verdict = ready_->verdict, .digest = ready_->digest};
   return report;
 }

@@ -114,7 +114,10 @@ class Member {
   // Until the Welcome of a further daemon, nothing may be sent to it; Resumed then says it again.
   void HoldBack(Effects& effects, std::size_t first) const;
 
-  void Conclude(Verdict verdict, Effects& effects, bool dropped = false);
+  void Conclude(Verdict verdict, Effects& effects);
+  void Drop(const std::optional<wire::MembershipChange>& change, Effects& effects);
+  // Of a step that is concluded or dropped.
+  void Forget(Verdict verdict);
 
   MemberOptions options_;  // its parts see when another daemon changes the generation
   Hook* const hook_;
@@ -126,6 +129,7 @@ class Member {
   std::optional<wire::Recovery> recovery_;
   bool awaits_welcome_ = false;               // of a further daemon
   std::optional<Verdict> last_;               // of the step before
+  bool is_newcomer_ = false;                  // and no step was applied since
   std::optional<wire::Ready> ready_;          // of the open step
   std::optional<wire::Concluded> concluded_;  // of the last step
   absl::Status failure_;

@@ -8,6 +8,14 @@
 
 namespace gradwire::client {
 
+absl::Status VoidCollective(wire::CollectiveKind kind) {
+  return Coded(ErrorCode::kMembershipChanged,
+               absl::AbortedError(absl::StrCat(
+                   kind == wire::CollectiveKind::kBarrier ? "the barrier" : "the broadcast",
+                   " has ended: a member of it was lost and has a successor, which the end of this "
+                   "step will tell of")));
+}
+
 absl::StatusOr<std::uint64_t> MemberCollectives::Enter(wire::CollectiveKind kind, int root,
                                                        std::size_t bytes, Effects& effects) {
   if (open_)
@@ -122,6 +130,14 @@ void MemberCollectives::Resumed(Effects& effects) {
   open_->begun = false;
   open_->sent = open_->everybody;
   SendEnter(effects);
+}
+
+void MemberCollectives::GoOnFrom(std::uint64_t next, Effects& effects) {
+  next_ = next;
+  if (!open_) return;
+  effects.push_back(
+      CollectiveDoneEffect{.number = open_->number, .status = VoidCollective(open_->kind)});
+  open_.reset();
 }
 
 }  // namespace gradwire::client

@@ -12,6 +12,10 @@
 
 namespace gradwire::client {
 
+// Aborted: a member was lost, and its successor does not take part. So ends what is open when
+// members hear of a successor, and what they enter before the user has heard of it.
+absl::Status VoidCollective(wire::CollectiveKind kind);
+
 class MemberCollectives {
  public:
   // `options` outlives this.
@@ -33,6 +37,8 @@ class MemberCollectives {
   void BeginAnew();
   // That are over.
   std::uint64_t ended() const { return next_ - (open_ ? 1 : 0); }
+  // Lost members have successors, which are in none of those before `next`: an open one is void.
+  void GoOnFrom(std::uint64_t next, Effects& effects);
   // The session is over.
   void Abort() { open_.reset(); }
 

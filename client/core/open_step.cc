@@ -76,7 +76,7 @@ void OpenStep::Conclude(Verdict verdict, Effects& effects) {
   ++number_;
 }
 
-void OpenStep::Drop(Effects& effects) {
+void OpenStep::Drop(const std::optional<wire::MembershipChange>& change, Effects& effects) {
   for (const auto& [id, bucket] : buckets_) {
     if (bucket.run->holds_result()) continue;
     effects.push_back(
@@ -84,7 +84,14 @@ void OpenStep::Drop(Effects& effects) {
   }
   unfinished_ = 0;
   Conclude(Verdict::kSkip, effects);
-  std::get<StepDoneEffect>(effects.back()).dropped = true;
+  auto& done = std::get<StepDoneEffect>(effects.back());
+  done.dropped = true;
+  done.change = change;
+}
+
+void OpenStep::BeginAt(std::int64_t number, std::int64_t iteration) {
+  number_ = number;
+  hook_->Reset(iteration);
 }
 
 void OpenStep::Abort(const absl::Status& status, Effects& effects) {

@@ -64,7 +64,10 @@ class OpenStep {
   void Conclude(Verdict verdict, Effects& effects);
   // The same with SKIP, although results are missing: the daemon was lost, and no member applies
   // the step. Buckets that wait are done, with whatever their buffers have.
-  void Drop(Effects& effects);
+  // `change`: as its StepDoneEffect has it.
+  void Drop(const std::optional<wire::MembershipChange>& change, Effects& effects);
+  // This member begins in the middle of a session, with this step and the hook at this iteration.
+  void BeginAt(std::int64_t number, std::int64_t iteration);
   // The session is over: ends the buckets that wait with `status`.
   void Abort(const absl::Status& status, Effects& effects);
 

@@ -7,6 +7,7 @@
 #include "base/error_code.h"
 #include "base/mutants.h"
 #include "client/core/leaf_weight.h"
+#include "client/core/member_collectives.h"
 #include "client/runtime/member_hook.h"
 #include "client/transport/rejoin.h"
 #include "gradwire/hooks/registry.h"
@@ -325,24 +326,32 @@ void Runtime::Finish(const StepDoneEffect& effect) {
     ++(effect.verdict == Verdict::kApply ? metrics_.steps_applied : metrics_.steps_skipped);
   }
   if (end_step_ == nullptr) {
-    verdict_ = effect.verdict;
-    dropped_ = effect.dropped;
-    return;
+    over_.push_back(effect);
+  } else {
+    Complete(*std::exchange(end_step_, nullptr), effect);
   }
-  step_.store(effect.step + 1, std::memory_order_relaxed);
-  end_step_->verdict = effect.verdict;
-  std::exchange(end_step_, nullptr)->outcome.Complete(absl::OkStatus());
 }
 
-void Runtime::On(CollectiveDoneEffect&) {
-  device_.queue().InOrder([this] {
-    if (auto call = std::exchange(collective_, nullptr)) call->outcome.Complete(absl::OkStatus());
+void Runtime::Complete(StepCall& call, const StepDoneEffect& over) {
+  step_.store(over.step + 1, std::memory_order_relaxed);
+  SetChange(over.change);
+  call.verdict = over.verdict;
+  call.outcome.Complete(absl::OkStatus());
+}
+
+void Runtime::On(CollectiveDoneEffect& effect) {
+  device_.queue().InOrder([this, status = effect.status] {
+    if (auto call = std::exchange(collective_, nullptr)) call->outcome.Complete(status);
   });
 }
 
 void Runtime::On(WelcomeEffect& effect) {
   welcomed_ = true;
   if (effect.recovery) Outlive(*effect.recovery);
+  if (effect.change) {
+    step_.store(member_.step(), std::memory_order_relaxed);
+    SetChange(effect.change);
+  }
   const std::uint32_t groups = member_.leaf_groups();
   if (groups > 0 && options_.hook.comm_hook != "noop") {
     weight_ = LeafWeight(ranks_, groups, options_.world_size);
@@ -380,9 +389,9 @@ void Runtime::StartBucket(std::shared_ptr<GradBucket> bucket, std::unique_ptr<De
 void Runtime::Begin(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Outcome> done) {
   if (absl::Status open = Open(); !open.ok()) return done->Complete(open);
   // The step was lost with its daemon: EndStep will say so, and the gradients are of no use.
-  if (verdict_ && dropped_) return done->Complete(absl::OkStatus());
+  if (!over_.empty() && over_.front().dropped) return done->Complete(absl::OkStatus());
   // The daemon has ended this step, so a further bucket would belong to the next one.
-  if (verdict_) {
+  if (!over_.empty()) {
     return done->Complete(Coded(ErrorCode::kTwiceInStep,
                                 absl::InvalidArgumentError(absl::StrCat(
                                     "all parameters are in step ", step(),
@@ -432,10 +441,10 @@ void Runtime::EndStep(std::shared_ptr<StepCall> call) {
 void Runtime::End(std::shared_ptr<StepCall> call) {
   if (absl::Status open = Open(); !open.ok()) return call->outcome.Complete(open);
   // The step ended before this call (see StepDoneEffect).
-  if (verdict_) {
-    step_.fetch_add(1, std::memory_order_relaxed);
-    call->verdict = *std::exchange(verdict_, std::nullopt);
-    return call->outcome.Complete(absl::OkStatus());
+  if (!over_.empty()) {
+    const StepDoneEffect over = std::move(over_.front());
+    over_.pop_front();
+    return Complete(*call, over);
   }
   Effects effects;
   if (absl::Status ended = member_.EndStep(effects); !ended.ok()) {
@@ -460,6 +469,9 @@ void Runtime::Enter(std::shared_ptr<CollectiveCall> call) {
 
 void Runtime::Begin(std::shared_ptr<CollectiveCall> call) {
   if (absl::Status open = Open(); !open.ok()) return call->outcome.Complete(open);
+  const bool has_change = std::any_of(over_.begin(), over_.end(),
+                                      [](const auto& over) { return over.change.has_value(); });
+  if (has_change) return call->outcome.Complete(VoidCollective(call->kind));
   Effects effects;
   const auto number = member_.Enter(call->kind, call->root, call->bytes, effects);
   if (!number.ok()) return call->outcome.Complete(number.status());
@@ -469,7 +481,7 @@ void Runtime::Begin(std::shared_ptr<CollectiveCall> call) {
 
 absl::Status Runtime::BetweenSteps(const char* call) const {
   if (absl::Status open = Open(); !open.ok()) return open;
-  if (buckets_.empty() && end_step_ == nullptr && !verdict_ && device_.idle()) {
+  if (buckets_.empty() && end_step_ == nullptr && over_.empty() && device_.idle()) {
     return absl::OkStatus();
   }
   return Coded(ErrorCode::kWrongMoment,

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <span>
@@ -96,6 +97,7 @@ class Runtime final : private EventHandler {
                                                        std::shared_ptr<void> owner) const
       GRADWIRE_EXCLUDES(shared_mutex_);
   std::int64_t step() const { return step_.load(std::memory_order_relaxed); }
+  std::optional<MembershipChange> membership_change() const GRADWIRE_EXCLUDES(shared_mutex_);
   ClientMetrics metrics() const GRADWIRE_EXCLUDES(shared_mutex_);
   std::vector<BucketReport> Report() const GRADWIRE_EXCLUDES(shared_mutex_);
   bool left() const { return left_.load(std::memory_order_relaxed); }
@@ -150,6 +152,8 @@ class Runtime final : private EventHandler {
   // ---- After the loss of the daemon (runtime_rejoin.cc)
   // The session outlives its daemon: this member looks for the next one so long.
   void Outlive(const wire::Recovery& recovery);
+  void SetChange(const std::optional<wire::MembershipChange>& change)
+      GRADWIRE_EXCLUDES(shared_mutex_);
   // Whether the daemon's answer to a stream says that it is another one.
   bool MayRejoin(const absl::Status& answer) const;
   void BeginRejoin();
@@ -164,6 +168,8 @@ class Runtime final : private EventHandler {
   void On(BucketDoneEffect& effect);
   void Finish(const BucketDoneEffect& effect);
   void Finish(const StepDoneEffect& effect) GRADWIRE_EXCLUDES(shared_mutex_);
+  // The user's step is over.
+  void Complete(StepCall& call, const StepDoneEffect& over) GRADWIRE_EXCLUDES(shared_mutex_);
   void SendReport(std::uint32_t bucket, const std::optional<BucketNorms>& norms)
       GRADWIRE_EXCLUDES(shared_mutex_);
   void On(StepDoneEffect& effect);
@@ -202,6 +208,7 @@ class Runtime final : private EventHandler {
   std::string token_ GRADWIRE_GUARDED_BY(shared_mutex_);         // the membership's
   ClientMetrics metrics_ GRADWIRE_GUARDED_BY(shared_mutex_);
   BucketStats stats_ GRADWIRE_GUARDED_BY(shared_mutex_);
+  std::optional<MembershipChange> change_ GRADWIRE_GUARDED_BY(shared_mutex_);
   std::atomic<std::int64_t>
       step_;  // the one that the user is in; the core's may be the next already
   std::atomic<bool> left_ = false;
@@ -220,8 +227,7 @@ class Runtime final : private EventHandler {
   std::unique_ptr<SharedMemory> memory_;  // of the stream; null: payloads travel in it
   Ticket next_ticket_ = 1;
   std::shared_ptr<Outcome> joined_;
-  std::optional<Verdict> verdict_;  // of step_, until EndStep asks for it
-  bool dropped_ = false;            // that step, with its daemon
+  std::deque<StepDoneEffect> over_;  // steps from step_ on, until EndStep asks for them
   std::shared_ptr<StepCall> end_step_;
   std::shared_ptr<CollectiveCall> collective_;
   absl::Status hook_error_;  // met while effects were applied

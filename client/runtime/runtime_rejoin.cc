@@ -17,6 +17,17 @@ void Runtime::Outlive(const wire::Recovery& recovery) {
   connection_->SetGrace(coordinator_grace_);
 }
 
+void Runtime::SetChange(const std::optional<wire::MembershipChange>& change) {
+  MutexLock lock(shared_mutex_);
+  change_.reset();
+  if (change) change_ = {.newcomers = change->newcomers, .root = change->root};
+}
+
+std::optional<MembershipChange> Runtime::membership_change() const {
+  MutexLock lock(shared_mutex_);
+  return change_;
+}
+
 // A daemon that does not know the token is another one: this one's own forgets no session that
 // runs. While members gather, the next one may have given up this one's place, or the session.
 bool Runtime::MayRejoin(const absl::Status& answer) const {

@@ -182,12 +182,22 @@ struct Recovery {
   bool operator==(const Recovery&) const = default;
 };
 
+// Lost members were replaced.
+struct MembershipChange {
+  std::vector<int> newcomers{};   // ranks, ascending
+  int root = 0;                   // the lowest rank that has the model
+  std::uint64_t collectives = 0;  // number of the next one; open ones are void
+  std::int64_t iteration = 0;     // steps applied, as the hook counts
+  bool operator==(const MembershipChange&) const = default;
+};
+
 struct Welcome {
   std::int64_t step = 0;
   std::uint32_t attempt = 0;
   bool resumed = false;
-  std::optional<NodeGroup> group{};    // none: the session has no node groups
-  std::optional<Recovery> recovery{};  // none: the session ends with its daemon
+  std::optional<NodeGroup> group{};          // none: the session has no node groups
+  std::optional<Recovery> recovery{};        // none: the session ends with its daemon
+  std::optional<MembershipChange> change{};  // to a newcomer
   bool operator==(const Welcome&) const = default;
 };
 
@@ -212,7 +222,8 @@ struct StepDone {
   std::uint32_t attempt = 0;
   Verdict verdict = Verdict::kApply;
   std::uint64_t digest = 0;
-  bool dropped = false;  // with its daemon: no member needs to have all results
+  bool dropped = false;                      // with its daemon: no member needs to have all results
+  std::optional<MembershipChange> change{};  // with `dropped`
   bool operator==(const StepDone&) const = default;
 };
 

@@ -31,6 +31,7 @@ struct MemberReport {
   std::size_t chunk_bytes = 0;
   std::uint32_t window_chunks = 0;
   std::size_t eager_bytes = 0;
+  bool newcomer = false;
 
   bool operator==(const MemberReport&) const = default;
 };

@@ -255,16 +255,19 @@ void Set(const Welcome& welcome, v1::Header& out) {
   message.set_resumed(welcome.resumed);
   if (welcome.group) Set(*welcome.group, message.mutable_node_group());
   if (welcome.recovery) Set(*welcome.recovery, *message.mutable_recovery());
+  if (welcome.change) Set(*welcome.change, *message.mutable_change());
 }
 
 Welcome Get(const v1::Welcome& message, Checker& check) {
-  return {.step = check.Step(message.step()),
-          .attempt = message.attempt(),
-          .resumed = message.resumed(),
-          .group = message.has_node_group() ? std::optional(Get(message.node_group(), check))
-                                            : std::nullopt,
-          .recovery = message.has_recovery() ? std::optional(Get(message.recovery(), check))
-                                             : std::nullopt};
+  return {
+      .step = check.Step(message.step()),
+      .attempt = message.attempt(),
+      .resumed = message.resumed(),
+      .group =
+          message.has_node_group() ? std::optional(Get(message.node_group(), check)) : std::nullopt,
+      .recovery =
+          message.has_recovery() ? std::optional(Get(message.recovery(), check)) : std::nullopt,
+      .change = message.has_change() ? std::optional(Get(message.change(), check)) : std::nullopt};
 }
 
 void Set(const Grant& grant, v1::Header& out) { Set(grant.id, out.mutable_grant()->mutable_id()); }
@@ -299,14 +302,17 @@ void Set(const StepDone& done, v1::Header& out) {
   message.set_verdict(static_cast<v1::StepVerdict>(done.verdict));
   message.set_digest(done.digest);
   message.set_dropped(done.dropped);
+  if (done.change) Set(*done.change, *message.mutable_change());
 }
 
 StepDone Get(const v1::StepDone& message, Checker& check) {
-  return {.step = check.Step(message.step()),
-          .attempt = message.attempt(),
-          .verdict = GetVerdict(message.verdict(), check),
-          .digest = message.digest(),
-          .dropped = message.dropped()};
+  return {
+      .step = check.Step(message.step()),
+      .attempt = message.attempt(),
+      .verdict = GetVerdict(message.verdict(), check),
+      .digest = message.digest(),
+      .dropped = message.dropped(),
+      .change = message.has_change() ? std::optional(Get(message.change(), check)) : std::nullopt};
 }
 
 void Set(const SharedState& state, v1::Header& out) {

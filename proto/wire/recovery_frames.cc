@@ -18,6 +18,27 @@ Recovery Get(const v1::Recovery& message, Checker& check) {
           .grace_milliseconds = message.grace_milliseconds()};
 }
 
+void Set(const MembershipChange& change, v1::MembershipChange& message) {
+  for (const int rank : change.newcomers) message.add_newcomers(rank);
+  message.set_root(change.root);
+  message.set_collectives(change.collectives);
+  message.set_iteration(change.iteration);
+}
+
+MembershipChange Get(const v1::MembershipChange& message, Checker& check) {
+  check.Count("change.newcomers", static_cast<std::size_t>(message.newcomers_size()), 1,
+              kMaxWorldSize);
+  MembershipChange change{.root = check.Range("change.root", message.root(), 0, kMaxWorldSize - 1),
+                          .collectives = message.collectives(),
+                          .iteration = check.Range("change.iteration", message.iteration(),
+                                                   std::int64_t{0}, kMaxInt64)};
+  if (!check.status().ok()) return change;
+  for (const int rank : message.newcomers()) {
+    change.newcomers.push_back(check.Range("change.newcomers", rank, 0, kMaxWorldSize - 1));
+  }
+  return change;
+}
+
 void Set(const CoordinatorState& state, v1::Header& out) {
   v1::CoordinatorState& message = *out.mutable_coordinator_state();
   message.set_step(state.step);
@@ -77,6 +98,7 @@ v1::MemberReport ToProto(const MemberReport& report) {
   message.set_chunk_bytes(report.chunk_bytes);
   message.set_window_chunks(report.window_chunks);
   message.set_eager_bytes(report.eager_bytes);
+  message.set_newcomer(report.newcomer);
   return message;
 }
 
@@ -92,7 +114,8 @@ absl::StatusOr<MemberReport> FromProto(const v1::MemberReport& message) {
                       .collectives = message.collectives(),
                       .chunk_bytes = message.chunk_bytes(),
                       .window_chunks = message.window_chunks(),
-                      .eager_bytes = message.eager_bytes()};
+                      .eager_bytes = message.eager_bytes(),
+                      .newcomer = message.newcomer()};
   if (message.last() != v1::STEP_VERDICT_UNSPECIFIED) {
     report.last = GetVerdict(message.last(), check);
   }

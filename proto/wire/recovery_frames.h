@@ -12,6 +12,9 @@ namespace gradwire::wire {
 void Set(const Recovery& recovery, v1::Recovery& message);
 Recovery Get(const v1::Recovery& message, Checker& check);
 
+void Set(const MembershipChange& change, v1::MembershipChange& message);
+MembershipChange Get(const v1::MembershipChange& message, Checker& check);
+
 void Set(const CoordinatorState& state, v1::Header& out);
 CoordinatorState Get(const v1::CoordinatorState& message, Checker& check);
 void Set(const StateRequest& request, v1::Header& out);

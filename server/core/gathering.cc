@@ -20,6 +20,12 @@ absl::Status Contradiction(const Parts&... parts) {
                                        parts...)));
 }
 
+absl::Status NobodyKnows() {
+  return Coded(ErrorCode::kResume,
+               absl::FailedPreconditionError("all members that had the session's model are lost; "
+                                             "begin again from a checkpoint"));
+}
+
 wire::StepDone Ended(std::int64_t step, Verdict verdict, std::uint64_t digest) {
   // Whoever lacks results of a step that was skipped may drop it.
   return {.step = step, .verdict = verdict, .digest = digest, .dropped = verdict == Verdict::kSkip};
@@ -36,93 +42,190 @@ absl::Status Gathering::Check(const wire::MemberReport& report) const {
                    "the members of this one"));
 }
 
-void Gathering::Take(int rank, wire::MemberReport report) {
+void Gathering::Take(int rank, std::optional<wire::MemberReport> report) {
   reports_[static_cast<std::size_t>(rank)] = std::move(report);
 }
 
 absl::StatusOr<Gathering::Outcome> Gathering::Decide() const {
-  const auto by_step = [](const auto& a, const auto& b) { return a.step < b.step; };
-  const auto [first, last] = std::minmax_element(reports_.begin(), reports_.end(), by_step);
-  if (last->step - first->step > 1) {
-    return Contradiction("rank ", first - reports_.begin(), " is in step ", first->step, ", rank ",
-                         last - reports_.begin(), " in step ", last->step);
+  Reporters all;
+  for (std::size_t r = 0; r < reports_.size(); ++r) {
+    if (reports_[r]) all.push_back({.rank = static_cast<int>(r), .report = &*reports_[r]});
   }
-  absl::StatusOr<Outcome> outcome =
-      first->step == last->step ? DecideTogether(first->step) : FollowThoseAhead(first->step);
+  const auto by_step = [](const Reporter& a, const Reporter& b) {
+    return a.report->step < b.report->step;
+  };
+  const auto [first, last] = std::minmax_element(all.begin(), all.end(), by_step);
+  const std::int64_t step = first->report->step;
+  const std::int64_t apart = last->report->step - step;
+  if (apart > 2) {
+    return Contradiction("rank ", first->rank, " is in step ", step, ", rank ", last->rank,
+                         " in step ", last->report->step);
+  }
+  absl::StatusOr<Outcome> outcome = apart == 2   ? FollowThoseFarAhead(all, step)
+                                    : apart == 1 ? FollowThoseAhead(all, step)
+                                                 : DecideTogether(all, step);
   if (!outcome.ok()) return outcome;
-  if (absl::Status status = DecideCollectives(*outcome); !status.ok()) return status;
+  absl::Status status = DecideCollectives(all, *outcome);
+  if (status.ok()) status = TakeIn(*outcome);
+  if (!status.ok()) return status;
+  outcome->ended.insert(outcome->ended.begin(), told_.begin(), told_.end());
   return outcome;
 }
 
-// Some have seen `step` end; the others have not.
-absl::StatusOr<Gathering::Outcome> Gathering::FollowThoseAhead(std::int64_t step) const {
-  const auto ahead = std::find_if(reports_.begin(), reports_.end(),
-                                  [&](const auto& report) { return report.step > step; });
-  const auto leader = ahead - reports_.begin();
-  if (!ahead->last) return Contradiction("rank ", leader, " cannot say how step ", step, " ended");
-  std::uint64_t digest = 0;
-  for (std::size_t rank = 0; rank < reports_.size(); ++rank) {
-    const wire::MemberReport& report = reports_[rank];
-    if (report.step > step && report.last != ahead->last) {
-      return Contradiction("step ", step, " ended with ", Text(*ahead->last), " for rank ", leader,
-                           ", and not for rank ", rank);
-    }
-    if (report.step > step) continue;
-    const bool agrees = report.ready && report.ready->verdict == *ahead->last;
-    if (*ahead->last == Verdict::kApply && !agrees) {
-      return Contradiction("step ", step, " was applied by rank ", leader, ", and rank ", rank,
-                           report.ready ? " has results that skip it" : " lacks its results");
-    }
-    if (agrees) digest = report.ready->digest;
-  }
-  return Outcome{.step = step + 1, .ended = Ended(step, *ahead->last, digest)};
+bool Gathering::AllNew() const {
+  return std::none_of(reports_.begin(), reports_.end(),
+                      [](const auto& report) { return report.has_value(); });
 }
 
-absl::StatusOr<Gathering::Outcome> Gathering::DecideTogether(std::int64_t step) const {
+bool Gathering::HasNewcomers() const {
+  return std::any_of(reports_.begin(), reports_.end(),
+                     [](const auto& report) { return !report || report->newcomer; });
+}
+
+// Some have seen `step` end; the others have not.
+absl::StatusOr<Gathering::Outcome> Gathering::FollowThoseAhead(const Reporters& all,
+                                                               std::int64_t step) const {
+  const auto ahead = std::find_if(all.begin(), all.end(),
+                                  [&](const Reporter& one) { return one.report->step > step; });
+  const int leader = ahead->rank;
+  const std::optional<Verdict> last = ahead->report->last;
+  if (!last) return Contradiction("rank ", leader, " cannot say how step ", step, " ended");
+  std::uint64_t digest = 0;
+  for (const auto& [rank, report] : all) {
+    if (report->step > step && report->last != last) {
+      return Contradiction("step ", step, " ended with ", Text(*last), " for rank ", leader,
+                           ", and not for rank ", rank);
+    }
+    if (report->step > step) continue;
+    const bool agrees = report->ready && report->ready->verdict == *last;
+    if (*last == Verdict::kApply && !agrees) {
+      return Contradiction("step ", step, " was applied by rank ", leader, ", and rank ", rank,
+                           report->ready ? " has results that skip it" : " lacks its results");
+    }
+    if (agrees) digest = report->ready->digest;
+  }
+  return Outcome{.step = step + 1, .ended = {Ended(step, *last, digest)}};
+}
+
+// Those have heard of newcomers: that `step` was concluded, as everybody was READY for, and that
+// the next one was dropped.
+absl::StatusOr<Gathering::Outcome> Gathering::FollowThoseFarAhead(const Reporters& all,
+                                                                  std::int64_t step) const {
+  std::optional<wire::MemberReport::Readiness> said;
+  for (const auto& [rank, report] : all) {
+    if (report->step == step && !report->ready) {
+      return Contradiction("rank ", rank, " lacks results of step ", step,
+                           ", after which others have been in two further ones");
+    }
+    if (report->step == step) said = report->ready;
+    if (report->step == step + 2 && report->last != Verdict::kSkip) {
+      return Contradiction("step ", step + 1, " was applied by rank ", rank,
+                           ", and others have not been in it");
+    }
+  }
+  return Outcome{
+      .step = step + 2,
+      .ended = {Ended(step, said->verdict, said->digest), Ended(step + 1, Verdict::kSkip, 0)}};
+}
+
+absl::StatusOr<Gathering::Outcome> Gathering::DecideTogether(const Reporters& all,
+                                                             std::int64_t step) const {
   Outcome outcome{.step = step};
-  const std::optional<wire::MemberReport::Readiness>& said = reports_.front().ready;
+  const std::optional<wire::MemberReport::Readiness>& said = all.front().report->ready;
   bool all_ready = true;
-  bool all_contributed = true;
+  bool all_contributed = !HasNewcomers();
   bool any_results = false;
-  for (const wire::MemberReport& report : reports_) {
-    all_ready &= report.ready.has_value();
-    all_contributed &= report.has_contributed;
-    any_results |= report.may_have_results || report.ready.has_value();
+  for (const auto& [rank, report] : all) {
+    all_ready &= report->ready.has_value();
+    all_contributed &= report->has_contributed;
+    any_results |= report->may_have_results || report->ready.has_value();
   }
   // There is no result of a sum that lacks a contribution, whatever a member fears.
   any_results &= all_contributed;
   if (IsActive(Mutant::kReadyOfOneConcludes)) all_ready = any_results && said.has_value();
   if (all_ready) {
-    for (std::size_t rank = 1; rank < reports_.size(); ++rank) {
-      if (reports_[rank].ready == said || !reports_[rank].ready) continue;
-      return Contradiction("in step ", step, " rank 0 is READY with ", Text(said->verdict),
-                           " and digest ", said->digest, "; rank ", rank, " with ",
-                           Text(reports_[rank].ready->verdict), " and ",
-                           reports_[rank].ready->digest);
+    for (const auto& [rank, report] : all) {
+      if (report->ready == said || !report->ready) continue;
+      return Contradiction("in step ", step, " rank ", all.front().rank, " is READY with ",
+                           Text(said->verdict), " and digest ", said->digest, "; rank ", rank,
+                           " with ", Text(report->ready->verdict), " and ", report->ready->digest);
     }
-    outcome.ended = Ended(step, said->verdict, said->digest);
+    outcome.ended = {Ended(step, said->verdict, said->digest)};
   } else if (any_results && !IsActive(Mutant::kStepWithResultsGoesOn)) {
-    outcome.ended = Ended(step, Verdict::kSkip, 0);
+    outcome.ended = {Ended(step, Verdict::kSkip, 0)};
   }
-  if (outcome.ended) ++outcome.step;
+  outcome.step += static_cast<std::int64_t>(outcome.ended.size());
   return outcome;
 }
 
 // The open one begins anew for those who are in it. Who has seen its end has all of it, and has
 // only to wait for them: the root of a broadcast is never among these while a member lacks bytes.
-absl::Status Gathering::DecideCollectives(Outcome& outcome) const {
-  const auto by_number = [](const auto& a, const auto& b) { return a.collectives < b.collectives; };
-  const auto [first, last] = std::minmax_element(reports_.begin(), reports_.end(), by_number);
-  if (last->collectives - first->collectives > 1) {
-    return Contradiction("for rank ", first - reports_.begin(), " ", first->collectives,
-                         " broadcasts and barriers are over, for rank ", last - reports_.begin(),
-                         " ", last->collectives);
+// A newcomer is in none, so that all begin with a new one then.
+absl::Status Gathering::DecideCollectives(const Reporters& all, Outcome& outcome) const {
+  const auto by_number = [](const Reporter& a, const Reporter& b) {
+    return a.report->collectives < b.report->collectives;
+  };
+  const auto [first, last] = std::minmax_element(all.begin(), all.end(), by_number);
+  const std::uint64_t over = first->report->collectives;
+  const std::uint64_t most = last->report->collectives;
+  // Whoever has heard of newcomers may be two further.
+  if (most - over > (HasNewcomers() ? 2 : 1)) {
+    return Contradiction("for rank ", first->rank, " ", over,
+                         " broadcasts and barriers are over, for rank ", last->rank, " ", most);
   }
-  outcome.collectives = first->collectives;
-  for (const wire::MemberReport& report : reports_) {
-    outcome.through.push_back(report.collectives > first->collectives);
+  outcome.collectives = HasNewcomers() ? most + 1 : over;
+  outcome.through.assign(reports_.size(), false);
+  if (HasNewcomers()) return absl::OkStatus();
+  for (const auto& [rank, report] : all) {
+    outcome.through[static_cast<std::size_t>(rank)] = report->collectives > over;
   }
   return absl::OkStatus();
+}
+
+// Newcomers stay newcomers until a step is applied: they have no model to give, and are healed once
+// more, because some members may not have heard that they need it.
+absl::Status Gathering::TakeIn(Outcome& outcome) const {
+  if (!HasNewcomers()) return absl::OkStatus();
+  wire::MembershipChange change{.root = -1, .collectives = outcome.collectives};
+  for (std::size_t r = 0; r < reports_.size(); ++r) {
+    const int rank = static_cast<int>(r);
+    if (!reports_[r]) outcome.fresh.push_back(rank);
+    if (!reports_[r] || reports_[r]->newcomer) {
+      change.newcomers.push_back(rank);
+    } else if (change.root < 0) {
+      change.root = rank;
+    }
+  }
+  if (change.root < 0) return NobodyKnows();
+  const bool is_told =
+      told_change_ && std::ranges::includes(told_change_->newcomers, change.newcomers);
+  if (is_told) {
+    outcome.change = told_change_;
+    outcome.collectives = told_change_->collectives;
+    return absl::OkStatus();
+  }
+  outcome.ended.push_back(Ended(outcome.step, Verdict::kSkip, 0));
+  outcome.ended.back().change = change;
+  outcome.change = std::move(change);
+  ++outcome.step;
+  return absl::OkStatus();
+}
+
+void Gathering::Tell(const Outcome& outcome) {
+  for (std::optional<wire::MemberReport>& report : reports_) {
+    for (std::size_t i = told_.size(); report && i < outcome.ended.size(); ++i) {
+      const wire::StepDone& done = outcome.ended[i];
+      if (report->step > done.step) continue;
+      report->step = done.step + 1;
+      report->last = done.verdict;
+      report->has_contributed = report->may_have_results = false;
+      report->ready.reset();
+      report->newcomer &= done.verdict != Verdict::kApply;
+      if (done.change) report->collectives = done.change->collectives;
+    }
+  }
+  told_ = outcome.ended;
+  told_change_ = outcome.change;
 }
 
 }  // namespace gradwire::server

@@ -11,6 +11,11 @@
 // A decision that a daemon takes is the same if the next one takes it again, whoever has heard of
 // it meanwhile. Every member's report counts, so the outcome does not depend on who is asked first.
 //
+// A rank whose member was lost may have a newcomer, which has no report. What the lost one has said
+// is in the others' reports as far as it matters: nothing was concluded unless they are READY. But
+// a newcomer has no gradients for the open step, and no model. So where there are newcomers, the
+// step that is then open is dropped, for everybody, and with it everybody hears of them.
+//
 // Not thread-safe. No clock, no I/O. Ranks are in [0, world_size).
 #pragma once
 
@@ -38,28 +43,51 @@ class Gathering {
   // PermissionDenied: the report is of another session.
   absl::Status Check(const wire::MemberReport& report) const;
 
-  // A later report of the rank replaces the earlier one.
-  void Take(int rank, wire::MemberReport report);
+  // A later report of the rank replaces the earlier one. None: it is a newcomer's.
+  void Take(int rank, std::optional<wire::MemberReport> report);
+
+  // When all ranks are taken: nobody has been in the session, which begins as any other.
+  bool AllNew() const;
 
   struct Outcome {
     std::int64_t step = 0;  // that is open now
-    // How the step before ended, for members that have not seen it.
-    std::optional<wire::StepDone> ended{};
+    // How steps before it ended, in order, for members that have not seen it.
+    std::vector<wire::StepDone> ended{};
+    // In place of lost members; also in the last of `ended`. The hook's iteration is not known
+    // here.
+    std::optional<wire::MembershipChange> change{};
+    std::vector<int> fresh{};       // newcomers that have not been in the session at all
     std::uint64_t collectives = 0;  // that are over for all members
     std::vector<bool> through{};    // by rank: one more is, for this one
   };
-  // With the reports of all ranks. FailedPrecondition: they contradict each other, and the error
-  // names two ranks that do; no member may go on.
+  // When all ranks are taken, and not all are new. FailedPrecondition: reports contradict each
+  // other, and the error names two ranks that do, or nobody has the model; no member may go on.
   absl::StatusOr<Outcome> Decide() const;
 
+  // Members are being told, before the session goes on: this holds, whoever is lost meanwhile.
+  // Later outcomes begin with it.
+  void Tell(const Outcome& outcome);
+
  private:
-  absl::StatusOr<Outcome> FollowThoseAhead(std::int64_t step) const;
-  absl::StatusOr<Outcome> DecideTogether(std::int64_t step) const;
-  absl::Status DecideCollectives(Outcome& outcome) const;
+  struct Reporter {
+    int rank = 0;
+    const wire::MemberReport* report = nullptr;
+  };
+  using Reporters = std::vector<Reporter>;  // by rank
+
+  absl::StatusOr<Outcome> FollowThoseAhead(const Reporters& all, std::int64_t step) const;
+  absl::StatusOr<Outcome> FollowThoseFarAhead(const Reporters& all, std::int64_t step) const;
+  absl::StatusOr<Outcome> DecideTogether(const Reporters& all, std::int64_t step) const;
+  absl::Status DecideCollectives(const Reporters& all, Outcome& outcome) const;
+  // Whether any rank lacks the model, or may lack it.
+  bool HasNewcomers() const;
+  absl::Status TakeIn(Outcome& outcome) const;
 
   const std::string session_key_;
   const std::uint64_t lineage_;
-  std::vector<wire::MemberReport> reports_;  // by rank
+  std::vector<std::optional<wire::MemberReport>> reports_;  // by rank; none: a newcomer's
+  std::vector<wire::StepDone> told_;
+  std::optional<wire::MembershipChange> told_change_;
 };
 
 }  // namespace gradwire::server

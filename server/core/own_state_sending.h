@@ -27,8 +27,12 @@ class OwnStateSending {
   void Conclude(Verdict verdict);
   // The hook has its state from the members.
   void Restored() { known_ = hook_->OwnVersion(); }
+  // There are members that know nothing of it.
+  void TellAgain() { known_ = kNobodyKnows; }
 
  private:
+  static constexpr std::uint64_t kNobodyKnows = UINT64_MAX;
+
   const CoordinatorHook* const hook_;
   const std::size_t chunk_bytes_;
   std::uint64_t known_ = 0;          // the version that members have

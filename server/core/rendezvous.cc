@@ -19,8 +19,8 @@ absl::StatusOr<int> Rendezvous::Join(const JoinAsk& ask, absl::Time now, Effects
     }
   }
   asks_[static_cast<std::size_t>(place->rank)] = ask.group;
-  if (options_.gathers && ask.report) {
-    gathering_->Take(place->rank, *ask.report);
+  if (options_.gathers && (ask.report || place->fresh)) {
+    gathering_->Take(place->rank, ask.report);
   }
   if (place->fresh) {
     effects.push_back(LogEffect{.message = absl::StrCat(membership_.NameOf(place->rank), " joined"),
@@ -31,6 +31,12 @@ absl::StatusOr<int> Rendezvous::Join(const JoinAsk& ask, absl::Time now, Effects
 
 absl::Status Rendezvous::CheckReport(const JoinAsk& ask) const {
   if (options_.gathers && ask.report) return gathering_->Check(*ask.report);
+  if (options_.gathers && options_.member_grace > absl::ZeroDuration()) {
+    if (ask.rank >= 0) return absl::OkStatus();
+    return Coded(ErrorCode::kResume, absl::FailedPreconditionError(absl::StrCat(
+                                         "rank: is -1, but session \"", options_.name,
+                                         "\" has lost a member; allowed: the rank of a lost one")));
+  }
   if (!options_.gathers && (!ask.report || membership_.HasPlace(ask.start_id))) {
     return absl::OkStatus();
   }
@@ -90,19 +96,20 @@ MaybeFailure Rendezvous::Tick(absl::Time now, Effects& effects) {
 }
 
 absl::StatusOr<std::optional<Gathering::Outcome>> Rendezvous::Gathered() const {
-  if (!gathering_) return std::optional<Gathering::Outcome>();
+  if (!gathering_ || gathering_->AllNew()) return std::optional<Gathering::Outcome>();
   absl::StatusOr<Gathering::Outcome> outcome = gathering_->Decide();
   if (!outcome.ok()) return outcome.status();
   return std::optional(*std::move(outcome));
 }
 
 void Rendezvous::Complete(const NodeGroups& groups, const wire::Welcome& welcome,
+                          const std::map<int, wire::MembershipChange>& newcomers,
                           Effects& effects) const {
   effects.push_back(
       LogEffect{.message = absl::StrCat("all ", options_.world_size, " members are here")});
   // Who is behind this leaf has no weight: the leaf has it at the root.
   const bool weighted = groups.has_leaves() && !options_.leaf.is_leaf();
-  if (!groups.any() && !weighted) {
+  if (!groups.any() && !weighted && newcomers.empty()) {
     effects.push_back(FanOutEffect{.ranks = membership_.Reachable(), .frame = {.header = welcome}});
     return;
   }
@@ -112,7 +119,10 @@ void Rendezvous::Complete(const NodeGroups& groups, const wire::Welcome& welcome
   }
   for (const int rank : membership_.Reachable()) {
     wire::Welcome own = welcome;
-    own.group = groups.PlaceOf(rank);
+    if (groups.any() || weighted) own.group = groups.PlaceOf(rank);
+    if (const auto found = newcomers.find(rank); found != newcomers.end()) {
+      own.change = found->second;
+    }
     effects.push_back(SendEffect{.rank = rank, .frame = {.header = std::move(own)}});
   }
 }

@@ -1,6 +1,7 @@
 // How a session's members come together, before it runs.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -30,7 +31,8 @@ class Rendezvous {
   // Takes a rank, also for a process that has it already and asks again, at any time.
   absl::StatusOr<int> Join(const JoinAsk& ask, absl::Time now, Effects& effects);
   // Whether the process belongs to the session: in one that gathers its members again, all that
-  // have a report; in others, those that begin. At any time.
+  // have a report, and successors of lost ones that name their rank; in others, those that begin.
+  // At any time.
   absl::Status CheckReport(const JoinAsk& ask) const;
 
   // Call the following only before the session runs.
@@ -44,8 +46,11 @@ class Rendezvous {
   absl::StatusOr<NodeGroups> Group() const;
   // What follows from the members' reports; none: they have begun here.
   absl::StatusOr<std::optional<Gathering::Outcome>> Gathered() const;
-  // Welcomes them.
-  void Complete(const NodeGroups& groups, const wire::Welcome& welcome, Effects& effects) const;
+  // As Gathering's.
+  void Tell(const Gathering::Outcome& outcome) { gathering_->Tell(outcome); }
+  // Welcomes them, and newcomers as such, by rank.
+  void Complete(const NodeGroups& groups, const wire::Welcome& welcome,
+                const std::map<int, wire::MembershipChange>& newcomers, Effects& effects) const;
 
   // Why a rank was given up last: "rank 0 left". "": none was.
   const std::string& last_departure() const { return last_departure_; }

@@ -56,7 +56,14 @@ absl::StatusOr<int> SessionCore::Join(const JoinAsk& ask, const absl::Status& sa
                                       Effects& effects) {
   if (state_ == State::kFailed) return failure_;
   const absl::Status fits = same.ok() ? rendezvous_->CheckReport(ask) : same;
-  if (fits.ok()) return rendezvous_->Join(ask, now, effects);
+  if (fits.ok()) {
+    absl::StatusOr<int> rank = rendezvous_->Join(ask, now, effects);
+    // Its predecessor may be dead, which shows soon.
+    const bool may_free = (state_ == State::kRunning || options_.gathers) &&
+                          options_.member_grace > absl::ZeroDuration();
+    if (!may_free || !absl::IsAlreadyExists(rank.status())) return rank;
+    return absl::UnavailableError(rank.status().message());
+  }
   if (state_ == State::kJoining) Apply(rendezvous_->OnWrongJoin(ask, fits), effects);
   return fits;
 }
@@ -70,7 +77,10 @@ absl::Status SessionCore::Attach(int rank, std::uint64_t start_id, std::int64_t 
   // Where members are gathered, their reports say where the session is.
   if (state_ == State::kJoining && state_recovery_ != nullptr)
     state_recovery_->OnAttach(rank, step);
-  if (state_ != State::kJoining || !options_.gathers) {
+  const auto newcomer = newcomers_.find(rank);
+  if (newcomer != newcomers_.end()) {
+    step = step_->number();
+  } else if (state_ != State::kJoining || !options_.gathers) {
     if (absl::Status status = step_->CheckResumable(step); !status.ok()) return status;
   }
   if (const auto replaced = membership_.Attach(rank, connection, now)) {
@@ -78,7 +88,9 @@ absl::Status SessionCore::Attach(int rank, std::uint64_t start_id, std::int64_t 
   }
   if (state_ == State::kRunning) {
     const std::size_t first = effects.size();
-    step_->Resume(rank, step, effects);
+    step_->Resume(rank, step,
+                  newcomer == newcomers_.end() ? std::nullopt : std::optional(newcomer->second),
+                  effects);
     collectives_->Resume(rank, effects);
     step_->GrantNext(effects);
     if (timeline_ != nullptr) {
@@ -99,6 +111,7 @@ void SessionCore::Receive(int rank, std::uint64_t connection, const wire::Frame&
   if (state_ == State::kFailed || !membership_.Hear(rank, connection, now)) return;
   if (std::holds_alternative<wire::Heartbeat>(frame.header)) return;
   if (state_ != State::kRunning) return ReceiveEarly(rank, frame, effects);
+  newcomers_.erase(rank);
   const std::int64_t step = step_->number();
   const std::size_t first = effects.size();
   const std::uint64_t bytes = step_->flow().member_bytes(rank);
@@ -287,7 +300,8 @@ void SessionCore::Tick(absl::Time now, Effects& effects) {
     }
   }
   if (state_ == State::kRunning) {
-    Apply(FindTimeout(options_, membership_, *step_, *collectives_, now), effects);
+    const MaybeFailure failure = FindTimeout(options_, membership_, *step_, *collectives_, now);
+    failure&& MayReplace(*failure) ? AwaitSuccessor(*failure, effects) : Apply(failure, effects);
   }
 }
 

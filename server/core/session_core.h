@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -143,6 +144,8 @@ class SessionCore {
 
   const SessionOptions& options() const { return options_; }
   State state() const { return state_; }
+  // It is closed because a member was lost, and another session is to gather its members.
+  bool awaits_successor() const { return awaits_successor_; }
   MemberState member_state(int rank) const { return membership_.state(rank); }
   std::int64_t step() const;
   // Of a leaf daemon: its name, and the ranks that it stands for. "" and 1: it is a trainer.
@@ -170,6 +173,12 @@ class SessionCore {
   std::optional<wire::Recovery> RecoveryOf(const NodeGroups& groups) const;
   // From where another daemon's session was.
   void GoOn(const Gathering::Outcome& gathered, Effects& effects);
+  void Heal(const Gathering::Outcome& gathered, Effects& effects);
+  // Whether another process may come for a member that is lost; and that one is waited for.
+  bool MayReplace(const FailureEvent& failure) const;
+  void AwaitSuccessor(const FailureEvent& failure, Effects& effects);
+  // Members have to look for the session elsewhere.
+  void Close(Effects& effects);
   MaybeFailure Dispatch(int rank, const wire::Frame& frame, absl::Time now, Effects& effects);
   MaybeFailure OnFailureElsewhere(int rank, const wire::Failure& failure) const;
   // Of a member that no step needs.
@@ -196,8 +205,11 @@ class SessionCore {
   bool upstream_joined_ = false;
   std::string upstream_waits_;
   std::unique_ptr<StateRecovery> state_recovery_;  // null: there is nothing to be taken back
-  std::set<int> leaving_;                          // ranks that leave when the step is concluded
-  std::unique_ptr<StepTimeline> timeline_;         // null: nobody records
+  // That were not heard yet: their Welcome may be lost. By rank.
+  std::map<int, wire::MembershipChange> newcomers_;
+  bool awaits_successor_ = false;
+  std::set<int> leaving_;                   // ranks that leave when the step is concluded
+  std::unique_ptr<StepTimeline> timeline_;  // null: nobody records
 };
 
 }  // namespace gradwire::server

@@ -4,6 +4,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/mutants.h"
 #include "server/core/collective_flow.h"
 #include "server/core/generation.h"
@@ -30,8 +31,9 @@ void SessionCore::MaybeBegin(int rank, Effects& effects) {
   if (!groups.ok()) return fail(groups.status());
   const auto gathered = rendezvous_->Gathered();
   if (!gathered.ok()) return fail(gathered.status());
-  if (state_recovery_ != nullptr && !state_recovery_->restored()) {
-    return state_recovery_->Ask(**gathered, effects);
+  if (state_recovery_ != nullptr && *gathered && !state_recovery_->restored()) {
+    rendezvous_->Tell(**gathered);
+    return Apply(state_recovery_->Ask(**gathered, effects), effects);
   }
   state_ = State::kRunning;
   wire::Welcome welcome{.recovery = RecoveryOf(*groups)};
@@ -39,7 +41,7 @@ void SessionCore::MaybeBegin(int rank, Effects& effects) {
   if (*gathered) GoOn(**gathered, effects);
   welcome.step = step_->number();
   welcome.attempt = step_->attempt();
-  rendezvous_->Complete(*groups, welcome, effects);
+  rendezvous_->Complete(*groups, welcome, newcomers_, effects);
   step_->SetGroups(*std::move(groups));
   collectives_->Begin();
 }
@@ -96,29 +98,67 @@ std::optional<wire::Recovery> SessionCore::RecoveryOf(const NodeGroups& groups) 
 void SessionCore::GoOn(const Gathering::Outcome& gathered, Effects& effects) {
   step_->GoOnFrom(gathered.step, gathered.ended);
   collectives_->GoOnFrom(gathered.collectives, gathered.through);
+  if (gathered.change) Heal(gathered, effects);
   std::string how = "which nobody has a result of";
-  if (gathered.ended) {
-    effects.push_back(
-        FanOutEffect{.ranks = membership_.Reachable(), .frame = {.header = *gathered.ended}});
-    how = absl::StrCat("after step ", gathered.ended->step, ", which was ",
-                       gathered.ended->verdict == Verdict::kApply ? "applied" : "skipped");
+  for (const wire::StepDone& done : gathered.ended) {
+    std::vector<int> ranks = membership_.Reachable();
+    std::erase_if(ranks, [&](int rank) { return newcomers_.contains(rank); });
+    effects.push_back(FanOutEffect{.ranks = std::move(ranks), .frame = {.header = done}});
+    how = absl::StrCat("after step ", done.step, ", which was ",
+                       done.verdict == Verdict::kApply ? "applied" : "skipped");
   }
-  effects.push_back(LogEffect{.message = absl::StrCat("all members of a lost daemon are here; the "
-                                                      "session goes on with step ",
-                                                      gathered.step, ", ", how)});
+  effects.push_back(LogEffect{
+      .message = absl::StrCat(gathered.change ? "the lost members have successors"
+                                              : "all members of a lost daemon are here",
+                              "; the session goes on with step ", gathered.step, ", ", how)});
+}
+
+// Whoever has not been in the session begins with the open step, at the hook's iteration.
+void SessionCore::Heal(const Gathering::Outcome& gathered, Effects& effects) {
+  wire::MembershipChange change = *gathered.change;
+  change.iteration = hook_state_.iteration();
+  for (const int rank : gathered.fresh) newcomers_[rank] = change;
+  if (state_recovery_ != nullptr) step_->TellOwnState();
+  effects.push_back(
+      LogEffect{.message = absl::StrCat(
+                    "ranks ", absl::StrJoin(change.newcomers, ", "),
+                    " are new, and need the model; the lowest rank that has it is ", change.root)});
+}
+
+bool SessionCore::MayReplace(const FailureEvent& failure) const {
+  return failure.kind == FailureEvent::Kind::kLost && step_->outlives_daemon() &&
+         options_.member_grace > absl::ZeroDuration() && !membership_.FirstLeft();
+}
+
+// All members report, as if the daemon were lost, so that there is one way back into a session.
+void SessionCore::AwaitSuccessor(const FailureEvent& failure, Effects& effects) {
+  effects.push_back(LogEffect{
+      .level = LogEffect::Level::kWarning,
+      .message =
+          absl::StrCat(membership_.NameOf(failure.rank), " was lost ", failure.what.message(),
+                       "; its place is held for ", absl::FormatDuration(options_.member_grace)),
+      .rank = failure.rank});
+  effects.push_back(
+      DepartureEffect{.rank = failure.rank, .lost = std::string(failure.what.message())});
+  Close(effects);
+  awaits_successor_ = true;
 }
 
 void SessionCore::HandOver(Effects& effects) {
   const bool gathers = state_ == State::kJoining && options_.gathers;
   if (!gathers && (state_ != State::kRunning || !step_->outlives_daemon())) return;
-  for (const int rank : membership_.Reachable()) {
-    effects.push_back(CloseEffect{.rank = rank, .connection = membership_.connection(rank)});
-  }
   effects.push_back(
       LogEffect{.message = gathers ? std::string("the daemon ends while members gather")
                                    : absl::StrCat("the daemon ends; members go on with the next "
                                                   "one in step ",
                                                   step_->number())});
+  Close(effects);
+}
+
+void SessionCore::Close(Effects& effects) {
+  for (const int rank : membership_.Reachable()) {
+    effects.push_back(CloseEffect{.rank = rank, .connection = membership_.connection(rank)});
+  }
   state_ = State::kClosed;
   membership_.End();
   step_->End();

@@ -65,8 +65,11 @@ struct SessionOptions {
   std::size_t eager_bytes = 0;  // from each member, in buckets that wait for no grant
   // How long members that lose this daemon look for the next one; 0: the session ends with it.
   absl::Duration coordinator_grace = absl::ZeroDuration();
+  // How long the place of a lost member is held for another process; 0: its loss ends the session.
+  // Only with a coordinator_grace.
+  absl::Duration member_grace = absl::ZeroDuration();
   std::string session_key{};  // with a grace: by which members know that it is theirs
-  bool gathers = false;       // from members that lost their daemon
+  bool gathers = false;       // from members that lost their daemon, or one of them
   absl::Duration join_timeout = absl::Minutes(5);
   absl::Duration step_timeout = absl::Minutes(30);
   absl::Duration token_timeout = absl::Seconds(5);

@@ -1,5 +1,6 @@
 #include "server/core/state_recovery.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -21,22 +22,33 @@ void StateRecovery::OnAttach(int rank, std::int64_t step) {
   Member& member = members_[static_cast<std::size_t>(rank)];
   if (stage_ == Stage::kReading || stage_ == Stage::kRestored) return;  // all have answered
   member = {.step = step};
-  if (rank == kDonor) file_.Take();
+  if (rank == donor_) file_.Take();
 }
 
 // The answer is about the state after the step that has ended, so its end comes first.
-void StateRecovery::Ask(const Gathering::Outcome& gathered, Effects& effects) {
-  if (stage_ == Stage::kReading || stage_ == Stage::kRestored) return;
+MaybeFailure StateRecovery::Ask(const Gathering::Outcome& gathered, Effects& effects) {
+  if (stage_ == Stage::kReading || stage_ == Stage::kRestored) return std::nullopt;
   stage_ = Stage::kAsking;
-  for (std::size_t r = 0; r < members_.size(); ++r) {
-    if (std::exchange(members_[r].asked, true)) continue;
-    const int rank = static_cast<int>(r);
-    if (gathered.ended && members_[r].step == gathered.ended->step) {
-      effects.push_back(SendEffect{.rank = rank, .frame = {.header = *gathered.ended}});
-    }
-    effects.push_back(
-        SendEffect{.rank = rank, .frame = {.header = wire::StateRequest{.donor = rank == kDonor}}});
+  if (const int donor = gathered.change ? gathered.change->root : 0; donor != donor_) {
+    donor_ = donor;
+    file_.Take();
+    Member& member = members_[static_cast<std::size_t>(donor)];
+    member = {.step = member.step, .unanswered = member.unanswered};
   }
+  for (std::size_t r = 0; r < members_.size(); ++r) {
+    const int rank = static_cast<int>(r);
+    members_[r].is_new =
+        gathered.change && std::ranges::count(gathered.change->newcomers, rank) > 0;
+    if (members_[r].is_new || std::exchange(members_[r].asked, true)) continue;
+    for (const wire::StepDone& done : gathered.ended) {
+      if (members_[r].step > done.step) continue;
+      effects.push_back(SendEffect{.rank = rank, .frame = {.header = done}});
+    }
+    ++members_[r].unanswered;
+    effects.push_back(
+        SendEffect{.rank = rank, .frame = {.header = wire::StateRequest{.donor = rank == donor_}}});
+  }
+  return Missing().empty() ? Compare(effects) : std::nullopt;
 }
 
 absl::Status StateRecovery::Check(int rank, const wire::StateCopy& copy,
@@ -45,7 +57,7 @@ absl::Status StateRecovery::Check(int rank, const wire::StateCopy& copy,
   if (stage_ != Stage::kAsking || !member.asked || member.digest) {
     return absl::FailedPreconditionError("sent its copy of the hook's state; nobody asked for it");
   }
-  if (rank != kDonor) {
+  if (rank != donor_) {
     if (copy.bytes == 0 && payload == nullptr) return absl::OkStatus();
     return absl::InvalidArgumentError("sent bytes of the hook's state; allowed: its digest");
   }
@@ -73,20 +85,28 @@ MaybeFailure StateRecovery::Take(int rank, const wire::StateCopy& copy,
                      "daemon before a step had ended with it; rank ",
                      rank, " cannot say what it was")));
   }
+  // What it was asked before it became the donor.
+  Member& member = members_[static_cast<std::size_t>(rank)];
+  if (member.unanswered > 1 && copy.bytes == 0) {
+    --member.unanswered;
+    return std::nullopt;
+  }
   if (absl::Status status = Check(rank, copy, payload); !status.ok()) {
     return ViolationOf(rank, std::move(status));
   }
-  if (rank == kDonor && !file_.complete()) return std::nullopt;
-  members_[static_cast<std::size_t>(rank)].digest = copy.digest;
+  if (rank == donor_ && !file_.complete()) return std::nullopt;
+  --member.unanswered;
+  member.digest = copy.digest;
   if (!Missing().empty()) return std::nullopt;
   return Compare(effects);
 }
 
 MaybeFailure StateRecovery::Compare(Effects& effects) {
+  const auto donors = members_[static_cast<std::size_t>(donor_)].digest;
   for (std::size_t r = 0; r < members_.size(); ++r) {
-    if (members_[r].digest == members_[kDonor].digest) continue;
+    if (members_[r].is_new || members_[r].digest == donors) continue;
     return Lost(absl::FailedPreconditionError(
-        absl::StrCat("ranks ", kDonor, " and ", r,
+        absl::StrCat("ranks ", donor_, " and ", r,
                      " hold different copies of the hook's state, of which the daemon was lost")));
   }
   stage_ = Stage::kReading;
@@ -98,7 +118,8 @@ MaybeFailure StateRecovery::Compare(Effects& effects) {
 std::vector<int> StateRecovery::Missing() const {
   std::vector<int> missing;
   for (std::size_t r = 0; r < members_.size(); ++r) {
-    if (!members_[r].digest) missing.push_back(static_cast<int>(r));
+    const bool answers = !members_[r].is_new && !members_[r].digest;
+    if (answers) missing.push_back(static_cast<int>(r));
   }
   return missing;
 }

@@ -30,8 +30,9 @@ class StateRecovery {
   // The rank has a new stream, and is at this step. What it has said on an earlier one is void.
   void OnAttach(int rank, std::int64_t step);
 
-  // All members are here: asks those that were not asked on their streams.
-  void Ask(const Gathering::Outcome& gathered, Effects& effects);
+  // All members are here: asks those that were not asked on their streams. Newcomers have nothing.
+  // Where the donor was lost, another one takes its place.
+  MaybeFailure Ask(const Gathering::Outcome& gathered, Effects& effects);
 
   // The last answer brings a RestoreEffect. A violation blames the rank; any other failure nobody.
   MaybeFailure Take(int rank, const wire::StateCopy& copy, const wire::Payload* payload,
@@ -47,13 +48,13 @@ class StateRecovery {
   MaybeFailure Tick(absl::Time now, absl::Duration timeout);
 
  private:
-  static constexpr int kDonor = 0;
-
   enum class Stage : std::uint8_t { kGathering, kAsking, kReading, kRestored };
 
   struct Member {
     std::int64_t step = 0;
     bool asked = false;
+    bool is_new = false;
+    int unanswered = 0;  // requests on its stream; a further one makes it the donor
     std::optional<std::uint64_t> digest{};  // none: it has not answered
   };
 
@@ -63,6 +64,7 @@ class StateRecovery {
 
   const std::size_t most_bytes_;
   std::vector<Member> members_;  // by rank
+  int donor_ = 0;
   wire::PieceReader file_;
   Stage stage_ = Stage::kGathering;
   std::optional<absl::Time> asked_;

@@ -79,16 +79,20 @@ class Step {
     recovery_ = std::move(recovery);
     agreement_.AskForReady();
   }
-  // The hook's state is the members'. As SetGroups.
+  // The hook's state is the members'. As SetGroups. Some do not know what only the coordinator
+  // does.
   void Restored() { own_state_.Restored(); }
-  // The session had a daemon before this one: the step that is open, and how the one before ended,
-  // if some member may not know. As SetGroups.
-  void GoOnFrom(std::int64_t number, const std::optional<wire::StepDone>& ended);
+  void TellOwnState() { own_state_.TellAgain(); }
+  // The session had a daemon before this one: the step that is open, and how those before ended, of
+  // which some member may not know. As SetGroups.
+  void GoOnFrom(std::int64_t number, std::vector<wire::StepDone> ended);
 
   // Whether a member that is at this step can go on in the session.
   absl::Status CheckResumable(std::int64_t member_step) const;
-  // Until Restarts: what the member lacks. Then collectives' part follows, and Grants.
-  void Resume(int rank, std::int64_t member_step, Effects& effects);
+  // Until Restarts: what the member lacks. Then collectives' part follows, and Grants. `change`: it
+  // is a newcomer, and may not have been welcomed as one.
+  void Resume(int rank, std::int64_t member_step,
+              const std::optional<wire::MembershipChange>& change, Effects& effects);
   void GrantNext(Effects& effects);
 
   // No step is open. The member needs nothing more and acknowledges nothing more.
@@ -169,7 +173,7 @@ class Step {
   bool awaits_draw_plan_ = false;  // some bucket does
   std::vector<bool> ended_;        // by rank
   std::optional<absl::Time> began_;
-  std::optional<wire::StepDone> last_done_;
+  std::vector<wire::StepDone> last_done_;  // of the last steps, in order
   std::optional<wire::Recovery> recovery_;
   std::uint64_t next_order_ = 0;
   std::size_t chunks_ = 0;  // of the step's buckets

@@ -75,13 +75,13 @@ void Step::MaybeConclude(Effects& effects) {
 
 // Residuals and factors change with the verdict only, the same for all: a skipped step leaves them.
 void Step::Conclude(Verdict verdict, Effects& effects) {
-  last_done_ = wire::StepDone{.step = number_,
-                              .attempt = attempt_,
-                              .verdict = verdict,
-                              .digest = agreement_.alone() ? ResultsDigest() : agreement_.digest()};
+  last_done_ = {{.step = number_,
+                 .attempt = attempt_,
+                 .verdict = verdict,
+                 .digest = agreement_.alone() ? ResultsDigest() : agreement_.digest()}};
   if (agreement_.leads()) {
     effects.push_back(
-        FanOutEffect{.ranks = membership_.Reachable(), .frame = {.header = *last_done_}});
+        FanOutEffect{.ranks = membership_.Reachable(), .frame = {.header = last_done_.back()}});
   }
   const bool changed = !agreement_.alone() && IsActive(Mutant::kStateBeforeConclusion);
   if (hook_ != nullptr && !changed) {

@@ -1,4 +1,5 @@
 // What a step does for a member that comes back on a new stream, or leaves, and after a pause.
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -18,23 +19,25 @@ constexpr std::int64_t kStepsBehind = 1;
 // A member may know from the lead that this shard's step is concluded, and will say so.
 absl::Status Step::CheckResumable(std::int64_t member_step) const {
   const bool ahead = !agreement_.leads() && agreement_.prepared() && member_step == number_ + 1;
-  const bool near = member_step <= number_ && member_step >= number_ - kStepsBehind;
+  const auto behind = std::max(kStepsBehind, static_cast<std::int64_t>(last_done_.size()));
+  const bool near = member_step <= number_ && member_step >= number_ - behind;
   if (near || ahead) return absl::OkStatus();
   return Coded(ErrorCode::kResume,
                absl::FailedPreconditionError(absl::StrCat("the member is at step ", member_step,
                                                           ", the session at step ", number_)));
 }
 
-void Step::GoOnFrom(std::int64_t number, const std::optional<wire::StepDone>& ended) {
+void Step::GoOnFrom(std::int64_t number, std::vector<wire::StepDone> ended) {
   number_ = number;
-  last_done_ = ended;
+  last_done_ = std::move(ended);
   groups_.BeginStep(number);
 }
 
 // Only rounds of which no reduction has begun start over, with the new attempt (Bucket::Restart).
 // The resumed member gets, in this order: Welcome, the results that it has not acknowledged, a
 // missed StepDone, a missed StateReset, the shared state; then all get a Restart.
-void Step::Resume(int rank, std::int64_t member_step, Effects& effects) {
+void Step::Resume(int rank, std::int64_t member_step,
+                  const std::optional<wire::MembershipChange>& change, Effects& effects) {
   effects.push_back(LogEffect{.message = absl::StrCat("rank ", rank, " resumed in step ", number_),
                               .rank = rank});
   // Chunks of an earlier attempt are still on their way; CurrentBucket ignores them.
@@ -47,8 +50,12 @@ void Step::Resume(int rank, std::int64_t member_step, Effects& effects) {
   };
   // It was READY, so it holds all results. Before the Welcome, with which it forgets what it said
   // to another daemon.
-  const bool missed = member_step < number_ && last_done_ && agreement_.leads();
-  if (missed && outlives_daemon()) send(*last_done_);
+  const auto send_missed = [&] {
+    for (const wire::StepDone& done : last_done_) {
+      if (done.step >= member_step && agreement_.leads()) send(done);
+    }
+  };
+  if (outlives_daemon()) send_missed();
   std::optional<wire::NodeGroup> group;
   const bool weighted = groups_.groups().has_leaves() && !options_.leaf.is_leaf();
   if (groups_.groups().any() || weighted) group = groups_.groups().PlaceOf(rank);
@@ -56,14 +63,15 @@ void Step::Resume(int rank, std::int64_t member_step, Effects& effects) {
                      .attempt = attempt_,
                      .resumed = true,
                      .group = std::move(group),
-                     .recovery = recovery_});
+                     .recovery = recovery_,
+                     .change = change});
   groups_.Resume(rank, member_step, effects);
   for (auto& [key, bucket] : table_.all()) {
     // Its StepDone came after them.
     if (bucket.step() < member_step) flow_.AcknowledgeAll(rank, bucket);
     flow_.Resend(rank, bucket, effects);
   }
-  if (missed && !outlives_daemon()) send(*last_done_);
+  if (!outlives_daemon()) send_missed();
   if (member_step == number_ && agreement_.prepared() && !agreement_.alone()) {
     own_state_.Repeat(rank, effects);
     send(PreparedFrame());

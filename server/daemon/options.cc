@@ -80,6 +80,19 @@ std::optional<Problem> FindOwnUpstream(const ServerOptions& options) {
                                      ", which is this daemon's own address; allowed: a root's")))};
 }
 
+// A successor comes in on the same way as members that have lost their daemon.
+std::optional<Problem> FindLonelyWait(const ServerOptions& options) {
+  if (options.on_member_loss != "wait" || options.on_coordinator_loss == "resume") {
+    return std::nullopt;
+  }
+  return Problem{.setting = "on-member-loss",
+                 .status = Coded(ErrorCode::kSetting,
+                                 absl::InvalidArgumentError(absl::StrCat(
+                                     "on_member_loss is wait, and on_coordinator_loss is ",
+                                     options.on_coordinator_loss,
+                                     "; allowed: wait with on_coordinator_loss resume")))};
+}
+
 absl::Status CheckHttp(const ServerOptions& options) {
   if (options.http_listen == "off" || options.http_listen == "auto") return absl::OkStatus();
   if (IsUnixAddress(options.http_listen)) {
@@ -142,6 +155,7 @@ std::optional<Problem> ServerOptions::FindConflict() const {
   }
   if (auto problem = FindSharedAddress(*this)) return problem;
   if (auto problem = FindOwnUpstream(*this)) return problem;
+  if (auto problem = FindLonelyWait(*this)) return problem;
   if (absl::Status status = CheckHttp(*this); !status.ok()) {
     return Problem{.setting = "http-listen", .status = status};
   }

@@ -74,6 +74,10 @@ struct ServerOptions {
   // the next one so long.
   std::string on_coordinator_loss = "fail";
   absl::Duration coordinator_grace = absl::Seconds(60);
+  // What becomes of a session that loses a member: "fail", or "wait", where another process may
+  // come in its place so long. That needs on_coordinator_loss "resume".
+  std::string on_member_loss = "fail";
+  absl::Duration member_grace = absl::Minutes(10);
   absl::Duration heartbeat_interval = absl::Seconds(1);
   absl::Duration silence_timeout = absl::Seconds(15);
   absl::Duration handshake_timeout = absl::Seconds(3);

@@ -237,6 +237,19 @@ std::vector<Setting> RecoverySettings() {
        .placeholder = "DURATION",
        .help = "With resume: how long members look for a daemon, and a daemon waits for members",
        .field = At<&Options::coordinator_grace>},
+      {.name = "on-member-loss",
+       .key = "on_member_loss",
+       .placeholder = "WHAT",
+       .help =
+           "What becomes of a session that loses a member: fail; or wait, where another process "
+           "takes its place (with --on-coordinator-loss resume)",
+       .field = At<&Options::on_member_loss>,
+       .choices = {"fail", "wait"}},
+      {.name = "member-grace",
+       .key = "member_grace",
+       .placeholder = "DURATION",
+       .help = "With wait: how long a lost member's place is held",
+       .field = At<&Options::member_grace>},
   };
 }
 

@@ -194,6 +194,7 @@ absl::StatusOr<SessionOptions> SessionOf(const ServerOptions& options,
   session.silence_timeout = options.silence_timeout;
   if (options.on_coordinator_loss == "resume")
     session.coordinator_grace = options.coordinator_grace;
+  if (options.on_member_loss == "wait") session.member_grace = options.member_grace;
   return session;
 }
 

@@ -53,6 +53,14 @@ absl::Status DrainingError() {
   return Coded(ErrorCode::kDraining, absl::UnavailableError("the daemon is draining"));
 }
 
+// Members that go on elsewhere have the memory into which it may still write.
+absl::Status StillEndsError(const std::string& name) {
+  return Coded(ErrorCode::kEndedBeforeStart,
+               absl::UnavailableError(absl::StrCat("session \"", name,
+                                                   "\" has lost a member, and still computes "
+                                                   "sums; try again")));
+}
+
 }  // namespace
 
 absl::Status UnknownSession(const std::string& name) {
@@ -104,6 +112,7 @@ absl::StatusOr<Registry::Joined> Registry::Join(const SessionOptions& options, c
       if (const auto found = sessions_.find(options.name); found != sessions_.end()) {
         entry = found->second;
         session = entry->session;
+        if (session->awaits_successor() && session->sums_up()) return StillEndsError(options.name);
       }
     }
     absl::StatusOr<std::optional<Joined>> joined =
@@ -189,6 +198,7 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinNew(const SessionO
     host_.audit->Record({.event = "session_began", .identity = identity, .session = options.name});
   }
   sessions_[options.name] = entry;
+  successions_.erase(options.name);
   return Joined{
       .token = TokenFor((*admission)->number,
                         {.entry = entry,
@@ -198,40 +208,6 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinNew(const SessionO
                         *token),
       .member = {.session = session, .rank = (*admission)->rank, .start_id = ask.start_id},
       .next_step = session->step()};
-}
-
-// A new session, or one that members bring along which have lost its daemon.
-absl::Status Registry::Identify(const JoinAsk& ask, SessionOptions& own) const {
-  if (!ask.report) {
-    const absl::StatusOr<std::uint64_t> lineage = RandomNumber();
-    if (!lineage.ok()) return lineage.status();
-    own.lineage = *lineage;
-    own.session_key.resize(wire::kSessionKeyBytes);
-    return FillRandom(std::as_writable_bytes(std::span(own.session_key)));
-  }
-  const auto refuse = [&](const std::string& why) {
-    return Coded(ErrorCode::kResume,
-                 absl::FailedPreconditionError(absl::StrCat("session \"", own.name, "\" ", why)));
-  };
-  if (own.coordinator_grace == absl::ZeroDuration()) {
-    return refuse("had another daemon; to take it over is allowed with on_coordinator_loss=resume");
-  }
-  // What members of such sessions are not told (SessionCore::RecoveryOf).
-  if (!ask.addresses.empty() || ask.leaf_ranks > 0 || !ask.group.name.empty() ||
-      own.leaf.is_leaf()) {
-    return refuse("ended with its daemon; join again as a new member");
-  }
-  // Members that were lost here, and not by the loss of a daemon, have nothing to go on with.
-  MutexLock lock(mutex_);
-  if (std::find(ended_keys_.begin(), ended_keys_.end(), ask.report->session_key) !=
-      ended_keys_.end()) {
-    return refuse("has ended at this daemon; join again as a new member");
-  }
-  own.lineage = ask.report->lineage;
-  own.session_key = ask.report->session_key;
-  own.gathers = true;
-  own.join_timeout = own.coordinator_grace;
-  return absl::OkStatus();
 }
 
 absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinExisting(
@@ -386,7 +362,8 @@ void Registry::Sweep(absl::Time now) {
   }
   for (const auto& [name, session] : over) {
     session->FailIfAbandoned();
-    if (session->ended()) Retire(name, session, now);
+    const bool may_write = session->awaits_successor() && session->sums_up();
+    if (session->ended() && !may_write) Retire(name, session, now);
   }
   ForgetRetired(now);
 }
@@ -406,8 +383,13 @@ void Registry::Retire(const std::string& name, const std::shared_ptr<SessionRunn
   // A gathering that nobody was in any more may begin again.
   const bool gave_up = session->options().gathers &&
                        FindCode(std::string(failure.message())) == ErrorCode::kEndedBeforeStart;
-  if (!gave_up) ended_keys_.push_front(session->options().session_key);
-  if (ended_keys_.size() > kEndedKeys) ended_keys_.pop_back();
+  if (session->awaits_successor()) {
+    const SessionOptions& options = session->options();
+    successions_[name] = {.options = options, .until = now + options.member_grace};
+  } else if (!gave_up) {
+    ended_keys_.push_front(session->options().session_key);
+    if (ended_keys_.size() > kEndedKeys) ended_keys_.pop_back();
+  }
   const bool closed = failure.ok();
   (closed ? closed_ : failed_).fetch_add(1, std::memory_order_relaxed);
   entry->failure = std::move(failure);
@@ -426,6 +408,7 @@ void Registry::Retire(const std::string& name, const std::shared_ptr<SessionRunn
 void Registry::ForgetRetired(absl::Time now) {
   std::vector<std::shared_ptr<SessionRunner>> gone;  // destroyed without the lock
   MutexLock lock(mutex_);
+  std::erase_if(successions_, [&](const auto& one) { return now > one.second.until; });
   std::erase_if(retired_, [&](const std::shared_ptr<Entry>& entry) GRADWIRE_REQUIRES(mutex_) {
     if (entry->session != nullptr) {
       if (entry->session->has_streams()) return false;

@@ -171,6 +171,8 @@ class Registry {
                                   const std::string& identity) const GRADWIRE_REQUIRES(mutex_);
   // Whose session it is to be: key and lineage. FailedPrecondition: this daemon takes none over.
   absl::Status Identify(const JoinAsk& ask, SessionOptions& own) const GRADWIRE_EXCLUDES(mutex_);
+  // Whether it is one that has lost a member: with its settings then.
+  bool Succeed(SessionOptions& own) const GRADWIRE_EXCLUDES(mutex_);
   // nullopt: that session has ended, or another join has created one of this name; look again.
   absl::StatusOr<std::optional<Joined>> JoinNew(const SessionOptions& options, const JoinAsk& ask,
                                                 absl::Time now, const std::string& identity,
@@ -216,6 +218,12 @@ class Registry {
   std::deque<Past> history_ GRADWIRE_GUARDED_BY(mutex_);  // newest first
   // Session keys of sessions that have ended here, newest first.
   std::deque<std::string> ended_keys_ GRADWIRE_GUARDED_BY(mutex_);
+  // Sessions that lost a member and wait for its successor, until anybody joins.
+  struct Succession {
+    SessionOptions options;
+    absl::Time until;
+  };
+  std::map<std::string, Succession> successions_ GRADWIRE_GUARDED_BY(mutex_);  // by name
   std::unordered_map<std::string, Holder> tokens_ GRADWIRE_GUARDED_BY(mutex_);
   bool draining_ GRADWIRE_GUARDED_BY(mutex_) = false;
 };

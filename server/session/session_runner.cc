@@ -276,6 +276,8 @@ bool SessionRunner::IsAbandoned() const {
 void SessionRunner::Publish() {
   state_.store(core_.state(), std::memory_order_release);
   step_.store(core_.step(), std::memory_order_release);
+  awaits_successor_.store(core_.awaits_successor(), std::memory_order_release);
+  sums_up_.store(sums_ > 0, std::memory_order_release);
   open_streams_.store(streams_.size(), std::memory_order_release);
   abandoned_.store(IsAbandoned(), std::memory_order_release);
 }
@@ -305,6 +307,7 @@ void SessionRunner::Execute(Effects effects, Work& work) {
       for (const int rank : fan_out->ranks) Queue(rank, fan_out->frame, {}, work);
     } else if (auto* reduce = std::get_if<ReduceEffect>(&effect)) {
       work.reductions.push_back(std::move(*reduce));
+      ++sums_;
     } else if (auto* compute = std::get_if<ComputeEffect>(&effect)) {
       work.tasks.emplace_back(
           [self = shared_from_this(), one = std::move(*compute)] { self->Compute(one); });
@@ -391,31 +394,6 @@ void SessionRunner::Queue(const ResultEffect& result, Work& work) {
   }
 }
 
-void SessionRunner::Close(const CloseEffect& close, Work& work) {
-  const auto found = streams_.find(close.connection);
-  if (found == streams_.end()) return;
-  // Frames that wait, such as the Failure, are sent first.
-  found->second->EndAfterQueue(CloseReason(close.rank, close.connection));
-  work.streams.push_back(found->second);
-}
-
-// The status that ends the stream's RPC; the member's SDK decides by it whether to resume.
-absl::Status SessionRunner::CloseReason(int rank, std::uint64_t connection) const {
-  if (core_.state() == SessionCore::State::kFailed) return core_.failure();
-  if (current_[static_cast<std::size_t>(rank)] != connection) {
-    return Coded(ErrorCode::kResume,
-                 absl::AbortedError(absl::StrCat("another stream of rank ", rank, " took over")));
-  }
-  if (core_.member_state(rank) == SessionCore::MemberState::kLeft) return absl::OkStatus();
-  if (core_.state() == SessionCore::State::kClosed) {
-    return Coded(ErrorCode::kDraining,
-                 absl::UnavailableError("the daemon ends, and leaves the session to the next one"));
-  }
-  return Coded(ErrorCode::kEndedBeforeStart,
-               absl::CancelledError(
-                   absl::StrCat("rank ", rank, " gave up its place before the session began")));
-}
-
 void SessionRunner::Log(const LogEffect& log) const {
   const auto level =
       log.level == LogEffect::Level::kWarning ? spdlog::level::warn : spdlog::level::info;
@@ -466,16 +444,6 @@ void SessionRunner::Compute(const ComputeEffect& compute) {
 void SessionRunner::DoChore(const ChoreEffect& chore) {
   chore.chore->Run();
   Handle([](SessionCore& core, Effects& effects) { core.ChoreDone(effects); });
-}
-
-// One acquisition of the lock for the whole batch, so that its results are released together.
-void SessionRunner::OnReduced(const std::vector<Reducer::Done>& done) {
-  Handle([&](SessionCore& core, Effects& effects) {
-    core.Observe(MonotonicNow());
-    for (const Reducer::Done& one : done) {
-      core.Reduced(one.id, one.chunk, one.result, one.outcome, one.spent, effects);
-    }
-  });
 }
 
 absl::Status SessionRunner::failure() const {

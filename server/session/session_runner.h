@@ -113,6 +113,10 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   // These take no lock: as of the last event.
   SessionCore::State state() const { return state_.load(std::memory_order_acquire); }
   bool ended() const { return IsEnd(state()); }
+  // As SessionCore's.
+  bool awaits_successor() const { return awaits_successor_.load(std::memory_order_acquire); }
+  // Sums are under way, which may write into members' memory.
+  bool sums_up() const { return sums_up_.load(std::memory_order_acquire); }
   // Nobody has a place in it and nobody ever ran it.
   bool abandoned() const { return abandoned_.load(std::memory_order_acquire); }
   bool has_streams() const { return open_streams_.load(std::memory_order_acquire) > 0; }
@@ -193,6 +197,8 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   QuotaLedger::Begun begun_;
 
   std::atomic<SessionCore::State> state_ = SessionCore::State::kJoining;
+  std::atomic<bool> awaits_successor_ = false;
+  std::atomic<bool> sums_up_ = false;
   std::atomic<bool> abandoned_ = true;
   std::atomic<std::size_t> open_streams_ = 0;
   std::atomic<std::int64_t> step_ = 0;
@@ -204,6 +210,8 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
       GRADWIRE_GUARDED_BY(mutex_);  // connection of each rank; 0: none
   // Start id of the process whose stream each rank had last; 0: none.
   std::vector<std::uint64_t> attached_ GRADWIRE_GUARDED_BY(mutex_);
+  std::size_t sums_ GRADWIRE_GUARDED_BY(mutex_) = 0;                  // under way
+  std::vector<CloseEffect> late_closes_ GRADWIRE_GUARDED_BY(mutex_);  // that wait for them
   std::uint64_t resumes_ GRADWIRE_GUARDED_BY(mutex_) = 0;
   std::uint64_t admissions_ GRADWIRE_GUARDED_BY(mutex_) = 0;
   std::vector<MemberUse> uses_ GRADWIRE_GUARDED_BY(mutex_);  // by rank

@@ -1,10 +1,15 @@
-"""Daemons that are killed under a training session of real processes, on a seeded schedule.
+"""Daemons and members that are killed under a training session of real processes, on a seeded schedule.
 
-Prints one line for each fault, and a table in the end. Exits with 1 if
-* a member ends with an error, or has another mean than the one that it computes itself;
+Without --wait the daemon is lost, four times out of five by SIGKILL. With --wait half of the faults kill a
+member (SIGKILL), a third the daemon, and the others stop a member for up to 3 s; a killed member's
+successor gets the model from the others.
+
+Prints one line for each fault, and a summary in the end. Exits with 1 if
+* a member ends with an error, or has another mean than the one that it computes itself; with --wait:
+  another model than the other members after any step;
 * a step is applied by some members and skipped by others;
-* more steps are skipped than daemons were lost;
-* after a daemon's return no step is concluded within --return-limit seconds.
+* more steps are skipped than daemons were lost, and two for each member;
+* no step is concluded within --return-limit seconds of the return of what was lost, or of what was stopped.
 """
 
 import argparse
@@ -23,9 +28,9 @@ from pathlib import Path
 class Daemon:
     """gradwired at one address, one life after another."""
 
-    def __init__(self, binary: Path, address: str, folder: Path) -> None:
+    def __init__(self, binary: Path, address: str, folder: Path, policy: str) -> None:
         self.command = [str(binary), "--listen", address, "--http-listen", "off",
-                        "--on-coordinator-loss", "resume"]
+                        "--on-coordinator-loss", "resume", "--on-member-loss", policy]
         self.folder = folder
         self.lives = 0
         self.process: subprocess.Popen | None = None
@@ -51,22 +56,33 @@ class Daemon:
 
 
 class Member:
-    """A test member: all-reduces one parameter in each step, and checks the mean."""
+    """The processes of one rank: test members, which all-reduce a parameter in each step."""
 
-    def __init__(self, binary: Path, arguments: list[str]) -> None:
-        self.steps: list[tuple[float, int, str]] = []  # when, number, verdict
-        self.words: list[str] = []
-        self.process = subprocess.Popen([str(binary), *arguments], stdout=subprocess.PIPE, text=True)
-        self.reader = threading.Thread(target=self._read, daemon=True)
+    def __init__(self, command: list[str]) -> None:
+        self.command = command
+        self.steps: list[tuple[float, int, tuple[str, ...]]] = []  # when, number, verdict and the model's digest
+        self.words: list[str] = []  # of the present process
+        self.start()
+
+    def start(self) -> None:
+        self.words = []
+        self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, text=True)
+        self.reader = threading.Thread(target=self._read, args=(self.process, self.words), daemon=True)
         self.reader.start()
 
-    def _read(self) -> None:
-        for line in self.process.stdout:
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait(timeout=60)
+        self.reader.join(timeout=60)
+
+    def _read(self, process: subprocess.Popen, others: list[str]) -> None:
+        for line in process.stdout:
             words = line.split()
-            if words[:1] == ["step"]:
-                self.steps.append((time.monotonic(), int(words[1]), words[2]))
-            else:
-                self.words.append(line.strip())
+            if words[:1] == ["step"] and len(words) > 2:  # a line may be cut by SIGKILL
+                self.steps.append((time.monotonic(), int(words[1]), tuple(words[2:])))
+            elif words[:1] != ["heal"]:
+                others.append(line.strip())
+        process.stdout.close()
 
     def concluded_after(self, when: float, deadline: float) -> float | None:
         """The time of its first step after `when`."""
@@ -84,26 +100,85 @@ def free_port() -> int:
 
 
 def rate(members: list[Member], begin: float, end: float) -> float:
-    """Steps in a second, of all members together."""
-    return sum(sum(begin <= at < end for at, _, _ in m.steps) for m in members) / (end - begin)
+    """Applied steps in a second, of all members together."""
+    applied = [[at for at, _, (verdict, *_) in member.steps if verdict == "apply"] for member in members]
+    return sum(sum(begin <= at < end for at in times) for times in applied) / (end - begin)
 
 
-def check(members: list[Member], lost: int) -> list[str]:
-    wrong = []
-    for rank, member in enumerate(members):
-        if member.words != ["joined"]:
-            wrong.append(f"rank {rank}: {member.words[-1]}")
-    verdicts: dict[int, set[str]] = {}
+def check(members: list[Member], may_be_skipped: int) -> list[str]:
+    wrong = [f"rank {rank}: {member.words[-1] if member.words else 'did not join'}"
+             for rank, member in enumerate(members) if member.words != ["joined"]]
+    outcomes: dict[int, set[tuple[str, ...]]] = {}
     for member in members:
-        for _, number, verdict in member.steps:
-            verdicts.setdefault(number, set()).add(verdict)
-    wrong += [f"step {number} has the verdicts {sorted(both)}"
-              for number, both in verdicts.items() if len(both) > 1]
-    skipped = sum(both == {"skip"} for both in verdicts.values())
-    if skipped > lost:
-        wrong.append(f"{skipped} steps are skipped; {lost} daemons were lost")
-    print(f"{len(verdicts)} steps, {skipped} skipped")
+        for _, number, outcome in member.steps:
+            outcomes.setdefault(number, set()).add(outcome)
+    wrong += [f"step {number} ends differently: {sorted(both)}"
+              for number, both in outcomes.items() if len(both) > 1]
+    skipped = sum(one[0] == "skip" for (one, *_) in outcomes.values())
+    if skipped > may_be_skipped:
+        wrong.append(f"{skipped} steps are skipped; allowed after these faults: {may_be_skipped}")
+    print(f"{len(outcomes)} steps, {skipped} skipped")
     return wrong
+
+
+class Chaos:
+    """One session, and what happens to it."""
+
+    def __init__(self, args: argparse.Namespace, rng: random.Random, folder: Path) -> None:
+        self.args, self.rng = args, rng
+        address = f"unix:{folder}/daemon.sock" if args.unix else f"127.0.0.1:{free_port()}"
+        self.daemon = Daemon(args.bin / "gradwired", address, folder, "wait" if args.wait else "fail")
+        self.daemon.start()
+        command = [str(args.bin / "gradwire_test_member"), "--address", address, "--session", "chaos",
+                   "--world-size", str(args.members), "--elements", str(args.elements), "--steps", str(10**9),
+                   "--late-ms", str(args.late_ms), *(["--trains", "1"] if args.wait else [])]
+        self.members = [Member([*command, "--rank", str(rank)]) for rank in range(args.members)]
+        self.may_be_skipped = 0
+
+    def await_first_step(self) -> None:
+        deadline = time.monotonic() + 60
+        while not all(member.steps for member in self.members):
+            if time.monotonic() > deadline:
+                words = [member.words for member in self.members]
+                raise SystemExit(f"chaos: no first step within 60 s: {words}")
+            time.sleep(0.05)
+
+    def fault(self) -> tuple[str, float]:
+        """What happened, and when everything was there again."""
+        drawn = self.rng.random()
+        if not self.args.wait:
+            return self._lose_daemon(signal.SIGKILL if drawn < 0.8 else signal.SIGTERM)
+        if drawn < 1 / 2:
+            return self._lose_member()
+        if drawn < 5 / 6:
+            return self._lose_daemon(signal.SIGKILL)
+        return self._stop_member()
+
+    def _lose_daemon(self, number: signal.Signals) -> tuple[str, float]:
+        self.may_be_skipped += 1
+        self.daemon.end(number)
+        time.sleep(self.rng.uniform(0, self.args.away))
+        return f"daemon {number.name}", self.daemon.start()
+
+    def _lose_member(self) -> tuple[str, float]:
+        self.may_be_skipped += 2
+        rank = self.rng.randrange(self.args.members)
+        self.members[rank].end()
+        time.sleep(self.rng.uniform(0, self.args.away))
+        self.members[rank].start()
+        return f"rank {rank} SIGKILL", time.monotonic()
+
+    def _stop_member(self) -> tuple[str, float]:
+        rank = self.rng.randrange(self.args.members)
+        self.members[rank].process.send_signal(signal.SIGSTOP)
+        time.sleep(self.rng.uniform(0, 3))
+        self.members[rank].process.send_signal(signal.SIGCONT)
+        return f"rank {rank} SIGSTOP", time.monotonic()
+
+    def end(self) -> None:
+        for member in self.members:
+            member.end()
+        self.daemon.end(signal.SIGKILL)
 
 
 def main() -> int:
@@ -115,6 +190,7 @@ def main() -> int:
     parser.add_argument("--elements", type=int, default=100_000)
     parser.add_argument("--late-ms", type=int, default=20, help="what a step computes")
     parser.add_argument("--away", type=float, default=0.5, help="seconds until the next daemon begins, at most")
+    parser.add_argument("--wait", action="store_true", help="members are lost, too: --on-member-loss wait")
     parser.add_argument("--unix", action="store_true", help="shared memory instead of TCP")
     parser.add_argument("--return-limit", type=float, default=2)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
@@ -123,23 +199,12 @@ def main() -> int:
     print(f"seed {args.seed}: {args.members} members, {args.minutes:g} minutes, a fault every {args.every:g} s")
 
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        address = f"unix:{folder}/daemon.sock" if args.unix else f"127.0.0.1:{free_port()}"
-        daemon = Daemon(args.bin / "gradwired", address, folder)
-        daemon.start()
-        members = [Member(args.bin / "gradwire_test_member",
-                          ["--address", address, "--session", "chaos", "--rank", str(rank), "--world-size",
-                           str(args.members), "--elements", str(args.elements), "--steps", str(10**9),
-                           "--late-ms", str(args.late_ms)]) for rank in range(args.members)]
+        chaos = Chaos(args, rng, Path(name))
+        chaos.await_first_step()
         quiet = min(15.0, args.every)
-        deadline = time.monotonic() + 60
-        while not all(member.steps for member in members):
-            if time.monotonic() > deadline:
-                raise SystemExit(f"chaos: no first step within 60 s: {[member.words for member in members]}")
-            time.sleep(0.05)
         begin = time.monotonic()
         time.sleep(quiet)
-        undisturbed = rate(members, begin, begin + quiet)
+        undisturbed = rate(chaos.members, begin, begin + quiet)
 
         begin = time.monotonic()
         end = begin + 60 * args.minutes
@@ -148,29 +213,24 @@ def main() -> int:
             time.sleep(max(0.0, min(rng.uniform(0.5, 1.5) * args.every, end - time.monotonic())))
             if time.monotonic() >= end:
                 break
-            kills = rng.random() < 0.8
-            daemon.end(signal.SIGKILL if kills else signal.SIGTERM)
-            time.sleep(rng.uniform(0, args.away))
-            back = daemon.start()
-            times = [member.concluded_after(back, back + 30) for member in members]
+            what, back = chaos.fault()
+            times = [member.concluded_after(back, back + 30) for member in chaos.members]
             if None in times:
-                wrong.append(f"rank {times.index(None)} concludes no step within 30 s of the daemon's return")
+                wrong.append(f"rank {times.index(None)} concludes no step within 30 s after {what}")
                 break
             waits.append(max(times) - back)
-            print(f"{time.monotonic() - begin:7.1f} s: {'kill -9' if kills else 'SIGTERM'}; "
-                  f"the next step ends {waits[-1]:.2f} s after the daemon's return", flush=True)
-        disturbed = rate(members, begin, time.monotonic())
-        wrong += check(members, daemon.lives - 1)
-        for member in members:
-            member.process.kill()
-        daemon.end(signal.SIGKILL)
+            print(f"{time.monotonic() - begin:7.1f} s: {what}; the next step ends {waits[-1]:.2f} s after the "
+                  "return", flush=True)
+        disturbed = rate(chaos.members, begin, time.monotonic())
+        wrong += check(chaos.members, chaos.may_be_skipped)
+        chaos.end()
 
     if waits:
         print(f"{len(waits)} faults; the next step ended {statistics.median(waits):.2f} s [{min(waits):.2f} - "
-              f"{max(waits):.2f}] after the daemon's return; {disturbed / undisturbed:.1%} of the steps of "
+              f"{max(waits):.2f}] after the return; {disturbed / undisturbed:.1%} of the steps of "
               f"{quiet:g} undisturbed seconds")
         if max(waits) > args.return_limit:
-            wrong.append(f"a step took {max(waits):.2f} s after the daemon's return; allowed: {args.return_limit:g} s")
+            wrong.append(f"a step took {max(waits):.2f} s after the return; allowed: {args.return_limit:g} s")
     for line in wrong:
         print(f"chaos: {line}")
     return 1 if wrong else 0

@@ -17,9 +17,12 @@
 #include "proto/wire/owned_payload.h"
 #include "server/core/session_core.h"
 #include "server/core/step.h"
+#include "tests/fuzz/input.h"
 
 namespace gradwire::server {
 namespace {
+
+using fuzz::Input;
 
 constexpr std::size_t kMaxEvents = 2'000;
 
@@ -28,20 +31,6 @@ void Require(bool condition, const char* what) {
   std::fprintf(stderr, "session_fuzz: %s\n", what);
   std::abort();
 }
-
-// Bytes as small numbers; zeros once they are used up.
-class Input {
- public:
-  Input(const std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}
-  bool empty() const { return at_ >= size_; }
-  std::uint32_t Byte() { return empty() ? 0 : data_[at_++]; }
-  std::uint32_t Below(std::uint32_t limit) { return Byte() % limit; }
-
- private:
-  const std::uint8_t* data_;
-  std::size_t size_;
-  std::size_t at_ = 0;
-};
 
 bool IsPowerSgd(const SessionOptions& options) {
   return options.spec.comm_hook.ends_with("power_sgd");
@@ -475,7 +464,7 @@ class Fuzz {
 }  // namespace gradwire::server
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  gradwire::server::Input input(data, size);
+  gradwire::fuzz::Input input(data, size);
   gradwire::server::Fuzz(input).Run();
   return 0;
 }

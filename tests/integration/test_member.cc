@@ -5,7 +5,9 @@
 // error, 2 on a wrong result or flag. With --die-after-bytes it kills itself, as by SIGKILL, once
 // it has sent so many bytes and is in the middle of a bucket. With --late-ms it computes for so
 // long before each step. With --shares-memory it is an error if it does not share memory with the
-// daemon.
+// daemon. With --trains it adds up the means as a model, gets that from the others if it comes in
+// the place of a lost member, and prints its digest after each step and as "model DIGEST" in the
+// end; nothing else is checked then.
 #include <signal.h>
 #include <unistd.h>
 
@@ -13,14 +15,18 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <iostream>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "base/error_code.h"
 #include "gradwire/client.h"
+#include "proto/wire/digest.h"
 #include "tests/testing/gradients.h"
 #include "tests/testing/hook_world.h"
 
@@ -32,7 +38,7 @@ using Flags = std::map<std::string, std::string>;
 constexpr char kUsage[] =
     "usage: gradwire_test_member --address A --session S [--rank R] [--world-size N] [--elements E]"
     " [--steps K]\n"
-    "         [--hook SPEC] [--die-after-bytes B] [--late-ms M] [--shares-memory 1]\n";
+    "         [--hook SPEC] [--die-after-bytes B] [--late-ms M] [--shares-memory 1] [--trains 1]\n";
 
 int Fail(const absl::Status& status) {
   std::cout << "error: " << status << std::endl;
@@ -93,6 +99,37 @@ class Reference {
   absl::StatusOr<std::unique_ptr<testing::HookWorld>> world_;
 };
 
+// What the steps that were applied come to.
+class Trained {
+ public:
+  explicit Trained(std::size_t numel) : sums_(numel) {}
+
+  void Add(const std::vector<std::byte>& mean) {
+    std::vector<float> values(mean.size() / sizeof(float));
+    std::memcpy(values.data(), mean.data(), mean.size());
+    for (std::size_t i = 0; i < sums_.size(); ++i) sums_[i] += static_cast<double>(values[i]);
+  }
+
+  // Gives it to newcomers, or gets it as one, if there are any. Where another member is lost
+  // meanwhile, the next step will be dropped, and there is another change after it.
+  absl::Status Heal(Client& client) {
+    const auto change = client.membership_change();
+    if (!change) return absl::OkStatus();
+    const absl::Status given =
+        client.Broadcast(change->root, sums_.data(), sums_.size() * sizeof(double));
+    std::cout << "heal " << (given.ok() ? "done" : "void") << std::endl;
+    return absl::IsAborted(given) &&
+                   FindCode(std::string(given.message())) == ErrorCode::kMembershipChanged
+               ? absl::OkStatus()
+               : given;
+  }
+
+  std::uint64_t digest() const { return wire::DigestOf(std::as_bytes(std::span(sums_))); }
+
+ private:
+  std::vector<double> sums_;
+};
+
 absl::StatusOr<std::vector<std::byte>> Expected(Reference* reference, const ClientOptions& options,
                                                 std::int64_t step) {
   if (reference != nullptr) return reference->Apply(step);
@@ -119,7 +156,12 @@ int Run(const Flags& flags) {
   }
   std::cout << "joined" << std::endl;
   const std::int64_t die_after = Number(flags, "--die-after-bytes", -1);
-  for (std::int64_t step = 0; step < Number(flags, "--steps", 1); ++step) {
+  const bool trains = Number(flags, "--trains", 0) != 0;
+  std::size_t numel = 0;
+  for (const ParameterSpec& parameter : options.parameters) numel += parameter.numel();
+  Trained model(numel);
+  for (std::int64_t step = (*client)->step(); step < Number(flags, "--steps", 1); ++step) {
+    if (absl::Status healed = model.Heal(**client); !healed.ok()) return Fail(healed);
     std::this_thread::sleep_for(std::chrono::milliseconds(Number(flags, "--late-ms", 0)));
     testing::Gradients gradients(options.parameters);
     gradients.Fill((*client)->rank(), step);
@@ -129,7 +171,9 @@ int Run(const Flags& flags) {
     if (absl::Status status = reduced.Wait(); !status.ok()) return Fail(status);
     const auto verdict = (*client)->EndStep();
     if (!verdict.ok()) return Fail(verdict.status());
-    if (*verdict == Verdict::kApply) {
+    if (*verdict == Verdict::kApply && trains) {
+      model.Add(gradients.bytes());
+    } else if (*verdict == Verdict::kApply) {
       const auto expected = Expected(reference.get(), options, step);
       if (!expected.ok()) return Fail(expected.status());
       if (gradients.bytes() != *expected) {
@@ -137,8 +181,11 @@ int Run(const Flags& flags) {
         return 2;
       }
     }
-    std::cout << "step " << step << (*verdict == Verdict::kApply ? " apply" : " skip") << std::endl;
+    std::cout << "step " << step << (*verdict == Verdict::kApply ? " apply" : " skip");
+    if (trains) std::cout << " " << model.digest();
+    std::cout << std::endl;
   }
+  if (trains) std::cout << "model " << model.digest() << std::endl;
   if (absl::Status status = (*client)->Leave(); !status.ok()) return Fail(status);
   std::cout << "done" << std::endl;
   return 0;

@@ -49,6 +49,11 @@ std::vector<Sample> LaterSamples() {
                                                             .grace_milliseconds = 60'000}}},
           {"step_done_dropped",
            StepDone{.step = 41, .verdict = Verdict::kSkip, .digest = 0xabcd, .dropped = true}},
+          {"step_done_change", StepDone{.step = 41,
+                                        .verdict = Verdict::kSkip,
+                                        .dropped = true,
+                                        .change = change}},
+          {"welcome_change", Welcome{.step = 42, .change = change}},
           {"contribution_shared",
            Contribution{
                .id = id,

@@ -164,7 +164,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{Mutant::kConcludesBeforeReady, "ConcludesBeforeReady"},
                       Case{Mutant::kResultsInPlaceForgotten, "ResultsInPlaceForgotten"},
                       Case{Mutant::kOwnStateNotTold, "OwnStateNotTold"},
-                      Case{Mutant::kStateNotTakenBack, "StateNotTakenBack"}),
+                      Case{Mutant::kStateNotTakenBack, "StateNotTakenBack"},
+                      Case{Mutant::kNewcomerHasModel, "NewcomerHasModel"}),
     [](const ::testing::TestParamInfo<Case>& tested) { return std::string(tested.param.name); });
 
 }  // namespace

@@ -27,6 +27,9 @@ constexpr std::array kForms = {
 };
 // Lossless: the simulation has no time in which a member could be declared lost.
 constexpr absl::Duration kLong = absl::Hours(1000);
+// Nobody looks at the time but after a death.
+constexpr absl::Duration kResumeGrace = absl::Seconds(1);
+constexpr absl::Duration kTick = absl::Milliseconds(250);
 
 }  // namespace
 
@@ -47,12 +50,16 @@ const char* Name(RecoveryCount count) {
                                         "in place",
                                         "refused strangers",
                                         "states taken back",
-                                        "draw plans"};
+                                        "draw plans",
+                                        "members killed",
+                                        "healed",
+                                        "collectives void"};
   static_assert(kNames.size() == static_cast<std::size_t>(RecoveryCount::kNumCounts));
   return kNames[static_cast<std::size_t>(count)];
 }
 
-bool RecoverySimulation::Member::finished() const { return step == steps; }
+// A successor may begin after the last step, which others have done.
+bool RecoverySimulation::Member::finished() const { return step >= steps; }
 
 RecoverySimulation::RecoverySimulation(std::uint64_t seed)
     : seed_(seed), random_(Mix(seed, 77)), session_key_(wire::kSessionKeyBytes, 'k') {
@@ -80,11 +87,9 @@ void RecoverySimulation::MakeScenario() {
   options_.open_buckets = static_cast<std::uint32_t>(random_.Between(1, 2));
   options_.eager_bytes = random_.Percent(50) ? 128 : 0;
   options_.coordinator_grace = absl::Minutes(1);
-  for (absl::Duration* one :
-       {&options_.join_timeout, &options_.step_timeout, &options_.token_timeout,
-        &options_.resume_grace, &options_.silence_timeout}) {
-    *one = kLong;
-  }
+  options_.join_timeout = options_.step_timeout = options_.silence_timeout = kLong;
+  options_.resume_grace = options_.token_timeout = kResumeGrace;
+  if (random_.Percent(50)) options_.member_grace = absl::Minutes(10);
   const int steps = random_.Between(3, 6);
   for (int s = 0; s < steps; ++s) {
     Step& step = steps_.emplace_back();
@@ -99,14 +104,20 @@ void RecoverySimulation::MakeScenario() {
   if (low_rank && random_.Percent(50)) draw_plan_ = RandomBuckets(manifest_.size(), random_);
   faults_left_ = random_.Between(1, 4);
   fault_percent_ = random_.Between(3, 30);
-  for (int rank = 0; rank < world; ++rank) {
-    auto& member = members_.emplace_back(std::make_unique<Member>());
-    member->rank = rank;
-    member->start_id = Mix(seed_, 5, rank) | 1;
-    member->hook = *MakeHook(options_.spec, MakeHostDevice());
-    member->in_place = !low_rank && random_.Percent(30);
-    member->steps = steps_.size();
-  }
+  members_.resize(static_cast<std::size_t>(world));
+  for (int rank = 0; rank < world; ++rank) Spawn(rank, 0);
+}
+
+void RecoverySimulation::Spawn(int rank, int process) {
+  auto& member = members_[static_cast<std::size_t>(rank)];
+  member = std::make_unique<Member>();
+  member->rank = rank;
+  member->start_id = Mix(seed_, 5, rank, process) | 1;
+  member->hook = *MakeHook(options_.spec, MakeHostDevice());
+  member->in_place = !is_power_sgd() && random_.Percent(30);
+  member->steps = steps_.size();
+  member->model.resize(steps_.size());
+  member->has_model = process == 0;
 }
 
 std::size_t RecoverySimulation::Numel(const std::vector<std::uint32_t>& parameters) const {
@@ -162,7 +173,12 @@ void RecoverySimulation::RunReference(std::size_t step) {
     const absl::Status set = reference_->coordinator().SetDrawPlan(draw_plan_);
     if (!set.ok()) Violate(absl::StrCat("reference: ", set.message()));
   }
-  reference_steps_ = step + 1;
+  for (; reference_steps_ <= step; ++reference_steps_) {
+    for (const int rank : steps_[reference_steps_].replaced) {
+      const absl::Status replaced = reference_->ReplaceMember(static_cast<std::size_t>(rank));
+      if (!replaced.ok()) Violate(absl::StrCat("reference: ", replaced.message()));
+    }
+  }
   std::vector<testing::MemberGradients> gradients(members_.size());
   for (std::size_t rank = 0; rank < gradients.size(); ++rank) {
     for (std::uint32_t p = 0; p < manifest_.size(); ++p) {
@@ -241,6 +257,8 @@ void RecoverySimulation::MaybeFault() {
     if (member.link != nullptr) Cut(member);
   } else if (random_.Percent(10)) {
     Stranger();
+  } else if (options_.member_grace > absl::ZeroDuration() && random_.Percent(60)) {
+    Kill();
   } else {
     EndLife(random_.Percent(20));
   }
@@ -253,8 +271,9 @@ std::string RecoverySimulation::Where() const {
   for (const auto& member : members_) {
     absl::StrAppend(&where, "; rank ", member->rank, " in step ", member->step,
                     member->in_collective ? ", in a collective" : "", ", core in step ",
-                    member->core->step(), ", bucket ", member->next_bucket, " of ",
-                    member->order.size(), member->ended ? ", ended" : "");
+                    member->core == nullptr ? -1 : member->core->step(), ", bucket ",
+                    member->next_bucket, " of ", member->order.size(),
+                    member->ended ? ", ended" : "");
   }
   return where;
 }
@@ -264,7 +283,7 @@ std::string RecoverySimulation::Run() {
   int taken = 0;
   while (violation_.empty() && !AllFinished()) {
     if (++taken > kMostActions) {
-      Violate("no end");
+      Violate(absl::StrCat("no end: ", Where()));
       break;
     }
     now_ += absl::Milliseconds(1);
@@ -281,18 +300,57 @@ std::string RecoverySimulation::Run() {
 
 // ---- Daemons
 
+// Another daemon's, or the same one's after it has lost a member.
 RecoverySimulation::Life& RecoverySimulation::NewLife(
     const std::optional<wire::MemberReport>& report) {
+  const bool succeeds = !lives_.empty() && lives_.back()->session->awaits_successor();
   auto& life = lives_.emplace_back(std::make_unique<Life>());
   life->number = lives_.size();
   server::SessionOptions options = options_;
   options.generation = life->number;
-  options.lineage = report ? report->lineage : 4711;
-  options.session_key = report ? report->session_key : session_key_;
-  options.gathers = report.has_value();
+  options.lineage = report && !succeeds ? report->lineage : 4711;
+  options.session_key = report && !succeeds ? report->session_key : session_key_;
+  options.gathers = report.has_value() || succeeds;
   life->session = std::make_unique<server::SessionCore>(
       options, *MakeCoordinatorHook(options.spec, manifest_), now_);
   return *life;
+}
+
+// In which steps something is lost: in those where members are, or will be when they have heard all
+// that the daemon has said; with a member, the one after a concluded one, too.
+void RecoverySimulation::NoteLoss() {
+  const server::SessionCore& session = *lives_.back()->session;
+  const bool gathers = session.state() == server::SessionCore::State::kJoining;
+  for (const auto& member : members_) {
+    if (member->core == nullptr) continue;
+    const std::int64_t first = member->core->step();
+    // Those that gather may have been told of two steps.
+    const std::int64_t last = std::max(first, session.step()) + (gathers ? 3 : 1);
+    for (std::int64_t s = first; s <= last && s < std::ssize(steps_); ++s) {
+      steps_[static_cast<std::size_t>(s)].lost_in = true;
+    }
+  }
+}
+
+// A process without whom others may still have the model. It takes a while until the daemon knows.
+void RecoverySimulation::Kill() {
+  const std::size_t rank = random_.Below(members_.size());
+  bool others_have = false;
+  for (const auto& other : members_)
+    others_have |= other->rank != static_cast<int>(rank) && other->has_model;
+  Member& member = *members_[rank];
+  if (!others_have || member.core == nullptr || member.finished()) return;
+  Note(RecoveryCount::kMembersKilled);
+  NoteLoss();
+  if (member.link != nullptr) Cut(member);
+  Spawn(static_cast<int>(rank), ++processes_);
+  Life& life = *lives_.back();
+  if (life.over) return;
+  for (const absl::Time until = now_ + 2 * kResumeGrace; now_ < until; now_ += kTick) {
+    server::Effects effects;
+    life.session->Tick(now_, effects);
+    Apply(life, std::move(effects));
+  }
 }
 
 void RecoverySimulation::EndLife(bool hands_over) {
@@ -301,10 +359,7 @@ void RecoverySimulation::EndLife(bool hands_over) {
   const bool gathering = life.session->state() == server::SessionCore::State::kJoining;
   Note(hands_over ? RecoveryCount::kHandedOver : RecoveryCount::kLivesLost);
   if (gathering) Note(RecoveryCount::kLostWhileGathering);
-  for (const auto& member : members_) {
-    const auto step = static_cast<std::size_t>(member->core->step());
-    if (step < steps_.size()) steps_[step].lost_in = true;
-  }
+  NoteLoss();
   if (!hands_over) return Disconnect(life, /*loses_frames=*/true);
   life.draining = true;
   server::Effects effects;
@@ -349,11 +404,9 @@ void RecoverySimulation::Apply(Life& life, server::Effects effects) {
         return log->message.find(text) != std::string::npos;
       };
       if (!says("lost daemon")) continue;
-      const auto by_step = [](const auto& a, const auto& b) {
-        return a->core->step() < b->core->step();
-      };
-      const auto [first, last] = std::minmax_element(members_.begin(), members_.end(), by_step);
-      if ((*first)->core->step() < (*last)->core->step()) {
+      std::set<std::int64_t> at;
+      for (const auto& member : members_) at.insert(member->core->step());
+      if (at.size() > 1) {
         Note(RecoveryCount::kFollowed);
         continue;
       }
@@ -361,6 +414,7 @@ void RecoverySimulation::Apply(Life& life, server::Effects effects) {
       if (says("applied")) Note(RecoveryCount::kConcludedByReports);
     }
   }
+  if (life.session->awaits_successor()) life.draining = true;
   if (life.session->state() == server::SessionCore::State::kFailed) {
     Violate(std::string(life.session->failure().message()));
   }
@@ -445,7 +499,9 @@ void RecoverySimulation::TakeUp(Link& link) {
     const absl::Status attached =
         life.session->Attach(link.rank, hello->start_id, hello->step, link.id, now_, effects);
     if (!attached.ok()) {
-      if (!life.draining) Violate(absl::StrCat("Attach: ", attached.message()));
+      // Its place may be free again, if it has not come in time.
+      const bool gathers = life.session->state() == server::SessionCore::State::kJoining;
+      if (!life.draining && !gathers) Violate(absl::StrCat("Attach: ", attached.message()));
       link.closed = true;
       members_[static_cast<std::size_t>(link.rank)]->life = 0;  // it looks for another daemon
     }

@@ -7,6 +7,9 @@
 // * a step that is applied has the mean of all gradients in every member's buffers, bit for bit;
 //   with PowerSGD, what hooks without any session make of them, and of the steps before;
 // * a step is skipped only if a contribution was not finite, or if a daemon was lost in it.
+//
+// With the policy `wait` members die too, with their residuals, and other processes come in their
+// place and get the model: in the end, and in each step that is applied, it is the same everywhere.
 #pragma once
 
 #include <array>
@@ -48,6 +51,9 @@ enum class RecoveryCount : std::uint8_t {
   kRefusedStrangers,
   kStatesTakenBack,
   kDrawPlans,
+  kMembersKilled,
+  kHealed,
+  kCollectivesVoid,
   kNumCounts
 };
 using RecoveryCounts =
@@ -106,10 +112,15 @@ class RecoverySimulation {
     std::size_t next_bucket = 0;
     std::vector<std::size_t> order;  // of the step's buckets
     bool ended = false;
-    std::optional<client::StepDoneEffect> done;
+    std::deque<client::StepDoneEffect> over;  // steps from `step` on, not yet told to the user
     bool in_collective = false;
     std::size_t collectives = 0;  // over, of the gap before the step
     ByteVector broadcast;
+    // Whether each step was applied: what the user trains.
+    std::vector<std::byte> model;
+    std::optional<int> heals;  // from the root of that rank, before the step
+    bool has_model = true;     // applied a step, or is the rank's first process
+    bool has_set_plan = false;
     std::map<client::Ticket, OpenBucket> buckets;
     bool finished() const;
     std::size_t steps = 0;
@@ -120,6 +131,7 @@ class RecoverySimulation {
     std::vector<wire::CollectiveKind> collectives;  // before it
     bool lost_in = false;                           // a daemon
     std::optional<Verdict> verdict;
+    std::set<int> replaced{};                       // ranks whose process begins with it
     std::map<std::uint32_t, ByteVector> applied{};  // PowerSGD: results by bucket
   };
   using Actions = std::vector<std::function<void()>>;
@@ -144,6 +156,7 @@ class RecoverySimulation {
   Life& NewLife(const std::optional<wire::MemberReport>& report);
   // It is lost, or hands over and ends later.
   void EndLife(bool hands_over);
+  void NoteLoss();
   void Disconnect(Life& life, bool loses_frames);
   void Apply(Life& life, server::Effects effects);
   void SendDown(Life& life, int rank, std::function<void()> arrives);
@@ -171,6 +184,11 @@ class RecoverySimulation {
   void FinishStep(Member& member);
   void CheckBucket(const Member& member, std::size_t step, const OpenBucket& bucket);
   void Stranger();
+  void Heal(Member& member);
+  void Enter(Member& member, wire::CollectiveKind kind, int root);
+  void FinishCollective(Member& member, const absl::Status& status);
+  void Spawn(int rank, int process);
+  void Kill();
 
   const std::uint64_t seed_;
   Random random_;
@@ -179,7 +197,7 @@ class RecoverySimulation {
   std::vector<Step> steps_;
   std::unique_ptr<testing::HookWorld> reference_;  // of PowerSGD
   std::size_t reference_steps_ = 0;
-  DrawBuckets draw_plan_;  // that rank 0 sets before the first step; empty: none
+  DrawBuckets draw_plan_;  // that each process of rank 0 sets before its first step; empty: none
   std::vector<std::unique_ptr<Member>> members_;
   std::vector<std::unique_ptr<Life>> lives_;
   std::vector<std::unique_ptr<Link>> links_;
@@ -190,6 +208,7 @@ class RecoverySimulation {
   absl::Time now_ = absl::FromUnixSeconds(1'000'000);
   std::uint64_t next_link_ = 0;
   client::Ticket next_ticket_ = 1;
+  int processes_ = 0;  // that came later
   std::string violation_;
   RecoveryCounts counts_{};
 };

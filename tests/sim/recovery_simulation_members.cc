@@ -33,11 +33,17 @@ void RecoverySimulation::Join(Member& member) {
                       .manifest = options_.manifest};
   if (member.welcomed) ask.report = member.core->Report();
   if (!lives_.empty() && lives_.back()->draining && !lives_.back()->over) return;  // later
-  if (lives_.empty() || lives_.back()->over) NewLife(ask.report);
+  const bool alone = lives_.empty() || lives_.back()->over;
+  // To a daemon that knows nothing of the session, its members must come first.
+  const bool too_early =
+      processes_ > 0 && !member.welcomed && alone && !lives_.back()->session->awaits_successor();
+  if (too_early) return;
+  if (alone) NewLife(ask.report);
   Life& life = *lives_.back();
   server::Effects effects;
   const auto rank = life.session->Join(ask, life.session->options().CheckSame(ask), now_, effects);
   Apply(life, std::move(effects));
+  if (absl::IsUnavailable(rank.status()) && !member.welcomed) return;  // later
   if (!rank.ok()) return Violate(absl::StrCat("Join: ", rank.status().message()));
   member.life = life.number;
   if (member.core == nullptr) {
@@ -90,22 +96,21 @@ void RecoverySimulation::ApplyMember(Member& member, client::Effects effects) {
       member.core->SayReady(prepared->verdict, prepared->digest, more);
       ApplyMember(member, std::move(more));
     } else if (auto* over = std::get_if<client::StepDoneEffect>(&effect)) {
-      if (member.done) {
+      if (over->step != static_cast<std::int64_t>(member.step + member.over.size())) {
         Violate(absl::StrCat("rank ", member.rank, ": step ", over->step,
-                             over->dropped ? " (dropped)" : "", " ends while the user is in step ",
-                             member.done->step, "; ", Where()));
+                             over->dropped ? " (dropped)" : "", " ends after ", member.over.size(),
+                             " others; ", Where()));
       }
-      member.done = *over;
-    } else if (std::holds_alternative<client::CollectiveDoneEffect>(effect)) {
-      member.in_collective = false;
-      ++member.collectives;
-      for (std::size_t i = 0; i < member.broadcast.size(); ++i) {
-        if (member.broadcast[i] == CollectiveByte(seed_, member.step, i)) continue;
-        Violate("a broadcast brought other bytes than the root's");
-        break;
-      }
-    } else if (std::holds_alternative<client::WelcomeEffect>(effect)) {
+      member.over.push_back(*over);
+    } else if (auto* collective = std::get_if<client::CollectiveDoneEffect>(&effect)) {
+      FinishCollective(member, collective->status);
+    } else if (auto* welcome = std::get_if<client::WelcomeEffect>(&effect)) {
       member.welcomed = true;
+      if (welcome->change) {
+        member.step = static_cast<std::size_t>(member.core->step());
+        member.heals = welcome->change->root;
+        if (!member.finished()) steps_[member.step].replaced.insert(member.rank);
+      }
       welcomed_ = std::all_of(members_.begin(), members_.end(),
                               [](const auto& one) { return one->welcomed; });
     } else if (auto* failed = std::get_if<client::FailedEffect>(&effect)) {
@@ -143,15 +148,16 @@ void RecoverySimulation::OnChunk(Member& member, client::SendChunkEffect& effect
 
 bool RecoverySimulation::CanAct(const Member& member) const {
   if (!member.welcomed || member.finished() || member.in_collective) return false;
-  const bool waits = member.ended && !member.done;
+  const bool waits = member.ended && member.over.empty();
   return !waits;
 }
 
 void RecoverySimulation::Act(Member& member) {
+  if (member.heals) return Heal(member);
   Step& step = steps_[member.step];
   if (member.next_bucket == 0 && !member.ended && member.order.empty()) {
     if (member.collectives < step.collectives.size()) return EnterCollective(member);
-    if (member.rank == 0 && member.step == 0 && !draw_plan_.empty()) SetDrawPlan(member);
+    if (member.rank == 0 && !member.has_set_plan && !draw_plan_.empty()) SetDrawPlan(member);
     member.order.resize(step.buckets.size());
     std::iota(member.order.begin(), member.order.end(), std::size_t{0});
     random_.Shuffle(member.order);
@@ -159,11 +165,11 @@ void RecoverySimulation::Act(Member& member) {
   if (member.next_bucket < member.order.size()) {
     const auto& parameters = step.buckets[member.order[member.next_bucket++]];
     // As the runtime has it: the rest of a dropped step is nothing.
-    if (member.done && member.done->dropped) return;
-    if (member.done) return Violate("a step ends before its last bucket");
+    if (!member.over.empty() && member.over.front().dropped) return;
+    if (!member.over.empty()) return Violate("a step ends before its last bucket");
     return StartBucket(member, parameters);
   }
-  if (!member.ended && !member.done) {
+  if (!member.ended && member.over.empty()) {
     member.ended = true;
     client::Effects effects;
     if (absl::Status ended = member.core->EndStep(effects); !ended.ok()) {
@@ -195,11 +201,53 @@ void RecoverySimulation::StartBucket(Member& member, const std::vector<std::uint
 
 void RecoverySimulation::SetDrawPlan(Member& member) {
   Note(RecoveryCount::kDrawPlans);
+  member.has_set_plan = true;
   client::Effects effects;
   if (absl::Status set = member.core->SetDrawPlan(draw_plan_, effects); !set.ok()) {
     Violate(absl::StrCat("SetDrawPlan: ", set.message()));
   }
   ApplyMember(member, std::move(effects));
+}
+
+// As the user's broadcast of a model and all that belongs to it.
+void RecoverySimulation::Heal(Member& member) {
+  member.broadcast = member.model;
+  Enter(member, wire::CollectiveKind::kBroadcast, *member.heals);
+}
+
+void RecoverySimulation::Enter(Member& member, wire::CollectiveKind kind, int root) {
+  member.in_collective = true;
+  // As the runtime has it: the user has not heard of what makes it void.
+  const bool has_change = std::any_of(member.over.begin(), member.over.end(),
+                                      [](const auto& over) { return over.change.has_value(); });
+  if (has_change) return FinishCollective(member, client::VoidCollective(kind));
+  client::Effects effects;
+  const auto entered = member.core->Enter(kind, root, member.broadcast.size(), effects);
+  if (!entered.ok()) Violate(absl::StrCat("Enter: ", entered.status().message()));
+  ApplyMember(member, std::move(effects));
+}
+
+void RecoverySimulation::FinishCollective(Member& member, const absl::Status& status) {
+  member.in_collective = false;
+  if (!status.ok()) {
+    // The end of this step will say more; until then it goes on as the program is written.
+    Note(RecoveryCount::kCollectivesVoid);
+    if (!absl::IsAborted(status)) Violate("a collective fails");
+    member.heals.reset();
+    member.collectives = steps_[member.step].collectives.size();
+    return;
+  }
+  if (member.heals) {
+    Note(RecoveryCount::kHealed);
+    member.model = member.broadcast;
+    member.heals.reset();
+    return;
+  }
+  ++member.collectives;
+  for (std::size_t i = 0; i < member.broadcast.size(); ++i) {
+    if (member.broadcast[i] == CollectiveByte(seed_, member.step, i)) continue;
+    return Violate("a broadcast brought other bytes than the root's");
+  }
 }
 
 void RecoverySimulation::EnterCollective(Member& member) {
@@ -212,11 +260,7 @@ void RecoverySimulation::EnterCollective(Member& member) {
     for (std::size_t i = 0; i < bytes; ++i)
       member.broadcast[i] = CollectiveByte(seed_, member.step, i);
   }
-  member.in_collective = true;
-  client::Effects effects;
-  const auto entered = member.core->Enter(kind, 0, bytes, effects);
-  if (!entered.ok()) Violate(absl::StrCat("Enter: ", entered.status().message()));
-  ApplyMember(member, std::move(effects));
+  Enter(member, kind, 0);
 }
 
 void RecoverySimulation::CheckBucket(const Member& member, std::size_t step,
@@ -234,7 +278,7 @@ void RecoverySimulation::CheckBucket(const Member& member, std::size_t step,
 
 void RecoverySimulation::FinishStep(Member& member) {
   Step& step = steps_[member.step];
-  const client::StepDoneEffect done = *member.done;
+  const client::StepDoneEffect done = member.over.front();
   if (done.step != static_cast<std::int64_t>(member.step)) Violate("another step ends");
   if (step.verdict && *step.verdict != done.verdict) {
     Violate(absl::StrCat("step ", member.step, " is applied by some and skipped by others"));
@@ -250,14 +294,22 @@ void RecoverySimulation::FinishStep(Member& member) {
     const bool has_values = std::any_of(manifest_.begin(), manifest_.end(),
                                         [](const auto& spec) { return spec.numel() > 0; });
     if (step.nonfinite_rank >= 0 && has_values) Violate("a step with NaN is applied");
+    member.model[member.step] = std::byte{1};
+    member.has_model = true;
+    for (std::size_t s = 0; s <= member.step; ++s) {
+      const bool applied = steps_[s].verdict == Verdict::kApply;
+      if ((member.model[s] != std::byte{0}) == applied) continue;
+      Violate(absl::StrCat("rank ", member.rank, " trains another model: step ", s));
+    }
   } else {
     Note(done.dropped ? RecoveryCount::kDropped : RecoveryCount::kSkippedForValues);
     if (step.nonfinite_rank < 0 && !step.lost_in) {
       Violate(absl::StrCat("step ", member.step, " is skipped for no reason"));
     }
   }
+  if (done.change) member.heals = done.change->root;
   member.buckets.clear();
-  member.done.reset();
+  member.over.pop_front();
   member.ended = false;
   member.next_bucket = 0;
   member.order.clear();

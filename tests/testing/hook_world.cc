@@ -88,6 +88,15 @@ absl::Status HookWorld::LoseCoordinator(std::size_t rank) {
   return absl::OkStatus();
 }
 
+absl::Status HookWorld::ReplaceMember(std::size_t rank) {
+  auto hook = MakeHook(spec_, devices_[rank]);
+  if (!hook.ok()) return hook.status();
+  hooks_[rank] = *std::move(hook);
+  hooks_[rank]->Reset(coordinator_->iteration());
+  std::fill(versions_.begin(), versions_.end(), 0);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Verdict> HookWorld::RunStep(std::vector<MemberGradients>& gradients,
                                            const Buckets& buckets, bool fails) {
   std::vector<OpenBucket> open(buckets.size());

@@ -54,6 +54,8 @@ class HookWorld {
   // The coordinator is gone with all that it knew. A fresh one takes its state from the member's
   // copy, and from what was its own after the last step.
   absl::Status LoseCoordinator(std::size_t rank);
+  // The member is gone with its residuals; another one begins in its place.
+  absl::Status ReplaceMember(std::size_t rank);
 
   // From now on this member's gradients lie apart, with elements between them that no hook may
   // touch.

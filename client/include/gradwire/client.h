@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -184,6 +185,12 @@ struct BucketReport {
 // open and later call ends with the same error, which names the member to blame. The content of
 // buckets is then unspecified. Join again, under the same or another name, to continue from a
 // checkpoint.
+// Lost members have successors, if the daemon has on_member_loss=wait.
+struct MembershipChange {
+  std::vector<int> newcomers;  // ranks, ascending, which do not have the model
+  int root = 0;                // the lowest rank that has it
+};
+
 class Client {
  public:
   // Joins, and waits until all members have joined or a deadline passes. Never returns a client
@@ -242,6 +249,12 @@ class Client {
   // was not finite (the buckets then contain it on all members). All buckets of the step are
   // complete when it returns.
   virtual absl::StatusOr<Verdict> EndStep() = 0;
+
+  // What the last EndStep told of the membership, for a newcomer the Join; nullopt: nothing. If
+  // there is a change, the step was skipped for all, and before the next one every member gives or
+  // takes the model: Broadcast from `root` (parameters, the optimizer's state, how far the training
+  // is). Newcomers begin without residuals.
+  virtual std::optional<MembershipChange> membership_change() const = 0;
 
   // EndStep without waiting: runs `done` once, under the rules of Completion::OnDone.
   virtual void EndStep(std::function<void(const absl::StatusOr<Verdict>&)> done) = 0;

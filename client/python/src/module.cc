@@ -2,6 +2,8 @@
 // releases the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -11,6 +13,7 @@
 #include <exception>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -260,6 +263,12 @@ void BindSteps(nb::class_<Session>& session) {
       .def(
           "end_step", [](Session& self, std::uint64_t id) { Unlocked([&] { self.EndStep(id); }); },
           nb::arg("id"))
+      .def_prop_ro("membership_change",
+                   [](Session& self) -> std::optional<std::pair<std::vector<int>, int>> {
+                     const auto change = Value(self.client())->membership_change();
+                     if (!change) return std::nullopt;
+                     return std::pair(change->newcomers, change->root);
+                   })
       .def(
           "set_draw_plan",
           [](Session& self, const std::vector<std::vector<std::uint32_t>>& buckets) {

@@ -2,6 +2,7 @@
 // other.
 #include "server/core/gathering.h"
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,8 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
 using Report = wire::MemberReport;
 
 const std::string kKey(wire::kSessionKeyBytes, 'k');
@@ -33,16 +36,19 @@ Report Ready(std::int64_t step, Verdict verdict = Verdict::kApply, std::uint64_t
   return report;
 }
 
-absl::StatusOr<Gathering::Outcome> Decide(const std::vector<Report>& reports) {
+// None: of a newcomer.
+using Reports = std::vector<std::optional<Report>>;
+
+absl::StatusOr<Gathering::Outcome> Decide(const Reports& reports) {
   Gathering gathering(kKey, 5, static_cast<int>(reports.size()));
   for (std::size_t rank = 0; rank < reports.size(); ++rank) {
-    EXPECT_TRUE(gathering.Check(reports[rank]).ok());
+    EXPECT_TRUE(!reports[rank] || gathering.Check(*reports[rank]).ok());
     gathering.Take(static_cast<int>(rank), reports[rank]);
   }
   return gathering.Decide();
 }
 
-std::string Refusal(const std::vector<Report>& reports) {
+std::string Refusal(const Reports& reports) {
   const auto outcome = Decide(reports);
   EXPECT_EQ(outcome.status().code(), absl::StatusCode::kFailedPrecondition);
   return std::string(outcome.status().message());
@@ -52,29 +58,30 @@ void ExpectEnded(const absl::StatusOr<Gathering::Outcome>& outcome, std::int64_t
                  Verdict verdict) {
   ASSERT_TRUE(outcome.ok()) << outcome.status();
   EXPECT_EQ(outcome->step, step + 1);
-  ASSERT_TRUE(outcome->ended.has_value());
-  EXPECT_EQ(outcome->ended->step, step);
-  EXPECT_EQ(outcome->ended->verdict, verdict);
-  EXPECT_EQ(outcome->ended->dropped, verdict == Verdict::kSkip);
+  ASSERT_THAT(outcome->ended, SizeIs(1));
+  EXPECT_EQ(outcome->ended[0].step, step);
+  EXPECT_EQ(outcome->ended[0].verdict, verdict);
+  EXPECT_EQ(outcome->ended[0].dropped, verdict == Verdict::kSkip);
 }
 
 TEST(Gathering, AStepThatNobodyCanHaveAResultOfGoesOn) {
-  for (const std::vector<Report>& reports :
-       {std::vector<Report>{At(4), At(4)},
+  for (const Reports& reports :
+       {Reports{At(4), At(4)},
         {Contributed(4, false), Contributed(4, false)},
         // It fears results in its memory, but rank 1 has contributed nothing.
         {Contributed(4, true), At(4)}}) {
     const auto outcome = Decide(reports);
     ASSERT_TRUE(outcome.ok()) << outcome.status();
     EXPECT_EQ(outcome->step, 4);
-    EXPECT_FALSE(outcome->ended.has_value());
+    EXPECT_THAT(outcome->ended, IsEmpty());
+    EXPECT_FALSE(outcome->change.has_value());
   }
 }
 
 TEST(Gathering, AStepThatAllAreReadyForEndsWithWhatTheySay) {
   const auto applied = Decide({Ready(4), Ready(4), Ready(4)});
   ExpectEnded(applied, 4, Verdict::kApply);
-  EXPECT_EQ(applied->ended->digest, 9U);
+  EXPECT_EQ(applied->ended[0].digest, 9U);
   ExpectEnded(Decide({Ready(4, Verdict::kSkip), Ready(4, Verdict::kSkip)}), 4, Verdict::kSkip);
 }
 
@@ -87,7 +94,7 @@ TEST(Gathering, AStepOfWhichSomeMayHaveResultsIsDropped) {
 TEST(Gathering, WhatAMemberHasSeenEndHasEndedForAll) {
   const auto applied = Decide({At(5), Ready(4, Verdict::kApply, 77)});
   ExpectEnded(applied, 4, Verdict::kApply);
-  EXPECT_EQ(applied->ended->digest, 77U);
+  EXPECT_EQ(applied->ended[0].digest, 77U);
   Report skipped = At(5);
   skipped.last = Verdict::kSkip;
   // Dropped by a daemon between: rank 1 may have said READY, and rank 2 nothing.
@@ -145,6 +152,88 @@ TEST(Gathering, CollectivesBeginAnewForThoseWhoAreInThem) {
   in.collectives = 1;
   EXPECT_THAT(Refusal({through, in, through}),
               AllOf(HasSubstr("rank 1 1 broadcasts"), HasSubstr("rank 2 3")));
+}
+
+// ---- Newcomers
+
+TEST(Gathering, WithANewcomerTheOpenStepIsDroppedAndTellsOfIt) {
+  const Report contributed = Contributed(4, true);
+  for (const Report& other : {At(4), Contributed(4, false), Ready(4)}) {
+    const auto outcome = Decide({contributed, std::nullopt, other});
+    ASSERT_TRUE(outcome.ok()) << outcome.status();
+    EXPECT_EQ(outcome->step, 5);
+    EXPECT_EQ(outcome->change,
+              (wire::MembershipChange{.newcomers = {1}, .root = 0, .collectives = 1}));
+    EXPECT_THAT(
+        outcome->ended,
+        ElementsAre(wire::StepDone{
+            .step = 4, .verdict = Verdict::kSkip, .dropped = true, .change = outcome->change}));
+    EXPECT_THAT(outcome->fresh, ElementsAre(1));
+  }
+}
+
+// All that are left are READY: the lost one may have been, and the step may have ended.
+TEST(Gathering, WithANewcomerAStepThatAllOthersAreReadyForEnds) {
+  const auto outcome = Decide({std::nullopt, Ready(4), Ready(4)});
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_EQ(outcome->step, 6);
+  ASSERT_THAT(outcome->ended, SizeIs(2));
+  EXPECT_EQ(outcome->ended[0],
+            (wire::StepDone{.step = 4, .verdict = Verdict::kApply, .digest = 9}));
+  EXPECT_TRUE(outcome->ended[1].dropped);
+  EXPECT_EQ(outcome->ended[1].step, 5);
+  EXPECT_FALSE(outcome->ended[0].change.has_value());
+  EXPECT_EQ(outcome->ended[1].change->root, 1);
+}
+
+TEST(Gathering, WhoHasNotHeardOfANewcomerMayBeTwoStepsBehind) {
+  Report ahead = At(6);
+  ahead.last = Verdict::kSkip;
+  Report between = At(5);
+  const auto outcome = Decide({ahead, Ready(4), between});
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_EQ(outcome->step, 6);
+  EXPECT_THAT(outcome->ended,
+              ElementsAre(wire::StepDone{.step = 4, .verdict = Verdict::kApply, .digest = 9},
+                          wire::StepDone{.step = 5, .verdict = Verdict::kSkip, .dropped = true}));
+  EXPECT_THAT(Refusal({ahead, At(4)}), HasSubstr("rank 1 lacks results of step 4"));
+  EXPECT_THAT(Refusal({At(6), Ready(4)}), HasSubstr("step 5 was applied by rank 0"));
+}
+
+TEST(Gathering, ANewcomerWithoutAnAppliedStepGivesNobodyTheModel) {
+  Report unhealed = At(4);
+  unhealed.newcomer = true;
+  const auto outcome = Decide({unhealed, At(4), std::nullopt});
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_THAT(outcome->change->newcomers, ElementsAre(0, 2));
+  EXPECT_EQ(outcome->change->root, 1);
+  EXPECT_THAT(outcome->fresh, ElementsAre(2));
+  // The daemon was lost, and rank 1 may not have heard that rank 0 needs the model.
+  const auto again = Decide({unhealed, At(4)});
+  EXPECT_THAT(again->change->newcomers, ElementsAre(0));
+  EXPECT_THAT(again->fresh, IsEmpty());
+  EXPECT_THAT(Refusal({unhealed, std::nullopt}), HasSubstr("all members that had the session's"));
+  Gathering all_new(kKey, 5, 2);
+  for (const int rank : {0, 1}) all_new.Take(rank, std::nullopt);
+  EXPECT_TRUE(all_new.AllNew());
+  all_new.Take(1, At(4));
+  EXPECT_FALSE(all_new.AllNew());
+}
+
+TEST(Gathering, CollectivesAreVoidForNewcomers) {
+  Report through = At(4);
+  through.collectives = 3;
+  Report in = At(4);
+  in.collectives = 2;
+  const auto outcome = Decide({through, in, std::nullopt});
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_EQ(outcome->collectives, 4U) << "no member has been in it";
+  EXPECT_EQ(outcome->change->collectives, 4U);
+  EXPECT_THAT(outcome->through, ElementsAre(false, false, false));
+  in.collectives = 1;
+  EXPECT_EQ(Decide({through, in, std::nullopt})->collectives, 4U);
+  in.collectives = 0;
+  EXPECT_THAT(Refusal({through, in, std::nullopt}), HasSubstr("rank 1 0 broadcasts"));
 }
 
 }  // namespace

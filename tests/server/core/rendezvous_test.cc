@@ -122,7 +122,7 @@ TEST_F(RendezvousTest, WelcomesAllWhenTheyAreThere) {
     members_.Attach(rank, StartId(rank), start_);
   }
   effects_.clear();
-  rendezvous_.Complete(NodeGroups(3), {.step = 5, .attempt = 2}, effects_);
+  rendezvous_.Complete(NodeGroups(3), {.step = 5, .attempt = 2}, {}, effects_);
   const auto sent = Take<FanOutEffect>();
   ASSERT_EQ(sent.size(), 1);
   EXPECT_EQ(sent[0].ranks, (std::vector<int>{0, 1, 2}));

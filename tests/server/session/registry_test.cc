@@ -127,6 +127,90 @@ TEST(RegistryTest, RefusesReportsOfASessionThatHasEndedHere) {
   EXPECT_TRUE(registry.Join(options, Ask(0, 8), kNow).ok()) << "others may begin";
 }
 
+// Two streams for one session.
+class NumberedStream final : public MemberStream {
+ public:
+  explicit NumberedStream(std::uint64_t id) : id_(id) {}
+  std::uint64_t id() const override { return id_; }
+  void Queue(Outgoing) override {}
+  void QueueHeartbeats() override {}
+  void EndAfterQueue(const absl::Status&) override {}
+  void Pump(wire::Lane) override {}
+
+ private:
+  const std::uint64_t id_;
+};
+
+class SuccessionTest : public ::testing::Test {
+ protected:
+  SuccessionTest() {
+    options_.coordinator_grace = absl::Seconds(60);
+    options_.member_grace = absl::Seconds(300);
+  }
+  // Rank 1, so that the session is over here.
+  void LoseAMember() {
+    for (const int rank : {0, 1}) {
+      const std::uint64_t id = 7 + static_cast<std::uint64_t>(rank);
+      const auto joined = registry_.Join(options_, Ask(rank, id), kNow);
+      ASSERT_TRUE(joined.ok()) << joined.status();
+      session_ = joined->member.session;
+      ASSERT_TRUE(session_->Attach(rank, id, 0, std::make_shared<NumberedStream>(id), kNow).ok());
+    }
+    ASSERT_EQ(session_->state(), SessionCore::State::kRunning);
+    session_->Detach(1, 8, kNow);
+    for (absl::Time now = kNow; now < kNow + absl::Seconds(2); now += absl::Milliseconds(200)) {
+      registry_.Tick(now);
+    }
+    session_->Detach(0, 7, kNow);
+    registry_.Tick(kNow);
+    ASSERT_TRUE(session_->awaits_successor());
+  }
+  Registry registry_{{.memory_bytes = 1 << 30, .max_sessions = 4}};
+  SessionOptions options_ = OptionsOf("a");
+  std::shared_ptr<SessionRunner> session_;
+};
+
+// It does not know the session's key, nor how its buckets are cut.
+TEST_F(SuccessionTest, ASuccessorMayComeBeforeTheOthersReport) {
+  LoseAMember();
+  SessionOptions other = options_;
+  other.chunk_bytes = 4096;
+  const auto joined = registry_.Join(other, Ask(1, 99), kNow);
+  ASSERT_TRUE(joined.ok()) << joined.status();
+  const SessionOptions& own = joined->member.session->options();
+  EXPECT_TRUE(own.gathers);
+  EXPECT_EQ(own.session_key, session_->options().session_key);
+  EXPECT_EQ(own.lineage, session_->options().lineage);
+  EXPECT_EQ(own.chunk_bytes, options_.chunk_bytes);
+  EXPECT_NE(own.generation, session_->options().generation);
+  EXPECT_EQ(own.join_timeout, absl::Seconds(300));
+  JoinAsk ask = Reporting(0, 7);
+  EXPECT_EQ(registry_.Join(options_, ask, kNow).status().code(),
+            absl::StatusCode::kPermissionDenied)
+      << "a forged key";
+  ask.report->session_key = own.session_key;
+  ask.report->lineage = own.lineage;
+  EXPECT_TRUE(registry_.Join(options_, ask, kNow).ok());
+}
+
+TEST_F(SuccessionTest, TheOthersMayReportFirst) {
+  LoseAMember();
+  JoinAsk ask = Reporting(0, 7);
+  ask.report->session_key = session_->options().session_key;
+  ask.report->lineage = session_->options().lineage;
+  const auto joined = registry_.Join(options_, ask, kNow);
+  ASSERT_TRUE(joined.ok()) << joined.status();
+  EXPECT_TRUE(registry_.Join(options_, Ask(1, 99), kNow).ok());
+}
+
+TEST_F(SuccessionTest, IsForgottenAfterTheGrace) {
+  LoseAMember();
+  for (const int seconds : {301, 302}) registry_.Tick(kNow + absl::Seconds(seconds));
+  const auto joined = registry_.Join(options_, Ask(1, 99), kNow + absl::Seconds(302));
+  ASSERT_TRUE(joined.ok()) << joined.status();
+  EXPECT_FALSE(joined->member.session->options().gathers) << "a new session";
+}
+
 TEST(RegistryTest, ACallerIsToldOfItsSessionsOnly) {
   Registry registry({.memory_bytes = 1 << 30, .max_sessions = 4});
   for (const char* name : {"a-1", "a-2", "b-1"}) {

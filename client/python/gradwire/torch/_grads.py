@@ -48,9 +48,16 @@ def attach_(model: torch.nn.Module, state: SessionState) -> "Attached":
 
 
 def broadcast_parameters_(model: torch.nn.Module, state: SessionState, root: int = 0) -> None:
-    """Gives every member rank `root`'s parameters and buffers."""
+    """Gives every member rank `root`'s parameters and buffers.
+
+    Does nothing in a process that has come for a lost member: the others are not here, and heal_ has
+    all of it.
+    """
     state.attach_model(model)
     session = state._need()
+    change = state.membership_change
+    if change is not None and session.rank in change.newcomers:
+        return
     named = {id(t): (name, t) for name, t in [*model.named_parameters(), *model.named_buffers()]}
     for name, tensor in named.values():
         if tensor.layout is not torch.strided:

@@ -24,6 +24,7 @@ from gradwire.torch import (
     _sharing,
     _staging,
 )
+from gradwire.torch._heal import MembershipChange
 
 _TAKE_SECONDS = 3600.0
 
@@ -281,6 +282,16 @@ class SessionState(_reductions.Reductions):
     def step(self) -> int:
         """The number of steps that this session has ended."""
         return self._need().step
+
+    @property
+    def membership_change(self) -> MembershipChange | None:
+        """Who is new in the place of lost members, if the last step says so, or if it is this process.
+
+        The daemon must have on_member_loss: wait. That step was skipped for all; before the next one
+        every member calls heal_.
+        """
+        change = self._need().membership_change
+        return None if change is None else MembershipChange(*change)
 
     def _need(self):
         with self._lock:

@@ -1,0 +1,111 @@
+"""A process that is killed, and its successor: examples/elastic.py with a daemon that waits."""
+
+import contextlib
+import os
+import pathlib
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+import gradwire
+import gradwire.torch as gw
+from conftest import Daemon
+from gradwire.torch import _heal
+
+EXAMPLE = pathlib.Path(__file__).resolve().parents[1] / "examples" / "elastic.py"
+DEADLINE = 120.0
+
+
+class Rank:
+    """One process of the example."""
+
+    def __init__(self, address: str, rank: int) -> None:
+        environment = {
+            **os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "GRADWIRE_ADDRESS": address,
+            "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+        self.process = subprocess.Popen(
+            [sys.executable, "-B", str(EXAMPLE), "--epochs", "6", "--pause", "0.02"],
+            env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        self._too_late = threading.Timer(DEADLINE, self.process.kill)
+        self._too_late.start()
+        self.printed: list[str] = []
+
+    def wait_for(self, text: str) -> None:
+        for line in self.process.stdout:
+            self.printed.append(line)
+            if text in line:
+                return
+        raise AssertionError(f"no {text!r} in:\n{''.join(self.printed)}")
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.close()
+
+    def close(self) -> None:
+        self._too_late.cancel()
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+    def finish(self) -> str:
+        self.printed += self.process.stdout.readlines()
+        text = "".join(self.printed)
+        assert self.process.wait() == 0, text
+        return text
+
+
+@pytest.mark.parametrize("killed", [1, 0])
+def test_a_successor_gets_the_model_and_the_training_ends_alike_on_all(tmp_path, killed):
+    words = ["--on-coordinator-loss", "resume", "--on-member-loss", "wait"]
+    with contextlib.ExitStack() as stack:
+        daemon = stack.enter_context(contextlib.closing(Daemon(tmp_path, *words)))
+        ranks = [stack.enter_context(contextlib.closing(Rank(daemon.address, rank))) for rank in range(2)]
+        ranks[killed].wait_for("epoch 2 is over")
+        ranks[killed].kill()
+        ranks[killed] = stack.enter_context(contextlib.closing(Rank(daemon.address, killed)))
+        printed = [rank.finish() for rank in ranks]
+    change = f"MembershipChange(newcomers=[{killed}], root={1 - killed})"
+    assert all(change in text for text in printed), printed
+    assert "epoch 1 is over" not in printed[killed], "it began from the other's place"
+    checksums = [re.search(r"parameters (\w+)", text)[1] for text in printed]
+    assert checksums[0] == checksums[1]
+    # PowerSGD's residuals begin anew with the successor, so the model is another than without its loss.
+    assert float(re.search(r"accuracy (\S+)", printed[0])[1]) > 0.9
+
+
+def test_without_a_change_nobody_is_healed(daemon):
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with gw.SessionState(
+        address=daemon.address, session="unchanged", model=model, rank=0, world_size=1
+    ) as state:
+        assert state.membership_change is None
+        before = model.weight.detach().clone()
+        assert gw.heal_(model, optimizer, state, {"epoch": 3}) == {"epoch": 3}
+        assert torch.equal(model.weight, before)
+
+
+def test_what_is_healed_comes_back_as_it_was_and_runs_no_code():
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(3))], lr=0.1)
+    optimizer.param_groups[0]["params"][0].grad = torch.ones(3)
+    optimizer.step()
+    value = [optimizer.state_dict(), {"epoch": 3, 7: (1.5, None, float("inf"), True), "text": "ü"}]
+    back = _heal._unpacked(_heal._packed(value))
+    assert back[1] == value[1]
+    assert back[0]["param_groups"] == value[0]["param_groups"]
+    state = back[0]["state"][0]
+    assert all(torch.equal(torch.as_tensor(state[k]), torch.as_tensor(v)) for k, v in value[0]["state"][0].items())
+    with pytest.raises(gradwire.InvalidArgument, match="cannot send a set"):
+        _heal._packed({"seen": {1, 2}})
+    structure = b'{"tensor": 0}'
+    spoiled = len(structure).to_bytes(8, "little") + structure + pickle.dumps(print)
+    with pytest.raises(Exception, match="(?i)weights|invalid|failed"):
+        _heal._unpacked(spoiled)

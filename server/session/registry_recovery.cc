@@ -1,0 +1,62 @@
+// Sessions that go on: those that members bring along, which have lost their daemon, and those that
+// have lost a member here.
+#include <algorithm>
+#include <span>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/error_code.h"
+#include "base/random_bytes.h"
+#include "server/session/registry.h"
+#include "server/session/session_runner.h"
+
+namespace gradwire::server {
+
+// A new session, or one that members bring along which have lost its daemon.
+absl::Status Registry::Identify(const JoinAsk& ask, SessionOptions& own) const {
+  if (Succeed(own)) return absl::OkStatus();
+  if (!ask.report) {
+    const absl::StatusOr<std::uint64_t> lineage = RandomNumber();
+    if (!lineage.ok()) return lineage.status();
+    own.lineage = *lineage;
+    own.session_key.resize(wire::kSessionKeyBytes);
+    return FillRandom(std::as_writable_bytes(std::span(own.session_key)));
+  }
+  const auto refuse = [&](const std::string& why) {
+    return Coded(ErrorCode::kResume,
+                 absl::FailedPreconditionError(absl::StrCat("session \"", own.name, "\" ", why)));
+  };
+  if (own.coordinator_grace == absl::ZeroDuration()) {
+    return refuse("had another daemon; to take it over is allowed with on_coordinator_loss=resume");
+  }
+  // What members of such sessions are not told (SessionCore::RecoveryOf).
+  if (!ask.addresses.empty() || ask.leaf_ranks > 0 || !ask.group.name.empty() ||
+      own.leaf.is_leaf()) {
+    return refuse("ended with its daemon; join again as a new member");
+  }
+  // Members that were lost here, and not by the loss of a daemon, have nothing to go on with.
+  MutexLock lock(mutex_);
+  if (std::find(ended_keys_.begin(), ended_keys_.end(), ask.report->session_key) !=
+      ended_keys_.end()) {
+    return refuse("has ended at this daemon; join again as a new member");
+  }
+  own.lineage = ask.report->lineage;
+  own.session_key = ask.report->session_key;
+  own.gathers = true;
+  own.join_timeout = std::max(own.coordinator_grace, own.member_grace);
+  return absl::OkStatus();
+}
+
+// Whoever comes first: one of its members, or the successor, which does not know the key. Reports
+// are compared with it, and processes of other jobs are refused as in any session.
+bool Registry::Succeed(SessionOptions& own) const {
+  MutexLock lock(mutex_);
+  const auto found = successions_.find(own.name);
+  if (found == successions_.end()) return false;
+  own = found->second.options;
+  own.gathers = true;
+  own.join_timeout = own.member_grace;
+  return true;
+}
+
+}  // namespace gradwire::server

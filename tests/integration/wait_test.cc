@@ -1,0 +1,244 @@
+// Members that are killed under a session that waits for their successors: real processes.
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/testing/process.h"
+
+namespace gradwire {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::Process;
+using testing::TemporaryFolder;
+
+constexpr int kMembers = 3;
+constexpr int kSteps = 80;
+
+int Count(const std::string& log, const std::string& text) {
+  int count = 0;
+  for (std::size_t at = log.find(text); at != std::string::npos; at = log.find(text, at + 1)) {
+    ++count;
+  }
+  return count;
+}
+
+class Wait : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    for (const std::string& name : logs_) {
+      if (!HasFailure()) return;
+      std::ifstream log(name);
+      std::cout << "---- " << name << "\n" << log.rdbuf() << std::endl;
+    }
+  }
+
+  std::string Log(const std::string& name) {
+    logs_.push_back(folder_ / absl::StrCat(name, "-", logs_.size()));
+    return logs_.back();
+  }
+
+  void StartDaemon(const std::string& listen, const std::string& grace = "60s") {
+    auto daemon = Process::Start({GRADWIRE_DAEMON, "--listen", listen, "--on-coordinator-loss",
+                                  "resume", "--coordinator-grace", "30s", "--on-member-loss",
+                                  "wait", "--member-grace", grace, "--http-listen", "off"},
+                                 Log("daemon"));
+    ASSERT_TRUE(daemon.ok()) << daemon.status();
+    daemon_ = *std::move(daemon);
+    const absl::Time deadline = absl::Now() + absl::Seconds(20);
+    while (daemon_->Log().find("  grpc  ") == std::string::npos) {
+      ASSERT_LT(absl::Now(), deadline) << daemon_->Log();
+      absl::SleepFor(absl::Milliseconds(10));
+    }
+    for (const absl::string_view line : absl::StrSplit(daemon_->Log(), '\n')) {
+      const std::string text(line);
+      if (text.starts_with("  grpc  ")) address_ = text.substr(8);
+    }
+  }
+
+  std::unique_ptr<Process> StartMember(int rank, const std::string& elements = "20000") {
+    std::vector<std::string> command = {GRADWIRE_TEST_MEMBER,
+                                        "--address",
+                                        address_,
+                                        "--session",
+                                        "s",
+                                        "--rank",
+                                        absl::StrCat(rank),
+                                        "--world-size",
+                                        absl::StrCat(kMembers),
+                                        "--elements",
+                                        elements,
+                                        "--steps",
+                                        absl::StrCat(kSteps),
+                                        "--late-ms",
+                                        "20",
+                                        "--trains",
+                                        "1"};
+    if (!hook_.empty()) command.insert(command.end(), {"--hook", hook_});
+    auto member = Process::Start(command, Log(absl::StrCat("member", rank)));
+    EXPECT_TRUE(member.ok()) << member.status();
+    return *std::move(member);
+  }
+  void StartMembers() {
+    for (int rank = 0; rank < kMembers; ++rank) members_.push_back(StartMember(rank));
+  }
+
+  // Until the member has done so many steps as this process.
+  static void WaitForSteps(const Process& member, int steps) {
+    const absl::Time deadline = absl::Now() + absl::Seconds(60);
+    while (Count(member.Log(), "step ") < steps) {
+      ASSERT_LT(absl::Now(), deadline) << member.Log();
+      absl::SleepFor(absl::Milliseconds(5));
+    }
+  }
+
+  static void Kill(Process& process) {
+    process.Signal(SIGKILL);
+    ASSERT_TRUE(process.Wait(absl::Seconds(10)).has_value());
+  }
+  void Replace(int rank) {
+    auto& member = members_[static_cast<std::size_t>(rank)];
+    Kill(*member);
+    member = StartMember(rank);
+  }
+
+  // All go on to the end, and have trained the same model.
+  void ExpectDone(int losses) {
+    std::string model;
+    for (const auto& member : members_) {
+      const auto status = member->Wait(absl::Seconds(120));
+      ASSERT_TRUE(status.has_value()) << member->Log();
+      const std::string log = member->Log();
+      EXPECT_EQ(WEXITSTATUS(*status), 0) << log;
+      EXPECT_THAT(log, HasSubstr("done"));
+      EXPECT_LE(Count(log, "skip"), 2 * losses) << log;
+      const std::string own = log.substr(log.find("model "));
+      if (model.empty()) model = own;
+      EXPECT_EQ(own, model);
+    }
+  }
+
+  static void ExpectError(Process& member, const ::testing::Matcher<std::string>& text) {
+    const auto status = member.Wait(absl::Seconds(30));
+    ASSERT_TRUE(status.has_value()) << member.Log();
+    EXPECT_EQ(WEXITSTATUS(*status), 1);
+    EXPECT_THAT(member.Log(), text);
+  }
+
+  TemporaryFolder folder_;
+  std::vector<std::string> logs_;
+  std::unique_ptr<Process> daemon_;
+  std::string address_;
+  std::string hook_;
+  std::vector<std::unique_ptr<Process>> members_;
+};
+
+TEST_F(Wait, ASuccessorTakesTheModelAndGoesOn) {
+  StartDaemon("127.0.0.1:0");
+  StartMembers();
+  WaitForSteps(*members_[0], 10);
+  Replace(1);
+  WaitForSteps(*members_[1], 10);
+  Replace(0);  // the one that gave the model
+  WaitForSteps(*members_[0], 10);
+  Replace(2);
+  ExpectDone(3);
+  for (const auto& member : members_) EXPECT_THAT(member->Log(), HasSubstr("heal done"));
+}
+
+TEST_F(Wait, WithSharedMemory) {
+  StartDaemon(absl::StrCat("unix:", folder_ / "socket"));
+  StartMembers();
+  for (const int rank : {2, 0}) {
+    WaitForSteps(*members_[1], rank == 2 ? 10 : 30);
+    Replace(rank);
+  }
+  ExpectDone(2);
+}
+
+TEST_F(Wait, WithStateOnTheCoordinator) {
+  hook_ = "power_sgd,start_powerSGD_iter=5";
+  StartDaemon("127.0.0.1:0");
+  StartMembers();
+  for (const int rank : {0, 2}) {
+    WaitForSteps(*members_[1], rank == 0 ? 12 : 40);
+    Replace(rank);
+  }
+  ExpectDone(2);
+}
+
+// The next daemon gathers who is left, and takes a successor in as the lost one would have.
+TEST_F(Wait, ADaemonAndAMemberAreLostTogether) {
+  StartDaemon("127.0.0.1:0");
+  StartMembers();
+  WaitForSteps(*members_[0], 10);
+  Kill(*members_[2]);
+  Kill(*daemon_);
+  StartDaemon(address_);
+  const absl::Time deadline = absl::Now() + absl::Seconds(20);
+  while (daemon_->Log().find("rank 0 joined") == std::string::npos) {
+    ASSERT_LT(absl::Now(), deadline) << daemon_->Log();
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  members_[2] = StartMember(2);
+  ExpectDone(2);
+}
+
+TEST_F(Wait, TwoMembersAreLostAtOnce) {
+  StartDaemon("127.0.0.1:0");
+  StartMembers();
+  WaitForSteps(*members_[0], 10);
+  Kill(*members_[1]);
+  Replace(2);
+  members_[1] = StartMember(1);
+  ExpectDone(2);
+}
+
+TEST_F(Wait, WithoutASuccessorTheSessionEndsAfterTheGrace) {
+  StartDaemon("127.0.0.1:0", "2s");
+  StartMembers();
+  WaitForSteps(*members_[0], 5);
+  Kill(*members_[1]);
+  for (const std::size_t rank : {0U, 2U}) {
+    ExpectError(*members_[rank], HasSubstr("for rank 1 of 3 to join"));
+  }
+}
+
+TEST_F(Wait, ASuccessorWithAnotherModelIsRefusedAndHarmsNobody) {
+  StartDaemon("127.0.0.1:0");
+  StartMembers();
+  WaitForSteps(*members_[0], 5);
+  Kill(*members_[1]);
+  const auto other = StartMember(1, "10000");
+  ExpectError(*other, HasSubstr("parameter"));
+  members_[1] = StartMember(1);
+  ExpectDone(1);
+}
+
+// As a launcher does that starts all processes again.
+TEST_F(Wait, WhereAllAreNewTheSessionBeginsAnew) {
+  StartDaemon("127.0.0.1:0");
+  StartMembers();
+  WaitForSteps(*members_[0], 5);
+  for (const auto& member : members_) member->Signal(SIGKILL);
+  for (int rank = 0; rank < kMembers; ++rank) {
+    ASSERT_TRUE(members_[static_cast<std::size_t>(rank)]->Wait(absl::Seconds(10)).has_value());
+    members_[static_cast<std::size_t>(rank)] = StartMember(rank);
+  }
+  ExpectDone(0);
+  EXPECT_THAT(members_[0]->Log(), HasSubstr("step 0 apply"));
+  EXPECT_THAT(members_[0]->Log(), Not(HasSubstr("heal")));
+}
+
+}  // namespace
+}  // namespace gradwire
