@@ -58,6 +58,7 @@ class ClientImpl final : public client::MemberClient {
   std::optional<MembershipChange> membership_change() const override {
     return runtime_.membership_change();
   }
+  std::string skip_reason() const override { return runtime_.skip_reason(); }
   ClientMetrics metrics() const override { return runtime_.metrics(); }
   std::vector<BucketReport> Report() const override { return runtime_.Report(); }
   Completion AllReduce(GradBucket& bucket, void* stream) override;

@@ -95,6 +95,7 @@ class ShardedClient final : public client::MemberClient {
   std::int64_t step() const override { return lead().step(); }
   // A session with several daemons ends with its first lost member.
   std::optional<MembershipChange> membership_change() const override { return std::nullopt; }
+  std::string skip_reason() const override { return lead().skip_reason(); }
 
   Completion AllReduce(GradBucket& bucket, void* stream) override {
     auto state = std::make_shared<Completion::State>();

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -120,6 +121,14 @@ class CoordinatorHook {
 
   // Whether Observe wants this segment.
   virtual bool Observes(std::uint32_t /*round*/, const Segment& /*segment*/) const { return false; }
+
+  // The parameter that an element of a round's contributions comes from, as a position in the
+  // manifest; nullopt: several have a part in it. Of a bucket that is planned.
+  virtual std::optional<std::uint32_t> ParameterAt(BucketPositions /*bucket*/,
+                                                   std::uint32_t /*round*/, std::size_t /*segment*/,
+                                                   std::size_t /*element*/) const {
+    return std::nullopt;
+  }
 
   // The step is over: what was observed becomes the state, or is forgotten.
   virtual void EndStep(Verdict /*verdict*/) {}

@@ -52,6 +52,7 @@ struct StepDoneEffect {
   Verdict verdict = Verdict::kApply;
   bool dropped = false;  // with the daemon: buckets that were not begun have no part in it
   std::optional<wire::MembershipChange> change{};  // with `dropped`
+  std::string reason{};                            // of a skip; "": not known
 };
 struct CollectiveDoneEffect {
   std::uint64_t number = 0;

@@ -114,11 +114,7 @@ struct Member::Received {
     if (done.change && !done.dropped) {
       return member.protocol_.Violation("that newcomers are here after a step that is not dropped");
     }
-    if (done.dropped) {
-      member.Drop(done.change, effects);
-    } else {
-      member.Conclude(done.verdict, effects);
-    }
+    member.Conclude(done, effects);
     return absl::OkStatus();
   }
   absl::Status operator()(const wire::Prepared& prepared) const {
@@ -219,15 +215,10 @@ void Member::Resumed(Effects& effects) {
 
 // In this order: Forget needs the number of the step that Conclude opens, to see whether the draw
 // plan must still be repeated.
-void Member::Conclude(Verdict verdict, Effects& effects) {
-  step_.Conclude(verdict, effects);
-  Forget(verdict);
-}
-
-void Member::Drop(const std::optional<wire::MembershipChange>& change, Effects& effects) {
-  step_.Drop(change, effects);
-  Forget(Verdict::kSkip);
-  if (change) collectives_.GoOnFrom(change->collectives, effects);
+void Member::Conclude(const wire::StepDone& done, Effects& effects) {
+  done.dropped ? step_.Drop(done, effects) : step_.Conclude(done, effects);
+  Forget(done.verdict);
+  if (done.change) collectives_.GoOnFrom(done.change->collectives, effects);
 }
 
 void Member::Forget(Verdict verdict) {
@@ -279,7 +270,7 @@ void Member::ConcludeAs(Verdict verdict, Effects& effects) {
   concluded_ =
       wire::Concluded{.step = step(), .generation = options_.generation, .verdict = verdict};
   effects.push_back(SendFrameEffect{*concluded_});
-  Conclude(verdict, effects);
+  Conclude({.step = step(), .verdict = verdict}, effects);
 }
 
 void Member::FailElsewhere(const absl::Status& status, int blamed_rank, Effects& effects) {

@@ -114,8 +114,7 @@ class Member {
   // Until the Welcome of a further daemon, nothing may be sent to it; Resumed then says it again.
   void HoldBack(Effects& effects, std::size_t first) const;
 
-  void Conclude(Verdict verdict, Effects& effects);
-  void Drop(const std::optional<wire::MembershipChange>& change, Effects& effects);
+  void Conclude(const wire::StepDone& done, Effects& effects);
   // Of a step that is concluded or dropped.
   void Forget(Verdict verdict);
 

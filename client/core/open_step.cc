@@ -62,7 +62,8 @@ absl::Status OpenStep::Advance(BucketRun& run, const RoundContext& context, Effe
   return absl::OkStatus();
 }
 
-void OpenStep::Conclude(Verdict verdict, Effects& effects) {
+void OpenStep::Conclude(const wire::StepDone& done, Effects& effects) {
+  const Verdict verdict = done.verdict;
   for (auto& [id, bucket] : buckets_) {
     if (verdict == Verdict::kApply || IsActive(Mutant::kSkipCommitted)) {
       bucket.run->Commit();
@@ -72,21 +73,22 @@ void OpenStep::Conclude(Verdict verdict, Effects& effects) {
   }
   Clear();
   hook_->EndStep(verdict);
-  effects.push_back(StepDoneEffect{.step = number_, .verdict = verdict});
+  effects.push_back(StepDoneEffect{.step = number_,
+                                   .verdict = verdict,
+                                   .dropped = done.dropped,
+                                   .change = done.change,
+                                   .reason = done.reason});
   ++number_;
 }
 
-void OpenStep::Drop(const std::optional<wire::MembershipChange>& change, Effects& effects) {
+void OpenStep::Drop(const wire::StepDone& done, Effects& effects) {
   for (const auto& [id, bucket] : buckets_) {
     if (bucket.run->holds_result()) continue;
     effects.push_back(
         BucketDoneEffect{.ticket = bucket.ticket, .status = absl::OkStatus(), .bucket = id});
   }
   unfinished_ = 0;
-  Conclude(Verdict::kSkip, effects);
-  auto& done = std::get<StepDoneEffect>(effects.back());
-  done.dropped = true;
-  done.change = change;
+  Conclude(done, effects);
 }
 
 void OpenStep::BeginAt(std::int64_t number, std::int64_t iteration) {

@@ -61,11 +61,10 @@ class OpenStep {
   bool ended() const { return ended_; }
 
   // The next step is open then. Only while holds_results().
-  void Conclude(Verdict verdict, Effects& effects);
+  void Conclude(const wire::StepDone& done, Effects& effects);
   // The same with SKIP, although results are missing: the daemon was lost, and no member applies
   // the step. Buckets that wait are done, with whatever their buffers have.
-  // `change`: as its StepDoneEffect has it.
-  void Drop(const std::optional<wire::MembershipChange>& change, Effects& effects);
+  void Drop(const wire::StepDone& done, Effects& effects);
   // This member begins in the middle of a session, with this step and the hook at this iteration.
   void BeginAt(std::int64_t number, std::int64_t iteration);
   // The session is over: ends the buckets that wait with `status`.

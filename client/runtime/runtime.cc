@@ -334,7 +334,7 @@ void Runtime::Finish(const StepDoneEffect& effect) {
 
 void Runtime::Complete(StepCall& call, const StepDoneEffect& over) {
   step_.store(over.step + 1, std::memory_order_relaxed);
-  SetChange(over.change);
+  Tell(over.change, over.reason);
   call.verdict = over.verdict;
   call.outcome.Complete(absl::OkStatus());
 }
@@ -350,7 +350,7 @@ void Runtime::On(WelcomeEffect& effect) {
   if (effect.recovery) Outlive(*effect.recovery);
   if (effect.change) {
     step_.store(member_.step(), std::memory_order_relaxed);
-    SetChange(effect.change);
+    Tell(effect.change, "");
   }
   const std::uint32_t groups = member_.leaf_groups();
   if (groups > 0 && options_.hook.comm_hook != "noop") {

@@ -98,6 +98,7 @@ class Runtime final : private EventHandler {
       GRADWIRE_EXCLUDES(shared_mutex_);
   std::int64_t step() const { return step_.load(std::memory_order_relaxed); }
   std::optional<MembershipChange> membership_change() const GRADWIRE_EXCLUDES(shared_mutex_);
+  std::string skip_reason() const GRADWIRE_EXCLUDES(shared_mutex_);
   ClientMetrics metrics() const GRADWIRE_EXCLUDES(shared_mutex_);
   std::vector<BucketReport> Report() const GRADWIRE_EXCLUDES(shared_mutex_);
   bool left() const { return left_.load(std::memory_order_relaxed); }
@@ -152,7 +153,8 @@ class Runtime final : private EventHandler {
   // ---- After the loss of the daemon (runtime_rejoin.cc)
   // The session outlives its daemon: this member looks for the next one so long.
   void Outlive(const wire::Recovery& recovery);
-  void SetChange(const std::optional<wire::MembershipChange>& change)
+  // What the user is told of with the end of a step, or the Welcome.
+  void Tell(const std::optional<wire::MembershipChange>& change, const std::string& skip_reason)
       GRADWIRE_EXCLUDES(shared_mutex_);
   // Whether the daemon's answer to a stream says that it is another one.
   bool MayRejoin(const absl::Status& answer) const;
@@ -209,6 +211,7 @@ class Runtime final : private EventHandler {
   ClientMetrics metrics_ GRADWIRE_GUARDED_BY(shared_mutex_);
   BucketStats stats_ GRADWIRE_GUARDED_BY(shared_mutex_);
   std::optional<MembershipChange> change_ GRADWIRE_GUARDED_BY(shared_mutex_);
+  std::string skip_reason_ GRADWIRE_GUARDED_BY(shared_mutex_);
   std::atomic<std::int64_t>
       step_;  // the one that the user is in; the core's may be the next already
   std::atomic<bool> left_ = false;

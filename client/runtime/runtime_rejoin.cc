@@ -17,8 +17,10 @@ void Runtime::Outlive(const wire::Recovery& recovery) {
   connection_->SetGrace(coordinator_grace_);
 }
 
-void Runtime::SetChange(const std::optional<wire::MembershipChange>& change) {
+void Runtime::Tell(const std::optional<wire::MembershipChange>& change,
+                   const std::string& skip_reason) {
   MutexLock lock(shared_mutex_);
+  skip_reason_ = skip_reason;
   change_.reset();
   if (change) change_ = {.newcomers = change->newcomers, .root = change->root};
 }
@@ -26,6 +28,11 @@ void Runtime::SetChange(const std::optional<wire::MembershipChange>& change) {
 std::optional<MembershipChange> Runtime::membership_change() const {
   MutexLock lock(shared_mutex_);
   return change_;
+}
+
+std::string Runtime::skip_reason() const {
+  MutexLock lock(shared_mutex_);
+  return skip_reason_;
 }
 
 // A daemon that does not know the token is another one: this one's own forgets no session that

@@ -208,6 +208,36 @@ void PowerSgdCoordinator::Observe(BucketPositions bucket, std::uint32_t /*round*
                range.numel());
 }
 
+// A row of P is computed from a row of one matrix, and a column of Q from a column; what travels
+// uncompressed is a gradient itself.
+std::optional<std::uint32_t> PowerSgdCoordinator::ParameterAt(BucketPositions bucket,
+                                                              std::uint32_t round,
+                                                              std::size_t segment,
+                                                              std::size_t element) const {
+  const BucketShape* const shape = IsPlain() ? nullptr : shapes_.Find(bucket);
+  if (shape == nullptr || options_.batched) return std::nullopt;
+  const BucketLayout& layout = shape->layout;
+  const auto find = [&](const auto& all, auto begin, auto numel) -> std::optional<std::uint32_t> {
+    for (const auto& one : all) {
+      if (element >= begin(one) && element - begin(one) < numel(one)) return bucket[one.parameter];
+    }
+    return std::nullopt;
+  };
+  if (round == 0 && segment == 0 && layout.dense_numel > 0) {
+    return find(
+        layout.dense, [](const DenseTensor& t) { return t.dense_offset; },
+        [](const DenseTensor& t) { return t.numel; });
+  }
+  if (round == 1 || (options_.rounds == 1 && !SendsP())) {
+    return find(
+        layout.matrices, [](const LowRankMatrix& m) { return m.q_offset; },
+        [](const LowRankMatrix& m) { return m.q_numel(); });
+  }
+  return find(
+      layout.matrices, [](const LowRankMatrix& m) { return m.p_offset; },
+      [](const LowRankMatrix& m) { return m.p_numel(); });
+}
+
 // A chore that nobody took runs here, because pending arrays must not accumulate from step to step.
 void PowerSgdCoordinator::EndStep(Verdict verdict) {
   if (chore_ != nullptr) std::exchange(chore_, nullptr)->Run();

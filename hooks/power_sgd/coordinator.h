@@ -34,6 +34,8 @@ class PowerSgdCoordinator final : public CoordinatorHook {
   bool Observes(std::uint32_t round, const Segment& segment) const override;
   void Observe(BucketPositions bucket, std::uint32_t round, const ElementRange& range,
                std::span<const std::byte> bytes) override;
+  std::optional<std::uint32_t> ParameterAt(BucketPositions bucket, std::uint32_t round,
+                                           std::size_t segment, std::size_t element) const override;
   void EndStep(Verdict verdict) override;
   std::int64_t iteration() const override { return state_.iteration; }
   bool HasState() const override { return true; }

@@ -224,6 +224,7 @@ struct StepDone {
   std::uint64_t digest = 0;
   bool dropped = false;                      // with its daemon: no member needs to have all results
   std::optional<MembershipChange> change{};  // with `dropped`
+  std::string reason{};                      // of a skip, in a sentence; "": not known
   bool operator==(const StepDone&) const = default;
 };
 

@@ -295,6 +295,16 @@ Result Get(const v1::Result& message, Checker& check) {
           .more = check.Range("more", message.more(), std::uint32_t{0}, kMaxMore)};
 }
 
+// A string field must be UTF-8, or the receiver refuses the frame: the cut is between characters.
+// The code at the end stays.
+std::string Shortened(const std::string& text) {
+  if (text.size() <= kMaxMessageBytes) return text;
+  const std::optional<ErrorCode> code = FindCode(text);
+  std::size_t end = kMaxMessageBytes - (code ? kCodeBytes : 0);
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
+  return code ? RecodedText(*code, text.substr(0, end)) : text.substr(0, end);
+}
+
 void Set(const StepDone& done, v1::Header& out) {
   v1::StepDone& message = *out.mutable_step_done();
   message.set_step(done.step);
@@ -303,6 +313,7 @@ void Set(const StepDone& done, v1::Header& out) {
   message.set_digest(done.digest);
   message.set_dropped(done.dropped);
   if (done.change) Set(*done.change, *message.mutable_change());
+  message.set_reason(Shortened(done.reason));
 }
 
 StepDone Get(const v1::StepDone& message, Checker& check) {
@@ -351,16 +362,6 @@ Restart Get(const v1::Restart& message, Checker& check) {
   if (!check.status().ok()) return restart;
   for (const v1::RoundId& id : message.open()) restart.open.push_back(check.Id(id));
   return restart;
-}
-
-// A string field must be UTF-8, or the receiver refuses the frame: the cut is between characters.
-// The code at the end stays.
-std::string Shortened(const std::string& text) {
-  if (text.size() <= kMaxMessageBytes) return text;
-  const std::optional<ErrorCode> code = FindCode(text);
-  std::size_t end = kMaxMessageBytes - (code ? kCodeBytes : 0);
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
-  return code ? RecodedText(*code, text.substr(0, end)) : text.substr(0, end);
 }
 
 void Set(const Failure& failure, v1::Header& out) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/error_code.h"
 #include "base/mutants.h"
 
@@ -26,10 +27,21 @@ absl::Status NobodyKnows() {
                                              "begin again from a checkpoint"));
 }
 
-wire::StepDone Ended(std::int64_t step, Verdict verdict, std::uint64_t digest) {
+constexpr char kDaemonLost[] = "its daemon was lost, and not all members have its results";
+
+wire::StepDone Ended(std::int64_t step, Verdict verdict, std::uint64_t digest,
+                     const std::string& reason) {
   // Whoever lacks results of a step that was skipped may drop it.
-  return {.step = step, .verdict = verdict, .digest = digest, .dropped = verdict == Verdict::kSkip};
+  const bool skipped = verdict == Verdict::kSkip;
+  return {.step = step,
+          .verdict = verdict,
+          .digest = digest,
+          .dropped = skipped,
+          .reason = skipped ? reason : ""};
 }
+
+// Of a step that members have seen skipped.
+constexpr char kSeenByOthers[] = "other members saw it skipped, before the daemon was lost";
 
 }  // namespace
 
@@ -104,7 +116,7 @@ absl::StatusOr<Gathering::Outcome> Gathering::FollowThoseAhead(const Reporters& 
     }
     if (agrees) digest = report->ready->digest;
   }
-  return Outcome{.step = step + 1, .ended = {Ended(step, *last, digest)}};
+  return Outcome{.step = step + 1, .ended = {Ended(step, *last, digest, kSeenByOthers)}};
 }
 
 // Those have heard of newcomers: that `step` was concluded, as everybody was READY for, and that
@@ -123,9 +135,9 @@ absl::StatusOr<Gathering::Outcome> Gathering::FollowThoseFarAhead(const Reporter
                            ", and others have not been in it");
     }
   }
-  return Outcome{
-      .step = step + 2,
-      .ended = {Ended(step, said->verdict, said->digest), Ended(step + 1, Verdict::kSkip, 0)}};
+  return Outcome{.step = step + 2,
+                 .ended = {Ended(step, said->verdict, said->digest, "its results are not finite"),
+                           Ended(step + 1, Verdict::kSkip, 0, "a member was lost in it")}};
 }
 
 absl::StatusOr<Gathering::Outcome> Gathering::DecideTogether(const Reporters& all,
@@ -150,9 +162,9 @@ absl::StatusOr<Gathering::Outcome> Gathering::DecideTogether(const Reporters& al
                            Text(said->verdict), " and digest ", said->digest, "; rank ", rank,
                            " with ", Text(report->ready->verdict), " and ", report->ready->digest);
     }
-    outcome.ended = {Ended(step, said->verdict, said->digest)};
+    outcome.ended = {Ended(step, said->verdict, said->digest, "its results are not finite")};
   } else if (any_results && !IsActive(Mutant::kStepWithResultsGoesOn)) {
-    outcome.ended = {Ended(step, Verdict::kSkip, 0)};
+    outcome.ended = {Ended(step, Verdict::kSkip, 0, kDaemonLost)};
   }
   outcome.step += static_cast<std::int64_t>(outcome.ended.size());
   return outcome;
@@ -204,7 +216,9 @@ absl::Status Gathering::TakeIn(Outcome& outcome) const {
     outcome.collectives = told_change_->collectives;
     return absl::OkStatus();
   }
-  outcome.ended.push_back(Ended(outcome.step, Verdict::kSkip, 0));
+  outcome.ended.push_back(Ended(
+      outcome.step, Verdict::kSkip, 0,
+      absl::StrCat("lost members have successors: ranks ", absl::StrJoin(change.newcomers, ", "))));
   outcome.ended.back().change = change;
   outcome.change = std::move(change);
   ++outcome.step;

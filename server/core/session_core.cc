@@ -58,11 +58,7 @@ absl::StatusOr<int> SessionCore::Join(const JoinAsk& ask, const absl::Status& sa
   const absl::Status fits = same.ok() ? rendezvous_->CheckReport(ask) : same;
   if (fits.ok()) {
     absl::StatusOr<int> rank = rendezvous_->Join(ask, now, effects);
-    // Its predecessor may be dead, which shows soon.
-    const bool may_free = (state_ == State::kRunning || options_.gathers) &&
-                          options_.member_grace > absl::ZeroDuration();
-    if (!may_free || !absl::IsAlreadyExists(rank.status())) return rank;
-    return absl::UnavailableError(rank.status().message());
+    return rank.ok() ? rank : AskAgain(ask.rank, rank.status(), effects);
   }
   if (state_ == State::kJoining) Apply(rendezvous_->OnWrongJoin(ask, fits), effects);
   return fits;

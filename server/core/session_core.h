@@ -177,6 +177,8 @@ class SessionCore {
   // Whether another process may come for a member that is lost; and that one is waited for.
   bool MayReplace(const FailureEvent& failure) const;
   void AwaitSuccessor(const FailureEvent& failure, Effects& effects);
+  // The answer to a process that was refused a rank: Unavailable if its predecessor may be dead.
+  absl::Status AskAgain(int rank, const absl::Status& refused, Effects& effects);
   // Members have to look for the session elsewhere.
   void Close(Effects& effects);
   MaybeFailure Dispatch(int rank, const wire::Frame& frame, absl::Time now, Effects& effects);

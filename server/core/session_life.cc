@@ -5,6 +5,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/error_code.h"
 #include "base/mutants.h"
 #include "server/core/collective_flow.h"
 #include "server/core/generation.h"
@@ -128,6 +129,24 @@ void SessionCore::Heal(const Gathering::Outcome& gathered, Effects& effects) {
 bool SessionCore::MayReplace(const FailureEvent& failure) const {
   return failure.kind == FailureEvent::Kind::kLost && step_->outlives_daemon() &&
          options_.member_grace > absl::ZeroDuration() && !membership_.FirstLeft();
+}
+
+// A rank whose stream has ended is not waited for when another process has come for it.
+absl::Status SessionCore::AskAgain(int rank, const absl::Status& refused, Effects& effects) {
+  const bool may_free = (state_ == State::kRunning || options_.gathers) &&
+                        options_.member_grace > absl::ZeroDuration();
+  if (!may_free || !absl::IsAlreadyExists(refused)) return refused;
+  const FailureEvent gone{
+      .kind = FailureEvent::Kind::kLost,
+      .rank = rank,
+      .what = absl::AbortedError(CodedText(
+          ErrorCode::kMemberClosed,
+          absl::StrCat("in step ", step_->number(),
+                       ": its connection closed, and another process has come for its rank")))};
+  const bool is_gone = state_ == State::kRunning && membership_.IsRank(rank) &&
+                       membership_.state(rank) == MemberState::kLost;
+  if (is_gone && MayReplace(gone)) AwaitSuccessor(gone, effects);
+  return absl::UnavailableError(refused.message());
 }
 
 // All members report, as if the daemon were lost, so that there is one way back into a session.

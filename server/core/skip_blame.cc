@@ -30,10 +30,10 @@ std::string Counted(std::size_t nans, std::size_t infinities) {
 
 }  // namespace
 
-// A plain hook's segment is the bucket's gradients, one after another. Other hooks' segments are
-// theirs to read; then only the bucket is known.
+// A plain hook's segment is the bucket's gradients, one after another. Of others the coordinator's
+// half may know; otherwise only the bucket is known.
 SkipBlame::Place SkipBlame::PlaceOf(const Bucket& bucket, std::uint32_t chunk,
-                                    std::size_t element) {
+                                    std::size_t element) const {
   const std::vector<RoundPlan>& plans = bucket.plans();
   const Manifest& manifest = bucket.manifest();
   std::size_t numel = 0;
@@ -46,6 +46,12 @@ SkipBlame::Place SkipBlame::PlaceOf(const Bucket& bucket, std::uint32_t chunk,
       }
       at -= manifest[position].numel();
     }
+  }
+  if (hook_ != nullptr) {
+    const ElementRange range = bucket.round().layout().Range(chunk);
+    const auto parameter = hook_->ParameterAt(bucket.parameters(), bucket.round_number(),
+                                              range.segment, range.begin + element);
+    if (parameter) return {*parameter, absl::StrCat("\"", manifest[*parameter].name, "\"")};
   }
   return {bucket.id(), absl::StrCat("bucket ", bucket.name())};
 }
@@ -73,6 +79,7 @@ void SkipBlame::Note(const Bucket& bucket, std::uint32_t chunk, const ReduceOutc
 }
 
 std::string SkipBlame::Sentence(const Membership& membership) const {
+  if (!skips_) return "";
   if (ranks_.empty()) {
     return absl::StrCat("all contributions are finite, but their sum is too large for its type in ",
                         overflow_ ? overflow_->name : "some bucket");

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "hooks/coordinator_hook.h"
 #include "hooks/reduce.h"
 #include "server/core/bucket.h"
 #include "server/core/effects.h"
@@ -19,6 +20,9 @@ class Membership;
 // says does not depend on the order in which reductions end.
 class SkipBlame {
  public:
+  // `hook` outlives it; null: its members know what they send.
+  explicit SkipBlame(const CoordinatorHook* hook) : hook_(hook) {}
+
   // A result of the bucket's current round that is not finite; `chunk` as in the ReduceEffect.
   // A later round of a bucket whose earlier one was not finite blames nobody: all members compute
   // with that result.
@@ -26,12 +30,12 @@ class SkipBlame {
 
   bool skips() const { return skips_; }
   // `rank 3 contributed 5 NaN, first in "layer.weight"`, of each such rank, at most 8. Of sums that
-  // are too large, the first. Call only if it skips.
+  // are too large, the first. "": nothing here makes the step a skip.
   std::string Sentence(const Membership& membership) const;
   // A line with it, if there is anything to blame. Of several shards each knows its own results.
   void Log(std::int64_t step, const Membership& membership, Effects& effects) const;
 
-  void Reset() { *this = SkipBlame(); }
+  void Reset() { *this = SkipBlame(hook_); }
 
  private:
   struct Place {
@@ -44,8 +48,9 @@ class SkipBlame {
     Place first;
   };
 
-  static Place PlaceOf(const Bucket& bucket, std::uint32_t chunk, std::size_t element);
+  Place PlaceOf(const Bucket& bucket, std::uint32_t chunk, std::size_t element) const;
 
+  const CoordinatorHook* hook_;
   bool skips_ = false;
   std::map<int, Values> ranks_;
   std::optional<Place> overflow_;

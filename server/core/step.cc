@@ -28,6 +28,7 @@ Step::Step(const SessionOptions& options, const Membership& membership, Coordina
                  options.leaf.is_leaf()),
       own_state_(hook, options.chunk_bytes),
       reports_(options.manifest),
+      blame_(hook),
       ended_(Index(options.world_size)) {}
 
 // ---- Announcements

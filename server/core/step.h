@@ -114,6 +114,7 @@ class Step {
   const GroupFlow& groups() const { return groups_; }
   const Agreement& agreement() const { return agreement_; }
   bool is_leaf() const { return options_.leaf.is_leaf(); }
+  const std::string& last_skip() const { return last_skip_; }
   bool outlives_daemon() const { return recovery_.has_value(); }
   // All results are out, and a member will say what the lead has decided.
   bool AwaitsConclusion() const { return !agreement_.leads() && agreement_.prepared(); }
@@ -174,6 +175,7 @@ class Step {
   std::vector<bool> ended_;        // by rank
   std::optional<absl::Time> began_;
   std::vector<wire::StepDone> last_done_;  // of the last steps, in order
+  std::string last_skip_;                  // "step 3: why"; "": none was skipped
   std::optional<wire::Recovery> recovery_;
   std::uint64_t next_order_ = 0;
   std::size_t chunks_ = 0;  // of the step's buckets

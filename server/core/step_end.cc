@@ -78,7 +78,12 @@ void Step::Conclude(Verdict verdict, Effects& effects) {
   last_done_ = {{.step = number_,
                  .attempt = attempt_,
                  .verdict = verdict,
-                 .digest = agreement_.alone() ? ResultsDigest() : agreement_.digest()}};
+                 .digest = agreement_.alone() ? ResultsDigest() : agreement_.digest(),
+                 .reason = verdict == Verdict::kSkip ? blame_.Sentence(membership_) : ""}};
+  if (verdict == Verdict::kSkip) {
+    const std::string& why = last_done_.back().reason;
+    last_skip_ = absl::StrCat("step ", number_, why.empty() ? "" : ": ", why);
+  }
   if (agreement_.leads()) {
     effects.push_back(
         FanOutEffect{.ranks = membership_.Reachable(), .frame = {.header = last_done_.back()}});

@@ -134,6 +134,7 @@ v1::SessionStatus SessionRunner::Status(absl::Time now, bool compression) const 
   if (options_.shard.count() > 1) AddShard(core_, status);
   AddPause(core_.progress().gate(), now, status);
   status.set_slow(core_.Slow());
+  status.set_last_skip(core_.progress().last_skip());
   AddWaits(core_.waits(), now, status);
   if (compression) {
     AddSteps(core_.waits(), now, status);

@@ -18,6 +18,8 @@ std::vector<Sample> AllSamples() {
 
 std::vector<Sample> LaterSamples() {
   const RoundId id{.step = 41, .attempt = 2, .bucket = 300, .round = 1};
+  const MembershipChange change{
+      .newcomers = {1, 300}, .root = 2, .collectives = 9, .iteration = 30};
   return {{"hello_memory",
            Hello{.token = "token", .start_id = 0x8877665544332211, .step = 7, .memory = 0x99}},
           {"hello_pair", Hello{.token = "token",
@@ -52,7 +54,8 @@ std::vector<Sample> LaterSamples() {
           {"step_done_change", StepDone{.step = 41,
                                         .verdict = Verdict::kSkip,
                                         .dropped = true,
-                                        .change = change}},
+                                        .change = change,
+                                        .reason = "rank 3 contributed 5 NaN"}},
           {"welcome_change", Welcome{.step = 42, .change = change}},
           {"contribution_shared",
            Contribution{

@@ -256,6 +256,11 @@ class Client {
   // is). Newcomers begin without residuals.
   virtual std::optional<MembershipChange> membership_change() const = 0;
 
+  // Why the last EndStep said kSkip, in a sentence: who contributed what, or what was lost. "": it
+  // said kApply, or the reason is not known here (a leaf daemon, or one of several daemons, has it
+  // in its log).
+  virtual std::string skip_reason() const = 0;
+
   // EndStep without waiting: runs `done` once, under the rules of Completion::OnDone.
   virtual void EndStep(std::function<void(const absl::StatusOr<Verdict>&)> done) = 0;
 

@@ -269,6 +269,7 @@ void BindSteps(nb::class_<Session>& session) {
                      if (!change) return std::nullopt;
                      return std::pair(change->newcomers, change->root);
                    })
+      .def_prop_ro("skip_reason", [](Session& self) { return Value(self.client())->skip_reason(); })
       .def(
           "set_draw_plan",
           [](Session& self, const std::vector<std::vector<std::uint32_t>>& buckets) {

@@ -55,7 +55,7 @@ TEST_F(OpenStepTest, HoldsItsResultsWithTheLastBucketAndCommitsOnlyWhenConcluded
   EXPECT_THAT(Drain<BucketDoneEffect>(), SizeIs(2));
   EXPECT_EQ(hook_.commits, 0);
   Effects effects;
-  step_.Conclude(Verdict::kApply, effects);
+  step_.Conclude({.verdict = Verdict::kApply}, effects);
   EXPECT_EQ(hook_.commits, 2);
   ASSERT_THAT(effects, SizeIs(1));
   EXPECT_EQ(std::get<StepDoneEffect>(effects[0]).step, 3);
@@ -67,7 +67,7 @@ TEST_F(OpenStepTest, HoldsItsResultsWithTheLastBucketAndCommitsOnlyWhenConcluded
 TEST_F(OpenStepTest, ASkippedStepLeavesTheHookAlone) {
   Reduce(Start({0}));
   Effects effects;
-  step_.Conclude(Verdict::kSkip, effects);
+  step_.Conclude({.verdict = Verdict::kSkip}, effects);
   EXPECT_EQ(hook_.commits, 0);
   EXPECT_EQ(hook_.aborts, 1);
   EXPECT_EQ(step_.number(), 4);

@@ -164,10 +164,12 @@ TEST(Gathering, WithANewcomerTheOpenStepIsDroppedAndTellsOfIt) {
     EXPECT_EQ(outcome->step, 5);
     EXPECT_EQ(outcome->change,
               (wire::MembershipChange{.newcomers = {1}, .root = 0, .collectives = 1}));
-    EXPECT_THAT(
-        outcome->ended,
-        ElementsAre(wire::StepDone{
-            .step = 4, .verdict = Verdict::kSkip, .dropped = true, .change = outcome->change}));
+    EXPECT_THAT(outcome->ended,
+                ElementsAre(wire::StepDone{.step = 4,
+                                           .verdict = Verdict::kSkip,
+                                           .dropped = true,
+                                           .change = outcome->change,
+                                           .reason = "lost members have successors: ranks 1"}));
     EXPECT_THAT(outcome->fresh, ElementsAre(1));
   }
 }
@@ -195,7 +197,10 @@ TEST(Gathering, WhoHasNotHeardOfANewcomerMayBeTwoStepsBehind) {
   EXPECT_EQ(outcome->step, 6);
   EXPECT_THAT(outcome->ended,
               ElementsAre(wire::StepDone{.step = 4, .verdict = Verdict::kApply, .digest = 9},
-                          wire::StepDone{.step = 5, .verdict = Verdict::kSkip, .dropped = true}));
+                          wire::StepDone{.step = 5,
+                                         .verdict = Verdict::kSkip,
+                                         .dropped = true,
+                                         .reason = "a member was lost in it"}));
   EXPECT_THAT(Refusal({ahead, At(4)}), HasSubstr("rank 1 lacks results of step 4"));
   EXPECT_THAT(Refusal({At(6), Ready(4)}), HasSubstr("step 5 was applied by rank 0"));
 }

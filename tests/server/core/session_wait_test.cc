@@ -83,6 +83,18 @@ TEST_F(Loses, NoPlaceToAProcessThatComesTooEarly) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("rank 1"));
 }
 
+// A launcher knows sooner than the daemon that a process is dead.
+TEST_F(Loses, AMemberAtOnceIfItsSuccessorIsHere) {
+  SessionHarness harness(Options(false));
+  harness.Start();
+  harness.Detach(1);
+  JoinAsk ask = harness.Ask(1);
+  ask.start_id = 999;
+  EXPECT_EQ(harness.Join(ask).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(harness.session.awaits_successor());
+  EXPECT_THAT(harness.logged, Contains(HasSubstr("another process has come for its rank")));
+}
+
 class Gathers : public ::testing::Test {
  protected:
   wire::MemberReport Report(std::int64_t step) const {
@@ -105,8 +117,11 @@ TEST_F(Gathers, AnnouncesASuccessorWithTheStepThatItDrops) {
   const wire::MembershipChange change{.newcomers = {1}, .root = 0, .collectives = 1};
   for (const int rank : {0, 2}) {
     EXPECT_THAT(harness_.Sent<wire::StepDone>(rank),
-                ElementsAre(wire::StepDone{
-                    .step = 4, .verdict = Verdict::kSkip, .dropped = true, .change = change}));
+                ElementsAre(wire::StepDone{.step = 4,
+                                           .verdict = Verdict::kSkip,
+                                           .dropped = true,
+                                           .change = change,
+                                           .reason = "lost members have successors: ranks 1"}));
     EXPECT_FALSE(harness_.Sent<wire::Welcome>(rank)[0].change.has_value());
   }
   EXPECT_THAT(harness_.Sent<wire::StepDone>(1), IsEmpty());

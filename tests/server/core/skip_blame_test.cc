@@ -42,7 +42,7 @@ class SkipBlameTest : public ::testing::Test {
   const std::shared_ptr<const Bucket::Common> common_ = std::make_shared<const Bucket::Common>(
       Bucket::Common{.manifest = Model(), .chunk_bytes = kChunk, .window_chunks = 4});
   const Membership membership_{3, {}, absl::UnixEpoch()};
-  SkipBlame blame_;
+  SkipBlame blame_{nullptr};
 };
 
 TEST_F(SkipBlameTest, FiniteResultsSkipNothing) {

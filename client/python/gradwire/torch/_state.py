@@ -284,6 +284,11 @@ class SessionState(_reductions.Reductions):
         return self._need().step
 
     @property
+    def skip_reason(self) -> str:
+        """Why the last step was skipped, in a sentence; "" if it was applied, or nobody here knows."""
+        return self._need().skip_reason
+
+    @property
     def membership_change(self) -> MembershipChange | None:
         """Who is new in the place of lost members, if the last step says so, or if it is this process.
 
