@@ -31,12 +31,16 @@ using ::testing::HasSubstr;
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kBytes = 40 * kPage + 100;
 
-// A block of malloc, filled with a pattern, with the allocator's own bytes around it.
+// A block of malloc, filled with a pattern, with other bytes around it: it begins so far after a
+// page does, wherever the allocator has room.
+constexpr std::size_t kIntoAPage = 16;
+
 struct Block {
   explicit Block(std::size_t bytes = kBytes, std::size_t skip = 0)
-      : whole(static_cast<std::byte*>(std::malloc(bytes + skip)),
+      : whole(static_cast<std::byte*>(std::aligned_alloc(
+                  kPage, (kIntoAPage + skip + bytes + kPage - 1) / kPage * kPage)),
               [](std::byte* p) { std::free(p); }),
-        memory(whole.get() + skip, bytes) {
+        memory(whole.get() + kIntoAPage + skip, bytes) {
     for (std::size_t i = 0; i < bytes; ++i) memory[i] = Pattern(i);
   }
   static std::byte Pattern(std::size_t i) { return static_cast<std::byte>(i * 7 + i / 256); }
