@@ -100,6 +100,13 @@ struct Member::Received {
     return member.protocol_.On(restart, effects);
   }
   absl::Status operator()(const wire::StepDone& done) const {
+    // The others may end steps that a newcomer lacks results of, or has not heard of: it will get
+    // the model anew.
+    const bool lacks = done.step == member.step() && !done.dropped && !member.step_.holds_results();
+    if (member.is_newcomer_ && (lacks || done.step > member.step())) {
+      if (!done.change) return absl::OkStatus();
+      member.step_.MoveTo(done.step, done.change->iteration);
+    }
     const absl::StatusOr<bool> concludes = member.protocol_.On(done);
     if (!concludes.ok() || !*concludes) return concludes.status();
     if (member.options_.shard != 0) {
@@ -218,12 +225,15 @@ void Member::Resumed(Effects& effects) {
 void Member::Conclude(const wire::StepDone& done, Effects& effects) {
   done.dropped ? step_.Drop(done, effects) : step_.Conclude(done, effects);
   Forget(done.verdict);
-  if (done.change) collectives_.GoOnFrom(done.change->collectives, effects);
+  if (!done.change) return;
+  collectives_.GoOnFrom(done.change->collectives, effects);
+  // It may have applied a step since it came, of which others have not heard.
+  is_newcomer_ |= std::ranges::count(done.change->newcomers, options_.rank) > 0;
 }
 
 void Member::Forget(Verdict verdict) {
   ready_.reset();
-  last_ = verdict;
+  before_last_ = std::exchange(last_, verdict);
   if (verdict == Verdict::kApply) {
     is_newcomer_ = false;
     coordinator_.Apply();
@@ -241,6 +251,7 @@ wire::MemberReport Member::Report() const {
                             .lineage = recovery_->lineage,
                             .step = step(),
                             .last = last_,
+                            .before_last = before_last_,
                             .has_contributed = protocol_.has_contributed(),
                             .may_have_results = protocol_.MayHaveResults(),
                             .collectives = collectives_.ended(),

@@ -128,6 +128,7 @@ class Member {
   std::optional<wire::Recovery> recovery_;
   bool awaits_welcome_ = false;               // of a further daemon
   std::optional<Verdict> last_;               // of the step before
+  std::optional<Verdict> before_last_;        // of the one before that
   bool is_newcomer_ = false;                  // and no step was applied since
   std::optional<wire::Ready> ready_;          // of the open step
   std::optional<wire::Concluded> concluded_;  // of the last step

@@ -91,6 +91,12 @@ void OpenStep::Drop(const wire::StepDone& done, Effects& effects) {
   Conclude(done, effects);
 }
 
+// Its runs end first: they are of the iteration before.
+void OpenStep::MoveTo(std::int64_t number, std::int64_t iteration) {
+  for (auto& [id, bucket] : buckets_) bucket.run->Abort();
+  BeginAt(number, iteration);
+}
+
 void OpenStep::BeginAt(std::int64_t number, std::int64_t iteration) {
   number_ = number;
   hook_->Reset(iteration);

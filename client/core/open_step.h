@@ -65,6 +65,8 @@ class OpenStep {
   // The same with SKIP, although results are missing: the daemon was lost, and no member applies
   // the step. Buckets that wait are done, with whatever their buffers have.
   void Drop(const wire::StepDone& done, Effects& effects);
+  // The open step is that one, and the hook at this iteration. It is dropped next.
+  void MoveTo(std::int64_t number, std::int64_t iteration);
   // This member begins in the middle of a session, with this step and the hook at this iteration.
   void BeginAt(std::int64_t number, std::int64_t iteration);
   // The session is over: ends the buckets that wait with `status`.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/error_code.h"
 #include "base/mutants.h"
 #include "client/core/leaf_weight.h"
@@ -390,6 +391,14 @@ void Runtime::Begin(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Outcome>
   if (absl::Status open = Open(); !open.ok()) return done->Complete(open);
   // The step was lost with its daemon: EndStep will say so, and the gradients are of no use.
   if (!over_.empty() && over_.front().dropped) return done->Complete(absl::OkStatus());
+  if (unhealed_) {
+    return done->Complete(Coded(ErrorCode::kMembershipChanged,
+                                absl::FailedPreconditionError(absl::StrCat(
+                                    "ranks ", absl::StrJoin(unhealed_->newcomers, ", "),
+                                    " are new and do not have the model; before step ", step(),
+                                    " all members must take it from rank ", unhealed_->root,
+                                    ", with a broadcast (gw.heal_)"))));
+  }
   // The daemon has ended this step, so a further bucket would belong to the next one.
   if (!over_.empty()) {
     return done->Complete(Coded(ErrorCode::kTwiceInStep,
@@ -472,27 +481,12 @@ void Runtime::Begin(std::shared_ptr<CollectiveCall> call) {
   const bool has_change = std::any_of(over_.begin(), over_.end(),
                                       [](const auto& over) { return over.change.has_value(); });
   if (has_change) return call->outcome.Complete(VoidCollective(call->kind));
+  unhealed_.reset();
   Effects effects;
   const auto number = member_.Enter(call->kind, call->root, call->bytes, effects);
   if (!number.ok()) return call->outcome.Complete(number.status());
   collective_ = std::move(call);
   Apply(std::move(effects));
-}
-
-absl::Status Runtime::BetweenSteps(const char* call) const {
-  if (absl::Status open = Open(); !open.ok()) return open;
-  if (buckets_.empty() && end_step_ == nullptr && over_.empty() && device_.idle()) {
-    return absl::OkStatus();
-  }
-  return Coded(ErrorCode::kWrongMoment,
-               absl::FailedPreconditionError(
-                   absl::StrCat(call, " in the middle of step ", step(), "; call EndStep before")));
-}
-
-absl::Status Runtime::SetLossScale(double scale) {
-  if (absl::Status may = BetweenSteps("SetLossScale"); !may.ok()) return may;
-  hook_->SetLossScale(scale);
-  return absl::OkStatus();
 }
 
 }  // namespace gradwire::client

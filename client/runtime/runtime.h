@@ -234,6 +234,8 @@ class Runtime final : private EventHandler {
   std::shared_ptr<StepCall> end_step_;
   std::shared_ptr<CollectiveCall> collective_;
   absl::Status hook_error_;  // met while effects were applied
+  // The membership has changed, and the user has entered no collective since.
+  std::optional<MembershipChange> unhealed_;
   bool welcomed_ = false;
   bool leaving_ = false;
   bool stopping_ = false;

@@ -23,6 +23,7 @@ void Runtime::Tell(const std::optional<wire::MembershipChange>& change,
   skip_reason_ = skip_reason;
   change_.reset();
   if (change) change_ = {.newcomers = change->newcomers, .root = change->root};
+  unhealed_ = change_;
 }
 
 std::optional<MembershipChange> Runtime::membership_change() const {
@@ -55,8 +56,8 @@ void Runtime::BeginRejoin() {
   wish.report->chunk_bytes = membership_.chunk_bytes;
   wish.report->window_chunks = membership_.window_chunks;
   wish.report->eager_bytes = membership_.eager_bytes;
-  // Another loss before the Welcome does not prolong it.
-  if (!member_.awaits_welcome()) rejoin_deadline_ = Clock::now() + coordinator_grace_;
+  // Anew after each daemon that took the report: the members may gather for longer than that.
+  rejoin_deadline_ = Clock::now() + coordinator_grace_;
   rejoin_ = std::make_unique<Rejoin>(
       std::move(options), std::move(wish), start_id_, rejoin_deadline_,
       [this](absl::StatusOr<Rejoined> place) {

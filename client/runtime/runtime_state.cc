@@ -1,4 +1,4 @@
-// A member's own state, with what says whose it is.
+// A member's own state between steps, with what says whose it is.
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -23,6 +23,22 @@ std::string Describe(const std::optional<wire::NodeGroup>& group) {
 std::string Shortened(const std::string& text) { return text.substr(0, 100); }
 
 }  // namespace
+
+absl::Status Runtime::BetweenSteps(const char* call) const {
+  if (absl::Status open = Open(); !open.ok()) return open;
+  if (buckets_.empty() && end_step_ == nullptr && over_.empty() && device_.idle()) {
+    return absl::OkStatus();
+  }
+  return Coded(ErrorCode::kWrongMoment,
+               absl::FailedPreconditionError(
+                   absl::StrCat(call, " in the middle of step ", step(), "; call EndStep before")));
+}
+
+absl::Status Runtime::SetLossScale(double scale) {
+  if (absl::Status may = BetweenSteps("SetLossScale"); !may.ok()) return may;
+  hook_->SetLossScale(scale);
+  return absl::OkStatus();
+}
 
 absl::StatusOr<HookState> Runtime::State() const {
   if (absl::Status may = BetweenSteps("StateDict"); !may.ok()) return may;

@@ -24,6 +24,7 @@ struct MemberReport {
   std::uint64_t lineage = 0;
   std::int64_t step = 0;  // that is open
   std::optional<Verdict> last{};
+  std::optional<Verdict> before_last{};
   bool has_contributed = false;
   bool may_have_results = false;
   std::optional<Readiness> ready{};

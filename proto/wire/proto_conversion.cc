@@ -323,7 +323,8 @@ StepDone Get(const v1::StepDone& message, Checker& check) {
       .verdict = GetVerdict(message.verdict(), check),
       .digest = message.digest(),
       .dropped = message.dropped(),
-      .change = message.has_change() ? std::optional(Get(message.change(), check)) : std::nullopt};
+      .change = message.has_change() ? std::optional(Get(message.change(), check)) : std::nullopt,
+      .reason = Shortened(message.reason())};
 }
 
 void Set(const SharedState& state, v1::Header& out) {

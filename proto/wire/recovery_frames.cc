@@ -87,6 +87,9 @@ v1::MemberReport ToProto(const MemberReport& report) {
   message.set_lineage(report.lineage);
   message.set_step(report.step);
   if (report.last) message.set_last(static_cast<v1::StepVerdict>(*report.last));
+  if (report.before_last) {
+    message.set_before_last(static_cast<v1::StepVerdict>(*report.before_last));
+  }
   message.set_has_contributed(report.has_contributed);
   message.set_may_have_results(report.may_have_results);
   if (report.ready) {
@@ -118,6 +121,9 @@ absl::StatusOr<MemberReport> FromProto(const v1::MemberReport& message) {
                       .newcomer = message.newcomer()};
   if (message.last() != v1::STEP_VERDICT_UNSPECIFIED) {
     report.last = GetVerdict(message.last(), check);
+  }
+  if (message.before_last() != v1::STEP_VERDICT_UNSPECIFIED) {
+    report.before_last = GetVerdict(message.before_last(), check);
   }
   if (message.has_ready()) {
     report.ready = {.verdict = GetVerdict(message.ready().verdict(), check),

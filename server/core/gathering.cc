@@ -1,6 +1,7 @@
 #include "server/core/gathering.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -55,14 +56,31 @@ absl::Status Gathering::Check(const wire::MemberReport& report) const {
 }
 
 void Gathering::Take(int rank, std::optional<wire::MemberReport> report) {
+  if (report) Advance(*report, told_);
   reports_[static_cast<std::size_t>(rank)] = std::move(report);
 }
 
+// As the member will report when it has heard of these.
+void Gathering::Advance(wire::MemberReport& report, std::span<const wire::StepDone> ended) {
+  for (const wire::StepDone& done : ended) {
+    if (report.step > done.step) continue;
+    report.step = done.step + 1;
+    report.before_last = std::exchange(report.last, done.verdict);
+    report.has_contributed = report.may_have_results = false;
+    report.ready.reset();
+    report.newcomer &= done.verdict != Verdict::kApply;
+    if (done.change) report.collectives = done.change->collectives;
+  }
+}
+
 absl::StatusOr<Gathering::Outcome> Gathering::Decide() const {
+  // Newcomers decide nothing: they have applied nothing, and will get the model once more.
   Reporters all;
   for (std::size_t r = 0; r < reports_.size(); ++r) {
-    if (reports_[r]) all.push_back({.rank = static_cast<int>(r), .report = &*reports_[r]});
+    if (!reports_[r] || reports_[r]->newcomer) continue;
+    all.push_back({.rank = static_cast<int>(r), .report = &*reports_[r]});
   }
+  if (all.empty()) return NobodyKnows();
   const auto by_step = [](const Reporter& a, const Reporter& b) {
     return a.report->step < b.report->step;
   };
@@ -77,7 +95,7 @@ absl::StatusOr<Gathering::Outcome> Gathering::Decide() const {
                                     : apart == 1 ? FollowThoseAhead(all, step)
                                                  : DecideTogether(all, step);
   if (!outcome.ok()) return outcome;
-  absl::Status status = DecideCollectives(all, *outcome);
+  absl::Status status = DecideCollectives(*outcome);
   if (status.ok()) status = TakeIn(*outcome);
   if (!status.ok()) return status;
   outcome->ended.insert(outcome->ended.begin(), told_.begin(), told_.end());
@@ -119,24 +137,38 @@ absl::StatusOr<Gathering::Outcome> Gathering::FollowThoseAhead(const Reporters& 
   return Outcome{.step = step + 1, .ended = {Ended(step, *last, digest, kSeenByOthers)}};
 }
 
-// Those have heard of newcomers: that `step` was concluded, as everybody was READY for, and that
-// the next one was dropped.
+// Those have heard of newcomers, with steps that were dropped, while others have heard of neither
+// end. Who is at `step` may be READY with an outcome that never was: only those ahead know it.
 absl::StatusOr<Gathering::Outcome> Gathering::FollowThoseFarAhead(const Reporters& all,
                                                                   std::int64_t step) const {
-  std::optional<wire::MemberReport::Readiness> said;
+  std::optional<Verdict> first;
+  int knows = -1;
+  std::uint64_t digest = 0;
   for (const auto& [rank, report] : all) {
-    if (report->step == step && !report->ready) {
-      return Contradiction("rank ", rank, " lacks results of step ", step,
-                           ", after which others have been in two further ones");
-    }
-    if (report->step == step) said = report->ready;
+    if (report->step == step) continue;
     if (report->step == step + 2 && report->last != Verdict::kSkip) {
       return Contradiction("step ", step + 1, " was applied by rank ", rank,
                            ", and others have not been in it");
     }
+    const auto& seen = report->step == step + 1 ? report->last : report->before_last;
+    if (!seen || (first && first != seen)) {
+      return Contradiction("rank ", rank, " cannot say how step ", step,
+                           " ended, or says otherwise than rank ", knows);
+    }
+    first = seen;
+    knows = rank;
+  }
+  for (const auto& [rank, report] : all) {
+    if (report->step != step) continue;
+    const bool agrees = report->ready && report->ready->verdict == *first;
+    if (*first == Verdict::kApply && !agrees) {
+      return Contradiction("step ", step, " was applied by rank ", knows, ", and rank ", rank,
+                           report->ready ? " has results that skip it" : " lacks its results");
+    }
+    if (agrees) digest = report->ready->digest;
   }
   return Outcome{.step = step + 2,
-                 .ended = {Ended(step, said->verdict, said->digest, "its results are not finite"),
+                 .ended = {Ended(step, *first, digest, kSeenByOthers),
                            Ended(step + 1, Verdict::kSkip, 0, "a member was lost in it")}};
 }
 
@@ -173,23 +205,29 @@ absl::StatusOr<Gathering::Outcome> Gathering::DecideTogether(const Reporters& al
 // The open one begins anew for those who are in it. Who has seen its end has all of it, and has
 // only to wait for them: the root of a broadcast is never among these while a member lacks bytes.
 // A newcomer is in none, so that all begin with a new one then.
-absl::Status Gathering::DecideCollectives(const Reporters& all, Outcome& outcome) const {
-  const auto by_number = [](const Reporter& a, const Reporter& b) {
-    return a.report->collectives < b.report->collectives;
-  };
-  const auto [first, last] = std::minmax_element(all.begin(), all.end(), by_number);
-  const std::uint64_t over = first->report->collectives;
-  const std::uint64_t most = last->report->collectives;
-  // Whoever has heard of newcomers may be two further.
-  if (most - over > (HasNewcomers() ? 2 : 1)) {
-    return Contradiction("for rank ", first->rank, " ", over,
-                         " broadcasts and barriers are over, for rank ", last->rank, " ", most);
+absl::Status Gathering::DecideCollectives(Outcome& outcome) const {
+  Reporter first;
+  Reporter last;
+  for (std::size_t r = 0; r < reports_.size(); ++r) {
+    if (!reports_[r]) continue;
+    const Reporter one{.rank = static_cast<int>(r), .report = &*reports_[r]};
+    if (first.report == nullptr || one.report->collectives < first.report->collectives) first = one;
+    if (last.report == nullptr || one.report->collectives >= last.report->collectives) last = one;
   }
-  outcome.collectives = HasNewcomers() ? most + 1 : over;
+  const std::uint64_t over = first.report->collectives;
+  const std::uint64_t most = last.report->collectives;
   outcome.through.assign(reports_.size(), false);
-  if (HasNewcomers()) return absl::OkStatus();
-  for (const auto& [rank, report] : all) {
-    outcome.through[static_cast<std::size_t>(rank)] = report->collectives > over;
+  if (HasNewcomers()) {
+    outcome.collectives = most + 1;
+    return absl::OkStatus();
+  }
+  if (most - over > 1) {
+    return Contradiction("for rank ", first.rank, " ", over,
+                         " broadcasts and barriers are over, for rank ", last.rank, " ", most);
+  }
+  outcome.collectives = over;
+  for (std::size_t r = 0; r < reports_.size(); ++r) {
+    outcome.through[r] = reports_[r]->collectives > over;
   }
   return absl::OkStatus();
 }
@@ -197,7 +235,13 @@ absl::Status Gathering::DecideCollectives(const Reporters& all, Outcome& outcome
 // Newcomers stay newcomers until a step is applied: they have no model to give, and are healed once
 // more, because some members may not have heard that they need it.
 absl::Status Gathering::TakeIn(Outcome& outcome) const {
-  if (!HasNewcomers()) return absl::OkStatus();
+  // Once members have been told, they wait for each other to give and take the model.
+  const auto as_told = [&] {
+    outcome.change = told_change_;
+    outcome.collectives = told_change_->collectives;
+    return absl::OkStatus();
+  };
+  if (!HasNewcomers()) return told_change_ ? as_told() : absl::OkStatus();
   wire::MembershipChange change{.root = -1, .collectives = outcome.collectives};
   for (std::size_t r = 0; r < reports_.size(); ++r) {
     const int rank = static_cast<int>(r);
@@ -208,13 +252,14 @@ absl::Status Gathering::TakeIn(Outcome& outcome) const {
       change.root = rank;
     }
   }
-  if (change.root < 0) return NobodyKnows();
   const bool is_told =
       told_change_ && std::ranges::includes(told_change_->newcomers, change.newcomers);
-  if (is_told) {
-    outcome.change = told_change_;
-    outcome.collectives = told_change_->collectives;
-    return absl::OkStatus();
+  if (is_told) return as_told();
+  // They may have heard of the end of steps that others are still in.
+  for (const auto& report : reports_) {
+    while (report && report->newcomer && report->step > outcome.step) {
+      outcome.ended.push_back(Ended(outcome.step++, Verdict::kSkip, 0, "a member was lost in it"));
+    }
   }
   outcome.ended.push_back(Ended(
       outcome.step, Verdict::kSkip, 0,
@@ -226,17 +271,9 @@ absl::Status Gathering::TakeIn(Outcome& outcome) const {
 }
 
 void Gathering::Tell(const Outcome& outcome) {
+  const auto fresh = std::span(outcome.ended).subspan(told_.size());
   for (std::optional<wire::MemberReport>& report : reports_) {
-    for (std::size_t i = told_.size(); report && i < outcome.ended.size(); ++i) {
-      const wire::StepDone& done = outcome.ended[i];
-      if (report->step > done.step) continue;
-      report->step = done.step + 1;
-      report->last = done.verdict;
-      report->has_contributed = report->may_have_results = false;
-      report->ready.reset();
-      report->newcomer &= done.verdict != Verdict::kApply;
-      if (done.change) report->collectives = done.change->collectives;
-    }
+    if (report) Advance(*report, fresh);
   }
   told_ = outcome.ended;
   told_change_ = outcome.change;

@@ -21,6 +21,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -78,9 +79,10 @@ class Gathering {
   absl::StatusOr<Outcome> FollowThoseAhead(const Reporters& all, std::int64_t step) const;
   absl::StatusOr<Outcome> FollowThoseFarAhead(const Reporters& all, std::int64_t step) const;
   absl::StatusOr<Outcome> DecideTogether(const Reporters& all, std::int64_t step) const;
-  absl::Status DecideCollectives(const Reporters& all, Outcome& outcome) const;
+  absl::Status DecideCollectives(Outcome& outcome) const;
   // Whether any rank lacks the model, or may lack it.
   bool HasNewcomers() const;
+  static void Advance(wire::MemberReport& report, std::span<const wire::StepDone> ended);
   absl::Status TakeIn(Outcome& outcome) const;
 
   const std::string session_key_;

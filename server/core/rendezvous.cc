@@ -32,6 +32,13 @@ absl::StatusOr<int> Rendezvous::Join(const JoinAsk& ask, absl::Time now, Effects
 absl::Status Rendezvous::CheckReport(const JoinAsk& ask) const {
   if (options_.gathers && ask.report) return gathering_->Check(*ask.report);
   if (options_.gathers && options_.member_grace > absl::ZeroDuration()) {
+    if (ask.leaf_ranks > 0 || !ask.addresses.empty() || !ask.group.name.empty()) {
+      return Coded(ErrorCode::kResume,
+                   absl::FailedPreconditionError(absl::StrCat(
+                       "session \"", options_.name,
+                       "\" has lost a member; allowed in its place: a trainer without leaf, shards "
+                       "and node group")));
+    }
     if (ask.rank >= 0) return absl::OkStatus();
     return Coded(ErrorCode::kResume, absl::FailedPreconditionError(absl::StrCat(
                                          "rank: is -1, but session \"", options_.name,
@@ -77,6 +84,7 @@ absl::StatusOr<NodeGroups> Rendezvous::Group() const {
 MaybeFailure Rendezvous::Tick(absl::Time now, Effects& effects) {
   for (const Membership::Freed& freed : membership_.FreeGone(now)) {
     last_departure_ = freed.why;
+    if (options_.gathers && options_.member_grace > absl::ZeroDuration()) began_ = now;
     effects.push_back(LogEffect{
         .level = LogEffect::Level::kWarning,
         .message = absl::StrCat("rank ", freed.rank, " is free again: ", freed.why, " before all ",

@@ -58,7 +58,7 @@ class Rendezvous {
  private:
   const SessionOptions& options_;
   Membership& membership_;
-  const absl::Time began_;
+  absl::Time began_;            // to wait: anew for each member that is lost meanwhile
   std::vector<GroupAsk> asks_;  // by rank
   std::string last_departure_;
   std::optional<Gathering> gathering_;  // where members bring reports

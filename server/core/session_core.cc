@@ -68,7 +68,7 @@ bool SessionCore::HasPlace(std::uint64_t start_id) const { return membership_.Ha
 
 absl::Status SessionCore::Attach(int rank, std::uint64_t start_id, std::int64_t step,
                                  std::uint64_t connection, absl::Time now, Effects& effects) {
-  if (state_ == State::kFailed) return failure_;
+  if (absl::Status status = CheckOpen(); !status.ok()) return status;
   if (absl::Status status = membership_.CheckAttach(rank, start_id); !status.ok()) return status;
   // Where members are gathered, their reports say where the session is.
   if (state_ == State::kJoining && state_recovery_ != nullptr)
@@ -301,33 +301,7 @@ void SessionCore::Tick(absl::Time now, Effects& effects) {
   }
 }
 
-// ---- The hook's state
-
-absl::StatusOr<StateSnapshot> SessionCore::Export() const {
-  if (state_ == State::kFailed) return failure_;
-  if (absl::Status status = hook_state_.CheckIsThere(); !status.ok()) return status;
-  return hook_state_.Export(step_->number());
-}
-
-absl::Status SessionCore::CheckImport(std::uint32_t shards) const {
-  if (state_ == State::kFailed) return failure_;
-  return hook_state_.CheckReplaceable({.state = state_,
-                                       .step = step_->number(),
-                                       .in_step = step_->began().has_value(),
-                                       .paused = step_->gate().shut(),
-                                       .concluding = step_->AwaitsConclusion(),
-                                       .shards = shards});
-}
-
-absl::Status SessionCore::Install(HookImport& import, Effects& effects, std::uint32_t shards) {
-  if (absl::Status status = CheckImport(shards); !status.ok()) return status;
-  hook_state_.Install(import);
-  step_->ReplaceState();
-  effects.push_back(
-      FanOutEffect{.ranks = membership_.Reachable(),
-                   .frame = {.header = wire::StateReset{.iteration = hook_state_.iteration()}}});
-  return absl::OkStatus();
-}
+// ---- What it waits for
 
 std::string SessionCore::WaitingFor(absl::Time now) const {
   switch (state_) {
@@ -346,7 +320,8 @@ std::string SessionCore::WaitingFor(absl::Time now) const {
     case State::kFailed:
       return std::string(failure_.message());
     case State::kClosed:
-      return "ended: all members have left";
+      return awaits_successor_ ? "has lost a member, whose place is held for another process"
+                               : "ended: all members have left";
     case State::kRunning:
       break;
   }

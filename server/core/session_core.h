@@ -165,6 +165,7 @@ class SessionCore {
   std::size_t held_bytes() const;
 
  private:
+  absl::Status CheckOpen() const;
   // If everybody is here. `rank` came last; -1: nobody.
   void MaybeBegin(int rank, Effects& effects);
   // Before the session runs.

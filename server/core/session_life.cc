@@ -32,6 +32,11 @@ void SessionCore::MaybeBegin(int rank, Effects& effects) {
   if (!groups.ok()) return fail(groups.status());
   const auto gathered = rendezvous_->Gathered();
   if (!gathered.ok()) return fail(gathered.status());
+  if (!*gathered && state_recovery_ != nullptr && state_recovery_->restored()) {
+    return fail(Coded(ErrorCode::kResume,
+                      absl::FailedPreconditionError("all members that had the session's model are "
+                                                    "lost; begin again from a checkpoint")));
+  }
   if (state_recovery_ != nullptr && *gathered && !state_recovery_->restored()) {
     rendezvous_->Tell(**gathered);
     return Apply(state_recovery_->Ask(**gathered, effects), effects);
@@ -97,11 +102,15 @@ std::optional<wire::Recovery> SessionCore::RecoveryOf(const NodeGroups& groups) 
 // The end of the last step comes before the Welcome, after which members announce what is left of
 // the open one.
 void SessionCore::GoOn(const Gathering::Outcome& gathered, Effects& effects) {
-  step_->GoOnFrom(gathered.step, gathered.ended);
+  std::vector<wire::StepDone> ended = gathered.ended;
+  for (wire::StepDone& done : ended) {
+    if (done.change) done.change->iteration = hook_state_.iteration();
+  }
+  step_->GoOnFrom(gathered.step, ended);
   collectives_->GoOnFrom(gathered.collectives, gathered.through);
   if (gathered.change) Heal(gathered, effects);
   std::string how = "which nobody has a result of";
-  for (const wire::StepDone& done : gathered.ended) {
+  for (const wire::StepDone& done : ended) {
     std::vector<int> ranks = membership_.Reachable();
     std::erase_if(ranks, [&](int rank) { return newcomers_.contains(rank); });
     effects.push_back(FanOutEffect{.ranks = std::move(ranks), .frame = {.header = done}});
@@ -133,7 +142,7 @@ bool SessionCore::MayReplace(const FailureEvent& failure) const {
 
 // A rank whose stream has ended is not waited for when another process has come for it.
 absl::Status SessionCore::AskAgain(int rank, const absl::Status& refused, Effects& effects) {
-  const bool may_free = (state_ == State::kRunning || options_.gathers) &&
+  const bool may_free = (step_->outlives_daemon() || options_.gathers) &&
                         options_.member_grace > absl::ZeroDuration();
   if (!may_free || !absl::IsAlreadyExists(refused)) return refused;
   const FailureEvent gone{
@@ -208,6 +217,47 @@ void SessionCore::Apply(const MaybeFailure& failure, Effects& effects) {
 void SessionCore::Fail(const absl::Status& status, int blamed_rank, Effects& effects) {
   Apply(FailureEvent{.kind = FailureEvent::Kind::kOwner, .rank = blamed_rank, .what = status},
         effects);
+}
+
+// Members that go on elsewhere are sent there.
+absl::Status SessionCore::CheckOpen() const {
+  if (state_ == State::kFailed) return failure_;
+  if (state_ != State::kClosed) return absl::OkStatus();
+  return Coded(ErrorCode::kResume, absl::NotFoundError("the session has ended here"));
+}
+
+// ---- The hook's state
+
+absl::StatusOr<StateSnapshot> SessionCore::Export() const {
+  if (state_ == State::kFailed) return failure_;
+  if (absl::Status status = hook_state_.CheckIsThere(); !status.ok()) return status;
+  if (state_ == State::kJoining && options_.gathers) {
+    return Coded(ErrorCode::kStateInStep,
+                 absl::UnavailableError(absl::StrCat(
+                     "session \"", options_.name,
+                     "\" does not have its state yet: its members gather; try again")));
+  }
+  return hook_state_.Export(step_->number());
+}
+
+absl::Status SessionCore::CheckImport(std::uint32_t shards) const {
+  if (state_ == State::kFailed) return failure_;
+  return hook_state_.CheckReplaceable({.state = state_,
+                                       .step = step_->number(),
+                                       .in_step = step_->began().has_value(),
+                                       .paused = step_->gate().shut(),
+                                       .concluding = step_->AwaitsConclusion(),
+                                       .shards = shards});
+}
+
+absl::Status SessionCore::Install(HookImport& import, Effects& effects, std::uint32_t shards) {
+  if (absl::Status status = CheckImport(shards); !status.ok()) return status;
+  hook_state_.Install(import);
+  step_->ReplaceState();
+  effects.push_back(
+      FanOutEffect{.ranks = membership_.Reachable(),
+                   .frame = {.header = wire::StateReset{.iteration = hook_state_.iteration()}}});
+  return absl::OkStatus();
 }
 
 }  // namespace gradwire::server

@@ -45,6 +45,7 @@ MaybeFailure StateRecovery::Ask(const Gathering::Outcome& gathered, Effects& eff
       effects.push_back(SendEffect{.rank = rank, .frame = {.header = done}});
     }
     ++members_[r].unanswered;
+    asked_.reset();
     effects.push_back(
         SendEffect{.rank = rank, .frame = {.header = wire::StateRequest{.donor = rank == donor_}}});
   }

@@ -25,6 +25,7 @@ namespace {
 constexpr absl::Duration kFailureKept = absl::Seconds(10);
 constexpr std::size_t kHistory = 16;
 constexpr std::size_t kEndedKeys = 4096;
+constexpr std::size_t kSuccessions = 64;  // each has a manifest
 constexpr std::size_t kTokenBytes = 16;
 // A join is repeated if the session that it found ends meanwhile.
 constexpr int kJoinAttempts = 16;
@@ -138,10 +139,12 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinNew(const SessionO
                                                                   const std::string& identity,
                                                                   const QuotaHolder& holder) {
   if (absl::Status status = options.Validate(); !status.ok()) return status;
+  SessionOptions own = options;  // another one's, if it goes on
+  if (absl::Status identified = Identify(ask, own); !identified.ok()) return identified;
   absl::StatusOr<std::unique_ptr<CoordinatorHook>> hook =
-      make_hook_(options.spec, options.manifest.shared());
+      make_hook_(own.spec, own.manifest.shared());
   if (!hook.ok()) return hook.status();
-  const std::size_t bytes = NeededBytes(options, hook->get());
+  const std::size_t bytes = NeededBytes(own, hook->get());
   // Ended sessions hold memory until the next sweep; a new one need not wait for the ticker.
   if (!HasRoom(options.name, bytes, holder)) Sweep(now);
   {
@@ -156,8 +159,6 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinNew(const SessionO
   }
   const absl::StatusOr<std::string> token = NewToken();
   if (!token.ok()) return token.status();
-  SessionOptions own = options;
-  if (absl::Status identified = Identify(ask, own); !identified.ok()) return identified;
   own.generation = next_generation_++;
   if (!own.shard.addresses.empty()) {
     absl::StatusOr<ShardMap> map = ShardMap::Make(
@@ -179,7 +180,7 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinNew(const SessionO
   if (!admission.ok()) return admission.status();
   if (!*admission) return std::nullopt;  // does not happen: nobody else could end it
   const auto entry = std::make_shared<Entry>(Entry{.session = session});
-  entry->places.resize(static_cast<std::size_t>(options.world_size));
+  entry->places.resize(static_cast<std::size_t>(session->options().world_size));
 
   MutexLock lock(mutex_);
   // Checked again, because BeginDrain ends only the sessions that it can see.
@@ -383,8 +384,11 @@ void Registry::Retire(const std::string& name, const std::shared_ptr<SessionRunn
   // A gathering that nobody was in any more may begin again.
   const bool gave_up = session->options().gathers &&
                        FindCode(std::string(failure.message())) == ErrorCode::kEndedBeforeStart;
-  if (session->awaits_successor()) {
-    const SessionOptions& options = session->options();
+  // One whose members have all gone while they gathered waits on, too.
+  const SessionOptions& options = session->options();
+  const bool waits =
+      session->awaits_successor() || (gave_up && options.member_grace > absl::ZeroDuration());
+  if (waits && successions_.size() < kSuccessions) {
     successions_[name] = {.options = options, .until = now + options.member_grace};
   } else if (!gave_up) {
     ended_keys_.push_front(session->options().session_key);

@@ -17,13 +17,15 @@ MemberReport Report() {
           .lineage = 0x1122334455667788,
           .step = 41,
           .last = Verdict::kSkip,
+          .before_last = Verdict::kApply,
           .has_contributed = true,
           .may_have_results = true,
           .ready = MemberReport::Readiness{.verdict = Verdict::kSkip, .digest = 7},
           .collectives = 3,
           .chunk_bytes = 32768,
           .window_chunks = 16,
-          .eager_bytes = 65536};
+          .eager_bytes = 65536,
+          .newcomer = true};
 }
 
 std::string Refusal(const v1::MemberReport& message) {
@@ -35,7 +37,7 @@ std::string Refusal(const v1::MemberReport& message) {
 TEST(MemberReport, ComesBackAsItWas) {
   EXPECT_EQ(*FromProto(ToProto(Report())), Report());
   MemberReport first = Report();
-  first.last = std::nullopt;
+  first.last = first.before_last = std::nullopt;
   first.ready = std::nullopt;
   EXPECT_EQ(*FromProto(ToProto(first)), first);
 }

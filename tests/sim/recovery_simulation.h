@@ -60,6 +60,9 @@ using RecoveryCounts =
     std::array<std::uint64_t, static_cast<std::size_t>(RecoveryCount::kNumCounts)>;
 const char* Name(RecoveryCount count);
 
+// Nobody looks at the time but after a death.
+inline constexpr absl::Duration kRecoveryResumeGrace = absl::Seconds(1);
+
 class RecoverySimulation {
  public:
   explicit RecoverySimulation(std::uint64_t seed);
@@ -120,6 +123,7 @@ class RecoverySimulation {
     std::vector<std::byte> model;
     std::optional<int> heals;  // from the root of that rank, before the step
     bool has_model = true;     // applied a step, or is the rank's first process
+    bool has_applied = false;  // a step, in this process
     bool has_set_plan = false;
     std::map<client::Ticket, OpenBucket> buckets;
     bool finished() const;
@@ -197,6 +201,7 @@ class RecoverySimulation {
   std::vector<Step> steps_;
   std::unique_ptr<testing::HookWorld> reference_;  // of PowerSGD
   std::size_t reference_steps_ = 0;
+  bool reference_holds_ = true;
   DrawBuckets draw_plan_;  // that each process of rank 0 sets before its first step; empty: none
   std::vector<std::unique_ptr<Member>> members_;
   std::vector<std::unique_ptr<Life>> lives_;
@@ -209,6 +214,7 @@ class RecoverySimulation {
   std::uint64_t next_link_ = 0;
   client::Ticket next_ticket_ = 1;
   int processes_ = 0;  // that came later
+  bool model_is_lost_ = false;
   std::string violation_;
   RecoveryCounts counts_{};
 };

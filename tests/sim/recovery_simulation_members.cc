@@ -96,7 +96,8 @@ void RecoverySimulation::ApplyMember(Member& member, client::Effects effects) {
       member.core->SayReady(prepared->verdict, prepared->digest, more);
       ApplyMember(member, std::move(more));
     } else if (auto* over = std::get_if<client::StepDoneEffect>(&effect)) {
-      if (over->step != static_cast<std::int64_t>(member.step + member.over.size())) {
+      const bool moves = over->change && !member.has_model;
+      if (over->step != static_cast<std::int64_t>(member.step + member.over.size()) && !moves) {
         Violate(absl::StrCat("rank ", member.rank, ": step ", over->step,
                              over->dropped ? " (dropped)" : "", " ends after ", member.over.size(),
                              " others; ", Where()));
@@ -114,7 +115,9 @@ void RecoverySimulation::ApplyMember(Member& member, client::Effects effects) {
       welcomed_ = std::all_of(members_.begin(), members_.end(),
                               [](const auto& one) { return one->welcomed; });
     } else if (auto* failed = std::get_if<client::FailedEffect>(&effect)) {
-      Violate(absl::StrCat("rank ", member.rank, " fails: ", failed->status.message()));
+      if (!model_is_lost_) {
+        Violate(absl::StrCat("rank ", member.rank, " fails: ", failed->status.message()));
+      }
     }
   }
 }
@@ -267,6 +270,7 @@ void RecoverySimulation::CheckBucket(const Member& member, std::size_t step,
                                      const OpenBucket& bucket) {
   for (const auto& parameters : steps_[step].buckets) {
     if (parameters.front() != bucket.id) continue;
+    if (is_power_sgd() && !reference_holds_) return;
     if (is_power_sgd()) RunReference(step);
     const ByteVector expected =
         is_power_sgd() ? steps_[step].applied.at(bucket.id) : Expected(step, parameters);
@@ -277,8 +281,15 @@ void RecoverySimulation::CheckBucket(const Member& member, std::size_t step,
 }
 
 void RecoverySimulation::FinishStep(Member& member) {
-  Step& step = steps_[member.step];
   const client::StepDoneEffect done = member.over.front();
+  if (std::cmp_greater(done.step, member.step)) {  // a newcomer has not been in those between
+    member.step = static_cast<std::size_t>(done.step);
+    if (member.finished()) return member.over.clear();
+    // Nor has it any residual of them; the reference cannot have that of earlier ones only.
+    reference_holds_ &= !member.has_applied;
+    if (member.step + 1 < steps_.size()) steps_[member.step + 1].replaced.insert(member.rank);
+  }
+  Step& step = steps_[member.step];
   if (done.step != static_cast<std::int64_t>(member.step)) Violate("another step ends");
   if (step.verdict && *step.verdict != done.verdict) {
     Violate(absl::StrCat("step ", member.step, " is applied by some and skipped by others"));
@@ -295,7 +306,7 @@ void RecoverySimulation::FinishStep(Member& member) {
                                         [](const auto& spec) { return spec.numel() > 0; });
     if (step.nonfinite_rank >= 0 && has_values) Violate("a step with NaN is applied");
     member.model[member.step] = std::byte{1};
-    member.has_model = true;
+    member.has_model = member.has_applied = true;
     for (std::size_t s = 0; s <= member.step; ++s) {
       const bool applied = steps_[s].verdict == Verdict::kApply;
       if ((member.model[s] != std::byte{0}) == applied) continue;
@@ -307,7 +318,10 @@ void RecoverySimulation::FinishStep(Member& member) {
       Violate(absl::StrCat("step ", member.step, " is skipped for no reason"));
     }
   }
-  if (done.change) member.heals = done.change->root;
+  if (done.change) {
+    member.heals = done.change->root;
+    member.has_model &= std::ranges::count(done.change->newcomers, member.rank) == 0;
+  }
   member.buckets.clear();
   member.over.pop_front();
   member.ended = false;

@@ -173,6 +173,12 @@ struct BucketReport {
   bool in_place = false;
 };
 
+// Lost members have successors, if the daemon has on_member_loss=wait.
+struct MembershipChange {
+  std::vector<int> newcomers;  // ranks, ascending, which do not have the model
+  int root = 0;                // the lowest rank that has it
+};
+
 // One member of a session.
 //
 // Threads: all calls are thread-safe. The client has two threads from Join on, beside gRPC's own:
@@ -181,16 +187,11 @@ struct BucketReport {
 // never encoded on the caller's thread.
 // Ownership: a bucket and its buffer must stay alive and unchanged from AllReduce until its
 // completion. When the completion is done, nothing in the client refers to the buffer any more.
-// Failure: policy `fail`. If a member is lost, data is invalid or the daemon is unreachable, every
-// open and later call ends with the same error, which names the member to blame. The content of
-// buckets is then unspecified. Join again, under the same or another name, to continue from a
-// checkpoint.
-// Lost members have successors, if the daemon has on_member_loss=wait.
-struct MembershipChange {
-  std::vector<int> newcomers;  // ranks, ascending, which do not have the model
-  int root = 0;                // the lowest rank that has it
-};
-
+// Failure: if a member is lost, data is invalid or the daemon is unreachable, every open and later
+// call ends with the same error, which names the member to blame. The content of buckets is then
+// unspecified. Join again, under the same or another name, to continue from a checkpoint. A daemon
+// with on_coordinator_loss=resume may be lost, and with on_member_loss=wait a member: the session
+// goes on, and a step is skipped.
 class Client {
  public:
   // Joins, and waits until all members have joined or a deadline passes. Never returns a client
@@ -253,7 +254,7 @@ class Client {
   // What the last EndStep told of the membership, for a newcomer the Join; nullopt: nothing. If
   // there is a change, the step was skipped for all, and before the next one every member gives or
   // takes the model: Broadcast from `root` (parameters, the optimizer's state, how far the training
-  // is). Newcomers begin without residuals.
+  // is). Newcomers begin without residuals. A reduction before the next collective is an error.
   virtual std::optional<MembershipChange> membership_change() const = 0;
 
   // Why the last EndStep said kSkip, in a sentence: who contributed what, or what was lost. "": it
@@ -274,7 +275,8 @@ class Client {
   virtual absl::Status SetDrawPlan(const std::vector<std::vector<std::uint32_t>>& buckets) = 0;
 
   // Copies `bytes` bytes at `data` from member `root` to all members. All members must call
-  // collectives in the same order. Waits.
+  // collectives in the same order. Waits. Aborted with GW320: a member was lost in it, and has a
+  // successor; some members may have the bytes, and others not.
   virtual absl::Status Broadcast(int root, void* data, std::size_t bytes) = 0;
 
   // Waits until all members have called it.

@@ -47,6 +47,12 @@ class Session:
 
     def end_step(self, id: int) -> None: ...
 
+    @property
+    def membership_change(self) -> tuple[list[int], int] | None: ...
+
+    @property
+    def skip_reason(self) -> str: ...
+
     def set_draw_plan(self, buckets: Sequence[Sequence[int]]) -> None:
         """
         As Client::SetDrawPlan. A session that is over tells so in other calls.

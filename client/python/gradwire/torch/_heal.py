@@ -28,11 +28,12 @@ def heal_(
     state: "SessionState",
     progress: dict[str, object] | None = None,
 ) -> dict[str, object] | None:
-    """Gives newcomers the model, the optimizer's state and `progress`, if there are any.
+    """Gives every member the root's model, its optimizer's state and `progress`.
 
     All members call it between two steps, when `state.membership_change` is set; without a change it
     does nothing. `progress` is what else a trainer needs to go on: tensors, numbers, strings, lists
-    and dicts of them, such as the epoch and the batch. Newcomers get the root's, and others their own.
+    and dicts of them, such as the epoch and the batch. Returns the root's, or without a change what was
+    given. Not only newcomers take it: a broadcast that a lost member was in may have reached some.
 
     If a member is lost meanwhile, nobody is healed: the next step is skipped, and has the next change.
     """
@@ -40,7 +41,6 @@ def heal_(
     if change is None:
         return progress
     session = state._need()
-    is_new = session.rank in change.newcomers
     content = b""
     if session.rank == change.root:
         content = _packed([model.state_dict(), optimizer.state_dict(), progress])
@@ -50,7 +50,7 @@ def heal_(
         if "[GW320]" not in str(error):
             raise
         return progress
-    if not is_new:
+    if session.rank == change.root:
         return progress
     weights, optimizer_state, roots_progress = _unpacked(content)
     model.load_state_dict(weights)

@@ -293,7 +293,7 @@ class SessionState(_reductions.Reductions):
         """Who is new in the place of lost members, if the last step says so, or if it is this process.
 
         The daemon must have on_member_loss: wait. That step was skipped for all; before the next one
-        every member calls heal_.
+        every member calls heal_. Without it, the next reduction is an error.
         """
         change = self._need().membership_change
         return None if change is None else MembershipChange(*change)
@@ -374,6 +374,10 @@ class SessionState(_reductions.Reductions):
 
     def _apply(self, state: dict[str, object]) -> None:
         session = self._session
+        change = self.membership_change
+        if change is not None and session.rank in change.newcomers:
+            _logger.warning("a checkpoint is not loaded: this process has come for a lost member, and heal_ gives it all")
+            return
         coordinator = _content(state["coordinator"])
         member = _content(state["member"])
         try:
