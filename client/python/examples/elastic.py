@@ -20,7 +20,7 @@ import gradwire.torch as gw
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds before each step, to have time to kill")
     arguments = parser.parse_args()
 

@@ -31,7 +31,7 @@ class Rank:
             "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         self.process = subprocess.Popen(
-            [sys.executable, "-B", str(EXAMPLE), "--epochs", "6", "--pause", "0.02"],
+            [sys.executable, "-B", str(EXAMPLE), "--epochs", "20", "--pause", "0.01"],
             env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         self._too_late = threading.Timer(DEADLINE, self.process.kill)
@@ -78,7 +78,7 @@ def test_a_successor_gets_the_model_and_the_training_ends_alike_on_all(tmp_path,
     checksums = [re.search(r"parameters (\w+)", text)[1] for text in printed]
     assert checksums[0] == checksums[1]
     # PowerSGD's residuals begin anew with the successor, so the model is another than without its loss.
-    assert float(re.search(r"accuracy (\S+)", printed[0])[1]) > 0.9
+    assert float(re.search(r"accuracy ([0-9.]+)", printed[0])[1]) > 0.95
 
 
 def test_without_a_change_nobody_is_healed(daemon):
