@@ -57,7 +57,9 @@ sanitize() {
 }
 
 bench() {
-  run gpu_bench --json "$work/bench.json" && "$python" -B "$here/predict.py" "$work/bench.json" --gpu "${GRADWIRE_GPU_MODEL:-H200}"
+  local model
+  model=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | grep -oE 'A100|H100|H200|B200' | head -n 1)
+  run gpu_bench --json "$work/bench.json" && "$python" -B "$here/predict.py" "$work/bench.json" --gpu "${model:-H200}"
 }
 
 unpack_wheel() {
@@ -88,7 +90,8 @@ low_rank() {
 
 # Preloaded, so that the process has one NCCL: torch brings its own, which may be older.
 grouped_members() {
-  cat "$root"/build/gpu-nccl/part-* >"$work/libnccl.so.2"
+  "$python" -c 'import lzma, shutil, sys; shutil.copyfileobj(lzma.open(sys.argv[1]), sys.stdout.buffer)' \
+    "$root/build/gpu-nccl/libnccl.so.2.xz" >"$work/libnccl.so.2"
   LD_PRELOAD=$work/libnccl.so.2 NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_DEBUG=WARN timeout 200 \
     "$python" -B "$here/check_torch.py" --device "$device" --members "$1" --node-group auto
 }
@@ -114,7 +117,7 @@ all() {
   if unpack_wheel; then
     step torch_2_members torch_members 2
     step torch_4_members torch_members 4
-    if [[ ! -e $root/build/gpu-nccl/part-aa ]]; then
+    if [[ ! -e $root/build/gpu-nccl/libnccl.so.2.xz ]]; then
       skip node_groups "no build/gpu-nccl (tests/gpu/pack-nccl.sh)"
     elif [[ $device == cpu ]]; then
       skip node_groups "members on the CPU are in no node group"
