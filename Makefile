@@ -68,6 +68,13 @@ chaos: ## kill the daemon under a training session, again and again: CHAOS_MINUT
 	$(call build,dev,gradwired gradwire_test_member)
 	@$(PYTHON) -B tests/chaos/chaos.py build/dev/bin --minutes $(CHAOS_MINUTES) $(CHAOS)
 
+.PHONY: chaos-cycles
+CYCLES ?= 1000
+chaos-cycles: ## kill one process in each of CYCLES short sessions and start it again: CYCLES=1000 CHAOS="--seed 7"
+	@deploy/install-packages.sh build test
+	$(call build,dev,gradwired gradwire_test_member)
+	@$(PYTHON) -B tests/chaos/cycles.py build/dev/bin --cycles $(CYCLES) $(CHAOS)
+
 .PHONY: test-doctor
 test-doctor: ## what gradwirectl doctor predicts over 100 Mbit/s, beside what is measured (needs root)
 	@deploy/install-packages.sh build test network

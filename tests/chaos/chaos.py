@@ -15,102 +15,27 @@ Prints one line for each fault, and a summary in the end. Exits with 1 if
 import argparse
 import random
 import signal
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
-
-class Daemon:
-    """gradwired at one address, one life after another."""
-
-    def __init__(self, binary: Path, address: str, folder: Path, policy: str) -> None:
-        self.command = [str(binary), "--listen", address, "--http-listen", "off",
-                        "--on-coordinator-loss", "resume", "--on-member-loss", policy]
-        self.folder = folder
-        self.lives = 0
-        self.process: subprocess.Popen | None = None
-
-    def start(self) -> float:
-        """Returns when it serves."""
-        self.lives += 1
-        log = open(self.folder / f"daemon{self.lives}.log", "wb")  # noqa: SIM115
-        self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, stderr=log, text=True)
-        log.close()
-        too_late = threading.Timer(30, self.process.kill)
-        too_late.start()
-        for line in self.process.stdout:
-            if line.startswith("  grpc  "):
-                too_late.cancel()
-                return time.monotonic()
-        raise SystemExit(f"chaos: gradwired did not start: see {log.name}")
-
-    def end(self, signal_number: int) -> None:
-        self.process.send_signal(signal_number)
-        self.process.wait(timeout=60)
-        self.process.stdout.close()
-
-
-class Member:
-    """The processes of one rank: test members, which all-reduce a parameter in each step."""
-
-    def __init__(self, command: list[str]) -> None:
-        self.command = command
-        self.steps: list[tuple[float, int, tuple[str, ...]]] = []  # when, number, verdict and the model's digest
-        self.words: list[str] = []  # of the present process
-        self.start()
-
-    def start(self) -> None:
-        self.words = []
-        self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, text=True)
-        self.reader = threading.Thread(target=self._read, args=(self.process, self.words), daemon=True)
-        self.reader.start()
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait(timeout=60)
-        self.reader.join(timeout=60)
-
-    def _read(self, process: subprocess.Popen, others: list[str]) -> None:
-        for line in process.stdout:
-            words = line.split()
-            if words[:1] == ["step"] and len(words) > 2:  # a line may be cut by SIGKILL
-                self.steps.append((time.monotonic(), int(words[1]), tuple(words[2:])))
-            elif words[:1] != ["heal"]:
-                others.append(line.strip())
-        process.stdout.close()
-
-    def concluded_after(self, when: float, deadline: float) -> float | None:
-        """The time of its first step after `when`."""
-        while time.monotonic() < deadline:
-            if self.steps[-1][0] > when:
-                return next(at for at, _, _ in self.steps if at > when)
-            time.sleep(0.01)
-        return None
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+from processes import Daemon, Member, free_port
 
 
 def rate(members: list[Member], begin: float, end: float) -> float:
     """Applied steps in a second, of all members together."""
-    applied = [[at for at, _, (verdict, *_) in member.steps if verdict == "apply"] for member in members]
+    applied = [[at for at, _, (verdict, *_) in member.steps() if verdict == "apply"] for member in members]
     return sum(sum(begin <= at < end for at in times) for times in applied) / (end - begin)
 
 
 def check(members: list[Member], may_be_skipped: int) -> list[str]:
-    wrong = [f"rank {rank}: {member.words[-1] if member.words else 'did not join'}"
-             for rank, member in enumerate(members) if member.words != ["joined"]]
+    wrong = [f"rank {rank}: {member.life.words[-1] if member.life.words else 'did not join'}"
+             for rank, member in enumerate(members) if member.life.words != ["joined"]]
     outcomes: dict[int, set[tuple[str, ...]]] = {}
     for member in members:
-        for _, number, outcome in member.steps:
+        for _, number, outcome in member.steps():
             outcomes.setdefault(number, set()).add(outcome)
     wrong += [f"step {number} ends differently: {sorted(both)}"
               for number, both in outcomes.items() if len(both) > 1]
@@ -127,7 +52,8 @@ class Chaos:
     def __init__(self, args: argparse.Namespace, rng: random.Random, folder: Path) -> None:
         self.args, self.rng = args, rng
         address = f"unix:{folder}/daemon.sock" if args.unix else f"127.0.0.1:{free_port()}"
-        self.daemon = Daemon(args.bin / "gradwired", address, folder, "wait" if args.wait else "fail")
+        self.daemon = Daemon(args.bin / "gradwired", address, folder,
+                             ["--on-member-loss", "wait" if args.wait else "fail"])
         self.daemon.start()
         command = [str(args.bin / "gradwire_test_member"), "--address", address, "--session", "chaos",
                    "--world-size", str(args.members), "--elements", str(args.elements), "--steps", str(10**9),
@@ -137,9 +63,9 @@ class Chaos:
 
     def await_first_step(self) -> None:
         deadline = time.monotonic() + 60
-        while not all(member.steps for member in self.members):
+        while not all(member.life.steps for member in self.members):
             if time.monotonic() > deadline:
-                words = [member.words for member in self.members]
+                words = [member.life.words for member in self.members]
                 raise SystemExit(f"chaos: no first step within 60 s: {words}")
             time.sleep(0.05)
 
