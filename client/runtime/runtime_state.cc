@@ -1,4 +1,5 @@
 // A member's own state between steps, with what says whose it is.
+#include <algorithm>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -24,9 +25,13 @@ std::string Shortened(const std::string& text) { return text.substr(0, 100); }
 
 }  // namespace
 
+// A step that was dropped, for another member's sake, changed nothing. This one may not even have
+// begun it: who has done its last step leaves.
 absl::Status Runtime::BetweenSteps(const char* call) const {
   if (absl::Status open = Open(); !open.ok()) return open;
-  if (buckets_.empty() && end_step_ == nullptr && over_.empty() && device_.idle()) {
+  const bool counts =
+      std::any_of(over_.begin(), over_.end(), [](const auto& over) { return !over.dropped; });
+  if (buckets_.empty() && end_step_ == nullptr && !counts && device_.idle()) {
     return absl::OkStatus();
   }
   return Coded(ErrorCode::kWrongMoment,

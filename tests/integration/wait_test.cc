@@ -2,16 +2,20 @@
 #include <signal.h>
 #include <sys/wait.h>
 
+#include <atomic>
 #include <fstream>
 #include <iostream>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
+#include "gradwire/client.h"
 #include "gtest/gtest.h"
+#include "tests/testing/gradients.h"
 #include "tests/testing/process.h"
 
 namespace gradwire {
@@ -154,6 +158,52 @@ TEST_F(Wait, ASuccessorTakesTheModelAndGoesOn) {
   Replace(2);
   ExpectDone(3);
   for (const auto& member : members_) EXPECT_THAT(member->Log(), HasSubstr("heal done"));
+}
+
+// The step that the lost member was in is dropped for all, also for those who never began it.
+TEST_F(Wait, WhoHasDoneItsLastStepLeavesAlthoughTheNextOneWasDropped) {
+  static constexpr int kOwnSteps = 3;
+  StartDaemon("127.0.0.1:0");
+  members_.push_back(StartMember(2, "1000"));
+  const ClientOptions options = {.address = address_,
+                                 .session = "s",
+                                 .world_size = kMembers,
+                                 .parameters = {testing::MakeParameter("w", 1000)},
+                                 .step_timeout = absl::Seconds(60)};
+  std::atomic<int> done = 0;
+  const auto train = [&](int rank) -> absl::Status {
+    ClientOptions own = options;
+    own.rank = rank;
+    const auto client = Client::Join(own);
+    if (!client.ok()) return client.status();
+    for (int step = 0; step < kOwnSteps; ++step) {
+      testing::Gradients gradients(own.parameters);
+      gradients.Fill(rank, step);
+      GradBucket bucket = gradients.Bucket();
+      if (absl::Status reduced = (*client)->AllReduce(bucket).Wait(); !reduced.ok()) return reduced;
+      if (const auto verdict = (*client)->EndStep(); !verdict.ok()) return verdict.status();
+    }
+    ++done;
+    const absl::Time deadline = absl::Now() + absl::Seconds(30);
+    while ((*client)->metrics().steps_skipped == 0) {
+      if (absl::Now() > deadline) return absl::DeadlineExceededError("no step was dropped");
+      absl::SleepFor(absl::Milliseconds(5));
+    }
+    return (*client)->Leave();
+  };
+  std::vector<absl::Status> left(2);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] { left[static_cast<std::size_t>(rank)] = train(rank); });
+  }
+  const absl::Time deadline = absl::Now() + absl::Seconds(30);
+  while (done < 2 && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(5));
+  members_[0]->Signal(SIGKILL);
+  const auto successor = StartMember(2, "1000");
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& status : left) EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(done, 2);
+  successor->Signal(SIGKILL);  // nobody is left to train with
 }
 
 TEST_F(Wait, WithSharedMemory) {
