@@ -20,6 +20,8 @@ exec > >(tee "$records/bench.txt") 2>&1
 programs=$work/package/gradwire/bin
 chmod +x "$programs"/*
 export PYTHONPATH=$work/package GRADWIRE_DAEMON=$programs/gradwired
+# torch's PowerSGD fails on the CPU where there is a GPU.
+export CUDA_VISIBLE_DEVICES=
 if ! command -v tc >/dev/null; then
   export PATH=$PATH:$root/build/iproute2
 fi
