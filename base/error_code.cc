@@ -59,6 +59,7 @@ struct Catalogue {
       {ErrorCode::kBucketsDiffer, "the members have different buckets"},
       {ErrorCode::kStillWaiting, "the call has not finished yet"},
       {ErrorCode::kMembershipChanged, "a member was lost and has a successor"},
+      {ErrorCode::kParametersDiffer, "members' parameters differ"},
       {ErrorCode::kOption, "an option is not allowed"},
       {ErrorCode::kUnknownHook, "the hook is not known"},
       {ErrorCode::kHookOption, "an option of the hook is not allowed"},

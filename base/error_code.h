@@ -72,6 +72,7 @@ enum class ErrorCode : std::uint16_t {
   kBucketsDiffer = 318,
   kStillWaiting = 319,
   kMembershipChanged = 320,
+  kParametersDiffer = 321,
   // options of hooks and clients
   kOption = 400,
   kUnknownHook = 401,

@@ -1,7 +1,10 @@
 #include "gradwire/client.h"
 
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <random>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -14,6 +17,7 @@
 #include "client/runtime/join.h"
 #include "client/sharded_client.h"
 #include "client/transport/dns.h"
+#include "proto/wire/digest.h"
 
 namespace gradwire {
 namespace {
@@ -139,6 +143,12 @@ absl::StatusOr<std::unique_ptr<client::MemberClient>> client::PlaceLeaf(
   auto placed = Place(options, *daemons, leaf);
   if (!placed.ok()) return Coded(ErrorCode::kJoin, placed.status());
   return placed;
+}
+
+std::uint64_t ParameterDigest(const std::vector<std::span<const std::byte>>& parameters) {
+  wire::Digester digester;
+  for (const std::span<const std::byte> one : parameters) digester.Update(one);
+  return digester.Finish();
 }
 
 }  // namespace gradwire

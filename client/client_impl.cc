@@ -119,6 +119,11 @@ void ClientImpl::EndStep(std::function<void(const absl::StatusOr<Verdict>&)> don
   call->outcome.ReadBy(poller_, /*light=*/false);
 }
 
+absl::Status ClientImpl::CheckParameters(std::uint64_t digest) {
+  if (absl::Status may = MayWait("CheckParameters"); !may.ok()) return may;
+  return OnThread([this, digest] { return runtime_.CheckParameters(digest); });
+}
+
 absl::Status ClientImpl::SetDrawPlan(const std::vector<std::vector<std::uint32_t>>& buckets) {
   if (absl::Status status = CheckDrawPlan(buckets, rank_, parameters_); !status.ok()) {
     return status;

@@ -59,6 +59,8 @@ class ClientImpl final : public client::MemberClient {
     return runtime_.membership_change();
   }
   std::string skip_reason() const override { return runtime_.skip_reason(); }
+  absl::Status CheckParameters(std::uint64_t digest) override;
+  std::string parameter_drift() const override { return runtime_.parameter_drift(); }
   ClientMetrics metrics() const override { return runtime_.metrics(); }
   std::vector<BucketReport> Report() const override { return runtime_.Report(); }
   Completion AllReduce(GradBucket& bucket, void* stream) override;

@@ -6,9 +6,11 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/error_code.h"
 #include "base/sync.h"
 #include "client/client_impl.h"
@@ -95,7 +97,19 @@ class ShardedClient final : public client::MemberClient {
   std::int64_t step() const override { return lead().step(); }
   // A session with several daemons ends with its first lost member.
   std::optional<MembershipChange> membership_change() const override { return std::nullopt; }
-  std::string skip_reason() const override { return lead().skip_reason(); }
+  // Each daemon knows its own results.
+  std::string skip_reason() const override {
+    std::vector<std::string> reasons;
+    for (const auto& shard : shards_) {
+      std::string reason = shard->skip_reason();
+      if (!reason.empty()) reasons.push_back(std::move(reason));
+    }
+    return absl::StrJoin(reasons, "; ");
+  }
+  absl::Status CheckParameters(std::uint64_t digest) override {
+    return lead().CheckParameters(digest);
+  }
+  std::string parameter_drift() const override { return lead().parameter_drift(); }
 
   Completion AllReduce(GradBucket& bucket, void* stream) override {
     auto state = std::make_shared<Completion::State>();

@@ -53,6 +53,7 @@ struct StepDoneEffect {
   bool dropped = false;  // with the daemon: buckets that were not begun have no part in it
   std::optional<wire::MembershipChange> change{};  // with `dropped`
   std::string reason{};                            // of a skip; "": not known
+  std::string drift{};                             // whose parameters differ; "": nobody's
 };
 struct CollectiveDoneEffect {
   std::uint64_t number = 0;

@@ -82,6 +82,10 @@ void GroupedMember::SendAhead(std::uint32_t id) {
   if (!grouped()) member_->SendAhead(id);
 }
 
+absl::Status GroupedMember::CheckParameters(std::uint64_t digest, Effects& effects) {
+  return member_->CheckParameters(digest, effects);
+}
+
 absl::Status GroupedMember::SetDrawPlan(const DrawBuckets& buckets, Effects& effects) {
   return member_->SetDrawPlan(buckets, effects);
 }

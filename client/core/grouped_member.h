@@ -55,6 +55,7 @@ class GroupedMember {
   void Expose(std::uint32_t id);
   std::optional<std::uint32_t> BucketId(const GradBucket& bucket) const;
   absl::Status EndStep(Effects& effects);
+  absl::Status CheckParameters(std::uint64_t digest, Effects& effects);
   absl::Status SetDrawPlan(const DrawBuckets& buckets, Effects& effects);
   absl::StatusOr<std::uint64_t> Enter(wire::CollectiveKind kind, int root, std::size_t bytes,
                                       Effects& effects);

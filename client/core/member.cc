@@ -47,6 +47,19 @@ absl::Status Member::EndStep(Effects& effects) {
   return absl::OkStatus();
 }
 
+absl::Status Member::CheckParameters(std::uint64_t digest, Effects& effects) {
+  if (failed()) return failure_;
+  if (!step_.empty() || step_.ended()) {
+    return Coded(ErrorCode::kWrongMoment, absl::FailedPreconditionError(absl::StrCat(
+                                              "CheckParameters in the middle of step ", step(),
+                                              "; allowed: before the step's first bucket")));
+  }
+  const std::size_t first = effects.size();
+  if (options_.parameter_digests) protocol_.TellParameters(digest, effects);
+  HoldBack(effects, first);
+  return absl::OkStatus();
+}
+
 absl::Status Member::SetDrawPlan(const DrawBuckets& buckets, Effects& effects) {
   if (failed()) return failure_;
   if (options_.rank != 0) {
@@ -130,6 +143,7 @@ struct Member::Received {
         !member.step_.holds_results()) {
       return member.protocol_.Violation("that it is prepared before its last result");
     }
+    member.prepared_reason_ = prepared.reason;
     effects.push_back(PreparedEffect{
         .step = prepared.step, .verdict = prepared.verdict, .digest = prepared.digest});
     return absl::OkStatus();
@@ -233,6 +247,7 @@ void Member::Conclude(const wire::StepDone& done, Effects& effects) {
 
 void Member::Forget(Verdict verdict) {
   ready_.reset();
+  prepared_reason_.clear();
   before_last_ = std::exchange(last_, verdict);
   if (verdict == Verdict::kApply) {
     is_newcomer_ = false;
@@ -281,7 +296,7 @@ void Member::ConcludeAs(Verdict verdict, Effects& effects) {
   concluded_ =
       wire::Concluded{.step = step(), .generation = options_.generation, .verdict = verdict};
   effects.push_back(SendFrameEffect{*concluded_});
-  Conclude({.step = step(), .verdict = verdict}, effects);
+  Conclude({.step = step(), .verdict = verdict, .reason = prepared_reason_}, effects);
 }
 
 void Member::FailElsewhere(const absl::Status& status, int blamed_rank, Effects& effects) {

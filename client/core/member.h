@@ -58,6 +58,9 @@ class Member {
   // No more buckets in this step. StepDoneEffect follows.
   absl::Status EndStep(Effects& effects);
 
+  // As Client::CheckParameters. An error leaves the session as it was.
+  absl::Status CheckParameters(std::uint64_t digest, Effects& effects);
+
   // As Client::SetDrawPlan. An error leaves the session as it was.
   absl::Status SetDrawPlan(const DrawBuckets& buckets, Effects& effects);
 
@@ -131,6 +134,7 @@ class Member {
   std::optional<Verdict> before_last_;        // of the one before that
   bool is_newcomer_ = false;                  // and no step was applied since
   std::optional<wire::Ready> ready_;          // of the open step
+  std::string prepared_reason_;               // of the open step: why the shard's verdict is SKIP
   std::optional<wire::Concluded> concluded_;  // of the last step
   absl::Status failure_;
   std::optional<int> blamed_rank_;  // by the daemon; none: this member

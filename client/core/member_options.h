@@ -21,7 +21,8 @@ struct MemberOptions {
   std::size_t chunk_bytes = std::size_t{1} << 20;
   std::uint32_t window_chunks = 4;
   std::size_t eager_bytes = 0;
-  bool draw_plan = false;  // the daemon takes one
+  bool draw_plan = false;          // the daemon takes one
+  bool parameter_digests = false;  // and these
   // Its daemon is one of the session's shards, and gets the buckets, or slices of them, that are
   // this shard's. Null: one daemon.
   std::uint32_t shard = 0;

@@ -77,7 +77,8 @@ void OpenStep::Conclude(const wire::StepDone& done, Effects& effects) {
                                    .verdict = verdict,
                                    .dropped = done.dropped,
                                    .change = done.change,
-                                   .reason = done.reason});
+                                   .reason = done.reason,
+                                   .drift = done.drift});
   ++number_;
 }
 

@@ -74,6 +74,12 @@ void StepProtocol::EndStep(Effects& effects) {
       SendFrameEffect{wire::EndStep{.step = step_.number(), .generation = options_.generation}});
 }
 
+void StepProtocol::TellParameters(std::uint64_t digest, Effects& effects) {
+  parameters_ = digest;
+  effects.push_back(SendFrameEffect{wire::ParameterDigest{
+      .step = step_.number(), .generation = options_.generation, .digest = digest}});
+}
+
 void StepProtocol::SetDrawPlan(const DrawBuckets& buckets, Effects& effects) {
   draw_plan_.Set(buckets, options_.generation, step_.number(), effects);
 }
@@ -329,6 +335,7 @@ void StepProtocol::Resumed(Effects& effects) {
   eager_.Stop();
   sending_.clear();
   draw_plan_.Send(effects);
+  if (parameters_) TellParameters(*parameters_, effects);
   for (auto& [id, bucket] : buckets_) {
     bucket.granted = false;
     bucket.ahead = false;
@@ -359,6 +366,7 @@ void StepProtocol::Forget() {
   sending_.clear();
   eager_.EndStep();
   draw_plan_.StepDone(step_.number());
+  parameters_.reset();
   attempt_ = std::exchange(next_attempt_, 0);
   contributed_ = false;
 }

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -45,6 +46,9 @@ class StepProtocol {
 
   // This member starts no more buckets in this step.
   void EndStep(Effects& effects);
+
+  // Before the open step's first bucket; and again on a new stream.
+  void TellParameters(std::uint64_t digest, Effects& effects);
 
   // Sends the plan, and again on a new stream until the daemon must have it.
   void SetDrawPlan(const DrawBuckets& buckets, Effects& effects);
@@ -113,6 +117,7 @@ class StepProtocol {
   bool has_shares_ = false;  // its buckets are not those of all members
   EagerSending eager_;
   DrawPlanSending draw_plan_;
+  std::optional<std::uint64_t> parameters_;  // their digest, in the open step
   bool contributed_ = false;                 // to the open step
   std::uint32_t attempt_ = 0;                // of the open step
   std::uint32_t next_attempt_ = 0;           // of the next one, as far as it is known

@@ -41,6 +41,7 @@ MemberOptions CoreOptions(const ClientOptions& options, const JoinResult& member
           .window_chunks = membership.window_chunks,
           .eager_bytes = membership.eager_bytes,
           .draw_plan = membership.draw_plan,
+          .parameter_digests = membership.parameter_digests,
           .shard = shard.number,
           .shards = shard.map,
           .manifest = options.parameters};
@@ -335,7 +336,7 @@ void Runtime::Finish(const StepDoneEffect& effect) {
 
 void Runtime::Complete(StepCall& call, const StepDoneEffect& over) {
   step_.store(over.step + 1, std::memory_order_relaxed);
-  Tell(over.change, over.reason);
+  Tell(over.change, over.reason, over.drift);
   call.verdict = over.verdict;
   call.outcome.Complete(absl::OkStatus());
 }
@@ -351,7 +352,7 @@ void Runtime::On(WelcomeEffect& effect) {
   if (effect.recovery) Outlive(*effect.recovery);
   if (effect.change) {
     step_.store(member_.step(), std::memory_order_relaxed);
-    Tell(effect.change, "");
+    Tell(effect.change, "", "");
   }
   const std::uint32_t groups = member_.leaf_groups();
   if (groups > 0 && options_.hook.comm_hook != "noop") {

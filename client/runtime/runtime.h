@@ -63,6 +63,8 @@ class Runtime final : private EventHandler {
   void StartBucket(std::shared_ptr<GradBucket> bucket, std::unique_ptr<DeviceEvent> ready,
                    std::shared_ptr<Outcome> done);
   void EndStep(std::shared_ptr<StepCall> call);
+  // As Client's.
+  absl::Status CheckParameters(std::uint64_t digest);
   // `buckets` are checked.
   void SetDrawPlan(const DrawBuckets& buckets);
   void Enter(std::shared_ptr<CollectiveCall> call);
@@ -99,6 +101,7 @@ class Runtime final : private EventHandler {
   std::int64_t step() const { return step_.load(std::memory_order_relaxed); }
   std::optional<MembershipChange> membership_change() const GRADWIRE_EXCLUDES(shared_mutex_);
   std::string skip_reason() const GRADWIRE_EXCLUDES(shared_mutex_);
+  std::string parameter_drift() const GRADWIRE_EXCLUDES(shared_mutex_);
   ClientMetrics metrics() const GRADWIRE_EXCLUDES(shared_mutex_);
   std::vector<BucketReport> Report() const GRADWIRE_EXCLUDES(shared_mutex_);
   bool left() const { return left_.load(std::memory_order_relaxed); }
@@ -154,8 +157,8 @@ class Runtime final : private EventHandler {
   // The session outlives its daemon: this member looks for the next one so long.
   void Outlive(const wire::Recovery& recovery);
   // What the user is told of with the end of a step, or the Welcome.
-  void Tell(const std::optional<wire::MembershipChange>& change, const std::string& skip_reason)
-      GRADWIRE_EXCLUDES(shared_mutex_);
+  void Tell(const std::optional<wire::MembershipChange>& change, const std::string& skip_reason,
+            const std::string& drift) GRADWIRE_EXCLUDES(shared_mutex_);
   // Whether the daemon's answer to a stream says that it is another one.
   bool MayRejoin(const absl::Status& answer) const;
   void BeginRejoin();
@@ -212,6 +215,7 @@ class Runtime final : private EventHandler {
   BucketStats stats_ GRADWIRE_GUARDED_BY(shared_mutex_);
   std::optional<MembershipChange> change_ GRADWIRE_GUARDED_BY(shared_mutex_);
   std::string skip_reason_ GRADWIRE_GUARDED_BY(shared_mutex_);
+  std::string drift_ GRADWIRE_GUARDED_BY(shared_mutex_);
   std::atomic<std::int64_t>
       step_;  // the one that the user is in; the core's may be the next already
   std::atomic<bool> left_ = false;

@@ -1,8 +1,21 @@
-// Calls that any thread may make: metrics, reports, and RPCs to the daemon.
+// Smaller calls: metrics, reports, and RPCs to the daemon, which any thread may make.
+#include <utility>
+
 #include "client/runtime/runtime.h"
 #include "proto/wire/state_calls.h"
 
 namespace gradwire::client {
+
+// A step that is over for the core, and not yet for the user, was lost with its daemon, or had
+// nothing of this member: there is nobody to compare with.
+absl::Status Runtime::CheckParameters(std::uint64_t digest) {
+  if (absl::Status open = Open(); !open.ok()) return open;
+  if (!over_.empty()) return absl::OkStatus();
+  Effects effects;
+  absl::Status told = member_.CheckParameters(digest, effects);
+  Apply(std::move(effects));
+  return told;
+}
 
 ClientMetrics Runtime::metrics() const {
   MutexLock lock(shared_mutex_);

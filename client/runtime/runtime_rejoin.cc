@@ -18,9 +18,10 @@ void Runtime::Outlive(const wire::Recovery& recovery) {
 }
 
 void Runtime::Tell(const std::optional<wire::MembershipChange>& change,
-                   const std::string& skip_reason) {
+                   const std::string& skip_reason, const std::string& drift) {
   MutexLock lock(shared_mutex_);
   skip_reason_ = skip_reason;
+  drift_ = drift;
   change_.reset();
   if (change) change_ = {.newcomers = change->newcomers, .root = change->root};
   unhealed_ = change_;
@@ -34,6 +35,11 @@ std::optional<MembershipChange> Runtime::membership_change() const {
 std::string Runtime::skip_reason() const {
   MutexLock lock(shared_mutex_);
   return skip_reason_;
+}
+
+std::string Runtime::parameter_drift() const {
+  MutexLock lock(shared_mutex_);
+  return drift_;
 }
 
 // A daemon that does not know the token is another one: this one's own forgets no session that

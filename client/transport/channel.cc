@@ -136,6 +136,7 @@ absl::StatusOr<JoinResult> Checked(const v1::JoinResponse& response, const Clien
                         .eager_bytes = std::min(response.eager_bytes(), kMaxMemoryBytes),
                         .bulk_lane = response.bulk_lane(),
                         .draw_plan = response.draw_plan(),
+                        .parameter_digests = response.parameter_digests(),
                         .bundles = response.bundles(),
                         .leaf = response.leaf(),
                         .local_socket = {.path = response.local_socket().path(),

@@ -33,10 +33,11 @@ struct JoinResult {
   std::uint32_t open_buckets = 0;
   std::size_t memory_bytes = 0;  // 0: the daemon shares no memory
   std::size_t eager_bytes = 0;
-  bool bulk_lane = false;  // the daemon accepts a bulk lane
-  bool draw_plan = false;  // the daemon accepts a draw plan
-  bool bundles = false;    // the daemon takes several frames in one message
-  bool leaf = false;       // the daemon is a leaf, and runs the hook
+  bool bulk_lane = false;          // the daemon accepts a bulk lane
+  bool draw_plan = false;          // the daemon accepts a draw plan
+  bool parameter_digests = false;  // it compares members' parameters
+  bool bundles = false;            // the daemon takes several frames in one message
+  bool leaf = false;               // the daemon is a leaf, and runs the hook
   LocalSocket local_socket = {};
   absl::Duration heartbeat_interval = absl::ZeroDuration();
   absl::Duration silence_timeout = absl::ZeroDuration();

@@ -122,6 +122,13 @@ struct EndStep {
   bool operator==(const EndStep&) const = default;
 };
 
+struct ParameterDigest {
+  std::int64_t step = 0;
+  std::uint64_t generation = 0;
+  std::uint64_t digest = 0;
+  bool operator==(const ParameterDigest&) const = default;
+};
+
 struct DrawPlan {
   std::uint64_t generation = 0;
   std::uint32_t piece = 0;
@@ -225,6 +232,7 @@ struct StepDone {
   bool dropped = false;                      // with its daemon: no member needs to have all results
   std::optional<MembershipChange> change{};  // with `dropped`
   std::string reason{};                      // of a skip, in a sentence; "": not known
+  std::string drift{};                       // whose parameters differ; "": nobody's that is known
   bool operator==(const StepDone&) const = default;
 };
 
@@ -233,6 +241,7 @@ struct Prepared {
   std::int64_t step = 0;
   Verdict verdict = Verdict::kApply;
   std::uint64_t digest = 0;
+  std::string reason{};  // of a skip; "": not known
   bool operator==(const Prepared&) const = default;
 };
 
@@ -309,11 +318,11 @@ struct Begin {
   bool operator==(const Begin&) const = default;
 };
 
-using Header =
-    std::variant<Hello, Announce, Contribution, Ack, EndStep, Heartbeat, Enter, CollectiveChunk,
-                 CollectiveAck, Welcome, Grant, Result, StepDone, Restart, Failure, Begin,
-                 SharedState, StateReset, BucketReport, DrawPlan, GroupBucket, GroupId, GroupOrder,
-                 Prepared, Ready, Concluded, CoordinatorState, StateRequest, StateCopy>;
+using Header = std::variant<Hello, Announce, Contribution, Ack, EndStep, Heartbeat, Enter,
+                            CollectiveChunk, CollectiveAck, Welcome, Grant, Result, StepDone,
+                            Restart, Failure, Begin, SharedState, StateReset, BucketReport,
+                            DrawPlan, GroupBucket, GroupId, GroupOrder, Prepared, Ready, Concluded,
+                            CoordinatorState, StateRequest, StateCopy, ParameterDigest>;
 
 // Whether it has a digest that the coordinator compares with the payload's.
 bool HasDigest(const Header& header);

@@ -37,6 +37,10 @@ SendPriority Of(const SharedState& state, const Payload*) { return OfBucket(stat
 SendPriority Of(const EndStep& end, const Payload*) {
   return {.scope = Scope::kStep, .step = end.step};
 }
+// Before all that follows it.
+SendPriority Of(const ParameterDigest& digest, const Payload*) {
+  return {.scope = Scope::kStep, .step = digest.step};
+}
 
 template <typename Header>
 SendPriority Of(const Header&, const Payload*) {

@@ -295,16 +295,6 @@ Result Get(const v1::Result& message, Checker& check) {
           .more = check.Range("more", message.more(), std::uint32_t{0}, kMaxMore)};
 }
 
-// A string field must be UTF-8, or the receiver refuses the frame: the cut is between characters.
-// The code at the end stays.
-std::string Shortened(const std::string& text) {
-  if (text.size() <= kMaxMessageBytes) return text;
-  const std::optional<ErrorCode> code = FindCode(text);
-  std::size_t end = kMaxMessageBytes - (code ? kCodeBytes : 0);
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
-  return code ? RecodedText(*code, text.substr(0, end)) : text.substr(0, end);
-}
-
 void Set(const StepDone& done, v1::Header& out) {
   v1::StepDone& message = *out.mutable_step_done();
   message.set_step(done.step);
@@ -314,6 +304,7 @@ void Set(const StepDone& done, v1::Header& out) {
   message.set_dropped(done.dropped);
   if (done.change) Set(*done.change, *message.mutable_change());
   message.set_reason(Shortened(done.reason));
+  message.set_drift(Shortened(done.drift));
 }
 
 StepDone Get(const v1::StepDone& message, Checker& check) {
@@ -324,7 +315,8 @@ StepDone Get(const v1::StepDone& message, Checker& check) {
       .digest = message.digest(),
       .dropped = message.dropped(),
       .change = message.has_change() ? std::optional(Get(message.change(), check)) : std::nullopt,
-      .reason = Shortened(message.reason())};
+      .reason = Shortened(message.reason()),
+      .drift = Shortened(message.drift())};
 }
 
 void Set(const SharedState& state, v1::Header& out) {
@@ -458,6 +450,8 @@ absl::StatusOr<Header> FromProto(const v1::Header& header) {
       return Checked("state_request", header.state_request());
     case v1::Header::kStateCopy:
       return Checked("state_copy", header.state_copy());
+    case v1::Header::kParameterDigest:
+      return Checked("parameter_digest", header.parameter_digest());
     case v1::Header::BODY_NOT_SET:
       break;
   }

@@ -1,5 +1,8 @@
-// The frames of sessions with several shards, to and from protobuf, for proto_conversion.h.
+// The frames of a step's beginning and end, most of them of sessions with several shards, to and
+// from protobuf, for proto_conversion.h.
 #pragma once
+
+#include <string>
 
 #include "gradwire/v1/aggregation.pb.h"
 #include "proto/wire/field_checker.h"
@@ -16,7 +19,14 @@ Ready Get(const v1::Ready& message, Checker& check);
 void Set(const Concluded& concluded, v1::Header& out);
 Concluded Get(const v1::Concluded& message, Checker& check);
 
+void Set(const ParameterDigest& digest, v1::Header& out);
+ParameterDigest Get(const v1::ParameterDigest& message, Checker& check);
+
 // Also of StepDone.
 Verdict GetVerdict(v1::StepVerdict verdict, Checker& check);
+
+// A sentence of at most kMaxMessageBytes. A string field must be UTF-8, or the receiver refuses the
+// frame: the cut is between characters. An error's code at the end stays.
+std::string Shortened(const std::string& text);
 
 }  // namespace gradwire::wire

@@ -71,10 +71,18 @@ struct UpstreamEffect {
     kJoin,    // all members are here
     kBucket,  // of which there is nothing to be reduced; it has no answer
     kEndStep,
+    kParameters,  // what most members say of theirs; before anything else of the step
     kBarrier,
   } what = What::kJoin;
   std::int64_t step = 0;                    // kBucket, kEndStep
   std::vector<std::uint32_t> parameters{};  // kBucket
+  std::uint64_t digest = 0;                 // kParameters
+};
+// The answer to kEndStep: what the root's StepDone says.
+struct UpstreamConclusion {
+  Verdict verdict = Verdict::kApply;
+  std::string reason{};
+  std::string drift{};
 };
 // Let go of it. To free it may take long, so not under a lock.
 struct ReleaseEffect {

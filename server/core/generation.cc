@@ -29,6 +29,9 @@ absl::Status CheckGeneration(const wire::Header& header, std::uint64_t generatio
   if (const auto* end = std::get_if<wire::EndStep>(&header)) {
     return check(end->generation, "ended a step");
   }
+  if (const auto* digest = std::get_if<wire::ParameterDigest>(&header)) {
+    return check(digest->generation, "sent a digest of its parameters");
+  }
   if (const auto* ready = std::get_if<wire::Ready>(&header)) {
     return check(ready->generation, "sent READY");
   }

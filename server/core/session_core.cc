@@ -145,6 +145,9 @@ MaybeFailure SessionCore::Dispatch(int rank, const wire::Frame& frame, absl::Tim
   if (const auto* end = std::get_if<wire::EndStep>(&frame.header)) {
     return step_->OnEndStep(rank, *end, now, effects);
   }
+  if (const auto* digest = std::get_if<wire::ParameterDigest>(&frame.header)) {
+    return step_->OnParameterDigest(rank, *digest, effects);
+  }
   if (const auto* ready = std::get_if<wire::Ready>(&frame.header)) {
     return step_->OnReady(rank, *ready, effects);
   }

@@ -83,7 +83,8 @@ class SessionCore {
   void UpstreamJoined(Effects& effects);
   // Why the root has not answered yet; "": it has, and other members are missing there.
   void UpstreamWaits(const std::string& why) { upstream_waits_ = why; }
-  void UpstreamConcluded(std::int64_t step, Verdict verdict, absl::Time now, Effects& effects);
+  void UpstreamConcluded(std::int64_t step, const UpstreamConclusion& conclusion, absl::Time now,
+                         Effects& effects);
   void UpstreamBarrier(absl::Time now, Effects& effects);
   void FailElsewhere(const absl::Status& status, int blamed_rank, Effects& effects);
 

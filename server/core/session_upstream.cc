@@ -11,12 +11,12 @@ void SessionCore::UpstreamJoined(Effects& effects) {
   if (state_ == State::kJoining) MaybeBegin(-1, effects);
 }
 
-void SessionCore::UpstreamConcluded(std::int64_t step, Verdict verdict, absl::Time now,
-                                    Effects& effects) {
+void SessionCore::UpstreamConcluded(std::int64_t step, const UpstreamConclusion& conclusion,
+                                    absl::Time now, Effects& effects) {
   if (state_ != State::kRunning) return;
   const std::size_t first = effects.size();
   const std::int64_t before = step_->number();
-  step_->OnUpstreamConcluded(step, verdict, effects);
+  step_->OnUpstreamConcluded(step, conclusion, effects);
   if (step_->number() != before) LetLeave(now, effects);
   Record(effects, first);
 }

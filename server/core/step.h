@@ -28,6 +28,7 @@
 #include "server/core/chores.h"
 #include "server/core/group_flow.h"
 #include "server/core/own_state_sending.h"
+#include "server/core/parameter_drift.h"
 #include "server/core/round_flow.h"
 #include "server/core/skip_blame.h"
 #include "server/core/step_gate.h"
@@ -45,6 +46,7 @@ class Step {
                               const wire::PayloadRef& payload, Effects& effects);
   MaybeFailure OnAck(int rank, const wire::Ack& ack, Effects& effects);
   MaybeFailure OnEndStep(int rank, const wire::EndStep& end, absl::Time now, Effects& effects);
+  MaybeFailure OnParameterDigest(int rank, const wire::ParameterDigest& digest, Effects& effects);
   // Of a session with several shards, or one that outlives its daemon.
   MaybeFailure OnReady(int rank, const wire::Ready& ready, Effects& effects);
   MaybeFailure OnConcluded(int rank, const wire::Concluded& concluded, Effects& effects);
@@ -59,7 +61,8 @@ class Step {
                  const ReduceOutcome& outcome, absl::Duration spent, Effects& effects);
 
   // Of a leaf: the root has concluded the step.
-  void OnUpstreamConcluded(std::int64_t step, Verdict verdict, Effects& effects);
+  void OnUpstreamConcluded(std::int64_t step, const UpstreamConclusion& conclusion,
+                           Effects& effects);
 
   // As SessionCore::Computed and ChoreDone.
   void OnComputed(const wire::RoundId& id, SharedStateWork& work, Effects& effects);
@@ -115,6 +118,7 @@ class Step {
   const Agreement& agreement() const { return agreement_; }
   bool is_leaf() const { return options_.leaf.is_leaf(); }
   const std::string& last_skip() const { return last_skip_; }
+  const std::string& last_drift() const { return drift_.last(); }
   bool outlives_daemon() const { return recovery_.has_value(); }
   // All results are out, and a member will say what the lead has decided.
   bool AwaitsConclusion() const { return !agreement_.leads() && agreement_.prepared(); }
@@ -149,6 +153,7 @@ class Step {
   bool IsPrepared() const;
   std::uint64_t ResultsDigest() const { return table_.DigestOf(number_, options_.lineage); }
   wire::Prepared PreparedFrame() const;
+  std::string SkipReason() const;
   void MaybeConclude(Effects& effects);
   void Conclude(Verdict verdict, Effects& effects);
   // Releases the results and shared state that all members have acknowledged.
@@ -171,6 +176,8 @@ class Step {
   std::int64_t number_ = 0;
   std::uint32_t attempt_ = 0;
   SkipBlame blame_;
+  ParameterDrift drift_;
+  UpstreamConclusion upstream_;    // of a leaf's root
   bool awaits_draw_plan_ = false;  // some bucket does
   std::vector<bool> ended_;        // by rank
   std::optional<absl::Time> began_;

@@ -27,6 +27,23 @@ MaybeFailure Step::OnEndStep(int rank, const wire::EndStep& end, absl::Time now,
   return std::nullopt;
 }
 
+MaybeFailure Step::OnParameterDigest(int rank, const wire::ParameterDigest& digest,
+                                     Effects& effects) {
+  if (digest.step < number_) return std::nullopt;  // of a step that is over
+  if (digest.step > number_) {
+    return ViolationOf(rank, absl::FailedPreconditionError(
+                                 absl::StrCat("sent a digest of its parameters in step ",
+                                              digest.step, "; the session is at step ", number_)));
+  }
+  if (drift_.Take(rank, digest.digest) && options_.leaf.is_leaf()) {
+    if (const auto common = drift_.Common(membership_)) {
+      effects.push_back(UpstreamEffect{
+          .what = UpstreamEffect::What::kParameters, .step = number_, .digest = *common});
+    }
+  }
+  return std::nullopt;
+}
+
 // A member that ended the step must have announced every bucket of it.
 MaybeFailure Step::CheckEnded() const {
   if (MaybeFailure failure = groups_.CheckEnded(ended_)) return failure;
@@ -73,13 +90,20 @@ void Step::MaybeConclude(Effects& effects) {
   if (const auto verdict = agreement_.decided()) Conclude(*verdict, effects);
 }
 
+// Members of a leaf contribute to the root's step as one, which the root names.
+std::string Step::SkipReason() const {
+  return options_.leaf.is_leaf() ? upstream_.reason : blame_.Sentence(membership_);
+}
+
 // Residuals and factors change with the verdict only, the same for all: a skipped step leaves them.
 void Step::Conclude(Verdict verdict, Effects& effects) {
+  const std::string drift = drift_.EndStep(number_, membership_, effects);
   last_done_ = {{.step = number_,
                  .attempt = attempt_,
                  .verdict = verdict,
                  .digest = agreement_.alone() ? ResultsDigest() : agreement_.digest(),
-                 .reason = verdict == Verdict::kSkip ? blame_.Sentence(membership_) : ""}};
+                 .reason = verdict == Verdict::kSkip ? SkipReason() : "",
+                 .drift = drift.empty() ? upstream_.drift : drift}};
   if (verdict == Verdict::kSkip) {
     const std::string& why = last_done_.back().reason;
     last_skip_ = absl::StrCat("step ", number_, why.empty() ? "" : ": ", why);
@@ -105,6 +129,7 @@ void Step::Conclude(Verdict verdict, Effects& effects) {
   groups_.BeginStep(number_);
   attempt_ = 0;
   blame_.Reset();
+  upstream_ = {};
   began_.reset();
   chunks_ = 0;
   awaits_draw_plan_ = false;

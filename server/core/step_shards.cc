@@ -5,7 +5,10 @@
 namespace gradwire::server {
 
 wire::Prepared Step::PreparedFrame() const {
-  return {.step = number_, .verdict = *agreement_.prepared(), .digest = ResultsDigest()};
+  return {.step = number_,
+          .verdict = *agreement_.prepared(),
+          .digest = ResultsDigest(),
+          .reason = blame_.Sentence(membership_)};
 }
 
 MaybeFailure Step::OnReady(int rank, const wire::Ready& ready, Effects& effects) {

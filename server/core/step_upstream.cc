@@ -26,9 +26,11 @@ void Step::AskUpstream(Effects& effects) const {
 }
 
 // Only the answer to this step's question counts.
-void Step::OnUpstreamConcluded(std::int64_t step, Verdict verdict, Effects& effects) {
+void Step::OnUpstreamConcluded(std::int64_t step, const UpstreamConclusion& conclusion,
+                               Effects& effects) {
   if (step != number_ || !agreement_.prepared()) return;
-  agreement_.Decide(verdict);
+  upstream_ = conclusion;
+  agreement_.Decide(conclusion.verdict);
   MaybeConclude(effects);
 }
 

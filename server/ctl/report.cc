@@ -265,23 +265,25 @@ std::string SessionTable(const v1::SessionStatus& session) {
                    Printable(session.slow()), session.slow().empty() ? "\n" : "\n\n");
   const std::string others = OtherShards(session);
   if (!others.empty()) absl::StrAppend(&text, others, "\n\n");
-  text += Table(
-      {{"state", StateLine(session)},
-       {"generation", absl::StrCat(session.generation())},
-       {"lineage", absl::StrFormat("%016x", session.lineage())},
-       {"step", absl::StrCat(session.step(), ", attempt ", session.attempt())},
-       {"steps",
-        absl::StrCat(session.steps_applied_total(), " applied, ", session.steps_skipped_total(),
-                     " skipped", session.last_skip().empty() ? "" : "; the last was ",
-                     Printable(session.last_skip()))},
-       {"iteration", absl::StrCat(session.iteration())},
-       {"hook", absl::StrCat(Hook(session), session.has_leaf() ? ", of the node's mean" : "")},
-       {"parameters", absl::StrCat(session.parameters(), ", ", Bytes(session.gradient_bytes()),
-                                   " of gradients in a step")},
-       {"received", Bytes(session.contribution_bytes_total())},
-       {"sent", Bytes(session.result_bytes_total())},
-       {"duplicates", absl::StrCat(session.duplicate_chunks_total(), " chunks")},
-       {"reserved", Bytes(session.reserved_bytes())}});
+  std::vector<Row> facts = {
+      {"state", StateLine(session)},
+      {"generation", absl::StrCat(session.generation())},
+      {"lineage", absl::StrFormat("%016x", session.lineage())},
+      {"step", absl::StrCat(session.step(), ", attempt ", session.attempt())},
+      {"steps",
+       absl::StrCat(session.steps_applied_total(), " applied, ", session.steps_skipped_total(),
+                    " skipped", session.last_skip().empty() ? "" : "; the last was ",
+                    Printable(session.last_skip()))},
+      {"iteration", absl::StrCat(session.iteration())},
+      {"hook", absl::StrCat(Hook(session), session.has_leaf() ? ", of the node's mean" : "")},
+      {"parameters", absl::StrCat(session.parameters(), ", ", Bytes(session.gradient_bytes()),
+                                  " of gradients in a step")},
+      {"received", Bytes(session.contribution_bytes_total())},
+      {"sent", Bytes(session.result_bytes_total())},
+      {"duplicates", absl::StrCat(session.duplicate_chunks_total(), " chunks")},
+      {"reserved", Bytes(session.reserved_bytes())}};
+  if (!session.last_drift().empty()) facts.push_back({"drift", Printable(session.last_drift())});
+  text += Table(facts);
   std::vector<Row> rows = {{"RANK", "STATE", "TRANSPORT", "LAST HEARD", "RECEIVED", "LATE BUCKETS",
                             "LATE BYTES", "SHARE"}};
   const double waits = WaitSeconds(session);

@@ -79,9 +79,15 @@ class ClientUpstream final : public Upstream {
           if (Went(*client, status)) done();
         });
   }
-  void EndStep(std::function<void(Verdict)> done) override {
+  void CheckParameters(std::uint64_t digest) override {
+    if (const auto status = client_->CheckParameters(digest); !status.ok()) Went(*client_, status);
+  }
+  void EndStep(std::function<void(const UpstreamConclusion&)> done) override {
     client_->EndStep([this, client = client_.get(), done](const absl::StatusOr<Verdict>& verdict) {
-      if (Went(*client, verdict.status())) done(*verdict);
+      if (!Went(*client, verdict.status())) return;
+      done({.verdict = *verdict,
+            .reason = client->skip_reason(),
+            .drift = client->parameter_drift()});
     });
   }
   void Barrier(std::function<void()> done) override {

@@ -124,6 +124,7 @@ absl::Status AggregationService::TryJoin(const v1::JoinRequest& request, Manifes
   response.set_bulk_lane(has_room_() && joined->member.session->GrantLane(
                                             joined->member.rank, ask->start_id, caller.holder()));
   response.set_bundles(true);
+  response.set_parameter_digests(true);
   // A leaf's members keep nothing that is drawn.
   response.set_draw_plan(!granted.leaf.is_leaf());
   response.set_leaf(granted.leaf.is_leaf());

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "gradwire/hooks/round_plan.h"
+#include "server/core/effects.h"
 
 namespace gradwire::server {
 
@@ -14,7 +14,7 @@ namespace gradwire::server {
 struct LeafAnswers {
   std::function<void(const std::string& why)> waits;
   std::function<void()> joined;
-  std::function<void(std::int64_t step, Verdict verdict)> concluded;
+  std::function<void(std::int64_t step, const UpstreamConclusion& conclusion)> concluded;
   std::function<void()> barrier;
   std::function<void(const absl::Status& why, int blamed_rank)> failed;
 };

@@ -107,6 +107,8 @@ void LeafSession::Do(const Wish& wish) {
       return ReduceEmpty(effect);
     case UpstreamEffect::What::kEndStep:
       return EndStep(effect.step);
+    case UpstreamEffect::What::kParameters:
+      return upstream_->CheckParameters(effect.digest);
     case UpstreamEffect::What::kBarrier:
       return upstream_->Barrier(Later([](LeafSession& self) { self.answers_.barrier(); }));
   }
@@ -123,12 +125,12 @@ void LeafSession::Join() {
 
 // With the verdict nobody needs the step's buffers any more.
 void LeafSession::EndStep(std::int64_t step) {
-  upstream_->EndStep(Later([step](LeafSession& self, Verdict verdict) {
+  upstream_->EndStep(Later([step](LeafSession& self, const UpstreamConclusion& conclusion) {
     {
       MutexLock lock(self.mutex_);
       self.sums_.clear();
     }
-    self.answers_.concluded(step, verdict);
+    self.answers_.concluded(step, conclusion);
   }));
 }
 

@@ -135,6 +135,7 @@ v1::SessionStatus SessionRunner::Status(absl::Time now, bool compression) const 
   AddPause(core_.progress().gate(), now, status);
   status.set_slow(core_.Slow());
   status.set_last_skip(core_.progress().last_skip());
+  status.set_last_drift(core_.progress().last_drift());
   AddWaits(core_.waits(), now, status);
   if (compression) {
     AddSteps(core_.waits(), now, status);

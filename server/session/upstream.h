@@ -1,12 +1,13 @@
 // The root's session, as a leaf's session has it.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "gradwire/hooks/grad_bucket.h"
-#include "gradwire/hooks/round_plan.h"
+#include "server/core/effects.h"
 
 namespace gradwire::server {
 
@@ -33,7 +34,9 @@ class Upstream {
   // ---- After `joined`.
   // The bucket's buffer must stay until the answer to the step's end, or until this object is gone.
   virtual void AllReduce(const GradBucket& bucket, std::function<void()> done) = 0;
-  virtual void EndStep(std::function<void(Verdict verdict)> done) = 0;
+  // As Client::CheckParameters. It has no answer but the step's conclusion.
+  virtual void CheckParameters(std::uint64_t digest) = 0;
+  virtual void EndStep(std::function<void(const UpstreamConclusion& conclusion)> done) = 0;
   virtual void Barrier(std::function<void()> done) = 0;
 
   // The leaf's session is over: it leaves (OK), or tells the root why, and whom that blames. At any

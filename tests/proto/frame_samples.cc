@@ -56,6 +56,9 @@ std::vector<Sample> LaterSamples() {
                                         .dropped = true,
                                         .change = change,
                                         .reason = "rank 3 contributed 5 NaN"}},
+          {"step_done_drift", StepDone{.step = 41, .drift = "the parameters of rank 3 differ"}},
+          {"prepared_reason",
+           Prepared{.step = 41, .verdict = Verdict::kSkip, .reason = "rank 3 contributed 5 NaN"}},
           {"welcome_change", Welcome{.step = 42, .change = change}},
           {"contribution_shared",
            Contribution{
@@ -151,6 +154,7 @@ std::vector<Sample> Samples() {
       {"state_copy",
        StateCopy{
            .generation = 5, .digest = 0xabcd, .offset = 4096, .bytes = 5000, .unknown = true}},
+      {"parameter_digest", ParameterDigest{.step = 41, .generation = 5, .digest = 0xabcd}},
   };
 }
 

@@ -69,6 +69,7 @@ TEST(SendOrder, KnowsWhatAFrameWeighs) {
       all,                                      // CoordinatorState
       all,                                      // StateRequest
       all,                                      // StateCopy
+      {.scope = Scope::kStep, .step = 41},      // ParameterDigest
   };
   const std::vector<Sample> samples = Samples();
   ASSERT_EQ(samples.size(), expected.size());

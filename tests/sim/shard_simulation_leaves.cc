@@ -46,6 +46,8 @@ void ShardSimulation::On(Daemon& daemon, server::UpstreamEffect& effect) {
       });
     case What::kEndStep:
       return Wish(leaf, [this, &leaf, step = effect.step] { EndUpstreamStep(leaf, step); });
+    case What::kParameters:
+      return Violate("a leaf tells of parameters, and its members have not");
     case What::kBarrier:
       return Wish(leaf, [this, &leaf] { EnterBarrier(*leaf.client); });
   }
@@ -136,7 +138,7 @@ void ShardSimulation::MaybeConclude(Leaf& leaf) {
   leaf.sums.clear();
   Answer(leaf, [this, step, verdict = leaf.verdict](server::SessionCore& session,
                                                     server::Effects& effects) {
-    session.UpstreamConcluded(step, verdict, now_, effects);
+    session.UpstreamConcluded(step, {.verdict = verdict}, now_, effects);
   });
 }
 

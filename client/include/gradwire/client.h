@@ -17,6 +17,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -179,6 +180,9 @@ struct MembershipChange {
   int root = 0;                // the lowest rank that has it
 };
 
+// XXH3-64 of the parameters' bytes, one after another, for Client::CheckParameters.
+std::uint64_t ParameterDigest(const std::vector<std::span<const std::byte>>& parameters);
+
 // One member of a session.
 //
 // Threads: all calls are thread-safe. The client has two threads from Join on, beside gRPC's own:
@@ -258,9 +262,18 @@ class Client {
   virtual std::optional<MembershipChange> membership_change() const = 0;
 
   // Why the last EndStep said kSkip, in a sentence: who contributed what, or what was lost. "": it
-  // said kApply, or the reason is not known here (a leaf daemon, or one of several daemons, has it
-  // in its log).
+  // said kApply, or the reason is not known.
   virtual std::string skip_reason() const = 0;
+
+  // Has the members' parameters compared, as they are at the beginning of this step: `digest` is
+  // ParameterDigest of them, or whatever else is equal where parameters are. Before the step's
+  // first AllReduce, and in the same steps on all members, such as every 100th. After EndStep
+  // parameter_drift() has the answer. FailedPrecondition in the middle of a step. A daemon of an
+  // earlier version compares nothing.
+  virtual absl::Status CheckParameters(std::uint64_t digest) = 0;
+  // Whose parameters differ from those of most members, and since when, in a sentence, the same for
+  // all members. "": nobody's, or the last step had no CheckParameters. The session goes on.
+  virtual std::string parameter_drift() const = 0;
 
   // EndStep without waiting: runs `done` once, under the rules of Completion::OnDone.
   virtual void EndStep(std::function<void(const absl::StatusOr<Verdict>&)> done) = 0;

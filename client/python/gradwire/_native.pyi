@@ -15,6 +15,9 @@ def takes_several_daemons(comm_hook: str, comm_wrapper: str, comm_state_option: 
     Whether a session with this hook on this device can have several daemons.
     """
 
+def parameter_digest(memory: Sequence[tuple[int, int]]) -> int:
+    """As ParameterDigest, of addresses and their bytes."""
+
 def make_certificate(host: str) -> tuple[str, str]:
     """
     (certificate, key), PEM: signed by itself, for this IP address or DNS name.
@@ -52,6 +55,11 @@ class Session:
 
     @property
     def skip_reason(self) -> str: ...
+
+    def check_parameters(self, digest: int) -> None: ...
+
+    @property
+    def parameter_drift(self) -> str: ...
 
     def set_draw_plan(self, buckets: Sequence[Sequence[int]]) -> None:
         """

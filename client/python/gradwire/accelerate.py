@@ -105,6 +105,8 @@ class AggregatorKwargs(DistributedDataParallelKwargs):
     comm_wrapper: object = "no"
     device: torch.device | str | None = None
     node_group: str | None = None
+    check_parameters_every: int | None = None
+    on_parameter_drift: str = "warn"
     address: str | None = None
     session: str | None = None
     tls_ca: str | os.PathLike[str] | None = None
@@ -164,6 +166,8 @@ class AggregatorKwargs(DistributedDataParallelKwargs):
             comm_state_option=self.comm_state_option,
             device=self.device,
             node_group=self.node_group,
+            check_parameters_every=self.check_parameters_every,
+            on_parameter_drift=self.on_parameter_drift,
             timeout=self.timeout,
             join_timeout=self.join_timeout,
             connect_timeout=self.connect_timeout,

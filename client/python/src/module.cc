@@ -10,10 +10,13 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -271,6 +274,14 @@ void BindSteps(nb::class_<Session>& session) {
                    })
       .def_prop_ro("skip_reason", [](Session& self) { return Value(self.client())->skip_reason(); })
       .def(
+          "check_parameters",
+          [](Session& self, std::uint64_t digest) {
+            Check(WithClient(self, [&](Client& client) { return client.CheckParameters(digest); }));
+          },
+          nb::arg("digest"))
+      .def_prop_ro("parameter_drift",
+                   [](Session& self) { return Value(self.client())->parameter_drift(); })
+      .def(
           "set_draw_plan",
           [](Session& self, const std::vector<std::vector<std::uint32_t>>& buckets) {
             Unlocked([&] { self.SetDrawPlan(buckets); });
@@ -357,6 +368,17 @@ void Bind(nb::module_& m) {
   m.def("takes_several_daemons", &TakesSeveralDaemons, nb::arg("comm_hook"),
         nb::arg("comm_wrapper"), nb::arg("comm_state_option"), nb::arg("device"),
         "Whether a session with this hook on this device can have several daemons.");
+  m.def(
+      "parameter_digest",
+      [](const std::vector<std::pair<std::uintptr_t, std::size_t>>& memory) {
+        std::vector<std::span<const std::byte>> parameters;
+        parameters.reserve(memory.size());
+        for (const auto& [address, bytes] : memory) {
+          parameters.emplace_back(static_cast<const std::byte*>(Pointer(address)), bytes);
+        }
+        return Unlocked([&] { return ParameterDigest(parameters); });
+      },
+      nb::arg("memory"), "As ParameterDigest, of addresses and their bytes.");
   m.def("make_certificate", &MakeCertificate, nb::arg("host"),
         "(certificate, key), PEM: signed by itself, for this IP address or DNS name.");
 

@@ -149,7 +149,9 @@ class EffectsTest : public testing::Test {
 
 class MemberTest : public EffectsTest {
  protected:
-  MemberTest() { member_.emplace(options_, &hook_); }
+  explicit MemberTest(MemberOptions options = SmallOptions()) : EffectsTest(std::move(options)) {
+    member_.emplace(options_, &hook_);
+  }
 
   absl::Status Start(const std::vector<std::size_t>& parameters) {
     return StartBucket(Bucket(parameters));

@@ -163,5 +163,50 @@ TEST_F(MemberTest, ProgressNamesTheOpenBucket) {
   EXPECT_EQ(member_->Progress(), "step 0: bucket of b has 1 of 3 results, granted");
 }
 
+class ComparingMemberTest : public MemberTest {
+ protected:
+  ComparingMemberTest()
+      : MemberTest([] {
+          MemberOptions options = SmallOptions();
+          options.parameter_digests = true;
+          return options;
+        }()) {}
+
+  absl::Status Check(std::uint64_t digest) {
+    Effects effects;
+    absl::Status status = member_->CheckParameters(digest, effects);
+    Take(std::move(effects));
+    return status;
+  }
+};
+
+TEST_F(ComparingMemberTest, TellsItsParametersBeforeTheFirstBucketAndAgainAfterAResume) {
+  ASSERT_TRUE(Check(5).ok());
+  const wire::ParameterDigest expected{.step = 0, .generation = 7, .digest = 5};
+  EXPECT_THAT(DrainSent<wire::ParameterDigest>(), testing::ElementsAre(expected));
+  ASSERT_TRUE(Start({0}).ok());
+  EXPECT_THAT(Check(5).message(), HasSubstr("in the middle of step 0"));
+  EXPECT_THAT(DrainSent<wire::ParameterDigest>(), IsEmpty());
+  Effects effects;
+  member_->Resumed(effects);
+  ASSERT_THAT(effects, SizeIs(2));
+  EXPECT_EQ(std::get<wire::ParameterDigest>(std::get<SendFrameEffect>(effects[0]).header), expected)
+      << "before the bucket";
+
+  Grant(0);
+  Result(0, 0);
+  Receive(wire::StepDone{.step = 0, .drift = "the others differ"});
+  EXPECT_EQ(Drain<StepDoneEffect>().at(0).drift, "the others differ");
+  effects.clear();
+  member_->Resumed(effects);
+  EXPECT_THAT(effects, IsEmpty()) << "it was of the step before";
+}
+
+TEST_F(MemberTest, AnEarlierDaemonIsNotAskedToCompareParameters) {
+  Effects effects;
+  EXPECT_TRUE(member_->CheckParameters(5, effects).ok());
+  EXPECT_THAT(effects, IsEmpty());
+}
+
 }  // namespace
 }  // namespace gradwire::client

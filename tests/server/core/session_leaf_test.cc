@@ -51,8 +51,12 @@ class Leaf : public SessionHarness {
     event(effects);
     TakeAll(std::move(effects));
   }
-  void Conclude(std::int64_t step, Verdict verdict) {
-    Upstream([&](Effects& effects) { session.UpstreamConcluded(step, verdict, now, effects); });
+  void Conclude(std::int64_t step, Verdict verdict, const std::string& reason = "",
+                const std::string& drift = "") {
+    Upstream([&](Effects& effects) {
+      session.UpstreamConcluded(step, {.verdict = verdict, .reason = reason, .drift = drift}, now,
+                                effects);
+    });
   }
   // Time passes, and whoever is here is heard.
   void PassAlive(absl::Duration time) {
@@ -235,6 +239,38 @@ TEST(SessionLeaf, AMemberMayResumeWhileTheRootConcludesTheStep) {
   leaf.Conclude(0, Verdict::kSkip);
   EXPECT_THAT(leaf.Sent<wire::StepDone>(2), SizeIs(1));
   EXPECT_EQ(leaf.session.step(), 1);
+}
+
+TEST(SessionLeaf, TellsTheRootWhatMostParametersAreAndMembersWhatTheRootSays) {
+  Leaf leaf;
+  leaf.StartLeaf();
+  const auto tell = [&leaf](int rank, std::uint64_t digest) {
+    leaf.Receive(rank, wire::ParameterDigest{.step = leaf.session.step(),
+                                             .generation = leaf.session.options().generation,
+                                             .digest = digest});
+  };
+  tell(3, 8);
+  EXPECT_THAT(leaf.Wishes(), IsEmpty());
+  tell(2, 8);
+  ASSERT_THAT(leaf.Wishes(), ElementsAre(What::kParameters));
+  EXPECT_EQ(leaf.upstream[0].digest, 8U);
+  tell(2, 8);  // a resume repeats it
+  EXPECT_THAT(leaf.upstream, SizeIs(1));
+  for (const int rank : {2, 3}) leaf.EndStep(rank);
+  leaf.Conclude(0, Verdict::kSkip, "rank 0 contributed 1 NaN", "others differ");
+  const auto told = leaf.Sent<wire::StepDone>(2).back();
+  EXPECT_EQ(told.reason, "rank 0 contributed 1 NaN");
+  EXPECT_EQ(told.drift, "others differ");
+  EXPECT_EQ(leaf.session.progress().last_skip(), "step 0: rank 0 contributed 1 NaN");
+
+  tell(2, 8);
+  tell(3, 9);
+  EXPECT_EQ(leaf.upstream.back().digest, 8U) << "the lower rank's";
+  for (const int rank : {2, 3}) leaf.EndStep(rank);
+  leaf.Conclude(1, Verdict::kApply, "", "others differ");
+  EXPECT_THAT(leaf.Sent<wire::StepDone>(3).back().drift, HasSubstr("between rank 2; rank 3"))
+      << "nearer than what the root says";
+  EXPECT_EQ(leaf.Sent<wire::StepDone>(3).back().reason, "");
 }
 
 }  // namespace

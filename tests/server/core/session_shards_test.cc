@@ -319,5 +319,18 @@ TEST(SessionShards, CountsHowLongItWaitsForTheOthers) {
   EXPECT_EQ(waits.recent()[0].members[1].caused.compute, absl::Milliseconds(20));
 }
 
+// Another shard than the lead has no other way to tell why.
+TEST(SessionShards, PreparedSaysWhyItIsASkip) {
+  ShardHarness shard(1);
+  shard.AnnounceAll({0});  // a small bucket, which is this shard's
+  for (const int rank : {0, 1}) shard.Contribute(rank, 0, 1);
+  ASSERT_THAT(shard.reductions, SizeIs(1));
+  shard.Reduce(/*finite=*/false);
+  shard.Prepare();
+  ASSERT_THAT(shard.Sent<wire::Prepared>(0), SizeIs(1));
+  EXPECT_EQ(shard.Sent<wire::Prepared>(0)[0].verdict, Verdict::kSkip);
+  EXPECT_THAT(shard.Sent<wire::Prepared>(0)[0].reason, HasSubstr("their sum is too large"));
+}
+
 }  // namespace
 }  // namespace gradwire::server

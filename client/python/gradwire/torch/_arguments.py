@@ -74,6 +74,13 @@ def check_session(value: object) -> None:
         _refuse("session", value, "is a str of 1 to 128 of A-Z, a-z, 0-9, '.', '_', '-'")
 
 
+def check_drift(every: object, policy: object) -> None:
+    if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
+        _refuse("check_parameters_every", every, "are None and integers from 1")
+    if policy not in ("warn", "fail"):
+        _refuse("on_parameter_drift", policy, 'are "warn" and "fail"')
+
+
 def check_node_group(value: object) -> None:
     if value is not None and not (isinstance(value, str) and _SESSION.fullmatch(value)):
         names = "a name of 1 to 128 of A-Z, a-z, 0-9, '.', '_', '-'"

@@ -1,10 +1,17 @@
 """Reductions under way: begins them in the step's order, and ends them as outcomes arrive."""
 
+import logging
+
 import torch
 import torch.distributed as dist
 
-from gradwire._errors import from_status
-from gradwire.torch import _future, _names, _sharing, _staging
+from gradwire._codes import coded
+from gradwire._errors import Error, from_status
+from gradwire.torch import _drift, _future, _names, _sharing, _staging
+
+_ABORTED = 10
+
+_logger = logging.getLogger("gradwire")
 
 DTYPES = {
     torch.float32: "float32",
@@ -115,6 +122,8 @@ class Reductions:
             self._check_alive()
             if not self._in_step.isdisjoint(positions):
                 self._end_step()  # not all parameters took part in the step before
+            if not self._in_step:
+                self._begin_step()
             self._in_step.update(positions)
             ends = is_last or len(self._in_step) == len(self._names)
             number = self._take_number()
@@ -149,6 +158,31 @@ class Reductions:
             self._latest = stage
             if ends:
                 self._end_step()
+
+    def _begin_step(self) -> None:
+        every = self._settings["check_parameters_every"]
+        # A step whose end is not known yet may still be dropped, and then has another number.
+        if every is None or self._ending or self._session.step % every:
+            return
+        try:
+            self._session.check_parameters(_drift.digest([parameter for _, parameter in self._names]))
+            self._has_checked = True
+        except Error:
+            pass  # the session is over, and the reduction says why
+
+    def _drift_error(self) -> Error | None:
+        """The step is over: tells of parameters that differ, and what the step is to fail with."""
+        if not self._has_checked:
+            return None
+        self._has_checked = False
+        drift = self._session.parameter_drift
+        if not drift:
+            return None
+        if self._settings["on_parameter_drift"] == "warn":
+            _logger.warning("%s", drift)
+            return None
+        self._dead = f"this session has ended: {drift}"
+        return from_status(_ABORTED, coded("GW321", drift))
 
     def _new_draw_plan(self) -> list[list[int]] | None:
         """The step's buckets, where the session does not know them yet.
@@ -204,5 +238,8 @@ class Reductions:
                 self._ending.discard(number)
                 self.should_step = applied
                 finished, self._last = self._last, []
+                if error is None:
+                    error = self._drift_error()
+                    self.last_error = error or self.last_error
         for one in finished:
             one.finish(error)

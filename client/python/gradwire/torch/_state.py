@@ -58,6 +58,8 @@ class SessionState(_reductions.Reductions):
         model: torch.nn.Module | None = None,
         device: torch.device | str | None = None,
         node_group: str | None = None,
+        check_parameters_every: int | None = None,
+        on_parameter_drift: str = "warn",
         rank: int | None = None,
         world_size: int | None = None,
         timeout: datetime.timedelta = datetime.timedelta(minutes=30),
@@ -69,6 +71,7 @@ class SessionState(_reductions.Reductions):
         _arguments.check_session(session)
         _arguments.check_model(model)
         _arguments.check_node_group(node_group)
+        _arguments.check_drift(check_parameters_every, on_parameter_drift)
         _arguments.check_members(rank, world_size)
         _arguments.check_timeout("timeout", timeout)
         _arguments.check_timeout("join_timeout", join_timeout)
@@ -85,6 +88,8 @@ class SessionState(_reductions.Reductions):
             "comm_state_option": _arguments.options(comm_state_option),
             "device": _arguments.device_name(device),
             "node_group": node_group or "",
+            "check_parameters_every": check_parameters_every,
+            "on_parameter_drift": on_parameter_drift,
             "rank": rank,
             "world_size": world_size,
             "timeout": timeout,
@@ -117,6 +122,7 @@ class SessionState(_reductions.Reductions):
         self._order: list[list[int]] = []  # DistributedDataParallel's buckets of this step
         self._draw_plan: list[list[int]] | None = None  # what the session was told last
         self._has_ended_step = False
+        self._has_checked = False  # the open step began with check_parameters
         self._pending: dict[int, _reductions.Pending] = {}
         self._ending: set[int] = set()  # calls that end a step
         self._latest: _staging.Stage | None = None
@@ -287,6 +293,12 @@ class SessionState(_reductions.Reductions):
     def skip_reason(self) -> str:
         """Why the last step was skipped, in a sentence; "" if it was applied, or nobody here knows."""
         return self._need().skip_reason
+
+    @property
+    def parameter_drift(self) -> str:
+        """Whose parameters differ from the others', in a sentence; "" if nobody's, or if the last step
+        was not one of those that check_parameters_every names."""
+        return self._need().parameter_drift
 
     @property
     def membership_change(self) -> MembershipChange | None:

@@ -1,0 +1,103 @@
+#include "server/core/parameter_drift.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "server/core/membership.h"
+
+namespace gradwire::server {
+namespace {
+
+// Of each group; a model that drifts everywhere would fill the log.
+constexpr std::size_t kMostRanks = 8;
+
+std::string NamesOf(const std::vector<int>& ranks, const Membership& membership) {
+  std::vector<std::string> names;
+  for (const int rank : ranks) {
+    if (names.size() == kMostRanks) {
+      names.push_back(absl::StrCat(ranks.size() - kMostRanks, " more"));
+      break;
+    }
+    names.push_back(membership.NameOf(rank));
+  }
+  if (names.size() == 1) return names.front();
+  const std::string last = std::move(names.back());
+  names.pop_back();
+  return absl::StrCat(absl::StrJoin(names, ", "), " and ", last);
+}
+
+}  // namespace
+
+std::vector<std::vector<int>> ParameterDrift::Groups() const {
+  std::map<std::uint64_t, std::vector<int>> by_digest;
+  for (const auto& [rank, digest] : digests_) by_digest[digest].push_back(rank);
+  std::vector<std::vector<int>> groups;
+  for (auto& [digest, ranks] : by_digest) groups.push_back(std::move(ranks));
+  std::sort(groups.begin(), groups.end(), [](const auto& a, const auto& b) {
+    return a.size() != b.size() ? a.size() > b.size() : a.front() < b.front();
+  });
+  return groups;
+}
+
+std::optional<std::uint64_t> ParameterDrift::Common(const Membership& membership) const {
+  std::vector<bool> said(static_cast<std::size_t>(membership.world_size()));
+  for (const auto& [rank, digest] : digests_) said[static_cast<std::size_t>(rank)] = true;
+  if (digests_.empty() || !membership.AllHere(said)) return std::nullopt;
+  return digests_.at(Groups().front().front());
+}
+
+std::string ParameterDrift::Since(std::int64_t step) const {
+  const std::int64_t first = differs_at_.value_or(step);
+  if (!same_at_) return absl::StrCat("since before step ", first);
+  return absl::StrCat("since a step between ", *same_at_, " and ", first);
+}
+
+std::string ParameterDrift::EndStep(std::int64_t step, const Membership& membership,
+                                    Effects& effects) {
+  if (digests_.empty()) return "";
+  const auto log = [&effects](std::string message) {
+    effects.push_back(
+        LogEffect{.level = LogEffect::Level::kWarning, .message = std::move(message)});
+  };
+  if (!Common(membership) && !std::exchange(told_of_silent_, true)) {
+    log(absl::StrCat("in step ", step, " some members say no digest of their parameters, and ",
+                     NamesOf(Groups().front(), membership),
+                     " did: check_parameters_every must be the same for all"));
+  }
+  const std::vector<std::vector<int>> groups = Groups();
+  const std::size_t members = std::exchange(digests_, {}).size();
+  if (groups.size() == 1) {
+    if (members > 1) {
+      same_at_ = step;
+      differs_at_.reset();
+    }
+    return "";
+  }
+  std::string sentence;
+  if (2 * groups.front().size() > members) {
+    std::vector<int> others;
+    for (std::size_t i = 1; i < groups.size(); ++i) {
+      others.insert(others.end(), groups[i].begin(), groups[i].end());
+    }
+    std::sort(others.begin(), others.end());
+    sentence = absl::StrCat("the parameters of ", NamesOf(others, membership),
+                            " differ from the others' ", Since(step));
+  } else {
+    std::vector<std::string> names;
+    for (const std::vector<int>& group : groups) {
+      if (names.size() == kMostRanks) break;
+      names.push_back(NamesOf(group, membership));
+    }
+    sentence = absl::StrCat("the parameters differ ", Since(step), ", between ",
+                            absl::StrJoin(names, "; "), ": no majority has the same");
+  }
+  if (!differs_at_) differs_at_ = step;
+  log(absl::StrCat("step ", step, ": ", sentence));
+  last_ = absl::StrCat("step ", step, ": ", sentence);
+  return sentence;
+}
+
+}  // namespace gradwire::server
