@@ -90,3 +90,9 @@ def test_what_is_not_allowed_is_named(arguments, message):
     with pytest.raises(gradwire.InvalidArgument) as raised:
         gw.SessionState(**arguments)
     assert message in str(raised.value)
+
+
+def test_a_state_that_was_closed_meanwhile_has_nothing_to_tell():
+    state = gw.SessionState(check_parameters_every=1)
+    state._has_checked = True
+    assert state._drift_error() is None

@@ -175,7 +175,11 @@ class Reductions:
         if not self._has_checked:
             return None
         self._has_checked = False
-        drift = self._session.parameter_drift
+        session = self._session
+        try:
+            drift = "" if session is None else session.parameter_drift
+        except Error:  # it was closed meanwhile
+            return None
         if not drift:
             return None
         if self._settings["on_parameter_drift"] == "warn":
