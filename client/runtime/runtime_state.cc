@@ -25,8 +25,8 @@ std::string Shortened(const std::string& text) { return text.substr(0, 100); }
 
 }  // namespace
 
-// A step that was dropped, for another member's sake, changed nothing. This one may not even have
-// begun it: who has done its last step leaves.
+// A step is dropped when a member is lost. It changed nothing here, and a member that has finished
+// training never began it: it must be able to leave.
 absl::Status Runtime::BetweenSteps(const char* call) const {
   if (absl::Status open = Open(); !open.ok()) return open;
   const bool counts =

@@ -42,10 +42,14 @@ std::vector<std::vector<int>> ParameterDrift::Groups() const {
   return groups;
 }
 
-std::optional<std::uint64_t> ParameterDrift::Common(const Membership& membership) const {
+bool ParameterDrift::AllHaveSaid(const Membership& membership) const {
   std::vector<bool> said(static_cast<std::size_t>(membership.world_size()));
   for (const auto& [rank, digest] : digests_) said[static_cast<std::size_t>(rank)] = true;
-  if (digests_.empty() || !membership.AllHere(said)) return std::nullopt;
+  return membership.AllHere(said);
+}
+
+std::optional<std::uint64_t> ParameterDrift::Common(const Membership& membership) const {
+  if (digests_.empty() || !AllHaveSaid(membership)) return std::nullopt;
   return digests_.at(Groups().front().front());
 }
 
@@ -62,12 +66,12 @@ std::string ParameterDrift::EndStep(std::int64_t step, const Membership& members
     effects.push_back(
         LogEffect{.level = LogEffect::Level::kWarning, .message = std::move(message)});
   };
-  if (!Common(membership) && !std::exchange(told_of_silent_, true)) {
-    log(absl::StrCat("in step ", step, " some members say no digest of their parameters, and ",
-                     NamesOf(Groups().front(), membership),
-                     " did: check_parameters_every must be the same for all"));
-  }
   const std::vector<std::vector<int>> groups = Groups();
+  if (!AllHaveSaid(membership) && !std::exchange(told_of_silent_, true)) {
+    log(absl::StrCat("step ", step, ": ", NamesOf(groups.front(), membership),
+                     " sent a digest of their parameters, and other members did not; "
+                     "check_parameters_every must be the same on all members"));
+  }
   const std::size_t members = std::exchange(digests_, {}).size();
   if (groups.size() == 1) {
     if (members > 1) {
@@ -84,15 +88,15 @@ std::string ParameterDrift::EndStep(std::int64_t step, const Membership& members
     }
     std::sort(others.begin(), others.end());
     sentence = absl::StrCat("the parameters of ", NamesOf(others, membership),
-                            " differ from the others' ", Since(step));
+                            " have differed from the others' ", Since(step));
   } else {
     std::vector<std::string> names;
     for (const std::vector<int>& group : groups) {
       if (names.size() == kMostRanks) break;
       names.push_back(NamesOf(group, membership));
     }
-    sentence = absl::StrCat("the parameters differ ", Since(step), ", between ",
-                            absl::StrJoin(names, "; "), ": no majority has the same");
+    sentence = absl::StrCat("no majority of members has had the same parameters ", Since(step),
+                            ": ", absl::StrJoin(names, "; "));
   }
   if (!differs_at_) differs_at_ = step;
   log(absl::StrCat("step ", step, ": ", sentence));

@@ -13,19 +13,20 @@ namespace gradwire::server {
 
 class Membership;
 
-// Of one session. Not thread-safe. A leaf counts as one member: it says what most of its own say.
+// Of one session. Not thread-safe. A leaf counts as one member, with the digest that most of its
+// members sent.
 class ParameterDrift {
  public:
-  // False: a repeat, after a resume. It has no effect.
+  // False: the rank has sent one in this step. A resume repeats it, and the first one counts.
   bool Take(int rank, std::uint64_t digest) { return digests_.emplace(rank, digest).second; }
 
-  // What the most have, once every member who is here has said it; of as many, what the lowest rank
-  // has.
+  // The digest that most members sent, once every member has sent one. If several digests are
+  // equally frequent, the lowest rank's.
   std::optional<std::uint64_t> Common(const Membership& membership) const;
 
-  // The step is over: `rank 3's parameters differ from the others' since a step between 1200 and
-  // 1300`. "": they do not differ, or fewer than two have said. A log line says it, too, and once
-  // who has said nothing where others have.
+  // The step is over. Returns `the parameters of rank 3 have differed from the others' since a step
+  // between 1200 and 1300`, and logs it. "": all digests are equal, or fewer than two were sent.
+  // The first time that some members send a digest and others do not, the log names those who do.
   std::string EndStep(std::int64_t step, const Membership& membership, Effects& effects);
 
   // "step 1300: " and the last such sentence; "": there was none.
@@ -35,6 +36,7 @@ class ParameterDrift {
   // Ranks of the same digest, the lowest first in each; the largest first, then the one with the
   // lowest rank.
   std::vector<std::vector<int>> Groups() const;
+  bool AllHaveSaid(const Membership& membership) const;
   std::string Since(std::int64_t step) const;
 
   std::map<int, std::uint64_t> digests_;    // of the open step

@@ -34,7 +34,8 @@ class Upstream {
   // ---- After `joined`.
   // The bucket's buffer must stay until the answer to the step's end, or until this object is gone.
   virtual void AllReduce(const GradBucket& bucket, std::function<void()> done) = 0;
-  // As Client::CheckParameters. It has no answer but the step's conclusion.
+  // As Client::CheckParameters: it waits for the client's own thread, but for no network. Its
+  // answer is in the step's conclusion.
   virtual void CheckParameters(std::uint64_t digest) = 0;
   virtual void EndStep(std::function<void(const UpstreamConclusion& conclusion)> done) = 0;
   virtual void Barrier(std::function<void()> done) = 0;

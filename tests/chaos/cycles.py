@@ -16,8 +16,7 @@ Half of the sessions that lose their daemon compute each mean themselves instead
 Sessions whose end is one of these limits (server/README.md, deploy/errors) are counted by themselves:
 * a process is lost before the session has begun: the next one may be refused while the rank is held (GW204),
   and a member that has not heard of the beginning is unknown to the next daemon (GW309). It is started again;
-* the daemon is lost while members leave: a member may end with an error although it has done all steps, and
-  others may wait in vain for one that has left. Then the last step may be with some only;
+* the daemon is lost while members leave: a member may end with an error although it has done all steps;
 * a member is lost after others have left: its successor has nobody to train with.
 """
 
@@ -48,7 +47,6 @@ WENT_ON = "went on"
 MISSED = "nothing left to kill"
 REFUSED = "limit: joined at a second try"
 LEAVING = "limit: an error while leaving"
-SOME_ONLY = "limit: the last step with some only"
 ALONE = "limit: too late for the last step"
 
 
@@ -280,17 +278,9 @@ def classify(record: Record) -> str | None:
         near = len(record.ranks[plan.victim][0].steps) >= plan.steps - 3
         alone = near and not own.steps and all(last[rank].done and complete[rank] for rank in others)
         return ALONE if alone and (own.done or (own.code is None and not own.words)) else None
-    # The daemon. Who has all steps is leaving; others may wait for one who has gone.
-    gone = [rank for rank in range(plan.members) if complete[rank]]
-    if not gone:
-        return None
-    for rank, life in enumerate(last):
-        waited = re.search(r"for rank (\d+) of .* to join \[GW205\]", life.error)
-        in_vain = waited is not None and int(waited[1]) in gone
-        is_done = life.done and complete[rank]
-        if not (is_done or in_vain or (rank in gone and life.error.startswith("error: UNAVAILABLE"))):
-            return None
-    return LEAVING if len(gone) == plan.members else SOME_ONLY
+    # The daemon. Who has all steps may fail to leave.
+    left = all(life.done or life.error.startswith("error: UNAVAILABLE") for life in last)
+    return LEAVING if all(complete) and left else None
 
 
 def judge(record: Record, reference: list[str]) -> tuple[str, list[str]]:

@@ -113,9 +113,9 @@ TEST_P(DriftTest, TheOneWithOtherParametersIsNamedToAll) {
         // A leaf of two members has no majority, and its members learn of no other leaf's.
         EXPECT_THAT(drift, HasSubstr("since a step between 2 and 4"));
         if (client.metrics().leaf) {
-          EXPECT_THAT(drift, rank < 2 ? HasSubstr("leaf") : HasSubstr("between rank 2; rank 3"));
+          EXPECT_THAT(drift, rank < 2 ? HasSubstr("leaf") : HasSubstr(": rank 2; rank 3"));
         } else {
-          EXPECT_THAT(drift, HasSubstr("the parameters of rank 2 differ from the others'"));
+          EXPECT_THAT(drift, HasSubstr("the parameters of rank 2 have differed from the others'"));
         }
       }
     }

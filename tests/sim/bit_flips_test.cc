@@ -317,8 +317,8 @@ class World : public server::SessionHarness {
 
   void OnDone(int rank, const client::StepDoneEffect& done) {
     if (!done.drift.empty()) {
-      const bool right =
-          absl::StrContains(done.drift, absl::StrCat("parameters of rank ", victim_, " differ"));
+      const bool right = absl::StrContains(
+          done.drift, absl::StrCat("parameters of rank ", victim_, " have differed"));
       return Notice(right ? Seen::kDrift : Seen::kErrorElsewhere, done.drift);
     }
     if (done.verdict == Verdict::kSkip) {

@@ -51,28 +51,26 @@ TEST(ParameterDrift, NamesTheMinoritySinceTheLastStepWithTheSame) {
   members.Steps(9);
   EXPECT_EQ(members.Step({6, 6, 6, 6}), "");
   members.Steps(9);
-  EXPECT_EQ(members.Step({7, 7, 7, 8}),
-            "the parameters of rank 3 differ from the others' since a step between 10 and 20");
-  EXPECT_EQ(members.Step({}), "") << "nobody said anything";
-  EXPECT_EQ(members.Step({7, 9, 7, 8}),
-            "the parameters differ since a step between 10 and 20, between rank 0 and rank 2; rank "
-            "1; rank 3: no majority has the same")
-      << "it began there";
   EXPECT_EQ(
-      members.session.progress().last_drift(),
-      "step 22: the parameters differ since a step between 10 and 20, between rank 0 and rank "
-      "2; rank 1; rank 3: no majority has the same");
+      members.Step({7, 7, 7, 8}),
+      "the parameters of rank 3 have differed from the others' since a step between 10 and 20");
+  EXPECT_EQ(members.Step({}), "") << "no digest was sent";
+  const std::string torn =
+      "no majority of members has had the same parameters since a step between 10 and 20: rank 0 "
+      "and rank 2; rank 1; rank 3";
+  EXPECT_EQ(members.Step({7, 9, 7, 8}), torn) << "it began there";
+  EXPECT_EQ(members.session.progress().last_drift(), "step 22: " + torn);
   EXPECT_EQ(members.Step({7, 7, 7, 7}), "") << "it was mended";
-  EXPECT_EQ(members.Step({7, 8, 7, 7}),
-            "the parameters of rank 1 differ from the others' since a step between 23 and 24");
+  EXPECT_EQ(
+      members.Step({7, 8, 7, 7}),
+      "the parameters of rank 1 have differed from the others' since a step between 23 and 24");
 }
 
 TEST(ParameterDrift, OfTwoMembersNobodyIsRight) {
   Drift members(2);
   EXPECT_EQ(
       members.Step({1, 2}),
-      "the parameters differ since before step 0, between rank 0; rank 1: no majority has the "
-      "same");
+      "no majority of members has had the same parameters since before step 0: rank 0; rank 1");
 }
 
 TEST(ParameterDrift, NamesAFewOfMany) {
@@ -82,20 +80,19 @@ TEST(ParameterDrift, NamesAFewOfMany) {
   EXPECT_EQ(
       members.Step(digests),
       "the parameters of rank 0, rank 1, rank 2, rank 3, rank 4, rank 5, rank 6, rank 7 and 4 "
-      "more differ from the others' since before step 0");
+      "more have differed from the others' since before step 0");
 }
 
 TEST(ParameterDrift, ComparesThoseWhoSaySomething) {
   Drift members(3);
   EXPECT_EQ(members.Step({0, 4, 4}), "");
   EXPECT_THAT(members.logged,
-              testing::Contains(
-                  HasSubstr("in step 0 some members say no digest of their parameters, and rank "
-                            "1 and rank 2 did")));
+              testing::Contains(HasSubstr("step 0: rank 1 and rank 2 sent a digest of their "
+                                          "parameters, and other members did not")));
   const std::size_t logs = members.logged.size();
   EXPECT_EQ(members.Step({0, 4, 4}), "");
   EXPECT_THAT(members.logged, SizeIs(logs)) << "it is said once";
-  EXPECT_EQ(members.Step({0, 0, 4}), "") << "with whom?";
+  EXPECT_EQ(members.Step({0, 0, 4}), "") << "there is none to compare it with";
 }
 
 TEST(ParameterDrift, TakesWhatAResumeRepeatsAndRefusesWhatIsToCome) {

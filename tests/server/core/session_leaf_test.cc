@@ -268,7 +268,8 @@ TEST(SessionLeaf, TellsTheRootWhatMostParametersAreAndMembersWhatTheRootSays) {
   EXPECT_EQ(leaf.upstream.back().digest, 8U) << "the lower rank's";
   for (const int rank : {2, 3}) leaf.EndStep(rank);
   leaf.Conclude(1, Verdict::kApply, "", "others differ");
-  EXPECT_THAT(leaf.Sent<wire::StepDone>(3).back().drift, HasSubstr("between rank 2; rank 3"))
+  EXPECT_THAT(leaf.Sent<wire::StepDone>(3).back().drift,
+              HasSubstr("since before step 1: rank 2; rank 3"))
       << "nearer than what the root says";
   EXPECT_EQ(leaf.Sent<wire::StepDone>(3).back().reason, "");
 }

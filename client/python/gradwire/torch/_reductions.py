@@ -170,23 +170,16 @@ class Reductions:
         except Error:
             pass  # the session is over, and the reduction says why
 
-    def _drift_error(self) -> Error | None:
-        """The step is over: tells of parameters that differ, and what the step is to fail with."""
-        if not self._has_checked:
-            return None
-        self._has_checked = False
+    def _take_drift(self) -> str:
+        """The step is over: whose parameters differ; "" if it was not compared, or nobody's do."""
         session = self._session
+        if not self._has_checked or session is None:
+            return ""
+        self._has_checked = False
         try:
-            drift = "" if session is None else session.parameter_drift
+            return session.parameter_drift
         except Error:  # it was closed meanwhile
-            return None
-        if not drift:
-            return None
-        if self._settings["on_parameter_drift"] == "warn":
-            _logger.warning("%s", drift)
-            return None
-        self._dead = f"this session has ended: {drift}"
-        return from_status(_ABORTED, coded("GW321", drift))
+            return ""
 
     def _new_draw_plan(self) -> list[list[int]] | None:
         """The step's buckets, where the session does not know them yet.
@@ -229,6 +222,7 @@ class Reductions:
     def _on_outcome(self, number: int, code: int, message: str, applied: bool) -> None:
         error = None if code == 0 else from_status(code, message)
         finished = []
+        drift = ""
         with self._lock:
             if error is not None:
                 self.last_error = error
@@ -242,8 +236,11 @@ class Reductions:
                 self._ending.discard(number)
                 self.should_step = applied
                 finished, self._last = self._last, []
-                if error is None:
-                    error = self._drift_error()
-                    self.last_error = error or self.last_error
+                drift = self._take_drift() if error is None else ""
+                if drift and self._settings["on_parameter_drift"] == "fail":
+                    error = self.last_error = from_status(_ABORTED, coded("GW321", drift))
+                    self._dead = f"this session has ended: {drift}"
+        if drift and error is None:
+            _logger.warning("%s", drift)
         for one in finished:
             one.finish(error)
