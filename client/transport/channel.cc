@@ -238,13 +238,11 @@ std::shared_ptr<grpc::Channel> Dialer::Dial() {
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5000);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-  // A chunk of 1 MiB fits one HTTP/2 frame and one read. The windows are fixed, so gRPC need not
-  // probe for the bandwidth-delay product.
-  arguments.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kMiB);
+  // A chunk of 1 MiB fits one read. As in the daemon: without the probe for the bandwidth-delay
+  // product a connection's window stays at 64 KiB.
   arguments.SetInt(GRPC_ARG_TCP_READ_CHUNK_SIZE, kMiB);
-  arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 4 * kMiB);
   arguments.SetInt(GRPC_ARG_HTTP2_WRITE_BUFFER_SIZE, 4 * kMiB);
-  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 1);
   tls::ExpectHost(host_, arguments);
   return grpc::CreateCustomChannel(address_, credentials_, arguments);
 }

@@ -6,7 +6,7 @@
 namespace gradwire::wire {
 namespace {
 
-// What the last frame of a message may wait for its first one. With 32 KiB chunks, windows of 16
+// What the last frame of a message may wait for its first one. With chunks of 64 KiB, windows of 16
 // and four daemons on links of 100 Mbit/s a message is one frame; on links of 1 Gbit/s, several.
 constexpr double kBundleSeconds = 0.016;
 // Rates over less are those of buffers.

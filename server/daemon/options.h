@@ -60,7 +60,7 @@ struct ServerOptions {
   std::uint32_t window_chunks = 4;
   // The same of a session with a network between the daemon and its members: small chunks keep a
   // link busy in both directions. Chunks are never larger than chunk_bytes.
-  std::size_t network_chunk_bytes = std::size_t{32} << 10;
+  std::size_t network_chunk_bytes = std::size_t{64} << 10;
   std::uint32_t network_window_chunks = 16;
   std::uint32_t open_buckets = 4;
   std::size_t eager_bytes = std::size_t{64} << 10;

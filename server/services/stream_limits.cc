@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::size_t kSmallFrames = std::size_t{1} << 20;
 // Frames of about 300 bytes. A resume after results in place queues a frame for each chunk, so this
-// covers 128 GiB of gradients in chunks of 1 MiB, and 4 GiB in chunks of 32 KiB.
+// covers 128 GiB of gradients in chunks of 1 MiB, and 8 GiB in chunks of 64 KiB.
 constexpr std::size_t kMaxFrames = std::size_t{1} << 17;
 // With a bulk lane, a frame on either lane is a sign of life for the core, so each lane has a limit
 // of its own.

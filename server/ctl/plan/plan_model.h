@@ -44,7 +44,7 @@ inline constexpr double kLocalStepSeconds = 0.3e-3;
 inline constexpr double kCoreUse = 0.85;
 inline constexpr int kMostDaemonCores = 16;  // a daemon's RPC threads
 // gradwired's defaults for sessions over a network.
-inline constexpr double kChunkBytes = 32 << 10;
+inline constexpr double kChunkBytes = 64 << 10;
 inline constexpr int kWindowChunks = 16;
 inline constexpr int kOpenBuckets = 4;
 inline constexpr double kEagerBytes = 64 << 10;  // of a bucket that waits for no grant

@@ -269,7 +269,7 @@ TEST(SessionLeaf, TellsTheRootWhatMostParametersAreAndMembersWhatTheRootSays) {
   for (const int rank : {2, 3}) leaf.EndStep(rank);
   leaf.Conclude(1, Verdict::kApply, "", "others differ");
   EXPECT_THAT(leaf.Sent<wire::StepDone>(3).back().drift,
-              HasSubstr("since before step 1: rank 2; rank 3"))
+              HasSubstr("since a step between 0 and 1: rank 2; rank 3"))
       << "nearer than what the root says";
   EXPECT_EQ(leaf.Sent<wire::StepDone>(3).back().reason, "");
 }
