@@ -13,6 +13,9 @@ namespace {
 
 // Of each group; a model that drifts everywhere would fill the log.
 constexpr std::size_t kMostRanks = 8;
+// Of FNV-1a with 64 bits.
+constexpr std::uint64_t kFnvOffset = 0xcbf29ce484222325;
+constexpr std::uint64_t kFnvPrime = 0x100000001b3;
 
 std::string NamesOf(const std::vector<int>& ranks, const Membership& membership) {
   std::vector<std::string> names;
@@ -48,9 +51,16 @@ bool ParameterDrift::AllHaveSaid(const Membership& membership) const {
   return membership.AllHere(said);
 }
 
-std::optional<std::uint64_t> ParameterDrift::Common(const Membership& membership) const {
+std::optional<std::uint64_t> ParameterDrift::ForRoot(const Membership& membership) const {
   if (digests_.empty() || !AllHaveSaid(membership)) return std::nullopt;
-  return digests_.at(Groups().front().front());
+  if (Groups().size() == 1) return digests_.begin()->second;
+  // Ranks are those of the whole session, so two leaves with the same digests differ, too.
+  std::uint64_t mixed = kFnvOffset;
+  for (const auto& [rank, digest] : digests_) {
+    mixed = (mixed ^ static_cast<std::uint64_t>(rank)) * kFnvPrime;
+    mixed = (mixed ^ digest) * kFnvPrime;
+  }
+  return mixed;
 }
 
 std::string ParameterDrift::Since(std::int64_t step) const {
@@ -67,14 +77,16 @@ std::string ParameterDrift::EndStep(std::int64_t step, const Membership& members
         LogEffect{.level = LogEffect::Level::kWarning, .message = std::move(message)});
   };
   const std::vector<std::vector<int>> groups = Groups();
-  if (!AllHaveSaid(membership) && !std::exchange(told_of_silent_, true)) {
+  const bool all = AllHaveSaid(membership);
+  if (!all && !std::exchange(told_of_silent_, true)) {
     log(absl::StrCat("step ", step, ": ", NamesOf(groups.front(), membership),
                      " sent a digest of their parameters, and other members did not; "
                      "check_parameters_every must be the same on all members"));
   }
   const std::size_t members = std::exchange(digests_, {}).size();
   if (groups.size() == 1) {
-    if (members > 1) {
+    // Of a member that sent nothing it says nothing.
+    if (all && members > 1) {
       same_at_ = step;
       differs_at_.reset();
     }

@@ -13,16 +13,15 @@ namespace gradwire::server {
 
 class Membership;
 
-// Of one session. Not thread-safe. A leaf counts as one member, with the digest that most of its
-// members sent.
+// Of one session. Not thread-safe. A leaf counts as one member, with what ForRoot returns there.
 class ParameterDrift {
  public:
   // False: the rank has sent one in this step. A resume repeats it, and the first one counts.
   bool Take(int rank, std::uint64_t digest) { return digests_.emplace(rank, digest).second; }
 
-  // The digest that most members sent, once every member has sent one. If several digests are
-  // equally frequent, the lowest rank's.
-  std::optional<std::uint64_t> Common(const Membership& membership) const;
+  // A leaf's: what it tells the root, once every member has sent a digest. Theirs if all are equal;
+  // otherwise a value that no other leaf has, so that the root notices it and tells all members.
+  std::optional<std::uint64_t> ForRoot(const Membership& membership) const;
 
   // The step is over. Returns `the parameters of rank 3 have differed from the others' since a step
   // between 1200 and 1300`, and logs it. "": all digests are equal, or fewer than two were sent.

@@ -36,9 +36,9 @@ MaybeFailure Step::OnParameterDigest(int rank, const wire::ParameterDigest& dige
                                               digest.step, "; the session is at step ", number_)));
   }
   if (drift_.Take(rank, digest.digest) && options_.leaf.is_leaf()) {
-    if (const auto common = drift_.Common(membership_)) {
+    if (const auto value = drift_.ForRoot(membership_)) {
       effects.push_back(UpstreamEffect{
-          .what = UpstreamEffect::What::kParameters, .step = number_, .digest = *common});
+          .what = UpstreamEffect::What::kParameters, .step = number_, .digest = *value});
     }
   }
   return std::nullopt;

@@ -222,11 +222,13 @@ void Intake::Check(Clock::time_point now) {
   next_ = Clock::now() + std::min(interval * times, kLongestInterval);
 }
 
-// Shut down in both directions, the kernel resets the connection when more arrives, and gRPC, which
-// reads an end, frees what it holds.
+// Dissolved, the connection is reset, and gRPC, which reads an error, frees what it holds. After a
+// shutdown a peer that has more to send than fits its windows would wait for them, and gRPC's
+// clients close a connection only when their write has ended.
 void Intake::CutOne(int fd, Connection& connection, const Held& held, CutReason reason) {
   connection.cut = true;
-  shutdown(fd, SHUT_RDWR);
+  const sockaddr nobody{.sa_family = AF_UNSPEC, .sa_data = {}};
+  if (connect(fd, &nobody, sizeof nobody) != 0) shutdown(fd, SHUT_RDWR);
   rates_.OnOffence(AddressRates::Origin(connection.peer), Clock::now());
   const std::string peer = ToText(connection.peer);
   on_cut_(reason, peer,
