@@ -20,12 +20,13 @@ class _Lines(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def _train(rank, way, policy, drifts_in):
+def _train(rank, way, policy, drifts_in, silent=None):
     """What each step said of drift, the log's lines, and the error, if one came."""
     lines = _Lines()
     logging.getLogger("gradwire").addHandler(lines)
     said, error = [], None
-    with gw.SessionState(check_parameters_every=2, on_parameter_drift=policy) as state:
+    every = None if rank == silent else 2
+    with gw.SessionState(check_parameters_every=every, on_parameter_drift=policy) as state:
         if way == "ddp":
             model = training.distributed(training.Mlp, **training.SMALL_BUCKETS)
             model.register_comm_hook(state, gw.aggregate_hook)
@@ -65,8 +66,17 @@ def test_the_rank_that_drifted_is_named(way):
         assert error is None
 
 
-def test_the_session_ends_with_it_where_that_is_the_policy():
-    for said, lines, error, later in worlds.run(3, _train, "grads", "fail", 1):
+def test_a_rank_that_sends_nothing_is_told_too():
+    sentence = "the parameters of rank 1 have differed from the others' since before step 4"
+    for said, lines, error, _ in worlds.run(4, _train, "grads", "warn", 3, 3):
+        assert said == ["", "", "", "", sentence, "", sentence]
+        assert lines == [sentence, sentence]
+        assert error is None
+
+
+@pytest.mark.parametrize("way", ["ddp", "grads"])
+def test_the_session_ends_with_it_where_that_is_the_policy(way):
+    for said, lines, error, later in worlds.run(3, _train, way, "fail", 1):
         assert said == ["", ""], said
         assert "the parameters of rank 1 have differed from the others' since a step between 0 and 2 [GW321]" in error
         assert "this session has ended: the parameters of rank 1 have differed" in later
@@ -94,5 +104,5 @@ def test_what_is_not_allowed_is_named(arguments, message):
 
 def test_a_state_that_was_closed_meanwhile_has_nothing_to_tell():
     state = gw.SessionState(check_parameters_every=1)
-    state._has_checked = True
+    state.close()
     assert state._take_drift() == ""

@@ -166,16 +166,17 @@ class Reductions:
             return
         try:
             self._session.check_parameters(_drift.digest([parameter for _, parameter in self._names]))
-            self._has_checked = True
         except Error:
             pass  # the session is over, and the reduction says why
 
     def _take_drift(self) -> str:
-        """The step is over: whose parameters differ; "" if it was not compared, or nobody's do."""
+        """The step is over: whose parameters differ; "" if it was not compared, or nobody's do.
+
+        A rank that sent nothing asks, too: otherwise it would go on where others fail.
+        """
         session = self._session
-        if not self._has_checked or session is None:
+        if session is None:
             return ""
-        self._has_checked = False
         try:
             return session.parameter_drift
         except Error:  # it was closed meanwhile

@@ -122,7 +122,6 @@ class SessionState(_reductions.Reductions):
         self._order: list[list[int]] = []  # DistributedDataParallel's buckets of this step
         self._draw_plan: list[list[int]] | None = None  # what the session was told last
         self._has_ended_step = False
-        self._has_checked = False  # the open step began with check_parameters
         self._pending: dict[int, _reductions.Pending] = {}
         self._ending: set[int] = set()  # calls that end a step
         self._latest: _staging.Stage | None = None
