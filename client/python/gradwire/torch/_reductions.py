@@ -99,7 +99,12 @@ class Reductions:
         plain = buffer.storage_offset() == 0 and buffer.is_contiguous()
         target = buffer if plain else buffer.clone(memory_format=torch.contiguous_format)
         self.submit(
-            target, positions, is_last, lambda error: reduction.end(error, target), in_order=True
+            target,
+            positions,
+            is_last,
+            lambda error: reduction.end(error, target),
+            in_order=True,
+            trains=isinstance(reduction, _future.Reduction),
         )
 
     def submit(
@@ -109,13 +114,15 @@ class Reductions:
         is_last: bool,
         finish,
         in_order: bool = False,
+        trains: bool = True,
     ) -> None:
         """Reduces `target`, the gradients of these parameters, in place.
 
         `finish` is called with None or an exception once that is done; the step's last bucket waits
         for the verdict with it, so that should_step is known when backward() returns. `in_order`:
         DistributedDataParallel's buckets, which come in the same order in each step, whatever their
-        gradients' order.
+        gradients' order. `trains`: False for a rank that has run out of inputs and only covers for
+        the others in Join: it has no optimizer's step, so its parameters are behind.
         """
         wire = self._dtypes[positions[0]]
         with self._lock:
@@ -123,7 +130,7 @@ class Reductions:
             if not self._in_step.isdisjoint(positions):
                 self._end_step()  # not all parameters took part in the step before
             if not self._in_step:
-                self._begin_step()
+                self._begin_step(compares=trains)
             self._in_step.update(positions)
             ends = is_last or len(self._in_step) == len(self._names)
             number = self._take_number()
@@ -159,10 +166,10 @@ class Reductions:
             if ends:
                 self._end_step()
 
-    def _begin_step(self) -> None:
+    def _begin_step(self, compares: bool) -> None:
         every = self._settings["check_parameters_every"]
         # A step whose end is not known yet may still be dropped, and then has another number.
-        if every is None or self._ending or self._session.step % every:
+        if not compares or every is None or self._ending or self._session.step % every:
             return
         try:
             self._session.check_parameters(_drift.digest([parameter for _, parameter in self._names]))
