@@ -222,9 +222,9 @@ void Intake::Check(Clock::time_point now) {
   next_ = Clock::now() + std::min(interval * times, kLongestInterval);
 }
 
-// Dissolved, the connection is reset, and gRPC, which reads an error, frees what it holds. After a
-// shutdown a peer that has more to send than fits its windows would wait for them, and gRPC's
-// clients close a connection only when their write has ended.
+// AF_UNSPEC dissolves the connection: the peer gets a reset, and gRPC, which reads an error, frees
+// what it holds. After a mere shutdown a gRPC client whose write does not fit its windows would
+// hang, because it closes a connection only when its write has ended.
 void Intake::CutOne(int fd, Connection& connection, const Held& held, CutReason reason) {
   connection.cut = true;
   const sockaddr nobody{.sa_family = AF_UNSPEC, .sa_data = {}};

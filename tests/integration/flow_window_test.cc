@@ -94,7 +94,9 @@ sockaddr_un Named(const std::string& path) {
   return address;
 }
 
-UniqueFd Socket() { return UniqueFd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)); }
+UniqueFd Socket(int flags = 0) {
+  return UniqueFd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | flags, 0));
+}
 
 TEST(FlowWindow, TheDaemonLetsMembersSendMegabytesAhead) {
   const TestDaemon daemon;
@@ -113,7 +115,7 @@ TEST(FlowWindow, TheDaemonLetsMembersSendMegabytesAhead) {
 TEST(FlowWindow, AMemberLetsTheDaemonSendMegabytesAhead) {
   const TemporaryFolder folder;
   const std::string path = folder / "listener.sock";
-  const UniqueFd listener = Socket();
+  const UniqueFd listener = Socket(SOCK_NONBLOCK);
   const sockaddr_un address = Named(path);
   ASSERT_EQ(bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
   ASSERT_EQ(listen(listener.get(), 4), 0);
