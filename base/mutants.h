@@ -66,6 +66,7 @@ enum class Mutant : std::uint8_t {
   kStateNotTakenBack,
   kConcludesBeforeReady,
   kResultsInPlaceForgotten,
+  kReducedAgainFromResults,
   // Of leaves.
   kLeafDecidesAlone,
   kLeafWeightForgotten,

@@ -91,6 +91,7 @@ ClientOptions WithEnvironment(ClientOptions options) {
   if (Environment("GRADWIRE_SHARED_MEMORY") == "off") options.shared_memory = false;
   if (Environment("GRADWIRE_SHARED_GRADIENTS") == "off") options.shared_gradients = false;
   if (Environment("GRADWIRE_LOCAL_SOCKET") == "off") options.local_socket = false;
+  if (Environment("GRADWIRE_KEEP_GRADIENTS") == "on") options.keep_gradients = true;
   return options;
 }
 
@@ -124,8 +125,8 @@ absl::Status ClientOptions::Validate() const {
         ErrorCode::kNotGiven,
         Bad("address", "empty", "\"unix:/path\", \"host:port\", or the variable GRADWIRE_ADDRESS"));
   }
-  for (const char* name :
-       {"GRADWIRE_SHARED_MEMORY", "GRADWIRE_SHARED_GRADIENTS", "GRADWIRE_LOCAL_SOCKET"}) {
+  for (const char* name : {"GRADWIRE_SHARED_MEMORY", "GRADWIRE_SHARED_GRADIENTS",
+                           "GRADWIRE_LOCAL_SOCKET", "GRADWIRE_KEEP_GRADIENTS"}) {
     const std::string value = Environment(name);
     if (value.empty() || value == "on" || value == "off") continue;
     return Bad(absl::StrCat("the variable ", name), absl::StrCat("\"", value, "\""), "on, off");

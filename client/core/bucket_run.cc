@@ -21,6 +21,8 @@ absl::StatusOr<std::unique_ptr<BucketRun>> BucketRun::Start(Hook& hook, GradBuck
   std::unique_ptr<BucketRun> started(
       new BucketRun(std::move(options), *std::move(plans), *std::move(run)));
   if (absl::Status status = started->OpenRound(0, context); !status.ok()) return status;
+  // A fresh daemon sends it again.
+  started->has_shared_ = started->options_.again && started->run_->shared_bytes() == 0;
   return started;
 }
 

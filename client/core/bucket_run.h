@@ -30,6 +30,7 @@ class BucketRun {
     bool measure = false;     // it should have norms()
     std::uint32_t share = 0;  // of its node group's
     Slice slice{};            // of every segment: what travels to this daemon
+    bool again = false;       // an earlier run of it has imported the state that the hook lacked
   };
   // What to encode: `run` writes `range`, which takes `bytes`.
   struct Chunk {
@@ -52,6 +53,7 @@ class BucketRun {
   const std::vector<std::uint32_t>& parameters() const { return options_.parameters; }
   const std::vector<RoundPlan>& plans() const { return plans_; }
   std::uint32_t share() const { return options_.share; }
+  const Options& options() const { return options_; }
 
   // All results of all rounds are in the buffer; the run waits for the step's verdict. No round is
   // open then.

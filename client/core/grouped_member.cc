@@ -127,6 +127,8 @@ wire::MemberReport GroupedMember::Report() const { return member_->Report(); }
 
 void GroupedMember::Rejoined(std::uint64_t generation) { member_->Rejoined(generation); }
 
+std::int64_t GroupedMember::steps_reduced_again() const { return member_->steps_reduced_again(); }
+
 bool GroupedMember::outlives_daemon() const { return member_->outlives_daemon(); }
 
 bool GroupedMember::awaits_welcome() const { return member_->awaits_welcome(); }

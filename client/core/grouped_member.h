@@ -63,6 +63,7 @@ class GroupedMember {
   void Resumed(Effects& effects);
   wire::MemberReport Report() const;
   void Rejoined(std::uint64_t generation);
+  std::int64_t steps_reduced_again() const;
   bool outlives_daemon() const;
   bool awaits_welcome() const;
   bool has_chunks() const;

@@ -26,7 +26,9 @@ absl::Status Member::StartBucket(Ticket ticket, GradBucket& bucket, Effects& eff
                                               "step ", step(), " was ended by this member")));
   }
   const std::size_t first = effects.size();
-  const absl::StatusOr<BucketRun*> run = step_.Start(ticket, bucket, begun, protocol_.context());
+  OpenStep::Begun all = begun;
+  all.keep = recovery_.has_value();
+  const absl::StatusOr<BucketRun*> run = step_.Start(ticket, bucket, all, protocol_.context());
   if (!run.ok()) return run.status();
   // From here on the bucket is one of the step's: what goes wrong is the session's failure.
   if (absl::Status status = protocol_.Begin(**run, effects); !status.ok()) Fail(status, effects);
@@ -186,10 +188,7 @@ struct Member::Received {
   }
   absl::Status operator()(const wire::Welcome& welcome) const {
     if (std::exchange(member.awaits_welcome_, false)) {
-      // Of a step that goes on: what counts is said to this daemon, and by it.
-      member.ready_.reset();
-      member.coordinator_.Drop();
-      member.Resumed(effects);
+      if (absl::Status status = member.GoOn(effects); !status.ok()) return status;
     }
     member.recovery_ = welcome.recovery;
     // The first one may be that of a resume, if the stream broke before it came.
@@ -247,6 +246,7 @@ void Member::Conclude(const wire::StepDone& done, Effects& effects) {
 
 void Member::Forget(Verdict verdict) {
   ready_.reset();
+  first_digest_.reset();
   prepared_reason_.clear();
   before_last_ = std::exchange(last_, verdict);
   if (verdict == Verdict::kApply) {
@@ -270,7 +270,8 @@ wire::MemberReport Member::Report() const {
                             .has_contributed = protocol_.has_contributed(),
                             .may_have_results = protocol_.MayHaveResults(),
                             .collectives = collectives_.ended(),
-                            .newcomer = is_newcomer_ && !IsActive(Mutant::kNewcomerHasModel)};
+                            .newcomer = is_newcomer_ && !IsActive(Mutant::kNewcomerHasModel),
+                            .keeps_gradients = step_.keeps_gradients()};
   if (ready_) report.ready = {.verdict = ready_->verdict, .digest = ready_->digest};
   return report;
 }
@@ -282,10 +283,29 @@ void Member::Rejoined(std::uint64_t generation) {
   collectives_.BeginAnew();
 }
 
+// What counts of the step is said to this daemon, and by it.
+absl::Status Member::GoOn(Effects& effects) {
+  if (ready_) first_digest_ = ready_->digest;
+  ready_.reset();
+  coordinator_.Drop();
+  const absl::StatusOr<bool> again = protocol_.ReduceAgain();
+  if (!again.ok()) return again.status();
+  if (*again) ++reduced_again_;
+  Resumed(effects);
+  return absl::OkStatus();
+}
+
 // ---- Of a session with several shards
 
 void Member::SayReady(Verdict verdict, std::uint64_t digest, Effects& effects) {
   if (failed() || ready_ || awaits_welcome_) return;
+  // The user may have seen the first results, and others the second ones.
+  if (first_digest_ && *first_digest_ != digest) {
+    return Fail(protocol_.Violation(absl::StrCat("results with digest ", digest,
+                                                 " where the same gradients gave ", *first_digest_,
+                                                 " before the daemon was lost")),
+                effects);
+  }
   ready_ = wire::Ready{
       .step = step(), .generation = options_.generation, .verdict = verdict, .digest = digest};
   effects.push_back(SendFrameEffect{*ready_});

@@ -83,6 +83,8 @@ class Member {
   // left of the open step is announced after its Welcome.
   void Rejoined(std::uint64_t generation);
   bool outlives_daemon() const { return recovery_.has_value(); }
+  // Steps that were reduced again, from the start or in part, with kept gradients.
+  std::int64_t steps_reduced_again() const { return reduced_again_; }
   // Since Rejoined. Nothing may be sent but heartbeats.
   bool awaits_welcome() const { return awaits_welcome_; }
 
@@ -117,6 +119,8 @@ class Member {
   // Until the Welcome of a further daemon, nothing may be sent to it; Resumed then says it again.
   void HoldBack(Effects& effects, std::size_t first) const;
 
+  // The open step goes on with a further daemon.
+  absl::Status GoOn(Effects& effects);
   void Conclude(const wire::StepDone& done, Effects& effects);
   // Of a step that is concluded or dropped.
   void Forget(Verdict verdict);
@@ -129,11 +133,13 @@ class Member {
   CoordinatorCopy coordinator_;
   bool welcomed_ = false;
   std::optional<wire::Recovery> recovery_;
-  bool awaits_welcome_ = false;               // of a further daemon
-  std::optional<Verdict> last_;               // of the step before
-  std::optional<Verdict> before_last_;        // of the one before that
-  bool is_newcomer_ = false;                  // and no step was applied since
-  std::optional<wire::Ready> ready_;          // of the open step
+  bool awaits_welcome_ = false;                // of a further daemon
+  std::optional<Verdict> last_;                // of the step before
+  std::optional<Verdict> before_last_;         // of the one before that
+  bool is_newcomer_ = false;                   // and no step was applied since
+  std::optional<wire::Ready> ready_;           // of the open step
+  std::optional<std::uint64_t> first_digest_;  // of its results, where they are computed again
+  std::int64_t reduced_again_ = 0;
   std::string prepared_reason_;               // of the open step: why the shard's verdict is SKIP
   std::optional<wire::Concluded> concluded_;  // of the last step
   absl::Status failure_;

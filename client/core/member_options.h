@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/mutants.h"
+#include "hooks/device.h"
 #include "hooks/shard_map.h"
 #include "proto/wire/frame.h"
 #include "proto/wire/send_priority.h"
@@ -29,6 +30,9 @@ struct MemberOptions {
   std::shared_ptr<const ShardMap> shards{};
   std::size_t large_chunk_bytes = wire::kSmallPayload + 1;
   std::vector<ParameterSpec> manifest;
+  // Copies of the open step's gradients lie here, so that it can be reduced again after the loss of
+  // its daemon. Null: there are none.
+  std::shared_ptr<Device> keeps_gradients{};
 
   bool has_shards() const { return shards != nullptr && shards->shards() > 1; }
   Slice SliceOf(std::uint32_t bucket) const {

@@ -6,7 +6,11 @@
 namespace gradwire::client {
 
 OpenStep::OpenStep(const MemberOptions& options, Hook* hook)
-    : options_(options), hook_(hook), parameters_(options.manifest), number_(options.step) {}
+    : options_(options),
+      hook_(hook),
+      parameters_(options.manifest),
+      number_(options.step),
+      kept_(options.keeps_gradients) {}
 
 OpenStep::~OpenStep() = default;
 
@@ -31,6 +35,8 @@ absl::StatusOr<BucketRun*> OpenStep::Start(Ticket ticket, GradBucket& bucket, co
                                            const RoundContext& context) {
   absl::StatusOr<std::vector<std::uint32_t>> positions = parameters_.Map(bucket, number_);
   if (!positions.ok()) return positions.status();
+  // The hook may write into the bucket as soon as it has it.
+  if (begun.keep && kept_.on()) kept_.Keep(positions->front(), bucket);
   absl::StatusOr<std::unique_ptr<BucketRun>> run =
       BucketRun::Start(*hook_, bucket,
                        {.parameters = *positions,
@@ -49,17 +55,42 @@ absl::StatusOr<BucketRun*> OpenStep::Start(Ticket ticket, GradBucket& bucket, co
   return placed.run.get();
 }
 
+absl::StatusOr<BucketRun*> OpenStep::StartAgain(std::uint32_t id, const RoundContext& context) {
+  Bucket& bucket = buckets_.at(id);
+  absl::StatusOr<GradBucket*> kept = kept_.Again(id);
+  if (!kept.ok()) return kept.status();
+  BucketRun::Options options = bucket.run->options();
+  options.again = true;
+  if (bucket.run->holds_result()) ++unfinished_;
+  bucket.run->Abort();
+  absl::StatusOr<std::unique_ptr<BucketRun>> run =
+      BucketRun::Start(*hook_, **kept, std::move(options), context);
+  if (!run.ok()) return run.status();
+  bucket.run = *std::move(run);
+  return bucket.run.get();
+}
+
 absl::Status OpenStep::Advance(BucketRun& run, const RoundContext& context, Effects& effects) {
   while (!run.holds_result() && run.is_round_complete()) {
     if (absl::Status status = run.NextRound(context); !status.ok()) return status;
   }
   if (!run.holds_result()) return absl::OkStatus();
   --unfinished_;
-  effects.push_back(BucketDoneEffect{.ticket = buckets_.at(run.id()).ticket,
-                                     .status = absl::OkStatus(),
-                                     .bucket = run.id(),
-                                     .norms = run.norms()});
+  Bucket& bucket = buckets_.at(run.id());
+  if (run.options().again && !bucket.is_done) kept_.GiveBack(run.id());
+  Finish(run.id(), bucket, absl::OkStatus(), effects);
   return absl::OkStatus();
+}
+
+// Once: one that is reduced again may have been done before.
+void OpenStep::Finish(std::uint32_t id, Bucket& bucket, const absl::Status& status,
+                      Effects& effects) {
+  if (std::exchange(bucket.is_done, true)) return;
+  const bool reduced = bucket.run->holds_result();
+  effects.push_back(BucketDoneEffect{.ticket = bucket.ticket,
+                                     .status = status,
+                                     .bucket = id,
+                                     .norms = reduced ? bucket.run->norms() : std::nullopt});
 }
 
 void OpenStep::Conclude(const wire::StepDone& done, Effects& effects) {
@@ -83,11 +114,7 @@ void OpenStep::Conclude(const wire::StepDone& done, Effects& effects) {
 }
 
 void OpenStep::Drop(const wire::StepDone& done, Effects& effects) {
-  for (const auto& [id, bucket] : buckets_) {
-    if (bucket.run->holds_result()) continue;
-    effects.push_back(
-        BucketDoneEffect{.ticket = bucket.ticket, .status = absl::OkStatus(), .bucket = id});
-  }
+  for (auto& [id, bucket] : buckets_) Finish(id, bucket, absl::OkStatus(), effects);
   unfinished_ = 0;
   Conclude(done, effects);
 }
@@ -106,15 +133,14 @@ void OpenStep::BeginAt(std::int64_t number, std::int64_t iteration) {
 void OpenStep::Abort(const absl::Status& status, Effects& effects) {
   for (auto& [id, bucket] : buckets_) {
     bucket.run->Abort();
-    // Its BucketDoneEffect was reported when it got its last result.
-    if (bucket.run->holds_result()) continue;
-    effects.push_back(BucketDoneEffect{.ticket = bucket.ticket, .status = status, .bucket = id});
+    Finish(id, bucket, status, effects);
   }
   Clear();
 }
 
 void OpenStep::Clear() {
   buckets_.clear();
+  kept_.Clear();
   unfinished_ = 0;
   parameters_.Clear();
   ended_ = false;

@@ -18,6 +18,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/core/effects.h"
+#include "client/core/kept_gradients.h"
 #include "client/core/member_options.h"
 #include "client/core/step_parameters.h"
 
@@ -40,6 +41,7 @@ class OpenStep {
   struct Begun {
     bool measure = false;     // it should have norms
     std::uint32_t share = 0;  // of its node group's
+    bool keep = false;        // its gradients, if the options have it
   };
   // Begins a bucket. An error leaves the step as it was. Advance follows.
   absl::StatusOr<BucketRun*> Start(Ticket ticket, GradBucket& bucket, const Begun& begun,
@@ -48,6 +50,13 @@ class OpenStep {
   // Goes on to the next round that has elements, where the open one is complete. A bucket that has
   // no more has its result: a BucketDoneEffect.
   absl::Status Advance(BucketRun& run, const RoundContext& context, Effects& effects);
+
+  // Begins a bucket that IsKept once more, from its gradients, whatever results it has: the new run
+  // replaces the old one. A caller who has heard that the bucket is done hears nothing more of it,
+  // and its memory is left alone.
+  absl::StatusOr<BucketRun*> StartAgain(std::uint32_t id, const RoundContext& context);
+  bool keeps_gradients() const { return kept_.on(); }
+  bool IsKept(std::uint32_t id) const { return kept_.Has(id); }
 
   // The one with the lowest id that waits for results; null: none does.
   const BucketRun* FirstUnfinished() const;
@@ -84,15 +93,19 @@ class OpenStep {
   struct Bucket {
     Ticket ticket = 0;
     std::unique_ptr<BucketRun> run;
+    bool is_done = false;  // for the caller
   };
 
   void Clear();
+  static void Finish(std::uint32_t id, Bucket& bucket, const absl::Status& status,
+                     Effects& effects);
 
   const MemberOptions& options_;
   Hook* const hook_;
   StepParameters parameters_;
   std::int64_t number_;
   bool ended_ = false;
+  KeptGradients kept_;  // outlives the runs
   std::map<std::uint32_t, Bucket> buckets_;
   std::size_t unfinished_ = 0;
   std::optional<std::pair<std::int64_t, std::int64_t>> last_reset_;  // step, iteration

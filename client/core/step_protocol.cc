@@ -355,6 +355,18 @@ void StepProtocol::BeginAnew() {
   }
 }
 
+absl::StatusOr<bool> StepProtocol::ReduceAgain() {
+  bool any = false;
+  for (auto& [id, bucket] : buckets_) {
+    if (!bucket.overwritten || !step_.IsKept(id)) continue;
+    const absl::StatusOr<BucketRun*> run = step_.StartAgain(id, context());
+    if (!run.ok()) return run.status();
+    bucket = {.run = *run};
+    any = true;
+  }
+  return any;
+}
+
 // A bucket without elements has its result as soon as it begins, and nothing of it is overwritten.
 bool StepProtocol::MayHaveResults() const {
   return std::any_of(buckets_.begin(), buckets_.end(),

@@ -68,6 +68,9 @@ class StepProtocol {
   void Resumed(Effects& effects);
   // Another daemon did, which knows nothing of this one's attempts. Resumed follows.
   void BeginAnew();
+  // The open step goes on there: buckets that may have results begin again with their kept
+  // gradients. False: there is none such. Resumed follows.
+  absl::StatusOr<bool> ReduceAgain();
   // Whether gradients of the open step may be overwritten by results.
   bool MayHaveResults() const;
   bool has_contributed() const { return contributed_; }

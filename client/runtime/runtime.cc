@@ -32,7 +32,7 @@ constexpr std::chrono::seconds kGroupConnects(60);
 constexpr std::chrono::microseconds kDevicePoll(50);
 
 MemberOptions CoreOptions(const ClientOptions& options, const JoinResult& membership,
-                          const ShardPlace& shard) {
+                          const ShardPlace& shard, const std::shared_ptr<Device>& device) {
   return {.rank = membership.rank,
           .world_size = options.world_size,
           .generation = membership.generation,
@@ -44,7 +44,8 @@ MemberOptions CoreOptions(const ClientOptions& options, const JoinResult& member
           .parameter_digests = membership.parameter_digests,
           .shard = shard.number,
           .shards = shard.map,
-          .manifest = options.parameters};
+          .manifest = options.parameters,
+          .keeps_gradients = options.keep_gradients ? device : nullptr};
 }
 
 DevicePath::Options PathOptions(const ClientOptions& options, const JoinResult& membership) {
@@ -74,7 +75,7 @@ Runtime::Runtime(ClientOptions options, Joined joined, std::uint64_t start_id, M
       membership_(std::move(joined.membership)),
       start_id_(start_id),
       device_(hook.device, PathOptions(options_, membership_)),
-      group_(std::move(hook.device), std::move(hook.communicators), GroupOptions(options_)),
+      group_(hook.device, std::move(hook.communicators), GroupOptions(options_)),
       hook_(std::move(hook.hook)),
       shards_(shard.map == nullptr ? 1 : shard.map->shards()),
       ranks_(shard.ranks),
@@ -88,7 +89,7 @@ Runtime::Runtime(ClientOptions options, Joined joined, std::uint64_t start_id, M
       access_token_(dialer_.access_token()),
       token_(membership_.token),
       step_(membership_.next_step),
-      member_(CoreOptions(options_, membership_, shard), hook_.get(),
+      member_(CoreOptions(options_, membership_, shard, hook.device), hook_.get(),
               TakesWholeBuckets(options_.hook)),
       poller_(std::move(poller)),
       connection_(std::make_unique<DaemonConnection>(options_.address, membership_, start_id_,
@@ -204,6 +205,10 @@ void Runtime::OnOneFrame(absl::StatusOr<wire::Frame> received) {
     received->payload = device_.OnDevice(std::move(received->payload));
   }
   member_.Receive(*received, effects);
+  if (std::holds_alternative<wire::Welcome>(received->header)) {
+    MutexLock lock(shared_mutex_);
+    metrics_.steps_reduced_again = member_.steps_reduced_again();
+  }
   if (const auto* result = std::get_if<wire::Result>(&received->header)) {
     const BucketStats::Seconds spent = Clock::now() - before;
     const std::size_t bytes = WireBytes(*result, received->payload);

@@ -33,6 +33,7 @@ struct MemberReport {
   std::uint32_t window_chunks = 0;
   std::size_t eager_bytes = 0;
   bool newcomer = false;
+  bool keeps_gradients = false;
 
   bool operator==(const MemberReport&) const = default;
 };

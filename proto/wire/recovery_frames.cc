@@ -102,6 +102,7 @@ v1::MemberReport ToProto(const MemberReport& report) {
   message.set_window_chunks(report.window_chunks);
   message.set_eager_bytes(report.eager_bytes);
   message.set_newcomer(report.newcomer);
+  message.set_keeps_gradients(report.keeps_gradients);
   return message;
 }
 
@@ -118,7 +119,8 @@ absl::StatusOr<MemberReport> FromProto(const v1::MemberReport& message) {
                       .chunk_bytes = message.chunk_bytes(),
                       .window_chunks = message.window_chunks(),
                       .eager_bytes = message.eager_bytes(),
-                      .newcomer = message.newcomer()};
+                      .newcomer = message.newcomer(),
+                      .keeps_gradients = message.keeps_gradients()};
   if (message.last() != v1::STEP_VERDICT_UNSPECIFIED) {
     report.last = GetVerdict(message.last(), check);
   }

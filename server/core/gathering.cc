@@ -179,14 +179,17 @@ absl::StatusOr<Gathering::Outcome> Gathering::DecideTogether(const Reporters& al
   bool all_ready = true;
   bool all_contributed = !HasNewcomers();
   bool any_results = false;
+  bool any_lost = false;  // gradients, under results
   for (const auto& [rank, report] : all) {
     all_ready &= report->ready.has_value();
     all_contributed &= report->has_contributed;
-    any_results |= report->may_have_results || report->ready.has_value();
+    const bool has_results = report->may_have_results || report->ready;
+    any_results |= has_results;
+    any_lost |= has_results && !report->keeps_gradients;
   }
   // There is no result of a sum that lacks a contribution, whatever a member fears.
   any_results &= all_contributed;
-  if (IsActive(Mutant::kReadyOfOneConcludes)) all_ready = any_results && said.has_value();
+  if (IsActive(Mutant::kReadyOfOneConcludes)) all_ready = said.has_value();
   if (all_ready) {
     for (const auto& [rank, report] : all) {
       if (report->ready == said || !report->ready) continue;
@@ -195,8 +198,10 @@ absl::StatusOr<Gathering::Outcome> Gathering::DecideTogether(const Reporters& al
                            " with ", Text(report->ready->verdict), " and ", report->ready->digest);
     }
     outcome.ended = {Ended(step, said->verdict, said->digest, "its results are not finite")};
-  } else if (any_results && !IsActive(Mutant::kStepWithResultsGoesOn)) {
+  } else if (any_results && any_lost && !IsActive(Mutant::kStepWithResultsGoesOn)) {
     outcome.ended = {Ended(step, Verdict::kSkip, 0, kDaemonLost)};
+  } else {
+    outcome.again = any_results;
   }
   outcome.step += static_cast<std::int64_t>(outcome.ended.size());
   return outcome;

@@ -6,7 +6,8 @@
 // * one of them has seen the step end: it ended like that, for all;
 // * all are READY: the step may have ended, so it ends with what they say;
 // * some may have results, and not all are READY: it cannot have ended. It is dropped, which is a
-//   SKIP, because the gradients of those who have results may be gone;
+//   SKIP, because the gradients of those who have results may be gone; if these keep them, the step
+//   goes on;
 // * nobody can have any result: the step goes on, as a new attempt.
 // A decision that a daemon takes is the same if the next one takes it again, whoever has heard of
 // it meanwhile. Every member's report counts, so the outcome does not depend on who is asked first.
@@ -52,6 +53,7 @@ class Gathering {
 
   struct Outcome {
     std::int64_t step = 0;  // that is open now
+    bool again = false;     // it goes on although some may have results: they keep gradients
     // How steps before it ended, in order, for members that have not seen it.
     std::vector<wire::StepDone> ended{};
     // In place of lost members; also in the last of `ended`. The hook's iteration is not known

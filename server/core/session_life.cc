@@ -109,7 +109,8 @@ void SessionCore::GoOn(const Gathering::Outcome& gathered, Effects& effects) {
   step_->GoOnFrom(gathered.step, ended);
   collectives_->GoOnFrom(gathered.collectives, gathered.through);
   if (gathered.change) Heal(gathered, effects);
-  std::string how = "which nobody has a result of";
+  std::string how = gathered.again ? "which is reduced again, from gradients that members keep"
+                                   : "which nobody has a result of";
   for (const wire::StepDone& done : ended) {
     std::vector<int> ranks = membership_.Reachable();
     std::erase_if(ranks, [&](int rank) { return newcomers_.contains(rank); });

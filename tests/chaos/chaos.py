@@ -8,11 +8,12 @@ Prints one line for each fault, and a summary in the end. Exits with 1 if
 * a member ends with an error, or has another mean than the one that it computes itself; with --wait:
   another model than the other members after any step;
 * a step is applied by some members and skipped by others;
-* more steps are skipped than daemons were lost, and two for each member;
+* more steps are skipped than daemons were lost, and two for each member; with --keep: than two for each member;
 * no step is concluded within --return-limit seconds of the return of what was lost, or of what was stopped.
 """
 
 import argparse
+import os
 import random
 import signal
 import statistics
@@ -58,6 +59,8 @@ class Chaos:
         command = [str(args.bin / "gradwire_test_member"), "--address", address, "--session", "chaos",
                    "--world-size", str(args.members), "--elements", str(args.elements), "--steps", str(10**9),
                    "--late-ms", str(args.late_ms), *(["--trains", "1"] if args.wait else [])]
+        if args.keep:
+            os.environ["GRADWIRE_KEEP_GRADIENTS"] = "on"
         self.members = [Member([*command, "--rank", str(rank)]) for rank in range(args.members)]
         self.may_be_skipped = 0
 
@@ -81,7 +84,7 @@ class Chaos:
         return self._stop_member()
 
     def _lose_daemon(self, number: signal.Signals) -> tuple[str, float]:
-        self.may_be_skipped += 1
+        self.may_be_skipped += 0 if self.args.keep else 1
         self.daemon.end(number)
         time.sleep(self.rng.uniform(0, self.args.away))
         return f"daemon {number.name}", self.daemon.start()
@@ -117,6 +120,7 @@ def main() -> int:
     parser.add_argument("--late-ms", type=int, default=20, help="what a step computes")
     parser.add_argument("--away", type=float, default=0.5, help="seconds until the next daemon begins, at most")
     parser.add_argument("--wait", action="store_true", help="members are lost, too: --on-member-loss wait")
+    parser.add_argument("--keep", action="store_true", help="members keep their gradients")
     parser.add_argument("--unix", action="store_true", help="shared memory instead of TCP")
     parser.add_argument("--return-limit", type=float, default=2)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
@@ -150,6 +154,8 @@ def main() -> int:
         disturbed = rate(chaos.members, begin, time.monotonic())
         wrong += check(chaos.members, chaos.may_be_skipped)
         chaos.end()
+        if args.keep:
+            print(f"{chaos.daemon.count_in_logs('is reduced again')} steps were reduced again after a loss")
 
     if waits:
         print(f"{len(waits)} faults; the next step ended {statistics.median(waits):.2f} s [{min(waits):.2f} - "

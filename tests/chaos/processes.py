@@ -42,6 +42,10 @@ class Daemon:
         self.process.wait(timeout=60)
         self.process.stdout.close()
 
+    def count_in_logs(self, text: str) -> int:
+        """In all lives."""
+        return sum(log.read_text().count(text) for log in self.folder.glob("daemon*.log"))
+
 
 class Life:
     """One process of a member, and what it prints."""

@@ -226,5 +226,17 @@ TEST(ClientOptions, EnvironmentTurnsWaysOfTravelOff) {
   }
 }
 
+TEST(ClientOptions, EnvironmentHasGradientsKept) {
+  EXPECT_FALSE(WithEnvironment(Good()).keep_gradients);
+  setenv("GRADWIRE_KEEP_GRADIENTS", "on", 1);
+  EXPECT_TRUE(WithEnvironment(Good()).keep_gradients);
+  setenv("GRADWIRE_KEEP_GRADIENTS", "off", 1);
+  EXPECT_FALSE(WithEnvironment(Good()).keep_gradients);
+  setenv("GRADWIRE_KEEP_GRADIENTS", "yes", 1);
+  EXPECT_EQ(std::string(Good().Validate().message()),
+            "the variable GRADWIRE_KEEP_GRADIENTS is \"yes\"; allowed: on, off [GW400]");
+  unsetenv("GRADWIRE_KEEP_GRADIENTS");
+}
+
 }  // namespace
 }  // namespace gradwire

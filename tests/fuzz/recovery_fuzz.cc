@@ -118,6 +118,7 @@ class Fuzz {
                       .digest = bits >> 7};
     }
     report.newcomer = (bits & 64) != 0;
+    report.keeps_gradients = (bits & 128) != 0;
     report.collectives = input_.Below(4);
     if (input_.Below(16) == 1) report.session_key[0] = 'x';
     return report;

@@ -25,7 +25,8 @@ MemberReport Report() {
           .chunk_bytes = 32768,
           .window_chunks = 16,
           .eager_bytes = 65536,
-          .newcomer = true};
+          .newcomer = true,
+          .keeps_gradients = true};
 }
 
 std::string Refusal(const v1::MemberReport& message) {

@@ -163,6 +163,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{Mutant::kStepWithResultsGoesOn, "StepWithResultsGoesOn"},
                       Case{Mutant::kConcludesBeforeReady, "ConcludesBeforeReady"},
                       Case{Mutant::kResultsInPlaceForgotten, "ResultsInPlaceForgotten"},
+                      Case{Mutant::kReducedAgainFromResults, "ReducedAgainFromResults"},
                       Case{Mutant::kOwnStateNotTold, "OwnStateNotTold"},
                       Case{Mutant::kStateNotTakenBack, "StateNotTakenBack"},
                       Case{Mutant::kNewcomerHasModel, "NewcomerHasModel"}),

@@ -41,6 +41,7 @@ const char* Name(RecoveryCount count) {
                                         "concluded by reports",
                                         "followed",
                                         "went on",
+                                        "reduced again",
                                         "cuts",
                                         "barriers",
                                         "broadcasts",
@@ -87,6 +88,7 @@ void RecoverySimulation::MakeScenario() {
   options_.join_timeout = options_.step_timeout = options_.silence_timeout = kLong;
   options_.resume_grace = options_.token_timeout = kRecoveryResumeGrace;
   if (random_.Percent(50)) options_.member_grace = absl::Minutes(10);
+  keep_percent_ = random_.Percent(50) ? 0 : random_.Percent(70) ? 100 : 60;
   const int steps = random_.Between(3, 6);
   for (int s = 0; s < steps; ++s) {
     Step& step = steps_.emplace_back();
@@ -112,6 +114,7 @@ void RecoverySimulation::Spawn(int rank, int process) {
   member->start_id = Mix(seed_, 5, rank, process) | 1;
   member->hook = *MakeHook(options_.spec, MakeHostDevice());
   member->in_place = !is_power_sgd() && random_.Percent(30);
+  member->keeps_gradients = random_.Percent(keep_percent_);
   member->steps = steps_.size();
   member->model.resize(steps_.size());
   member->has_model = process == 0;

@@ -6,7 +6,9 @@
 // * each step has one verdict, the same for all members;
 // * a step that is applied has the mean of all gradients in every member's buffers, bit for bit;
 //   with PowerSGD, what hooks without any session make of them, and of the steps before;
-// * a step is skipped only if a contribution was not finite, or if a daemon was lost in it.
+// * a step is skipped only if a contribution was not finite, or if a daemon was lost in it; not
+// even
+//   then, if all members keep their gradients, whatever their users do to results meanwhile.
 //
 // With the policy `wait` members die too, with their residuals, and other processes come in their
 // place and get the model: in the end, and in each step that is applied, it is the same everywhere.
@@ -44,6 +46,7 @@ enum class RecoveryCount : std::uint8_t {
   kConcludedByReports,
   kFollowed,
   kWentOn,
+  kReducedAgain,
   kCuts,
   kBarriers,
   kBroadcasts,
@@ -100,6 +103,8 @@ class RecoverySimulation {
     std::shared_ptr<ByteVector> buffer;
     std::unique_ptr<GradBucket> bucket;
     bool done = false;
+    ByteVector result;        // that it was done with
+    bool is_changed = false;  // by the user, then
   };
   struct Member {
     int rank = 0;
@@ -110,6 +115,7 @@ class RecoverySimulation {
     std::uint64_t life = 0;  // that gave it its place
     bool welcomed = false;
     bool in_place = false;
+    bool keeps_gradients = false;
     // The user: which bucket of the step is next, and what it waits for.
     std::size_t step = 0;
     std::size_t next_bucket = 0;
@@ -187,6 +193,8 @@ class RecoverySimulation {
   void SetDrawPlan(Member& member);
   void FinishStep(Member& member);
   void CheckBucket(const Member& member, std::size_t step, const OpenBucket& bucket);
+  void FinishBucket(OpenBucket& bucket);
+  bool AllKeepGradients() const;
   void Stranger();
   void Heal(Member& member);
   void Enter(Member& member, wire::CollectiveKind kind, int root);
@@ -207,6 +215,7 @@ class RecoverySimulation {
   std::vector<std::unique_ptr<Life>> lives_;
   std::vector<std::unique_ptr<Link>> links_;
   std::string session_key_;
+  int keep_percent_ = 0;  // of the members keep their gradients
   int faults_left_ = 0;
   int fault_percent_ = 0;  // of a thousand actions
   bool welcomed_ = false;  // all members once were

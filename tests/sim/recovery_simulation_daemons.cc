@@ -125,7 +125,9 @@ void RecoverySimulation::Apply(Life& life, server::Effects effects) {
         Note(RecoveryCount::kFollowed);
         continue;
       }
-      if (says("which nobody has a result of")) Note(RecoveryCount::kWentOn);
+      if (says("which nobody has a result of") || says("which is reduced again")) {
+        Note(RecoveryCount::kWentOn);
+      }
       if (says("applied")) Note(RecoveryCount::kConcludedByReports);
     }
   }

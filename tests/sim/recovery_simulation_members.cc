@@ -4,10 +4,16 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "hooks/cpu/host_device.h"
 #include "tests/sim/places.h"
 #include "tests/sim/recovery_simulation.h"
 
 namespace gradwire::sim {
+namespace {
+
+constexpr std::byte kClipped{0x55};
+
+}  // namespace
 
 // ---- Members
 
@@ -48,15 +54,17 @@ void RecoverySimulation::Join(Member& member) {
   member.life = life.number;
   if (member.core == nullptr) {
     member.core = std::make_unique<client::Member>(
-        client::MemberOptions{.rank = member.rank,
-                              .world_size = options_.world_size,
-                              .generation = life.number,
-                              .chunk_bytes = options_.chunk_bytes,
-                              .window_chunks = options_.window_chunks,
-                              .eager_bytes = options_.eager_bytes,
-                              .draw_plan = true,
-                              .large_chunk_bytes = options_.chunk_bytes,
-                              .manifest = manifest_},
+        client::MemberOptions{
+            .rank = member.rank,
+            .world_size = options_.world_size,
+            .generation = life.number,
+            .chunk_bytes = options_.chunk_bytes,
+            .window_chunks = options_.window_chunks,
+            .eager_bytes = options_.eager_bytes,
+            .draw_plan = true,
+            .large_chunk_bytes = options_.chunk_bytes,
+            .manifest = manifest_,
+            .keeps_gradients = member.keeps_gradients ? MakeHostDevice() : nullptr},
         member.hook.get());
   } else {
     member.core->Rejoined(life.number);
@@ -65,7 +73,9 @@ void RecoverySimulation::Join(Member& member) {
 
 void RecoverySimulation::OnFrame(Member& member, const wire::Frame& frame) {
   client::Effects effects;
+  const std::int64_t before = member.core->steps_reduced_again();
   member.core->Receive(frame, effects);
+  if (member.core->steps_reduced_again() > before) Note(RecoveryCount::kReducedAgain);
   ApplyMember(member, std::move(effects));
 }
 
@@ -89,8 +99,7 @@ void RecoverySimulation::ApplyMember(Member& member, client::Effects effects) {
       std::copy(content.begin(), content.end(),
                 member.broadcast.begin() + static_cast<std::ptrdiff_t>(got->offset));
     } else if (auto* done = std::get_if<client::BucketDoneEffect>(&effect)) {
-      OpenBucket& bucket = member.buckets.at(done->ticket);
-      bucket.done = true;
+      FinishBucket(member.buckets.at(done->ticket));
     } else if (auto* prepared = std::get_if<client::PreparedEffect>(&effect)) {
       client::Effects more;
       member.core->SayReady(prepared->verdict, prepared->digest, more);
@@ -122,11 +131,25 @@ void RecoverySimulation::ApplyMember(Member& member, client::Effects effects) {
   }
 }
 
+// The memory is the user's again, who may clip the gradients before the step's end.
+void RecoverySimulation::FinishBucket(OpenBucket& bucket) {
+  if (bucket.done) Violate("a bucket is done twice");
+  bucket.done = true;
+  bucket.result = *bucket.buffer;
+  bucket.is_changed = random_.Percent(50);
+  if (bucket.is_changed) std::ranges::fill(*bucket.buffer, kClipped);
+}
+
 void RecoverySimulation::OnChunk(Member& member, client::SendChunkEffect& effect) {
   if (member.in_place && !effect.announce && member.link != nullptr && !member.link->life->over) {
     const std::span<const std::byte> raw = effect.run->Raw(effect.range);
     for (const auto& [ticket, open] : member.buckets) {
       if (raw.empty() || open.id != effect.header.id.bucket) continue;
+      const std::less<> before;
+      if (before(raw.data(), open.buffer->data()) ||
+          !before(raw.data(), open.buffer->data() + open.buffer->size())) {
+        continue;  // kept gradients, of which the daemon knows no memory
+      }
       const auto offset = static_cast<std::size_t>(raw.data() - open.buffer->data());
       auto place = std::make_shared<GradientPlace>(open.buffer, offset, raw.size(), member.rank,
                                                    member.link->id);
@@ -274,10 +297,19 @@ void RecoverySimulation::CheckBucket(const Member& member, std::size_t step,
     if (is_power_sgd()) RunReference(step);
     const ByteVector expected =
         is_power_sgd() ? steps_[step].applied.at(bucket.id) : Expected(step, parameters);
-    if (*bucket.buffer != expected) {
+    if (bucket.result != expected) {
       Violate(absl::StrCat("rank ", member.rank, " applies step ", step, " with another mean"));
     }
+    const bool is_whole =
+        bucket.is_changed
+            ? std::ranges::all_of(*bucket.buffer, [](std::byte one) { return one == kClipped; })
+            : *bucket.buffer == expected;
+    if (!is_whole) Violate("results are written over a bucket that was done");
   }
+}
+
+bool RecoverySimulation::AllKeepGradients() const {
+  return std::ranges::all_of(members_, [](const auto& one) { return one->keeps_gradients; });
 }
 
 void RecoverySimulation::FinishStep(Member& member) {
@@ -314,6 +346,9 @@ void RecoverySimulation::FinishStep(Member& member) {
     }
   } else {
     Note(done.dropped ? RecoveryCount::kDropped : RecoveryCount::kSkippedForValues);
+    if (step.nonfinite_rank < 0 && AllKeepGradients() && processes_ == 0) {
+      Violate(absl::StrCat("step ", member.step, " is skipped, and its gradients are kept"));
+    }
     if (step.nonfinite_rank < 0 && !step.lost_in) {
       Violate(absl::StrCat("step ", member.step, " is skipped for no reason"));
     }

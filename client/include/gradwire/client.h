@@ -92,6 +92,13 @@ struct ClientOptions {
   // Whether ShareGradients may make the caller's memory shared. GRADWIRE_SHARED_GRADIENTS=off
   // disables this for all clients of a process.
   bool shared_gradients = true;
+  // Copies each bucket's gradients when its reduction begins, which takes as much memory as they
+  // do, and the time of one copy. A step that is open when the daemon is lost (on_coordinator_loss:
+  // resume) is then reduced again from the copies, with the same result, if all members that have
+  // results keep their gradients; else it is skipped. It is skipped all the same if a member is
+  // lost in it. Of no use with several daemons, leaf daemons and node groups, whose sessions end
+  // with a daemon. GRADWIRE_KEEP_GRADIENTS=on enables this for all clients of a process.
+  bool keep_gradients = false;
   // If the address is not a unix socket, but its daemon has one on this host and proves that it is
   // the same daemon, the member uses that socket, and with it shared memory. So all members can be
   // given one address. GRADWIRE_LOCAL_SOCKET=off disables this for all clients of a process.
@@ -145,10 +152,12 @@ struct ClientMetrics {
   std::uint64_t gradient_bytes = 0;  // uncompressed size of the same buckets
   std::int64_t resumes = 0;          // broken streams that were resumed
   std::int64_t rejoins = 0;          // daemons that were lost, and followed by another one
-  bool shared_memory = false;        // payloads travel in shared memory now
-  bool unix_socket = false;          // frames travel over a unix socket, not over TCP
-  bool leaf = false;                 // the daemon is a leaf, and runs the hook for the whole node
-  double compress_seconds = 0;       // time spent on encoding contributions
+  // Steps that went on with the next daemon, from gradients that were kept.
+  std::int64_t steps_reduced_again = 0;
+  bool shared_memory = false;   // payloads travel in shared memory now
+  bool unix_socket = false;     // frames travel over a unix socket, not over TCP
+  bool leaf = false;            // the daemon is a leaf, and runs the hook for the whole node
+  double compress_seconds = 0;  // time spent on encoding contributions
   // Time spent on decoding results, including a hook's computation at the end of a round.
   double decompress_seconds = 0;
 };
@@ -195,7 +204,7 @@ std::uint64_t ParameterDigest(const std::vector<std::span<const std::byte>>& par
 // call ends with the same error, which names the member to blame. The content of buckets is then
 // unspecified. Join again, under the same or another name, to continue from a checkpoint. A daemon
 // with on_coordinator_loss=resume may be lost, and with on_member_loss=wait a member: the session
-// goes on, and a step is skipped.
+// goes on, and a step is skipped; none for a daemon, if the members keep their gradients.
 class Client {
  public:
   // Joins, and waits until all members have joined or a deadline passes. Never returns a client

@@ -23,7 +23,7 @@ def make_certificate(host: str) -> tuple[str, str]:
     (certificate, key), PEM: signed by itself, for this IP address or DNS name.
     """
 
-def join(address: str, session: str, rank: int, world_size: int, parameters: Sequence[tuple[str, Sequence[int], str]], comm_hook: str = 'no', comm_wrapper: str = 'no', comm_state_option: Mapping[str, bool | int | float | str] = {}, tls_ca: str = '', tls_cert: str = '', tls_key: str = '', token_file: str = '', device: str = 'cpu', node_group: str = '', connect_timeout: float = 10.0, join_timeout: float = 300.0, step_timeout: float = 1800.0, on_wait: object | None = None) -> Session:
+def join(address: str, session: str, rank: int, world_size: int, parameters: Sequence[tuple[str, Sequence[int], str]], comm_hook: str = 'no', comm_wrapper: str = 'no', comm_state_option: Mapping[str, bool | int | float | str] = {}, tls_ca: str = '', tls_cert: str = '', tls_key: str = '', token_file: str = '', device: str = 'cpu', node_group: str = '', keep_gradients: bool = False, connect_timeout: float = 10.0, join_timeout: float = 300.0, step_timeout: float = 1800.0, on_wait: object | None = None) -> Session:
     """
     Waits. `on_wait` is called with a line that says for what, when that takes long.
     """

@@ -105,6 +105,7 @@ class AggregatorKwargs(DistributedDataParallelKwargs):
     comm_wrapper: object = "no"
     device: torch.device | str | None = None
     node_group: str | None = None
+    keep_gradients: bool = False
     check_parameters_every: int | None = None
     on_parameter_drift: str = "warn"
     address: str | None = None
@@ -166,6 +167,7 @@ class AggregatorKwargs(DistributedDataParallelKwargs):
             comm_state_option=self.comm_state_option,
             device=self.device,
             node_group=self.node_group,
+            keep_gradients=self.keep_gradients,
             check_parameters_every=self.check_parameters_every,
             on_parameter_drift=self.on_parameter_drift,
             timeout=self.timeout,

@@ -84,8 +84,9 @@ std::unique_ptr<Session> Join(const std::string& address, const std::string& ses
                               const Options& options, const std::string& tls_ca,
                               const std::string& tls_cert, const std::string& tls_key,
                               const std::string& token_file, const std::string& device,
-                              const std::string& node_group, double connect_timeout,
-                              double join_timeout, double step_timeout, const nb::object& on_wait) {
+                              const std::string& node_group, bool keep_gradients,
+                              double connect_timeout, double join_timeout, double step_timeout,
+                              const nb::object& on_wait) {
   ClientOptions client{.address = address,
                        .session = session,
                        .rank = rank,
@@ -96,6 +97,7 @@ std::unique_ptr<Session> Join(const std::string& address, const std::string& ses
                        .hook = Spec(hook, wrapper, options),
                        .device = Value(ParseDevice(device)),
                        .node_group = node_group,
+                       .keep_gradients = keep_gradients,
                        .connect_timeout = absl::Seconds(connect_timeout),
                        .join_timeout = absl::Seconds(join_timeout),
                        .step_timeout = absl::Seconds(step_timeout)};
@@ -154,6 +156,7 @@ nb::dict Metrics(Session& session) {
   out["gradient_bytes"] = metrics.gradient_bytes;
   out["resumes"] = metrics.resumes;
   out["rejoins"] = metrics.rejoins;
+  out["steps_reduced_again"] = metrics.steps_reduced_again;
   out["shared_memory"] = metrics.shared_memory;
   out["unix_socket"] = metrics.unix_socket;
   out["leaf"] = metrics.leaf;
@@ -387,8 +390,9 @@ void Bind(nb::module_& m) {
         nb::arg("comm_wrapper") = "no", nb::arg("comm_state_option") = Options{},
         nb::arg("tls_ca") = "", nb::arg("tls_cert") = "", nb::arg("tls_key") = "",
         nb::arg("token_file") = "", nb::arg("device") = "cpu", nb::arg("node_group") = "",
-        nb::arg("connect_timeout") = 10.0, nb::arg("join_timeout") = 300.0,
-        nb::arg("step_timeout") = 1800.0, nb::arg("on_wait") = nb::none(),
+        nb::arg("keep_gradients") = false, nb::arg("connect_timeout") = 10.0,
+        nb::arg("join_timeout") = 300.0, nb::arg("step_timeout") = 1800.0,
+        nb::arg("on_wait") = nb::none(),
         "Waits. `on_wait` is called with a line that says for what, when that takes long.");
 
   nb::class_<SharedGradients>(m, "SharedGradients").def("release", [](SharedGradients& self) {

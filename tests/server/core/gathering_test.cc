@@ -74,6 +74,7 @@ TEST(Gathering, AStepThatNobodyCanHaveAResultOfGoesOn) {
     ASSERT_TRUE(outcome.ok()) << outcome.status();
     EXPECT_EQ(outcome->step, 4);
     EXPECT_THAT(outcome->ended, IsEmpty());
+    EXPECT_FALSE(outcome->again);
     EXPECT_FALSE(outcome->change.has_value());
   }
 }
@@ -89,6 +90,26 @@ TEST(Gathering, AStepOfWhichSomeMayHaveResultsIsDropped) {
   ExpectEnded(Decide({Ready(4), Contributed(4, false)}), 4, Verdict::kSkip);
   ExpectEnded(Decide({Contributed(4, true), Contributed(4, false)}), 4, Verdict::kSkip);
   ExpectEnded(Decide({Ready(4), Ready(4), Contributed(4, true)}), 4, Verdict::kSkip);
+}
+
+// The others' gradients are whole anyway.
+TEST(Gathering, AStepWhoseGradientsAreKeptWhereResultsMayBeGoesOn) {
+  const auto keeping = [](Report report) {
+    report.keeps_gradients = true;
+    return report;
+  };
+  for (const Reports& reports :
+       {Reports{keeping(Ready(4)), Contributed(4, false)},
+        {keeping(Contributed(4, true)), keeping(Ready(4)), Contributed(4, false)}}) {
+    const auto outcome = Decide(reports);
+    ASSERT_TRUE(outcome.ok()) << outcome.status();
+    EXPECT_EQ(outcome->step, 4);
+    EXPECT_THAT(outcome->ended, IsEmpty());
+    EXPECT_TRUE(outcome->again);
+  }
+  ExpectEnded(Decide({keeping(Ready(4)), Contributed(4, true)}), 4, Verdict::kSkip);
+  ExpectEnded(Decide({keeping(Ready(4)), keeping(Ready(4))}), 4, Verdict::kApply);
+  ExpectEnded(Decide({At(5), keeping(Ready(4))}), 4, Verdict::kApply);
 }
 
 TEST(Gathering, WhatAMemberHasSeenEndHasEndedForAll) {

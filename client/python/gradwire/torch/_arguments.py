@@ -81,6 +81,11 @@ def check_drift(every: object, policy: object) -> None:
         _refuse("on_parameter_drift", policy, 'are "warn" and "fail"')
 
 
+def check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        _refuse(name, value, "are True and False")
+
+
 def check_node_group(value: object) -> None:
     if value is not None and not (isinstance(value, str) and _SESSION.fullmatch(value)):
         names = "a name of 1 to 128 of A-Z, a-z, 0-9, '.', '_', '-'"

@@ -58,6 +58,7 @@ class SessionState(_reductions.Reductions):
         model: torch.nn.Module | None = None,
         device: torch.device | str | None = None,
         node_group: str | None = None,
+        keep_gradients: bool = False,
         check_parameters_every: int | None = None,
         on_parameter_drift: str = "warn",
         rank: int | None = None,
@@ -71,6 +72,7 @@ class SessionState(_reductions.Reductions):
         _arguments.check_session(session)
         _arguments.check_model(model)
         _arguments.check_node_group(node_group)
+        _arguments.check_flag("keep_gradients", keep_gradients)
         _arguments.check_drift(check_parameters_every, on_parameter_drift)
         _arguments.check_members(rank, world_size)
         _arguments.check_timeout("timeout", timeout)
@@ -88,6 +90,7 @@ class SessionState(_reductions.Reductions):
             "comm_state_option": _arguments.options(comm_state_option),
             "device": _arguments.device_name(device),
             "node_group": node_group or "",
+            "keep_gradients": keep_gradients,
             "check_parameters_every": check_parameters_every,
             "on_parameter_drift": on_parameter_drift,
             "rank": rank,
@@ -243,6 +246,7 @@ class SessionState(_reductions.Reductions):
             token_file=access.token_file,
             device=device,
             node_group=settings["node_group"],
+            keep_gradients=settings["keep_gradients"],
             connect_timeout=settings["connect_timeout"].total_seconds(),
             join_timeout=settings["join_timeout"].total_seconds(),
             step_timeout=settings["timeout"].total_seconds(),
