@@ -73,6 +73,7 @@ enum class ErrorCode : std::uint16_t {
   kStillWaiting = 319,
   kMembershipChanged = 320,
   kParametersDiffer = 321,
+  kLeftBehind = 322,
   // options of hooks and clients
   kOption = 400,
   kUnknownHook = 401,

@@ -67,6 +67,8 @@ enum class Mutant : std::uint8_t {
   kConcludesBeforeReady,
   kResultsInPlaceForgotten,
   kReducedAgainFromResults,
+  kSeenResultsOfOthersStay,
+  kMeanOfAllRanks,
   // Of leaves.
   kLeafDecidesAlone,
   kLeafWeightForgotten,

@@ -54,6 +54,7 @@ class ClientImpl final : public client::MemberClient {
   // ---- As Client's.
   int rank() const override { return rank_; }
   int world_size() const override { return world_size_; }
+  std::vector<int> members() const override { return runtime_.members(); }
   std::int64_t step() const override { return runtime_.step(); }
   std::optional<MembershipChange> membership_change() const override {
     return runtime_.membership_change();

@@ -94,6 +94,7 @@ class ShardedClient final : public client::MemberClient {
 
   int rank() const override { return lead().rank(); }
   int world_size() const override { return lead().world_size(); }
+  std::vector<int> members() const override { return lead().members(); }
   std::int64_t step() const override { return lead().step(); }
   // A session with several daemons ends with its first lost member.
   std::optional<MembershipChange> membership_change() const override { return std::nullopt; }

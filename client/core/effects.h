@@ -51,13 +51,14 @@ struct StepDoneEffect {
   std::int64_t step = 0;
   Verdict verdict = Verdict::kApply;
   bool dropped = false;  // with the daemon: buckets that were not begun have no part in it
-  std::optional<wire::MembershipChange> change{};  // with `dropped`
-  std::string reason{};                            // of a skip; "": not known
-  std::string drift{};                             // whose parameters differ; "": nobody's
+  std::optional<wire::MembershipChange> change{};  // with `dropped`; may be without newcomers
+  std::vector<int> ranks{};  // who is in the session from now on, if it is not as before; empty: is
+  std::string reason{};      // of a skip; "": not known
+  std::string drift{};       // whose parameters differ; "": nobody's
 };
 struct CollectiveDoneEffect {
   std::uint64_t number = 0;
-  absl::Status status{};  // Aborted: a member of it was lost, and has a successor
+  absl::Status status{};  // Aborted: a member of it was lost
 };
 // All members have joined; calls may begin.
 struct WelcomeEffect {

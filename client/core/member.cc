@@ -1,6 +1,7 @@
 #include "client/core/member.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -27,7 +28,7 @@ absl::Status Member::StartBucket(Ticket ticket, GradBucket& bucket, Effects& eff
   }
   const std::size_t first = effects.size();
   OpenStep::Begun all = begun;
-  all.keep = recovery_.has_value();
+  all.keep = keeps_gradients();
   const absl::StatusOr<BucketRun*> run = step_.Start(ticket, bucket, all, protocol_.context());
   if (!run.ok()) return run.status();
   // From here on the bucket is one of the step's: what goes wrong is the session's failure.
@@ -79,6 +80,9 @@ absl::Status Member::SetDrawPlan(const DrawBuckets& buckets, Effects& effects) {
 absl::StatusOr<std::uint64_t> Member::Enter(wire::CollectiveKind kind, int root, std::size_t bytes,
                                             Effects& effects) {
   if (failed()) return failure_;
+  if (kind == wire::CollectiveKind::kBroadcast) {
+    if (absl::Status here = CheckRoot(root); !here.ok()) return here;
+  }
   const std::size_t first = effects.size();
   absl::StatusOr<std::uint64_t> number = collectives_.Enter(kind, root, bytes, effects);
   HoldBack(effects, first);
@@ -187,10 +191,11 @@ struct Member::Received {
     return absl::OkStatus();
   }
   absl::Status operator()(const wire::Welcome& welcome) const {
+    const absl::StatusOr<bool> moves = member.Enroll(welcome.recovery);
+    if (!moves.ok()) return moves.status();
     if (std::exchange(member.awaits_welcome_, false)) {
-      if (absl::Status status = member.GoOn(effects); !status.ok()) return status;
+      if (absl::Status status = member.GoOn(*moves, effects); !status.ok()) return status;
     }
-    member.recovery_ = welcome.recovery;
     // The first one may be that of a resume, if the stream broke before it came.
     if (std::exchange(member.welcomed_, true)) return absl::OkStatus();
     if (welcome.change) {
@@ -199,6 +204,7 @@ struct Member::Received {
       member.step_.BeginAt(welcome.step, welcome.change->iteration);
       member.collectives_.GoOnFrom(welcome.change->collectives, effects);
     }
+    if (member.roster() != nullptr) member.told_ranks_ = member.concluded_ = member.roster()->ranks;
     effects.push_back(WelcomeEffect{.recovery = welcome.recovery, .change = welcome.change});
     return absl::OkStatus();
   }
@@ -225,8 +231,8 @@ void Member::Receive(const wire::Frame& frame, Effects& effects) {
 // What was said before the stream broke may not have arrived.
 void Member::Resumed(Effects& effects) {
   if (awaits_welcome_) return;
-  if (concluded_ && !IsActive(Mutant::kConclusionNotRepeated)) {
-    effects.push_back(SendFrameEffect{*concluded_});
+  if (conclusion_ && !IsActive(Mutant::kConclusionNotRepeated)) {
+    effects.push_back(SendFrameEffect{*conclusion_});
   }
   protocol_.Resumed(effects);
   if (ready_ && !IsActive(Mutant::kReadyNotRepeated)) effects.push_back(SendFrameEffect{*ready_});
@@ -236,7 +242,19 @@ void Member::Resumed(Effects& effects) {
 // In this order: Forget needs the number of the step that Conclude opens, to see whether the draw
 // plan must still be repeated.
 void Member::Conclude(const wire::StepDone& done, Effects& effects) {
+  const std::size_t first = effects.size();
   done.dropped ? step_.Drop(done, effects) : step_.Conclude(done, effects);
+  if (roster() == nullptr && !told_ranks_.empty()) {
+    std::vector<int> all(static_cast<std::size_t>(options_.world_size));
+    std::iota(all.begin(), all.end(), 0);
+    if (told_ranks_ != all) TellRanks(all, effects, first);
+  }
+  if (roster() != nullptr) {
+    if (!done.dropped) concluded_ = roster()->ranks;
+    const std::vector<int>& ranks =
+        done.change && !done.change->ranks.empty() ? done.change->ranks : roster()->ranks;
+    if (told_ranks_ != ranks) TellRanks(ranks, effects, first);
+  }
   Forget(done.verdict);
   if (!done.change) return;
   collectives_.GoOnFrom(done.change->collectives, effects);
@@ -259,42 +277,6 @@ void Member::Forget(Verdict verdict) {
   protocol_.Forget();
 }
 
-// ---- A session that outlives its daemon
-
-wire::MemberReport Member::Report() const {
-  wire::MemberReport report{.session_key = recovery_->session_key,
-                            .lineage = recovery_->lineage,
-                            .step = step(),
-                            .last = last_,
-                            .before_last = before_last_,
-                            .has_contributed = protocol_.has_contributed(),
-                            .may_have_results = protocol_.MayHaveResults(),
-                            .collectives = collectives_.ended(),
-                            .newcomer = is_newcomer_ && !IsActive(Mutant::kNewcomerHasModel),
-                            .keeps_gradients = step_.keeps_gradients()};
-  if (ready_) report.ready = {.verdict = ready_->verdict, .digest = ready_->digest};
-  return report;
-}
-
-void Member::Rejoined(std::uint64_t generation) {
-  options_.generation = generation;
-  awaits_welcome_ = true;
-  protocol_.BeginAnew();
-  collectives_.BeginAnew();
-}
-
-// What counts of the step is said to this daemon, and by it.
-absl::Status Member::GoOn(Effects& effects) {
-  if (ready_) first_digest_ = ready_->digest;
-  ready_.reset();
-  coordinator_.Drop();
-  const absl::StatusOr<bool> again = protocol_.ReduceAgain();
-  if (!again.ok()) return again.status();
-  if (*again) ++reduced_again_;
-  Resumed(effects);
-  return absl::OkStatus();
-}
-
 // ---- Of a session with several shards
 
 void Member::SayReady(Verdict verdict, std::uint64_t digest, Effects& effects) {
@@ -313,9 +295,9 @@ void Member::SayReady(Verdict verdict, std::uint64_t digest, Effects& effects) {
 
 void Member::ConcludeAs(Verdict verdict, Effects& effects) {
   if (failed()) return;
-  concluded_ =
+  conclusion_ =
       wire::Concluded{.step = step(), .generation = options_.generation, .verdict = verdict};
-  effects.push_back(SendFrameEffect{*concluded_});
+  effects.push_back(SendFrameEffect{*conclusion_});
   Conclude({.step = step(), .verdict = verdict, .reason = prepared_reason_}, effects);
 }
 

@@ -64,7 +64,8 @@ class Member {
   // As Client::SetDrawPlan. An error leaves the session as it was.
   absl::Status SetDrawPlan(const DrawBuckets& buckets, Effects& effects);
 
-  // Enters the next collective; returns its number. One at a time.
+  // Enters the next collective; returns its number. One at a time. FailedPrecondition, and nothing
+  // has changed: the root is not in the session any more.
   absl::StatusOr<std::uint64_t> Enter(wire::CollectiveKind kind, int root, std::size_t bytes,
                                       Effects& effects);
 
@@ -85,6 +86,10 @@ class Member {
   bool outlives_daemon() const { return recovery_.has_value(); }
   // Steps that were reduced again, from the start or in part, with kept gradients.
   std::int64_t steps_reduced_again() const { return reduced_again_; }
+  // Who is in the session, by the last Welcome. Null: all ranks, always.
+  const wire::Roster* roster() const {
+    return recovery_ && recovery_->roster ? &*recovery_->roster : nullptr;
+  }
   // Since Rejoined. Nothing may be sent but heartbeats.
   bool awaits_welcome() const { return awaits_welcome_; }
 
@@ -119,9 +124,15 @@ class Member {
   // Until the Welcome of a further daemon, nothing may be sent to it; Resumed then says it again.
   void HoldBack(Effects& effects, std::size_t first) const;
 
-  // The open step goes on with a further daemon.
-  absl::Status GoOn(Effects& effects);
+  // The open step goes on with a further daemon, in another roster if it `moves`.
+  absl::Status GoOn(bool moves, Effects& effects);
+  // Means are of those who are in the roster. False: it is as before.
+  absl::StatusOr<bool> Enroll(const std::optional<wire::Recovery>& recovery);
+  absl::Status CheckRoot(int root) const;
+  bool keeps_gradients() const;
   void Conclude(const wire::StepDone& done, Effects& effects);
+  // With the end of the step, among the effects from `first` on.
+  void TellRanks(const std::vector<int>& ranks, Effects& effects, std::size_t first);
   // Of a step that is concluded or dropped.
   void Forget(Verdict verdict);
 
@@ -133,15 +144,17 @@ class Member {
   CoordinatorCopy coordinator_;
   bool welcomed_ = false;
   std::optional<wire::Recovery> recovery_;
-  bool awaits_welcome_ = false;                // of a further daemon
-  std::optional<Verdict> last_;                // of the step before
-  std::optional<Verdict> before_last_;         // of the one before that
-  bool is_newcomer_ = false;                   // and no step was applied since
-  std::optional<wire::Ready> ready_;           // of the open step
+  bool awaits_welcome_ = false;         // of a further daemon
+  std::vector<int> told_ranks_;         // of the roster that the user knows
+  std::vector<int> concluded_;          // those of the one in which a step was concluded last
+  std::optional<Verdict> last_;         // of the step before
+  std::optional<Verdict> before_last_;  // of the one before that
+  bool is_newcomer_ = false;            // and no step was applied since
+  std::optional<wire::Ready> ready_;    // of the open step
   std::optional<std::uint64_t> first_digest_;  // of its results, where they are computed again
   std::int64_t reduced_again_ = 0;
-  std::string prepared_reason_;               // of the open step: why the shard's verdict is SKIP
-  std::optional<wire::Concluded> concluded_;  // of the last step
+  std::string prepared_reason_;                // of the open step: why the shard's verdict is SKIP
+  std::optional<wire::Concluded> conclusion_;  // of the last step, for other shards
   absl::Status failure_;
   std::optional<int> blamed_rank_;  // by the daemon; none: this member
 };

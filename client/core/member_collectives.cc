@@ -9,11 +9,11 @@
 namespace gradwire::client {
 
 absl::Status VoidCollective(wire::CollectiveKind kind) {
-  return Coded(ErrorCode::kMembershipChanged,
-               absl::AbortedError(absl::StrCat(
-                   kind == wire::CollectiveKind::kBarrier ? "the barrier" : "the broadcast",
-                   " has ended: a member of it was lost and has a successor, which the end of this "
-                   "step will tell of")));
+  return Coded(
+      ErrorCode::kMembershipChanged,
+      absl::AbortedError(absl::StrCat(
+          kind == wire::CollectiveKind::kBarrier ? "the barrier" : "the broadcast",
+          " has ended: a member of it was lost, which the end of this step will tell of")));
 }
 
 absl::StatusOr<std::uint64_t> MemberCollectives::Enter(wire::CollectiveKind kind, int root,
@@ -138,6 +138,12 @@ void MemberCollectives::GoOnFrom(std::uint64_t next, Effects& effects) {
   effects.push_back(
       CollectiveDoneEffect{.number = open_->number, .status = VoidCollective(open_->kind)});
   open_.reset();
+}
+
+void MemberCollectives::Withdraw(const absl::Status& status, Effects& effects) {
+  effects.push_back(CollectiveDoneEffect{.number = open_->number, .status = status});
+  open_.reset();
+  --next_;
 }
 
 }  // namespace gradwire::client

@@ -12,8 +12,8 @@
 
 namespace gradwire::client {
 
-// Aborted: a member was lost, and its successor does not take part. So ends what is open when
-// members hear of a successor, and what they enter before the user has heard of it.
+// Aborted: a member was lost, and its successor does not take part, if there is one. So ends what
+// is open when members hear of that, and what they enter before the user has heard of it.
 absl::Status VoidCollective(wire::CollectiveKind kind);
 
 class MemberCollectives {
@@ -35,6 +35,14 @@ class MemberCollectives {
   void Resumed(Effects& effects);
   // Another daemon took over, which has nothing of the open one. Resumed follows.
   void BeginAnew();
+  bool is_open() const { return open_.has_value(); }
+  // Of an open broadcast: its root.
+  std::optional<int> root() const {
+    const bool has = open_ && open_->kind == wire::CollectiveKind::kBroadcast;
+    return has ? std::optional(open_->root) : std::nullopt;
+  }
+  // The open one ends with `status` as if it had not been entered, of which no daemon has heard.
+  void Withdraw(const absl::Status& status, Effects& effects);
   // That are over.
   std::uint64_t ended() const { return next_ - (open_ ? 1 : 0); }
   // Lost members have successors, which are in none of those before `next`: an open one is void.

@@ -30,9 +30,10 @@ struct MemberOptions {
   std::shared_ptr<const ShardMap> shards{};
   std::size_t large_chunk_bytes = wire::kSmallPayload + 1;
   std::vector<ParameterSpec> manifest;
-  // Copies of the open step's gradients lie here, so that it can be reduced again after the loss of
-  // its daemon. Null: there are none.
-  std::shared_ptr<Device> keeps_gradients{};
+  // In sessions that outlive their daemon: copies of the open step's gradients lie on `device`, so
+  // that it can be reduced again. Also where they are not asked for, if the session needs them.
+  bool keep_gradients = false;
+  std::shared_ptr<Device> device{};  // null: nothing is kept
 
   bool has_shards() const { return shards != nullptr && shards->shards() > 1; }
   Slice SliceOf(std::uint32_t bucket) const {

@@ -1,5 +1,8 @@
 #include "client/core/open_step.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "base/mutants.h"
 #include "client/core/bucket_run.h"
 
@@ -10,7 +13,7 @@ OpenStep::OpenStep(const MemberOptions& options, Hook* hook)
       hook_(hook),
       parameters_(options.manifest),
       number_(options.step),
-      kept_(options.keeps_gradients) {}
+      kept_(options.device) {}
 
 OpenStep::~OpenStep() = default;
 
@@ -22,6 +25,14 @@ BucketRun* OpenStep::Find(std::uint32_t id) const {
 std::optional<std::uint32_t> OpenStep::BucketId(const GradBucket& bucket) const {
   if (bucket.parameters().empty()) return std::nullopt;
   return parameters_.Find(bucket.parameters().front().name);
+}
+
+bool OpenStep::AllKept() const {
+  return std::ranges::all_of(buckets_, [this](const auto& one) { return IsKept(one.first); });
+}
+
+bool OpenStep::has_done() const {
+  return std::ranges::any_of(buckets_, [](const auto& one) { return one.second.is_done; });
 }
 
 const BucketRun* OpenStep::FirstUnfinished() const {

@@ -41,7 +41,7 @@ class OpenStep {
   struct Begun {
     bool measure = false;     // it should have norms
     std::uint32_t share = 0;  // of its node group's
-    bool keep = false;        // its gradients, if the options have it
+    bool keep = false;        // its gradients, if there is a device
   };
   // Begins a bucket. An error leaves the step as it was. Advance follows.
   absl::StatusOr<BucketRun*> Start(Ticket ticket, GradBucket& bucket, const Begun& begun,
@@ -55,8 +55,12 @@ class OpenStep {
   // replaces the old one. A caller who has heard that the bucket is done hears nothing more of it,
   // and its memory is left alone.
   absl::StatusOr<BucketRun*> StartAgain(std::uint32_t id, const RoundContext& context);
-  bool keeps_gradients() const { return kept_.on(); }
+  bool can_keep() const { return kept_.on(); }
   bool IsKept(std::uint32_t id) const { return kept_.Has(id); }
+  bool AllKept() const;
+
+  // Whether a bucket is done for the caller.
+  bool has_done() const;
 
   // The one with the lowest id that waits for results; null: none does.
   const BucketRun* FirstUnfinished() const;

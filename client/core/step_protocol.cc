@@ -355,14 +355,18 @@ void StepProtocol::BeginAnew() {
   }
 }
 
-absl::StatusOr<bool> StepProtocol::ReduceAgain() {
+absl::StatusOr<bool> StepProtocol::ReduceAgain(bool all, Effects& effects) {
   bool any = false;
   for (auto& [id, bucket] : buckets_) {
-    if (!bucket.overwritten || !step_.IsKept(id)) continue;
+    if (!(bucket.overwritten || all) || !step_.IsKept(id)) continue;
     const absl::StatusOr<BucketRun*> run = step_.StartAgain(id, context());
     if (!run.ok()) return run.status();
     bucket = {.run = *run};
     any = true;
+    if (!(*run)->holds_result() && !(*run)->is_round_complete()) continue;
+    // Nothing to reduce, at least in the first round.
+    absl::Status advanced = step_.Advance(**run, context(), effects);
+    if (!advanced.ok()) return advanced;
   }
   return any;
 }

@@ -34,6 +34,13 @@ class StepProtocol {
     has_shares_ = true;
   }
 
+  // The members whose mean it is, and this one's place among them. Before the open step's first
+  // bucket, or before ReduceAgain.
+  void SetMembers(int place, int members) {
+    contributor_ = place;
+    contributors_ = members;
+  }
+
   // Announces a bucket of the open step, with its contribution where that may go eagerly.
   absl::Status Begin(BucketRun& run, Effects& effects);
 
@@ -68,9 +75,9 @@ class StepProtocol {
   void Resumed(Effects& effects);
   // Another daemon did, which knows nothing of this one's attempts. Resumed follows.
   void BeginAnew();
-  // The open step goes on there: buckets that may have results begin again with their kept
-  // gradients. False: there is none such. Resumed follows.
-  absl::StatusOr<bool> ReduceAgain();
+  // The open step goes on there: buckets that may have results, or all of them, begin again with
+  // their kept gradients. False: there is none such. Resumed follows.
+  absl::StatusOr<bool> ReduceAgain(bool all, Effects& effects);
   // Whether gradients of the open step may be overwritten by results.
   bool MayHaveResults() const;
   bool has_contributed() const { return contributed_; }

@@ -1,6 +1,7 @@
 #include "client/runtime/runtime.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -45,7 +46,8 @@ MemberOptions CoreOptions(const ClientOptions& options, const JoinResult& member
           .shard = shard.number,
           .shards = shard.map,
           .manifest = options.parameters,
-          .keeps_gradients = options.keep_gradients ? device : nullptr};
+          .keep_gradients = options.keep_gradients,
+          .device = device};
 }
 
 DevicePath::Options PathOptions(const ClientOptions& options, const JoinResult& membership) {
@@ -97,6 +99,8 @@ Runtime::Runtime(ClientOptions options, Joined joined, std::uint64_t start_id, M
       given_address_(std::move(joined.given_address)),
       wish_(std::move(joined.wish)) {
   if (membership_.leaf) member_.SetNode(options_.local_rank, options_.local_world_size);
+  ranks_now_.resize(static_cast<std::size_t>(options_.world_size));
+  std::iota(ranks_now_.begin(), ranks_now_.end(), 0);
 }
 
 void Runtime::Run(std::shared_ptr<Outcome> joined) {
@@ -341,7 +345,7 @@ void Runtime::Finish(const StepDoneEffect& effect) {
 
 void Runtime::Complete(StepCall& call, const StepDoneEffect& over) {
   step_.store(over.step + 1, std::memory_order_relaxed);
-  Tell(over.change, over.reason, over.drift);
+  Tell(over.change, over.ranks, over.reason, over.drift);
   call.verdict = over.verdict;
   call.outcome.Complete(absl::OkStatus());
 }
@@ -355,9 +359,13 @@ void Runtime::On(CollectiveDoneEffect& effect) {
 void Runtime::On(WelcomeEffect& effect) {
   welcomed_ = true;
   if (effect.recovery) Outlive(*effect.recovery);
+  {
+    MutexLock lock(shared_mutex_);
+    if (effect.recovery && effect.recovery->roster) ranks_now_ = effect.recovery->roster->ranks;
+  }
   if (effect.change) {
     step_.store(member_.step(), std::memory_order_relaxed);
-    Tell(effect.change, "", "");
+    Tell(effect.change, {}, "", "");
   }
   const std::uint32_t groups = member_.leaf_groups();
   if (groups > 0 && options_.hook.comm_hook != "noop") {

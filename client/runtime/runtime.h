@@ -100,6 +100,7 @@ class Runtime final : private EventHandler {
       GRADWIRE_EXCLUDES(shared_mutex_);
   std::int64_t step() const { return step_.load(std::memory_order_relaxed); }
   std::optional<MembershipChange> membership_change() const GRADWIRE_EXCLUDES(shared_mutex_);
+  std::vector<int> members() const GRADWIRE_EXCLUDES(shared_mutex_);
   std::string skip_reason() const GRADWIRE_EXCLUDES(shared_mutex_);
   std::string parameter_drift() const GRADWIRE_EXCLUDES(shared_mutex_);
   ClientMetrics metrics() const GRADWIRE_EXCLUDES(shared_mutex_);
@@ -156,9 +157,11 @@ class Runtime final : private EventHandler {
   // ---- After the loss of the daemon (runtime_rejoin.cc)
   // The session outlives its daemon: this member looks for the next one so long.
   void Outlive(const wire::Recovery& recovery);
-  // What the user is told of with the end of a step, or the Welcome.
-  void Tell(const std::optional<wire::MembershipChange>& change, const std::string& skip_reason,
-            const std::string& drift) GRADWIRE_EXCLUDES(shared_mutex_);
+  // What the user is told of with the end of a step, or the Welcome. `ranks`: of the session's
+  // members from now on; empty: as before.
+  void Tell(const std::optional<wire::MembershipChange>& change, const std::vector<int>& ranks,
+            const std::string& skip_reason, const std::string& drift)
+      GRADWIRE_EXCLUDES(shared_mutex_);
   // Whether the daemon's answer to a stream says that it is another one.
   bool MayRejoin(const absl::Status& answer) const;
   void BeginRejoin();
@@ -214,6 +217,7 @@ class Runtime final : private EventHandler {
   ClientMetrics metrics_ GRADWIRE_GUARDED_BY(shared_mutex_);
   BucketStats stats_ GRADWIRE_GUARDED_BY(shared_mutex_);
   std::optional<MembershipChange> change_ GRADWIRE_GUARDED_BY(shared_mutex_);
+  std::vector<int> ranks_now_ GRADWIRE_GUARDED_BY(shared_mutex_);  // of the members
   std::string skip_reason_ GRADWIRE_GUARDED_BY(shared_mutex_);
   std::string drift_ GRADWIRE_GUARDED_BY(shared_mutex_);
   std::atomic<std::int64_t>

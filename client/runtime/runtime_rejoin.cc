@@ -18,13 +18,25 @@ void Runtime::Outlive(const wire::Recovery& recovery) {
 }
 
 void Runtime::Tell(const std::optional<wire::MembershipChange>& change,
-                   const std::string& skip_reason, const std::string& drift) {
+                   const std::vector<int>& ranks, const std::string& skip_reason,
+                   const std::string& drift) {
   MutexLock lock(shared_mutex_);
   skip_reason_ = skip_reason;
   drift_ = drift;
+  if (!ranks.empty()) ranks_now_ = ranks;
   change_.reset();
-  if (change) change_ = {.newcomers = change->newcomers, .root = change->root};
-  unhealed_ = change_;
+  unhealed_.reset();
+  if (change) {
+    change_ = {.newcomers = change->newcomers, .root = change->root, .members = ranks_now_};
+    if (!change->newcomers.empty()) unhealed_ = change_;
+  } else if (!ranks.empty()) {
+    change_ = {.newcomers = {}, .root = ranks.front(), .members = ranks};
+  }
+}
+
+std::vector<int> Runtime::members() const {
+  MutexLock lock(shared_mutex_);
+  return ranks_now_;
 }
 
 std::optional<MembershipChange> Runtime::membership_change() const {

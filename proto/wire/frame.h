@@ -17,6 +17,7 @@
 
 #include "gradwire/hooks/round_plan.h"
 #include "gradwire/hooks/slice.h"
+#include "proto/wire/roster.h"
 
 namespace gradwire::wire {
 
@@ -186,6 +187,7 @@ struct Recovery {
   std::string session_key;
   std::uint64_t lineage = 0;
   std::uint32_t grace_milliseconds = 0;
+  std::optional<Roster> roster{};  // none: all ranks, always
   bool operator==(const Recovery&) const = default;
 };
 
@@ -195,6 +197,7 @@ struct MembershipChange {
   int root = 0;                   // the lowest rank that has the model
   std::uint64_t collectives = 0;  // number of the next one; open ones are void
   std::int64_t iteration = 0;     // steps applied, as the hook counts
+  std::vector<int> ranks{};       // of the next roster; empty: all
   bool operator==(const MembershipChange&) const = default;
 };
 

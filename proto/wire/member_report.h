@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "gradwire/hooks/round_plan.h"
+#include "proto/wire/roster.h"
 
 namespace gradwire::wire {
 
@@ -34,6 +36,10 @@ struct MemberReport {
   std::size_t eager_bytes = 0;
   bool newcomer = false;
   bool keeps_gradients = false;
+  std::optional<Roster> roster{};  // none: all ranks, always
+  std::vector<int> concluded{};    // with a roster
+  bool has_seen_results = false;
+  bool in_collective = false;
 
   bool operator==(const MemberReport&) const = default;
 };

@@ -4,18 +4,52 @@
 
 namespace gradwire::wire {
 
+namespace {
+
+// `what` names the field.
+std::vector<int> GetRanks(const char* what,
+                          const google::protobuf::RepeatedField<std::int32_t>& ranks,
+                          Checker& check) {
+  check.Count(what, static_cast<std::size_t>(ranks.size()), 0, kMaxWorldSize);
+  std::vector<int> out;
+  if (!check.status().ok()) return out;
+  for (const int rank : ranks) {
+    const int next = out.empty() ? 0 : out.back() + 1;
+    out.push_back(check.Range(what, rank, next, kMaxWorldSize - 1));
+    if (!check.status().ok()) return out;  // the next one would be compared with it
+  }
+  return out;
+}
+
+void Set(const Roster& roster, v1::Roster& message) {
+  message.set_number(roster.number);
+  message.mutable_ranks()->Add(roster.ranks.begin(), roster.ranks.end());
+}
+
+Roster Get(const v1::Roster& message, Checker& check) {
+  // One more is counted.
+  return {.number = check.Range("roster.number", message.number(), std::uint64_t{1},
+                                std::uint64_t{kMaxInt64}),
+          .ranks = GetRanks("roster.ranks", message.ranks(), check)};
+}
+
+}  // namespace
+
 void Set(const Recovery& recovery, v1::Recovery& message) {
   message.set_session_key(recovery.session_key);
   message.set_lineage(recovery.lineage);
   message.set_grace_milliseconds(recovery.grace_milliseconds);
+  if (recovery.roster) Set(*recovery.roster, *message.mutable_roster());
 }
 
 Recovery Get(const v1::Recovery& message, Checker& check) {
   check.Count("recovery.session_key", message.session_key().size(), kSessionKeyBytes,
               kSessionKeyBytes);
-  return {.session_key = message.session_key(),
-          .lineage = message.lineage(),
-          .grace_milliseconds = message.grace_milliseconds()};
+  return {
+      .session_key = message.session_key(),
+      .lineage = message.lineage(),
+      .grace_milliseconds = message.grace_milliseconds(),
+      .roster = message.has_roster() ? std::optional(Get(message.roster(), check)) : std::nullopt};
 }
 
 void Set(const MembershipChange& change, v1::MembershipChange& message) {
@@ -23,10 +57,11 @@ void Set(const MembershipChange& change, v1::MembershipChange& message) {
   message.set_root(change.root);
   message.set_collectives(change.collectives);
   message.set_iteration(change.iteration);
+  message.mutable_ranks()->Add(change.ranks.begin(), change.ranks.end());
 }
 
 MembershipChange Get(const v1::MembershipChange& message, Checker& check) {
-  check.Count("change.newcomers", static_cast<std::size_t>(message.newcomers_size()), 1,
+  check.Count("change.newcomers", static_cast<std::size_t>(message.newcomers_size()), 0,
               kMaxWorldSize);
   MembershipChange change{.root = check.Range("change.root", message.root(), 0, kMaxWorldSize - 1),
                           .collectives = message.collectives(),
@@ -36,6 +71,7 @@ MembershipChange Get(const v1::MembershipChange& message, Checker& check) {
   for (const int rank : message.newcomers()) {
     change.newcomers.push_back(check.Range("change.newcomers", rank, 0, kMaxWorldSize - 1));
   }
+  change.ranks = GetRanks("change.ranks", message.ranks(), check);
   return change;
 }
 
@@ -103,6 +139,10 @@ v1::MemberReport ToProto(const MemberReport& report) {
   message.set_eager_bytes(report.eager_bytes);
   message.set_newcomer(report.newcomer);
   message.set_keeps_gradients(report.keeps_gradients);
+  if (report.roster) Set(*report.roster, *message.mutable_roster());
+  message.mutable_concluded()->Add(report.concluded.begin(), report.concluded.end());
+  message.set_has_seen_results(report.has_seen_results);
+  message.set_in_collective(report.in_collective);
   return message;
 }
 
@@ -120,7 +160,11 @@ absl::StatusOr<MemberReport> FromProto(const v1::MemberReport& message) {
                       .window_chunks = message.window_chunks(),
                       .eager_bytes = message.eager_bytes(),
                       .newcomer = message.newcomer(),
-                      .keeps_gradients = message.keeps_gradients()};
+                      .keeps_gradients = message.keeps_gradients(),
+                      .concluded = GetRanks("concluded", message.concluded(), check),
+                      .has_seen_results = message.has_seen_results(),
+                      .in_collective = message.in_collective()};
+  if (message.has_roster()) report.roster = Get(message.roster(), check);
   if (message.last() != v1::STEP_VERDICT_UNSPECIFIED) {
     report.last = GetVerdict(message.last(), check);
   }

@@ -33,8 +33,7 @@ Collectives::Collectives(int world_size, std::size_t chunk_bytes, std::uint32_t 
       received_(static_cast<std::size_t>(world_size)) {}
 
 void Collectives::SetElsewhere(int rank) {
-  elsewhere_[static_cast<std::size_t>(rank)] = true;
-  entered_ = elsewhere_;
+  elsewhere_[static_cast<std::size_t>(rank)] = entered_[static_cast<std::size_t>(rank)] = true;
 }
 
 void Collectives::GoOnFrom(std::uint64_t number, const std::vector<bool>& through) {

@@ -28,6 +28,7 @@ absl::Status NobodyKnows() {
                                              "begin again from a checkpoint"));
 }
 
+constexpr char kMembersLost[] = "members were lost in it";
 constexpr char kDaemonLost[] = "its daemon was lost, and not all members have its results";
 
 wire::StepDone Ended(std::int64_t step, Verdict verdict, std::uint64_t digest,
@@ -56,8 +57,10 @@ absl::Status Gathering::Check(const wire::MemberReport& report) const {
 }
 
 void Gathering::Take(int rank, std::optional<wire::MemberReport> report) {
-  if (report) Advance(*report, told_);
+  left_[static_cast<std::size_t>(rank)] = report && CannotFollow(*report);
+  if (report) Hear(*report, told_);
   reports_[static_cast<std::size_t>(rank)] = std::move(report);
+  gone_[static_cast<std::size_t>(rank)] = false;
 }
 
 // As the member will report when it has heard of these.
@@ -66,11 +69,21 @@ void Gathering::Advance(wire::MemberReport& report, std::span<const wire::StepDo
     if (report.step > done.step) continue;
     report.step = done.step + 1;
     report.before_last = std::exchange(report.last, done.verdict);
-    report.has_contributed = report.may_have_results = false;
+    report.has_contributed = report.may_have_results = report.has_seen_results = false;
+    // A newcomer that lacks results of a step lets the others apply it, and is one still.
+    report.newcomer &= done.verdict != Verdict::kApply || !report.ready;
     report.ready.reset();
-    report.newcomer &= done.verdict != Verdict::kApply;
-    if (done.change) report.collectives = done.change->collectives;
+    if (!done.change) continue;
+    report.collectives = done.change->collectives;
+    report.in_collective = false;
   }
+}
+
+// What it has said in a step that goes on is void, also if another one was lost since: members have
+// said what they hold of the hook's state before that step.
+void Gathering::Hear(wire::MemberReport& report, std::span<const wire::StepDone> ended) const {
+  Advance(report, ended);
+  if (report.step == told_step_) report.ready.reset();
 }
 
 absl::StatusOr<Gathering::Outcome> Gathering::Decide() const {
@@ -81,6 +94,7 @@ absl::StatusOr<Gathering::Outcome> Gathering::Decide() const {
     all.push_back({.rank = static_cast<int>(r), .report = &*reports_[r]});
   }
   if (all.empty()) return NobodyKnows();
+  const wire::MemberReport* const latest = Latest();
   const auto by_step = [](const Reporter& a, const Reporter& b) {
     return a.report->step < b.report->step;
   };
@@ -95,9 +109,14 @@ absl::StatusOr<Gathering::Outcome> Gathering::Decide() const {
                                     : apart == 1 ? FollowThoseAhead(all, step)
                                                  : DecideTogether(all, step);
   if (!outcome.ok()) return outcome;
+  outcome->donor = all.front().rank;
   absl::Status status = DecideCollectives(*outcome);
   if (status.ok()) status = TakeIn(*outcome);
   if (!status.ok()) return status;
+  if (shrinks_) {
+    outcome->roster = wire::Roster{.number = 1 + (latest == nullptr ? 0 : latest->roster->number),
+                                   .ranks = RanksHere()};
+  }
   outcome->ended.insert(outcome->ended.begin(), told_.begin(), told_.end());
   return outcome;
 }
@@ -108,8 +127,10 @@ bool Gathering::AllNew() const {
 }
 
 bool Gathering::HasNewcomers() const {
-  return std::any_of(reports_.begin(), reports_.end(),
-                     [](const auto& report) { return !report || report->newcomer; });
+  for (std::size_t r = 0; r < reports_.size(); ++r) {
+    if (!gone_[r] && (!reports_[r] || reports_[r]->newcomer)) return true;
+  }
+  return false;
 }
 
 // Some have seen `step` end; the others have not.
@@ -189,6 +210,12 @@ absl::StatusOr<Gathering::Outcome> Gathering::DecideTogether(const Reporters& al
   }
   // There is no result of a sum that lacks a contribution, whatever a member fears.
   any_results &= all_contributed;
+  for (const auto& [rank, report] : all) {
+    const std::optional<Verdict>& first = all.front().report->last;
+    if (!first || !report->last || first == report->last) continue;
+    return Contradiction("step ", step - 1, " ended with ", Text(*first), " for rank ",
+                         all.front().rank, ", and not for rank ", rank);
+  }
   if (IsActive(Mutant::kReadyOfOneConcludes)) all_ready = said.has_value();
   if (all_ready) {
     for (const auto& [rank, report] : all) {
@@ -222,7 +249,7 @@ absl::Status Gathering::DecideCollectives(Outcome& outcome) const {
   const std::uint64_t over = first.report->collectives;
   const std::uint64_t most = last.report->collectives;
   outcome.through.assign(reports_.size(), false);
-  if (HasNewcomers()) {
+  if (HasNewcomers() || !CanGoOn(outcome.step)) {
     outcome.collectives = most + 1;
     return absl::OkStatus();
   }
@@ -232,7 +259,7 @@ absl::Status Gathering::DecideCollectives(Outcome& outcome) const {
   }
   outcome.collectives = over;
   for (std::size_t r = 0; r < reports_.size(); ++r) {
-    outcome.through[r] = reports_[r]->collectives > over;
+    outcome.through[r] = reports_[r] && reports_[r]->collectives > over;
   }
   return absl::OkStatus();
 }
@@ -246,10 +273,15 @@ absl::Status Gathering::TakeIn(Outcome& outcome) const {
     outcome.collectives = told_change_->collectives;
     return absl::OkStatus();
   };
-  if (!HasNewcomers()) return told_change_ ? as_told() : absl::OkStatus();
+  const bool may_be_told = told_change_ && told_ranks_ == RanksHere();
+  if (!HasNewcomers() && (may_be_told || CanGoOn(outcome.step))) {
+    return may_be_told ? as_told() : absl::OkStatus();
+  }
   wire::MembershipChange change{.root = -1, .collectives = outcome.collectives};
+  if (shrinks_) change.ranks = RanksHere();
   for (std::size_t r = 0; r < reports_.size(); ++r) {
     const int rank = static_cast<int>(r);
+    if (gone_[r]) continue;
     if (!reports_[r]) outcome.fresh.push_back(rank);
     if (!reports_[r] || reports_[r]->newcomer) {
       change.newcomers.push_back(rank);
@@ -258,7 +290,7 @@ absl::Status Gathering::TakeIn(Outcome& outcome) const {
     }
   }
   const bool is_told =
-      told_change_ && std::ranges::includes(told_change_->newcomers, change.newcomers);
+      may_be_told && std::ranges::includes(told_change_->newcomers, change.newcomers);
   if (is_told) return as_told();
   // They may have heard of the end of steps that others are still in.
   for (const auto& report : reports_) {
@@ -266,9 +298,11 @@ absl::Status Gathering::TakeIn(Outcome& outcome) const {
       outcome.ended.push_back(Ended(outcome.step++, Verdict::kSkip, 0, "a member was lost in it"));
     }
   }
-  outcome.ended.push_back(Ended(
-      outcome.step, Verdict::kSkip, 0,
-      absl::StrCat("lost members have successors: ranks ", absl::StrJoin(change.newcomers, ", "))));
+  outcome.ended.push_back(Ended(outcome.step, Verdict::kSkip, 0,
+                                change.newcomers.empty()
+                                    ? std::string(kMembersLost)
+                                    : absl::StrCat("lost members have successors: ranks ",
+                                                   absl::StrJoin(change.newcomers, ", "))));
   outcome.ended.back().change = change;
   outcome.change = std::move(change);
   ++outcome.step;
@@ -277,11 +311,13 @@ absl::Status Gathering::TakeIn(Outcome& outcome) const {
 
 void Gathering::Tell(const Outcome& outcome) {
   const auto fresh = std::span(outcome.ended).subspan(told_.size());
+  told_step_ = outcome.step;
   for (std::optional<wire::MemberReport>& report : reports_) {
-    if (report) Advance(*report, fresh);
+    if (report) Hear(*report, fresh);
   }
   told_ = outcome.ended;
   told_change_ = outcome.change;
+  told_ranks_ = RanksHere();
 }
 
 }  // namespace gradwire::server

@@ -12,6 +12,13 @@
 // A decision that a daemon takes is the same if the next one takes it again, whoever has heard of
 // it meanwhile. Every member's report counts, so the outcome does not depend on who is asked first.
 //
+// Where the session shrinks, members are in a roster. Each gathering makes the next one, of those
+// who have come, if they are enough. Nobody is READY in a roster that some of its members have not
+// heard of, and nobody who has answers the daemon of an earlier one. Means are of those in the
+// roster, so that with another one all begin the step again from their gradients. It is dropped if
+// somebody has seen results of the earlier ones already, or is in a broadcast or barrier, which
+// lost members may have been in.
+//
 // A rank whose member was lost may have a newcomer, which has no report. What the lost one has said
 // is in the others' reports as far as it matters: nothing was concluded unless they are READY. But
 // a newcomer has no gradients for the open step, and no model. So where there are newcomers, the
@@ -37,10 +44,13 @@ class Gathering {
  public:
   // Whose session it is, as the first member's join says. A member with another key or lineage is
   // refused: a fresh daemon believes what the whole world presents alike.
-  Gathering(std::string session_key, std::uint64_t lineage, int world_size)
+  Gathering(std::string session_key, std::uint64_t lineage, int world_size, bool shrinks = false)
       : session_key_(std::move(session_key)),
         lineage_(lineage),
-        reports_(static_cast<std::size_t>(world_size)) {}
+        shrinks_(shrinks),
+        reports_(static_cast<std::size_t>(world_size)),
+        gone_(static_cast<std::size_t>(world_size)),
+        left_(static_cast<std::size_t>(world_size)) {}
 
   // PermissionDenied: the report is of another session.
   absl::Status Check(const wire::MemberReport& report) const;
@@ -51,17 +61,29 @@ class Gathering {
   // When all ranks are taken: nobody has been in the session, which begins as any other.
   bool AllNew() const;
 
+  // ---- Where the session shrinks
+
+  // It goes on without the rank, which counts as taken until it is.
+  void SetGone(int rank);
+  // Whether these, ascending, are enough to go on without the others: `least`, and a majority of
+  // those who concluded the last step. Newcomers do not count.
+  bool IsQuorum(const std::vector<int>& here, int least) const;
+  // Whom the others have gone on without: their reports say nothing, and they have an old model.
+  std::vector<int> LeftBehind() const;
+
   struct Outcome {
     std::int64_t step = 0;  // that is open now
     bool again = false;     // it goes on although some may have results: they keep gradients
     // How steps before it ended, in order, for members that have not seen it.
     std::vector<wire::StepDone> ended{};
-    // In place of lost members; also in the last of `ended`. The hook's iteration is not known
-    // here.
+    // Of who is new, or of members that are gone; also in the last of `ended`. The hook's iteration
+    // is not known here.
     std::optional<wire::MembershipChange> change{};
-    std::vector<int> fresh{};       // newcomers that have not been in the session at all
-    std::uint64_t collectives = 0;  // that are over for all members
-    std::vector<bool> through{};    // by rank: one more is, for this one
+    std::vector<int> fresh{};              // newcomers that have not been in the session at all
+    std::uint64_t collectives = 0;         // that are over for all members
+    std::vector<bool> through{};           // by rank: one more is, for this one
+    int donor = 0;                         // the lowest rank that has the model
+    std::optional<wire::Roster> roster{};  // that begins; none: the session does not shrink
   };
   // When all ranks are taken, and not all are new. FailedPrecondition: reports contradict each
   // other, and the error names two ranks that do, or nobody has the model; no member may go on.
@@ -84,14 +106,28 @@ class Gathering {
   absl::Status DecideCollectives(Outcome& outcome) const;
   // Whether any rank lacks the model, or may lack it.
   bool HasNewcomers() const;
+  const wire::MemberReport* Latest() const;  // in the latest roster; null: there is no roster
+  std::vector<int> RanksOf(const wire::MemberReport* report) const;  // of its roster
+  std::vector<int> RanksHere() const;                                // of the next one
+  // Whether that has other ranks than some are in.
+  bool Moves() const;
+  bool CanGoOn(std::int64_t step) const;
+  bool CannotFollow(const wire::MemberReport& report) const;
+  bool Lacks(const wire::MemberReport& report) const;
   static void Advance(wire::MemberReport& report, std::span<const wire::StepDone> ended);
+  void Hear(wire::MemberReport& report, std::span<const wire::StepDone> ended) const;
   absl::Status TakeIn(Outcome& outcome) const;
 
   const std::string session_key_;
   const std::uint64_t lineage_;
+  const bool shrinks_;
   std::vector<std::optional<wire::MemberReport>> reports_;  // by rank; none: a newcomer's
+  std::vector<bool> gone_;                                  // by rank
+  std::vector<bool> left_;  // by rank: it cannot follow what the others were told
   std::vector<wire::StepDone> told_;
+  std::optional<std::int64_t> told_step_;  // that goes on, or begins
   std::optional<wire::MembershipChange> told_change_;
+  std::vector<int> told_ranks_;  // who was there then
 };
 
 }  // namespace gradwire::server

@@ -23,6 +23,11 @@ void Membership::SetElsewhere(int first, int count) {
   for (int r = first; r < first + count; ++r) At(r).state = MemberState::kElsewhere;
 }
 
+void Membership::SetGone(int rank) {
+  Free(rank);
+  At(rank).state = MemberState::kGone;
+}
+
 absl::Status Membership::SetLeaf(int rank, int ranks, const std::string& name) {
   for (int r = rank + 1; r < rank + ranks; ++r) {
     if (At(r).state == MemberState::kAbsent) continue;
@@ -232,7 +237,7 @@ std::optional<Membership::Loss> Membership::FindLoss(absl::Time now) const {
 
 bool Membership::All(MemberState state) const {
   return std::all_of(members_.begin(), members_.end(), [state](const Member& member) {
-    return member.state == state || member.state == MemberState::kElsewhere;
+    return member.state == state || !IsAwaited(member.state);
   });
 }
 
@@ -314,6 +319,8 @@ std::string Name(MemberState state) {
       return "ended";
     case MemberState::kElsewhere:
       return "elsewhere";
+    case MemberState::kGone:
+      return "gone";
   }
   return "unknown";
 }

@@ -18,7 +18,7 @@ namespace gradwire::server {
 // kEnded: the session failed, or went on
 // with another daemon, which ended the member's stream. kElsewhere: its member has no stream
 // here, and nobody waits for it: a leaf daemon stands for it, or this daemon is a leaf and the rank
-// is another host's.
+// is another host's. kGone: the session goes on without the rank.
 enum class MemberState : std::uint8_t {
   kAbsent,
   kJoined,
@@ -26,7 +26,8 @@ enum class MemberState : std::uint8_t {
   kLost,
   kLeft,
   kEnded,
-  kElsewhere
+  kElsewhere,
+  kGone
 };
 std::string Name(MemberState state);
 
@@ -49,6 +50,9 @@ class Membership {
   };
   // The ranks from `first` on, which are free, are elsewhere.
   void SetElsewhere(int first, int count);
+  // Of a session that goes on without the rank, whatever it was.
+  void SetGone(int rank);
+  bool IsGone(int rank) const { return At(rank).state == MemberState::kGone; }
 
   // Takes `rank`, or the first free rank if that is -1. `session` is for messages.
   absl::StatusOr<Place> Join(int rank, std::uint64_t start_id, const std::string& session,
@@ -105,7 +109,8 @@ class Membership {
   MemberState state(int rank) const { return At(rank).state; }
   std::uint64_t connection(int rank) const { return At(rank).connection; }
   absl::Time last_heard(int rank) const { return At(rank).last_heard; }
-  bool IsElsewhere(int rank) const { return At(rank).state == MemberState::kElsewhere; }
+  // Or gone.
+  bool IsElsewhere(int rank) const { return !IsAwaited(At(rank).state); }
   // Of those that are not elsewhere.
   bool AllConnected() const { return All(MemberState::kConnected); }
   bool AllLeft() const { return All(MemberState::kLeft); }
@@ -135,6 +140,9 @@ class Membership {
 
   Member& At(int rank) { return members_[static_cast<std::size_t>(rank)]; }
   const Member& At(int rank) const { return members_[static_cast<std::size_t>(rank)]; }
+  static bool IsAwaited(MemberState state) {
+    return state != MemberState::kElsewhere && state != MemberState::kGone;
+  }
   bool All(MemberState state) const;
   std::optional<Freed> GoneBeforeStart(int rank, absl::Time now) const;
 

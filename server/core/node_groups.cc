@@ -44,6 +44,7 @@ absl::StatusOr<NodeGroups> NodeGroups::Make(std::span<const GroupAsk> asks) {
   bool leaves = false;
   for (std::size_t r = 0; r < asks.size(); ++r) {
     const int rank = static_cast<int>(r);
+    if (asks[r].gone) continue;
     leaves |= asks[r].ranks != 1;
     if (asks[r].ranks == 0) continue;
     if (asks[r].name.empty()) {

@@ -29,6 +29,7 @@ struct GroupAsk {
   std::string communicator;  // what it reaches the others with
   // Ranks that it stands for: more than its own, if it is a leaf daemon; 0: it is elsewhere.
   int ranks = 1;
+  bool gone = false;  // the session goes on without it
 };
 
 class NodeGroups {

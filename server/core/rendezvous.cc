@@ -1,5 +1,6 @@
 #include "server/core/rendezvous.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -7,8 +8,30 @@
 #include "base/mutants.h"
 
 namespace gradwire::server {
+namespace {
+
+// Ranks ascend, as the codec has checked.
+absl::Status CheckRanks(int own, int world_size, const wire::MemberReport& report) {
+  const auto refuse = [&](const char* field) {
+    return Coded(ErrorCode::kResume, absl::InvalidArgumentError(absl::StrCat(
+                                         "report.", field, ": allowed are ranks from 0 to ",
+                                         world_size - 1, ", among them the member's own, ", own)));
+  };
+  if (!report.concluded.empty() && report.concluded.back() >= world_size) {
+    return refuse("concluded");
+  }
+  if (!report.roster) return absl::OkStatus();
+  const std::vector<int>& ranks = report.roster->ranks;
+  const bool right = std::ranges::binary_search(ranks, own) && ranks.back() < world_size;
+  return right ? absl::OkStatus() : refuse("roster");
+}
+
+}  // namespace
 
 absl::StatusOr<int> Rendezvous::Join(const JoinAsk& ask, absl::Time now, Effects& effects) {
+  const bool comes_after_all =
+      !is_complete_ && membership_.IsRank(ask.rank) && membership_.IsGone(ask.rank);
+  if (comes_after_all) membership_.Free(ask.rank);
   const auto place = membership_.Join(ask.rank, ask.start_id, options_.name, now);
   if (!place.ok()) return place.status();
   if (place->fresh && ask.leaf_ranks > 0) {
@@ -30,7 +53,10 @@ absl::StatusOr<int> Rendezvous::Join(const JoinAsk& ask, absl::Time now, Effects
 }
 
 absl::Status Rendezvous::CheckReport(const JoinAsk& ask) const {
-  if (options_.gathers && ask.report) return gathering_->Check(*ask.report);
+  if (options_.gathers && ask.report) {
+    absl::Status valid = CheckRanks(ask.rank, options_.world_size, *ask.report);
+    return valid.ok() ? gathering_->Check(*ask.report) : valid;
+  }
   if (options_.gathers && options_.member_grace > absl::ZeroDuration()) {
     if (ask.leaf_ranks > 0 || !ask.addresses.empty() || !ask.group.name.empty()) {
       return Coded(ErrorCode::kResume,
@@ -76,7 +102,9 @@ void Rendezvous::Leave(int rank, Effects& effects) {
 absl::StatusOr<NodeGroups> Rendezvous::Group() const {
   std::vector<GroupAsk> asks = asks_;
   for (int r = 0; r < membership_.world_size(); ++r) {
-    asks[static_cast<std::size_t>(r)].ranks = membership_.IsElsewhere(r) ? 0 : membership_.ranks(r);
+    GroupAsk& ask = asks[static_cast<std::size_t>(r)];
+    ask.ranks = membership_.IsElsewhere(r) ? 0 : membership_.ranks(r);
+    ask.gone = membership_.IsGone(r);
   }
   return NodeGroups::Make(asks);
 }
@@ -110,11 +138,55 @@ absl::StatusOr<std::optional<Gathering::Outcome>> Rendezvous::Gathered() const {
   return std::optional(*std::move(outcome));
 }
 
+// ---- Without those who do not come
+
+std::vector<int> Rendezvous::LeftBehind() const {
+  return gathering_ ? gathering_->LeftBehind() : std::vector<int>();
+}
+
+bool Rendezvous::HasQuorum(int least) const {
+  return gathering_->IsQuorum(membership_.Reachable(), least);
+}
+
+// Those that were lost before are not waited for, unless they have come again.
+bool Rendezvous::MayShrink(absl::Time now) const {
+  if (!gathering_ || !options_.shrinks() || membership_.AllConnected()) return false;
+  bool waits = false;
+  for (int r = 0; r < membership_.world_size(); ++r) {
+    const MemberState state = membership_.state(r);
+    if (state == MemberState::kConnected || membership_.IsElsewhere(r)) continue;
+    if (state == MemberState::kJoined) return false;  // its stream comes, or it is freed
+    const bool was_lost = std::ranges::count(options_.gone, r) > 0;
+    waits |= state != MemberState::kAbsent || !was_lost;
+  }
+  if (waits && now - created_ <= options_.shrink_after) return false;
+  return HasQuorum(options_.shrinks_to);
+}
+
+void Rendezvous::SetGone(int rank) {
+  membership_.SetGone(rank);
+  gathering_->SetGone(rank);
+}
+
+bool Rendezvous::AwaitGone() {
+  bool any = false;
+  for (int r = 0; r < membership_.world_size(); ++r) {
+    if (!membership_.IsGone(r)) continue;
+    membership_.Free(r);
+    any = true;
+  }
+  return any;
+}
+
 void Rendezvous::Complete(const NodeGroups& groups, const wire::Welcome& welcome,
                           const std::map<int, wire::MembershipChange>& newcomers,
-                          Effects& effects) const {
-  effects.push_back(
-      LogEffect{.message = absl::StrCat("all ", options_.world_size, " members are here")});
+                          Effects& effects) {
+  is_complete_ = true;
+  if (std::ssize(membership_.Reachable()) == options_.world_size || options_.leaf.is_leaf() ||
+      groups.has_leaves()) {
+    effects.push_back(
+        LogEffect{.message = absl::StrCat("all ", options_.world_size, " members are here")});
+  }
   // Who is behind this leaf has no weight: the leaf has it at the root.
   const bool weighted = groups.has_leaves() && !options_.leaf.is_leaf();
   if (!groups.any() && !weighted && newcomers.empty()) {

@@ -21,10 +21,12 @@ class Rendezvous {
   Rendezvous(const SessionOptions& options, Membership& membership, absl::Time now)
       : options_(options),
         membership_(membership),
+        created_(now),
         began_(now),
         asks_(static_cast<std::size_t>(options.world_size)) {
     if (options.gathers) {
-      gathering_.emplace(options.session_key, options.lineage, options.world_size);
+      gathering_.emplace(options.session_key, options.lineage, options.world_size,
+                         options.shrinks());
     }
   }
 
@@ -46,11 +48,20 @@ class Rendezvous {
   absl::StatusOr<NodeGroups> Group() const;
   // What follows from the members' reports; none: they have begun here.
   absl::StatusOr<std::optional<Gathering::Outcome>> Gathered() const;
-  // As Gathering's.
+  // As Gathering's, of those who are connected.
   void Tell(const Gathering::Outcome& outcome) { gathering_->Tell(outcome); }
+  std::vector<int> LeftBehind() const;
+  bool AllNew() const { return gathering_->AllNew(); }
+  bool HasQuorum(int least) const;
+  // The session shrinks, and those who are here may go on without the others now.
+  bool MayShrink(absl::Time now) const;
+  // It goes on without the rank; unless that comes before the session runs.
+  void SetGone(int rank);
+  // Waits for all ranks again. False: none is gone.
+  bool AwaitGone();
   // Welcomes them, and newcomers as such, by rank.
   void Complete(const NodeGroups& groups, const wire::Welcome& welcome,
-                const std::map<int, wire::MembershipChange>& newcomers, Effects& effects) const;
+                const std::map<int, wire::MembershipChange>& newcomers, Effects& effects);
 
   // Why a rank was given up last: "rank 0 left". "": none was.
   const std::string& last_departure() const { return last_departure_; }
@@ -58,10 +69,12 @@ class Rendezvous {
  private:
   const SessionOptions& options_;
   Membership& membership_;
+  const absl::Time created_;
   absl::Time began_;            // to wait: anew for each member that is lost meanwhile
   std::vector<GroupAsk> asks_;  // by rank
   std::string last_departure_;
   std::optional<Gathering> gathering_;  // where members bring reports
+  bool is_complete_ = false;
 };
 
 }  // namespace gradwire::server

@@ -1,5 +1,6 @@
 #include "server/core/session_core.h"
 
+#include <algorithm>
 #include <utility>
 #include <variant>
 
@@ -58,7 +59,7 @@ absl::StatusOr<int> SessionCore::Join(const JoinAsk& ask, const absl::Status& sa
   const absl::Status fits = same.ok() ? rendezvous_->CheckReport(ask) : same;
   if (fits.ok()) {
     absl::StatusOr<int> rank = rendezvous_->Join(ask, now, effects);
-    return rank.ok() ? rank : AskAgain(ask.rank, rank.status(), effects);
+    return rank.ok() ? rank : AskAgain(ask, rank.status(), effects);
   }
   if (state_ == State::kJoining) Apply(rendezvous_->OnWrongJoin(ask, fits), effects);
   return fits;
@@ -96,6 +97,7 @@ absl::Status SessionCore::Attach(int rank, std::uint64_t start_id, std::int64_t 
     }
   } else {
     MaybeBegin(rank, effects);
+    MaybeShrink(now, effects);
   }
   return absl::OkStatus();
 }
@@ -116,6 +118,7 @@ void SessionCore::Receive(int rank, std::uint64_t connection, const wire::Frame&
     waits_.OnFrame(rank, frame.header, now);
   } else {
     LetLeave(now, effects);
+    MaybeTakeIn(effects);
   }
   if (timeline_ == nullptr || state_ != State::kRunning) return;
   timeline_->OnFrame(rank, frame.header, step_->flow().member_bytes(rank) - bytes);
@@ -256,6 +259,11 @@ void SessionCore::LeaveRunning(int rank, absl::Time now, Effects& effects) {
   // Its departure may have ended a broadcast: the next collective cannot be entered by a rank that
   // left earlier.
   Apply(collectives_->CheckNobodyGone(rank), effects);
+  if (awaits_successor_) {  // the others gather without it
+    effects.push_back(DepartureEffect{.rank = rank});
+    if (std::ranges::count(gone_, rank) == 0) gone_.push_back(rank);
+    return;
+  }
   membership_.Leave(rank, now);
   effects.push_back(
       LogEffect{.message = absl::StrCat("rank ", rank, " left after ", step_->number(), " steps"),
@@ -294,6 +302,7 @@ void SessionCore::Tick(absl::Time now, Effects& effects) {
   }
   if (state_ == State::kJoining) {
     Apply(rendezvous_->Tick(now, effects), effects);
+    MaybeShrink(now, effects);
     if (state_recovery_ != nullptr) {
       Apply(state_recovery_->Tick(now, options_.join_timeout), effects);
     }
@@ -323,6 +332,7 @@ std::string SessionCore::WaitingFor(absl::Time now) const {
     case State::kFailed:
       return std::string(failure_.message());
     case State::kClosed:
+      if (awaits_successor_ && options_.shrinks()) return "gathers its members again";
       return awaits_successor_ ? "has lost a member, whose place is held for another process"
                                : "ended: all members have left";
     case State::kRunning:

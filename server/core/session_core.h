@@ -148,6 +148,10 @@ class SessionCore {
   // It is closed because a member was lost, and another session is to gather its members.
   bool awaits_successor() const { return awaits_successor_; }
   MemberState member_state(int rank) const { return membership_.state(rank); }
+  // Or gone.
+  bool IsElsewhere(int rank) const { return membership_.IsElsewhere(rank); }
+  // Of a session that awaits successors: those that it does not wait for, where it shrinks.
+  const std::vector<int>& gone() const { return gone_; }
   std::int64_t step() const;
   // Of a leaf daemon: its name, and the ranks that it stands for. "" and 1: it is a trainer.
   const std::string& leaf_name(int rank) const { return membership_.leaf_name(rank); }
@@ -179,8 +183,22 @@ class SessionCore {
   // Whether another process may come for a member that is lost; and that one is waited for.
   bool MayReplace(const FailureEvent& failure) const;
   void AwaitSuccessor(const FailureEvent& failure, Effects& effects);
-  // The answer to a process that was refused a rank: Unavailable if its predecessor may be dead.
-  absl::Status AskAgain(int rank, const absl::Status& refused, Effects& effects);
+  // The answer to a process that was refused a rank: Unavailable if its predecessor may be dead, or
+  // if the session goes on without it, and will take it in.
+  absl::Status AskAgain(const JoinAsk& ask, const absl::Status& refused, Effects& effects);
+
+  // ---- A session that goes on without lost members (session_shrink.cc)
+  // If those who gather are enough, and the others do not come.
+  void MaybeShrink(absl::Time now, Effects& effects);
+  // Whether those who have gathered may begin: who was left behind is sent away.
+  bool MayGoOn(Effects& effects);
+  // To a process that comes for a rank that is gone.
+  absl::Status TakeInLater(const JoinAsk& ask);
+  // A step has ended: takes in who has come meanwhile.
+  void MaybeTakeIn(Effects& effects);
+  // All members gather again, without `lost`; -1: nobody is.
+  void GatherAgain(int lost, Effects& effects);
+  std::string NoQuorum() const;
   // Members have to look for the session elsewhere.
   void Close(Effects& effects);
   MaybeFailure Dispatch(int rank, const wire::Frame& frame, absl::Time now, Effects& effects);
@@ -212,6 +230,8 @@ class SessionCore {
   // That were not heard yet: their Welcome may be lost. By rank.
   std::map<int, wire::MembershipChange> newcomers_;
   bool awaits_successor_ = false;
+  std::vector<int> gone_;                   // where that is so, and the session shrinks
+  std::set<int> comers_;                    // ranks that are gone, for which processes have come
   std::set<int> leaving_;                   // ranks that leave when the step is concluded
   std::unique_ptr<StepTimeline> timeline_;  // null: nobody records
 };

@@ -28,6 +28,7 @@ void SessionCore::MaybeBegin(int rank, Effects& effects) {
   const auto fail = [&](const absl::Status& what) {
     Apply(FailureEvent{.kind = FailureEvent::Kind::kOwner, .rank = rank, .what = what}, effects);
   };
+  if (!MayGoOn(effects)) return;
   absl::StatusOr<NodeGroups> groups = rendezvous_->Group();
   if (!groups.ok()) return fail(groups.status());
   const auto gathered = rendezvous_->Gathered();
@@ -43,6 +44,11 @@ void SessionCore::MaybeBegin(int rank, Effects& effects) {
   }
   state_ = State::kRunning;
   wire::Welcome welcome{.recovery = RecoveryOf(*groups)};
+  if (welcome.recovery && options_.shrinks()) {
+    welcome.recovery->roster = *gathered
+                                   ? (*gathered)->roster
+                                   : wire::Roster{.number = 1, .ranks = membership_.Reachable()};
+  }
   if (welcome.recovery) step_->Outlive(*welcome.recovery);
   if (*gathered) GoOn(**gathered, effects);
   welcome.step = step_->number();
@@ -108,7 +114,7 @@ void SessionCore::GoOn(const Gathering::Outcome& gathered, Effects& effects) {
   }
   step_->GoOnFrom(gathered.step, ended);
   collectives_->GoOnFrom(gathered.collectives, gathered.through);
-  if (gathered.change) Heal(gathered, effects);
+  if (gathered.change && !gathered.change->newcomers.empty()) Heal(gathered, effects);
   std::string how = gathered.again ? "which is reduced again, from gradients that members keep"
                                    : "which nobody has a result of";
   for (const wire::StepDone& done : ended) {
@@ -119,8 +125,10 @@ void SessionCore::GoOn(const Gathering::Outcome& gathered, Effects& effects) {
                        done.verdict == Verdict::kApply ? "applied" : "skipped");
   }
   effects.push_back(LogEffect{
-      .message = absl::StrCat(gathered.change ? "the lost members have successors"
-                                              : "all members of a lost daemon are here",
+      .message = absl::StrCat(gathered.change && !gathered.change->newcomers.empty()
+                                  ? "the lost members have successors"
+                              : options_.gone.empty() ? "all members of a lost daemon are here"
+                                                      : "the others are here",
                               "; the session goes on with step ", gathered.step, ", ", how)});
 }
 
@@ -138,14 +146,20 @@ void SessionCore::Heal(const Gathering::Outcome& gathered, Effects& effects) {
 
 bool SessionCore::MayReplace(const FailureEvent& failure) const {
   return failure.kind == FailureEvent::Kind::kLost && step_->outlives_daemon() &&
-         options_.member_grace > absl::ZeroDuration() && !membership_.FirstLeft();
+         options_.member_grace > absl::ZeroDuration() &&
+         (options_.shrinks() || !membership_.FirstLeft());
 }
 
 // A rank whose stream has ended is not waited for when another process has come for it.
-absl::Status SessionCore::AskAgain(int rank, const absl::Status& refused, Effects& effects) {
+absl::Status SessionCore::AskAgain(const JoinAsk& ask, const absl::Status& refused,
+                                   Effects& effects) {
+  const int rank = ask.rank;
   const bool may_free = (step_->outlives_daemon() || options_.gathers) &&
                         options_.member_grace > absl::ZeroDuration();
   if (!may_free || !absl::IsAlreadyExists(refused)) return refused;
+  if (state_ == State::kRunning && membership_.IsRank(rank) && membership_.IsGone(rank)) {
+    return TakeInLater(ask);
+  }
   const FailureEvent gone{
       .kind = FailureEvent::Kind::kLost,
       .rank = rank,
@@ -155,22 +169,26 @@ absl::Status SessionCore::AskAgain(int rank, const absl::Status& refused, Effect
                        ": its connection closed, and another process has come for its rank")))};
   const bool is_gone = state_ == State::kRunning && membership_.IsRank(rank) &&
                        membership_.state(rank) == MemberState::kLost;
-  if (is_gone && MayReplace(gone)) AwaitSuccessor(gone, effects);
+  if (is_gone && MayReplace(gone)) {
+    comers_.insert(rank);
+    AwaitSuccessor(gone, effects);
+  }
   return absl::UnavailableError(refused.message());
 }
 
 // All members report, as if the daemon were lost, so that there is one way back into a session.
 void SessionCore::AwaitSuccessor(const FailureEvent& failure, Effects& effects) {
-  effects.push_back(LogEffect{
-      .level = LogEffect::Level::kWarning,
-      .message =
-          absl::StrCat(membership_.NameOf(failure.rank), " was lost ", failure.what.message(),
-                       "; its place is held for ", absl::FormatDuration(options_.member_grace)),
-      .rank = failure.rank});
+  effects.push_back(
+      LogEffect{.level = LogEffect::Level::kWarning,
+                .message = absl::StrCat(
+                    membership_.NameOf(failure.rank), " was lost ", failure.what.message(), "; ",
+                    options_.shrinks() ? std::string("the others go on without it")
+                                       : absl::StrCat("its place is held for ",
+                                                      absl::FormatDuration(options_.member_grace))),
+                .rank = failure.rank});
   effects.push_back(
       DepartureEffect{.rank = failure.rank, .lost = std::string(failure.what.message())});
-  Close(effects);
-  awaits_successor_ = true;
+  GatherAgain(failure.rank, effects);
 }
 
 void SessionCore::HandOver(Effects& effects) {
@@ -196,6 +214,11 @@ void SessionCore::Close(Effects& effects) {
 
 void SessionCore::Apply(const MaybeFailure& failure, Effects& effects) {
   if (!failure || state_ == State::kFailed || state_ == State::kClosed) return;
+  // Who has left is not waited for, and the others need not end with it.
+  if (failure->kind == FailureEvent::Kind::kGone && state_ == State::kRunning &&
+      options_.shrinks() && step_->outlives_daemon()) {
+    return GatherAgain(failure->rank, effects);
+  }
   const Decision decision = Decide(*failure, membership_);
   const std::string begin = absl::StrCat("session \"", options_.name, "\" failed: ");
   // What failed on another shard says so already.

@@ -68,6 +68,14 @@ struct SessionOptions {
   // How long the place of a lost member is held for another process; 0: its loss ends the session.
   // Only with a coordinator_grace.
   absl::Duration member_grace = absl::ZeroDuration();
+  // Where a member is lost, the others go on without it, as long as this many are there (and a
+  // majority of those who concluded the last step). Only with a member_grace, for which they wait
+  // if they are too few. 0: they wait for another process.
+  int shrinks_to = 0;
+  // How long those who gather wait for the others, before they go on without them.
+  absl::Duration shrink_after = absl::Seconds(10);
+  // Of a session that gathers its members: ranks that it does not wait for so long.
+  std::vector<int> gone{};
   std::string session_key{};  // with a grace: by which members know that it is theirs
   bool gathers = false;       // from members that lost their daemon, or one of them
   absl::Duration join_timeout = absl::Minutes(5);
@@ -78,6 +86,7 @@ struct SessionOptions {
 
   // Returns InvalidArgument with the field, the value and what is allowed.
   absl::Status Validate() const;
+  bool shrinks() const { return shrinks_to > 0; }
   // That the members asked for. A leaf's members send gradients as they are.
   const HookSpec& AskedHook() const { return leaf.is_leaf() ? leaf.hook : spec; }
   // Whose members attach here.

@@ -29,16 +29,21 @@ void StateRecovery::OnAttach(int rank, std::int64_t step) {
 MaybeFailure StateRecovery::Ask(const Gathering::Outcome& gathered, Effects& effects) {
   if (stage_ == Stage::kReading || stage_ == Stage::kRestored) return std::nullopt;
   stage_ = Stage::kAsking;
-  if (const int donor = gathered.change ? gathered.change->root : 0; donor != donor_) {
-    donor_ = donor;
+  const auto has_state = [&](int rank) {
+    const bool is_new = gathered.change && std::ranges::count(gathered.change->newcomers, rank) > 0;
+    const bool is_here =
+        !gathered.roster || std::ranges::binary_search(gathered.roster->ranks, rank);
+    return is_here && !is_new;
+  };
+  if (!has_state(donor_)) {
+    donor_ = gathered.donor;
     file_.Take();
-    Member& member = members_[static_cast<std::size_t>(donor)];
+    Member& member = members_[static_cast<std::size_t>(donor_)];
     member = {.step = member.step, .unanswered = member.unanswered};
   }
   for (std::size_t r = 0; r < members_.size(); ++r) {
     const int rank = static_cast<int>(r);
-    members_[r].is_new =
-        gathered.change && std::ranges::count(gathered.change->newcomers, rank) > 0;
+    members_[r].is_new = !has_state(rank);
     if (members_[r].is_new || std::exchange(members_[r].asked, true)) continue;
     for (const wire::StepDone& done : gathered.ended) {
       if (members_[r].step > done.step) continue;

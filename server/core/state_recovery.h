@@ -53,8 +53,8 @@ class StateRecovery {
   struct Member {
     std::int64_t step = 0;
     bool asked = false;
-    bool is_new = false;
-    int unanswered = 0;  // requests on its stream; a further one makes it the donor
+    bool is_new = false;  // or gone
+    int unanswered = 0;   // requests on its stream; a further one makes it the donor
     std::optional<std::uint64_t> digest{};  // none: it has not answered
   };
 

@@ -62,7 +62,7 @@ MaybeFailure Step::OnAnnounce(int rank, const wire::Announce& announce,
   if (const std::optional<int> gone = membership_.FirstLeft()) {
     return GoneBefore(rank, "began", number_, *gone);
   }
-  if (rank == 0) FixDrawPlan();
+  if (rank == lead_) FixDrawPlan();
   if (known == nullptr) {
     if (absl::Status status = AddBucket(announce); !status.ok()) {
       return ViolationOf(rank, std::move(status));
@@ -73,7 +73,8 @@ MaybeFailure Step::OnAnnounce(int rank, const wire::Announce& announce,
 }
 
 // What rank 0 sends goes in order: a plan that it sent before its first bucket of the step is here,
-// and one that comes later would change the draw or not, as chance has it.
+// and one that comes later would change the draw or not, as chance has it. Where the session goes
+// on without rank 0, no plan can come, and the lowest rank fixes the one that is there.
 void Step::FixDrawPlan() {
   if (hook_ == nullptr) return;
   hook_->FixDrawPlan();
@@ -174,7 +175,7 @@ MaybeFailure Step::OnGroupBucket(int rank, const wire::GroupBucket& bucket, absl
     return GoneBefore(rank, "began", number_, *gone);
   }
   AcknowledgeEarlierSteps(rank);
-  if (rank == 0) FixDrawPlan();  // it may have no share of its own to announce
+  if (rank == lead_) FixDrawPlan();  // it may have no share of its own to announce
   if (absl::Status status = groups_.OnBucket(rank, bucket, effects); !status.ok()) {
     return ViolationOf(rank, std::move(status));
   }

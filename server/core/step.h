@@ -185,6 +185,7 @@ class Step {
   std::string last_skip_;                  // "step 3: why"; "": none was skipped
   std::optional<wire::Recovery> recovery_;
   std::uint64_t next_order_ = 0;
+  int lead_ = 0;            // whose first bucket of a step fixes the draw plan
   std::size_t chunks_ = 0;  // of the step's buckets
   std::vector<ResultRef> unread_;
 };

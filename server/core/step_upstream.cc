@@ -10,6 +10,7 @@ void Step::SetGroups(NodeGroups groups) {
   for (int r = 0; r < options_.world_size; ++r) {
     if (membership_.IsElsewhere(r)) agreement_.SetElsewhere(r);
   }
+  while (lead_ + 1 < options_.world_size && membership_.IsGone(lead_)) ++lead_;
 }
 
 // The root hears of a bucket from its sum, and of one that has none from here: of an empty one, and

@@ -82,15 +82,29 @@ std::optional<Problem> FindOwnUpstream(const ServerOptions& options) {
 
 // A successor comes in on the same way as members that have lost their daemon.
 std::optional<Problem> FindLonelyWait(const ServerOptions& options) {
-  if (options.on_member_loss != "wait" || options.on_coordinator_loss == "resume") {
+  if (options.on_member_loss == "fail" || options.on_coordinator_loss == "resume") {
     return std::nullopt;
   }
   return Problem{.setting = "on-member-loss",
                  .status = Coded(ErrorCode::kSetting,
                                  absl::InvalidArgumentError(absl::StrCat(
-                                     "on_member_loss is wait, and on_coordinator_loss is ",
-                                     options.on_coordinator_loss,
-                                     "; allowed: wait with on_coordinator_loss resume")))};
+                                     "on_member_loss is ", options.on_member_loss,
+                                     ", and on_coordinator_loss is ", options.on_coordinator_loss,
+                                     "; allowed: ", options.on_member_loss,
+                                     " with on_coordinator_loss resume")))};
+}
+
+// Whoever may be gone is waited for before the others end.
+std::optional<Problem> FindLateShrink(const ServerOptions& options) {
+  if (options.on_member_loss != "shrink" || options.shrink_after < options.member_grace) {
+    return std::nullopt;
+  }
+  return Problem{.setting = "shrink-after",
+                 .status = Coded(ErrorCode::kSetting,
+                                 absl::InvalidArgumentError(absl::StrCat(
+                                     "shrink_after is ", absl::FormatDuration(options.shrink_after),
+                                     "; allowed: less than member_grace, which is ",
+                                     absl::FormatDuration(options.member_grace))))};
 }
 
 absl::Status CheckHttp(const ServerOptions& options) {
@@ -156,6 +170,7 @@ std::optional<Problem> ServerOptions::FindConflict() const {
   if (auto problem = FindSharedAddress(*this)) return problem;
   if (auto problem = FindOwnUpstream(*this)) return problem;
   if (auto problem = FindLonelyWait(*this)) return problem;
+  if (auto problem = FindLateShrink(*this)) return problem;
   if (absl::Status status = CheckHttp(*this); !status.ok()) {
     return Problem{.setting = "http-listen", .status = status};
   }

@@ -78,6 +78,8 @@ struct ServerOptions {
   // come in its place so long. That needs on_coordinator_loss "resume".
   std::string on_member_loss = "fail";
   absl::Duration member_grace = absl::Minutes(10);
+  int min_members = 0;
+  absl::Duration shrink_after = absl::Seconds(10);
   absl::Duration heartbeat_interval = absl::Seconds(1);
   absl::Duration silence_timeout = absl::Seconds(15);
   absl::Duration handshake_timeout = absl::Seconds(3);

@@ -241,15 +241,32 @@ std::vector<Setting> RecoverySettings() {
        .key = "on_member_loss",
        .placeholder = "WHAT",
        .help =
-           "What becomes of a session that loses a member: fail; or wait, where another process "
-           "takes its place (with --on-coordinator-loss resume)",
+           "What becomes of a session that loses a member: fail; wait, where another process takes "
+           "its place; or shrink, where the others go on without it (both with "
+           "--on-coordinator-loss resume)",
        .field = At<&Options::on_member_loss>,
-       .choices = {"fail", "wait"}},
+       .choices = {"fail", "wait", "shrink"}},
       {.name = "member-grace",
        .key = "member_grace",
        .placeholder = "DURATION",
-       .help = "With wait: how long a lost member's place is held",
+       .help =
+           "With wait: how long a lost member's place is held. With shrink: how long members wait "
+           "for others if they are too few to go on",
        .field = At<&Options::member_grace>},
+      {.name = "min-members",
+       .key = "min_members",
+       .placeholder = "NUMBER",
+       .help =
+           "With shrink: the least members that go on; 0: a majority of those who concluded the "
+           "last step, which is needed anyway",
+       .field = At<&Options::min_members>,
+       .low = 0,
+       .high = kMaxWorldSize},
+      {.name = "shrink-after",
+       .key = "shrink_after",
+       .placeholder = "DURATION",
+       .help = "With shrink: how long members that gather wait for others",
+       .field = At<&Options::shrink_after>},
   };
 }
 

@@ -194,7 +194,11 @@ absl::StatusOr<SessionOptions> SessionOf(const ServerOptions& options,
   session.silence_timeout = options.silence_timeout;
   if (options.on_coordinator_loss == "resume")
     session.coordinator_grace = options.coordinator_grace;
-  if (options.on_member_loss == "wait") session.member_grace = options.member_grace;
+  if (options.on_member_loss != "fail") session.member_grace = options.member_grace;
+  if (options.on_member_loss == "shrink") {
+    session.shrinks_to = std::max(options.min_members, 1);
+    session.shrink_after = options.shrink_after;
+  }
   return session;
 }
 

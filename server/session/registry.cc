@@ -376,6 +376,7 @@ void Registry::Retire(const std::string& name, const std::shared_ptr<SessionRunn
   Past past = std::make_shared<const v1::SessionStatus>(std::move(status));
   Past oldest;  // destroyed without the lock
   absl::Status failure = session->failure();
+  std::vector<int> gone = session->gone();
   MutexLock lock(mutex_);
   const auto found = sessions_.find(name);
   if (found == sessions_.end() || found->second->session != session) return;  // already retired
@@ -389,7 +390,9 @@ void Registry::Retire(const std::string& name, const std::shared_ptr<SessionRunn
   const bool waits =
       session->awaits_successor() || (gave_up && options.member_grace > absl::ZeroDuration());
   if (waits && successions_.size() < kSuccessions) {
-    successions_[name] = {.options = options, .until = now + options.member_grace};
+    Succession& next =
+        successions_[name] = {.options = options, .until = now + options.member_grace};
+    if (session->awaits_successor()) next.options.gone = std::move(gone);
   } else if (!gave_up) {
     ended_keys_.push_front(session->options().session_key);
     if (ended_keys_.size() > kEndedKeys) ended_keys_.pop_back();

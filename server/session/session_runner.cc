@@ -129,8 +129,7 @@ bool SessionRunner::GrantLane(int rank, std::uint64_t start_id, const QuotaHolde
   // Members that are still to come need a stream each; a lane is a luxury.
   std::int64_t absent = 0;
   for (int r = 0; r < options_.world_size; ++r) {
-    const bool elsewhere = core_.member_state(r) == SessionCore::MemberState::kElsewhere;
-    if (!elsewhere && !uses_[static_cast<std::size_t>(r)].member.held()) ++absent;
+    if (!core_.IsElsewhere(r) && !uses_[static_cast<std::size_t>(r)].member.held()) ++absent;
   }
   const std::uint64_t spare =
       core_.state() == SessionCore::State::kJoining ? static_cast<std::uint64_t>(absent) : 0;
@@ -266,7 +265,7 @@ bool SessionRunner::IsAbandoned() const {
   for (int rank = 0; rank < options_.world_size; ++rank) {
     const auto member = core_.member_state(rank);
     // Who is elsewhere may still be, when nobody is here.
-    if (member == SessionCore::MemberState::kElsewhere) continue;
+    if (core_.IsElsewhere(rank)) continue;
     if (member != SessionCore::MemberState::kAbsent) return false;
   }
   return true;
@@ -447,6 +446,11 @@ void SessionRunner::Compute(const ComputeEffect& compute) {
 void SessionRunner::DoChore(const ChoreEffect& chore) {
   chore.chore->Run();
   Handle([](SessionCore& core, Effects& effects) { core.ChoreDone(effects); });
+}
+
+std::vector<int> SessionRunner::gone() const {
+  MutexLock lock(mutex_);
+  return core_.gone();
 }
 
 absl::Status SessionRunner::failure() const {

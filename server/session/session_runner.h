@@ -126,6 +126,8 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
 
   // Why the session failed; OK if it has not.
   absl::Status failure() const;
+  // As SessionCore's.
+  std::vector<int> gone() const;
   // `compression`: with a line for each parameter.
   v1::SessionStatus Status(absl::Time now, bool compression = false) const;
   v1::WatchResponse Snapshot(absl::Time now) const;

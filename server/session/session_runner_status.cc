@@ -162,8 +162,7 @@ v1::SessionStatus SessionRunner::Status(absl::Time now, bool compression) const 
     *member.mutable_link_wait_total() = wire::ToProto(caused.link);
     // The status of an ended session may be kept for hours, in which this time would only grow.
     const SessionCore::MemberState state = core_.member_state(rank);
-    if (!live || state == SessionCore::MemberState::kAbsent ||
-        state == SessionCore::MemberState::kElsewhere) {
+    if (!live || state == SessionCore::MemberState::kAbsent || core_.IsElsewhere(rank)) {
       continue;
     }
     *member.mutable_last_heard() = wire::ToProto(now - core_.last_heard(rank));

@@ -1,8 +1,9 @@
 """Daemons and members that are killed under a training session of real processes, on a seeded schedule.
 
-Without --wait the daemon is lost, four times out of five by SIGKILL. With --wait half of the faults kill a
-member (SIGKILL), a third the daemon, and the others stop a member for up to 3 s; a killed member's
-successor gets the model from the others.
+Without --wait and --shrink the daemon is lost, four times out of five by SIGKILL. With one of them half of the
+faults kill a member (SIGKILL), a third the daemon, and the others stop a member for up to 3 s. With --wait a
+killed member's successor comes at once, and gets the model from the others; with --shrink the others go on
+meanwhile, and it comes after --absent seconds.
 
 Prints one line for each fault, and a summary in the end. Exits with 1 if
 * a member ends with an error, or has another mean than the one that it computes itself; with --wait:
@@ -54,11 +55,11 @@ class Chaos:
         self.args, self.rng = args, rng
         address = f"unix:{folder}/daemon.sock" if args.unix else f"127.0.0.1:{free_port()}"
         self.daemon = Daemon(args.bin / "gradwired", address, folder,
-                             ["--on-member-loss", "wait" if args.wait else "fail"])
+                             ["--on-member-loss", args.policy])
         self.daemon.start()
         command = [str(args.bin / "gradwire_test_member"), "--address", address, "--session", "chaos",
                    "--world-size", str(args.members), "--elements", str(args.elements), "--steps", str(10**9),
-                   "--late-ms", str(args.late_ms), *(["--trains", "1"] if args.wait else [])]
+                   "--late-ms", str(args.late_ms), *(["--trains", "1"] if args.policy != "fail" else [])]
         if args.keep:
             os.environ["GRADWIRE_KEEP_GRADIENTS"] = "on"
         self.members = [Member([*command, "--rank", str(rank)]) for rank in range(args.members)]
@@ -75,7 +76,7 @@ class Chaos:
     def fault(self) -> tuple[str, float]:
         """What happened, and when everything was there again."""
         drawn = self.rng.random()
-        if not self.args.wait:
+        if self.args.policy == "fail":
             return self._lose_daemon(signal.SIGKILL if drawn < 0.8 else signal.SIGTERM)
         if drawn < 1 / 2:
             return self._lose_member()
@@ -93,6 +94,8 @@ class Chaos:
         self.may_be_skipped += 2
         rank = self.rng.randrange(self.args.members)
         self.members[rank].end()
+        if self.args.policy == "shrink":
+            time.sleep(self.args.absent)
         time.sleep(self.rng.uniform(0, self.args.away))
         self.members[rank].start()
         return f"rank {rank} SIGKILL", time.monotonic()
@@ -119,7 +122,11 @@ def main() -> int:
     parser.add_argument("--elements", type=int, default=100_000)
     parser.add_argument("--late-ms", type=int, default=20, help="what a step computes")
     parser.add_argument("--away", type=float, default=0.5, help="seconds until the next daemon begins, at most")
-    parser.add_argument("--wait", action="store_true", help="members are lost, too: --on-member-loss wait")
+    parser.add_argument("--wait", dest="policy", action="store_const", const="wait", default="fail",
+                        help="members are lost, too: --on-member-loss wait")
+    parser.add_argument("--shrink", dest="policy", action="store_const", const="shrink",
+                        help="members are lost, too: --on-member-loss shrink")
+    parser.add_argument("--absent", type=float, default=5, help="with --shrink: seconds until the successor comes")
     parser.add_argument("--keep", action="store_true", help="members keep their gradients")
     parser.add_argument("--unix", action="store_true", help="shared memory instead of TCP")
     parser.add_argument("--return-limit", type=float, default=2)

@@ -114,7 +114,7 @@ class Trained {
   // meanwhile, the next step will be dropped, and there is another change after it.
   absl::Status Heal(Client& client) {
     const auto change = client.membership_change();
-    if (!change) return absl::OkStatus();
+    if (!change || change->newcomers.empty()) return absl::OkStatus();
     const absl::Status given =
         client.Broadcast(change->root, sums_.data(), sums_.size() * sizeof(double));
     std::cout << "heal " << (given.ok() ? "done" : "void") << std::endl;

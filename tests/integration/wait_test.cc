@@ -52,11 +52,13 @@ class Wait : public ::testing::Test {
     return logs_.back();
   }
 
-  void StartDaemon(const std::string& listen, const std::string& grace = "60s") {
-    auto daemon = Process::Start({GRADWIRE_DAEMON, "--listen", listen, "--on-coordinator-loss",
-                                  "resume", "--coordinator-grace", "30s", "--on-member-loss",
-                                  "wait", "--member-grace", grace, "--http-listen", "off"},
-                                 Log("daemon"));
+  void StartDaemon(const std::string& listen, const std::string& grace = "60s",
+                   const std::string& policy = "wait") {
+    auto daemon =
+        Process::Start({GRADWIRE_DAEMON, "--listen", listen, "--on-coordinator-loss", "resume",
+                        "--coordinator-grace", "30s", "--on-member-loss", policy, "--member-grace",
+                        grace, "--shrink-after", "2s", "--http-listen", "off"},
+                       Log("daemon"));
     ASSERT_TRUE(daemon.ok()) << daemon.status();
     daemon_ = *std::move(daemon);
     const absl::Time deadline = absl::Now() + absl::Seconds(20);
@@ -158,6 +160,56 @@ TEST_F(Wait, ASuccessorTakesTheModelAndGoesOn) {
   Replace(2);
   ExpectDone(3);
   for (const auto& member : members_) EXPECT_THAT(member->Log(), HasSubstr("heal done"));
+}
+
+class Shrink : public Wait {
+ protected:
+  void Start(const std::string& grace = "60s") {
+    StartDaemon("127.0.0.1:0", grace, "shrink");
+    StartMembers();
+    WaitForSteps(*members_[0], 10);
+  }
+};
+
+TEST_F(Shrink, TheOthersGoOnWithoutALostMember) {
+  for (const char* hook : {"", "power_sgd,start_powerSGD_iter=3"}) {
+    hook_ = hook;
+    Start();
+    Kill(*members_[0]);
+    members_.erase(members_.begin());
+    ExpectDone(1);
+    EXPECT_THAT(daemon_->Log(), HasSubstr("the session goes on with 2 members"));
+    members_.clear();
+  }
+}
+
+TEST_F(Shrink, AProcessThatComesLaterIsTakenIn) {
+  Start();
+  Kill(*members_[1]);
+  WaitForSteps(*members_[0], 25);
+  members_[1] = StartMember(1);
+  ExpectDone(2);
+  for (const auto& member : members_) EXPECT_THAT(member->Log(), HasSubstr("heal done"));
+  EXPECT_THAT(daemon_->Log(), HasSubstr("a process has come for rank 1"));
+}
+
+// Nobody knows of its loss: the next daemon waits for it, and then goes on.
+TEST_F(Shrink, AMemberMayBeLostWithTheDaemon) {
+  Start();
+  Kill(*daemon_);
+  Kill(*members_[2]);
+  members_.pop_back();
+  StartDaemon(address_, "60s", "shrink");
+  ExpectDone(1);
+}
+
+// One of two is no majority: it waits for another process, and ends when none comes.
+TEST_F(Shrink, AMinorityDoesNotGoOn) {
+  Start("4s");
+  Kill(*members_[1]);
+  WaitForSteps(*members_[0], 25);
+  Kill(*members_[2]);
+  ExpectError(*members_[0], HasSubstr("to join"));
 }
 
 // The step that the lost member was in is dropped for all, also for those who never began it.

@@ -26,7 +26,11 @@ MemberReport Report() {
           .window_chunks = 16,
           .eager_bytes = 65536,
           .newcomer = true,
-          .keeps_gradients = true};
+          .keeps_gradients = true,
+          .roster = Roster{.number = 4, .ranks = {0, 2, 3}},
+          .concluded = {0, 1, 2, 3},
+          .has_seen_results = true,
+          .in_collective = true};
 }
 
 std::string Refusal(const v1::MemberReport& message) {

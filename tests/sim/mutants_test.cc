@@ -164,6 +164,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{Mutant::kConcludesBeforeReady, "ConcludesBeforeReady"},
                       Case{Mutant::kResultsInPlaceForgotten, "ResultsInPlaceForgotten"},
                       Case{Mutant::kReducedAgainFromResults, "ReducedAgainFromResults"},
+                      Case{Mutant::kSeenResultsOfOthersStay, "SeenResultsOfOthersStay"},
+                      Case{Mutant::kMeanOfAllRanks, "MeanOfAllRanks"},
                       Case{Mutant::kOwnStateNotTold, "OwnStateNotTold"},
                       Case{Mutant::kStateNotTakenBack, "StateNotTakenBack"},
                       Case{Mutant::kNewcomerHasModel, "NewcomerHasModel"}),

@@ -51,6 +51,10 @@ const char* Name(RecoveryCount count) {
                                         "draw plans",
                                         "members killed",
                                         "healed",
+                                        "shrunk",
+                                        "steps of fewer",
+                                        "taken in",
+                                        "left behind",
                                         "collectives void"};
   static_assert(kNames.size() == static_cast<std::size_t>(RecoveryCount::kNumCounts));
   return kNames[static_cast<std::size_t>(count)];
@@ -67,7 +71,8 @@ RecoverySimulation::RecoverySimulation(std::uint64_t seed)
 RecoverySimulation::~RecoverySimulation() = default;
 
 void RecoverySimulation::MakeScenario() {
-  const int world = random_.Between(2, 3);
+  const bool shrinks = random_.Percent(30);
+  const int world = shrinks ? random_.Between(3, 4) : random_.Between(2, 3);
   const int parameters = random_.Between(1, 4);
   const bool low_rank = random_.Percent(40);
   for (int p = 0; p < parameters; ++p) {
@@ -87,7 +92,11 @@ void RecoverySimulation::MakeScenario() {
   options_.coordinator_grace = absl::Minutes(1);
   options_.join_timeout = options_.step_timeout = options_.silence_timeout = kLong;
   options_.resume_grace = options_.token_timeout = kRecoveryResumeGrace;
-  if (random_.Percent(50)) options_.member_grace = absl::Minutes(10);
+  if (shrinks || random_.Percent(50)) options_.member_grace = absl::Minutes(10);
+  if (shrinks) {
+    options_.shrinks_to = random_.Between(1, 2);
+    options_.shrink_after = kRecoveryResumeGrace;
+  }
   keep_percent_ = random_.Percent(50) ? 0 : random_.Percent(70) ? 100 : 60;
   const int steps = random_.Between(3, 6);
   for (int s = 0; s < steps; ++s) {
@@ -139,13 +148,17 @@ float RecoverySimulation::Value(int rank, std::size_t step, std::uint32_t parame
 ByteVector RecoverySimulation::Expected(std::size_t step,
                                         const std::vector<std::uint32_t>& parameters) const {
   ByteVector bytes(Numel(parameters) * sizeof(float));
+  std::vector<int> ranks = steps_[step].ranks;
+  if (ranks.empty()) {
+    ranks.resize(static_cast<std::size_t>(options_.world_size));
+    std::iota(ranks.begin(), ranks.end(), 0);
+  }
   std::size_t at = 0;
   for (const std::uint32_t p : parameters) {
     for (std::size_t i = 0; i < manifest_[p].numel(); ++i, ++at) {
       double sum = 0;
-      for (int rank = 0; rank < options_.world_size; ++rank) {
-        sum +=
-            static_cast<double>(Value(rank, step, p, i) / static_cast<float>(options_.world_size));
+      for (const int rank : ranks) {
+        sum += static_cast<double>(Value(rank, step, p, i) / static_cast<float>(ranks.size()));
       }
       PutElement(DType::kFloat32, bytes, at, static_cast<double>(static_cast<float>(sum)));
     }
@@ -205,14 +218,21 @@ void RecoverySimulation::Violate(const std::string& what) {
 }
 
 bool RecoverySimulation::AllFinished() const {
-  return std::all_of(members_.begin(), members_.end(),
-                     [](const auto& member) { return member->finished(); });
+  // Who comes when all steps are done is not taken in any more.
+  return std::all_of(members_.begin(), members_.end(), [this](const auto& member) {
+    const bool too_late = options_.shrinks() && processes_ > 0 && member->core == nullptr;
+    return member->dead || too_late || member->finished();
+  });
 }
 
 RecoverySimulation::Actions RecoverySimulation::Possible() {
   Actions actions;
   for (auto& member : members_) {
     Member& one = *member;
+    if (one.dead) {
+      if (random_.Percent(2)) actions.push_back([this, &one] { Return(one); });
+      continue;
+    }
     // Who is through with its steps may still know how one ended that others do not.
     if (one.link == nullptr) actions.push_back([this, &one] { Connect(one); });
     if (one.core != nullptr && one.core->has_chunks()) {
@@ -242,6 +262,12 @@ RecoverySimulation::Actions RecoverySimulation::Possible() {
       answer(*one.session, effects);
       Apply(one, std::move(effects));
     });
+  }
+  // Nobody looks at the time but where some may be waited for in vain.
+  const bool gathers = !lives_.empty() && !lives_.back()->over &&
+                       lives_.back()->session->state() == server::SessionCore::State::kJoining;
+  if (options_.shrinks() && gathers && (actions.empty() || random_.Percent(20))) {
+    actions.push_back([this] { Pass(kRecoveryResumeGrace / 4); });
   }
   return actions;
 }

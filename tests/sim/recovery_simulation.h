@@ -12,6 +12,9 @@
 //
 // With the policy `wait` members die too, with their residuals, and other processes come in their
 // place and get the model: in the end, and in each step that is applied, it is the same everywhere.
+// With `shrink` the others go on without them, as long as they are a majority of those who
+// concluded the last step, and means are of those who are there. Some processes come in their place
+// later.
 #pragma once
 
 #include <array>
@@ -56,6 +59,10 @@ enum class RecoveryCount : std::uint8_t {
   kDrawPlans,
   kMembersKilled,
   kHealed,
+  kShrunk,
+  kStepsOfFewer,
+  kTakenIn,
+  kLeftBehind,
   kCollectivesVoid,
   kNumCounts
 };
@@ -131,6 +138,8 @@ class RecoverySimulation {
     bool has_model = true;     // applied a step, or is the rank's first process
     bool has_applied = false;  // a step, in this process
     bool has_set_plan = false;
+    bool dead = false;         // nobody has come in its place
+    std::vector<int> ranks{};  // of the session's members, as the user knows
     std::map<client::Ticket, OpenBucket> buckets;
     bool finished() const;
     std::size_t steps = 0;
@@ -142,6 +151,7 @@ class RecoverySimulation {
     bool lost_in = false;                           // a daemon
     std::optional<Verdict> verdict;
     std::set<int> replaced{};                       // ranks whose process begins with it
+    std::vector<int> ranks{};                       // whose mean it is, where the session shrinks
     std::map<std::uint32_t, ByteVector> applied{};  // PowerSGD: results by bucket
   };
   using Actions = std::vector<std::function<void()>>;
@@ -150,6 +160,10 @@ class RecoverySimulation {
   std::size_t Numel(const std::vector<std::uint32_t>& parameters) const;
   float Value(int rank, std::size_t step, std::uint32_t parameter, std::size_t element) const;
   ByteVector Expected(std::size_t step, const std::vector<std::uint32_t>& parameters) const;
+  void NoteRanks(const Member& member, std::int64_t number);
+  bool IsLeftBehind(const absl::Status& status) const;
+  void Restart(Member& member);
+  bool MayKill(const Member& member) const;
   ByteVector Gradient(int rank, std::size_t step,
                       const std::vector<std::uint32_t>& parameters) const;
   bool is_power_sgd() const { return reference_ != nullptr; }
@@ -201,6 +215,8 @@ class RecoverySimulation {
   void FinishCollective(Member& member, const absl::Status& status);
   void Spawn(int rank, int process);
   void Kill();
+  void Return(Member& dead);
+  void Pass(absl::Duration time);
 
   const std::uint64_t seed_;
   Random random_;

@@ -26,6 +26,7 @@ RecoverySimulation::Life& RecoverySimulation::NewLife(
   options.lineage = report && !succeeds ? report->lineage : 4711;
   options.session_key = report && !succeeds ? report->session_key : session_key_;
   options.gathers = report.has_value() || succeeds;
+  if (succeeds) options.gone = lives_[lives_.size() - 2]->session->gone();
   life->session = std::make_unique<server::SessionCore>(
       options, *MakeCoordinatorHook(options.spec, manifest_), now_);
   return *life;
@@ -47,25 +48,70 @@ void RecoverySimulation::NoteLoss() {
   }
 }
 
-// A process without whom others may still have the model. It takes a while until the daemon knows.
+// Whether the others can go on without it.
+bool RecoverySimulation::MayKill(const Member& member) const {
+  if (member.core == nullptr || member.finished()) return false;
+  if (!options_.shrinks()) {
+    return std::ranges::any_of(
+        members_, [&](const auto& one) { return one->rank != member.rank && one->has_model; });
+  }
+  // As the session counts; who has not been welcomed knows of no roster.
+  std::vector<int> voters;
+  std::pair<std::int64_t, std::uint64_t> furthest(-1, 0);
+  std::vector<int> others;
+  wire::Roster latest;
+  for (const auto& one : members_) {
+    if (one->dead || one->core == nullptr || one->core->roster() == nullptr) continue;
+    const wire::MemberReport report = one->core->Report();
+    if (report.roster->number > latest.number) latest = *report.roster;
+    const std::pair place(report.step, report.roster->number);
+    if (place > furthest) {
+      furthest = place;
+      voters = report.concluded;
+    }
+    // Those that others have gone on without, or are about to, do not know it yet.
+    const bool is_gone = !lives_.back()->over && lives_.back()->session->member_state(one->rank) ==
+                                                     server::MemberState::kGone;
+    if (one->rank != member.rank && !report.newcomer && !is_gone) others.push_back(one->rank);
+  }
+  std::erase_if(others, [&](int r) { return std::ranges::count(latest.ranks, r) == 0; });
+  const auto is_majority = [&](const std::vector<int>& of) {
+    const auto left =
+        std::ranges::count_if(others, [&](int r) { return std::ranges::count(of, r) > 0; });
+    return 2 * left > std::ssize(of);
+  };
+  return std::ssize(others) >= options_.shrinks_to && is_majority(voters) &&
+         is_majority(latest.ranks);
+}
+
+// It takes a while until the daemon knows.
 void RecoverySimulation::Kill() {
   const std::size_t rank = random_.Below(members_.size());
-  bool others_have = false;
-  for (const auto& other : members_)
-    others_have |= other->rank != static_cast<int>(rank) && other->has_model;
   Member& member = *members_[rank];
-  if (!others_have || member.core == nullptr || member.finished()) return;
+  if (member.dead || !MayKill(member)) return;
   Note(RecoveryCount::kMembersKilled);
   NoteLoss();
   if (member.link != nullptr) Cut(member);
   Spawn(static_cast<int>(rank), ++processes_);
-  Life& life = *lives_.back();
-  if (life.over) return;
-  for (const absl::Time until = now_ + 2 * kRecoveryResumeGrace; now_ < until; now_ += kTick) {
+  members_[rank]->dead = options_.shrinks();
+  reference_holds_ &= !options_.shrinks();
+  Pass(2 * kRecoveryResumeGrace);
+}
+
+void RecoverySimulation::Pass(absl::Duration time) {
+  for (const absl::Time until = now_ + time; now_ < until; now_ += kTick) {
+    if (lives_.empty() || lives_.back()->over) continue;
+    Life& life = *lives_.back();
     server::Effects effects;
     life.session->Tick(now_, effects);
     Apply(life, std::move(effects));
   }
+}
+
+// Another process comes for a rank without which the others have gone on, or are about to.
+void RecoverySimulation::Return(Member& dead) {
+  Note(RecoveryCount::kTakenIn);
+  dead.dead = false;
 }
 
 void RecoverySimulation::EndLife(bool hands_over) {
@@ -118,9 +164,12 @@ void RecoverySimulation::Apply(Life& life, server::Effects effects) {
       const auto says = [&](const char* text) {
         return log->message.find(text) != std::string::npos;
       };
+      if (says("did not come")) Note(RecoveryCount::kShrunk);
       if (!says("lost daemon")) continue;
       std::set<std::int64_t> at;
-      for (const auto& member : members_) at.insert(member->core->step());
+      for (const auto& member : members_) {
+        if (member->core != nullptr) at.insert(member->core->step());
+      }
       if (at.size() > 1) {
         Note(RecoveryCount::kFollowed);
         continue;
@@ -221,7 +270,9 @@ void RecoverySimulation::TakeUp(Link& link) {
     if (!attached.ok()) {
       // Its place may be free again, if it has not come in time.
       const bool gathers = life.session->state() == server::SessionCore::State::kJoining;
-      if (!life.draining && !gathers) Violate(absl::StrCat("Attach: ", attached.message()));
+      if (!life.draining && !gathers && !options_.shrinks()) {
+        Violate(absl::StrCat("Attach: ", attached.message()));
+      }
       link.closed = true;
       members_[static_cast<std::size_t>(link.rank)]->life = 0;  // it looks for another daemon
     }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "hooks/cpu/host_device.h"
 #include "tests/sim/places.h"
 #include "tests/sim/recovery_simulation.h"
@@ -49,22 +50,24 @@ void RecoverySimulation::Join(Member& member) {
   server::Effects effects;
   const auto rank = life.session->Join(ask, life.session->options().CheckSame(ask), now_, effects);
   Apply(life, std::move(effects));
-  if (absl::IsUnavailable(rank.status()) && !member.welcomed) return;  // later
-  if (!rank.ok()) return Violate(absl::StrCat("Join: ", rank.status().message()));
+  const bool may_wait = !member.welcomed || options_.shrinks();
+  if (absl::IsUnavailable(rank.status()) && may_wait) return;  // later
+  if (IsLeftBehind(rank.status())) return Restart(member);
+  if (!rank.ok()) return Violate(absl::StrCat("Join: ", rank.status().message(), "; ", Where()));
   member.life = life.number;
   if (member.core == nullptr) {
     member.core = std::make_unique<client::Member>(
-        client::MemberOptions{
-            .rank = member.rank,
-            .world_size = options_.world_size,
-            .generation = life.number,
-            .chunk_bytes = options_.chunk_bytes,
-            .window_chunks = options_.window_chunks,
-            .eager_bytes = options_.eager_bytes,
-            .draw_plan = true,
-            .large_chunk_bytes = options_.chunk_bytes,
-            .manifest = manifest_,
-            .keeps_gradients = member.keeps_gradients ? MakeHostDevice() : nullptr},
+        client::MemberOptions{.rank = member.rank,
+                              .world_size = options_.world_size,
+                              .generation = life.number,
+                              .chunk_bytes = options_.chunk_bytes,
+                              .window_chunks = options_.window_chunks,
+                              .eager_bytes = options_.eager_bytes,
+                              .draw_plan = true,
+                              .large_chunk_bytes = options_.chunk_bytes,
+                              .manifest = manifest_,
+                              .keep_gradients = member.keeps_gradients,
+                              .device = MakeHostDevice()},
         member.hook.get());
   } else {
     member.core->Rejoined(life.number);
@@ -106,6 +109,8 @@ void RecoverySimulation::ApplyMember(Member& member, client::Effects effects) {
       ApplyMember(member, std::move(more));
     } else if (auto* over = std::get_if<client::StepDoneEffect>(&effect)) {
       const bool moves = over->change && !member.has_model;
+      if (member.core->roster() != nullptr && over->verdict == Verdict::kApply)
+        NoteRanks(member, over->step);
       if (over->step != static_cast<std::int64_t>(member.step + member.over.size()) && !moves) {
         Violate(absl::StrCat("rank ", member.rank, ": step ", over->step,
                              over->dropped ? " (dropped)" : "", " ends after ", member.over.size(),
@@ -116,6 +121,7 @@ void RecoverySimulation::ApplyMember(Member& member, client::Effects effects) {
       FinishCollective(member, collective->status);
     } else if (auto* welcome = std::get_if<client::WelcomeEffect>(&effect)) {
       member.welcomed = true;
+      if (member.core->roster() != nullptr) member.ranks = member.core->roster()->ranks;
       if (welcome->change) {
         member.step = static_cast<std::size_t>(member.core->step());
         member.heals = welcome->change->root;
@@ -124,6 +130,7 @@ void RecoverySimulation::ApplyMember(Member& member, client::Effects effects) {
       welcomed_ = std::all_of(members_.begin(), members_.end(),
                               [](const auto& one) { return one->welcomed; });
     } else if (auto* failed = std::get_if<client::FailedEffect>(&effect)) {
+      if (IsLeftBehind(failed->status)) return Restart(member);
       if (!model_is_lost_) {
         Violate(absl::StrCat("rank ", member.rank, " fails: ", failed->status.message()));
       }
@@ -138,6 +145,30 @@ void RecoverySimulation::FinishBucket(OpenBucket& bucket) {
   bucket.result = *bucket.buffer;
   bucket.is_changed = random_.Percent(50);
   if (bucket.is_changed) std::ranges::fill(*bucket.buffer, kClipped);
+}
+
+bool RecoverySimulation::IsLeftBehind(const absl::Status& status) const {
+  return options_.shrinks() && FindCode(std::string(status.message())) == ErrorCode::kLeftBehind;
+}
+
+// The others have gone on without it.
+void RecoverySimulation::Restart(Member& member) {
+  Note(RecoveryCount::kLeftBehind);
+  reference_holds_ = false;
+  if (member.link != nullptr) Cut(member);
+  Spawn(member.rank, ++processes_);
+}
+
+// Whose mean a step is that is applied: as the member is in it, the same for all, and as the user
+// has been told or is told with its end.
+void RecoverySimulation::NoteRanks(const Member& member, std::int64_t number) {
+  Step& step = steps_[static_cast<std::size_t>(number)];
+  const std::vector<int>& ranks = member.core->roster()->ranks;
+  if (step.ranks.empty()) step.ranks = ranks;
+  if (step.ranks != ranks) Violate(absl::StrCat("step ", number, " has two rosters"));
+  if (std::ssize(ranks) == options_.world_size) return;
+  Note(RecoveryCount::kStepsOfFewer);
+  reference_holds_ = false;  // it is of all
 }
 
 void RecoverySimulation::OnChunk(Member& member, client::SendChunkEffect& effect) {
@@ -249,12 +280,19 @@ void RecoverySimulation::Enter(Member& member, wire::CollectiveKind kind, int ro
   if (has_change) return FinishCollective(member, client::VoidCollective(kind));
   client::Effects effects;
   const auto entered = member.core->Enter(kind, root, member.broadcast.size(), effects);
+  if (absl::IsFailedPrecondition(entered.status())) {
+    return FinishCollective(member, entered.status());
+  }
   if (!entered.ok()) Violate(absl::StrCat("Enter: ", entered.status().message()));
   ApplyMember(member, std::move(effects));
 }
 
 void RecoverySimulation::FinishCollective(Member& member, const absl::Status& status) {
   member.in_collective = false;
+  if (absl::IsFailedPrecondition(status) && options_.shrinks() && !member.heals) {
+    ++member.collectives;  // its root is gone, as all that are here hear
+    return;
+  }
   if (!status.ok()) {
     // The end of this step will say more; until then it goes on as the program is written.
     Note(RecoveryCount::kCollectivesVoid);
@@ -282,18 +320,23 @@ void RecoverySimulation::EnterCollective(Member& member) {
   Note(is_broadcast ? RecoveryCount::kBroadcasts : RecoveryCount::kBarriers);
   const std::size_t bytes = is_broadcast ? 150 : 0;
   member.broadcast.assign(bytes, std::byte{0});
-  if (member.rank == 0) {
+  const int root = member.ranks.empty() ? 0 : member.ranks.front();
+  if (member.rank == root) {
     for (std::size_t i = 0; i < bytes; ++i)
       member.broadcast[i] = CollectiveByte(seed_, member.step, i);
   }
-  Enter(member, kind, 0);
+  Enter(member, kind, root);
 }
 
 void RecoverySimulation::CheckBucket(const Member& member, std::size_t step,
                                      const OpenBucket& bucket) {
   for (const auto& parameters : steps_[step].buckets) {
     if (parameters.front() != bucket.id) continue;
-    if (is_power_sgd() && !reference_holds_) return;
+    if (is_power_sgd() && !reference_holds_) {
+      const auto& same = steps_[step].applied.try_emplace(bucket.id, bucket.result).first->second;
+      if (bucket.result != same) Violate(absl::StrCat("step ", step, " has two results"));
+      return;
+    }
     if (is_power_sgd()) RunReference(step);
     const ByteVector expected =
         is_power_sgd() ? steps_[step].applied.at(bucket.id) : Expected(step, parameters);
@@ -314,6 +357,7 @@ bool RecoverySimulation::AllKeepGradients() const {
 
 void RecoverySimulation::FinishStep(Member& member) {
   const client::StepDoneEffect done = member.over.front();
+  if (!done.ranks.empty()) member.ranks = done.ranks;
   if (std::cmp_greater(done.step, member.step)) {  // a newcomer has not been in those between
     member.step = static_cast<std::size_t>(done.step);
     if (member.finished()) return member.over.clear();
@@ -329,6 +373,10 @@ void RecoverySimulation::FinishStep(Member& member) {
   step.verdict = done.verdict;
   if (done.verdict == Verdict::kApply) {
     Note(RecoveryCount::kApplied);
+    if (member.core->roster() != nullptr && member.ranks != step.ranks) {
+      Violate(
+          absl::StrCat("rank ", member.rank, " was not told whose mean step ", member.step, " is"));
+    }
     for (const auto& [ticket, bucket] : member.buckets) {
       if (!bucket.done) Violate("a step is applied without a bucket's result");
       CheckBucket(member, member.step, bucket);
@@ -336,7 +384,9 @@ void RecoverySimulation::FinishStep(Member& member) {
     if (member.buckets.size() != step.buckets.size()) Violate("a step is applied in part");
     const bool has_values = std::any_of(manifest_.begin(), manifest_.end(),
                                         [](const auto& spec) { return spec.numel() > 0; });
-    if (step.nonfinite_rank >= 0 && has_values) Violate("a step with NaN is applied");
+    const bool is_in =
+        step.ranks.empty() || std::ranges::count(step.ranks, step.nonfinite_rank) > 0;
+    if (step.nonfinite_rank >= 0 && is_in && has_values) Violate("a step with NaN is applied");
     member.model[member.step] = std::byte{1};
     member.has_model = member.has_applied = true;
     for (std::size_t s = 0; s <= member.step; ++s) {
@@ -346,14 +396,16 @@ void RecoverySimulation::FinishStep(Member& member) {
     }
   } else {
     Note(done.dropped ? RecoveryCount::kDropped : RecoveryCount::kSkippedForValues);
-    if (step.nonfinite_rank < 0 && AllKeepGradients() && processes_ == 0) {
+    const bool all_kept = AllKeepGradients() && processes_ == 0 && !options_.shrinks();
+    if (step.nonfinite_rank < 0 && all_kept) {
       Violate(absl::StrCat("step ", member.step, " is skipped, and its gradients are kept"));
     }
-    if (step.nonfinite_rank < 0 && !step.lost_in) {
+    const bool may_be_lost = step.lost_in || options_.shrinks();
+    if (step.nonfinite_rank < 0 && !may_be_lost) {
       Violate(absl::StrCat("step ", member.step, " is skipped for no reason"));
     }
   }
-  if (done.change) {
+  if (done.change && !done.change->newcomers.empty()) {
     member.heals = done.change->root;
     member.has_model &= std::ranges::count(done.change->newcomers, member.rank) == 0;
   }

@@ -183,10 +183,12 @@ struct BucketReport {
   bool in_place = false;
 };
 
-// Lost members have successors, if the daemon has on_member_loss=wait.
+// With on_member_loss=wait lost members have successors; with on_member_loss=shrink the others go
+// on without them, and processes may come in their place later.
 struct MembershipChange {
   std::vector<int> newcomers;  // ranks, ascending, which do not have the model
   int root = 0;                // the lowest rank that has it
+  std::vector<int> members;    // ranks that are in the session from now on, ascending
 };
 
 // XXH3-64 of the parameters' bytes, one after another, for Client::CheckParameters.
@@ -203,8 +205,8 @@ std::uint64_t ParameterDigest(const std::vector<std::span<const std::byte>>& par
 // Failure: if a member is lost, data is invalid or the daemon is unreachable, every open and later
 // call ends with the same error, which names the member to blame. The content of buckets is then
 // unspecified. Join again, under the same or another name, to continue from a checkpoint. A daemon
-// with on_coordinator_loss=resume may be lost, and with on_member_loss=wait a member: the session
-// goes on, and a step is skipped; none for a daemon, if the members keep their gradients.
+// with on_coordinator_loss=resume may be lost, and with on_member_loss=wait or shrink a member: the
+// session goes on, and a step is skipped; none for a daemon, if the members keep their gradients.
 class Client {
  public:
   // Joins, and waits until all members have joined or a deadline passes. Never returns a client
@@ -217,6 +219,9 @@ class Client {
 
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
+  // Ranks that are in the session, ascending: all of them, unless it goes on without lost members.
+  // Means are of these. After EndStep membership_change() tells when they are others.
+  virtual std::vector<int> members() const = 0;
   // The step that AllReduce contributes to now.
   virtual std::int64_t step() const = 0;
 
@@ -265,9 +270,10 @@ class Client {
   virtual absl::StatusOr<Verdict> EndStep() = 0;
 
   // What the last EndStep told of the membership, for a newcomer the Join; nullopt: nothing. If
-  // there is a change, the step was skipped for all, and before the next one every member gives or
-  // takes the model: Broadcast from `root` (parameters, the optimizer's state, how far the training
-  // is). Newcomers begin without residuals. A reduction before the next collective is an error.
+  // there are newcomers, the step was skipped for all, and before the next one every member gives
+  // or takes the model: Broadcast from `root` (parameters, the optimizer's state, how far the
+  // training is). Newcomers begin without residuals. A reduction before the next collective is an
+  // error. Without newcomers the step's mean was that of `members`, if it was applied.
   virtual std::optional<MembershipChange> membership_change() const = 0;
 
   // Why the last EndStep said kSkip, in a sentence: who contributed what, or what was lost. "": it
@@ -297,8 +303,8 @@ class Client {
   virtual absl::Status SetDrawPlan(const std::vector<std::vector<std::uint32_t>>& buckets) = 0;
 
   // Copies `bytes` bytes at `data` from member `root` to all members. All members must call
-  // collectives in the same order. Waits. Aborted with GW320: a member was lost in it, and has a
-  // successor; some members may have the bytes, and others not.
+  // collectives in the same order. Waits. Aborted with GW320: a member was lost in it; some members
+  // may have the bytes, and others not. FailedPrecondition: the root is not one of members().
   virtual absl::Status Broadcast(int root, void* data, std::size_t bytes) = 0;
 
   // Waits until all members have called it.

@@ -269,12 +269,14 @@ void BindSteps(nb::class_<Session>& session) {
       .def(
           "end_step", [](Session& self, std::uint64_t id) { Unlocked([&] { self.EndStep(id); }); },
           nb::arg("id"))
-      .def_prop_ro("membership_change",
-                   [](Session& self) -> std::optional<std::pair<std::vector<int>, int>> {
-                     const auto change = Value(self.client())->membership_change();
-                     if (!change) return std::nullopt;
-                     return std::pair(change->newcomers, change->root);
-                   })
+      .def_prop_ro(
+          "membership_change",
+          [](Session& self) -> std::optional<std::tuple<std::vector<int>, int, std::vector<int>>> {
+            const auto change = Value(self.client())->membership_change();
+            if (!change) return std::nullopt;
+            return std::tuple(change->newcomers, change->root, change->members);
+          })
+      .def_prop_ro("members", [](Session& self) { return Value(self.client())->members(); })
       .def_prop_ro("skip_reason", [](Session& self) { return Value(self.client())->skip_reason(); })
       .def(
           "check_parameters",

@@ -14,9 +14,9 @@ DEADLINE = 120.0
 class Rank:
     """One process of the example."""
 
-    def __init__(self, address: str, rank: int, **variables: str) -> None:
+    def __init__(self, address: str, rank: int, world_size: int = 2, **variables: str) -> None:
         environment = {
-            **os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "GRADWIRE_ADDRESS": address,
+            **os.environ, "RANK": str(rank), "WORLD_SIZE": str(world_size), "GRADWIRE_ADDRESS": address,
             "OMP_NUM_THREADS": "1", **variables,
         }  # fmt: skip
         self.process = subprocess.Popen(

@@ -23,13 +23,26 @@ def test_a_successor_gets_the_model_and_the_training_ends_alike_on_all(tmp_path,
         ranks[killed].kill()
         ranks[killed] = stack.enter_context(contextlib.closing(Rank(daemon.address, killed)))
         printed = [rank.finish() for rank in ranks]
-    change = f"MembershipChange(newcomers=[{killed}], root={1 - killed})"
+    change = f"MembershipChange(newcomers=[{killed}], root={1 - killed}, members=[0, 1])"
     assert all(change in text for text in printed), printed
     assert "epoch 1 is over" not in printed[killed], "it began from the other's place"
     checksums = [re.search(r"parameters (\w+)", text)[1] for text in printed]
     assert checksums[0] == checksums[1]
     # PowerSGD's residuals begin anew with the successor, so the model is another than without its loss.
     assert float(re.search(r"accuracy ([0-9.]+)", printed[0])[1]) > 0.95
+
+
+def test_the_others_go_on_without_a_lost_rank(tmp_path):
+    words = ["--on-coordinator-loss", "resume", "--on-member-loss", "shrink"]
+    with contextlib.ExitStack() as stack:
+        daemon = stack.enter_context(contextlib.closing(Daemon(tmp_path, *words)))
+        ranks = [stack.enter_context(contextlib.closing(Rank(daemon.address, rank, 3))) for rank in range(3)]
+        ranks[0].wait_for("epoch 2 is over")
+        ranks[0].kill()
+        printed = [rank.finish() for rank in ranks[1:]]
+    assert all("MembershipChange(newcomers=[], root=1, members=[1, 2])" in text for text in printed), printed
+    checksums = [re.search(r"parameters (\w+)", text)[1] for text in printed]
+    assert checksums[0] == checksums[1]
 
 
 def test_without_a_change_nobody_is_healed(daemon):
@@ -39,6 +52,7 @@ def test_without_a_change_nobody_is_healed(daemon):
         address=daemon.address, session="unchanged", model=model, rank=0, world_size=1
     ) as state:
         assert state.membership_change is None
+        assert state.members == [0]
         before = model.weight.detach().clone()
         assert gw.heal_(model, optimizer, state, {"epoch": 3}) == {"epoch": 3}
         assert torch.equal(model.weight, before)

@@ -131,7 +131,7 @@ class KeepingStepTest : public OpenStepTest {
   }
 
   static MemberOptions Keeping(MemberOptions options) {
-    options.keeps_gradients = MakeHostDevice();
+    options.device = MakeHostDevice();
     return options;
   }
 

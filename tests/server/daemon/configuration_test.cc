@@ -107,6 +107,8 @@ const std::vector<std::pair<std::string, Sample>> kSamples = {
     {"coordinator_grace", {"90s", "1.5m"}},
     {"on_member_loss", {"wait", "wait"}},
     {"member_grace", {"5m", "300s"}},
+    {"min_members", {"3", "3"}},
+    {"shrink_after", {"20s", "20000ms"}},
     {"reduce", {"cuda", "cuda"}},
     {"cuda_library", {"/l", "/l"}},
     {"drain_timeout", {"1.5s", "1500ms"}},

@@ -16,10 +16,11 @@ _SIZE_BYTES = 8
 
 
 class MembershipChange(NamedTuple):
-    """Lost members have successors."""
+    """Lost members have successors, or the session goes on without them."""
 
     newcomers: list[int]  # ranks, ascending, which do not have the model
     root: int  # the lowest rank that has it
+    members: list[int]  # ranks that are in the session from now on, ascending
 
 
 def heal_(
@@ -30,15 +31,15 @@ def heal_(
 ) -> dict[str, object] | None:
     """Gives every member the root's model, its optimizer's state and `progress`.
 
-    All members call it between two steps, when `state.membership_change` is set; without a change it
+    All members call it between two steps, when `state.membership_change` is set; without newcomers it
     does nothing. `progress` is what else a trainer needs to go on: tensors, numbers, strings, lists
-    and dicts of them, such as the epoch and the batch. Returns the root's, or without a change what was
+    and dicts of them, such as the epoch and the batch. Returns the root's, or without newcomers what was
     given. Not only newcomers take it: a broadcast that a lost member was in may have reached some.
 
     If a member is lost meanwhile, nobody is healed: the next step is skipped, and has the next change.
     """
     change = state.membership_change
-    if change is None:
+    if change is None or not change.newcomers:
         return progress
     session = state._need()
     content = b""

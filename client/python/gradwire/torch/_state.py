@@ -288,6 +288,12 @@ class SessionState(_reductions.Reductions):
         return self._need().world_size
 
     @property
+    def members(self) -> list[int]:
+        """Ranks that are in the session: all, unless it goes on without lost members (on_member_loss:
+        shrink). Gradients are means over these."""
+        return self._need().members
+
+    @property
     def step(self) -> int:
         """The number of steps that this session has ended."""
         return self._need().step
@@ -305,10 +311,12 @@ class SessionState(_reductions.Reductions):
 
     @property
     def membership_change(self) -> MembershipChange | None:
-        """Who is new in the place of lost members, if the last step says so, or if it is this process.
+        """What the last step says of the membership: who is new in the place of lost members (also if it
+        is this process), and who is in the session from now on. None: nothing has changed.
 
-        The daemon must have on_member_loss: wait. That step was skipped for all; before the next one
-        every member calls heal_. Without it, the next reduction is an error.
+        The daemon must have on_member_loss: wait, or shrink. If there are newcomers, that step was
+        skipped for all; before the next one every member calls heal_, without which the next reduction
+        is an error.
         """
         change = self._need().membership_change
         return None if change is None else MembershipChange(*change)

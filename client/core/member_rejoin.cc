@@ -1,0 +1,97 @@
+// A member whose session outlives its daemon: what it reports, and how it goes on with the next
+// one, maybe without members that are lost.
+#include <algorithm>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/error_code.h"
+#include "base/mutants.h"
+#include "client/core/member.h"
+
+namespace gradwire::client {
+
+wire::MemberReport Member::Report() const {
+  wire::MemberReport report{.session_key = recovery_->session_key,
+                            .lineage = recovery_->lineage,
+                            .step = step(),
+                            .last = last_,
+                            .before_last = before_last_,
+                            .has_contributed = protocol_.has_contributed(),
+                            .may_have_results = protocol_.MayHaveResults(),
+                            .collectives = collectives_.ended(),
+                            .newcomer = is_newcomer_ && !IsActive(Mutant::kNewcomerHasModel),
+                            .keeps_gradients = keeps_gradients() && step_.AllKept(),
+                            .roster = recovery_->roster,
+                            .concluded = concluded_,
+                            .has_seen_results = step_.has_done(),
+                            .in_collective = collectives_.is_open()};
+  if (ready_) report.ready = {.verdict = ready_->verdict, .digest = ready_->digest};
+  return report;
+}
+
+void Member::Rejoined(std::uint64_t generation) {
+  options_.generation = generation;
+  awaits_welcome_ = true;
+  protocol_.BeginAnew();
+  collectives_.BeginAnew();
+}
+
+// What counts of the step is said to this daemon, and by it.
+absl::Status Member::GoOn(bool moves, Effects& effects) {
+  first_digest_ = ready_ && !moves ? std::optional(ready_->digest) : std::nullopt;
+  ready_.reset();
+  coordinator_.Drop();
+  const absl::StatusOr<bool> again = protocol_.ReduceAgain(moves, effects);
+  if (!again.ok()) return again.status();
+  if (*again) ++reduced_again_;
+  // Entered since the report: who enters it now is refused.
+  const std::optional<int> root = collectives_.root();
+  if (absl::Status here = root ? CheckRoot(*root) : absl::OkStatus(); !here.ok()) {
+    collectives_.Withdraw(here, effects);
+  }
+  Resumed(effects);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> Member::Enroll(const std::optional<wire::Recovery>& recovery) {
+  const std::optional<wire::Roster> before = recovery_ ? recovery_->roster : std::nullopt;
+  recovery_ = recovery;
+  if (roster() == nullptr && !before) return false;
+  if (roster() == nullptr) {  // the next daemon waits for all ranks
+    protocol_.SetMembers(options_.rank, options_.world_size);
+    concluded_.clear();
+    return std::ssize(before->ranks) != options_.world_size;
+  }
+  const std::vector<int>& ranks = roster()->ranks;
+  const auto own = std::ranges::find(ranks, options_.rank);
+  if (own == ranks.end()) return protocol_.Violation("a roster without this member");
+  const auto members =
+      IsActive(Mutant::kMeanOfAllRanks) ? options_.world_size : static_cast<int>(ranks.size());
+  protocol_.SetMembers(static_cast<int>(own - ranks.begin()), members);
+  return !before || before->ranks != ranks;
+}
+
+absl::Status Member::CheckRoot(int root) const {
+  if (roster() == nullptr || std::ranges::binary_search(roster()->ranks, root)) {
+    return absl::OkStatus();
+  }
+  return Coded(ErrorCode::kCollective,
+               absl::FailedPreconditionError(absl::StrCat(
+                   "broadcast root is ", root, ", and the session goes on without it; allowed: ",
+                   absl::StrJoin(roster()->ranks, ", "))));
+}
+
+// Where the session goes on without lost members, means may have to be those of fewer.
+bool Member::keeps_gradients() const {
+  return recovery_ && step_.can_keep() && (options_.keep_gradients || roster() != nullptr);
+}
+
+void Member::TellRanks(const std::vector<int>& ranks, Effects& effects, std::size_t first) {
+  told_ranks_ = ranks;
+  for (std::size_t i = first; i < effects.size(); ++i) {
+    if (auto* done = std::get_if<StepDoneEffect>(&effects[i])) done->ranks = ranks;
+  }
+}
+
+}  // namespace gradwire::client

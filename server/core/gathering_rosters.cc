@@ -1,0 +1,141 @@
+// Where a session shrinks: who is in it, who is enough, and who was left behind.
+#include <algorithm>
+#include <iterator>
+#include <numeric>
+#include <tuple>
+#include <utility>
+
+#include "base/mutants.h"
+#include "server/core/gathering.h"
+
+namespace gradwire::server {
+
+void Gathering::SetGone(int rank) {
+  reports_[static_cast<std::size_t>(rank)].reset();
+  gone_[static_cast<std::size_t>(rank)] = true;
+  left_[static_cast<std::size_t>(rank)] = false;
+}
+
+// Two daemons may have made rosters of one number. The one in which a step was concluded counts, or
+// may have been: all of its members have answered.
+const wire::MemberReport* Gathering::Latest() const {
+  const auto key = [](const wire::MemberReport& report) {
+    const bool answered = report.ready || report.concluded == report.roster->ranks;
+    return std::tuple(report.roster->number, answered, report.step);
+  };
+  const wire::MemberReport* latest = nullptr;
+  for (const auto& report : reports_) {
+    if (report && report->roster && (latest == nullptr || key(*report) > key(*latest))) {
+      latest = &*report;
+    }
+  }
+  return latest;
+}
+
+std::vector<int> Gathering::RanksOf(const wire::MemberReport* report) const {
+  if (report != nullptr && report->roster) return report->roster->ranks;
+  std::vector<int> all(reports_.size());
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+std::vector<int> Gathering::RanksHere() const {
+  std::vector<int> here;
+  for (std::size_t r = 0; r < gone_.size(); ++r) {
+    if (!gone_[r]) here.push_back(static_cast<int>(r));
+  }
+  return here;
+}
+
+// The others have been told that a step is applied, without it.
+bool Gathering::CannotFollow(const wire::MemberReport& report) const {
+  return shrinks_ && std::ranges::any_of(told_, [&](const wire::StepDone& done) {
+           const bool is_ready = report.ready && report.ready->verdict == Verdict::kApply;
+           return done.verdict == Verdict::kApply && report.step <= done.step &&
+                  !(report.step == done.step && is_ready);
+         });
+}
+
+// Others have seen its step applied, or are too far ahead to say.
+bool Gathering::Lacks(const wire::MemberReport& report) const {
+  if (report.newcomer || (report.ready && report.ready->verdict == Verdict::kApply)) return false;
+  return std::ranges::any_of(reports_, [&](const auto& other) {
+    if (!other || other->newcomer || other->step <= report.step) return false;
+    const std::int64_t apart = other->step - report.step;
+    return apart > 2 || (apart == 1 ? other->last : other->before_last) == Verdict::kApply;
+  });
+}
+
+std::vector<int> Gathering::LeftBehind() const {
+  std::vector<int> left;
+  if (!shrinks_) return left;
+  const std::vector<int> ranks = RanksOf(Latest());
+  for (std::size_t r = 0; r < reports_.size(); ++r) {
+    const int rank = static_cast<int>(r);
+    const bool is_out = reports_[r] && !std::ranges::binary_search(ranks, rank);
+    if (left_[r] || is_out || (reports_[r] && Lacks(*reports_[r]))) left.push_back(rank);
+  }
+  return left;
+}
+
+// A majority: two halves of a session that cannot hear each other must not both go on.
+bool Gathering::IsQuorum(const std::vector<int>& here, int least) const {
+  const auto place = [](const wire::MemberReport& report) {
+    return std::pair(report.step, report.roster ? report.roster->number : 0);
+  };
+  const wire::MemberReport* furthest = nullptr;
+  std::vector<int> reporters;
+  for (const int rank : here) {
+    const auto& report = reports_[static_cast<std::size_t>(rank)];
+    if (!report || report->newcomer) continue;
+    reporters.push_back(rank);
+    if (furthest == nullptr || place(*report) > place(*furthest)) furthest = &*report;
+  }
+  if (furthest == nullptr || std::ssize(reporters) < least) return false;
+  std::vector<int> voters = furthest->concluded;
+  if (voters.empty()) {
+    voters.resize(reports_.size());
+    std::iota(voters.begin(), voters.end(), 0);
+  }
+  const auto is_majority = [&](const std::vector<int>& of) {
+    std::vector<int> both;
+    std::ranges::set_intersection(of, reporters, std::back_inserter(both));
+    return 2 * both.size() > of.size();
+  };
+  // A step that one is READY for may have been concluded by all of its roster.
+  return is_majority(voters) && std::ranges::all_of(reporters, [&](int rank) {
+           const wire::MemberReport& report = *reports_[static_cast<std::size_t>(rank)];
+           return !report.ready || !report.roster || is_majority(report.roster->ranks);
+         });
+}
+
+// Not all may have heard of the last roster, which may have the same ranks as the next.
+bool Gathering::Moves() const {
+  const std::vector<int> here = RanksHere();
+  return shrinks_ && std::ranges::any_of(reports_, [&](const auto& report) {
+           return report && RanksOf(&*report) != here;
+         });
+}
+
+// Whether `step` can go on: with the mean of those who are here, all can begin it again, and nobody
+// waits for somebody who has been through a broadcast with lost members. Who has heard of a change
+// that others have not heard of counts broadcasts otherwise than they do.
+bool Gathering::CanGoOn(std::int64_t step) const {
+  if (!shrinks_) return true;
+  std::uint64_t most = 0;
+  for (const auto& report : reports_) {
+    if (report) most = std::max(most, report->collectives);
+  }
+  const bool moves = Moves() && !IsActive(Mutant::kSeenResultsOfOthersStay);
+  for (const auto& report : reports_) {
+    if (!report) continue;
+    if (report->collectives < most && !report->in_collective) return false;
+    if (!moves) continue;
+    const bool is_stuck = report->has_seen_results || !report->keeps_gradients;
+    if (report->step == step && is_stuck) return false;
+    if (report->in_collective || report->collectives < most) return false;
+  }
+  return true;
+}
+
+}  // namespace gradwire::server

@@ -1,0 +1,98 @@
+// A session that goes on without members that are lost, and takes others in when a step has ended.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/error_code.h"
+#include "server/core/rendezvous.h"
+#include "server/core/session_core.h"
+
+namespace gradwire::server {
+
+void SessionCore::MaybeShrink(absl::Time now, Effects& effects) {
+  if (state_ != State::kJoining || !rendezvous_->MayShrink(now)) return;
+  std::vector<int> without;
+  for (int r = 0; r < options_.world_size; ++r) {
+    const MemberState state = membership_.state(r);
+    if (state == MemberState::kConnected || membership_.IsElsewhere(r)) continue;
+    if (state == MemberState::kLost) {
+      effects.push_back(DepartureEffect{.rank = r, .lost = "its stream ended"});
+    }
+    rendezvous_->SetGone(r);
+    without.push_back(r);
+  }
+  effects.push_back(LogEffect{
+      .level = LogEffect::Level::kWarning,
+      .message =
+          absl::StrCat(without.size() == 1 ? "rank " : "ranks ", absl::StrJoin(without, ", "),
+                       " of ", options_.world_size, " did not come; the session goes on with ",
+                       membership_.Reachable().size(), " members")});
+  MaybeBegin(-1, effects);
+}
+
+// Since it was decided to go on without somebody, others may have been lost. Also if everybody is
+// here: among them may be processes that have come in the place of most.
+bool SessionCore::MayGoOn(Effects& effects) {
+  if (!options_.shrinks() || !options_.gathers || rendezvous_->AllNew()) return true;
+  for (const int rank : rendezvous_->LeftBehind()) {
+    effects.push_back(SendEffect{
+        .rank = rank,
+        .frame = {.header = wire::Failure{
+                      .code = static_cast<int>(absl::StatusCode::kFailedPrecondition),
+                      .message = CodedText(
+                          ErrorCode::kLeftBehind,
+                          absl::StrCat("session \"", options_.name, "\" went on without rank ",
+                                       rank, ", which was away; start it again as a new member")),
+                      .blamed_rank = rank}}});
+    effects.push_back(CloseEffect{.rank = rank, .connection = membership_.connection(rank)});
+    effects.push_back(DepartureEffect{.rank = rank, .lost = "the others went on without it"});
+    rendezvous_->SetGone(rank);
+  }
+  const bool is_whole = std::ssize(membership_.Reachable()) == options_.world_size;
+  if (rendezvous_->HasQuorum(is_whole ? 0 : options_.shrinks_to)) return true;
+  if (rendezvous_->AwaitGone()) return false;
+  Apply(FailureEvent{.kind = FailureEvent::Kind::kOwner,
+                     .what = Coded(ErrorCode::kResume, absl::FailedPreconditionError(NoQuorum()))},
+        effects);
+  return false;
+}
+
+std::string SessionCore::NoQuorum() const {
+  return absl::StrCat("of those who concluded the last step no majority is here, but only ",
+                      membership_.Reachable().size(), " of ", options_.world_size,
+                      " members, some of which are new; begin again from a checkpoint");
+}
+
+// It is asked for again and again, until a step has ended. A report says that it was here before,
+// and that its model is an old one.
+absl::Status SessionCore::TakeInLater(const JoinAsk& ask) {
+  if (ask.report) {
+    return Coded(ErrorCode::kLeftBehind,
+                 absl::FailedPreconditionError(
+                     absl::StrCat("session \"", options_.name, "\" went on without rank ", ask.rank,
+                                  ", which was away; start it again as a new member")));
+  }
+  comers_.insert(ask.rank);
+  return absl::UnavailableError(absl::StrCat("session \"", options_.name, "\" takes rank ",
+                                             ask.rank, " in when it has ended a step; try again"));
+}
+
+void SessionCore::MaybeTakeIn(Effects& effects) {
+  if (comers_.empty() || state_ != State::kRunning) return;
+  effects.push_back(LogEffect{
+      .message = absl::StrCat("a process has come for ", comers_.size() == 1 ? "rank " : "ranks ",
+                              absl::StrJoin(comers_, ", "), "; all members gather")});
+  GatherAgain(-1, effects);
+}
+
+void SessionCore::GatherAgain(int lost, Effects& effects) {
+  for (int r = 0; r < options_.world_size; ++r) {
+    const bool is_out =
+        r == lost || membership_.IsGone(r) || membership_.state(r) == MemberState::kLeft;
+    if (is_out && !comers_.contains(r)) gone_.push_back(r);
+  }
+  Close(effects);
+  awaits_successor_ = true;
+}
+
+}  // namespace gradwire::server
