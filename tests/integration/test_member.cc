@@ -161,7 +161,9 @@ int Run(const Flags& flags) {
   for (const ParameterSpec& parameter : options.parameters) numel += parameter.numel();
   Trained model(numel);
   for (std::int64_t step = (*client)->step(); step < Number(flags, "--steps", 1); ++step) {
-    if (absl::Status healed = model.Heal(**client); !healed.ok()) return Fail(healed);
+    if (trains) {
+      if (absl::Status healed = model.Heal(**client); !healed.ok()) return Fail(healed);
+    }
     std::this_thread::sleep_for(std::chrono::milliseconds(Number(flags, "--late-ms", 0)));
     testing::Gradients gradients(options.parameters);
     gradients.Fill((*client)->rank(), step);
