@@ -52,7 +52,7 @@ struct StepDoneEffect {
   Verdict verdict = Verdict::kApply;
   bool dropped = false;  // with the daemon: buckets that were not begun have no part in it
   std::optional<wire::MembershipChange> change{};  // with `dropped`; may be without newcomers
-  std::vector<int> ranks{};  // who is in the session from now on, if it is not as before; empty: is
+  std::vector<int> ranks{};  // who is in the session from now on; empty: the same as before
   std::string reason{};      // of a skip; "": not known
   std::string drift{};       // whose parameters differ; "": nobody's
 };

@@ -1,7 +1,5 @@
 #include "client/core/kept_gradients.h"
 
-#include <utility>
-
 #include "base/mutants.h"
 
 namespace gradwire::client {
@@ -9,10 +7,7 @@ namespace gradwire::client {
 void KeptGradients::Keep(std::uint32_t id, const GradBucket& bucket) {
   Bucket& entry = buckets_.try_emplace(id, *device_).first->second;
   entry.places = bucket.runs();
-  entry.parameters = bucket.parameters();
-  entry.index = bucket.index();
-  entry.is_last = bucket.is_last();
-  entry.in_step = true;
+  entry.bucket = bucket;
   entry.kept.Resize(bucket.buffer().bytes());
   std::size_t at = 0;
   for (const TensorView& place : entry.places) {
@@ -23,7 +18,7 @@ void KeptGradients::Keep(std::uint32_t id, const GradBucket& bucket) {
 
 bool KeptGradients::Has(std::uint32_t id) const {
   const auto found = buckets_.find(id);
-  return found != buckets_.end() && found->second.in_step;
+  return found != buckets_.end() && found->second.bucket.has_value();
 }
 
 absl::StatusOr<GradBucket*> KeptGradients::Again(std::uint32_t id) {
@@ -35,16 +30,13 @@ absl::StatusOr<GradBucket*> KeptGradients::Again(std::uint32_t id) {
     }
   }
   if (!entry.kept.empty()) entry.scratch.Assign(entry.kept.data(), entry.kept.size());
-  absl::StatusOr<GradBucket> again =
-      GradBucket::Make(entry.index,
-                       {.dtype = first.dtype,
-                        .data = entry.scratch.data(),
-                        .numel = entry.kept.size() / ByteSize(first.dtype),
-                        .device = first.device},
-                       entry.parameters, entry.is_last);
-  if (!again.ok()) return again.status();
-  entry.again = *std::move(again);
-  return &*entry.again;
+  absl::Status replaced =
+      entry.bucket->set_buffer({.dtype = first.dtype,
+                                .data = entry.scratch.data(),
+                                .numel = entry.kept.size() / ByteSize(first.dtype),
+                                .device = first.device});
+  if (!replaced.ok()) return replaced;
+  return &*entry.bucket;
 }
 
 void KeptGradients::GiveBack(std::uint32_t id) {
@@ -58,11 +50,10 @@ void KeptGradients::GiveBack(std::uint32_t id) {
 
 // Buckets of steps before the last are not those of the next: DDP builds its buckets anew.
 void KeptGradients::Clear() {
-  std::erase_if(buckets_, [](const auto& one) { return !one.second.in_step; });
-  for (auto& [id, bucket] : buckets_) {
-    bucket.in_step = false;
-    bucket.again.reset();
-    bucket.scratch = DeviceVector<std::byte>(*device_);
+  std::erase_if(buckets_, [](const auto& one) { return !one.second.bucket; });
+  for (auto& [id, entry] : buckets_) {
+    entry.bucket.reset();
+    entry.scratch = DeviceVector<std::byte>(*device_);
   }
 }
 

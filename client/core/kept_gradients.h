@@ -45,12 +45,8 @@ class KeptGradients {
     explicit Bucket(Device& device) : kept(device), scratch(device) {}
     DeviceVector<std::byte> kept;
     DeviceVector<std::byte> scratch;
-    std::vector<TensorView> places{};  // where the caller's gradients lie
-    std::vector<ParameterSpec> parameters{};
-    int index = 0;
-    bool is_last = false;
-    bool in_step = false;
-    std::optional<GradBucket> again{};
+    std::vector<TensorView> places{};    // where the caller's gradients lie
+    std::optional<GradBucket> bucket{};  // the caller's, later with another buffer; none: not kept
   };
 
   const std::shared_ptr<Device> device_;

@@ -9,7 +9,6 @@
 #include "base/error_code.h"
 #include "base/mutants.h"
 #include "client/core/leaf_weight.h"
-#include "client/core/member_collectives.h"
 #include "client/runtime/member_hook.h"
 #include "client/transport/rejoin.h"
 #include "gradwire/hooks/registry.h"
@@ -474,32 +473,6 @@ void Runtime::End(std::shared_ptr<StepCall> call) {
     return call->outcome.Complete(ended);
   }
   end_step_ = std::move(call);
-  Apply(std::move(effects));
-}
-
-// Errors are ignored: if the session has failed, later calls report it.
-void Runtime::SetDrawPlan(const DrawBuckets& buckets) {
-  device_.Call(nullptr, [this, buckets] {
-    Effects effects;
-    if (Open().ok()) member_.SetDrawPlan(buckets, effects).IgnoreError();
-    Apply(std::move(effects));
-  });
-}
-
-void Runtime::Enter(std::shared_ptr<CollectiveCall> call) {
-  device_.Call(nullptr, [this, call = std::move(call)] { Begin(call); });
-}
-
-void Runtime::Begin(std::shared_ptr<CollectiveCall> call) {
-  if (absl::Status open = Open(); !open.ok()) return call->outcome.Complete(open);
-  const bool has_change = std::any_of(over_.begin(), over_.end(),
-                                      [](const auto& over) { return over.change.has_value(); });
-  if (has_change) return call->outcome.Complete(VoidCollective(call->kind));
-  unhealed_.reset();
-  Effects effects;
-  const auto number = member_.Enter(call->kind, call->root, call->bytes, effects);
-  if (!number.ok()) return call->outcome.Complete(number.status());
-  collective_ = std::move(call);
   Apply(std::move(effects));
 }
 

@@ -1,6 +1,9 @@
-// Smaller calls: metrics, reports, and RPCs to the daemon, which any thread may make.
+// Smaller calls: draw plans and collectives; and metrics, reports, and RPCs to the daemon, which
+// any thread may make.
+#include <algorithm>
 #include <utility>
 
+#include "client/core/member_collectives.h"
 #include "client/runtime/runtime.h"
 #include "proto/wire/state_calls.h"
 
@@ -15,6 +18,32 @@ absl::Status Runtime::CheckParameters(std::uint64_t digest) {
   absl::Status told = member_.CheckParameters(digest, effects);
   Apply(std::move(effects));
   return told;
+}
+
+// Errors are ignored: if the session has failed, later calls report it.
+void Runtime::SetDrawPlan(const DrawBuckets& buckets) {
+  device_.Call(nullptr, [this, buckets] {
+    Effects effects;
+    if (Open().ok()) member_.SetDrawPlan(buckets, effects).IgnoreError();
+    Apply(std::move(effects));
+  });
+}
+
+void Runtime::Enter(std::shared_ptr<CollectiveCall> call) {
+  device_.Call(nullptr, [this, call = std::move(call)] { Begin(call); });
+}
+
+void Runtime::Begin(std::shared_ptr<CollectiveCall> call) {
+  if (absl::Status open = Open(); !open.ok()) return call->outcome.Complete(open);
+  const bool has_change = std::any_of(over_.begin(), over_.end(),
+                                      [](const auto& over) { return over.change.has_value(); });
+  if (has_change) return call->outcome.Complete(VoidCollective(call->kind));
+  unhealed_.reset();
+  Effects effects;
+  const auto number = member_.Enter(call->kind, call->root, call->bytes, effects);
+  if (!number.ok()) return call->outcome.Complete(number.status());
+  collective_ = std::move(call);
+  Apply(std::move(effects));
 }
 
 ClientMetrics Runtime::metrics() const {

@@ -76,8 +76,8 @@ class Gathering {
     bool again = false;     // it goes on although some may have results: they keep gradients
     // How steps before it ended, in order, for members that have not seen it.
     std::vector<wire::StepDone> ended{};
-    // Of who is new, or of members that are gone; also in the last of `ended`. The hook's iteration
-    // is not known here.
+    // Who is new, or that members are gone; also in the last of `ended`. The hook's iteration is
+    // not known here.
     std::optional<wire::MembershipChange> change{};
     std::vector<int> fresh{};              // newcomers that have not been in the session at all
     std::uint64_t collectives = 0;         // that are over for all members

@@ -92,11 +92,8 @@ bool Gathering::IsQuorum(const std::vector<int>& here, int least) const {
     if (furthest == nullptr || place(*report) > place(*furthest)) furthest = &*report;
   }
   if (furthest == nullptr || std::ssize(reporters) < least) return false;
-  std::vector<int> voters = furthest->concluded;
-  if (voters.empty()) {
-    voters.resize(reports_.size());
-    std::iota(voters.begin(), voters.end(), 0);
-  }
+  const std::vector<int> voters =
+      furthest->concluded.empty() ? RanksOf(nullptr) : furthest->concluded;
   const auto is_majority = [&](const std::vector<int>& of) {
     std::vector<int> both;
     std::ranges::set_intersection(of, reporters, std::back_inserter(both));

@@ -50,7 +50,7 @@ class Membership {
   };
   // The ranks from `first` on, which are free, are elsewhere.
   void SetElsewhere(int first, int count);
-  // Of a session that goes on without the rank, whatever it was.
+  // The session goes on without the rank, whatever its state was.
   void SetGone(int rank);
   bool IsGone(int rank) const { return At(rank).state == MemberState::kGone; }
 

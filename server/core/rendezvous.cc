@@ -12,18 +12,20 @@ namespace {
 
 // Ranks ascend, as the codec has checked.
 absl::Status CheckRanks(int own, int world_size, const wire::MemberReport& report) {
-  const auto refuse = [&](const char* field) {
-    return Coded(ErrorCode::kResume, absl::InvalidArgumentError(absl::StrCat(
-                                         "report.", field, ": allowed are ranks from 0 to ",
-                                         world_size - 1, ", among them the member's own, ", own)));
+  const auto refuse = [&](const char* field, const std::vector<int>& ranks) {
+    return Coded(ErrorCode::kResume,
+                 absl::InvalidArgumentError(absl::StrCat(
+                     "report.", field, ": has ", ranks.size(), " ranks up to ",
+                     ranks.empty() ? -1 : ranks.back(), "; allowed are ranks from 0 to ",
+                     world_size - 1, ", in a roster with the member's own, ", own)));
   };
   if (!report.concluded.empty() && report.concluded.back() >= world_size) {
-    return refuse("concluded");
+    return refuse("concluded", report.concluded);
   }
   if (!report.roster) return absl::OkStatus();
   const std::vector<int>& ranks = report.roster->ranks;
   const bool right = std::ranges::binary_search(ranks, own) && ranks.back() < world_size;
-  return right ? absl::OkStatus() : refuse("roster");
+  return right ? absl::OkStatus() : refuse("roster", ranks);
 }
 
 }  // namespace

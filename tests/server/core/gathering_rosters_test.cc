@@ -1,0 +1,176 @@
+// Gatherings of sessions that shrink: who goes on, with which step, and who is left behind.
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/server/core/gathering_reports.h"
+
+namespace gradwire::server {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+Report In(Report report, std::uint64_t number, std::vector<int> ranks) {
+  report.roster = {.number = number, .ranks = std::move(ranks)};
+  report.concluded = {0, 1, 2, 3};
+  report.keeps_gradients = true;
+  return report;
+}
+Report In(Report report) { return In(std::move(report), 1, {0, 1, 2, 3}); }
+
+// Of four; rank 1 is gone.
+Gathering WithoutRank1(const Report& rank0, const Report& rank2, const Report& rank3) {
+  Gathering gathering(kKey, 5, 4, /*shrinks=*/true);
+  gathering.Take(0, rank0);
+  gathering.SetGone(1);
+  gathering.Take(2, rank2);
+  gathering.Take(3, rank3);
+  return gathering;
+}
+
+TEST(GatheringShrinks, AStepGoesOnWithTheMeanOfThoseWhoAreHere) {
+  const Gathering gathering =
+      WithoutRank1(In(Contributed(4, true)), In(Contributed(4, false)), In(At(4)));
+  const auto outcome = gathering.Decide();
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_EQ(outcome->step, 4);
+  EXPECT_THAT(outcome->ended, IsEmpty());
+  EXPECT_FALSE(outcome->change.has_value());
+  EXPECT_EQ(outcome->roster, (wire::Roster{.number = 2, .ranks = {0, 2, 3}}));
+  EXPECT_EQ(outcome->donor, 0);
+  EXPECT_THAT(gathering.LeftBehind(), IsEmpty());
+}
+
+// It has applied the mean of four, or may have; or it cannot give its gradient again.
+TEST(GatheringShrinks, AStepThatSomebodyIsStuckInIsDropped) {
+  Report seen = In(Contributed(4, true));
+  seen.has_seen_results = true;
+  Report forgets = In(Contributed(4, false));
+  forgets.keeps_gradients = false;
+  Report waits = In(At(4));
+  waits.in_collective = true;
+  Report through = In(At(4));
+  through.collectives = 1;
+  for (const Report& stuck : {seen, forgets, waits, through}) {
+    const auto outcome = WithoutRank1(In(At(4)), stuck, In(Contributed(4, false))).Decide();
+    ASSERT_TRUE(outcome.ok()) << outcome.status();
+    EXPECT_EQ(outcome->step, 5);
+    ASSERT_THAT(outcome->ended, SizeIs(1));
+    EXPECT_TRUE(outcome->ended[0].dropped);
+    ASSERT_TRUE(outcome->change.has_value());
+    EXPECT_THAT(outcome->change->newcomers, IsEmpty());
+    EXPECT_EQ(outcome->change->root, 0);
+    EXPECT_THAT(outcome->change->ranks, ElementsAre(0, 2, 3));
+    EXPECT_GT(outcome->change->collectives, stuck.collectives);
+    EXPECT_EQ(outcome->ended[0].change, outcome->change);
+  }
+}
+
+TEST(GatheringShrinks, AStepThatAllWhoAreHereAreReadyForEndsWithTheLostOnesPart) {
+  const auto outcome = WithoutRank1(In(Ready(4)), In(Ready(4)), In(Ready(4))).Decide();
+  ExpectEnded(outcome, 4, Verdict::kApply);
+  EXPECT_EQ(outcome->roster->number, 2U);
+}
+
+// Rank 3 has not heard of roster 2, nor of the step that was dropped with it.
+TEST(GatheringShrinks, WhoHasNotHeardOfARosterHearsOfTheNextOne) {
+  Report heard = In(At(5), 2, {0, 2, 3});
+  heard.last = Verdict::kSkip;
+  heard.collectives = 1;
+  const auto outcome = WithoutRank1(heard, heard, In(At(4))).Decide();
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_EQ(outcome->step, 6) << "broadcasts are not numbered alike";
+  ASSERT_TRUE(outcome->change.has_value());
+  EXPECT_EQ(outcome->change->collectives, 2U);
+  EXPECT_EQ(outcome->roster, (wire::Roster{.number = 3, .ranks = {0, 2, 3}}));
+}
+
+TEST(GatheringShrinks, WhoIsInNoLaterRosterIsLeftBehind) {
+  Gathering gathering(kKey, 5, 4, true);
+  for (const int rank : {0, 2, 3}) gathering.Take(rank, In(At(9), 2, {0, 2, 3}));
+  gathering.Take(1, In(Ready(4)));
+  EXPECT_THAT(gathering.LeftBehind(), ElementsAre(1));
+  gathering.SetGone(1);
+  EXPECT_THAT(gathering.LeftBehind(), IsEmpty());
+  ASSERT_TRUE(gathering.Decide().ok());
+  EXPECT_EQ(gathering.Decide()->step, 9);
+}
+
+TEST(GatheringShrinks, AMajorityOfThoseWhoConcludedTheLastStepIsAQuorum) {
+  Gathering gathering(kKey, 5, 4, true);
+  Report two = In(At(9), 3, {0, 1});
+  two.concluded = {0, 1};
+  gathering.Take(0, two);
+  EXPECT_FALSE(gathering.IsQuorum({0}, 1)) << "one of two";
+  gathering.Take(2, In(At(4)));
+  gathering.Take(3, In(At(4)));
+  EXPECT_FALSE(gathering.IsQuorum({2, 3}, 1)) << "two of four";
+  EXPECT_FALSE(gathering.IsQuorum({0, 2, 3}, 1)) << "rank 0 knows of a later step";
+  gathering.Take(1, two);
+  EXPECT_TRUE(gathering.IsQuorum({0, 1}, 1));
+  EXPECT_FALSE(gathering.IsQuorum({0, 1}, 3)) << "fewer than are allowed";
+  Report newcomer = two;
+  newcomer.newcomer = true;
+  gathering.Take(1, newcomer);
+  EXPECT_FALSE(gathering.IsQuorum({0, 1}, 1)) << "it has concluded nothing";
+}
+
+// All of a roster that has grown may have concluded the step, and some may be going on with it.
+TEST(GatheringShrinks, WhoIsReadyNeedsAMajorityOfItsRosterToo) {
+  Gathering gathering(kKey, 5, 5, true);
+  for (const int rank : {1, 2}) {
+    Report ready = In(Ready(4), 3, {0, 1, 2, 3, 4});
+    ready.concluded = {0, 1, 2};
+    gathering.Take(rank, ready);
+  }
+  EXPECT_FALSE(gathering.IsQuorum({1, 2}, 1));
+}
+
+// Two daemons have made a roster 2 each; a step was concluded in one of them.
+TEST(GatheringShrinks, OfTwoRostersOfOneNumberThatWithAConclusionCounts) {
+  Gathering gathering(kKey, 5, 3, true);
+  Report skipped = In(At(5), 2, {0, 1});
+  skipped.last = Verdict::kSkip;
+  skipped.concluded = {0, 1, 2};
+  gathering.Take(0, skipped);
+  for (const int rank : {1, 2}) {
+    Report applied = In(At(5), 2, {1, 2});
+    applied.concluded = {1, 2};
+    gathering.Take(rank, applied);
+  }
+  EXPECT_THAT(gathering.LeftBehind(), ElementsAre(0));
+  const auto both = gathering.Decide();
+  EXPECT_THAT(std::string(both.status().message()), HasSubstr("not for rank 1"));
+  gathering.SetGone(0);
+  EXPECT_TRUE(gathering.Decide().ok());
+}
+
+// They applied it without it, and no Welcome has told them of another roster.
+TEST(GatheringShrinks, WhoLacksAStepThatOthersHaveAppliedIsLeftBehind) {
+  Gathering gathering(kKey, 5, 3, true);
+  for (const int rank : {0, 1}) gathering.Take(rank, In(At(5), 1, {0, 1, 2}));
+  gathering.Take(2, In(Contributed(4, true), 1, {0, 1, 2}));
+  EXPECT_THAT(gathering.LeftBehind(), ElementsAre(2));
+  gathering.Take(2, In(Ready(4), 1, {0, 1, 2}));
+  EXPECT_THAT(gathering.LeftBehind(), IsEmpty());
+}
+
+TEST(GatheringShrinks, AProcessInAGoneRanksPlaceGetsTheModel) {
+  Gathering gathering(kKey, 5, 4, true);
+  gathering.SetGone(3);
+  for (const int rank : {0, 2}) gathering.Take(rank, In(At(6), 2, {0, 2}));
+  gathering.Take(1, std::nullopt);
+  const auto outcome = gathering.Decide();
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_EQ(outcome->step, 7);
+  EXPECT_THAT(outcome->change->newcomers, ElementsAre(1));
+  EXPECT_THAT(outcome->change->ranks, ElementsAre(0, 1, 2));
+  EXPECT_EQ(outcome->roster, (wire::Roster{.number = 3, .ranks = {0, 1, 2}}));
+}
+
+}  // namespace
+}  // namespace gradwire::server
