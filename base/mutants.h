@@ -57,6 +57,9 @@ enum class Mutant : std::uint8_t {
   kReadyNotRepeated,
   kSliceSentTwice,
   kFailureNotPassedOn,
+  kReportOfLeadOnly,
+  kOldLifeFollowed,
+  kVoteOfLostLife,
   // Of sessions that outlive their daemon.
   kSessionKeyNotCompared,
   kReadyOfOneConcludes,

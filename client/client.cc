@@ -15,7 +15,7 @@
 #include "client/member_client.h"
 #include "client/options.h"
 #include "client/runtime/join.h"
-#include "client/sharded_client.h"
+#include "client/shard_places.h"
 #include "client/transport/dns.h"
 #include "proto/wire/digest.h"
 

@@ -66,8 +66,20 @@ std::shared_ptr<client::Outcome> ClientImpl::Start() {
 void ClientImpl::SayReady(Verdict verdict, std::uint64_t digest) {
   events_->Push(client::CallEvent{[this, verdict, digest] { runtime_.SayReady(verdict, digest); }});
 }
-void ClientImpl::ConcludeAs(Verdict verdict) {
-  events_->Push(client::CallEvent{[this, verdict] { runtime_.ConcludeAs(verdict); }});
+void ClientImpl::ConcludeAs(const client::StepDoneEffect& lead) {
+  events_->Push(client::CallEvent{[this, lead] { runtime_.ConcludeAs(lead); }});
+}
+// Heavy: it may wait for the thread that joins.
+void ClientImpl::AskToGather(std::uint32_t lost_shard, std::uint64_t number) {
+  events_->Push(client::CallEvent{
+      .call = [this, lost_shard, number] { runtime_.AskToGather(lost_shard, number); },
+      .heavy = true});
+}
+void ClientImpl::RejoinWith(const wire::MemberReport& report) {
+  events_->Push(client::CallEvent{[this, report] { runtime_.RejoinWith(report); }});
+}
+void ClientImpl::Follow(const client::ShardLife& life) {
+  events_->Push(client::CallEvent{[this, life] { runtime_.Follow(life); }});
 }
 void ClientImpl::FailElsewhere(const absl::Status& status, int blamed_rank) {
   events_->Push(client::CallEvent{

@@ -37,7 +37,11 @@ class ClientImpl final : public client::MemberClient {
 
   // ---- Of a session with several shards: as Member's. From any thread, without waiting.
   void SayReady(Verdict verdict, std::uint64_t digest);
-  void ConcludeAs(Verdict verdict);
+  void ConcludeAs(const client::StepDoneEffect& lead);
+  // As Runtime's.
+  void AskToGather(std::uint32_t lost_shard, std::uint64_t number);
+  void RejoinWith(const wire::MemberReport& report);
+  void Follow(const client::ShardLife& life);
 
   // Begins a barrier; its outcome comes when all members have entered.
   std::shared_ptr<client::CollectiveCall> EnterBarrier();

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "base/sync.h"
+#include "client/core/shard_losses.h"
 #include "client/core/shard_vote.h"
 #include "client/runtime/shard_place.h"
 
@@ -25,10 +26,14 @@ class ShardExchange {
   // `failed`: called once, with the first failure; may be empty.
   using Failed = std::function<void(const absl::Status& why, int blamed_rank)>;
   ShardExchange(std::uint32_t shards, std::int64_t step, Failed failed = {})
-      : on_failed_(std::move(failed)), vote_(shards, step) {}
+      : shards_(shards), on_failed_(std::move(failed)), vote_(shards, step), losses_(shards) {}
 
-  // Before the first event.
-  void SetShards(std::vector<ClientImpl*> shards) GRADWIRE_EXCLUDES(mutex_);
+  // Before the shard's first event. A member that is taken into a session has shard 0's client
+  // earlier than the others'; if it loses that meanwhile, it fails.
+  void SetShard(std::uint32_t shard, ClientImpl* client) { shards_[shard] = client; }
+  // Shard 0 has welcomed this member in this step, and in this life of the session; 0: it begins.
+  void BeginAt(std::int64_t step) GRADWIRE_EXCLUDES(mutex_);
+  std::uint64_t life() GRADWIRE_EXCLUDES(mutex_);
 
   ShardLink LinkOf(std::uint32_t shard);
 
@@ -40,19 +45,26 @@ class ShardExchange {
 
  private:
   void OnPrepared(std::uint32_t shard, const PreparedEffect& effect) GRADWIRE_EXCLUDES(mutex_);
-  void OnConcluded(Verdict verdict) GRADWIRE_EXCLUDES(mutex_);
+  void OnConcluded(const StepDoneEffect& lead) GRADWIRE_EXCLUDES(mutex_);
+  // The first loss is everybody's: when all shards have ended, shard 0's next daemon gets a report
+  // of all.
+  void OnLost(std::uint32_t shard, const ShardLoss& loss) GRADWIRE_EXCLUDES(mutex_);
+  void OnGoesOn(const ShardLife& life) GRADWIRE_EXCLUDES(mutex_);
   // The first failure is everybody's; those that it causes come back here and have no effect.
   void OnFailed(std::uint32_t shard, const FailedEffect& effect) GRADWIRE_EXCLUDES(mutex_);
 
+  void FailThose(const absl::Status& status, int blamed_rank);
   bool Begin() GRADWIRE_EXCLUDES(mutex_);
   void End() GRADWIRE_EXCLUDES(mutex_);
 
-  std::vector<ClientImpl*> shards_;  // constant from the first event on
+  std::vector<std::atomic<ClientImpl*>> shards_;  // null: not there yet
   const Failed on_failed_;
   std::atomic<bool> failed_ = false;
   Mutex mutex_;
   CondVar idle_;
   ShardVote vote_ GRADWIRE_GUARDED_BY(mutex_);
+  ShardLosses losses_ GRADWIRE_GUARDED_BY(mutex_);
+  std::uint64_t life_ GRADWIRE_GUARDED_BY(mutex_) = 0;
   bool closed_ GRADWIRE_GUARDED_BY(mutex_) = false;
   int busy_ GRADWIRE_GUARDED_BY(mutex_) = 0;
 };

@@ -25,11 +25,6 @@ namespace gradwire {
 namespace client {
 namespace {
 
-// A token is used within 5 s. Where joining all daemons took longer than this, the first ones are
-// asked again.
-constexpr std::chrono::seconds kTokensAreFresh(2);
-constexpr absl::Duration kLeaveAfterError = absl::Seconds(1);
-
 // The outcome of several calls: the first error, once all of them have ended.
 class Together {
  public:
@@ -60,19 +55,16 @@ class Together {
 
 class ShardedClient final : public client::MemberClient {
  public:
-  ShardedClient(ClientOptions options, const std::vector<std::string>& addresses,
-                std::shared_ptr<const ShardMap> map,
-                std::shared_ptr<const client::GradientMemory> gradients,
-                std::unique_ptr<client::ShardExchange> exchange,
-                std::vector<std::unique_ptr<ClientImpl>> shards)
-      : options_(std::move(options)),
-        map_(std::move(map)),
+  explicit ShardedClient(client::ShardedParts parts)
+      : options_(std::move(parts.options)),
+        map_(std::move(parts.map)),
         buckets_(map_, options_.parameters),
-        gradients_(std::move(gradients)),
-        exchange_(std::move(exchange)),
-        shards_(std::move(shards)) {
-    for (std::size_t i = 0; i < addresses.size(); ++i) {
-      daemons_.push_back(absl::StrCat("shard ", i, " (", addresses[i], ")"));
+        gradients_(std::move(parts.gradients)),
+        lead_started_(std::move(parts.lead_started)),
+        exchange_(std::move(parts.exchange)),
+        shards_(std::move(parts.shards)) {
+    for (std::size_t i = 0; i < parts.addresses.size(); ++i) {
+      daemons_.push_back(absl::StrCat("shard ", i, " (", parts.addresses[i], ")"));
     }
   }
 
@@ -83,7 +75,10 @@ class ShardedClient final : public client::MemberClient {
     auto together = std::make_shared<client::Together>(
         shards_.size(), [all](const absl::Status& status) { all->Complete(status); });
     for (const auto& shard : shards_) {
-      shard->Start()->OnDone([together](const absl::Status& status) { together->OnDone(status); });
+      const bool started = shard == shards_.front() && lead_started_ != nullptr;
+      (started ? lead_started_ : shard->Start())->OnDone([together](const absl::Status& status) {
+        together->OnDone(status);
+      });
     }
     return all;
   }
@@ -96,8 +91,9 @@ class ShardedClient final : public client::MemberClient {
   int world_size() const override { return lead().world_size(); }
   std::vector<int> members() const override { return lead().members(); }
   std::int64_t step() const override { return lead().step(); }
-  // A session with several daemons ends with its first lost member.
-  std::optional<MembershipChange> membership_change() const override { return std::nullopt; }
+  std::optional<MembershipChange> membership_change() const override {
+    return lead().membership_change();
+  }
   // Each daemon knows its own results.
   std::string skip_reason() const override {
     std::vector<std::string> reasons;
@@ -199,8 +195,12 @@ class ShardedClient final : public client::MemberClient {
           [together](const absl::Status& status) { together->OnDone(status); });
     }
   }
+  // Members that stay may have left this life of the session before this one has told all shards.
   absl::Status Leave() override {
-    return OnAll([](ClientImpl& shard) { return shard.Leave(); });
+    return OnAll([this](ClientImpl& shard) {
+      absl::Status left = shard.Leave();
+      return &shard != &lead() && absl::IsNotFound(left) ? absl::OkStatus() : left;
+    });
   }
 
   absl::StatusOr<std::string> ExportState() override {
@@ -254,6 +254,8 @@ class ShardedClient final : public client::MemberClient {
       // With slices each shard is given every bucket.
       if (!map_->has_slices()) sum.gradient_bytes += one.gradient_bytes;
       sum.resumes += one.resumes;
+      // Each reduces its own parts again.
+      sum.steps_reduced_again = std::max(sum.steps_reduced_again, one.steps_reduced_again);
       sum.shared_memory |= one.shared_memory;
       sum.unix_socket |= one.unix_socket;
       sum.compress_seconds += one.compress_seconds;
@@ -306,126 +308,16 @@ class ShardedClient final : public client::MemberClient {
   const std::shared_ptr<const ShardMap> map_;
   const client::ShardBuckets buckets_;
   const std::shared_ptr<const client::GradientMemory> gradients_;
+  const std::shared_ptr<client::Outcome> lead_started_;  // null: it is started with the others
   const std::unique_ptr<client::ShardExchange> exchange_;
   const std::vector<std::unique_ptr<ClientImpl>> shards_;
   std::vector<std::string> daemons_;  // for errors
 };
 
 namespace client {
-namespace {
 
-// One member's place at one daemon.
-struct AtDaemon {
-  ClientOptions options;
-  MemberHook hook;
-  std::optional<Joined> joined{};
-};
-
-void LeaveAll(const std::vector<AtDaemon>& places, std::uint64_t start_id) {
-  for (const AtDaemon& place : places) {
-    if (!place.joined) continue;
-    LeaveSession(place.joined->channel, place.joined->membership.token, start_id,
-                 place.joined->dialer.access_token(), kLeaveAfterError)
-        .IgnoreError();
-  }
-}
-
-// At each daemon in turn. The first one gives the rank.
-absl::Status JoinEach(std::vector<AtDaemon>& places, const Daemons& daemons, const LeafWish& leaf,
-                      std::uint64_t start_id) {
-  const std::vector<std::string>& addresses = daemons.addresses;
-  for (std::uint32_t i = 0; i < places.size(); ++i) {
-    AtDaemon& place = places[i];
-    if (i > 0) place.options.rank = places.front().joined->membership.rank;
-    place.options.address = addresses[i];
-    const JoinWish wish{
-        .shard = {.number = i, .addresses = addresses}, .leaf = leaf, .host = daemons.host};
-    absl::StatusOr<Joined> joined = JoinNearest(place.options, wish, start_id);
-    if (!joined.ok()) {
-      return absl::Status(
-          joined.status().code(),
-          absl::StrCat("shard ", i, " (", NameOf(daemons, i), "): ", joined.status().message()));
-    }
-    if (joined->membership.leaf) {
-      return Coded(ErrorCode::kShards,
-                   absl::FailedPreconditionError(absl::StrCat(
-                       "shard ", i, " (", NameOf(daemons, i),
-                       ") is a leaf daemon; allowed: a leaf alone, or daemons that are none")));
-    }
-    place.joined = *std::move(joined);
-  }
-  const std::int64_t step = places.front().joined->membership.next_step;
-  for (std::uint32_t i = 1; i < places.size(); ++i) {
-    if (places[i].joined->membership.next_step == step) continue;
-    return Coded(ErrorCode::kShards,
-                 absl::FailedPreconditionError(absl::StrCat(
-                     "shard ", i, " (", addresses[i], ") is at step ",
-                     places[i].joined->membership.next_step, "; shard 0 at step ", step)));
-  }
-  return absl::OkStatus();
-}
-
-}  // namespace
-
-absl::Status CheckShards(const HookSpec& hook, DeviceId device, std::uint32_t shards) {
-  const absl::StatusOr<ShardMap> map = ShardMap::Make(hook, {}, shards);
-  if (!map.ok()) return map.status();
-  const bool has_slices = shards == 1 || hook.OnlyCasts();
-  if (has_slices || device.kind == DeviceKind::kCpu) return absl::OkStatus();
-  return Coded(ErrorCode::kShards,
-               absl::InvalidArgumentError(absl::StrCat(
-                   "address: ", shards, " daemons with hook ", hook.ToString(), " on ",
-                   Name(device), "; allowed: the CPU, or the hooks no, fp16 and bf16")));
-}
-
-absl::StatusOr<std::unique_ptr<MemberClient>> PlaceAtShards(ClientOptions options,
-                                                            const Daemons& daemons,
-                                                            const Leaf& leaf) {
-  const std::vector<std::string>& addresses = daemons.addresses;
-  const auto count = static_cast<std::uint32_t>(addresses.size());
-  if (absl::Status fits = CheckShards(options.hook, options.device, count); !fits.ok()) return fits;
-  absl::StatusOr<ShardMap> made = ShardMap::Make(options.hook, options.parameters, count);
-  if (!made.ok()) return made.status();
-  const auto map = std::make_shared<const ShardMap>(*std::move(made));
-  options.node_group = "off";
-  std::vector<AtDaemon> places;
-  for (std::uint32_t i = 0; i < count; ++i) {
-    absl::StatusOr<MemberHook> hook = MakeMemberHook(options);
-    if (!hook.ok()) return Coded(ErrorCode::kOption, hook.status());
-    places.push_back({.options = options, .hook = *std::move(hook)});
-  }
-  const std::uint64_t start_id = DrawStartId();
-  const auto begin = std::chrono::steady_clock::now();
-  absl::Status status = JoinEach(places, daemons, leaf.wish, start_id);
-  if (status.ok() && std::chrono::steady_clock::now() > begin + kTokensAreFresh) {
-    status = JoinEach(places, daemons, leaf.wish, start_id);
-  }
-  if (!status.ok()) {
-    LeaveAll(places, start_id);
-    return status;
-  }
-  const JoinResult& first = places.front().joined->membership;
-  auto exchange = std::make_unique<ShardExchange>(count, first.next_step, leaf.failed);
-  const auto gradients = std::make_shared<GradientMemory>();
-  std::vector<std::unique_ptr<ClientImpl>> shards;
-  std::vector<ClientImpl*> pointers;
-  for (std::uint32_t i = 0; i < count; ++i) {
-    AtDaemon& place = places[i];
-    place.options.on_wait = nullptr;
-    shards.push_back(std::make_unique<ClientImpl>(
-        std::move(place.options), *std::move(place.joined), start_id, std::move(place.hook),
-        ShardPlace{.number = i,
-                   .addresses = addresses,
-                   .map = map,
-                   .link = exchange->LinkOf(i),
-                   .ranks = std::max(leaf.wish.ranks, 1),
-                   .gradients = gradients}));
-    pointers.push_back(shards.back().get());
-  }
-  exchange->SetShards(std::move(pointers));
-  options.on_wait = nullptr;  // it may refer to objects that live only until Join returns
-  return std::make_unique<ShardedClient>(std::move(options), addresses, map, gradients,
-                                         std::move(exchange), std::move(shards));
+std::unique_ptr<MemberClient> MakeShardedClient(ShardedParts parts) {
+  return std::make_unique<ShardedClient>(std::move(parts));
 }
 
 }  // namespace client

@@ -1,26 +1,31 @@
 // The SDK's client of a session with several daemons.
 #pragma once
 
-#include <cstdint>
 #include <memory>
+#include <string>
+#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "client/addresses.h"
+#include "client/client_impl.h"
 #include "client/member_client.h"
+#include "client/memory/gradient_memory.h"
+#include "client/shard_exchange.h"
 #include "gradwire/client.h"
+#include "hooks/shard_map.h"
 
 namespace gradwire::client {
 
-// Whether a session with this hook, whose gradients lie on this device, can have so many daemons.
-// InvalidArgument says why not.
-absl::Status CheckShards(const HookSpec& hook, DeviceId device, std::uint32_t shards);
+// By shard, where there are several.
+struct ShardedParts {
+  ClientOptions options;
+  std::vector<std::string> addresses;
+  std::shared_ptr<const ShardMap> map;
+  std::shared_ptr<const GradientMemory> gradients;
+  std::unique_ptr<ShardExchange> exchange;
+  std::vector<std::unique_ptr<ClientImpl>> shards;
+  // Of shard 0, if it has been started: a newcomer joins the others later.
+  std::shared_ptr<Outcome> lead_started = {};
+};
 
-// Joins all daemons, two or more, as one member, in this order: the first leads the session.
-// `options` are valid and complete; their address is not looked at. An error names the daemon, and
-// leaves none with a member. Start follows.
-absl::StatusOr<std::unique_ptr<MemberClient>> PlaceAtShards(ClientOptions options,
-                                                            const Daemons& daemons,
-                                                            const Leaf& leaf);
+std::unique_ptr<MemberClient> MakeShardedClient(ShardedParts parts);
 
 }  // namespace gradwire::client

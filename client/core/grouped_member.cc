@@ -107,8 +107,12 @@ void GroupedMember::SayReady(Verdict verdict, std::uint64_t digest, Effects& eff
   member_->SayReady(verdict, digest, effects);
 }
 
-void GroupedMember::ConcludeAs(Verdict verdict, Effects& effects) {
-  member_->ConcludeAs(verdict, effects);
+void GroupedMember::ConcludeAs(const StepDoneEffect& lead, Effects& effects) {
+  member_->ConcludeAs(lead, effects);
+}
+
+void GroupedMember::AskToGather(std::uint32_t lost_shard, Effects& effects) {
+  member_->AskToGather(lost_shard, effects);
 }
 
 void GroupedMember::FailElsewhere(const absl::Status& status, int blamed_rank, Effects& effects) {

@@ -69,7 +69,8 @@ class GroupedMember {
   bool has_chunks() const;
   void SendNext(Effects& effects);
   void SayReady(Verdict verdict, std::uint64_t digest, Effects& effects);
-  void ConcludeAs(Verdict verdict, Effects& effects);
+  void ConcludeAs(const StepDoneEffect& lead, Effects& effects);
+  void AskToGather(std::uint32_t lost_shard, Effects& effects);
   void FailElsewhere(const absl::Status& status, int blamed_rank, Effects& effects);
   void Fail(const absl::Status& status, Effects& effects);
   // Of the protocol, which may be ahead of the user's.

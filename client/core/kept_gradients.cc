@@ -1,19 +1,37 @@
 #include "client/core/kept_gradients.h"
 
+#include <algorithm>
+
 #include "base/mutants.h"
 
 namespace gradwire::client {
 
-void KeptGradients::Keep(std::uint32_t id, const GradBucket& bucket) {
+template <class Function>
+void KeptGradients::ForEachPlace(const Bucket& entry, Function function) {
+  std::size_t at = 0;
+  for (const TensorView& place : entry.places) {
+    const std::size_t first = std::max(at, entry.begin);
+    const std::size_t last = std::min(at + place.bytes(), entry.end);
+    if (first < last) {
+      function(static_cast<std::byte*>(place.data) + (first - at), last - first,
+               first - entry.begin);
+    }
+    at += place.bytes();
+  }
+}
+
+void KeptGradients::Keep(std::uint32_t id, const GradBucket& bucket, const Slice& slice) {
   Bucket& entry = buckets_.try_emplace(id, *device_).first->second;
   entry.places = bucket.runs();
   entry.bucket = bucket;
-  entry.kept.Resize(bucket.buffer().bytes());
-  std::size_t at = 0;
-  for (const TensorView& place : entry.places) {
-    if (place.bytes() > 0) device_->Copy(entry.kept.data() + at, place.data, place.bytes());
-    at += place.bytes();
-  }
+  const TensorView& buffer = bucket.buffer();
+  const auto [first, last] = slice.Of(buffer.numel);
+  entry.begin = first * ByteSize(buffer.dtype);
+  entry.end = last * ByteSize(buffer.dtype);
+  entry.kept.Resize(entry.end - entry.begin);
+  ForEachPlace(entry, [&](const std::byte* place, std::size_t bytes, std::size_t at) {
+    device_->Copy(entry.kept.data() + at, place, bytes);
+  });
 }
 
 bool KeptGradients::Has(std::uint32_t id) const {
@@ -23,29 +41,29 @@ bool KeptGradients::Has(std::uint32_t id) const {
 
 absl::StatusOr<GradBucket*> KeptGradients::Again(std::uint32_t id) {
   Bucket& entry = buckets_.at(id);
-  const TensorView& first = entry.places.front();
+  const TensorView before = entry.bucket->buffer();
   if (IsActive(Mutant::kReducedAgainFromResults)) {
-    for (std::size_t i = 0, at = 0; i < entry.places.size(); at += entry.places[i++].bytes()) {
-      device_->Copy(entry.kept.data() + at, entry.places[i].data, entry.places[i].bytes());
-    }
+    ForEachPlace(entry, [&](const std::byte* place, std::size_t bytes, std::size_t at) {
+      device_->Copy(entry.kept.data() + at, place, bytes);
+    });
   }
-  if (!entry.kept.empty()) entry.scratch.Assign(entry.kept.data(), entry.kept.size());
-  absl::Status replaced =
-      entry.bucket->set_buffer({.dtype = first.dtype,
-                                .data = entry.scratch.data(),
-                                .numel = entry.kept.size() / ByteSize(first.dtype),
-                                .device = first.device});
+  entry.scratch.Resize(before.bytes());
+  if (!entry.kept.empty()) {
+    device_->Copy(entry.scratch.data() + entry.begin, entry.kept.data(), entry.kept.size());
+  }
+  absl::Status replaced = entry.bucket->set_buffer({.dtype = before.dtype,
+                                                    .data = entry.scratch.data(),
+                                                    .numel = before.numel,
+                                                    .device = before.device});
   if (!replaced.ok()) return replaced;
   return &*entry.bucket;
 }
 
 void KeptGradients::GiveBack(std::uint32_t id) {
   Bucket& entry = buckets_.at(id);
-  std::size_t at = 0;
-  for (const TensorView& place : entry.places) {
-    if (place.bytes() > 0) device_->Copy(place.data, entry.scratch.data() + at, place.bytes());
-    at += place.bytes();
-  }
+  ForEachPlace(entry, [&](std::byte* place, std::size_t bytes, std::size_t at) {
+    device_->Copy(place, entry.scratch.data() + entry.begin + at, bytes);
+  });
 }
 
 // Buckets of steps before the last are not those of the next: DDP builds its buckets anew.

@@ -230,6 +230,7 @@ void Member::Receive(const wire::Frame& frame, Effects& effects) {
 
 // What was said before the stream broke may not have arrived.
 void Member::Resumed(Effects& effects) {
+  if (gather_again_) effects.push_back(SendFrameEffect{*gather_again_});
   if (awaits_welcome_) return;
   if (conclusion_ && !IsActive(Mutant::kConclusionNotRepeated)) {
     effects.push_back(SendFrameEffect{*conclusion_});
@@ -293,12 +294,35 @@ void Member::SayReady(Verdict verdict, std::uint64_t digest, Effects& effects) {
   effects.push_back(SendFrameEffect{*ready_});
 }
 
-void Member::ConcludeAs(Verdict verdict, Effects& effects) {
+// A step that is dropped is so with the shards' lives, so that there is nobody to be told.
+void Member::ConcludeAs(const StepDoneEffect& lead, Effects& effects) {
   if (failed()) return;
-  conclusion_ =
-      wire::Concluded{.step = step(), .generation = options_.generation, .verdict = verdict};
-  effects.push_back(SendFrameEffect{*conclusion_});
-  Conclude({.step = step(), .verdict = verdict, .reason = prepared_reason_}, effects);
+  // A newcomer has not been in those between.
+  if (is_newcomer_ && lead.change && lead.step > step()) {
+    step_.MoveTo(lead.step, lead.change->iteration);
+  }
+  const wire::StepDone done{.step = step(),
+                            .verdict = lead.verdict,
+                            .dropped = lead.dropped,
+                            .change = lead.change,
+                            .reason = prepared_reason_};
+  if (!done.dropped && !step_.holds_results()) {
+    return Fail(
+        protocol_.Violation("at shard 0 the end of a step before the last result of another"),
+        effects);
+  }
+  if (!done.dropped) {
+    conclusion_ =
+        wire::Concluded{.step = step(), .generation = options_.generation, .verdict = done.verdict};
+    effects.push_back(SendFrameEffect{*conclusion_});
+  }
+  Conclude(done, effects);
+}
+
+void Member::AskToGather(std::uint32_t lost_shard, Effects& effects) {
+  if (failed() || gather_again_) return;
+  gather_again_ = wire::GatherAgain{.generation = options_.generation, .shard = lost_shard};
+  effects.push_back(SendFrameEffect{*gather_again_});
 }
 
 void Member::FailElsewhere(const absl::Status& status, int blamed_rank, Effects& effects) {

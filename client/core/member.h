@@ -103,9 +103,12 @@ class Member {
   // All results of all shards are here. To shard 0, once for each step. Also of a session that
   // outlives its only daemon.
   void SayReady(Verdict verdict, std::uint64_t digest, Effects& effects);
-  // Shard 0 has concluded the step, all of whose results are here. To the others; StepDoneEffect
-  // follows.
-  void ConcludeAs(Verdict verdict, Effects& effects);
+  // Shard 0 has concluded the step, all of whose results are here unless it is dropped. To the
+  // others; StepDoneEffect follows.
+  void ConcludeAs(const StepDoneEffect& lead, Effects& effects);
+  // A shard was lost, this one or another: its daemon is to end all streams, so that all members
+  // gather again. Only if the session outlives its daemons.
+  void AskToGather(std::uint32_t lost_shard, Effects& effects);
   // The session has ended on another shard, and ends here with the same status and blame.
   void FailElsewhere(const absl::Status& status, int blamed_rank, Effects& effects);
 
@@ -155,6 +158,7 @@ class Member {
   std::int64_t reduced_again_ = 0;
   std::string prepared_reason_;                // of the open step: why the shard's verdict is SKIP
   std::optional<wire::Concluded> conclusion_;  // of the last step, for other shards
+  std::optional<wire::GatherAgain> gather_again_;  // that was asked for
   absl::Status failure_;
   std::optional<int> blamed_rank_;  // by the daemon; none: this member
 };

@@ -25,7 +25,8 @@ wire::MemberReport Member::Report() const {
                             .roster = recovery_->roster,
                             .concluded = concluded_,
                             .has_seen_results = step_.has_done(),
-                            .in_collective = collectives_.is_open()};
+                            .in_collective = collectives_.is_open(),
+                            .life = recovery_->life};
   if (ready_) report.ready = {.verdict = ready_->verdict, .digest = ready_->digest};
   return report;
 }
@@ -33,6 +34,9 @@ wire::MemberReport Member::Report() const {
 void Member::Rejoined(std::uint64_t generation) {
   options_.generation = generation;
   awaits_welcome_ = true;
+  // A fresh shard begins with the open step.
+  conclusion_.reset();
+  gather_again_.reset();
   protocol_.BeginAnew();
   collectives_.BeginAnew();
 }

@@ -47,7 +47,9 @@ absl::StatusOr<BucketRun*> OpenStep::Start(Ticket ticket, GradBucket& bucket, co
   absl::StatusOr<std::vector<std::uint32_t>> positions = parameters_.Map(bucket, number_);
   if (!positions.ok()) return positions.status();
   // The hook may write into the bucket as soon as it has it.
-  if (begun.keep && kept_.on()) kept_.Keep(positions->front(), bucket);
+  if (begun.keep && kept_.on()) {
+    kept_.Keep(positions->front(), bucket, options_.SliceOf(positions->front()));
+  }
   absl::StatusOr<std::unique_ptr<BucketRun>> run =
       BucketRun::Start(*hook_, bucket,
                        {.parameters = *positions,

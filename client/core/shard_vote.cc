@@ -36,6 +36,11 @@ void ShardVote::Conclude() {
   ++step_;
 }
 
+void ShardVote::Restart() {
+  if (IsActive(Mutant::kVoteOfLostLife)) return;
+  std::fill(prepared_.begin(), prepared_.end(), std::nullopt);
+}
+
 std::vector<std::uint32_t> ShardVote::Missing() const {
   std::vector<std::uint32_t> missing;
   for (std::uint32_t shard = 0; shard < prepared_.size(); ++shard) {

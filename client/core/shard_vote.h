@@ -27,8 +27,13 @@ class ShardVote {
   absl::StatusOr<std::optional<Outcome>> OnPrepared(std::uint32_t shard,
                                                     const PreparedEffect& prepared);
 
+  // Before the first event.
+  void BeginAt(std::int64_t step) { step_ = step; }
+
   // Shard 0 has concluded the step.
   void Conclude();
+  // The shards were lost: what they said of the open step is void.
+  void Restart();
 
   std::int64_t step() const { return step_; }
   // Shards whose results are not all here.

@@ -79,6 +79,7 @@ Runtime::Runtime(ClientOptions options, Joined joined, std::uint64_t start_id, M
       group_(hook.device, std::move(hook.communicators), GroupOptions(options_)),
       hook_(std::move(hook.hook)),
       shards_(shard.map == nullptr ? 1 : shard.map->shards()),
+      leads_(shard.number == 0),
       ranks_(shard.ranks),
       link_(std::move(shard.link)),
       dialer_(std::move(joined.dialer)),
@@ -159,7 +160,7 @@ void Runtime::OnStream(Event& event) {
     connection_->OnReadEnd(read->from);
   } else if (auto* end = std::get_if<StreamEndEvent>(&event)) {
     if (absl::Status status = connection_->OnStreamEnd(end->from, end->status); !status.ok()) {
-      MayRejoin(status) ? BeginRejoin() : Fail(status);
+      MayRejoin(status) ? OnLost() : Fail(status);
     }
   }
 }
@@ -204,6 +205,7 @@ void Runtime::OnOneFrame(absl::StatusOr<wire::Frame> received) {
   }
   Effects effects;
   const Clock::time_point before = Clock::now();
+  const bool awaits = member_.awaits_welcome();
   if (std::holds_alternative<wire::Result>(received->header)) {
     received->payload = device_.OnDevice(std::move(received->payload));
   }
@@ -223,6 +225,10 @@ void Runtime::OnOneFrame(absl::StatusOr<wire::Frame> received) {
     stats_.Decompressed(result->id.bucket, spent, bytes);
     stats_.Reduced(result->id.bucket, std::chrono::nanoseconds(result->reduce_nanoseconds));
   }
+  // Before a call that the effects complete asks for it.
+  if (const auto* welcome = std::get_if<wire::Welcome>(&received->header)) {
+    TellOthers(*welcome, awaits);
+  }
   Apply(std::move(effects));
 }
 
@@ -233,7 +239,7 @@ void Runtime::CheckTimers(Clock::time_point now) {
                    connection_->Daemon(), " did not start session \"", options_.session,
                    "\" within ", absl::FormatDuration(options_.join_timeout)))));
   }
-  if (rejoin_ != nullptr) return;  // there is no connection
+  if (is_lost_) return;  // there is no connection
   if (absl::Status status = connection_->CheckTimers(now); !status.ok()) {
     Fail(Coded(ErrorCode::kOutcomeUnknown,
                absl::Status(status.code(),
@@ -253,7 +259,7 @@ Clock::time_point Runtime::NextTimer() const {
   // While a Leave is in progress no new stream is opened, so its timers do not count.
   if (leaving_) return now + kWhileLeaving;
   if (!idle()) return now + kDevicePoll;
-  if (rejoin_ != nullptr) return now + kLongestWait;
+  if (is_lost_) return now + kLongestWait;
   const Clock::time_point timer = std::min(connection_->NextTimer(), now + kLongestWait);
   return welcomed_ || member_.failed() ? timer : std::min(timer, join_deadline_);
 }

@@ -71,8 +71,17 @@ class Runtime final : private EventHandler {
 
   // As Member's.
   void SayReady(Verdict verdict, std::uint64_t digest);
-  void ConcludeAs(Verdict verdict);
+  void ConcludeAs(const StepDoneEffect& lead);
   void FailElsewhere(const absl::Status& status, int blamed_rank);
+
+  // ---- After the loss of a shard (runtime_shards.cc)
+  // The daemon is to end the stream, because that shard is lost. ShardLink::lost follows when it
+  // has; at once, with this `number`, where there is no stream.
+  void AskToGather(std::uint32_t lost_shard, std::uint64_t number);
+  // All shards are lost: shard 0's daemon gets the report of all.
+  void RejoinWith(wire::MemberReport report);
+  // Shard 0 goes on, in this life of the session, and this shard with it.
+  void Follow(const ShardLife& life);
 
   // Leave in two parts. The RPC between them runs on the caller's thread.
   absl::Status BeginLeave();
@@ -164,8 +173,12 @@ class Runtime final : private EventHandler {
       GRADWIRE_EXCLUDES(shared_mutex_);
   // Whether the daemon's answer to a stream says that it is another one.
   bool MayRejoin(const absl::Status& answer) const;
-  void BeginRejoin();
-  void OnRejoined(absl::StatusOr<Rejoined> place);
+  // The daemon is lost. Its next one, or the other shards, are told.
+  void OnLost(std::optional<std::uint64_t> asked = std::nullopt);
+  void BeginRejoin(wire::MemberReport report);
+  // The other shards: in which life of the session they are to follow. `awaited`: after a loss.
+  void TellOthers(const wire::Welcome& welcome, bool awaited);
+  void OnRejoined(std::uint64_t number, absl::StatusOr<Rejoined> place);
   absl::Status CheckSameSettings(const JoinResult& membership) const;
 
   void Apply(Effects effects);
@@ -202,6 +215,7 @@ class Runtime final : private EventHandler {
   GroupPath group_;
   const std::unique_ptr<Hook> hook_;
   const std::uint32_t shards_;  // of the session
+  const bool leads_;            // this one is shard 0
   const int ranks_;             // that this member stands for
   const ShardLink link_;
   // Digests detect errors that a network's checksums miss. Within one host there is no network.
@@ -230,10 +244,12 @@ class Runtime final : private EventHandler {
   const std::shared_ptr<Poller> poller_;
   std::unique_ptr<DaemonConnection> connection_;  // never null
   const std::string given_address_;               // the address that the user gave
-  const JoinWish wish_;
-  Clock::duration coordinator_grace_{};  // of a session that outlives its daemon
+  JoinWish wish_;                                 // shard 0 changes the life
+  Clock::duration coordinator_grace_{};           // of a session that outlives its daemon
   Clock::time_point rejoin_deadline_;
+  bool is_lost_ = false;            // the daemon, and no other one has taken the report
   std::unique_ptr<Rejoin> rejoin_;  // null: nothing is under way
+  std::uint64_t tries_ = 0;         // of rejoin_, to know its answer
   std::uint64_t stream_ = 0;        // counts them: what was encoded for one is not sent on another
   std::unique_ptr<SharedMemory> memory_;  // of the stream; null: payloads travel in it
   Ticket next_ticket_ = 1;

@@ -28,7 +28,8 @@ void Runtime::Tell(const std::optional<wire::MembershipChange>& change,
   unhealed_.reset();
   if (change) {
     change_ = {.newcomers = change->newcomers, .root = change->root, .members = ranks_now_};
-    if (!change->newcomers.empty()) unhealed_ = change_;
+    // Broadcasts are shard 0's.
+    if (!change->newcomers.empty() && leads_) unhealed_ = change_;
   } else if (!ranks.empty()) {
     change_ = {.newcomers = {}, .root = ranks.front(), .members = ranks};
   }
@@ -64,13 +65,21 @@ bool Runtime::MayRejoin(const absl::Status& answer) const {
          (code == ErrorCode::kNotAMember || code == ErrorCode::kEndedBeforeStart);
 }
 
+void Runtime::OnLost(std::optional<std::uint64_t> asked) {
+  is_lost_ = true;
+  if (shards_ == 1) return BeginRejoin(member_.Report());
+  ShardLoss loss{.asked = asked};
+  if (member_.outlives_daemon()) loss.report = member_.Report();
+  if (link_.lost) link_.lost(loss);
+}
+
 // The report holds until a daemon has taken it: without a daemon no result comes.
-void Runtime::BeginRejoin() {
+void Runtime::BeginRejoin(wire::MemberReport report) {
   ClientOptions options = options_;
   options.address = given_address_;
   options.rank = membership_.rank;
   JoinWish wish = wish_;
-  wish.report = member_.Report();
+  wish.report = std::move(report);
   wish.report->chunk_bytes = membership_.chunk_bytes;
   wish.report->window_chunks = membership_.window_chunks;
   wish.report->eager_bytes = membership_.eager_bytes;
@@ -78,15 +87,17 @@ void Runtime::BeginRejoin() {
   rejoin_deadline_ = Clock::now() + coordinator_grace_;
   rejoin_ = std::make_unique<Rejoin>(
       std::move(options), std::move(wish), start_id_, rejoin_deadline_,
-      [this](absl::StatusOr<Rejoined> place) {
+      [this, number = ++tries_](absl::StatusOr<Rejoined> place) {
         auto shared = std::make_shared<absl::StatusOr<Rejoined>>(std::move(place));
         // Heavy: OnRejoined waits for the thread that pushes this.
         events_->Push(
-            CallEvent{.call = [this, shared] { OnRejoined(std::move(*shared)); }, .heavy = true});
+            CallEvent{.call = [this, number, shared] { OnRejoined(number, std::move(*shared)); },
+                      .heavy = true});
       });
 }
 
-void Runtime::OnRejoined(absl::StatusOr<Rejoined> place) {
+void Runtime::OnRejoined(std::uint64_t number, absl::StatusOr<Rejoined> place) {
+  if (number != tries_) return;  // it was given up
   rejoin_.reset();
   if (stopping_ || member_.failed()) return;
   absl::Status taken = place.ok() ? CheckSameSettings(place->joined.membership) : place.status();
@@ -111,6 +122,7 @@ void Runtime::OnRejoined(absl::StatusOr<Rejoined> place) {
   connection_ = std::make_unique<DaemonConnection>(options_.address, membership_, start_id_,
                                                    events_, poller_);
   connection_->SetGrace(coordinator_grace_);
+  is_lost_ = false;
   member_.Rejoined(membership_.generation);
   OpenStream(channel());
 }

@@ -1,15 +1,21 @@
 // Of a session with several shards: this runtime is one shard's. Or of one that outlives its only
 // daemon.
+#include <utility>
+
+#include "client/core/shard_reports.h"
 #include "client/runtime/runtime.h"
+#include "client/transport/rejoin.h"
 
 namespace gradwire::client {
 
 // After the device has decoded the last result.
 void Runtime::On(PreparedEffect& effect) {
   device_.queue().AfterDevice([this, stream = stream_, effect] {
+    // A resume repeats it, and another daemon decides anew.
+    if (stream != stream_ || is_lost_) return;
     if (shards_ > 1) {
       if (link_.prepared) link_.prepared(effect);
-    } else if (stream == stream_) {  // a resume repeats it, and another daemon decides anew
+    } else {
       SayReady(effect.verdict, effect.digest);
     }
   });
@@ -21,10 +27,42 @@ void Runtime::SayReady(Verdict verdict, std::uint64_t digest) {
   Apply(std::move(effects));
 }
 
-void Runtime::ConcludeAs(Verdict verdict) {
+void Runtime::ConcludeAs(const StepDoneEffect& lead) {
   Effects effects;
-  member_.ConcludeAs(verdict, effects);
+  member_.ConcludeAs(lead, effects);
   Apply(std::move(effects));
+}
+
+// ---- After the loss of a shard
+
+// A daemon that took a report, and has not been attached to, has said nothing.
+void Runtime::AskToGather(std::uint32_t lost_shard, std::uint64_t number) {
+  if (member_.failed() || leaving_ || stopping_) return;
+  if (!is_lost_ && member_.outlives_daemon()) {
+    Effects effects;
+    member_.AskToGather(lost_shard, effects);
+    return Apply(std::move(effects));
+  }
+  ++tries_;
+  rejoin_.reset();
+  OnLost(number);
+}
+
+void Runtime::RejoinWith(wire::MemberReport report) {
+  if (is_lost_ && !member_.failed() && !stopping_) BeginRejoin(std::move(report));
+}
+
+void Runtime::TellOthers(const wire::Welcome& welcome, bool awaited) {
+  const bool is_first = !welcomed_ && !welcome.resumed;
+  if (!welcome.recovery || member_.failed() || !link_.goes_on || !(awaited || is_first)) return;
+  link_.goes_on({.number = awaited || welcome.change ? welcome.recovery->life : 0,
+                 .roster = welcome.recovery->roster});
+}
+
+void Runtime::Follow(const ShardLife& life) {
+  if (!is_lost_ || member_.failed() || stopping_) return;
+  wish_.shard.life = life.number;
+  BeginRejoin(ReportToFollow(member_.Report(), life.roster));
 }
 
 void Runtime::FailElsewhere(const absl::Status& status, int blamed_rank) {

@@ -4,14 +4,23 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "client/core/effects.h"
+#include "client/core/shard_losses.h"
 #include "client/memory/gradient_memory.h"
 #include "hooks/shard_map.h"
+#include "proto/wire/roster.h"
 
 namespace gradwire::client {
+
+// What shard 0 has begun after a loss, for the others.
+struct ShardLife {
+  std::uint64_t number = 0;
+  std::optional<wire::Roster> roster = {};  // none: all ranks
+};
 
 // What happens with this shard, told to the whole member. Called on the runtime's thread; other
 // runtimes may be called through their event queues only. Empty functions: one daemon.
@@ -19,6 +28,11 @@ struct ShardLink {
   std::function<void(const PreparedEffect& prepared)> prepared = {};
   std::function<void(const StepDoneEffect& done)> concluded = {};
   std::function<void(const FailedEffect& failed)> failed = {};
+  // This shard's daemon is lost, and nothing comes from it any more. RejoinWith or Follow is the
+  // answer.
+  std::function<void(const ShardLoss& loss)> lost = {};
+  // Shard 0, rejoined, has welcomed this member in this life of the session; 0: it has begun there.
+  std::function<void(const ShardLife& life)> goes_on = {};
 };
 
 // By default: the only one.

@@ -56,6 +56,7 @@ v1::JoinRequest MakeRequest(const ClientOptions& options, const JoinWish& wish,
   }
   if (!wish.shard.addresses.empty()) {
     request.mutable_shard()->set_shard(wish.shard.number);
+    request.mutable_shard()->set_life(wish.shard.life);
     request.mutable_shard()->mutable_addresses()->Add(wish.shard.addresses.begin(),
                                                       wish.shard.addresses.end());
   }
@@ -139,6 +140,7 @@ absl::StatusOr<JoinResult> Checked(const v1::JoinResponse& response, const Clien
                         .parameter_digests = response.parameter_digests(),
                         .bundles = response.bundles(),
                         .leaf = response.leaf(),
+                        .gathers = response.gathers(),
                         .local_socket = {.path = response.local_socket().path(),
                                          .key = response.local_socket().key()}};
   const auto heartbeat = wire::FromProto(response.heartbeat_interval(), "heartbeat_interval");

@@ -38,6 +38,7 @@ struct JoinResult {
   bool parameter_digests = false;  // it compares members' parameters
   bool bundles = false;            // the daemon takes several frames in one message
   bool leaf = false;               // the daemon is a leaf, and runs the hook
+  bool gathers = false;            // its session's members are gathering
   LocalSocket local_socket = {};
   absl::Duration heartbeat_interval = absl::ZeroDuration();
   absl::Duration silence_timeout = absl::ZeroDuration();
@@ -90,6 +91,7 @@ struct GroupWish {
 struct ShardWish {
   std::uint32_t number = 0;
   std::vector<std::string> addresses;  // empty: it is the only one
+  std::uint64_t life = 0;              // that shard 0 has begun; 0: the session begins
 };
 
 // Of a leaf daemon: how many ranks it stands for, from its own on. 0: the member is a trainer.

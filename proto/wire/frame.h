@@ -188,6 +188,7 @@ struct Recovery {
   std::uint64_t lineage = 0;
   std::uint32_t grace_milliseconds = 0;
   std::optional<Roster> roster{};  // none: all ranks, always
+  std::uint64_t life = 0;          // with several daemons
   bool operator==(const Recovery&) const = default;
 };
 
@@ -265,6 +266,13 @@ struct Concluded {
   bool operator==(const Concluded&) const = default;
 };
 
+// A member has lost a shard.
+struct GatherAgain {
+  std::uint64_t generation = 0;
+  std::uint32_t shard = 0;
+  bool operator==(const GatherAgain&) const = default;
+};
+
 struct Restart {
   std::int64_t step = 0;
   std::uint32_t attempt = 0;
@@ -321,11 +329,12 @@ struct Begin {
   bool operator==(const Begin&) const = default;
 };
 
-using Header = std::variant<Hello, Announce, Contribution, Ack, EndStep, Heartbeat, Enter,
-                            CollectiveChunk, CollectiveAck, Welcome, Grant, Result, StepDone,
-                            Restart, Failure, Begin, SharedState, StateReset, BucketReport,
-                            DrawPlan, GroupBucket, GroupId, GroupOrder, Prepared, Ready, Concluded,
-                            CoordinatorState, StateRequest, StateCopy, ParameterDigest>;
+using Header =
+    std::variant<Hello, Announce, Contribution, Ack, EndStep, Heartbeat, Enter, CollectiveChunk,
+                 CollectiveAck, Welcome, Grant, Result, StepDone, Restart, Failure, Begin,
+                 SharedState, StateReset, BucketReport, DrawPlan, GroupBucket, GroupId, GroupOrder,
+                 Prepared, Ready, Concluded, CoordinatorState, StateRequest, StateCopy,
+                 ParameterDigest, GatherAgain>;
 
 // Whether it has a digest that the coordinator compares with the payload's.
 bool HasDigest(const Header& header);

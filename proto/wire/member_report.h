@@ -40,6 +40,7 @@ struct MemberReport {
   std::vector<int> concluded{};    // with a roster
   bool has_seen_results = false;
   bool in_collective = false;
+  std::uint64_t life = 0;
 
   bool operator==(const MemberReport&) const = default;
 };

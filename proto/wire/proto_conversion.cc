@@ -426,6 +426,8 @@ absl::StatusOr<Header> FromProto(const v1::Header& header) {
       return Checked("ready", header.ready());
     case v1::Header::kConcluded:
       return Checked("concluded", header.concluded());
+    case v1::Header::kGatherAgain:
+      return Checked("gather_again", header.gather_again());
     case v1::Header::kWelcome:
       return Checked("welcome", header.welcome());
     case v1::Header::kGrant:

@@ -21,6 +21,11 @@ std::vector<int> GetRanks(const char* what,
   return out;
 }
 
+// One more is counted.
+std::uint64_t GetLife(const char* what, std::uint64_t life, Checker& check) {
+  return check.Range(what, life, std::uint64_t{0}, std::uint64_t{kMaxInt64});
+}
+
 void Set(const Roster& roster, v1::Roster& message) {
   message.set_number(roster.number);
   message.mutable_ranks()->Add(roster.ranks.begin(), roster.ranks.end());
@@ -40,6 +45,7 @@ void Set(const Recovery& recovery, v1::Recovery& message) {
   message.set_lineage(recovery.lineage);
   message.set_grace_milliseconds(recovery.grace_milliseconds);
   if (recovery.roster) Set(*recovery.roster, *message.mutable_roster());
+  message.set_life(recovery.life);
 }
 
 Recovery Get(const v1::Recovery& message, Checker& check) {
@@ -49,7 +55,8 @@ Recovery Get(const v1::Recovery& message, Checker& check) {
       .session_key = message.session_key(),
       .lineage = message.lineage(),
       .grace_milliseconds = message.grace_milliseconds(),
-      .roster = message.has_roster() ? std::optional(Get(message.roster(), check)) : std::nullopt};
+      .roster = message.has_roster() ? std::optional(Get(message.roster(), check)) : std::nullopt,
+      .life = GetLife("recovery.life", message.life(), check)};
 }
 
 void Set(const MembershipChange& change, v1::MembershipChange& message) {
@@ -142,6 +149,7 @@ v1::MemberReport ToProto(const MemberReport& report) {
   if (report.roster) Set(*report.roster, *message.mutable_roster());
   message.mutable_concluded()->Add(report.concluded.begin(), report.concluded.end());
   message.set_has_seen_results(report.has_seen_results);
+  message.set_life(report.life);
   message.set_in_collective(report.in_collective);
   return message;
 }
@@ -163,7 +171,8 @@ absl::StatusOr<MemberReport> FromProto(const v1::MemberReport& message) {
                       .keeps_gradients = message.keeps_gradients(),
                       .concluded = GetRanks("concluded", message.concluded(), check),
                       .has_seen_results = message.has_seen_results(),
-                      .in_collective = message.in_collective()};
+                      .in_collective = message.in_collective(),
+                      .life = GetLife("life", message.life(), check)};
   if (message.has_roster()) report.roster = Get(message.roster(), check);
   if (message.last() != v1::STEP_VERDICT_UNSPECIFIED) {
     report.last = GetVerdict(message.last(), check);

@@ -65,6 +65,16 @@ Concluded Get(const v1::Concluded& message, Checker& check) {
           .verdict = GetVerdict(message.verdict(), check)};
 }
 
+void Set(const GatherAgain& again, v1::Header& out) {
+  v1::GatherAgain& message = *out.mutable_gather_again();
+  message.set_generation(again.generation);
+  message.set_shard(again.shard);
+}
+
+GatherAgain Get(const v1::GatherAgain& message, Checker& /*check*/) {
+  return {.generation = message.generation(), .shard = message.shard()};
+}
+
 void Set(const ParameterDigest& digest, v1::Header& out) {
   v1::ParameterDigest& message = *out.mutable_parameter_digest();
   message.set_step(digest.step);

@@ -19,6 +19,9 @@ Ready Get(const v1::Ready& message, Checker& check);
 void Set(const Concluded& concluded, v1::Header& out);
 Concluded Get(const v1::Concluded& message, Checker& check);
 
+void Set(const GatherAgain& again, v1::Header& out);
+GatherAgain Get(const v1::GatherAgain& message, Checker& check);
+
 void Set(const ParameterDigest& digest, v1::Header& out);
 ParameterDigest Get(const v1::ParameterDigest& message, Checker& check);
 

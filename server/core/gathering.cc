@@ -94,6 +94,7 @@ absl::StatusOr<Gathering::Outcome> Gathering::Decide() const {
     all.push_back({.rank = static_cast<int>(r), .report = &*reports_[r]});
   }
   if (all.empty()) return NobodyKnows();
+  if (follows_) return Follow(all);
   const wire::MemberReport* const latest = Latest();
   const auto by_step = [](const Reporter& a, const Reporter& b) {
     return a.report->step < b.report->step;
@@ -110,6 +111,7 @@ absl::StatusOr<Gathering::Outcome> Gathering::Decide() const {
                                                  : DecideTogether(all, step);
   if (!outcome.ok()) return outcome;
   outcome->donor = all.front().rank;
+  outcome->life = HighestLife() + 1;
   absl::Status status = DecideCollectives(*outcome);
   if (status.ok()) status = TakeIn(*outcome);
   if (!status.ok()) return status;
@@ -119,6 +121,51 @@ absl::StatusOr<Gathering::Outcome> Gathering::Decide() const {
   }
   outcome->ended.insert(outcome->ended.begin(), told_.begin(), told_.end());
   return outcome;
+}
+
+// Shard 0 has welcomed them all, so that they are in one step. Newcomers have heard there that they
+// are, and so have the others, with a step that was dropped.
+absl::StatusOr<Gathering::Outcome> Gathering::Follow(const Reporters& all) const {
+  const Reporter& first = all.front();
+  for (const auto& [rank, report] : all) {
+    if (report->step == first.report->step) continue;
+    return Contradiction("rank ", first.rank, " was welcomed by shard 0 in step ",
+                         first.report->step, ", rank ", rank, " in step ", report->step);
+  }
+  Outcome outcome{.step = first.report->step,
+                  .collectives = first.report->collectives,
+                  .through = std::vector<bool>(reports_.size()),
+                  .donor = first.rank,
+                  .roster = first.report->roster};
+  for (const auto& [rank, report] : all) {
+    outcome.collectives = std::min(outcome.collectives, report->collectives);
+  }
+  wire::MembershipChange change{.root = first.rank, .collectives = outcome.collectives};
+  for (std::size_t r = 0; r < reports_.size(); ++r) {
+    const auto& report = reports_[r];
+    if (gone_[r]) continue;
+    outcome.through[r] = report && report->collectives > outcome.collectives;
+    if (report && !report->newcomer) continue;
+    change.newcomers.push_back(static_cast<int>(r));
+    if (!report) outcome.fresh.push_back(static_cast<int>(r));
+  }
+  if (!change.newcomers.empty()) outcome.change = std::move(change);
+  return outcome;
+}
+
+std::uint64_t Gathering::HighestLife() const {
+  std::uint64_t highest = 0;
+  for (const auto& report : reports_) {
+    if (report) highest = std::max(highest, report->life);
+  }
+  return highest;
+}
+
+const std::vector<int>* Gathering::Followed() const {
+  for (const auto& report : reports_) {
+    if (report && report->roster) return &report->roster->ranks;
+  }
+  return nullptr;
 }
 
 bool Gathering::AllNew() const {

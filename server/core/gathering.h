@@ -24,6 +24,10 @@
 // a newcomer has no gradients for the open step, and no model. So where there are newcomers, the
 // step that is then open is dropped, for everybody, and with it everybody hears of them.
 //
+// Where the session has several shards, all are left after the loss of one, as if they were one
+// daemon. The members report to shard 0 what they hold at all of them; the others begin where they
+// are told that shard 0 has begun.
+//
 // Not thread-safe. No clock, no I/O. Ranks are in [0, world_size).
 #pragma once
 
@@ -44,10 +48,13 @@ class Gathering {
  public:
   // Whose session it is, as the first member's join says. A member with another key or lineage is
   // refused: a fresh daemon believes what the whole world presents alike.
-  Gathering(std::string session_key, std::uint64_t lineage, int world_size, bool shrinks = false)
+  // `follows`: members bring along what shard 0 has decided, so that there is nothing to decide.
+  Gathering(std::string session_key, std::uint64_t lineage, int world_size, bool shrinks = false,
+            bool follows = false)
       : session_key_(std::move(session_key)),
         lineage_(lineage),
         shrinks_(shrinks),
+        follows_(follows),
         reports_(static_cast<std::size_t>(world_size)),
         gone_(static_cast<std::size_t>(world_size)),
         left_(static_cast<std::size_t>(world_size)) {}
@@ -68,6 +75,8 @@ class Gathering {
   // Whether these, ascending, are enough to go on without the others: `least`, and a majority of
   // those who concluded the last step. Newcomers do not count.
   bool IsQuorum(const std::vector<int>& here, int least) const;
+  // Of a shard that follows: whom shard 0 has begun with. Null: nobody has said so yet.
+  const std::vector<int>* Followed() const;
   // Whom the others have gone on without: their reports say nothing, and they have an old model.
   std::vector<int> LeftBehind() const;
 
@@ -84,6 +93,7 @@ class Gathering {
     std::vector<bool> through{};           // by rank: one more is, for this one
     int donor = 0;                         // the lowest rank that has the model
     std::optional<wire::Roster> roster{};  // that begins; none: the session does not shrink
+    std::uint64_t life = 0;                // that begins, if there are several shards
   };
   // When all ranks are taken, and not all are new. FailedPrecondition: reports contradict each
   // other, and the error names two ranks that do, or nobody has the model; no member may go on.
@@ -103,6 +113,8 @@ class Gathering {
   absl::StatusOr<Outcome> FollowThoseAhead(const Reporters& all, std::int64_t step) const;
   absl::StatusOr<Outcome> FollowThoseFarAhead(const Reporters& all, std::int64_t step) const;
   absl::StatusOr<Outcome> DecideTogether(const Reporters& all, std::int64_t step) const;
+  absl::StatusOr<Outcome> Follow(const Reporters& all) const;
+  std::uint64_t HighestLife() const;
   absl::Status DecideCollectives(Outcome& outcome) const;
   // Whether any rank lacks the model, or may lack it.
   bool HasNewcomers() const;
@@ -121,6 +133,7 @@ class Gathering {
   const std::string session_key_;
   const std::uint64_t lineage_;
   const bool shrinks_;
+  const bool follows_;
   std::vector<std::optional<wire::MemberReport>> reports_;  // by rank; none: a newcomer's
   std::vector<bool> gone_;                                  // by rank
   std::vector<bool> left_;  // by rank: it cannot follow what the others were told

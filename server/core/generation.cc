@@ -38,6 +38,9 @@ absl::Status CheckGeneration(const wire::Header& header, std::uint64_t generatio
   if (const auto* concluded = std::get_if<wire::Concluded>(&header)) {
     return check(concluded->generation, "concluded a step");
   }
+  if (const auto* again = std::get_if<wire::GatherAgain>(&header)) {
+    return check(again->generation, "asked all members to gather again");
+  }
   if (const auto* plan = std::get_if<wire::DrawPlan>(&header)) {
     return check(plan->generation, "sent a draw plan");
   }

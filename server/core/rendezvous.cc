@@ -57,17 +57,19 @@ absl::StatusOr<int> Rendezvous::Join(const JoinAsk& ask, absl::Time now, Effects
 absl::Status Rendezvous::CheckReport(const JoinAsk& ask) const {
   if (options_.gathers && ask.report) {
     absl::Status valid = CheckRanks(ask.rank, options_.world_size, *ask.report);
-    return valid.ok() ? gathering_->Check(*ask.report) : valid;
+    if (valid.ok()) valid = gathering_->Check(*ask.report);
+    return valid.ok() ? CheckLife(ask) : valid;
   }
   if (options_.gathers && options_.member_grace > absl::ZeroDuration()) {
-    if (ask.leaf_ranks > 0 || !ask.addresses.empty() || !ask.group.name.empty()) {
-      return Coded(ErrorCode::kResume,
-                   absl::FailedPreconditionError(absl::StrCat(
-                       "session \"", options_.name,
-                       "\" has lost a member; allowed in its place: a trainer without leaf, shards "
-                       "and node group")));
+    if (ask.leaf_ranks > 0 || !ask.group.name.empty()) {
+      return Coded(
+          ErrorCode::kResume,
+          absl::FailedPreconditionError(absl::StrCat(
+              "session \"", options_.name,
+              "\" has lost a member; allowed in its place: a trainer without leaf and node "
+              "group")));
     }
-    if (ask.rank >= 0) return absl::OkStatus();
+    if (ask.rank >= 0) return CheckLife(ask);
     return Coded(ErrorCode::kResume, absl::FailedPreconditionError(absl::StrCat(
                                          "rank: is -1, but session \"", options_.name,
                                          "\" has lost a member; allowed: the rank of a lost one")));
@@ -81,6 +83,22 @@ absl::Status Rendezvous::CheckReport(const JoinAsk& ask) const {
                    options_.gathers
                        ? "waits for the members of a lost daemon, and this process is none of them"
                        : "was begun again by other processes; join it as a new member")));
+}
+
+bool Rendezvous::IsOver(const JoinAsk& ask) const {
+  return options_.follows() && ask.report && ask.report->session_key == options_.session_key &&
+         ask.report->lineage == options_.lineage && ask.life > options_.life;
+}
+
+// The member has been at shard 0 in a life that is over, and will hear of it.
+absl::Status Rendezvous::CheckLife(const JoinAsk& ask) const {
+  if (!options_.follows() || ask.life == options_.life || IsActive(Mutant::kOldLifeFollowed)) {
+    return absl::OkStatus();
+  }
+  return Coded(ErrorCode::kResume,
+               absl::UnavailableError(absl::StrCat("shard.life: is ", ask.life, ", and session \"",
+                                                   options_.name, "\" is in life ", options_.life,
+                                                   "; try again")));
 }
 
 // If the others wait for exactly this rank, they would do so until the join timeout: the process
@@ -153,6 +171,7 @@ bool Rendezvous::HasQuorum(int least) const {
 // Those that were lost before are not waited for, unless they have come again.
 bool Rendezvous::MayShrink(absl::Time now) const {
   if (!gathering_ || !options_.shrinks() || membership_.AllConnected()) return false;
+  if (options_.follows()) return MayFollow();
   bool waits = false;
   for (int r = 0; r < membership_.world_size(); ++r) {
     const MemberState state = membership_.state(r);
@@ -163,6 +182,13 @@ bool Rendezvous::MayShrink(absl::Time now) const {
   }
   if (waits && now - created_ <= options_.shrink_after) return false;
   return HasQuorum(options_.shrinks_to);
+}
+
+bool Rendezvous::MayFollow() const {
+  const std::vector<int>* const ranks = gathering_->Followed();
+  return ranks != nullptr && std::ranges::all_of(*ranks, [&](int rank) {
+           return membership_.state(rank) == MemberState::kConnected;
+         });
 }
 
 void Rendezvous::SetGone(int rank) {

@@ -26,7 +26,7 @@ class Rendezvous {
         asks_(static_cast<std::size_t>(options.world_size)) {
     if (options.gathers) {
       gathering_.emplace(options.session_key, options.lineage, options.world_size,
-                         options.shrinks());
+                         options.shrinks(), options.follows());
     }
   }
 
@@ -36,6 +36,8 @@ class Rendezvous {
   // have a report, and successors of lost ones that name their rank; in others, those that begin.
   // At any time.
   absl::Status CheckReport(const JoinAsk& ask) const;
+  // Whether a member of this session comes in a later life of it than this one.
+  bool IsOver(const JoinAsk& ask) const;
 
   // Call the following only before the session runs.
 
@@ -67,6 +69,10 @@ class Rendezvous {
   const std::string& last_departure() const { return last_departure_; }
 
  private:
+  absl::Status CheckLife(const JoinAsk& ask) const;
+  // All with whom shard 0 has begun are here.
+  bool MayFollow() const;
+
   const SessionOptions& options_;
   Membership& membership_;
   const absl::Time created_;

@@ -56,6 +56,11 @@ std::size_t SessionCore::held_bytes() const {
 absl::StatusOr<int> SessionCore::Join(const JoinAsk& ask, const absl::Status& same, absl::Time now,
                                       Effects& effects) {
   if (state_ == State::kFailed) return failure_;
+  if (same.ok() && state_ != State::kClosed && rendezvous_->IsOver(ask)) {
+    GatherAgain(-1, effects);
+    return absl::UnavailableError(
+        absl::StrCat("session \"", options_.name, "\" gathers its members again; try again"));
+  }
   const absl::Status fits = same.ok() ? rendezvous_->CheckReport(ask) : same;
   if (fits.ok()) {
     absl::StatusOr<int> rank = rendezvous_->Join(ask, now, effects);
@@ -159,6 +164,9 @@ MaybeFailure SessionCore::Dispatch(int rank, const wire::Frame& frame, absl::Tim
   }
   if (const auto* failure = std::get_if<wire::Failure>(&frame.header)) {
     return OnFailureElsewhere(rank, *failure);
+  }
+  if (const auto* again = std::get_if<wire::GatherAgain>(&frame.header)) {
+    return OnGatherAgain(rank, *again, effects);
   }
   if (const auto* report = std::get_if<wire::BucketReport>(&frame.header)) {
     absl::Status taken = step_->reports().Take(rank, *report);

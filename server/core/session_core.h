@@ -203,6 +203,7 @@ class SessionCore {
   void Close(Effects& effects);
   MaybeFailure Dispatch(int rank, const wire::Frame& frame, absl::Time now, Effects& effects);
   MaybeFailure OnFailureElsewhere(int rank, const wire::Failure& failure) const;
+  MaybeFailure OnGatherAgain(int rank, const wire::GatherAgain& again, Effects& effects);
   // Of a member that no step needs.
   void LeaveRunning(int rank, absl::Time now, Effects& effects);
   void LetLeave(absl::Time now, Effects& effects);

@@ -49,6 +49,11 @@ void SessionCore::MaybeBegin(int rank, Effects& effects) {
                                    ? (*gathered)->roster
                                    : wire::Roster{.number = 1, .ranks = membership_.Reachable()};
   }
+  if (welcome.recovery && options_.shard.count() > 1) {
+    welcome.recovery->life = options_.follows() && options_.life > 0 ? options_.life
+                             : *gathered                             ? (*gathered)->life
+                                                                     : 1;
+  }
   if (welcome.recovery) step_->Outlive(*welcome.recovery);
   if (*gathered) GoOn(**gathered, effects);
   welcome.step = step_->number();
@@ -64,6 +69,9 @@ void SessionCore::ReceiveEarly(int rank, const wire::Frame& frame, Effects& effe
     return Apply(OnFailureElsewhere(rank, *elsewhere), effects);
   }
   absl::Status status = CheckGeneration(frame.header, options_.generation);
+  if (const auto* again = std::get_if<wire::GatherAgain>(&frame.header); again && status.ok()) {
+    return Apply(OnGatherAgain(rank, *again, effects), effects);
+  }
   const auto* copy = std::get_if<wire::StateCopy>(&frame.header);
   if (status.ok() && copy != nullptr && state_recovery_ != nullptr) {
     return Apply(state_recovery_->Take(rank, *copy, frame.payload.get(), effects), effects);
@@ -93,8 +101,8 @@ void SessionCore::Restored(const absl::StatusOr<std::shared_ptr<HookImport>>& st
 std::optional<wire::Recovery> SessionCore::RecoveryOf(const NodeGroups& groups) const {
   bool has_leaves = groups.has_leaves();
   for (int r = 0; r < options_.world_size; ++r) has_leaves |= membership_.IsLeaf(r);
-  if (options_.coordinator_grace <= absl::ZeroDuration() || options_.shard.count() > 1 ||
-      options_.leaf.is_leaf() || groups.any() || has_leaves) {
+  if (options_.coordinator_grace <= absl::ZeroDuration() || options_.leaf.is_leaf() ||
+      groups.any() || has_leaves) {
     return std::nullopt;
   }
   constexpr std::int64_t kLongest = std::numeric_limits<std::uint32_t>::max();
@@ -115,8 +123,9 @@ void SessionCore::GoOn(const Gathering::Outcome& gathered, Effects& effects) {
   step_->GoOnFrom(gathered.step, ended);
   collectives_->GoOnFrom(gathered.collectives, gathered.through);
   if (gathered.change && !gathered.change->newcomers.empty()) Heal(gathered, effects);
-  std::string how = gathered.again ? "which is reduced again, from gradients that members keep"
-                                   : "which nobody has a result of";
+  std::string how = options_.follows() ? "as shard 0 says"
+                    : gathered.again   ? "which is reduced again, from gradients that members keep"
+                                       : "which nobody has a result of";
   for (const wire::StepDone& done : ended) {
     std::vector<int> ranks = membership_.Reachable();
     std::erase_if(ranks, [&](int rank) { return newcomers_.contains(rank); });
@@ -142,6 +151,24 @@ void SessionCore::Heal(const Gathering::Outcome& gathered, Effects& effects) {
       LogEffect{.message = absl::StrCat(
                     "ranks ", absl::StrJoin(change.newcomers, ", "),
                     " are new, and need the model; the lowest rank that has it is ", change.root)});
+}
+
+// Some shards cannot end a step without the others, so that members leave all of them.
+MaybeFailure SessionCore::OnGatherAgain(int rank, const wire::GatherAgain& again,
+                                        Effects& effects) {
+  const std::uint32_t shards = options_.shard.count();
+  const bool outlives = step_->outlives_daemon() || options_.gathers;
+  if (shards == 1 || !outlives || again.shard >= shards) {
+    return ViolationOf(rank, absl::FailedPreconditionError(
+                                 absl::StrCat("sent that it has lost shard ", again.shard)));
+  }
+  effects.push_back(LogEffect{
+      .level = LogEffect::Level::kWarning,
+      .message = absl::StrCat("rank ", rank, " has lost shard ", again.shard, " (",
+                              options_.shard.addresses[again.shard], "); all members gather again"),
+      .rank = rank});
+  GatherAgain(-1, effects);
+  return std::nullopt;
 }
 
 bool SessionCore::MayReplace(const FailureEvent& failure) const {

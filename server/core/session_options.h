@@ -41,6 +41,7 @@ struct JoinAsk {
   Manifest manifest;
   GroupAsk group{};
   std::uint32_t shard = 0;
+  std::uint64_t life = 0;                // of the session, that shard 0 has begun; 0: it begins
   std::vector<std::string> addresses{};  // of all shards; empty: one daemon
   // Of a leaf daemon: the ranks from `rank` on that it stands for. 0: it is a trainer.
   int leaf_ranks = 0;
@@ -78,6 +79,9 @@ struct SessionOptions {
   std::vector<int> gone{};
   std::string session_key{};  // with a grace: by which members know that it is theirs
   bool gathers = false;       // from members that lost their daemon, or one of them
+  // Of a shard that does not lead, and gathers: the life of the session that shard 0 has begun. Of
+  // any other: 0.
+  std::uint64_t life = 0;
   absl::Duration join_timeout = absl::Minutes(5);
   absl::Duration step_timeout = absl::Minutes(30);
   absl::Duration token_timeout = absl::Seconds(5);
@@ -87,6 +91,8 @@ struct SessionOptions {
   // Returns InvalidArgument with the field, the value and what is allowed.
   absl::Status Validate() const;
   bool shrinks() const { return shrinks_to > 0; }
+  // What becomes of a step is decided elsewhere, and so it is after the loss of a shard.
+  bool follows() const { return shard.number > 0; }
   // That the members asked for. A leaf's members send gradients as they are.
   const HookSpec& AskedHook() const { return leaf.is_leaf() ? leaf.hook : spec; }
   // Whose members attach here.

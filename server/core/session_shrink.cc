@@ -34,6 +34,7 @@ void SessionCore::MaybeShrink(absl::Time now, Effects& effects) {
 // here: among them may be processes that have come in the place of most.
 bool SessionCore::MayGoOn(Effects& effects) {
   if (!options_.shrinks() || !options_.gathers || rendezvous_->AllNew()) return true;
+  if (options_.follows()) return true;  // shard 0 has decided it
   for (const int rank : rendezvous_->LeftBehind()) {
     effects.push_back(SendEffect{
         .rank = rank,

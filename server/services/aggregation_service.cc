@@ -128,6 +128,7 @@ absl::Status AggregationService::TryJoin(const v1::JoinRequest& request, Manifes
   // A leaf's members keep nothing that is drawn.
   response.set_draw_plan(!granted.leaf.is_leaf());
   response.set_leaf(granted.leaf.is_leaf());
+  response.set_gathers(granted.gathers);
   // Memory can be offered on a unix socket only (SCM_RIGHTS).
   if (shares_memory_) response.set_memory_bytes(granted.StagingBytes());
   if (invitation_.invite) {

@@ -64,6 +64,10 @@ absl::Status CheckShards(const v1::ShardRequest& request) {
   if (request.shard() >= count) {
     return BadShards(absl::StrCat("shard.shard: ", request.shard(), "; allowed: 0 to ", count - 1));
   }
+  if (request.life() > 0 && request.shard() == 0) {
+    return BadShards(
+        absl::StrCat("shard.life: ", request.life(), "; allowed: 0 to shard 0, which begins it"));
+  }
   std::set<std::string> known;
   for (int i = 0; i < request.addresses_size(); ++i) {
     const std::string& address = request.addresses(i);
@@ -156,6 +160,7 @@ absl::StatusOr<JoinAsk> AskOf(const v1::JoinRequest& request, Manifest manifest)
       .manifest = std::move(manifest),
       .group = *std::move(group),
       .shard = request.shard().shard(),
+      .life = request.shard().life(),
       .addresses = {addresses.begin(), addresses.end()},
       .leaf_ranks = request.leaf().ranks(),
       .leaf = request.leaf().name(),

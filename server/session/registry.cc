@@ -389,11 +389,14 @@ void Registry::Retire(const std::string& name, const std::shared_ptr<SessionRunn
   const SessionOptions& options = session->options();
   const bool waits =
       session->awaits_successor() || (gave_up && options.member_grace > absl::ZeroDuration());
-  if (waits && successions_.size() < kSuccessions) {
-    Succession& next =
-        successions_[name] = {.options = options, .until = now + options.member_grace};
+  // Without a policy for lost members, their reports are all that the next one needs.
+  const bool may_have_successors = options.member_grace > absl::ZeroDuration();
+  if (waits && may_have_successors && successions_.size() < kSuccessions) {
+    Succession& next = successions_[name] = {
+        .options = options,
+        .until = now + std::max(options.member_grace, options.coordinator_grace)};
     if (session->awaits_successor()) next.options.gone = std::move(gone);
-  } else if (!gave_up) {
+  } else if (!gave_up && !session->awaits_successor()) {
     ended_keys_.push_front(session->options().session_key);
     if (ended_keys_.size() > kEndedKeys) ended_keys_.pop_back();
   }

@@ -14,7 +14,19 @@ namespace gradwire::server {
 
 // A new session, or one that members bring along which have lost its daemon.
 absl::Status Registry::Identify(const JoinAsk& ask, SessionOptions& own) const {
-  if (Succeed(own)) return absl::OkStatus();
+  const auto follow = [&] {
+    if (own.follows()) own.life = ask.life;
+  };
+  if (own.follows() && ask.life > 0 && !ask.report) {
+    return Coded(
+        ErrorCode::kResume,
+        absl::UnavailableError(absl::StrCat(
+            "session \"", own.name, "\": its members have not come to this shard yet; try again")));
+  }
+  if (Succeed(own)) {
+    follow();
+    return absl::OkStatus();
+  }
   if (!ask.report) {
     const absl::StatusOr<std::uint64_t> lineage = RandomNumber();
     if (!lineage.ok()) return lineage.status();
@@ -30,8 +42,7 @@ absl::Status Registry::Identify(const JoinAsk& ask, SessionOptions& own) const {
     return refuse("had another daemon; to take it over is allowed with on_coordinator_loss=resume");
   }
   // What members of such sessions are not told (SessionCore::RecoveryOf).
-  if (!ask.addresses.empty() || ask.leaf_ranks > 0 || !ask.group.name.empty() ||
-      own.leaf.is_leaf()) {
+  if (ask.leaf_ranks > 0 || !ask.group.name.empty() || own.leaf.is_leaf()) {
     return refuse("ended with its daemon; join again as a new member");
   }
   // Members that were lost here, and not by the loss of a daemon, have nothing to go on with.
@@ -44,6 +55,7 @@ absl::Status Registry::Identify(const JoinAsk& ask, SessionOptions& own) const {
   own.session_key = ask.report->session_key;
   own.gathers = true;
   own.join_timeout = std::max(own.coordinator_grace, own.member_grace);
+  follow();
   return absl::OkStatus();
 }
 
@@ -55,7 +67,8 @@ bool Registry::Succeed(SessionOptions& own) const {
   if (found == successions_.end()) return false;
   own = found->second.options;
   own.gathers = true;
-  own.join_timeout = own.member_grace;
+  own.join_timeout =
+      own.member_grace > absl::ZeroDuration() ? own.member_grace : own.coordinator_grace;
   return true;
 }
 

@@ -11,6 +11,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -245,6 +246,72 @@ TEST_F(Recovery, AMemberThatIsLostWithTheDaemonIsNamed) {
   for (const std::size_t rank : {0U, 2U}) {
     ExpectError(*members[rank], HasSubstr("waited 3s for rank 1 of 3 to join"));
   }
+}
+
+// ---- Of sessions with several daemons, which are left together
+
+class ShardRecovery : public Recovery {
+ protected:
+  struct Shard {
+    std::unique_ptr<Process> daemon;
+    std::string address;
+  };
+
+  std::vector<Shard> StartShards(std::size_t count) {
+    std::vector<Shard> shards;
+    for (std::size_t i = 0; i < count; ++i) {
+      Shard shard{.daemon = StartDaemon("127.0.0.1:0", "resume"), .address = ""};
+      shard.address = AddressOf(*shard.daemon);
+      shards.push_back(std::move(shard));
+    }
+    return shards;
+  }
+
+  static std::string List(const std::vector<Shard>& shards) {
+    return absl::StrJoin(shards, ",", [](std::string* out, const Shard& shard) {
+      absl::StrAppend(out, shard.address);
+    });
+  }
+
+  // These shards are killed, one after another, and each comes back.
+  void TrainThroughLossesOf(std::vector<std::size_t> lost, std::size_t count, int elements,
+                            const std::string& hook, int may_skip) {
+    std::vector<Shard> shards = StartShards(count);
+    auto members = StartMembers(List(shards), elements, hook);
+    for (std::size_t i = 0; i < lost.size(); ++i) {
+      WaitForStep(*members[1], 5 + 12 * static_cast<int>(i));
+      Shard& shard = shards[lost[i]];
+      Kill(*shard.daemon);
+      shard.daemon = StartDaemon(shard.address, "resume");
+    }
+    ExpectDone(members, may_skip);
+  }
+};
+
+TEST_F(ShardRecovery, MembersGoOnWithEachShardsNextDaemon) {
+  TrainThroughLossesOf({1, 0, 1, 0}, 2, 300'000, "", 4);
+}
+
+TEST_F(ShardRecovery, MembersBringPowerSgdsState) {
+  TrainThroughLossesOf({2, 0, 1, 2}, 3, 100'000, "power_sgd,start_powerSGD_iter=3", 4);
+}
+
+TEST_F(ShardRecovery, NoStepIsSkippedIfGradientsAreKept) {
+  setenv("GRADWIRE_KEEP_GRADIENTS", "on", 1);
+  TrainThroughLossesOf({1, 0, 1, 0}, 2, 1'300'000, "", 0);
+  TrainThroughLossesOf({0, 1, 0, 1}, 2, 100'000, "power_sgd,start_powerSGD_iter=3", 0);
+  unsetenv("GRADWIRE_KEEP_GRADIENTS");
+}
+
+TEST_F(ShardRecovery, AllShardsMayBeLostAtOnce) {
+  std::vector<Shard> shards = StartShards(3);
+  auto members = StartMembers(List(shards), 300'000);
+  for (int lost = 0; lost < 2; ++lost) {
+    WaitForStep(*members[1], 5 + 20 * lost);
+    for (Shard& shard : shards) Kill(*shard.daemon);
+    for (Shard& shard : shards) shard.daemon = StartDaemon(shard.address, "resume");
+  }
+  ExpectDone(members, 2);
 }
 
 }  // namespace

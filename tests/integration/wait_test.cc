@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gradwire/client.h"
@@ -342,6 +343,93 @@ TEST_F(Wait, WhereAllAreNewTheSessionBeginsAnew) {
   ExpectDone(0);
   EXPECT_THAT(members_[0]->Log(), HasSubstr("step 0 apply"));
   EXPECT_THAT(members_[0]->Log(), Not(HasSubstr("heal")));
+}
+
+// ---- Of sessions with several daemons: who is lost at one is lost at all
+
+class ShardWait : public Wait {
+ protected:
+  void StartShards(int count, const std::string& policy = "wait") {
+    std::vector<std::string> addresses;
+    for (int i = 0; i < count; ++i) {
+      StartDaemon("127.0.0.1:0", "60s", policy);
+      shards_.push_back(std::move(daemon_));
+      addresses.push_back(address_);
+    }
+    address_ = absl::StrJoin(addresses, ",");
+  }
+  void StartShardAgain(std::size_t shard) {
+    const std::string all = address_;
+    StartDaemon(std::vector<std::string>(absl::StrSplit(all, ','))[shard]);
+    shards_[shard] = std::move(daemon_);
+    address_ = all;
+  }
+
+  std::vector<std::unique_ptr<Process>> shards_;
+};
+
+TEST_F(ShardWait, ASuccessorTakesTheModelAndGoesOn) {
+  for (const char* hook : {"", "power_sgd,start_powerSGD_iter=5"}) {
+    hook_ = hook;
+    StartShards(2);
+    StartMembers();
+    for (const int rank : {1, 0}) {
+      WaitForSteps(*members_[2], rank == 1 ? 12 : 40);
+      Replace(rank);
+    }
+    ExpectDone(2);
+    for (const auto& member : members_) EXPECT_THAT(member->Log(), HasSubstr("heal done"));
+    members_.clear();
+    shards_.clear();
+  }
+}
+
+TEST_F(ShardWait, AShardAndAMemberAreLostTogether) {
+  for (const std::size_t shard : {0U, 1U}) {
+    StartShards(2);
+    StartMembers();
+    WaitForSteps(*members_[0], 10);
+    Kill(*members_[2]);
+    Kill(*shards_[shard]);
+    StartShardAgain(shard);
+    absl::SleepFor(absl::Seconds(1));  // the others report first, or nobody knows the session
+    members_[2] = StartMember(2);
+    ExpectDone(2);
+    members_.clear();
+    shards_.clear();
+  }
+}
+
+TEST_F(ShardWait, WhereAllAreNewTheSessionBeginsAnew) {
+  StartShards(2);
+  StartMembers();
+  WaitForSteps(*members_[0], 5);
+  for (const auto& member : members_) member->Signal(SIGKILL);
+  for (int rank = 0; rank < kMembers; ++rank) {
+    ASSERT_TRUE(members_[static_cast<std::size_t>(rank)]->Wait(absl::Seconds(10)).has_value());
+    members_[static_cast<std::size_t>(rank)] = StartMember(rank);
+  }
+  ExpectDone(0);
+  EXPECT_THAT(members_[0]->Log(), HasSubstr("step 0 apply"));
+}
+
+TEST_F(ShardWait, WithShrinkTheOthersGoOnAndTakeAProcessIn) {
+  for (const char* hook : {"", "power_sgd,start_powerSGD_iter=3"}) {
+    hook_ = hook;
+    StartShards(2, "shrink");
+    StartMembers();
+    WaitForSteps(*members_[1], 10);
+    Kill(*members_[0]);
+    WaitForSteps(*members_[1], 25);
+    members_[0] = StartMember(0);
+    ExpectDone(2);
+    for (const auto& shard : shards_) {
+      EXPECT_THAT(shard->Log(), HasSubstr("the session goes on with 2 members"));
+    }
+    for (const auto& member : members_) EXPECT_THAT(member->Log(), HasSubstr("heal done"));
+    members_.clear();
+    shards_.clear();
+  }
 }
 
 }  // namespace

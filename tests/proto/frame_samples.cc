@@ -166,6 +166,7 @@ std::vector<Sample> Samples() {
        StateCopy{
            .generation = 5, .digest = 0xabcd, .offset = 4096, .bytes = 5000, .unknown = true}},
       {"parameter_digest", ParameterDigest{.step = 41, .generation = 5, .digest = 0xabcd}},
+      {"gather_again", GatherAgain{.generation = 5, .shard = 3}},
   };
 }
 

@@ -30,7 +30,8 @@ MemberReport Report() {
           .roster = Roster{.number = 4, .ranks = {0, 2, 3}},
           .concluded = {0, 1, 2, 3},
           .has_seen_results = true,
-          .in_collective = true};
+          .in_collective = true,
+          .life = 6};
 }
 
 std::string Refusal(const v1::MemberReport& message) {

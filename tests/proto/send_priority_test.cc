@@ -70,6 +70,7 @@ TEST(SendOrder, KnowsWhatAFrameWeighs) {
       all,                                      // StateRequest
       all,                                      // StateCopy
       {.scope = Scope::kStep, .step = 41},      // ParameterDigest
+      all,                                      // GatherAgain
   };
   const std::vector<Sample> samples = Samples();
   ASSERT_EQ(samples.size(), expected.size());

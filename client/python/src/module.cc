@@ -27,7 +27,7 @@
 #include "base/error_code.h"
 #include "client/python/src/python_hook.h"
 #include "client/python/src/session.h"
-#include "client/sharded_client.h"
+#include "client/shard_places.h"
 #include "gradwire/hooks/registry.h"
 #include "proto/tls/self_signed.h"
 #include "proto/wire/process_setup.h"

@@ -205,7 +205,7 @@ TEST_F(KeepingStepTest, GradientsThatLieScatteredComeBackToTheirPlaces) {
       *GradBucket::MakeScattered(0, {DType::kFloat32, memory.data(), memory.size()},
                                  {options_.manifest[0], options_.manifest[1]}, {10, 50});
   KeptGradients kept(MakeHostDevice());
-  kept.Keep(0, bucket);
+  kept.Keep(0, bucket, {});
   std::ranges::fill(memory, 9.0F);
   const auto again = kept.Again(0);
   ASSERT_TRUE(again.ok()) << again.status();
@@ -216,6 +216,29 @@ TEST_F(KeepingStepTest, GradientsThatLieScatteredComeBackToTheirPlaces) {
   EXPECT_EQ(std::ranges::count(memory, 9.0F), 44);
   EXPECT_EQ(memory[10], 1);
   EXPECT_EQ(memory[89], 2);
+}
+
+// Each shard keeps its own part, and the others have put results into theirs.
+TEST(KeptGradientsTest, OnlyTheSliceIsKeptAndGivenBack) {
+  std::vector<float> memory(5000, 1.0F);
+  const ParameterSpec whole{.name = "w", .shape = {5000}, .dtype = DType::kFloat32};
+  GradBucket bucket =
+      *GradBucket::Make(0, {DType::kFloat32, memory.data(), memory.size()}, {whole});
+  const Slice slice{.part = 1, .parts = 3};
+  const auto [first, last] = slice.Of(memory.size());
+  KeptGradients kept(MakeHostDevice());
+  kept.Keep(0, bucket, slice);
+  std::ranges::fill(memory, 9.0F);
+  const auto again = kept.Again(0);
+  ASSERT_TRUE(again.ok()) << again.status();
+  ASSERT_EQ((*again)->buffer().numel, memory.size());
+  auto* const values = static_cast<float*>((*again)->buffer().data);
+  EXPECT_EQ(std::count(values + first, values + last, 1.0F), last - first);
+  std::fill(values + first, values + last, 2.0F);
+  kept.GiveBack(0);
+  EXPECT_EQ(std::ranges::count(memory, 2.0F), last - first);
+  EXPECT_EQ(memory[first], 2);
+  EXPECT_EQ(memory[last - 1], 2);
 }
 
 TEST_F(OpenStepTest, ANewStateComesBetweenStepsAndMayBeRepeated) {
