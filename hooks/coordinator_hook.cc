@@ -65,7 +65,8 @@ absl::StatusOr<std::shared_ptr<HookImport>> CoordinatorHook::ReadState(
   return NoStateError();
 }
 
-absl::StatusOr<std::shared_ptr<HookImport>> CoordinatorHook::ReadCopy(HookState /*copy*/) const {
+absl::StatusOr<std::shared_ptr<HookImport>> CoordinatorHook::ReadCopy(
+    HookState /*copy*/, const OwnsParameter& /*owns*/) const {
   return NoStateError();
 }
 

@@ -167,8 +167,10 @@ class CoordinatorHook {
   virtual std::uint64_t OwnVersion() const { return 0; }
 
   // As ReadState, from a member's copy of the state (Hook::Copy) and the last OwnState's metadata.
-  // Factors that the copy lacks are drawn again, unless they came from a file.
-  virtual absl::StatusOr<std::shared_ptr<HookImport>> ReadCopy(HookState copy) const;
+  // Factors that the copy lacks are drawn again, unless they came from a file. `owns`: the members
+  // hold those of these parameters; empty: of all.
+  virtual absl::StatusOr<std::shared_ptr<HookImport>> ReadCopy(HookState copy,
+                                                               const OwnsParameter& owns) const;
 
   // Null: nothing is to be done. One that nobody took is run by the next EndStep.
   virtual std::shared_ptr<HookChore> TakeChore() { return nullptr; }

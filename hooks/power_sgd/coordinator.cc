@@ -362,8 +362,9 @@ std::uint64_t PowerSgdCoordinator::OwnVersion() const {
   return own_version_ + (generator_before_ ? 1 : 0);
 }
 
-absl::StatusOr<std::shared_ptr<HookImport>> PowerSgdCoordinator::ReadCopy(HookState copy) const {
-  return ReadPowerSgdCopy(*session_, std::move(copy));
+absl::StatusOr<std::shared_ptr<HookImport>> PowerSgdCoordinator::ReadCopy(
+    HookState copy, const OwnsParameter& owns) const {
+  return ReadPowerSgdCopy(*session_, std::move(copy), owns);
 }
 
 absl::StatusOr<std::shared_ptr<HookImport>> PowerSgdCoordinator::ReadState(

@@ -49,7 +49,8 @@ class PowerSgdCoordinator final : public CoordinatorHook {
   void Install(HookImport& import) override;
   HookState OwnState() const override;
   std::uint64_t OwnVersion() const override;
-  absl::StatusOr<std::shared_ptr<HookImport>> ReadCopy(HookState copy) const override;
+  absl::StatusOr<std::shared_ptr<HookImport>> ReadCopy(HookState copy,
+                                                       const OwnsParameter& owns) const override;
   std::shared_ptr<HookChore> TakeChore() override;
 
  private:

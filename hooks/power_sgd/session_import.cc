@@ -102,15 +102,19 @@ absl::Status PlaceBuckets(const std::vector<ParameterSpec>& manifest,
 // Reads one state for one session.
 class Reader {
  public:
-  enum class Missing : std::uint8_t { kRefused, kDrawn };
+  enum class Missing : std::uint8_t { kRefused, kDrawn, kDrawnElsewhere };
 
-  // `missing`: factors without which the state is not complete.
-  Reader(const PowerSgdSession& session, const HookState& state, Missing missing)
+  // `missing`: what becomes of factors that the state lacks. kDrawnElsewhere: those of parameters
+  // that are not owned are drawn, which nobody will use here; others are refused.
+  Reader(const PowerSgdSession& session, const HookState& state, Missing missing,
+         OwnsParameter owns)
       : session_(session),
         options_(session.options),
         manifest_(*session.manifest),
         state_(state),
-        draws_(missing == Missing::kDrawn),
+        draws_(missing != Missing::kRefused),
+        needs_(missing != Missing::kDrawn),
+        owns_(std::move(owns)),
         read_(std::make_shared<PowerSgdImport>()) {
     for (std::size_t i = 0; i < manifest_.size(); ++i) {
       position_[manifest_[i].name] = static_cast<std::uint32_t>(i);
@@ -319,8 +323,12 @@ class Reader {
                                                    manifest_[position].name, "\" is missing")));
       }
     }
-    if (options_.batched || draws_ || read_->state.seeds.empty()) return absl::OkStatus();
-    const std::size_t compressed = MakeLayout(options_, manifest_).matrices.size();
+    if (options_.batched || !needs_ || read_->state.seeds.empty()) return absl::OkStatus();
+    const auto matrices = MakeLayout(options_, manifest_).matrices;
+    const auto compressed = static_cast<std::size_t>(
+        std::count_if(matrices.begin(), matrices.end(), [this](const LowRankMatrix& matrix) {
+          return !owns_ || owns_(static_cast<std::uint32_t>(matrix.parameter));
+        }));
     if (factors_.size() != compressed) {
       return Coded(ErrorCode::kStateDiffers,
                    absl::InvalidArgumentError(
@@ -382,6 +390,8 @@ class Reader {
   const std::vector<ParameterSpec>& manifest_;
   const HookState& state_;
   const bool draws_;
+  const bool needs_;  // what is owned
+  const OwnsParameter owns_;
   std::unordered_map<std::string, std::uint32_t> position_;
   std::map<std::uint32_t, Factor> factors_;  // by position
   std::unordered_set<std::uint32_t> in_buckets_;
@@ -392,11 +402,12 @@ class Reader {
 
 absl::StatusOr<std::shared_ptr<PowerSgdImport>> ReadPowerSgdState(const PowerSgdSession& session,
                                                                   const HookState& state) {
-  return Reader(session, state, Reader::Missing::kRefused).Read();
+  return Reader(session, state, Reader::Missing::kRefused, {}).Read();
 }
 
 absl::StatusOr<std::shared_ptr<PowerSgdImport>> ReadPowerSgdCopy(const PowerSgdSession& session,
-                                                                 HookState copy) {
+                                                                 HookState copy,
+                                                                 const OwnsParameter& owns) {
   std::map<std::string, std::string>& metadata = copy.metadata;
   const bool from_file = metadata.erase(kFromFileKey) > 0;
   metadata["format"] = kSessionStateFormat;
@@ -411,8 +422,10 @@ absl::StatusOr<std::shared_ptr<PowerSgdImport>> ReadPowerSgdCopy(const PowerSgdS
     if (tensor.name.starts_with("q/")) metadata["version/" + tensor.name.substr(2)] = iteration;
   }
   if (absl::Status status = PlaceBuckets(*session.manifest, metadata); !status.ok()) return status;
-  const Reader::Missing missing = from_file ? Reader::Missing::kRefused : Reader::Missing::kDrawn;
-  auto read = Reader(session, copy, missing).Read();
+  const Reader::Missing missing = !from_file ? Reader::Missing::kDrawn
+                                  : owns     ? Reader::Missing::kDrawnElsewhere
+                                             : Reader::Missing::kRefused;
+  auto read = Reader(session, copy, missing, owns).Read();
   if (!read.ok()) return read;
   (*read)->from_file = from_file;
   return read;

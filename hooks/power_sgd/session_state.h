@@ -74,6 +74,7 @@ absl::StatusOr<std::shared_ptr<PowerSgdImport>> ReadPowerSgdState(const PowerSgd
 // As CoordinatorHook::ReadCopy. All factors of the copy count as averaged in the last step that was
 // applied; members do not know better. Thread-safe.
 absl::StatusOr<std::shared_ptr<PowerSgdImport>> ReadPowerSgdCopy(const PowerSgdSession& session,
-                                                                 HookState copy);
+                                                                 HookState copy,
+                                                                 const OwnsParameter& owns);
 
 }  // namespace gradwire

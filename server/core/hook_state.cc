@@ -94,7 +94,9 @@ absl::StatusOr<std::shared_ptr<HookImport>> SessionHookState::ReadCopy(
   const auto* const text = reinterpret_cast<const char*>(file.data());
   absl::StatusOr<HookState> copy = ReadSafetensors({text, file.size()});
   if (!copy.ok()) return copy.status();
-  return hook_->ReadCopy(*std::move(copy));
+  OwnsParameter owns;
+  if (shard_.count() > 1) owns = [this](std::uint32_t p) { return shard_.Owns(p); };
+  return hook_->ReadCopy(*std::move(copy), owns);
 }
 
 std::shared_ptr<const HookSnapshot> SessionHookState::Snapshot() const {

@@ -5,6 +5,8 @@ faults kill a member (SIGKILL), a third the daemon, and the others stop a member
 killed member's successor comes at once, and gets the model from the others; with --shrink the others go on
 meanwhile, and it comes after --absent seconds.
 
+With --shards the session has several daemons, one of which is lost at a time.
+
 Prints one line for each fault, and a summary in the end. Exits with 1 if
 * a member ends with an error, or has another mean than the one that it computes itself; with --wait:
   another model than the other members after any step;
@@ -53,10 +55,8 @@ class Chaos:
 
     def __init__(self, args: argparse.Namespace, rng: random.Random, folder: Path) -> None:
         self.args, self.rng = args, rng
-        address = f"unix:{folder}/daemon.sock" if args.unix else f"127.0.0.1:{free_port()}"
-        self.daemon = Daemon(args.bin / "gradwired", address, folder,
-                             ["--on-member-loss", args.policy])
-        self.daemon.start()
+        self.daemons = [self._start_daemon(folder / f"shard{number}") for number in range(args.shards)]
+        address = ",".join(daemon.address for daemon in self.daemons)
         command = [str(args.bin / "gradwire_test_member"), "--address", address, "--session", "chaos",
                    "--world-size", str(args.members), "--elements", str(args.elements), "--steps", str(10**9),
                    "--late-ms", str(args.late_ms), *(["--trains", "1"] if args.policy != "fail" else [])]
@@ -64,6 +64,13 @@ class Chaos:
             os.environ["GRADWIRE_KEEP_GRADIENTS"] = "on"
         self.members = [Member([*command, "--rank", str(rank)]) for rank in range(args.members)]
         self.may_be_skipped = 0
+
+    def _start_daemon(self, folder: Path) -> Daemon:
+        folder.mkdir()
+        address = f"unix:{folder}/daemon.sock" if self.args.unix else f"127.0.0.1:{free_port()}"
+        daemon = Daemon(self.args.bin / "gradwired", address, folder, ["--on-member-loss", self.args.policy])
+        daemon.start()
+        return daemon
 
     def await_first_step(self) -> None:
         deadline = time.monotonic() + 60
@@ -86,9 +93,11 @@ class Chaos:
 
     def _lose_daemon(self, number: signal.Signals) -> tuple[str, float]:
         self.may_be_skipped += 0 if self.args.keep else 1
-        self.daemon.end(number)
+        shard = self.rng.randrange(len(self.daemons))
+        self.daemons[shard].end(number)
         time.sleep(self.rng.uniform(0, self.args.away))
-        return f"daemon {number.name}", self.daemon.start()
+        which = f"shard {shard}" if len(self.daemons) > 1 else "daemon"
+        return f"{which} {number.name}", self.daemons[shard].start()
 
     def _lose_member(self) -> tuple[str, float]:
         self.may_be_skipped += 2
@@ -110,7 +119,8 @@ class Chaos:
     def end(self) -> None:
         for member in self.members:
             member.end()
-        self.daemon.end(signal.SIGKILL)
+        for daemon in self.daemons:
+            daemon.end(signal.SIGKILL)
 
 
 def main() -> int:
@@ -128,6 +138,7 @@ def main() -> int:
                         help="members are lost, too: --on-member-loss shrink")
     parser.add_argument("--absent", type=float, default=5, help="with --shrink: seconds until the successor comes")
     parser.add_argument("--keep", action="store_true", help="members keep their gradients")
+    parser.add_argument("--shards", type=int, default=1, help="daemons of the session")
     parser.add_argument("--unix", action="store_true", help="shared memory instead of TCP")
     parser.add_argument("--return-limit", type=float, default=2)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
@@ -162,7 +173,8 @@ def main() -> int:
         wrong += check(chaos.members, chaos.may_be_skipped)
         chaos.end()
         if args.keep:
-            print(f"{chaos.daemon.count_in_logs('is reduced again')} steps were reduced again after a loss")
+            again = chaos.daemons[0].count_in_logs("is reduced again")
+            print(f"{again} steps were reduced again after a loss")
 
     if waits:
         print(f"{len(waits)} faults; the next step ended {statistics.median(waits):.2f} s [{min(waits):.2f} - "

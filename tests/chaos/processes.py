@@ -16,6 +16,7 @@ class Daemon:
     """gradwired at one address, one life after another."""
 
     def __init__(self, binary: Path, address: str, folder: Path, options: list[str]) -> None:
+        self.address = address
         self.command = [str(binary), "--listen", address, "--http-listen", "off",
                         "--on-coordinator-loss", "resume", *options]
         self.folder = folder

@@ -99,13 +99,30 @@ TEST(PowerSgd, ACopyAfterAFileLacksWhatNoStepHad) {
   EXPECT_TRUE(world->LoseCoordinator(0).ok());
 }
 
+// Members hold at a shard what it has, and others have the rest.
+TEST(PowerSgd, AShardsCopyAfterAFileNeedsItsOwnFactorsOnly) {
+  const auto world = World(2, "power_sgd,start_powerSGD_iter=0");
+  auto gradients = Pack<float>(RandomGradients(Model(DType::kFloat32), 2, 1));
+  ASSERT_TRUE(world->RunStep(gradients, kOne).ok());
+  ASSERT_TRUE(world->Import(world->Export()).ok());
+  world->Reset();
+  ASSERT_TRUE(world->RunStep(gradients, {{1}, {0}}).ok());
+  HookState copy = world->hook(0).Copy();
+  copy.metadata.merge(world->coordinator().OwnState().metadata);
+  const auto read = [&](std::uint32_t owned) {
+    return world->coordinator().ReadCopy(copy, [owned](std::uint32_t p) { return p < owned; });
+  };
+  EXPECT_TRUE(read(2).ok()) << read(2).status();
+  EXPECT_THAT(std::string(read(4).status().message()), HasSubstr("state: has factors of 2"));
+}
+
 TEST(PowerSgd, RefusesABadCopyByName) {
   const auto world = World(2, "batched_power_sgd,start_powerSGD_iter=0");
   auto gradients = Pack<float>(RandomGradients(Model(DType::kFloat32), 2, 1));
   ASSERT_TRUE(world->RunStep(gradients, kOne).ok());
   const HookState good = world->hook(0).Copy();
   const auto refusal = [&](const HookState& copy) {
-    return std::string(world->coordinator().ReadCopy(copy).status().message());
+    return std::string(world->coordinator().ReadCopy(copy, {}).status().message());
   };
   HookState bad = good;
   bad.metadata["bucket/conv"] = "conv\nother";

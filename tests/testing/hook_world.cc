@@ -79,7 +79,7 @@ absl::Status HookWorld::LoseCoordinator(std::size_t rank) {
   if (!fresh.ok()) return fresh.status();
   HookState copy = hooks_[rank]->Copy();
   copy.metadata.merge(HookState(own_).metadata);
-  const auto import = (*fresh)->ReadCopy(std::move(copy));
+  const auto import = (*fresh)->ReadCopy(std::move(copy), {});
   if (!import.ok()) return import.status();
   (*fresh)->Install(**import);
   own_version_ = (*fresh)->OwnVersion();

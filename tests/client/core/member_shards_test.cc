@@ -41,7 +41,7 @@ class MemberShardsTest : public MemberTest {
   void Prepared(std::int64_t step) { Receive(wire::Prepared{.step = step, .digest = 4}); }
   void Conclude(Verdict verdict = Verdict::kApply) {
     Effects effects;
-    member_->ConcludeAs(verdict, effects);
+    member_->ConcludeAs({.step = member_->step(), .verdict = verdict}, effects);
     Take(std::move(effects));
   }
   void Ready() {
@@ -146,6 +146,39 @@ TEST_F(MemberShardsTest, TheDaemonsOwnFailureIsNotSaidToItAgain) {
   const auto failed = Drain<FailedEffect>();
   ASSERT_THAT(failed, SizeIs(1));
   EXPECT_FALSE(failed[0].last_words.has_value());
+}
+
+TEST_F(MemberShardsTest, ADroppedStepIsOverWithoutItsResultsAndIsToldToNobody) {
+  ASSERT_TRUE(Start({0}).ok());
+  Drain<SendFrameEffect>();
+  Effects effects;
+  member_->ConcludeAs({.step = 0, .verdict = Verdict::kSkip, .dropped = true}, effects);
+  Take(std::move(effects));
+  EXPECT_EQ(member_->step(), 1);
+  EXPECT_THAT(DrainSent<wire::Concluded>(), IsEmpty());
+  const auto done = Drain<StepDoneEffect>();
+  ASSERT_THAT(done, SizeIs(1));
+  EXPECT_TRUE(done[0].dropped);
+}
+
+TEST_F(MemberShardsTest, NoStepIsAppliedWithoutThisShardsResults) {
+  ASSERT_TRUE(Start({0}).ok());
+  Conclude(Verdict::kApply);
+  EXPECT_THAT(Message(), HasSubstr("before the last result of another"));
+}
+
+TEST_F(MemberShardsTest, AsksItsShardToGatherUntilThatHasHeard) {
+  Effects effects;
+  member_->AskToGather(0, effects);
+  member_->AskToGather(1, effects);
+  Take(std::move(effects));
+  const auto asked = DrainSent<wire::GatherAgain>();
+  EXPECT_THAT(asked, ElementsAre(wire::GatherAgain{.generation = 7, .shard = 0}));
+  Resumed();
+  EXPECT_EQ(DrainSent<wire::GatherAgain>(), asked);
+  member_->Rejoined(8);
+  Resumed();
+  EXPECT_THAT(DrainSent<wire::GatherAgain>(), IsEmpty()) << "this daemon has gathered";
 }
 
 }  // namespace
