@@ -11,7 +11,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/error_code.h"
 #include "client/client_impl.h"
+#include "client/memory/gradient_memory.h"
 #include "client/runtime/join.h"
+#include "client/shard_exchange.h"
 #include "client/sharded_client.h"
 
 namespace gradwire {

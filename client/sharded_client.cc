@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -15,8 +14,7 @@
 #include "base/sync.h"
 #include "client/client_impl.h"
 #include "client/core/leaf_weight.h"
-#include "client/options.h"
-#include "client/runtime/join.h"
+#include "client/memory/gradient_memory.h"
 #include "client/shard_buckets.h"
 #include "client/shard_exchange.h"
 #include "client/shard_state.h"

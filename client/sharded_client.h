@@ -5,14 +5,18 @@
 #include <string>
 #include <vector>
 
-#include "client/client_impl.h"
 #include "client/member_client.h"
-#include "client/memory/gradient_memory.h"
-#include "client/shard_exchange.h"
 #include "gradwire/client.h"
 #include "hooks/shard_map.h"
 
+namespace gradwire {
+class ClientImpl;
+}  // namespace gradwire
+
 namespace gradwire::client {
+
+class GradientMemory;
+class ShardExchange;
 
 // By shard, where there are several.
 struct ShardedParts {

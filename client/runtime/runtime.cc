@@ -24,6 +24,8 @@ constexpr std::chrono::seconds kJoinSlack(2);
 // overflow).
 constexpr std::chrono::milliseconds kWhileLeaving(10);
 constexpr std::chrono::hours kLongestWait(1);
+// While it is to be said that this member waits.
+constexpr std::chrono::milliseconds kSays(500);
 
 // From the name of a node group's communicator until its members have found each other.
 constexpr std::chrono::seconds kGroupConnects(60);
@@ -239,6 +241,7 @@ void Runtime::CheckTimers(Clock::time_point now) {
                    connection_->Daemon(), " did not start session \"", options_.session,
                    "\" within ", absl::FormatDuration(options_.join_timeout)))));
   }
+  SayAway(now);
   if (is_lost_) return;  // there is no connection
   if (absl::Status status = connection_->CheckTimers(now); !status.ok()) {
     Fail(Coded(ErrorCode::kOutcomeUnknown,
@@ -259,8 +262,9 @@ Clock::time_point Runtime::NextTimer() const {
   // While a Leave is in progress no new stream is opened, so its timers do not count.
   if (leaving_) return now + kWhileLeaving;
   if (!idle()) return now + kDevicePoll;
-  if (is_lost_) return now + kLongestWait;
-  const Clock::time_point timer = std::min(connection_->NextTimer(), now + kLongestWait);
+  const Clock::time_point latest = away_since_ && !said_away_ ? now + kSays : now + kLongestWait;
+  if (is_lost_) return latest;
+  const Clock::time_point timer = std::min(connection_->NextTimer(), latest);
   return welcomed_ || member_.failed() ? timer : std::min(timer, join_deadline_);
 }
 

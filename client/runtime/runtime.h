@@ -171,6 +171,9 @@ class Runtime final : private EventHandler {
   void Tell(const std::optional<wire::MembershipChange>& change, const std::vector<int>& ranks,
             const std::string& skip_reason, const std::string& drift)
       GRADWIRE_EXCLUDES(shared_mutex_);
+  // Where the session outlives the daemon: says that this member waits, if that takes long, and
+  // when it goes on.
+  void SayAway(Clock::time_point now);
   // Whether the daemon's answer to a stream says that it is another one.
   bool MayRejoin(const absl::Status& answer) const;
   // The daemon is lost. Its next one, or the other shards, are told.
@@ -249,8 +252,10 @@ class Runtime final : private EventHandler {
   Clock::time_point rejoin_deadline_;
   bool is_lost_ = false;            // the daemon, and no other one has taken the report
   std::unique_ptr<Rejoin> rejoin_;  // null: nothing is under way
-  std::uint64_t tries_ = 0;         // of rejoin_, to know its answer
-  std::uint64_t stream_ = 0;        // counts them: what was encoded for one is not sent on another
+  std::optional<Clock::time_point> away_since_;  // it waits for a daemon, or at it for others
+  bool said_away_ = false;
+  std::uint64_t tries_ = 0;   // of rejoin_, to know its answer
+  std::uint64_t stream_ = 0;  // counts them: what was encoded for one is not sent on another
   std::unique_ptr<SharedMemory> memory_;  // of the stream; null: payloads travel in it
   Ticket next_ticket_ = 1;
   std::shared_ptr<Outcome> joined_;

@@ -1,13 +1,22 @@
 // After the loss of the daemon: a report to the next one, and the way back into the session.
+#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/error_code.h"
+#include "client/options.h"
 #include "client/runtime/runtime.h"
 #include "client/transport/rejoin.h"
 #include "proto/tls/access_token.h"
 
 namespace gradwire::client {
+
+namespace {
+
+// Most daemons come back at once.
+constexpr std::chrono::seconds kSilentAway(2);
+
+}  // namespace
 
 // Here, where Rejoin is known.
 Runtime::~Runtime() = default;
@@ -55,6 +64,34 @@ std::string Runtime::parameter_drift() const {
   return drift_;
 }
 
+void Runtime::SayAway(Clock::time_point now) {
+  if (!member_.outlives_daemon()) return;
+  const bool waits_for_others = !is_lost_ && member_.awaits_welcome();
+  // All shards are left together: shard 0 speaks for them.
+  const bool is_away = connection_->lost() || (leads_ && (is_lost_ || waits_for_others));
+  const auto say = [&](const std::string& what) {
+    SayWait({}, absl::StrCat("rank ", membership_.rank, " of session \"", options_.session, "\" ",
+                             what));
+  };
+  if (!is_away || member_.failed()) {
+    if (said_away_ && !member_.failed()) {
+      say(absl::StrCat("goes on with ", connection_->Daemon()));
+    }
+    away_since_.reset();
+    said_away_ = false;
+    return;
+  }
+  if (!away_since_) away_since_ = now;
+  if (said_away_ || now < *away_since_ + kSilentAway) return;
+  said_away_ = true;
+  if (waits_for_others) {
+    return say(absl::StrCat("is back at ", connection_->Daemon(), ", and waits for the others"));
+  }
+  say(absl::StrCat("has lost ", connection_->Daemon(), " (", connection_->lost_because(),
+                   "), and looks for it or the next one for at most ",
+                   absl::FormatDuration(absl::FromChrono(coordinator_grace_))));
+}
+
 // A daemon that does not know the token is another one: this one's own forgets no session that
 // runs. While members gather, the next one may have given up this one's place, or the session.
 bool Runtime::MayRejoin(const absl::Status& answer) const {
@@ -67,6 +104,7 @@ bool Runtime::MayRejoin(const absl::Status& answer) const {
 
 void Runtime::OnLost(std::optional<std::uint64_t> asked) {
   is_lost_ = true;
+  if (!away_since_) away_since_ = Clock::now();
   if (shards_ == 1) return BeginRejoin(member_.Report());
   ShardLoss loss{.asked = asked};
   if (member_.outlives_daemon()) loss.report = member_.Report();

@@ -71,6 +71,9 @@ class DaemonConnection {
   // CloseWith was called in time: the frame may still be on its way.
   bool has_last_words() const { return has_last_words_; }
   bool closed() const { return closing_ && !open(); }
+  // It is being looked for, because of this.
+  bool lost() const { return reconnect_.lost(); }
+  const std::string& lost_because() const { return lost_because_; }
 
   std::string Daemon() const;  // "the daemon at ADDRESS"
 

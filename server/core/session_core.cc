@@ -66,7 +66,8 @@ absl::StatusOr<int> SessionCore::Join(const JoinAsk& ask, const absl::Status& sa
     absl::StatusOr<int> rank = rendezvous_->Join(ask, now, effects);
     return rank.ok() ? rank : AskAgain(ask, rank.status(), effects);
   }
-  if (state_ == State::kJoining) Apply(rendezvous_->OnWrongJoin(ask, fits), effects);
+  const bool may_fit = absl::IsUnavailable(fits);  // later
+  if (state_ == State::kJoining && !may_fit) Apply(rendezvous_->OnWrongJoin(ask, fits), effects);
   return fits;
 }
 

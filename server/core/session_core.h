@@ -183,6 +183,8 @@ class SessionCore {
   // Whether another process may come for a member that is lost; and that one is waited for.
   bool MayReplace(const FailureEvent& failure) const;
   void AwaitSuccessor(const FailureEvent& failure, Effects& effects);
+  // The others gather, because they need a member that has left.
+  void DoWithout(int left, Effects& effects);
   // The answer to a process that was refused a rank: Unavailable if its predecessor may be dead, or
   // if the session goes on without it, and will take it in.
   absl::Status AskAgain(const JoinAsk& ask, const absl::Status& refused, Effects& effects);

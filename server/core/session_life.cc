@@ -218,6 +218,17 @@ void SessionCore::AwaitSuccessor(const FailureEvent& failure, Effects& effects) 
   GatherAgain(failure.rank, effects);
 }
 
+void SessionCore::DoWithout(int left, Effects& effects) {
+  effects.push_back(LogEffect{
+      .message = absl::StrCat(membership_.NameOf(left), " has left before the others; ",
+                              options_.shrinks()
+                                  ? std::string("they go on without it")
+                                  : absl::StrCat("its place is held for ",
+                                                 absl::FormatDuration(options_.member_grace))),
+      .rank = left});
+  GatherAgain(left, effects);
+}
+
 void SessionCore::HandOver(Effects& effects) {
   const bool gathers = state_ == State::kJoining && options_.gathers;
   if (!gathers && (state_ != State::kRunning || !step_->outlives_daemon())) return;
@@ -241,10 +252,10 @@ void SessionCore::Close(Effects& effects) {
 
 void SessionCore::Apply(const MaybeFailure& failure, Effects& effects) {
   if (!failure || state_ == State::kFailed || state_ == State::kClosed) return;
-  // Who has left is not waited for, and the others need not end with it.
+  // The others need not end with who has left: another process may come, or they go on without it.
   if (failure->kind == FailureEvent::Kind::kGone && state_ == State::kRunning &&
-      options_.shrinks() && step_->outlives_daemon()) {
-    return GatherAgain(failure->rank, effects);
+      step_->outlives_daemon() && options_.member_grace > absl::ZeroDuration()) {
+    return DoWithout(failure->rank, effects);
   }
   const Decision decision = Decide(*failure, membership_);
   const std::string begin = absl::StrCat("session \"", options_.name, "\" failed: ");

@@ -1,7 +1,7 @@
 """One process of a short training session is killed (SIGKILL) and started again, in session after session.
 
-Each session has 2 or 3 members and a daemon of its own, with --on-coordinator-loss resume and --on-member-loss
-wait; several run side by side. A seed decides on the session, the victim (the daemon or a member) and the
+Each session has 2 or 3 members and a daemon of its own, a third of them two, with --on-coordinator-loss resume and
+--on-member-loss wait; several run side by side. A seed decides on the session, the victim (the daemon or a member) and the
 moment: while the members join, in the first steps, in the middle, or in the last steps and while they leave.
 --seed and --only repeat one; when the signal comes also depends on the machine. The table has the moments that
 it came in: before the first step, in the first three, after them, and in the last one or later.
@@ -65,10 +65,13 @@ class Plan:
     delay: float  # seconds until the signal
     away: float  # seconds until the next life
     trains: bool  # models are compared, or else means are checked
+    shards: int  # daemons of the session
+    shard: int  # that is the victim, if a daemon is
 
     @property
     def name(self) -> str:
-        return "daemon" if self.victim == -1 else f"rank {self.victim}"
+        daemon = f"shard {self.shard} of {self.shards}" if self.shards > 1 else "daemon"
+        return daemon if self.victim == -1 else f"rank {self.victim}"
 
 
 def draw(seed: int, number: int) -> Plan:
@@ -80,9 +83,12 @@ def draw(seed: int, number: int) -> Plan:
              "end": steps - rng.randint(0, 2)}[moment]
     # A process needs about 0.1 s until it has joined, and a step some 10 ms.
     delay = rng.uniform(0, {"join": 0.12, "end": 0.008}.get(moment, 0.012))
-    return Plan(number=number, members=members, steps=steps, hook=rng.choice(HOOKS), unix=rng.random() < 0.5,
+    plan = Plan(number=number, members=members, steps=steps, hook=rng.choice(HOOKS), unix=rng.random() < 0.5,
                 victim=victim, moment=moment, after=after, delay=delay, away=rng.uniform(0, 0.2),
-                trains=victim >= 0 or rng.random() < 0.5)
+                trains=victim >= 0 or rng.random() < 0.5, shards=1, shard=0)
+    # Drawn last, so that a seed has the sessions that it had with one daemon each.
+    shards = rng.choice((1, 1, 2))
+    return dataclasses.replace(plan, shards=shards, shard=rng.randrange(shards))
 
 
 @dataclasses.dataclass
@@ -131,11 +137,17 @@ class Session:
         self.plan, self.record = plan, Record(plan)
         # Ports of 127.0.0.1 may be taken by anybody's connection while the daemon is away.
         host = f"127.77.{1 + plan.number % 250}.1"
-        address = f"unix:{folder}/daemon.sock" if plan.unix else f"{host}:{free_port(host)}"
         grace = f"{GRACE:g}s"
-        self.daemon = Daemon(args.bin / "gradwired", address, folder,
-                             ["--on-member-loss", "wait", "--coordinator-grace", grace, "--member-grace", grace])
-        self.daemon.start()
+        self.daemons = []
+        for shard in range(plan.shards):
+            own = folder / f"shard{shard}"
+            own.mkdir()
+            address = f"unix:{own}/daemon.sock" if plan.unix else f"{host}:{free_port(host)}"
+            daemon = Daemon(args.bin / "gradwired", address, own,
+                            ["--on-member-loss", "wait", "--coordinator-grace", grace, "--member-grace", grace])
+            daemon.start()
+            self.daemons.append(daemon)
+        address = ",".join(daemon.address for daemon in self.daemons)
         self.limit = time.monotonic() + LIMIT
         command = [str(args.bin / "gradwire_test_member"), "--address", address, "--session", "cycle",
                    "--world-size", str(plan.members), "--elements", str(ELEMENTS), "--steps", str(plan.steps),
@@ -161,10 +173,11 @@ class Session:
         done = max(len(member.life.steps) for member in self.members)
         self.record.moment = next(name for name, end in zip(MOMENTS, (1, 4, self.plan.steps - 1, 10**9), strict=True)
                                   if done < end)
-        victim = self.daemon if self.plan.victim == -1 else self.members[self.plan.victim]
-        if victim is self.daemon:
-            self.daemon.end(signal.SIGKILL)
+        if self.plan.victim == -1:
+            victim = self.daemons[self.plan.shard]
+            victim.end(signal.SIGKILL)
         else:
+            victim = self.members[self.plan.victim]
             victim.end()
         self.record.hit = running and victim.process.returncode == -signal.SIGKILL
         if self.record.hit:
@@ -208,7 +221,8 @@ class Session:
             member.end()
             codes = [life.process.returncode for life in member.lives[:-1]] + [code]
             self.record.ranks.append([Ended.of(life, code) for life, code in zip(member.lives, codes, strict=True)])
-        self.daemon.end(signal.SIGKILL)
+        for daemon in self.daemons:
+            daemon.end(signal.SIGKILL)
 
 
 def follow(plan: Plan, rank: int, lives: list[Ended]) -> list[str]:
@@ -331,7 +345,7 @@ class Runner:
         for members in (2, 3):
             for hook in set(HOOKS):
                 plan = Plan(0, members, LAST, hook, unix=False, victim=None, moment="", after=0, delay=0, away=0,
-                            trains=True)
+                            trains=True, shards=1, shard=0)
                 record = self.run(plan, f"undisturbed-{members}-{hook.partition(',')[0]}")
                 self.references[members, hook] = record
                 outcome, wrong = judge(record, self.digests(plan))

@@ -36,6 +36,15 @@ int Count(const std::string& log, const std::string& text) {
   return count;
 }
 
+// What the client says while it looks for a daemon.
+constexpr char kWaits[] = "gradwire: rank ";
+
+std::string WithoutWaits(const std::string& log) {
+  std::vector<std::string> lines = absl::StrSplit(log, '\n');
+  std::erase_if(lines, [](const std::string& line) { return line.starts_with(kWaits); });
+  return absl::StrJoin(lines, "\n");
+}
+
 class Recovery : public ::testing::Test {
  protected:
   void TearDown() override {
@@ -142,7 +151,7 @@ class Recovery : public ::testing::Test {
       const auto status = member->Wait(absl::Seconds(90));
       ASSERT_TRUE(status.has_value()) << member->Log();
       EXPECT_EQ(WEXITSTATUS(*status), 0) << member->Log();
-      logs.push_back(member->Log());
+      logs.push_back(WithoutWaits(member->Log()));
       EXPECT_THAT(logs.back(), HasSubstr("done"));
       EXPECT_LE(Count(logs.back(), "skip"), lost) << logs.back();
     }
@@ -219,6 +228,27 @@ TEST_F(Recovery, WithoutANextDaemonMembersEndAfterTheGrace) {
   const absl::Time lost = absl::Now();
   for (const auto& member : members) ExpectError(*member, HasSubstr("lost the daemon at"));
   EXPECT_GT(absl::Now() - lost, absl::Seconds(1.5));
+}
+
+// Nobody need guess why nothing moves.
+TEST_F(Recovery, MembersSayThatTheyLookForTheNextDaemonAndThatTheyGoOn) {
+  auto daemon = StartDaemon("127.0.0.1:0", "resume");
+  const std::string address = AddressOf(*daemon);
+  auto members = StartMembers(address, 1000);
+  WaitForStep(*members[0], 3);
+  Kill(*daemon);
+  const absl::Time deadline = absl::Now() + absl::Seconds(30);
+  while (members[1]->Log().find(kWaits) == std::string::npos) {
+    ASSERT_LT(absl::Now(), deadline) << members[1]->Log();
+    absl::SleepFor(absl::Milliseconds(20));
+  }
+  daemon = StartDaemon(address, "resume");
+  ExpectDone(members, 1);
+  EXPECT_THAT(
+      members[1]->Log(),
+      AllOf(HasSubstr(absl::StrCat("rank 1 of session \"s\" has lost the daemon at ", address)),
+            HasSubstr("looks for it or the next one for at most 30s"),
+            HasSubstr(absl::StrCat("goes on with the daemon at ", address))));
 }
 
 TEST_F(Recovery, ADaemonThatTakesNoSessionsOverSaysSo) {

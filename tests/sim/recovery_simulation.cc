@@ -38,6 +38,7 @@ const char* Name(RecoveryCount count) {
                                         "lives lost",
                                         "handed over",
                                         "lost while gathering",
+                                        "two daemons at once",
                                         "concluded by reports",
                                         "followed",
                                         "went on",
@@ -235,6 +236,12 @@ RecoverySimulation::Actions RecoverySimulation::Possible() {
     }
     // Who is through with its steps may still know how one ended that others do not.
     if (one.link == nullptr) actions.push_back([this, &one] { Connect(one); });
+    if (one.link != nullptr && one.link->life->replaced && random_.Percent(20)) {
+      actions.push_back([this, &one] {
+        NoteLoss();
+        Cut(one);
+      });
+    }
     if (one.core != nullptr && one.core->has_chunks()) {
       actions.push_back([this, &one] {
         client::Effects effects;
@@ -285,6 +292,8 @@ void RecoverySimulation::MaybeFault() {
     Stranger();
   } else if (options_.member_grace > absl::ZeroDuration() && random_.Percent(60)) {
     Kill();
+  } else if (random_.Percent(25)) {
+    Split();
   } else {
     EndLife(random_.Percent(20));
   }

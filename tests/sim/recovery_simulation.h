@@ -2,7 +2,8 @@
 // Members that report to each next one. One thread; the seed decides everything.
 //
 // A life ends at any moment: what it had sent may arrive or not, what it had not is lost, and with
-// it everything that it knew. Streams break too. All members finish all steps in the end, and:
+// it everything that it knew. Or the next one begins while it still runs, and has some of the
+// members. Streams break too. All members finish all steps in the end, and:
 // * each step has one verdict, the same for all members;
 // * a step that is applied has the mean of all gradients in every member's buffers, bit for bit;
 //   with PowerSGD, what hooks without any session make of them, and of the steps before;
@@ -46,6 +47,7 @@ enum class RecoveryCount : std::uint8_t {
   kLivesLost,
   kHandedOver,
   kLostWhileGathering,
+  kSplit,
   kConcludedByReports,
   kFollowed,
   kWentOn,
@@ -103,6 +105,9 @@ class RecoverySimulation {
     std::map<int, Link*> links{};      // by rank: the current ones
     std::set<std::uint64_t> tokens{};  // start ids that have joined
     bool draining = false;             // it has handed over, and is still there
+    // Another daemon has taken its address, and it runs on: members that still have a stream do not
+    // know.
+    bool replaced = false;
     bool over = false;
   };
   struct OpenBucket {
@@ -180,6 +185,9 @@ class RecoverySimulation {
   Life& NewLife(const std::optional<wire::MemberReport>& report);
   // It is lost, or hands over and ends later.
   void EndLife(bool hands_over);
+  void Split();
+  // The one that members reach at the session's address; null: there is none.
+  Life* Reachable() const;
   void NoteLoss();
   void Disconnect(Life& life, bool loses_frames);
   void Apply(Life& life, server::Effects effects);

@@ -18,7 +18,8 @@ constexpr absl::Duration kTick = absl::Milliseconds(250);
 // Another daemon's, or the same one's after it has lost a member.
 RecoverySimulation::Life& RecoverySimulation::NewLife(
     const std::optional<wire::MemberReport>& report) {
-  const bool succeeds = !lives_.empty() && lives_.back()->session->awaits_successor();
+  const bool succeeds =
+      !lives_.empty() && !lives_.back()->replaced && lives_.back()->session->awaits_successor();
   auto& life = lives_.emplace_back(std::make_unique<Life>());
   life->number = lives_.size();
   server::SessionOptions options = options_;
@@ -126,6 +127,22 @@ void RecoverySimulation::EndLife(bool hands_over) {
   server::Effects effects;
   life.session->HandOver(effects);
   Apply(life, std::move(effects));
+}
+
+RecoverySimulation::Life* RecoverySimulation::Reachable() const {
+  const bool none = lives_.empty() || lives_.back()->over || lives_.back()->replaced;
+  return none ? nullptr : lives_.back().get();
+}
+
+// Not where members share memory with it: who starts the next one has to end it first.
+void RecoverySimulation::Split() {
+  Life* const life = Reachable();
+  const bool may_write =
+      std::ranges::any_of(members_, [](const auto& member) { return member->in_place; });
+  if (life == nullptr || life->draining || may_write) return;
+  Note(RecoveryCount::kSplit);
+  NoteLoss();
+  life->replaced = true;
 }
 
 // Some of what it has sent last may be lost with it.

@@ -19,7 +19,7 @@ constexpr std::byte kClipped{0x55};
 // ---- Members
 
 void RecoverySimulation::Connect(Member& member) {
-  Life* const life = lives_.empty() || lives_.back()->over ? nullptr : lives_.back().get();
+  Life* const life = Reachable();
   if (life == nullptr || member.life != life->number) return Join(member);
   auto& link = links_.emplace_back(std::make_unique<Link>());
   *link = {.id = ++next_link_, .rank = member.rank, .life = life};
@@ -39,11 +39,11 @@ void RecoverySimulation::Join(Member& member) {
                       .spec = options_.spec,
                       .manifest = options_.manifest};
   if (member.welcomed) ask.report = member.core->Report();
-  if (!lives_.empty() && lives_.back()->draining && !lives_.back()->over) return;  // later
-  const bool alone = lives_.empty() || lives_.back()->over;
+  if (Reachable() != nullptr && lives_.back()->draining) return;  // later
+  const bool alone = Reachable() == nullptr;
   // To a daemon that knows nothing of the session, its members must come first.
-  const bool too_early =
-      processes_ > 0 && !member.welcomed && alone && !lives_.back()->session->awaits_successor();
+  const bool too_early = processes_ > 0 && !member.welcomed && alone &&
+                         (lives_.back()->replaced || !lives_.back()->session->awaits_successor());
   if (too_early) return;
   if (alone) NewLife(ask.report);
   Life& life = *lives_.back();

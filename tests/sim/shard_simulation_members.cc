@@ -240,7 +240,7 @@ void ShardSimulation::ConcludeOthers(Member& member, Verdict verdict) {
       if (link.owner->dead) return;
       link.hook->AllowCommit(verdict == Verdict::kApply);
       client::Effects effects;
-      link.core->ConcludeAs(verdict, effects);
+      link.core->ConcludeAs({.step = link.core->step(), .verdict = verdict}, effects);
       link.hook->AllowCommit(false);
       Apply(link, std::move(effects));
     });

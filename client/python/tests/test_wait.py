@@ -13,15 +13,25 @@ from conftest import Daemon
 from elastic_ranks import Rank
 from gradwire.torch import _heal
 
-@pytest.mark.parametrize("killed", [1, 0])
-def test_a_successor_gets_the_model_and_the_training_ends_alike_on_all(tmp_path, killed):
-    words = ["--on-coordinator-loss", "resume", "--on-member-loss", "wait"]
+def _start(stack, folder, shards, policy) -> str:
+    """The address of so many daemons."""
+    addresses = []
+    for number in range(shards):
+        own = folder / f"shard{number}"
+        own.mkdir()
+        daemon = Daemon(own, "--on-coordinator-loss", "resume", "--on-member-loss", policy)
+        addresses.append(stack.enter_context(contextlib.closing(daemon)).address)
+    return ",".join(addresses)
+
+
+@pytest.mark.parametrize(("killed", "shards"), [(1, 1), (0, 1), (0, 2)])
+def test_a_successor_gets_the_model_and_the_training_ends_alike_on_all(tmp_path, killed, shards):
     with contextlib.ExitStack() as stack:
-        daemon = stack.enter_context(contextlib.closing(Daemon(tmp_path, *words)))
-        ranks = [stack.enter_context(contextlib.closing(Rank(daemon.address, rank))) for rank in range(2)]
+        address = _start(stack, tmp_path, shards, "wait")
+        ranks = [stack.enter_context(contextlib.closing(Rank(address, rank))) for rank in range(2)]
         ranks[killed].wait_for("epoch 2 is over")
         ranks[killed].kill()
-        ranks[killed] = stack.enter_context(contextlib.closing(Rank(daemon.address, killed)))
+        ranks[killed] = stack.enter_context(contextlib.closing(Rank(address, killed)))
         printed = [rank.finish() for rank in ranks]
     change = f"MembershipChange(newcomers=[{killed}], root={1 - killed}, members=[0, 1])"
     assert all(change in text for text in printed), printed
@@ -32,11 +42,11 @@ def test_a_successor_gets_the_model_and_the_training_ends_alike_on_all(tmp_path,
     assert float(re.search(r"accuracy ([0-9.]+)", printed[0])[1]) > 0.95
 
 
-def test_the_others_go_on_without_a_lost_rank(tmp_path):
-    words = ["--on-coordinator-loss", "resume", "--on-member-loss", "shrink"]
+@pytest.mark.parametrize("shards", [1, 2])
+def test_the_others_go_on_without_a_lost_rank(tmp_path, shards):
     with contextlib.ExitStack() as stack:
-        daemon = stack.enter_context(contextlib.closing(Daemon(tmp_path, *words)))
-        ranks = [stack.enter_context(contextlib.closing(Rank(daemon.address, rank, 3))) for rank in range(3)]
+        address = _start(stack, tmp_path, shards, "shrink")
+        ranks = [stack.enter_context(contextlib.closing(Rank(address, rank, 3))) for rank in range(3)]
         ranks[0].wait_for("epoch 2 is over")
         ranks[0].kill()
         printed = [rank.finish() for rank in ranks[1:]]

@@ -155,10 +155,11 @@ TEST_F(MemberShardsTest, ADroppedStepIsOverWithoutItsResultsAndIsToldToNobody) {
   member_->ConcludeAs({.step = 0, .verdict = Verdict::kSkip, .dropped = true}, effects);
   Take(std::move(effects));
   EXPECT_EQ(member_->step(), 1);
-  EXPECT_THAT(DrainSent<wire::Concluded>(), IsEmpty());
   const auto done = Drain<StepDoneEffect>();
   ASSERT_THAT(done, SizeIs(1));
   EXPECT_TRUE(done[0].dropped);
+  Resumed();
+  EXPECT_THAT(DrainSent<wire::Concluded>(), IsEmpty());
 }
 
 TEST_F(MemberShardsTest, NoStepIsAppliedWithoutThisShardsResults) {

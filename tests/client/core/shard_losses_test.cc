@@ -11,7 +11,8 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 ShardLoss Loss(std::optional<std::uint64_t> asked = std::nullopt) {
-  return {.report = wire::MemberReport{.step = 4, .keeps_gradients = true}, .asked = asked};
+  return {.report = wire::MemberReport{.session_key = {}, .step = 4, .keeps_gradients = true},
+          .asked = asked};
 }
 
 TEST(ShardLosses, TheFirstOneIsEverybodys) {
@@ -52,9 +53,11 @@ TEST(ShardLosses, AShardThatCannotGoOnEndsAll) {
 }
 
 TEST(ShardReports, AreWhatTheMemberHoldsAtAll) {
-  wire::MemberReport lead{.lineage = 1, .step = 4, .collectives = 9, .keeps_gradients = true};
+  wire::MemberReport lead{
+      .session_key = {}, .lineage = 1, .step = 4, .collectives = 9, .keeps_gradients = true};
   lead.ready = {.verdict = Verdict::kSkip, .digest = 3};
-  wire::MemberReport other{.lineage = 2, .step = 4, .collectives = 5, .keeps_gradients = true};
+  wire::MemberReport other{
+      .session_key = {}, .lineage = 2, .step = 4, .collectives = 5, .keeps_gradients = true};
   const std::vector<wire::MemberReport> nothing = {lead, other};
   EXPECT_EQ(ReportOfAll(nothing), lead);
   other.has_contributed = other.may_have_results = true;
@@ -71,13 +74,15 @@ TEST(ShardReports, AreWhatTheMemberHoldsAtAll) {
 }
 
 TEST(ShardReports, WhoFollowsHasNothingToDecide) {
-  wire::MemberReport own{.step = 4, .has_contributed = true, .may_have_results = true};
+  wire::MemberReport own{
+      .session_key = {}, .step = 4, .has_contributed = true, .may_have_results = true};
   own.collectives = 5;
   own.ready = {.verdict = Verdict::kApply};
   own.concluded = {0, 1};
   const wire::Roster roster{.number = 3, .ranks = {0, 2}};
   const wire::MemberReport report = ReportToFollow(own, roster);
-  EXPECT_EQ(report, (wire::MemberReport{.step = 4, .collectives = 5, .roster = roster}));
+  EXPECT_EQ(report,
+            (wire::MemberReport{.session_key = {}, .step = 4, .collectives = 5, .roster = roster}));
 }
 
 }  // namespace

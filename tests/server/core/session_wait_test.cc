@@ -73,6 +73,28 @@ TEST_F(Loses, TheSessionWhereAMemberHasLeft) {
   EXPECT_THAT(harness.Message(), HasSubstr("rank 1 was lost"));
 }
 
+// In good order, such as before its machine is taken away: another process may come.
+TEST_F(Loses, NothingButAPlaceIfAMemberLeaves) {
+  SessionHarness harness(Options(false));
+  harness.Start();
+  ASSERT_TRUE(harness.Leave(2).ok());
+  EXPECT_FALSE(harness.session.awaits_successor()) << "the training may be over";
+  harness.Announce(0, {0});
+  EXPECT_TRUE(harness.session.awaits_successor());
+  EXPECT_THAT(harness.Sent<wire::Failure>(1), IsEmpty());
+  EXPECT_THAT(harness.logged, Contains(HasSubstr("rank 2 has left before the others; its place is "
+                                                 "held for 1m")));
+}
+
+TEST_F(Loses, ItsStepToAMemberThatLeavesInIt) {
+  SessionHarness harness(Options(false));
+  harness.Start();
+  harness.Announce(0, {0});
+  ASSERT_TRUE(harness.Leave(2).ok());
+  EXPECT_TRUE(harness.session.awaits_successor());
+  EXPECT_THAT(harness.Sent<wire::Failure>(0), IsEmpty());
+}
+
 TEST_F(Loses, NoPlaceToAProcessThatComesTooEarly) {
   SessionHarness harness(Options(false));
   harness.Start();
