@@ -73,6 +73,7 @@ void Gathering::Advance(wire::MemberReport& report, std::span<const wire::StepDo
     // A newcomer that lacks results of a step lets the others apply it, and is one still.
     report.newcomer &= done.verdict != Verdict::kApply || !report.ready;
     report.ready.reset();
+    if (!done.dropped && report.roster) report.concluded = report.roster->ranks;
     if (!done.change) continue;
     report.collectives = done.change->collectives;
     report.in_collective = false;

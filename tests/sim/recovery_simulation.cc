@@ -236,12 +236,6 @@ RecoverySimulation::Actions RecoverySimulation::Possible() {
     }
     // Who is through with its steps may still know how one ended that others do not.
     if (one.link == nullptr) actions.push_back([this, &one] { Connect(one); });
-    if (one.link != nullptr && one.link->life->replaced && random_.Percent(20)) {
-      actions.push_back([this, &one] {
-        NoteLoss();
-        Cut(one);
-      });
-    }
     if (one.core != nullptr && one.core->has_chunks()) {
       actions.push_back([this, &one] {
         client::Effects effects;
@@ -268,6 +262,16 @@ RecoverySimulation::Actions RecoverySimulation::Possible() {
       server::Effects effects;
       answer(*one.session, effects);
       Apply(one, std::move(effects));
+    });
+  }
+  // Who still has a stream to a daemon that was replaced loses it, sooner or later.
+  for (auto& member : members_) {
+    Member& one = *member;
+    const bool is_old = one.link != nullptr && one.link->life->replaced;
+    if (!is_old || !(actions.empty() || random_.Percent(20))) continue;
+    actions.push_back([this, &one] {
+      NoteLoss();
+      Cut(one);
     });
   }
   // Nobody looks at the time but where some may be waited for in vain.

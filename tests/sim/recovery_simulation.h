@@ -248,6 +248,7 @@ class RecoverySimulation {
   client::Ticket next_ticket_ = 1;
   int processes_ = 0;  // that came later
   bool model_is_lost_ = false;
+  bool was_split_ = false;  // two daemons ran at once
   std::string violation_;
   RecoveryCounts counts_{};
 };

@@ -142,7 +142,7 @@ void RecoverySimulation::Split() {
   if (life == nullptr || life->draining || may_write) return;
   Note(RecoveryCount::kSplit);
   NoteLoss();
-  life->replaced = true;
+  life->replaced = was_split_ = true;
 }
 
 // Some of what it has sent last may be lost with it.
@@ -202,6 +202,8 @@ void RecoverySimulation::Apply(Life& life, server::Effects effects) {
     // Those that Kill has spared may be named as newcomers in a frame that is still on its way.
     const std::string why(life.session->failure().message());
     model_is_lost_ = processes_ > 0 && why.find("had the session's model") != std::string::npos;
+    // With two daemons, members may be lost that only one of them knew to be the rest.
+    model_is_lost_ |= was_split_ && why.find("no majority is here") != std::string::npos;
     if (!model_is_lost_) Violate(why);
   }
 }

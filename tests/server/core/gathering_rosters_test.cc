@@ -120,6 +120,23 @@ TEST(GatheringShrinks, AMajorityOfThoseWhoConcludedTheLastStepIsAQuorum) {
 }
 
 // All of a roster that has grown may have concluded the step, and some may be going on with it.
+// Rank 2 is READY for the step that rank 3 has seen applied: when it has heard so, both know that
+// three of four have concluded it.
+TEST(GatheringShrinks, WhoHearsOfAStepsEndHasConcludedIt) {
+  Gathering gathering(kKey, 5, 4, /*shrinks=*/true);
+  gathering.Take(2, In(Ready(4), 2, {1, 2, 3}));
+  Report ahead = In(At(5), 2, {1, 2, 3});
+  ahead.concluded = {1, 2, 3};
+  gathering.Take(3, ahead);
+  gathering.SetGone(0);
+  gathering.SetGone(1);
+  EXPECT_TRUE(gathering.IsQuorum({2, 3}, 1));
+  const auto outcome = gathering.Decide();
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  gathering.Tell(*outcome);
+  EXPECT_TRUE(gathering.IsQuorum({2, 3}, 1));
+}
+
 TEST(GatheringShrinks, WhoIsReadyNeedsAMajorityOfItsRosterToo) {
   Gathering gathering(kKey, 5, 5, true);
   for (const int rank : {1, 2}) {
