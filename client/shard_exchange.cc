@@ -29,6 +29,16 @@ ShardLink ShardExchange::LinkOf(std::uint32_t shard) {
               },
           .failed = [this, shard](const FailedEffect& effect) { OnFailed(shard, effect); },
           .lost = [this, shard](const ShardLoss& loss) { OnLost(shard, loss); },
+          .is_asked =
+              [this, shard](std::uint64_t number) {
+                MutexLock lock(mutex_);
+                return losses_.IsAsked(shard, number);
+              },
+          .has_told =
+              [this, shard] {
+                MutexLock lock(mutex_);
+                return losses_.HasTold(shard);
+              },
           .goes_on =
               [this, shard](const ShardLife& life) {
                 if (shard == 0) OnGoesOn(life);

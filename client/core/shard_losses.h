@@ -36,6 +36,13 @@ class ShardLosses {
   // Of the first loss all others hear. One that was told of before has no effect.
   Next OnLost(std::uint32_t shard, const ShardLoss& loss);
 
+  // What shards tell each other may be overtaken: whether a request with this number is still to be
+  // answered by the shard, and whether it has told of a loss since all were lost last.
+  bool IsAsked(std::uint32_t shard, std::uint64_t number) const {
+    return number == number_ && !HasTold(shard);
+  }
+  bool HasTold(std::uint32_t shard) const { return lost_[shard].has_value(); }
+
  private:
   std::vector<std::optional<ShardLoss>> lost_;  // by shard
   std::uint64_t number_ = 0;                    // how often all were lost

@@ -68,7 +68,7 @@ void Runtime::SayAway(Clock::time_point now) {
   if (!member_.outlives_daemon()) return;
   const bool waits_for_others = !is_lost_ && member_.awaits_welcome();
   // All shards are left together: shard 0 speaks for them.
-  const bool is_away = connection_->lost() || (leads_ && (is_lost_ || waits_for_others));
+  const bool is_away = is_lost_ || waits_for_others ? leads_ : connection_->lost();
   const auto say = [&](const std::string& what) {
     SayWait({}, absl::StrCat("rank ", membership_.rank, " of session \"", options_.session, "\" ",
                              what));

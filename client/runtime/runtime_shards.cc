@@ -37,7 +37,7 @@ void Runtime::ConcludeAs(const StepDoneEffect& lead) {
 
 // A daemon that took a report, and has not been attached to, has said nothing.
 void Runtime::AskToGather(std::uint32_t lost_shard, std::uint64_t number) {
-  if (member_.failed() || leaving_ || stopping_) return;
+  if (member_.failed() || leaving_ || stopping_ || !link_.is_asked(number)) return;
   if (!is_lost_ && member_.outlives_daemon()) {
     Effects effects;
     member_.AskToGather(lost_shard, effects);
@@ -60,7 +60,7 @@ void Runtime::TellOthers(const wire::Welcome& welcome, bool awaited) {
 }
 
 void Runtime::Follow(const ShardLife& life) {
-  if (!is_lost_ || member_.failed() || stopping_) return;
+  if (!is_lost_ || member_.failed() || stopping_ || link_.has_told()) return;
   wish_.shard.life = life.number;
   BeginRejoin(ReportToFollow(member_.Report(), life.roster));
 }

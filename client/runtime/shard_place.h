@@ -31,6 +31,10 @@ struct ShardLink {
   // This shard's daemon is lost, and nothing comes from it any more. RejoinWith or Follow is the
   // answer.
   std::function<void(const ShardLoss& loss)> lost = {};
+  // Whether the request to gather with this number is still to be answered; and whether this shard
+  // has told of a loss that others have not had yet. Those may be overtaken.
+  std::function<bool(std::uint64_t number)> is_asked = {};
+  std::function<bool()> has_told = {};
   // Shard 0, rejoined, has welcomed this member in this life of the session; 0: it has begun there.
   std::function<void(const ShardLife& life)> goes_on = {};
 };

@@ -7,6 +7,7 @@
 #include "gtest/gtest.h"
 #include "tests/sim/group_simulation.h"
 #include "tests/sim/recovery_simulation.h"
+#include "tests/sim/shard_recovery_simulation.h"
 #include "tests/sim/shard_simulation.h"
 #include "tests/sim/simulation.h"
 
@@ -170,6 +171,28 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{Mutant::kStateNotTakenBack, "StateNotTakenBack"},
                       Case{Mutant::kNewcomerHasModel, "NewcomerHasModel"}),
     [](const ::testing::TestParamInfo<Case>& tested) { return std::string(tested.param.name); });
+
+class ShardRecoveryMutants : public ::testing::TestWithParam<Case> {};
+
+TEST_P(ShardRecoveryMutants, IsCaught) {
+  active_mutant = GetParam().mutant;
+  std::string caught;
+  std::uint64_t seed = 0;
+  while (seed < kSeeds && (caught = ShardRecoverySimulation(seed).Run()).empty()) ++seed;
+  active_mutant = Mutant::kNone;
+  ASSERT_NE(caught, "") << GetParam().name << " was not caught in " << kSeeds << " seeds";
+  std::printf("%s: seed %llu: %s\n", GetParam().name, static_cast<unsigned long long>(seed),
+              caught.c_str());
+  EXPECT_EQ(ShardRecoverySimulation(seed).Run(), "") << "the seed fails without the mutant too";
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ShardRecoveryMutants,
+                         ::testing::Values(Case{Mutant::kReportOfLeadOnly, "ReportOfLeadOnly"},
+                                           Case{Mutant::kOldLifeFollowed, "OldLifeFollowed"},
+                                           Case{Mutant::kVoteOfLostLife, "VoteOfLostLife"}),
+                         [](const ::testing::TestParamInfo<Case>& tested) {
+                           return std::string(tested.param.name);
+                         });
 
 }  // namespace
 }  // namespace gradwire::sim

@@ -60,6 +60,11 @@ void ShardRecoverySimulation::MakeScenario() {
   divide_ = std::make_unique<client::ShardBuckets>(map_, manifest_);
   keep_percent_ = random_.Percent(50) ? 0 : random_.Percent(70) ? 100 : 60;
   stall_percent_ = random_.Percent(60) ? 0 : random_.Between(2, 40);
+  restart_percent_ = random_.Percent(50) ? 100 : 10;
+  join_percent_ = random_.Percent(40) ? 100 : random_.Between(2, 15);
+  late_percent_ = random_.Between(2, 20);
+  push_percent_ = random_.Percent(50) ? 100 : random_.Between(2, 10);
+  device_percent_ = random_.Percent(50) ? 0 : 50;
   faults_left_ = random_.Between(1, 6);
   fault_percent_ = random_.Between(3, 20);
 }
@@ -104,6 +109,7 @@ void ShardRecoverySimulation::MakeSessions() {
     Member& member = *members_.emplace_back(std::make_unique<Member>(map_->shards()));
     member.rank = rank;
     member.keeps_gradients = random_.Percent(keep_percent_);
+    member.in_place = map_->has_slices() && random_.Percent(30);
     for (std::uint32_t shard = 0; shard < map_->shards(); ++shard) AddPlace(member, shard);
   }
 }
@@ -149,6 +155,7 @@ bool ShardRecoverySimulation::AllFinished() const {
 // Who is through with its steps may still know how one ended that others do not.
 void ShardRecoverySimulation::PossibleOf(Place& place, Actions& actions) {
   if (!place.pushes.empty()) {
+    if (!random_.Percent(push_percent_)) return;
     actions.push_back([&place] {
       auto& [to, call] = place.pushes.front();
       to->calls.push_back(std::move(call));
@@ -164,7 +171,8 @@ void ShardRecoverySimulation::PossibleOf(Place& place, Actions& actions) {
     });
   }
   if (place.link == nullptr) {
-    if (!place.is_lost) actions.push_back([this, &place] { Connect(place); });
+    if (!place.is_lost && !daemons_[place.shard].down)
+      actions.push_back([this, &place] { Connect(place); });
   } else if (!place.link->down.empty() || place.link->closed) {
     actions.push_back([this, &place] { TakeDown(*place.link); });
   }
@@ -190,17 +198,21 @@ void ShardRecoverySimulation::Possible(Actions& actions) {
     Link& one = *link;
     if (!one.up.empty() && !one.life->over) actions.push_back([this, &one] { TakeUp(one); });
   }
-  for (std::size_t i = 0; i < calls_.size(); ++i) {
-    Place& place = *calls_[i]->place;
-    if (calls_[i]->answer != nullptr && !place.pushes.empty()) continue;
-    actions.push_back([this, i] {
-      Call& call = *calls_[i];
+  for (auto& pending : calls_) {
+    Call& call = *pending;
+    const bool waits = call.answer == nullptr && !daemons_[call.place->shard].answers();
+    if (!call.abandoned && waits) continue;
+    if (!random_.Percent(call.abandoned ? late_percent_ : join_percent_)) continue;
+    actions.push_back([this, &call] {
       if (!Take(call)) std::erase_if(calls_, [&](const auto& one) { return one.get() == &call; });
     });
   }
   for (Daemon& daemon : daemons_) {
     if (daemon.draining) {
       actions.push_back([this, &daemon] { EndDaemon(daemon, /*loses_frames=*/false); });
+    }
+    if (daemon.down && random_.Percent(restart_percent_)) {
+      actions.push_back([&daemon] { daemon.down = false; });
     }
     for (auto& life : daemon.lives) {
       Life& one = *life;
@@ -219,8 +231,7 @@ void ShardRecoverySimulation::Possible(Actions& actions) {
 void ShardRecoverySimulation::MaybeFault() {
   const int percent = burst_ > 0 ? std::max(kBurstPercent, fault_percent_) : fault_percent_;
   if (burst_ > 0) --burst_;
-  if (!welcomed_ || faults_left_ == 0 ||
-      random_.Below(1000) >= static_cast<std::size_t>(percent)) {
+  if (!welcomed_ || faults_left_ == 0 || random_.Below(1000) >= static_cast<std::size_t>(percent)) {
     return;
   }
   --faults_left_;
@@ -244,7 +255,9 @@ void ShardRecoverySimulation::Kill() {
   if (random_.Percent(20)) {
     any = HandOver(static_cast<std::uint32_t>(random_.Below(shards)));
   } else {
-    const auto first = static_cast<std::uint32_t>(random_.Below(shards));
+    // A life that shard 0 has begun, and not all the others, ends with shard 0.
+    const bool leads = soon && random_.Percent(40);
+    const auto first = leads ? 0U : static_cast<std::uint32_t>(random_.Below(shards));
     any = KillDaemon(first);
     const int others = random_.Percent(70) ? 0 : random_.Percent(50) ? 50 : 100;
     for (std::uint32_t s = 0; s < shards; ++s) {
@@ -255,7 +268,7 @@ void ShardRecoverySimulation::Kill() {
   }
   if (!any) return;
   if (soon) Note(ShardRecoveryCount::kSoonAfterAnother);
-  if (random_.Percent(50)) burst_ = random_.Between(10, 150);
+  if (random_.Percent(50)) burst_ = random_.Between(10, 250);
 }
 
 std::string ShardRecoverySimulation::Where() const {
@@ -282,6 +295,15 @@ std::string ShardRecoverySimulation::Where() const {
   return where;
 }
 
+// Something is possible that was not drawn.
+bool ShardRecoverySimulation::IsSlow() const {
+  const auto stalls = [](const Place& place) { return !place.pushes.empty(); };
+  return !calls_.empty() || std::ranges::any_of(daemons_, &Daemon::down) ||
+         std::ranges::any_of(members_, [&](const auto& member) {
+           return std::ranges::any_of(member->places, stalls);
+         });
+}
+
 std::string ShardRecoverySimulation::Run() {
   Note(ShardRecoveryCount::kRuns);
   int taken = 0;
@@ -294,10 +316,11 @@ std::string ShardRecoverySimulation::Run() {
     now_ += absl::Milliseconds(1);
     actions.clear();
     Possible(actions);
-    if (actions.empty()) {
+    if (actions.empty() && !IsSlow()) {
       Violate(absl::StrCat("stuck: ", Where()));
       break;
     }
+    if (actions.empty()) continue;
     actions[random_.Below(actions.size())]();
     MaybeFault();
   }

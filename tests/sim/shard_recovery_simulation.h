@@ -77,10 +77,12 @@ class ShardRecoverySimulation {
       return open() && session->state() == server::SessionCore::State::kJoining;
     }
   };
-  // A shard's daemon, one process after another; there is always one that answers.
+  // A shard's daemon, one process after another.
   struct Daemon {
     std::vector<std::unique_ptr<Life>> lives;
     bool draining = false;  // the process has handed over, and is still there
+    bool down = false;      // there is none
+    bool answers() const { return !draining && !down; }
   };
   // A join on its way to the daemon, or the answer on its way back.
   struct Call {
@@ -96,8 +98,9 @@ class ShardRecoverySimulation {
     std::uint32_t shard = 0;
     std::unique_ptr<Hook> hook;
     std::unique_ptr<client::Member> core;
-    Life* life = nullptr;  // that gave it its place
-    Link* link = nullptr;  // null: it has none, and tries
+    Life* life = nullptr;      // that gave it its place
+    Link* link = nullptr;      // null: it has none, and tries
+    std::uint64_t stream = 0;  // the latest
     bool welcomed = false;
     bool is_lost = false;  // the daemon, and no other one has taken the report
     std::uint64_t tries = 0;
@@ -107,11 +110,12 @@ class ShardRecoverySimulation {
     std::deque<std::pair<Place*, std::function<void()>>> pushes{};
     // As the runtime has it: steps that are over and not yet told to the user.
     std::deque<client::StepDoneEffect> over{};
-    bool ends_step = false;  // the user waits for it
+    bool ends_step = false;      // the user waits for it
+    std::size_t steps_told = 0;  // to the user, that are over
   };
   struct OpenBucket {
     std::uint32_t id = 0;
-    ByteVector buffer;
+    std::shared_ptr<ByteVector> buffer;
     std::unique_ptr<GradBucket> bucket;
     std::vector<client::ShardBucket> parts;
     std::size_t open = 0;     // parts without a result
@@ -122,6 +126,7 @@ class ShardRecoverySimulation {
     explicit Member(std::uint32_t shards) : places(shards), vote(shards), losses(shards) {}
     int rank = 0;
     bool keeps_gradients = false;
+    bool in_place = false;      // daemons write results over its gradients
     std::vector<Place> places;  // by shard
     client::ShardVote vote;
     client::ShardLosses losses;
@@ -160,6 +165,7 @@ class ShardRecoverySimulation {
   void Possible(Actions& actions);
   void PossibleOf(Place& place, Actions& actions);
   bool AllFinished() const;
+  bool IsSlow() const;
   std::string Where() const;  // everybody is
   void MaybeFault();
   void Kill();
@@ -175,6 +181,7 @@ class ShardRecoverySimulation {
   void Apply(Life& life, server::Effects effects);
   void Deliver(Life& life, int rank, wire::Frame frame);
   void DeliverResult(Life& life, int rank, const server::ResultEffect& effect);
+  void Reduce(Life& life, const server::ReduceEffect& effect);
   void Compute(Life& life, const server::Effect& effect);
   void NoteLog(const server::LogEffect& log);
   void TakeUp(Link& link);
@@ -197,19 +204,22 @@ class ShardRecoverySimulation {
   void On(Place& place, client::SendCollectiveEffect& effect);
   void On(Place& place, client::ReceiveCollectiveEffect& effect);
   void On(Place& place, client::BucketDoneEffect& effect);
+  void On(Place& place, client::WelcomeEffect& effect);
   void On(Place& place, client::PreparedEffect& effect);
+  void Tell(Place& place, const client::PreparedEffect& effect);
   void On(Place& place, client::StepDoneEffect& effect);
   void On(Place& place, client::CollectiveDoneEffect& effect);
   void On(Place& place, client::FailedEffect& effect);
   template <class Other>
   void On(Place& /*place*/, Other& /*effect*/) {}
+  bool SendInPlace(Place& place, client::SendChunkEffect& effect);
   void SendUp(Place& place, wire::Frame frame);
   // What `from` tells `to`, at once or later.
   void Push(Place& from, Place& to, std::function<void()> call);
   // What ShardExchange and Runtime do.
   void OnLost(Place& place, std::optional<std::uint64_t> asked);
   void AskToGather(Place& place, std::uint32_t lost_shard, std::uint64_t number);
-  void Follow(Place& place, std::uint64_t life);
+  void Follow(Place& place, const wire::Recovery& lead);
   void BeginRejoin(Place& place, const wire::MemberReport& report);
   void GiveUpJoin(Place& place);
   server::JoinAsk AskOf(const Place& place) const;
@@ -220,15 +230,14 @@ class ShardRecoverySimulation {
   void StartBucket(Member& member, const std::vector<std::uint32_t>& parameters);
   void StartPart(Place& place, OpenBucket& open, GradBucket& part);
   void EndStep(Place& place);
+  void TellEnd(Place& place);
   void SetDrawPlan(Member& member);
   void EnterCollective(Member& member);
-  void OnCollective(Member& member);
   void FinishStep(Member& member);
   void CheckApplied(const Member& member, Step& step);
   bool AllKeepGradients() const;
 
   // What must come out.
-  std::size_t Numel(const std::vector<std::uint32_t>& parameters) const;
   ByteVector Gradient(int rank, std::size_t step,
                       const std::vector<std::uint32_t>& parameters) const;
   ByteVector Mean(std::size_t step, const std::vector<std::uint32_t>& parameters) const;
@@ -249,8 +258,14 @@ class ShardRecoverySimulation {
   std::vector<Daemon> daemons_;  // by shard
   std::vector<std::unique_ptr<Link>> links_;
   std::vector<std::unique_ptr<Call>> calls_;
-  int keep_percent_ = 0;   // of the members keep their gradients
-  int stall_percent_ = 0;  // of pushes come late
+  int keep_percent_ = 0;    // of the members keep their gradients
+  int stall_percent_ = 0;   // of pushes come late
+  int device_percent_ = 0;  // of shards' verdicts wait for the device
+  // Of actions that are possible: how often they are, where they are slow.
+  int restart_percent_ = 0;  // a daemon's start
+  int join_percent_ = 0;
+  int push_percent_ = 0;
+  int late_percent_ = 0;  // the arrival of a join that was given up
   int faults_left_ = 0;
   int fault_percent_ = 0;  // of a thousand actions
   int burst_ = 0;          // actions from a loss on in which another one is more likely

@@ -43,6 +43,18 @@ TEST(ShardLosses, ALateAnswerIsOfALossThatIsOver) {
   EXPECT_TRUE(losses.OnLost(1, Loss(1)).report.has_value());
 }
 
+TEST(ShardLosses, WhoHasToldIsNotAskedAnyMore) {
+  ShardLosses losses(3);
+  const auto first = losses.OnLost(1, Loss());
+  EXPECT_TRUE(losses.IsAsked(0, first.number));
+  EXPECT_TRUE(losses.HasTold(1));
+  losses.OnLost(0, Loss());
+  EXPECT_FALSE(losses.IsAsked(0, first.number)) << "the request has been overtaken";
+  losses.OnLost(2, Loss());
+  EXPECT_FALSE(losses.HasTold(0));
+  EXPECT_FALSE(losses.IsAsked(0, first.number)) << "it is of a loss that is over";
+}
+
 TEST(ShardLosses, AShardThatCannotGoOnEndsAll) {
   ShardLosses losses(3);
   losses.OnLost(2, Loss());
