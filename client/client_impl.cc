@@ -69,6 +69,9 @@ void ClientImpl::SayReady(Verdict verdict, std::uint64_t digest) {
 void ClientImpl::ConcludeAs(const client::StepDoneEffect& lead) {
   events_->Push(client::CallEvent{[this, lead] { runtime_.ConcludeAs(lead); }});
 }
+void ClientImpl::Abandon(const absl::Status& status) {
+  events_->Push(client::CallEvent{[this, status] { runtime_.Fail(status); }});
+}
 // Heavy: it may wait for the thread that joins.
 void ClientImpl::AskToGather(std::uint32_t lost_shard, std::uint64_t number) {
   events_->Push(client::CallEvent{

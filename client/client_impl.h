@@ -38,6 +38,8 @@ class ClientImpl final : public client::MemberClient {
   // ---- Of a session with several shards: as Member's. From any thread, without waiting.
   void SayReady(Verdict verdict, std::uint64_t digest);
   void ConcludeAs(const client::StepDoneEffect& lead);
+  // The member has failed by itself: the others go on without it.
+  void Abandon(const absl::Status& status);
   // As Runtime's.
   void AskToGather(std::uint32_t lost_shard, std::uint64_t number);
   void RejoinWith(const wire::MemberReport& report);

@@ -21,6 +21,11 @@ std::uint64_t ShardExchange::life() {
   return life_;
 }
 
+absl::Status ShardExchange::failure() {
+  MutexLock lock(mutex_);
+  return failure_;
+}
+
 ShardLink ShardExchange::LinkOf(std::uint32_t shard) {
   return {.prepared = [this, shard](const PreparedEffect& effect) { OnPrepared(shard, effect); },
           .concluded =
@@ -47,7 +52,7 @@ ShardLink ShardExchange::LinkOf(std::uint32_t shard) {
 
 void ShardExchange::FailAll(const absl::Status& status, int blamed_rank) {
   if (failed_.exchange(true) || !Begin()) return;
-  FailThose(status, blamed_rank);
+  FailOthers(std::nullopt, status, blamed_rank, /*is_told=*/true);
   if (on_failed_) on_failed_(status, blamed_rank);
   End();
 }
@@ -66,7 +71,7 @@ void ShardExchange::OnPrepared(std::uint32_t shard, const PreparedEffect& effect
     outcome = vote_.OnPrepared(shard, effect);
   }
   if (!outcome.ok()) {
-    FailThose(outcome.status(), -1);
+    FailMember(outcome.status());
   } else if (*outcome) {
     shards_.front().load()->SayReady((*outcome)->verdict, (*outcome)->digest);
   }
@@ -77,7 +82,7 @@ void ShardExchange::OnConcluded(const StepDoneEffect& lead) {
   if (!Begin()) return;
   {
     MutexLock lock(mutex_);
-    vote_.Conclude();
+    vote_.Conclude(lead.step);
   }
   for (std::size_t i = 1; i < shards_.size(); ++i) {
     if (ClientImpl* const one = shards_[i]) one->ConcludeAs(lead);
@@ -98,20 +103,19 @@ void ShardExchange::OnLost(std::uint32_t shard, const ShardLoss& loss) {
       one->AskToGather(shard, next.number);
       continue;
     }
-    FailThose(Coded(ErrorCode::kResume,
-                    absl::UnavailableError("a daemon was lost, or another member, while this one "
-                                           "was taken in; start it again")),
-              -1);
+    FailMember(Coded(ErrorCode::kResume,
+                     absl::UnavailableError("a daemon was lost, or another member, while this one "
+                                            "was taken in; start it again")));
     break;
   }
   if (next.report) shards_.front().load()->RejoinWith(*next.report);
   if (next.ends_with) {
-    FailThose(Coded(ErrorCode::kResume,
-                    absl::UnavailableError(absl::StrCat(
-                        "a daemon was lost, and shard ", *next.ends_with,
-                        " does not go on without it; allowed: on_coordinator_loss=resume at all "
-                        "daemons"))),
-              -1);
+    FailMember(Coded(ErrorCode::kResume,
+                     absl::UnavailableError(absl::StrCat(
+                         "a daemon was lost, and shard ", *next.ends_with,
+                         " does not go on without it: it has not welcomed this member, or its "
+                         "on_coordinator_loss is fail; allowed: resume at all daemons. Start this "
+                         "member again"))));
   }
   End();
 }
@@ -121,6 +125,7 @@ void ShardExchange::OnGoesOn(const ShardLife& life) {
   {
     MutexLock lock(mutex_);
     life_ = life.number;
+    outlives_ = true;
   }
   for (std::size_t i = 1; i < shards_.size() && life.number > 0; ++i) {
     if (ClientImpl* const one = shards_[i]) one->Follow(life);
@@ -130,17 +135,29 @@ void ShardExchange::OnGoesOn(const ShardLife& life) {
 
 void ShardExchange::OnFailed(std::uint32_t shard, const FailedEffect& effect) {
   if (failed_.exchange(true) || !Begin()) return;
-  for (std::size_t i = 0; i < shards_.size(); ++i) {
-    ClientImpl* const one = shards_[i];
-    if (i != shard && one != nullptr) one->FailElsewhere(effect.status, effect.blamed_rank);
-  }
+  FailOthers(shard, effect.status, effect.blamed_rank, effect.is_told);
   if (on_failed_) on_failed_(effect.status, effect.blamed_rank);
   End();
 }
 
-void ShardExchange::FailThose(const absl::Status& status, int blamed_rank) {
-  for (const std::atomic<ClientImpl*>& shard : shards_) {
-    if (ClientImpl* const one = shard) one->FailElsewhere(status, blamed_rank);
+void ShardExchange::FailMember(const absl::Status& status) {
+  FailOthers(std::nullopt, status, -1, /*is_told=*/false);
+}
+
+// What a daemon has said ends the session on all shards. What fails in this member alone ends it
+// only where it would end with a lost member, too.
+void ShardExchange::FailOthers(std::optional<std::uint32_t> shard, const absl::Status& status,
+                               int blamed_rank, bool is_told) {
+  bool outlives = false;
+  {
+    MutexLock lock(mutex_);
+    outlives = outlives_;
+    if (failure_.ok()) failure_ = status;
+  }
+  for (std::size_t i = 0; i < shards_.size(); ++i) {
+    ClientImpl* const one = shards_[i];
+    if (one == nullptr || i == shard) continue;
+    outlives && !is_told ? one->Abandon(status) : one->FailElsewhere(status, blamed_rank);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -31,9 +32,12 @@ class ShardExchange {
   // Before the shard's first event. A member that is taken into a session has shard 0's client
   // earlier than the others'; if it loses that meanwhile, it fails.
   void SetShard(std::uint32_t shard, ClientImpl* client) { shards_[shard] = client; }
-  // Shard 0 has welcomed this member in this step, and in this life of the session; 0: it begins.
+  // Shard 0 has welcomed this member in this step.
   void BeginAt(std::int64_t step) GRADWIRE_EXCLUDES(mutex_);
+  // In which life of the session it has; 0: the session begins.
   std::uint64_t life() GRADWIRE_EXCLUDES(mutex_);
+  // Ok until the member has failed.
+  absl::Status failure() GRADWIRE_EXCLUDES(mutex_);
 
   ShardLink LinkOf(std::uint32_t shard);
 
@@ -53,7 +57,10 @@ class ShardExchange {
   // The first failure is everybody's; those that it causes come back here and have no effect.
   void OnFailed(std::uint32_t shard, const FailedEffect& effect) GRADWIRE_EXCLUDES(mutex_);
 
-  void FailThose(const absl::Status& status, int blamed_rank);
+  // On all shards, of this member alone.
+  void FailMember(const absl::Status& status) GRADWIRE_EXCLUDES(mutex_);
+  void FailOthers(std::optional<std::uint32_t> shard, const absl::Status& status, int blamed_rank,
+                  bool is_told) GRADWIRE_EXCLUDES(mutex_);
   bool Begin() GRADWIRE_EXCLUDES(mutex_);
   void End() GRADWIRE_EXCLUDES(mutex_);
 
@@ -65,6 +72,8 @@ class ShardExchange {
   ShardVote vote_ GRADWIRE_GUARDED_BY(mutex_);
   ShardLosses losses_ GRADWIRE_GUARDED_BY(mutex_);
   std::uint64_t life_ GRADWIRE_GUARDED_BY(mutex_) = 0;
+  bool outlives_ GRADWIRE_GUARDED_BY(mutex_) = false;  // the session, its daemons
+  absl::Status failure_ GRADWIRE_GUARDED_BY(mutex_);
   bool closed_ GRADWIRE_GUARDED_BY(mutex_) = false;
   int busy_ GRADWIRE_GUARDED_BY(mutex_) = 0;
 };

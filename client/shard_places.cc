@@ -46,12 +46,16 @@ class Places {
       if (status.ok()) status = JoinOthers();
     }
     if (status.ok() && !gathers) status = CheckSteps();
+    if (status.ok()) {
+      if (exchange_ == nullptr) MakeExchange();
+      for (std::uint32_t i = gathers ? 1 : 0; i < count(); ++i) MakeClient(i);
+    }
+    // Shard 0 may have been lost meanwhile, which says more than what follows from it.
+    if (exchange_ != nullptr && !exchange_->failure().ok()) status = exchange_->failure();
     if (!status.ok()) {
       LeaveAll();
       return status;
     }
-    if (exchange_ == nullptr) MakeExchange();
-    for (std::uint32_t i = gathers ? 1 : 0; i < count(); ++i) MakeClient(i);
     options_.on_wait = nullptr;  // it may refer to objects that live only until Join returns
     return MakeShardedClient({.options = std::move(options_),
                               .addresses = daemons_.addresses,

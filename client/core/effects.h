@@ -71,6 +71,7 @@ struct FailedEffect {
   int blamed_rank = -1;  // -1: nobody in particular
   // To be sent to the daemon, which does not know yet, before the stream ends.
   std::optional<wire::Failure> last_words{};
+  bool is_told = false;  // by a daemon: it has ended for all members
 };
 // All results of the step are here, of this member's shard or only daemon, and what they come to.
 // The owner, or who has all shards, answers with SayReady.

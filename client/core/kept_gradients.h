@@ -33,8 +33,8 @@ class KeptGradients {
   bool Has(std::uint32_t id) const;
 
   // A bucket with the same parameters whose buffer has the kept gradients at the slice's place, and
-  // is not the caller's:
-  // nobody has seen it, and no daemon that was lost writes there. It stays until Clear. A later
+  // is not the caller's: nobody has seen it, and no daemon that was lost writes there. What lies
+  // beside the slice is not written, but on a GPU it takes memory. It stays until Clear. A later
   // call gives the kept gradients again, in the same buffer. Of a bucket that is kept.
   absl::StatusOr<GradBucket*> Again(std::uint32_t id);
   // Copies the slice from the buffer of Again to the caller's bucket.

@@ -121,7 +121,9 @@ struct Member::Received {
   absl::Status operator()(const wire::StepDone& done) const {
     // The others may end steps that a newcomer lacks results of, or has not heard of: it will get
     // the model anew.
-    const bool lacks = done.step == member.step() && !done.dropped && !member.step_.holds_results();
+    const bool has_all =
+        member.options_.has_shards() ? member.ready_.has_value() : member.step_.holds_results();
+    const bool lacks = done.step == member.step() && !done.dropped && !has_all;
     if (member.is_newcomer_ && (lacks || done.step > member.step())) {
       if (!done.change) return absl::OkStatus();
       member.step_.MoveTo(done.step, done.change->iteration);
@@ -342,8 +344,10 @@ void Member::Fail(const absl::Status& status, Effects& effects) {
   step_.Abort(status, effects);
   protocol_.Forget();
   collectives_.Abort();
-  effects.push_back(
-      FailedEffect{.status = status, .blamed_rank = blamed_rank_.value_or(options_.rank)});
+  effects.push_back(FailedEffect{.status = status,
+                                 .blamed_rank = blamed_rank_.value_or(options_.rank),
+                                 .last_words = {},
+                                 .is_told = blamed_rank_.has_value()});
 }
 
 std::string Member::Progress() const {

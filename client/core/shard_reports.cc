@@ -12,9 +12,11 @@ wire::MemberReport ReportOfAll(std::span<const wire::MemberReport> reports) {
   wire::MemberReport all = reports.front();
   if (IsActive(Mutant::kReportOfLeadOnly)) return all;
   for (const wire::MemberReport& one : reports.subspan(1)) {
+    all.keeps_gradients &= one.keeps_gradients;
+    // Shard 0 has ended the step since, and began the next one, of which this shard has nothing.
+    if (one.step != all.step) continue;
     all.has_contributed |= one.has_contributed;
     all.may_have_results |= one.may_have_results;
-    all.keeps_gradients &= one.keeps_gradients;
     all.has_seen_results |= one.has_seen_results;
     all.in_collective |= one.in_collective;
   }

@@ -31,9 +31,9 @@ absl::StatusOr<std::optional<ShardVote::Outcome>> ShardVote::OnPrepared(
   return outcome;
 }
 
-void ShardVote::Conclude() {
+void ShardVote::Conclude(std::int64_t step) {
   std::fill(prepared_.begin(), prepared_.end(), std::nullopt);
-  ++step_;
+  step_ = step + 1;
 }
 
 void ShardVote::Restart() {

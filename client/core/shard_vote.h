@@ -30,8 +30,8 @@ class ShardVote {
   // Before the first event.
   void BeginAt(std::int64_t step) { step_ = step; }
 
-  // Shard 0 has concluded the step.
-  void Conclude();
+  // Shard 0 has concluded this step: the open one, or a later one, where the member is new.
+  void Conclude(std::int64_t step);
   // The shards were lost: what they said of the open step is void.
   void Restart();
 

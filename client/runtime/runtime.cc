@@ -162,6 +162,7 @@ void Runtime::OnStream(Event& event) {
     connection_->OnReadEnd(read->from);
   } else if (auto* end = std::get_if<StreamEndEvent>(&event)) {
     if (absl::Status status = connection_->OnStreamEnd(end->from, end->status); !status.ok()) {
+      if (leaving_ && member_.outlives_daemon() && absl::IsNotFound(status)) return;  // it has left
       MayRejoin(status) ? OnLost() : Fail(status);
     }
   }
@@ -262,7 +263,7 @@ Clock::time_point Runtime::NextTimer() const {
   // While a Leave is in progress no new stream is opened, so its timers do not count.
   if (leaving_) return now + kWhileLeaving;
   if (!idle()) return now + kDevicePoll;
-  const Clock::time_point latest = away_since_ && !said_away_ ? now + kSays : now + kLongestWait;
+  const Clock::time_point latest = away_since_ && !said_ ? now + kSays : now + kLongestWait;
   if (is_lost_) return latest;
   const Clock::time_point timer = std::min(connection_->NextTimer(), latest);
   return welcomed_ || member_.failed() ? timer : std::min(timer, join_deadline_);

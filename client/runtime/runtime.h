@@ -73,6 +73,8 @@ class Runtime final : private EventHandler {
   void SayReady(Verdict verdict, std::uint64_t digest);
   void ConcludeAs(const StepDoneEffect& lead);
   void FailElsewhere(const absl::Status& status, int blamed_rank);
+  // This member's own failure.
+  void Fail(const absl::Status& status);
 
   // ---- After the loss of a shard (runtime_shards.cc)
   // The daemon is to end the stream, because that shard is lost. ShardLink::lost follows when it
@@ -173,6 +175,13 @@ class Runtime final : private EventHandler {
       GRADWIRE_EXCLUDES(shared_mutex_);
   // Where the session outlives the daemon: says that this member waits, if that takes long, and
   // when it goes on.
+  enum class Away : std::uint8_t {
+    kNot,
+    kLooks,
+    kWaits,
+    kQuiet
+  };  // looks for a daemon; waits at it
+  Away WhereFrom() const;
   void SayAway(Clock::time_point now);
   // Whether the daemon's answer to a stream says that it is another one.
   bool MayRejoin(const absl::Status& answer) const;
@@ -207,7 +216,6 @@ class Runtime final : private EventHandler {
   void On(GatherEffect& effect) { group_.Gather(effect.ticket); }
   void On(ShareDoneEffect& effect) GRADWIRE_EXCLUDES(shared_mutex_);
 
-  void Fail(const absl::Status& status);
   // Ok while calls can begin, else what they end with.
   absl::Status Open() const;
 
@@ -252,8 +260,8 @@ class Runtime final : private EventHandler {
   Clock::time_point rejoin_deadline_;
   bool is_lost_ = false;            // the daemon, and no other one has taken the report
   std::unique_ptr<Rejoin> rejoin_;  // null: nothing is under way
-  std::optional<Clock::time_point> away_since_;  // it waits for a daemon, or at it for others
-  bool said_away_ = false;
+  std::optional<Clock::time_point> away_since_;  // it looks for a daemon, or waits at it for others
+  std::optional<Away> said_;
   std::uint64_t tries_ = 0;   // of rejoin_, to know its answer
   std::uint64_t stream_ = 0;  // counts them: what was encoded for one is not sent on another
   std::unique_ptr<SharedMemory> memory_;  // of the stream; null: payloads travel in it

@@ -50,7 +50,9 @@ absl::Status Runtime::BeginLeave() {
 // After a refused Leave the member goes on.
 void Runtime::FinishLeave(const absl::Status& answer) {
   leaving_ = false;
-  if (!answer.ok()) return;
+  // Shard 0 has let it go, and the others have been left with it.
+  const bool is_gone = !leads_ && member_.outlives_daemon() && absl::IsNotFound(answer);
+  if (!answer.ok() && !is_gone) return;
   left_.store(true, std::memory_order_relaxed);
   connection_->Close(Clock::now() + kCloseTimeout);
 }

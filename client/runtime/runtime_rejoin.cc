@@ -64,27 +64,30 @@ std::string Runtime::parameter_drift() const {
   return drift_;
 }
 
+// All shards are left together: shard 0 speaks for them.
+Runtime::Away Runtime::WhereFrom() const {
+  if (is_lost_) return leads_ ? Away::kLooks : Away::kQuiet;
+  if (member_.awaits_welcome()) return leads_ ? Away::kWaits : Away::kQuiet;
+  return connection_->lost() ? Away::kLooks : Away::kNot;
+}
+
 void Runtime::SayAway(Clock::time_point now) {
-  if (!member_.outlives_daemon()) return;
-  const bool waits_for_others = !is_lost_ && member_.awaits_welcome();
-  // All shards are left together: shard 0 speaks for them.
-  const bool is_away = is_lost_ || waits_for_others ? leads_ : connection_->lost();
+  if (!member_.outlives_daemon() || member_.failed()) return;
   const auto say = [&](const std::string& what) {
     SayWait({}, absl::StrCat("rank ", membership_.rank, " of session \"", options_.session, "\" ",
                              what));
   };
-  if (!is_away || member_.failed()) {
-    if (said_away_ && !member_.failed()) {
-      say(absl::StrCat("goes on with ", connection_->Daemon()));
-    }
+  const Away away = WhereFrom();
+  if (away == Away::kNot) {
+    if (said_) say(absl::StrCat("goes on with ", connection_->Daemon()));
+    said_.reset();
     away_since_.reset();
-    said_away_ = false;
     return;
   }
   if (!away_since_) away_since_ = now;
-  if (said_away_ || now < *away_since_ + kSilentAway) return;
-  said_away_ = true;
-  if (waits_for_others) {
+  if (away == Away::kQuiet || said_ == away || now < *away_since_ + kSilentAway) return;
+  said_ = away;
+  if (away == Away::kWaits) {
     return say(absl::StrCat("is back at ", connection_->Daemon(), ", and waits for the others"));
   }
   say(absl::StrCat("has lost ", connection_->Daemon(), " (", connection_->lost_because(),

@@ -53,8 +53,8 @@ void Runtime::RejoinWith(wire::MemberReport report) {
 }
 
 void Runtime::TellOthers(const wire::Welcome& welcome, bool awaited) {
-  const bool is_first = !welcomed_ && !welcome.resumed;
-  if (!welcome.recovery || member_.failed() || !link_.goes_on || !(awaited || is_first)) return;
+  if (!welcome.recovery || member_.failed() || !link_.goes_on) return;
+  if (!awaited && welcomed_) return;  // a resume
   link_.goes_on({.number = awaited || welcome.change ? welcome.recovery->life : 0,
                  .roster = welcome.recovery->roster});
 }

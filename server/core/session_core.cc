@@ -341,9 +341,7 @@ std::string SessionCore::WaitingFor(absl::Time now) const {
     case State::kFailed:
       return std::string(failure_.message());
     case State::kClosed:
-      if (awaits_successor_ && options_.shrinks()) return "gathers its members again";
-      return awaits_successor_ ? "has lost a member, whose place is held for another process"
-                               : "ended: all members have left";
+      return awaits_successor_ ? "gathers its members again" : "ended: all members have left";
     case State::kRunning:
       break;
   }

@@ -145,7 +145,8 @@ class SessionCore {
 
   const SessionOptions& options() const { return options_; }
   State state() const { return state_; }
-  // It is closed because a member was lost, and another session is to gather its members.
+  // It is closed because a member or a shard was lost, and another session is to gather its
+  // members.
   bool awaits_successor() const { return awaits_successor_; }
   MemberState member_state(int rank) const { return membership_.state(rank); }
   // Or gone.

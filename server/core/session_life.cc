@@ -51,8 +51,8 @@ void SessionCore::MaybeBegin(int rank, Effects& effects) {
   }
   if (welcome.recovery && options_.shard.count() > 1) {
     welcome.recovery->life = options_.follows() && options_.life > 0 ? options_.life
-                             : *gathered                             ? (*gathered)->life
-                                                                     : 1;
+                             : *gathered ? (*gathered)->life + options_.life
+                                         : 1;
   }
   if (welcome.recovery) step_->Outlive(*welcome.recovery);
   if (*gathered) GoOn(**gathered, effects);

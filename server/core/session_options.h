@@ -79,8 +79,9 @@ struct SessionOptions {
   std::vector<int> gone{};
   std::string session_key{};  // with a grace: by which members know that it is theirs
   bool gathers = false;       // from members that lost their daemon, or one of them
-  // Of a shard that does not lead, and gathers: the life of the session that shard 0 has begun. Of
-  // any other: 0.
+  // Of a shard that gathers. Shard 0: how much further than all that are reported the life is that
+  // it begins; drawn, so that no two daemons begin the same one. Any other: the life that shard 0
+  // has begun.
   std::uint64_t life = 0;
   absl::Duration join_timeout = absl::Minutes(5);
   absl::Duration step_timeout = absl::Minutes(30);

@@ -1,6 +1,7 @@
 #include "server/services/join_request.h"
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <set>
 #include <string>
@@ -63,6 +64,10 @@ absl::Status CheckShards(const v1::ShardRequest& request) {
   }
   if (request.shard() >= count) {
     return BadShards(absl::StrCat("shard.shard: ", request.shard(), "; allowed: 0 to ", count - 1));
+  }
+  constexpr auto kMost = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+  if (request.life() > kMost) {
+    return BadShards(absl::StrCat("shard.life: ", request.life(), "; allowed: 0 to ", kMost));
   }
   if (request.life() > 0 && request.shard() == 0) {
     return BadShards(

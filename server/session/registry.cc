@@ -58,7 +58,7 @@ absl::Status DrainingError() {
 absl::Status StillEndsError(const std::string& name) {
   return Coded(ErrorCode::kEndedBeforeStart,
                absl::UnavailableError(absl::StrCat("session \"", name,
-                                                   "\" has lost a member, and still computes "
+                                                   "\" gathers its members, and still computes "
                                                    "sums; try again")));
 }
 

@@ -173,6 +173,8 @@ class Registry {
   absl::Status Identify(const JoinAsk& ask, SessionOptions& own) const GRADWIRE_EXCLUDES(mutex_);
   // Whether it is one that has lost a member: with its settings then.
   bool Succeed(SessionOptions& own) const GRADWIRE_EXCLUDES(mutex_);
+  // Of one that gathers, and has several shards.
+  static absl::Status SetLife(const JoinAsk& ask, SessionOptions& own);
   // nullopt: that session has ended, or another join has created one of this name; look again.
   absl::StatusOr<std::optional<Joined>> JoinNew(const SessionOptions& options, const JoinAsk& ask,
                                                 absl::Time now, const std::string& identity,

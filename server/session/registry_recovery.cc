@@ -12,21 +12,22 @@
 
 namespace gradwire::server {
 
+namespace {
+
+// They are added up, once for each loss.
+constexpr std::uint64_t kMostBetweenLives = std::uint64_t{1} << 32;
+
+}  // namespace
+
 // A new session, or one that members bring along which have lost its daemon.
 absl::Status Registry::Identify(const JoinAsk& ask, SessionOptions& own) const {
-  const auto follow = [&] {
-    if (own.follows()) own.life = ask.life;
-  };
   if (own.follows() && ask.life > 0 && !ask.report) {
     return Coded(
         ErrorCode::kResume,
         absl::UnavailableError(absl::StrCat(
             "session \"", own.name, "\": its members have not come to this shard yet; try again")));
   }
-  if (Succeed(own)) {
-    follow();
-    return absl::OkStatus();
-  }
+  if (Succeed(own)) return SetLife(ask, own);
   if (!ask.report) {
     const absl::StatusOr<std::uint64_t> lineage = RandomNumber();
     if (!lineage.ok()) return lineage.status();
@@ -55,7 +56,16 @@ absl::Status Registry::Identify(const JoinAsk& ask, SessionOptions& own) const {
   own.session_key = ask.report->session_key;
   own.gathers = true;
   own.join_timeout = std::max(own.coordinator_grace, own.member_grace);
-  follow();
+  return SetLife(ask, own);
+}
+
+absl::Status Registry::SetLife(const JoinAsk& ask, SessionOptions& own) {
+  if (own.shard.addresses.empty()) return absl::OkStatus();
+  own.life = ask.life;
+  if (own.follows()) return absl::OkStatus();
+  const absl::StatusOr<std::uint64_t> drawn = RandomNumber();
+  if (!drawn.ok()) return drawn.status();
+  own.life = *drawn % kMostBetweenLives;
   return absl::OkStatus();
 }
 
@@ -67,8 +77,7 @@ bool Registry::Succeed(SessionOptions& own) const {
   if (found == successions_.end()) return false;
   own = found->second.options;
   own.gathers = true;
-  own.join_timeout =
-      own.member_grace > absl::ZeroDuration() ? own.member_grace : own.coordinator_grace;
+  own.join_timeout = own.member_grace;
   return true;
 }
 

@@ -355,10 +355,9 @@ void SessionRunner::OnEnd(Work& work) {
   const absl::Status why = core_.failure();
   host_.audit->Record({.event = "session_ended",
                        .session = options_.name,
-                       .reason = core_.awaits_successor()
-                                     ? "a member was lost, and its place is held"
-                                 : why.ok() ? "all members have left"
-                                            : std::string(why.message())});
+                       .reason = core_.awaits_successor() ? "all members gather again"
+                                 : why.ok()               ? "all members have left"
+                                                          : std::string(why.message())});
 }
 
 // Null while a member's connection is broken. Nothing is lost: the core sends what was not

@@ -33,10 +33,9 @@ absl::Status SessionRunner::CloseReason(int rank, std::uint64_t connection) cons
   }
   if (core_.member_state(rank) == SessionCore::MemberState::kLeft) return absl::OkStatus();
   if (core_.awaits_successor()) {
-    return Coded(
-        ErrorCode::kResume,
-        absl::NotFoundError("a member was lost; the others report to the session that waits "
-                            "for its successor"));
+    return Coded(ErrorCode::kResume,
+                 absl::NotFoundError("a member or a shard was lost; members report to the session "
+                                     "that goes on"));
   }
   if (core_.state() == SessionCore::State::kClosed) {
     return Coded(ErrorCode::kDraining,

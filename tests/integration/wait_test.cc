@@ -136,6 +136,28 @@ class Wait : public ::testing::Test {
     }
   }
 
+  // Rank 0 goes in good order after some steps, such as before its machine is taken away.
+  void LeaveAndBeReplaced() {
+    for (const int rank : {1, 2}) members_.push_back(StartMember(rank, "1000"));
+    const auto client = Client::Join({.address = address_,
+                                      .session = "s",
+                                      .rank = 0,
+                                      .world_size = kMembers,
+                                      .parameters = {testing::MakeParameter("w", 1000)}});
+    ASSERT_TRUE(client.ok()) << client.status();
+    for (int step = 0; step < 5; ++step) {
+      testing::Gradients gradients({testing::MakeParameter("w", 1000)});
+      gradients.Fill(0, step);
+      GradBucket bucket = gradients.Bucket();
+      ASSERT_TRUE((*client)->AllReduce(bucket).Wait().ok());
+      ASSERT_TRUE((*client)->EndStep().ok());
+    }
+    const absl::Status left = (*client)->Leave();
+    ASSERT_TRUE(left.ok()) << left;
+    members_.push_back(StartMember(0, "1000"));
+    ExpectDone(1);
+  }
+
   static void ExpectError(Process& member, const ::testing::Matcher<std::string>& text) {
     const auto status = member.Wait(absl::Seconds(30));
     ASSERT_TRUE(status.has_value()) << member.Log();
@@ -261,28 +283,9 @@ TEST_F(Wait, WhoHasDoneItsLastStepLeavesAlthoughTheNextOneWasDropped) {
   successor->Signal(SIGKILL);  // nobody is left to train with
 }
 
-// In good order, such as before its machine is taken away.
 TEST_F(Wait, AMemberThatLeavesHasASuccessor) {
   StartDaemon("127.0.0.1:0");
-  for (const int rank : {1, 2}) members_.push_back(StartMember(rank, "1000"));
-  {
-    const auto client = Client::Join({.address = address_,
-                                      .session = "s",
-                                      .rank = 0,
-                                      .world_size = kMembers,
-                                      .parameters = {testing::MakeParameter("w", 1000)}});
-    ASSERT_TRUE(client.ok()) << client.status();
-    for (int step = 0; step < 5; ++step) {
-      testing::Gradients gradients({testing::MakeParameter("w", 1000)});
-      gradients.Fill(0, step);
-      GradBucket bucket = gradients.Bucket();
-      ASSERT_TRUE((*client)->AllReduce(bucket).Wait().ok());
-      ASSERT_TRUE((*client)->EndStep().ok());
-    }
-    ASSERT_TRUE((*client)->Leave().ok());
-  }
-  members_.push_back(StartMember(0, "1000"));
-  ExpectDone(1);
+  LeaveAndBeReplaced();
   EXPECT_THAT(daemon_->Log(), HasSubstr("rank 0 has left before the others"));
 }
 
@@ -423,6 +426,11 @@ TEST_F(ShardWait, AShardAndAMemberAreLostTogether) {
     members_.clear();
     shards_.clear();
   }
+}
+
+TEST_F(ShardWait, AMemberThatLeavesHasASuccessor) {
+  StartShards(2);
+  LeaveAndBeReplaced();
 }
 
 TEST_F(ShardWait, WhereAllAreNewTheSessionBeginsAnew) {

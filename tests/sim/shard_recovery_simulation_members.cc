@@ -149,7 +149,7 @@ void ShardRecoverySimulation::Tell(Place& place, const client::PreparedEffect& e
 void ShardRecoverySimulation::On(Place& place, client::StepDoneEffect& effect) {
   Member& member = *place.owner;
   if (place.shard == 0) {
-    member.vote.Conclude();
+    member.vote.Conclude(member.vote.step());
     for (Place& other : member.places) {
       if (&other == &place) continue;
       Push(place, other, [this, &other, effect] {

@@ -218,7 +218,7 @@ void ShardSimulation::On(Link& link, client::StepDoneEffect& effect) {
   Member& member = *link.owner;
   if (link.shard() == 0) {
     CheckStep(member, effect.step, effect.verdict);
-    member.vote.Conclude();
+    member.vote.Conclude(member.vote.step());
     ConcludeOthers(member, effect.verdict);
   }
   if (++member.concluded < member.links.size()) return;

@@ -182,5 +182,36 @@ TEST_F(MemberShardsTest, AsksItsShardToGatherUntilThatHasHeard) {
   EXPECT_THAT(DrainSent<wire::GatherAgain>(), IsEmpty()) << "this daemon has gathered";
 }
 
+// It may have all results of shard 0 and not those of another.
+TEST_F(MemberShardsTest, ANewcomerThatIsNotReadyLetsTheOthersEndTheStep) {
+  Shard(0);
+  const wire::MembershipChange change{.newcomers = {options_.rank}, .root = 0, .collectives = 1};
+  Receive(wire::Welcome{
+      .step = 3,
+      .recovery =
+          wire::Recovery{.session_key = std::string(wire::kSessionKeyBytes, 'k'), .life = 2},
+      .change = change});
+  ASSERT_EQ(member_->step(), 3);
+  Drain<StepDoneEffect>();
+  Receive(wire::StepDone{.step = 3, .verdict = Verdict::kApply});
+  EXPECT_EQ(member_->step(), 3) << Message();
+  Receive(wire::StepDone{.step = 4, .verdict = Verdict::kSkip, .dropped = true, .change = change});
+  EXPECT_EQ(member_->step(), 5) << Message();
+}
+
+TEST_F(MemberShardsTest, WhetherADaemonHasEndedTheSessionIsSaid) {
+  Receive(wire::Failure{.code = 10, .message = "rank 1 was lost", .blamed_rank = 1});
+  auto failed = Drain<FailedEffect>();
+  ASSERT_THAT(failed, SizeIs(1));
+  EXPECT_TRUE(failed[0].is_told);
+  Shard(1);
+  Effects effects;
+  member_->Fail(absl::InternalError("the hook failed"), effects);
+  Take(std::move(effects));
+  failed = Drain<FailedEffect>();
+  ASSERT_THAT(failed, SizeIs(1));
+  EXPECT_FALSE(failed[0].is_told);
+}
+
 }  // namespace
 }  // namespace gradwire::client

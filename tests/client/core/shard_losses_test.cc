@@ -85,6 +85,15 @@ TEST(ShardReports, AreWhatTheMemberHoldsAtAll) {
   EXPECT_EQ(all.ready, lead.ready);
 }
 
+// It was lost before shard 0 ended the step.
+TEST(ShardReports, WhatAShardSaysOfAnEarlierStepIsOver) {
+  const wire::MemberReport lead{.session_key = {}, .step = 5};
+  const wire::MemberReport other{
+      .session_key = {}, .step = 4, .has_contributed = true, .may_have_results = true};
+  const std::vector<wire::MemberReport> reports = {lead, other};
+  EXPECT_EQ(ReportOfAll(reports), lead);
+}
+
 TEST(ShardReports, WhoFollowsHasNothingToDecide) {
   wire::MemberReport own{
       .session_key = {}, .step = 4, .has_contributed = true, .may_have_results = true};

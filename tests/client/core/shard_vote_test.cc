@@ -65,7 +65,7 @@ TEST(ShardVote, TheNextStepBeginsFromNothing) {
   ShardVote vote(2);
   ASSERT_TRUE(vote.OnPrepared(0, Prepared(0)).ok());
   ASSERT_TRUE(vote.OnPrepared(1, Prepared(0)).ok());
-  vote.Conclude();
+  vote.Conclude(vote.step());
   EXPECT_EQ(vote.step(), 1);
   EXPECT_THAT(vote.Missing(), ElementsAre(0U, 1U));
   EXPECT_EQ(*vote.OnPrepared(0, Prepared(0)), std::nullopt) << "a resume repeats it";
@@ -81,6 +81,24 @@ TEST(ShardVote, RefusesWhatAShardCannotSay) {
             absl::StatusCode::kInternal);
   EXPECT_EQ(vote.OnPrepared(1, Prepared(5, Verdict::kSkip, 2)).status().code(),
             absl::StatusCode::kInternal);
+}
+
+// Its lead has missed the end of a step that it lacks results of.
+TEST(ShardVote, ANewcomerGoesOnAfterTheStepThatItHearsOf) {
+  ShardVote vote(2, 4);
+  EXPECT_TRUE(vote.OnPrepared(0, Prepared(4)).ok());
+  vote.Conclude(5);
+  EXPECT_EQ(vote.step(), 6);
+  EXPECT_THAT(vote.Missing(), ElementsAre(0U, 1U));
+  EXPECT_TRUE(vote.OnPrepared(1, Prepared(6)).ok());
+}
+
+TEST(ShardVote, WhatLostShardsSaidIsVoid) {
+  ShardVote vote(2, 4);
+  EXPECT_TRUE(vote.OnPrepared(0, Prepared(4)).ok());
+  vote.Restart();
+  EXPECT_EQ(vote.step(), 4);
+  EXPECT_THAT(vote.Missing(), ElementsAre(0U, 1U));
 }
 
 }  // namespace
