@@ -24,7 +24,7 @@ constexpr std::chrono::seconds kJoinSlack(2);
 // overflow).
 constexpr std::chrono::milliseconds kWhileLeaving(10);
 constexpr std::chrono::hours kLongestWait(1);
-// While it is to be said that this member waits.
+// How soon after it a member says that it waits (SayAway).
 constexpr std::chrono::milliseconds kSays(500);
 
 // From the name of a node group's communicator until its members have found each other.
@@ -162,8 +162,13 @@ void Runtime::OnStream(Event& event) {
     connection_->OnReadEnd(read->from);
   } else if (auto* end = std::get_if<StreamEndEvent>(&event)) {
     if (absl::Status status = connection_->OnStreamEnd(end->from, end->status); !status.ok()) {
-      if (leaving_ && member_.outlives_daemon() && absl::IsNotFound(status)) return;  // it has left
-      MayRejoin(status) ? OnLost() : Fail(status);
+      // The answer to the Leave says whether this is its end.
+      const bool may_have_left = leaving_ && member_.outlives_daemon() && absl::IsNotFound(status);
+      if (may_have_left) {
+        ended_in_leave_ = status;
+      } else {
+        OnEnded(status);
+      }
     }
   }
 }

@@ -185,6 +185,8 @@ class Runtime final : private EventHandler {
   void SayAway(Clock::time_point now);
   // Whether the daemon's answer to a stream says that it is another one.
   bool MayRejoin(const absl::Status& answer) const;
+  // The stream has ended for good.
+  void OnEnded(const absl::Status& status);
   // The daemon is lost. Its next one, or the other shards, are told.
   void OnLost(std::optional<std::uint64_t> asked = std::nullopt);
   void BeginRejoin(wire::MemberReport report);
@@ -275,6 +277,7 @@ class Runtime final : private EventHandler {
   std::optional<MembershipChange> unhealed_;
   bool welcomed_ = false;
   bool leaving_ = false;
+  absl::Status ended_in_leave_;  // why the stream did; ok: it has not
   bool stopping_ = false;
   Clock::time_point join_deadline_;
 };

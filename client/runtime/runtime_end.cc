@@ -52,7 +52,11 @@ void Runtime::FinishLeave(const absl::Status& answer) {
   leaving_ = false;
   // Shard 0 has let it go, and the others have been left with it.
   const bool is_gone = !leads_ && member_.outlives_daemon() && absl::IsNotFound(answer);
-  if (!answer.ok() && !is_gone) return;
+  if (!answer.ok() && !is_gone) {
+    // Nothing else would look for the next daemon.
+    const absl::Status ended = std::exchange(ended_in_leave_, absl::OkStatus());
+    return ended.ok() ? void() : OnEnded(ended);
+  }
   left_.store(true, std::memory_order_relaxed);
   connection_->Close(Clock::now() + kCloseTimeout);
 }

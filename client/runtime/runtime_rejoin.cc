@@ -105,6 +105,8 @@ bool Runtime::MayRejoin(const absl::Status& answer) const {
          (code == ErrorCode::kNotAMember || code == ErrorCode::kEndedBeforeStart);
 }
 
+void Runtime::OnEnded(const absl::Status& status) { MayRejoin(status) ? OnLost() : Fail(status); }
+
 void Runtime::OnLost(std::optional<std::uint64_t> asked) {
   is_lost_ = true;
   if (!away_since_) away_since_ = Clock::now();

@@ -21,7 +21,7 @@ std::vector<int> GetRanks(const char* what,
   return out;
 }
 
-// One more is counted.
+// The next one is higher.
 std::uint64_t GetLife(const char* what, std::uint64_t life, Checker& check) {
   return check.Range(what, life, std::uint64_t{0}, std::uint64_t{kMaxInt64});
 }

@@ -93,7 +93,7 @@ class Gathering {
     std::vector<bool> through{};           // by rank: one more is, for this one
     int donor = 0;                         // the lowest rank that has the model
     std::optional<wire::Roster> roster{};  // that begins; none: the session does not shrink
-    std::uint64_t life = 0;                // that begins, if there are several shards
+    std::uint64_t life = 0;                // of several shards: the least that may begin
   };
   // When all ranks are taken, and not all are new. FailedPrecondition: reports contradict each
   // other, and the error names two ranks that do, or nobody has the model; no member may go on.

@@ -50,9 +50,9 @@ void SessionCore::MaybeBegin(int rank, Effects& effects) {
                                    : wire::Roster{.number = 1, .ranks = membership_.Reachable()};
   }
   if (welcome.recovery && options_.shard.count() > 1) {
-    welcome.recovery->life = options_.follows() && options_.life > 0 ? options_.life
-                             : *gathered ? (*gathered)->life + options_.life
-                                         : 1;
+    const std::uint64_t begun = *gathered ? (*gathered)->life + options_.life : 1;
+    const bool is_told = options_.follows() && options_.life > 0;
+    welcome.recovery->life = is_told ? options_.life : begun;
   }
   if (welcome.recovery) step_->Outlive(*welcome.recovery);
   if (*gathered) GoOn(**gathered, effects);

@@ -14,7 +14,7 @@ namespace gradwire::server {
 
 namespace {
 
-// They are added up, once for each loss.
+// They are added up, one for each loss: 2^31 of them fit into a report.
 constexpr std::uint64_t kMostBetweenLives = std::uint64_t{1} << 32;
 
 }  // namespace

@@ -336,6 +336,32 @@ TEST_F(DaemonFaults, AStreamThatEndsWhileItWaitsForItsBulkLaneIsResumed) {
   EXPECT_GE(client_->metrics().resumes, 1U);
 }
 
+// The session gathers elsewhere before it has heard that this member leaves.
+TEST_F(DaemonFaults, AMemberWhoseLeaveIsRefusedLooksForItsSession) {
+  std::atomic<bool> leaves = false;
+  daemon_.tamper = [](v1::Frame& frame) {
+    if (!frame.header().has_welcome()) return;
+    v1::Recovery& recovery = *frame.mutable_header()->mutable_welcome()->mutable_recovery();
+    recovery.set_session_key(std::string(16, 'k'));
+    recovery.set_grace_milliseconds(5000);
+  };
+  daemon_.exchange = [&](int number, FakeDaemon::Stream* stream, grpc::ServerContext*) {
+    if (number > 0) return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION, "the next one");
+    daemon_.Serve(stream, /*resumed=*/false, /*frames=*/1);
+    for (int i = 0; i < 1000 && !leaves; ++i) absl::SleepFor(absl::Milliseconds(5));
+    return grpc::Status(grpc::StatusCode::NOT_FOUND, "it has ended here [GW309]");
+  };
+  daemon_.leave = [&] {
+    leaves = true;
+    absl::SleepFor(absl::Milliseconds(300));  // until the member has heard that the stream ended
+    return grpc::Status(grpc::StatusCode::NOT_FOUND, "it has ended here [GW309]");
+  };
+  auto client = Client::Join(Options());
+  ASSERT_TRUE(client.ok()) << client.status();
+  EXPECT_TRUE(absl::IsNotFound((*client)->Leave()));
+  EXPECT_THAT(Message((*client)->Barrier()), HasSubstr("the next one"));
+}
+
 TEST_F(DaemonFaults, DestructionEndsOpenCalls) {
   daemon_.tamper = [](v1::Frame& frame) {
     if (frame.header().has_grant()) frame.mutable_header()->mutable_heartbeat();

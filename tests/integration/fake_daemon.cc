@@ -54,7 +54,7 @@ grpc::Status FakeDaemon::Join(grpc::ServerContext*, const v1::JoinRequest* reque
 }
 
 grpc::Status FakeDaemon::Leave(grpc::ServerContext*, const v1::LeaveRequest*, v1::LeaveResponse*) {
-  return grpc::Status::OK;
+  return leave();
 }
 
 grpc::Status FakeDaemon::Exchange(grpc::ServerContext* context, Stream* stream) {

@@ -36,6 +36,7 @@ class FakeDaemon final : public v1::AggregationService::Service {
   std::function<grpc::Status(int number, Stream* stream, grpc::ServerContext* context)> exchange;
   // Likewise. A member calls it only where join_response has bulk_lane.
   std::function<grpc::Status(int number, Stream* stream)> exchange_bulk;
+  std::function<grpc::Status()> leave = [] { return grpc::Status::OK; };
   // Changes a frame on its way to the member.
   std::function<void(v1::Frame& frame)> tamper = [](v1::Frame&) {};
 

@@ -136,6 +136,19 @@ class Wait : public ::testing::Test {
     }
   }
 
+  // As a launcher does that starts all processes again.
+  void RestartAll() {
+    StartMembers();
+    WaitForSteps(*members_[0], 5);
+    for (const auto& member : members_) member->Signal(SIGKILL);
+    for (int rank = 0; rank < kMembers; ++rank) {
+      ASSERT_TRUE(members_[static_cast<std::size_t>(rank)]->Wait(absl::Seconds(10)).has_value());
+      members_[static_cast<std::size_t>(rank)] = StartMember(rank);
+    }
+    ExpectDone(0);
+    EXPECT_THAT(members_[0]->Log(), HasSubstr("step 0 apply"));
+  }
+
   // Rank 0 goes in good order after some steps, such as before its machine is taken away.
   void LeaveAndBeReplaced() {
     for (const int rank : {1, 2}) members_.push_back(StartMember(rank, "1000"));
@@ -358,18 +371,9 @@ TEST_F(Wait, ASuccessorWithAnotherModelIsRefusedAndHarmsNobody) {
   ExpectDone(1);
 }
 
-// As a launcher does that starts all processes again.
 TEST_F(Wait, WhereAllAreNewTheSessionBeginsAnew) {
   StartDaemon("127.0.0.1:0");
-  StartMembers();
-  WaitForSteps(*members_[0], 5);
-  for (const auto& member : members_) member->Signal(SIGKILL);
-  for (int rank = 0; rank < kMembers; ++rank) {
-    ASSERT_TRUE(members_[static_cast<std::size_t>(rank)]->Wait(absl::Seconds(10)).has_value());
-    members_[static_cast<std::size_t>(rank)] = StartMember(rank);
-  }
-  ExpectDone(0);
-  EXPECT_THAT(members_[0]->Log(), HasSubstr("step 0 apply"));
+  RestartAll();
   EXPECT_THAT(members_[0]->Log(), Not(HasSubstr("heal")));
 }
 
@@ -435,15 +439,7 @@ TEST_F(ShardWait, AMemberThatLeavesHasASuccessor) {
 
 TEST_F(ShardWait, WhereAllAreNewTheSessionBeginsAnew) {
   StartShards(2);
-  StartMembers();
-  WaitForSteps(*members_[0], 5);
-  for (const auto& member : members_) member->Signal(SIGKILL);
-  for (int rank = 0; rank < kMembers; ++rank) {
-    ASSERT_TRUE(members_[static_cast<std::size_t>(rank)]->Wait(absl::Seconds(10)).has_value());
-    members_[static_cast<std::size_t>(rank)] = StartMember(rank);
-  }
-  ExpectDone(0);
-  EXPECT_THAT(members_[0]->Log(), HasSubstr("step 0 apply"));
+  RestartAll();
 }
 
 TEST_F(ShardWait, WithShrinkTheOthersGoOnAndTakeAProcessIn) {

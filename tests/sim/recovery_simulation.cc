@@ -10,6 +10,7 @@
 #include "hooks/cpu/host_device.h"
 #include "hooks/device_hooks.h"
 #include "tests/sim/places.h"
+#include "tests/sim/power_sgd_forms.h"
 #include "tests/sim/random_buckets.h"
 #include "tests/sim/reduce_now.h"
 
@@ -17,14 +18,6 @@ namespace gradwire::sim {
 namespace {
 
 constexpr int kMostActions = 60'000;
-constexpr std::array kForms = {
-    "power_sgd,start_powerSGD_iter=1,matrix_approximation_rank=2,min_compression_rate=1",
-    "power_sgd,start_powerSGD_iter=0,matrix_approximation_rank=1,min_compression_rate=1,rounds=1",
-    "power_sgd,start_powerSGD_iter=0,matrix_approximation_rank=1,min_compression_rate=1,"
-    "warm_start=false",
-    "power_sgd,start_powerSGD_iter=0,matrix_approximation_rank=1,min_compression_rate=1,"
-    "comm_wrapper=fp16",
-};
 // Lossless: the simulation has no time in which a member could be declared lost.
 constexpr absl::Duration kLong = absl::Hours(1000);
 
@@ -82,7 +75,8 @@ void RecoverySimulation::MakeScenario() {
     manifest_.push_back(
         {.name = absl::StrCat("p", p), .shape = std::move(shape), .dtype = DType::kFloat32});
   }
-  if (low_rank) options_.spec = *HookSpec::Parse(kForms[random_.Below(kForms.size())]);
+  if (low_rank)
+    options_.spec = *HookSpec::Parse(kPowerSgdForms[random_.Below(kPowerSgdForms.size())]);
   options_.name = "s";
   options_.world_size = world;
   options_.manifest = server::Manifest(manifest_);

@@ -7,6 +7,7 @@
 #include "hooks/coordinator_hook.h"
 #include "hooks/cpu/host_device.h"
 #include "hooks/device_hooks.h"
+#include "tests/sim/power_sgd_forms.h"
 #include "tests/sim/random_buckets.h"
 
 namespace gradwire::sim {
@@ -15,14 +16,6 @@ namespace {
 constexpr int kMostActions = 100'000;
 // Of a thousand actions, soon after a loss.
 constexpr int kBurstPercent = 60;
-constexpr std::array kForms = {
-    "power_sgd,start_powerSGD_iter=1,matrix_approximation_rank=2,min_compression_rate=1",
-    "power_sgd,start_powerSGD_iter=0,matrix_approximation_rank=1,min_compression_rate=1,rounds=1",
-    "power_sgd,start_powerSGD_iter=0,matrix_approximation_rank=1,min_compression_rate=1,"
-    "warm_start=false",
-    "power_sgd,start_powerSGD_iter=0,matrix_approximation_rank=1,min_compression_rate=1,"
-    "comm_wrapper=fp16",
-};
 // Lossless: the simulation has no time in which a member could be declared lost.
 constexpr absl::Duration kLong = absl::Hours(1000);
 
@@ -39,7 +32,8 @@ ShardRecoverySimulation::~ShardRecoverySimulation() = default;
 
 void ShardRecoverySimulation::MakeScenario() {
   const bool low_rank = random_.Percent(40);
-  if (low_rank) options_.spec = *HookSpec::Parse(kForms[random_.Below(kForms.size())]);
+  if (low_rank)
+    options_.spec = *HookSpec::Parse(kPowerSgdForms[random_.Below(kPowerSgdForms.size())]);
   MakeModel(low_rank);
   options_.name = "s";
   options_.world_size = random_.Between(2, 3);

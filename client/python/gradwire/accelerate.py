@@ -21,9 +21,8 @@ from accelerate.utils import DistributedDataParallelKwargs
 from accelerate.utils.environment import get_int_from_env
 
 from gradwire._errors import InvalidArgument
-from gradwire.torch import SessionState, aggregate_hook
+from gradwire.torch import SessionState, _checkpoint, aggregate_hook
 from gradwire.torch._options import World
-from gradwire.torch._state import _bytes, _content
 
 __all__ = ["AggregatorKwargs", "CheckpointedState", "install"]
 
@@ -44,7 +43,7 @@ class CheckpointedState(SessionState):
     def state_dict(self) -> dict[str, object]:
         """Collects the state. All ranks call it together, between two steps."""
         if self._session is None and self._model is None:
-            return {"version": 1, "step": 0, "coordinator": _bytes(b""), "members": []}
+            return {"version": 1, "step": 0, "coordinator": _checkpoint.to_tensor(b""), "members": []}
         session = self._need()
         own = super().state_dict()
         writes = PartialState().is_local_main_process

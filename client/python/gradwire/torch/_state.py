@@ -1,6 +1,5 @@
 """A trainer's place in a session, and the hook that DistributedDataParallel calls with it."""
 
-import ctypes
 import datetime
 import logging
 import os
@@ -15,6 +14,7 @@ from gradwire import _native
 from gradwire._errors import Error, InvalidArgument
 from gradwire.torch import (
     _arguments,
+    _checkpoint,
     _devices,
     _future,
     _job,
@@ -364,22 +364,14 @@ class SessionState(_reductions.Reductions):
             if session is None:
                 if self._loaded is not None:
                     return self._loaded
-                return {"version": 1, "step": 0, "coordinator": _bytes(b""), "member": _bytes(b"")}
+                empty = _checkpoint.to_tensor(b"")
+                return {"version": 1, "step": 0, "coordinator": empty, "member": empty.clone()}
             return {
                 "version": 1,
                 "step": session.step,
-                "coordinator": _bytes(self._coordinator_state(session)),
-                "member": _bytes(session.state_dict()),
+                "coordinator": _checkpoint.to_tensor(_checkpoint.coordinator_state(session)),
+                "member": _checkpoint.to_tensor(session.state_dict()),
             }
-
-    @staticmethod
-    def _coordinator_state(session) -> bytes:
-        try:
-            return session.export_state()
-        except Error as error:
-            if error.code == "FAILED_PRECONDITION" and "keeps no state" in str(error):
-                return b""
-            raise
 
     def load_state_dict(self, state: dict[str, object]) -> None:
         """Restores a checkpoint. All ranks call it, between two steps or before the first.
@@ -401,8 +393,8 @@ class SessionState(_reductions.Reductions):
         if change is not None and session.rank in change.newcomers:
             _logger.warning("a checkpoint is not loaded: this process has come for a lost member, and heal_ gives it all")
             return
-        coordinator = _content(state["coordinator"])
-        member = _content(state["member"])
+        coordinator = _checkpoint.to_bytes(state["coordinator"])
+        member = _checkpoint.to_bytes(state["member"])
         try:
             if coordinator and session.rank == 0:
                 session.import_state(coordinator)
@@ -466,17 +458,6 @@ class SessionState(_reductions.Reductions):
             "this process is a fork of the one that joined the session, and has no part in it;"
             " make a SessionState of its own"
         )
-
-
-def _bytes(data: bytes) -> torch.Tensor:
-    if not data:
-        return torch.empty(0, dtype=torch.uint8)
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-def _content(tensor: torch.Tensor) -> bytes:
-    host = tensor.to("cpu", torch.uint8).contiguous()
-    return ctypes.string_at(host.data_ptr(), host.numel()) if host.numel() else b""
 
 
 def _complete(reference: "weakref.ref[SessionState]", session) -> None:
