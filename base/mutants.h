@@ -75,6 +75,10 @@ enum class Mutant : std::uint8_t {
   // Of leaves.
   kLeafDecidesAlone,
   kLeafWeightForgotten,
+  // Of the ledger.
+  kResidualCountedTwice,
+  kDroppedNotEntered,
+  kAccountsOfGoneForgotten,
 };
 
 #ifdef GRADWIRE_CORE_MUTANTS

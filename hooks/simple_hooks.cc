@@ -292,6 +292,7 @@ class WrapperRun final : public HookRun {
   absl::Status Import(std::span<const std::byte> shared) override { return inner_->Import(shared); }
   void Measure() override { inner_->Measure(); }
   std::optional<BucketNorms> norms() const override { return inner_->norms(); }
+  std::vector<TensorView> residuals() const override { return inner_->residuals(); }
   void Commit() override { inner_->Commit(); }
   void Abort() override { inner_->Abort(); }
 

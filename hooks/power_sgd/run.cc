@@ -195,6 +195,20 @@ std::optional<BucketNorms> PowerSgdRun<T>::norms() const {
   return matrix_.Norms();
 }
 
+template <class T>
+std::vector<TensorView> PowerSgdRun<T>::residuals() const {
+  if (!finished_ || plans_.empty() || !matrix_.KeepsResidual()) return {};
+  std::vector<TensorView> views;
+  for (const ParameterSpec& parameter : bucket_.parameters()) {
+    DeviceVector<T>& next = state_.parameter(parameter.name).next;
+    views.push_back({.dtype = kDType<T>,
+                     .data = next.data(),
+                     .numel = next.size(),
+                     .device = bucket_.buffer().device});
+  }
+  return views;
+}
+
 // Only here does state change, so a step that is repeated or skipped computes the same again.
 template <class T>
 void PowerSgdRun<T>::Commit() {

@@ -30,6 +30,7 @@ class PowerSgdRun : public HookRunBase {
   absl::Status Import(std::span<const std::byte> shared) override;
   void Measure() override { measures_ = true; }
   std::optional<BucketNorms> norms() const override;
+  std::vector<TensorView> residuals() const override;
   void Commit() override;
   void Abort() override { ended_ = true; }
 

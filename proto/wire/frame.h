@@ -17,6 +17,7 @@
 
 #include "gradwire/hooks/round_plan.h"
 #include "gradwire/hooks/slice.h"
+#include "hooks/ledger_row.h"
 #include "proto/wire/roster.h"
 
 namespace gradwire::wire {
@@ -189,6 +190,7 @@ struct Recovery {
   std::uint32_t grace_milliseconds = 0;
   std::optional<Roster> roster{};  // none: all ranks, always
   std::uint64_t life = 0;          // with several daemons
+  std::uint64_t chain = 0;         // of the digests of all steps before the Welcome's
   bool operator==(const Recovery&) const = default;
 };
 
@@ -273,6 +275,28 @@ struct GatherAgain {
   bool operator==(const GatherAgain&) const = default;
 };
 
+// What became of one member's gradients, when it holds the step's results; and the sum of all
+// members' accounts. Each has ledger_rows rows.
+struct LedgerSnapshot {
+  std::int64_t step = 0;
+  std::vector<LedgerRow> own{};
+  std::vector<LedgerRow> total{};  // none: it did not come
+  bool operator==(const LedgerSnapshot&) const = default;
+};
+struct LedgerAccount {
+  std::int64_t step = 0;
+  std::uint64_t generation = 0;
+  std::vector<LedgerRow> before{};
+  std::vector<LedgerRow> change{};
+  std::vector<LedgerSnapshot> earlier{};  // ascending, to a further daemon
+  bool operator==(const LedgerAccount&) const = default;
+};
+struct LedgerTotal {
+  std::int64_t step = 0;
+  std::vector<LedgerRow> rows{};
+  bool operator==(const LedgerTotal&) const = default;
+};
+
 struct Restart {
   std::int64_t step = 0;
   std::uint32_t attempt = 0;
@@ -334,7 +358,7 @@ using Header =
                  CollectiveAck, Welcome, Grant, Result, StepDone, Restart, Failure, Begin,
                  SharedState, StateReset, BucketReport, DrawPlan, GroupBucket, GroupId, GroupOrder,
                  Prepared, Ready, Concluded, CoordinatorState, StateRequest, StateCopy,
-                 ParameterDigest, GatherAgain>;
+                 ParameterDigest, GatherAgain, LedgerAccount, LedgerTotal>;
 
 // Whether it has a digest that the coordinator compares with the payload's.
 bool HasDigest(const Header& header);

@@ -41,6 +41,7 @@ struct MemberReport {
   bool has_seen_results = false;
   bool in_collective = false;
   std::uint64_t life = 0;
+  std::uint64_t chain = 0;  // of the digests of all steps before `step`
 
   bool operator==(const MemberReport&) const = default;
 };

@@ -7,6 +7,7 @@
 #include "proto/wire/checks.h"
 #include "proto/wire/field_checker.h"
 #include "proto/wire/group_frames.h"
+#include "proto/wire/ledger_frames.h"
 #include "proto/wire/rank_zero_frames.h"
 #include "proto/wire/recovery_frames.h"
 #include "proto/wire/shard_frames.h"
@@ -428,6 +429,10 @@ absl::StatusOr<Header> FromProto(const v1::Header& header) {
       return Checked("concluded", header.concluded());
     case v1::Header::kGatherAgain:
       return Checked("gather_again", header.gather_again());
+    case v1::Header::kLedgerAccount:
+      return Checked("ledger_account", header.ledger_account());
+    case v1::Header::kLedgerTotal:
+      return Checked("ledger_total", header.ledger_total());
     case v1::Header::kWelcome:
       return Checked("welcome", header.welcome());
     case v1::Header::kGrant:

@@ -46,6 +46,7 @@ void Set(const Recovery& recovery, v1::Recovery& message) {
   message.set_grace_milliseconds(recovery.grace_milliseconds);
   if (recovery.roster) Set(*recovery.roster, *message.mutable_roster());
   message.set_life(recovery.life);
+  message.set_chain(recovery.chain);
 }
 
 Recovery Get(const v1::Recovery& message, Checker& check) {
@@ -56,7 +57,8 @@ Recovery Get(const v1::Recovery& message, Checker& check) {
       .lineage = message.lineage(),
       .grace_milliseconds = message.grace_milliseconds(),
       .roster = message.has_roster() ? std::optional(Get(message.roster(), check)) : std::nullopt,
-      .life = GetLife("recovery.life", message.life(), check)};
+      .life = GetLife("recovery.life", message.life(), check),
+      .chain = message.chain()};
 }
 
 void Set(const MembershipChange& change, v1::MembershipChange& message) {
@@ -150,6 +152,7 @@ v1::MemberReport ToProto(const MemberReport& report) {
   message.mutable_concluded()->Add(report.concluded.begin(), report.concluded.end());
   message.set_has_seen_results(report.has_seen_results);
   message.set_life(report.life);
+  message.set_chain(report.chain);
   message.set_in_collective(report.in_collective);
   return message;
 }
@@ -172,7 +175,8 @@ absl::StatusOr<MemberReport> FromProto(const v1::MemberReport& message) {
                       .concluded = GetRanks("concluded", message.concluded(), check),
                       .has_seen_results = message.has_seen_results(),
                       .in_collective = message.in_collective(),
-                      .life = GetLife("life", message.life(), check)};
+                      .life = GetLife("life", message.life(), check),
+                      .chain = message.chain()};
   if (message.has_roster()) report.roster = Get(message.roster(), check);
   if (message.last() != v1::STEP_VERDICT_UNSPECIFIED) {
     report.last = GetVerdict(message.last(), check);

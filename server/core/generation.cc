@@ -32,6 +32,9 @@ absl::Status CheckGeneration(const wire::Header& header, std::uint64_t generatio
   if (const auto* digest = std::get_if<wire::ParameterDigest>(&header)) {
     return check(digest->generation, "sent a digest of its parameters");
   }
+  if (const auto* account = std::get_if<wire::LedgerAccount>(&header)) {
+    return check(account->generation, "sent its account");
+  }
   if (const auto* ready = std::get_if<wire::Ready>(&header)) {
     return check(ready->generation, "sent READY");
   }

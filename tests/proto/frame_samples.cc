@@ -9,6 +9,24 @@
 #include "proto/wire/proto_conversion.h"
 
 namespace gradwire::wire {
+namespace {
+
+LedgerRow LedgerSample(double first) {
+  return {.contributed = first,
+          .applied = first + 1,
+          .residual = first + 2,
+          .skipped = first + 3,
+          .dropped = first + 4,
+          .lost = first + 5,
+          .contributed_squares = first + 6,
+          .residual_squares = first + 7,
+          .skipped_squares = first + 8,
+          .dropped_squares = first + 9,
+          .lost_squares = first + 10,
+          .rounded_squares = first + 11};
+}
+
+}  // namespace
 
 std::vector<Sample> AllSamples() {
   std::vector<Sample> all = Samples();
@@ -59,7 +77,8 @@ std::vector<Sample> LaterSamples() {
                                    .recovery = Recovery{.session_key = "0123456789abcdef",
                                                         .lineage = 0x1122334455667788,
                                                         .grace_milliseconds = 60'000,
-                                                        .life = 4}}},
+                                                        .life = 4,
+                                                        .chain = 0x123}}},
           {"step_done_change_ranks",
            StepDone{.step = 41,
                     .verdict = Verdict::kSkip,
@@ -172,6 +191,14 @@ std::vector<Sample> Samples() {
            .generation = 5, .digest = 0xabcd, .offset = 4096, .bytes = 5000, .unknown = true}},
       {"parameter_digest", ParameterDigest{.step = 41, .generation = 5, .digest = 0xabcd}},
       {"gather_again", GatherAgain{.generation = 5, .shard = 3}},
+      {"ledger_account",
+       LedgerAccount{.step = 41,
+                     .generation = 5,
+                     .before = {LedgerSample(1), LedgerSample(20)},
+                     .change = {LedgerSample(300), LedgerSample(4000)},
+                     .earlier = {{.step = 39, .own = {LedgerSample(5)}, .total = {LedgerSample(6)}},
+                                 {.step = 40, .own = {LedgerSample(7)}}}}},
+      {"ledger_total", LedgerTotal{.step = 41, .rows = {LedgerSample(0.5), LedgerSample(-2)}}},
   };
 }
 

@@ -31,7 +31,8 @@ MemberReport Report() {
           .concluded = {0, 1, 2, 3},
           .has_seen_results = true,
           .in_collective = true,
-          .life = 6};
+          .life = 6,
+          .chain = 0xfeed};
 }
 
 std::string Refusal(const v1::MemberReport& message) {

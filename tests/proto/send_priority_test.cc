@@ -71,6 +71,8 @@ TEST(SendOrder, KnowsWhatAFrameWeighs) {
       all,                                      // StateCopy
       {.scope = Scope::kStep, .step = 41},      // ParameterDigest
       all,                                      // GatherAgain
+      all,                                      // LedgerAccount
+      all,                                      // LedgerTotal
   };
   const std::vector<Sample> samples = Samples();
   ASSERT_EQ(samples.size(), expected.size());

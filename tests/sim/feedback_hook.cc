@@ -152,6 +152,7 @@ class WatchedRun final : public HookRun {
   absl::Status Import(std::span<const std::byte> shared) override { return inner_->Import(shared); }
   void Measure() override { inner_->Measure(); }
   std::optional<BucketNorms> norms() const override { return inner_->norms(); }
+  std::vector<TensorView> residuals() const override { return inner_->residuals(); }
   void Commit() override {
     if (!hook_.commit_allowed_) hook_.report_("state touched before the step's commit");
     inner_->Commit();

@@ -93,6 +93,11 @@ class HookRun {
   // Valid once Next has returned nullopt. nullopt: not requested, or the hook keeps no residual.
   virtual std::optional<BucketNorms> norms() const = 0;
 
+  // The residuals that Commit would leave, one for each parameter of the bucket, and on its device;
+  // without data where the hook keeps none. Empty: it keeps none at all, or leaves those that it has
+  // as they are. Valid once Next has returned nullopt, until Commit or Abort.
+  virtual std::vector<TensorView> residuals() const = 0;
+
   // The step was applied: the run's new state becomes the hook's state.
   virtual void Commit() = 0;
 
@@ -109,6 +114,7 @@ class HookRunBase : public HookRun {
   absl::Status Import(std::span<const std::byte> shared) override;
   void Measure() override {}
   std::optional<BucketNorms> norms() const override { return std::nullopt; }
+  std::vector<TensorView> residuals() const override { return {}; }
 };
 
 // A hook with its state between steps, keyed by parameter.
