@@ -77,7 +77,7 @@ enum class Mutant : std::uint8_t {
   kLeafWeightForgotten,
   // Of the ledger.
   kResidualCountedTwice,
-  kDroppedNotEntered,
+  kSkipSettledAsApplied,
   kAccountsOfGoneForgotten,
 };
 

@@ -96,6 +96,7 @@ absl::StatusOr<std::unique_ptr<client::MemberClient>> client::PlaceAt(ClientOpti
   if (place->membership.leaf) {
     if (absl::Status given = GiveHookToLeaf(effective, hook); !given.ok()) return given;
   }
+  KeepAccount(place->membership.ledger_rows, effective, hook);
   // Removed from the options, because the function may refer to objects that live only until Join
   // returns.
   effective.on_wait = nullptr;

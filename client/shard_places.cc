@@ -106,6 +106,7 @@ class Places {
       rank_ = joined->membership.rank;
       step_ = joined->membership.next_step;
     }
+    KeepAccount(joined->membership.ledger_rows, options_, hooks_[i]);
     joined_[i] = *std::move(joined);
     return absl::OkStatus();
   }

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "base/mutants.h"
 
 namespace gradwire {
 
@@ -168,9 +167,7 @@ std::vector<LedgerRow> LedgerHook::change() const {
 void LedgerHook::EndStep(Verdict verdict) {
   inner_->EndStep(verdict);
   const bool dropped = std::exchange(drops_, false);
-  if (!(dropped && IsActive(Mutant::kDroppedNotEntered))) {
-    account_ = After(std::move(account_), change(), verdict, dropped);
-  }
+  account_ = After(std::move(account_), change(), verdict, dropped);
   if (verdict == Verdict::kApply) {
     for (const auto& [position, entry] : open_) {
       if (entry.residual) residuals_[position] = *entry.residual;

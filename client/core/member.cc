@@ -17,7 +17,8 @@ Member::Member(MemberOptions options, Hook* hook)
       step_(options_, hook),
       protocol_(options_, step_),
       collectives_(options_),
-      coordinator_(options_.manifest.size()) {}
+      coordinator_(options_.manifest.size()),
+      ledger_(options_.ledger) {}
 
 absl::Status Member::StartBucket(Ticket ticket, GradBucket& bucket, Effects& effects,
                                  const OpenStep::Begun& begun) {
@@ -152,6 +153,7 @@ struct Member::Received {
       return member.protocol_.Violation("that it is prepared before its last result");
     }
     member.prepared_reason_ = prepared.reason;
+    member.ledger_.Tell(member.step(), member.options_.generation, effects);
     effects.push_back(PreparedEffect{
         .step = prepared.step, .verdict = prepared.verdict, .digest = prepared.digest});
     return absl::OkStatus();
@@ -210,6 +212,10 @@ struct Member::Received {
     effects.push_back(WelcomeEffect{.recovery = welcome.recovery, .change = welcome.change});
     return absl::OkStatus();
   }
+  absl::Status operator()(const wire::LedgerTotal& total) const {
+    member.ledger_.On(total);
+    return absl::OkStatus();
+  }
   absl::Status operator()(const wire::Heartbeat&) const { return absl::OkStatus(); }
   absl::Status operator()(const wire::Failure& failure) const {
     member.blamed_rank_ = failure.blamed_rank;
@@ -238,6 +244,7 @@ void Member::Resumed(Effects& effects) {
     effects.push_back(SendFrameEffect{*conclusion_});
   }
   protocol_.Resumed(effects);
+  ledger_.Resumed(effects);
   if (ready_ && !IsActive(Mutant::kReadyNotRepeated)) effects.push_back(SendFrameEffect{*ready_});
   collectives_.Resumed(effects);
 }
@@ -246,7 +253,17 @@ void Member::Resumed(Effects& effects) {
 // plan must still be repeated.
 void Member::Conclude(const wire::StepDone& done, Effects& effects) {
   const std::size_t first = effects.size();
-  done.dropped ? step_.Drop(done, effects) : step_.Conclude(done, effects);
+  if (done.dropped) {
+    ledger_.Drop();
+    step_.Drop(done, effects);
+  } else {
+    // Where members say READY, they have sent it before.
+    if (!options_.has_shards() && !recovery_) {
+      ledger_.Tell(step(), options_.generation, effects);
+    }
+    step_.Conclude(done, effects);
+  }
+  ledger_.Concluded(step() - 1, done.dropped);
   if (roster() == nullptr && !told_ranks_.empty()) {
     std::vector<int> all(static_cast<std::size_t>(options_.world_size));
     std::iota(all.begin(), all.end(), 0);

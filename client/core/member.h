@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "client/core/coordinator_copy.h"
 #include "client/core/effects.h"
+#include "client/core/ledger_sending.h"
 #include "client/core/member_collectives.h"
 #include "client/core/member_options.h"
 #include "client/core/open_step.h"
@@ -145,6 +146,7 @@ class Member {
   StepProtocol protocol_;
   MemberCollectives collectives_;
   CoordinatorCopy coordinator_;
+  LedgerSending ledger_;
   bool welcomed_ = false;
   std::optional<wire::Recovery> recovery_;
   bool awaits_welcome_ = false;         // of a further daemon

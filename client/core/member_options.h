@@ -8,6 +8,7 @@
 
 #include "base/mutants.h"
 #include "hooks/device.h"
+#include "hooks/ledger_hook.h"
 #include "hooks/shard_map.h"
 #include "proto/wire/frame.h"
 #include "proto/wire/send_priority.h"
@@ -34,6 +35,7 @@ struct MemberOptions {
   // that it can be reduced again. Also where they are not asked for, if the session needs them.
   bool keep_gradients = false;
   std::shared_ptr<Device> device{};  // null: nothing is kept
+  LedgerHook* ledger = nullptr;      // the member's hook; null: the session has no ledger
 
   bool has_shards() const { return shards != nullptr && shards->shards() > 1; }
   Slice SliceOf(std::uint32_t bucket) const {

@@ -39,6 +39,7 @@ void Member::Rejoined(std::uint64_t generation) {
   gather_again_.reset();
   protocol_.BeginAnew();
   collectives_.BeginAnew();
+  ledger_.BeginAnew();
 }
 
 // What counts of the step is said to this daemon, and by it.

@@ -111,6 +111,8 @@ void OpenStep::Conclude(const wire::StepDone& done, Effects& effects) {
   for (auto& [id, bucket] : buckets_) {
     if (verdict == Verdict::kApply || IsActive(Mutant::kSkipCommitted)) {
       bucket.run->Commit();
+      // Its residual was added to the gradients of this step.
+      if (IsActive(Mutant::kResidualCountedTwice)) bucket.run->Commit();
     } else {
       bucket.run->Abort();
     }

@@ -82,4 +82,12 @@ absl::Status GiveHookToLeaf(ClientOptions& options, MemberHook& member) {
   return absl::OkStatus();
 }
 
+void KeepAccount(std::size_t rows, const ClientOptions& options, MemberHook& member) {
+  const bool alike = rows > 0 && rows == LedgerRowsOf(options.parameters.size());
+  if (!alike || options.device.kind != DeviceKind::kCpu) return;
+  auto hook = std::make_unique<LedgerHook>(std::move(member.hook), options.parameters);
+  member.ledger = hook.get();
+  member.hook = std::move(hook);
+}
+
 }  // namespace gradwire::client

@@ -34,7 +34,7 @@ constexpr std::chrono::seconds kGroupConnects(60);
 constexpr std::chrono::microseconds kDevicePoll(50);
 
 MemberOptions CoreOptions(const ClientOptions& options, const JoinResult& membership,
-                          const ShardPlace& shard, const std::shared_ptr<Device>& device) {
+                          const ShardPlace& shard, const MemberHook& hook) {
   return {.rank = membership.rank,
           .world_size = options.world_size,
           .generation = membership.generation,
@@ -48,7 +48,8 @@ MemberOptions CoreOptions(const ClientOptions& options, const JoinResult& member
           .shards = shard.map,
           .manifest = options.parameters,
           .keep_gradients = options.keep_gradients,
-          .device = device};
+          .device = hook.device,
+          .ledger = hook.ledger};
 }
 
 DevicePath::Options PathOptions(const ClientOptions& options, const JoinResult& membership) {
@@ -93,7 +94,7 @@ Runtime::Runtime(ClientOptions options, Joined joined, std::uint64_t start_id, M
       access_token_(dialer_.access_token()),
       token_(membership_.token),
       step_(membership_.next_step),
-      member_(CoreOptions(options_, membership_, shard, hook.device), hook_.get(),
+      member_(CoreOptions(options_, membership_, shard, hook), hook_.get(),
               TakesWholeBuckets(options_.hook)),
       poller_(std::move(poller)),
       connection_(std::make_unique<DaemonConnection>(options_.address, membership_, start_id_,

@@ -183,6 +183,7 @@ absl::Status Runtime::CheckSameSettings(const JoinResult& membership) const {
     same = check("window_chunks", membership.window_chunks, membership_.window_chunks);
   }
   if (same.ok()) same = check("eager_bytes", membership.eager_bytes, membership_.eager_bytes);
+  if (same.ok()) same = check("ledger_rows", membership.ledger_rows, membership_.ledger_rows);
   if (!same.ok() || membership.leaf == membership_.leaf) return same;
   return Coded(ErrorCode::kResume,
                absl::FailedPreconditionError("it is a leaf daemon; allowed: one like the last"));

@@ -141,6 +141,7 @@ absl::StatusOr<JoinResult> Checked(const v1::JoinResponse& response, const Clien
                         .bundles = response.bundles(),
                         .leaf = response.leaf(),
                         .gathers = response.gathers(),
+                        .ledger_rows = response.ledger_rows(),
                         .local_socket = {.path = response.local_socket().path(),
                                          .key = response.local_socket().key()}};
   const auto heartbeat = wire::FromProto(response.heartbeat_interval(), "heartbeat_interval");

@@ -39,6 +39,7 @@ struct JoinResult {
   bool bundles = false;            // the daemon takes several frames in one message
   bool leaf = false;               // the daemon is a leaf, and runs the hook
   bool gathers = false;            // its session's members are gathering
+  std::size_t ledger_rows = 0;     // of the session's ledger; 0: it has none
   LocalSocket local_socket = {};
   absl::Duration heartbeat_interval = absl::ZeroDuration();
   absl::Duration silence_timeout = absl::ZeroDuration();

@@ -8,8 +8,7 @@ namespace {
 
 using Rows = google::protobuf::RepeatedPtrField<v1::LedgerRow>;
 
-// Of the last two steps.
-constexpr std::size_t kMostSnapshots = 2;
+constexpr std::size_t kMostSnapshots = 3;
 
 void SetRows(const std::vector<LedgerRow>& rows, Rows& messages) {
   messages.Reserve(static_cast<int>(rows.size()));

@@ -45,6 +45,10 @@ SessionCore::~SessionCore() = default;
 
 std::int64_t SessionCore::step() const { return step_->number(); }
 
+std::vector<int> SessionCore::LedgerSilent() const {
+  return step_->ledger().Silent(membership_);
+}
+
 const std::string& SessionCore::last_departure() const { return rendezvous_->last_departure(); }
 
 std::size_t SessionCore::held_bytes() const {
@@ -156,6 +160,9 @@ MaybeFailure SessionCore::Dispatch(int rank, const wire::Frame& frame, absl::Tim
   }
   if (const auto* digest = std::get_if<wire::ParameterDigest>(&frame.header)) {
     return step_->OnParameterDigest(rank, *digest, effects);
+  }
+  if (const auto* account = std::get_if<wire::LedgerAccount>(&frame.header)) {
+    return step_->OnLedgerAccount(rank, *account, effects);
   }
   if (const auto* ready = std::get_if<wire::Ready>(&frame.header)) {
     return step_->OnReady(rank, *ready, effects);

@@ -163,6 +163,9 @@ class SessionCore {
   // Why a rank was given up last while the session was joining: "rank 0 left".
   const std::string& last_departure() const;
 
+  // Of members that are here: those that keep no account (Ledger::Silent).
+  std::vector<int> LedgerSilent() const;
+
   // One sentence: what the session waits for, and for whom.
   std::string WaitingFor(absl::Time now) const;
 

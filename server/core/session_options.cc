@@ -196,4 +196,10 @@ absl::Status SessionOptions::CheckSame(const JoinAsk& ask) const {
   return Coded(ErrorCode::kModelDiffers, CompareManifests(ask.manifest, manifest));
 }
 
+// A leaf's members leave the hook to it, and a trial has nothing to account for.
+std::size_t SessionOptions::LedgerRows() const {
+  const bool reduces = spec.comm_hook != "noop" && !is_trial() && !leaf.is_leaf();
+  return ledger && reduces ? LedgerRowsOf(manifest.size()) : 0;
+}
+
 }  // namespace gradwire::server

@@ -91,6 +91,10 @@ struct SessionOptions {
 
   // Returns InvalidArgument with the field, the value and what is allowed.
   absl::Status Validate() const;
+  // Whether members keep accounts of what becomes of their gradients.
+  bool ledger = false;
+  // Of the ledger; 0: there is none.
+  std::size_t LedgerRows() const;
   bool shrinks() const { return shrinks_to > 0; }
   // What becomes of a step is decided elsewhere, and so it is after the loss of a shard.
   bool follows() const { return shard.number > 0; }

@@ -28,10 +28,9 @@
 #include "server/core/chores.h"
 #include "server/core/group_flow.h"
 #include "server/core/own_state_sending.h"
-#include "server/core/parameter_drift.h"
 #include "server/core/round_flow.h"
-#include "server/core/skip_blame.h"
 #include "server/core/step_gate.h"
+#include "server/core/step_records.h"
 
 namespace gradwire::server {
 
@@ -47,6 +46,7 @@ class Step {
   MaybeFailure OnAck(int rank, const wire::Ack& ack, Effects& effects);
   MaybeFailure OnEndStep(int rank, const wire::EndStep& end, absl::Time now, Effects& effects);
   MaybeFailure OnParameterDigest(int rank, const wire::ParameterDigest& digest, Effects& effects);
+  MaybeFailure OnLedgerAccount(int rank, const wire::LedgerAccount& account, Effects& effects);
   // Of a session with several shards, or one that outlives its daemon.
   MaybeFailure OnReady(int rank, const wire::Ready& ready, Effects& effects);
   MaybeFailure OnConcluded(int rank, const wire::Concluded& concluded, Effects& effects);
@@ -118,7 +118,8 @@ class Step {
   const Agreement& agreement() const { return agreement_; }
   bool is_leaf() const { return options_.leaf.is_leaf(); }
   const std::string& last_skip() const { return last_skip_; }
-  const std::string& last_drift() const { return drift_.last(); }
+  const std::string& last_drift() const { return records_.drift.last(); }
+  const Ledger& ledger() const { return records_.ledger; }
   bool outlives_daemon() const { return recovery_.has_value(); }
   // All results are out, and a member will say what the lead has decided.
   bool AwaitsConclusion() const { return !agreement_.leads() && agreement_.prepared(); }
@@ -175,8 +176,7 @@ class Step {
   BucketReports reports_;
   std::int64_t number_ = 0;
   std::uint32_t attempt_ = 0;
-  SkipBlame blame_;
-  ParameterDrift drift_;
+  StepRecords records_;
   UpstreamConclusion upstream_;    // of a leaf's root
   bool awaits_draw_plan_ = false;  // some bucket does
   std::vector<bool> ended_;        // by rank

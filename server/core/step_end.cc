@@ -35,12 +35,20 @@ MaybeFailure Step::OnParameterDigest(int rank, const wire::ParameterDigest& dige
                                  absl::StrCat("sent a digest of its parameters in step ",
                                               digest.step, "; the session is at step ", number_)));
   }
-  if (drift_.Take(rank, digest.digest) && options_.leaf.is_leaf()) {
-    if (const auto value = drift_.ForRoot(membership_)) {
+  if (records_.drift.Take(rank, digest.digest) && options_.leaf.is_leaf()) {
+    if (const auto value = records_.drift.ForRoot(membership_)) {
       effects.push_back(UpstreamEffect{
           .what = UpstreamEffect::What::kParameters, .step = number_, .digest = *value});
     }
   }
+  return std::nullopt;
+}
+
+MaybeFailure Step::OnLedgerAccount(int rank, const wire::LedgerAccount& account, Effects& effects) {
+  if (absl::Status status = records_.ledger.Take(rank, account, number_); !status.ok()) {
+    return ViolationOf(rank, std::move(status));
+  }
+  records_.ledger.Settle(membership_, outlives_daemon(), effects);
   return std::nullopt;
 }
 
@@ -75,7 +83,7 @@ bool Step::IsPrepared() const {
 void Step::MaybeConclude(Effects& effects) {
   if (!IsPrepared()) return;
   const bool first = !agreement_.prepared();
-  agreement_.Prepare(blame_.skips() ? Verdict::kSkip : Verdict::kApply);
+  agreement_.Prepare(records_.blame.skips() ? Verdict::kSkip : Verdict::kApply);
   if (first) AskUpstream(effects);
   if (first && !agreement_.alone()) {
     if (outlives_daemon()) {
@@ -92,12 +100,12 @@ void Step::MaybeConclude(Effects& effects) {
 
 // Members of a leaf contribute to the root's step as one, which the root names.
 std::string Step::SkipReason() const {
-  return options_.leaf.is_leaf() ? upstream_.reason : blame_.Sentence(membership_);
+  return options_.leaf.is_leaf() ? upstream_.reason : records_.blame.Sentence(membership_);
 }
 
 // Residuals and factors change with the verdict only, the same for all: a skipped step leaves them.
 void Step::Conclude(Verdict verdict, Effects& effects) {
-  const std::string drift = drift_.EndStep(number_, membership_, effects);
+  const std::string drift = records_.drift.EndStep(number_, membership_, effects);
   last_done_ = {{.step = number_,
                  .attempt = attempt_,
                  .verdict = verdict,
@@ -118,9 +126,11 @@ void Step::Conclude(Verdict verdict, Effects& effects) {
     chores_.Begin(effects);
   }
   own_state_.Conclude(verdict);
+  records_.ledger.Conclude(number_, verdict);
+  records_.ledger.Settle(membership_, outlives_daemon(), effects);
   reports_.EndStep(table_, number_);
   if (verdict == Verdict::kApply) reports_.Log(hook_, table_, number_, effects);
-  blame_.Log(number_, membership_, effects);
+  records_.blame.Log(number_, membership_, effects);
   ++(verdict == Verdict::kSkip ? flow_.stats().steps_skipped : flow_.stats().steps_applied);
   table_.EndStep(number_);
   ++number_;
@@ -128,7 +138,7 @@ void Step::Conclude(Verdict verdict, Effects& effects) {
   gate_.OnStepEnd();
   groups_.BeginStep(number_);
   attempt_ = 0;
-  blame_.Reset();
+  records_.blame.Reset();
   upstream_ = {};
   began_.reset();
   chunks_ = 0;

@@ -22,6 +22,7 @@
 #include "server/ctl/completion.h"
 #include "server/ctl/explain.h"
 #include "server/ctl/files.h"
+#include "server/ctl/ledger.h"
 #include "server/ctl/report.h"
 #include "server/ctl/trace.h"
 #include "server/daemon/exit_codes.h"
@@ -144,6 +145,17 @@ int ShowSession(const Flags& flags) {
   std::cout << (flags.table() ? SessionTable(asked.status)
                               : flags.Document(SessionJson(asked.status)));
   return AllFailed(asked.failures);
+}
+
+// Scripts learn whether it closes.
+int ShowLedger(const Flags& flags) {
+  const AskedSession asked = AskSession(flags.targets(), flags.session);
+  if (asked.answers == 0) return AllFailed(asked.failures);
+  const auto ledger = LedgerOf(asked.status);
+  if (!ledger.ok()) return Failed(flags.address, ledger.status());
+  std::cout << (flags.table() ? LedgerTable(asked.status, *ledger)
+                              : flags.Document(LedgerJson(*ledger)));
+  return AllFailed(asked.failures, Closes(*ledger) ? kExitOk : kExitFailed);
 }
 
 int Export(const Flags& flags) {
@@ -306,6 +318,7 @@ int Main(int argc, const char* const* argv) {
       {"sessions", [&] { return ShowSessions(flags); }},
       {"why", [&] { return SayWhy(flags); }},
       {"session get", [&] { return ShowSession(flags); }},
+      {"session ledger", [&] { return ShowLedger(flags); }},
       {"session evict", [&] { return Evict(flags); }},
       {"session pause", [&] { return Pause(flags); }},
       {"session resume", [&] { return Resume(flags); }},

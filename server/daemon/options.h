@@ -80,6 +80,8 @@ struct ServerOptions {
   absl::Duration member_grace = absl::Minutes(10);
   int min_members = 0;
   absl::Duration shrink_after = absl::Seconds(10);
+  // Sessions keep account of what becomes of all gradients.
+  bool ledger = false;
   absl::Duration heartbeat_interval = absl::Seconds(1);
   absl::Duration silence_timeout = absl::Seconds(15);
   absl::Duration handshake_timeout = absl::Seconds(3);

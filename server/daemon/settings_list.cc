@@ -267,6 +267,12 @@ std::vector<Setting> RecoverySettings() {
        .placeholder = "DURATION",
        .help = "With shrink: how long members that gather wait for others",
        .field = At<&Options::shrink_after>},
+      {.name = "ledger",
+       .key = "ledger",
+       .help =
+           "Members keep account of what becomes of their gradients, which gradwirectl session "
+           "ledger adds up",
+       .field = At<&Options::ledger>},
   };
 }
 

@@ -129,6 +129,7 @@ absl::Status AggregationService::TryJoin(const v1::JoinRequest& request, Manifes
   response.set_draw_plan(!granted.leaf.is_leaf());
   response.set_leaf(granted.leaf.is_leaf());
   response.set_gathers(granted.gathers);
+  response.set_ledger_rows(static_cast<std::uint32_t>(granted.LedgerRows()));
   // Memory can be offered on a unix socket only (SCM_RIGHTS).
   if (shares_memory_) response.set_memory_bytes(granted.StagingBytes());
   if (invitation_.invite) {

@@ -199,6 +199,7 @@ absl::StatusOr<SessionOptions> SessionOf(const ServerOptions& options,
   }
   session.join_timeout = *join;
   session.step_timeout = *step;
+  session.ledger = options.ledger;
   session.token_timeout = options.token_timeout + wire::ReadingTime(ask.manifest.size());
   session.resume_grace = options.resume_grace;
   session.silence_timeout = options.silence_timeout;

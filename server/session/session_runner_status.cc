@@ -4,7 +4,9 @@
 #include <string>
 #include <vector>
 
+#include "proto/wire/ledger_frames.h"
 #include "proto/wire/proto_conversion.h"
+#include "server/core/ledger_tolerance.h"
 #include "server/core/step.h"
 #include "server/session/member_stream.h"
 #include "server/session/session_runner.h"
@@ -74,6 +76,31 @@ void AddShard(const SessionCore& core, v1::SessionStatus& status) {
   *shard.mutable_others_wait_total() = wire::ToProto(core.waits().other_shards_total());
 }
 
+void AddLedger(const SessionCore& core, v1::SessionStatus& status) {
+  const SessionOptions& options = core.options();
+  const Ledger& ledger = core.progress().ledger();
+  if (!ledger.on()) return;
+  v1::LedgerStatus& out = *status.mutable_ledger();
+  const LedgerTolerance tolerance = LedgerToleranceOf(options);
+  out.set_settled(ledger.settled());
+  out.set_tolerance(tolerance.of_balance);
+  out.set_members(ledger.members());
+  for (const int rank : core.LedgerSilent()) out.add_silent(rank);
+  out.set_incomplete(ledger.incomplete().empty() ? tolerance.loses : ledger.incomplete());
+  const std::size_t parameters = options.manifest.size();
+  for (std::size_t p = 0; p < parameters; ++p) {
+    const std::size_t row = LedgerRowOf(p, parameters);
+    if (row >= ledger.total().size()) continue;
+    if (static_cast<std::size_t>(out.rows_size()) <= row) {
+      v1::NamedLedgerRow& line = *out.add_rows();
+      line.set_name(options.manifest[p].name);
+      wire::Set(ledger.total()[row], *line.mutable_row());
+    }
+    v1::NamedLedgerRow& line = *out.mutable_rows(static_cast<int>(row));
+    line.set_parameters(line.parameters() + 1);
+  }
+}
+
 std::string TransportOf(const MemberStream& stream) {
   if (stream.shares_memory()) return "shared memory";
   return stream.is_local() ? "unix" : "tcp";
@@ -137,6 +164,8 @@ v1::SessionStatus SessionRunner::Status(absl::Time now, bool compression) const 
   status.set_last_skip(core_.progress().last_skip());
   status.set_last_drift(core_.progress().last_drift());
   AddWaits(core_.waits(), now, status);
+  // An ended session's is kept.
+  if (compression || core_.state() != SessionCore::State::kRunning) AddLedger(core_, status);
   if (compression) {
     AddSteps(core_.waits(), now, status);
     for (const auto& [bucket, report] : core_.progress().reports().all()) {

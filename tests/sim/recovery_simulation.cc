@@ -49,7 +49,10 @@ const char* Name(RecoveryCount count) {
                                         "steps of fewer",
                                         "taken in",
                                         "left behind",
-                                        "collectives void"};
+                                        "collectives void",
+                                        "ledgers closed",
+                                        "ledgers with losses",
+                                        "ledgers incomplete"};
   static_assert(kNames.size() == static_cast<std::size_t>(RecoveryCount::kNumCounts));
   return kNames[static_cast<std::size_t>(count)];
 }
@@ -83,6 +86,7 @@ void RecoverySimulation::MakeScenario() {
   options_.chunk_bytes = 64;
   options_.window_chunks = static_cast<std::uint32_t>(random_.Between(1, 3));
   options_.open_buckets = static_cast<std::uint32_t>(random_.Between(1, 2));
+  options_.ledger = random_.Percent(70);
   options_.eager_bytes = random_.Percent(50) ? 128 : 0;
   options_.coordinator_grace = absl::Minutes(1);
   options_.join_timeout = options_.step_timeout = options_.silence_timeout = kLong;
@@ -117,6 +121,11 @@ void RecoverySimulation::Spawn(int rank, int process) {
   member->rank = rank;
   member->start_id = Mix(seed_, 5, rank, process) | 1;
   member->hook = *MakeHook(options_.spec, MakeHostDevice());
+  if (options_.LedgerRows() > 0) {
+    auto hook = std::make_unique<LedgerHook>(std::move(member->hook), manifest_);
+    member->ledger = hook.get();
+    member->hook = std::move(hook);
+  }
   member->in_place = !is_power_sgd() && random_.Percent(30);
   member->keeps_gradients = random_.Percent(keep_percent_);
   member->steps = steps_.size();
@@ -328,6 +337,7 @@ std::string RecoverySimulation::Run() {
     actions[random_.Below(actions.size())]();
     MaybeFault();
   }
+  if (!model_is_lost_) CheckLedger();
   return violation_.empty() ? "" : absl::StrCat("seed ", seed_, ": ", violation_);
 }
 

@@ -31,6 +31,7 @@
 
 #include "client/core/member.h"
 #include "hooks/draw_buckets.h"
+#include "hooks/ledger_hook.h"
 #include "server/core/session_core.h"
 #include "tests/sim/bytes.h"
 #include "tests/sim/random.h"
@@ -66,6 +67,9 @@ enum class RecoveryCount : std::uint8_t {
   kTakenIn,
   kLeftBehind,
   kCollectivesVoid,
+  kLedgersClosed,
+  kLedgersWithLosses,
+  kLedgersIncomplete,
   kNumCounts
 };
 using RecoveryCounts =
@@ -122,6 +126,7 @@ class RecoverySimulation {
     int rank = 0;
     std::uint64_t start_id = 0;
     std::unique_ptr<Hook> hook;
+    LedgerHook* ledger = nullptr;  // the hook, if the session has a ledger
     std::unique_ptr<client::Member> core;
     Link* link = nullptr;    // null: it has none, and tries
     std::uint64_t life = 0;  // that gave it its place
@@ -225,6 +230,8 @@ class RecoverySimulation {
   void Kill();
   void Return(Member& dead);
   void Pass(absl::Duration time);
+  // What the last daemon knows of all gradients.
+  void CheckLedger();
 
   const std::uint64_t seed_;
   Random random_;

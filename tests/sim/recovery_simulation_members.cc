@@ -67,7 +67,8 @@ void RecoverySimulation::Join(Member& member) {
                               .large_chunk_bytes = options_.chunk_bytes,
                               .manifest = manifest_,
                               .keep_gradients = member.keeps_gradients,
-                              .device = MakeHostDevice()},
+                              .device = MakeHostDevice(),
+                              .ledger = member.ledger},
         member.hook.get());
   } else {
     member.core->Rejoined(life.number);

@@ -109,6 +109,7 @@ const std::vector<std::pair<std::string, Sample>> kSamples = {
     {"member_grace", {"5m", "300s"}},
     {"min_members", {"3", "3"}},
     {"shrink_after", {"20s", "20000ms"}},
+    {"ledger", {"true", "true"}},
     {"reduce", {"cuda", "cuda"}},
     {"cuda_library", {"/l", "/l"}},
     {"drain_timeout", {"1.5s", "1500ms"}},
