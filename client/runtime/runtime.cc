@@ -251,6 +251,7 @@ void Runtime::CheckTimers(Clock::time_point now) {
   SayAway(now);
   if (is_lost_) return;  // there is no connection
   if (absl::Status status = connection_->CheckTimers(now); !status.ok()) {
+    if (MayJoinAgain(status)) return JoinAgain();
     Fail(Coded(ErrorCode::kOutcomeUnknown,
                absl::Status(status.code(),
                             absl::StrCat(status.message(), " (", member_.Progress(),

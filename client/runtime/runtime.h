@@ -185,11 +185,15 @@ class Runtime final : private EventHandler {
   void SayAway(Clock::time_point now);
   // Whether the daemon's answer to a stream says that it is another one.
   bool MayRejoin(const absl::Status& answer) const;
+  // The daemon is lost before the session has begun for this member, which has nothing to lose.
+  bool MayJoinAgain(const absl::Status& lost) const;
+  void JoinAgain();
   // The stream has ended for good.
   void OnEnded(const absl::Status& status);
   // The daemon is lost. Its next one, or the other shards, are told.
   void OnLost(std::optional<std::uint64_t> asked = std::nullopt);
-  void BeginRejoin(wire::MemberReport report);
+  // Without a report it joins as it did first.
+  void BeginRejoin(std::optional<wire::MemberReport> report);
   // The other shards: in which life of the session they are to follow. `awaited`: after a loss.
   void TellOthers(const wire::Welcome& welcome, bool awaited);
   void OnRejoined(std::uint64_t number, absl::StatusOr<Rejoined> place);

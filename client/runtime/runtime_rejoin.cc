@@ -105,7 +105,26 @@ bool Runtime::MayRejoin(const absl::Status& answer) const {
          (code == ErrorCode::kNotAMember || code == ErrorCode::kEndedBeforeStart);
 }
 
-void Runtime::OnEnded(const absl::Status& status) { MayRejoin(status) ? OnLost() : Fail(status); }
+void Runtime::OnEnded(const absl::Status& status) {
+  if (MayRejoin(status)) return OnLost();
+  MayJoinAgain(status) ? JoinAgain() : Fail(status);
+}
+
+// A shard is lost for all.
+bool Runtime::MayJoinAgain(const absl::Status& lost) const {
+  if (welcomed_ || leaving_ || stopping_ || member_.failed() || shards_ > 1) return false;
+  const bool is_another =
+      absl::IsNotFound(lost) && FindCode(std::string(lost.message())) == ErrorCode::kResume;
+  return (absl::IsUnavailable(lost) || is_another) && Clock::now() < join_deadline_;
+}
+
+void Runtime::JoinAgain() {
+  is_lost_ = true;
+  SayWait({}, absl::StrCat("rank ", membership_.rank, " of session \"", options_.session,
+                           "\" has lost ", connection_->Daemon(),
+                           " before the session began, and joins again"));
+  BeginRejoin(std::nullopt);
+}
 
 void Runtime::OnLost(std::optional<std::uint64_t> asked) {
   is_lost_ = true;
@@ -117,17 +136,20 @@ void Runtime::OnLost(std::optional<std::uint64_t> asked) {
 }
 
 // The report holds until a daemon has taken it: without a daemon no result comes.
-void Runtime::BeginRejoin(wire::MemberReport report) {
+void Runtime::BeginRejoin(std::optional<wire::MemberReport> report) {
   ClientOptions options = options_;
   options.address = given_address_;
   options.rank = membership_.rank;
   JoinWish wish = wish_;
   wish.report = std::move(report);
-  wish.report->chunk_bytes = membership_.chunk_bytes;
-  wish.report->window_chunks = membership_.window_chunks;
-  wish.report->eager_bytes = membership_.eager_bytes;
-  // Anew after each daemon that took the report: the members may gather for longer than that.
-  rejoin_deadline_ = Clock::now() + coordinator_grace_;
+  rejoin_deadline_ = join_deadline_;
+  if (wish.report) {
+    wish.report->chunk_bytes = membership_.chunk_bytes;
+    wish.report->window_chunks = membership_.window_chunks;
+    wish.report->eager_bytes = membership_.eager_bytes;
+    // Anew after each daemon that took the report: the members may gather for longer than that.
+    rejoin_deadline_ = Clock::now() + coordinator_grace_;
+  }
   rejoin_ = std::make_unique<Rejoin>(
       std::move(options), std::move(wish), start_id_, rejoin_deadline_,
       [this, number = ++tries_](absl::StatusOr<Rejoined> place) {
@@ -147,7 +169,8 @@ void Runtime::OnRejoined(std::uint64_t number, absl::StatusOr<Rejoined> place) {
   if (!taken.ok()) {
     return Fail(absl::Status(
         taken.code(),
-        absl::StrCat("rank ", membership_.rank, " lost its daemon in step ", member_.step(),
+        absl::StrCat("rank ", membership_.rank, " lost its daemon ",
+                     welcomed_ ? absl::StrCat("in step ", member_.step()) : "before the first step",
                      ", and could not go on with the next one: ", taken.message())));
   }
   Joined& joined = place->joined;
@@ -164,7 +187,7 @@ void Runtime::OnRejoined(std::uint64_t number, absl::StatusOr<Rejoined> place) {
   }
   connection_ = std::make_unique<DaemonConnection>(options_.address, membership_, start_id_,
                                                    events_, poller_);
-  connection_->SetGrace(coordinator_grace_);
+  if (member_.outlives_daemon()) connection_->SetGrace(coordinator_grace_);
   is_lost_ = false;
   member_.Rejoined(membership_.generation);
   OpenStream(channel());

@@ -136,8 +136,8 @@ class SessionCore {
   // Timeouts, and the end of a pause. Call about every 100 ms.
   void Tick(absl::Time now, Effects& effects);
 
-  // Ends a session here that outlives its daemon, which is about to end: members lose their
-  // streams, and go on with the next daemon. Others stay.
+  // Ends a session here that outlives its daemon, or has not begun, because the daemon is about to
+  // end: members lose their streams, and go on with the next daemon. Others stay.
   void HandOver(Effects& effects);
 
   // Ends the session for all members.

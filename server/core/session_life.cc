@@ -230,13 +230,14 @@ void SessionCore::DoWithout(int left, Effects& effects) {
 }
 
 void SessionCore::HandOver(Effects& effects) {
-  const bool gathers = state_ == State::kJoining && options_.gathers;
-  if (!gathers && (state_ != State::kRunning || !step_->outlives_daemon())) return;
-  effects.push_back(
-      LogEffect{.message = gathers ? std::string("the daemon ends while members gather")
-                                   : absl::StrCat("the daemon ends; members go on with the next "
-                                                  "one in step ",
-                                                  step_->number())});
+  const bool waits = state_ == State::kJoining;
+  if (!waits && (state_ != State::kRunning || !step_->outlives_daemon())) return;
+  effects.push_back(LogEffect{
+      .message = waits ? std::string(options_.gathers ? "the daemon ends while members gather"
+                                                      : "the daemon ends while members join")
+                       : absl::StrCat("the daemon ends; members go on with the next "
+                                      "one in step ",
+                                      step_->number())});
   Close(effects);
 }
 

@@ -431,7 +431,8 @@ void Registry::ForgetRetired(absl::Time now) {
   });
 }
 
-// Sessions that still wait for members can never start now, because joins are refused.
+// Sessions that still wait for members can never start now, because joins are refused: members join
+// the next daemon. A session with several daemons has no place at the others any more.
 void Registry::BeginDrain() {
   {
     MutexLock lock(mutex_);
@@ -439,12 +440,14 @@ void Registry::BeginDrain() {
   }
   for (const auto& session : Sessions()) {
     const SessionOptions& options = session->options();
-    if (options.coordinator_grace > absl::ZeroDuration()) {
+    const bool joins = session->state() == SessionCore::State::kJoining && !options.gathers;
+    if (joins && options.shard.count() > 1) {
+      session->Fail(DrainingError(), -1);
+    } else if (joins) {
+      session->HandOver();
+    } else if (options.coordinator_grace > absl::ZeroDuration()) {
       // Elsewhere, because it needs the session's lock, which may be held for long.
       host_.work_threads->Post(session.get(), [session] { session->HandOver(); });
-    }
-    if (session->state() == SessionCore::State::kJoining && !options.gathers) {
-      session->Fail(DrainingError(), -1);
     }
   }
 }

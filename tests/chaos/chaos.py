@@ -12,14 +12,18 @@ Prints one line for each fault, and a summary in the end. Exits with 1 if
   another model than the other members after any step;
 * a step is applied by some members and skipped by others;
 * more steps are skipped than daemons were lost, and two for each member; with --keep: than two for each member;
+* the session's ledger does not close;
 * no step is concluded within --return-limit seconds of the return of what was lost, or of what was stopped.
 """
 
 import argparse
+import json
+import math
 import os
 import random
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -56,10 +60,11 @@ class Chaos:
     def __init__(self, args: argparse.Namespace, rng: random.Random, folder: Path) -> None:
         self.args, self.rng = args, rng
         self.daemons = [self._start_daemon(folder / f"shard{number}") for number in range(args.shards)]
-        address = ",".join(daemon.address for daemon in self.daemons)
-        command = [str(args.bin / "gradwire_test_member"), "--address", address, "--session", "chaos",
+        self.address = ",".join(daemon.address for daemon in self.daemons)
+        command = [str(args.bin / "gradwire_test_member"), "--address", self.address, "--session", "chaos",
                    "--world-size", str(args.members), "--elements", str(args.elements), "--steps", str(10**9),
-                   "--late-ms", str(args.late_ms), *(["--trains", "1"] if args.policy != "fail" else [])]
+                   "--late-ms", str(args.late_ms), *(["--trains", "1"] if args.policy != "fail" else []),
+                   *(["--hook", args.hook] if args.hook else [])]
         if args.keep:
             os.environ["GRADWIRE_KEEP_GRADIENTS"] = "on"
         self.members = [Member([*command, "--rank", str(rank)]) for rank in range(args.members)]
@@ -68,7 +73,7 @@ class Chaos:
     def _start_daemon(self, folder: Path) -> Daemon:
         folder.mkdir()
         address = f"unix:{folder}/daemon.sock" if self.args.unix else f"127.0.0.1:{free_port()}"
-        daemon = Daemon(self.args.bin / "gradwired", address, folder, ["--on-member-loss", self.args.policy])
+        daemon = Daemon(self.args.bin / "gradwired", address, folder, ["--ledger", "--on-member-loss", self.args.policy])
         daemon.start()
         return daemon
 
@@ -116,6 +121,21 @@ class Chaos:
         self.members[rank].process.send_signal(signal.SIGCONT)
         return f"rank {rank} SIGSTOP", time.monotonic()
 
+    def check_ledger(self) -> list[str]:
+        command = [str(self.args.bin / "gradwirectl"), "--address", self.address, "-o", "json",
+                   "session", "ledger", "chaos"]
+        told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        if not told.stdout:
+            return [f"no ledger: {told.stderr.strip()}"]
+        answer = json.loads(told.stdout)
+        rows = [row.get("row", {}) for row in answer["ledger"]["rows"]]
+        norms = {name: math.sqrt(sum(row.get(f"{name}_squares", 0) for row in rows))
+                 for name in ("contributed", "residual", "skipped", "dropped", "lost")}
+        print(f"ledger up to step {answer['ledger']['settled']}: "
+              + ", ".join(f"{name} {norm:.3g}" for name, norm in norms.items())
+              + f"; {answer['ledger'].get('incomplete') or 'everything is known'}")
+        return [] if told.returncode == 0 and answer["closes"] else [f"the ledger does not close: {told.stdout}"]
+
     def end(self) -> None:
         for member in self.members:
             member.end()
@@ -138,6 +158,7 @@ def main() -> int:
                         help="members are lost, too: --on-member-loss shrink")
     parser.add_argument("--absent", type=float, default=5, help="with --shrink: seconds until the successor comes")
     parser.add_argument("--keep", action="store_true", help="members keep their gradients")
+    parser.add_argument("--hook", default="", help="such as power_sgd,start_powerSGD_iter=5")
     parser.add_argument("--shards", type=int, default=1, help="daemons of the session")
     parser.add_argument("--unix", action="store_true", help="shared memory instead of TCP")
     parser.add_argument("--return-limit", type=float, default=2)
@@ -171,6 +192,7 @@ def main() -> int:
                   "return", flush=True)
         disturbed = rate(chaos.members, begin, time.monotonic())
         wrong += check(chaos.members, chaos.may_be_skipped)
+        wrong += chaos.check_ledger()
         chaos.end()
         if args.keep:
             again = chaos.daemons[0].count_in_logs("is reduced again")

@@ -82,9 +82,10 @@ class Recovery : public ::testing::Test {
   }
 
   std::vector<std::unique_ptr<Process>> StartMembers(const std::string& address, int elements,
-                                                     const std::string& hook = "") {
+                                                     const std::string& hook = "",
+                                                     std::vector<int> ranks = {0, 1, 2}) {
     std::vector<std::unique_ptr<Process>> members;
-    for (int rank = 0; rank < kMembers; ++rank) {
+    for (const int rank : ranks) {
       std::vector<std::string> command = {GRADWIRE_TEST_MEMBER,
                                           "--address",
                                           address,
@@ -113,6 +114,14 @@ class Recovery : public ::testing::Test {
     const absl::Time deadline = absl::Now() + absl::Seconds(60);
     while (Count(member.Log(), "step ") <= step) {
       ASSERT_LT(absl::Now(), deadline) << member.Log();
+      absl::SleepFor(absl::Milliseconds(5));
+    }
+  }
+
+  static void WaitForLog(const Process& daemon, const std::string& text) {
+    const absl::Time deadline = absl::Now() + absl::Seconds(30);
+    while (Count(daemon.Log(), text) == 0) {
+      ASSERT_LT(absl::Now(), deadline) << daemon.Log();
       absl::SleepFor(absl::Milliseconds(5));
     }
   }
@@ -194,6 +203,23 @@ TEST_F(Recovery, NoStepIsSkippedIfGradientsAreKept) {
     TrainThroughLosses(StartDaemon("127.0.0.1:0", "resume"), 100'000, hook, false);
   }
   unsetenv("GRADWIRE_KEEP_GRADIENTS");
+}
+
+// Nothing is lost before the session has begun, whatever becomes of it later.
+TEST_F(Recovery, MembersThatWaitForOthersJoinTheNextDaemon) {
+  for (const char* loss : {"fail", "resume"}) {
+    auto daemon = StartDaemon("127.0.0.1:0", loss);
+    const std::string address = AddressOf(*daemon);
+    auto members = StartMembers(address, 1000, "", {0, 1});
+    WaitForLog(*daemon, "rank 0 joined");
+    WaitForLog(*daemon, "rank 1 joined");
+    Kill(*daemon);
+    daemon = StartDaemon(address, loss);
+    WaitForLog(*daemon, "rank 0 joined");
+    members.push_back(std::move(StartMembers(address, 1000, "", {2}).front()));
+    ExpectDone(members, 0);
+    EXPECT_THAT(members[0]->Log(), HasSubstr("before the session began, and joins again"));
+  }
 }
 
 // An upgrade: the daemon does not wait until the training is over.

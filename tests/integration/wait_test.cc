@@ -58,7 +58,7 @@ class Wait : public ::testing::Test {
     auto daemon =
         Process::Start({GRADWIRE_DAEMON, "--listen", listen, "--on-coordinator-loss", "resume",
                         "--coordinator-grace", "30s", "--on-member-loss", policy, "--member-grace",
-                        grace, "--shrink-after", "2s", "--http-listen", "off"},
+                        grace, "--shrink-after", "2s", "--http-listen", "off", "--ledger"},
                        Log("daemon"));
     ASSERT_TRUE(daemon.ok()) << daemon.status();
     daemon_ = *std::move(daemon);
@@ -134,6 +134,18 @@ class Wait : public ::testing::Test {
       if (model.empty()) model = own;
       EXPECT_EQ(own, model);
     }
+    ExpectLedgerCloses();
+  }
+
+  // Whoever was lost: what members contributed was applied, or was lost by name.
+  void ExpectLedgerCloses() {
+    auto ctl = Process::Start({GRADWIRE_CTL, "--address", address_, "session", "ledger", "s"},
+                              Log("ledger"));
+    ASSERT_TRUE(ctl.ok()) << ctl.status();
+    const auto status = (*ctl)->Wait(absl::Seconds(30));
+    ASSERT_TRUE(status.has_value());
+    EXPECT_EQ(WEXITSTATUS(*status), 0) << (*ctl)->Log();
+    EXPECT_THAT((*ctl)->Log(), HasSubstr("it closes"));
   }
 
   // As a launcher does that starts all processes again.

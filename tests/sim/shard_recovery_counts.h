@@ -43,6 +43,7 @@ enum class ShardRecoveryCount : std::uint8_t {
   kDrawPlans,
   kBarriers,
   kBroadcasts,
+  kLedgersClosed,
   kNumCounts
 };
 
@@ -83,7 +84,8 @@ inline const char* Name(ShardRecoveryCount count) {
                                         "states taken back",
                                         "draw plans",
                                         "barriers",
-                                        "broadcasts"};
+                                        "broadcasts",
+                                        "ledgers closed"};
   static_assert(kNames.size() == static_cast<std::size_t>(ShardRecoveryCount::kNumCounts));
   return kNames[static_cast<std::size_t>(count)];
 }

@@ -61,6 +61,7 @@ void ShardRecoverySimulation::MakeScenario() {
   device_percent_ = random_.Percent(50) ? 0 : 50;
   faults_left_ = random_.Between(1, 6);
   fault_percent_ = random_.Between(3, 20);
+  options_.ledger = random_.Percent(50);
 }
 
 // With slices a bucket has some at each shard only if it is large.
@@ -113,6 +114,11 @@ void ShardRecoverySimulation::AddPlace(Member& member, std::uint32_t shard) {
   place.owner = &member;
   place.shard = shard;
   place.hook = *MakeHook(options_.spec, MakeHostDevice());
+  if (options_.LedgerRows() > 0) {
+    auto hook = std::make_unique<LedgerHook>(std::move(place.hook), manifest_);
+    place.ledger = hook.get();
+    place.hook = std::move(hook);
+  }
   const server::JoinAsk ask = AskOf(place);
   Life& life = daemons_[shard].lives.empty() ? NewLife(shard, ask) : *LifeOf(shard);
   server::Effects effects;
@@ -133,7 +139,8 @@ void ShardRecoverySimulation::AddPlace(Member& member, std::uint32_t shard) {
                             .large_chunk_bytes = options_.chunk_bytes,
                             .manifest = manifest_,
                             .keep_gradients = member.keeps_gradients,
-                            .device = MakeHostDevice()},
+                            .device = MakeHostDevice(),
+                            .ledger = place.ledger},
       place.hook.get());
 }
 
@@ -318,6 +325,7 @@ std::string ShardRecoverySimulation::Run() {
     actions[random_.Below(actions.size())]();
     MaybeFault();
   }
+  if (violation_.empty()) CheckLedger();
   return violation_.empty() ? "" : absl::StrCat("seed ", seed_, ": ", violation_);
 }
 

@@ -30,6 +30,7 @@
 #include "client/core/shard_vote.h"
 #include "client/shard_buckets.h"
 #include "hooks/draw_buckets.h"
+#include "hooks/ledger_hook.h"
 #include "server/core/session_core.h"
 #include "tests/sim/bytes.h"
 #include "tests/sim/random.h"
@@ -97,6 +98,7 @@ class ShardRecoverySimulation {
     Member* owner = nullptr;
     std::uint32_t shard = 0;
     std::unique_ptr<Hook> hook;
+    LedgerHook* ledger = nullptr;  // the hook, if the session has a ledger
     std::unique_ptr<client::Member> core;
     Life* life = nullptr;      // that gave it its place
     Link* link = nullptr;      // null: it has none, and tries
@@ -243,6 +245,7 @@ class ShardRecoverySimulation {
   ByteVector Mean(std::size_t step, const std::vector<std::uint32_t>& parameters) const;
   void RunReference(std::size_t step);
   void Expect(std::size_t step);
+  void CheckLedger();
 
   const std::uint64_t seed_;
   Random random_;
