@@ -93,9 +93,11 @@ class LedgerHook::Run final : public HookRun {
     });
     const std::vector<TensorView> residuals = inner_->residuals();
     for (std::size_t i = 0; i < residuals.size(); ++i) {
-      if (residuals[i].data == nullptr) continue;
-      hook_.open_[positions_[i]].residual =
-          hook_.projectors_[positions_[i]].Of(residuals[i]) * (1 / hook_.scale_);
+      // A view without data: the hook keeps no residual of this parameter any more.
+      const TensorView& view = residuals[i];
+      const Projection residual =
+          view.data == nullptr ? Projection{} : hook_.projectors_[positions_[i]].Of(view);
+      hook_.open_[positions_[i]].residual = residual * (1 / hook_.scale_);
     }
   }
 

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -40,6 +41,10 @@ class HookWorld {
   const std::vector<ParameterSpec>& manifest() const { return manifest_; }
   Hook& hook(std::size_t rank) { return *hooks_[rank]; }
   CoordinatorHook& coordinator() { return *coordinator_; }
+  // Puts a hook around each member's. Before the first step.
+  void Wrap(const std::function<std::unique_ptr<Hook>(std::unique_ptr<Hook>)>& wrap) {
+    for (auto& hook : hooks_) hook = wrap(std::move(hook));
+  }
   std::size_t world_size() const { return hooks_.size(); }
 
   // The coordinator's state as a file has it, and its replacement by another one; the members are

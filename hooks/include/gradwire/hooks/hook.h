@@ -94,8 +94,8 @@ class HookRun {
   virtual std::optional<BucketNorms> norms() const = 0;
 
   // The residuals that Commit would leave, one for each parameter of the bucket, and on its device;
-  // without data where the hook keeps none. Empty: it keeps none at all, or leaves those that it has
-  // as they are. Valid once Next has returned nullopt, until Commit or Abort.
+  // without data where the hook keeps none. Empty: it keeps none at all, or leaves those that it
+  // has as they are. Valid once Next has returned nullopt, until Commit or Abort.
   virtual std::vector<TensorView> residuals() const = 0;
 
   // The step was applied: the run's new state becomes the hook's state.
