@@ -87,10 +87,7 @@ class LedgerHook::Run final : public HookRun {
   }
 
   void TakeResult() {
-    ForEach([](Entry& entry, const Projection& mean) {
-      entry.mean = mean;
-      entry.has_result = true;
-    });
+    ForEach([](Entry& entry, const Projection& mean) { entry.mean = mean; });
     const std::vector<TensorView> residuals = inner_->residuals();
     for (std::size_t i = 0; i < residuals.size(); ++i) {
       // A view without data: the hook keeps no residual of this parameter any more.

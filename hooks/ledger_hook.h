@@ -60,7 +60,6 @@ class LedgerHook final : public Hook {
     Projection gradient{};
     Projection mean{};
     std::optional<Projection> residual{};  // none: the hook leaves it as it is
-    bool has_result = false;
   };
 
   std::size_t RowOf(std::size_t parameter) const;
