@@ -14,6 +14,9 @@ namespace gradwire {
 namespace {
 
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(10);
+// While no daemon answers: its connection may have broken, or it is being started again.
+constexpr int kLeaveTries = 5;
+constexpr absl::Duration kBetweenLeaves = absl::Milliseconds(200);
 constexpr absl::Duration kLeaveInDestructorTimeout = absl::Seconds(2);
 constexpr absl::Duration kStateTimeout = absl::Seconds(60);
 
@@ -179,10 +182,12 @@ absl::Status ClientImpl::Leave() {
     return begun;
   }
   absl::Status answer = runtime_.CallLeave(kLeaveTimeout);
-  return OnThread([this, &answer] {
-    runtime_.FinishLeave(answer);
-    return answer;
-  });
+  const bool lost = absl::IsUnavailable(answer);
+  for (int i = 0; i < kLeaveTries && absl::IsUnavailable(answer); ++i) {
+    absl::SleepFor(kBetweenLeaves);
+    answer = runtime_.CallLeave(kLeaveTimeout);
+  }
+  return OnThread([&] { return runtime_.FinishLeave(answer, lost); });
 }
 
 absl::Status ClientImpl::RefuseBehindLeaf(const char* call) const {

@@ -193,12 +193,8 @@ class ShardedClient final : public client::MemberClient {
           [together](const absl::Status& status) { together->OnDone(status); });
     }
   }
-  // Members that stay may have left this life of the session before this one has told all shards.
   absl::Status Leave() override {
-    return OnAll([this](ClientImpl& shard) {
-      absl::Status left = shard.Leave();
-      return &shard != &lead() && absl::IsNotFound(left) ? absl::OkStatus() : left;
-    });
+    return OnAll([](ClientImpl& shard) { return shard.Leave(); });
   }
 
   absl::StatusOr<std::string> ExportState() override {

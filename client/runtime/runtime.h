@@ -87,7 +87,8 @@ class Runtime final : private EventHandler {
 
   // Leave in two parts. The RPC between them runs on the caller's thread.
   absl::Status BeginLeave();
-  void FinishLeave(const absl::Status& answer);
+  // `lost`: no daemon was there to answer. Returns what the user gets.
+  absl::Status FinishLeave(const absl::Status& answer, bool lost);
 
   // Ok if no step is open. `call` is for the error message.
   absl::Status BetweenSteps(const char* call) const;

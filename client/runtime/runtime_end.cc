@@ -47,18 +47,21 @@ absl::Status Runtime::BeginLeave() {
   return absl::OkStatus();
 }
 
-// After a refused Leave the member goes on.
-void Runtime::FinishLeave(const absl::Status& answer) {
+// After a refused Leave the member goes on. One whose daemon is lost while it leaves needs nobody
+// any more: its place is held, or not, as if the daemon had heard of it.
+absl::Status Runtime::FinishLeave(const absl::Status& answer, bool lost) {
   leaving_ = false;
-  // Shard 0 has let it go, and the others have been left with it.
-  const bool is_gone = !leads_ && member_.outlives_daemon() && absl::IsNotFound(answer);
-  if (!answer.ok() && !is_gone) {
+  // Shard 0 has let it go, and members that stay have left this shard's life of the session.
+  const bool is_left = !leads_ && absl::IsNotFound(answer);
+  if (!answer.ok() && !(member_.outlives_daemon() && (is_left || lost))) {
     // Nothing else would look for the next daemon.
     const absl::Status ended = std::exchange(ended_in_leave_, absl::OkStatus());
-    return ended.ok() ? void() : OnEnded(ended);
+    if (!ended.ok()) OnEnded(ended);
+    return answer;
   }
   left_.store(true, std::memory_order_relaxed);
   connection_->Close(Clock::now() + kCloseTimeout);
+  return absl::OkStatus();
 }
 
 // In the middle of a step, other members wait for this one, so they must learn of its end as a

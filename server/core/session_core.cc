@@ -45,9 +45,7 @@ SessionCore::~SessionCore() = default;
 
 std::int64_t SessionCore::step() const { return step_->number(); }
 
-std::vector<int> SessionCore::LedgerSilent() const {
-  return step_->ledger().Silent(membership_);
-}
+std::vector<int> SessionCore::LedgerSilent() const { return step_->ledger().Silent(membership_); }
 
 const std::string& SessionCore::last_departure() const { return rendezvous_->last_departure(); }
 

@@ -28,7 +28,8 @@ Step::Step(const SessionOptions& options, const Membership& membership, Coordina
                  options.leaf.is_leaf()),
       own_state_(hook, options.chunk_bytes),
       reports_(options.manifest),
-      records_{.blame = SkipBlame(hook), .ledger = Ledger(options.LedgerRows())},
+      blame_(hook),
+      records_{.ledger = Ledger(options.LedgerRows())},
       ended_(Index(options.world_size)) {}
 
 // ---- Announcements
@@ -256,7 +257,7 @@ void Step::OnReduced(const wire::RoundId& id, std::uint32_t chunk, const ResultR
       bucket->CurrentId() != id) {
     return;
   }
-  records_.blame.Note(*bucket, chunk, outcome);
+  blame_.Note(*bucket, chunk, outcome);
   flow_.Reduced(*bucket, chunk, result, spent, effects);
   Advance(*bucket, effects);
   GrantNext(effects);

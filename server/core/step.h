@@ -29,6 +29,7 @@
 #include "server/core/group_flow.h"
 #include "server/core/own_state_sending.h"
 #include "server/core/round_flow.h"
+#include "server/core/skip_blame.h"
 #include "server/core/step_gate.h"
 #include "server/core/step_records.h"
 
@@ -176,6 +177,7 @@ class Step {
   BucketReports reports_;
   std::int64_t number_ = 0;
   std::uint32_t attempt_ = 0;
+  SkipBlame blame_;
   StepRecords records_;
   UpstreamConclusion upstream_;    // of a leaf's root
   bool awaits_draw_plan_ = false;  // some bucket does

@@ -83,7 +83,7 @@ bool Step::IsPrepared() const {
 void Step::MaybeConclude(Effects& effects) {
   if (!IsPrepared()) return;
   const bool first = !agreement_.prepared();
-  agreement_.Prepare(records_.blame.skips() ? Verdict::kSkip : Verdict::kApply);
+  agreement_.Prepare(blame_.skips() ? Verdict::kSkip : Verdict::kApply);
   if (first) AskUpstream(effects);
   if (first && !agreement_.alone()) {
     if (outlives_daemon()) {
@@ -100,7 +100,7 @@ void Step::MaybeConclude(Effects& effects) {
 
 // Members of a leaf contribute to the root's step as one, which the root names.
 std::string Step::SkipReason() const {
-  return options_.leaf.is_leaf() ? upstream_.reason : records_.blame.Sentence(membership_);
+  return options_.leaf.is_leaf() ? upstream_.reason : blame_.Sentence(membership_);
 }
 
 // Residuals and factors change with the verdict only, the same for all: a skipped step leaves them.
@@ -130,7 +130,7 @@ void Step::Conclude(Verdict verdict, Effects& effects) {
   records_.ledger.Settle(membership_, outlives_daemon(), effects);
   reports_.EndStep(table_, number_);
   if (verdict == Verdict::kApply) reports_.Log(hook_, table_, number_, effects);
-  records_.blame.Log(number_, membership_, effects);
+  blame_.Log(number_, membership_, effects);
   ++(verdict == Verdict::kSkip ? flow_.stats().steps_skipped : flow_.stats().steps_applied);
   table_.EndStep(number_);
   ++number_;
@@ -138,7 +138,7 @@ void Step::Conclude(Verdict verdict, Effects& effects) {
   gate_.OnStepEnd();
   groups_.BeginStep(number_);
   attempt_ = 0;
-  records_.blame.Reset();
+  blame_.Reset();
   upstream_ = {};
   began_.reset();
   chunks_ = 0;

@@ -8,7 +8,7 @@ wire::Prepared Step::PreparedFrame() const {
   return {.step = number_,
           .verdict = *agreement_.prepared(),
           .digest = ResultsDigest(),
-          .reason = records_.blame.Sentence(membership_)};
+          .reason = blame_.Sentence(membership_)};
 }
 
 MaybeFailure Step::OnReady(int rank, const wire::Ready& ready, Effects& effects) {

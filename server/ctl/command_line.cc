@@ -80,7 +80,8 @@ void AddSessionCommands(CLI::App& app, Flags& flags) {
       app.add_subcommand("session", "Show, pause, resume, end, export or import one session")
           ->require_subcommand(1);
   session->add_subcommand("get", "Show everything about one session");
-  session->add_subcommand("ledger", "Show what became of all gradients, and whether any is missing");
+  session->add_subcommand("ledger",
+                          "Show what became of all gradients, and whether any is missing");
   CLI::App* const evict =
       session->add_subcommand("evict", "End it at once; its members get an error");
   CLI::App* const pause = session->add_subcommand(

@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "base/error_code.h"
 #include "base/printable.h"
 #include "proto/wire/ledger_frames.h"
 #include "server/ctl/report.h"
@@ -57,19 +58,21 @@ absl::StatusOr<v1::LedgerStatus> LedgerOf(const v1::SessionStatus& session) {
   std::set<int> silent;
   for (const v1::SessionStatus* part : parts) {
     if (!part->has_ledger()) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("session \"", Printable(session.name()),
-                       "\" has no ledger; gradwired --ledger (ledger: true) begins one"));
+      return Coded(ErrorCode::kCtl,
+                   absl::FailedPreconditionError(absl::StrCat(
+                       "session \"", Printable(session.name()),
+                       "\" has no ledger; gradwired --ledger (ledger: true) begins one")));
     }
     const v1::LedgerStatus& one = part->ledger();
     silent.insert(one.silent().begin(), one.silent().end());
     if (one.rows().empty()) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "session \"", Printable(session.name()), "\": nothing is in its ledger yet",
-          silent.empty() ? ""
-                         : absl::StrCat("; these ranks have sent no account: ",
-                                        absl::StrJoin(silent, ", "),
-                                        " (gradients on a GPU have none)")));
+      return Coded(ErrorCode::kCtl,
+                   absl::FailedPreconditionError(absl::StrCat(
+                       "session \"", Printable(session.name()), "\": nothing is in its ledger yet",
+                       silent.empty() ? ""
+                                      : absl::StrCat("; these ranks have sent no account: ",
+                                                     absl::StrJoin(silent, ", "),
+                                                     " (gradients on a GPU have none)"))));
     }
     if (sum.rows().empty()) {
       sum = one;
@@ -91,9 +94,8 @@ absl::StatusOr<v1::LedgerStatus> LedgerOf(const v1::SessionStatus& session) {
 }
 
 bool Closes(const v1::LedgerStatus& ledger) {
-  return std::all_of(ledger.rows().begin(), ledger.rows().end(), [&](const auto& row) {
-    return RowCloses(ledger, wire::Get(row.row()));
-  });
+  return std::all_of(ledger.rows().begin(), ledger.rows().end(),
+                     [&](const auto& row) { return RowCloses(ledger, wire::Get(row.row())); });
 }
 
 std::string LedgerTable(const v1::SessionStatus& session, const v1::LedgerStatus& ledger) {
@@ -106,9 +108,9 @@ std::string LedgerTable(const v1::SessionStatus& session, const v1::LedgerStatus
     all += row;
   }
   rows.push_back(Line(ledger, "all", all));
-  std::string text = absl::StrCat("session ", Printable(session.name()), " up to step ",
-                                  ledger.settled(), "; norms of all members' gradients\n\n",
-                                  Table(rows), "\n");
+  std::string text =
+      absl::StrCat("session ", Printable(session.name()), " up to step ", ledger.settled(),
+                   "; norms of all members' gradients\n\n", Table(rows), "\n");
   if (!ledger.incomplete().empty()) absl::StrAppend(&text, Printable(ledger.incomplete()), "\n");
   absl::StrAppend(&text, Closes(ledger)
                              ? "it closes: what was contributed was applied, is still a residual, "

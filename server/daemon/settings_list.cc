@@ -269,9 +269,8 @@ std::vector<Setting> RecoverySettings() {
        .field = At<&Options::shrink_after>},
       {.name = "ledger",
        .key = "ledger",
-       .help =
-           "Members keep account of what becomes of their gradients, which gradwirectl session "
-           "ledger adds up",
+       .help = "Members keep account of what becomes of their gradients, which gradwirectl session "
+               "ledger adds up",
        .field = At<&Options::ledger>},
   };
 }

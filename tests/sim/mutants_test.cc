@@ -169,7 +169,10 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{Mutant::kMeanOfAllRanks, "MeanOfAllRanks"},
                       Case{Mutant::kOwnStateNotTold, "OwnStateNotTold"},
                       Case{Mutant::kStateNotTakenBack, "StateNotTakenBack"},
-                      Case{Mutant::kNewcomerHasModel, "NewcomerHasModel"}),
+                      Case{Mutant::kNewcomerHasModel, "NewcomerHasModel"},
+                      Case{Mutant::kResidualCountedTwice, "ResidualCountedTwice"},
+                      Case{Mutant::kSkipSettledAsApplied, "SkipSettledAsApplied"},
+                      Case{Mutant::kAccountsOfGoneForgotten, "AccountsOfGoneForgotten"}),
     [](const ::testing::TestParamInfo<Case>& tested) { return std::string(tested.param.name); });
 
 class ShardRecoveryMutants : public ::testing::TestWithParam<Case> {};
