@@ -84,6 +84,8 @@ const Setting* FindSetting(std::string_view name) {
 ServerOptions DaemonDefaults() {
   ServerOptions options;
   options.http_listen = "auto";
+  // READY costs two message delays in a step; a session that ends with its daemon costs more.
+  options.on_coordinator_loss = "resume";
   return options;
 }
 

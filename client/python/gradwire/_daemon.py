@@ -107,9 +107,10 @@ class EmbeddedDaemon:
         env = {name: value for name, value in os.environ.items() if not name.startswith(others)}
         with open(self._log, "wb") as log:
             return subprocess.Popen(
-                # No file, which is for this host's daemon, and no second port for metrics.
+                # No file, which is for this host's daemon, and no second port for metrics. Nobody would start it
+                # again, so that members need not look for the next one.
                 [program, "--config=", "--listen", self.address, "--http-listen=off", "--stop-on-eof",
-                 "--drain-timeout", "10s", "--log-level", "warning", *flags],
+                 "--on-coordinator-loss=fail", "--drain-timeout", "10s", "--log-level", "warning", *flags],
                 stdin=subprocess.PIPE, stdout=log, stderr=log, env=env,
                 start_new_session=True,  # Ctrl-C is for the trainer, which leaves first
                 pass_fds=[self._folder.lock],

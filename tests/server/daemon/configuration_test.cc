@@ -103,7 +103,7 @@ const std::vector<std::pair<std::string, Sample>> kSamples = {
     {"window_chunks", {"3", "3"}},
     {"network_window_chunks", {"5", "5"}},
     {"open_buckets", {"2", "2"}},
-    {"on_coordinator_loss", {"resume", "resume"}},
+    {"on_coordinator_loss", {"fail", "fail"}},
     {"coordinator_grace", {"90s", "1.5m"}},
     {"on_member_loss", {"wait", "wait"}},
     {"member_grace", {"5m", "300s"}},
