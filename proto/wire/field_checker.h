@@ -54,6 +54,10 @@ class Checker {
     Note(CheckCount(Name(field), count, low, high));
   }
 
+  void Finite(const char* field, bool finite) {
+    if (!finite) Note(NotAllowed(Name(field), "a value that is not finite", "finite values"));
+  }
+
   void Enumerator(const char* field, int value, bool known, const char* allowed) {
     if (!known) Note(NotAllowed(Name(field), value, allowed));
   }

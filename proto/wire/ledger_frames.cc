@@ -1,6 +1,7 @@
 #include "proto/wire/ledger_frames.h"
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 namespace gradwire::wire {
@@ -23,10 +24,7 @@ std::vector<LedgerRow> GetRows(const char* field, const Rows& messages, bool fin
   if (!check.status().ok()) return rows;
   for (const v1::LedgerRow& message : messages) {
     rows.push_back(Get(message));
-    if (finite && !rows.back().is_finite()) {
-      check.Note(NotAllowed(field, "a value that is not finite", "finite values"));
-      break;
-    }
+    if (finite) check.Finite(field, rows.back().is_finite());
   }
   return rows;
 }
@@ -86,9 +84,10 @@ LedgerAccount Get(const v1::LedgerAccount& message, Checker& check) {
   check.Count("earlier", static_cast<std::size_t>(message.earlier_size()), 0, kMostSnapshots);
   if (!check.status().ok()) return account;
   for (const v1::LedgerSnapshot& earlier : message.earlier()) {
-    account.earlier.push_back({.step = check.Step(earlier.step()),
-                               .own = GetRows("earlier.own", earlier.own(), true, check),
-                               .total = GetRows("earlier.total", earlier.total(), true, check)});
+    account.earlier.push_back(
+        {.step = check.Range("earlier.step", earlier.step(), std::int64_t{0}, kMaxInt64),
+         .own = GetRows("earlier.own", earlier.own(), true, check),
+         .total = GetRows("earlier.total", earlier.total(), true, check)});
   }
   return account;
 }

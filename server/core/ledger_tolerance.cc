@@ -48,7 +48,7 @@ LedgerTolerance LedgerToleranceOf(const SessionOptions& options) {
     if (kept == ErrorFeedback::kNone) {
       tolerance.loses = "without error feedback, what compression leaves out is lost";
     }
-  } else if (!spec.OnlyCasts()) {
+  } else if (spec.comm_hook != "no" && !DtypeOf(spec.comm_hook)) {
     tolerance.loses = "the session does not know whether its hook keeps what it leaves out";
   }
   for (const std::string& cast : {spec.comm_hook, spec.comm_wrapper}) {

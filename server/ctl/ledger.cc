@@ -33,14 +33,15 @@ bool RowCloses(const v1::LedgerStatus& ledger, const LedgerRow& row) {
 Row Line(const v1::LedgerStatus& ledger, const std::string& name, const LedgerRow& row) {
   const double all = std::sqrt(row.contributed_squares);
   const double part = all == 0 ? 0 : std::abs(row.balance()) / all;
-  return {name,
-          Norm(row.contributed_squares),
-          Norm(row.residual_squares),
-          Norm(row.skipped_squares),
-          Norm(row.dropped_squares),
-          Norm(row.lost_squares),
-          part == 0 ? "0" : absl::StrFormat("%.1e", part),
-          RowCloses(ledger, row) ? "" : "too much"};
+  Row line = {name,
+              Norm(row.contributed_squares),
+              Norm(row.residual_squares),
+              Norm(row.skipped_squares),
+              Norm(row.dropped_squares),
+              Norm(row.lost_squares),
+              part == 0 ? "0" : absl::StrFormat("%.1e", part)};
+  if (!RowCloses(ledger, row)) line.emplace_back("too much");
+  return line;
 }
 
 std::string NameOf(const v1::NamedLedgerRow& row) {
@@ -100,7 +101,7 @@ bool Closes(const v1::LedgerStatus& ledger) {
 
 std::string LedgerTable(const v1::SessionStatus& session, const v1::LedgerStatus& ledger) {
   std::vector<Row> rows = {
-      {"PARAMETER", "CONTRIBUTED", "RESIDUALS", "SKIPPED", "DROPPED", "LOST", "UNEXPLAINED", ""}};
+      {"PARAMETER", "CONTRIBUTED", "RESIDUALS", "SKIPPED", "DROPPED", "LOST", "UNEXPLAINED"}};
   LedgerRow all;
   for (const v1::NamedLedgerRow& line : ledger.rows()) {
     const LedgerRow row = wire::Get(line.row());
