@@ -16,6 +16,9 @@ void SetRows(const std::vector<LedgerRow>& rows, Rows& messages) {
   for (const LedgerRow& row : rows) wire::Set(row, *messages.Add());
 }
 
+// Steps ascend.
+std::int64_t FirstAfter(std::int64_t step) { return step < kMaxInt64 ? step + 1 : step; }
+
 // `finite`: what is not would stay in all later sums.
 std::vector<LedgerRow> GetRows(const char* field, const Rows& messages, bool finite,
                                Checker& check) {
@@ -84,10 +87,10 @@ LedgerAccount Get(const v1::LedgerAccount& message, Checker& check) {
   check.Count("earlier", static_cast<std::size_t>(message.earlier_size()), 0, kMostSnapshots);
   if (!check.status().ok()) return account;
   for (const v1::LedgerSnapshot& earlier : message.earlier()) {
-    account.earlier.push_back(
-        {.step = check.Range("earlier.step", earlier.step(), std::int64_t{0}, kMaxInt64),
-         .own = GetRows("earlier.own", earlier.own(), true, check),
-         .total = GetRows("earlier.total", earlier.total(), true, check)});
+    const std::int64_t low = account.earlier.empty() ? 0 : FirstAfter(account.earlier.back().step);
+    account.earlier.push_back({.step = check.Range("earlier.step", earlier.step(), low, kMaxInt64),
+                               .own = GetRows("earlier.own", earlier.own(), true, check),
+                               .total = GetRows("earlier.total", earlier.total(), true, check)});
   }
   return account;
 }

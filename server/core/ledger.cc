@@ -173,10 +173,11 @@ void Ledger::FindGone(const Membership& membership, Effects& effects) {
   double lost = 0;
   for (std::size_t i = 0; i < rows_; ++i) {
     LedgerRow& row = gone_[i];
-    const LedgerRow& all = last->total[i];
-    if (row.residual_squares > kNoise * all.rounded_squares) lost += row.residual_squares;
+    double squares = std::exchange(row.residual_squares, 0);
+    if (squares <= kNoise * last->total[i].rounded_squares) squares = 0;
+    lost += squares;
     row.lost += std::exchange(row.residual, 0);
-    row.lost_squares += std::exchange(row.residual_squares, 0);
+    row.lost_squares += squares;
   }
   if (lost > 0) {
     effects.push_back(

@@ -46,7 +46,9 @@ std::vector<Hostile> HostileAccounts() {
          while (account.earlier_size() < 4) account.add_earlier();
        }},
       {"ledger_account.earlier.step: -7; allowed: 0 to 9223372036854775807",
-       [](Account& account) { account.mutable_earlier(1)->set_step(-7); }},
+       [](Account& account) { account.mutable_earlier(0)->set_step(-7); }},
+      {"ledger_account.earlier.step: 39; allowed: 40 to 9223372036854775807",
+       [](Account& account) { account.mutable_earlier(1)->set_step(39); }},
       {"ledger_account.earlier.own: has 257 entries; allowed: 0 to 256",
        [=](Account& account) { add_rows(account.mutable_earlier(1)->mutable_own(), 257); }},
       {"ledger_account.earlier.own: a value that is not finite; allowed: finite values",
@@ -103,7 +105,9 @@ TEST(LedgerFrames, TheLargestAccountPasses) {
   const double large = std::numeric_limits<double>::max();
   account.before.assign(256, {.contributed = large, .rounded_squares = -large});
   account.change = account.before;
-  account.earlier.assign(3, {.step = 1, .own = account.before, .total = account.before});
+  for (const std::int64_t step : {std::int64_t{0}, account.step - 1, account.step}) {
+    account.earlier.push_back({.step = step, .own = account.before, .total = account.before});
+  }
   const absl::StatusOr<Frame> frame = Parse(Serialize(account, nullptr), {});
   ASSERT_TRUE(frame.ok()) << frame.status();
   EXPECT_EQ(std::get<LedgerAccount>(frame->header), account);

@@ -194,7 +194,6 @@ TEST_F(LedgerSendingTest, IgnoresTotalsOfStepsThatItDoesNotKnowOrOfOtherRows) {
   Apply();
   Total(5);
   sending_.On({.step = 0, .rows = {{}, {}}});
-  sending_.On({.step = 0, .rows = {}});
   EXPECT_THAT(Steps(TellAnew()), ElementsAre(-1));
   Apply();
   EXPECT_THAT(Steps(TellAnew()), ElementsAre(-1, -2)) << "the total was of none of them";

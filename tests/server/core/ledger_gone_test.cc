@@ -78,17 +78,19 @@ TEST(FurtherLedger, ANewMemberAtTheRankDoesNotBringTheResidualBack) {
 TEST(FurtherLedger, NothingIsLostWhereNobodyIsGone) {
   std::vector<Trainer> trainers(3);
   for (Daemon daemon(3); daemon.ledger().settled() < 20;) {
-    daemon.Reduce(trainers, {{.gradient = 0.1, .mean = 0.7, .residual = 0.3},
-                             {.gradient = 0.7, .mean = 0.7, .residual = 1 / 3.},
-                             {.gradient = 1.3, .mean = 0.7, .residual = -1 / 7.}});
+    daemon.Reduce(trainers, {{.gradient = 0.1, .mean = 0.7, .residual = 0.7},
+                             {.gradient = 0.7, .mean = 0.7, .residual = 0.3},
+                             {.gradient = 1.3, .mean = 0.7, .residual = 0.9}});
   }
+  // What squares of these residuals leave, 0.49 + 0.09 + 0.81 - 0.49 - 0.09 - 0.81, is above 0.
+  ASSERT_GT(0.7 * 0.7 + 0.3 * 0.3 + 0.9 * 0.9 - 0.7 * 0.7 - 0.3 * 0.3 - 0.9 * 0.9, 0);
   for (Trainer& trainer : trainers) trainer.Rejoin();
   Daemon daemon(3, 21);
   daemon.Reduce(trainers, {{.gradient = 0.1}, {.gradient = 0.1}, {.gradient = 0.1}});
   EXPECT_NEAR(daemon.total().contributed, 21 * 2.1 + 0.3, 1e-9);
   EXPECT_NEAR(daemon.total().applied, 21 * 2.1, 1e-9);
   EXPECT_NEAR(daemon.total().lost, 0, 1e-9);
-  EXPECT_NEAR(daemon.total().lost_squares, 0, 1e-9);
+  EXPECT_EQ(daemon.total().lost_squares, 0);
   EXPECT_EQ(daemon.ledger().incomplete(), "");
   EXPECT_THAT(daemon.Logged(), IsEmpty());
 }
@@ -162,6 +164,22 @@ TEST(FurtherLedger, TheFirstStepNeedsNoTotalUnlessSomebodyIsGone) {
     EXPECT_THAT(daemon.ledger().incomplete(), HasSubstr(gone ? "in step 0 is not known" : ""));
     EXPECT_EQ(daemon.ledger().incomplete().empty(), !gone);
   }
+}
+
+// Somebody may have been there before them.
+TEST(FurtherLedger, WithoutAnyTotalOnlyTheFirstStepIsKnown) {
+  std::vector<Trainer> trainers(3);
+  Daemon first(3);
+  for (int step = 0; step < 2; ++step) {
+    first.Reduce(trainers, std::vector<Change>(3, {.gradient = 2, .mean = 2}), /*lives=*/false);
+  }
+  for (Trainer& trainer : trainers) trainer.Rejoin();
+  Daemon daemon(3, 2);
+  daemon.Reduce(trainers, std::vector<Change>(3, {.gradient = 1, .mean = 1}));
+  EXPECT_THAT(daemon.ledger().incomplete(), HasSubstr("in step 0 is not known"));
+  EXPECT_EQ(daemon.total().contributed, 3 * (2 + 2 + 1));
+  EXPECT_EQ(daemon.total().applied, 3 * (2 + 2 + 1));
+  EXPECT_EQ(daemon.total().lost, 0);
 }
 
 // A new member has no account of the step, so that it is gone from it as well.

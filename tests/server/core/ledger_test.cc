@@ -132,7 +132,16 @@ TEST(Ledger, SilentAreThoseWhoAreHereAndHaveSentNone) {
   daemon.End(Verdict::kApply);
   EXPECT_THAT(daemon.Silent(), ElementsAre(0, 2)) << "an account of any step will do";
   EXPECT_EQ(daemon.ledger().settled(), -1);
-  EXPECT_THAT(Ledger(0).Silent(Membership(2, {}, absl::UnixEpoch())), IsEmpty());
+  const Membership absent(2, {}, absl::UnixEpoch());
+  EXPECT_THAT(Ledger(1).Silent(absent), IsEmpty()) << "nobody is here";
+}
+
+TEST(Ledger, NobodyIsSilentWithoutOne) {
+  Membership membership(1, {}, absl::UnixEpoch());
+  ASSERT_TRUE(membership.Join(0, 1, "s", absl::UnixEpoch()).ok());
+  membership.Attach(0, 1, absl::UnixEpoch());
+  EXPECT_THAT(Ledger(1).Silent(membership), ElementsAre(0));
+  EXPECT_THAT(Ledger(0).Silent(membership), IsEmpty());
 }
 
 TEST(Ledger, RefusesByFieldAndChangesNothing) {
