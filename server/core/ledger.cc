@@ -103,6 +103,12 @@ void Ledger::Settle(const Membership& membership, bool tells, Effects& effects) 
                    .frame = {.header = wire::LedgerTotal{.step = settled_, .rows = total_}}});
 }
 
+void Ledger::Repeat(int rank, Effects& effects) const {
+  if (settled_ < 0) return;
+  effects.push_back(SendEffect{
+      .rank = rank, .frame = {.header = wire::LedgerTotal{.step = settled_, .rows = total_}}});
+}
+
 // What is missing is lost, and known for it, so that later steps are accounted for.
 void Ledger::EnterUnknown() {
   for (std::size_t i = 0; i < rows_; ++i) {

@@ -42,6 +42,9 @@ class Ledger {
   // `tells`: members are to keep it for a further daemon.
   void Settle(const Membership& membership, bool tells, Effects& effects);
 
+  // A new stream: the last total may not have arrived.
+  void Repeat(int rank, Effects& effects) const;
+
   // The sum of all accounts after the last step that is settled; and that step. Empty and -1: none
   // is.
   const std::vector<LedgerRow>& total() const { return total_; }

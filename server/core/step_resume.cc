@@ -65,6 +65,7 @@ void Step::Resume(int rank, std::int64_t member_step,
                      .group = std::move(group),
                      .recovery = recovery_,
                      .change = change});
+  if (outlives_daemon()) records_.ledger.Repeat(rank, effects);
   groups_.Resume(rank, member_step, effects);
   for (auto& [key, bucket] : table_.all()) {
     // Its StepDone came after them.
