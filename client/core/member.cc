@@ -18,7 +18,8 @@ Member::Member(MemberOptions options, Hook* hook)
       protocol_(options_, step_),
       collectives_(options_),
       coordinator_(options_.manifest.size()),
-      ledger_(options_.ledger) {}
+      ledger_(options_.ledger),
+      chain_(options_.step) {}
 
 absl::Status Member::StartBucket(Ticket ticket, GradBucket& bucket, Effects& effects,
                                  const OpenStep::Begun& begun) {
@@ -120,6 +121,7 @@ struct Member::Received {
     return member.protocol_.On(restart, effects);
   }
   absl::Status operator()(const wire::StepDone& done) const {
+    member.chain_.Advance(done);
     // The others may end steps that a newcomer lacks results of, or has not heard of: it will get
     // the model anew.
     const bool has_all =
@@ -197,6 +199,7 @@ struct Member::Received {
   absl::Status operator()(const wire::Welcome& welcome) const {
     const absl::StatusOr<bool> moves = member.Enroll(welcome.recovery);
     if (!moves.ok()) return moves.status();
+    if (absl::Status same = member.TakeChain(welcome); !same.ok()) return same;
     if (std::exchange(member.awaits_welcome_, false)) {
       if (absl::Status status = member.GoOn(*moves, effects); !status.ok()) return status;
     }

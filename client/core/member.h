@@ -24,6 +24,7 @@
 #include "client/core/open_step.h"
 #include "client/core/step_protocol.h"
 #include "proto/wire/member_report.h"
+#include "proto/wire/step_chain.h"
 
 namespace gradwire::client {
 
@@ -133,6 +134,9 @@ class Member {
   // Means are of those who are in the roster. False: it is as before.
   absl::StatusOr<bool> Enroll(const std::optional<wire::Recovery>& recovery);
   absl::Status CheckRoot(int root) const;
+  // Whether the daemon has seen the same steps as this member, which learns their chain if it does
+  // not know it.
+  absl::Status TakeChain(const wire::Welcome& welcome);
   bool keeps_gradients() const;
   void Conclude(const wire::StepDone& done, Effects& effects);
   // With the end of the step, among the effects from `first` on.
@@ -155,6 +159,7 @@ class Member {
   std::optional<Verdict> last_;         // of the step before
   std::optional<Verdict> before_last_;  // of the one before that
   bool is_newcomer_ = false;            // and no step was applied since
+  wire::StepChain chain_;               // of all steps that are over; of shard 0's member
   std::optional<wire::Ready> ready_;    // of the open step
   std::optional<std::uint64_t> first_digest_;  // of its results, where they are computed again
   std::int64_t reduced_again_ = 0;

@@ -26,7 +26,8 @@ wire::MemberReport Member::Report() const {
                             .concluded = concluded_,
                             .has_seen_results = step_.has_done(),
                             .in_collective = collectives_.is_open(),
-                            .life = recovery_->life};
+                            .life = recovery_->life,
+                            .chain = chain_.Before(step())};
   if (ready_) report.ready = {.verdict = ready_->verdict, .digest = ready_->digest};
   return report;
 }
@@ -75,6 +76,23 @@ absl::StatusOr<bool> Member::Enroll(const std::optional<wire::Recovery>& recover
       IsActive(Mutant::kMeanOfAllRanks) ? options_.world_size : static_cast<int>(ranks.size());
   protocol_.SetMembers(static_cast<int>(own - ranks.begin()), members);
   return !before || before->ranks != ranks;
+}
+
+// A newcomer has not been in all steps. On a resume, a StepDone that came before the Welcome may
+// have moved the member on from the Welcome's step.
+absl::Status Member::TakeChain(const wire::Welcome& welcome) {
+  if (!welcome.recovery) return absl::OkStatus();
+  const wire::StepChain theirs(welcome.step, welcome.recovery->chain);
+  const bool begins = welcome.change && !welcomed_;
+  if (!begins && (welcome.step != step() || !theirs.known())) return absl::OkStatus();
+  const wire::StepChain own(step(), chain_.Before(step()));
+  if (begins || is_newcomer_ || !own.known()) {
+    chain_ = theirs;
+    return absl::OkStatus();
+  }
+  if (own == theirs) return absl::OkStatus();
+  return protocol_.Violation(
+      absl::StrCat("other results before step ", step(), " than this member had"));
 }
 
 absl::Status Member::CheckRoot(int root) const {

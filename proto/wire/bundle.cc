@@ -23,7 +23,9 @@ bool HasLists(const Header& header) {
   return std::holds_alternative<Announce>(header) || std::holds_alternative<DrawPlan>(header) ||
          std::holds_alternative<GroupBucket>(header) || std::holds_alternative<GroupId>(header) ||
          std::holds_alternative<Restart>(header) || std::holds_alternative<Failure>(header) ||
-         std::holds_alternative<Welcome>(header) || std::holds_alternative<Hello>(header);
+         std::holds_alternative<Welcome>(header) || std::holds_alternative<Hello>(header) ||
+         std::holds_alternative<LedgerAccount>(header) ||
+         std::holds_alternative<LedgerTotal>(header);
 }
 
 }  // namespace

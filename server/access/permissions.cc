@@ -37,6 +37,9 @@ const std::vector<Permission>& Permissions() {
       {.method = "/gradwire.v1.AdminService/GetSession",
        .roles = {Role::kMember, Role::kObserver},
        .admin = true},
+      {.method = "/gradwire.v1.AdminService/GetDigests",
+       .roles = {Role::kMember, Role::kObserver},
+       .admin = true},
       // The SDK saves and loads a session's state with a checkpoint, where it trains.
       {.method = "/gradwire.v1.AdminService/ExportState", .roles = {Role::kMember}},
       {.method = "/gradwire.v1.AdminService/ImportState", .roles = {Role::kMember}},

@@ -179,9 +179,9 @@ BucketTable::Progress BucketTable::ProgressOf(std::int64_t step) const {
 }
 
 // Combines the buckets' digests in the order of their ids, so that the order of arrival does not
-// matter.
-std::uint64_t BucketTable::DigestOf(std::int64_t step, std::uint64_t seed) const {
-  std::uint64_t digest = wire::CombineDigests(seed, static_cast<std::uint64_t>(step));
+// matter. Nothing of the session is in it: two runs of the same job are compared by it.
+std::uint64_t BucketTable::DigestOf(std::int64_t step) const {
+  auto digest = static_cast<std::uint64_t>(step);
   for (const auto& [key, bucket] : buckets_) {
     if (bucket.step() == step) digest = wire::CombineDigests(digest, bucket.digest());
   }

@@ -59,7 +59,7 @@ class BucketTable {
   };
   Progress ProgressOf(std::int64_t step) const;
   // Of the step's buckets, chained.
-  std::uint64_t DigestOf(std::int64_t step, std::uint64_t seed) const;
+  std::uint64_t DigestOf(std::int64_t step) const;
 
   std::size_t held_bytes() const;
   // Drops all buckets. Returns the results that they kept.

@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "base/error_code.h"
 #include "base/mutants.h"
+#include "proto/wire/step_chain.h"
 
 namespace gradwire::server {
 namespace {
@@ -67,6 +68,9 @@ void Gathering::Take(int rank, std::optional<wire::MemberReport> report) {
 void Gathering::Advance(wire::MemberReport& report, std::span<const wire::StepDone> ended) {
   for (const wire::StepDone& done : ended) {
     if (report.step > done.step) continue;
+    wire::StepChain chain(report.step, report.chain);
+    chain.Advance(done);
+    report.chain = chain.Before(done.step + 1);
     report.step = done.step + 1;
     report.before_last = std::exchange(report.last, done.verdict);
     report.has_contributed = report.may_have_results = report.has_seen_results = false;
@@ -116,6 +120,8 @@ absl::StatusOr<Gathering::Outcome> Gathering::Decide() const {
   absl::Status status = DecideCollectives(*outcome);
   if (status.ok()) status = TakeIn(*outcome);
   if (!status.ok()) return status;
+  const std::string differ = DecideChain(all, *outcome);
+  if (!differ.empty()) return Contradiction(differ);
   if (shrinks_) {
     outcome->roster = wire::Roster{.number = 1 + (latest == nullptr ? 0 : latest->roster->number),
                                    .ranks = RanksHere()};

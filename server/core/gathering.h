@@ -94,6 +94,7 @@ class Gathering {
     int donor = 0;                         // the lowest rank that has the model
     std::optional<wire::Roster> roster{};  // that begins; none: the session does not shrink
     std::uint64_t life = 0;                // of several shards: the least that may begin
+    std::uint64_t chain = 0;               // before `step` (wire::StepChain); 0: unknown
   };
   // When all ranks are taken, and not all are new. FailedPrecondition: reports contradict each
   // other, and the error names two ranks that do, or nobody has the model; no member may go on.
@@ -129,6 +130,8 @@ class Gathering {
   static void Advance(wire::MemberReport& report, std::span<const wire::StepDone> ended);
   void Hear(wire::MemberReport& report, std::span<const wire::StepDone> ended) const;
   absl::Status TakeIn(Outcome& outcome) const;
+  // Of all members' chains. Returns who has another one; "": nobody.
+  static std::string DecideChain(const Reporters& all, Outcome& outcome);
 
   const std::string session_key_;
   const std::uint64_t lineage_;

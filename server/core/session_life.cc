@@ -57,6 +57,7 @@ void SessionCore::MaybeBegin(int rank, Effects& effects) {
   if (welcome.recovery) step_->Outlive(*welcome.recovery);
   if (*gathered) GoOn(**gathered, effects);
   welcome.step = step_->number();
+  welcome.recovery = step_->RecoveryAt(welcome.step);
   welcome.attempt = step_->attempt();
   rendezvous_->Complete(*groups, welcome, newcomers_, effects);
   step_->SetGroups(*std::move(groups));
@@ -120,7 +121,7 @@ void SessionCore::GoOn(const Gathering::Outcome& gathered, Effects& effects) {
   for (wire::StepDone& done : ended) {
     if (done.change) done.change->iteration = hook_state_.iteration();
   }
-  step_->GoOnFrom(gathered.step, ended);
+  step_->GoOnFrom(gathered.step, ended, gathered.chain);
   collectives_->GoOnFrom(gathered.collectives, gathered.through);
   if (gathered.change && !gathered.change->newcomers.empty()) Heal(gathered, effects);
   std::string how = options_.follows() ? "as shard 0 says"

@@ -8,6 +8,7 @@
 #include "base/mutants.h"
 #include "server/core/contribution_checks.h"
 #include "server/core/plan_checks.h"
+#include "server/core/step_digests.h"
 
 namespace gradwire::server {
 Step::Step(const SessionOptions& options, const Membership& membership, CoordinatorHook* hook)
@@ -27,10 +28,13 @@ Step::Step(const SessionOptions& options, const Membership& membership, Coordina
       agreement_(options.shard.number, options.shard.count(), options.world_size,
                  options.leaf.is_leaf()),
       own_state_(hook, options.chunk_bytes),
+      digests_(std::make_unique<StepDigests>()),
       reports_(options.manifest),
       blame_(hook),
       records_{.ledger = Ledger(options.LedgerRows())},
       ended_(Index(options.world_size)) {}
+
+Step::~Step() = default;
 
 // ---- Announcements
 

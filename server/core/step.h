@@ -35,10 +35,13 @@
 
 namespace gradwire::server {
 
+class StepDigests;
+
 // Not thread-safe. All that it refers to outlives it; `hook` may be null.
 class Step {
  public:
   Step(const SessionOptions& options, const Membership& membership, CoordinatorHook* hook);
+  ~Step();
 
   MaybeFailure OnAnnounce(int rank, const wire::Announce& announce, const wire::PayloadRef& payload,
                           absl::Time now, Effects& effects);
@@ -88,8 +91,11 @@ class Step {
   void Restored() { own_state_.Restored(); }
   void TellOwnState() { own_state_.TellAgain(); }
   // The session had a daemon before this one: the step that is open, and how those before ended, of
-  // which some member may not know. As SetGroups.
-  void GoOnFrom(std::int64_t number, std::vector<wire::StepDone> ended);
+  // which some member may not know; and the chain before the open one (wire::StepChain). As
+  // SetGroups.
+  void GoOnFrom(std::int64_t number, std::vector<wire::StepDone> ended, std::uint64_t chain);
+  // What a Welcome at this step says, where the session outlives this daemon.
+  std::optional<wire::Recovery> RecoveryAt(std::int64_t member_step) const;
 
   // Whether a member that is at this step can go on in the session.
   absl::Status CheckResumable(std::int64_t member_step) const;
@@ -117,6 +123,8 @@ class Step {
   const RoundFlow& flow() const { return flow_; }
   const GroupFlow& groups() const { return groups_; }
   const Agreement& agreement() const { return agreement_; }
+  // Only of the lead, where the session has several shards.
+  const StepDigests& digests() const { return *digests_; }
   bool is_leaf() const { return options_.leaf.is_leaf(); }
   const std::string& last_skip() const { return last_skip_; }
   const std::string& last_drift() const { return records_.drift.last(); }
@@ -153,7 +161,7 @@ class Step {
 
   // Whether all results of the step are there.
   bool IsPrepared() const;
-  std::uint64_t ResultsDigest() const { return table_.DigestOf(number_, options_.lineage); }
+  std::uint64_t ResultsDigest() const { return table_.DigestOf(number_); }
   wire::Prepared PreparedFrame() const;
   std::string SkipReason() const;
   void MaybeConclude(Effects& effects);
@@ -174,6 +182,7 @@ class Step {
   GroupFlow groups_;
   Agreement agreement_;
   OwnStateSending own_state_;
+  const std::unique_ptr<StepDigests> digests_;
   BucketReports reports_;
   std::int64_t number_ = 0;
   std::uint32_t attempt_ = 0;

@@ -5,6 +5,7 @@
 #include "base/error_code.h"
 #include "base/mutants.h"
 #include "server/core/step.h"
+#include "server/core/step_digests.h"
 
 namespace gradwire::server {
 
@@ -117,6 +118,7 @@ void Step::Conclude(Verdict verdict, Effects& effects) {
     last_skip_ = absl::StrCat("step ", number_, why.empty() ? "" : ": ", why);
   }
   if (agreement_.leads()) {
+    digests_->Conclude(last_done_.back());
     effects.push_back(
         FanOutEffect{.ranks = membership_.Reachable(), .frame = {.header = last_done_.back()}});
   }

@@ -7,6 +7,7 @@
 #include "base/error_code.h"
 #include "base/mutants.h"
 #include "server/core/step.h"
+#include "server/core/step_digests.h"
 
 namespace gradwire::server {
 namespace {
@@ -27,10 +28,17 @@ absl::Status Step::CheckResumable(std::int64_t member_step) const {
                                                           ", the session at step ", number_)));
 }
 
-void Step::GoOnFrom(std::int64_t number, std::vector<wire::StepDone> ended) {
+void Step::GoOnFrom(std::int64_t number, std::vector<wire::StepDone> ended, std::uint64_t chain) {
   number_ = number;
   last_done_ = std::move(ended);
+  digests_->GoOnFrom(number, chain);
   groups_.BeginStep(number);
+}
+
+std::optional<wire::Recovery> Step::RecoveryAt(std::int64_t member_step) const {
+  std::optional<wire::Recovery> recovery = recovery_;
+  if (recovery) recovery->chain = digests_->Before(member_step);
+  return recovery;
 }
 
 // Only rounds of which no reduction has begun start over, with the new attempt (Bucket::Restart).
@@ -63,7 +71,7 @@ void Step::Resume(int rank, std::int64_t member_step,
                      .attempt = attempt_,
                      .resumed = true,
                      .group = std::move(group),
-                     .recovery = recovery_,
+                     .recovery = RecoveryAt(member_step),
                      .change = change});
   if (outlives_daemon()) records_.ledger.Repeat(rank, effects);
   groups_.Resume(rank, member_step, effects);

@@ -8,6 +8,7 @@
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/support/channel_arguments.h>
 
+#include <algorithm>
 #include <chrono>
 #include <future>
 #include <memory>
@@ -28,6 +29,9 @@ namespace {
 
 // gRPC's default of 4 MiB is too small for many sessions with many members.
 constexpr int kMaxAnswer = 64 << 20;
+
+// Steps in one answer of GetDigests.
+constexpr std::int64_t kMostDigests = 4096;
 
 // How to reach a daemon.
 struct Line {
@@ -139,6 +143,23 @@ absl::StatusOr<v1::SessionStatus> GetSession(const Target& target, const std::st
   const auto response = Call(target, &v1::AdminService::Stub::GetSession, request);
   if (!response.ok()) return response.status();
   return response->session();
+}
+
+absl::StatusOr<v1::GetDigestsResponse> GetDigests(const Target& target, const std::string& name,
+                                                  std::int64_t first, std::int64_t count) {
+  v1::GetDigestsResponse all;
+  while (true) {
+    const std::int64_t left = count == 0 ? kMostDigests : count - all.digests_size();
+    v1::GetDigestsRequest request;
+    request.set_session(name);
+    request.set_first(first);
+    request.set_count(static_cast<std::int32_t>(std::min(left, kMostDigests)));
+    const auto page = Call(target, &v1::AdminService::Stub::GetDigests, request);
+    if (!page.ok()) return page.status();
+    all.MergeFrom(*page);
+    if (page->digests_size() < request.count() || all.digests_size() == count) return all;
+    first = all.digests(all.digests_size() - 1).step() + 1;
+  }
 }
 
 absl::StatusOr<std::string> ExportState(const Target& target, const std::string& session) {

@@ -23,6 +23,9 @@ struct Target {
 absl::StatusOr<v1::GetServerResponse> GetServer(const Target& target);
 absl::StatusOr<v1::ListSessionsResponse> ListSessions(const Target& target);
 absl::StatusOr<v1::SessionStatus> GetSession(const Target& target, const std::string& name);
+// At most `count` steps from `first` on; 0: all.
+absl::StatusOr<v1::GetDigestsResponse> GetDigests(const Target& target, const std::string& name,
+                                                  std::int64_t first, std::int64_t count);
 
 // A session's state as the bytes of a safetensors file; import returns its iteration.
 absl::StatusOr<std::string> ExportState(const Target& target, const std::string& session);

@@ -21,6 +21,7 @@ namespace gradwire::ctl {
 namespace {
 
 constexpr double kStateSeconds = 60;
+constexpr std::int64_t kMostSteps = std::int64_t{1} << 62;
 
 std::string CheckPause(const std::string& text) {
   absl::Duration length;
@@ -77,11 +78,14 @@ void AddConnectionOptions(CLI::App& app, Flags& flags) {
 
 void AddSessionCommands(CLI::App& app, Flags& flags) {
   CLI::App* const session =
-      app.add_subcommand("session", "Show, pause, resume, end, export or import one session")
+      app.add_subcommand("session",
+                         "Show, compare, pause, resume, end, export or import one session")
           ->require_subcommand(1);
   session->add_subcommand("get", "Show everything about one session");
   session->add_subcommand("ledger",
                           "Show what became of all gradients, and whether any is missing");
+  CLI::App* const digest = session->add_subcommand(
+      "digest", "Show the digests of its steps, or compare them with those of another run");
   CLI::App* const evict =
       session->add_subcommand("evict", "End it at once; its members get an error");
   CLI::App* const pause = session->add_subcommand(
@@ -94,6 +98,14 @@ void AddSessionCommands(CLI::App& app, Flags& flags) {
   for (CLI::App* const one : session->get_subcommands([](const CLI::App*) { return true; })) {
     one->add_option("NAME", flags.session, "The session")->required();
   }
+  digest->add_option("--first", flags.digest.first, "The first step to show")
+      ->check(CLI::Range(std::int64_t{0}, kMostSteps));
+  digest->add_option("--count", flags.digest.count, "Steps to show, at most; 0: all")
+      ->check(CLI::Range(std::int64_t{0}, kMostSteps));
+  digest
+      ->add_option("--compare", flags.digest.compare,
+                   "A file with an earlier output; exits with 1 if the runs differ")
+      ->type_name(kFile);
   evict->add_option("--reason", flags.reason, "A sentence for the members")->check(CheckReason);
   pause->add_option("--for", flags.pause, "When it goes on by itself: 1s to 24h")
       ->check(CheckPause);

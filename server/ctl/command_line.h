@@ -6,6 +6,7 @@
 
 #include "client/addresses.h"
 #include "server/ctl/calls.h"
+#include "server/ctl/digests.h"
 #include "server/ctl/doctor/doctor.h"
 #include "server/ctl/plan/plan.h"
 #include "server/ctl/several.h"
@@ -29,6 +30,7 @@ struct Flags {
   double wait_s = 60;
   ModelFlags model = {.hooks = DefaultHooks()};
   PlanFlags plan = {};
+  DigestFlags digest = {};
   bool watch = false;
 
   // What the address names, of a command that takes several daemons; set by Resolve.

@@ -11,6 +11,7 @@
 #include "absl/strings/strip.h"
 #include "base/error_code.h"
 #include "base/printable.h"
+#include "hooks/ledger_balance.h"
 #include "proto/wire/ledger_frames.h"
 #include "server/ctl/report.h"
 #include "server/ctl/table.h"
@@ -22,12 +23,8 @@ std::string Norm(double squares) {
   return squares <= 0 ? "0" : absl::StrFormat("%.3g", std::sqrt(squares));
 }
 
-double Allowed(const v1::LedgerStatus& ledger, const LedgerRow& row) {
-  return ledger.tolerance() * std::sqrt(std::max(1, ledger.members()) * row.rounded_squares);
-}
-
-bool RowCloses(const v1::LedgerStatus& ledger, const LedgerRow& row) {
-  return std::abs(row.balance()) <= Allowed(ledger, row);
+bool Closes(const v1::LedgerStatus& ledger, const LedgerRow& row) {
+  return RowCloses(row, ledger.tolerance(), ledger.members());
 }
 
 Row Line(const v1::LedgerStatus& ledger, const std::string& name, const LedgerRow& row) {
@@ -40,7 +37,7 @@ Row Line(const v1::LedgerStatus& ledger, const std::string& name, const LedgerRo
               Norm(row.dropped_squares),
               Norm(row.lost_squares),
               part == 0 ? "0" : absl::StrFormat("%.1e", part)};
-  if (!RowCloses(ledger, row)) line.emplace_back("too much");
+  if (!Closes(ledger, row)) line.emplace_back("too much");
   return line;
 }
 
@@ -96,7 +93,7 @@ absl::StatusOr<v1::LedgerStatus> LedgerOf(const v1::SessionStatus& session) {
 
 bool Closes(const v1::LedgerStatus& ledger) {
   return std::all_of(ledger.rows().begin(), ledger.rows().end(),
-                     [&](const auto& row) { return RowCloses(ledger, wire::Get(row.row())); });
+                     [&](const auto& row) { return Closes(ledger, wire::Get(row.row())); });
 }
 
 std::string LedgerTable(const v1::SessionStatus& session, const v1::LedgerStatus& ledger) {

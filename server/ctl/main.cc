@@ -12,19 +12,15 @@
 #include <thread>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "base/printable.h"
 #include "proto/wire/process_setup.h"
-#include "server/ctl/bundle/bundle.h"
 #include "server/ctl/command_line.h"
 #include "server/ctl/completion.h"
 #include "server/ctl/explain.h"
-#include "server/ctl/files.h"
-#include "server/ctl/ledger.h"
+#include "server/ctl/failures.h"
+#include "server/ctl/file_commands.h"
+#include "server/ctl/proofs.h"
 #include "server/ctl/report.h"
-#include "server/ctl/trace.h"
 #include "server/daemon/exit_codes.h"
 
 namespace gradwire::ctl {
@@ -32,43 +28,9 @@ namespace {
 
 using server::kExitFailed;
 using server::kExitOk;
-using server::kExitUnavailable;
 using server::kExitUsage;
 
 constexpr std::chrono::seconds kRefresh(1);
-
-// What this machine refused, for example to write a file.
-int FailedHere(const absl::Status& status) {
-  PrintFailure(ErrorCode::kCtl, std::string(status.message()));
-  return kExitFailed;
-}
-
-// What a daemon answered, or that it did not.
-int Failed(const std::string& address, const absl::Status& status) {
-  const auto code = FindCode(std::string(status.message()));
-  // A file of this side, so that nothing was asked.
-  if (code == ErrorCode::kTlsFiles || code == ErrorCode::kToken) return FailedHere(status);
-  const bool unreachable = status.code() == absl::StatusCode::kUnavailable ||
-                           status.code() == absl::StatusCode::kDeadlineExceeded;
-  const std::string why = Printable(std::string(status.message()));
-  // The daemon names its admin addresses there.
-  const bool elsewhere = status.code() == absl::StatusCode::kPermissionDenied &&
-                         absl::StrContains(why, "(--admin-listen)");
-  PrintFailure(
-      unreachable ? ErrorCode::kNoDaemon : ErrorCode::kCtl,
-      absl::StrCat(unreachable ? "no daemon answers at " : "", address, ": ", why,
-                   unreachable ? "; --address or GRADWIRE_ADDRESS names another daemon" : "",
-                   elsewhere ? "; give one of them with --address or GRADWIRE_ADDRESS" : ""));
-  // Scripts distinguish a daemon that does not answer from one that refuses.
-  return unreachable ? kExitUnavailable : kExitFailed;
-}
-
-// Says what each of them answered instead. Returns the last one's exit code, or `otherwise`.
-int AllFailed(const std::vector<Failure>& failures, int otherwise = kExitOk) {
-  int code = otherwise;
-  for (const Failure& failure : failures) code = Failed(failure.address, failure.status);
-  return code;
-}
 
 // What some of the daemons say is worth showing without the others.
 int Status(const Flags& flags) {
@@ -147,87 +109,6 @@ int ShowSession(const Flags& flags) {
   return AllFailed(asked.failures);
 }
 
-// Scripts learn whether it closes.
-int ShowLedger(const Flags& flags) {
-  const AskedSession asked = AskSession(flags.targets(), flags.session);
-  if (asked.answers == 0) return AllFailed(asked.failures);
-  const auto ledger = LedgerOf(asked.status);
-  if (!ledger.ok()) return Failed(flags.address, ledger.status());
-  std::cout << (flags.table() ? LedgerTable(asked.status, *ledger)
-                              : flags.Document(LedgerJson(*ledger)));
-  return AllFailed(asked.failures, Closes(*ledger) ? kExitOk : kExitFailed);
-}
-
-int Export(const Flags& flags) {
-  const auto state = ExportWhole(flags.state_targets(), flags.session);
-  if (!state.ok()) return Failed(flags.address, state.status());
-  if (absl::Status written = WriteFile(flags.file, *state); !written.ok()) {
-    return FailedHere(written);
-  }
-  std::cout << "exported the state of session " << flags.session << ", " << state->size()
-            << " bytes, to " << flags.file << "\n";
-  return kExitOk;
-}
-
-int Import(const Flags& flags) {
-  const auto state = ReadFile(flags.file);
-  if (!state.ok()) return FailedHere(state.status());
-  const auto iteration = ImportWhole(flags.state_targets(), flags.session, *state);
-  if (!iteration.ok()) return Failed(flags.address, iteration.status());
-  std::cout << "imported " << flags.file << ", " << state->size() << " bytes, into session "
-            << flags.session << "; its iteration is " << *iteration << "\n";
-  return kExitOk;
-}
-
-// What keeps the steps waiting, for those who wait for them here.
-void AnnounceWait(const Flags& flags, const v1::SessionStatus& session) {
-  if (session.state() != "joining" && !session.has_pause()) return;
-  std::cerr << "gradwirectl: session \"" << Printable(session.name()) << "\" " << Doing(session)
-            << "; waiting up to " << absl::FormatDuration(absl::Seconds(flags.wait_s))
-            << " for its steps\n";
-}
-
-int NoStepTraced(const Flags& flags, const Trace& trace) {
-  std::string message = absl::StrCat("traced ", TraceOutcome(trace, flags.steps));
-  const AskedSession session = AskSession(flags.targets(), flags.session);
-  if (session.answers > 0 && trace.summary.end() == v1::TRACE_END_TIME) {
-    absl::StrAppend(&message, "; session \"", Printable(flags.session), "\" ",
-                    Doing(session.status));
-  }
-  PrintFailure(ErrorCode::kNoStepTraced,
-               RecodedText(ErrorCode::kNoStepTraced,
-                           message + (trace.events.empty() ? "; nothing is written" : "")));
-  return kExitFailed;
-}
-
-// Standard output is the file's, if that is asked for.
-int TraceSteps(const Flags& flags) {
-  const bool to_stdout = flags.file == "-";
-  const std::string file = flags.file.empty() ? flags.session + ".trace.json" : flags.file;
-  const AskedSession session = AskSession(flags.targets(), flags.session);
-  if (session.answers == 0) return AllFailed(session.failures);
-  // Before the wait for the steps, which nobody wants to repeat.
-  if (absl::Status good = CheckWritable(file); !to_stdout && !good.ok()) return FailedHere(good);
-  AnnounceWait(flags, session.status);
-  const auto traces =
-      TraceAll(flags.targets(), flags.session, flags.steps, absl::Seconds(flags.wait_s));
-  if (!traces.ok()) return Failed(flags.address, traces.status());
-  const Trace& shortest = Shortest(*traces);
-  if (shortest.events.empty()) return NoStepTraced(flags, shortest);
-  const std::string json = TraceJson(*traces);
-  if (to_stdout) {
-    std::cout << json << std::flush;
-  } else if (absl::Status written = WriteFile(file, json); !written.ok()) {
-    return FailedHere(written);
-  }
-  if (shortest.summary.complete_steps() == 0) return NoStepTraced(flags, shortest);
-  (to_stdout ? std::cerr : std::cout)
-      << "traced " << TraceOutcome(shortest, flags.steps) << "\n"
-      << (to_stdout ? ""
-                    : absl::StrCat("open ", file, " in chrome://tracing or ui.perfetto.dev\n"));
-  return kExitOk;
-}
-
 // Of several daemons, all have to serve.
 int Health(const Flags& flags) {
   std::atomic<bool> serving = true;
@@ -254,25 +135,6 @@ int Version(const Flags& flags) {
     std::cout << flags.Document(VersionsJson(GRADWIRE_VERSION, theirs));
   }
   return kExitOk;
-}
-
-// What the daemon does not tell does not stop the file from being written.
-int WriteBundle(const Flags& flags) {
-  const absl::Time now = absl::Now();
-  const std::string name = BundleName(now);
-  const std::string file = flags.file.empty() ? name + ".tar.gz" : flags.file;
-  const Bundle bundle = Gather(flags.target(), now);
-  const std::string archive = Archive(bundle, name, now);
-  // For containers that have no other way out.
-  const bool to_output = file == "-";
-  if (to_output) {
-    std::cout << archive << std::flush;
-  } else if (absl::Status written = WriteFile(file, archive); !written.ok()) {
-    return FailedHere(written);
-  }
-  (to_output ? std::cerr : std::cout)
-      << (flags.table() ? Summary(bundle, file) : flags.Document(SummaryJson(bundle, file)));
-  return std::cout ? kExitOk : kExitFailed;
 }
 
 int Complete(const CLI::App& app, const Flags& flags) {
@@ -319,6 +181,7 @@ int Main(int argc, const char* const* argv) {
       {"why", [&] { return SayWhy(flags); }},
       {"session get", [&] { return ShowSession(flags); }},
       {"session ledger", [&] { return ShowLedger(flags); }},
+      {"session digest", [&] { return ShowDigests(flags); }},
       {"session evict", [&] { return Evict(flags); }},
       {"session pause", [&] { return Pause(flags); }},
       {"session resume", [&] { return Resume(flags); }},

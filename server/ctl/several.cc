@@ -124,6 +124,16 @@ AskedSession AskSession(const Targets& targets, const std::string& name) {
   return asked;
 }
 
+AskedDigests AskDigests(const Targets& targets, const std::string& name, std::int64_t first,
+                        std::int64_t count) {
+  auto answers = AskAll<v1::GetDigestsResponse>(
+      targets, [&](const Target& target) { return GetDigests(target, name, first, count); });
+  for (auto& answer : answers) {
+    if (answer.ok()) return {.digests = *std::move(answer)};
+  }
+  return {.failures = FailuresOf(targets, answers)};
+}
+
 Done OnAll(const Targets& targets, const OneCall& call) {
   const auto answers = AskAll<bool>(targets, [&](const Target& target) -> absl::StatusOr<bool> {
     if (absl::Status status = call(target); !status.ok()) return status;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -41,6 +42,14 @@ struct AskedSession {
   std::vector<Failure> failures{};
 };
 AskedSession AskSession(const Targets& targets, const std::string& name);
+
+struct AskedDigests {
+  std::optional<v1::GetDigestsResponse> digests{};
+  std::vector<Failure> failures{};  // where nobody has them
+};
+// As GetDigests. Of a session's daemons, one has them.
+AskedDigests AskDigests(const Targets& targets, const std::string& name, std::int64_t first,
+                        std::int64_t count);
 
 // Does something to a session wherever it is.
 using OneCall = std::function<absl::Status(const Target& target)>;

@@ -39,6 +39,11 @@ void AdminService::AddTo(Methods& methods) {
         if (absl::Status may = CheckSession(caller, request.session()); !may.ok()) return may;
         return GetSession(request, response);
       });
+  methods.AddUnaryOf<v1::GetDigestsRequest, v1::GetDigestsResponse>(
+      [this](const auto& request, auto& response, const Caller& caller) {
+        if (absl::Status may = CheckSession(caller, request.session()); !may.ok()) return may;
+        return GetDigests(request, response);
+      });
   methods.Add<v1::ExportStateRequest, v1::ExportStateResponse, ExportStream>(
       MethodKind::kServerStream, registry_, ticks_);
   methods.Add<v1::ImportStateRequest, v1::ImportStateResponse, ImportStream>(
@@ -97,6 +102,14 @@ absl::Status AdminService::GetSession(const v1::GetSessionRequest& request,
   absl::StatusOr<v1::SessionStatus> session = registry_->Status(request.session(), MonotonicNow());
   if (!session.ok()) return session.status();
   *response.mutable_session() = *std::move(session);
+  return absl::OkStatus();
+}
+
+absl::Status AdminService::GetDigests(const v1::GetDigestsRequest& request,
+                                      v1::GetDigestsResponse& response) const {
+  absl::StatusOr<v1::GetDigestsResponse> digests = registry_->Digests(request, MonotonicNow());
+  if (!digests.ok()) return digests.status();
+  response = *std::move(digests);
   return absl::OkStatus();
 }
 

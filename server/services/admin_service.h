@@ -33,6 +33,8 @@ class AdminService final {
   void ListSessions(v1::ListSessionsResponse& response, const Caller& caller) const;
   absl::Status GetSession(const v1::GetSessionRequest& request,
                           v1::GetSessionResponse& response) const;
+  absl::Status GetDigests(const v1::GetDigestsRequest& request,
+                          v1::GetDigestsResponse& response) const;
   absl::Status EvictSession(const v1::EvictSessionRequest& request, const Caller& caller) const;
   absl::Status PauseSession(const v1::PauseSessionRequest& request,
                             v1::PauseSessionResponse& response, const Caller& caller) const;

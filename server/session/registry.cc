@@ -371,9 +371,9 @@ void Registry::Sweep(absl::Time now) {
 
 void Registry::Retire(const std::string& name, const std::shared_ptr<SessionRunner>& session,
                       absl::Time now) {
-  v1::SessionStatus status = session->Status(now);
-  status.set_reserved_bytes(0);
-  Past past = std::make_shared<const v1::SessionStatus>(std::move(status));
+  PastSession last{.status = session->Status(now), .digests = session->Digests()};
+  last.status.set_reserved_bytes(0);
+  Past past = std::make_shared<const PastSession>(std::move(last));
   Past oldest;  // destroyed without the lock
   absl::Status failure = session->failure();
   std::vector<int> gone = session->gone();

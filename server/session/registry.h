@@ -22,6 +22,7 @@
 #include "server/access/caller.h"
 #include "server/core/session_options.h"
 #include "server/session/memory_budget.h"
+#include "server/session/past_session.h"
 #include "server/session/session_host.h"
 #include "server/session/sum_threads.h"
 #include "server/session/upstream.h"
@@ -142,6 +143,10 @@ class Registry {
   std::vector<v1::SessionStatus> List(absl::Time now) const;
   // Includes the compression of each parameter. NotFound: no recent session has that name.
   absl::StatusOr<v1::SessionStatus> Status(const std::string& name, absl::Time now) const;
+  // As AdminService::GetDigests, also of a session that has ended. FailedPrecondition: it is
+  // another shard's to tell.
+  absl::StatusOr<v1::GetDigestsResponse> Digests(const v1::GetDigestsRequest& request,
+                                                 absl::Time now) const;
   std::shared_ptr<SessionRunner> Get(const std::string& name) const;
   // Why Get gives none of this name: it has ended, and how, or it is unknown.
   absl::Status NotThere(const std::string& name) const;
@@ -165,7 +170,7 @@ class Registry {
     std::uint64_t start_id = 0;
     std::string identity;
   };
-  using Past = std::shared_ptr<const v1::SessionStatus>;
+  using Past = std::shared_ptr<const PastSession>;
 
   absl::StatusOr<Holder> HolderOf(const std::string& token, std::uint64_t start_id,
                                   const std::string& identity) const GRADWIRE_REQUIRES(mutex_);
@@ -197,6 +202,9 @@ class Registry {
       GRADWIRE_REQUIRES(mutex_);
   // Moves ended sessions into the history, and forgets those whose time is over.
   void Sweep(absl::Time now) GRADWIRE_EXCLUDES(mutex_);
+  // The session and those that it has succeeded here, newest first. NotFound: as Status.
+  absl::StatusOr<std::vector<Past>> LivesOf(const std::string& name, absl::Time now) const
+      GRADWIRE_EXCLUDES(mutex_);
   void Retire(const std::string& name, const std::shared_ptr<SessionRunner>& session,
               absl::Time now) GRADWIRE_EXCLUDES(mutex_);
   void ForgetRetired(absl::Time now) GRADWIRE_EXCLUDES(mutex_);

@@ -29,6 +29,8 @@
 
 namespace gradwire::server {
 
+class StepDigests;
+
 // Thread-safe. Every call is one event for the core: it runs under the session's lock, which also
 // puts the frames that it causes into the streams' queues in their order. After the lock is given
 // back, streams are written to, and what is to be reduced goes to the host's Reducer.
@@ -131,6 +133,7 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   // `compression`: with a line for each parameter.
   v1::SessionStatus Status(absl::Time now, bool compression = false) const;
   v1::WatchResponse Snapshot(absl::Time now) const;
+  StepDigests Digests() const;
 
  private:
   using Streams = std::vector<std::shared_ptr<MemberStream>>;

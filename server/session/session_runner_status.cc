@@ -8,6 +8,7 @@
 #include "proto/wire/proto_conversion.h"
 #include "server/core/ledger_tolerance.h"
 #include "server/core/step.h"
+#include "server/core/step_digests.h"
 #include "server/session/member_stream.h"
 #include "server/session/session_runner.h"
 
@@ -125,6 +126,11 @@ std::vector<ParameterReport> SessionRunner::CompressionReport() const {
     if (options_.shard.Owns(p)) own.push_back(std::move(report[p]));
   }
   return own;
+}
+
+StepDigests SessionRunner::Digests() const {
+  MutexLock lock(mutex_);
+  return core_.progress().digests();
 }
 
 v1::SessionStatus SessionRunner::Status(absl::Time now, bool compression) const {

@@ -120,7 +120,9 @@ class Fuzz {
     report.newcomer = (bits & 64) != 0;
     report.keeps_gradients = (bits & 128) != 0;
     report.collectives = input_.Below(4);
-    if (input_.Below(16) == 1) report.session_key[0] = 'x';
+    const std::uint32_t rare = input_.Below(16);
+    if (rare == 1) report.session_key[0] = 'x';
+    if (rare == 2) report.chain = 1 + (bits & 1);
     return report;
   }
 

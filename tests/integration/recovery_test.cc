@@ -5,6 +5,7 @@
 
 #include <fstream>
 #include <iostream>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -145,6 +146,18 @@ class Recovery : public ::testing::Test {
     return daemon;
   }
 
+  // What `gradwirectl session digest` says of the session goes to the file.
+  static int Digest(const Process& daemon, const std::string& file,
+                    const std::vector<std::string>& options = {}) {
+    std::vector<std::string> words = {GRADWIRE_CTL, "--address", AddressOf(daemon),
+                                      "session",    "digest",    "s"};
+    words.insert(words.end(), options.begin(), options.end());
+    auto tool = Process::Start(words, file);
+    if (!tool.ok()) return -1;
+    const auto status = (*tool)->Wait(absl::Seconds(30));
+    return status && WIFEXITED(*status) ? WEXITSTATUS(*status) : -1;
+  }
+
   // It ends with an error that has the text.
   static void ExpectError(Process& member, const ::testing::Matcher<std::string>& text) {
     const auto status = member.Wait(absl::Seconds(30));
@@ -220,6 +233,24 @@ TEST_F(Recovery, MembersThatWaitForOthersJoinTheNextDaemon) {
     ExpectDone(members, 0);
     EXPECT_THAT(members[0]->Log(), HasSubstr("before the session began, and joins again"));
   }
+}
+
+// Nor has it applied anything else, as its digests show.
+TEST_F(Recovery, WithKeptGradientsTheRunHasTheDigestsOfAnUndisturbedOne) {
+  setenv("GRADWIRE_KEEP_GRADIENTS", "on", 1);
+  const auto calm = StartDaemon("127.0.0.1:0", "fail");
+  auto members = StartMembers(AddressOf(*calm), 300'000);
+  ExpectDone(members, 0);
+  const auto last = TrainThroughLosses(StartDaemon("127.0.0.1:0", "resume"), 300'000, "", false);
+  unsetenv("GRADWIRE_KEEP_GRADIENTS");
+  const std::string undisturbed = folder_ / "digests";
+  EXPECT_EQ(Digest(*calm, undisturbed), 0);
+  const std::string compared = folder_ / "compared";
+  EXPECT_EQ(Digest(*last, compared, {"--compare", undisturbed}), 0);
+  std::ifstream said(compared);
+  EXPECT_EQ(
+      std::string(std::istreambuf_iterator<char>(said), {}),
+      absl::StrCat("the runs are the same up to step ", kSteps - 1, ", the last that both have\n"));
 }
 
 // An upgrade: the daemon does not wait until the training is over.

@@ -101,7 +101,11 @@ void RecoverySimulation::MakeScenario() {
   for (int s = 0; s < steps; ++s) {
     Step& step = steps_.emplace_back();
     step.buckets = RandomBuckets(manifest_.size(), random_);
-    if (random_.Percent(15)) step.nonfinite_rank = random_.Between(0, world - 1);
+    if (random_.Percent(15)) {
+      step.nonfinite_rank = random_.Between(0, world - 1);
+      step.nonfinite_parameter = static_cast<std::uint32_t>(random_.Below(manifest_.size()));
+      if (manifest_[step.nonfinite_parameter].numel() == 0) step.nonfinite_rank = -1;
+    }
     while (random_.Percent(20)) {
       step.collectives.push_back(random_.Percent(50) ? wire::CollectiveKind::kBarrier
                                                      : wire::CollectiveKind::kBroadcast);
@@ -141,7 +145,8 @@ std::size_t RecoverySimulation::Numel(const std::vector<std::uint32_t>& paramete
 
 float RecoverySimulation::Value(int rank, std::size_t step, std::uint32_t parameter,
                                 std::size_t element) const {
-  if (steps_[step].nonfinite_rank == rank && element == 0) {
+  const Step& of = steps_[step];
+  if (of.nonfinite_rank == rank && of.nonfinite_parameter == parameter && element == 0) {
     return std::numeric_limits<float>::quiet_NaN();
   }
   const std::uint64_t drawn = Mix(seed_, 11, rank, step, parameter, element);
@@ -337,7 +342,8 @@ std::string RecoverySimulation::Run() {
     actions[random_.Below(actions.size())]();
     MaybeFault();
   }
-  if (!model_is_lost_) CheckLedger();
+  if (violation_.empty()) CheckChains();
+  if (violation_.empty() && !model_is_lost_) CheckLedger();
   return violation_.empty() ? "" : absl::StrCat("seed ", seed_, ": ", violation_);
 }
 

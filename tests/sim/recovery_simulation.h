@@ -9,7 +9,9 @@
 //   with PowerSGD, what hooks without any session make of them, and of the steps before;
 // * a step is skipped only if a contribution was not finite, or if a daemon was lost in it; not
 // even
-//   then, if all members keep their gradients, whatever their users do to results meanwhile.
+//   then, if all members keep their gradients, whatever their users do to results meanwhile;
+// * the chain of the steps' digests is the same for all members and daemons; only a newcomer may
+//   not know it.
 //
 // With the policy `wait` members die too, with their residuals, and other processes come in their
 // place and get the model: in the end, and in each step that is applied, it is the same everywhere.
@@ -157,6 +159,7 @@ class RecoverySimulation {
   struct Step {
     std::vector<std::vector<std::uint32_t>> buckets;
     int nonfinite_rank = -1;
+    std::uint32_t nonfinite_parameter = 0;
     std::vector<wire::CollectiveKind> collectives;  // before it
     bool lost_in = false;                           // a daemon
     std::optional<Verdict> verdict;
@@ -171,6 +174,8 @@ class RecoverySimulation {
   float Value(int rank, std::size_t step, std::uint32_t parameter, std::size_t element) const;
   ByteVector Expected(std::size_t step, const std::vector<std::uint32_t>& parameters) const;
   void NoteRanks(const Member& member, std::int64_t number);
+  void NoteChain(const Member& member);
+  void CheckChains();
   bool IsLeftBehind(const absl::Status& status) const;
   void Restart(Member& member);
   bool MayKill(const Member& member) const;
@@ -238,6 +243,7 @@ class RecoverySimulation {
   server::SessionOptions options_;
   std::vector<ParameterSpec> manifest_;
   std::vector<Step> steps_;
+  std::map<std::int64_t, std::uint64_t> chains_;   // before each step
   std::unique_ptr<testing::HookWorld> reference_;  // of PowerSGD
   std::size_t reference_steps_ = 0;
   bool reference_holds_ = true;

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "hooks/ledger_balance.h"
 #include "hooks/projection.h"
 #include "server/core/ledger_tolerance.h"
 #include "server/core/step.h"
@@ -41,7 +42,7 @@ void RecoverySimulation::CheckLedger() {
   const double tolerance = server::LedgerToleranceOf(options_).of_balance;
   for (std::size_t p = 0; p < manifest_.size(); ++p) {
     const LedgerRow& row = ledger.total()[p];
-    const double allowed = tolerance * std::sqrt(ledger.members() * row.rounded_squares);
+    const double allowed = LargestBalance(row, tolerance, ledger.members());
     if (std::abs(row.balance()) > allowed) {
       return Violate(absl::StrCat("ledger: ", manifest_[p].name, " is off by ", row.balance(),
                                   "; rounding explains ", allowed));

@@ -6,6 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/error_code.h"
 #include "hooks/cpu/host_device.h"
+#include "server/core/step.h"
+#include "server/core/step_digests.h"
 #include "tests/sim/places.h"
 #include "tests/sim/recovery_simulation.h"
 
@@ -109,6 +111,7 @@ void RecoverySimulation::ApplyMember(Member& member, client::Effects effects) {
       member.core->SayReady(prepared->verdict, prepared->digest, more);
       ApplyMember(member, std::move(more));
     } else if (auto* over = std::get_if<client::StepDoneEffect>(&effect)) {
+      NoteChain(member);
       const bool moves = over->change && !member.has_model;
       if (member.core->roster() != nullptr && over->verdict == Verdict::kApply)
         NoteRanks(member, over->step);
@@ -170,6 +173,28 @@ void RecoverySimulation::NoteRanks(const Member& member, std::int64_t number) {
   if (std::ssize(ranks) == options_.world_size) return;
   Note(RecoveryCount::kStepsOfFewer);
   reference_holds_ = false;  // it is of all
+}
+
+void RecoverySimulation::NoteChain(const Member& member) {
+  const wire::MemberReport report = member.core->Report();
+  if (report.step == 0 || (report.newcomer && report.chain == 0)) return;
+  const std::uint64_t known = chains_.try_emplace(report.step, report.chain).first->second;
+  if (report.chain == known && known != 0) return;
+  Violate(absl::StrCat("rank ", member.rank, " has another chain before step ", report.step));
+}
+
+// What daemons said of steps that no member has heard of the end of is not known here.
+void RecoverySimulation::CheckChains() {
+  for (const auto& member : members_) {
+    if (member->core != nullptr && member->core->outlives_daemon()) NoteChain(*member);
+  }
+  for (const auto& life : lives_) {
+    for (const auto& [step, chain] : life->session->progress().digests().Range(0, steps_.size())) {
+      const auto known = chains_.find(step + 1);
+      if (known == chains_.end() || known->second == chain) continue;
+      Violate(absl::StrCat("daemon ", life->number, " has another chain after step ", step));
+    }
+  }
 }
 
 void RecoverySimulation::OnChunk(Member& member, client::SendChunkEffect& effect) {
@@ -383,11 +408,9 @@ void RecoverySimulation::FinishStep(Member& member) {
       CheckBucket(member, member.step, bucket);
     }
     if (member.buckets.size() != step.buckets.size()) Violate("a step is applied in part");
-    const bool has_values = std::any_of(manifest_.begin(), manifest_.end(),
-                                        [](const auto& spec) { return spec.numel() > 0; });
     const bool is_in =
         step.ranks.empty() || std::ranges::count(step.ranks, step.nonfinite_rank) > 0;
-    if (step.nonfinite_rank >= 0 && is_in && has_values) Violate("a step with NaN is applied");
+    if (step.nonfinite_rank >= 0 && is_in) Violate("a step with NaN is applied");
     member.model[member.step] = std::byte{1};
     member.has_model = member.has_applied = true;
     for (std::size_t s = 0; s <= member.step; ++s) {

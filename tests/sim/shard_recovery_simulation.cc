@@ -326,6 +326,7 @@ std::string ShardRecoverySimulation::Run() {
     MaybeFault();
   }
   if (violation_.empty()) CheckLedger();
+  if (violation_.empty()) CheckChains();
   return violation_.empty() ? "" : absl::StrCat("seed ", seed_, ": ", violation_);
 }
 

@@ -196,6 +196,8 @@ class ShardRecoverySimulation {
 
   // Members.
   Member& MemberOf(int rank) { return *members_[static_cast<std::size_t>(rank)]; }
+  void NoteChain(const Place& lead);
+  void CheckChains();
   void Connect(Place& place);
   void OpenLink(Place& place, Life& life);
   void OnJoined(Place& place, Life& life);
@@ -254,6 +256,7 @@ class ShardRecoverySimulation {
   std::vector<ParameterSpec> manifest_;
   std::unique_ptr<client::ShardBuckets> divide_;
   std::vector<Step> steps_;
+  std::map<std::int64_t, std::uint64_t> chains_;   // before each step
   std::unique_ptr<testing::HookWorld> reference_;  // of PowerSGD
   bool has_reference_begun_ = false;
   DrawBuckets draw_plan_;  // that rank 0 sets before the first step; empty: none

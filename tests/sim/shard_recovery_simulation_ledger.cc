@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "hooks/ledger_balance.h"
 #include "hooks/projection.h"
 #include "server/core/ledger_tolerance.h"
 #include "server/core/step.h"
@@ -24,7 +25,7 @@ void ShardRecoverySimulation::CheckLedger() {
     if (!ledger.incomplete().empty()) return Violate(ledger.incomplete());
     for (std::size_t p = 0; p < ledger.total().size(); ++p) {
       const LedgerRow& row = ledger.total()[p];
-      const double most = tolerance * std::sqrt(ledger.members() * row.rounded_squares);
+      const double most = LargestBalance(row, tolerance, ledger.members());
       allowed[p] += most;
       applied[p] += row.applied;
       if (std::abs(row.balance()) <= most) continue;

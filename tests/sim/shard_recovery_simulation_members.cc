@@ -149,6 +149,7 @@ void ShardRecoverySimulation::Tell(Place& place, const client::PreparedEffect& e
 void ShardRecoverySimulation::On(Place& place, client::StepDoneEffect& effect) {
   Member& member = *place.owner;
   if (place.shard == 0) {
+    NoteChain(place);
     member.vote.Conclude(member.vote.step());
     for (Place& other : member.places) {
       if (&other == &place) continue;
@@ -165,6 +166,20 @@ void ShardRecoverySimulation::On(Place& place, client::StepDoneEffect& effect) {
   }
   place.over.push_back(effect);
   if (std::exchange(place.ends_step, false)) TellEnd(place);
+}
+
+// The same for all members, whose reports go to shard 0.
+void ShardRecoverySimulation::NoteChain(const Place& lead) {
+  const wire::MemberReport report = lead.core->Report();
+  const std::uint64_t known = chains_.try_emplace(report.step, report.chain).first->second;
+  if (report.chain == known && (known != 0) == (report.step > 0)) return;
+  Violate(absl::StrCat("rank ", lead.owner->rank, " has another chain before step ", report.step));
+}
+
+void ShardRecoverySimulation::CheckChains() {
+  for (const auto& member : members_) {
+    if (member->lead().core->outlives_daemon()) NoteChain(member->lead());
+  }
 }
 
 void ShardRecoverySimulation::On(Place& place, client::FailedEffect& effect) {

@@ -100,6 +100,7 @@ TEST(Permissions, TheMatrixIsAsMeant) {
       {"/gradwire.v1.AdminService/GetServer", "-o-a"},
       {"/gradwire.v1.AdminService/ListSessions", "mo-a"},
       {"/gradwire.v1.AdminService/GetSession", "mo-a"},
+      {"/gradwire.v1.AdminService/GetDigests", "mo-a"},
       {"/gradwire.v1.AdminService/ExportState", "m--"},
       {"/gradwire.v1.AdminService/ImportState", "m--"},
       {"/gradwire.v1.AdminService/EvictSession", "---a"},

@@ -8,6 +8,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/wire/step_chain.h"
 #include "tests/server/core/gathering_reports.h"
 
 namespace gradwire::server {
@@ -237,6 +238,37 @@ TEST(Gathering, WhatMembersAreToldHolds) {
   EXPECT_EQ(later->ended[0], first->ended[0]);
   EXPECT_THAT(later->change->newcomers, ElementsAre(2));
   EXPECT_GT(later->collectives, first->collectives);
+}
+
+// Members that come again report as before, or as what they were told makes them.
+TEST(Gathering, TheChainIsThatAfterWhatMembersAreTold) {
+  const auto with_chain = [](Report report, std::uint64_t chain) {
+    report.chain = chain;
+    return report;
+  };
+  Gathering gathering(kKey, 5, 3);
+  gathering.Take(0, with_chain(Ready(4), 11));
+  gathering.Take(1, with_chain(Ready(4), 11));
+  gathering.Take(2, std::nullopt);
+  const auto first = gathering.Decide();
+  ASSERT_TRUE(first.ok()) << first.status();
+  ASSERT_THAT(first->ended, SizeIs(2));
+  wire::StepChain chain(4, 11);
+  for (const wire::StepDone& done : first->ended) chain.Advance(done);
+  EXPECT_EQ(first->chain, chain.Before(6));
+  gathering.Tell(*first);
+  gathering.Take(0, with_chain(Ready(4), 11));
+  Report told = At(6);
+  told.last = Verdict::kSkip;
+  told.before_last = Verdict::kApply;
+  gathering.Take(1, with_chain(told, first->chain));
+  gathering.Take(2, std::nullopt);
+  const auto again = gathering.Decide();
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->chain, first->chain);
+  gathering.Take(1, with_chain(told, first->chain + 1));
+  EXPECT_THAT(std::string(gathering.Decide().status().message()),
+              HasSubstr("ranks 0 and 1 have different digests of the steps before step 6"));
 }
 
 // Rank 0 was READY, and has said what it holds of the hook's state without that step.

@@ -27,11 +27,11 @@ TEST(CommandLine, NamesTheCommandThatItDoesNotKnow) {
             "gradwirectl: no command \"session-list\"; allowed: status, sessions, why, session, "
             "trace, health, doctor, bench, plan, debug, completion, explain, version [GW701]\n");
   EXPECT_EQ(Ctl({"session", "show"}).text,
-            "gradwirectl: session: no command \"show\"; allowed: get, ledger, evict, pause, "
+            "gradwirectl: session: no command \"show\"; allowed: get, ledger, digest, evict, pause, "
             "resume, export, import [GW701]\n");
   EXPECT_EQ(Ctl({"session"}).text,
-            "gradwirectl: session: no command; allowed: get, ledger, evict, pause, resume, export, "
-            "import [GW701]\n");
+            "gradwirectl: session: no command; allowed: get, ledger, digest, evict, pause, resume, "
+            "export, import [GW701]\n");
 }
 
 TEST(CommandLine, BeginsEachErrorWithTheToolAndNamesTheOptionThatWasMeant) {

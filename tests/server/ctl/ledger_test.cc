@@ -72,25 +72,26 @@ TEST(LedgerOf, SaysHowToBeginOneWhereThereIsNone) {
   v1::SessionStatus session = Session();
   session.clear_ledger();
   session.set_name("a\nb");
-  EXPECT_EQ(Refusal(session),
-            "session \"a\\u000ab\" has no ledger; gradwired --ledger (ledger: true) begins one");
+  EXPECT_EQ(
+      Refusal(session),
+      "session \"a\\u000ab\" has no ledger; gradwired --ledger (ledger: true) begins one [GW700]");
   session = Session();
   session.add_parts()->mutable_ledger();
   session.add_parts();
   *session.mutable_parts(0)->mutable_ledger() = Ledger();
   EXPECT_EQ(Refusal(session),
-            "session \"s\" has no ledger; gradwired --ledger (ledger: true) begins one");
+            "session \"s\" has no ledger; gradwired --ledger (ledger: true) begins one [GW700]");
 }
 
 TEST(LedgerOf, SaysWhoSendsNoAccountWhereNothingIsSettled) {
   v1::SessionStatus session = Session();
   session.mutable_ledger()->clear_rows();
   session.mutable_ledger()->set_settled(-1);
-  EXPECT_EQ(Refusal(session), "session \"s\": nothing is in its ledger yet");
+  EXPECT_EQ(Refusal(session), "session \"s\": nothing is in its ledger yet [GW700]");
   for (const int rank : {1, 3}) session.mutable_ledger()->add_silent(rank);
   EXPECT_EQ(Refusal(session),
             "session \"s\": nothing is in its ledger yet; these ranks have sent no account: 1, 3 "
-            "(gradients on a GPU have none)");
+            "(gradients on a GPU have none) [GW700]");
 }
 
 TEST(LedgerOf, AddsUpWhatTheShardsSay) {
