@@ -4,7 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/error_code.h"
 #include "base/printable.h"
-#include "server/ctl/command_line.h"
+#include "server/ctl/explain.h"
 #include "server/daemon/exit_codes.h"
 
 namespace gradwire::ctl {

@@ -8,6 +8,7 @@
 #include "base/error_code.h"
 #include "base/printable.h"
 #include "server/ctl/bundle/bundle.h"
+#include "server/ctl/explain.h"
 #include "server/ctl/failures.h"
 #include "server/ctl/files.h"
 #include "server/ctl/report.h"
