@@ -9,6 +9,7 @@
 #include "gmock/gmock.h"
 #include "gradwire/client.h"
 #include "gtest/gtest.h"
+#include "proto/wire/proto_conversion.h"
 #include "tests/integration/fake_daemon.h"
 #include "tests/testing/gradients.h"
 
@@ -304,6 +305,41 @@ TEST_F(DaemonFaults, BrokenStreamIsResumed) {
     original.Fill(0, 0);
     EXPECT_EQ(gradients_.bytes(), original.bytes());
     client_.reset();
+  }
+}
+
+// Its connection gets a GOAWAY while the step waits for a grant. A stream that is open stays open;
+// where the connection is then closed, the member resumes.
+TEST_F(DaemonFaults, AGoawayInAStepCostsNothing) {
+  for (const absl::Duration grace : {absl::InfiniteDuration(), absl::Milliseconds(300)}) {
+    FakeDaemon aging(absl::Milliseconds(300), grace);
+    *aging.join_response.mutable_silence_timeout() = wire::ToProto(absl::Seconds(15));
+    *aging.join_response.mutable_resume_grace() = wire::ToProto(absl::Seconds(10));
+    aging.exchange = [&](int number, FakeDaemon::Stream* stream, grpc::ServerContext*) {
+      return aging.Serve(stream, /*resumed=*/number > 0);
+    };
+    std::atomic<bool> first = true;
+    aging.tamper = [&](v1::Frame& frame) {
+      if (frame.header().has_grant() && first.exchange(false)) absl::SleepFor(absl::Seconds(2));
+    };
+    ClientOptions options = Options();
+    options.address = aging.far_address();
+    auto client = Client::Join(options);
+    ASSERT_TRUE(client.ok()) << client.status();
+    gradients_.Fill(0, 0);
+    GradBucket bucket = gradients_.Bucket();
+    const absl::Status reduced = (*client)->AllReduce(bucket).Wait();
+    EXPECT_TRUE(reduced.ok()) << reduced;
+    Gradients original(gradients_.parameters());
+    original.Fill(0, 0);
+    EXPECT_EQ(gradients_.bytes(), original.bytes());
+    const auto verdict = (*client)->EndStep();
+    ASSERT_TRUE(verdict.ok()) << verdict.status();
+    EXPECT_EQ(*verdict, Verdict::kApply);
+    EXPECT_EQ((*client)->metrics().resumes > 0, grace != absl::InfiniteDuration());
+    // A new call, which takes another connection.
+    const absl::Status left = (*client)->Leave();
+    EXPECT_TRUE(left.ok()) << left;
   }
 }
 

@@ -23,7 +23,7 @@ std::uint64_t DigestOf(const std::string& payload) {
 
 }  // namespace
 
-FakeDaemon::FakeDaemon() {
+FakeDaemon::FakeDaemon(absl::Duration age, absl::Duration age_grace) {
   join_response.set_protocol_version(1);
   join_response.set_token("token");
   join_response.set_generation(7);
@@ -36,6 +36,14 @@ FakeDaemon::FakeDaemon() {
   *join_response.mutable_resume_grace() = wire::ToProto(absl::Milliseconds(300));
   exchange = [this](int, Stream* stream, grpc::ServerContext*) { return Serve(stream); };
   grpc::ServerBuilder builder;
+  if (age != absl::InfiniteDuration()) {
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS,
+                               static_cast<int>(absl::ToInt64Milliseconds(age)));
+  }
+  if (age_grace != absl::InfiniteDuration()) {
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS,
+                               static_cast<int>(absl::ToInt64Milliseconds(age_grace)));
+  }
   builder.AddListeningPort(address(), grpc::InsecureServerCredentials());
   builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
   builder.RegisterService(this);

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/time/time.h"
 #include "gradwire/v1/aggregation.grpc.pb.h"
 #include "tests/testing/process.h"
 
@@ -18,7 +19,9 @@ class FakeDaemon final : public v1::AggregationService::Service {
  public:
   using Stream = grpc::ServerReaderWriter<v1::Frame, v1::Frame>;
 
-  FakeDaemon();
+  // A connection of this age gets a GOAWAY, as from a proxy, and is closed `age_grace` later.
+  explicit FakeDaemon(absl::Duration age = absl::InfiniteDuration(),
+                      absl::Duration age_grace = absl::InfiniteDuration());
   ~FakeDaemon() override;
 
   std::string address() const { return "unix:" + folder_ / "daemon.sock"; }

@@ -32,6 +32,7 @@ using ::gradwire::testing::TestDaemon;
 using ::testing::AllOf;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 std::string Message(const absl::Status& status) { return std::string(status.message()); }
 
@@ -81,6 +82,57 @@ TEST(DeadMember, OthersLearnItsRankAndTheDaemonServesOn) {
     ASSERT_TRUE(end.has_value());
     EXPECT_TRUE(WIFEXITED(*end) && WEXITSTATUS(*end) == 0) << next[rank].Log();
     EXPECT_THAT(next[rank].Log(), HasSubstr("step 2 apply\ndone"));
+  }
+}
+
+// The daemon sees no more of a crash than that the connection closes.
+TEST(DeadMember, ThatCrashesIsNamedAsOneThatIsKilled) {
+  for (const int cause : {SIGSEGV, SIGABRT}) {
+    const TestDaemon daemon;
+    Processes crashing(daemon, "crashing", {"--elements", "4000000", "--steps", "100"}, 1,
+                       {"--die-after-bytes", "5000000", "--die-by", std::to_string(cause)});
+    const auto death = crashing[1].Wait(absl::Seconds(60));
+    ASSERT_TRUE(death.has_value()) << crashing[1].Log();
+    ASSERT_TRUE(WIFSIGNALED(*death) && WTERMSIG(*death) == cause) << crashing[1].Log();
+    for (const int rank : {0, 2, 3}) {
+      const auto end = crashing[rank].Wait(absl::Seconds(30));
+      ASSERT_TRUE(end.has_value() && WIFEXITED(*end)) << crashing[rank].Log();
+      EXPECT_EQ(WEXITSTATUS(*end), 1);
+      EXPECT_THAT(crashing[rank].Log(),
+                  AllOf(HasSubstr("error: ABORTED"), HasSubstr("rank 1 was lost"),
+                        HasSubstr(" [GW301]\n")));
+    }
+  }
+}
+
+// As after a checkpoint was restored by mistake while the old processes still run.
+TEST(SecondStart, IsRefusedWhileTheFirstOneRunsAndHarmsNobody) {
+  const TestDaemon daemon;
+  const std::vector<std::string> training = {"--elements", "20000",     "--steps",
+                                             "150",        "--late-ms", "20"};
+  Processes first(daemon, "twice", training);
+  ASSERT_TRUE(Eventually([&] { return first[3].Log().find("step 5 apply") != std::string::npos; },
+                         absl::Seconds(60)));
+  for (int rank = 0; rank < 4; ++rank) {
+    auto words = std::vector<std::string>{GRADWIRE_TEST_MEMBER, "--address",    daemon.address(),
+                                          "--session",          "twice",        "--rank",
+                                          std::to_string(rank), "--world-size", "4"};
+    words.insert(words.end(), training.begin(), training.end());
+    const auto second = Process::Start(words, daemon.Path("second"));
+    ASSERT_TRUE(second.ok()) << second.status();
+    const auto refused = (*second)->Wait(absl::Seconds(60));
+    ASSERT_TRUE(refused.has_value() && WIFEXITED(*refused)) << (*second)->Log();
+    EXPECT_EQ(WEXITSTATUS(*refused), 1);
+    EXPECT_THAT((*second)->Log(),
+                AllOf(HasSubstr("error: ALREADY_EXISTS"), HasSubstr(" [GW204]\n")));
+  }
+  EXPECT_THAT(first[0].Log(), Not(HasSubstr("done"))) << "they came too late";
+  for (int rank = 0; rank < 4; ++rank) {
+    const auto end = first[rank].Wait(absl::Seconds(60));
+    ASSERT_TRUE(end.has_value());
+    EXPECT_TRUE(WIFEXITED(*end) && WEXITSTATUS(*end) == 0) << first[rank].Log();
+    EXPECT_THAT(first[rank].Log(),
+                AllOf(HasSubstr("step 149 apply\ndone"), Not(HasSubstr("skip"))));
   }
 }
 
@@ -275,6 +327,60 @@ TEST(SlowMember, AByteAtATimeIsSilenceAndHurtsItsSessionOnly) {
                 AllOf(HasSubstr("rank 1"), HasSubstr("nothing was heard"), EndsWith(" [GW302]")));
   }
   EXPECT_FALSE(statuses[1].ok());
+}
+
+// One by one, and they are freed in another order.
+TEST(CloggedConnections, DelayStepsAndChangeNoBit) {
+  const TestDaemon daemon({.chunk_bytes = 16 << 10});
+  std::vector<std::unique_ptr<FaultRelay>> relays;
+  for (int rank = 0; rank < 3; ++rank) {
+    auto relay = FaultRelay::Start(daemon.Path("relay" + std::to_string(rank)), daemon.socket());
+    ASSERT_TRUE(relay.ok()) << relay.status();
+    relays.push_back(*std::move(relay));
+  }
+  std::atomic<int> steps = 0;
+  std::atomic<int> last = 1 << 30;
+  std::thread clogger([&] {
+    for (std::size_t round = 0; round < 6; ++round) {
+      const int before = steps;
+      ASSERT_TRUE(Eventually([&] { return steps > before + 2; }, absl::Seconds(60)));
+      for (const std::size_t turn : {0U, 1U, 2U}) {
+        relays[(turn + round) % 3]->Stall(true);
+        absl::SleepFor(absl::Milliseconds(50));
+      }
+      for (const std::size_t turn : {1U, 2U, 0U}) {
+        relays[(turn * (1 + round % 2) + round) % 3]->Stall(false);
+        absl::SleepFor(absl::Milliseconds(100));
+      }
+    }
+  });
+  std::thread ender([&] {
+    clogger.join();
+    last = steps + 10;  // no rank has come so far
+  });
+  const ClientOptions options{
+      .session = "clogged", .world_size = 3, .parameters = {MakeParameter("w", 100'000)}};
+  const auto train = [&](Client& client, int rank) -> absl::Status {
+    for (int step = 0; step < last; ++step) {
+      Gradients gradients(options.parameters);
+      gradients.Fill(rank, step);
+      GradBucket bucket = gradients.Bucket();
+      if (absl::Status status = client.AllReduce(bucket).Wait(); !status.ok()) return status;
+      EXPECT_TRUE(gradients.bytes() == *ExpectedReduction({}, options.parameters, 3, step))
+          << "rank " << rank << " step " << step;
+      const auto verdict = client.EndStep();
+      if (!verdict.ok()) return verdict.status();
+      EXPECT_EQ(*verdict, Verdict::kApply);
+      if (rank == 0) steps = step;
+    }
+    EXPECT_EQ(client.metrics().resumes, 0);
+    return client.Leave();
+  };
+  const auto statuses = RunRanks(options, train, [&](ClientOptions& own, int rank) {
+    own.address = relays[static_cast<std::size_t>(rank)]->address();
+  });
+  ender.join();
+  ExpectAllOk(statuses);
 }
 
 TEST_F(LostDaemon, DaemonIsKilled) {

@@ -1,9 +1,14 @@
-// A daemon that has served many sessions holds no more than it did after the first few.
+// A daemon that has served many sessions holds no more than it did after the first few; sessions
+// that share one core take turns.
+#include <sched.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <string>
+#include <thread>
+#include <vector>
 
+#include "gmock/gmock.h"
 #include "gradwire/client.h"
 #include "gtest/gtest.h"
 #include "tests/testing/gradients.h"
@@ -15,6 +20,7 @@ namespace {
 
 using ::gradwire::testing::Eventually;
 using ::gradwire::testing::ExpectAllOk;
+using ::gradwire::testing::ExpectedReduction;
 using ::gradwire::testing::Gradients;
 using ::gradwire::testing::MakeParameter;
 using ::gradwire::testing::OpenDescriptors;
@@ -81,6 +87,43 @@ TEST(ManySessions, LeaveNothingBehind) {
   RecordProperty("resident_after", std::to_string(ResidentBytes(pid)));
   std::cout << Sessions() << " sessions: resident " << resident << " -> " << ResidentBytes(pid)
             << " bytes, descriptors " << descriptors << " -> " << OpenDescriptors(pid) << "\n";
+}
+
+// Sessions take turns, and nobody is declared lost for it.
+TEST(ManySessions, ShareOneCore) {
+  constexpr int kSessions = 20;
+  const gradwire::testing::TemporaryFolder folder;
+  const std::string address = "unix:" + folder / "daemon.sock";
+  const auto daemon =
+      Process::Start({"/usr/bin/taskset", "--cpu-list", std::to_string(sched_getcpu()),
+                      GRADWIRE_DAEMON, "--listen", address, "--log-level", "warning"},
+                     folder / "daemon.log");
+  ASSERT_TRUE(daemon.ok()) << daemon.status();
+  std::vector<std::thread> sessions;
+  for (int number = 0; number < kSessions; ++number) {
+    sessions.emplace_back([&, number] {
+      const ClientOptions options{.address = address,
+                                  .session = "number-" + std::to_string(number),
+                                  .world_size = 2,
+                                  .parameters = {MakeParameter("w", 50'000)}};
+      ExpectAllOk(RunRanks(options, [&](Client& client, int rank) -> absl::Status {
+        for (int step = 0; step < 20; ++step) {
+          Gradients gradients(options.parameters);
+          gradients.Fill(rank, step);
+          GradBucket bucket = gradients.Bucket();
+          if (absl::Status status = client.AllReduce(bucket).Wait(); !status.ok()) return status;
+          EXPECT_TRUE(gradients.bytes() == *ExpectedReduction({}, options.parameters, 2, step))
+              << "session " << number << " rank " << rank << " step " << step;
+          const auto verdict = client.EndStep();
+          if (!verdict.ok()) return verdict.status();
+          EXPECT_EQ(*verdict, Verdict::kApply);
+        }
+        return client.Leave();
+      }));
+    });
+  }
+  for (std::thread& session : sessions) session.join();
+  EXPECT_THAT((*daemon)->Log(), ::testing::Not(::testing::HasSubstr("lost")));
 }
 
 }  // namespace

@@ -2,13 +2,14 @@
 // --hook against the same hook without any session, which has done the same steps.
 //
 // Prints "joined", then per step "step N apply", in the end "done". Exits 1 with "error: …" on an
-// error, 2 on a wrong result or flag. With --die-after-bytes it kills itself, as by SIGKILL, once
-// it has sent so many bytes and is in the middle of a bucket. With --late-ms it computes for so
-// long before each step. With --shares-memory it is an error if it does not share memory with the
-// daemon. With --trains it adds up the means as a model, gets that from the others if it comes in
-// the place of a lost member, and prints its digest after each step and as "model DIGEST" in the
-// end; nothing else is checked then.
+// error, 2 on a wrong result or flag. With --die-after-bytes it kills itself, by SIGKILL or by the
+// signal of --die-by, once it has sent so many bytes and is in the middle of a bucket. With
+// --late-ms it computes for so long before each step. With --shares-memory it is an error if it
+// does not share memory with the daemon. With --trains it adds up the means as a model, gets that
+// from the others if it comes in the place of a lost member, and prints its digest after each step
+// and as "model DIGEST" in the end; nothing else is checked then.
 #include <signal.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -38,7 +39,9 @@ using Flags = std::map<std::string, std::string>;
 constexpr char kUsage[] =
     "usage: gradwire_test_member --address A --session S [--rank R] [--world-size N] [--elements E]"
     " [--steps K]\n"
-    "         [--hook SPEC] [--die-after-bytes B] [--late-ms M] [--shares-memory 1] [--trains 1]\n";
+    "         [--hook SPEC] [--die-after-bytes B] [--die-by SIGNAL] [--late-ms M] [--shares-memory "
+    "1]"
+    " [--trains 1]\n";
 
 int Fail(const absl::Status& status) {
   std::cout << "error: " << status << std::endl;
@@ -50,11 +53,15 @@ std::int64_t Number(const Flags& flags, const std::string& name, std::int64_t ot
   return found == flags.end() ? otherwise : std::strtoll(found->second.c_str(), nullptr, 10);
 }
 
-void DieInMidBucket(const Client& client, const Completion& reduced, std::int64_t bytes) {
+void DieInMidBucket(const Client& client, const Completion& reduced, std::int64_t bytes, int by) {
   while (!reduced.done() && client.metrics().bytes_sent < static_cast<std::uint64_t>(bytes)) {
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
-  if (!reduced.done()) kill(getpid(), SIGKILL);
+  if (reduced.done()) return;
+  // The end that a crash has without anybody's handler, and no file of a test's memory.
+  prctl(PR_SET_DUMPABLE, 0);
+  if (by != SIGKILL) signal(by, SIG_DFL);
+  kill(getpid(), by);
 }
 
 // A vector; for a hook a matrix and a vector.
@@ -156,6 +163,7 @@ int Run(const Flags& flags) {
   }
   std::cout << "joined" << std::endl;
   const std::int64_t die_after = Number(flags, "--die-after-bytes", -1);
+  const int die_by = static_cast<int>(Number(flags, "--die-by", SIGKILL));
   const bool trains = Number(flags, "--trains", 0) != 0;
   std::size_t numel = 0;
   for (const ParameterSpec& parameter : options.parameters) numel += parameter.numel();
@@ -169,7 +177,7 @@ int Run(const Flags& flags) {
     gradients.Fill((*client)->rank(), step);
     GradBucket bucket = gradients.Bucket();
     const Completion reduced = (*client)->AllReduce(bucket);
-    if (die_after >= 0) DieInMidBucket(**client, reduced, die_after);
+    if (die_after >= 0) DieInMidBucket(**client, reduced, die_after, die_by);
     if (absl::Status status = reduced.Wait(); !status.ok()) return Fail(status);
     const auto verdict = (*client)->EndStep();
     if (!verdict.ok()) return Fail(verdict.status());

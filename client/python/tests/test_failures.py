@@ -1,5 +1,6 @@
 """What a user sees when something goes wrong: a skipped step, a lost member, a lost daemon."""
 
+import ctypes
 import datetime
 import logging
 import os
@@ -110,6 +111,33 @@ def test_a_killed_rank_is_named_in_an_exception_and_nobody_hangs(tmp_path, repor
         # torch makes an exception of its own out of one in a chain of futures, as wrappers have it.
         own = [gradwire.Error, gradwire.Error, RuntimeError, gradwire.Error, gradwire.Error]
         assert [kind for kind, _ in errors] == own
+
+
+# ---- A rank hangs
+
+
+HANG = datetime.timedelta(seconds=17)  # longer than the 15 s of silence after which a member is lost
+
+
+def _hang_with_the_gil(rank, path):
+    with gw.SessionState(timeout=HANG) as state:
+        ddp = _attached(state)
+        training.train(ddp, rank, 2)
+        if rank == 1:
+            # Called in this way a function keeps the lock, so that no Python thread runs until rank 0 has its error.
+            ctypes.PyDLL(None).read(os.open(path, os.O_RDWR), ctypes.create_string_buffer(1), 1)
+        error = _error_of_backward(ddp, training.batch(rank, 2))
+        if rank == 0:
+            path.write_bytes(b"x")
+        return error.code, str(error)
+
+
+def test_a_rank_that_hangs_with_the_gil_is_heard_and_named_after_the_timeout(tmp_path):
+    path = tmp_path / "awake"
+    os.mkfifo(path)
+    for code, text in worlds.run(3, _hang_with_the_gil, path, fresh=True):
+        assert code == "DEADLINE_EXCEEDED"
+        assert "waits for rank 1" in text and text.endswith("[GW303]"), text
 
 
 # ---- The daemon is gone

@@ -72,6 +72,28 @@ TEST(Round, IsCompleteWhenItsContributorsHaveSent) {
   EXPECT_FALSE(IsComplete(round, 0));
 }
 
+TEST(Round, ChunksOfAWindowComeInAnyOrder) {
+  Round round = MakeRound({1, 1}, 2);
+  EXPECT_EQ(Store(round, 0, 1, 7), Round::Stored::kFirst);
+  EXPECT_EQ(Store(round, 1, 0, 4), Round::Stored::kFirst);
+  EXPECT_FALSE(IsComplete(round, 0));
+  EXPECT_FALSE(IsComplete(round, 1));
+  EXPECT_EQ(Store(round, 1, 1, 8), Round::Stored::kFirst);
+  EXPECT_TRUE(IsComplete(round, 1));
+  EXPECT_FALSE(IsComplete(round, 0));
+  EXPECT_EQ(Store(round, 0, 0, 3), Round::Stored::kFirst);
+  ASSERT_TRUE(IsComplete(round, 0));
+  // Each in its place, and by rank.
+  std::vector<std::vector<int>> values;
+  for (const std::uint32_t chunk : {0U, 1U}) {
+    std::vector<int>& own = values.emplace_back();
+    for (const auto& payload : round.BeginReduction(round.layout().UnitOf(chunk)).payloads) {
+      own.push_back(static_cast<int>(payload->pieces().front().front()));
+    }
+  }
+  EXPECT_THAT(values, ElementsAre(ElementsAre(3, 4), ElementsAre(7, 8)));
+}
+
 TEST(Round, AContributionCountsOnceHoweverOftenItComes) {
   Round round = MakeRound({1, 1}, 1);
   EXPECT_EQ(Store(round, 0, 0, 5), Round::Stored::kFirst);

@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
 
 #include <filesystem>
 #include <string>
@@ -38,6 +40,25 @@ TEST(FilesTest, AFailureLeavesNothingBehind) {
   EXPECT_THAT(std::string(WriteFile(folder / "no/such", "x").message()), HasSubstr("no/such"));
   ASSERT_TRUE(std::filesystem::create_directory(folder / "taken"));
   EXPECT_THAT(std::string(WriteFile(folder / "taken", "x").message()), HasSubstr("taken"));
+  EXPECT_EQ(FilesIn(folder.path()), 1U);
+}
+
+// A limit on the size of files stands for a disk that is full in the middle of a write.
+TEST(FilesTest, AFullDiskLeavesTheOldFile) {
+  const gradwire::testing::TemporaryFolder folder;
+  const std::string path = folder / "state";
+  ASSERT_TRUE(WriteFile(path, "old").ok());
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto handler = signal(SIGXFSZ, SIG_IGN);
+  const rlimit small{.rlim_cur = 100'000, .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const absl::Status written = WriteFile(path, std::string(300'000, 'x'));
+  setrlimit(RLIMIT_FSIZE, &before);
+  signal(SIGXFSZ, handler);
+  EXPECT_THAT(std::string(written.message()),
+              HasSubstr("cannot write " + path + ": File too large"));
+  EXPECT_EQ(*ReadFile(path), "old");
   EXPECT_EQ(FilesIn(folder.path()), 1U);
 }
 

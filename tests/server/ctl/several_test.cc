@@ -172,6 +172,24 @@ TEST_F(SeveralTest, AStateGoesFromSeveralDaemonsToOneAndBack) {
   });
 }
 
+// A limit on the size of files stands for the full disk.
+TEST_F(SeveralTest, AnExportToAFullDiskLeavesTheOldFile) {
+  const std::string file = Path("state");
+  std::ofstream(file) << "old";
+  Train(daemons_[0]->address(), 1, [&](Client&) {
+    const Answer full =
+        RunProgram({"/bin/sh", "-c", "trap '' XFSZ; ulimit -f 1; exec \"$@\"", "sh", GRADWIRE_CTL,
+                    "--address", daemons_[0]->address(), "session", "export", "several", file});
+    EXPECT_EQ(full.exit_code, 1);
+    EXPECT_THAT(full.text, AllOf(HasSubstr(absl::StrCat("cannot write ", file)),
+                                 HasSubstr("File too large"), HasSubstr("[GW702]")));
+    EXPECT_EQ(Read(file), "old");
+    // Nothing is wrong with the session.
+    EXPECT_EQ(Tool(daemons_[0]->address(), {"session", "export", "several", file}).exit_code, 0);
+    EXPECT_GT(Read(file).size(), 1024U);
+  });
+}
+
 TEST_F(SeveralTest, PausesAndEndsASessionOnAllDaemons) {
   const auto told = RunRanks(Options(All()), [&](Client& client, int rank) -> absl::Status {
     if (absl::Status status = Step(client, rank, 0); !status.ok()) return status;
