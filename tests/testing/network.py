@@ -1,7 +1,8 @@
 """Hosts for tests and benchmarks: network namespaces on one bridge, each with a link of its own.
 
 Needs root, iproute2, and a kernel with bridges, veth and tbf. A token bucket limits each link in both
-directions: at the host's end what it sends, at the bridge's end what it receives.
+directions: at the host's end what it sends, at the bridge's end what it receives. Packets are dropped at the
+bridge's end, so that no host is told; that needs clsact and cls_bpf.
 """
 
 import dataclasses
@@ -24,6 +25,9 @@ QUEUE = "100ms"
 BURST_SECONDS = 1e-3
 LEAST_BURST = 10_000
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+# A filter's instructions, as `tc` takes them: ld rand; jgt #{most}, pass; drop: ret TC_ACT_SHOT; pass: ret TC_ACT_UNSPEC.
+DROP_SOME = "4,32 0 0 4294963256,37 1 0 {most},6 0 0 2,6 0 0 4294967295"
+DROP_ALL = "1,6 0 0 2"
 
 
 class NetworkError(Exception):
@@ -176,6 +180,22 @@ class Network:
                         "tbf", "rate", rate, "burst", str(burst or burst_bytes(rate)), "latency", queue)
                 elif "tbf" in run("tc", "-n", name, "qdisc", "show", "dev", device):
                     run("tc", "-n", name, "qdisc", "del", "dev", device, "root")
+
+    def drop(self, host, fraction, ways=("sent", "received")):
+        """Loses so much of what a host sends and receives; 0 ends that."""
+        device = f"port{self.hosts.index(host)}"
+        if "clsact" not in run("tc", "-n", self._switch, "qdisc", "show", "dev", device):
+            run("tc", "-n", self._switch, "qdisc", "add", "dev", device, "clsact")
+        code = DROP_ALL if fraction == 1 else DROP_SOME.format(most=int(fraction * (2**32 - 1)))
+        for hook in ({"sent": "ingress", "received": "egress"}[way] for way in ways):
+            filter_ = ["tc", "-n", self._switch, "filter"]
+            run(*filter_, "delete", "dev", device, hook)
+            if fraction > 0:
+                run(*filter_, "add", "dev", device, hook, "bpf", "direct-action", "bytecode", code)
+
+    def reset(self, host, peer):
+        """Ends all TCP connections between two hosts with a reset; how many there were."""
+        return run(*self.inside(host, "ss", "-H", "-K", "-t", "dst", self.address(peer))).count("\n")
 
     def counters(self, host):
         return parse_counters(run("ip", "-n", self.namespace(host), "-j", "-s", "link", "show", DEVICE))

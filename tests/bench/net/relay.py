@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""relay.py LISTEN TARGET DELAY_MS: passes TCP connections on, each byte DELAY_MS later, both ways.
+"""relay.py LISTEN TARGET DELAY_MS [JITTER_MS]: passes TCP connections on, each byte DELAY_MS later, both ways.
 
-LISTEN and TARGET are host:port. Prints the port that it listens on. Ends with its standard input. Messages,
-grants and windows above TCP see the delay; TCP itself sees two connections without it.
+With JITTER_MS bytes come up to so much later than that, in their order. LISTEN and TARGET are host:port. Prints the
+port that it listens on. Ends with its standard input. Messages, grants and windows above TCP see the delay; TCP
+itself sees two connections without it.
 """
 
 import asyncio
 import collections
+import random
 import sys
 
 READ_BYTES = 64 << 10
@@ -14,7 +16,7 @@ READ_BYTES = 64 << 10
 MOST_BYTES = 12 << 20
 
 
-async def pump(reader, writer, delay):
+async def pump(reader, writer, delay, jitter):
     loop = asyncio.get_running_loop()
     waiting = collections.deque()
     held, ended = 0, False
@@ -25,7 +27,7 @@ async def pump(reader, writer, delay):
         while True:
             data = await reader.read(READ_BYTES)
             async with changed:
-                waiting.append((loop.time() + delay, data))
+                waiting.append((loop.time() + delay + random.uniform(0, jitter), data))
                 held += len(data)
                 changed.notify_all()
                 if not data:
@@ -50,13 +52,14 @@ async def pump(reader, writer, delay):
         task.cancel()
 
 
-async def serve(reader, writer, target, delay):
+async def serve(reader, writer, target, delay, jitter):
     try:
         there_reader, there_writer = await asyncio.open_connection(*target)
     except OSError:
         writer.close()
         return
-    pumps = [asyncio.create_task(pump(*ends, delay)) for ends in ((reader, there_writer), (there_reader, writer))]
+    both = ((reader, there_writer), (there_reader, writer))
+    pumps = [asyncio.create_task(pump(*ends, delay, jitter)) for ends in both]
     try:
         await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -67,17 +70,17 @@ async def serve(reader, writer, target, delay):
             end.close()
 
 
-async def main(listen, target, delay_ms):
+async def main(listen, target, delay_ms, jitter_ms="0"):
     (host, port), (there, there_port) = (text.rsplit(":", 1) for text in (listen, target))
-    delay = float(delay_ms) / 1000
+    delay, jitter = float(delay_ms) / 1000, float(jitter_ms) / 1000
     server = await asyncio.start_server(
-        lambda reader, writer: serve(reader, writer, (there, int(there_port)), delay), host, int(port))
+        lambda reader, writer: serve(reader, writer, (there, int(there_port)), delay, jitter), host, int(port))
     print(server.sockets[0].getsockname()[1], flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)
     server.close()
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 4:
+    if len(sys.argv) not in (4, 5):
         sys.exit(__doc__)
     asyncio.run(main(*sys.argv[1:]))
