@@ -48,7 +48,7 @@ ErrorCode UnreachableCode(const std::string& why, bool encrypted) {
 std::string Hint(const std::string& why, bool encrypted) {
   const auto says = [&](const char* text) { return absl::StrContains(why, text); };
   if (says("certificate verify failed")) {
-    return "no authority in tls_ca has signed the daemon's certificate";
+    return "no authority in tls_ca has signed the daemon's certificate, or it has expired";
   }
   if (says("is not in peer certificate")) {
     return "the daemon's certificate is for another host than the one in the address";

@@ -26,6 +26,7 @@ using ::gradwire::testing::MakeParameter;
 using ::gradwire::testing::ReplaceFile;
 using ::gradwire::testing::RunRanks;
 using ::gradwire::testing::TemporaryFolder;
+using ::gradwire::testing::Validity;
 using ::gradwire::testing::WriteFiles;
 using ::testing::AllOf;
 using ::testing::EndsWith;
@@ -129,10 +130,10 @@ TEST_F(TlsTest, ADaemonOfAnotherAuthorityIsRefused) {
   tls::Files other = member_;
   other.ca = folder_ / "stranger.pem";
   ReplaceFile(other.ca, stranger_.cert());
-  EXPECT_THAT(
-      Refusal(Options(tcp(), other)),
-      AllOf(HasSubstr("could not join through 127.0.0.1:"),
-            HasSubstr("; no authority in tls_ca has signed the daemon's certificate [GW102]")));
+  EXPECT_THAT(Refusal(Options(tcp(), other)),
+              AllOf(HasSubstr("could not join through 127.0.0.1:"),
+                    HasSubstr("; no authority in tls_ca has signed the daemon's certificate, or it "
+                              "has expired [GW102]")));
   // The tool says it in its own words only, without a line of gRPC's log.
   const auto tool = gradwire::testing::Process::Start(
       {GRADWIRE_CTL, "--address", tcp(), "--tls-ca", other.ca, "status"}, folder_ / "ctl.log");
@@ -240,6 +241,34 @@ TEST_F(TlsTest, CertificatesAreReplacedWhileMembersTrain) {
   newcomer.session = "newcomer";
   ExpectAllOk(Train(newcomer));
   EXPECT_EQ(server_->sessions(), 1) << "the training did not last";
+  last = steps + 10;  // neither rank has come so far, so both stop there
+  training.join();
+}
+
+// TLS looks at certificates in the handshake only.
+TEST_F(TlsTest, CertificatesThatExpireKeepNewMembersOutAndOpenConnectionsGoOn) {
+  const absl::Time expiry = absl::Now() + absl::Seconds(10);
+  const Validity brief{.end = expiry};
+  Start(WriteFiles(folder_ / "d", authority_.Issue("d", brief), authority_.cert()));
+  const tls::Files brief_member =
+      WriteFiles(folder_ / "m", authority_.Issue("m", brief), authority_.cert());
+  std::atomic<int> steps = 0;
+  std::atomic<int> last = 1 << 30;
+  std::thread training([&] {
+    ExpectAllOk(Train(Options(tcp(), brief_member), [&](int rank, int step) {
+      if (rank == 0) steps = step;
+      absl::SleepFor(absl::Milliseconds(20));
+      return step >= last;
+    }));
+  });
+  EXPECT_TRUE(Eventually([&] { return steps > 3; }, absl::Seconds(60)));
+  EXPECT_LT(absl::Now(), expiry) << "the training began too late for this test";
+  absl::SleepFor(expiry + absl::Seconds(1) - absl::Now());
+  EXPECT_THAT(Refusal(Options(tcp(), brief_member)),
+              AllOf(HasSubstr("tls_cert"), HasSubstr("has expired on"), EndsWith(" [GW112]")));
+  EXPECT_THAT(Refusal(Options(tcp(), member_)), EndsWith("or it has expired [GW102]"));
+  const int then = steps;
+  EXPECT_TRUE(Eventually([&] { return steps > then + 3; }, absl::Seconds(60)));
   last = steps + 10;  // neither rank has come so far, so both stop there
   training.join();
 }
