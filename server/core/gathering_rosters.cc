@@ -47,8 +47,11 @@ std::vector<int> Gathering::RanksHere() const {
   return here;
 }
 
-// The others have been told that a step is applied, without it.
+// The others have been told that a step is applied, without it, or of the end of later steps than
+// the one that it is in.
 bool Gathering::CannotFollow(const wire::MemberReport& report) const {
+  const bool lacks_some = !told_.empty() && !report.newcomer && report.step < told_.front().step;
+  if (shrinks_ && lacks_some) return true;
   return shrinks_ && std::ranges::any_of(told_, [&](const wire::StepDone& done) {
            const bool is_ready = report.ready && report.ready->verdict == Verdict::kApply;
            return done.verdict == Verdict::kApply && report.step <= done.step &&

@@ -145,25 +145,25 @@ const wire::LedgerSnapshot* Ledger::LastTotal() const {
 // new ones that came too late to know how it ended.
 std::optional<std::int64_t> Ledger::FirstUnknown(const wire::LedgerSnapshot* last,
                                                  const Membership& membership) const {
+  if (earlier_.empty()) return std::nullopt;
   std::optional<std::int64_t> first;
-  std::int64_t latest = -1;
-  bool begins = true;  // it is the session's first step
+  // Where no total has come, of the first step that anybody knows.
+  std::int64_t since = earlier_.begin()->second.front().step;
   for (const auto& [rank, snapshots] : earlier_) {
-    begins = begins && snapshots.size() == 1;
+    since = std::min(since, snapshots.front().step);
     for (const wire::LedgerSnapshot& snapshot : snapshots) {
-      latest = std::max(latest, snapshot.step);
       const bool is_later = last == nullptr || snapshot.step > last->step;
       if (!is_later || IsUnknownToSome(snapshot.step)) continue;
       first = std::min(first.value_or(snapshot.step), snapshot.step);
     }
   }
-  const std::int64_t since = last == nullptr ? latest : last->step;
+  if (last != nullptr) since = last->step;
   const bool all_were_there = std::ranges::all_of(told_, [&](const auto& one) {
     const auto found = earlier_.find(one.first);
     return found != earlier_.end() && Find(found->second, since) != nullptr;
   });
-  const bool all_are_here = std::cmp_equal(told_.size(), membership.world_size());
-  const bool nobody_is_gone = all_were_there && all_are_here && (last != nullptr || begins);
+  const bool nobody_is_gone =
+      all_were_there && std::cmp_equal(told_.size(), membership.world_size());
   return nobody_is_gone ? std::nullopt : first;
 }
 

@@ -130,7 +130,7 @@ TEST_F(AdminListen, EachCallIsServedWhereTheTableSays) {
       EXPECT_NE(here.error_code(), grpc::StatusCode::PERMISSION_DENIED) << permission.method;
     }
   }
-  EXPECT_EQ(for_admin, 8);
+  EXPECT_EQ(for_admin, 9);
 }
 
 TEST_F(AdminListen, MembersSaveTheirStateOnTheirOwnAddress) {
