@@ -123,9 +123,10 @@ void Ledger::EnterUnknown() {
 // Whether a member that was there does not know how the step ended, and others do. It was told that
 // the step was dropped, so that it was skipped for all.
 bool Ledger::IsUnknownToSome(std::int64_t step) const {
-  return std::ranges::any_of(earlier_, [&](const auto& one) {
-    const auto& snapshots = one.second;
-    return snapshots.front().step <= step && Find(snapshots, step) == nullptr;
+  return std::ranges::any_of(told_, [&](const auto& one) {
+    const auto found = earlier_.find(one.first);
+    if (found == earlier_.end()) return !newcomers_.contains(one.first);
+    return found->second.front().step <= step && Find(found->second, step) == nullptr;
   });
 }
 

@@ -14,6 +14,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,11 @@ class Ledger {
   explicit Ledger(std::size_t rows) : rows_(rows) {}
 
   bool on() const { return rows_ > 0; }
+
+  // Of a session that another daemon had: these members have no part of what was before.
+  void SetNewcomers(const std::vector<int>& ranks) {
+    newcomers_.insert(ranks.begin(), ranks.end());
+  }
 
   // A member's account of the open step, or of the one before. A resume repeats it. An error names
   // the field.
@@ -75,6 +81,7 @@ class Ledger {
   std::map<int, std::vector<LedgerRow>> accounts_;  // after the last step that is settled, by rank
   // What members know from an earlier daemon, until the first step is settled here.
   std::map<int, std::vector<wire::LedgerSnapshot>> earlier_;
+  std::set<int> newcomers_;
   std::vector<LedgerRow> gone_;
   std::vector<LedgerRow> total_;
   std::optional<Ended> ended_;  // that is not settled

@@ -123,6 +123,8 @@ void SessionCore::GoOn(const Gathering::Outcome& gathered, Effects& effects) {
   }
   step_->GoOnFrom(gathered.step, ended, gathered.chain);
   collectives_->GoOnFrom(gathered.collectives, gathered.through);
+  if (gathered.change) step_->SetNewcomers(gathered.change->newcomers);
+  step_->SetNewcomers(gathered.fresh);
   if (gathered.change && !gathered.change->newcomers.empty()) Heal(gathered, effects);
   std::string how = options_.follows() ? "as shard 0 says"
                     : gathered.again   ? "which is reduced again, from gradients that members keep"

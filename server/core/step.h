@@ -128,6 +128,7 @@ class Step {
   bool is_leaf() const { return options_.leaf.is_leaf(); }
   const std::string& last_skip() const { return last_skip_; }
   const std::string& last_drift() const { return records_.drift.last(); }
+  void SetNewcomers(const std::vector<int>& ranks) { records_.ledger.SetNewcomers(ranks); }
   const Ledger& ledger() const { return records_.ledger; }
   bool outlives_daemon() const { return recovery_.has_value(); }
   // All results are out, and a member will say what the lead has decided.

@@ -89,6 +89,8 @@ class Daemon {
     for (const int rank : gone) membership_.SetGone(rank);
   }
 
+  void SetNewcomer(int rank) { ledger_.SetNewcomers({rank}); }
+
   absl::Status Take(int rank, const wire::LedgerAccount& account) {
     absl::Status taken = ledger_.Take(rank, account, step_);
     ledger_.Settle(membership_, tells_, effects_);
