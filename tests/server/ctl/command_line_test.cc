@@ -26,9 +26,10 @@ TEST(CommandLine, NamesTheCommandThatItDoesNotKnow) {
   EXPECT_EQ(answer.text,
             "gradwirectl: no command \"session-list\"; allowed: status, sessions, why, session, "
             "trace, health, doctor, bench, plan, debug, completion, explain, version [GW701]\n");
-  EXPECT_EQ(Ctl({"session", "show"}).text,
-            "gradwirectl: session: no command \"show\"; allowed: get, ledger, digest, evict, pause, "
-            "resume, export, import [GW701]\n");
+  EXPECT_EQ(
+      Ctl({"session", "show"}).text,
+      "gradwirectl: session: no command \"show\"; allowed: get, ledger, digest, evict, pause, "
+      "resume, export, import [GW701]\n");
   EXPECT_EQ(Ctl({"session"}).text,
             "gradwirectl: session: no command; allowed: get, ledger, digest, evict, pause, resume, "
             "export, import [GW701]\n");
