@@ -38,6 +38,10 @@ def pytest_report_header():
     return f"gradwire {gradwire.__version__}, torch {torch.__version__}"
 
 
+# Members of a daemon that a test kills look for the next one only so long.
+SHORT_GRACE = ("--coordinator-grace", "3s")
+
+
 class Daemon:
     """A gradwired on 127.0.0.1 and on a unix socket; it ends with this object."""
 
@@ -75,7 +79,7 @@ class Daemon:
 @pytest.fixture
 def new_daemon(tmp_path):
     """One for this test alone."""
-    with contextlib.closing(Daemon(tmp_path)) as daemon:
+    with contextlib.closing(Daemon(tmp_path, *SHORT_GRACE)) as daemon:
         yield daemon
 
 
@@ -84,7 +88,7 @@ def two_daemons(tmp_path_factory):
     """For sessions over several."""
     folders = [tmp_path_factory.mktemp("gradwired") for _ in range(2)]
     with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(contextlib.closing(Daemon(folder))) for folder in folders]
+        yield [stack.enter_context(contextlib.closing(Daemon(folder, *SHORT_GRACE))) for folder in folders]
 
 
 @pytest.fixture(scope="session")
