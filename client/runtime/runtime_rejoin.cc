@@ -110,7 +110,7 @@ void Runtime::OnEnded(const absl::Status& status) {
   MayJoinAgain(status) ? JoinAgain() : Fail(status);
 }
 
-// A shard is lost for all.
+// With several daemons the others would still hold this member's places: its join fails.
 bool Runtime::MayJoinAgain(const absl::Status& lost) const {
   if (welcomed_ || leaving_ || stopping_ || member_.failed() || shards_ > 1) return false;
   const bool is_another =

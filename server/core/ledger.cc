@@ -31,10 +31,10 @@ const wire::LedgerSnapshot* Find(const std::vector<wire::LedgerSnapshot>& snapsh
 }
 
 std::string NotKnown(std::int64_t step) {
-  return absl::StrCat("what became of the gradients of members that are gone, or new, in step ",
-                      step,
-                      " is not known, because its daemon was lost, too: what is missing since then "
-                      "counts as lost");
+  return absl::StrCat(
+      "what became of the gradients of members that are gone, or new, in step ", step,
+      " is not known, because the step's total had not come: what is missing since then "
+      "counts as lost");
 }
 
 }  // namespace
