@@ -79,6 +79,11 @@ enum class Mutant : std::uint8_t {
   kResidualCountedTwice,
   kSkipSettledAsApplied,
   kAccountsOfGoneForgotten,
+  // Of members that leave, or are late.
+  kHandedOverTwice,
+  kHandOverForgotten,
+  kMissedForgotten,
+  kMissedCounted,
 };
 
 #ifdef GRADWIRE_CORE_MUTANTS

@@ -25,7 +25,8 @@ bool HasLists(const Header& header) {
          std::holds_alternative<Restart>(header) || std::holds_alternative<Failure>(header) ||
          std::holds_alternative<Welcome>(header) || std::holds_alternative<Hello>(header) ||
          std::holds_alternative<LedgerAccount>(header) ||
-         std::holds_alternative<LedgerTotal>(header);
+         std::holds_alternative<LedgerTotal>(header) || std::holds_alternative<Missed>(header) ||
+         std::holds_alternative<HandOverAnswer>(header);
 }
 
 }  // namespace

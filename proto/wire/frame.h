@@ -38,6 +38,8 @@ struct Hello {
   std::uint64_t memory = 0;
   std::uint64_t pair = 0;  // with its bulk lane; 0: there is none
   bool bundles = false;
+  bool takes_residuals = false;
+  bool may_miss = false;
   bool operator==(const Hello&) const = default;
 };
 
@@ -297,6 +299,32 @@ struct LedgerTotal {
   bool operator==(const LedgerTotal&) const = default;
 };
 
+// A piece of the residuals of a member that leaves, on its way to another one, and the answer.
+struct HandOver {
+  std::uint64_t generation = 0;
+  std::uint64_t id = 0;
+  int rank = 0;  // from a member: who takes them; to that one: whose they are
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;  // of the whole
+  bool operator==(const HandOver&) const = default;
+};
+struct HandOverAnswer {
+  std::uint64_t generation = 0;
+  std::uint64_t id = 0;
+  int rank = 0;  // as above
+  std::uint64_t received = 0;
+  bool taken = false;
+  std::string refusal{};
+  bool operator==(const HandOverAnswer&) const = default;
+};
+
+// The others reduce a bucket without the member.
+struct Missed {
+  RoundId id;
+  std::vector<std::uint32_t> parameters{};
+  bool operator==(const Missed&) const = default;
+};
+
 struct Restart {
   std::int64_t step = 0;
   std::uint32_t attempt = 0;
@@ -353,12 +381,12 @@ struct Begin {
   bool operator==(const Begin&) const = default;
 };
 
-using Header =
-    std::variant<Hello, Announce, Contribution, Ack, EndStep, Heartbeat, Enter, CollectiveChunk,
-                 CollectiveAck, Welcome, Grant, Result, StepDone, Restart, Failure, Begin,
-                 SharedState, StateReset, BucketReport, DrawPlan, GroupBucket, GroupId, GroupOrder,
-                 Prepared, Ready, Concluded, CoordinatorState, StateRequest, StateCopy,
-                 ParameterDigest, GatherAgain, LedgerAccount, LedgerTotal>;
+using Header = std::variant<Hello, Announce, Contribution, Ack, EndStep, Heartbeat, Enter,
+                            CollectiveChunk, CollectiveAck, Welcome, Grant, Result, StepDone,
+                            Restart, Failure, Begin, SharedState, StateReset, BucketReport,
+                            DrawPlan, GroupBucket, GroupId, GroupOrder, Prepared, Ready, Concluded,
+                            CoordinatorState, StateRequest, StateCopy, ParameterDigest, GatherAgain,
+                            LedgerAccount, LedgerTotal, HandOver, HandOverAnswer, Missed>;
 
 // Whether it has a digest that the coordinator compares with the payload's.
 bool HasDigest(const Header& header);

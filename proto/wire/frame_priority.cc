@@ -33,6 +33,7 @@ SendPriority Of(const Announce& announce, const Payload*) {
 }
 SendPriority Of(const Ack& ack, const Payload*) { return OfBucket(ack.id); }
 SendPriority Of(const Grant& grant, const Payload*) { return OfBucket(grant.id); }
+SendPriority Of(const Missed& missed, const Payload*) { return OfBucket(missed.id); }
 SendPriority Of(const SharedState& state, const Payload*) { return OfBucket(state.id); }
 SendPriority Of(const EndStep& end, const Payload*) {
   return {.scope = Scope::kStep, .step = end.step};
@@ -48,7 +49,8 @@ SendPriority Of(const Header&, const Payload*) {
   constexpr bool alone = std::is_same_v<Header, Heartbeat> ||
                          std::is_same_v<Header, BucketReport> || std::is_same_v<Header, Enter> ||
                          std::is_same_v<Header, Begin> || std::is_same_v<Header, CollectiveChunk> ||
-                         std::is_same_v<Header, CollectiveAck> || std::is_same_v<Header, Failure>;
+                         std::is_same_v<Header, CollectiveAck> || std::is_same_v<Header, Failure> ||
+                         std::is_same_v<Header, HandOver> || std::is_same_v<Header, HandOverAnswer>;
   return {.scope = alone ? Scope::kNone : Scope::kAll};
 }
 

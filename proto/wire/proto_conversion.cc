@@ -7,6 +7,7 @@
 #include "proto/wire/checks.h"
 #include "proto/wire/field_checker.h"
 #include "proto/wire/group_frames.h"
+#include "proto/wire/late_frames.h"
 #include "proto/wire/ledger_frames.h"
 #include "proto/wire/rank_zero_frames.h"
 #include "proto/wire/recovery_frames.h"
@@ -30,6 +31,8 @@ void Set(const Hello& hello, v1::Header& out) {
   message.set_memory(hello.memory);
   message.set_pair(hello.pair);
   message.set_bundles(hello.bundles);
+  message.set_takes_residuals(hello.takes_residuals);
+  message.set_may_miss(hello.may_miss);
 }
 
 Hello Get(const v1::Hello& message, Checker& check) {
@@ -41,7 +44,9 @@ Hello Get(const v1::Hello& message, Checker& check) {
           .step = check.Step(message.step()),
           .memory = message.memory(),
           .pair = message.pair(),
-          .bundles = message.bundles()};
+          .bundles = message.bundles(),
+          .takes_residuals = message.takes_residuals(),
+          .may_miss = message.may_miss()};
 }
 
 void Set(const Announce& announce, v1::Header& out) {
@@ -433,6 +438,12 @@ absl::StatusOr<Header> FromProto(const v1::Header& header) {
       return Checked("ledger_account", header.ledger_account());
     case v1::Header::kLedgerTotal:
       return Checked("ledger_total", header.ledger_total());
+    case v1::Header::kHandOver:
+      return Checked("hand_over", header.hand_over());
+    case v1::Header::kHandOverAnswer:
+      return Checked("hand_over_answer", header.hand_over_answer());
+    case v1::Header::kMissed:
+      return Checked("missed", header.missed());
     case v1::Header::kWelcome:
       return Checked("welcome", header.welcome());
     case v1::Header::kGrant:

@@ -53,6 +53,12 @@ absl::Status CheckGeneration(const wire::Header& header, std::uint64_t generatio
   if (const auto* copy = std::get_if<wire::StateCopy>(&header)) {
     return check(copy->generation, "sent a copy of the hook's state");
   }
+  if (const auto* hand_over = std::get_if<wire::HandOver>(&header)) {
+    return check(hand_over->generation, "handed its residuals over");
+  }
+  if (const auto* answer = std::get_if<wire::HandOverAnswer>(&header)) {
+    return check(answer->generation, "answered a member that leaves");
+  }
   return absl::OkStatus();
 }
 

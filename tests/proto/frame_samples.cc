@@ -46,6 +46,11 @@ std::vector<Sample> LaterSamples() {
                                .pair = 0x1122334455667788}},
           {"hello_bundles",
            Hello{.token = "token", .start_id = 0x8877665544332211, .step = 7, .bundles = true}},
+          {"hello_takes", Hello{.token = "token",
+                                .start_id = 0x8877665544332211,
+                                .step = 7,
+                                .takes_residuals = true,
+                                .may_miss = true}},
           {"announce_eager", Announce{.step = 41,
                                       .generation = 5,
                                       .parameters = {300},
@@ -203,6 +208,15 @@ std::vector<Sample> Samples() {
                      .earlier = {{.step = 39, .own = {LedgerSample(5)}, .total = {LedgerSample(6)}},
                                  {.step = 40, .own = {LedgerSample(7)}}}}},
       {"ledger_total", LedgerTotal{.step = 41, .rows = {LedgerSample(0.5), LedgerSample(-2)}}},
+      {"hand_over",
+       HandOver{.generation = 5, .id = 0xfeed, .rank = 300, .offset = 4096, .bytes = 5000}},
+      {"hand_over_answer", HandOverAnswer{.generation = 5,
+                                          .id = 0xfeed,
+                                          .rank = 300,
+                                          .received = 5000,
+                                          .taken = true,
+                                          .refusal = "it leaves"}},
+      {"missed", Missed{.id = id, .parameters = {300, 2}}},
   };
 }
 

@@ -73,6 +73,9 @@ TEST(SendOrder, KnowsWhatAFrameWeighs) {
       all,                                      // GatherAgain
       all,                                      // LedgerAccount
       all,                                      // LedgerTotal
+      none,                                     // HandOver
+      none,                                     // HandOverAnswer
+      OfBucket(300),                            // Missed
   };
   const std::vector<Sample> samples = Samples();
   ASSERT_EQ(samples.size(), expected.size());
