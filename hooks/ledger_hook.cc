@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "hooks/residuals.h"
 
 namespace gradwire {
 
@@ -175,31 +176,60 @@ void LedgerHook::EndStep(Verdict verdict) {
   open_.clear();
 }
 
-absl::Status LedgerHook::LoadState(const HookState& state,
-                                   std::span<const ParameterSpec> manifest) {
-  if (absl::Status loaded = inner_->LoadState(state, manifest); !loaded.ok()) return loaded;
-  for (std::size_t p = 0; p < residuals_.size(); ++p) {
-    LedgerRow& row = account_[RowOf(p)];
-    row.contributed -= residuals_[p].value;
-    row.residual -= residuals_[p].value;
-    row.residual_squares -= residuals_[p].squares;
-    residuals_[p] = {};
-  }
-  // The hook may have converted the state to its own loss scale.
-  HookState kept = inner_->State();
-  for (StateTensor& tensor : kept.tensors) {
-    constexpr std::string_view kPrefix = "residual/";
+template <class Take>
+void LedgerHook::ForEachResidual(HookState state, double scale, Take take) const {
+  constexpr std::string_view kPrefix = "residual/";
+  for (StateTensor& tensor : state.tensors) {
     if (!tensor.name.starts_with(kPrefix)) continue;
     const auto found = positions_.find(tensor.name.substr(kPrefix.size()));
     if (found == positions_.end()) continue;
     const std::size_t numel = tensor.data.size() / ByteSize(tensor.dtype);
-    const Projection residual =
-        projectors_[found->second].Of({tensor.dtype, tensor.data.data(), numel}) * (1 / scale_);
-    LedgerRow& row = account_[RowOf(found->second)];
-    row.contributed += residual.value;
-    row.residual += residual.value;
-    row.residual_squares += residual.squares;
-    residuals_[found->second] = residual;
+    take(found->second,
+         projectors_[found->second].Of({tensor.dtype, tensor.data.data(), numel}) * (1 / scale));
+  }
+}
+
+void LedgerHook::SetResidual(std::size_t parameter, const Projection& residual) {
+  LedgerRow& row = account_[RowOf(parameter)];
+  row.residual += residual.value - residuals_[parameter].value;
+  row.residual_squares += residual.squares - residuals_[parameter].squares;
+  residuals_[parameter] = residual;
+}
+
+absl::Status LedgerHook::LoadState(const HookState& state,
+                                   std::span<const ParameterSpec> manifest) {
+  if (absl::Status loaded = inner_->LoadState(state, manifest); !loaded.ok()) return loaded;
+  const auto contribute = [this](std::size_t p, const Projection& residual) {
+    account_[RowOf(p)].contributed += residual.value - residuals_[p].value;
+    SetResidual(p, residual);
+  };
+  for (std::size_t p = 0; p < residuals_.size(); ++p) contribute(p, {});
+  // The hook may have converted the state to its own loss scale.
+  ForEachResidual(inner_->State(), scale_, contribute);
+  return absl::OkStatus();
+}
+
+absl::Status LedgerHook::TakeOver(const HookState& more, std::span<const ParameterSpec> manifest) {
+  const absl::StatusOr<double> scale = LossScaleOf(more);
+  if (!scale.ok()) return scale.status();
+  if (absl::Status taken = gradwire::TakeOver(more, manifest, *inner_); !taken.ok()) return taken;
+  ForEachResidual(more, *scale, [this](std::size_t p, const Projection& residual) {
+    account_[RowOf(p)].lost -= residual.value;
+    account_[RowOf(p)].lost_squares -= residual.squares;
+  });
+  ForEachResidual(inner_->State(), scale_, [this](std::size_t p, const Projection& sum) {
+    account_[RowOf(p)].rounded_squares += sum.squares;
+    SetResidual(p, sum);
+  });
+  return absl::OkStatus();
+}
+
+absl::Status LedgerHook::GiveAway(std::span<const ParameterSpec> manifest) {
+  if (absl::Status given = gradwire::GiveAway(manifest, *inner_); !given.ok()) return given;
+  for (std::size_t p = 0; p < residuals_.size(); ++p) {
+    account_[RowOf(p)].lost += residuals_[p].value;
+    account_[RowOf(p)].lost_squares += residuals_[p].squares;
+    SetResidual(p, {});
   }
   return absl::OkStatus();
 }

@@ -50,6 +50,12 @@ class LedgerHook final : public Hook {
   absl::Status LoadState(const HookState& state, std::span<const ParameterSpec> manifest) override;
   HookState Copy() const override { return inner_->Copy(); }
   void Reset(std::int64_t iteration) override { inner_->Reset(iteration); }
+  // ---- Residuals that go from one member to another (hooks/residuals.h). What this member has
+  // taken over, it counts as a loss that is made good, and what it has given away as lost: in the
+  // sum of both accounts nothing has changed. An error changes nothing.
+  absl::Status TakeOver(const HookState& more, std::span<const ParameterSpec> manifest);
+  absl::Status GiveAway(std::span<const ParameterSpec> manifest);
+
   // The account is of gradients without the scale.
   void SetLossScale(double scale) override;
 
@@ -63,6 +69,10 @@ class LedgerHook final : public Hook {
   };
 
   std::size_t RowOf(std::size_t parameter) const;
+  // Calls take(position, projection) for each residual of the state, without its loss scale.
+  template <class Take>
+  void ForEachResidual(HookState state, double scale, Take take) const;
+  void SetResidual(std::size_t parameter, const Projection& residual);
 
   const std::unique_ptr<Hook> inner_;
   std::map<std::string, std::size_t> positions_;  // in the manifest

@@ -1,0 +1,120 @@
+#include "hooks/residuals.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/error_code.h"
+
+namespace gradwire {
+namespace {
+
+constexpr const char* kFormat = "format";
+constexpr const char* kLossScale = "loss_scale";
+constexpr const char* kBucket = "bucket/";
+
+std::string Text(const HookState& state, const std::string& key) {
+  const auto found = state.metadata.find(key);
+  return found == state.metadata.end() ? "" : found->second;
+}
+
+// own += factor * more, or = where `own` is new. Data may be unaligned.
+template <class T>
+void Add(double factor, const StateTensor& more, bool is_new, StateTensor& own) {
+  for (std::size_t at = 0; at + sizeof(T) <= more.data.size(); at += sizeof(T)) {
+    T sum = 0;
+    T value = 0;
+    if (!is_new) std::memcpy(&sum, own.data.data() + at, sizeof(T));
+    std::memcpy(&value, more.data.data() + at, sizeof(T));
+    sum = static_cast<T>(sum + factor * value);
+    std::memcpy(own.data.data() + at, &sum, sizeof(T));
+  }
+}
+
+absl::Status AddTensor(double factor, const StateTensor& more, HookState& own) {
+  const auto differs = [&](const std::string& what) {
+    return Coded(ErrorCode::kStateDiffers, absl::InvalidArgumentError(absl::StrCat(
+                                               "residuals: tensor \"", more.name, "\" ", what)));
+  };
+  if (more.dtype != DType::kFloat32 && more.dtype != DType::kFloat64) {
+    return differs(absl::StrCat("is of ", Name(more.dtype), "; allowed: float32, float64"));
+  }
+  const auto same =
+      std::ranges::find_if(own.tensors, [&](const StateTensor& t) { return t.name == more.name; });
+  const bool is_new = same == own.tensors.end();
+  if (!is_new && (same->dtype != more.dtype || same->data.size() != more.data.size())) {
+    return differs(absl::StrCat("has ", more.data.size(), " bytes of ", Name(more.dtype), "; ",
+                                same->data.size(), " of ", Name(same->dtype), " are here"));
+  }
+  StateTensor& sum = is_new ? own.tensors.emplace_back(more) : *same;
+  if (more.dtype == DType::kFloat64) {
+    Add<double>(factor, more, is_new, sum);
+  } else {
+    Add<float>(factor, more, is_new, sum);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+// A state without a scale is that of a hook that knows none.
+absl::StatusOr<double> LossScaleOf(const HookState& state) {
+  const std::string text = Text(state, kLossScale);
+  double scale = 1;
+  if (text.empty() || (absl::SimpleAtod(text, &scale) && std::isfinite(scale) && scale > 0)) {
+    return scale;
+  }
+  return Coded(ErrorCode::kStateFile, absl::InvalidArgumentError(absl::StrCat(
+                                          "residuals: loss_scale \"", text.substr(0, 100),
+                                          "\" is not allowed; allowed: above 0")));
+}
+
+absl::StatusOr<HookState> AddResiduals(HookState own, const HookState& more) {
+  if (own.metadata.empty()) {
+    return Coded(ErrorCode::kStateDiffers,
+                 absl::FailedPreconditionError("residuals: this member's hook keeps none"));
+  }
+  if (Text(own, kFormat) != Text(more, kFormat)) {
+    return Coded(ErrorCode::kStateDiffers,
+                 absl::InvalidArgumentError(
+                     absl::StrCat("residuals: format \"", Text(more, kFormat).substr(0, 100),
+                                  "\"; allowed: \"", Text(own, kFormat), "\"")));
+  }
+  const absl::StatusOr<double> to = LossScaleOf(own);
+  if (!to.ok()) return to.status();
+  const absl::StatusOr<double> from = LossScaleOf(more);
+  if (!from.ok()) return from.status();
+  for (const auto& [key, value] : more.metadata) {
+    if (!absl::StartsWith(key, kBucket)) continue;
+    if (own.metadata.emplace(key, value).first->second == value) continue;
+    return Coded(ErrorCode::kStateDiffers,
+                 absl::InvalidArgumentError(absl::StrCat(
+                     "residuals: the bucket of parameter \"", key.substr(std::strlen(kBucket)),
+                     "\" has other parameters here, so that its padding is another")));
+  }
+  for (const StateTensor& tensor : more.tensors) {
+    if (absl::Status added = AddTensor(*to / *from, tensor, own); !added.ok()) return added;
+  }
+  return own;
+}
+
+absl::Status TakeOver(const HookState& more, std::span<const ParameterSpec> manifest, Hook& hook) {
+  const absl::StatusOr<HookState> sum = AddResiduals(hook.State(), more);
+  return sum.ok() ? hook.LoadState(*sum, manifest) : sum.status();
+}
+
+absl::Status GiveAway(std::span<const ParameterSpec> manifest, Hook& hook) {
+  HookState none = hook.State();
+  none.tensors.clear();
+  std::erase_if(none.metadata,
+                [](const auto& one) { return absl::StartsWith(one.first, kBucket); });
+  return hook.LoadState(none, manifest);
+}
+
+}  // namespace gradwire
