@@ -1,6 +1,9 @@
 #include "client/client_impl.h"
 
+#include <chrono>
 #include <cmath>
+#include <cstddef>
+#include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -188,6 +191,41 @@ absl::Status ClientImpl::Leave() {
     answer = runtime_.CallLeave(kLeaveTimeout);
   }
   return OnThread([&] { return runtime_.FinishLeave(answer, lost); });
+}
+
+absl::StatusOr<HandOver> ClientImpl::HandOverAndLeave(absl::Duration timeout) {
+  absl::StatusOr<HandOver> given = GiveResiduals(timeout);
+  if (!given.ok()) return given;
+  if (absl::Status left = Leave(); !left.ok()) return left;
+  return given;
+}
+
+// A file is made here, and not on the SDK's thread, because that takes long.
+absl::StatusOr<HandOver> ClientImpl::GiveResiduals(absl::Duration timeout) {
+  if (runtime_.left()) return HandOver{};
+  const auto deadline = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(timeout);
+  const absl::StatusOr<HookState> state = MemberState();
+  if (!state.ok()) return state.status();
+  if (state->tensors.empty()) return HandOver{};
+  const std::string file = WriteSafetensors(*state);
+  const std::span<const std::byte> bytes = std::as_bytes(std::span(file));
+  auto call = std::make_shared<client::HandOverCall>();
+  events_->Push(client::CallEvent{.call =
+                                      [this, call, bytes] {
+                                        runtime_.HandOver(call, {bytes.begin(), bytes.end()});
+                                      },
+                                  .heavy = true});
+  // Until then it may still be under way.
+  if (!call->outcome.WaitUntil(deadline).ok()) {
+    OnThread([this, timeout] {
+      runtime_.CancelHandOver(
+          absl::StrCat("nobody has taken them within ", absl::FormatDuration(timeout)));
+      return absl::OkStatus();
+    }).IgnoreError();
+  }
+  if (absl::Status outcome = call->outcome.Wait(); !outcome.ok()) return outcome;
+  return HandOver{.rank = call->rank < 0 ? std::nullopt : std::optional(call->rank),
+                  .reason = call->reason};
 }
 
 absl::Status ClientImpl::RefuseBehindLeaf(const char* call) const {

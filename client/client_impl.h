@@ -51,6 +51,10 @@ class ClientImpl final : public client::MemberClient {
   absl::StatusOr<HookState> MemberState();
   absl::Status LoadMemberState(const HookState& state);
 
+  // The first part of HandOverAndLeave. Until BeginLeave no step may begin. An error is one for
+  // which the member cannot leave, either.
+  absl::StatusOr<HandOver> GiveResiduals(absl::Duration timeout);
+
   // A callback runs inside the event handler, and only that handler could complete the call.
   absl::Status MayWait(const char* call) const;
   absl::Status MayCallBetweenSteps(const char* call);
@@ -85,6 +89,7 @@ class ClientImpl final : public client::MemberClient {
   absl::Status Broadcast(int root, void* data, std::size_t bytes) override;
   absl::Status Barrier() override;
   absl::Status Leave() override;
+  absl::StatusOr<HandOver> HandOverAndLeave(absl::Duration timeout) override;
   absl::StatusOr<std::string> ExportState() override;
   absl::Status ImportState(const std::string& state) override;
   absl::StatusOr<std::string> StateDict() override;

@@ -197,6 +197,21 @@ class ShardedClient final : public client::MemberClient {
     return OnAll([](ClientImpl& shard) { return shard.Leave(); });
   }
 
+  // Each daemon has the residuals of its own parameters, so that several members may take them.
+  absl::StatusOr<HandOver> HandOverAndLeave(absl::Duration timeout) override {
+    HandOver all;
+    std::vector<std::string> reasons;
+    for (const auto& shard : shards_) {
+      absl::StatusOr<HandOver> part = shard->GiveResiduals(timeout);
+      if (!part.ok()) return part.status();
+      if (!all.rank) all.rank = part->rank;
+      if (!part->reason.empty()) reasons.push_back(std::move(part->reason));
+    }
+    all.reason = absl::StrJoin(reasons, "; ");
+    if (absl::Status left = Leave(); !left.ok()) return left;
+    return all;
+  }
+
   absl::StatusOr<std::string> ExportState() override {
     if (absl::Status may = MayCallBetweenSteps("ExportState"); !may.ok()) return may;
     return client::FetchWholeState(

@@ -113,6 +113,7 @@ class LedgerHook::Run final : public HookRun {
 LedgerHook::LedgerHook(std::unique_ptr<Hook> inner, std::span<const ParameterSpec> manifest)
     : inner_(std::move(inner)),
       residuals_(manifest.size()),
+      expected_(manifest.size()),
       account_(LedgerRowsOf(manifest.size())) {
   projectors_.reserve(manifest.size());
   for (const ParameterSpec& parameter : manifest) {
@@ -158,8 +159,8 @@ std::vector<LedgerRow> LedgerHook::change() const {
       rounded += entry.gradient.squares + entry.mean.squares + residual.squares;
       row.rounded_squares += rounded;
     }
-    row.residual += residual.value;
-    row.residual_squares += residual.squares;
+    row.residual += residual.value + expected_[p].value;
+    row.residual_squares += residual.squares + expected_[p].squares;
   }
   return rows;
 }
@@ -209,14 +210,35 @@ absl::Status LedgerHook::LoadState(const HookState& state,
   return absl::OkStatus();
 }
 
-absl::Status LedgerHook::TakeOver(const HookState& more, std::span<const ParameterSpec> manifest) {
+void LedgerHook::Hold(std::size_t parameter, const Projection& residual, double factor) {
+  LedgerRow& row = account_[RowOf(parameter)];
+  row.residual += factor * residual.value;
+  row.residual_squares += factor * residual.squares;
+  row.lost -= factor * residual.value;
+  row.lost_squares -= factor * residual.squares;
+  expected_[parameter].value += factor * residual.value;
+  expected_[parameter].squares += factor * residual.squares;
+}
+
+void LedgerHook::Expect(const HookState& more) {
   const absl::StatusOr<double> scale = LossScaleOf(more);
-  if (!scale.ok()) return scale.status();
-  if (absl::Status taken = gradwire::TakeOver(more, manifest, *inner_); !taken.ok()) return taken;
-  ForEachResidual(more, *scale, [this](std::size_t p, const Projection& residual) {
-    account_[RowOf(p)].lost -= residual.value;
-    account_[RowOf(p)].lost_squares -= residual.squares;
-  });
+  if (!scale.ok()) return;
+  ForEachResidual(more, *scale,
+                  [this](std::size_t p, const Projection& residual) { Hold(p, residual, 1); });
+}
+
+absl::Status LedgerHook::TakeOver(const HookState& more, std::span<const ParameterSpec> manifest) {
+  absl::Status taken = gradwire::TakeOver(more, manifest, *inner_);
+  const absl::StatusOr<double> scale = LossScaleOf(more);
+  if (scale.ok()) {
+    ForEachResidual(more, *scale, [&](std::size_t p, const Projection& residual) {
+      Hold(p, residual, -1);
+      if (!taken.ok()) return;
+      account_[RowOf(p)].lost -= residual.value;
+      account_[RowOf(p)].lost_squares -= residual.squares;
+    });
+  }
+  if (!taken.ok()) return taken;
   ForEachResidual(inner_->State(), scale_, [this](std::size_t p, const Projection& sum) {
     account_[RowOf(p)].rounded_squares += sum.squares;
     SetResidual(p, sum);

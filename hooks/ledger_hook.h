@@ -52,7 +52,10 @@ class LedgerHook final : public Hook {
   void Reset(std::int64_t iteration) override { inner_->Reset(iteration); }
   // ---- Residuals that go from one member to another (hooks/residuals.h). What this member has
   // taken over, it counts as a loss that is made good, and what it has given away as lost: in the
-  // sum of both accounts nothing has changed. An error changes nothing.
+  // sum of both accounts nothing has changed.
+  // This member holds them, although the hook does not have them yet: TakeOver follows.
+  void Expect(const HookState& more);
+  // What was expected. After an error it is lost.
   absl::Status TakeOver(const HookState& more, std::span<const ParameterSpec> manifest);
   absl::Status GiveAway(std::span<const ParameterSpec> manifest);
 
@@ -73,11 +76,14 @@ class LedgerHook final : public Hook {
   template <class Take>
   void ForEachResidual(HookState state, double scale, Take take) const;
   void SetResidual(std::size_t parameter, const Projection& residual);
+  // Of one that is held besides the hook's; factor -1: is not any more.
+  void Hold(std::size_t parameter, const Projection& residual, double factor);
 
   const std::unique_ptr<Hook> inner_;
   std::map<std::string, std::size_t> positions_;  // in the manifest
   std::vector<Projector> projectors_;             // by position
   std::vector<Projection> residuals_;             // by position
+  std::vector<Projection> expected_;              // by position: the hook does not have them yet
   std::map<std::size_t, Entry> open_;             // by position
   std::vector<LedgerRow> account_;
   double scale_ = 1;

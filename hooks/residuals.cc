@@ -24,17 +24,20 @@ std::string Text(const HookState& state, const std::string& key) {
   return found == state.metadata.end() ? "" : found->second;
 }
 
-// own += factor * more, or = where `own` is new. Data may be unaligned.
+// own += factor * more, or = where `own` is new. Data may be unaligned. False: a sum is not finite.
 template <class T>
-void Add(double factor, const StateTensor& more, bool is_new, StateTensor& own) {
+bool Add(double factor, const StateTensor& more, bool is_new, StateTensor& own) {
+  bool finite = true;
   for (std::size_t at = 0; at + sizeof(T) <= more.data.size(); at += sizeof(T)) {
     T sum = 0;
     T value = 0;
     if (!is_new) std::memcpy(&sum, own.data.data() + at, sizeof(T));
     std::memcpy(&value, more.data.data() + at, sizeof(T));
     sum = static_cast<T>(sum + factor * value);
+    finite = finite && std::isfinite(sum);
     std::memcpy(own.data.data() + at, &sum, sizeof(T));
   }
+  return finite;
 }
 
 absl::Status AddTensor(double factor, const StateTensor& more, HookState& own) {
@@ -53,12 +56,9 @@ absl::Status AddTensor(double factor, const StateTensor& more, HookState& own) {
                                 same->data.size(), " of ", Name(same->dtype), " are here"));
   }
   StateTensor& sum = is_new ? own.tensors.emplace_back(more) : *same;
-  if (more.dtype == DType::kFloat64) {
-    Add<double>(factor, more, is_new, sum);
-  } else {
-    Add<float>(factor, more, is_new, sum);
-  }
-  return absl::OkStatus();
+  const bool finite = more.dtype == DType::kFloat64 ? Add<double>(factor, more, is_new, sum)
+                                                    : Add<float>(factor, more, is_new, sum);
+  return finite ? absl::OkStatus() : differs("has values that are not finite");
 }
 
 }  // namespace

@@ -23,9 +23,9 @@ class DrawPlanSending {
   // A step is over, `next` is open. What this member announced in the step after the plan's own
   // came after the plan, in the same lane.
   void StepDone(std::int64_t next);
-  // Before StepDone, in a session that outlives its daemon: nobody else has the plan from a step
-  // that is skipped, so another daemon would have to get it from here.
-  void StepSkipped() { ++step_; }
+  // Before StepDone, in a session that outlives its daemon: nobody else has the plan from steps
+  // that are skipped, so another daemon would have to get it from here.
+  void StepsSkipped(std::int64_t steps) { step_ += steps; }
   void Forget() { pieces_.clear(); }
   // The daemon's state was replaced, and its plan with it.
   void Reset() {

@@ -80,6 +80,11 @@ struct PreparedEffect {
   Verdict verdict = Verdict::kApply;
   std::uint64_t digest = 0;
 };
+// This member's residuals are with another one.
+struct HandedOverEffect {
+  int rank = -1;         // -1: nobody has them
+  std::string reason{};  // why; "": somebody has
+};
 // ---- Of node groups (grouped_member.h)
 
 // The member's place among the groups. `names`: the owner is to answer with NameGroup.
@@ -107,10 +112,11 @@ struct ShareDoneEffect {
   std::uint32_t bucket = 0;  // the share's id
   std::optional<BucketNorms> norms{};
 };
-using Effect = std::variant<GroupEffect, ConnectEffect, ExchangeEffect, GatherEffect,
-                            ShareDoneEffect, SendFrameEffect, SendChunkEffect, SendCollectiveEffect,
-                            ReceiveCollectiveEffect, BucketDoneEffect, StepDoneEffect,
-                            CollectiveDoneEffect, WelcomeEffect, FailedEffect, PreparedEffect>;
+using Effect =
+    std::variant<GroupEffect, ConnectEffect, ExchangeEffect, GatherEffect, ShareDoneEffect,
+                 SendFrameEffect, SendChunkEffect, SendCollectiveEffect, ReceiveCollectiveEffect,
+                 BucketDoneEffect, StepDoneEffect, CollectiveDoneEffect, WelcomeEffect,
+                 FailedEffect, PreparedEffect, HandedOverEffect>;
 using Effects = std::vector<Effect>;
 
 }  // namespace gradwire::client

@@ -71,6 +71,9 @@ class GroupedMember {
   void SayReady(Verdict verdict, std::uint64_t digest, Effects& effects);
   void ConcludeAs(const StepDoneEffect& lead, Effects& effects);
   void AskToGather(std::uint32_t lost_shard, Effects& effects);
+  void HandOver(std::uint64_t id, std::vector<std::byte> file, Effects& effects);
+  void CancelHandOver();
+  void SetLeaving(bool leaving);
   void FailElsewhere(const absl::Status& status, int blamed_rank, Effects& effects);
   void Fail(const absl::Status& status, Effects& effects);
   // Of the protocol, which may be ahead of the user's.

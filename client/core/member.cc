@@ -19,6 +19,8 @@ Member::Member(MemberOptions options, Hook* hook)
       collectives_(options_),
       coordinator_(options_.manifest.size()),
       ledger_(options_.ledger),
+      giving_(options_, hook),
+      taking_(options_, hook),
       chain_(options_.step) {}
 
 absl::Status Member::StartBucket(Ticket ticket, GradBucket& bucket, Effects& effects,
@@ -129,7 +131,7 @@ struct Member::Received {
     const bool lacks = done.step == member.step() && !done.dropped && !has_all;
     if (member.is_newcomer_ && (lacks || done.step > member.step())) {
       if (!done.change) return absl::OkStatus();
-      member.step_.MoveTo(done.step, done.change->iteration);
+      member.MoveTo(done.step, done.change->iteration);
     }
     const absl::StatusOr<bool> concludes = member.protocol_.On(done);
     if (!concludes.ok() || !*concludes) return concludes.status();
@@ -219,6 +221,14 @@ struct Member::Received {
     member.ledger_.On(total);
     return absl::OkStatus();
   }
+  absl::Status operator()(const wire::HandOver& piece) const {
+    member.taking_.On(piece, payload.get(), member.step_.empty(), effects);
+    return absl::OkStatus();
+  }
+  absl::Status operator()(const wire::HandOverAnswer& answer) const {
+    member.giving_.On(answer, effects);
+    return absl::OkStatus();
+  }
   absl::Status operator()(const wire::Heartbeat&) const { return absl::OkStatus(); }
   absl::Status operator()(const wire::Failure& failure) const {
     member.blamed_rank_ = failure.blamed_rank;
@@ -250,6 +260,7 @@ void Member::Resumed(Effects& effects) {
   ledger_.Resumed(effects);
   if (ready_ && !IsActive(Mutant::kReadyNotRepeated)) effects.push_back(SendFrameEffect{*ready_});
   collectives_.Resumed(effects);
+  giving_.Resumed(effects);
 }
 
 // In this order: Forget needs the number of the step that Conclude opens, to see whether the draw
@@ -267,6 +278,7 @@ void Member::Conclude(const wire::StepDone& done, Effects& effects) {
     step_.Conclude(done, effects);
   }
   ledger_.Concluded(step() - 1, done.dropped);
+  taking_.Add();
   if (roster() == nullptr && !told_ranks_.empty()) {
     std::vector<int> all(static_cast<std::size_t>(options_.world_size));
     std::iota(all.begin(), all.end(), 0);
@@ -295,7 +307,7 @@ void Member::Forget(Verdict verdict) {
     coordinator_.Apply();
   } else {
     coordinator_.Drop();
-    if (recovery_) protocol_.OnSkipped();
+    if (recovery_) protocol_.OnSkipped(1);
   }
   protocol_.Forget();
 }
@@ -321,7 +333,7 @@ void Member::ConcludeAs(const StepDoneEffect& lead, Effects& effects) {
   if (failed()) return;
   // A newcomer has not been in those between.
   if (is_newcomer_ && lead.change && lead.step > step()) {
-    step_.MoveTo(lead.step, lead.change->iteration);
+    MoveTo(lead.step, lead.change->iteration);
   }
   const wire::StepDone done{.step = step(),
                             .verdict = lead.verdict,

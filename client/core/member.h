@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "client/core/coordinator_copy.h"
 #include "client/core/effects.h"
+#include "client/core/hand_over.h"
 #include "client/core/ledger_sending.h"
 #include "client/core/member_collectives.h"
 #include "client/core/member_options.h"
@@ -100,6 +101,15 @@ class Member {
   bool has_chunks() const { return protocol_.has_chunks(); }
   void SendNext(Effects& effects) { protocol_.SendNext(effects); }
 
+  // ---- Leaving before the others (member_leave.cc)
+
+  // Gives `file`, the hook's State, to another member, which is asked under this `id`, not 0. A
+  // HandedOverEffect follows. Between two steps, and no further one begins until it is here.
+  void HandOver(std::uint64_t id, std::vector<std::byte> file, Effects& effects);
+  void CancelHandOver() { giving_.Cancel(); }
+  // Whether it is about to leave, and so takes nobody's residuals.
+  void SetLeaving(bool leaving) { taking_.SetClosed(leaving); }
+
   // ---- Of a session with several shards: what this member says to its daemon (ShardVote)
 
   // All results of all shards are here. To shard 0, once for each step. Also of a session that
@@ -143,6 +153,8 @@ class Member {
   void TellRanks(const std::vector<int>& ranks, Effects& effects, std::size_t first);
   // Of a step that is concluded or dropped.
   void Forget(Verdict verdict);
+  // A newcomer has not been in the steps before `number`, which were skipped.
+  void MoveTo(std::int64_t number, std::int64_t iteration);
 
   MemberOptions options_;  // its parts see when another daemon changes the generation
   Hook* const hook_;
@@ -151,6 +163,8 @@ class Member {
   MemberCollectives collectives_;
   CoordinatorCopy coordinator_;
   LedgerSending ledger_;
+  ResidualGiving giving_;
+  ResidualTaking taking_;
   bool welcomed_ = false;
   std::optional<wire::Recovery> recovery_;
   bool awaits_welcome_ = false;         // of a further daemon

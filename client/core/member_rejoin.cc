@@ -95,6 +95,11 @@ absl::Status Member::TakeChain(const wire::Welcome& welcome) {
       absl::StrCat("other results before step ", step(), " than this member had"));
 }
 
+void Member::MoveTo(std::int64_t number, std::int64_t iteration) {
+  protocol_.OnSkipped(number - step());
+  step_.MoveTo(number, iteration);
+}
+
 absl::Status Member::CheckRoot(int root) const {
   if (roster() == nullptr || std::ranges::binary_search(roster()->ranks, root)) {
     return absl::OkStatus();

@@ -86,8 +86,9 @@ class StepProtocol {
   bool has_chunks() const { return !sending_.empty(); }
   void SendNext(Effects& effects);
 
-  // The open step is skipped, in a session that outlives its daemon. Forget follows.
-  void OnSkipped() { draw_plan_.StepSkipped(); }
+  // The open step and those after it are skipped, so many, in a session that outlives its daemon.
+  // Forget follows.
+  void OnSkipped(std::int64_t steps) { draw_plan_.StepsSkipped(steps); }
   // The step's buckets are gone: it was concluded, or the session is over.
   void Forget();
 

@@ -406,7 +406,7 @@ absl::Status Runtime::Open() const {
                  absl::FailedPreconditionError(
                      absl::StrCat("this member has left session \"", options_.session, "\"")));
   }
-  if (leaving_)
+  if (leaving_ || hand_over_ != nullptr)
     return Coded(ErrorCode::kClosed,
                  absl::FailedPreconditionError("this member is about to leave"));
   return absl::OkStatus();

@@ -46,6 +46,13 @@ struct CollectiveCall {
   Outcome outcome;
 };
 
+// What becomes of this member's residuals before it leaves; valid once the outcome is there and ok.
+struct HandOverCall {
+  Outcome outcome;
+  int rank = -1;  // who has them; -1: nobody
+  std::string reason{};
+};
+
 class Runtime final : private EventHandler {
  public:
   Runtime(ClientOptions options, Joined joined, std::uint64_t start_id, MemberHook hook,
@@ -85,6 +92,10 @@ class Runtime final : private EventHandler {
   // Shard 0 goes on, in this life of the session, and this shard with it.
   void Follow(const ShardLife& life);
 
+  // Between two steps, and nothing but BeginLeave follows. `file`: State, as a file.
+  void HandOver(std::shared_ptr<HandOverCall> call, std::vector<std::byte> file);
+  // `why` becomes the reason of the call, if it has no outcome yet.
+  void CancelHandOver(const std::string& why);
   // Leave in two parts. The RPC between them runs on the caller's thread.
   absl::Status BeginLeave();
   // `lost`: no daemon was there to answer. Returns what the user gets.
@@ -217,6 +228,7 @@ class Runtime final : private EventHandler {
   void On(WelcomeEffect& effect);
   void On(FailedEffect& effect);
   void On(PreparedEffect& effect);
+  void On(HandedOverEffect& effect);
   void On(GroupEffect& effect);
   void On(ConnectEffect& effect);
   void On(ExchangeEffect& effect) { group_.Exchange(effect.ticket); }
@@ -277,6 +289,7 @@ class Runtime final : private EventHandler {
   std::deque<StepDoneEffect> over_;  // steps from step_ on, until EndStep asks for them
   std::shared_ptr<StepCall> end_step_;
   std::shared_ptr<CollectiveCall> collective_;
+  std::shared_ptr<HandOverCall> hand_over_;
   absl::Status hook_error_;  // met while effects were applied
   // The membership has changed, and the user has entered no collective since.
   std::optional<MembershipChange> unhealed_;

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "base/error_code.h"
+#include "client/runtime/join.h"
 #include "client/runtime/runtime.h"
 #include "client/transport/rejoin.h"
 
@@ -10,6 +11,11 @@ namespace {
 
 // After a Leave the daemon ends the stream; if it does not, this side does.
 constexpr std::chrono::seconds kCloseTimeout(2);
+
+absl::Status InCollective() {
+  return Coded(ErrorCode::kWrongMoment,
+               absl::FailedPreconditionError("Leave was called during a broadcast or barrier"));
+}
 
 }  // namespace
 
@@ -28,6 +34,7 @@ void Runtime::On(FailedEffect& effect) {
   device_.queue().InOrder([this, status = effect.status] {
     if (auto call = std::exchange(end_step_, nullptr)) call->outcome.Complete(status);
     if (auto call = std::exchange(collective_, nullptr)) call->outcome.Complete(status);
+    if (auto call = std::exchange(hand_over_, nullptr)) call->outcome.Complete(status);
   });
 }
 
@@ -37,13 +44,42 @@ void Runtime::Fail(const absl::Status& status) {
   Apply(std::move(effects));
 }
 
+void Runtime::HandOver(std::shared_ptr<HandOverCall> call, std::vector<std::byte> file) {
+  absl::Status may = BetweenSteps("Leave");
+  if (may.ok() && collective_ != nullptr) may = InCollective();
+  if (!may.ok()) return call->outcome.Complete(may);
+  hand_over_ = std::move(call);
+  if (!member_.outlives_daemon() || member_.grouped()) {
+    return CancelHandOver(member_.grouped()
+                              ? "in a node group residuals are the group's, not a member's"
+                              : "the session ends with a member that leaves before the others");
+  }
+  Effects effects;
+  member_.HandOver(DrawStartId(), std::move(file), effects);
+  Apply(std::move(effects));
+}
+
+void Runtime::On(HandedOverEffect& effect) {
+  const auto call = std::exchange(hand_over_, nullptr);
+  if (call == nullptr) return;
+  call->rank = effect.rank;
+  call->reason = std::move(effect.reason);
+  call->outcome.Complete(absl::OkStatus());
+}
+
+void Runtime::CancelHandOver(const std::string& why) {
+  member_.CancelHandOver();
+  HandedOverEffect nobody{.reason = why};
+  On(nobody);
+}
+
 absl::Status Runtime::BeginLeave() {
   if (absl::Status may = BetweenSteps("Leave"); !may.ok()) return may;
   if (collective_ != nullptr) {
-    return Coded(ErrorCode::kWrongMoment,
-                 absl::FailedPreconditionError("Leave was called during a broadcast or barrier"));
+    return InCollective();
   }
   leaving_ = true;
+  member_.SetLeaving(true);
   return absl::OkStatus();
 }
 
@@ -55,6 +91,7 @@ absl::Status Runtime::FinishLeave(const absl::Status& answer, bool lost) {
   const bool is_left = !leads_ && absl::IsNotFound(answer);
   if (!answer.ok() && !(member_.outlives_daemon() && (is_left || lost))) {
     // Nothing else would look for the next daemon.
+    member_.SetLeaving(false);
     const absl::Status ended = std::exchange(ended_in_leave_, absl::OkStatus());
     if (!ended.ok()) OnEnded(ended);
     return answer;

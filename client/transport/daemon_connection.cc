@@ -77,7 +77,8 @@ void DaemonConnection::Open(std::shared_ptr<grpc::Channel> channel,
                        .start_id = start_id_,
                        .step = step,
                        .memory = memory,
-                       .bundles = true};
+                       .bundles = true,
+                       .takes_residuals = true};
   if (paired) {
     std::random_device random;
     // Never 0, which means that there is no bulk lane.

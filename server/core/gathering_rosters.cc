@@ -97,15 +97,22 @@ bool Gathering::IsQuorum(const std::vector<int>& here, int least) const {
   if (furthest == nullptr || std::ssize(reporters) < least) return false;
   const std::vector<int> voters =
       furthest->concluded.empty() ? RanksOf(nullptr) : furthest->concluded;
-  const auto is_majority = [&](const std::vector<int>& of) {
+  const auto is_majority = [](const std::vector<int>& part, const std::vector<int>& of) {
     std::vector<int> both;
-    std::ranges::set_intersection(of, reporters, std::back_inserter(both));
+    std::ranges::set_intersection(of, part, std::back_inserter(both));
     return 2 * both.size() > of.size();
   };
-  // A step that one is READY for may have been concluded by all of its roster.
-  return is_majority(voters) && std::ranges::all_of(reporters, [&](int rank) {
+  // A step that one is READY for may have been concluded by all of its roster, newcomers too: these
+  // would be none any more.
+  return is_majority(reporters, voters) && std::ranges::all_of(reporters, [&](int rank) {
            const wire::MemberReport& report = *reports_[static_cast<std::size_t>(rank)];
-           return !report.ready || !report.roster || is_majority(report.roster->ranks);
+           if (!report.ready || !report.roster) return true;
+           std::vector<int> part = here;
+           std::erase_if(part, [&](int other) {
+             const auto& said = reports_[static_cast<std::size_t>(other)];
+             return !said || (said->newcomer && said->roster != report.roster);
+           });
+           return is_majority(part, report.roster->ranks);
          });
 }
 

@@ -6,15 +6,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/mutants.h"
+#include "hooks/ledger_balance.h"
 #include "hooks/ledger_hook.h"
 #include "proto/wire/checks.h"
 #include "server/core/membership.h"
 
 namespace gradwire::server {
 namespace {
-
-// What subtracting sums leaves where nothing is left.
-constexpr double kNoise = 1e-9;
 
 void Add(std::vector<LedgerRow>& rows, const std::vector<LedgerRow>& more) {
   for (std::size_t i = 0; i < rows.size(); ++i) rows[i] += more[i];
@@ -77,7 +75,7 @@ void Ledger::Settle(const Membership& membership, bool tells, Effects& effects) 
   }
   if (!membership.AllHere(is_here)) return;
   const bool first = !std::exchange(found_gone_, true);
-  if (first) FindGone(membership, effects);
+  if (first) FindGone(membership);
   total_ = gone_;
   int members = 0;
   const Verdict verdict =
@@ -94,6 +92,7 @@ void Ledger::Settle(const Membership& membership, bool tells, Effects& effects) 
   }
   for (const auto& [rank, account] : accounts_) Add(total_, account);
   if (first && !incomplete_.empty()) EnterUnknown();
+  if (first) WarnOfLosses(effects);
   members_ = std::max(members_, members);
   settled_ = ended_->step;
   ended_.reset();
@@ -168,7 +167,7 @@ std::optional<std::int64_t> Ledger::FirstUnknown(const wire::LedgerSnapshot* las
   return nobody_is_gone ? std::nullopt : first;
 }
 
-void Ledger::FindGone(const Membership& membership, Effects& effects) {
+void Ledger::FindGone(const Membership& membership) {
   gone_.assign(rows_, {});
   const wire::LedgerSnapshot* const last = LastTotal();
   if (const auto step = FirstUnknown(last, membership)) incomplete_ = NotKnown(*step);
@@ -177,22 +176,26 @@ void Ledger::FindGone(const Membership& membership, Effects& effects) {
   for (const auto& [rank, snapshots] : earlier_) {
     if (const auto* snapshot = Find(snapshots, last->step)) Subtract(gone_, snapshot->own);
   }
-  double lost = 0;
+  last_total_ = last->total;
   for (std::size_t i = 0; i < rows_; ++i) {
     LedgerRow& row = gone_[i];
-    double squares = std::exchange(row.residual_squares, 0);
-    if (squares <= kNoise * last->total[i].rounded_squares) squares = 0;
-    lost += squares;
+    const double squares = std::exchange(row.residual_squares, 0);
+    if (squares > kLedgerNoise * last_total_[i].rounded_squares) row.lost_squares += squares;
     row.lost += std::exchange(row.residual, 0);
-    row.lost_squares += squares;
-  }
-  if (lost > 0) {
-    effects.push_back(
-        LogEffect{.level = LogEffect::Level::kWarning,
-                  .message = absl::StrCat("ledger: residuals with a norm of ", std::sqrt(lost),
-                                          " are lost with members that are gone")});
   }
   earlier_.clear();
+}
+
+void Ledger::WarnOfLosses(Effects& effects) const {
+  double lost = 0;
+  for (std::size_t i = 0; i < last_total_.size(); ++i) {
+    lost += LostSquares(total_[i], last_total_[i]);
+  }
+  if (lost == 0) return;
+  effects.push_back(
+      LogEffect{.level = LogEffect::Level::kWarning,
+                .message = absl::StrCat("ledger: residuals with a norm of ", std::sqrt(lost),
+                                        " are lost with members that are gone")});
 }
 
 std::vector<int> Ledger::Silent(const Membership& membership) const {

@@ -69,8 +69,10 @@ class Ledger {
   };
 
   // The accounts of members that are gone, from what the others were told by an earlier daemon.
-  void FindGone(const Membership& membership, Effects& effects);
+  void FindGone(const Membership& membership);
   void EnterUnknown();
+  // What has become lost with members that are gone, and was not handed over.
+  void WarnOfLosses(Effects& effects) const;
   bool IsUnknownToSome(std::int64_t step) const;
   const wire::LedgerSnapshot* LastTotal() const;
   std::optional<std::int64_t> FirstUnknown(const wire::LedgerSnapshot* last,
@@ -83,6 +85,7 @@ class Ledger {
   std::map<int, std::vector<wire::LedgerSnapshot>> earlier_;
   std::set<int> newcomers_;
   std::vector<LedgerRow> gone_;
+  std::vector<LedgerRow> last_total_;  // of an earlier daemon
   std::vector<LedgerRow> total_;
   std::optional<Ended> ended_;  // that is not settled
   std::int64_t settled_ = -1;

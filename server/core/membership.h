@@ -31,6 +31,12 @@ enum class MemberState : std::uint8_t {
 };
 std::string Name(MemberState state);
 
+// What a member's client knows beyond the protocol's first version; it says so in its Hello.
+struct Abilities {
+  bool takes_residuals = false;  // of members that leave
+  bool may_miss = false;         // buckets that others reduce without it
+};
+
 // Not thread-safe; ranks are in [0, world_size) unless a comment says otherwise.
 class Membership {
  public:
@@ -73,6 +79,9 @@ class Membership {
   absl::Status CheckAttach(int rank, std::uint64_t start_id) const;
   // Makes the stream the member's. Returns the stream that it replaces.
   std::optional<std::uint64_t> Attach(int rank, std::uint64_t connection, absl::Time now);
+  // Of its client, as its last stream said.
+  void SetAbilities(int rank, const Abilities& abilities) { At(rank).abilities = abilities; }
+  const Abilities& abilities(int rank) const { return At(rank).abilities; }
   // Records that the member was heard. False: it is not the member's stream. Any `rank` is allowed.
   bool Hear(int rank, std::uint64_t connection, absl::Time now);
   // The stream closed: the member must resume or is lost. False: it was not the member's stream.
@@ -136,6 +145,7 @@ class Membership {
     absl::Time since;    // when it joined or was lost
     int ranks = 1;       // that it stands for
     std::string leaf{};  // its name; empty: it is a trainer
+    Abilities abilities{};
   };
 
   Member& At(int rank) { return members_[static_cast<std::size_t>(rank)]; }

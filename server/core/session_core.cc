@@ -9,6 +9,7 @@
 #include "server/core/collective_flow.h"
 #include "server/core/draw_plan_intake.h"
 #include "server/core/generation.h"
+#include "server/core/hand_over_relay.h"
 #include "server/core/rendezvous.h"
 #include "server/core/state_recovery.h"
 #include "server/core/step.h"
@@ -30,6 +31,7 @@ SessionCore::SessionCore(SessionOptions options, std::unique_ptr<CoordinatorHook
       step_(std::make_unique<Step>(options_, membership_, hook_state_.hook())),
       collectives_(std::make_unique<CollectiveFlow>(options_, membership_)),
       draw_plan_(std::make_unique<DrawPlanIntake>(hook_state_.hook(), options_.manifest.size())),
+      hand_overs_(std::make_unique<HandOverRelay>(membership_, options_.chunk_bytes)),
       waits_(options_.world_size) {
   if (const std::size_t file = StateFileBytes(hook_state_.hook(), options_.manifest);
       options_.gathers && file > 0) {
@@ -76,7 +78,8 @@ absl::StatusOr<int> SessionCore::Join(const JoinAsk& ask, const absl::Status& sa
 bool SessionCore::HasPlace(std::uint64_t start_id) const { return membership_.HasPlace(start_id); }
 
 absl::Status SessionCore::Attach(int rank, std::uint64_t start_id, std::int64_t step,
-                                 std::uint64_t connection, absl::Time now, Effects& effects) {
+                                 std::uint64_t connection, absl::Time now, Effects& effects,
+                                 const Abilities& abilities) {
   if (absl::Status status = CheckOpen(); !status.ok()) return status;
   if (absl::Status status = membership_.CheckAttach(rank, start_id); !status.ok()) return status;
   // Where members are gathered, their reports say where the session is.
@@ -91,12 +94,14 @@ absl::Status SessionCore::Attach(int rank, std::uint64_t start_id, std::int64_t 
   if (const auto replaced = membership_.Attach(rank, connection, now)) {
     effects.push_back(CloseEffect{.rank = rank, .connection = *replaced});
   }
+  membership_.SetAbilities(rank, abilities);
   if (state_ == State::kRunning) {
     const std::size_t first = effects.size();
     step_->Resume(rank, step,
                   newcomer == newcomers_.end() ? std::nullopt : std::optional(newcomer->second),
                   effects);
     collectives_->Resume(rank, effects);
+    hand_overs_->OnAttached(rank, effects);
     step_->GrantNext(effects);
     if (timeline_ != nullptr) {
       timeline_->Advance(now);
@@ -173,6 +178,12 @@ MaybeFailure SessionCore::Dispatch(int rank, const wire::Frame& frame, absl::Tim
   }
   if (const auto* again = std::get_if<wire::GatherAgain>(&frame.header)) {
     return OnGatherAgain(rank, *again, effects);
+  }
+  if (const auto* piece = std::get_if<wire::HandOver>(&frame.header)) {
+    return OnHandOver(rank, *piece, frame.payload, effects);
+  }
+  if (const auto* answer = std::get_if<wire::HandOverAnswer>(&frame.header)) {
+    return OnHandOverAnswer(rank, *answer, effects);
   }
   if (const auto* report = std::get_if<wire::BucketReport>(&frame.header)) {
     absl::Status taken = step_->reports().Take(rank, *report);
@@ -279,6 +290,7 @@ void SessionCore::LeaveRunning(int rank, absl::Time now, Effects& effects) {
     return;
   }
   membership_.Leave(rank, now);
+  hand_overs_->OnGone(rank, effects);
   effects.push_back(
       LogEffect{.message = absl::StrCat("rank ", rank, " left after ", step_->number(), " steps"),
                 .rank = rank});

@@ -34,6 +34,7 @@ namespace gradwire::server {
 
 class CollectiveFlow;
 class DrawPlanIntake;
+class HandOverRelay;
 class Rendezvous;
 class StateRecovery;
 class Step;
@@ -62,7 +63,7 @@ class SessionCore {
   // A stream whose Hello carried this rank's token. `connection` is unique among streams. Replaces
   // the member's earlier stream, if any.
   absl::Status Attach(int rank, std::uint64_t start_id, std::int64_t step, std::uint64_t connection,
-                      absl::Time now, Effects& effects);
+                      absl::Time now, Effects& effects, const Abilities& abilities = {});
 
   // A frame from the stream `connection`. Ignored if that is no longer the member's stream.
   void Receive(int rank, std::uint64_t connection, const wire::Frame& frame, absl::Time now,
@@ -210,6 +211,9 @@ class SessionCore {
   MaybeFailure Dispatch(int rank, const wire::Frame& frame, absl::Time now, Effects& effects);
   MaybeFailure OnFailureElsewhere(int rank, const wire::Failure& failure) const;
   MaybeFailure OnGatherAgain(int rank, const wire::GatherAgain& again, Effects& effects);
+  MaybeFailure OnHandOver(int rank, const wire::HandOver& piece, const wire::PayloadRef& payload,
+                          Effects& effects);
+  MaybeFailure OnHandOverAnswer(int rank, const wire::HandOverAnswer& answer, Effects& effects);
   // Of a member that no step needs.
   void LeaveRunning(int rank, absl::Time now, Effects& effects);
   void LetLeave(absl::Time now, Effects& effects);
@@ -228,6 +232,7 @@ class SessionCore {
   const std::unique_ptr<Step> step_;
   const std::unique_ptr<CollectiveFlow> collectives_;
   const std::unique_ptr<DrawPlanIntake> draw_plan_;
+  const std::unique_ptr<HandOverRelay> hand_overs_;
   WaitLog waits_;
   // Of a leaf: the root's session.
   bool upstream_asked_ = false;

@@ -4,8 +4,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/error_code.h"
+#include "server/core/hand_over_relay.h"
 #include "server/core/rendezvous.h"
 #include "server/core/session_core.h"
+#include "server/core/step.h"
 
 namespace gradwire::server {
 
@@ -56,6 +58,21 @@ bool SessionCore::MayGoOn(Effects& effects) {
                      .what = Coded(ErrorCode::kResume, absl::FailedPreconditionError(NoQuorum()))},
         effects);
   return false;
+}
+
+// ---- Members that leave before the others, and hand over what they have not contributed yet
+
+MaybeFailure SessionCore::OnHandOver(int rank, const wire::HandOver& piece,
+                                     const wire::PayloadRef& payload, Effects& effects) {
+  const bool goes_on = step_->outlives_daemon() && options_.member_grace > absl::ZeroDuration();
+  return hand_overs_->On(
+      rank, piece, payload,
+      goes_on ? "" : "the session ends with a member that leaves before the others", effects);
+}
+
+MaybeFailure SessionCore::OnHandOverAnswer(int rank, const wire::HandOverAnswer& answer,
+                                           Effects& effects) {
+  return hand_overs_->On(rank, answer, effects);
 }
 
 std::string SessionCore::NoQuorum() const {

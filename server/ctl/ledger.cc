@@ -35,7 +35,7 @@ Row Line(const v1::LedgerStatus& ledger, const std::string& name, const LedgerRo
               Norm(row.residual_squares),
               Norm(row.skipped_squares),
               Norm(row.dropped_squares),
-              Norm(row.lost_squares),
+              Norm(LostSquares(row)),
               part == 0 ? "0" : absl::StrFormat("%.1e", part)};
   if (!Closes(ledger, row)) line.emplace_back("too much");
   return line;

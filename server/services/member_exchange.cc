@@ -343,8 +343,9 @@ absl::Status MemberExchange::HandleHello(const absl::StatusOr<wire::Frame>& fram
   CountAsMember();
   // After `place_` is set, since the session may queue frames for this stream at once and asks
   // whether it shares memory.
-  absl::Status attached = member->session->Attach(member->rank, hello->start_id, hello->step,
-                                                  Self<MemberExchange>(), MonotonicNow());
+  absl::Status attached = member->session->Attach(
+      member->rank, hello->start_id, hello->step, Self<MemberExchange>(), MonotonicNow(),
+      {.takes_residuals = hello->takes_residuals, .may_miss = hello->may_miss});
   if (attached.ok() && pair) pairs_->Add(*pair, Self<MemberExchange>());
   return attached;
 }

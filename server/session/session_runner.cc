@@ -138,12 +138,13 @@ bool SessionRunner::GrantLane(int rank, std::uint64_t start_id, const QuotaHolde
 }
 
 absl::Status SessionRunner::Attach(int rank, std::uint64_t start_id, std::int64_t step,
-                                   const std::shared_ptr<MemberStream>& stream, absl::Time now) {
+                                   const std::shared_ptr<MemberStream>& stream, absl::Time now,
+                                   const Abilities& abilities) {
   Work work;
   {
     MutexLock lock(mutex_);
     Effects effects;
-    absl::Status status = core_.Attach(rank, start_id, step, stream->id(), now, effects);
+    absl::Status status = core_.Attach(rank, start_id, step, stream->id(), now, effects, abilities);
     if (!status.ok()) return status;
     streams_[stream->id()] = stream;
     if (attached_[static_cast<std::size_t>(rank)] == start_id) ++resumes_;

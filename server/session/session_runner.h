@@ -54,7 +54,8 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   // Whether the quotas leave the member a bulk lane; it has it until it is gone.
   bool GrantLane(int rank, std::uint64_t start_id, const QuotaHolder& holder);
   absl::Status Attach(int rank, std::uint64_t start_id, std::int64_t step,
-                      const std::shared_ptr<MemberStream>& stream, absl::Time now);
+                      const std::shared_ptr<MemberStream>& stream, absl::Time now,
+                      const Abilities& abilities = {});
   // `taken` is called once, when the next frame of the stream may follow: before a large sum is
   // computed, but after a small one, which is sooner out than the next frame is in.
   void Receive(int rank, std::uint64_t connection, const wire::Frame& frame, absl::Time now,

@@ -5,11 +5,13 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "hooks/ledger_balance.h"
 #include "tests/hooks/ledger_world.h"
 
 namespace gradwire {
@@ -30,6 +32,21 @@ std::map<std::string, Vector> ResidualsOf(const HookState& state) {
     residuals[tensor.name] = Unpacked(tensor.dtype, tensor.data, scale);
   }
   return residuals;
+}
+
+// Of all accounts, before and after residuals have gone from one member to another. Until they are
+// given away they are held by two, one of which makes a loss good.
+void ExpectSame(const std::vector<LedgerRow>& now, const std::vector<LedgerRow>& before,
+                bool is_given) {
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    const double norm = std::sqrt(before[i].residual_squares);
+    EXPECT_NEAR(now[i].residual + now[i].lost, before[i].residual, 1e-6 * norm);
+    EXPECT_EQ(now[i].contributed, before[i].contributed);
+    EXPECT_EQ(LostSquares(now[i]), 0);
+    if (!is_given) continue;
+    EXPECT_NEAR(now[i].lost, 0, 1e-12 * norm);
+    EXPECT_NEAR(now[i].lost_squares, 0, 1e-12 * norm * norm);
+  }
 }
 
 class Residuals : public ::testing::TestWithParam<const char*> {};
@@ -53,7 +70,10 @@ TEST_P(Residuals, NothingIsLostOnTheWay) {
   ASSERT_GE(from.size(), 3U);
 
   const std::vector<LedgerRow> before = moved.Sum();
-  ASSERT_TRUE(moved.ledger(kTo).TakeOver(moved.ledger(kFrom).State(), model).ok());
+  const HookState given = moved.ledger(kFrom).State();
+  moved.ledger(kTo).Expect(given);
+  ExpectSame(moved.Sum(), before, /*is_given=*/false);
+  ASSERT_TRUE(moved.ledger(kTo).TakeOver(given, model).ok());
   ASSERT_TRUE(moved.ledger(kFrom).GiveAway(model).ok());
   EXPECT_THAT(ResidualsOf(moved.ledger(kFrom).State()), ::testing::IsEmpty());
   const auto sum = ResidualsOf(moved.ledger(kTo).State());
@@ -66,14 +86,9 @@ TEST_P(Residuals, NothingIsLostOnTheWay) {
   }
 
   // In the ledger it is as if nothing had happened, but for the rounding of one sum.
-  const std::vector<LedgerRow> after = moved.Sum();
-  for (std::size_t i = 0; i < before.size(); ++i) {
-    const double norm = std::sqrt(before[i].residual_squares);
-    EXPECT_NEAR(after[i].residual, before[i].residual, 1e-6 * norm);
-    EXPECT_NEAR(after[i].lost, 0, 1e-12 * norm);
-    EXPECT_EQ(after[i].lost_squares, 0);
-    EXPECT_EQ(after[i].contributed, before[i].contributed);
-    EXPECT_LE(std::abs(after[i].balance()), moved.Tolerance(std::ldexp(1.0, -24), after[i]));
+  ExpectSame(moved.Sum(), before, /*is_given=*/true);
+  for (const LedgerRow& row : moved.Sum()) {
+    EXPECT_LE(std::abs(row.balance()), moved.Tolerance(std::ldexp(1.0, -24), row));
   }
 
   // A mean is of the sum of all members' gradients and residuals.
@@ -100,6 +115,7 @@ TEST(Residuals, AreTakenInTheTakersLossScale) {
   }
   auto from = ResidualsOf(four.ledger(1).State());
   const auto to = ResidualsOf(half.ledger(0).State());
+  half.ledger(0).Expect(four.ledger(1).State());
   ASSERT_TRUE(half.ledger(0).TakeOver(four.ledger(1).State(), model).ok());
   for (const auto& [name, values] : ResidualsOf(half.ledger(0).State())) {
     for (std::size_t i = 0; i < values.size(); ++i) {
@@ -116,6 +132,7 @@ TEST(Residuals, ANewcomerTakesThem) {
   }
   const auto from = ResidualsOf(world.ledger(0).State());
   LedgerWorld fresh(2, Form("power_sgd"), model);
+  fresh.ledger(0).Expect(world.ledger(0).State());
   ASSERT_TRUE(fresh.ledger(0).TakeOver(world.ledger(0).State(), model).ok());
   EXPECT_EQ(ResidualsOf(fresh.ledger(0).State()), from);
 }
@@ -166,15 +183,35 @@ TEST(Residuals, WhatDoesNotFitChangesNothing) {
   for (const Hostile& hostile : all) {
     HookState state = world.ledger(1).State();
     hostile.change(state);
-    const absl::Status status = world.ledger(0).TakeOver(state, model);
+    const absl::Status status = TakeOver(state, model, world.ledger(0));
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << hostile.error;
     EXPECT_THAT(std::string(status.message()), HasSubstr(hostile.error));
     EXPECT_EQ(world.ledger(0).account(), account) << hostile.error;
     EXPECT_EQ(ResidualsOf(world.ledger(0).State()), held) << hostile.error;
   }
   LedgerWorld plain(1, "no", model);
-  EXPECT_EQ(plain.ledger(0).TakeOver(world.ledger(1).State(), model).code(),
+  EXPECT_EQ(TakeOver(world.ledger(1).State(), model, plain.ledger(0)).code(),
             absl::StatusCode::kFailedPrecondition);
+}
+
+// What is expected and then not taken is lost, as if nobody had taken it.
+TEST(Residuals, WhatIsNotTakenIsLost) {
+  const auto model = LedgerModel(DType::kFloat32);
+  LedgerWorld world(2, Form("power_sgd"), model);
+  for (std::uint32_t number = 0; number < 5; ++number) {
+    world.Step(RandomGradients(model, 2, number), kAll);
+  }
+  HookState state = world.ledger(1).State();
+  state.tensors.push_back(state.tensors.front());
+  state.tensors.back().name = "residual/other";
+  const std::vector<LedgerRow> before = world.ledger(0).account();
+  world.ledger(0).Expect(state);
+  EXPECT_FALSE(world.ledger(0).TakeOver(state, model).ok());
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    const double norm = std::sqrt(before[i].residual_squares);
+    EXPECT_NEAR(world.ledger(0).account()[i].lost, 0, 1e-12 * norm);
+    EXPECT_NEAR(world.ledger(0).account()[i].residual, before[i].residual, 1e-12 * norm);
+  }
 }
 
 }  // namespace

@@ -172,7 +172,9 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{Mutant::kNewcomerHasModel, "NewcomerHasModel"},
                       Case{Mutant::kResidualCountedTwice, "ResidualCountedTwice"},
                       Case{Mutant::kSkipSettledAsApplied, "SkipSettledAsApplied"},
-                      Case{Mutant::kAccountsOfGoneForgotten, "AccountsOfGoneForgotten"}),
+                      Case{Mutant::kAccountsOfGoneForgotten, "AccountsOfGoneForgotten"},
+                      Case{Mutant::kHandedOverTwice, "HandedOverTwice"},
+                      Case{Mutant::kHandOverForgotten, "HandOverForgotten"}),
     [](const ::testing::TestParamInfo<Case>& tested) { return std::string(tested.param.name); });
 
 class ShardRecoveryMutants : public ::testing::TestWithParam<Case> {};

@@ -52,7 +52,10 @@ const char* Name(RecoveryCount count) {
                                         "collectives void",
                                         "ledgers closed",
                                         "ledgers with losses",
-                                        "ledgers incomplete"};
+                                        "ledgers incomplete",
+                                        "left",
+                                        "residuals handed over",
+                                        "residuals not taken"};
   static_assert(kNames.size() == static_cast<std::size_t>(RecoveryCount::kNumCounts));
   return kNames[static_cast<std::size_t>(count)];
 }
@@ -229,7 +232,8 @@ void RecoverySimulation::Violate(const std::string& what) {
 bool RecoverySimulation::AllFinished() const {
   // Who comes when all steps are done is not taken in any more.
   return std::all_of(members_.begin(), members_.end(), [this](const auto& member) {
-    const bool too_late = options_.shrinks() && processes_ > 0 && member->core == nullptr;
+    const bool may_lack = (options_.shrinks() && processes_ > 0) || member->follows_leaver;
+    const bool too_late = may_lack && !member->welcomed;
     return member->dead || too_late || member->finished();
   });
 }
@@ -251,6 +255,7 @@ RecoverySimulation::Actions RecoverySimulation::Possible() {
         ApplyMember(one, std::move(effects));
       });
     }
+    if (one.leaves) actions.push_back([this, &one] { FinishLeave(one); });
     if (CanAct(one)) actions.push_back([this, &one] { Act(one); });
   }
   for (auto& link : links_) {
@@ -303,7 +308,7 @@ void RecoverySimulation::MaybeFault() {
   } else if (random_.Percent(10)) {
     Stranger();
   } else if (options_.member_grace > absl::ZeroDuration() && random_.Percent(60)) {
-    Kill();
+    random_.Percent(40) ? AskToLeave() : Kill();
   } else if (random_.Percent(25)) {
     Split();
   } else {

@@ -13,6 +13,8 @@
 // * the chain of the steps' digests is the same for all members and daemons; only a newcomer may
 //   not know it.
 //
+// Members may also leave before the others, and hand their residuals over: nothing is lost then.
+//
 // With the policy `wait` members die too, with their residuals, and other processes come in their
 // place and get the model: in the end, and in each step that is applied, it is the same everywhere.
 // With `shrink` the others go on without them, as long as they are a majority of those who
@@ -72,6 +74,9 @@ enum class RecoveryCount : std::uint8_t {
   kLedgersClosed,
   kLedgersWithLosses,
   kLedgersIncomplete,
+  kLeft,
+  kResidualsHandedOver,
+  kResidualsNotTaken,
   kNumCounts
 };
 using RecoveryCounts =
@@ -150,8 +155,12 @@ class RecoverySimulation {
     bool has_model = true;     // applied a step, or is the rank's first process
     bool has_applied = false;  // a step, in this process
     bool has_set_plan = false;
-    bool dead = false;         // nobody has come in its place
-    std::vector<int> ranks{};  // of the session's members, as the user knows
+    bool dead = false;            // nobody has come in its place
+    bool is_to_leave = false;     // at the end of a step
+    bool leaves = false;          // and does nothing else any more
+    bool follows_leaver = false;  // the others may do without it
+    bool may_leave = false;       // it has been told what becomes of its residuals
+    std::vector<int> ranks{};     // of the session's members, as the user knows
     std::map<client::Ticket, OpenBucket> buckets;
     bool finished() const;
     std::size_t steps = 0;
@@ -233,6 +242,14 @@ class RecoverySimulation {
   void FinishCollective(Member& member, const absl::Status& status);
   void Spawn(int rank, int process);
   void Kill();
+  // A member leaves before the others: it hands its residuals over, and goes.
+  void AskToLeave();
+  // False: it has to go on.
+  bool BeginLeave(Member& member);
+  void OnHandedOver(Member& member, const client::HandedOverEffect& effect);
+  void FinishLeave(Member& member);
+  // Another process comes, or none.
+  void Replace(Member& member);
   void Return(Member& dead);
   void Pass(absl::Duration time);
   // What the last daemon knows of all gradients.
@@ -261,7 +278,8 @@ class RecoverySimulation {
   client::Ticket next_ticket_ = 1;
   int processes_ = 0;  // that came later
   bool model_is_lost_ = false;
-  bool was_split_ = false;  // two daemons ran at once
+  bool was_split_ = false;   // two daemons ran at once
+  bool has_losses_ = false;  // of residuals, or there may be some
   std::string violation_;
   RecoveryCounts counts_{};
 };

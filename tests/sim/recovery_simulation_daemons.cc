@@ -53,8 +53,9 @@ void RecoverySimulation::NoteLoss() {
 bool RecoverySimulation::MayKill(const Member& member) const {
   if (member.core == nullptr || member.finished()) return false;
   if (!options_.shrinks()) {
-    return std::ranges::any_of(
-        members_, [&](const auto& one) { return one->rank != member.rank && one->has_model; });
+    return std::ranges::any_of(members_, [&](const auto& one) {
+      return one->rank != member.rank && one->has_model && !one->leaves;
+    });
   }
   // As the session counts; who has not been welcomed knows of no roster.
   std::vector<int> voters;
@@ -73,7 +74,8 @@ bool RecoverySimulation::MayKill(const Member& member) const {
     // Those that others have gone on without, or are about to, do not know it yet.
     const bool is_gone = !lives_.back()->over && lives_.back()->session->member_state(one->rank) ==
                                                      server::MemberState::kGone;
-    if (one->rank != member.rank && !report.newcomer && !is_gone) others.push_back(one->rank);
+    const bool stays = !report.newcomer && !is_gone && !one->leaves;
+    if (one->rank != member.rank && stays) others.push_back(one->rank);
   }
   std::erase_if(others, [&](int r) { return std::ranges::count(latest.ranks, r) == 0; });
   const auto is_majority = [&](const std::vector<int>& of) {
@@ -89,14 +91,24 @@ bool RecoverySimulation::MayKill(const Member& member) const {
 void RecoverySimulation::Kill() {
   const std::size_t rank = random_.Below(members_.size());
   Member& member = *members_[rank];
-  if (member.dead || !MayKill(member)) return;
+  const bool has_left = std::ranges::any_of(members_, [this](const auto& one) {
+    return !lives_.back()->over &&
+           lives_.back()->session->member_state(one->rank) == server::MemberState::kLeft;
+  });
+  if (member.dead || !MayKill(member) || (has_left && !options_.shrinks())) return;
   Note(RecoveryCount::kMembersKilled);
+  has_losses_ = true;
   NoteLoss();
-  if (member.link != nullptr) Cut(member);
-  Spawn(static_cast<int>(rank), ++processes_);
-  members_[rank]->dead = options_.shrinks();
-  reference_holds_ &= !options_.shrinks();
+  Replace(member);
   Pass(2 * kRecoveryResumeGrace);
+}
+
+void RecoverySimulation::Replace(Member& member) {
+  const int rank = member.rank;
+  if (member.link != nullptr) Cut(member);
+  Spawn(rank, ++processes_);
+  members_[static_cast<std::size_t>(rank)]->dead = options_.shrinks();
+  reference_holds_ &= !options_.shrinks();
 }
 
 void RecoverySimulation::Pass(absl::Duration time) {
@@ -285,7 +297,8 @@ void RecoverySimulation::TakeUp(Link& link) {
     life.links[link.rank] = &link;
     link.attached = true;
     const absl::Status attached =
-        life.session->Attach(link.rank, hello->start_id, hello->step, link.id, now_, effects);
+        life.session->Attach(link.rank, hello->start_id, hello->step, link.id, now_, effects,
+                             {.takes_residuals = hello->takes_residuals});
     if (!attached.ok()) {
       // Its place may be free again, if it has not come in time.
       const bool gathers = life.session->state() == server::SessionCore::State::kJoining;

@@ -51,7 +51,11 @@ void RecoverySimulation::CheckLedger() {
       return Violate(absl::StrCat("ledger: ", manifest_[p].name, " has ", row.applied,
                                   " as applied; it was ", applied[p].applied));
     }
-    has_losses |= row.lost_squares > 0 || row.dropped_squares > 0 || row.skipped_squares > 0;
+    if (knows_all && !has_losses_ && std::abs(row.lost) > allowed) {
+      return Violate(absl::StrCat("ledger: ", manifest_[p].name, " has ", row.lost,
+                                  " as lost; nobody has lost any"));
+    }
+    has_losses |= LostSquares(row) > 0 || row.dropped_squares > 0 || row.skipped_squares > 0;
   }
   Note(knows_all ? RecoveryCount::kLedgersClosed : RecoveryCount::kLedgersIncomplete);
   if (has_losses) Note(RecoveryCount::kLedgersWithLosses);

@@ -27,7 +27,9 @@ void RecoverySimulation::Connect(Member& member) {
   *link = {.id = ++next_link_, .rank = member.rank, .life = life};
   member.link = link.get();
   const std::int64_t step = member.core->step();
-  SendUp(member, {.header = wire::Hello{.token = "t", .start_id = member.start_id, .step = step}});
+  SendUp(member,
+         {.header = wire::Hello{
+              .token = "t", .start_id = member.start_id, .step = step, .takes_residuals = true}});
   if (!member.welcomed) return;
   client::Effects effects;
   member.core->Resumed(effects);
@@ -121,6 +123,8 @@ void RecoverySimulation::ApplyMember(Member& member, client::Effects effects) {
                              " others; ", Where()));
       }
       member.over.push_back(*over);
+    } else if (auto* given = std::get_if<client::HandedOverEffect>(&effect)) {
+      OnHandedOver(member, *given);
     } else if (auto* collective = std::get_if<client::CollectiveDoneEffect>(&effect)) {
       FinishCollective(member, collective->status);
     } else if (auto* welcome = std::get_if<client::WelcomeEffect>(&effect)) {
@@ -158,6 +162,7 @@ bool RecoverySimulation::IsLeftBehind(const absl::Status& status) const {
 // The others have gone on without it.
 void RecoverySimulation::Restart(Member& member) {
   Note(RecoveryCount::kLeftBehind);
+  has_losses_ = true;
   reference_holds_ = false;
   if (member.link != nullptr) Cut(member);
   Spawn(member.rank, ++processes_);
@@ -230,13 +235,14 @@ void RecoverySimulation::OnChunk(Member& member, client::SendChunkEffect& effect
 // ---- The user
 
 bool RecoverySimulation::CanAct(const Member& member) const {
-  if (!member.welcomed || member.finished() || member.in_collective) return false;
+  if (!member.welcomed || member.finished() || member.in_collective || member.leaves) return false;
   const bool waits = member.ended && member.over.empty();
   return !waits;
 }
 
 void RecoverySimulation::Act(Member& member) {
   if (member.heals) return Heal(member);
+  if (BeginLeave(member)) return;
   Step& step = steps_[member.step];
   if (member.next_bucket == 0 && !member.ended && member.order.empty()) {
     if (member.collectives < step.collectives.size()) return EnterCollective(member);

@@ -191,6 +191,13 @@ struct MembershipChange {
   std::vector<int> members;    // ranks that are in the session from now on, ascending
 };
 
+// What became of the residuals of a member that has left.
+struct HandOver {
+  std::optional<int> rank{};  // who has added them to its own
+  std::string
+      reason{};  // why nobody has, so that they are lost; "": somebody has, or there are none
+};
+
 // XXH3-64 of the parameters' bytes, one after another, for Client::CheckParameters.
 std::uint64_t ParameterDigest(const std::vector<std::span<const std::byte>>& parameters);
 
@@ -313,6 +320,13 @@ class Client {
   // Leaves the session, between steps. Other members that begin another step get an error that
   // names this member.
   virtual absl::Status Leave() = 0;
+
+  // Leaves before the others, as a member does whose host is taken away or drained: what this
+  // member has not contributed yet (PowerSGD's residuals) goes to another member first, so that it
+  // is not lost. Between steps, in a session that goes on without it (on_member_loss=shrink or
+  // wait). Leaves in any case; gives the residuals up when nobody has taken them within `timeout`,
+  // and says so. An error is Leave's.
+  virtual absl::StatusOr<HandOver> HandOverAndLeave(absl::Duration timeout) = 0;
 
   // Returns the session's state on the coordinator (PowerSGD's factors, generator, iteration) after
   // this member's last step, as the bytes of a safetensors file. Call it between two of this

@@ -1,0 +1,65 @@
+// Members that leave before the others.
+#include <span>
+#include <utility>
+
+#include "hooks/safetensors.h"
+#include "tests/sim/recovery_simulation.h"
+
+namespace gradwire::sim {
+
+void RecoverySimulation::AskToLeave() {
+  members_[random_.Below(members_.size())]->is_to_leave = true;
+}
+
+// Between two steps, as the runtime has it.
+bool RecoverySimulation::BeginLeave(Member& member) {
+  const bool is_between = !member.heals && !member.ended && member.order.empty() &&
+                          member.over.empty() && member.collectives == 0;
+  if (!member.is_to_leave || !is_between || !MayKill(member)) return false;
+  Note(RecoveryCount::kLeft);
+  member.leaves = true;
+  const HookState state = member.hook->State();
+  if (state.tensors.empty()) {
+    member.may_leave = true;
+    return true;
+  }
+  reference_holds_ = false;  // it knows residuals by rank
+  const std::string file = WriteSafetensors(state);
+  const std::span<const std::byte> bytes = std::as_bytes(std::span(file));
+  client::Effects effects;
+  member.core->HandOver(member.start_id, {bytes.begin(), bytes.end()}, effects);
+  ApplyMember(member, std::move(effects));
+  return true;
+}
+
+void RecoverySimulation::OnHandedOver(Member& member, const client::HandedOverEffect& effect) {
+  member.may_leave = true;
+  const bool is_taken = effect.rank >= 0;
+  Note(is_taken ? RecoveryCount::kResidualsHandedOver : RecoveryCount::kResidualsNotTaken);
+  has_losses_ |= !is_taken;
+  if (is_taken && !member.hook->State().tensors.empty()) {
+    Violate("a member keeps residuals that another one has");
+  }
+}
+
+// It may be out of patience, too, and leaves whether a daemon hears of it or not.
+void RecoverySimulation::FinishLeave(Member& member) {
+  if (!member.may_leave && !random_.Percent(1)) return;
+  if (!member.may_leave) {
+    Note(RecoveryCount::kResidualsNotTaken);
+    member.core->CancelHandOver();
+    has_losses_ = true;
+  }
+  NoteLoss();
+  member.core->SetLeaving(true);
+  if (Life* const life = Reachable(); life != nullptr && life->number == member.life) {
+    server::Effects effects;
+    life->session->Leave(member.rank, member.start_id, now_, effects).IgnoreError();
+    Apply(*life, std::move(effects));
+  }
+  const auto rank = static_cast<std::size_t>(member.rank);
+  Replace(member);
+  members_[rank]->follows_leaver = true;
+}
+
+}  // namespace gradwire::sim
