@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/mutants.h"
 #include "server/core/membership.h"
 
 namespace gradwire::server {
@@ -28,12 +29,13 @@ MaybeFailure HandOverRelay::On(int rank, const wire::HandOver& piece,
                                  "of the session")));
   }
   Way& way = ways_[rank];
-  if (piece.offset == 0 && (way.id != piece.id || !way.taken)) {
+  const bool is_taken = way.id == piece.id && way.taken && !IsActive(Mutant::kHandedOverTwice);
+  if (piece.offset == 0 && !is_taken) {
     const int unanswered = way.id == piece.id && way.to == piece.rank ? way.unanswered : 0;
     way = {.id = piece.id, .to = piece.rank, .unanswered = unanswered};
   }
   // A stream that broke may have lost the answer.
-  if (way.id == piece.id && way.taken) {
+  if (is_taken) {
     effects.push_back(SendEffect{
         .rank = rank,
         .frame = {.header = wire::HandOverAnswer{

@@ -6,7 +6,8 @@
     RANK=1 python client/python/examples/elastic.py &
 
 Kill one of the two, and start it again with the same RANK: it gets the model, the optimizer's state and the
-place in the data from the other, which waits for it.
+place in the data from the other, which waits for it. With SIGTERM, too; the step is then ended in good
+order, and PowerSGD's residuals go to the other process.
 """
 
 import argparse
@@ -33,6 +34,7 @@ def main() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         progress = digits.Progress(state.rank, arguments.epochs)
         at = {"epoch": 1, "batch": 0}
+        stop = gw.StopSignal()
         while at["epoch"] <= arguments.epochs:
             if state.membership_change is not None:
                 print(f"rank {state.rank}: {state.membership_change}", flush=True)
@@ -50,6 +52,10 @@ def main() -> None:
             if at["batch"] == len(parts):
                 at = {"epoch": at["epoch"] + 1, "batch": 0}
                 print(f"rank {state.rank}: epoch {at['epoch'] - 1} is over", flush=True)
+            if stop:
+                rank = state.rank
+                print(f"rank {rank}: leaves; its residuals go to rank {state.leave()}", flush=True)
+                return
         print(f"rank {state.rank}: parameters {digits.checksum(model)}")
         right = digits.accuracy(model, test_images, test_labels)
         digits.finish(state.rank, model, state.metrics(), right)

@@ -308,9 +308,19 @@ void BindSteps(nb::class_<Session>& session) {
            [](Session& self) {
              Check(WithClient(self, [&](Client& client) { return client.Barrier(); }));
            })
-      .def("leave", [](Session& self) {
-        Check(WithClient(self, [&](Client& client) { return client.Leave(); }));
-      });
+      .def("leave",
+           [](Session& self) {
+             Check(WithClient(self, [&](Client& client) { return client.Leave(); }));
+           })
+      .def(
+          "hand_over_and_leave",
+          [](Session& self, double seconds) {
+            HandOver given = Value(WithClient(self, [&](Client& client) {
+              return client.HandOverAndLeave(absl::Seconds(seconds));
+            }));
+            return std::pair(given.rank, std::move(given.reason));
+          },
+          nb::arg("seconds"), "As Client::HandOverAndLeave: the rank, or None, and why nobody.");
 }
 
 void BindState(nb::class_<Session>& session) {

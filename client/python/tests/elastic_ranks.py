@@ -38,6 +38,9 @@ class Rank:
         self.process.send_signal(signal.SIGKILL)
         self.close()
 
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
     def close(self) -> None:
         self._too_late.cancel()
         self.process.kill()

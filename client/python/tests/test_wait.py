@@ -3,6 +3,7 @@
 import contextlib
 import pickle
 import re
+import signal
 
 import pytest
 import torch
@@ -53,6 +54,53 @@ def test_the_others_go_on_without_a_lost_rank(tmp_path, shards):
     assert all("MembershipChange(newcomers=[], root=1, members=[1, 2])" in text for text in printed), printed
     checksums = [re.search(r"parameters (\w+)", text)[1] for text in printed]
     assert checksums[0] == checksums[1]
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_rank_that_is_told_to_stop_hands_its_residuals_over(tmp_path, shards):
+    with contextlib.ExitStack() as stack:
+        address = _start(stack, tmp_path, shards, "shrink")
+        ranks = [stack.enter_context(contextlib.closing(Rank(address, rank, 3))) for rank in range(3)]
+        ranks[1].wait_for("epoch 2 is over")
+        ranks[1].stop()
+        assert "rank 1: leaves; its residuals go to rank 0" in ranks[1].finish()
+        printed = [rank.finish() for rank in (ranks[0], ranks[2])]
+    assert all("members=[0, 2])" in text for text in printed), printed
+    checksums = [re.search(r"parameters (\w+)", text)[1] for text in printed]
+    assert checksums[0] == checksums[1]
+
+
+def test_a_stop_signal_is_true_once_and_then_as_before():
+    got = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: got.append(number))
+    try:
+        stop = gw.StopSignal(signal.SIGUSR1)
+        assert not stop
+        signal.raise_signal(signal.SIGUSR1)
+        assert stop
+        assert got == []
+        signal.raise_signal(signal.SIGUSR1)
+        assert got == [signal.SIGUSR1]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_leaving_alone_says_that_nobody_takes_residuals(tmp_path, caplog):
+    with contextlib.ExitStack() as stack:
+        address = _start(stack, tmp_path, 1, "shrink")
+        model = torch.nn.Linear(40, 40)
+        option = {"start_powerSGD_iter": 1}
+        state = gw.SessionState(
+            address=address, session="alone", model=model, rank=0, world_size=1, comm_hook="power_sgd",
+            comm_state_option=option,
+        )  # fmt: skip
+        gw.attach_(model, state)
+        for _ in range(4):
+            model(torch.randn(8, 40)).square().mean().backward()
+            assert state.should_step
+        assert state.leave() is None
+        assert state.leave() is None
+    assert "its residuals are lost: no other member is there" in caplog.text
 
 
 def test_without_a_change_nobody_is_healed(daemon):

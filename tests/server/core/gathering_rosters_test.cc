@@ -147,6 +147,29 @@ TEST(GatheringShrinks, WhoIsReadyNeedsAMajorityOfItsRosterToo) {
   EXPECT_FALSE(gathering.IsQuorum({1, 2}, 1));
 }
 
+// They are in that roster, and here. Had the step been concluded, they would be no newcomers.
+TEST(GatheringShrinks, NewcomersOfARosterCountWhereSomebodyIsReady) {
+  Gathering gathering(kKey, 5, 4, true);
+  for (const int rank : {0, 3}) {
+    Report ready = In(Ready(5), 5, {0, 1, 2, 3});
+    ready.concluded = {0, 1, 3};
+    gathering.Take(rank, ready);
+  }
+  EXPECT_FALSE(gathering.IsQuorum({0, 3}, 1)) << "the others may have concluded it";
+  for (const int rank : {1, 2}) {
+    Report newcomer = In(At(5), 5, {0, 1, 2, 3});
+    newcomer.newcomer = true;
+    gathering.Take(rank, newcomer);
+  }
+  EXPECT_TRUE(gathering.IsQuorum({0, 1, 2, 3}, 1));
+  Report other = In(At(5), 5, {1, 2, 3});
+  other.newcomer = true;
+  gathering.Take(1, other);
+  EXPECT_TRUE(gathering.IsQuorum({0, 1, 2, 3}, 1));
+  gathering.Take(2, other);
+  EXPECT_FALSE(gathering.IsQuorum({0, 1, 2, 3}, 1)) << "of another roster";
+}
+
 // Two daemons have made a roster 2 each; a step was concluded in one of them.
 TEST(GatheringShrinks, OfTwoRostersOfOneNumberThatWithAConclusionCounts) {
   Gathering gathering(kKey, 5, 3, true);

@@ -8,6 +8,7 @@ from gradwire.torch._grads import attach_, broadcast_parameters_, reduce_grads_
 from gradwire.torch._heal import MembershipChange, heal_
 from gradwire.torch._hooks import Bucket, Hook, Parameter, Segment, register_hook
 from gradwire.torch._state import SessionState, aggregate_hook
+from gradwire.torch._stop import StopSignal
 
 __all__ = [
     "Bucket",
@@ -16,6 +17,7 @@ __all__ = [
     "Parameter",
     "Segment",
     "SessionState",
+    "StopSignal",
     "aggregate_hook",
     "attach_",
     "broadcast_parameters_",

@@ -409,6 +409,18 @@ class SessionState(_reductions.Reductions):
 
     # ---- End
 
+    def leave(self, timeout: datetime.timedelta = datetime.timedelta(seconds=10)) -> int | None:
+        """Leaves before the others, between two steps, and closes the state. Residuals (PowerSGD's) go
+        to another rank first, which is returned. None: there were none, or nobody has taken them within
+        `timeout`, which is logged. The daemon must have on_member_loss: shrink, or wait."""
+        rank = None
+        if (session := self._session) is not None:
+            rank, reason = session.hand_over_and_leave(timeout.total_seconds())
+            if reason:
+                _logger.warning("rank %d leaves, and its residuals are lost: %s", session.rank, reason)
+        self.close()
+        return rank
+
     def close(self) -> None:
         """Leaves the session. Idempotent. The interpreter's exit calls it too."""
         with self._lock:
