@@ -4,7 +4,7 @@ _gradwired_commands() { sed '1,/^Subcommands:/d' | awk '/^  / {print $1}'; }
 _gradwired() {
   local program=${COMP_WORDS[0]} word=${COMP_WORDS[COMP_CWORD]} commands=() help options names i
   case ${COMP_WORDS[COMP_CWORD - 1]} in
-    --tls-* | --tokens | --audit-log | --cuda-library | --config)
+    --tls-* | --tokens | --audit-log | --cuda-library | --record | --config)
       mapfile -t COMPREPLY < <(compgen -f -- "$word")
       return
       ;;

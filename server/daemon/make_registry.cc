@@ -2,6 +2,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <chrono>
 #include <numeric>
 #include <vector>
@@ -10,11 +11,19 @@
 #include "base/error_code.h"
 #include "hooks/cuda/library.h"
 #include "server/leaf/client_upstream.h"
+#include "server/record/recorder.h"
 #include "server/rpc/rpc_threads.h"
 #include "server/session/gpu_reducer.h"
 
 namespace gradwire::server {
 namespace {
+
+// What recordings may take of the memory, beside the sessions.
+std::size_t RecordQueueBytes(std::size_t memory_bytes) {
+  constexpr std::size_t kPart = 8;
+  constexpr std::size_t kMost = std::size_t{1} << 30;
+  return std::min(memory_bytes / kPart, kMost);
+}
 
 // For one sum. A GPU that is not hung takes milliseconds.
 constexpr std::chrono::seconds kDeviceWait(10);
@@ -80,6 +89,15 @@ absl::StatusOr<std::shared_ptr<Registry>> MakeRegistry(const ServerOptions& opti
                        .shared_sessions = shares.shared_sessions},
       std::move(reducer), std::move(audit));
   registry->ledger().SetLimits(*identity, *session);
+  if (!options.record.empty()) {
+    auto recorder = Recorder::Open({.directory = options.record,
+                                    .steps = options.record_steps,
+                                    .queue_bytes = RecordQueueBytes(memory_bytes)});
+    if (!recorder.ok()) return recorder.status();
+    registry->SetRecorder(*std::move(recorder));
+    spdlog::info("the last {} step(s) of each session are recorded in {}", options.record_steps,
+                 options.record);
+  }
   if (options.is_leaf()) registry->SetUpstream(ClientUpstreams(options));
   return registry;
 }

@@ -5,6 +5,7 @@
 #include "server/access/access_control.h"
 #include "server/daemon/audit_log.h"
 #include "server/net/certificate_store.h"
+#include "server/record/recorder.h"
 
 namespace gradwire::server {
 
@@ -18,6 +19,7 @@ std::vector<absl::Status> CheckNamedFiles(const ServerOptions& options, absl::Ti
   add(CertificateStore::Check({.ca = options.tls.ca}, now));
   if (!options.tokens.empty()) add(AccessControl::CheckFile(options.tokens));
   if (!options.audit_log.empty()) add(AuditLog::Check(options.audit_log));
+  if (!options.record.empty()) add(Recorder::Check(options.record));
   return problems;
 }
 

@@ -80,6 +80,17 @@ std::optional<Problem> FindOwnUpstream(const ServerOptions& options) {
                                      ", which is this daemon's own address; allowed: a root's")))};
 }
 
+// A leaf's results are the root's, and do not follow from its members' contributions alone.
+std::optional<Problem> FindRecordingLeaf(const ServerOptions& options) {
+  if (options.record.empty() || !options.is_leaf()) return std::nullopt;
+  return Problem{
+      .setting = "record",
+      .status = Coded(ErrorCode::kSetting,
+                      absl::InvalidArgumentError(absl::StrCat(
+                          "record is \"", options.record, "\", and upstream is ", options.upstream,
+                          "; allowed with upstream: \"\"; record at the root")))};
+}
+
 // A successor comes in on the same way as members that have lost their daemon.
 std::optional<Problem> FindLonelyWait(const ServerOptions& options) {
   if (options.on_member_loss == "fail" || options.on_coordinator_loss == "resume") {
@@ -169,6 +180,7 @@ std::optional<Problem> ServerOptions::FindConflict() const {
   }
   if (auto problem = FindSharedAddress(*this)) return problem;
   if (auto problem = FindOwnUpstream(*this)) return problem;
+  if (auto problem = FindRecordingLeaf(*this)) return problem;
   if (auto problem = FindLonelyWait(*this)) return problem;
   if (auto problem = FindLateShrink(*this)) return problem;
   if (absl::Status status = CheckHttp(*this); !status.ok()) {

@@ -97,7 +97,11 @@ struct ServerOptions {
 
   std::string log_level = "info";   // debug, info, warning, error
   std::string log_format = "text";  // text, json
-  bool stop_on_eof = false;         // drain when standard input ends
+  // A directory for recordings of the last steps of each session; empty: none are made.
+  std::string record = {};
+  int record_steps = 8;  // of each session
+
+  bool stop_on_eof = false;  // drain when standard input ends
 
   // For `admin_listen`, in addition to `max_connections`.
   static constexpr int kAdminConnections = 64;

@@ -340,6 +340,20 @@ std::vector<Setting> ProcessSettings() {
                "again",
        .field = At<&Options::audit_log>,
        .allowed = kPaths},
+      {.name = "record",
+       .key = "record",
+       .placeholder = "PATH",
+       .help = "Directory for recordings of the last steps of each session, which gradwirectl "
+               "replay computes again",
+       .field = At<&Options::record>,
+       .allowed = kPaths},
+      {.name = "record_steps",
+       .key = "record_steps",
+       .placeholder = "NUMBER",
+       .help = "With --record: how many steps of each session are kept",
+       .field = At<&Options::record_steps>,
+       .low = 1,
+       .high = 10'000},
   };
 }
 

@@ -82,6 +82,9 @@ class Registry {
   // Sessions are a leaf's from now on (SessionOptions::leaf). Before the first join.
   void SetUpstream(UpstreamMaker make) { make_upstream_ = std::move(make); }
 
+  // The steps of sessions are recorded from now on. Before the first join.
+  void SetRecorder(std::shared_ptr<RecordSink> recorder) { recorder_ = std::move(recorder); }
+
   Registry(const Registry&) = delete;
   Registry& operator=(const Registry&) = delete;
 
@@ -214,7 +217,8 @@ class Registry {
   const HookMaker make_hook_;
   const std::shared_ptr<MemoryBudget> memory_;
   const SessionHost host_;
-  UpstreamMaker make_upstream_;  // null: the daemon is no leaf
+  UpstreamMaker make_upstream_;           // null: the daemon is no leaf
+  std::shared_ptr<RecordSink> recorder_;  // null: nothing is recorded
   const std::shared_ptr<SumThreads> leaf_threads_;
   std::atomic<std::uint64_t> next_generation_ = 1;
   std::atomic<std::uint64_t> closed_ = 0;

@@ -1,4 +1,4 @@
-// What the registry gives the sessions of a leaf daemon.
+// What the registry gives its sessions, and what those of a leaf daemon.
 #include <functional>
 #include <memory>
 #include <utility>
@@ -11,6 +11,8 @@ namespace gradwire::server {
 // Its tasks have an owner of their own, so that a long task of the session delays none of them.
 SessionHost Registry::HostOf(const SessionOptions& options) const {
   SessionHost host = host_;
+  // gradwirectl's trials are nobody's training.
+  if (!options.is_trial()) host.record = recorder_;
   if (!options.leaf.is_leaf()) return host;
   const auto owner = std::make_shared<char>();
   const auto post = [threads = host_.work_threads, owner](std::function<void()> task) {

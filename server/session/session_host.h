@@ -11,6 +11,7 @@
 namespace gradwire::server {
 
 class LeafSession;
+class RecordSink;
 class Reducer;
 struct MemoryQuotas;
 
@@ -24,6 +25,7 @@ struct SessionHost {
   std::shared_ptr<QuotaLedger> ledger = nullptr;  // null: nobody has a quota
   std::shared_ptr<AuditSink> audit = nullptr;     // null: there is no audit log
   std::shared_ptr<LeafSession> leaf = nullptr;    // this session's; null: the daemon is no leaf
+  std::shared_ptr<RecordSink> record = nullptr;   // null: its steps are not recorded
 };
 
 }  // namespace gradwire::server

@@ -13,6 +13,7 @@
 #include "base/error_code.h"
 #include "proto/wire/merge.h"
 #include "proto/wire/proto_conversion.h"
+#include "server/record/session_recording.h"
 #include "server/rpc/clock.h"
 #include "server/session/leaf_session.h"
 #include "server/session/log_scope.h"
@@ -81,6 +82,9 @@ SessionRunner::SessionRunner(SessionOptions options, std::unique_ptr<Coordinator
       memory_(std::make_shared<SessionMemory>(
           MemoryOptions(options, gradient_bytes_, host.memory_quotas))),
       host_(std::move(host)),
+      recording_(host_.record == nullptr
+                     ? nullptr
+                     : std::make_shared<SessionRecording>(options_, host_.record)),
       core_(std::move(options), std::move(hook), now),
       current_(static_cast<std::size_t>(options_.world_size)),
       attached_(current_.size()),
@@ -166,6 +170,7 @@ void SessionRunner::Receive(int rank, std::uint64_t connection, const wire::Fram
     MutexLock lock(mutex_);
     Effects effects;
     core_.Observe(now);
+    if (recording_ != nullptr) recording_->OnFrame(frame.header, core_);
     core_.Receive(rank, connection, frame, now, effects);
     Execute(std::move(effects), work);
   }
@@ -286,6 +291,7 @@ void SessionRunner::Publish() {
 // frame.
 void SessionRunner::Execute(Effects effects, Work& work) {
   Publish();
+  if (recording_ != nullptr) work.recorded = recording_->OnEffects(effects, core_);
   ResultEffect* placed = nullptr;  // not queued yet: the next effect may extend it
   for (Effect& effect : effects) {
     auto* const result = std::get_if<ResultEffect>(&effect);
@@ -427,6 +433,7 @@ void SessionRunner::Finish(Work work) {
   if (work.upstream) host_.leaf->Pump();
   // Sums come last, because nothing else of this event should wait for them.
   if (work.reductions.empty()) return;
+  if (work.recorded != nullptr) recording_->Keep(*work.recorded, work.reductions);
   host_.reducer->Reduce(std::move(work.reductions), memory_,
                         [self = shared_from_this()](const std::vector<Reducer::Done>& done) {
                           self->OnReduced(done);

@@ -29,7 +29,9 @@
 
 namespace gradwire::server {
 
+class SessionRecording;
 class StepDigests;
+struct RecordedReductions;
 
 // Thread-safe. Every call is one event for the core: it runs under the session's lock, which also
 // puts the frames that it causes into the streams' queues in their order. After the lock is given
@@ -141,9 +143,10 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   // What an event leaves to do without the lock.
   struct Work {
     std::vector<ReduceEffect> reductions;
-    std::vector<WorkThreads::Task> tasks;  // for the work threads
-    Streams streams;                       // with something new in their queues
-    bool upstream = false;                 // the leaf has something to do
+    std::shared_ptr<const RecordedReductions> recorded;  // null: they are not
+    std::vector<WorkThreads::Task> tasks;                // for the work threads
+    Streams streams;                                     // with something new in their queues
+    bool upstream = false;                               // the leaf has something to do
   };
 
   static bool IsEnd(SessionCore::State state) {
@@ -192,6 +195,8 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   StateFiles files_;
   const std::shared_ptr<SessionMemory> memory_;
   const SessionHost host_;
+  // Null: the steps are not recorded. What it does with effects is done under the lock.
+  const std::shared_ptr<SessionRecording> recording_;
 
   // Of a member, in the quotas.
   struct MemberUse {

@@ -118,6 +118,8 @@ const std::vector<std::pair<std::string, Sample>> kSamples = {
     {"quota.identity", {"'sessions=4,memory=1GiB'", "sessions=4,memory=1GiB"}},
     {"quota.session", {"'members=4,joins=2'", "members=4,joins=2"}},
     {"audit.log", {"/tmp/audit", "/tmp/audit"}},
+    {"record", {"/r", "/r"}},
+    {"record_steps", {"16", "16"}},
 };
 
 std::string AsFile(const std::string& key, const std::string& value) {
