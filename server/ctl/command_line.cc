@@ -145,6 +145,18 @@ void AddPlan(CLI::App& app, PlanFlags& flags) {
   plan->add_flag("--scale", flags.scale, "Show 1 to 4096 hosts instead");
 }
 
+void AddReplay(CLI::App& app, ReplayFlags& flags) {
+  CLI::App* const replay = app.add_subcommand(
+      "replay", "Compute steps that gradwired --record has recorded again; asks no daemon");
+  replay->add_option("PATH", flags.paths, "Recordings: their directory, or files of it")
+      ->required()
+      ->type_name(kFile);
+  replay
+      ->add_option("--compare", flags.compare,
+                   "Another run's recordings: says which contribution or result differs first")
+      ->type_name(kFile);
+}
+
 void AddToolCommands(CLI::App& app, Flags& flags) {
   CLI::App* const doctor = app.add_subcommand(
       "doctor", "Check the way to the daemon, and predict the step time of each hook");
@@ -154,6 +166,7 @@ void AddToolCommands(CLI::App& app, Flags& flags) {
   bench->add_option("--steps", flags.model.steps, "Measured steps for each hook")
       ->check(CLI::Range(1, 100000));
   AddPlan(app, flags.plan);
+  AddReplay(app, flags.replay);
   CLI::App* const debug =
       app.add_subcommand("debug", "Gather what a bug report needs")->require_subcommand(1);
   debug

@@ -9,6 +9,7 @@
 #include "server/ctl/digests.h"
 #include "server/ctl/doctor/doctor.h"
 #include "server/ctl/plan/plan.h"
+#include "server/ctl/replay.h"
 #include "server/ctl/several.h"
 
 namespace gradwire::ctl {
@@ -31,6 +32,7 @@ struct Flags {
   ModelFlags model = {.hooks = DefaultHooks()};
   PlanFlags plan = {};
   DigestFlags digest = {};
+  ReplayFlags replay = {};
   bool watch = false;
 
   // What the address names, of a command that takes several daemons; set by Resolve.

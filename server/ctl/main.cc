@@ -20,6 +20,7 @@
 #include "server/ctl/failures.h"
 #include "server/ctl/file_commands.h"
 #include "server/ctl/proofs.h"
+#include "server/ctl/replay.h"
 #include "server/ctl/report.h"
 #include "server/daemon/exit_codes.h"
 
@@ -151,7 +152,9 @@ Print PrinterOf(const Flags& flags) {
 // Checks the address that the command needs, and looks it up where that may name several daemons.
 // Returns an exit code if it ends here.
 std::optional<int> FindDaemons(const std::string& command, Flags& flags) {
-  if (command == "explain" || command == "completion" || command == "plan") return std::nullopt;
+  if (command == "explain" || command == "completion" || command == "plan" || command == "replay") {
+    return std::nullopt;
+  }
   const bool takes_one = command == "doctor" || command == "bench" || command == "debug bundle" ||
                          command == "version";
   absl::Status good = takes_one ? CheckAddress(flags.address) : CheckAddresses(flags.address);
@@ -192,6 +195,7 @@ int Main(int argc, const char* const* argv) {
       {"doctor", [&] { return Doctor(flags.target(), flags.model, PrinterOf(flags)); }},
       {"bench", [&] { return RunBench(flags.target(), flags.model, PrinterOf(flags)); }},
       {"plan", [&] { return RunPlan(flags.plan, PrinterOf(flags)); }},
+      {"replay", [&] { return RunReplay(flags.replay, PrinterOf(flags)); }},
       {"debug bundle", [&] { return WriteBundle(flags); }},
       {"completion", [&] { return Complete(app, flags); }},
       {"explain", [&] { return Explain(flags.code, PrinterOf(flags)); }},

@@ -25,7 +25,7 @@ TEST(CommandLine, NamesTheCommandThatItDoesNotKnow) {
   EXPECT_EQ(answer.exit_code, 2);
   EXPECT_EQ(answer.text,
             "gradwirectl: no command \"session-list\"; allowed: status, sessions, why, session, "
-            "trace, health, doctor, bench, plan, debug, completion, explain, version [GW701]\n");
+            "trace, health, doctor, bench, plan, replay, debug, completion, explain, version [GW701]\n");
   EXPECT_EQ(
       Ctl({"session", "show"}).text,
       "gradwirectl: session: no command \"show\"; allowed: get, ledger, digest, evict, pause, "
