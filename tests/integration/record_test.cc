@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "gtest/gtest.h"
 #include "server/record/record_directory.h"
 #include "server/record/replay.h"
+#include "tests/testing/fault_relay.h"
 #include "tests/testing/gradients.h"
 #include "tests/testing/process.h"
 #include "tests/testing/ranks.h"
@@ -22,6 +24,7 @@ namespace gradwire {
 namespace {
 
 using ::gradwire::testing::ExpectAllOk;
+using ::gradwire::testing::FaultRelay;
 using ::gradwire::testing::Gradients;
 using ::gradwire::testing::MakeParameter;
 using ::gradwire::testing::Process;
@@ -106,12 +109,14 @@ ClientOptions Options(const std::string& address, const std::string& hook,
   return options;
 }
 
-// Rank 0 shares its gradients, rank 1 stages them in shared memory, rank 2 sends them.
-void Train(const ClientOptions& options, int steps = kSteps) {
+// Rank 0 shares its gradients, rank 1 stages them in shared memory, rank 2 sends them. `before` is
+// called by rank 0, before each step.
+void Train(const ClientOptions& options, const std::function<void()>& before = {}) {
   ExpectAllOk(RunRanks(
       options,
       [&](Client& client, int rank) -> absl::Status {
-        for (std::int64_t step = 0; step < steps; ++step) {
+        for (std::int64_t step = 0; step < kSteps; ++step) {
+          if (rank == 0 && before) before();
           if (absl::Status done = Step(client, rank, step, rank == 0); !done.ok()) return done;
         }
         return client.Leave();
@@ -191,6 +196,56 @@ TEST(RecordShardsTest, EachDaemonRecordsWhatItReduces) {
     EXPECT_GT(chunks[0], 0u);
     EXPECT_GT(chunks[1], 0u);
   }
+}
+
+// A leaf daemon is a member that stands for several trainers.
+TEST(RecordLeavesTest, TheRootRecordsWhatLeavesAddUp) {
+  const TemporaryFolder folder;
+  {
+    TestDaemon root(Recording(folder.path()));
+    std::vector<std::unique_ptr<TestDaemon>> leaves;
+    for (int i = 0; i < 2; ++i) {
+      server::ServerOptions leaf;
+      leaf.upstream = root.address();
+      leaves.push_back(std::make_unique<TestDaemon>(leaf));
+    }
+    ClientOptions options = Options(root.address(), "fp16");
+    options.world_size = 4;
+    ExpectAllOk(RunRanks(
+        options,
+        [](Client& client, int rank) -> absl::Status {
+          for (std::int64_t step = 0; step < kSteps; ++step) {
+            if (absl::Status done = Step(client, rank, step, false); !done.ok()) return done;
+          }
+          return client.Leave();
+        },
+        [&](ClientOptions& one, int rank) {
+          one.address = leaves[static_cast<std::size_t>(rank) / 2]->address();
+          one.local_rank = rank % 2;
+          one.local_world_size = 2;
+        }));
+  }
+  const auto reports = ReplayAll(folder.path());
+  ASSERT_EQ(reports.size(), static_cast<std::size_t>(kKept));
+  for (const server::ReplayReport& report : reports) {
+    EXPECT_EQ(report.differences, 0u);
+    EXPECT_EQ(report.members, 2u);  // the leaves
+  }
+}
+
+// Members come back, and what they have not acknowledged is sent again.
+TEST(RecordFaultsTest, StepsWhoseConnectionsBreakAreRecorded) {
+  const TemporaryFolder folder;
+  {
+    TestDaemon daemon(Recording(folder.path()));
+    const auto relay = FaultRelay::Start(daemon.Path("relay"), daemon.socket());
+    ASSERT_TRUE(relay.ok()) << relay.status();
+    Train(Options((*relay)->address(), "no"), [&] { (*relay)->CutAfter(250'000); });
+    EXPECT_GE((*relay)->cuts(), kSteps - 1);
+  }
+  const auto reports = ReplayAll(folder.path());
+  ASSERT_EQ(reports.size(), static_cast<std::size_t>(kKept));
+  for (const server::ReplayReport& report : reports) EXPECT_EQ(report.differences, 0u);
 }
 
 TEST(RecordFaultsTest, AStepThatIsSkippedIsRecorded) {

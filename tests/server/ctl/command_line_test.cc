@@ -23,9 +23,10 @@ using ::testing::StartsWith;
 TEST(CommandLine, NamesTheCommandThatItDoesNotKnow) {
   const Answer answer = Ctl({"session-list"});
   EXPECT_EQ(answer.exit_code, 2);
-  EXPECT_EQ(answer.text,
-            "gradwirectl: no command \"session-list\"; allowed: status, sessions, why, session, "
-            "trace, health, doctor, bench, plan, replay, debug, completion, explain, version [GW701]\n");
+  EXPECT_EQ(
+      answer.text,
+      "gradwirectl: no command \"session-list\"; allowed: status, sessions, why, session, "
+      "trace, health, doctor, bench, plan, replay, debug, completion, explain, version [GW701]\n");
   EXPECT_EQ(
       Ctl({"session", "show"}).text,
       "gradwirectl: session: no command \"show\"; allowed: get, ledger, digest, evict, pause, "
