@@ -42,6 +42,7 @@ BAD = (
     ("layering", "server/core/a.cc", "#include <chrono>\n"),
     ("layering", "server/core/a.cc", '#include "absl/time/clock.h"\n'),
     ("layering", "server/core/a.cc", "#include <mutex>\n"),
+    ("layering", "server/record/replay.cc", "#include <fstream>\n"),
     ("layering", "client/core/a.h", "#pragma once\n#include <thread>\n"),
     ("layering", "client/core/a.h", "#pragma once\n#include <filesystem>\n"),
     ("layering", "client/a.cc", '#include "server/daemon/options.h"\n'),
