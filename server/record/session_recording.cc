@@ -49,7 +49,7 @@ SessionRecording::SessionRecording(const SessionOptions& options, std::shared_pt
       model_(ModelRecord(options.manifest)) {}
 
 SessionRecording::~SessionRecording() {
-  if (open_) sink_->Drop(open_->ticket);
+  if (open_ != nullptr) sink_->Drop(open_->ticket);
 }
 
 // A session's name has no character that a path could not have, and the lineage stays when another
@@ -68,9 +68,9 @@ void SessionRecording::Add(RecordKind kind, const google::protobuf::MessageLite&
 }
 
 SessionRecording::Open& SessionRecording::OpenStep(const SessionCore& core, std::int64_t step) {
-  if (open_ && open_->step == step) return *open_;
-  if (open_) sink_->Drop(open_->ticket);
-  open_.emplace();
+  if (open_ != nullptr && open_->step == step) return *open_;
+  if (open_ != nullptr) sink_->Drop(open_->ticket);
+  open_ = std::make_unique<Open>();
   open_->step = step;
   open_->ticket = sink_->Begin(folder_, step);
   const Step& progress = core.progress();
@@ -111,7 +111,7 @@ void SessionRecording::OnFrame(const wire::Header& header, const SessionCore& co
 
 void SessionRecording::OnResult(const ResultEffect& result) {
   const auto& [id, chunk] = std::pair(result.header.id, result.header.chunk);
-  if (!open_ || id.step != open_->step) return;
+  if (open_ == nullptr || id.step != open_->step) return;
   std::uint32_t& released = open_->released[{id.bucket, id.round}];
   if (chunk != released) return;
   ++released;
@@ -125,7 +125,7 @@ void SessionRecording::OnResult(const ResultEffect& result) {
 // Prepared has the digest of this daemon's results, if members are asked before the step is
 // concluded; otherwise StepDone has it.
 void SessionRecording::OnFanOut(const FanOutEffect& fan_out) {
-  if (!open_) return;
+  if (open_ == nullptr) return;
   v1::RecordedEnd& end = open_->end;
   if (const auto* prepared = std::get_if<wire::Prepared>(&fan_out.frame.header)) {
     if (prepared->step == open_->step) end.set_own_digest(prepared->digest);
@@ -178,13 +178,13 @@ std::shared_ptr<const RecordedReductions> SessionRecording::OnEffects(const Effe
     if (const auto* result = std::get_if<ResultEffect>(&effect)) OnResult(*result);
     if (const auto* fan_out = std::get_if<FanOutEffect>(&effect)) OnFanOut(*fan_out);
   }
-  if (open_ && core.step() == open_->step + 1) Conclude(core);
+  if (open_ != nullptr && core.step() == open_->step + 1) Conclude(core);
   std::shared_ptr<RecordedReductions> reductions;
   for (const Effect& effect : effects) {
     const auto* reduce = std::get_if<ReduceEffect>(&effect);
     if (reduce == nullptr) continue;
     if (reductions == nullptr) reductions = std::make_shared<RecordedReductions>();
-    if (open_) reductions->ticket = open_->ticket;
+    if (open_ != nullptr) reductions->ticket = open_->ticket;
     reductions->heads.push_back(HeadOf(*reduce, core));
   }
   return reductions;

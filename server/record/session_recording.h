@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -74,8 +73,8 @@ class SessionRecording {
   const std::string folder_;
   const std::shared_ptr<RecordSink> sink_;
   const std::shared_ptr<const std::string> model_;  // of a kModel record, the same in all steps
-  std::optional<Open> open_;
-  std::uint64_t skipped_ = 0;  // steps so far
+  std::unique_ptr<Open> open_;                      // null: no step is
+  std::uint64_t skipped_ = 0;                       // steps so far
 };
 
 }  // namespace gradwire::server

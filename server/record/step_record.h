@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -58,7 +59,10 @@ struct ResultId {
   std::uint32_t bucket = 0;
   std::uint32_t round = 0;
   std::uint32_t chunk = 0;
-  auto operator<=>(const ResultId&) const = default;
+  bool operator==(const ResultId&) const = default;
+  bool operator<(const ResultId& other) const {
+    return std::tie(bucket, round, chunk) < std::tie(other.bucket, other.round, other.chunk);
+  }
 };
 
 struct RecordedEnd {
