@@ -16,9 +16,11 @@
 #include "absl/status/statusor.h"
 #include "server/net/acceptor.h"
 #include "server/net/certificate_store.h"
+#include "server/net/hand_over.h"
 #include "server/net/intake.h"
 #include "server/net/local_users.h"
 #include "server/net/processor_waits.h"
+#include "server/net/read_guard.h"
 
 namespace gradwire::server {
 
@@ -38,7 +40,7 @@ class Gate {
   static absl::StatusOr<std::unique_ptr<Gate>> Open(const GateOptions& options,
                                                     Intake::OnCut on_cut,
                                                     LocalUsers::OnRefused on_refused_user);
-  ~Gate() { Stop(); }
+  ~Gate();
   Gate(const Gate&) = delete;
   Gate& operator=(const Gate&) = delete;
 
@@ -75,7 +77,11 @@ class Gate {
 
   Gate(const GateOptions& options, Intake::OnCut on_cut, LocalUsers::OnRefused on_refused_user);
 
+  void OnBreach(const GuardedPeer& peer, const char* what);
+  void Give(HandOver::Connection connection);
+
   const GateOptions options_;
+  const Intake::OnCut on_cut_;
   std::vector<Listener> listeners_;  // until Serve
   std::vector<std::string> addresses_;
   ProcessorWaits waits_;
@@ -84,7 +90,10 @@ class Gate {
   // Each has credentials of its own: those of a unix socket are its user.
   std::vector<std::unique_ptr<FromOutside>> local_;  // by the user's slot; none without a socket
   std::unique_ptr<FromOutside> tcp_;
-  std::unique_ptr<Acceptor> acceptor_;  // from Serve on
+  bool has_tls_ = false;  // of tcp_
+  ReadGuardOptions read_guard_;
+  std::unique_ptr<HandOver> hand_over_;  // from Serve on
+  std::unique_ptr<Acceptor> acceptor_;   // from Serve on
 };
 
 }  // namespace gradwire::server

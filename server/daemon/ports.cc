@@ -219,7 +219,8 @@ PortFigures Ports::figures() const {
       .cut_too_slow = cut(CutReason::kTooSlow),
       .cut_too_many_peers = cut(CutReason::kTooManyPeers),
       .cut_no_call = cut(CutReason::kNoCall),
-      .cut_too_many_calls = cut(CutReason::kTooManyCalls)};
+      .cut_too_many_calls = cut(CutReason::kTooManyCalls),
+      .cut_frames = cut(CutReason::kFrames)};
   if (certificates_ != nullptr) figures.certificate_expiry = certificates_->expiry();
   return figures;
 }

@@ -26,6 +26,7 @@ struct PortFigures {
   std::uint64_t cut_too_many_peers = 0;
   std::uint64_t cut_no_call = 0;
   std::uint64_t cut_too_many_calls = 0;
+  std::uint64_t cut_frames = 0;                    // see FrameGuard
   std::optional<absl::Time> certificate_expiry{};  // none: no TLS
 };
 

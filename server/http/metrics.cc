@@ -120,7 +120,8 @@ void AddPorts(const PortFigures& ports, Families& to) {
       {"too_slow", ports.cut_too_slow},
       {"too_many_peers", ports.cut_too_many_peers},
       {"no_call", ports.cut_no_call},
-      {"too_many_calls", ports.cut_too_many_calls}};
+      {"too_many_calls", ports.cut_too_many_calls},
+      {"frames", ports.cut_frames}};
   for (const auto& [reason, count] : reasons) {
     to.Counter("gradwire_cut_connections_total", cut, static_cast<double>(count),
                {{"reason", reason}});

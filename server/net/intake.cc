@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/net/read_guard.h"
 #include "server/net/receive_buffer.h"
 
 namespace gradwire::server {
@@ -60,6 +61,8 @@ std::string Why(CutReason reason, const IntakeLimits& limits) {
     case CutReason::kTooManyCalls:
       return absl::StrCat("allowed on one connection are ", limits.calls_per_second,
                           " calls a second");
+    case CutReason::kFrames:
+      break;  // no choice of ChooseCuts
   }
   return "";
 }
@@ -103,6 +106,7 @@ std::size_t HeldBytes::Update(std::uint64_t read, std::uint64_t explained) {
 }
 
 bool Intake::Admit(const PeerAddress& peer, Clock::time_point now) {
+  TakeOffences(now);
   const PeerAddress origin = AddressRates::Origin(peer);
   const auto found = newcomers_.find(origin);
   return (found == newcomers_.end() || found->second < limits_.newcomers) &&
@@ -153,6 +157,20 @@ std::shared_ptr<TrafficMeter> Intake::Find(const std::string& grpc_peer) const {
   MutexLock lock(mutex_);
   const auto found = meters_.find(*peer);
   return found == meters_.end() ? nullptr : found->second;
+}
+
+void Intake::OnOffence(const PeerAddress& peer) {
+  MutexLock lock(mutex_);
+  offenders_.push_back(AddressRates::Origin(peer));
+}
+
+void Intake::TakeOffences(Clock::time_point now) {
+  std::vector<PeerAddress> offenders;
+  {
+    MutexLock lock(mutex_);
+    offenders.swap(offenders_);
+  }
+  for (const PeerAddress& origin : offenders) rates_.OnOffence(origin, now);
 }
 
 std::optional<Intake::Clock::time_point> Intake::next_check() const {
@@ -222,13 +240,9 @@ void Intake::Check(Clock::time_point now) {
   next_ = Clock::now() + std::min(interval * times, kLongestInterval);
 }
 
-// AF_UNSPEC dissolves the connection: the peer gets a reset, and gRPC, which reads an error, frees
-// what it holds. After a mere shutdown a gRPC client whose write does not fit its windows would
-// hang, because it closes a connection only when its write has ended.
 void Intake::CutOne(int fd, Connection& connection, const Held& held, CutReason reason) {
   connection.cut = true;
-  const sockaddr nobody{.sa_family = AF_UNSPEC, .sa_data = {}};
-  if (connect(fd, &nobody, sizeof nobody) != 0) shutdown(fd, SHUT_RDWR);
+  Disconnect(fd);
   rates_.OnOffence(AddressRates::Origin(connection.peer), Clock::now());
   const std::string peer = ToText(connection.peer);
   on_cut_(reason, peer,

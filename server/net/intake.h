@@ -4,7 +4,8 @@
 // message of 512 MiB makes the daemon hold 512 MiB, and many peers as much each. A resource quota
 // would bound that, but it breaks other peers' streams too. So the daemon compares what the kernel
 // has handed to gRPC on each TCP connection (TCP_INFO) with what it took from gRPC as messages, and
-// cuts a connection that is too far ahead. Peers on unix sockets are this user's own processes.
+// cuts a connection that is too far ahead. FrameGuard bounds single connections more tightly, and
+// on unix sockets, too; what only the intake knows is all connections, and time.
 //
 // Nor does gRPC 1.51 limit calls that are begun and reset: each costs some 30 us of its threads and
 // 5 KB. Most of them end before the daemon can see them, so what shows them is bytes without a
@@ -58,8 +59,16 @@ struct Held {
   bool calls_too_often = false;
 };
 
-enum class CutReason : std::uint8_t { kTooMuch, kTooSlow, kTooManyPeers, kNoCall, kTooManyCalls };
-constexpr std::size_t kCutReasons = 5;
+// kFrames: see FrameGuard, which needs no check.
+enum class CutReason : std::uint8_t {
+  kTooMuch,
+  kTooSlow,
+  kTooManyPeers,
+  kNoCall,
+  kTooManyCalls,
+  kFrames
+};
+constexpr std::size_t kCutReasons = 6;
 
 // The connections to cut, by index, each with its reason. Where all strangers together hold too
 // much, those that hold most go first.
@@ -81,7 +90,7 @@ class HeldBytes {
   std::int64_t forgiven_ = 0;
 };
 
-// Find is for all threads, the other functions are for one.
+// Find and OnOffence are for all threads, the other functions are for one.
 class Intake {
  public:
   using Clock = std::chrono::steady_clock;
@@ -102,10 +111,13 @@ class Intake {
   bool Remove(int fd) GRADWIRE_EXCLUDES(mutex_);
 
   // Whether one more connection from there may be handed to gRPC now; otherwise later.
-  bool Admit(const PeerAddress& peer, Clock::time_point now);
+  bool Admit(const PeerAddress& peer, Clock::time_point now) GRADWIRE_EXCLUDES(mutex_);
 
   // Of the connection that a call came on. Null: it is not TCP, or gone.
   std::shared_ptr<TrafficMeter> Find(const std::string& grpc_peer) const GRADWIRE_EXCLUDES(mutex_);
+
+  // The address has to wait longer for its next connections.
+  void OnOffence(const PeerAddress& peer) GRADWIRE_EXCLUDES(mutex_);
 
   // When Check is due; nullopt: there is no connection.
   std::optional<Clock::time_point> next_check() const;
@@ -127,6 +139,7 @@ class Intake {
     bool cut = false;
   };
 
+  void TakeOffences(Clock::time_point now) GRADWIRE_EXCLUDES(mutex_);
   Held Look(Connection& connection, std::uint64_t read, Clock::time_point now) const;
   void UpdateWaits(bool alert, Clock::time_point now);
   void EndNewcomer(Connection& connection);
@@ -144,6 +157,7 @@ class Intake {
   std::chrono::nanoseconds waited_{};  // for a processor, in all
   Clock::time_point waits_updated_{};
   mutable Mutex mutex_;
+  std::vector<PeerAddress> offenders_ GRADWIRE_GUARDED_BY(mutex_);
   std::map<PeerAddress, std::shared_ptr<TrafficMeter>> meters_ GRADWIRE_GUARDED_BY(mutex_);
 };
 

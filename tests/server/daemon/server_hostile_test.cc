@@ -1,12 +1,10 @@
 // What peers do that are no members.
-#include <arpa/inet.h>
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/security/credentials.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -52,15 +50,14 @@ UniqueFd ConnectTo(const std::string& path) {
   return fd;
 }
 
-bool Serves(const std::string& address) {
-  const auto stub =
-      v1::AdminService::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+bool Serves(const TestDaemon& daemon) {
+  const auto stub = v1::AdminService::NewStub(
+      grpc::CreateChannel(daemon.address(), grpc::InsecureChannelCredentials()));
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(5));
   v1::GetServerResponse response;
   return stub->GetServer(&context, {}, &response).ok();
 }
-bool Serves(const TestDaemon& daemon) { return Serves(daemon.address()); }
 
 TEST(ServerHostileTest, SilentConnectionsAboveTheCapDoNotStopTheService) {
   TestDaemon daemon({.max_connections = 40, .handshake_timeout = absl::Milliseconds(500)});
@@ -111,57 +108,6 @@ TEST(ServerHostileTest, ATrickleIsNoHandshakeAndNoOffer) {
   EXPECT_LT(TakesOfATrickle(daemon, offer), offer.size());
   EXPECT_TRUE(Eventually([&] { return daemon.server().connections() == 0; }));
   EXPECT_TRUE(Serves(daemon));
-}
-
-std::string Http2Frame(int kind, int flags, char stream, const std::string& payload) {
-  const std::string header = {static_cast<char>(payload.size() >> 16),
-                              static_cast<char>(payload.size() >> 8 & 0xff),
-                              static_cast<char>(payload.size() & 0xff),
-                              static_cast<char>(kind),
-                              static_cast<char>(flags),
-                              0,
-                              0,
-                              0,
-                              stream};
-  return header + payload;
-}
-
-// Sends the frames again and again, and reads no answer. Whether the daemon ends the connection.
-bool IsCutForAFlood(int port, const std::string& begin, const std::string& frames) {
-  const UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<std::uint16_t>(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  if (connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) return false;
-  std::string many = begin;
-  while (many.size() < 100'000) many += frames;
-  std::size_t at = 0;
-  for (const absl::Time end = absl::Now() + absl::Seconds(30); absl::Now() < end;) {
-    pollfd wait{.fd = fd.get(), .events = POLLOUT, .revents = 0};
-    if (poll(&wait, 1, 100) < 1) continue;
-    const ssize_t sent =
-        send(fd.get(), many.data() + at, many.size() - at, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (sent < 0 && errno != EAGAIN) return true;
-    if (sent > 0) at += static_cast<std::size_t>(sent);
-    // What follows are whole frames only.
-    if (at == many.size()) at = begin.size();
-  }
-  return false;
-}
-
-TEST(ServerHostileTest, FloodsOfFramesAreCutAndDoNotStopTheService) {
-  const auto server = Server::Start({.listen = {"127.0.0.1:0"}});
-  ASSERT_TRUE(server.ok()) << server.status();
-  const std::string address = (*server)->addresses()[0];
-  const int port = std::stoi(address.substr(address.rfind(':') + 1));
-  const std::string begin = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + Http2Frame(4, 0, 0, "");
-  const std::string header = std::string("\0\1a\x7f", 4) + std::string(127, 'b');
-  EXPECT_TRUE(IsCutForAFlood(port, begin, Http2Frame(4, 0, 0, std::string("\0\4\0\1\0\0", 6))));
-  EXPECT_TRUE(IsCutForAFlood(port, begin, Http2Frame(6, 0, 0, "12345678")));
-  EXPECT_TRUE(
-      IsCutForAFlood(port, begin + Http2Frame(1, 0, 1, header), Http2Frame(9, 0, 1, header)));
-  EXPECT_TRUE(Serves(address));
 }
 
 TEST(ServerHostileTest, AStreamWithoutHelloIsEnded) {
