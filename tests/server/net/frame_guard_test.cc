@@ -110,9 +110,9 @@ TEST(FrameGuardTest, HeadersOfAllStreamsTogetherHaveARate) {
   int sent = 0;
   while (peer.Send(Frame(kHeaders, kEndHeaders | kEndStream, stream, block)) == nullptr) {
     stream += 2;
-    ASSERT_LT(++sent, 1000);
+    ASSERT_LT(++sent, 2000);
   }
-  EXPECT_GT(sent, 400);
+  EXPECT_GT(sent, 800);
 }
 
 TEST(FrameGuardTest, PingsAndEmptyFramesHaveARate) {
@@ -136,8 +136,7 @@ TEST(FrameGuardTest, NewStreamsHaveARate) {
   std::uint32_t stream = 1;
   int calls = 0;
   for (; peer.Send(Call(stream, 1)) == nullptr; ++calls) stream += 2;
-  EXPECT_GT(calls, 900);
-  EXPECT_LT(calls, 1100);
+  EXPECT_EQ(calls, 4000);
 }
 
 // Until then gRPC does not limit concurrent streams.
