@@ -69,7 +69,16 @@ void BucketRun::Taken() {
   sent_ = std::max(sent_, received_);  // repeated after a resume: it was sent before
 }
 
+absl::Status BucketRun::EncodeForNobody() {
+  const Chunk chunk = HandOut();
+  std::vector<std::byte> bytes(chunk.bytes);
+  return run_->Encode(chunk.range, bytes);
+}
+
 absl::Status BucketRun::TakeResult(const wire::Payload& payload) {
+  if (options_.missed) {
+    if (absl::Status status = EncodeForNobody(); !status.ok()) return status;
+  }
   if (absl::Status status = Decode(payload); !status.ok()) return status;
   Taken();
   return absl::OkStatus();

@@ -31,6 +31,7 @@ class BucketRun {
     std::uint32_t share = 0;  // of its node group's
     Slice slice{};            // of every segment: what travels to this daemon
     bool again = false;       // an earlier run of it has imported the state that the hook lacked
+    bool missed = false;      // others reduce it without this member, which takes results only
   };
   // What to encode: `run` writes `range`, which takes `bytes`.
   struct Chunk {
@@ -100,6 +101,8 @@ class BucketRun {
   BucketRun(Options options, std::vector<RoundPlan> plans, std::unique_ptr<HookRun> run)
       : options_(std::move(options)), plans_(std::move(plans)), run_(std::move(run)) {}
 
+  // Hooks take the result of what they have encoded: of zero, which nobody is sent.
+  absl::Status EncodeForNobody();
   absl::Status OpenRound(std::uint32_t round, const RoundContext& context);
   absl::Status Decode(const wire::Payload& payload);
   void Taken();

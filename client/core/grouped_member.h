@@ -64,6 +64,10 @@ class GroupedMember {
   wire::MemberReport Report() const;
   void Rejoined(std::uint64_t generation);
   std::int64_t steps_reduced_again() const;
+  absl::StatusOr<bool> TakePast(std::int64_t step, const GradBucket& bucket);
+  absl::Status EndPast(std::int64_t step);
+  void SetLossScale(double scale);
+  std::int64_t missed_steps() const;
   bool outlives_daemon() const;
   bool awaits_welcome() const;
   bool has_chunks() const;

@@ -30,6 +30,8 @@ absl::Status Member::StartBucket(Ticket ticket, GradBucket& bucket, Effects& eff
     return Coded(ErrorCode::kTwiceInStep, absl::FailedPreconditionError(absl::StrCat(
                                               "step ", step(), " was ended by this member")));
   }
+  const absl::StatusOr<bool> missed = step_.TakeMissed(ticket, bucket, effects);
+  if (!missed.ok() || *missed) return missed.status();
   const std::size_t first = effects.size();
   OpenStep::Begun all = begun;
   all.keep = keeps_gradients();
@@ -47,6 +49,7 @@ absl::Status Member::EndStep(Effects& effects) {
     return Coded(ErrorCode::kTwiceInStep,
                  absl::FailedPreconditionError(absl::StrCat("step ", step(), " was ended before")));
   }
+  if (absl::Status taken = step_.missed().CheckAllTaken(step()); !taken.ok()) return taken;
   step_.End();
   const std::size_t first = effects.size();
   protocol_.EndStep(effects);
@@ -112,6 +115,9 @@ struct Member::Received {
 
   absl::Status operator()(const wire::Grant& grant) const {
     return member.protocol_.On(grant, effects);
+  }
+  absl::Status operator()(const wire::Missed& missed) const {
+    return member.protocol_.On(missed, effects);
   }
   absl::Status operator()(const wire::SharedState& state) const {
     return member.protocol_.On(state, payload.get());

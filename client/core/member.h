@@ -52,6 +52,19 @@ class Member {
   // Its buckets are shares of a node group's, one of several. Before any bucket.
   void SetGroup(int group, int groups) { protocol_.SetGroup(group, groups); }
 
+  // ---- Where this member is late, and others go on without it
+  // A bucket of a trainer that is still in `step`, which is over. True: others have reduced it
+  // without this member. It has the result, and its gradients are part of the next step.
+  absl::StatusOr<bool> TakePast(std::int64_t step, const GradBucket& bucket) {
+    return step_.TakePast(step, bucket);
+  }
+  // The trainer ends that step. An error names a bucket that it has not had.
+  absl::Status EndPast(std::int64_t step) { return step_.missed().EndPast(step); }
+  // As Hook::SetLossScale, for gradients that wait for the next step.
+  void SetLossScale(double scale) { step_.late().SetLossScale(scale); }
+  std::int64_t missed_steps() const { return step_.missed_steps(); }
+  const LateGradients& late() const { return step_.late(); }
+
   // What frames call a bucket: the manifest position of its first parameter. None: not one of the
   // session's.
   std::optional<std::uint32_t> BucketId(const GradBucket& bucket) const {

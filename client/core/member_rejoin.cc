@@ -11,14 +11,17 @@
 
 namespace gradwire::client {
 
+// Where others go on without this member, they may have results; and it has no gradients for these
+// buckets, or has given them away: AllKept is false.
 wire::MemberReport Member::Report() const {
+  const bool late = step_.missed().any();
   wire::MemberReport report{.session_key = recovery_->session_key,
                             .lineage = recovery_->lineage,
                             .step = step(),
                             .last = last_,
                             .before_last = before_last_,
-                            .has_contributed = protocol_.has_contributed(),
-                            .may_have_results = protocol_.MayHaveResults(),
+                            .has_contributed = protocol_.has_contributed() || late,
+                            .may_have_results = protocol_.MayHaveResults() || late,
                             .collectives = collectives_.ended(),
                             .newcomer = is_newcomer_ && !IsActive(Mutant::kNewcomerHasModel),
                             .keeps_gradients = keeps_gradients() && step_.AllKept(),

@@ -13,7 +13,8 @@ OpenStep::OpenStep(const MemberOptions& options, Hook* hook)
       hook_(hook),
       parameters_(options.manifest),
       number_(options.step),
-      kept_(options.device) {}
+      kept_(options.device),
+      missed_(options.manifest) {}
 
 OpenStep::~OpenStep() = default;
 
@@ -46,6 +47,7 @@ absl::StatusOr<BucketRun*> OpenStep::Start(Ticket ticket, GradBucket& bucket, co
                                            const RoundContext& context) {
   absl::StatusOr<std::vector<std::uint32_t>> positions = parameters_.Map(bucket, number_);
   if (!positions.ok()) return positions.status();
+  if (!begun.missed) late_.Enter(*positions, bucket);
   // The hook may write into the bucket as soon as it has it.
   if (begun.keep && kept_.on()) {
     kept_.Keep(positions->front(), bucket, options_.SliceOf(positions->front()));
@@ -57,7 +59,8 @@ absl::StatusOr<BucketRun*> OpenStep::Start(Ticket ticket, GradBucket& bucket, co
                         .chunk_bytes = options_.chunk_bytes,
                         .measure = begun.measure,
                         .share = begun.share,
-                        .slice = options_.SliceOf(positions->front())},
+                        .slice = options_.SliceOf(positions->front()),
+                        .missed = begun.missed},
                        context);
   if (!run.ok()) return run.status();
   // From here on nothing can fail: an error above leaves the step as it was.
@@ -91,6 +94,10 @@ absl::Status OpenStep::Advance(BucketRun& run, const RoundContext& context, Effe
   --unfinished_;
   Bucket& bucket = buckets_.at(run.id());
   if (run.options().again && !bucket.is_done) kept_.GiveBack(run.id());
+  if (MissedBuckets::Bucket* const missed = missed_.Find(run.id());
+      missed != nullptr && missed->is_taken) {
+    missed->CopyTo(*missed->taken);
+  }
   Finish(run.id(), bucket, absl::OkStatus(), effects);
   return absl::OkStatus();
 }
@@ -117,6 +124,9 @@ void OpenStep::Conclude(const wire::StepDone& done, Effects& effects) {
       bucket.run->Abort();
     }
   }
+  if (missed_.any() && !done.dropped) ++missed_steps_;
+  late_.Conclude(verdict);
+  missed_.Conclude(number_, verdict, done.dropped);
   Clear();
   hook_->EndStep(verdict);
   effects.push_back(StepDoneEffect{.step = number_,

@@ -15,11 +15,14 @@
 #include <optional>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "client/core/effects.h"
 #include "client/core/kept_gradients.h"
+#include "client/core/late_gradients.h"
 #include "client/core/member_options.h"
+#include "client/core/missed_buckets.h"
 #include "client/core/step_parameters.h"
 
 namespace gradwire::client {
@@ -42,6 +45,7 @@ class OpenStep {
     bool measure = false;     // it should have norms
     std::uint32_t share = 0;  // of its node group's
     bool keep = false;        // its gradients, if there is a device
+    bool missed = false;      // others reduce it without this member
   };
   // Begins a bucket. An error leaves the step as it was. Advance follows.
   absl::StatusOr<BucketRun*> Start(Ticket ticket, GradBucket& bucket, const Begun& begun,
@@ -61,6 +65,26 @@ class OpenStep {
 
   // Whether a bucket is done for the caller.
   bool has_done() const;
+
+  // ---- Where this member is late (open_step_late.cc)
+
+  // Others reduce a bucket of the open step without this member: a run with a gradient of zero,
+  // which takes the results. An error: it cannot be, with the step's other buckets.
+  absl::StatusOr<BucketRun*> Miss(const std::vector<std::uint32_t>& parameters,
+                                  const RoundContext& context);
+  // A bucket of the trainer's. True: it is missed, its gradients are kept for the next step, and it
+  // is done when the result is there. An error leaves the step as it was.
+  absl::StatusOr<bool> TakeMissed(Ticket ticket, GradBucket& bucket, Effects& effects);
+  // The same for a trainer that is still in a step that is over, whose result is there.
+  absl::StatusOr<bool> TakePast(std::int64_t step, const GradBucket& bucket);
+  MissedBuckets& missed() { return missed_; }
+  const MissedBuckets& missed() const { return missed_; }
+  LateGradients& late() { return late_; }
+  const LateGradients& late() const { return late_; }
+  // Steps that went on without some of this member's gradients.
+  std::int64_t missed_steps() const { return missed_steps_; }
+  // Of a seeded bug.
+  void KeepAnnounced(std::uint32_t id);
 
   // The one with the lowest id that waits for results; null: none does.
   const BucketRun* FirstUnfinished() const;
@@ -101,6 +125,8 @@ class OpenStep {
   };
 
   void Clear();
+  // Where they are in the manifest; empty: not all are as there.
+  std::vector<std::uint32_t> Positions(const GradBucket& bucket) const;
   static void Finish(std::uint32_t id, Bucket& bucket, const absl::Status& status,
                      Effects& effects);
 
@@ -109,7 +135,10 @@ class OpenStep {
   StepParameters parameters_;
   std::int64_t number_;
   bool ended_ = false;
-  KeptGradients kept_;  // outlives the runs
+  KeptGradients kept_;    // outlives the runs
+  MissedBuckets missed_;  // the same
+  LateGradients late_;
+  std::int64_t missed_steps_ = 0;
   std::map<std::uint32_t, Bucket> buckets_;
   std::size_t unfinished_ = 0;
   std::optional<std::pair<std::int64_t, std::int64_t>> last_reset_;  // step, iteration

@@ -59,7 +59,7 @@ absl::Status StepProtocol::Begin(BucketRun& run, Effects& effects) {
 
 void StepProtocol::SendAhead(std::uint32_t bucket) {
   const auto found = buckets_.find(bucket);
-  if (found != buckets_.end()) found->second.ahead = true;
+  if (found != buckets_.end()) found->second.ahead = !found->second.run->options().missed;
 }
 
 void StepProtocol::Expose(std::uint32_t bucket) {
@@ -114,7 +114,7 @@ void StepProtocol::SendEager(Bucket& bucket, Effects& effects) {
 
 bool StepProtocol::MaySend(const Bucket& bucket) const {
   const BucketRun& run = *bucket.run;
-  return bucket.granted && run.has_unsent() &&
+  return bucket.granted && run.has_unsent() && !run.options().missed &&
          (bucket.ahead || IsActive(Mutant::kWindowExceeded) ||
           run.layout().InWindow(run.sent(), run.received(), options_.window_chunks));
 }
@@ -252,7 +252,7 @@ absl::Status StepProtocol::OnTaken(Bucket& bucket, const wire::RoundId& id, Effe
   if (!run.is_round_complete()) {
     // No contribution follows that could carry it, and members without results in place wait for
     // the window.
-    if (bucket.ahead && !run.has_unsent()) {
+    if ((bucket.ahead && !run.has_unsent()) || run.options().missed) {
       acknowledge();
     } else {
       SendChunks(bucket, effects);
@@ -337,6 +337,7 @@ void StepProtocol::Resumed(Effects& effects) {
   draw_plan_.Send(effects);
   if (parameters_) TellParameters(*parameters_, effects);
   for (auto& [id, bucket] : buckets_) {
+    if (bucket.run->options().missed) continue;  // the daemon knows
     bucket.granted = false;
     bucket.ahead = false;
     bucket.run->Rewind();

@@ -65,6 +65,7 @@ class StepProtocol {
   // Frames. An error ends the session: the daemon broke the protocol, or a hook failed. What a
   // resume repeats has no effect but to be acknowledged again.
   absl::Status On(const wire::Grant& grant, Effects& effects);
+  absl::Status On(const wire::Missed& missed, Effects& effects);  // step_protocol_late.cc
   absl::Status On(const wire::SharedState& state, const wire::Payload* payload);
   absl::Status On(const wire::Result& result, const wire::Payload* payload, Effects& effects);
   absl::Status On(const wire::Restart& restart, Effects& effects);

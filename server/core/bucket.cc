@@ -41,9 +41,35 @@ bool Bucket::IsGrantedToAll() const {
   return std::find(granted_.begin(), granted_.end(), false) == granted_.end();
 }
 
+void Bucket::TellMissed(int rank) {
+  told_.resize(announced_.size());
+  told_[Index(rank)] = true;
+}
+
+void Bucket::Miss(int rank) {
+  missed_.resize(announced_.size());
+  missed_[Index(rank)] = announced_[Index(rank)] = true;
+}
+
+std::vector<int> Bucket::Missed() const {
+  std::vector<int> ranks;
+  for (std::size_t r = 0; r < missed_.size(); ++r) {
+    if (missed_[r]) ranks.push_back(static_cast<int>(r));
+  }
+  return ranks;
+}
+
+bool Bucket::HasMissedUngranted() const {
+  for (std::size_t r = 0; r < missed_.size(); ++r) {
+    if (missed_[r] && !granted_[r]) return true;
+  }
+  return false;
+}
+
+// One that misses the bucket is granted nothing: it sends no bytes.
 bool Bucket::WaitsForGrant() const {
   for (std::size_t r = 0; r < granted_.size(); ++r) {
-    if (announced_[r] && !granted_[r]) return true;
+    if (announced_[r] && !granted_[r] && !IsMissedBy(static_cast<int>(r))) return true;
   }
   return false;
 }
@@ -144,7 +170,7 @@ void Bucket::TakeResults(std::vector<ResultRef>& results) {
 }
 
 std::size_t Bucket::BytesFor(std::size_t parameters, std::size_t members) {
-  // Two bits and an eager count for each member.
+  // Four bits and an eager count for each member.
   return sizeof(Bucket) + parameters * sizeof(std::uint32_t) + members * (sizeof(std::size_t) + 1);
 }
 

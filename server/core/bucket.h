@@ -72,6 +72,22 @@ class Bucket {
   void Revoke(int rank) { granted_[Index(rank)] = false; }
   bool IsGrantedTo(int rank) const { return granted_[Index(rank)]; }
   bool IsGrantedToAll() const;
+  // ---- Members that are late, and do not contribute (LateMembers)
+
+  // The member was told that the bucket goes on without it. Until it says that it knows, it may
+  // still announce the bucket, and contributes then as if nothing had been said.
+  void TellMissed(int rank);
+  bool IsToldMissed(int rank) const { return !told_.empty() && told_[Index(rank)]; }
+  // The member knows, and will not announce the bucket. It gets the results, once it is granted the
+  // bucket.
+  void Miss(int rank);
+  bool IsMissedBy(int rank) const { return !missed_.empty() && missed_[Index(rank)]; }
+  std::vector<int> Missed() const;
+  // Some member that misses it was not sent what it needs to take results.
+  bool HasMissedUngranted() const;
+  // Members that contribute.
+  std::size_t ContributorsLeft() const { return contributors_->count() - Missed().size(); }
+
   // Some member announced it and has no grant.
   bool WaitsForGrant() const;
   // Whether it occupies one of the `open_buckets` places: from its grant until every member has
@@ -154,6 +170,8 @@ class Bucket {
   Announced what_;                  // without its parameters
   std::vector<bool> announced_;     // by rank
   std::vector<bool> granted_;       // by rank
+  std::vector<bool> told_;          // by rank; empty: nobody
+  std::vector<bool> missed_;        // by rank; empty: nobody
   std::vector<std::size_t> eager_;  // by rank: bytes that came with the announcement
   bool open_ = false;
   std::vector<Round> rounds_;  // those begun

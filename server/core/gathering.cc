@@ -255,12 +255,16 @@ absl::StatusOr<Gathering::Outcome> Gathering::DecideTogether(const Reporters& al
   bool all_contributed = !HasNewcomers();
   bool any_results = false;
   bool any_lost = false;  // gradients, under results
+  bool any_late = false;
   for (const auto& [rank, report] : all) {
     all_ready &= report->ready.has_value();
     all_contributed &= report->has_contributed;
     const bool has_results = report->may_have_results || report->ready;
     any_results |= has_results;
     any_lost |= has_results && !report->keeps_gradients;
+    // Where the session shrinks, all keep their gradients but one that was late: others may have
+    // results without it, and its trainer has not come to the bucket, or has given it away.
+    any_late |= report->roster && report->may_have_results && !report->keeps_gradients;
   }
   // There is no result of a sum that lacks a contribution, whatever a member fears.
   any_results &= all_contributed;
@@ -279,7 +283,7 @@ absl::StatusOr<Gathering::Outcome> Gathering::DecideTogether(const Reporters& al
                            " with ", Text(report->ready->verdict), " and ", report->ready->digest);
     }
     outcome.ended = {Ended(step, said->verdict, said->digest, "its results are not finite")};
-  } else if (any_results && any_lost && !IsActive(Mutant::kStepWithResultsGoesOn)) {
+  } else if (((any_results && any_lost) || any_late) && !IsActive(Mutant::kStepWithResultsGoesOn)) {
     outcome.ended = {Ended(step, Verdict::kSkip, 0, kDaemonLost)};
   } else {
     outcome.again = any_results;

@@ -25,8 +25,8 @@ bool RoundFlow::TakesResults(const Bucket& bucket) const {
   return options_.spec.TakesResults(bucket.gradient_type());
 }
 
-std::size_t RoundFlow::Required(const Round& round) const {
-  if (!IsActive(Mutant::kMemberDroppedPerBucket)) return round.contributors().count();
+std::size_t RoundFlow::Required(const Bucket& bucket) const {
+  if (!IsActive(Mutant::kMemberDroppedPerBucket)) return bucket.ContributorsLeft();
   return membership_.Reachable().size();
 }
 
@@ -117,7 +117,7 @@ void RoundFlow::ReduceIfComplete(Bucket& bucket, std::uint32_t chunk, Effects& e
   if (gate_.shut()) return;  // Step::Unpause comes back to it
   Round& round = bucket.round();
   const Round::Unit unit = round.layout().UnitOf(chunk);
-  if (!round.IsComplete(unit, Required(round))) return;
+  if (!round.IsComplete(unit, Required(bucket))) return;
   // The acknowledgement that opens the window calls this again.
   if (!round.WindowsWithout(unit, TakesResults(bucket)).empty()) return;
   Round::Inputs inputs = round.BeginReduction(unit);
@@ -125,15 +125,17 @@ void RoundFlow::ReduceIfComplete(Bucket& bucket, std::uint32_t chunk, Effects& e
     inputs.payloads.resize(members_.size(), inputs.payloads.front());
     if (!inputs.is_raw.empty()) inputs.is_raw.resize(members_.size(), inputs.is_raw.front());
   }
+  // Who misses the bucket contributes zero: the mean is that of all members.
   const double weight = round.contributors().total_weight();
-  // Of other hooks the coordinator reads results itself, when they are released.
+  // Of other hooks the coordinator reads results itself, when they are released; and a member that
+  // sends no bytes needs them, too.
   ReduceEffect reduce{.id = bucket.CurrentId(),
                       .chunk = unit.first,
                       .segment = round.layout().UnitSegment(unit),
                       .inputs = std::move(inputs.payloads),
                       .weight = weight,
                       .begin = round.layout().Range(unit.first).begin,
-                      .in_place = TakesResults(bucket)};
+                      .in_place = TakesResults(bucket) && bucket.Missed().empty()};
   if (!inputs.is_raw.empty()) {
     reduce.raw = {
         .dtype = bucket.gradient_type(), .divisor = weight, .is_raw = std::move(inputs.is_raw)};
@@ -155,10 +157,12 @@ void RoundFlow::Reduced(Bucket& bucket, std::uint32_t chunk, const ResultRef& re
   round.SetResult(
       round.layout().UnitOf(chunk), result,
       static_cast<std::uint64_t>(std::max<std::int64_t>(absl::ToInt64Nanoseconds(spent), 0)));
+  std::vector<int> ranks = round.contributors().Among(membership_.Reachable());
+  std::erase_if(ranks,
+                [&](int rank) { return bucket.IsMissedBy(rank) && !bucket.IsGrantedTo(rank); });
   while (const std::optional<std::uint32_t> next = round.ReleaseNext()) {
     bucket.AddDigest(round.result(*next)->digest());
-    SendResult(round.contributors().Among(membership_.Reachable()), bucket, bucket.round_number(),
-               *next, effects);
+    SendResult(ranks, bucket, bucket.round_number(), *next, effects);
     Observe(bucket, *next, *round.result(*next));
   }
 }

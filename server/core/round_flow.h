@@ -69,7 +69,7 @@ class RoundFlow {
   void SendResult(std::vector<int> ranks, const Bucket& bucket, std::uint32_t round,
                   std::uint32_t chunk, Effects& effects);
   void Observe(const Bucket& bucket, std::uint32_t chunk, const ReducedResult& result);
-  std::size_t Required(const Round& round) const;
+  std::size_t Required(const Bucket& bucket) const;
 
   const SessionOptions& options_;
   const Membership& membership_;

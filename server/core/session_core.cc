@@ -91,6 +91,7 @@ absl::Status SessionCore::Attach(int rank, std::uint64_t start_id, std::int64_t 
   } else if (state_ != State::kJoining || !options_.gathers) {
     if (absl::Status status = step_->CheckResumable(step); !status.ok()) return status;
   }
+  step_->late().SetMayMiss(rank, abilities.may_miss);
   if (const auto replaced = membership_.Attach(rank, connection, now)) {
     effects.push_back(CloseEffect{.rank = rank, .connection = *replaced});
   }
@@ -308,6 +309,7 @@ void SessionCore::LeaveRunning(int rank, absl::Time now, Effects& effects) {
 void SessionCore::Observe(absl::Time now) {
   if (timeline_ != nullptr) timeline_->Advance(now);
   if (state_ == State::kRunning) waits_.Observe(*step_, membership_, now);
+  step_->late().Observe(now);
 }
 
 void SessionCore::Record(const Effects& effects, std::size_t first) {
@@ -336,6 +338,11 @@ void SessionCore::Tick(absl::Time now, Effects& effects) {
   if (state_ == State::kRunning) {
     const MaybeFailure failure = FindTimeout(options_, membership_, *step_, *collectives_, now);
     failure&& MayReplace(*failure) ? AwaitSuccessor(*failure, effects) : Apply(failure, effects);
+  }
+  if (state_ == State::kRunning) {
+    const std::size_t first = effects.size();
+    step_->Tick(now, effects);
+    Record(effects, first);
   }
 }
 

@@ -62,6 +62,7 @@ class SessionCore {
 
   // A stream whose Hello carried this rank's token. `connection` is unique among streams. Replaces
   // the member's earlier stream, if any.
+  // `abilities`: what its Hello says of the member's client.
   absl::Status Attach(int rank, std::uint64_t start_id, std::int64_t step, std::uint64_t connection,
                       absl::Time now, Effects& effects, const Abilities& abilities = {});
 

@@ -114,6 +114,21 @@ absl::Status CheckBehindLeaf(const JoinAsk& ask, const LeafPlace& leaf) {
 
 }  // namespace
 
+absl::Status CheckStraggler(double multiple, double share) {
+  if (multiple != 0 &&
+      !(multiple >= kLeastStragglerMultiple && multiple <= kMostStragglerMultiple)) {
+    return Coded(ErrorCode::kSetting,
+                 absl::InvalidArgumentError(
+                     absl::StrCat("straggler_multiple is ", multiple, "; allowed are 0 and ",
+                                  kLeastStragglerMultiple, " to ", kMostStragglerMultiple)));
+  }
+  if (share > 0 && share <= kMostStragglerShare) return absl::OkStatus();
+  return Coded(ErrorCode::kSetting,
+               absl::InvalidArgumentError(absl::StrCat("straggler_share is ", share,
+                                                       "; allowed is more than 0, and at most ",
+                                                       kMostStragglerShare)));
+}
+
 absl::Status SessionOptions::Validate() const {
   if (name.empty() || name.size() > kMaxSessionNameBytes ||
       !std::all_of(name.begin(), name.end(), IsNameByte)) {
@@ -152,6 +167,9 @@ absl::Status SessionOptions::Validate() const {
     return Coded(ErrorCode::kSetting,
                  absl::InvalidArgumentError(
                      absl::StrCat("open_buckets is ", open_buckets, "; allowed are 1 to 1024")));
+  }
+  if (absl::Status status = CheckStraggler(straggler_multiple, straggler_share); !status.ok()) {
+    return status;
   }
   if (absl::Status status = ValidateManifest(manifest); !status.ok()) return status;
   std::size_t chunks = 0;

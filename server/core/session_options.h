@@ -26,6 +26,14 @@ constexpr std::size_t kExtraRoundBytes = 4096;
 constexpr std::size_t kMaxSegmentsPerParameter = 8;
 constexpr std::size_t kExtraSegments = 64;
 
+// A step whose members all take their usual time must not count as late. A member that misses more
+// than half of its steps trains on gradients that are mostly old.
+constexpr double kLeastStragglerMultiple = 1.5;
+constexpr double kMostStragglerMultiple = 1000;
+constexpr double kMostStragglerShare = 0.5;
+// InvalidArgument: names the setting, its value and what is allowed.
+absl::Status CheckStraggler(double multiple, double share);
+
 // Which ranks are on a member's node, as its launcher has numbered them.
 struct NodeAsk {
   int first = 0;
@@ -75,6 +83,13 @@ struct SessionOptions {
   int shrinks_to = 0;
   // How long those who gather wait for the others, before they go on without them.
   absl::Duration shrink_after = absl::Seconds(10);
+  // How long the others wait for members that are late with their gradients: this multiple of the
+  // steps' median (LateMembers). Only with shrinks_to. 0: as long as it takes.
+  double straggler_multiple = 0;
+  // Of the last 100 steps, the part that a member may miss.
+  double straggler_share = 0.1;
+  std::size_t straggler_steps = 8;                          // that are measured before
+  absl::Duration straggler_floor = absl::Milliseconds(50);  // of the deadline
   // Of a session that gathers its members: ranks that it does not wait for so long.
   std::vector<int> gone{};
   std::string session_key{};  // with a grace: by which members know that it is theirs

@@ -34,8 +34,8 @@ std::uint64_t SharedState::Place(const std::vector<std::uint32_t>& parameters) {
 }
 
 // Later rounds follow from the first one's, which the member had the state for.
-bool SharedState::Send(Bucket& bucket, int rank, Effects& effects) {
-  if (bucket.state_version() == 0 || bucket.round_number() > 0) return true;
+bool SharedState::Send(Bucket& bucket, int rank, Effects& effects, bool late) {
+  if (bucket.state_version() == 0 || (bucket.round_number() > 0 && !late)) return true;
   if (versions_->Has(rank, bucket.id(), bucket.state_version())) return true;
   // Computed once for all members, outside the core; Step::OnComputed grants the bucket then.
   if (bucket.shared() == nullptr) {

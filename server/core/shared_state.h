@@ -28,10 +28,12 @@ class SharedState {
 
   // Gives the member what it lacks for the bucket's first round. False: that has to be computed
   // first, which it asks for; the member must not be granted the bucket before.
-  bool Send(Bucket& bucket, int rank, Effects& effects);
+  // `late`: the member takes results only, and may not have begun, whatever round is open.
+  bool Send(Bucket& bucket, int rank, Effects& effects, bool late = false);
   // The answer to the ComputeEffect of the bucket, which it belongs to.
   void SetComputed(Bucket& bucket, std::vector<std::byte> bytes);
-  // A contribution of the bucket is here: the member cannot have encoded it without the state.
+  // A contribution of the bucket is here: the member cannot have encoded it without the state. Or
+  // it has taken the results.
   void Has(int rank, const Bucket& bucket);
 
   // The state was replaced: every member drops what it has.

@@ -13,10 +13,11 @@ namespace {
 constexpr std::size_t kMostRanks = 8;  // in a sentence
 
 // The ranks whose contributions a reduction has, in the order in which it has them.
-std::vector<int> RanksOf(const Contributors& contributors) {
+std::vector<int> RanksOf(const Bucket& bucket) {
   std::vector<int> ranks;
-  for (std::size_t r = 0; r < contributors.world_size(); ++r) {
-    if (contributors.has(r)) ranks.push_back(static_cast<int>(r));
+  for (int r = 0; r < bucket.world_size(); ++r) {
+    const bool has = bucket.contributors().has(static_cast<std::size_t>(r));
+    if (has && !bucket.IsMissedBy(r)) ranks.push_back(r);
   }
   return ranks;
 }
@@ -66,7 +67,7 @@ void SkipBlame::Note(const Bucket& bucket, std::uint32_t chunk, const ReduceOutc
     if (!overflow_ || place.position < overflow_->position) overflow_ = std::move(place);
     return;
   }
-  const std::vector<int> ranks = RanksOf(bucket.round().contributors());
+  const std::vector<int> ranks = RanksOf(bucket);
   for (const NonFinite& one : outcome.sources) {
     if (one.contribution >= ranks.size()) continue;  // a seeded bug adds one twice
     Place place = PlaceOf(bucket, chunk, one.element);

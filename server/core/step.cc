@@ -31,7 +31,7 @@ Step::Step(const SessionOptions& options, const Membership& membership, Coordina
       digests_(std::make_unique<StepDigests>()),
       reports_(options.manifest),
       blame_(hook),
-      records_{.ledger = Ledger(options.LedgerRows())},
+      records_{.ledger = Ledger(options.LedgerRows()), .late = LateMembers(options)},
       ended_(Index(options.world_size)) {}
 
 Step::~Step() = default;
@@ -128,6 +128,7 @@ MaybeFailure Step::TakeAnnouncement(int rank, const wire::Announce& announce,
   } else if (bucket.is_open()) {
     SendGrant(bucket, rank, effects);
   }
+  TellMissed(bucket, effects);
   Advance(bucket, effects);  // one without elements is over now
   GrantNext(effects);
   MaybeConclude(effects);
@@ -138,6 +139,7 @@ MaybeFailure Step::TakeAnnouncement(int rank, const wire::Announce& announce,
 
 void Step::SendGrant(Bucket& bucket, int rank, Effects& effects) {
   if (bucket.IsGrantedTo(rank)) return;
+  if (bucket.IsMissedBy(rank)) return GrantResults(bucket, rank, effects);
   if (membership_.state(rank) != MemberState::kConnected) {
     bucket.Grant(rank);  // its Restart will say so
     return;
@@ -160,6 +162,8 @@ void Step::OnComputed(const wire::RoundId& id, SharedStateWork& work, Effects& e
   Bucket* const bucket = table_.Find(id.step, id.bucket);
   if (bucket == nullptr || !bucket->is_computing()) return;
   shared_.SetComputed(*bucket, work.TakeBytes());
+  for (const int rank : bucket->Missed()) SendGrant(*bucket, rank, effects);
+  if (!bucket->Missed().empty()) MaybeConclude(effects);
   if (bucket->step() != number_ || bucket->reduced()) return;
   for (int r = 0; r < options_.world_size; ++r) {
     if (bucket->IsAnnouncedBy(r)) SendGrant(*bucket, r, effects);
@@ -190,6 +194,7 @@ MaybeFailure Step::OnGroupBucket(int rank, const wire::GroupBucket& bucket, absl
 
 void Step::Begin(int rank, absl::Time now) {
   if (!began_) began_ = now;
+  records_.late.Observe(now);
   shared_.BeginsStep(rank);
 }
 
@@ -210,8 +215,8 @@ Bucket* Step::CurrentBucket(int rank, const wire::Contribution& header, MaybeFai
         absl::StrCat("sent a chunk of step ", id.step, "; the session is at step ", number_));
   }
   Bucket* const bucket = table_.Find(id.step, id.bucket);
-  if (bucket == nullptr || !bucket->IsAnnouncedBy(rank) || !bucket->has_rounds() ||
-      id.round > bucket->round_number()) {
+  if (bucket == nullptr || !bucket->IsAnnouncedBy(rank) || bucket->IsMissedBy(rank) ||
+      !bucket->has_rounds() || id.round > bucket->round_number()) {
     return violation(absl::StrCat("sent a chunk of step ", id.step, " bucket ", id.bucket,
                                   " round ", id.round, ", which is not open"));
   }
@@ -244,6 +249,7 @@ MaybeFailure Step::OnContribution(int rank, const wire::Contribution& header,
 
 MaybeFailure Step::OnAck(int rank, const wire::Ack& ack, Effects& effects) {
   Bucket* const bucket = table_.Find(ack.id.step, ack.id.bucket);
+  if (bucket != nullptr) OnMissed(*bucket, rank, effects);
   if (bucket != nullptr && ack.id.round < bucket->rounds().size()) {
     auto failure = flow_.Acknowledge(rank, *bucket, ack.id, ack.received, effects);
     if (failure) return failure;

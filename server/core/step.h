@@ -72,6 +72,11 @@ class Step {
   void OnComputed(const wire::RoundId& id, SharedStateWork& work, Effects& effects);
   void OnChoreDone(Effects& effects) { chores_.OnDone(effects); }
 
+  // Who is late is told that the others go on without it (step_late.cc).
+  void Tick(absl::Time now, Effects& effects);
+  LateMembers& late() { return records_.late; }
+  const LateMembers& late() const { return records_.late; }
+
   // An operator holds the session back before its next step (see StepGate), and lets it go on.
   void Pause(absl::Time until, const std::string& reason) {
     gate_.Pause(until, reason, began_.has_value());
@@ -158,6 +163,19 @@ class Step {
   Bucket* CurrentBucket(int rank, const wire::Contribution& header, MaybeFailure& failure);
   void SendGrant(Bucket& bucket, int rank, Effects& effects);
   void AcknowledgeEarlierSteps(int rank);
+  // ---- Late members (step_late.cc)
+  bool MayLeaveBehind() const;
+  // Those that are late, and have not announced the bucket, of the open step.
+  void TellMissed(Bucket& bucket, Effects& effects);
+  void SendMissed(const Bucket& bucket, int rank, Effects& effects) const;
+  // The member knows.
+  void OnMissed(Bucket& bucket, int rank, Effects& effects);
+  // What it needs to take results, and those that are out.
+  void GrantResults(Bucket& bucket, int rank, Effects& effects);
+  // To a member with a new stream.
+  void ResumeMissed(Bucket& bucket, int rank, Effects& effects);
+  // Those that have ended the step, or are late in it.
+  std::vector<bool> EndedOrLate() const;
   void SendRestarts(Effects& effects);
 
   // Whether all results of the step are there.

@@ -75,8 +75,11 @@ bool Step::IsPrepared() const {
   if (!began_ || gate_.shut()) return false;
   const BucketTable::Progress progress = table_.ProgressOf(number_);
   if (!progress.all_reduced) return false;
+  for (const auto& [key, bucket] : table_.all()) {
+    if (bucket.step() == number_ && bucket.HasMissedUngranted()) return false;
+  }
   const bool all_parameters = parameters_ > 0 && progress.parameters == parameters_;
-  return all_parameters || membership_.AllHere(ended_);
+  return all_parameters || membership_.AllHere(EndedOrLate());
 }
 
 // A single daemon concludes as soon as the step is prepared, unless the session is to outlive it:
@@ -84,6 +87,7 @@ bool Step::IsPrepared() const {
 void Step::MaybeConclude(Effects& effects) {
   if (!IsPrepared()) return;
   const bool first = !agreement_.prepared();
+  if (first) records_.late.OnPrepared(gate_.OpenFor(*began_, records_.late.now()));
   agreement_.Prepare(blame_.skips() ? Verdict::kSkip : Verdict::kApply);
   if (first) AskUpstream(effects);
   if (first && !agreement_.alone()) {
@@ -134,6 +138,11 @@ void Step::Conclude(Verdict verdict, Effects& effects) {
   if (verdict == Verdict::kApply) reports_.Log(hook_, table_, number_, effects);
   blame_.Log(number_, membership_, effects);
   ++(verdict == Verdict::kSkip ? flow_.stats().steps_skipped : flow_.stats().steps_applied);
+  for (const auto& [key, bucket] : table_.all()) {
+    if (bucket.step() != number_) continue;
+    for (const int rank : bucket.Missed()) shared_.Has(rank, bucket);
+  }
+  records_.late.EndStep();
   table_.EndStep(number_);
   ++number_;
   agreement_.NextStep();

@@ -1,7 +1,8 @@
 // What a session knows about its steps beyond their results: whether members' parameters have
-// drifted apart, and what became of all gradients.
+// drifted apart, what became of all gradients, and who is late with them.
 #pragma once
 
+#include "server/core/late_members.h"
 #include "server/core/ledger.h"
 #include "server/core/parameter_drift.h"
 
@@ -10,6 +11,7 @@ namespace gradwire::server {
 struct StepRecords {
   ParameterDrift drift{};
   Ledger ledger;
+  LateMembers late;
 };
 
 }  // namespace gradwire::server

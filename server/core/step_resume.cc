@@ -78,7 +78,8 @@ void Step::Resume(int rank, std::int64_t member_step,
   for (auto& [key, bucket] : table_.all()) {
     // Its StepDone came after them.
     if (bucket.step() < member_step) flow_.AcknowledgeAll(rank, bucket);
-    flow_.Resend(rank, bucket, effects);
+    if (bucket.step() == number_) ResumeMissed(bucket, rank, effects);
+    if (!bucket.IsMissedBy(rank)) flow_.Resend(rank, bucket, effects);
   }
   if (!outlives_daemon()) send_missed();
   if (member_step == number_ && agreement_.prepared() && !agreement_.alone()) {
@@ -89,7 +90,7 @@ void Step::Resume(int rank, std::int64_t member_step,
   for (auto& [key, bucket] : table_.all()) {
     if (bucket.step() == number_ && bucket.is_open() && !bucket.reduced() &&
         bucket.IsGrantedTo(rank) && bucket.contributors().has(Index(rank)) &&
-        !IsActive(Mutant::kSharedStateNotResumed)) {
+        !bucket.IsMissedBy(rank) && !IsActive(Mutant::kSharedStateNotResumed)) {
       if (!shared_.Send(bucket, rank, effects)) bucket.Revoke(rank);  // OnComputed grants it again
     }
   }
@@ -103,7 +104,7 @@ void Step::SendRestarts(Effects& effects) {
     wire::Restart restart{.step = number_, .attempt = attempt_};
     for (const auto& [key, bucket] : table_.all()) {
       if (bucket.step() != number_ || bucket.reduced()) continue;
-      const bool sends = bucket.contributors().has(Index(r));
+      const bool sends = bucket.contributors().has(Index(r)) && !bucket.IsMissedBy(r);
       if (sends && bucket.IsGrantedTo(r)) restart.open.push_back(bucket.CurrentId());
     }
     effects.push_back(SendEffect{.rank = r, .frame = {.header = std::move(restart)}});

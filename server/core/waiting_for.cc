@@ -97,7 +97,7 @@ Blocking Search::OfRound(const Bucket& bucket) const {
   for (std::uint32_t c = first; c < unit.first + unit.count; ++c) {
     std::vector<int> missing;
     for (int r = 0; r < membership_.world_size(); ++r) {
-      if (!round.Has(r, c)) missing.push_back(r);
+      if (!round.Has(r, c) && !bucket.IsMissedBy(r)) missing.push_back(r);
     }
     missing = bucket.contributors().Among(std::move(missing));
     if (missing.empty()) continue;

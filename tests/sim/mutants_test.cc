@@ -177,6 +177,28 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{Mutant::kHandOverForgotten, "HandOverForgotten"}),
     [](const ::testing::TestParamInfo<Case>& tested) { return std::string(tested.param.name); });
 
+class LateMutants : public ::testing::TestWithParam<Case> {};
+
+TEST_P(LateMutants, IsCaught) {
+  active_mutant = GetParam().mutant;
+  std::string caught;
+  std::uint64_t seed = 0;
+  const auto run = [](std::uint64_t one) { return RecoverySimulation(one, /*late=*/true).Run(); };
+  while (seed < kSeeds && (caught = run(seed)).empty()) ++seed;
+  active_mutant = Mutant::kNone;
+  ASSERT_NE(caught, "") << GetParam().name << " was not caught in " << kSeeds << " seeds";
+  std::printf("%s: seed %llu: %s\n", GetParam().name, static_cast<unsigned long long>(seed),
+              caught.c_str());
+  EXPECT_EQ(run(seed), "") << "the seed fails without the mutant too";
+}
+
+INSTANTIATE_TEST_SUITE_P(All, LateMutants,
+                         ::testing::Values(Case{Mutant::kMissedForgotten, "MissedForgotten"},
+                                           Case{Mutant::kMissedCounted, "MissedCounted"}),
+                         [](const ::testing::TestParamInfo<Case>& tested) {
+                           return std::string(tested.param.name);
+                         });
+
 class ShardRecoveryMutants : public ::testing::TestWithParam<Case> {};
 
 TEST_P(ShardRecoveryMutants, IsCaught) {

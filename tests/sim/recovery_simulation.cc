@@ -63,16 +63,16 @@ const char* Name(RecoveryCount count) {
 // A successor may begin after the last step, which others have done.
 bool RecoverySimulation::Member::finished() const { return step >= steps; }
 
-RecoverySimulation::RecoverySimulation(std::uint64_t seed)
-    : seed_(seed), random_(Mix(seed, 77)), session_key_(wire::kSessionKeyBytes, 'k') {
+RecoverySimulation::RecoverySimulation(std::uint64_t seed, bool late)
+    : seed_(seed), late_(late), random_(Mix(seed, 77)), session_key_(wire::kSessionKeyBytes, 'k') {
   MakeScenario();
 }
 
 RecoverySimulation::~RecoverySimulation() = default;
 
 void RecoverySimulation::MakeScenario() {
-  const bool shrinks = random_.Percent(30);
-  const int world = shrinks ? random_.Between(3, 4) : random_.Between(2, 3);
+  const bool shrinks = late_ || random_.Percent(30);
+  const int world = shrinks ? random_.Between(3, late_ ? 5 : 4) : random_.Between(2, 3);
   const int parameters = random_.Between(1, 4);
   const bool low_rank = random_.Percent(40);
   for (int p = 0; p < parameters; ++p) {
@@ -100,7 +100,8 @@ void RecoverySimulation::MakeScenario() {
     options_.shrink_after = kRecoveryResumeGrace;
   }
   keep_percent_ = random_.Percent(50) ? 0 : random_.Percent(70) ? 100 : 60;
-  const int steps = random_.Between(3, 6);
+  if (late_) MakeLateScenario();
+  const int steps = late_ ? random_.Between(8, 16) : random_.Between(3, 6);
   for (int s = 0; s < steps; ++s) {
     Step& step = steps_.emplace_back();
     step.buckets = RandomBuckets(manifest_.size(), random_);
@@ -115,6 +116,7 @@ void RecoverySimulation::MakeScenario() {
     }
   }
   if (low_rank) reference_ = *testing::HookWorld::Make(world, options_.spec, manifest_);
+  reference_holds_ = !late_;
   if (low_rank && random_.Percent(50)) draw_plan_ = RandomBuckets(manifest_.size(), random_);
   faults_left_ = random_.Between(1, 6);
   fault_percent_ = random_.Between(3, 30);
@@ -153,6 +155,8 @@ float RecoverySimulation::Value(int rank, std::size_t step, std::uint32_t parame
     return std::numeric_limits<float>::quiet_NaN();
   }
   const std::uint64_t drawn = Mix(seed_, 11, rank, step, parameter, element);
+  // Of integers that all members can share without rounding no sum rounds.
+  if (late_) return static_cast<float>((static_cast<int>(drawn % 31) - 15) * options_.world_size);
   return static_cast<float>(static_cast<double>(drawn >> 40) / (1 << 20)) - 8;
 }
 
@@ -277,6 +281,7 @@ RecoverySimulation::Actions RecoverySimulation::Possible() {
       Apply(one, std::move(effects));
     });
   }
+  if (late_ && (actions.empty() || random_.Percent(20))) actions.push_back([this] { Tick(); });
   // Who still has a stream to a daemon that was replaced loses it, sooner or later.
   for (auto& member : members_) {
     Member& one = *member;
@@ -305,9 +310,9 @@ void RecoverySimulation::MaybeFault() {
   if (random_.Percent(25)) {
     Member& member = *members_[random_.Below(members_.size())];
     if (member.link != nullptr) Cut(member);
-  } else if (random_.Percent(10)) {
+  } else if (!late_ && random_.Percent(10)) {
     Stranger();
-  } else if (options_.member_grace > absl::ZeroDuration() && random_.Percent(60)) {
+  } else if (!late_ && options_.member_grace > absl::ZeroDuration() && random_.Percent(60)) {
     random_.Percent(40) ? AskToLeave() : Kill();
   } else if (random_.Percent(25)) {
     Split();
@@ -349,6 +354,7 @@ std::string RecoverySimulation::Run() {
   }
   if (violation_.empty()) CheckChains();
   if (violation_.empty() && !model_is_lost_) CheckLedger();
+  if (violation_.empty() && late_) CheckNothingIsLost();
   return violation_.empty() ? "" : absl::StrCat("seed ", seed_, ": ", violation_);
 }
 

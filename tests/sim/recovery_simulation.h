@@ -20,6 +20,10 @@
 // With `shrink` the others go on without them, as long as they are a majority of those who
 // concluded the last step, and means are of those who are there. Some processes come in their place
 // later.
+//
+// Or members are late, and steps go on without them (LateMembers). Nobody dies then, so that all
+// that members have computed in steps that were applied is in the means, or waits for the next step
+// (recovery_simulation_late.cc).
 #pragma once
 
 #include <array>
@@ -88,12 +92,20 @@ inline constexpr absl::Duration kRecoveryResumeGrace = absl::Seconds(1);
 
 class RecoverySimulation {
  public:
-  explicit RecoverySimulation(std::uint64_t seed);
+  // `late`: members are late, and none is killed.
+  explicit RecoverySimulation(std::uint64_t seed, bool late = false);
   ~RecoverySimulation();
 
   // The violation; "": none.
   std::string Run();
   const RecoveryCounts& counts() const { return counts_; }
+  // Of late members.
+  struct LateCounts {
+    std::uint64_t missed = 0;   // steps, for a member
+    std::uint64_t past = 0;     // buckets that the trainer came to when their step was over
+    std::uint64_t waiting = 0;  // members whose gradients wait at the end
+  };
+  const LateCounts& late_counts() const { return late_counts_; }
 
  private:
   struct Life;
@@ -164,6 +176,7 @@ class RecoverySimulation {
     std::map<client::Ticket, OpenBucket> buckets;
     bool finished() const;
     std::size_t steps = 0;
+    absl::Time sleeps_until = absl::InfinitePast();
   };
   struct Step {
     std::vector<std::vector<std::uint32_t>> buckets;
@@ -179,6 +192,12 @@ class RecoverySimulation {
   using Actions = std::vector<std::function<void()>>;
 
   void MakeScenario();
+  void MakeLateScenario();
+  // The trainer of a late member.
+  bool TakePast(Member& member, const std::vector<std::uint32_t>& parameters);
+  void Tick();
+  void NoteGradients(const Member& member);
+  void CheckNothingIsLost();
   std::size_t Numel(const std::vector<std::uint32_t>& parameters) const;
   float Value(int rank, std::size_t step, std::uint32_t parameter, std::size_t element) const;
   ByteVector Expected(std::size_t step, const std::vector<std::uint32_t>& parameters) const;
@@ -256,6 +275,7 @@ class RecoverySimulation {
   void CheckLedger();
 
   const std::uint64_t seed_;
+  const bool late_;
   Random random_;
   server::SessionOptions options_;
   std::vector<ParameterSpec> manifest_;
@@ -282,6 +302,9 @@ class RecoverySimulation {
   bool has_losses_ = false;  // of residuals, or there may be some
   std::string violation_;
   RecoveryCounts counts_{};
+  LateCounts late_counts_;
+  // Of each parameter, over all steps that were applied.
+  std::map<std::uint32_t, std::vector<double>> computed_;  // by all members
 };
 
 }  // namespace gradwire::sim

@@ -193,6 +193,7 @@ void RecoverySimulation::Apply(Life& life, server::Effects effects) {
       const auto says = [&](const char* text) {
         return log->message.find(text) != std::string::npos;
       };
+      if (says("goes on without gradients")) ++late_counts_.missed;
       if (says("did not come")) Note(RecoveryCount::kShrunk);
       if (!says("lost daemon")) continue;
       std::set<std::int64_t> at;
@@ -296,9 +297,9 @@ void RecoverySimulation::TakeUp(Link& link) {
   if (const auto* hello = std::get_if<wire::Hello>(&frame.header)) {
     life.links[link.rank] = &link;
     link.attached = true;
-    const absl::Status attached =
-        life.session->Attach(link.rank, hello->start_id, hello->step, link.id, now_, effects,
-                             {.takes_residuals = hello->takes_residuals});
+    const absl::Status attached = life.session->Attach(
+        link.rank, hello->start_id, hello->step, link.id, now_, effects,
+        {.takes_residuals = hello->takes_residuals, .may_miss = hello->may_miss});
     if (!attached.ok()) {
       // Its place may be free again, if it has not come in time.
       const bool gathers = life.session->state() == server::SessionCore::State::kJoining;

@@ -27,9 +27,11 @@ void RecoverySimulation::Connect(Member& member) {
   *link = {.id = ++next_link_, .rank = member.rank, .life = life};
   member.link = link.get();
   const std::int64_t step = member.core->step();
-  SendUp(member,
-         {.header = wire::Hello{
-              .token = "t", .start_id = member.start_id, .step = step, .takes_residuals = true}});
+  SendUp(member, {.header = wire::Hello{.token = "t",
+                                        .start_id = member.start_id,
+                                        .step = step,
+                                        .takes_residuals = true,
+                                        .may_miss = late_}});
   if (!member.welcomed) return;
   client::Effects effects;
   member.core->Resumed(effects);
@@ -237,7 +239,7 @@ void RecoverySimulation::OnChunk(Member& member, client::SendChunkEffect& effect
 bool RecoverySimulation::CanAct(const Member& member) const {
   if (!member.welcomed || member.finished() || member.in_collective || member.leaves) return false;
   const bool waits = member.ended && member.over.empty();
-  return !waits;
+  return !waits && now_ >= member.sleeps_until;
 }
 
 void RecoverySimulation::Act(Member& member) {
@@ -251,10 +253,15 @@ void RecoverySimulation::Act(Member& member) {
     std::iota(member.order.begin(), member.order.end(), std::size_t{0});
     random_.Shuffle(member.order);
   }
+  if (late_ && random_.Percent(6)) {
+    member.sleeps_until = now_ + random_.Between(absl::Milliseconds(50), absl::Seconds(1));
+    return;
+  }
   if (member.next_bucket < member.order.size()) {
     const auto& parameters = step.buckets[member.order[member.next_bucket++]];
     // As the runtime has it: the rest of a dropped step is nothing.
     if (!member.over.empty() && member.over.front().dropped) return;
+    if (late_ && TakePast(member, parameters)) return;
     if (!member.over.empty()) return Violate("a step ends before its last bucket");
     return StartBucket(member, parameters);
   }
@@ -364,7 +371,7 @@ void RecoverySimulation::CheckBucket(const Member& member, std::size_t step,
                                      const OpenBucket& bucket) {
   for (const auto& parameters : steps_[step].buckets) {
     if (parameters.front() != bucket.id) continue;
-    if (is_power_sgd() && !reference_holds_) {
+    if (late_ || (is_power_sgd() && !reference_holds_)) {
       const auto& same = steps_[step].applied.try_emplace(bucket.id, bucket.result).first->second;
       if (bucket.result != same) Violate(absl::StrCat("step ", step, " has two results"));
       return;
@@ -389,6 +396,9 @@ bool RecoverySimulation::AllKeepGradients() const {
 
 void RecoverySimulation::FinishStep(Member& member) {
   const client::StepDoneEffect done = member.over.front();
+  if (absl::Status ended = member.core->EndPast(done.step); !ended.ok()) {
+    Violate(absl::StrCat("EndPast: ", ended.message()));
+  }
   if (!done.ranks.empty()) member.ranks = done.ranks;
   if (std::cmp_greater(done.step, member.step)) {  // a newcomer has not been in those between
     member.step = static_cast<std::size_t>(done.step);
@@ -416,7 +426,8 @@ void RecoverySimulation::FinishStep(Member& member) {
     if (member.buckets.size() != step.buckets.size()) Violate("a step is applied in part");
     const bool is_in =
         step.ranks.empty() || std::ranges::count(step.ranks, step.nonfinite_rank) > 0;
-    if (step.nonfinite_rank >= 0 && is_in) Violate("a step with NaN is applied");
+    if (step.nonfinite_rank >= 0 && is_in && !late_) Violate("a step with NaN is applied");
+    if (late_) NoteGradients(member);
     member.model[member.step] = std::byte{1};
     member.has_model = member.has_applied = true;
     for (std::size_t s = 0; s <= member.step; ++s) {
