@@ -351,6 +351,7 @@ void Runtime::Finish(const StepDoneEffect& effect) {
   {
     MutexLock lock(shared_mutex_);
     stats_.EndStep();
+    metrics_.missed_steps = member_.missed_steps();
     ++(effect.verdict == Verdict::kApply ? metrics_.steps_applied : metrics_.steps_skipped);
   }
   if (end_step_ == nullptr) {
@@ -430,13 +431,7 @@ void Runtime::Begin(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Outcome>
                                     " all members must take it from rank ", unhealed_->root,
                                     ", with a broadcast (gw.heal_)"))));
   }
-  // The daemon has ended this step, so a further bucket would belong to the next one.
-  if (!over_.empty()) {
-    return done->Complete(Coded(ErrorCode::kTwiceInStep,
-                                absl::InvalidArgumentError(absl::StrCat(
-                                    "all parameters are in step ", step(),
-                                    " already; call EndStep before the next step's buckets"))));
-  }
+  if (!over_.empty()) return done->Complete(TakePast(*bucket));
   const Ticket ticket = next_ticket_++;
   OpenBucket& entry = buckets_[ticket];
   entry = {.bucket = std::move(bucket), .done = std::move(done)};
@@ -482,6 +477,8 @@ void Runtime::End(std::shared_ptr<StepCall> call) {
   if (absl::Status open = Open(); !open.ok()) return call->outcome.Complete(open);
   // The step ended before this call (see StepDoneEffect).
   if (!over_.empty()) {
+    absl::Status ended = member_.EndPast(over_.front().step);
+    if (!ended.ok()) return call->outcome.Complete(ended);
     const StepDoneEffect over = std::move(over_.front());
     over_.pop_front();
     return Complete(*call, over);

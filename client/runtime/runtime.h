@@ -160,6 +160,8 @@ class Runtime final : private EventHandler {
   void PollDevice();
   void PollGroup();
   void Begin(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Outcome> done);
+  // A bucket of a step that is over (runtime_late.cc).
+  absl::Status TakePast(const GradBucket& bucket);
   void End(std::shared_ptr<StepCall> call);
   void Begin(std::shared_ptr<CollectiveCall> call);
   Clock::time_point NextTimer() const;

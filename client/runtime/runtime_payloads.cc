@@ -43,13 +43,15 @@ void Runtime::OpenStream(std::shared_ptr<grpc::Channel> channel) {
     metrics_.unix_socket = tls::IsUnixSocket(options_.address);
     metrics_.leaf = membership_.leaf;
   }
+  // Late gradients are kept in the host's memory, and are part of the whole mean.
+  const bool may_miss = !device_.on_gpu() && shards_ == 1;
   // With shared memory large payloads rarely travel in frames, so a bulk lane is not worth it.
   if (memory_ != nullptr) {
     return connection_->Open(std::move(channel), nullptr, access_token(), member_.step(),
-                             memory_->attachment());
+                             memory_->attachment(), may_miss);
   }
   connection_->Open(std::move(channel), WantsBulk() ? dialer_.Dial() : nullptr, access_token(),
-                    member_.step(), 0);
+                    member_.step(), 0, may_miss);
 }
 
 absl::StatusOr<std::shared_ptr<void>> Runtime::ShareGradients(const TensorView& gradients,

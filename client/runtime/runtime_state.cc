@@ -42,6 +42,7 @@ absl::Status Runtime::BetweenSteps(const char* call) const {
 absl::Status Runtime::SetLossScale(double scale) {
   if (absl::Status may = BetweenSteps("SetLossScale"); !may.ok()) return may;
   hook_->SetLossScale(scale);
+  member_.SetLossScale(scale);
   return absl::OkStatus();
 }
 

@@ -63,7 +63,7 @@ std::string DaemonConnection::Daemon() const { return absl::StrCat("the daemon a
 void DaemonConnection::Open(std::shared_ptr<grpc::Channel> channel,
                             const std::shared_ptr<grpc::Channel>& bulk,
                             const std::string& access_token, std::int64_t step,
-                            std::uint64_t memory) {
+                            std::uint64_t memory, bool may_miss) {
   connection_ = events_->BeginConnection();
   channel_ = std::move(channel);
   const bool paired = bulk != nullptr;
@@ -78,7 +78,8 @@ void DaemonConnection::Open(std::shared_ptr<grpc::Channel> channel,
                        .step = step,
                        .memory = memory,
                        .bundles = true,
-                       .takes_residuals = true};
+                       .takes_residuals = true,
+                       .may_miss = may_miss};
   if (paired) {
     std::random_device random;
     // Never 0, which means that there is no bulk lane.

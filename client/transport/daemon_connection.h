@@ -28,9 +28,10 @@ class DaemonConnection {
                    std::shared_ptr<EventQueue> events, std::shared_ptr<Poller> poller);
 
   // Begins a stream with its Hello. `memory`: the attachment of shared memory; 0: none. `bulk`: the
-  // channel of its bulk lane, another one; null: there is none.
+  // channel of its bulk lane, another one; null: there is none. `may_miss`: Hello.may_miss.
   void Open(std::shared_ptr<grpc::Channel> channel, const std::shared_ptr<grpc::Channel>& bulk,
-            const std::string& access_token, std::int64_t step, std::uint64_t memory);
+            const std::string& access_token, std::int64_t step, std::uint64_t memory,
+            bool may_miss);
 
   // False: bulk lanes to this daemon fail or break soon. Everything also works without one.
   bool may_have_bulk() const;

@@ -7,11 +7,13 @@
 // for long, a member is late in a share of the steps only, and never in two that follow each other.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -50,6 +52,9 @@ class LateMembers {
   std::uint64_t missed_steps(int rank) const { return members_[Index(rank)].missed_total; }
   void EndStep();
 
+  // Whether nobody has been told yet that the setting has no effect in this session.
+  bool Warns() { return !std::exchange(warned_, true); }
+
   // Of the members that are late now, for the log.
   std::string Sentence(const std::vector<int>& ranks, const Membership& membership,
                        std::int64_t step, absl::Duration open) const;
@@ -70,6 +75,7 @@ class LateMembers {
   std::deque<absl::Duration> spans_;  // of the last steps
   absl::Time now_ = absl::InfinitePast();
   bool any_ = false;
+  bool warned_ = false;
 };
 
 }  // namespace gradwire::server

@@ -24,6 +24,14 @@ bool Step::MayLeaveBehind() const {
 void Step::Tick(absl::Time now, Effects& effects) {
   records_.late.Observe(now);
   // Members cannot know a state that waits for the draw plan of one that is late.
+  if (options_.straggler_multiple == 0) return;
+  if (!MayLeaveBehind() && records_.late.Warns()) {
+    effects.push_back(
+        LogEffect{.level = LogEffect::Level::kWarning,
+                  .message = "straggler_multiple has no effect in this session: it needs "
+                             "on_member_loss shrink, one daemon, and neither node groups nor leaf "
+                             "daemons"});
+  }
   if (!MayLeaveBehind() || awaits_draw_plan_) return;
   const std::vector<int> late = records_.late.Find(*this, membership_, now);
   if (late.empty()) return;

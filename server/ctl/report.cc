@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "base/printable.h"
@@ -283,6 +284,12 @@ std::string SessionTable(const v1::SessionStatus& session) {
       {"duplicates", absl::StrCat(session.duplicate_chunks_total(), " chunks")},
       {"reserved", Bytes(session.reserved_bytes())}};
   if (!session.last_drift().empty()) facts.push_back({"drift", Printable(session.last_drift())});
+  std::vector<std::string> missed;
+  for (const v1::MemberStatus& member : session.members()) {
+    if (member.missed_steps_total() == 0) continue;
+    missed.push_back(absl::StrCat("rank ", member.rank(), " ", member.missed_steps_total()));
+  }
+  if (!missed.empty()) facts.push_back({"missed steps", absl::StrJoin(missed, ", ")});
   text += Table(facts);
   std::vector<Row> rows = {{"RANK", "STATE", "TRANSPORT", "LAST HEARD", "RECEIVED", "LATE BUCKETS",
                             "LATE BYTES", "SHARE"}};

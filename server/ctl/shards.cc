@@ -43,6 +43,7 @@ void TakeLonger(const Duration& other, Duration& longest) {
 void MergeMember(const v1::MemberStatus& from, v1::MemberStatus& to) {
   if (to.state() == "connected") to.set_state(from.state());
   to.set_contribution_bytes_total(to.contribution_bytes_total() + from.contribution_bytes_total());
+  to.set_missed_steps_total(std::max(to.missed_steps_total(), from.missed_steps_total()));
   TakeLonger(from.compute_wait_total(), *to.mutable_compute_wait_total());
   TakeLonger(from.link_wait_total(), *to.mutable_link_wait_total());
   if (from.has_last_heard()) TakeLonger(from.last_heard(), *to.mutable_last_heard());

@@ -205,7 +205,8 @@ class Reader {
   // In YAML, quotes make a text of a number. Flags and variables also take "yes" for true.
   bool IsRightType(const Setting& setting, const YamlNode& value) {
     const Kind kind = KindOf(setting);
-    if (value.quoted && (kind == Kind::kNumber || kind == Kind::kSwitch)) {
+    const bool is_plain = kind == Kind::kNumber || kind == Kind::kSwitch || kind == Kind::kDecimal;
+    if (value.quoted && is_plain) {
       Report(value, absl::StrCat(setting.key, " is ", Describe(value),
                                  " in quotes; allowed without quotes are ", Allowed(setting)));
       return false;

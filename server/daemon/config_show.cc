@@ -23,6 +23,7 @@ Json ValueOf(const Setting& setting, const ServerOptions& options) {
       return text == "true";
     case Kind::kNumber:
     case Kind::kSize:
+    case Kind::kDecimal:
       return Json::parse(text);
     case Kind::kList: {
       if (text.empty()) return Json::array();
@@ -66,6 +67,8 @@ Json TypeOf(const Setting& setting) {
               {"minItems", setting.may_be_empty ? 0 : 1}};
     case Kind::kDuration:
       return {{"type", "string"}, {"pattern", kDurationPattern}};
+    case Kind::kDecimal:
+      return {{"type", "number"}};
     case Kind::kText:
       break;
   }

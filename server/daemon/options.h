@@ -80,6 +80,11 @@ struct ServerOptions {
   absl::Duration member_grace = absl::Minutes(10);
   int min_members = 0;
   absl::Duration shrink_after = absl::Seconds(10);
+  // With "shrink": how long a step waits for members that are late, as a multiple of the steps'
+  // median, and the part of its steps that may go on without a member's gradients. 0: as long as it
+  // takes.
+  double straggler_multiple = 0;
+  double straggler_share = 0.1;
   // Sessions keep account of what becomes of all gradients.
   bool ledger = false;
   absl::Duration heartbeat_interval = absl::Seconds(1);

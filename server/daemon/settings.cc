@@ -55,6 +55,8 @@ bool Read(const std::string& word, std::size_t& value) {
   return bytes.ok();
 }
 
+bool Read(const std::string& word, double& value) { return absl::SimpleAtod(word, &value); }
+
 bool Read(const std::string& word, absl::Duration& value) {
   return absl::ParseDuration(word, &value);
 }
@@ -96,6 +98,7 @@ Kind KindOf(const Setting& setting) {
   if (std::holds_alternative<bool*>(field)) return Kind::kSwitch;
   if (std::holds_alternative<std::size_t*>(field)) return Kind::kSize;
   if (std::holds_alternative<absl::Duration*>(field)) return Kind::kDuration;
+  if (std::holds_alternative<double*>(field)) return Kind::kDecimal;
   return std::holds_alternative<std::string*>(field) ? Kind::kText : Kind::kNumber;
 }
 
@@ -113,6 +116,7 @@ std::string Allowed(const Setting& setting) {
                           absl::FormatDuration(kLongest));
     case Kind::kText:
     case Kind::kList:
+    case Kind::kDecimal:
       break;
   }
   if (setting.choices.empty()) return setting.allowed;
@@ -163,6 +167,8 @@ absl::Status Check(const Setting& setting, const std::string& name, ServerOption
     right = in_range(static_cast<std::int64_t>(std::min<std::size_t>(**size, INT64_MAX)));
   } else if (const auto* duration = std::get_if<absl::Duration*>(&field)) {
     right = **duration > absl::ZeroDuration() && **duration <= kLongest;
+  } else if (std::holds_alternative<double*>(field)) {
+    right = setting.valid(options);
   } else if (const auto* list = std::get_if<std::vector<std::string>*>(&field)) {
     if ((*list)->empty() && !setting.may_be_empty) return Wrong(setting, name, "empty");
   } else if (!setting.choices.empty()) {

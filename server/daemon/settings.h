@@ -17,7 +17,7 @@ namespace gradwire::server {
 
 // Where the value is. The type says how text is read: std::size_t is a size such as 64KiB.
 using Field = std::variant<std::string*, std::vector<std::string>*, bool*, int*, std::uint32_t*,
-                           std::size_t*, absl::Duration*>;
+                           std::size_t*, absl::Duration*, double*>;
 
 struct Setting {
   std::string name;  // "log-level": the flag --log-level, the variable GRADWIRE_LOG_LEVEL
@@ -33,6 +33,7 @@ struct Setting {
   std::int64_t high = 0;
   std::int64_t multiple = 1;
   // Of texts. `choices` empty: those that are `valid` (null: all), which `allowed` describes.
+  // Decimals have the last two.
   std::vector<std::string> choices = {};
   bool (*valid)(const ServerOptions&) = nullptr;
   // Of texts with parts: says which part is wrong, and what is allowed there.
@@ -52,7 +53,7 @@ const Setting* FindSetting(std::string_view name);
 // another program, which opens no HTTP address by itself.
 ServerOptions DaemonDefaults();
 
-enum class Kind { kText, kList, kSwitch, kNumber, kSize, kDuration };
+enum class Kind { kText, kList, kSwitch, kNumber, kSize, kDuration, kDecimal };
 Kind KindOf(const Setting& setting);
 
 // What values are allowed: "1 to 1000000".

@@ -6,6 +6,7 @@
 #include "base/limits.h"
 #include "client/addresses.h"
 #include "server/access/quota_limits.h"
+#include "server/core/session_options.h"
 #include "server/daemon/settings.h"
 
 namespace gradwire::server {
@@ -267,6 +268,25 @@ std::vector<Setting> RecoverySettings() {
        .placeholder = "DURATION",
        .help = "With shrink: how long members that gather wait for others",
        .field = At<&Options::shrink_after>},
+      {.name = "straggler-multiple",
+       .key = "straggler_multiple",
+       .placeholder = "NUMBER",
+       .help = "With shrink: a step goes on without gradients of members that are late by this "
+               "multiple of the steps' median; they count in the next step. 0: it waits for all",
+       .field = At<&Options::straggler_multiple>,
+       .valid =
+           [](const Options& options) {
+             return CheckStraggler(options.straggler_multiple, kMostStragglerShare).ok();
+           },
+       .allowed = "0, and 1.5 to 1000"},
+      {.name = "straggler-share",
+       .key = "straggler_share",
+       .placeholder = "NUMBER",
+       .help = "The part of its last 100 steps that may go on without a member's gradients",
+       .field = At<&Options::straggler_share>,
+       .valid =
+           [](const Options& options) { return CheckStraggler(0, options.straggler_share).ok(); },
+       .allowed = "numbers above 0, and at most 0.5"},
       {.name = "ledger",
        .key = "ledger",
        .help = "Members keep account of what becomes of their gradients, which gradwirectl session "

@@ -141,6 +141,10 @@ void AddMembers(const v1::SessionStatus& session, const std::string& name, Famil
                {{"session", name}, {"rank", rank}, {"cause", "compute"}});
     to.Counter("gradwire_member_wait_seconds_total", help, Seconds(member.link_wait_total()),
                {{"session", name}, {"rank", rank}, {"cause", "link"}});
+    to.Counter("gradwire_member_missed_steps_total",
+               "Steps that went on without some of a member's gradients, because it was late.",
+               static_cast<double>(member.missed_steps_total()),
+               {{"session", name}, {"rank", rank}});
   }
 }
 

@@ -192,6 +192,7 @@ v1::SessionStatus SessionRunner::Status(absl::Time now, bool compression) const 
     }
     if (const auto stream = StreamOf(rank)) member.set_transport(TransportOf(*stream));
     member.set_contribution_bytes_total(core_.progress().flow().member_bytes(rank));
+    member.set_missed_steps_total(core_.progress().late().missed_steps(rank));
     const CausedWait& caused = core_.waits().total(rank);
     *member.mutable_compute_wait_total() = wire::ToProto(caused.compute);
     *member.mutable_link_wait_total() = wire::ToProto(caused.link);

@@ -154,6 +154,9 @@ struct ClientMetrics {
   std::int64_t rejoins = 0;          // daemons that were lost, and followed by another one
   // Steps that went on with the next daemon, from gradients that were kept.
   std::int64_t steps_reduced_again = 0;
+  // Steps that went on without some of this member's gradients, which were late: they were part of
+  // a later step, or will be.
+  std::int64_t missed_steps = 0;
   bool shared_memory = false;   // payloads travel in shared memory now
   bool unix_socket = false;     // frames travel over a unix socket, not over TCP
   bool leaf = false;            // the daemon is a leaf, and runs the hook for the whole node

@@ -157,6 +157,7 @@ nb::dict Metrics(Session& session) {
   out["resumes"] = metrics.resumes;
   out["rejoins"] = metrics.rejoins;
   out["steps_reduced_again"] = metrics.steps_reduced_again;
+  out["missed_steps"] = metrics.missed_steps;
   out["shared_memory"] = metrics.shared_memory;
   out["unix_socket"] = metrics.unix_socket;
   out["leaf"] = metrics.leaf;

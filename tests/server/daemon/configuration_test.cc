@@ -109,6 +109,8 @@ const std::vector<std::pair<std::string, Sample>> kSamples = {
     {"member_grace", {"5m", "300s"}},
     {"min_members", {"3", "3"}},
     {"shrink_after", {"20s", "20000ms"}},
+    {"straggler_multiple", {"2.5", "2.50"}},
+    {"straggler_share", {"0.25", "2.5e-1"}},
     {"ledger", {"true", "true"}},
     {"reduce", {"cuda", "cuda"}},
     {"cuda_library", {"/l", "/l"}},
