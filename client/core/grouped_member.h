@@ -66,6 +66,7 @@ class GroupedMember {
   std::int64_t steps_reduced_again() const;
   absl::StatusOr<bool> TakePast(std::int64_t step, const GradBucket& bucket);
   absl::Status EndPast(std::int64_t step);
+  bool HasBegunPast(std::int64_t step) const;
   void SetLossScale(double scale);
   std::int64_t missed_steps() const;
   bool outlives_daemon() const;

@@ -10,6 +10,8 @@ absl::StatusOr<bool> GroupedMember::TakePast(std::int64_t step, const GradBucket
 
 absl::Status GroupedMember::EndPast(std::int64_t step) { return member_->EndPast(step); }
 
+bool GroupedMember::HasBegunPast(std::int64_t step) const { return member_->HasBegunPast(step); }
+
 void GroupedMember::SetLossScale(double scale) { member_->SetLossScale(scale); }
 
 std::int64_t GroupedMember::missed_steps() const { return member_->missed_steps(); }

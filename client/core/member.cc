@@ -38,7 +38,9 @@ absl::Status Member::StartBucket(Ticket ticket, GradBucket& bucket, Effects& eff
   const absl::StatusOr<BucketRun*> run = step_.Start(ticket, bucket, all, protocol_.context());
   if (!run.ok()) return run.status();
   // From here on the bucket is one of the step's: what goes wrong is the session's failure.
-  if (absl::Status status = protocol_.Begin(**run, effects); !status.ok()) Fail(status, effects);
+  absl::Status begun_here = protocol_.Begin(**run, effects);
+  if (begun_here.ok()) begun_here = protocol_.AnswerMissed(effects);
+  if (!begun_here.ok()) Fail(begun_here, effects);
   HoldBack(effects, first);
   return absl::OkStatus();
 }
@@ -59,7 +61,7 @@ absl::Status Member::EndStep(Effects& effects) {
 
 absl::Status Member::CheckParameters(std::uint64_t digest, Effects& effects) {
   if (failed()) return failure_;
-  if (!step_.empty() || step_.ended()) {
+  if (step_.has_begun() || step_.ended()) {
     return Coded(ErrorCode::kWrongMoment, absl::FailedPreconditionError(absl::StrCat(
                                               "CheckParameters in the middle of step ", step(),
                                               "; allowed: before the step's first bucket")));

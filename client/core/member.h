@@ -60,6 +60,8 @@ class Member {
   }
   // The trainer ends that step. An error names a bucket that it has not had.
   absl::Status EndPast(std::int64_t step) { return step_.missed().EndPast(step); }
+  // Whether the trainer has begun that step.
+  bool HasBegunPast(std::int64_t step) const { return step_.missed().HasBegun(step); }
   // As Hook::SetLossScale, for gradients that wait for the next step.
   void SetLossScale(double scale) { step_.late().SetLossScale(scale); }
   std::int64_t missed_steps() const { return step_.missed_steps(); }

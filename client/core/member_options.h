@@ -36,6 +36,9 @@ struct MemberOptions {
   bool keep_gradients = false;
   std::shared_ptr<Device> device{};  // null: nothing is kept
   LedgerHook* ledger = nullptr;      // the member's hook; null: the session has no ledger
+  // Others may go on without this member's gradients before its trainer has begun the step. Only if
+  // the hook keeps nothing between steps, which the trainer may read or scale there.
+  bool misses_early = false;
 
   bool has_shards() const { return shards != nullptr && shards->shards() > 1; }
   Slice SliceOf(std::uint32_t bucket) const {

@@ -43,6 +43,11 @@ MissedBuckets::Bucket* MissedBuckets::Find(std::uint32_t id) {
   return found == open_.end() ? nullptr : &found->second;
 }
 
+const MissedBuckets::Bucket* MissedBuckets::Find(std::uint32_t id) const {
+  const auto found = open_.find(id);
+  return found == open_.end() ? nullptr : &found->second;
+}
+
 absl::StatusOr<MissedBuckets::Bucket*> MissedBuckets::Match(
     Buckets& buckets, std::span<const std::uint32_t> parameters) const {
   for (auto& [id, bucket] : buckets) {
@@ -65,14 +70,21 @@ absl::StatusOr<MissedBuckets::OfPast> MissedBuckets::Match(
   if (past == past_.end()) return OfPast{};
   const absl::StatusOr<Bucket*> bucket = Match(past->second.buckets, parameters);
   if (!bucket.ok()) return bucket.status();
-  return OfPast{.bucket = *bucket, .verdict = past->second.verdict};
+  return OfPast{.bucket = *bucket, .verdict = past->second.over.verdict};
 }
 
-void MissedBuckets::Conclude(std::int64_t step, Verdict verdict, bool dropped) {
+void MissedBuckets::Conclude(const Over& over) {
   const bool waits =
       std::ranges::any_of(open_, [](const auto& one) { return !one.second.is_taken; });
-  if (waits && !dropped) past_[step] = {.verdict = verdict, .buckets = std::move(open_)};
+  if (waits && !over.dropped) past_[over.step] = {.over = over, .buckets = std::move(open_)};
   open_.clear();
+}
+
+bool MissedBuckets::HasBegun(std::int64_t step) const {
+  const auto past = past_.find(step);
+  return past == past_.end() || past->second.over.has_begun ||
+         std::ranges::any_of(past->second.buckets,
+                             [](const auto& one) { return one.second.is_taken; });
 }
 
 absl::Status MissedBuckets::CheckAllTaken(const Buckets& buckets, std::int64_t step) const {

@@ -38,6 +38,7 @@ class MissedBuckets {
   // Of the open step.
   bool any() const { return !open_.empty(); }
   Bucket* Find(std::uint32_t id);
+  const Bucket* Find(std::uint32_t id) const;
 
   // The trainer's bucket with these parameters, of the open step. Null: it is none of these. An
   // error: others have put some of the parameters into another bucket.
@@ -51,8 +52,16 @@ class MissedBuckets {
   };
   absl::StatusOr<OfPast> Match(std::int64_t step, std::span<const std::uint32_t> parameters);
 
-  // The open step is over. `dropped`: its results are nobody's.
-  void Conclude(std::int64_t step, Verdict verdict, bool dropped);
+  struct Over {
+    std::int64_t step = 0;
+    Verdict verdict = Verdict::kApply;
+    bool dropped = false;    // its results are nobody's
+    bool has_begun = false;  // the trainer had a part in it
+  };
+  // The open step is over.
+  void Conclude(const Over& over);
+  // Whether the trainer has begun a step that is over. Others may have ended it without that.
+  bool HasBegun(std::int64_t step) const;
 
   // The trainer ends the open step, or an earlier one, which is forgotten. An error names a bucket
   // that it has not had.
@@ -62,7 +71,7 @@ class MissedBuckets {
  private:
   using Buckets = std::map<std::uint32_t, Bucket>;  // by id
   struct Past {
-    Verdict verdict = Verdict::kApply;
+    Over over{};
     Buckets buckets{};
   };
 

@@ -126,7 +126,8 @@ void OpenStep::Conclude(const wire::StepDone& done, Effects& effects) {
   }
   if (missed_.any() && !done.dropped) ++missed_steps_;
   late_.Conclude(verdict);
-  missed_.Conclude(number_, verdict, done.dropped);
+  missed_.Conclude(
+      {.step = number_, .verdict = verdict, .dropped = done.dropped, .has_begun = has_begun()});
   Clear();
   hook_->EndStep(verdict);
   effects.push_back(StepDoneEffect{.step = number_,

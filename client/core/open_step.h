@@ -37,6 +37,8 @@ class OpenStep {
 
   std::int64_t number() const { return number_; }
   bool empty() const { return buckets_.empty(); }
+  // Whether the trainer has: a bucket may be here without it (Miss).
+  bool has_begun() const;
   // Runs by BucketRun::id(); they stay where they are until the step is over.
   BucketRun* Find(std::uint32_t id) const;
   std::optional<std::uint32_t> BucketId(const GradBucket& bucket) const;

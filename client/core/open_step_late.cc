@@ -1,4 +1,5 @@
 // What the open step does where this member is late, and others go on without its gradients.
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,6 +17,13 @@ std::vector<std::uint32_t> OpenStep::Positions(const GradBucket& bucket) const {
     positions.push_back(*at);
   }
   return positions;
+}
+
+bool OpenStep::has_begun() const {
+  return std::ranges::any_of(buckets_, [this](const auto& one) {
+    const MissedBuckets::Bucket* const missed = missed_.Find(one.first);
+    return missed == nullptr || missed->is_taken;
+  });
 }
 
 // To the hook it is a bucket like others. Its residual enters it, and what the mean leaves of that

@@ -337,7 +337,10 @@ void StepProtocol::Resumed(Effects& effects) {
   draw_plan_.Send(effects);
   if (parameters_) TellParameters(*parameters_, effects);
   for (auto& [id, bucket] : buckets_) {
-    if (bucket.run->options().missed) continue;  // the daemon knows
+    if (bucket.run->options().missed) {
+      PromiseNotToAnnounce(id, effects);
+      continue;
+    }
     bucket.granted = false;
     bucket.ahead = false;
     bucket.run->Rewind();
@@ -347,6 +350,7 @@ void StepProtocol::Resumed(Effects& effects) {
 }
 
 void StepProtocol::BeginAnew() {
+  unanswered_.clear();
   attempt_ = next_attempt_ = 0;
   draw_plan_.SetGeneration(options_.generation);
   sending_.clear();
@@ -380,6 +384,7 @@ bool StepProtocol::MayHaveResults() const {
 
 void StepProtocol::Forget() {
   buckets_.clear();
+  unanswered_.clear();
   sending_.clear();
   eager_.EndStep();
   draw_plan_.StepDone(step_.number());

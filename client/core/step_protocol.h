@@ -65,7 +65,10 @@ class StepProtocol {
   // Frames. An error ends the session: the daemon broke the protocol, or a hook failed. What a
   // resume repeats has no effect but to be acknowledged again.
   absl::Status On(const wire::Grant& grant, Effects& effects);
-  absl::Status On(const wire::Missed& missed, Effects& effects);  // step_protocol_late.cc
+  // step_protocol_late.cc
+  absl::Status On(const wire::Missed& missed, Effects& effects);
+  // The trainer has begun the step: answers what waited for that.
+  absl::Status AnswerMissed(Effects& effects);
   absl::Status On(const wire::SharedState& state, const wire::Payload* payload);
   absl::Status On(const wire::Result& result, const wire::Payload* payload, Effects& effects);
   absl::Status On(const wire::Restart& restart, Effects& effects);
@@ -109,6 +112,7 @@ class StepProtocol {
 
   // Of the open step; null: none.
   Bucket* Find(const wire::RoundId& id);
+  void PromiseNotToAnnounce(std::uint32_t bucket, Effects& effects) const;
   wire::RoundId IdOf(const Bucket& bucket) const;
   wire::Announce AnnounceOf(const BucketRun& run);
   bool MayBeEager(const BucketRun& run) const;
@@ -129,12 +133,13 @@ class StepProtocol {
   bool has_shares_ = false;  // its buckets are not those of all members
   EagerSending eager_;
   DrawPlanSending draw_plan_;
-  std::optional<std::uint64_t> parameters_;  // their digest, in the open step
-  bool contributed_ = false;                 // to the open step
-  std::uint32_t attempt_ = 0;                // of the open step
-  std::uint32_t next_attempt_ = 0;           // of the next one, as far as it is known
-  std::map<std::uint32_t, Bucket> buckets_;  // of the open step
-  std::deque<std::uint32_t> sending_;        // of buckets_: may have a large chunk to send
+  std::optional<std::uint64_t> parameters_;           // their digest, in the open step
+  bool contributed_ = false;                          // to the open step
+  std::uint32_t attempt_ = 0;                         // of the open step
+  std::uint32_t next_attempt_ = 0;                    // of the next one, as far as it is known
+  std::map<std::uint32_t, Bucket> buckets_;           // of the open step
+  std::deque<std::uint32_t> sending_;                 // of buckets_: may have a large chunk to send
+  std::map<std::uint32_t, wire::Missed> unanswered_;  // of the open step, by bucket
 };
 
 }  // namespace gradwire::client

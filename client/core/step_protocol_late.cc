@@ -1,4 +1,6 @@
 // Others reduce a bucket without this member.
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "base/mutants.h"
 #include "client/core/bucket_run.h"
@@ -24,13 +26,31 @@ absl::Status StepProtocol::On(const wire::Missed& missed, Effects& effects) {
     if (IsActive(Mutant::kMissedCounted)) step_.KeepAnnounced(id);
     return absl::OkStatus();
   }
-  effects.push_back(SendFrameEffect{wire::Ack{.id = missed.id, .received = 0}});
+  if (!options_.misses_early && !step_.has_begun()) {
+    unanswered_[id] = missed;
+    return absl::OkStatus();
+  }
+  PromiseNotToAnnounce(id, effects);
   if (known != buckets_.end()) return absl::OkStatus();  // repeated after a resume
   const absl::StatusOr<BucketRun*> run = step_.Miss(missed.parameters, context());
   if (!run.ok()) return run.status();
   Bucket& bucket = buckets_[id] = {.run = *run, .attempt = attempt_, .granted = true};
   if (!(*run)->holds_result() && !(*run)->is_round_complete()) return absl::OkStatus();
   return Advance(bucket, effects);  // nothing to reduce, at least in the first round
+}
+
+// Again on a new stream, where an EndStep may follow at once.
+void StepProtocol::PromiseNotToAnnounce(std::uint32_t bucket, Effects& effects) const {
+  effects.push_back(SendFrameEffect{wire::Ack{
+      .id = {.step = step_.number(), .attempt = attempt_, .bucket = bucket}, .received = 0}});
+}
+
+// Its first bucket is announced by now.
+absl::Status StepProtocol::AnswerMissed(Effects& effects) {
+  for (const auto& [id, missed] : std::exchange(unanswered_, {})) {
+    if (absl::Status status = On(missed, effects); !status.ok()) return status;
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace gradwire::client

@@ -49,7 +49,8 @@ MemberOptions CoreOptions(const ClientOptions& options, const JoinResult& member
           .manifest = options.parameters,
           .keep_gradients = options.keep_gradients,
           .device = hook.device,
-          .ledger = hook.ledger};
+          .ledger = hook.ledger,
+          .misses_early = options.hook.OnlyCasts()};
 }
 
 DevicePath::Options PathOptions(const ClientOptions& options, const JoinResult& membership) {

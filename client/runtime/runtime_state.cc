@@ -26,11 +26,13 @@ std::string Shortened(const std::string& text) { return text.substr(0, 100); }
 }  // namespace
 
 // A step is dropped when a member is lost. It changed nothing here, and a member that has finished
-// training never began it: it must be able to leave.
+// training never began it: it must be able to leave. Others may also have ended a step in which the
+// member is late before its trainer has begun it.
 absl::Status Runtime::BetweenSteps(const char* call) const {
   if (absl::Status open = Open(); !open.ok()) return open;
-  const bool counts =
-      std::any_of(over_.begin(), over_.end(), [](const auto& over) { return !over.dropped; });
+  const bool counts = std::any_of(over_.begin(), over_.end(), [this](const auto& over) {
+    return !over.dropped && member_.HasBegunPast(over.step);
+  });
   if (buckets_.empty() && end_step_ == nullptr && !counts && device_.idle()) {
     return absl::OkStatus();
   }

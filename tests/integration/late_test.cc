@@ -1,5 +1,6 @@
 // A member that is late with its gradients: the others' step ends without it, and they are part of
 // its next one. A real daemon; members are threads.
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -177,14 +178,18 @@ struct Matrices {
   std::vector<double> residual = std::vector<double>(kMatrix);
 };
 
-absl::Status TrainPowerSgd(Client& client, int rank, const ParameterSpec& parameter,
+// A member with residuals misses buckets of a step that it has begun only.
+absl::Status TrainPowerSgd(Client& client, int rank, const std::vector<ParameterSpec>& parameters,
                            std::vector<Matrices>& steps) {
-  Bucket bucket(client, parameter, /*shared=*/false);
+  Bucket bias(client, parameters[0], /*shared=*/false);
+  Bucket bucket(client, parameters[1], /*shared=*/false);
   for (std::int64_t step = 0; step < kSteps; ++step) {
     Matrices& seen = steps.emplace_back();
     const std::vector<double> before = Residual(client);
     std::this_thread::sleep_for(kCompute);
     const bool late = rank == kLateRank && step == kLateStep;
+    std::fill_n(bias.data, bias.numel, 1.0F);
+    Completion first = client.AllReduce(*bias.view);
     if (late) std::this_thread::sleep_for(kSleep);
     for (std::size_t i = 0; i < kMatrix; ++i) {
       bucket.data[i] = Value(rank, step, i * i);
@@ -193,6 +198,7 @@ absl::Status TrainPowerSgd(Client& client, int rank, const ParameterSpec& parame
         seen.matrix[i] += static_cast<double>(Value(rank, kLateStep, i * i));
       }
     }
+    if (absl::Status status = first.Wait(); !status.ok()) return status;
     if (absl::Status status = client.AllReduce(*bucket.view).Wait(); !status.ok()) return status;
     if (const auto verdict = client.EndStep(); !verdict.ok()) return verdict.status();
     for (std::size_t i = 0; i < kMatrix; ++i) {
@@ -212,17 +218,22 @@ TEST(LatePowerSgdTest, ItsResidualIsWhatTheOthersMeanLeaves) {
       .address = daemon.address(),
       .session = "s",
       .world_size = kMembers,
-      .parameters = {{"w", {kRows, kColumns}, DType::kFloat32}},
+      .parameters = {{"b", {4}, DType::kFloat32}, {"w", {kRows, kColumns}, DType::kFloat32}},
       .hook = *HookSpec::Parse("power_sgd,matrix_approximation_rank=1,start_powerSGD_iter=2")};
   std::vector<std::vector<Matrices>> all(kMembers);
+  std::int64_t missed = 0;
   ExpectAllOk(RunRanks(options, [&](Client& client, int rank) {
-    return TrainPowerSgd(client, rank, options.parameters[0], all[static_cast<std::size_t>(rank)]);
+    absl::Status trained =
+        TrainPowerSgd(client, rank, options.parameters, all[static_cast<std::size_t>(rank)]);
+    if (rank == kLateRank) missed = client.metrics().missed_steps;
+    return trained;
   }));
+  EXPECT_EQ(missed, 1);
   for (std::size_t step = 2; step < kSteps; ++step) {
-    const bool missed = step == kLateStep;
+    const bool is_late = step == kLateStep;
     std::vector<double> mean(kMatrix);
     for (std::size_t rank = 0; rank < kMembers; ++rank) {
-      if (missed && rank == kLateRank) continue;
+      if (is_late && rank == kLateRank) continue;
       for (std::size_t i = 0; i < kMatrix; ++i) mean[i] += all[rank][step].matrix[i] / kMembers;
     }
     const std::vector<double>& result = all[0][step].result;

@@ -74,7 +74,8 @@ void RecoverySimulation::Join(Member& member) {
                               .manifest = manifest_,
                               .keep_gradients = member.keeps_gradients,
                               .device = MakeHostDevice(),
-                              .ledger = member.ledger},
+                              .ledger = member.ledger,
+                              .misses_early = !is_power_sgd() && random_.Percent(70)},
         member.hook.get());
   } else {
     member.core->Rejoined(life.number);

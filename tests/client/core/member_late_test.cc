@@ -14,9 +14,10 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-MemberOptions Options() {
+MemberOptions Options(bool misses_early) {
   MemberOptions options = SmallOptions();
   options.device = MakeHostDevice();
+  options.misses_early = misses_early;
   return options;
 }
 
@@ -30,7 +31,7 @@ wire::PayloadRef Floats(std::size_t count, float value) {
 // Others reduce bucket w, of 16 ones each, to a mean of 5.
 class MemberLate : public MemberTest {
  protected:
-  MemberLate() : MemberTest(Options()) {
+  explicit MemberLate(bool misses_early = true) : MemberTest(Options(misses_early)) {
     Receive(wire::Welcome{
         .recovery = wire::Recovery{.session_key = "k", .roster = wire::Roster{.ranks = {0, 1}}}});
     Drain<WelcomeEffect>();
@@ -154,6 +155,40 @@ TEST_F(MemberLate, OtherBucketsThanTheOthersAreAnError) {
   TakeResult();
   Conclude(0);
   EXPECT_FALSE(member_->EndPast(0).ok());
+}
+
+TEST_F(MemberLate, KnowsWhatItsTrainerHasBegun) {
+  Miss();
+  Effects effects;
+  EXPECT_TRUE(member_->CheckParameters(1, effects).ok());  // before the step, to the trainer
+  TakeResult();
+  Conclude(0);
+  EXPECT_FALSE(member_->HasBegunPast(0));
+  EXPECT_TRUE(*member_->TakePast(0, Bucket({0})));
+  EXPECT_TRUE(member_->HasBegunPast(0));
+}
+
+// With a hook that keeps residuals, which the trainer may scale before it begins the step.
+class MemberWithState : public MemberLate {
+ protected:
+  MemberWithState() : MemberLate(false) {}
+};
+
+TEST_F(MemberWithState, MissesNothingBeforeItsTrainerHasBegun) {
+  Miss();
+  EXPECT_THAT(DrainSent<wire::Ack>(), IsEmpty());
+  ASSERT_TRUE(Start({1}).ok());
+  EXPECT_THAT(DrainSent<wire::Ack>(), SizeIs(1));
+  ASSERT_TRUE(Start({0}).ok());
+  EXPECT_THAT(DrainSent<wire::Announce>(), IsEmpty());
+}
+
+TEST_F(MemberWithState, AnnouncesWhatItBeginsWith) {
+  Miss();
+  ASSERT_TRUE(Start({0}).ok());
+  EXPECT_THAT(DrainSent<wire::Announce>(), SizeIs(1));
+  Miss();
+  EXPECT_THAT(DrainSent<wire::Ack>(), IsEmpty());
 }
 
 }  // namespace
