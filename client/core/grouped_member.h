@@ -68,6 +68,7 @@ class GroupedMember {
   absl::Status EndPast(std::int64_t step);
   bool HasBegunPast(std::int64_t step) const;
   void SetLossScale(double scale);
+  void DropLate();
   std::int64_t missed_steps() const;
   bool outlives_daemon() const;
   bool awaits_welcome() const;

@@ -14,6 +14,8 @@ bool GroupedMember::HasBegunPast(std::int64_t step) const { return member_->HasB
 
 void GroupedMember::SetLossScale(double scale) { member_->SetLossScale(scale); }
 
+void GroupedMember::DropLate() { member_->DropLate(); }
+
 std::int64_t GroupedMember::missed_steps() const { return member_->missed_steps(); }
 
 }  // namespace gradwire::client

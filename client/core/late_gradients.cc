@@ -9,6 +9,8 @@
 namespace gradwire::client {
 namespace {
 
+constexpr int kMostSkips = 4;
+
 DType KeptType(DType dtype) { return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32; }
 
 std::vector<std::byte> Convert(const TensorView& view, DType to) {
@@ -52,10 +54,13 @@ void LateGradients::Miss(std::span<const std::uint32_t> positions, const GradBuc
   }
 }
 
-void LateGradients::Conclude(Verdict verdict) {
+void LateGradients::Conclude(Verdict verdict, bool dropped) {
   if (verdict == Verdict::kApply) {
     for (const std::uint32_t position : entered_) kept_.erase(position);
     for (auto& [position, sum] : missed_) kept_[position] = std::move(sum);
+  } else if (!dropped) {
+    for (const std::uint32_t position : entered_) ++kept_[position].skips;
+    std::erase_if(kept_, [](const auto& one) { return one.second.skips == kMostSkips; });
   }
   entered_.clear();
   missed_.clear();

@@ -23,6 +23,7 @@ class LateGradients {
   struct Sum {
     DType dtype = DType::kFloat32;
     std::vector<std::byte> values{};
+    int skips = 0;  // of steps that it had entered
   };
   using Sums = std::map<std::uint32_t, Sum>;  // by position
 
@@ -37,11 +38,16 @@ class LateGradients {
   // loses the gradients of all members.
   void Miss(std::span<const std::uint32_t> positions, const GradBucket& bucket);
 
-  // The open step is over. What entered it is part of it if it is applied, and kept otherwise.
-  void Conclude(Verdict verdict);
+  // The open step is over. What entered it is part of it if it is applied, and kept otherwise; but
+  // not for more than a few skips, of which it may be the cause: sums of 16 bits overflow.
+  // `dropped`: the step was lost with its daemon.
+  void Conclude(Verdict verdict, bool dropped = false);
 
   // A step that was applied went on without them.
   void Keep(std::span<const std::uint32_t> positions, const GradBucket& bucket);
+
+  // Between two steps: the trainer goes back to another state.
+  void Clear() { kept_.clear(); }
 
   // From now on gradients are multiplied by `scale` (Hook::SetLossScale).
   void SetLossScale(double scale);

@@ -64,6 +64,8 @@ class Member {
   bool HasBegunPast(std::int64_t step) const { return step_.missed().HasBegun(step); }
   // As Hook::SetLossScale, for gradients that wait for the next step.
   void SetLossScale(double scale) { step_.late().SetLossScale(scale); }
+  // As Hook::LoadState: they are of another state.
+  void DropLate() { step_.late().Clear(); }
   std::int64_t missed_steps() const { return step_.missed_steps(); }
   const LateGradients& late() const { return step_.late(); }
 

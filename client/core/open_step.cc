@@ -125,7 +125,7 @@ void OpenStep::Conclude(const wire::StepDone& done, Effects& effects) {
     }
   }
   if (missed_.any() && !done.dropped) ++missed_steps_;
-  late_.Conclude(verdict);
+  late_.Conclude(verdict, done.dropped);
   missed_.Conclude(
       {.step = number_, .verdict = verdict, .dropped = done.dropped, .has_begun = has_begun()});
   Clear();

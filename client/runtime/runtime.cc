@@ -351,8 +351,9 @@ void Runtime::Finish(const StepDoneEffect& effect) {
   connection_->OnProgress();
   {
     MutexLock lock(shared_mutex_);
-    stats_.EndStep();
-    metrics_.missed_steps = member_.missed_steps();
+    // Buckets that the trainer has not come to are still those of the model.
+    const std::int64_t missed = member_.missed_steps();
+    if (std::exchange(metrics_.missed_steps, missed) == missed) stats_.EndStep();
     ++(effect.verdict == Verdict::kApply ? metrics_.steps_applied : metrics_.steps_skipped);
   }
   if (end_step_ == nullptr) {

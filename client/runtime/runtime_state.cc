@@ -81,7 +81,9 @@ absl::Status Runtime::LoadState(const HookState& state) {
   HookState without = state;
   without.metadata.erase(kRankKey);
   without.metadata.erase(kGroupKey);
-  return hook_->LoadState(without, options_.parameters);
+  absl::Status loaded = hook_->LoadState(without, options_.parameters);
+  if (loaded.ok()) member_.DropLate();
+  return loaded;
 }
 
 }  // namespace gradwire::client

@@ -118,17 +118,6 @@ std::optional<Problem> FindLateShrink(const ServerOptions& options) {
                                      absl::FormatDuration(options.member_grace))))};
 }
 
-// Members keep late gradients where they are ready to begin a step again without others.
-std::optional<Problem> FindLateAlone(const ServerOptions& options) {
-  if (options.straggler_multiple == 0 || options.on_member_loss == "shrink") return std::nullopt;
-  return Problem{
-      .setting = "straggler-multiple",
-      .status = Coded(ErrorCode::kSetting, absl::InvalidArgumentError(absl::StrCat(
-                                               "straggler_multiple is ", options.straggler_multiple,
-                                               ", and on_member_loss is ", options.on_member_loss,
-                                               "; allowed: 0, or on_member_loss shrink")))};
-}
-
 absl::Status CheckHttp(const ServerOptions& options) {
   if (options.http_listen == "off" || options.http_listen == "auto") return absl::OkStatus();
   if (IsUnixAddress(options.http_listen)) {
@@ -194,7 +183,6 @@ std::optional<Problem> ServerOptions::FindConflict() const {
   if (auto problem = FindRecordingLeaf(*this)) return problem;
   if (auto problem = FindLonelyWait(*this)) return problem;
   if (auto problem = FindLateShrink(*this)) return problem;
-  if (auto problem = FindLateAlone(*this)) return problem;
   if (absl::Status status = CheckHttp(*this); !status.ok()) {
     return Problem{.setting = "http-listen", .status = status};
   }

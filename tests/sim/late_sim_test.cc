@@ -14,6 +14,7 @@ constexpr std::uint64_t kSeeds = 6'000;
 TEST(LateSimulation, NoGradientIsLostOrCountsTwice) {
   RecoverySimulation::LateCounts all;
   std::uint64_t dropped = 0;
+  std::uint64_t closed = 0;
   for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
     RecoverySimulation simulation(seed, /*late=*/true);
     ASSERT_EQ(simulation.Run(), "");
@@ -21,7 +22,11 @@ TEST(LateSimulation, NoGradientIsLostOrCountsTwice) {
     all.missed += counts.missed;
     all.past += counts.past;
     all.waiting += counts.waiting;
-    dropped += simulation.counts()[static_cast<std::size_t>(RecoveryCount::kDropped)];
+    const auto count = [&](RecoveryCount of) {
+      return simulation.counts()[static_cast<std::size_t>(of)];
+    };
+    dropped += count(RecoveryCount::kDropped);
+    closed += count(RecoveryCount::kLedgersClosed);
   }
   std::printf(
       "steps missed: %llu, buckets of past steps: %llu, members with late gradients: %llu, "
@@ -32,6 +37,7 @@ TEST(LateSimulation, NoGradientIsLostOrCountsTwice) {
   EXPECT_GT(all.past, 100U);
   EXPECT_GT(all.waiting, 100U);
   EXPECT_GT(dropped, 100U);
+  EXPECT_GT(closed, 1000U);
 }
 
 }  // namespace

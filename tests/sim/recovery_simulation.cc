@@ -105,7 +105,9 @@ void RecoverySimulation::MakeScenario() {
   for (int s = 0; s < steps; ++s) {
     Step& step = steps_.emplace_back();
     step.buckets = RandomBuckets(manifest_.size(), random_);
-    if (random_.Percent(15)) {
+    // Late gradients outlast a few skips only.
+    const bool may_skip = !late_ || s == 0 || steps_[steps_.size() - 2].nonfinite_rank < 0;
+    if (may_skip && random_.Percent(15)) {
       step.nonfinite_rank = random_.Between(0, world - 1);
       step.nonfinite_parameter = static_cast<std::uint32_t>(random_.Below(manifest_.size()));
       if (manifest_[step.nonfinite_parameter].numel() == 0) step.nonfinite_rank = -1;

@@ -97,6 +97,21 @@ TEST_F(LateGradientsTest, FollowTheLossScale) {
   EXPECT_THAT(Enter({4}, {0, 0}), ElementsAre(0.5, 1));
 }
 
+// They may be why.
+TEST_F(LateGradientsTest, AreDroppedWhenTheyWereInSkippedStepsAgainAndAgain) {
+  Miss({4}, {1, 2});
+  late_.Conclude(Verdict::kApply);
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_THAT(Enter({4}, {0, 0}), ElementsAre(1, 2));
+    late_.Conclude(Verdict::kSkip, /*dropped=*/true);
+  }
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_THAT(Enter({4}, {0, 0}), ElementsAre(1, 2));
+    late_.Conclude(Verdict::kSkip);
+  }
+  EXPECT_THAT(late_.kept(), IsEmpty());
+}
+
 // 256 + 1 is no bfloat16.
 TEST_F(LateGradientsTest, OfSixteenBitsAddUpInFloat32) {
   std::vector<std::uint16_t> values = {0x4380, 0x4380};  // 256
