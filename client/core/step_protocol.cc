@@ -261,7 +261,9 @@ absl::Status StepProtocol::OnTaken(Bucket& bucket, const wire::RoundId& id, Effe
   }
   const bool is_another_open = step_.unfinished() > 1;
   // Others may have further shares that wait for this one's place, where this member has none.
-  const bool at_once = has_shares_ && !IsActive(Mutant::kShareNotAcknowledged);
+  // Nor does a bucket that it misses come with an announcement.
+  const bool at_once =
+      (has_shares_ && !IsActive(Mutant::kShareNotAcknowledged)) || step_.missed().any();
   if (!eager_.IsOpen(run.id()) || is_another_open || at_once) {
     eager_.Forget(run.id());
     acknowledge();

@@ -32,6 +32,12 @@ absl::Status StepProtocol::On(const wire::Missed& missed, Effects& effects) {
   }
   PromiseNotToAnnounce(id, effects);
   if (known != buckets_.end()) return absl::OkStatus();  // repeated after a resume
+  // Announcements that would acknowledge them may not follow.
+  for (const std::uint32_t done : eager_.TakeAcknowledged()) {
+    const Bucket& bucket = buckets_.at(done);
+    effects.push_back(SendFrameEffect{
+        wire::Ack{.id = IdOf(bucket), .received = bucket.run->layout().chunk_count()}});
+  }
   const absl::StatusOr<BucketRun*> run = step_.Miss(missed.parameters, context());
   if (!run.ok()) return run.status();
   Bucket& bucket = buckets_[id] = {.run = *run, .attempt = attempt_, .granted = true};

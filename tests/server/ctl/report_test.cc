@@ -78,6 +78,14 @@ TEST(ReportTest, ShowsWhatEachMemberCaused) {
   EXPECT_THAT(text, ContainsRegex("40 +250.00 ms +200.00 ms +rank 1 +200.00 ms +0.00 ms"));
 }
 
+TEST(ReportTest, ShowsWhoseGradientsWereLate) {
+  v1::SessionStatus session = Running();
+  EXPECT_THAT(SessionTable(session), Not(HasSubstr("missed steps")));
+  session.mutable_members(1)->set_rank(1);
+  session.mutable_members(1)->set_missed_steps_total(7);
+  EXPECT_THAT(SessionTable(session), ContainsRegex("missed steps +rank 1 7\n"));
+}
+
 TEST(ReportTest, AnEndedSessionWaitsForNothing) {
   v1::ListSessionsResponse sessions;
   *sessions.add_sessions() = Running();

@@ -38,6 +38,7 @@ v1::SessionStatus Session(const std::string& name, int members) {
     member.set_rank(rank);
     member.set_state(rank == 1 ? "lost" : "connected");
     member.mutable_compute_wait_total()->set_seconds(rank);
+    member.set_missed_steps_total(static_cast<std::uint64_t>(rank) * 3);
   }
   return session;
 }
@@ -107,6 +108,7 @@ TEST(MetricsTest, ASessionHasItsFigures) {
         "gradwire_step_duration_seconds_sum{session=\"digits\"} 30.5",
         "gradwire_last_step_timestamp_seconds{session=\"digits\"} 1799999998",
         "gradwire_member_wait_seconds_total{session=\"digits\",rank=\"2\",cause=\"compute\"} 2",
+        "gradwire_member_missed_steps_total{session=\"digits\",rank=\"2\"} 6",
         "gradwire_tls_certificate_expiry_timestamp_seconds 1800086400"}) {
     EXPECT_THAT(text, HasSubstr(line));
   }
