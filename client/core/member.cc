@@ -361,12 +361,6 @@ void Member::ConcludeAs(const StepDoneEffect& lead, Effects& effects) {
   Conclude(done, effects);
 }
 
-void Member::AskToGather(std::uint32_t lost_shard, Effects& effects) {
-  if (failed() || gather_again_) return;
-  gather_again_ = wire::GatherAgain{.generation = options_.generation, .shard = lost_shard};
-  effects.push_back(SendFrameEffect{*gather_again_});
-}
-
 void Member::FailElsewhere(const absl::Status& status, int blamed_rank, Effects& effects) {
   if (failed()) return;
   blamed_rank_ = blamed_rank;

@@ -103,6 +103,12 @@ void Member::MoveTo(std::int64_t number, std::int64_t iteration) {
   step_.MoveTo(number, iteration);
 }
 
+void Member::AskToGather(std::uint32_t lost_shard, Effects& effects) {
+  if (failed() || gather_again_) return;
+  gather_again_ = wire::GatherAgain{.generation = options_.generation, .shard = lost_shard};
+  effects.push_back(SendFrameEffect{*gather_again_});
+}
+
 absl::Status Member::CheckRoot(int root) const {
   if (roster() == nullptr || std::ranges::binary_search(roster()->ranks, root)) {
     return absl::OkStatus();

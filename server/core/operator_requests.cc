@@ -4,9 +4,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/error_code.h"
+#include "server/core/collective_flow.h"
 #include "server/core/session_core.h"
+#include "server/core/state_recovery.h"
 #include "server/core/step.h"
 #include "server/core/step_timeline.h"
+#include "server/core/waiting_for.h"
 
 namespace gradwire::server {
 
@@ -69,6 +72,30 @@ absl::Status SessionCore::BeginTimeline(int steps, absl::Time deadline, absl::Ti
                             .deadline = deadline},
       now);
   return absl::OkStatus();
+}
+
+std::string SessionCore::WaitingFor(absl::Time now) const {
+  switch (state_) {
+    case State::kJoining:
+      if (membership_.AllConnected() && state_recovery_ != nullptr) {
+        return state_recovery_->WaitingFor();
+      }
+      if (membership_.AllConnected()) {
+        const std::string waits =
+            absl::StrCat("waits for the upstream daemon at ", options_.leaf.upstream);
+        return upstream_waits_.empty()
+                   ? absl::StrCat(waits, ", where members of other nodes are missing")
+                   : absl::StrCat(waits, ": ", upstream_waits_);
+      }
+      return absl::StrCat("waits for ", membership_.MissingNames(), " to join");
+    case State::kFailed:
+      return std::string(failure_.message());
+    case State::kClosed:
+      return awaits_successor_ ? "gathers its members again" : "ended: all members have left";
+    case State::kRunning:
+      break;
+  }
+  return server::WaitingFor(*step_, *collectives_, membership_, now);
 }
 
 }  // namespace gradwire::server

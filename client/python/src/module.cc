@@ -305,10 +305,13 @@ void BindSteps(nb::class_<Session>& session) {
             }));
           },
           nb::arg("root"), nb::arg("data"), nb::arg("bytes"))
-      .def("barrier",
-           [](Session& self) {
-             Check(WithClient(self, [&](Client& client) { return client.Barrier(); }));
-           })
+      .def("barrier", [](Session& self) {
+        Check(WithClient(self, [&](Client& client) { return client.Barrier(); }));
+      });
+}
+
+void BindEnd(nb::class_<Session>& session) {
+  session
       .def("leave",
            [](Session& self) {
              Check(WithClient(self, [&](Client& client) { return client.Leave(); }));
@@ -413,6 +416,7 @@ void Bind(nb::module_& m) {
   });
   nb::class_<Session> session(m, "Session");
   BindSteps(session);
+  BindEnd(session);
   BindState(session);
 }
 
