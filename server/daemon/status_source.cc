@@ -87,6 +87,7 @@ StatusSource MakeStatusSource(const Registry& registry, const Services& services
                                 .refused_joins = RefusedJoins(services.refused_joins()),
                                 .quota_refusals = QuotaRefusals(registry.ledger())};
                 if (audit != nullptr) figures.audit_dropped = audit->dropped();
+                figures.record_left_out = registry.record_left_out();
                 return figures;
               },
           .session = [&registry](

@@ -45,6 +45,7 @@ struct Figures {
   std::vector<RefusalCount> refused_joins = {};
   std::vector<RefusalCount> quota_refusals = {};
   std::uint64_t audit_dropped = 0;
+  std::uint64_t record_left_out = 0;
 };
 
 // A part of a probe: "serving", and why not; empty: it is well.

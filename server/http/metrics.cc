@@ -101,6 +101,8 @@ void AddRefusals(const Figures& figures, Families& to) {
   }
   to.Counter("gradwire_audit_dropped_total", "Events that did not fit into the audit log.",
              static_cast<double>(figures.audit_dropped));
+  to.Counter("gradwire_record_left_out_total", "Steps that were not recorded with --record.",
+             static_cast<double>(figures.record_left_out));
 }
 
 void AddPorts(const PortFigures& ports, Families& to) {

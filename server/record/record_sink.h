@@ -37,6 +37,9 @@ class RecordSink {
   // The step is concluded, or is not going to be.
   virtual void End(Ticket ticket) = 0;
   virtual void Drop(Ticket ticket) = 0;
+
+  // Concluded steps that were left out.
+  virtual std::uint64_t left_out() const = 0;
 };
 
 }  // namespace gradwire::server

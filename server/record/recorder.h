@@ -48,9 +48,9 @@ class Recorder final : public RecordSink {
   // Writes what is queued, and ends. What comes later is dropped.
   void Stop() GRADWIRE_EXCLUDES(mutex_);
 
-  // Steps that have a file, or had one; and concluded ones that were left out.
+  std::uint64_t left_out() const override GRADWIRE_EXCLUDES(mutex_);
+  // Steps that have a file, or had one.
   std::uint64_t recorded() const GRADWIRE_EXCLUDES(mutex_);
-  std::uint64_t left_out() const GRADWIRE_EXCLUDES(mutex_);
 
  private:
   using Clock = std::chrono::steady_clock;

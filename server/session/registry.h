@@ -84,6 +84,8 @@ class Registry {
 
   // The steps of sessions are recorded from now on. Before the first join.
   void SetRecorder(std::shared_ptr<RecordSink> recorder) { recorder_ = std::move(recorder); }
+  // Concluded steps of which it has no recording; 0: nothing is recorded.
+  std::uint64_t record_left_out() const;
 
   Registry(const Registry&) = delete;
   Registry& operator=(const Registry&) = delete;

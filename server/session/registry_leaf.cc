@@ -3,10 +3,15 @@
 #include <memory>
 #include <utility>
 
+#include "server/record/record_sink.h"
 #include "server/session/leaf_session.h"
 #include "server/session/registry.h"
 
 namespace gradwire::server {
+
+std::uint64_t Registry::record_left_out() const {
+  return recorder_ == nullptr ? 0 : recorder_->left_out();
+}
 
 // Its tasks have an owner of their own, so that a long task of the session delays none of them.
 SessionHost Registry::HostOf(const SessionOptions& options) const {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -14,8 +15,10 @@
 #include "gtest/gtest.h"
 #include "server/record/record_directory.h"
 #include "server/record/replay.h"
+#include "tests/conformance/grouped_memory.h"
 #include "tests/testing/fault_relay.h"
 #include "tests/testing/gradients.h"
+#include "tests/testing/host_communicator.h"
 #include "tests/testing/process.h"
 #include "tests/testing/ranks.h"
 #include "tests/testing/test_daemon.h"
@@ -230,6 +233,37 @@ TEST(RecordLeavesTest, TheRootRecordsWhatLeavesAddUp) {
   for (const server::ReplayReport& report : reports) {
     EXPECT_EQ(report.differences, 0u);
     EXPECT_EQ(report.members, 2u);  // the leaves
+  }
+}
+
+// Each group adds up its gradients by itself; who has a share contributes it for the group.
+TEST(RecordGroupsTest, TheSharesOfNodeGroupsAreRecorded) {
+  const TemporaryFolder folder;
+  const std::vector<std::string> groups = {"a", "a", "b"};
+  testing::HostMeetingPlace place;
+  {
+    TestDaemon daemon(Recording(folder.path()));
+    std::vector<std::thread> members;
+    for (int rank = 0; rank < kMembers; ++rank) {
+      members.emplace_back([&, rank] {
+        ClientOptions options = Options(daemon.address(), "no");
+        options.rank = rank;
+        auto client =
+            conformance::JoinGroup(options, groups[static_cast<std::size_t>(rank)], place);
+        ASSERT_TRUE(client.ok()) << client.status();
+        for (std::int64_t step = 0; step < kSteps; ++step) {
+          EXPECT_EQ(Step(**client, rank, step, false), absl::OkStatus());
+        }
+        EXPECT_EQ((*client)->Leave(), absl::OkStatus());
+      });
+    }
+    for (std::thread& member : members) member.join();
+  }
+  const auto reports = ReplayAll(folder.path());
+  ASSERT_EQ(reports.size(), static_cast<std::size_t>(kKept));
+  for (const server::ReplayReport& report : reports) {
+    EXPECT_EQ(report.differences, 0u);
+    EXPECT_GE(report.members, 2u);
   }
 }
 

@@ -73,6 +73,7 @@ TEST(MetricsTest, AnIdleDaemonHasItsOwn) {
     EXPECT_THAT(text, HasSubstr(line));
   }
   EXPECT_THAT(text, HasSubstr("gradwire_audit_dropped_total 0"));
+  EXPECT_THAT(text, HasSubstr("gradwire_record_left_out_total 0"));
   EXPECT_THAT(text, Not(HasSubstr("certificate")));
 }
 
@@ -81,12 +82,13 @@ TEST(MetricsTest, RefusalsAreCountedByReason) {
   figures.refused_joins = {{.reason = "unavailable", .count = 3}};
   figures.quota_refusals = {{.reason = "sessions", .count = 2}, {.reason = "joins", .count = 5}};
   figures.audit_dropped = 7;
+  figures.record_left_out = 9;
   const std::string text = MetricsText(figures, kNow);
   ExpectIsWellFormed(text);
-  for (const char* line :
-       {"gradwire_refused_joins_total{reason=\"unavailable\"} 3",
-        "gradwire_quota_refusals_total{quota=\"sessions\"} 2",
-        "gradwire_quota_refusals_total{quota=\"joins\"} 5", "gradwire_audit_dropped_total 7"}) {
+  for (const char* line : {"gradwire_refused_joins_total{reason=\"unavailable\"} 3",
+                           "gradwire_quota_refusals_total{quota=\"sessions\"} 2",
+                           "gradwire_quota_refusals_total{quota=\"joins\"} 5",
+                           "gradwire_audit_dropped_total 7", "gradwire_record_left_out_total 9"}) {
     EXPECT_THAT(text, HasSubstr(line));
   }
 }

@@ -101,6 +101,11 @@ TEST_F(RecorderTest, WritesTheRecordsInOrder) {
     EXPECT_EQ((*record)->payload.size(), bytes);
   }
   EXPECT_EQ((*source)->left(), 0u);
+  // Gradients are in it.
+  using std::filesystem::perms;
+  EXPECT_EQ(std::filesystem::status(PathOf(1)).permissions(),
+            perms::owner_read | perms::owner_write);
+  EXPECT_EQ(std::filesystem::status(folder_ / kFolder).permissions(), perms::owner_all);
   EXPECT_THAT(*ListRecords(folder_.path()), ::testing::SizeIs(1));
   EXPECT_TRUE(std::filesystem::is_empty(folder_ / "other"));
 }
