@@ -367,7 +367,7 @@ std::vector<Setting> ProcessSettings() {
                "replay computes again",
        .field = At<&Options::record>,
        .allowed = kPaths},
-      {.name = "record_steps",
+      {.name = "record-steps",
        .key = "record_steps",
        .placeholder = "NUMBER",
        .help = "With --record: how many steps of each session are kept",
