@@ -13,6 +13,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "hooks/cpu/kernels.h"
 #include "server/record/comparison.h"
 #include "tests/server/record/step_builder.h"
 
@@ -93,6 +94,16 @@ TEST_P(ReplayOfHook, IsAsRecorded) {
   EXPECT_EQ(report.buckets, 1u);
   EXPECT_EQ(report.chunks, static_cast<std::size_t>(builder.end().results_size()));
   EXPECT_EQ(report.step.session, "digits");
+}
+
+// Another machine may have other instructions.
+TEST_P(ReplayOfHook, IsAsRecordedWithTheInstructionsOfOtherProcessors) {
+  const std::string file = StepBuilder(GetParam().options).File();
+  for (const cpu::Target& target : cpu::SupportedTargets()) {
+    cpu::SetTargetForTesting(target.id);
+    EXPECT_EQ(Replayed(file).differences, 0u) << target.name;
+  }
+  cpu::SetTargetForTesting(0);
 }
 
 TEST_P(ReplayOfHook, ABitOfAContributionHasItsPlace) {
