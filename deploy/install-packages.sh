@@ -10,7 +10,7 @@ declare -A groups=(
     libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libabsl-dev libssl-dev
     libhwy-dev libxxhash-dev libeigen3-dev libcli11-dev libspdlog-dev nlohmann-json3-dev
     libmicrohttpd-dev prometheus-cpp-dev libyaml-cpp-dev zlib1g-dev"
-  [test]="libgtest-dev libgmock-dev libboost-context-dev openssl python3-prometheus-client python3 python3-grpcio python3-protobuf"
+  [test]="libgtest-dev libgmock-dev libboost-context-dev libfaketime openssl python3-prometheus-client python3 python3-grpcio python3-protobuf"
   [clang]="clang-14 libclang-rt-14-dev"
   [lint]="clang-format-14 clang-tidy-14 shellcheck python3 git"
   [parity]="python3-torch python3-numpy"
