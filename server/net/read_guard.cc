@@ -58,7 +58,7 @@ class GuardedTable {
     if (page.load(std::memory_order_acquire) == nullptr) {
       auto made = std::make_unique<Page>();
       Page* none = nullptr;
-      if (page.compare_exchange_strong(none, made.get())) made.release();
+      if (page.compare_exchange_strong(none, made.get())) static_cast<void>(made.release());
     }
     delete SlotOf(fd)->exchange(guarded.release());
   }
