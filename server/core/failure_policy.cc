@@ -45,7 +45,7 @@ absl::Status ReasonOf(const FailureEvent& event, const Membership& membership) {
     case Kind::kJoinTimeout:
       return absl::DeadlineExceededError(absl::StrCat("waited ", absl::FormatDuration(event.waited),
                                                       " for ", membership.MissingNames(),
-                                                      " to join"));
+                                                      " to join", what.empty() ? "" : "; ", what));
     case Kind::kStepTimeout:
       return absl::DeadlineExceededError(
           absl::StrCat("no result after ", absl::FormatDuration(event.waited), ": ", what));

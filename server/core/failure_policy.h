@@ -18,7 +18,7 @@ struct FailureEvent {
     kLost,         // `rank` was lost: `what` says where in the session and why
     kGone,         // `rank` left, and something needs it: `what`
     kWrongJoin,    // the rank that all others wait for asked to join with something else: `what`
-    kJoinTimeout,  // not all came in time; `waited` says how long
+    kJoinTimeout,  // not all came in time; `waited` says how long, `what` why, if it is known
     kStepTimeout,  // no result after `waited`: `what` says what is waited for
     kElsewhere,    // another shard's or a leaf's session ended: `what`; `rank` may be -1: nobody
     kOwner,        // the daemon ends the session: `what`; `rank` may be -1

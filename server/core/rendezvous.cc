@@ -148,7 +148,9 @@ MaybeFailure Rendezvous::Tick(absl::Time now, Effects& effects) {
   if (now - began_ <= options_.join_timeout || IsActive(Mutant::kJoinNeverTimesOut)) {
     return std::nullopt;
   }
-  return FailureEvent{.kind = FailureEvent::Kind::kJoinTimeout, .waited = options_.join_timeout};
+  return FailureEvent{.kind = FailureEvent::Kind::kJoinTimeout,
+                      .what = absl::DeadlineExceededError(options_.join_doubt),
+                      .waited = options_.join_timeout};
 }
 
 absl::StatusOr<std::optional<Gathering::Outcome>> Rendezvous::Gathered() const {

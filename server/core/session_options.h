@@ -99,6 +99,8 @@ struct SessionOptions {
   // has begun.
   std::uint64_t life = 0;
   absl::Duration join_timeout = absl::Minutes(5);
+  // Why it may be that the others do not come; "": nothing is known. For the error then.
+  std::string join_doubt{};
   absl::Duration step_timeout = absl::Minutes(30);
   absl::Duration token_timeout = absl::Seconds(5);
   absl::Duration resume_grace = absl::Seconds(1);

@@ -141,6 +141,7 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinNew(const SessionO
   if (absl::Status status = options.Validate(); !status.ok()) return status;
   SessionOptions own = options;  // another one's, if it goes on
   if (absl::Status identified = Identify(ask, own); !identified.ok()) return identified;
+  HurryAfterEnd(own, now);
   absl::StatusOr<std::unique_ptr<CoordinatorHook>> hook =
       make_hook_(own.spec, own.manifest.shared());
   if (!hook.ok()) return hook.status();
@@ -401,6 +402,7 @@ void Registry::Retire(const std::string& name, const std::shared_ptr<SessionRunn
     if (ended_keys_.size() > kEndedKeys) ended_keys_.pop_back();
   }
   const bool closed = failure.ok();
+  if (closed && !waits) NoteEnd(options, now);
   (closed ? closed_ : failed_).fetch_add(1, std::memory_order_relaxed);
   entry->failure = std::move(failure);
   entry->ended = now;

@@ -183,6 +183,11 @@ class Registry {
   absl::Status Identify(const JoinAsk& ask, SessionOptions& own) const GRADWIRE_EXCLUDES(mutex_);
   // Whether it is one that has lost a member: with its settings then.
   bool Succeed(SessionOptions& own) const GRADWIRE_EXCLUDES(mutex_);
+  // A session has ended well that waits for lost members. Whoever joins it now is alone, unless all
+  // begin again.
+  void NoteEnd(const SessionOptions& options, absl::Time now) GRADWIRE_REQUIRES(mutex_);
+  // It does not wait for long then.
+  void HurryAfterEnd(SessionOptions& own, absl::Time now) const GRADWIRE_EXCLUDES(mutex_);
   // Of one that gathers, and has several shards.
   static absl::Status SetLife(const JoinAsk& ask, SessionOptions& own);
   // nullopt: that session has ended, or another join has created one of this name; look again.
@@ -240,6 +245,11 @@ class Registry {
     absl::Time until;
   };
   std::map<std::string, Succession> successions_ GRADWIRE_GUARDED_BY(mutex_);  // by name
+  struct Finished {
+    int world_size = 0;
+    absl::Time at;
+  };
+  std::map<std::string, Finished> finished_ GRADWIRE_GUARDED_BY(mutex_);  // by name; see NoteEnd
   std::unordered_map<std::string, Holder> tokens_ GRADWIRE_GUARDED_BY(mutex_);
   bool draining_ GRADWIRE_GUARDED_BY(mutex_) = false;
 };

@@ -17,6 +17,12 @@ namespace {
 // They are added up, one for each loss: 2^31 of them fit into a report.
 constexpr std::uint64_t kMostBetweenLives = std::uint64_t{1} << 32;
 
+// A launcher starts a lost process again within this time.
+constexpr absl::Duration kSuccessorComes = absl::Minutes(1);
+// Processes of a job that begins again join within this time of each other.
+constexpr absl::Duration kOthersCome = absl::Seconds(30);
+constexpr std::size_t kMostFinished = 256;
+
 }  // namespace
 
 // A new session, or one that members bring along which have lost its daemon.
@@ -79,6 +85,30 @@ bool Registry::Succeed(SessionOptions& own) const {
   own.gathers = true;
   own.join_timeout = own.member_grace;
   return true;
+}
+
+void Registry::NoteEnd(const SessionOptions& options, absl::Time now) {
+  std::erase_if(finished_, [&](const auto& one) { return now > one.second.at + kSuccessorComes; });
+  const bool waits = options.member_grace > absl::ZeroDuration() && !options.shrinks();
+  if (!waits || options.is_trial() || finished_.size() >= kMostFinished) return;
+  finished_[options.name] = {.world_size = options.world_size, .at = now};
+}
+
+// A member that is killed when all steps are done gets a successor that cannot be told from the
+// first process of a new job.
+void Registry::HurryAfterEnd(SessionOptions& own, absl::Time now) const {
+  if (own.gathers) return;
+  MutexLock lock(mutex_);
+  const auto found = finished_.find(own.name);
+  if (found == finished_.end() || found->second.world_size != own.world_size ||
+      now > found->second.at + kSuccessorComes) {
+    return;
+  }
+  own.join_timeout = std::min(own.join_timeout, kOthersCome);
+  own.join_doubt = absl::StrCat("a session of this name ended here less than ",
+                                absl::FormatDuration(kSuccessorComes),
+                                " before, when its members had left; a process that takes the "
+                                "place of one of them comes too late");
 }
 
 }  // namespace gradwire::server

@@ -48,6 +48,11 @@ TEST_F(FailurePolicyTest, ATimeoutNamesWhoIsMissingAndBlamesNobody) {
   members_.Attach(1, 9, now_);
   Expect({.kind = Kind::kJoinTimeout, .waited = absl::Seconds(5)},
          absl::StatusCode::kDeadlineExceeded, "waited 5s for ranks 0, 2 of 3 to join [GW205]", -1);
+  Expect({.kind = Kind::kJoinTimeout,
+          .what = absl::DeadlineExceededError("it is too late"),
+          .waited = absl::Seconds(5)},
+         absl::StatusCode::kDeadlineExceeded,
+         "waited 5s for ranks 0, 2 of 3 to join; it is too late [GW205]", -1);
   Expect({.kind = Kind::kStepTimeout,
           .what = absl::DeadlineExceededError("step 1 waits for rank 2"),
           .waited = absl::Minutes(1)},

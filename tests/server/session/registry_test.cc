@@ -14,6 +14,7 @@
 namespace gradwire::server {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 const absl::Time kNow = absl::UnixEpoch() + absl::Hours(1);
@@ -147,8 +148,7 @@ class SuccessionTest : public ::testing::Test {
     options_.coordinator_grace = absl::Seconds(60);
     options_.member_grace = absl::Seconds(300);
   }
-  // Rank 1, so that the session is over here.
-  void LoseAMember() {
+  void Begin() {
     for (const int rank : {0, 1}) {
       const std::uint64_t id = 7 + static_cast<std::uint64_t>(rank);
       const auto joined = registry_.Join(options_, Ask(rank, id), kNow);
@@ -157,6 +157,10 @@ class SuccessionTest : public ::testing::Test {
       ASSERT_TRUE(session_->Attach(rank, id, 0, std::make_shared<NumberedStream>(id), kNow).ok());
     }
     ASSERT_EQ(session_->state(), SessionCore::State::kRunning);
+  }
+  // Rank 1, so that the session is over here.
+  void LoseAMember() {
+    Begin();
     session_->Detach(1, 8, kNow);
     for (absl::Time now = kNow; now < kNow + absl::Seconds(2); now += absl::Milliseconds(200)) {
       registry_.Tick(now);
@@ -209,6 +213,38 @@ TEST_F(SuccessionTest, IsForgottenAfterTheGrace) {
   const auto joined = registry_.Join(options_, Ask(1, 99), kNow + absl::Seconds(302));
   ASSERT_TRUE(joined.ok()) << joined.status();
   EXPECT_FALSE(joined->member.session->options().gathers) << "a new session";
+}
+
+// Nobody can tell it from the first process of a new job, whose others come soon.
+TEST_F(SuccessionTest, AfterTheEndNobodyWaitsForLong) {
+  Begin();
+  ASSERT_TRUE(session_->Leave(0, 7, kNow).ok());
+  ASSERT_TRUE(session_->Leave(1, 8, kNow).ok());
+  for (absl::Time now = kNow; now < kNow + absl::Seconds(2); now += absl::Milliseconds(200)) {
+    registry_.Tick(now);
+  }
+  const absl::Time soon = kNow + absl::Seconds(5);
+  const auto joined = registry_.Join(options_, Ask(1, 99), soon);
+  ASSERT_TRUE(joined.ok()) << joined.status();
+  EXPECT_FALSE(joined->member.session->options().gathers);
+  registry_.Tick(soon + absl::Seconds(29));
+  EXPECT_TRUE(joined->member.session->failure().ok());
+  registry_.Tick(soon + absl::Seconds(31));
+  const absl::Status failure = joined->member.session->failure();
+  EXPECT_EQ(failure.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(failure.message()),
+              AllOf(HasSubstr("waited 30s for rank"), HasSubstr("ended here less than 1m before"),
+                    HasSubstr("comes too late"), HasSubstr("[GW205]")));
+}
+
+TEST_F(SuccessionTest, LongAfterTheEndAJobHasTheTimeThatItAskedFor) {
+  Begin();
+  ASSERT_TRUE(session_->Leave(0, 7, kNow).ok());
+  ASSERT_TRUE(session_->Leave(1, 8, kNow).ok());
+  registry_.Tick(kNow);
+  const auto joined = registry_.Join(options_, Ask(1, 99), kNow + absl::Seconds(90));
+  ASSERT_TRUE(joined.ok()) << joined.status();
+  EXPECT_EQ(joined->member.session->options().join_timeout, options_.join_timeout);
 }
 
 TEST(RegistryTest, ACallerIsToldOfItsSessionsOnly) {
