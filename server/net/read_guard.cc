@@ -183,6 +183,8 @@ void Disconnect(int fd) {
 
 }  // namespace gradwire::server
 
+// Libraries find them only if they are exported.
+#pragma GCC visibility push(default)
 extern "C" {
 
 ssize_t recvmsg(int fd, msghdr* message, int flags) {
@@ -220,3 +222,4 @@ int SSL_read(SSL* ssl, void* buffer, int most) {
 }
 
 }  // extern "C"
+#pragma GCC visibility pop
