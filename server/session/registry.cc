@@ -141,7 +141,7 @@ absl::StatusOr<std::optional<Registry::Joined>> Registry::JoinNew(const SessionO
   if (absl::Status status = options.Validate(); !status.ok()) return status;
   SessionOptions own = options;  // another one's, if it goes on
   if (absl::Status identified = Identify(ask, own); !identified.ok()) return identified;
-  HurryAfterEnd(own, now);
+  DoubtAfterEnd(own, now);
   absl::StatusOr<std::unique_ptr<CoordinatorHook>> hook =
       make_hook_(own.spec, own.manifest.shared());
   if (!hook.ok()) return hook.status();

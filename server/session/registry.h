@@ -186,8 +186,8 @@ class Registry {
   // A session has ended well that waits for lost members. Whoever joins it now is alone, unless all
   // begin again.
   void NoteEnd(const SessionOptions& options, absl::Time now) GRADWIRE_REQUIRES(mutex_);
-  // It does not wait for long then.
-  void HurryAfterEnd(SessionOptions& own, absl::Time now) const GRADWIRE_EXCLUDES(mutex_);
+  // The error says so, if the others do not come.
+  void DoubtAfterEnd(SessionOptions& own, absl::Time now) const GRADWIRE_EXCLUDES(mutex_);
   // Of one that gathers, and has several shards.
   static absl::Status SetLife(const JoinAsk& ask, SessionOptions& own);
   // nullopt: that session has ended, or another join has created one of this name; look again.

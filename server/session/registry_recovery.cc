@@ -19,8 +19,6 @@ constexpr std::uint64_t kMostBetweenLives = std::uint64_t{1} << 32;
 
 // A launcher starts a lost process again within this time.
 constexpr absl::Duration kSuccessorComes = absl::Minutes(1);
-// Processes of a job that begins again join within this time of each other.
-constexpr absl::Duration kOthersCome = absl::Seconds(30);
 constexpr std::size_t kMostFinished = 256;
 
 }  // namespace
@@ -95,8 +93,8 @@ void Registry::NoteEnd(const SessionOptions& options, absl::Time now) {
 }
 
 // A member that is killed when all steps are done gets a successor that cannot be told from the
-// first process of a new job.
-void Registry::HurryAfterEnd(SessionOptions& own, absl::Time now) const {
+// first process of a new job, which has all the time that it asks for.
+void Registry::DoubtAfterEnd(SessionOptions& own, absl::Time now) const {
   if (own.gathers) return;
   MutexLock lock(mutex_);
   const auto found = finished_.find(own.name);
@@ -104,7 +102,6 @@ void Registry::HurryAfterEnd(SessionOptions& own, absl::Time now) const {
       now > found->second.at + kSuccessorComes) {
     return;
   }
-  own.join_timeout = std::min(own.join_timeout, kOthersCome);
   own.join_doubt = absl::StrCat("a session of this name ended here less than ",
                                 absl::FormatDuration(kSuccessorComes),
                                 " before, when its members had left; a process that takes the "

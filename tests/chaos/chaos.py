@@ -5,6 +5,7 @@ faults kill a member (SIGKILL), a third the daemon, and the others stop a member
 killed member's successor comes at once, and gets the model from the others; with --shrink the others go on
 meanwhile, and it comes after --absent seconds.
 
+With --leave every other one of these members is told to leave (SIGTERM), and hands its residuals over.
 With --shards the session has several daemons, one of which is lost at a time.
 
 Prints one line for each fault, and a summary in the end. Exits with 1 if
@@ -107,12 +108,15 @@ class Chaos:
     def _lose_member(self) -> tuple[str, float]:
         self.may_be_skipped += 2
         rank = self.rng.randrange(self.args.members)
-        self.members[rank].end()
+        leaves = self.args.leave and self.rng.random() < 1 / 2
+        number = signal.SIGTERM if leaves else signal.SIGKILL
+        self.members[rank].end(number)
+        said = f" ({self.members[rank].life.words[-1]})" if leaves else ""
         if self.args.policy == "shrink":
             time.sleep(self.args.absent)
         time.sleep(self.rng.uniform(0, self.args.away))
         self.members[rank].start()
-        return f"rank {rank} SIGKILL", time.monotonic()
+        return f"rank {rank} {number.name}{said}", time.monotonic()
 
     def _stop_member(self) -> tuple[str, float]:
         rank = self.rng.randrange(self.args.members)
@@ -159,6 +163,7 @@ def main() -> int:
     parser.add_argument("--absent", type=float, default=5, help="with --shrink: seconds until the successor comes")
     parser.add_argument("--keep", action="store_true", help="members keep their gradients")
     parser.add_argument("--hook", default="", help="such as power_sgd,start_powerSGD_iter=5")
+    parser.add_argument("--leave", action="store_true", help="half of the lost members get SIGTERM")
     parser.add_argument("--shards", type=int, default=1, help="daemons of the session")
     parser.add_argument("--unix", action="store_true", help="shared memory instead of TCP")
     parser.add_argument("--return-limit", type=float, default=2)

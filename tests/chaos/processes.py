@@ -107,8 +107,8 @@ class Member:
         """Of all lives."""
         return [step for life in self.lives for step in life.steps]
 
-    def end(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
+    def end(self, number: signal.Signals = signal.SIGKILL) -> None:
+        self.process.send_signal(number)
         if not self.life.wait(60):
             raise subprocess.TimeoutExpired(self.command, 60)
 

@@ -7,13 +7,15 @@
 // --late-ms it computes for so long before each step. With --shares-memory it is an error if it
 // does not share memory with the daemon. With --trains it adds up the means as a model, gets that
 // from the others if it comes in the place of a lost member, and prints its digest after each step
-// and as "model DIGEST" in the end; nothing else is checked then.
+// and as "model DIGEST" in the end; nothing else is checked then. After SIGTERM it ends its step,
+// leaves before the others, and says who has its residuals.
 #include <signal.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -51,6 +53,19 @@ int Fail(const absl::Status& status) {
 std::int64_t Number(const Flags& flags, const std::string& name, std::int64_t otherwise) {
   const auto found = flags.find(name);
   return found == flags.end() ? otherwise : std::strtoll(found->second.c_str(), nullptr, 10);
+}
+
+volatile std::sig_atomic_t told_to_leave = 0;
+
+int LeaveEarly(Client& client) {
+  const auto left = client.HandOverAndLeave(absl::Seconds(10));
+  if (!left.ok()) return Fail(left.status());
+  if (left->rank) {
+    std::cout << "residuals to rank " << *left->rank << std::endl;
+  } else {
+    std::cout << "residuals to nobody: " << left->reason << std::endl;
+  }
+  return 0;
 }
 
 void DieInMidBucket(const Client& client, const Completion& reduced, std::int64_t bytes, int by) {
@@ -161,6 +176,7 @@ int Run(const Flags& flags) {
   if (Number(flags, "--shares-memory", 0) != 0 && !(*client)->metrics().shared_memory) {
     return Fail(absl::InternalError("no memory is shared with the daemon"));
   }
+  signal(SIGTERM, [](int) { told_to_leave = 1; });
   std::cout << "joined" << std::endl;
   const std::int64_t die_after = Number(flags, "--die-after-bytes", -1);
   const int die_by = static_cast<int>(Number(flags, "--die-by", SIGKILL));
@@ -194,6 +210,7 @@ int Run(const Flags& flags) {
     std::cout << "step " << step << (*verdict == Verdict::kApply ? " apply" : " skip");
     if (trains) std::cout << " " << model.digest();
     std::cout << std::endl;
+    if (told_to_leave != 0) return LeaveEarly(**client);
   }
   if (trains) std::cout << "model " << model.digest() << std::endl;
   if (absl::Status status = (*client)->Leave(); !status.ok()) return Fail(status);
