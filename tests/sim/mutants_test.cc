@@ -192,12 +192,12 @@ TEST_P(LateMutants, IsCaught) {
   EXPECT_EQ(run(seed), "") << "the seed fails without the mutant too";
 }
 
-INSTANTIATE_TEST_SUITE_P(All, LateMutants,
-                         ::testing::Values(Case{Mutant::kMissedForgotten, "MissedForgotten"},
-                                           Case{Mutant::kMissedCounted, "MissedCounted"}),
-                         [](const ::testing::TestParamInfo<Case>& tested) {
-                           return std::string(tested.param.name);
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    All, LateMutants,
+    ::testing::Values(Case{Mutant::kMissedForgotten, "MissedForgotten"},
+                      Case{Mutant::kMissedCounted, "MissedCounted"},
+                      Case{Mutant::kStepWithResultsGoesOn, "StepWithResultsGoesOn"}),
+    [](const ::testing::TestParamInfo<Case>& tested) { return std::string(tested.param.name); });
 
 class ShardRecoveryMutants : public ::testing::TestWithParam<Case> {};
 
