@@ -166,13 +166,28 @@ TEST(DrawPlanSending, SkippedStepsBringThePlanToNobody) {
   Effects effects;
   sending.Set({{1}}, 7, 0, effects);
   for (const std::int64_t next : {1, 2, 3}) {
-    sending.StepSkipped();
+    sending.StepsSkipped(1);
     sending.StepDone(next);
     EXPECT_THAT(Repeated(sending), SizeIs(1)) << next;
   }
   sending.StepDone(4);
   EXPECT_THAT(Repeated(sending), SizeIs(1));
   sending.StepDone(5);
+  EXPECT_THAT(Repeated(sending), IsEmpty());
+}
+
+// A newcomer has not been in the steps between.
+TEST(DrawPlanSending, StepsThatAreSkippedAtOnceDoNeither) {
+  DrawPlanSending sending;
+  Effects effects;
+  sending.Set({{1}}, 7, 0, effects);
+  sending.StepsSkipped(3);
+  sending.StepsSkipped(1);
+  for (const std::int64_t next : {4, 5}) {
+    sending.StepDone(next);
+    EXPECT_THAT(Repeated(sending), SizeIs(1)) << next;
+  }
+  sending.StepDone(6);
   EXPECT_THAT(Repeated(sending), IsEmpty());
 }
 
