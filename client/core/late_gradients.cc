@@ -1,6 +1,5 @@
 #include "client/core/late_gradients.h"
 
-#include <optional>
 #include <utility>
 
 #include "base/mutants.h"

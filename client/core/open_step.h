@@ -36,7 +36,6 @@ class OpenStep {
   ~OpenStep();
 
   std::int64_t number() const { return number_; }
-  bool empty() const { return buckets_.empty(); }
   // Whether the trainer has: a bucket may be here without it (Miss).
   bool has_begun() const;
   // Runs by BucketRun::id(); they stay where they are until the step is over.

@@ -4,8 +4,8 @@
 // Otherwise, if the daemon were lost, it would contribute to a bucket whose results others have
 // without it: two means of one bucket. So it is told (Missed), and the sum begins when it has said
 // that it knows (Ack). Until then its announcement may arrive, and nothing was said.
+#include <algorithm>
 #include <iterator>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/core/step.h"

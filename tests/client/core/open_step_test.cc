@@ -65,7 +65,7 @@ TEST_F(OpenStepTest, HoldsItsResultsWithTheLastBucketAndCommitsOnlyWhenConcluded
   ASSERT_THAT(effects, SizeIs(1));
   EXPECT_EQ(std::get<StepDoneEffect>(effects[0]).step, 3);
   EXPECT_EQ(step_.number(), 4);
-  EXPECT_TRUE(step_.empty());
+  EXPECT_FALSE(step_.has_begun());
   Start({0});  // the parameters are free again
 }
 
