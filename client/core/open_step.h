@@ -36,6 +36,8 @@ class OpenStep {
   ~OpenStep();
 
   std::int64_t number() const { return number_; }
+  // No bucket is here.
+  bool empty() const { return buckets_.empty(); }
   // Whether the trainer has: a bucket may be here without it (Miss).
   bool has_begun() const;
   // Runs by BucketRun::id(); they stay where they are until the step is over.

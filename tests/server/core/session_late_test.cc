@@ -42,7 +42,7 @@ class Late : public ::testing::Test {
     const std::uint64_t id = ++harness_.connections;
     ASSERT_TRUE(harness_.session
                     .Attach(rank, 100 + static_cast<std::uint64_t>(rank), harness_.session.step(),
-                            id, harness_.now, effects, may_miss)
+                            id, harness_.now, effects, {.may_miss = may_miss})
                     .ok());
     harness_.streams[rank] = id;
     harness_.TakeAll(std::move(effects));
