@@ -23,8 +23,8 @@ declare -A groups=(
     python3-grpcio python3-protobuf protobuf-compiler protobuf-compiler-grpc"
   [clean-room]="mmdebstrap git"
   [deb]="dpkg-dev file gzip python3-venv python3-dev"
-  [deploy]="mmdebstrap buildah podman runc netavark aardvark-dns catatonit mandoc lintian systemd openssl python3
-    python3-venv python3-yaml"
+  [deploy]="mmdebstrap buildah podman runc netavark aardvark-dns iptables catatonit mandoc lintian systemd openssl
+    python3 python3-venv python3-yaml"
 )
 
 wanted=()

@@ -17,14 +17,14 @@ import tools
 from table import Failed, need, run
 
 USER = 65532
-MEMBERS = ("trainer-0", "trainer-1")
+MEMBERS = ("training-trainer-0", "training-trainer-1")
 
 
 def certificate(folder, name, authority=None):
     """name.crt and name.key in `folder`; without an authority it signs itself, as an authority does."""
     key, file = folder / f"{name}.key", folder / f"{name}.crt"
     make = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={name}",
-            "-keyout", key, "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+            "-keyout", key, "-addext", "subjectAltName=DNS:localhost,DNS:gradwire,IP:127.0.0.1"]
     if authority is None:
         run(*make, "-x509", "-days", "2", "-out", file)
     else:
@@ -35,9 +35,9 @@ def certificate(folder, name, authority=None):
     return file, key
 
 
-def write_secrets(folder):
+def write_secrets(folder, sessions="no-ddp"):
     """What the pod mounts: `daemon` and `member` with their certificates, `tokens`, and for `stranger` neither the
-    authority's signature nor a known token. `run` is for the daemon's socket."""
+    authority's signature nor a known token. `run` is for the daemon's socket. Members may join `sessions`."""
     made = folder / "made"
     made.mkdir()
     authority, _ = certificate(made, "authority")
@@ -52,7 +52,7 @@ def write_secrets(folder):
     digest = hashlib.sha256(token.encode()).hexdigest()
     (folder / "tokens").mkdir()
     (folder / "run").mkdir()
-    (folder / "tokens/tokens").write_text(f"digits member no-ddp sha256:{digest}\n", encoding="ascii")
+    (folder / "tokens/tokens").write_text(f"digits member {sessions} sha256:{digest}\n", encoding="ascii")
     (folder / "member/token").write_text(token, encoding="ascii")
     (folder / "stranger/token").write_text(secrets.token_urlsafe(24), encoding="ascii")
     shutil.rmtree(made)
@@ -61,26 +61,42 @@ def write_secrets(folder):
         path.chmod(0o700 if path.is_dir() else 0o400)
 
 
-def manifest(folder):
-    """A Pod for podman 4.3, which knows no StatefulSet, no Secret and no emptyDir in memory: they become folders of the
-    host. Its probes need curl in the image, which the checks of the manifests do without, and its ports a bridge."""
-    stateful = next(one for one in tools.documents(tools.kustomize("tls")) if one["kind"] == "StatefulSet")
-    daemon = stateful["spec"]["template"]["spec"]
-    text = (pathlib.Path(__file__).parent / "training.yaml").read_text(encoding="utf-8")
-    made = yaml.safe_load(text.replace("SECRETS", str(folder)))
-    own = {"tls": "daemon", "tokens": "tokens", "run": "run"}
-    for volume in daemon["volumes"]:
+def stateful_set():
+    return next(one for one in tools.documents(tools.kustomize("tls")) if one["kind"] == "StatefulSet")
+
+
+def daemon(folder, run_folder):
+    """The overlay's pod for podman 4.3, which knows no StatefulSet, no Secret and no emptyDir in memory: they become
+    folders of the host. Its probes need curl in the image, which the checks of the manifests do without, and its ports
+    a bridge."""
+    spec = stateful_set()["spec"]["template"]["spec"]
+    own = {"tls": folder / "daemon", "tokens": folder / "tokens", "run": run_folder}
+    volumes = []
+    for volume in spec["volumes"]:
         need(volume["name"] in own, f"the overlay mounts {volume['name']}, which this check does not know")
-        path = str(folder / own[volume["name"]])
-        made["spec"]["volumes"].append({"name": volume["name"], "hostPath": {"path": path, "type": "Directory"}})
-    container = daemon["containers"][0]
+        path = str(own[volume["name"]])
+        volumes.append({"name": volume["name"], "hostPath": {"path": path, "type": "Directory"}})
+    container = spec["containers"][0]
     sandbox.containers().podman("tag", "localhost/gradwire-runtime:test", f"localhost/{container['image']}")
     container["image"] = f"localhost/{container['image']}"
     for name in ("startupProbe", "readinessProbe", "livenessProbe", "ports"):
         container.pop(name)
-    made["spec"]["containers"].insert(0, container)
-    for name in ("securityContext", "terminationGracePeriodSeconds"):
-        made["spec"][name] = daemon[name]
+    kept = {name: spec[name] for name in ("securityContext", "terminationGracePeriodSeconds")}
+    return {**kept, "volumes": volumes, "containers": [container]}
+
+
+def trainers(folder):
+    """The Pod of training.yaml."""
+    text = (pathlib.Path(__file__).parent / "training.yaml").read_text(encoding="utf-8")
+    return yaml.safe_load(text.replace("SECRETS", str(folder)))
+
+
+def manifest(folder):
+    """A Pod of daemon and trainers."""
+    made, ours = trainers(folder), daemon(folder, folder / "run")
+    spec = made["spec"]
+    made["spec"] = {**spec, **ours, "volumes": spec["volumes"] + ours["volumes"],
+                    "containers": ours["containers"] + spec["containers"]}
     return yaml.safe_dump(made)
 
 
@@ -100,17 +116,17 @@ def pod():
 
 
 def log(container):
-    return sandbox.containers().attempt("logs", f"training-{container}")[1]
+    return sandbox.containers().attempt("logs", container)[1]
 
 
-def finished(container, seconds):
+def finished(container, seconds, server="training-gradwired"):
     """What a container printed. Failed, unless it ended with 0."""
     box = sandbox.containers()
     try:
-        code = box.podman("wait", f"training-{container}", timeout=seconds)
+        code = box.podman("wait", container, timeout=seconds)
     except subprocess.TimeoutExpired:
-        raise Failed(f"{container} still runs after {seconds} s\n{log(container)}\n{log('gradwired')}") from None
-    need(code == "0", f"{container}: exit {code}\n{log(container)}\n{log('gradwired')}")
+        raise Failed(f"{container} still runs after {seconds} s\n{log(container)}\n{log(server)}") from None
+    need(code == "0", f"{container}: exit {code}\n{log(container)}\n{log(server)}")
     return log(container)
 
 
@@ -150,7 +166,7 @@ def training():
         said = box.podman("exec", "training-gradwired", "/usr/bin/gradwirectl", "status")
         need("no-ddp" in said, f"gradwirectl over the pod's unix socket: {said}")
         box.podman("stop", "-t", "20", "training-gradwired")
-        need('"drained"' in finished("gradwired", 10), "the daemon did not drain")
+        need('"drained"' in finished("training-gradwired", 10), "the daemon did not drain")
     return (f"loss {losses[0]} to {losses[-1]}, accuracy {accuracy[1]}, both members' parameters {sums[0][1][:12]}; "
             "no certificate, a foreign one or an unknown token: refused")
 

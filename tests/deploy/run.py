@@ -5,7 +5,7 @@ import sys
 import table
 
 # Each module has CHECKS: (artefact, check, function) rows.
-GROUPS = ("manifests", "monitoring", "packages", "images", "containers")
+GROUPS = ("manifests", "monitoring", "packages", "images", "containers", "restarts")
 
 
 def main(names):

@@ -95,7 +95,8 @@ class Containers:
         # control groups where versions 1 and 2 are mixed, runc does not.
         settings.write_text('[containers]\ndefault_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]\n'
                             '[engine]\ncgroup_manager = "cgroupfs"\nruntime = "runc"\nevents_logger = "file"\n'
-                            f'tmp_dir = "{self.run_folder}/libpod"\n', encoding="utf-8")
+                            f'tmp_dir = "{self.run_folder}/libpod"\n'
+                            f'[network]\nnetwork_config_dir = "{self.run_folder}/networks"\n', encoding="utf-8")
         self.env = dict(CLEAN, CONTAINERS_STORAGE_CONF=str(storage), CONTAINERS_CONF=str(settings))
         self.storage.mkdir(parents=True, exist_ok=True)
         atexit.register(self.close)
