@@ -57,20 +57,26 @@ bool RecoverySimulation::MayKill(const Member& member) const {
       return one->rank != member.rank && one->has_model && !one->leaves;
     });
   }
-  // As the session counts; who has not been welcomed knows of no roster.
-  std::vector<int> voters;
-  std::pair<std::int64_t, std::uint64_t> furthest(-1, 0);
+  // As the session counts; who has not been welcomed knows of no roster. The others may know less
+  // than this one.
+  struct Furthest {
+    std::pair<std::int64_t, std::uint64_t> place{-1, 0};
+    std::vector<int> voters{};
+    void Take(const wire::MemberReport& report) {
+      const std::pair here(report.step, report.roster->number);
+      if (here > place) *this = {.place = here, .voters = report.concluded};
+    }
+  };
+  Furthest of_all;
+  Furthest of_others;
   std::vector<int> others;
   wire::Roster latest;
   for (const auto& one : members_) {
     if (one->dead || one->core == nullptr || one->core->roster() == nullptr) continue;
     const wire::MemberReport report = one->core->Report();
     if (report.roster->number > latest.number) latest = *report.roster;
-    const std::pair place(report.step, report.roster->number);
-    if (place > furthest) {
-      furthest = place;
-      voters = report.concluded;
-    }
+    of_all.Take(report);
+    if (one->rank != member.rank) of_others.Take(report);
     // Those that others have gone on without, or are about to, do not know it yet.
     const bool is_gone = !lives_.back()->over && lives_.back()->session->member_state(one->rank) ==
                                                      server::MemberState::kGone;
@@ -83,8 +89,8 @@ bool RecoverySimulation::MayKill(const Member& member) const {
         std::ranges::count_if(others, [&](int r) { return std::ranges::count(of, r) > 0; });
     return 2 * left > std::ssize(of);
   };
-  return std::ssize(others) >= options_.shrinks_to && is_majority(voters) &&
-         is_majority(latest.ranks);
+  return std::ssize(others) >= options_.shrinks_to && is_majority(of_all.voters) &&
+         is_majority(of_others.voters) && is_majority(latest.ranks);
 }
 
 // It takes a while until the daemon knows.
