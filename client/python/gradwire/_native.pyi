@@ -83,6 +83,9 @@ class Session:
 
     def leave(self) -> None: ...
 
+    def hand_over_and_leave(self, seconds: float) -> tuple[int | None, str]:
+        """As Client::HandOverAndLeave: the rank, or None, and why nobody."""
+
     def export_state(self) -> bytes: ...
 
     def import_state(self, state: bytes) -> None: ...
