@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
 #include "base/error_code.h"
 #include "base/sync.h"
 #include "client/client_impl.h"
@@ -199,10 +200,11 @@ class ShardedClient final : public client::MemberClient {
 
   // Each daemon has the residuals of its own parameters, so that several members may take them.
   absl::StatusOr<HandOver> HandOverAndLeave(absl::Duration timeout) override {
+    const absl::Time deadline = absl::Now() + timeout;
     HandOver all;
     std::vector<std::string> reasons;
     for (const auto& shard : shards_) {
-      absl::StatusOr<HandOver> part = shard->GiveResiduals(timeout);
+      absl::StatusOr<HandOver> part = shard->GiveResiduals(deadline - absl::Now());
       if (!part.ok()) return part.status();
       if (!all.rank) all.rank = part->rank;
       if (!part->reason.empty()) reasons.push_back(std::move(part->reason));

@@ -117,10 +117,10 @@ void ResidualTaking::On(const wire::HandOver& piece, const wire::Payload* payloa
   if (HasTaken(piece.id)) {
     answer.received = piece.bytes;
     answer.taken = true;
-    return Answer(piece.rank, answer, effects);
+    return Answer(std::move(answer), effects);
   }
   answer.refusal = WhyNot(piece.rank, piece);
-  if (!answer.refusal.empty()) return Answer(piece.rank, answer, effects);
+  if (!answer.refusal.empty()) return Answer(std::move(answer), effects);
   Coming& coming = coming_[piece.rank];
   if (piece.offset == 0) coming = {.id = piece.id};
   // It follows a piece that was refused, or lost with a stream.
@@ -133,7 +133,7 @@ void ResidualTaking::On(const wire::HandOver& piece, const wire::Payload* payloa
   }
   if (!added.ok() || answer.taken) coming_.erase(piece.rank);
   if (answer.taken) {
-    taken_.emplace_back(piece.id, piece.rank);
+    taken_.push_back(piece.id);
     if (taken_.size() > kMostRemembered) taken_.pop_front();
   }
   if (!added.ok()) {
@@ -141,12 +141,12 @@ void ResidualTaking::On(const wire::HandOver& piece, const wire::Payload* payloa
         absl::StrCat("rank ", options_.rank,
                      " does not take them: ", added.message().substr(0, kMostRefusal / 2));
   }
-  Answer(piece.rank, answer, effects);
+  Answer(std::move(answer), effects);
 }
 
 bool ResidualTaking::HasTaken(std::uint64_t id) const {
   if (IsActive(Mutant::kHandedOverTwice)) return false;
-  return std::ranges::any_of(taken_, [id](const auto& one) { return one.first == id; });
+  return std::ranges::count(taken_, id) > 0;
 }
 
 std::string ResidualTaking::WhyNot(int from, const wire::HandOver& piece) const {
@@ -167,8 +167,7 @@ absl::Status ResidualTaking::Take(Coming coming, bool is_between) {
   absl::StatusOr<HookState> read =
       ReadSafetensors({reinterpret_cast<const char*>(file.data()), file.size()});
   if (!read.ok()) return read.status();
-  // What does not fit is refused while its member still has it. In the sum, the values that this
-  // member has at the end of the step make no difference.
+  // What does not fit is refused while its member still has it.
   if (absl::Status fits = AddResiduals(hook_->State(), *read).status(); !fits.ok()) return fits;
   if (options_.ledger != nullptr && !IsActive(Mutant::kHandOverForgotten)) {
     options_.ledger->Expect(*read);
@@ -178,7 +177,8 @@ absl::Status ResidualTaking::Take(Coming coming, bool is_between) {
   return absl::OkStatus();
 }
 
-// What was fit before the step is fit after it: a step changes values only.
+// What was fit before the step is fit after it: a step changes values only. A device that fails
+// meanwhile fails the next step, too, and the ledger counts these as lost.
 void ResidualTaking::Add() {
   for (const HookState& residuals : std::exchange(waiting_, {})) AddNow(residuals).IgnoreError();
 }
@@ -189,9 +189,8 @@ absl::Status ResidualTaking::AddNow(const HookState& residuals) {
                                     : TakeOver(residuals, options_.manifest, *hook_);
 }
 
-void ResidualTaking::Answer(int to, wire::HandOverAnswer answer, Effects& effects) const {
+void ResidualTaking::Answer(wire::HandOverAnswer answer, Effects& effects) const {
   answer.generation = options_.generation;
-  answer.rank = to;
   if (answer.refusal.size() > kMostRefusal) answer.refusal.resize(kMostRefusal);
   effects.push_back(SendFrameEffect{answer});
 }

@@ -9,7 +9,6 @@
 #include <deque>
 #include <map>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -76,14 +75,14 @@ class ResidualTaking {
   // Takes the whole file, or says why not.
   absl::Status Take(Coming coming, bool is_between);
   absl::Status AddNow(const HookState& residuals);
-  void Answer(int to, wire::HandOverAnswer answer, Effects& effects) const;
+  void Answer(wire::HandOverAnswer answer, Effects& effects) const;
 
   const MemberOptions& options_;
   Hook* const hook_;
-  const std::size_t most_bytes_;                     // of a file
-  std::map<int, Coming> coming_;                     // by the rank that leaves
-  std::vector<HookState> waiting_;                   // until the step is over
-  std::deque<std::pair<std::uint64_t, int>> taken_;  // ids, and whose they were: the last ones
+  const std::size_t most_bytes_;     // of a file
+  std::map<int, Coming> coming_;     // by the rank that leaves
+  std::vector<HookState> waiting_;   // until the step is over
+  std::deque<std::uint64_t> taken_;  // ids: the last ones
   bool closed_ = false;
 };
 

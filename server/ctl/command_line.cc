@@ -147,7 +147,7 @@ void AddPlan(CLI::App& app, PlanFlags& flags) {
 
 void AddReplay(CLI::App& app, ReplayFlags& flags) {
   CLI::App* const replay = app.add_subcommand(
-      "replay", "Compute steps that gradwired --record has recorded again; asks no daemon");
+      "replay", "Compute again the steps that gradwired --record has kept; asks no daemon");
   replay->add_option("PATH", flags.paths, "Recordings: their directory, or files of it")
       ->required()
       ->type_name(kFile);
