@@ -48,7 +48,7 @@ MaybeFailure CollectiveFlow::OnFrame(int rank, const wire::Frame& frame, absl::T
     effects.push_back(UpstreamEffect{.what = UpstreamEffect::What::kBarrier});
   }
   if (collectives_.number() != number && began_) began_ = now;
-  return CheckNobodyGone(rank);
+  return CheckNobodyGone();
 }
 
 void CollectiveFlow::OnUpstream(absl::Time now, Effects& effects) {
@@ -59,15 +59,10 @@ void CollectiveFlow::OnUpstream(absl::Time now, Effects& effects) {
 }
 
 // A collective needs every member. If one has left, it fails now and not at the step timeout.
-MaybeFailure CollectiveFlow::CheckNobodyGone(int rank) const {
+MaybeFailure CollectiveFlow::CheckNobodyGone() const {
   for (int r = 0; began_ && r < options_.world_size; ++r) {
     if (membership_.state(r) != MemberState::kLeft || collectives_.IsThrough(r)) continue;
-    return FailureEvent{
-        .kind = FailureEvent::Kind::kGone,
-        .rank = r,
-        .what = Coded(ErrorCode::kMemberLeft, absl::AbortedError(absl::StrCat(
-                                                  "rank ", rank, " entered a collective, but rank ",
-                                                  r, " has left the session")))};
+    return LeftBeforeEnd(r, "a collective");
   }
   return std::nullopt;
 }

@@ -32,8 +32,8 @@ class CollectiveFlow {
   bool waits_for_upstream() const { return collectives_.waits_for_upstream(); }
   // False: the open collective cannot end without the member.
   bool OnLeave(int rank, Effects& effects);
-  // Whether the open collective, which `rank` moved on, needs a member that has left.
-  MaybeFailure CheckNobodyGone(int rank) const;
+  // Whether the open collective needs a member that has left.
+  MaybeFailure CheckNobodyGone() const;
   // What a member whose stream was replaced has to be told again.
   void Resume(int rank, Effects& effects) const;
   // The session has ended.

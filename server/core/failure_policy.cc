@@ -59,20 +59,11 @@ absl::Status ReasonOf(const FailureEvent& event, const Membership& membership) {
 
 }  // namespace
 
-FailureEvent GoneIn(int rank, const std::string& where) {
+FailureEvent LeftBeforeEnd(int rank, const std::string& what) {
   return {.kind = FailureEvent::Kind::kGone,
           .rank = rank,
-          .what = absl::AbortedError(absl::StrCat("rank ", rank, " left in the middle of ", where,
+          .what = absl::AbortedError(absl::StrCat("rank ", rank, " left before the end of ", what,
                                                   "; its own output says why"))};
-}
-
-FailureEvent GoneBefore(int rank, const std::string& did, std::int64_t step, int gone) {
-  return {.kind = FailureEvent::Kind::kGone,
-          .rank = gone,
-          .what = Coded(
-              ErrorCode::kMemberLeft,
-              absl::AbortedError(absl::StrCat("rank ", rank, " ", did, " step ", step,
-                                              ", but rank ", gone, " has left the session")))};
 }
 
 Decision Decide(const FailureEvent& event, const Membership& membership) {

@@ -35,10 +35,9 @@ inline FailureEvent ViolationOf(int rank, absl::Status what) {
   return {.kind = FailureEvent::Kind::kViolation, .rank = rank, .what = std::move(what)};
 }
 
-// The member left, and `where` (a step, a collective) cannot end without it.
-FailureEvent GoneIn(int rank, const std::string& where);
-// The rank "began" or "ended" a step for which rank `gone` is missing, because it has left.
-FailureEvent GoneBefore(int rank, const std::string& did, std::int64_t step, int gone);
+// The member left, and `what` (a step, a collective) cannot end without it. The same words whether
+// it left before the others began or after: the shards of a session may see either.
+FailureEvent LeftBeforeEnd(int rank, const std::string& what);
 
 struct Decision {
   enum class Action : std::uint8_t { kFail };  // for all members alike

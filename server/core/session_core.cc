@@ -263,9 +263,9 @@ absl::Status SessionCore::Leave(int rank, std::uint64_t start_id, absl::Time now
     leaving_.insert(rank);  // this call has overtaken what the member says on its stream
   } else if (step_->began() && !step_->AwaitsConclusion()) {
     // All ranks contribute to a step, so the step that has begun cannot end without this one.
-    Apply(GoneIn(rank, absl::StrCat("step ", step_->number())), effects);
+    Apply(LeftBeforeEnd(rank, absl::StrCat("step ", step_->number())), effects);
   } else if (!collectives_->OnLeave(rank, effects)) {
-    Apply(GoneIn(rank, "a collective"), effects);
+    Apply(LeftBeforeEnd(rank, "a collective"), effects);
   } else {
     LeaveRunning(rank, now, effects);
   }
@@ -283,7 +283,7 @@ void SessionCore::LeaveRunning(int rank, absl::Time now, Effects& effects) {
   const CloseEffect close{.rank = rank, .connection = membership_.connection(rank)};
   // Its departure may have ended a broadcast: the next collective cannot be entered by a rank that
   // left earlier.
-  Apply(collectives_->CheckNobodyGone(rank), effects);
+  Apply(collectives_->CheckNobodyGone(), effects);
   if (awaits_successor_) {  // the others gather without it
     effects.push_back(DepartureEffect{.rank = rank});
     if (std::ranges::count(gone_, rank) == 0) gone_.push_back(rank);

@@ -65,7 +65,7 @@ MaybeFailure Step::OnAnnounce(int rank, const wire::Announce& announce,
                            " after it ended step ", number_)));
   }
   if (const std::optional<int> gone = membership_.FirstLeft()) {
-    return GoneBefore(rank, "began", number_, *gone);
+    return LeftBeforeEnd(*gone, absl::StrCat("step ", number_));
   }
   if (rank == lead_) FixDrawPlan();
   if (known == nullptr) {
@@ -181,7 +181,7 @@ MaybeFailure Step::OnGroupBucket(int rank, const wire::GroupBucket& bucket, absl
                                                          "; the session is at step ", number_)));
   }
   if (const std::optional<int> gone = membership_.FirstLeft()) {
-    return GoneBefore(rank, "began", number_, *gone);
+    return LeftBeforeEnd(*gone, absl::StrCat("step ", number_));
   }
   AcknowledgeEarlierSteps(rank);
   if (rank == lead_) FixDrawPlan();  // it may have no share of its own to announce

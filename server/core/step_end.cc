@@ -18,7 +18,7 @@ MaybeFailure Step::OnEndStep(int rank, const wire::EndStep& end, absl::Time now,
   if (HasEnded(rank)) return std::nullopt;  // a resume repeats it
   // Who leaves a prepared step has all of it.
   if (const auto gone = membership_.FirstLeft(); gone && !AwaitsConclusion()) {
-    return GoneBefore(rank, "ended", number_, *gone);
+    return LeftBeforeEnd(*gone, absl::StrCat("step ", number_));
   }
   AcknowledgeEarlierSteps(rank);
   Begin(rank, now);

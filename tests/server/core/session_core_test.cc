@@ -376,7 +376,7 @@ TEST(SessionLeave, InTheMiddleOfAStepFailsTheOthers) {
   harness.Start();
   harness.Announce(1, {0});
   EXPECT_TRUE(harness.Leave(0).ok());
-  EXPECT_THAT(harness.Message(), HasSubstr("rank 0 left in the middle of step 0"));
+  EXPECT_THAT(harness.Message(), HasSubstr("rank 0 left before the end of step 0"));
   EXPECT_EQ(harness.Sent<wire::Failure>(1)[0].blamed_rank, 0);
 }
 
@@ -385,7 +385,7 @@ TEST(SessionLeave, InTheMiddleOfACollectiveFailsTheOthers) {
   harness.Start();
   harness.Receive(1, wire::Enter{.number = 0, .generation = 7});
   EXPECT_TRUE(harness.Leave(0).ok());
-  EXPECT_THAT(harness.Message(), HasSubstr("rank 0 left in the middle of a collective"));
+  EXPECT_THAT(harness.Message(), HasSubstr("rank 0 left before the end of a collective"));
 }
 
 // The others still take the broadcast; the member's last acknowledgement may be under way.
@@ -416,16 +416,15 @@ TEST(SessionLeave, WhenOthersHaveEnteredTheNextCollectiveFailsThemAtOnce) {
   harness.Receive(0, wire::CollectiveChunk{0, 0}, Floats(4, 1));
   harness.Receive(1, wire::Enter{.number = 1, .generation = 7});
   EXPECT_TRUE(harness.Leave(2).ok());
-  EXPECT_THAT(harness.Message(), HasSubstr("rank 2 left in the middle of a collective"));
+  EXPECT_THAT(harness.Message(), HasSubstr("rank 2 left before the end of a collective"));
   EXPECT_EQ(harness.Sent<wire::Failure>(1)[0].blamed_rank, 2);
 }
 
 TEST(SessionLeave, NothingGoesOnWithoutTheOneWhoLeft) {
   const std::vector<std::pair<wire::Header, std::string>> cases = {
-      {wire::Announce{0, 7, {0}, {SumOf(16)}}, "rank 0 began step 0, but rank 1 has left"},
-      {wire::EndStep{0, 7}, "rank 0 ended step 0, but rank 1 has left"},
-      {wire::Enter{.number = 0, .generation = 7},
-       "rank 0 entered a collective, but rank 1 has left"},
+      {wire::Announce{0, 7, {0}, {SumOf(16)}}, "rank 1 left before the end of step 0"},
+      {wire::EndStep{0, 7}, "rank 1 left before the end of step 0"},
+      {wire::Enter{.number = 0, .generation = 7}, "rank 1 left before the end of a collective"},
   };
   for (const auto& [header, message] : cases) {
     SessionHarness harness;

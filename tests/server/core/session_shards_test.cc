@@ -182,7 +182,7 @@ TEST(SessionShards, ALeaveBeforeTheResultsFailsTheOthers) {
   shard.EndStep(0);
   EXPECT_TRUE(shard.Leave(1).ok());
   EXPECT_EQ(shard.session.state(), State::kFailed);
-  EXPECT_THAT(shard.Message(), HasSubstr("rank 1 left in the middle of step 0"));
+  EXPECT_THAT(shard.Message(), HasSubstr("rank 1 left before the end of step 0"));
 }
 
 const wire::Failure kElsewhere{.code = static_cast<int>(absl::StatusCode::kAborted),
