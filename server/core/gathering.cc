@@ -116,6 +116,7 @@ absl::StatusOr<Gathering::Outcome> Gathering::Decide() const {
                                                  : DecideTogether(all, step);
   if (!outcome.ok()) return outcome;
   outcome->donor = all.front().rank;
+  outcome->here = RanksHere();
   outcome->life = HighestLife() + 1;
   absl::Status status = DecideCollectives(*outcome);
   if (status.ok()) status = TakeIn(*outcome);
@@ -140,6 +141,7 @@ absl::StatusOr<Gathering::Outcome> Gathering::Follow(const Reporters& all) const
                          first.report->step, ", rank ", rank, " in step ", report->step);
   }
   Outcome outcome{.step = first.report->step,
+                  .here = RanksHere(),
                   .collectives = first.report->collectives,
                   .through = std::vector<bool>(reports_.size()),
                   .donor = first.rank,

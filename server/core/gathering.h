@@ -65,6 +65,9 @@ class Gathering {
   // A later report of the rank replaces the earlier one. None: it is a newcomer's.
   void Take(int rank, std::optional<wire::MemberReport> report);
 
+  // A leaf daemon stands for the rank, and reports for it.
+  void SetElsewhere(int rank) { SetGone(rank); }
+
   // When all ranks are taken: nobody has been in the session, which begins as any other.
   bool AllNew() const;
 
@@ -89,6 +92,7 @@ class Gathering {
     // not known here.
     std::optional<wire::MembershipChange> change{};
     std::vector<int> fresh{};              // newcomers that have not been in the session at all
+    std::vector<int> here{};               // ranks that take part from now on, ascending
     std::uint64_t collectives = 0;         // that are over for all members
     std::vector<bool> through{};           // by rank: one more is, for this one
     int donor = 0;                         // the lowest rank that has the model

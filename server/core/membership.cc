@@ -42,6 +42,11 @@ absl::Status Membership::SetLeaf(int rank, int ranks, const std::string& name) {
   return absl::OkStatus();
 }
 
+bool Membership::HasLeaves() const {
+  return std::any_of(members_.begin(), members_.end(),
+                     [](const Member& member) { return member.ranks > 1 || !member.leaf.empty(); });
+}
+
 // Join is idempotent: a member that missed the answer asks again with the same start id and must
 // get the same rank. Otherwise one process would hold two ranks.
 absl::StatusOr<Membership::Place> Membership::Join(int rank, std::uint64_t start_id,

@@ -68,6 +68,7 @@ class Membership {
   // on: the others are elsewhere until it is gone. AlreadyExists: one of them is taken.
   absl::Status SetLeaf(int rank, int ranks, const std::string& name);
   bool IsLeaf(int rank) const { return At(rank).ranks > 1 || !At(rank).leaf.empty(); }
+  bool HasLeaves() const;
   const std::string& leaf_name(int rank) const { return At(rank).leaf; }
   // Members that the process of `rank` stands for.
   int ranks(int rank) const { return At(rank).ranks; }

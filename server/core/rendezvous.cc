@@ -42,6 +42,9 @@ absl::StatusOr<int> Rendezvous::Join(const JoinAsk& ask, absl::Time now, Effects
       membership_.Free(place->rank);
       return leaf;
     }
+    for (int r = 1; r < ask.leaf_ranks && gathering_; ++r) {
+      gathering_->SetElsewhere(place->rank + r);
+    }
   }
   asks_[static_cast<std::size_t>(place->rank)] = ask.group;
   if (options_.gathers && (ask.report || place->fresh)) {
@@ -173,6 +176,7 @@ bool Rendezvous::HasQuorum(int least) const {
 // Those that were lost before are not waited for, unless they have come again.
 bool Rendezvous::MayShrink(absl::Time now) const {
   if (!gathering_ || !options_.shrinks() || membership_.AllConnected()) return false;
+  if (membership_.HasLeaves()) return false;
   if (options_.follows()) return MayFollow();
   bool waits = false;
   for (int r = 0; r < membership_.world_size(); ++r) {

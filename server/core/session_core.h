@@ -187,6 +187,9 @@ class SessionCore {
   void GoOn(const Gathering::Outcome& gathered, Effects& effects);
   void Heal(const Gathering::Outcome& gathered, Effects& effects);
   // Whether another process may come for a member that is lost; and that one is waited for.
+  absl::Status CheckLeavesGoOn(const std::optional<Gathering::Outcome>& gathered) const;
+  // Lost members get successors, or the others go on without them.
+  bool OutlivesMembers() const;
   bool MayReplace(const FailureEvent& failure) const;
   void AwaitSuccessor(const FailureEvent& failure, Effects& effects);
   // The others gather, because they need a member that has left.

@@ -33,6 +33,7 @@ void SessionCore::MaybeBegin(int rank, Effects& effects) {
   if (!groups.ok()) return fail(groups.status());
   const auto gathered = rendezvous_->Gathered();
   if (!gathered.ok()) return fail(gathered.status());
+  if (absl::Status may = CheckLeavesGoOn(*gathered); !may.ok()) return fail(may);
   if (!*gathered && state_recovery_ != nullptr && state_recovery_->restored()) {
     return fail(Coded(ErrorCode::kResume,
                       absl::FailedPreconditionError("all members that had the session's model are "
@@ -62,6 +63,21 @@ void SessionCore::MaybeBegin(int rank, Effects& effects) {
   rendezvous_->Complete(*groups, welcome, newcomers_, effects);
   step_->SetGroups(*std::move(groups));
   collectives_->Begin();
+}
+
+// Nobody behind a leaf would hear of a change of members.
+absl::Status SessionCore::CheckLeavesGoOn(const std::optional<Gathering::Outcome>& gathered) const {
+  if (!gathered || !membership_.HasLeaves()) return absl::OkStatus();
+  const auto refuse = [](const std::string& why) {
+    return Coded(ErrorCode::kResume,
+                 absl::FailedPreconditionError(absl::StrCat(why,
+                                                            ", and the session has leaf daemons; "
+                                                            "begin again from a checkpoint")));
+  };
+  if (options_.shrinks()) return refuse("the next daemon has on_member_loss=shrink");
+  if (gathered->fresh.empty()) return absl::OkStatus();
+  return refuse(absl::StrCat(membership_.NameOf(gathered->fresh.front()),
+                             " is new, in the place of a member that was lost with its daemon"));
 }
 
 // Another shard may fail while this one still waits for members.
@@ -98,12 +114,12 @@ void SessionCore::Restored(const absl::StatusOr<std::shared_ptr<HookImport>>& st
   MaybeBegin(-1, effects);
 }
 
-// None where a fresh daemon would lack something: an order that only the lost one knew.
+// None where a fresh daemon would lack something: an order that only the lost one knew, or for how
+// many ranks those who are left stand.
 std::optional<wire::Recovery> SessionCore::RecoveryOf(const NodeGroups& groups) const {
-  bool has_leaves = groups.has_leaves();
-  for (int r = 0; r < options_.world_size; ++r) has_leaves |= membership_.IsLeaf(r);
+  const bool may_shrink = options_.shrinks() && membership_.HasLeaves();
   if (options_.coordinator_grace <= absl::ZeroDuration() || options_.leaf.is_leaf() ||
-      groups.any() || has_leaves) {
+      groups.any() || may_shrink) {
     return std::nullopt;
   }
   constexpr std::int64_t kLongest = std::numeric_limits<std::uint32_t>::max();
@@ -174,9 +190,14 @@ MaybeFailure SessionCore::OnGatherAgain(int rank, const wire::GatherAgain& again
   return std::nullopt;
 }
 
+// Behind a leaf nobody would hear of a change, and a lost leaf takes its node's residual with it.
+bool SessionCore::OutlivesMembers() const {
+  return step_->outlives_daemon() && options_.member_grace > absl::ZeroDuration() &&
+         !membership_.HasLeaves();
+}
+
 bool SessionCore::MayReplace(const FailureEvent& failure) const {
-  return failure.kind == FailureEvent::Kind::kLost && step_->outlives_daemon() &&
-         options_.member_grace > absl::ZeroDuration() &&
+  return failure.kind == FailureEvent::Kind::kLost && OutlivesMembers() &&
          (options_.shrinks() || !membership_.FirstLeft());
 }
 
@@ -184,8 +205,8 @@ bool SessionCore::MayReplace(const FailureEvent& failure) const {
 absl::Status SessionCore::AskAgain(const JoinAsk& ask, const absl::Status& refused,
                                    Effects& effects) {
   const int rank = ask.rank;
-  const bool may_free = (step_->outlives_daemon() || options_.gathers) &&
-                        options_.member_grace > absl::ZeroDuration();
+  const bool may_free =
+      OutlivesMembers() || (options_.gathers && options_.member_grace > absl::ZeroDuration());
   if (!may_free || !absl::IsAlreadyExists(refused)) return refused;
   if (state_ == State::kRunning && membership_.IsRank(rank) && membership_.IsGone(rank)) {
     return TakeInLater(ask);
@@ -258,7 +279,7 @@ void SessionCore::Apply(const MaybeFailure& failure, Effects& effects) {
   if (!failure || state_ == State::kFailed || state_ == State::kClosed) return;
   // The others need not end with who has left: another process may come, or they go on without it.
   if (failure->kind == FailureEvent::Kind::kGone && state_ == State::kRunning &&
-      step_->outlives_daemon() && options_.member_grace > absl::ZeroDuration()) {
+      OutlivesMembers()) {
     return DoWithout(failure->rank, effects);
   }
   const Decision decision = Decide(*failure, membership_);

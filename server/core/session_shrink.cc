@@ -36,7 +36,8 @@ void SessionCore::MaybeShrink(absl::Time now, Effects& effects) {
 // here: among them may be processes that have come in the place of most.
 bool SessionCore::MayGoOn(Effects& effects) {
   if (!options_.shrinks() || !options_.gathers || rendezvous_->AllNew()) return true;
-  if (options_.follows()) return true;  // shard 0 has decided it
+  if (options_.follows()) return true;       // shard 0 has decided it
+  if (membership_.HasLeaves()) return true;  // and it does not: CheckLeavesGoOn
   for (const int rank : rendezvous_->LeftBehind()) {
     effects.push_back(SendEffect{
         .rank = rank,
@@ -64,10 +65,10 @@ bool SessionCore::MayGoOn(Effects& effects) {
 
 MaybeFailure SessionCore::OnHandOver(int rank, const wire::HandOver& piece,
                                      const wire::PayloadRef& payload, Effects& effects) {
-  const bool goes_on = step_->outlives_daemon() && options_.member_grace > absl::ZeroDuration();
   return hand_overs_->On(
       rank, piece, payload,
-      goes_on ? "" : "the session ends with a member that leaves before the others", effects);
+      OutlivesMembers() ? "" : "the session ends with a member that leaves before the others",
+      effects);
 }
 
 MaybeFailure SessionCore::OnHandOverAnswer(int rank, const wire::HandOverAnswer& answer,

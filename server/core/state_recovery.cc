@@ -31,9 +31,7 @@ MaybeFailure StateRecovery::Ask(const Gathering::Outcome& gathered, Effects& eff
   stage_ = Stage::kAsking;
   const auto has_state = [&](int rank) {
     const bool is_new = gathered.change && std::ranges::count(gathered.change->newcomers, rank) > 0;
-    const bool is_here =
-        !gathered.roster || std::ranges::binary_search(gathered.roster->ranks, rank);
-    return is_here && !is_new;
+    return std::ranges::binary_search(gathered.here, rank) && !is_new;
   };
   if (!has_state(donor_)) {
     donor_ = gathered.donor;

@@ -7,8 +7,9 @@
 // --late-ms it computes for so long before each step. With --shares-memory it is an error if it
 // does not share memory with the daemon. With --trains it adds up the means as a model, gets that
 // from the others if it comes in the place of a lost member, and prints its digest after each step
-// and as "model DIGEST" in the end; nothing else is checked then. After SIGTERM it ends its step,
-// leaves before the others, and says who has its residuals.
+// and as "model DIGEST" in the end; nothing else is checked then. With --node ranks are behind leaf
+// daemons, so many behind each, in their order. After SIGTERM it ends its step, leaves before the
+// others, and says who has its residuals.
 #include <signal.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -22,6 +23,7 @@
 #include <iostream>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <string>
 #include <thread>
@@ -43,7 +45,7 @@ constexpr char kUsage[] =
     " [--steps K]\n"
     "         [--hook SPEC] [--die-after-bytes B] [--die-by SIGNAL] [--late-ms M] [--shares-memory "
     "1]"
-    " [--trains 1]\n";
+    " [--trains 1] [--node M]\n";
 
 int Fail(const absl::Status& status) {
   std::cout << "error: " << status << std::endl;
@@ -89,20 +91,38 @@ std::vector<ParameterSpec> Model(std::size_t elements, bool has_hook) {
           testing::MakeParameter("b", 30)};
 }
 
-// What an applied step leaves in the bucket, after those that were applied before.
+// As a leaf daemon adds up the gradients of its node's members, with the ranks from `first` on.
+std::vector<std::byte> MeanOfNode(const std::vector<ParameterSpec>& manifest, int first,
+                                  int members, std::int64_t step) {
+  testing::Gradients gradients(manifest);
+  std::vector<double> sums(gradients.bytes().size() / sizeof(float));
+  for (int rank = first; rank < first + members; ++rank) {
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      const auto value = static_cast<float>(testing::GradientValue(rank, step, i));
+      sums[i] += static_cast<double>(value / static_cast<float>(members));
+    }
+  }
+  const std::vector<float> means(sums.begin(), sums.end());
+  const auto bytes = std::as_bytes(std::span(means));
+  return {bytes.begin(), bytes.end()};
+}
+
+// What an applied step leaves in the bucket, after those that were applied before. `node`: so many
+// members are behind each leaf daemon, or 1.
 class Reference {
  public:
-  Reference(const HookSpec& spec, const ClientOptions& options)
-      : world_(testing::HookWorld::Make(options.world_size, spec, options.parameters)) {}
+  Reference(const HookSpec& spec, const ClientOptions& options, int node)
+      : node_(node),
+        world_(testing::HookWorld::Make(options.world_size / node, spec, options.parameters)) {}
 
   absl::StatusOr<std::vector<std::byte>> Apply(std::int64_t step) {
     if (!world_.ok()) return world_.status();
     testing::HookWorld& world = **world_;
     std::vector<testing::MemberGradients> all;
     for (std::size_t rank = 0; rank < world.world_size(); ++rank) {
-      testing::Gradients gradients(world.manifest());
-      gradients.Fill(static_cast<int>(rank), step);
-      auto from = gradients.bytes().begin();
+      const std::vector<std::byte> gradients =
+          MeanOfNode(world.manifest(), static_cast<int>(rank) * node_, node_, step);
+      auto from = gradients.begin();
       testing::MemberGradients& own = all.emplace_back();
       for (const ParameterSpec& parameter : world.manifest()) {
         const auto to = from + static_cast<std::ptrdiff_t>(parameter.numel() * sizeof(float));
@@ -110,14 +130,17 @@ class Reference {
         from = to;
       }
     }
-    const absl::StatusOr<Verdict> verdict = world.RunStep(all, {{0, 1}});
+    std::vector<std::size_t> bucket(world.manifest().size());
+    std::iota(bucket.begin(), bucket.end(), std::size_t{0});
+    const absl::StatusOr<Verdict> verdict = world.RunStep(all, {bucket});
     if (!verdict.ok()) return verdict.status();
-    std::vector<std::byte> bytes = all[0][0];
-    bytes.insert(bytes.end(), all[0][1].begin(), all[0][1].end());
+    std::vector<std::byte> bytes;
+    for (const auto& part : all[0]) bytes.insert(bytes.end(), part.begin(), part.end());
     return bytes;
   }
 
  private:
+  const int node_;
   absl::StatusOr<std::unique_ptr<testing::HookWorld>> world_;
 };
 
@@ -169,8 +192,13 @@ int Run(const Flags& flags) {
                         .world_size = static_cast<int>(Number(flags, "--world-size", 1)),
                         .parameters = Model(elements, has_hook),
                         .hook = *spec};
+  const int node = static_cast<int>(Number(flags, "--node", 1));
+  if (node > 1) {
+    options.local_rank = options.rank % node;
+    options.local_world_size = node;
+  }
   std::unique_ptr<Reference> reference;
-  if (has_hook) reference = std::make_unique<Reference>(*spec, options);
+  if (has_hook || node > 1) reference = std::make_unique<Reference>(*spec, options, node);
   auto client = Client::Join(options);
   if (!client.ok()) return Fail(client.status());
   if (Number(flags, "--shares-memory", 0) != 0 && !(*client)->metrics().shared_memory) {

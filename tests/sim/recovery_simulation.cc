@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/core/leaf_weight.h"
 #include "hooks/coordinator_hook.h"
 #include "hooks/cpu/host_device.h"
 #include "hooks/device_hooks.h"
@@ -55,7 +56,8 @@ const char* Name(RecoveryCount count) {
                                         "ledgers incomplete",
                                         "left",
                                         "residuals handed over",
-                                        "residuals not taken"};
+                                        "residuals not taken",
+                                        "steps with leaves"};
   static_assert(kNames.size() == static_cast<std::size_t>(RecoveryCount::kNumCounts));
   return kNames[static_cast<std::size_t>(count)];
 }
@@ -101,6 +103,10 @@ void RecoverySimulation::MakeScenario() {
   }
   keep_percent_ = random_.Percent(50) ? 0 : random_.Percent(70) ? 100 : 60;
   if (late_) MakeLateScenario();
+  members_.resize(static_cast<std::size_t>(world));
+  first_ranks_.resize(members_.size());
+  std::iota(first_ranks_.begin(), first_ranks_.end(), 0);
+  if (options_.member_grace == absl::ZeroDuration()) MakeLeaves();
   const int steps = late_ ? random_.Between(8, 16) : random_.Between(3, 6);
   for (int s = 0; s < steps; ++s) {
     Step& step = steps_.emplace_back();
@@ -108,7 +114,7 @@ void RecoverySimulation::MakeScenario() {
     // Late gradients outlast a few skips only.
     const bool may_skip = !late_ || s == 0 || steps_[steps_.size() - 2].nonfinite_rank < 0;
     if (may_skip && random_.Percent(15)) {
-      step.nonfinite_rank = random_.Between(0, world - 1);
+      step.nonfinite_rank = first_ranks_[random_.Below(members_.size())];
       step.nonfinite_parameter = static_cast<std::uint32_t>(random_.Below(manifest_.size()));
       if (manifest_[step.nonfinite_parameter].numel() == 0) step.nonfinite_rank = -1;
     }
@@ -122,14 +128,40 @@ void RecoverySimulation::MakeScenario() {
   if (low_rank && random_.Percent(50)) draw_plan_ = RandomBuckets(manifest_.size(), random_);
   faults_left_ = random_.Between(1, 6);
   fault_percent_ = random_.Between(3, 30);
-  members_.resize(static_cast<std::size_t>(world));
-  for (int rank = 0; rank < world; ++rank) Spawn(rank, 0);
+  for (const int rank : first_ranks_) Spawn(rank, 0);
+}
+
+// As a session is whose members are never replaced.
+void RecoverySimulation::MakeLeaves() {
+  Random random(Mix(seed_, 78));
+  if (random.Percent(40)) return;
+  int next = 0;
+  for (int& first : first_ranks_) {
+    first = next;
+    next += random.Between(1, 2);
+  }
+  options_.world_size = next;
+}
+
+std::size_t RecoverySimulation::IndexOf(int rank) const {
+  const auto after = std::ranges::upper_bound(first_ranks_, rank);
+  return static_cast<std::size_t>(after - first_ranks_.begin()) - 1;
+}
+
+double RecoverySimulation::Weight(int rank) const {
+  const std::size_t next = IndexOf(rank) + 1;
+  const int end = next < first_ranks_.size() ? first_ranks_[next] : options_.world_size;
+  return static_cast<double>(end - rank) * static_cast<double>(members_.size()) /
+         options_.world_size;
 }
 
 void RecoverySimulation::Spawn(int rank, int process) {
-  auto& member = members_[static_cast<std::size_t>(rank)];
+  const std::size_t index = IndexOf(rank);
+  auto& member = members_[index];
   member = std::make_unique<Member>();
   member->rank = rank;
+  member->stands_for =
+      (index + 1 < first_ranks_.size() ? first_ranks_[index + 1] : options_.world_size) - rank;
   member->start_id = Mix(seed_, 5, rank, process) | 1;
   member->hook = *MakeHook(options_.spec, MakeHostDevice());
   if (options_.LedgerRows() > 0) {
@@ -167,16 +199,14 @@ ByteVector RecoverySimulation::Expected(std::size_t step,
                                         const std::vector<std::uint32_t>& parameters) const {
   ByteVector bytes(Numel(parameters) * sizeof(float));
   std::vector<int> ranks = steps_[step].ranks;
-  if (ranks.empty()) {
-    ranks.resize(static_cast<std::size_t>(options_.world_size));
-    std::iota(ranks.begin(), ranks.end(), 0);
-  }
+  if (ranks.empty()) ranks = first_ranks_;
   std::size_t at = 0;
   for (const std::uint32_t p : parameters) {
     for (std::size_t i = 0; i < manifest_[p].numel(); ++i, ++at) {
       double sum = 0;
       for (const int rank : ranks) {
-        sum += static_cast<double>(Value(rank, step, p, i) / static_cast<float>(ranks.size()));
+        const auto weighted = static_cast<float>(Value(rank, step, p, i) * Weight(rank));
+        sum += static_cast<double>(weighted / static_cast<float>(ranks.size()));
       }
       PutElement(DType::kFloat32, bytes, at, static_cast<double>(static_cast<float>(sum)));
     }
@@ -193,6 +223,7 @@ ByteVector RecoverySimulation::Gradient(int rank, std::size_t step,
       PutElement(DType::kFloat32, bytes, at, Value(rank, step, p, i));
     }
   }
+  if (Weight(rank) != 1) client::Weigh({DType::kFloat32, bytes.data(), at}, Weight(rank));
   return bytes;
 }
 
@@ -213,7 +244,7 @@ void RecoverySimulation::RunReference(std::size_t step) {
   std::vector<testing::MemberGradients> gradients(members_.size());
   for (std::size_t rank = 0; rank < gradients.size(); ++rank) {
     for (std::uint32_t p = 0; p < manifest_.size(); ++p) {
-      gradients[rank].push_back(Gradient(static_cast<int>(rank), step, {p}));
+      gradients[rank].push_back(Gradient(first_ranks_[rank], step, {p}));
     }
   }
   testing::Buckets buckets;

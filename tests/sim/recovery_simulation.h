@@ -21,6 +21,9 @@
 // concluded the last step, and means are of those who are there. Some processes come in their place
 // later.
 //
+// Some members may be leaf daemons, which stand for two ranks, and whose gradients have the weight
+// of as many: what goes on behind them is not simulated here.
+//
 // Or members are late, and steps go on without them (LateMembers). Nobody dies then, so that all
 // that members have computed in steps that were applied is in the means, or waits for the next step
 // (recovery_simulation_late.cc).
@@ -81,6 +84,7 @@ enum class RecoveryCount : std::uint8_t {
   kLeft,
   kResidualsHandedOver,
   kResidualsNotTaken,
+  kStepsWithLeaves,
   kNumCounts
 };
 using RecoveryCounts =
@@ -143,6 +147,7 @@ class RecoverySimulation {
   };
   struct Member {
     int rank = 0;
+    int stands_for = 1;  // ranks, from its own on
     std::uint64_t start_id = 0;
     std::unique_ptr<Hook> hook;
     LedgerHook* ledger = nullptr;  // the hook, if the session has a ledger
@@ -192,6 +197,7 @@ class RecoverySimulation {
   using Actions = std::vector<std::function<void()>>;
 
   void MakeScenario();
+  void MakeLeaves();
   void MakeLateScenario();
   // The trainer of a late member.
   bool TakePast(Member& member, const std::vector<std::uint32_t>& parameters);
@@ -201,6 +207,10 @@ class RecoverySimulation {
   std::size_t Numel(const std::vector<std::uint32_t>& parameters) const;
   float Value(int rank, std::size_t step, std::uint32_t parameter, std::size_t element) const;
   ByteVector Expected(std::size_t step, const std::vector<std::uint32_t>& parameters) const;
+  Member& MemberOf(int rank) const { return *members_[IndexOf(rank)]; }
+  std::size_t IndexOf(int rank) const;
+  // What the member's gradients are multiplied by.
+  double Weight(int rank) const;
   void NoteRanks(const Member& member, std::int64_t number);
   void NoteChain(const Member& member);
   void CheckChains();
@@ -286,6 +296,7 @@ class RecoverySimulation {
   bool reference_holds_ = true;
   DrawBuckets draw_plan_;  // that each process of rank 0 sets before its first step; empty: none
   std::vector<std::unique_ptr<Member>> members_;
+  std::vector<int> first_ranks_;  // of each member
   std::vector<std::unique_ptr<Life>> lives_;
   std::vector<std::unique_ptr<Link>> links_;
   std::string session_key_;

@@ -95,8 +95,7 @@ bool RecoverySimulation::MayKill(const Member& member) const {
 
 // It takes a while until the daemon knows.
 void RecoverySimulation::Kill() {
-  const std::size_t rank = random_.Below(members_.size());
-  Member& member = *members_[rank];
+  Member& member = *members_[random_.Below(members_.size())];
   const bool has_left = std::ranges::any_of(members_, [this](const auto& one) {
     return !lives_.back()->over &&
            lives_.back()->session->member_state(one->rank) == server::MemberState::kLeft;
@@ -113,7 +112,7 @@ void RecoverySimulation::Replace(Member& member) {
   const int rank = member.rank;
   if (member.link != nullptr) Cut(member);
   Spawn(rank, ++processes_);
-  members_[static_cast<std::size_t>(rank)]->dead = options_.shrinks();
+  MemberOf(rank).dead = options_.shrinks();
   reference_holds_ &= !options_.shrinks();
 }
 
@@ -235,8 +234,7 @@ void RecoverySimulation::SendDown(Life& life, int rank, std::function<void()> ar
 }
 
 void RecoverySimulation::Deliver(Life& life, int rank, const wire::Frame& frame) {
-  SendDown(life, rank,
-           [this, rank, frame] { OnFrame(*members_[static_cast<std::size_t>(rank)], frame); });
+  SendDown(life, rank, [this, rank, frame] { OnFrame(MemberOf(rank), frame); });
 }
 
 void RecoverySimulation::DeliverResult(Life& life, int rank, const server::ResultEffect& effect) {
@@ -313,7 +311,7 @@ void RecoverySimulation::TakeUp(Link& link) {
         Violate(absl::StrCat("Attach: ", attached.message()));
       }
       link.closed = true;
-      members_[static_cast<std::size_t>(link.rank)]->life = 0;  // it looks for another daemon
+      MemberOf(link.rank).life = 0;  // it looks for another daemon
     }
   } else {
     life.session->Receive(link.rank, link.id, frame, now_, effects);
@@ -322,7 +320,7 @@ void RecoverySimulation::TakeUp(Link& link) {
 }
 
 void RecoverySimulation::TakeDown(Link& link) {
-  Member& member = *members_[static_cast<std::size_t>(link.rank)];
+  Member& member = MemberOf(link.rank);
   if (link.down.empty()) {
     link.closed = false;
     if (member.link == &link) member.link = nullptr;

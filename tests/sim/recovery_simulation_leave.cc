@@ -60,9 +60,9 @@ void RecoverySimulation::FinishLeave(Member& member) {
     life->session->Leave(member.rank, member.start_id, now_, effects).IgnoreError();
     Apply(*life, std::move(effects));
   }
-  const auto rank = static_cast<std::size_t>(member.rank);
+  const int rank = member.rank;
   Replace(member);
-  members_[rank]->follows_leaver = true;
+  MemberOf(rank).follows_leaver = true;
 }
 
 }  // namespace gradwire::sim

@@ -44,6 +44,10 @@ void RecoverySimulation::Join(Member& member) {
                       .start_id = member.start_id,
                       .spec = options_.spec,
                       .manifest = options_.manifest};
+  if (member.stands_for > 1) {
+    ask.leaf_ranks = member.stands_for;
+    ask.leaf = "node";
+  }
   if (member.welcomed) ask.report = member.core->Report();
   if (Reachable() != nullptr && lives_.back()->draining) return;  // later
   const bool alone = Reachable() == nullptr;
@@ -85,6 +89,11 @@ void RecoverySimulation::Join(Member& member) {
 void RecoverySimulation::OnFrame(Member& member, const wire::Frame& frame) {
   client::Effects effects;
   const std::int64_t before = member.core->steps_reduced_again();
+  const auto* const welcome = std::get_if<wire::Welcome>(&frame.header);
+  if (welcome != nullptr && welcome->group && !member.welcomed) {  // as client::GroupedMember does
+    member.core->SetGroup(static_cast<int>(welcome->group->group),
+                          static_cast<int>(welcome->group->groups));
+  }
   member.core->Receive(frame, effects);
   if (member.core->steps_reduced_again() > before) Note(RecoveryCount::kReducedAgain);
   ApplyMember(member, std::move(effects));
@@ -416,6 +425,7 @@ void RecoverySimulation::FinishStep(Member& member) {
   step.verdict = done.verdict;
   if (done.verdict == Verdict::kApply) {
     Note(RecoveryCount::kApplied);
+    if (std::cmp_less(members_.size(), options_.world_size)) Note(RecoveryCount::kStepsWithLeaves);
     if (member.core->roster() != nullptr && member.ranks != step.ranks) {
       Violate(
           absl::StrCat("rank ", member.rank, " was not told whose mean step ", member.step, " is"));

@@ -66,6 +66,20 @@ TEST(Gathering, AStepOfWhichSomeMayHaveResultsIsDropped) {
   ExpectEnded(Decide({Ready(4), Ready(4), Contributed(4, true)}), 4, Verdict::kSkip);
 }
 
+TEST(Gathering, ALeafReportsForAllRanksThatItStandsFor) {
+  Gathering gathering(kKey, 5, 4);
+  gathering.Take(0, Ready(4));
+  gathering.SetElsewhere(1);
+  gathering.Take(2, At(5));
+  gathering.SetElsewhere(3);
+  EXPECT_FALSE(gathering.AllNew());
+  const auto outcome = gathering.Decide();
+  ExpectEnded(outcome, 4, Verdict::kApply);
+  EXPECT_THAT(outcome->here, ElementsAre(0, 2));
+  EXPECT_FALSE(outcome->change.has_value());
+  EXPECT_THAT(outcome->fresh, IsEmpty());
+}
+
 // The others' gradients are whole anyway.
 TEST(Gathering, AStepWhoseGradientsAreKeptWhereResultsMayBeGoesOn) {
   const auto keeping = [](Report report) {

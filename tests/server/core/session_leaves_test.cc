@@ -1,7 +1,9 @@
 // Leaf daemons at their root, played by hand: each is one member that stands for several ranks.
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "tests/server/core/gathering_reports.h"
 #include "tests/server/core/session_harness.h"
 
 namespace gradwire::server {
@@ -14,7 +16,7 @@ using ::testing::SizeIs;
 // Of five ranks, leaf "a" has 0 and 1, leaf "b" 2 and 3, and 4 is a trainer.
 class Leaves : public SessionHarness {
  public:
-  Leaves() : SessionHarness(SmallOptions(5)) {}
+  explicit Leaves(const SessionOptions& options = SmallOptions(5)) : SessionHarness(options) {}
 
   JoinAsk LeafAsk(int rank, int ranks, const std::string& name) const {
     JoinAsk ask = Ask(rank);
@@ -187,6 +189,101 @@ TEST(SessionLeaves, ALeafThatIsGoneBeforeTheStartFreesAllItsRanks) {
     EXPECT_EQ(harness.session.member_state(rank), MemberState::kAbsent) << rank;
   }
   EXPECT_EQ(*harness.Join(harness.Ask(1)), 1);
+}
+
+// ---- The loss of the root
+
+SessionOptions LongLived(bool gathers) {
+  SessionOptions options = SmallOptions(5);
+  options.lineage = 5;
+  options.coordinator_grace = absl::Seconds(60);
+  options.session_key = kKey;
+  options.gathers = gathers;
+  return options;
+}
+
+TEST(SessionLeaves, OutliveTheirRoot) {
+  Leaves harness(LongLived(false));
+  harness.StartLeaves();
+  EXPECT_TRUE(harness.Sent<wire::Welcome>(2).at(0).recovery.has_value());
+}
+
+TEST(SessionLeaves, DoNotOutliveARootWhoseSessionsShrink) {
+  SessionOptions options = LongLived(false);
+  options.member_grace = absl::Minutes(10);
+  options.shrinks_to = 1;
+  Leaves harness(options);
+  harness.StartLeaves();
+  EXPECT_FALSE(harness.Sent<wire::Welcome>(2).at(0).recovery.has_value());
+}
+
+// Nobody behind another leaf would hear of its successor.
+TEST(SessionLeaves, ALostLeafEndsTheSessionWhateverThePolicy) {
+  SessionOptions options = LongLived(false);
+  options.member_grace = absl::Minutes(10);
+  Leaves harness(options);
+  harness.StartLeaves();
+  harness.Detach(2);
+  harness.Pass(options.resume_grace + absl::Seconds(1));
+  EXPECT_EQ(harness.session.state(), SessionCore::State::kFailed);
+  EXPECT_THAT(harness.Message(), HasSubstr("leaf \"b\" with ranks 2 to 3 was lost"));
+}
+
+class NextRoot : public Leaves {
+ public:
+  explicit NextRoot(const SessionOptions& options = LongLived(true)) : Leaves(options) {}
+
+  absl::Status Come(JoinAsk ask, const std::optional<Report>& report) {
+    ask.report = report;
+    const auto rank = Join(ask);
+    return rank.ok() ? Attach(*rank, report ? report->step : 0) : rank.status();
+  }
+};
+
+TEST(SessionLeaves, AFreshRootWaitsForLeavesAndTrainersOnly) {
+  NextRoot root;
+  EXPECT_TRUE(root.Come(root.LeafAsk(0, 2, "a"), Ready(4)).ok());
+  EXPECT_TRUE(root.Come(root.Ask(4), At(5)).ok());
+  EXPECT_EQ(root.Waiting(), "waits for ranks 2, 3 of 5 to join");
+  EXPECT_TRUE(root.Come(root.LeafAsk(2, 2, "b"), Ready(4)).ok());
+  EXPECT_EQ(root.session.state(), SessionCore::State::kRunning);
+  ASSERT_THAT(root.Sent<wire::StepDone>(2), SizeIs(1));
+  EXPECT_EQ(root.Sent<wire::StepDone>(2)[0].verdict, Verdict::kApply);
+  EXPECT_EQ(root.Sent<wire::Welcome>(2).at(0).step, 5);
+  EXPECT_EQ(root.Sent<wire::Welcome>(2)[0].group,
+            (wire::NodeGroup{.ranks = {2}, .shares = 1, .groups = 3, .group = 1}));
+}
+
+TEST(SessionLeaves, AFreshRootTakesNobodyNew) {
+  SessionOptions options = LongLived(true);
+  options.member_grace = absl::Minutes(10);
+  NextRoot root(options);
+  EXPECT_TRUE(root.Come(root.LeafAsk(0, 2, "a"), At(4)).ok());
+  EXPECT_TRUE(root.Come(root.LeafAsk(2, 2, "b"), At(4)).ok());
+  EXPECT_TRUE(root.Come(root.Ask(4), std::nullopt).ok());
+  EXPECT_EQ(root.session.state(), SessionCore::State::kFailed);
+  EXPECT_THAT(root.Message(), HasSubstr("rank 4 is new, in the place of a member"));
+}
+
+TEST(SessionLeaves, AFreshRootRefusesANewLeaf) {
+  SessionOptions options = LongLived(true);
+  options.member_grace = absl::Minutes(10);
+  NextRoot root(options);
+  EXPECT_TRUE(root.Come(root.LeafAsk(0, 2, "a"), At(4)).ok());
+  EXPECT_THAT(std::string(root.Come(root.LeafAsk(2, 2, "b"), std::nullopt).message()),
+              HasSubstr("allowed in its place: a trainer without leaf"));
+}
+
+TEST(SessionLeaves, AFreshRootThatShrinksEndsTheSession) {
+  SessionOptions options = LongLived(true);
+  options.member_grace = absl::Minutes(10);
+  options.shrinks_to = 1;
+  NextRoot root(options);
+  EXPECT_TRUE(root.Come(root.LeafAsk(0, 2, "a"), At(4)).ok());
+  EXPECT_TRUE(root.Come(root.LeafAsk(2, 2, "b"), At(4)).ok());
+  EXPECT_TRUE(root.Come(root.Ask(4), At(4)).ok());
+  EXPECT_EQ(root.session.state(), SessionCore::State::kFailed);
+  EXPECT_THAT(root.Message(), HasSubstr("on_member_loss=shrink"));
 }
 
 TEST(NodeGroupsTest, LeavesAndGroupsOfSeveralAreNotMixed) {
