@@ -81,7 +81,7 @@ test-doctor: ## what gradwirectl doctor predicts over 100 Mbit/s, beside what is
 	$(call build,dev,gradwired gradwirectl)
 	@$(PYTHON) -B tests/doctor/check_doctor.py build/dev/bin
 
-benches := kernels low_rank ladder allreduce members locks tls
+benches := kernels low_rank ladder allreduce members locks tls options
 bench_json := $(addprefix build/bench/,$(addsuffix .json,$(benches) python_hook python_steps compare_gloo))
 
 .PHONY: bench
