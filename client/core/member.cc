@@ -30,6 +30,7 @@ absl::Status Member::StartBucket(Ticket ticket, GradBucket& bucket, Effects& eff
     return Coded(ErrorCode::kTwiceInStep, absl::FailedPreconditionError(absl::StrCat(
                                               "step ", step(), " was ended by this member")));
   }
+  SetLeaving(false);
   const absl::StatusOr<bool> missed = step_.TakeMissed(ticket, bucket, effects);
   if (!missed.ok() || *missed) return missed.status();
   const std::size_t first = effects.size();
@@ -52,6 +53,7 @@ absl::Status Member::EndStep(Effects& effects) {
                  absl::FailedPreconditionError(absl::StrCat("step ", step(), " was ended before")));
   }
   if (absl::Status taken = step_.missed().CheckAllTaken(step()); !taken.ok()) return taken;
+  SetLeaving(false);
   step_.End();
   const std::size_t first = effects.size();
   protocol_.EndStep(effects);
@@ -92,6 +94,7 @@ absl::StatusOr<std::uint64_t> Member::Enter(wire::CollectiveKind kind, int root,
   if (kind == wire::CollectiveKind::kBroadcast) {
     if (absl::Status here = CheckRoot(root); !here.ok()) return here;
   }
+  SetLeaving(false);
   const std::size_t first = effects.size();
   absl::StatusOr<std::uint64_t> number = collectives_.Enter(kind, root, bytes, effects);
   HoldBack(effects, first);

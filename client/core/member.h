@@ -124,7 +124,8 @@ class Member {
   // HandedOverEffect follows. Between two steps, and no further one begins until it is here.
   void HandOver(std::uint64_t id, std::vector<std::byte> file, Effects& effects);
   void CancelHandOver() { giving_.Cancel(); }
-  // Whether it is about to leave, and so takes nobody's residuals.
+  // Whether it is about to leave, and so takes nobody's residuals. A member that goes on with a
+  // step or a collective is not: its hand-over is over, and its Leave is refused.
   void SetLeaving(bool leaving) { taking_.SetClosed(leaving); }
 
   // ---- Of a session with several shards: what this member says to its daemon (ShardVote)

@@ -69,6 +69,34 @@ TEST_F(MemberTest, EndStepEndsIt) {
   EXPECT_TRUE(Start({0}).ok());
 }
 
+// A thread of the trainer's may go on between the hand-over and the Leave.
+TEST_F(MemberTest, TakesResidualsAgainIfItGoesOnAfterAHandOver) {
+  const auto refusal = [this] {
+    Receive(wire::HandOver{.generation = 7, .id = 1, .rank = 0, .bytes = 40}, Bytes(8));
+    return DrainSent<wire::HandOverAnswer>().at(0).refusal;
+  };
+  Effects effects;
+  const auto hand_over = [&] {
+    member_->HandOver(2, std::vector<std::byte>(40), effects);
+    member_->CancelHandOver();
+  };
+  EXPECT_EQ(refusal(), "");
+  hand_over();
+  EXPECT_EQ(refusal(), "rank 1 leaves, too");
+  ASSERT_TRUE(member_->EndStep(effects).ok());
+  EXPECT_EQ(refusal(), "");
+  Receive(wire::StepDone{.step = 0});
+  hand_over();
+  EXPECT_EQ(refusal(), "rank 1 leaves, too");
+  ASSERT_TRUE(Start({0}).ok());
+  EXPECT_EQ(refusal(), "");
+  Receive(wire::StepDone{.step = 1, .verdict = Verdict::kSkip, .dropped = true});
+  hand_over();
+  EXPECT_EQ(refusal(), "rank 1 leaves, too");
+  ASSERT_TRUE(member_->Enter(wire::CollectiveKind::kBarrier, 0, 0, effects).ok());
+  EXPECT_EQ(refusal(), "");
+}
+
 // The coordinator cannot know that it arrived until it hears of the step's first bucket.
 TEST_F(MemberTest, ANewStateMayBeRepeatedButNotComeInTheMiddle) {
   Receive(wire::StateReset{.iteration = 3});
