@@ -196,9 +196,12 @@ bool SessionCore::OutlivesMembers() const {
          !membership_.HasLeaves();
 }
 
+// Some may have left in good order: whether the training is over nobody knows but the others. They
+// leave while they gather, or wait for the successors of all. With nobody else here, nobody has the
+// model.
 bool SessionCore::MayReplace(const FailureEvent& failure) const {
   return failure.kind == FailureEvent::Kind::kLost && OutlivesMembers() &&
-         (options_.shrinks() || !membership_.FirstLeft());
+         (options_.shrinks() || membership_.Staying().size() > 1);
 }
 
 // A rank whose stream has ended is not waited for when another process has come for it.

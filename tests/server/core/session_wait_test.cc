@@ -15,6 +15,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
+using ::testing::UnorderedElementsAre;
 
 const std::string kKey(wire::kSessionKeyBytes, 'k');
 
@@ -63,11 +64,34 @@ TEST_F(Loses, TheSessionWithoutAGrace) {
   EXPECT_THAT(harness.Message(), HasSubstr("rank 1 was lost"));
 }
 
-// A member that has left would not come back to report.
-TEST_F(Loses, TheSessionWhereAMemberHasLeft) {
+// In the middle of a training, or at its end: the daemon cannot tell.
+TEST_F(Loses, AMemberWhereAnotherHasLeftAndHoldsBothPlaces) {
   SessionHarness harness(Options(false));
   harness.Start();
   ASSERT_TRUE(harness.Leave(2).ok());
+  Lose(harness, 1);
+  EXPECT_TRUE(harness.session.awaits_successor());
+  EXPECT_THAT(harness.session.gone(), UnorderedElementsAre(1, 2));
+  EXPECT_THAT(harness.Sent<wire::Failure>(0), IsEmpty());
+  EXPECT_THAT(harness.logged, Contains(HasSubstr("rank 1 was lost before step 0")));
+}
+
+TEST_F(Loses, AMemberAtTheEndOfTheTrainingAndTheLastOneLeaves) {
+  SessionHarness harness(Options(false));
+  harness.Start();
+  ASSERT_TRUE(harness.Leave(2).ok());
+  Lose(harness, 1);
+  EXPECT_TRUE(harness.Leave(0).ok());
+  EXPECT_THAT(harness.Sent<wire::Failure>(0), IsEmpty());
+  EXPECT_THAT(harness.session.gone(), UnorderedElementsAre(0, 1, 2));
+}
+
+// Its successors would wait for somebody who has the model.
+TEST_F(Loses, TheSessionWhereAllOthersHaveLeft) {
+  SessionHarness harness(Options(false));
+  harness.Start();
+  ASSERT_TRUE(harness.Leave(2).ok());
+  ASSERT_TRUE(harness.Leave(0).ok());
   Lose(harness, 1);
   EXPECT_FALSE(harness.session.awaits_successor());
   EXPECT_THAT(harness.Message(), HasSubstr("rank 1 was lost"));
@@ -151,6 +175,19 @@ TEST_F(Gathers, AnnouncesASuccessorWithTheStepThatItDrops) {
   EXPECT_EQ(harness_.Sent<wire::Welcome>(1)[0].step, 5);
   EXPECT_EQ(harness_.Sent<wire::Welcome>(1)[0].change, change);
   EXPECT_THAT(harness_.logged, Contains(HasSubstr("ranks 1 are new")));
+}
+
+TEST_F(Gathers, TakesSuccessorsOfALostMemberAndOfOneThatLeft) {
+  ASSERT_TRUE(Come(0, Report(4)).ok());
+  ASSERT_TRUE(Come(1, std::nullopt).ok());
+  EXPECT_EQ(harness_.session.state(), SessionCore::State::kJoining);
+  ASSERT_TRUE(Come(2, std::nullopt).ok());
+  EXPECT_EQ(harness_.session.state(), SessionCore::State::kRunning);
+  const auto done = harness_.Sent<wire::StepDone>(0);
+  ASSERT_THAT(done, SizeIs(1));
+  ASSERT_TRUE(done[0].change.has_value());
+  EXPECT_THAT(done[0].change->newcomers, ElementsAre(1, 2));
+  EXPECT_EQ(done[0].change->root, 0);
 }
 
 // Its Welcome may be lost with its stream, and it cannot know where it is.
