@@ -18,6 +18,7 @@
 #include "absl/strings/str_split.h"
 #include "base/error_code.h"
 #include "base/limits.h"
+#include "client/daemon_lookup.h"
 #include "proto/tls/channel_credentials.h"
 
 namespace gradwire::client {
@@ -138,6 +139,15 @@ std::vector<std::string> Sorted(const std::vector<std::string>& found, int versi
   return sorted;
 }
 
+std::vector<std::string> WithPort(const std::vector<std::string>& ips, std::uint16_t port) {
+  std::vector<std::string> addresses;
+  for (const std::string& ip : ips) {
+    const bool six = ip.find(':') != std::string::npos;
+    addresses.push_back(absl::StrCat(six ? "[" : "", ip, six ? "]" : "", ":", port));
+  }
+  return addresses;
+}
+
 // Why these are not the daemons yet; empty: they are.
 std::string Problem(const DaemonName& name, const std::vector<std::string>& found) {
   const std::string kind = name.ip == 0 ? "" : absl::StrCat("IPv", name.ip, " ");
@@ -220,7 +230,7 @@ absl::StatusOr<std::vector<std::string>> AddressesOf(const std::string& text) {
 absl::StatusOr<Daemons> Resolve(const std::string& text, const Dns& dns) {
   absl::StatusOr<std::vector<std::string>> given = AddressesOf(text);
   if (!given.ok()) return given.status();
-  if (!IsDaemonName(given->front())) return Daemons{.addresses = *std::move(given), .host = ""};
+  if (!IsDaemonName(given->front())) return Daemons{.addresses = *std::move(given)};
   const DaemonName name = *ParseDaemonName(given->front());
   std::vector<std::string> found;
   for (std::string problem = "?"; !problem.empty();) {
@@ -237,11 +247,13 @@ absl::StatusOr<Daemons> Resolve(const std::string& text, const Dns& dns) {
     return Bad(given->front(), absl::StrCat("the name has ", found.size(),
                                             " addresses; allowed: up to ", kMaxShards));
   }
-  Daemons daemons;
-  for (const std::string& ip : found) {
-    const bool six = ip.find(':') != std::string::npos;
-    daemons.addresses.push_back(absl::StrCat(six ? "[" : "", ip, six ? "]" : "", ":", name.port));
-  }
+  Daemons daemons{.addresses = WithPort(found, name.port)};
+  daemons.lookup = std::make_shared<DaemonLookup>(
+      daemons.addresses, [name, lookup = dns.lookup]() -> absl::StatusOr<std::vector<std::string>> {
+        const auto ips = lookup(name.host);
+        if (!ips.ok()) return ips.status();
+        return WithPort(Sorted(*ips, name.ip), name.port);
+      });
   // A certificate has the name without the dot that ends a search.
   daemons.host = name.host.substr(0, name.host.find_last_not_of('.') + 1);
   return daemons;

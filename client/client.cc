@@ -84,10 +84,10 @@ std::string client::WaitsForMembers(int rank, const ClientOptions& options) {
 
 absl::StatusOr<std::unique_ptr<client::MemberClient>> client::PlaceAt(ClientOptions effective,
                                                                       client::MemberHook hook,
-                                                                      const std::string& host,
+                                                                      const Daemons& daemons,
                                                                       const Leaf& leaf) {
   const std::uint64_t start_id = DrawStartId();
-  JoinWish wish{.leaf = leaf.wish, .host = host};
+  JoinWish wish{.leaf = leaf.wish, .host = daemons.host, .lookup = daemons.lookup};
   if (hook.communicators != nullptr) {
     wish.group = {.name = hook.node_group, .communicator = hook.communicators->name()};
   }
@@ -114,7 +114,7 @@ absl::StatusOr<std::unique_ptr<client::MemberClient>> client::PlaceAt(ClientOpti
 absl::StatusOr<std::unique_ptr<Client>> client::JoinWith(ClientOptions effective,
                                                          client::MemberHook hook) {
   const ClientOptions options = effective;
-  auto placed = PlaceAt(std::move(effective), std::move(hook), "", {});
+  auto placed = PlaceAt(std::move(effective), std::move(hook), {}, {});
   if (!placed.ok()) return placed.status();
   if (absl::Status started = StartAndWait(**placed, options); !started.ok()) return started;
   return *std::move(placed);
@@ -128,7 +128,7 @@ absl::StatusOr<std::unique_ptr<client::MemberClient>> client::Place(const Client
   own.address = daemons.addresses.front();
   absl::StatusOr<MemberHook> hook = MakeMemberHook(own);
   if (!hook.ok()) return Coded(ErrorCode::kOption, hook.status());
-  auto placed = PlaceAt(std::move(own), *std::move(hook), daemons.host, leaf);
+  auto placed = PlaceAt(std::move(own), *std::move(hook), daemons, leaf);
   if (!placed.ok()) return InName(daemons, placed.status());
   return placed;
 }

@@ -90,7 +90,8 @@ class Places {
     at_[i].address = daemons_.addresses[i];
     const JoinWish wish{.shard = {.number = i, .addresses = daemons_.addresses, .life = life_},
                         .leaf = leaf_.wish,
-                        .host = daemons_.host};
+                        .host = daemons_.host,
+                        .lookup = daemons_.lookup};
     absl::StatusOr<Joined> joined = JoinNearest(at_[i], wish, start_id_);
     if (!joined.ok()) {
       return absl::Status(joined.status().code(),

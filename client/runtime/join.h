@@ -19,9 +19,9 @@ absl::StatusOr<std::unique_ptr<Client>> JoinThrough(const ClientOptions& options
 // Joins one daemon with this hook and these communicators. `options` are valid and complete.
 absl::StatusOr<std::unique_ptr<Client>> JoinWith(ClientOptions options, MemberHook hook);
 
-// The same until the daemon has answered. `host`: as JoinWish's.
+// The same until the daemon has answered. `daemons`: what the options' address was resolved from.
 absl::StatusOr<std::unique_ptr<MemberClient>> PlaceAt(ClientOptions options, MemberHook hook,
-                                                      const std::string& host, const Leaf& leaf);
+                                                      const Daemons& daemons, const Leaf& leaf);
 
 // Identifies this attempt: a repeated join with the same id gets the same token, while a new
 // process that takes over the rank has another id.

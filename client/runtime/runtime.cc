@@ -10,6 +10,7 @@
 #include "base/mutants.h"
 #include "client/core/leaf_weight.h"
 #include "client/runtime/member_hook.h"
+#include "client/transport/address_watch.h"
 #include "client/transport/rejoin.h"
 #include "gradwire/hooks/registry.h"
 #include "proto/tls/access_token.h"
@@ -156,7 +157,7 @@ void Runtime::Handle(Event event, const ReadOn& read_on) {
 
 void Runtime::OnStream(Event& event) {
   if (auto* frame = std::get_if<FrameEvent>(&event)) {
-    if (!connection_->OnHeard(frame->from)) return;
+    if (is_lost_ || !connection_->OnHeard(frame->from)) return;
     OnFrame(std::move(frame->frame));
   } else if (auto* write = std::get_if<WriteEvent>(&event)) {
     connection_->OnWrite(write->from, write->ok);
@@ -250,6 +251,7 @@ void Runtime::CheckTimers(Clock::time_point now) {
                    "\" within ", absl::FormatDuration(options_.join_timeout)))));
   }
   SayAway(now);
+  Watch(now);
   if (is_lost_) return;  // there is no connection
   if (absl::Status status = connection_->CheckTimers(now); !status.ok()) {
     if (MayJoinAgain(status)) return JoinAgain();

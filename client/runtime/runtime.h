@@ -28,6 +28,7 @@
 namespace gradwire::client {
 
 struct MemberHook;
+class AddressWatch;
 class Rejoin;
 struct Rejoined;
 
@@ -197,6 +198,8 @@ class Runtime final : private EventHandler {
   };  // looks for a daemon; waits at it
   Away WhereFrom() const;
   void SayAway(Clock::time_point now);
+  void Watch(Clock::time_point now);
+  void OnMoved(std::uint64_t number);
   // Whether the daemon's answer to a stream says that it is another one.
   bool MayRejoin(const absl::Status& answer) const;
   // The daemon is lost before the session has begun for this member, which has nothing to lose.
@@ -279,8 +282,11 @@ class Runtime final : private EventHandler {
   JoinWish wish_;                                 // shard 0 changes the life
   Clock::duration coordinator_grace_{};           // of a session that outlives its daemon
   Clock::time_point rejoin_deadline_;
-  bool is_lost_ = false;            // the daemon, and no other one has taken the report
-  std::unique_ptr<Rejoin> rejoin_;  // null: nothing is under way
+  bool is_lost_ = false;                 // the daemon, and no other one has taken the report
+  std::unique_ptr<Rejoin> rejoin_;       // null: nothing is under way
+  std::unique_ptr<AddressWatch> watch_;  // of a daemon that has a name; the last one may be stopped
+  bool is_watched_ = false;
+  std::uint64_t watches_ = 0;                    // to know the answer of watch_
   std::optional<Clock::time_point> away_since_;  // it looks for a daemon, or waits at it for others
   std::optional<Away> said_;
   std::uint64_t tries_ = 0;   // of rejoin_, to know its answer

@@ -4,6 +4,7 @@
 #include "base/error_code.h"
 #include "client/runtime/join.h"
 #include "client/runtime/runtime.h"
+#include "client/transport/address_watch.h"
 #include "client/transport/rejoin.h"
 
 namespace gradwire::client {
@@ -23,6 +24,7 @@ absl::Status InCollective() {
 void Runtime::On(FailedEffect& effect) {
   if (link_.failed) link_.failed(effect);
   if (rejoin_ != nullptr) rejoin_->Stop();
+  if (watch_ != nullptr) watch_->Stop();
   group_.Abort();
   if (effect.last_words) {
     connection_->CloseWith(*effect.last_words, Clock::now() + kCloseTimeout);

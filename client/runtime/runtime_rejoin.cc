@@ -6,6 +6,7 @@
 #include "base/error_code.h"
 #include "client/options.h"
 #include "client/runtime/runtime.h"
+#include "client/transport/address_watch.h"
 #include "client/transport/rejoin.h"
 #include "proto/tls/access_token.h"
 
@@ -15,6 +16,8 @@ namespace {
 
 // Most daemons come back at once.
 constexpr std::chrono::seconds kSilentAway(2);
+// A stream that breaks is mostly there again before.
+constexpr std::chrono::seconds kUntilLookup(1);
 
 }  // namespace
 
@@ -93,6 +96,29 @@ void Runtime::SayAway(Clock::time_point now) {
   say(absl::StrCat("has lost ", connection_->Daemon(), " (", connection_->lost_because(),
                    "), and looks for it or the next one for at most ",
                    absl::FormatDuration(absl::FromChrono(coordinator_grace_))));
+}
+
+// gRPC does not look addresses up that a name was resolved to: a daemon that comes back with
+// another one answers on no stream.
+void Runtime::Watch(Clock::time_point now) {
+  const bool looks = wish_.lookup != nullptr && member_.outlives_daemon() && !member_.failed() &&
+                     !leaving_ && !stopping_ && !is_lost_ && connection_->lost() && away_since_ &&
+                     now >= *away_since_ + kUntilLookup;
+  if (looks == is_watched_) return;
+  is_watched_ = looks;
+  if (!looks) return watch_->Stop();
+  watch_ =
+      std::make_unique<AddressWatch>(wish_.lookup, wish_.shard.number, [this, number = ++watches_] {
+        events_->Push(CallEvent{[this, number] { OnMoved(number); }});
+      });
+}
+
+// Nothing more may come from the address where it was.
+void Runtime::OnMoved(std::uint64_t number) {
+  if (!is_watched_ || number != watches_ || is_lost_ || stopping_ || member_.failed()) return;
+  connection_->Close(Clock::now());
+  connection_->CheckTimers(Clock::now()).IgnoreError();
+  OnLost();
 }
 
 // A daemon that does not know the token is another one: this one's own forgets no session that

@@ -22,6 +22,8 @@
 
 namespace gradwire::client {
 
+class DaemonLookup;
+
 // What a Join returns, checked.
 struct JoinResult {
   std::string token;
@@ -105,7 +107,8 @@ struct JoinWish {
   GroupWish group{};
   ShardWish shard{};
   LeafWish leaf{};
-  std::string host{};  // as Dialer's
+  std::string host{};                      // as Dialer's
+  std::shared_ptr<DaemonLookup> lookup{};  // where the daemon is later; null: at the same address
   // Of a member that lost the session's daemon; none: it begins.
   std::optional<wire::MemberReport> report{};
 };

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/thread_name.h"
+#include "client/daemon_lookup.h"
 
 namespace gradwire::client {
 namespace {
@@ -42,8 +43,11 @@ void Rejoin::Run(Clock::time_point deadline) {
   for (;;) {
     ClientOptions options = options_;
     options.connect_timeout = kTry;
+    if (wish_.lookup != nullptr) options.address = wish_.lookup->Next(wish_.shard.number);
+    const std::string tried = options.address;
     absl::StatusOr<Joined> joined = JoinNearest(options, wish_, start_id_);
     if (joined.ok()) {
+      if (wish_.lookup != nullptr) wish_.lookup->Took(wish_.shard.number, tried);
       return done_(Rejoined{.joined = *std::move(joined), .address = std::move(options.address)});
     }
     if (stopped_) return;

@@ -27,10 +27,10 @@ class Rejoin {
   // error is a daemon's answer, which another try would not change.
   using Done = std::function<void(absl::StatusOr<Rejoined>)>;
 
-  // `options.address` is the one that the user gave.
+  // `options.address` is the one that the user gave; with a `wish.lookup` each try looks it up.
   Rejoin(ClientOptions options, JoinWish wish, std::uint64_t start_id, Clock::time_point deadline,
          Done done);
-  // Waits for a try that is under way: as long as one join takes.
+  // Waits for a try that is under way: as long as one lookup and one join take.
   ~Rejoin();
 
   // No further try begins. From any thread.

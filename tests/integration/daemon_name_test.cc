@@ -1,7 +1,9 @@
 // Sessions whose daemons are all the addresses of one DNS name. Names are a fake resolver's, but
 // for localhost. Members are threads.
+#include <signal.h>
 #include <sys/wait.h>
 
+#include <barrier>
 #include <memory>
 #include <string>
 #include <thread>
@@ -9,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/sync.h"
 #include "client/addresses.h"
 #include "client/runtime/join.h"
 #include "gmock/gmock.h"
@@ -27,6 +30,7 @@ using ::gradwire::testing::Authority;
 using ::gradwire::testing::ExpectedReduction;
 using ::gradwire::testing::Gradients;
 using ::gradwire::testing::MakeParameter;
+using ::gradwire::testing::Process;
 using ::gradwire::testing::TemporaryFolder;
 using ::gradwire::testing::WriteFiles;
 using ::testing::AllOf;
@@ -45,6 +49,27 @@ client::Dns Has(std::vector<std::string> addresses) {
           },
           .pause = [](const std::string&) { return false; }};
 }
+
+// A name whose addresses change.
+class Names {
+ public:
+  explicit Names(std::vector<std::string> addresses) : addresses_(std::move(addresses)) {}
+  void Set(const std::vector<std::string>& addresses) {
+    MutexLock lock(mutex_);
+    addresses_ = addresses;
+  }
+  client::Dns Get() {
+    return {.lookup = [this](const std::string&) -> absl::StatusOr<std::vector<std::string>> {
+              MutexLock lock(mutex_);
+              return addresses_;
+            },
+            .pause = [](const std::string&) { return false; }};
+  }
+
+ private:
+  Mutex mutex_;
+  std::vector<std::string> addresses_ GRADWIRE_GUARDED_BY(mutex_);
+};
 
 class DaemonNameTest : public ::testing::Test {
  protected:
@@ -100,6 +125,67 @@ class DaemonNameTest : public ::testing::Test {
     return client.Leave();
   }
 
+  // In a process of its own, which can be killed.
+  std::unique_ptr<Process> StartProcess(const std::string& ip) {
+    const std::string log = folder_ / absl::StrCat("daemon-", ++processes_);
+    auto daemon =
+        Process::Start({GRADWIRE_DAEMON, "--listen",
+                        absl::StrCat(ip, ":", port_.empty() ? "0" : port_), "--http-listen", "off"},
+                       log);
+    EXPECT_TRUE(daemon.ok()) << daemon.status();
+    constexpr char kAt[] = "  grpc  ";
+    EXPECT_TRUE(testing::Eventually([&] { return (*daemon)->Log().find(kAt) != std::string::npos; },
+                                    absl::Seconds(30)))
+        << (*daemon)->Log();
+    const std::string text = (*daemon)->Log();
+    const std::size_t begin = text.find(kAt);
+    const std::string address = text.substr(begin, text.find('\n', begin) - begin);
+    port_ = address.substr(address.rfind(':') + 1);
+    return *std::move(daemon);
+  }
+
+  // Members do a step with daemons at these addresses. The last one is killed and comes back at
+  // another one, and they do another step.
+  void KillTheLastOf(const std::vector<std::string>& before, const std::string& ip,
+                     const std::vector<std::string>& after) {
+    std::vector<std::unique_ptr<Process>> daemons;
+    daemons.reserve(before.size());
+    for (const std::string& one : before) daemons.push_back(StartProcess(one));
+    Names names(before);
+    std::barrier<> all(kMembers + 1);
+    std::vector<absl::Status> ended(kMembers);
+    std::vector<std::thread> members;
+    for (std::size_t rank = 0; rank < kMembers; ++rank) {
+      members.emplace_back([&, rank] {
+        ClientOptions options = Options();
+        options.rank = static_cast<int>(rank);
+        const auto client = client::JoinThrough(options, names.Get());
+        ended[rank] = client.ok() ? Reduce(**client, options) : client.status();
+        all.arrive_and_wait();
+        all.arrive_and_wait();
+        if (ended[rank].ok()) ended[rank] = Reduce(**client, options);
+        if (!client.ok()) return;
+        EXPECT_GE((*client)->metrics().rejoins, 1U);
+        EXPECT_EQ((*client)->Leave(), absl::OkStatus());
+      });
+    }
+    all.arrive_and_wait();
+    daemons.back()->Signal(SIGKILL);
+    daemons.back()->Wait(absl::Seconds(10));
+    names.Set(after);
+    daemons.back() = StartProcess(ip);
+    all.arrive_and_wait();
+    for (std::thread& member : members) member.join();
+    testing::ExpectAllOk(ended);
+  }
+
+  static absl::Status Reduce(Client& client, const ClientOptions& options) {
+    Gradients gradients(options.parameters);
+    GradBucket bucket = gradients.Bucket();
+    if (absl::Status done = client.AllReduce(bucket).Wait(); !done.ok()) return done;
+    return client.EndStep().status();
+  }
+
   std::string Refusal(const ClientOptions& options, const client::Dns& dns) const {
     return std::string(client::JoinThrough(options, dns).status().message());
   }
@@ -107,6 +193,7 @@ class DaemonNameTest : public ::testing::Test {
   TemporaryFolder folder_;
   const Authority authority_{"the authority"};
   std::vector<std::unique_ptr<server::Server>> servers_;
+  int processes_ = 0;
   std::string port_;
 };
 
@@ -180,6 +267,18 @@ TEST_F(DaemonNameTest, ACertificateForTheAddressIsNotEnough) {
     EXPECT_THAT(Refusal(options, dns),
                 AllOf(HasSubstr("is for another host than the one in"), EndsWith("[GW102]")));
   }
+}
+
+// Killed, and not ended: nobody answers at the address where it was.
+TEST_F(DaemonNameTest, ADaemonThatComesBackAtAnotherAddressIsFound) {
+  const std::vector<std::string> before = {"127.0.0.1"};
+  KillTheLastOf(before, "127.0.0.3", {"127.0.0.3"});
+}
+
+// The others are at their places, although the new address sorts before theirs.
+TEST_F(DaemonNameTest, OneOfSeveralThatComesBackAtAnotherAddressIsFound) {
+  const std::vector<std::string> before = {"127.0.0.2", "127.0.0.3"};
+  KillTheLastOf(before, "127.0.0.1", {"127.0.0.1", "127.0.0.2"});
 }
 
 // The system's resolver, which every host has for this name.

@@ -223,8 +223,8 @@ class Client {
   // that has not joined completely.
   static absl::StatusOr<std::unique_ptr<Client>> Join(const ClientOptions& options);
 
-  // Ends open calls with Cancelled, and leaves the session if Leave was not called. Takes at most
-  // about 7 s, if the daemon does not answer. No callback runs after it.
+  // Ends open calls with Cancelled, and leaves the session if Leave was not called. Takes about 7 s
+  // if no daemon answers, or as long as a lookup in DNS takes. No callback runs after it.
   virtual ~Client() = default;
 
   virtual int rank() const = 0;
