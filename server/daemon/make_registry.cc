@@ -92,11 +92,14 @@ absl::StatusOr<std::shared_ptr<Registry>> MakeRegistry(const ServerOptions& opti
   if (!options.record.empty()) {
     auto recorder = Recorder::Open({.directory = options.record,
                                     .steps = options.record_steps,
+                                    .sessions = options.record_sessions,
                                     .queue_bytes = RecordQueueBytes(memory_bytes)});
     if (!recorder.ok()) return recorder.status();
     registry->SetRecorder(*std::move(recorder));
-    spdlog::info("the last {} step(s) of each session are recorded in {}", options.record_steps,
-                 options.record);
+    spdlog::info(
+        "the last {} step(s) of each session are recorded in {}; recordings of {} session(s) that "
+        "have ended stay",
+        options.record_steps, options.record, options.record_sessions);
   }
   if (options.is_leaf()) registry->SetUpstream(ClientUpstreams(options));
   return registry;

@@ -104,7 +104,8 @@ struct ServerOptions {
   std::string log_format = "text";  // text, json
   // A directory for recordings of the last steps of each session; empty: none are made.
   std::string record = {};
-  int record_steps = 8;  // of each session
+  int record_steps = 8;     // of each session
+  int record_sessions = 8;  // that have ended, and whose recordings stay
 
   bool stop_on_eof = false;  // drain when standard input ends
 

@@ -374,6 +374,13 @@ std::vector<Setting> ProcessSettings() {
        .field = At<&Options::record_steps>,
        .low = 1,
        .high = 10'000},
+      {.name = "record-sessions",
+       .key = "record_sessions",
+       .placeholder = "NUMBER",
+       .help = "With --record: how many sessions that have ended keep their recordings",
+       .field = At<&Options::record_sessions>,
+       .low = 1,
+       .high = 10'000},
   };
 }
 

@@ -8,8 +8,6 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <optional>
-#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -24,6 +22,8 @@ namespace {
 
 constexpr char kPrefix[] = "step-";
 constexpr char kSuffix[] = ".gwrec";
+constexpr char kHexDigits[] = "0123456789abcdef";
+constexpr std::size_t kLineageDigits = 16;
 
 std::optional<std::int64_t> StepOf(std::string_view name) {
   absl::string_view rest(name.data(), name.size());
@@ -33,6 +33,18 @@ std::optional<std::int64_t> StepOf(std::string_view name) {
     return std::nullopt;
   }
   return step;
+}
+
+// ".shard0of2".
+bool IsShard(std::string_view suffix) {
+  absl::string_view rest(suffix.data(), suffix.size());
+  int number = 0;
+  int count = 0;
+  if (!absl::ConsumePrefix(&rest, ".shard")) return false;
+  const std::size_t of = rest.find("of");
+  return of != absl::string_view::npos && absl::SimpleAtoi(rest.substr(0, of), &number) &&
+         absl::SimpleAtoi(rest.substr(of + 2), &count) &&
+         absl::StrCat(".shard", number, "of", count) == suffix;
 }
 
 absl::Status CannotRead(const std::string& path, const std::string& why) {
@@ -66,6 +78,22 @@ class FileSource final : public RecordSource {
 }  // namespace
 
 std::string RecordName(std::int64_t step) { return absl::StrCat(kPrefix, step, kSuffix); }
+
+std::optional<std::string> SessionOfFolder(std::string_view folder) {
+  const std::size_t dash = folder.rfind('-');
+  if (dash == std::string_view::npos || dash == 0) return std::nullopt;
+  const std::size_t end = folder.find_first_not_of(kHexDigits, dash + 1);
+  const std::string_view session = folder.substr(0, end);
+  if (session.size() != dash + 1 + kLineageDigits) return std::nullopt;
+  if (end != std::string_view::npos && !IsShard(folder.substr(end))) return std::nullopt;
+  return std::string(session);
+}
+
+bool IsRecordFile(std::string_view name) {
+  absl::string_view step(name.data(), name.size());
+  absl::ConsumeSuffix(&step, kPartialSuffix);
+  return StepOf({step.data(), step.size()}).has_value();
+}
 
 absl::StatusOr<std::vector<std::int64_t>> ListSteps(const std::string& folder) {
   std::error_code error;

@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -15,6 +17,13 @@ namespace gradwire::server {
 std::string RecordName(std::int64_t step);
 // Behind the name of a file that is being written.
 inline constexpr char kPartialSuffix[] = ".partial";
+
+// Of the folder of a session in the directory, or of a shard of it, "digits-000000000000002a" or
+// "digits-000000000000002a.shard0of2": what is the same in all of its shards. nullopt: it is not
+// named as one.
+std::optional<std::string> SessionOfFolder(std::string_view folder);
+// A step's file, or one that is being written.
+bool IsRecordFile(std::string_view name);
 
 // The steps that have a file in the folder, ascending. NotFound, Unavailable: as the system says.
 absl::StatusOr<std::vector<std::int64_t>> ListSteps(const std::string& folder);

@@ -29,6 +29,10 @@ class RecordSink {
 
   virtual ~RecordSink() = default;
 
+  // A session records into `folder`, which is its own, from now until EndSession.
+  virtual void BeginSession(const std::string& folder) = 0;
+  virtual void EndSession(const std::string& folder) = 0;
+
   // A step of a session, whose files are in `folder`.
   virtual Ticket Begin(const std::string& folder, std::int64_t step) = 0;
   // Whether a record of so many bytes will be taken; if not, the step is left out. Spares the copy.

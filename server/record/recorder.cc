@@ -67,6 +67,16 @@ void Recorder::Push(Item item) {
   wake_.NotifyOne();
 }
 
+void Recorder::BeginSession(const std::string& folder) {
+  MutexLock lock(mutex_);
+  if (!stop_) Push({.what = Item::What::kBeginSession, .folder = folder});
+}
+
+void Recorder::EndSession(const std::string& folder) {
+  MutexLock lock(mutex_);
+  if (!stop_) Push({.what = Item::What::kEndSession, .folder = folder});
+}
+
 RecordSink::Ticket Recorder::Begin(const std::string& folder, std::int64_t step) {
   MutexLock lock(mutex_);
   const Ticket ticket = ++last_;
@@ -163,6 +173,11 @@ void Recorder::Run() {
 }
 
 void Recorder::Do(Item item) {
+  if (item.what == Item::What::kBeginSession) return folders_.Begin(item.folder);
+  if (item.what == Item::What::kEndSession) {
+    steps_.erase(item.folder);
+    return folders_.End(item.folder);
+  }
   if (item.what == Item::What::kBegin) return OnBegin(std::move(item));
   const auto found = files_.find(item.ticket);
   if (found == files_.end()) return;
@@ -182,8 +197,7 @@ std::string Recorder::PathOf(const std::string& folder, std::int64_t step) const
 
 // The directory itself is not made again: if it is gone, nobody wants the recordings.
 void Recorder::OnBegin(Item item) {
-  const std::string folder = absl::StrCat(options_.directory, "/", item.folder);
-  if (mkdir(folder.c_str(), 0700) == 0) steps_.erase(item.folder);
+  if (folders_.Make(item.folder)) steps_.erase(item.folder);
   const std::string path = PathOf(item.folder, item.step) + kPartialSuffix;
   File& file = files_[item.ticket];
   file.folder = std::move(item.folder);

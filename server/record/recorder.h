@@ -1,5 +1,5 @@
 // The recordings of a daemon's sessions: a folder for each session, with a file for each of its
-// last steps.
+// last steps. Of sessions that have ended, the last few stay.
 #pragma once
 
 #include <chrono>
@@ -16,6 +16,7 @@
 #include "base/sync.h"
 #include "base/unique_fd.h"
 #include "server/record/record_sink.h"
+#include "server/record/session_folders.h"
 
 namespace gradwire::server {
 
@@ -26,7 +27,8 @@ class Recorder final : public RecordSink {
  public:
   struct Options {
     std::string directory;
-    int steps = 8;  // files of a session
+    int steps = 8;     // files of a session
+    int sessions = 8;  // that have ended, and whose files stay
     std::size_t queue_bytes = std::size_t{256} << 20;
   };
 
@@ -39,6 +41,8 @@ class Recorder final : public RecordSink {
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
+  void BeginSession(const std::string& folder) override GRADWIRE_EXCLUDES(mutex_);
+  void EndSession(const std::string& folder) override GRADWIRE_EXCLUDES(mutex_);
   Ticket Begin(const std::string& folder, std::int64_t step) override GRADWIRE_EXCLUDES(mutex_);
   bool HasRoom(Ticket ticket, std::size_t bytes) override GRADWIRE_EXCLUDES(mutex_);
   void Add(Ticket ticket, OutgoingRecord record) override GRADWIRE_EXCLUDES(mutex_);
@@ -54,12 +58,19 @@ class Recorder final : public RecordSink {
 
  private:
   using Clock = std::chrono::steady_clock;
-  // What the writer is to do next for a step.
+  // What the writer is to do next, for a step or a session.
   struct Item {
-    enum class What : std::uint8_t { kBegin, kRecord, kEnd, kDrop } what = What::kBegin;
+    enum class What : std::uint8_t {
+      kBegin,
+      kRecord,
+      kEnd,
+      kDrop,
+      kBeginSession,
+      kEndSession,
+    } what = What::kBegin;
     Ticket ticket = 0;
     OutgoingRecord record{};  // kRecord
-    std::string folder{};     // kBegin
+    std::string folder{};     // kBegin, kBeginSession, kEndSession
     std::int64_t step = 0;    // kBegin
   };
   // A step that the writer has begun.
@@ -69,7 +80,9 @@ class Recorder final : public RecordSink {
     UniqueFd file;  // not valid: it could not be made, or written
   };
 
-  explicit Recorder(Options options) : options_(std::move(options)) {}
+  explicit Recorder(Options options)
+      : options_(std::move(options)),
+        folders_(options_.directory, static_cast<std::size_t>(options_.sessions)) {}
 
   bool TakeRoom(Ticket ticket, std::size_t bytes) GRADWIRE_REQUIRES(mutex_);
   void LeaveOut(Ticket ticket) GRADWIRE_REQUIRES(mutex_);
@@ -101,6 +114,7 @@ class Recorder final : public RecordSink {
   bool stop_ GRADWIRE_GUARDED_BY(mutex_) = false;
 
   // The writer's.
+  SessionFolders folders_;
   std::map<Ticket, File> files_;
   std::map<std::string, std::set<std::int64_t>> steps_;  // by folder
   std::string last_error_;

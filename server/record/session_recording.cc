@@ -50,10 +50,11 @@ SessionRecording::SessionRecording(const SessionOptions& options, std::shared_pt
 
 SessionRecording::~SessionRecording() {
   if (open_ != nullptr) sink_->Drop(open_->ticket);
+  if (has_begun_) sink_->EndSession(folder_);
 }
 
 // A session's name has no character that a path could not have, and the lineage stays when another
-// daemon takes the session over.
+// daemon takes the session over. SessionOfFolder reads it.
 std::string SessionRecording::FolderOf(const SessionOptions& options) {
   const std::string shard =
       options.shard.count() == 1
@@ -70,6 +71,7 @@ void SessionRecording::Add(RecordKind kind, const google::protobuf::MessageLite&
 SessionRecording::Open& SessionRecording::OpenStep(const SessionCore& core, std::int64_t step) {
   if (open_ != nullptr && open_->step == step) return *open_;
   if (open_ != nullptr) sink_->Drop(open_->ticket);
+  if (!std::exchange(has_begun_, true)) sink_->BeginSession(folder_);
   open_ = std::make_unique<Open>();
   open_->step = step;
   open_->ticket = sink_->Begin(folder_, step);

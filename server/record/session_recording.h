@@ -29,7 +29,7 @@ struct RecordedReductions {
 class SessionRecording {
  public:
   SessionRecording(const SessionOptions& options, std::shared_ptr<RecordSink> sink);
-  // Drops the step that is open.
+  // Drops the step that is open; the recording has ended.
   ~SessionRecording();
 
   SessionRecording(const SessionRecording&) = delete;
@@ -73,6 +73,7 @@ class SessionRecording {
   const std::string folder_;
   const std::shared_ptr<RecordSink> sink_;
   const std::shared_ptr<const std::string> model_;  // of a kModel record, the same in all steps
+  bool has_begun_ = false;                          // to record
   std::unique_ptr<Open> open_;                      // null: no step is
   std::uint64_t skipped_ = 0;                       // steps so far
 };

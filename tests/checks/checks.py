@@ -37,7 +37,8 @@ LAYERS = (
     # The stream of a GPU is what waits for it.
     (r"hooks/(?!cuda/stream\.)", r"(thread|filesystem|fstream|sys/.*)$", "hooks do no I/O and start no thread"),
     (r"(server|client)/core/", OUTSIDE_WORLD, "cores know no gRPC, clock, lock, thread or file"),
-    (r"server/record/(?!recorder\.|record_directory\.)", r"(thread|filesystem|fstream|unistd\.h|sys/.*)$|spdlog",
+    (r"server/record/(?!recorder\.|record_directory\.|session_folders\.)",
+     r"(thread|filesystem|fstream|unistd\.h|sys/.*)$|spdlog",
      "what is recorded and replayed is a function of its bytes"),
     (r"client/", r"server/", "the client knows no server"),
     (r"proto/", rf"server/|{CLIENT}", "proto knows neither client nor server"),

@@ -26,6 +26,7 @@
 namespace gradwire {
 namespace {
 
+using ::gradwire::testing::Eventually;
 using ::gradwire::testing::ExpectAllOk;
 using ::gradwire::testing::FaultRelay;
 using ::gradwire::testing::Gradients;
@@ -306,6 +307,25 @@ TEST(RecordFaultsTest, AStepThatIsSkippedIsRecorded) {
   ASSERT_EQ(reports.size(), 1u);
   EXPECT_EQ(reports[0].differences, 0u);
   EXPECT_EQ(reports[0].verdict, Verdict::kSkip);
+}
+
+// A session may outlive its last member's Leave by a moment, and then it does not count as ended.
+TEST(RecordSessionsTest, SessionsThatEndedLongAgoLoseTheirRecordings) {
+  const TemporaryFolder folder;
+  server::ServerOptions recording = Recording(folder.path());
+  recording.record_sessions = 2;
+  TestDaemon daemon(recording);
+  const auto run = [&] { Train(Options(daemon.address(), "no")); };
+  const auto sessions = [&] {
+    const auto entries = std::filesystem::directory_iterator(folder.path());
+    return std::distance(begin(entries), end(entries));
+  };
+  for (int i = 0; i < 3; ++i) run();
+  EXPECT_EQ(sessions(), 3);
+  EXPECT_TRUE(Eventually([&] {
+    run();
+    return sessions() == 3;
+  }));
 }
 
 TEST(RecordFaultsTest, ADirectoryThatVanishesStopsNoTraining) {

@@ -122,6 +122,7 @@ const std::vector<std::pair<std::string, Sample>> kSamples = {
     {"audit.log", {"/tmp/audit", "/tmp/audit"}},
     {"record", {"/r", "/r"}},
     {"record_steps", {"16", "16"}},
+    {"record_sessions", {"3", "3"}},
 };
 
 std::string AsFile(const std::string& key, const std::string& value) {

@@ -193,6 +193,46 @@ TEST_F(RecorderTest, WhatIsTooLargeForTheQueueIsLeftOut) {
   EXPECT_EQ(recorder->left_out(), 1u);
 }
 
+TEST_F(RecorderTest, TheLastSessionsKeepTheirFiles) {
+  const auto opened = Recorder::Open({.directory = folder_.path(), .steps = 2, .sessions = 1});
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  Recorder& recorder = **opened;
+  for (const char* const folder : {"a-0000000000000001", "b-0000000000000002", kFolder}) {
+    recorder.BeginSession(folder);
+    const RecordSink::Ticket ticket = recorder.Begin(folder, 1);
+    recorder.Add(ticket, RecordOf(10));
+    recorder.End(ticket);
+    recorder.EndSession(folder);
+  }
+  recorder.Stop();
+  // Two had ended when the third began.
+  EXPECT_THAT(*ListRecords(folder_.path()), ::testing::SizeIs(2));
+  EXPECT_THAT(Steps(), ElementsAre(1));
+}
+
+TEST(RecordDirectory, KnowsTheFoldersOfSessions) {
+  constexpr char kSession[] = "a-b.c-0123456789abcdef";
+  const std::string session = kSession;
+  EXPECT_EQ(SessionOfFolder(session), session);
+  EXPECT_EQ(SessionOfFolder(session + ".shard0of2"), session);
+  EXPECT_EQ(SessionOfFolder(session + ".shard11of12"), session);
+  for (const std::string& folder :
+       {std::string(), std::string("notes"), std::string("-0123456789abcdef"),
+        std::string("a-0123456789abcde"), session + "0", session + ".old", session + ".shard0",
+        session + ".shard0of2.old", session + ".shard00of2", session + ".shard of2",
+        std::string("a-0123456789ABCDEF")}) {
+    EXPECT_EQ(SessionOfFolder(folder), std::nullopt) << folder;
+  }
+}
+
+TEST(RecordDirectory, KnowsTheFilesOfSteps) {
+  EXPECT_TRUE(IsRecordFile("step-10.gwrec"));
+  EXPECT_TRUE(IsRecordFile("step-10.gwrec.partial"));
+  for (const char* const name : {"step-10.gwrec.old", "step-x.gwrec", "step-10", "notes", ""}) {
+    EXPECT_FALSE(IsRecordFile(name)) << name;
+  }
+}
+
 TEST(RecordDirectory, FindsTheFilesOfAllSessions) {
   const TemporaryFolder folder;
   for (const char* const session : {"b", "a"}) {
