@@ -16,6 +16,7 @@
 #include "server/ctl/calls.h"
 #include "server/ctl/ledger.h"
 #include "server/ctl/shards.h"
+#include "tests/testing/fault_relay.h"
 #include "tests/testing/gradients.h"
 #include "tests/testing/ranks.h"
 #include "tests/testing/test_daemon.h"
@@ -23,7 +24,9 @@
 namespace gradwire {
 namespace {
 
+using ::gradwire::testing::Eventually;
 using ::gradwire::testing::ExpectAllOk;
+using ::gradwire::testing::FaultRelay;
 using ::gradwire::testing::Gradients;
 using ::gradwire::testing::MakeParameter;
 using ::gradwire::testing::RunRanks;
@@ -107,8 +110,8 @@ class LeaveTest : public ::testing::TestWithParam<Case> {
 };
 
 // Another process in the leaver's place, if the others wait for it.
-absl::Status Succeed(ClientOptions options) {
-  options.rank = kLeaver;
+absl::Status Succeed(ClientOptions options, int rank = kLeaver) {
+  options.rank = rank;
   auto client = Client::Join(options);
   if (!client.ok()) return client.status();
   const auto change = (*client)->membership_change();
@@ -116,7 +119,7 @@ absl::Status Succeed(ClientOptions options) {
   char model = 0;
   if (auto healed = (*client)->Broadcast(change->root, &model, 1); !healed.ok()) return healed;
   for (int step = 0; step < kStepsAfter; ++step) {
-    if (absl::Status done = Step(**client, kLeaver, 100 + step); !done.ok()) return done;
+    if (absl::Status done = Step(**client, rank, 100 + step); !done.ok()) return done;
   }
   return (*client)->Leave();
 }
@@ -191,6 +194,48 @@ INSTANTIATE_TEST_SUITE_P(All, LeaveTest,
                          [](const ::testing::TestParamInfo<Case>& tested) {
                            return std::string(tested.param.name);
                          });
+
+// Nobody has begun another step, so that the daemon cannot tell whether the training is over.
+TEST(Leave, AMemberThatIsLostAfterwardsHasASuccessorToo) {
+  server::ServerOptions waits;
+  waits.on_coordinator_loss = "resume";
+  waits.on_member_loss = "wait";
+  TestDaemon daemon(waits);
+  const auto relay = FaultRelay::Start(daemon.Path("relay"), daemon.socket());
+  ASSERT_TRUE(relay.ok()) << relay.status();
+  const ClientOptions options{.address = daemon.address(),
+                              .session = "leave",
+                              .world_size = kMembers,
+                              .parameters = Model(),
+                              .join_timeout = absl::Seconds(20),
+                              .step_timeout = absl::Seconds(20)};
+  constexpr int kLost = 1;
+  std::barrier<> all(kMembers);
+  std::vector<std::jthread> successors;
+  const auto ended = RunRanks(
+      options,
+      [&](Client& client, int rank) -> absl::Status {
+        if (absl::Status done = Step(client, rank, 0); !done.ok()) return done;
+        all.arrive_and_wait();
+        absl::Status left = rank == kLeaver ? client.Leave() : absl::OkStatus();
+        all.arrive_and_wait();
+        if (rank == kLost) {
+          (*relay)->Refuse(true);
+          (*relay)->CutNow();
+        }
+        if (rank != 0) return left;
+        EXPECT_TRUE(Eventually([&] { return client.metrics().rejoins > 0; }));
+        for (const int lost : {kLost, kLeaver}) {
+          successors.emplace_back(
+              [&options, lost] { EXPECT_EQ(Succeed(options, lost), absl::OkStatus()); });
+        }
+        return GoOn(client, rank);
+      },
+      [&](ClientOptions& own, int rank) {
+        if (rank == kLost) own.address = (*relay)->address();
+      });
+  ExpectAllOk(ended);
+}
 
 // A session that ends with a member has nobody who would contribute in its place.
 TEST(Leave, WithoutAPolicyNobodyTakesThem) {
