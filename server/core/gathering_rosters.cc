@@ -81,7 +81,9 @@ std::vector<int> Gathering::LeftBehind() const {
   return left;
 }
 
-// A majority: two halves of a session that cannot hear each other must not both go on.
+// A majority: two halves of a session that cannot hear each other must not both go on. Or all who
+// vote, which may be newcomers to a roster that has concluded a skipped step only. If it has not,
+// those that they have replaced vote, too, but were outvoted when the roster began.
 bool Gathering::IsQuorum(const std::vector<int>& here, int least) const {
   const auto place = [](const wire::MemberReport& report) {
     return std::pair(report.step, report.roster ? report.roster->number : 0);
@@ -102,9 +104,15 @@ bool Gathering::IsQuorum(const std::vector<int>& here, int least) const {
     std::ranges::set_intersection(of, part, std::back_inserter(both));
     return 2 * both.size() > of.size();
   };
+  const bool are_all_here = std::ranges::all_of(voters, [&](int rank) {
+    const auto& report = reports_[static_cast<std::size_t>(rank)];
+    return std::ranges::count(here, rank) > 0 && report && report->roster &&
+           report->roster == furthest->roster;
+  });
   // A step that one is READY for may have been concluded by all of its roster, newcomers too: these
   // would be none any more.
-  return is_majority(reporters, voters) && std::ranges::all_of(reporters, [&](int rank) {
+  const bool are_enough = are_all_here || is_majority(reporters, voters);
+  return are_enough && std::ranges::all_of(reporters, [&](int rank) {
            const wire::MemberReport& report = *reports_[static_cast<std::size_t>(rank)];
            if (!report.ready || !report.roster) return true;
            std::vector<int> part = here;
@@ -134,9 +142,17 @@ bool Gathering::CanGoOn(std::int64_t step) const {
     if (report) most = std::max(most, report->collectives);
   }
   const bool moves = Moves() && !IsActive(Mutant::kSeenResultsOfOthersStay);
+  // It is void, and some have heard so with the end of a step that was dropped.
+  const auto is_void = [&](const wire::MemberReport& one) {
+    return std::ranges::any_of(reports_, [&](const auto& other) {
+      return other && other->step > one.step &&
+             (other->last == Verdict::kSkip || other->before_last == Verdict::kSkip);
+    });
+  };
   for (const auto& report : reports_) {
     if (!report) continue;
     if (report->collectives < most && !report->in_collective) return false;
+    if (report->in_collective && is_void(*report)) return false;
     if (!moves) continue;
     const bool is_stuck = report->has_seen_results || !report->keeps_gradients;
     if (report->step == step && is_stuck) return false;

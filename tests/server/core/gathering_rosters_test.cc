@@ -113,10 +113,47 @@ TEST(GatheringShrinks, AMajorityOfThoseWhoConcludedTheLastStepIsAQuorum) {
   gathering.Take(1, two);
   EXPECT_TRUE(gathering.IsQuorum({0, 1}, 1));
   EXPECT_FALSE(gathering.IsQuorum({0, 1}, 3)) << "fewer than are allowed";
-  Report newcomer = two;
+}
+
+// Of four, two have the model: the others have concluded a skipped step with them, and no other.
+TEST(GatheringShrinks, AllWhoConcludedTheLastStepAreAQuorumWithNewcomers) {
+  Gathering gathering(kKey, 5, 5, true);
+  const Report member = In(At(5), 4, {0, 1, 2, 3});
+  for (const int rank : {0, 1}) gathering.Take(rank, member);
+  Report newcomer = member;
   newcomer.newcomer = true;
-  gathering.Take(1, newcomer);
-  EXPECT_FALSE(gathering.IsQuorum({0, 1}, 1)) << "it has concluded nothing";
+  for (const int rank : {2, 3}) gathering.Take(rank, newcomer);
+  gathering.Take(4, std::nullopt);
+  EXPECT_TRUE(gathering.IsQuorum({0, 1, 2, 3, 4}, 1));
+  EXPECT_TRUE(gathering.IsQuorum({0, 1, 2, 3}, 1));
+  EXPECT_FALSE(gathering.IsQuorum({0, 1, 2, 3}, 3)) << "fewer with the model than are allowed";
+  EXPECT_FALSE(gathering.IsQuorum({0, 1, 2, 4}, 1)) << "rank 3 may be elsewhere";
+  gathering.Take(3, std::nullopt);
+  EXPECT_FALSE(gathering.IsQuorum({0, 1, 2, 3, 4}, 1)) << "its predecessor may be elsewhere";
+  newcomer.roster = {.number = 5, .ranks = {0, 1, 2, 3}};
+  gathering.Take(3, newcomer);
+  EXPECT_FALSE(gathering.IsQuorum({0, 1, 2, 3, 4}, 1)) << "of another roster";
+}
+
+// The others were told of a roster without rank 0, and their next daemon was lost before it began.
+// It waits for bytes that nobody will send.
+TEST(GatheringShrinks, ABroadcastIsVoidForWhoHasNotHeardSo) {
+  for (const std::uint64_t others : {1, 2}) {
+    Gathering gathering(kKey, 5, 4, true);
+    Report waits = In(At(4));
+    waits.in_collective = true;
+    gathering.Take(0, waits);
+    Report heard = In(At(5));
+    heard.last = Verdict::kSkip;
+    heard.collectives = others;
+    for (const int rank : {1, 2, 3}) gathering.Take(rank, heard);
+    const auto outcome = gathering.Decide();
+    ASSERT_TRUE(outcome.ok()) << outcome.status();
+    EXPECT_EQ(outcome->step, 6);
+    ASSERT_THAT(outcome->ended, SizeIs(2));
+    ASSERT_TRUE(outcome->ended[1].change.has_value());
+    EXPECT_EQ(outcome->ended[1].change->collectives, others + 1);
+  }
 }
 
 // All of a roster that has grown may have concluded the step, and some may be going on with it.
