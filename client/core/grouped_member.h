@@ -69,6 +69,7 @@ class GroupedMember {
   bool HasBegunPast(std::int64_t step) const;
   void SetLossScale(double scale);
   void DropLate();
+  bool has_late() const;
   std::int64_t missed_steps() const;
   bool outlives_daemon() const;
   bool awaits_welcome() const;
@@ -78,7 +79,7 @@ class GroupedMember {
   void ConcludeAs(const StepDoneEffect& lead, Effects& effects);
   void AskToGather(std::uint32_t lost_shard, Effects& effects);
   void HandOver(std::uint64_t id, std::vector<std::byte> file, Effects& effects);
-  void CancelHandOver();
+  int CancelHandOver();
   void SetLeaving(bool leaving);
   void FailElsewhere(const absl::Status& status, int blamed_rank, Effects& effects);
   void Fail(const absl::Status& status, Effects& effects);

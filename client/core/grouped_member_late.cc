@@ -16,6 +16,8 @@ void GroupedMember::SetLossScale(double scale) { member_->SetLossScale(scale); }
 
 void GroupedMember::DropLate() { member_->DropLate(); }
 
+bool GroupedMember::has_late() const { return !member_->late().kept().empty(); }
+
 std::int64_t GroupedMember::missed_steps() const { return member_->missed_steps(); }
 
 }  // namespace gradwire::client

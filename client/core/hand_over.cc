@@ -34,6 +34,12 @@ std::size_t MostBytes(const std::vector<ParameterSpec>& manifest) {
   return bytes;
 }
 
+std::vector<std::byte> FileOf(const HookState& state) {
+  const std::string file = WriteSafetensors(state);
+  const std::span<const std::byte> bytes = std::as_bytes(std::span(file));
+  return {bytes.begin(), bytes.end()};
+}
+
 }  // namespace
 
 // ---- The side that leaves
@@ -41,13 +47,30 @@ std::size_t MostBytes(const std::vector<ParameterSpec>& manifest) {
 void ResidualGiving::Begin(std::uint64_t id, std::vector<std::byte> file, std::vector<int> heirs,
                            Effects& effects) {
   id_ = id;
-  file_ = std::move(file);
-  heirs_.assign(heirs.begin(), heirs.end());
+  members_ = std::move(heirs);
+  outcome_ = {};
+  files_.clear();
+  if (!file.empty()) files_.push_back({.content = std::move(file)});
+  if (!late_.kept().empty()) {
+    files_.push_back({.is_late = true, .content = FileOf(late_.State(options_.manifest))});
+  }
+  BeginNext(effects);
+}
+
+void ResidualGiving::BeginNext(Effects& effects) {
+  if (files_.empty()) return effects.push_back(outcome_);
+  heirs_.assign(members_.begin(), members_.end());
   sent_ = received_ = 0;
   may_be_taken_ = false;
   reasons_.clear();
   if (heirs_.empty()) return End(-1, "no other member is there", effects);
   SendMore(effects);
+}
+
+int ResidualGiving::Cancel() {
+  heirs_.clear();
+  files_.clear();
+  return outcome_.rank;
 }
 
 void ResidualGiving::On(const wire::HandOverAnswer& answer, Effects& effects) {
@@ -77,10 +100,11 @@ void ResidualGiving::Resumed(Effects& effects) {
 }
 
 void ResidualGiving::SendMore(Effects& effects) {
-  const std::uint64_t size = file_.size();
+  const std::vector<std::byte>& file = files_.front().content;
+  const std::uint64_t size = file.size();
   const std::uint64_t most = options_.chunk_bytes;
   while (sent_ < size && std::min(sent_ + most, size) <= received_ + kPieces * most) {
-    const auto piece = std::span(file_).subspan(sent_, std::min(most, size - sent_));
+    const auto piece = std::span(file).subspan(sent_, std::min(most, size - sent_));
     effects.push_back(
         SendFrameEffect{.header = wire::HandOver{.generation = options_.generation,
                                                  .id = id_,
@@ -95,21 +119,30 @@ void ResidualGiving::SendMore(Effects& effects) {
 
 void ResidualGiving::End(int rank, const std::string& reason, Effects& effects) {
   heirs_.clear();
-  file_ = {};
+  const bool is_late = files_.front().is_late;
+  files_.pop_front();
+  ++id_;
   // Whoever has them contributes them from now on. A hook that has given its state takes one.
-  if (rank >= 0) {
+  if (rank >= 0 && is_late) {
+    late_.Clear();
+  } else if (rank >= 0) {
     const absl::Status given = options_.ledger != nullptr
                                    ? options_.ledger->GiveAway(options_.manifest)
                                    : GiveAway(options_.manifest, *hook_);
     given.IgnoreError();
   }
-  effects.push_back(HandedOverEffect{.rank = rank, .reason = reason});
+  if (outcome_.rank < 0) outcome_.rank = rank;
+  if (!reason.empty()) {
+    absl::StrAppend(&outcome_.reason, outcome_.reason.empty() ? "" : "; ",
+                    is_late ? "late gradients: " : "", reason);
+  }
+  BeginNext(effects);
 }
 
 // ---- The side that stays
 
-ResidualTaking::ResidualTaking(const MemberOptions& options, Hook* hook)
-    : options_(options), hook_(hook), most_bytes_(MostBytes(options.manifest)) {}
+ResidualTaking::ResidualTaking(const MemberOptions& options, Hook* hook, LateGradients& late)
+    : options_(options), hook_(hook), late_(late), most_bytes_(MostBytes(options.manifest)) {}
 
 void ResidualTaking::On(const wire::HandOver& piece, const wire::Payload* payload, bool is_between,
                         Effects& effects) {
@@ -152,6 +185,7 @@ bool ResidualTaking::HasTaken(std::uint64_t id) const {
 std::string ResidualTaking::WhyNot(int from, const wire::HandOver& piece) const {
   const std::string self = absl::StrCat("rank ", options_.rank);
   if (closed_) return absl::StrCat(self, " leaves, too");
+  if (is_newcomer_) return absl::StrCat(self, " is new, and has applied no step yet");
   if (piece.bytes > most_bytes_) {
     return absl::StrCat(self, " takes at most ", most_bytes_, " bytes for this model, not ",
                         piece.bytes);
@@ -167,6 +201,7 @@ absl::Status ResidualTaking::Take(Coming coming, bool is_between) {
   absl::StatusOr<HookState> read =
       ReadSafetensors({reinterpret_cast<const char*>(file.data()), file.size()});
   if (!read.ok()) return read.status();
+  if (LateGradients::IsLate(*read)) return TakeLate(*read);
   // What does not fit is refused while its member still has it.
   if (absl::Status fits = AddResiduals(hook_->State(), *read).status(); !fits.ok()) return fits;
   if (options_.ledger != nullptr && !IsActive(Mutant::kHandOverForgotten)) {
@@ -175,6 +210,13 @@ absl::Status ResidualTaking::Take(Coming coming, bool is_between) {
   waiting_.push_back(*std::move(read));
   if (is_between) Add();
   return absl::OkStatus();
+}
+
+absl::Status ResidualTaking::TakeLate(const HookState& late) {
+  if (options_.device != nullptr && options_.device->id().kind != DeviceKind::kCpu) {
+    return absl::FailedPreconditionError("its gradients lie on a GPU, where none are late");
+  }
+  return late_.Take(late, options_.manifest);
 }
 
 // What was fit before the step is fit after it: a step changes values only. A device that fails

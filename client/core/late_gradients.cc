@@ -1,14 +1,25 @@
 #include "client/core/late_gradients.h"
 
+#include <algorithm>
+#include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/error_code.h"
 #include "base/mutants.h"
 #include "hooks/cpu/kernels.h"
+#include "hooks/residuals.h"
 
 namespace gradwire::client {
 namespace {
 
 constexpr int kMostSkips = 4;
+
+// No hook has this format, so that a client which knows residuals only refuses the file.
+constexpr const char* kFormat = "gradwire.late_gradients.1";
+constexpr const char* kFormatKey = "format";
+constexpr const char* kScaleKey = "loss_scale";
 
 DType KeptType(DType dtype) { return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32; }
 
@@ -22,6 +33,21 @@ std::vector<std::byte> Convert(const TensorView& view, DType to) {
 bool Add(DType dtype, std::vector<std::byte>& into, const std::vector<std::byte>& values) {
   const void* const terms[] = {into.data(), values.data()};
   return cpu::Sum(dtype, terms, 2, 1, into.data(), into.size() / ByteSize(dtype));
+}
+
+void Multiply(DType dtype, std::vector<std::byte>& values, double factor) {
+  const auto multiply = [&]<class T>(T /*type*/) {
+    auto* const begin = reinterpret_cast<T*>(values.data());
+    for (T& value : std::span(begin, values.size() / sizeof(T))) {
+      value = static_cast<T>(static_cast<double>(value) * factor);
+    }
+  };
+  dtype == DType::kFloat64 ? multiply(double{}) : multiply(float{});
+}
+
+absl::Status DoNotFit(const std::string& name, const char* why) {
+  return Coded(ErrorCode::kStateDiffers, absl::InvalidArgumentError(absl::StrCat(
+                                             "late gradients: tensor \"", name, "\" ", why)));
 }
 
 }  // namespace
@@ -63,6 +89,13 @@ void LateGradients::Conclude(Verdict verdict, bool dropped) {
   }
   entered_.clear();
   missed_.clear();
+  for (auto& [position, sum] : std::exchange(coming_, {})) {
+    if (const auto kept = kept_.find(position); kept != kept_.end()) {
+      // One that overflows skips steps, and is given up after a few.
+      static_cast<void>(Add(sum.dtype, sum.values, kept->second.values));
+    }
+    kept_[position] = std::move(sum);
+  }
 }
 
 void LateGradients::Keep(std::span<const std::uint32_t> positions, const GradBucket& bucket) {
@@ -75,19 +108,57 @@ void LateGradients::Keep(std::span<const std::uint32_t> positions, const GradBuc
 void LateGradients::SetLossScale(double scale) {
   const double factor = scale / std::exchange(scale_, scale);
   if (factor == 1) return;
-  const auto multiply = [factor]<class T>(std::vector<std::byte>& values, T /*type*/) {
-    auto* const begin = reinterpret_cast<T*>(values.data());
-    for (T& value : std::span(begin, values.size() / sizeof(T))) {
-      value = static_cast<T>(static_cast<double>(value) * factor);
-    }
-  };
-  for (auto& [position, sum] : kept_) {
-    if (sum.dtype == DType::kFloat64) {
-      multiply(sum.values, double{});
-    } else {
-      multiply(sum.values, float{});
-    }
+  for (auto& [position, sum] : kept_) Multiply(sum.dtype, sum.values, factor);
+}
+
+HookState LateGradients::State(std::span<const ParameterSpec> manifest) const {
+  HookState state{
+      .metadata = {{kFormatKey, kFormat}, {kScaleKey, absl::StrFormat("%.17g", scale_)}}};
+  for (const auto& [position, sum] : kept_) {
+    state.tensors.push_back({.name = manifest[position].name,
+                             .dtype = sum.dtype,
+                             .shape = manifest[position].shape,
+                             .data = sum.values});
   }
+  return state;
+}
+
+bool LateGradients::IsLate(const HookState& state) {
+  const auto format = state.metadata.find(kFormatKey);
+  return format != state.metadata.end() && format->second == kFormat;
+}
+
+absl::Status LateGradients::Take(const HookState& state, std::span<const ParameterSpec> manifest) {
+  const absl::StatusOr<double> scale = LossScaleOf(state);
+  if (!scale.ok()) return scale.status();
+  Sums sums;
+  for (const StateTensor& tensor : state.tensors) {
+    const auto spec = std::ranges::find(manifest, tensor.name, &ParameterSpec::name);
+    if (spec == manifest.end()) return DoNotFit(tensor.name, "is of no parameter");
+    if (tensor.dtype != KeptType(spec->dtype) || tensor.shape != spec->shape) {
+      return DoNotFit(tensor.name, "has another dtype or shape than the parameter");
+    }
+    Sum sum{.dtype = tensor.dtype, .values = tensor.data};
+    Multiply(sum.dtype, sum.values, scale_ / *scale);
+    const auto position = static_cast<std::uint32_t>(spec - manifest.begin());
+    const Sums& own = IsInStep(position) ? coming_ : kept_;
+    const auto found = own.find(position);
+    const std::vector<std::byte> none(sum.values.size());
+    if (!Add(sum.dtype, sum.values, found == own.end() ? none : found->second.values)) {
+      return DoNotFit(tensor.name, "has values that are not finite");
+    }
+    sums[position] = std::move(sum);
+  }
+  for (auto& [position, sum] : sums) {
+    Sum& own = (IsInStep(position) ? coming_ : kept_)[position];
+    own = {.dtype = sum.dtype, .values = std::move(sum.values), .skips = own.skips};
+  }
+  return absl::OkStatus();
+}
+
+// What was kept before the step is gone with its end, or replaced.
+bool LateGradients::IsInStep(std::uint32_t position) const {
+  return entered_.contains(position) || missed_.contains(position);
 }
 
 }  // namespace gradwire::client

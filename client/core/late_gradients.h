@@ -3,7 +3,8 @@
 //
 // They are sums by parameter, because buckets may change from step to step, in float32 (float64 for
 // gradients of that dtype). They lie in the host's memory, and so do the gradients. Values that are
-// not finite are not kept: with them in time the step would have been skipped. Not thread-safe.
+// not finite are not kept: with them in time the step would have been skipped. A member that leaves
+// may give its own to one that stays. Not thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +14,9 @@
 #include <span>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "gradwire/hooks/grad_bucket.h"
+#include "gradwire/hooks/hook.h"
 #include "gradwire/hooks/round_plan.h"
 
 namespace gradwire::client {
@@ -29,6 +32,12 @@ class LateGradients {
 
   // Between two steps: what waits for the next one.
   const Sums& kept() const { return kept_; }
+  // Another member's, which are kept when the open step is over.
+  const Sums& coming() const { return coming_; }
+  // Of the open step: what it goes on without, with what was kept of the same parameters; and of
+  // which parameters it has what was kept.
+  const Sums& missed() const { return missed_; }
+  const std::set<std::uint32_t>& entered() const { return entered_; }
 
   // The bucket begins, and no hook has seen it: adds what is kept of its parameters (`positions` in
   // the manifest). Once in a step, whatever becomes of the bucket.
@@ -46,15 +55,26 @@ class LateGradients {
   // A step that was applied went on without them.
   void Keep(std::span<const std::uint32_t> positions, const GradBucket& bucket);
 
-  // Between two steps: the trainer goes back to another state.
+  // Between two steps: the trainer goes back to another state, or another member has them.
   void Clear() { kept_.clear(); }
+
+  // What is kept, between two steps, for another member's Take. `manifest`: the session's.
+  HookState State(std::span<const ParameterSpec> manifest) const;
+  static bool IsLate(const HookState& state);
+  // Keeps those of another member, too, in this one's loss scale. At any time: what of a parameter
+  // has a part in the open step is not touched. InvalidArgument, and nothing has changed: they are
+  // not of this model, or a sum is not finite.
+  absl::Status Take(const HookState& state, std::span<const ParameterSpec> manifest);
 
   // From now on gradients are multiplied by `scale` (Hook::SetLossScale).
   void SetLossScale(double scale);
 
  private:
+  bool IsInStep(std::uint32_t position) const;
+
   Sums kept_;
-  Sums missed_;  // in the open step, with what was kept of the same parameters
+  Sums missed_;
+  Sums coming_;  // of parameters that the trainer has begun in the open step
   std::set<std::uint32_t> entered_;
   double scale_ = 1;
 };

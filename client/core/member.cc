@@ -19,8 +19,8 @@ Member::Member(MemberOptions options, Hook* hook)
       collectives_(options_),
       coordinator_(options_.manifest.size()),
       ledger_(options_.ledger),
-      giving_(options_, hook),
-      taking_(options_, hook),
+      giving_(options_, hook, step_.late()),
+      taking_(options_, hook, step_.late()),
       chain_(options_.step) {}
 
 absl::Status Member::StartBucket(Ticket ticket, GradBucket& bucket, Effects& effects,
@@ -233,6 +233,7 @@ struct Member::Received {
     return absl::OkStatus();
   }
   absl::Status operator()(const wire::HandOver& piece) const {
+    member.taking_.SetNewcomer(member.is_newcomer_);
     member.taking_.On(piece, payload.get(), member.step_.empty(), effects);
     return absl::OkStatus();
   }

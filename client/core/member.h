@@ -120,10 +120,12 @@ class Member {
 
   // ---- Leaving before the others (member_leave.cc)
 
-  // Gives `file`, the hook's State, to another member, which is asked under this `id`, not 0. A
-  // HandedOverEffect follows. Between two steps, and no further one begins until it is here.
+  // Gives `file`, the hook's State, to another member, which is asked under this `id`, not 0, and
+  // then its late gradients, under the next one. Empty: there are no residuals. A HandedOverEffect
+  // follows. Between two steps, and no further one begins until it is here.
   void HandOver(std::uint64_t id, std::vector<std::byte> file, Effects& effects);
-  void CancelHandOver() { giving_.Cancel(); }
+  // Returns who has taken a part; -1: nobody.
+  int CancelHandOver() { return giving_.Cancel(); }
   // Whether it is about to leave, and so takes nobody's residuals. A member that goes on with a
   // step or a collective is not: its hand-over is over, and its Leave is refused.
   void SetLeaving(bool leaving) { taking_.SetClosed(leaving); }

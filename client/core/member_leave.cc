@@ -24,7 +24,7 @@ void GroupedMember::HandOver(std::uint64_t id, std::vector<std::byte> file, Effe
   member_->HandOver(id, std::move(file), effects);
 }
 
-void GroupedMember::CancelHandOver() { member_->CancelHandOver(); }
+int GroupedMember::CancelHandOver() { return member_->CancelHandOver(); }
 
 void GroupedMember::SetLeaving(bool leaving) { member_->SetLeaving(leaving); }
 

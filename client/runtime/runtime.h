@@ -93,7 +93,8 @@ class Runtime final : private EventHandler {
   // Shard 0 goes on, in this life of the session, and this shard with it.
   void Follow(const ShardLife& life);
 
-  // Between two steps, and nothing but BeginLeave follows. `file`: State, as a file.
+  // Between two steps, and nothing but BeginLeave follows. `file`: State, as a file; empty: it has
+  // no residuals.
   void HandOver(std::shared_ptr<HandOverCall> call, std::vector<std::byte> file);
   // `why` becomes the reason of the call, if it has no outcome yet.
   void CancelHandOver(const std::string& why);

@@ -51,6 +51,7 @@ void Runtime::HandOver(std::shared_ptr<HandOverCall> call, std::vector<std::byte
   if (may.ok() && collective_ != nullptr) may = InCollective();
   if (!may.ok()) return call->outcome.Complete(may);
   hand_over_ = std::move(call);
+  if (file.empty() && !member_.has_late()) return CancelHandOver("");
   if (!member_.outlives_daemon() || member_.grouped()) {
     return CancelHandOver(member_.grouped()
                               ? "in a node group residuals are the group's, not a member's"
@@ -70,9 +71,8 @@ void Runtime::On(HandedOverEffect& effect) {
 }
 
 void Runtime::CancelHandOver(const std::string& why) {
-  member_.CancelHandOver();
-  HandedOverEffect nobody{.reason = why};
-  On(nobody);
+  HandedOverEffect outcome{.rank = member_.CancelHandOver(), .reason = why};
+  On(outcome);
 }
 
 absl::Status Runtime::BeginLeave() {

@@ -1,10 +1,12 @@
 // A member that is late with its gradients: the others' step ends without it, and they are part of
 // its next one. A real daemon; members are threads.
 #include <algorithm>
+#include <barrier>
 #include <chrono>
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -145,6 +147,69 @@ TEST_P(LateTest, TheOthersGoOnAndItsGradientsCountInTheNextStep) {
 
 INSTANTIATE_TEST_SUITE_P(Memory, LateTest, ::testing::Bool(),
                          [](const auto& tested) { return tested.param ? "Shared" : "Own"; });
+
+// ---- A late member that leaves
+
+constexpr std::size_t kFew = 100;
+
+// One step with two buckets, before the second of which the late member sleeps. `result`: the
+// second one's.
+absl::StatusOr<Verdict> Step(Client& client, int rank, std::int64_t step,
+                             const std::vector<ParameterSpec>& parameters,
+                             std::vector<float>& result) {
+  std::this_thread::sleep_for(kCompute);
+  Bucket first(client, parameters[0], /*shared=*/false);
+  Bucket second(client, parameters[1], /*shared=*/false);
+  std::fill_n(first.data, first.numel, 1.0F);
+  Completion begun = client.AllReduce(*first.view);
+  if (rank == kLateRank && step == kLateStep) std::this_thread::sleep_for(kSleep);
+  for (std::size_t i = 0; i < kFew; ++i) second.data[i] = 2 * Value(rank, step, i);
+  Completion ended = client.AllReduce(*second.view);
+  for (Completion* one : {&begun, &ended}) {
+    if (absl::Status status = one->Wait(); !status.ok()) return status;
+  }
+  result.assign(second.data, second.data + kFew);
+  return client.EndStep();
+}
+
+TEST(LateLeaverTest, HandsItsLateGradientsOver) {
+  const TestDaemon daemon(Options(100));
+  const ClientOptions options{
+      .address = daemon.address(),
+      .session = "s",
+      .world_size = kMembers,
+      .parameters = {{"b", {4}, DType::kFloat32}, {"w", {kFew}, DType::kFloat32}}};
+  std::barrier<> all(kMembers);
+  std::vector<float> late(kFew);  // what the means of the others have beside their own gradients
+  ExpectAllOk(RunRanks(options, [&](Client& client, int rank) -> absl::Status {
+    std::vector<float> result;
+    for (std::int64_t step = 0; step <= kLateStep; ++step) {
+      const auto verdict = Step(client, rank, step, options.parameters, result);
+      if (!verdict.ok()) return verdict.status();
+    }
+    if (rank == kLateRank) {
+      EXPECT_EQ(client.metrics().missed_steps, 1);
+      const auto left = client.HandOverAndLeave(absl::Seconds(10));
+      if (!left.ok()) return left.status();
+      EXPECT_EQ(left->rank, std::optional(0));
+      EXPECT_EQ(left->reason, "");
+    }
+    all.arrive_and_wait();
+    if (rank == kLateRank) return absl::OkStatus();
+    for (std::int64_t step = kLateStep + 1; step < kSteps; ++step) {
+      const auto verdict = Step(client, rank, step, options.parameters, result);
+      if (!verdict.ok()) return verdict.status();
+      if (*verdict != Verdict::kApply || rank != 0) continue;
+      for (std::size_t i = 0; i < kFew; ++i) {
+        late[i] += 2 * (result[i] - Value(0, step, i) - Value(1, step, i));
+      }
+    }
+    return client.Leave();
+  }));
+  for (std::size_t i = 0; i < kFew; ++i) {
+    ASSERT_EQ(late[i], 2 * Value(kLateRank, kLateStep, i)) << i;
+  }
+}
 
 // ---- PowerSGD
 

@@ -194,11 +194,11 @@ struct MembershipChange {
   std::vector<int> members;    // ranks that are in the session from now on, ascending
 };
 
-// What became of the residuals of a member that has left.
+// What became of the residuals and late gradients of a member that has left.
 struct HandOver {
-  std::optional<int> rank{};  // who has added them to its own
-  std::string
-      reason{};  // why nobody has, so that they are lost; "": somebody has, or there are none
+  std::optional<int> rank{};  // who has added them to its own, or a part of them
+  // Why nobody has, or not all, so that they are lost; "": somebody has, or there are none.
+  std::string reason{};
 };
 
 // XXH3-64 of the parameters' bytes, one after another, for Client::CheckParameters.
@@ -325,10 +325,10 @@ class Client {
   virtual absl::Status Leave() = 0;
 
   // Leaves before the others, as a member does whose host is taken away or drained: what this
-  // member has not contributed yet (PowerSGD's residuals) goes to another member first, so that it
-  // is not lost. Between steps, in a session that goes on without it (on_member_loss=shrink or
-  // wait). Leaves in any case; gives the residuals up when nobody has taken them within `timeout`,
-  // and says so. An error is Leave's.
+  // member has not contributed yet (PowerSGD's residuals, and gradients that others went on
+  // without) goes to another member first, so that it is not lost. Between steps, in a session that
+  // goes on without it (on_member_loss=shrink or wait). Leaves in any case; gives them up when
+  // nobody has taken them within `timeout`, and says so. An error is Leave's.
   virtual absl::StatusOr<HandOver> HandOverAndLeave(absl::Duration timeout) = 0;
 
   // Returns the session's state on the coordinator (PowerSGD's factors, generator, iteration) after

@@ -86,7 +86,8 @@ class HandOverTest : public ::testing::Test {
     for (const int rank : {0, 1}) {
       hooks_[rank] = std::make_unique<KeepingHook>(static_cast<float>(rank + 1));
       options_[rank] = Options(rank);
-      takers_[rank] = std::make_unique<ResidualTaking>(options_[rank], hooks_[rank].get());
+      takers_[rank] =
+          std::make_unique<ResidualTaking>(options_[rank], hooks_[rank].get(), late_[rank]);
     }
   }
 
@@ -94,6 +95,19 @@ class HandOverTest : public ::testing::Test {
     Effects effects;
     giving_.Begin(kId, FileOf(own_.State()), std::move(heirs), effects);
     Take(effects);
+  }
+  // So many of its only parameter.
+  static void Keep(float value, LateGradients& late) {
+    std::vector<float> values(kNumel, value);
+    const GradBucket bucket =
+        *GradBucket::Make(0, {DType::kFloat32, values.data(), kNumel}, Options(kFrom).manifest);
+    late.Keep(std::vector<std::uint32_t>{0}, bucket);
+  }
+  static std::vector<float> Kept(const LateGradients& late) {
+    if (late.kept().empty()) return {};
+    std::vector<float> values(kNumel);
+    std::memcpy(values.data(), late.kept().at(0).values.data(), kNumel * sizeof(float));
+    return values;
   }
   // What the member that leaves has to say; the daemon would pass it on.
   void Take(Effects& effects) {
@@ -138,7 +152,9 @@ class HandOverTest : public ::testing::Test {
 
   MemberOptions own_options_ = Options(kFrom);
   KeepingHook own_{10};
-  ResidualGiving giving_{own_options_, &own_};
+  LateGradients own_late_;
+  ResidualGiving giving_{own_options_, &own_, own_late_};
+  std::map<int, LateGradients> late_;
   std::map<int, std::unique_ptr<KeepingHook>> hooks_;
   std::map<int, MemberOptions> options_;
   std::map<int, std::unique_ptr<ResidualTaking>> takers_;
@@ -198,7 +214,7 @@ TEST_F(HandOverTest, NobodyTakesThem) {
 TEST_F(HandOverTest, ALostAnswerAddsNothingTwice) {
   for (int lost = 0; lost < 12; ++lost) {
     hooks_[0] = std::make_unique<KeepingHook>(1);
-    takers_[0] = std::make_unique<ResidualTaking>(options_[0], hooks_[0].get());
+    takers_[0] = std::make_unique<ResidualTaking>(options_[0], hooks_[0].get(), late_[0]);
     own_ = KeepingHook(10);
     outcome_.reset();
     Begin();
@@ -217,6 +233,60 @@ TEST_F(HandOverTest, ALostAnswerAddsNothingTwice) {
     EXPECT_EQ(outcome_->rank, 0);
     EXPECT_THAT(hooks_[0]->values(), ::testing::Each(11.0F)) << lost;
   }
+}
+
+TEST_F(HandOverTest, LateGradientsFollowTheResiduals) {
+  Keep(3, own_late_);
+  Keep(4, late_[0]);
+  Begin();
+  Run(/*is_between=*/false);
+  ASSERT_TRUE(outcome_.has_value());
+  EXPECT_EQ(outcome_->rank, 0);
+  EXPECT_EQ(outcome_->reason, "");
+  EXPECT_THAT(Kept(late_[0]), ::testing::Each(7.0F));
+  EXPECT_THAT(Kept(own_late_), IsEmpty());
+  takers_[0]->Add();
+  EXPECT_THAT(hooks_[0]->values(), ::testing::Each(11.0F));
+}
+
+TEST_F(HandOverTest, LateGradientsGoAloneWhereTheHookKeepsNothing) {
+  Keep(3, own_late_);
+  Effects effects;
+  giving_.Begin(kId, {}, {1}, effects);
+  Take(effects);
+  Run();
+  ASSERT_TRUE(outcome_.has_value());
+  EXPECT_EQ(outcome_->rank, 1);
+  EXPECT_THAT(Kept(late_[1]), ::testing::Each(3.0F));
+  EXPECT_THAT(own_.values(), ::testing::Each(10.0F));
+}
+
+// As a member of an earlier version refuses a format that is not its hook's.
+TEST_F(HandOverTest, WhoRefusesLateGradientsHasTheResiduals) {
+  Keep(3, own_late_);
+  Begin({0});
+  while (outcome_ == std::nullopt && pieces_.front().first.id == kId) {
+    if (const auto answer = Arrive()) Answer(*answer);
+  }
+  pieces_.clear();
+  Answer({.id = kId + 1, .rank = 0, .refusal = "no"});
+  ASSERT_TRUE(outcome_.has_value());
+  EXPECT_EQ(outcome_->rank, 0);
+  EXPECT_EQ(outcome_->reason, "late gradients: no");
+  EXPECT_THAT(Kept(own_late_), ::testing::Each(3.0F));
+  EXPECT_THAT(own_.values(), IsEmpty());
+}
+
+TEST_F(HandOverTest, WhoIsOutOfPatienceKnowsWhoHasAPart) {
+  Keep(3, own_late_);
+  Begin({0});
+  EXPECT_EQ(giving_.Cancel(), -1);
+  Begin({0});
+  while (pieces_.front().first.id != kId + 1) {
+    if (const auto answer = Arrive()) Answer(*answer);
+  }
+  EXPECT_EQ(giving_.Cancel(), 0);
+  EXPECT_FALSE(giving_.open());
 }
 
 // Both may have them: a third one must not get them, too.
@@ -282,6 +352,14 @@ TEST_F(HandOverTest, WhatIsNoStateOfTheHookIsRefused) {
   EXPECT_THAT(Refusal(taking, {.id = 1, .rank = 2, .bytes = 4}, std::vector<std::byte>(8)),
               HasSubstr("has bytes 0 to 8 of 4"));
   EXPECT_THAT(hooks_[0]->values(), ::testing::Each(1.0F));
+  Keep(3, own_late_);
+  HookState late = own_late_.State(own_options_.manifest);
+  late.tensors[0].name = "v";
+  EXPECT_THAT(whole(FileOf(late)), HasSubstr("tensor \"v\" is of no parameter"));
+  late.tensors[0].name = "w";
+  late.tensors[0].shape = {50, 2};
+  EXPECT_THAT(whole(FileOf(late)), HasSubstr("another dtype or shape"));
+  EXPECT_THAT(Kept(late_[0]), IsEmpty());
 }
 
 TEST_F(HandOverTest, FewAreTakenAtATime) {

@@ -126,5 +126,73 @@ TEST_F(LateGradientsTest, OfSixteenBitsAddUpInFloat32) {
   EXPECT_EQ(values[1], 0x4380);
 }
 
+// ---- Those of another member
+
+class TakenLateGradientsTest : public LateGradientsTest {
+ protected:
+  // What another member keeps, which has all gradients multiplied by `scale`.
+  HookState Of(std::vector<float> values, double scale = 1) {
+    LateGradients other;
+    other.SetLossScale(scale);
+    other.Keep(Positions{0, 1}, Bucket(values));
+    return other.State(manifest_);
+  }
+
+  const std::vector<ParameterSpec> manifest_ = {{"p0", {2}, DType::kFloat32},
+                                                {"p1", {2}, DType::kFloat32}};
+};
+
+TEST_F(TakenLateGradientsTest, AreAddedInTheOwnLossScale) {
+  late_.SetLossScale(4);
+  Keep({1}, {10, 20});
+  ASSERT_TRUE(late_.Take(Of({2, 4, 6, 8}, 2), manifest_).ok());
+  EXPECT_THAT(Enter({0, 1}, {0, 0, 0, 0}), ElementsAre(4, 8, 22, 36));
+}
+
+TEST_F(TakenLateGradientsTest, WaitWhereTheStepHasOthersOfTheirParameter) {
+  Keep({0}, {1, 2});
+  EXPECT_THAT(Enter({0}, {0, 0}), ElementsAre(1, 2));
+  ASSERT_TRUE(late_.Take(Of({10, 20, 30, 40}), manifest_).ok());
+  ASSERT_TRUE(late_.Take(Of({1, 1, 1, 1}), manifest_).ok());
+  EXPECT_THAT(late_.coming(), SizeIs(1));
+  EXPECT_THAT(Enter({1}, {0, 0}), ElementsAre(31, 41));
+  late_.Conclude(Verdict::kApply);
+  EXPECT_THAT(late_.coming(), IsEmpty());
+  EXPECT_THAT(Enter({0, 1}, {0, 0, 0, 0}), ElementsAre(11, 21, 0, 0));
+  late_.Conclude(Verdict::kApply);
+  EXPECT_THAT(late_.kept(), IsEmpty());
+}
+
+TEST_F(TakenLateGradientsTest, AreKeptBesideThoseOfASkippedStep) {
+  Keep({0}, {1, 2});
+  Enter({0}, {0, 0});
+  ASSERT_TRUE(late_.Take(Of({10, 20, 30, 40}), manifest_).ok());
+  late_.Conclude(Verdict::kSkip);
+  EXPECT_THAT(Enter({0, 1}, {0, 0, 0, 0}), ElementsAre(11, 22, 30, 40));
+}
+
+TEST_F(TakenLateGradientsTest, AreAllRefusedIfOneDoesNotFit) {
+  const auto refused = [this](const HookState& state) {
+    const absl::Status taken = late_.Take(state, manifest_);
+    EXPECT_THAT(late_.kept(), IsEmpty());
+    return !taken.ok();
+  };
+  HookState state = Of({1, 2, 3, 4});
+  EXPECT_TRUE(LateGradients::IsLate(state));
+  state.tensors[1].name = "other";
+  EXPECT_TRUE(refused(state));
+  state = Of({1, 2, 3, 4});
+  state.tensors[1].dtype = DType::kFloat64;
+  EXPECT_TRUE(refused(state));
+  state = Of({1, 2, 3, 4});
+  state.metadata["loss_scale"] = "0";
+  EXPECT_TRUE(refused(state));
+  state = Of({1, 2, 3, 4});
+  const float infinite = std::numeric_limits<float>::infinity();
+  std::memcpy(state.tensors[1].data.data(), &infinite, sizeof(infinite));
+  EXPECT_TRUE(refused(state));
+  EXPECT_FALSE(LateGradients::IsLate({}));
+}
+
 }  // namespace
 }  // namespace gradwire::client
