@@ -66,7 +66,11 @@ const char* Name(RecoveryCount count) {
 bool RecoverySimulation::Member::finished() const { return step >= steps; }
 
 RecoverySimulation::RecoverySimulation(std::uint64_t seed, bool late)
-    : seed_(seed), late_(late), random_(Mix(seed, 77)), session_key_(wire::kSessionKeyBytes, 'k') {
+    : seed_(seed),
+      late_(late),
+      random_(Mix(seed, 77)),
+      session_key_(wire::kSessionKeyBytes, 'k'),
+      losses_(Mix(seed, 79)) {
   MakeScenario();
 }
 
@@ -158,6 +162,7 @@ double RecoverySimulation::Weight(int rank) const {
 void RecoverySimulation::Spawn(int rank, int process) {
   const std::size_t index = IndexOf(rank);
   auto& member = members_[index];
+  if (member != nullptr) NoteGone(*member);
   member = std::make_unique<Member>();
   member->rank = rank;
   member->stands_for =
@@ -189,8 +194,8 @@ float RecoverySimulation::Value(int rank, std::size_t step, std::uint32_t parame
     return std::numeric_limits<float>::quiet_NaN();
   }
   const std::uint64_t drawn = Mix(seed_, 11, rank, step, parameter, element);
-  // Of integers that all members can share without rounding no sum rounds.
-  if (late_) return static_cast<float>((static_cast<int>(drawn % 31) - 15) * options_.world_size);
+  // Of integers that 2 to 5 members can share without rounding no sum rounds.
+  if (late_) return static_cast<float>((static_cast<int>(drawn % 31) - 15) * 60);
   return static_cast<float>(static_cast<double>(drawn >> 40) / (1 << 20)) - 8;
 }
 
@@ -335,6 +340,7 @@ RecoverySimulation::Actions RecoverySimulation::Possible() {
 }
 
 void RecoverySimulation::MaybeFault() {
+  if (loses_ && welcomed_ && MaybeLoseLate()) return;
   if (!welcomed_ || faults_left_ == 0 ||
       random_.Below(1000) >= static_cast<std::size_t>(fault_percent_)) {
     return;
@@ -345,8 +351,9 @@ void RecoverySimulation::MaybeFault() {
     if (member.link != nullptr) Cut(member);
   } else if (!late_ && random_.Percent(10)) {
     Stranger();
-  } else if (!late_ && options_.member_grace > absl::ZeroDuration() && random_.Percent(60)) {
-    random_.Percent(40) ? AskToLeave() : Kill();
+  } else if ((!late_ || loses_) && options_.member_grace > absl::ZeroDuration() &&
+             random_.Percent(60)) {
+    random_.Percent(40) ? AskToLeave() : Kill(random_.Below(members_.size()));
   } else if (random_.Percent(25)) {
     Split();
   } else {
@@ -387,7 +394,7 @@ std::string RecoverySimulation::Run() {
   }
   if (violation_.empty()) CheckChains();
   if (violation_.empty() && !model_is_lost_) CheckLedger();
-  if (violation_.empty() && late_) CheckNothingIsLost();
+  if (violation_.empty() && late_ && !model_is_lost_) CheckNothingIsLost();
   return violation_.empty() ? "" : absl::StrCat("seed ", seed_, ": ", violation_);
 }
 

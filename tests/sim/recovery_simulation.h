@@ -24,9 +24,9 @@
 // Some members may be leaf daemons, which stand for two ranks, and whose gradients have the weight
 // of as many: what goes on behind them is not simulated here.
 //
-// Or members are late, and steps go on without them (LateMembers). Nobody dies then, so that all
-// that members have computed in steps that were applied is in the means, or waits for the next step
-// (recovery_simulation_late.cc).
+// Or members are late, and steps go on without them (LateMembers). All that members have computed
+// in steps that were applied is in the means then, or waits for the next step, or was lost with a
+// member of which it is known what it held (recovery_simulation_late.cc).
 #pragma once
 
 #include <array>
@@ -96,7 +96,7 @@ inline constexpr absl::Duration kRecoveryResumeGrace = absl::Seconds(1);
 
 class RecoverySimulation {
  public:
-  // `late`: members are late, and none is killed.
+  // `late`: members are late, in a session that shrinks.
   explicit RecoverySimulation(std::uint64_t seed, bool late = false);
   ~RecoverySimulation();
 
@@ -108,6 +108,8 @@ class RecoverySimulation {
     std::uint64_t missed = 0;   // steps, for a member
     std::uint64_t past = 0;     // buckets that the trainer came to when their step was over
     std::uint64_t waiting = 0;  // members whose gradients wait at the end
+    std::uint64_t lost = 0;     // members that are gone, with late gradients
+    std::uint64_t given = 0;    // members that left, and gave theirs to others
   };
   const LateCounts& late_counts() const { return late_counts_; }
 
@@ -177,6 +179,7 @@ class RecoverySimulation {
     bool leaves = false;          // and does nothing else any more
     bool follows_leaver = false;  // the others may do without it
     bool may_leave = false;       // it has been told what becomes of its residuals
+    bool has_late = false;        // and late gradients, when it began to leave
     std::vector<int> ranks{};     // of the session's members, as the user knows
     std::map<client::Ticket, OpenBucket> buckets;
     bool finished() const;
@@ -193,6 +196,16 @@ class RecoverySimulation {
     std::set<int> replaced{};                       // ranks whose process begins with it
     std::vector<int> ranks{};                       // whose mean it is, where the session shrinks
     std::map<std::uint32_t, ByteVector> applied{};  // PowerSGD: results by bucket
+    std::set<std::pair<int, std::uint32_t>> computed{};  // by users: rank and parameter
+  };
+  // What a late member had when it was gone, in the step that was open there. `moved`: it went on
+  // to a later step, without having heard how that one ended.
+  struct Gone {
+    int rank = 0;
+    std::int64_t step = 0;
+    bool moved = false;
+    bool may_be_taken = false;  // it was about to leave, and another member may have what waited
+    client::LateGradients late;
   };
   using Actions = std::vector<std::function<void()>>;
 
@@ -201,8 +214,18 @@ class RecoverySimulation {
   void MakeLateScenario();
   // The trainer of a late member.
   bool TakePast(Member& member, const std::vector<std::uint32_t>& parameters);
+  bool MaybeLoseLate();
   void Tick();
-  void NoteGradients(const Member& member);
+  void NoteGradients(const Member& member, const std::vector<std::uint32_t>& parameters);
+  void NoteGone(const Member& member);
+  void NoteMoved(const Member& member, const wire::Frame& frame);
+  using Gradients = std::vector<std::vector<double>>;  // by parameter
+  bool IsApplied(std::int64_t step, int rank) const;
+  Gradients None() const;
+  Gradients Computed() const;
+  Gradients Applied() const;
+  static void Add(const client::LateGradients::Sum& more, double factor, std::vector<double>& sum);
+  Gradients LostWith(const Gone& gone) const;
   void CheckNothingIsLost();
   std::size_t Numel(const std::vector<std::uint32_t>& parameters) const;
   float Value(int rank, std::size_t step, std::uint32_t parameter, std::size_t element) const;
@@ -270,7 +293,7 @@ class RecoverySimulation {
   void Enter(Member& member, wire::CollectiveKind kind, int root);
   void FinishCollective(Member& member, const absl::Status& status);
   void Spawn(int rank, int process);
-  void Kill();
+  void Kill(std::size_t index);
   // A member leaves before the others: it hands its residuals over, and goes.
   void AskToLeave();
   // False: it has to go on.
@@ -314,8 +337,10 @@ class RecoverySimulation {
   std::string violation_;
   RecoveryCounts counts_{};
   LateCounts late_counts_;
-  // Of each parameter, over all steps that were applied.
-  std::map<std::uint32_t, std::vector<double>> computed_;  // by all members
+  std::vector<Gone> gone_;
+  Random losses_;       // of late members
+  bool loses_ = false;  // members, where they are late
+  int late_losses_left_ = 0;
 };
 
 }  // namespace gradwire::sim

@@ -94,8 +94,8 @@ bool RecoverySimulation::MayKill(const Member& member) const {
 }
 
 // It takes a while until the daemon knows.
-void RecoverySimulation::Kill() {
-  Member& member = *members_[random_.Below(members_.size())];
+void RecoverySimulation::Kill(std::size_t index) {
+  Member& member = *members_[index];
   const bool has_left = std::ranges::any_of(members_, [this](const auto& one) {
     return !lives_.back()->over &&
            lives_.back()->session->member_state(one->rank) == server::MemberState::kLeft;

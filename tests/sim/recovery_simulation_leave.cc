@@ -11,22 +11,23 @@ void RecoverySimulation::AskToLeave() {
   members_[random_.Below(members_.size())]->is_to_leave = true;
 }
 
-// Between two steps, as the runtime has it.
+// Between two steps, as the runtime has it: others may have ended some without a late member.
 bool RecoverySimulation::BeginLeave(Member& member) {
   const bool is_between = !member.heals && !member.ended && member.order.empty() &&
-                          member.over.empty() && member.collectives == 0;
+                          (member.over.empty() || late_) && member.collectives == 0;
   if (!member.is_to_leave || !is_between || !MayKill(member)) return false;
   Note(RecoveryCount::kLeft);
   member.leaves = true;
   const HookState state = member.hook->State();
-  if (state.tensors.empty()) {
+  if (state.tensors.empty() && member.core->late().kept().empty()) {
     member.may_leave = true;
     return true;
   }
   reference_holds_ = false;  // it knows residuals by rank
-  const std::string file = WriteSafetensors(state);
+  const std::string file = state.tensors.empty() ? "" : WriteSafetensors(state);
   const std::span<const std::byte> bytes = std::as_bytes(std::span(file));
   client::Effects effects;
+  member.has_late = !member.core->late().kept().empty();
   member.core->HandOver(member.start_id, {bytes.begin(), bytes.end()}, effects);
   ApplyMember(member, std::move(effects));
   return true;
@@ -34,11 +35,13 @@ bool RecoverySimulation::BeginLeave(Member& member) {
 
 void RecoverySimulation::OnHandedOver(Member& member, const client::HandedOverEffect& effect) {
   member.may_leave = true;
-  const bool is_taken = effect.rank >= 0;
+  const bool is_taken = effect.rank >= 0 && effect.reason.empty();
   Note(is_taken ? RecoveryCount::kResidualsHandedOver : RecoveryCount::kResidualsNotTaken);
   has_losses_ |= !is_taken;
-  if (is_taken && !member.hook->State().tensors.empty()) {
-    Violate("a member keeps residuals that another one has");
+  if (!is_taken) return;
+  if (member.has_late) ++late_counts_.given;
+  if (!member.hook->State().tensors.empty() || !member.core->late().kept().empty()) {
+    Violate("a member keeps what another one has");
   }
 }
 

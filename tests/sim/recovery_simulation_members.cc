@@ -89,6 +89,7 @@ void RecoverySimulation::Join(Member& member) {
 void RecoverySimulation::OnFrame(Member& member, const wire::Frame& frame) {
   client::Effects effects;
   const std::int64_t before = member.core->steps_reduced_again();
+  if (late_) NoteMoved(member, frame);
   const auto* const welcome = std::get_if<wire::Welcome>(&frame.header);
   if (welcome != nullptr && welcome->group && !member.welcomed) {  // as client::GroupedMember does
     member.core->SetGroup(static_cast<int>(welcome->group->group),
@@ -301,6 +302,7 @@ void RecoverySimulation::StartBucket(Member& member, const std::vector<std::uint
       !started.ok()) {
     return Violate(absl::StrCat("StartBucket: ", started.message()));
   }
+  NoteGradients(member, parameters);
   if (member.in_place && member.link != nullptr) member.core->SendAhead(open.id);
   ApplyMember(member, std::move(effects));
 }
@@ -338,8 +340,10 @@ void RecoverySimulation::Enter(Member& member, wire::CollectiveKind kind, int ro
 
 void RecoverySimulation::FinishCollective(Member& member, const absl::Status& status) {
   member.in_collective = false;
-  if (absl::IsFailedPrecondition(status) && options_.shrinks() && !member.heals) {
-    ++member.collectives;  // its root is gone, as all that are here hear
+  if (absl::IsFailedPrecondition(status) && options_.shrinks()) {
+    // Its root is gone, as all that are here hear. Who needs the model gets it from another one.
+    if (!member.heals) ++member.collectives;
+    member.heals.reset();
     return;
   }
   if (!status.ok()) {
@@ -438,7 +442,6 @@ void RecoverySimulation::FinishStep(Member& member) {
     const bool is_in =
         step.ranks.empty() || std::ranges::count(step.ranks, step.nonfinite_rank) > 0;
     if (step.nonfinite_rank >= 0 && is_in && !late_) Violate("a step with NaN is applied");
-    if (late_) NoteGradients(member);
     member.model[member.step] = std::byte{1};
     member.has_model = member.has_applied = true;
     for (std::size_t s = 0; s <= member.step; ++s) {
