@@ -172,6 +172,24 @@ void ClientImpl::Barrier(std::function<void(const absl::Status&)> done) {
   EnterBarrier()->outcome.OnDone(std::move(done));
 }
 
+void ClientImpl::Relay(client::RelayWish wish, std::function<void(const absl::Status&)> done) {
+  auto call = std::make_shared<client::CollectiveCall>();
+  call->kind = wire::CollectiveKind::kBroadcast;
+  call->root = wish.root;
+  call->bytes = wish.bytes;
+  call->relay = std::move(wish);
+  Enter(call);
+  call->outcome.OnDone(std::move(done));
+}
+
+void ClientImpl::Give(wire::PayloadRef bytes) {
+  events_->Push(client::CallEvent{[this, bytes = std::move(bytes)] { runtime_.Give(bytes); }});
+}
+
+void ClientImpl::MakeRoom(std::uint64_t bytes) {
+  events_->Push(client::CallEvent{[this, bytes] { runtime_.MakeRoom(bytes); }});
+}
+
 std::shared_ptr<client::CollectiveCall> ClientImpl::EnterBarrier() {
   return Enter(wire::CollectiveKind::kBarrier, 0, nullptr, 0);
 }
@@ -311,9 +329,13 @@ std::shared_ptr<client::CollectiveCall> ClientImpl::Enter(wire::CollectiveKind k
   call->root = root;
   call->data = data;
   call->bytes = bytes;
-  events_->Push(client::CallEvent{[this, call] { runtime_.Enter(call); }});
-  call->outcome.ReadBy(poller_, bytes <= kLightBytes);
+  Enter(call);
   return call;
+}
+
+void ClientImpl::Enter(const std::shared_ptr<client::CollectiveCall>& call) {
+  events_->Push(client::CallEvent{[this, call] { runtime_.Enter(call); }});
+  call->outcome.ReadBy(poller_, call->bytes <= kLightBytes);
 }
 
 }  // namespace gradwire

@@ -34,6 +34,9 @@ class ClientImpl final : public client::MemberClient {
   std::shared_ptr<client::Outcome> Start() override;
   void FailElsewhere(const absl::Status& status, int blamed_rank) override;
   void Barrier(std::function<void(const absl::Status&)> done) override;
+  void Relay(client::RelayWish wish, std::function<void(const absl::Status&)> done) override;
+  void Give(wire::PayloadRef bytes) override;
+  void MakeRoom(std::uint64_t bytes) override;
 
   // ---- Of a session with several shards: as Member's. From any thread, without waiting.
   void SayReady(Verdict verdict, std::uint64_t digest);
@@ -99,6 +102,7 @@ class ClientImpl final : public client::MemberClient {
  private:
   std::shared_ptr<client::CollectiveCall> Enter(wire::CollectiveKind kind, int root,
                                                 std::byte* data, std::size_t bytes);
+  void Enter(const std::shared_ptr<client::CollectiveCall>& call);
 
   // Of what only the leaf has, for its whole node.
   absl::Status RefuseBehindLeaf(const char* call) const;

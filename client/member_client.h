@@ -1,6 +1,7 @@
 // A client before all members have joined, and what a leaf daemon needs of its own.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -8,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/addresses.h"
-#include "client/runtime/completion.h"
+#include "client/runtime/collective_call.h"
 #include "client/transport/channel.h"
 #include "gradwire/client.h"
 
@@ -27,6 +28,15 @@ class MemberClient : public Client {
   // Barrier without waiting.
   using Client::Barrier;
   virtual void Barrier(std::function<void(const absl::Status&)> done) = 0;
+
+  // Enters a broadcast that passes through this client. If its root is a rank that this member
+  // stands for, Give follows; else MakeRoom. `done` comes after all else that is told of it.
+  virtual void Relay(RelayWish wish, std::function<void(const absl::Status&)> done) = 0;
+  // The next bytes of it. Kept until all members have them, or the session ends.
+  virtual void Give(wire::PayloadRef bytes) = 0;
+  // There is room for so many of its bytes in all. All of them have come, and there is room for
+  // all: it is over.
+  virtual void MakeRoom(std::uint64_t bytes) = 0;
 };
 
 // Of a leaf daemon's client.

@@ -194,6 +194,13 @@ class ShardedClient final : public client::MemberClient {
           [together](const absl::Status& status) { together->OnDone(status); });
     }
   }
+  // As Broadcast.
+  void Relay(client::RelayWish wish, std::function<void(const absl::Status&)> done) override {
+    lead().Relay(std::move(wish), std::move(done));
+  }
+  void Give(wire::PayloadRef bytes) override { lead().Give(std::move(bytes)); }
+  void MakeRoom(std::uint64_t bytes) override { lead().MakeRoom(bytes); }
+
   absl::Status Leave() override {
     return OnAll([](ClientImpl& shard) { return shard.Leave(); });
   }

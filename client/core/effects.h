@@ -36,10 +36,21 @@ struct SendCollectiveEffect {
   std::size_t offset = 0;
   std::size_t bytes = 0;
 };
-// Copy a broadcast's payload to `offset` of the member's data, now.
+// Copy a broadcast's payload to `offset` of the member's data, now. Of one that passes through:
+// pass it on; each byte comes once, in order.
 struct ReceiveCollectiveEffect {
   std::size_t offset = 0;
   wire::PayloadRef payload;
+};
+// ---- Of a broadcast that passes through (MemberCollectives::BeginRelay)
+
+// All members have entered it.
+struct RelayBegunEffect {};
+// How far the bytes that were given are: those before `kept_from` are not sent again, and `taken`
+// count as taken from the giver, all of them only when all members have them.
+struct RelayTakenEffect {
+  std::uint64_t kept_from = 0;
+  std::uint64_t taken = 0;
 };
 struct BucketDoneEffect {
   Ticket ticket = 0;
@@ -112,11 +123,11 @@ struct ShareDoneEffect {
   std::uint32_t bucket = 0;  // the share's id
   std::optional<BucketNorms> norms{};
 };
-using Effect =
-    std::variant<GroupEffect, ConnectEffect, ExchangeEffect, GatherEffect, ShareDoneEffect,
-                 SendFrameEffect, SendChunkEffect, SendCollectiveEffect, ReceiveCollectiveEffect,
-                 BucketDoneEffect, StepDoneEffect, CollectiveDoneEffect, WelcomeEffect,
-                 FailedEffect, PreparedEffect, HandedOverEffect>;
+using Effect = std::variant<GroupEffect, ConnectEffect, ExchangeEffect, GatherEffect,
+                            ShareDoneEffect, SendFrameEffect, SendChunkEffect, SendCollectiveEffect,
+                            ReceiveCollectiveEffect, RelayBegunEffect, RelayTakenEffect,
+                            BucketDoneEffect, StepDoneEffect, CollectiveDoneEffect, WelcomeEffect,
+                            FailedEffect, PreparedEffect, HandedOverEffect>;
 using Effects = std::vector<Effect>;
 
 }  // namespace gradwire::client

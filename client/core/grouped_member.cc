@@ -95,6 +95,8 @@ absl::StatusOr<std::uint64_t> GroupedMember::Enter(wire::CollectiveKind kind, in
   return member_->Enter(kind, root, bytes, effects);
 }
 
+MemberCollectives& GroupedMember::collectives() { return member_->collectives(); }
+
 void GroupedMember::SendNext(Effects& effects) {
   if (!grouped()) return member_->SendNext(effects);
   Effects inner;

@@ -34,6 +34,7 @@
 namespace gradwire::client {
 
 class Member;
+class MemberCollectives;
 
 class GroupedMember {
  public:
@@ -59,6 +60,7 @@ class GroupedMember {
   absl::Status SetDrawPlan(const DrawBuckets& buckets, Effects& effects);
   absl::StatusOr<std::uint64_t> Enter(wire::CollectiveKind kind, int root, std::size_t bytes,
                                       Effects& effects);
+  MemberCollectives& collectives();
   void Receive(const wire::Frame& frame, Effects& effects);
   void Resumed(Effects& effects);
   wire::MemberReport Report() const;

@@ -89,6 +89,9 @@ class Member {
   absl::StatusOr<std::uint64_t> Enter(wire::CollectiveKind kind, int root, std::size_t bytes,
                                       Effects& effects);
 
+  // For what a leaf's client does with the open one.
+  MemberCollectives& collectives() { return collectives_; }
+
   void Receive(const wire::Frame& frame, Effects& effects);
 
   // A new stream took over; the Hello has been sent. Announces again what the coordinator may have

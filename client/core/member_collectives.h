@@ -1,5 +1,9 @@
 // The member's side of broadcasts and barriers. One is open at a time. They are numbered separately
 // and may run during steps. Not thread-safe.
+//
+// A broadcast may pass through: a leaf daemon's client has the bytes piece by piece. It stands for
+// the members behind the leaf, and is the root if one of them is. It then sends a chunk once it was
+// given all of the chunk's bytes; else it acknowledges a chunk once there is room for it.
 #pragma once
 
 #include <cstddef>
@@ -24,6 +28,16 @@ class MemberCollectives {
   // Enters the next one and returns its number.
   absl::StatusOr<std::uint64_t> Enter(wire::CollectiveKind kind, int root, std::size_t bytes,
                                       Effects& effects);
+
+  // ---- The open broadcast passes through
+  // Before its Begin. Nothing was given yet, and there is room for so many bytes.
+  void BeginRelay(std::uint64_t room);
+  // So many further bytes can be sent.
+  void Give(std::uint64_t bytes, Effects& effects);
+  // There is room for so many bytes in all.
+  void MakeRoom(std::uint64_t bytes, Effects& effects);
+  // FailedPrecondition: another daemon took over, and needs bytes that the relay does not keep.
+  absl::Status CheckWhole() const;
 
   // Frames. An error ends the session: the coordinator broke the protocol.
   void On(const wire::Begin& begin, Effects& effects);
@@ -57,16 +71,31 @@ class MemberCollectives {
     int root = 0;
     std::size_t bytes = 0;
     bool begun = false;
-    std::uint32_t sent = 0;       // chunks: the root's
-    std::uint32_t received = 0;   // chunks: the others'
-    std::uint32_t everybody = 0;  // the root's: all others have so many
+    std::uint32_t sent = 0;          // chunks: the root's
+    std::uint32_t received = 0;      // chunks: the others'
+    std::uint32_t everybody = 0;     // the root's: all others have so many
+    std::uint32_t acknowledged = 0;  // of those received: the others'
+    // Of a broadcast that passes through. The bytes of any other are all here, or have room.
+    bool relayed = false;
+    bool told = false;  // that it has begun
+    std::uint64_t given = 0;
+    std::uint64_t room = 0;
+    std::uint64_t taken = 0;      // as told
+    std::uint32_t passed_on = 0;  // chunks
+    std::uint32_t dropped = 0;    // chunks that the relay does not keep
   };
 
-  bool is_root() const { return open_->root == options_.rank; }
+  bool is_root() const {
+    return open_->root >= options_.rank && open_->root < options_.rank + options_.ranks;
+  }
   std::uint32_t chunk_count() const;
+  // Chunks that end within so many bytes.
+  std::uint32_t ChunksWithin(std::uint64_t bytes) const;
   std::size_t ChunkBytes(std::uint32_t chunk) const;
   void SendEnter(Effects& effects) const;
   void SendChunks(Effects& effects);
+  void Acknowledge(Effects& effects);
+  void TellTaken(Effects& effects);
   void MaybeFinish(Effects& effects);
 
   const MemberOptions& options_;

@@ -17,6 +17,7 @@ namespace gradwire::client {
 
 struct MemberOptions {
   int rank = 0;
+  int ranks = 1;  // that the member stands for, from `rank` on: more, if it is a leaf daemon
   int world_size = 1;
   std::uint64_t generation = 1;
   std::int64_t step = 0;

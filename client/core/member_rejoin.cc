@@ -59,6 +59,7 @@ absl::Status Member::GoOn(bool moves, Effects& effects) {
   if (absl::Status here = root ? CheckRoot(*root) : absl::OkStatus(); !here.ok()) {
     collectives_.Withdraw(here, effects);
   }
+  if (absl::Status whole = collectives_.CheckWhole(); !whole.ok()) return whole;
   Resumed(effects);
   return absl::OkStatus();
 }

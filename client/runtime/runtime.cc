@@ -37,6 +37,7 @@ constexpr std::chrono::microseconds kDevicePoll(50);
 MemberOptions CoreOptions(const ClientOptions& options, const JoinResult& membership,
                           const ShardPlace& shard, const MemberHook& hook) {
   return {.rank = membership.rank,
+          .ranks = shard.ranks,
           .world_size = options.world_size,
           .generation = membership.generation,
           .step = membership.next_step,

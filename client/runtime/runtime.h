@@ -17,7 +17,7 @@
 #include "base/sync.h"
 #include "client/core/grouped_member.h"
 #include "client/runtime/bucket_stats.h"
-#include "client/runtime/completion.h"
+#include "client/runtime/collective_call.h"
 #include "client/runtime/device_path.h"
 #include "client/runtime/group_path.h"
 #include "client/runtime/shard_place.h"
@@ -36,15 +36,6 @@ struct Rejoined;
 struct StepCall {
   Outcome outcome;
   Verdict verdict = Verdict::kApply;
-};
-
-// One Broadcast or Barrier. `data` must stay valid until the outcome is there.
-struct CollectiveCall {
-  wire::CollectiveKind kind = wire::CollectiveKind::kBarrier;
-  int root = 0;
-  std::byte* data = nullptr;
-  std::size_t bytes = 0;
-  Outcome outcome;
 };
 
 // What becomes of this member's residuals before it leaves; valid once the outcome is there and ok.
@@ -76,6 +67,9 @@ class Runtime final : private EventHandler {
   // `buckets` are checked.
   void SetDrawPlan(const DrawBuckets& buckets);
   void Enter(std::shared_ptr<CollectiveCall> call);
+  // As MemberClient's.
+  void Give(wire::PayloadRef bytes);
+  void MakeRoom(std::uint64_t bytes);
 
   // As Member's.
   void SayReady(Verdict verdict, std::uint64_t digest);
@@ -222,6 +216,8 @@ class Runtime final : private EventHandler {
   void On(SendChunkEffect& effect);
   void On(SendCollectiveEffect& effect);
   void On(ReceiveCollectiveEffect& effect);
+  void On(RelayBegunEffect& effect);
+  void On(RelayTakenEffect& effect);
   void On(BucketDoneEffect& effect);
   void Finish(const BucketDoneEffect& effect);
   void Finish(const StepDoneEffect& effect) GRADWIRE_EXCLUDES(shared_mutex_);

@@ -42,8 +42,39 @@ void Runtime::Begin(std::shared_ptr<CollectiveCall> call) {
   Effects effects;
   const auto number = member_.Enter(call->kind, call->root, call->bytes, effects);
   if (!number.ok()) return call->outcome.Complete(number.status());
+  if (call->relay) member_.collectives().BeginRelay(call->relay->room);
   collective_ = std::move(call);
   Apply(std::move(effects));
+}
+
+// ---- A broadcast that passes through. Where the session has ended, what is left of it is ignored.
+
+void Runtime::Give(wire::PayloadRef bytes) {
+  device_.Call(nullptr, [this, bytes = std::move(bytes)] {
+    if (collective_ == nullptr || !collective_->relay) return;
+    collective_->given.Add(bytes);
+    Effects effects;
+    member_.collectives().Give(bytes->bytes(), effects);
+    Apply(std::move(effects));
+  });
+}
+
+void Runtime::MakeRoom(std::uint64_t bytes) {
+  device_.Call(nullptr, [this, bytes] {
+    Effects effects;
+    member_.collectives().MakeRoom(bytes, effects);
+    Apply(std::move(effects));
+  });
+}
+
+void Runtime::On(RelayBegunEffect&) {
+  if (collective_ != nullptr && collective_->relay) collective_->relay->began();
+}
+
+void Runtime::On(RelayTakenEffect& effect) {
+  if (collective_ == nullptr || !collective_->relay) return;
+  collective_->given.Drop(effect.kept_from);
+  collective_->relay->taken(effect.taken);
 }
 
 ClientMetrics Runtime::metrics() const {

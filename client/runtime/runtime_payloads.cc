@@ -170,7 +170,11 @@ void Runtime::On(SendCollectiveEffect& effect) {
     hook_error_ = buffer.status();
     return;
   }
-  std::memcpy((*buffer)->content().data(), collective_->data + effect.offset, effect.bytes);
+  if (collective_->relay) {
+    collective_->given.Read(effect.offset, (*buffer)->content());
+  } else {
+    std::memcpy((*buffer)->content().data(), collective_->data + effect.offset, effect.bytes);
+  }
   device_.queue().InOrder([this, stream = stream_, header = effect.header, buffer = *buffer] {
     if (stream == stream_) connection_->Send(header, buffer);
   });
@@ -178,6 +182,7 @@ void Runtime::On(SendCollectiveEffect& effect) {
 
 void Runtime::On(ReceiveCollectiveEffect& effect) {
   if (collective_ == nullptr) return;
+  if (collective_->relay) return collective_->relay->came(effect.payload);
   std::byte* out = collective_->data + effect.offset;
   for (const std::span<const std::byte> piece : effect.payload->pieces()) {
     std::memcpy(out, piece.data(), piece.size());

@@ -104,5 +104,185 @@ TEST_F(MemberCollectivesTest, TheRootMustBeAMember) {
   EXPECT_THAT(Enter(kBroadcast, -1, 1).status().message(), HasSubstr("root is -1"));
 }
 
+// ---- Broadcasts that pass through the client of a leaf with the ranks 1 and 2 of four
+
+MemberOptions OptionsOfLeaf() {
+  MemberOptions options = SmallOptions();
+  options.ranks = 2;
+  options.world_size = 4;
+  return options;
+}
+
+class RelayTest : public EffectsTest {
+ protected:
+  RelayTest() : EffectsTest(OptionsOfLeaf()) {}
+
+  template <typename Event>
+  void Do(Event event) {
+    Effects effects;
+    event(effects);
+    Take(std::move(effects));
+  }
+  void Enter(int root, std::size_t bytes, std::uint64_t room = 64) {
+    Do([&](Effects& effects) {
+      ASSERT_TRUE(collectives_.Enter(kBroadcast, root, bytes, effects).ok());
+    });
+    collectives_.BeginRelay(room);
+  }
+  void Begin(std::uint64_t number = 0) {
+    Do([&](Effects& effects) { collectives_.On(wire::Begin{number}, effects); });
+  }
+  void Give(std::uint64_t bytes) {
+    Do([&](Effects& effects) { collectives_.Give(bytes, effects); });
+  }
+  void MakeRoom(std::uint64_t bytes) {
+    Do([&](Effects& effects) { collectives_.MakeRoom(bytes, effects); });
+  }
+  void Ack(std::uint32_t received) {
+    Do([&](Effects& effects) { collectives_.On(wire::CollectiveAck{0, received}, effects); });
+  }
+  void Chunk(std::uint32_t chunk, std::size_t bytes = 64) {
+    Do([&](Effects& effects) {
+      ASSERT_TRUE(collectives_.On(wire::CollectiveChunk{0, chunk}, Bytes(bytes), effects).ok());
+    });
+  }
+  // The last effect.
+  RelayTakenEffect Taken() {
+    const auto all = Drain<RelayTakenEffect>();
+    return all.empty() ? RelayTakenEffect{.kept_from = 99, .taken = 99} : all.back();
+  }
+  std::uint32_t Acknowledged() {
+    const auto all = DrainSent<wire::CollectiveAck>();
+    return all.empty() ? 99 : all.back().received;
+  }
+
+  MemberCollectives collectives_{options_};
+};
+
+TEST_F(RelayTest, SendsWhatItWasGivenForARankThatItStandsFor) {
+  Enter(/*root=*/2, 300);
+  Begin();
+  EXPECT_THAT(Drain<RelayBegunEffect>(), SizeIs(1));
+  Give(40);
+  EXPECT_THAT(Drain<SendCollectiveEffect>(), IsEmpty()) << "less than a chunk";
+  EXPECT_EQ(Taken().taken, 40U) << "the giver may have no room for a chunk";
+  Give(40);
+  ASSERT_THAT(Drain<SendCollectiveEffect>(), SizeIs(1));
+  Give(220);
+  const auto second = Drain<SendCollectiveEffect>();
+  ASSERT_THAT(second, SizeIs(1)) << "the window ends";
+  EXPECT_EQ(second[0].offset, 64U);
+  EXPECT_EQ(Taken().taken, 64U);
+  Ack(1);
+  EXPECT_THAT(Drain<SendCollectiveEffect>(), SizeIs(1));
+  const RelayTakenEffect taken = Taken();
+  EXPECT_EQ(taken.taken, 128U);
+  EXPECT_EQ(taken.kept_from, 64U);
+  Ack(3);
+  EXPECT_THAT(Drain<SendCollectiveEffect>(), SizeIs(2));
+  Ack(4);
+  EXPECT_EQ(Taken().taken, 299U) << "not all members have all";
+  EXPECT_THAT(Drain<CollectiveDoneEffect>(), IsEmpty());
+  Ack(5);
+  EXPECT_EQ(Taken().taken, 300U);
+  EXPECT_THAT(Drain<CollectiveDoneEffect>(), SizeIs(1));
+  EXPECT_THAT(Drain<RelayBegunEffect>(), IsEmpty());
+}
+
+TEST_F(RelayTest, AcknowledgesWhatThereIsRoomFor) {
+  Enter(/*root=*/3, 160, /*room=*/100);
+  Begin();
+  Chunk(0);
+  EXPECT_EQ(Acknowledged(), 1U);
+  Chunk(1);
+  EXPECT_EQ(Acknowledged(), 1U);
+  MakeRoom(127);
+  EXPECT_EQ(Acknowledged(), 99U) << "still not for the whole chunk";
+  MakeRoom(128);
+  EXPECT_EQ(Acknowledged(), 2U);
+  MakeRoom(64);
+  Chunk(2, 32);
+  EXPECT_EQ(Acknowledged(), 2U);
+  EXPECT_THAT(Drain<CollectiveDoneEffect>(), IsEmpty());
+  EXPECT_THAT(Drain<ReceiveCollectiveEffect>(), SizeIs(3));
+  MakeRoom(192);
+  EXPECT_EQ(Acknowledged(), 3U);
+  EXPECT_THAT(Drain<CollectiveDoneEffect>(), SizeIs(1));
+  MakeRoom(256);  // nothing is open
+  EXPECT_EQ(Acknowledged(), 99U);
+}
+
+TEST_F(RelayTest, ANewStreamAcknowledgesWithItsFirstChunk) {
+  Enter(/*root=*/0, 160);
+  Begin();
+  Chunk(0);
+  Chunk(1);
+  EXPECT_EQ(Acknowledged(), 1U);
+  Do([&](Effects& effects) { collectives_.Resumed(effects); });
+  MakeRoom(256);
+  EXPECT_EQ(Acknowledged(), 99U) << "it has not been welcomed";
+  Begin();
+  Chunk(1);
+  EXPECT_EQ(Acknowledged(), 2U);
+  EXPECT_THAT(Drain<ReceiveCollectiveEffect>(), SizeIs(2)) << "each once";
+  EXPECT_THAT(Drain<RelayBegunEffect>(), SizeIs(1));
+}
+
+TEST_F(RelayTest, ANewStreamSendsAgainWhatNotEverybodyHas) {
+  Enter(/*root=*/1, 300);
+  Begin();
+  Give(300);
+  Ack(1);
+  Drain<SendCollectiveEffect>();
+  Do([&](Effects& effects) { collectives_.Resumed(effects); });
+  Give(0);
+  EXPECT_THAT(Drain<SendCollectiveEffect>(), IsEmpty());
+  Begin();
+  const auto again = Drain<SendCollectiveEffect>();
+  ASSERT_THAT(again, SizeIs(2));
+  EXPECT_EQ(again[0].offset, 64U);
+}
+
+// It sends everything again, and the members behind the leaf have a part of it.
+TEST_F(RelayTest, AnotherDaemonsBytesComeOnce) {
+  Enter(/*root=*/0, 160, /*room=*/64);
+  Begin();
+  Chunk(0);
+  Chunk(1);
+  collectives_.BeginAnew();
+  Do([&](Effects& effects) { collectives_.Resumed(effects); });
+  EXPECT_TRUE(collectives_.CheckWhole().ok());
+  Begin();
+  Drain<SendFrameEffect>();
+  for (const std::uint32_t chunk : {0U, 1U}) Chunk(chunk);
+  EXPECT_EQ(Acknowledged(), 1U);
+  Chunk(2, 32);
+  EXPECT_THAT(Drain<ReceiveCollectiveEffect>(), SizeIs(3));
+  MakeRoom(192);
+  EXPECT_THAT(Drain<CollectiveDoneEffect>(), SizeIs(1));
+}
+
+TEST_F(RelayTest, AnotherDaemonCannotHaveBytesThatAreGone) {
+  Enter(/*root=*/1, 300);
+  Begin();
+  Give(200);
+  collectives_.BeginAnew();
+  EXPECT_TRUE(collectives_.CheckWhole().ok()) << "nothing is gone";
+  Begin();
+  Ack(1);
+  collectives_.BeginAnew();
+  collectives_.BeginAnew();
+  EXPECT_THAT(collectives_.CheckWhole().message(), HasSubstr("lost after 1 of 5 chunks"));
+}
+
+TEST_F(RelayTest, ABroadcastOfNothingEndsWhereItBegins) {
+  for (const int root : {1, 3}) {
+    Enter(root, 0);
+    Begin(root == 1 ? 0 : 1);
+    EXPECT_THAT(Drain<RelayBegunEffect>(), SizeIs(1));
+    EXPECT_THAT(Drain<CollectiveDoneEffect>(), SizeIs(1));
+  }
+}
+
 }  // namespace
 }  // namespace gradwire::client
