@@ -15,9 +15,18 @@ CollectiveFlow::CollectiveFlow(const SessionOptions& options, const Membership& 
       collectives_(options.world_size, options.chunk_bytes, options.window_chunks) {}
 
 void CollectiveFlow::Begin() {
-  if (options_.leaf.is_leaf()) collectives_.SetLeaf();
+  const bool leaf = options_.leaf.is_leaf();
+  if (leaf) collectives_.SetLeaf();
+  int process = -1;  // the last one before `r`, which stands for ranks before `end`
+  int end = 0;
   for (int r = 0; r < options_.world_size; ++r) {
-    if (membership_.IsElsewhere(r)) collectives_.SetElsewhere(r);
+    if (membership_.IsElsewhere(r)) {
+      const int by = r < end ? process : -1;
+      collectives_.SetElsewhere(r, leaf ? collectives_.upstream() : by);
+    } else {
+      process = r;
+      end = r + membership_.ranks(r);
+    }
   }
 }
 
@@ -43,19 +52,35 @@ MaybeFailure CollectiveFlow::OnFrame(int rank, const wire::Frame& frame, absl::T
   Sends sends;
   absl::Status status = Take(rank, frame, sends);
   if (!status.ok()) return ViolationOf(rank, std::move(status));
+  return Finish(number, sends, now, effects);
+}
+
+MaybeFailure CollectiveFlow::Finish(std::uint64_t number, Sends& sends, absl::Time now,
+                                    Effects& effects) {
   Send(sends, effects);
-  if (collectives_.TakeAsk()) {
-    effects.push_back(UpstreamEffect{.what = UpstreamEffect::What::kBarrier});
-  }
   if (collectives_.number() != number && began_) began_ = now;
   return CheckNobodyGone();
 }
 
-void CollectiveFlow::OnUpstream(absl::Time now, Effects& effects) {
+// Members' time begins anew, because the root's timeout counted while they waited.
+MaybeFailure CollectiveFlow::OnUpstream(const UpstreamProgress& progress, absl::Time now,
+                                        Effects& effects) {
+  using What = UpstreamProgress::What;
+  const std::uint64_t number = collectives_.number();
   Sends sends;
-  collectives_.OnUpstream(sends);
-  Send(sends, effects);
+  switch (progress.what) {
+    case What::kBegan:
+      collectives_.OnUpstreamBegan(sends);
+      break;
+    case What::kBytes:
+      collectives_.OnUpstreamBytes(progress.payload, sends);
+      break;
+    case What::kTaken:
+      collectives_.OnUpstreamTook(progress.taken, sends);
+      break;
+  }
   if (began_) began_ = now;
+  return Finish(number, sends, now, effects);
 }
 
 // A collective needs every member. If one has left, it fails now and not at the step timeout.
@@ -69,9 +94,28 @@ MaybeFailure CollectiveFlow::CheckNobodyGone() const {
 
 void CollectiveFlow::Send(Sends& sends, Effects& effects) {
   for (Collectives::Send& send : sends) {
+    if (std::erase(send.ranks, collectives_.upstream()) > 0) {
+      effects.push_back(ForUpstream(send.frame));
+    }
+    if (send.ranks.empty()) continue;
     effects.push_back(FanOutEffect{.ranks = std::move(send.ranks), .frame = std::move(send.frame)});
   }
   if (collectives_.WaitingFor().empty()) began_.reset();
+}
+
+UpstreamEffect CollectiveFlow::ForUpstream(const wire::Frame& frame) const {
+  using What = UpstreamEffect::What;
+  if (const auto* enter = std::get_if<wire::Enter>(&frame.header)) {
+    if (enter->kind == wire::CollectiveKind::kBarrier) return {.what = What::kBarrier};
+    return {.what = What::kBroadcast,
+            .root = enter->root,
+            .bytes = enter->bytes,
+            .room = collectives_.RoomAfter(0)};
+  }
+  if (const auto* taken = std::get_if<wire::CollectiveAck>(&frame.header)) {
+    return {.what = What::kRoom, .room = collectives_.RoomAfter(taken->received)};
+  }
+  return {.what = What::kBytes, .payload = frame.payload};
 }
 
 bool CollectiveFlow::OnLeave(int rank, Effects& effects) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -27,9 +28,9 @@ class CollectiveFlow {
   }
   // A frame that no other part of the session knows.
   MaybeFailure OnFrame(int rank, const wire::Frame& frame, absl::Time now, Effects& effects);
-  // Of a leaf: the barrier that all have entered is over at the root.
-  void OnUpstream(absl::Time now, Effects& effects);
-  bool waits_for_upstream() const { return collectives_.waits_for_upstream(); }
+  // Of a leaf: what comes of the open one at the root.
+  MaybeFailure OnUpstream(const UpstreamProgress& progress, absl::Time now, Effects& effects);
+  bool waits_for_upstream() const { return collectives_.WaitsForUpstream(); }
   // False: the open collective cannot end without the member.
   bool OnLeave(int rank, Effects& effects);
   // Whether the open collective needs a member that has left.
@@ -48,7 +49,10 @@ class CollectiveFlow {
  private:
   using Sends = std::vector<Collectives::Send>;
   absl::Status Take(int rank, const wire::Frame& frame, Sends& sends);
+  // What follows from an event at which collective `number` was open, or the next.
+  MaybeFailure Finish(std::uint64_t number, Sends& sends, absl::Time now, Effects& effects);
   void Send(Sends& sends, Effects& effects);
+  UpstreamEffect ForUpstream(const wire::Frame& frame) const;
 
   const SessionOptions& options_;
   const Membership& membership_;

@@ -1,6 +1,7 @@
 #include "server/core/collectives.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -27,13 +28,19 @@ Collectives::Collectives(int world_size, std::size_t chunk_bytes, std::uint32_t 
     : world_size_(world_size),
       chunk_bytes_(chunk_bytes),
       window_chunks_(window_chunks),
-      elsewhere_(static_cast<std::size_t>(world_size)),
+      in_for_(static_cast<std::size_t>(world_size)),
+      elsewhere_(in_for_.size()),
       entered_(elsewhere_),
       through_(elsewhere_),
-      received_(static_cast<std::size_t>(world_size)) {}
+      received_(in_for_.size() + 1),
+      joined_(chunk_bytes) {
+  std::iota(in_for_.begin(), in_for_.end(), 0);
+}
 
-void Collectives::SetElsewhere(int rank) {
-  elsewhere_[static_cast<std::size_t>(rank)] = entered_[static_cast<std::size_t>(rank)] = true;
+void Collectives::SetElsewhere(int rank, int by) {
+  const auto index = static_cast<std::size_t>(rank);
+  elsewhere_[index] = entered_[index] = true;
+  in_for_[index] = by;
 }
 
 void Collectives::GoOnFrom(std::uint64_t number, const std::vector<bool>& through) {
@@ -53,14 +60,19 @@ std::uint32_t Collectives::ChunkCount() const {
   return static_cast<std::uint32_t>((open_->bytes + chunk_bytes_ - 1) / chunk_bytes_);
 }
 
-std::uint32_t Collectives::Everybody() const {
+std::uint32_t Collectives::EverybodyHere() const {
   std::uint32_t least = sent_;
   for (int r = 0; r < world_size_; ++r) {
     const auto index = static_cast<std::size_t>(r);
-    if (r == open_->root || elsewhere_[index] || through_[index]) continue;
+    if (r == Source() || elsewhere_[index] || through_[index]) continue;
     least = std::min(least, received_[index]);
   }
   return least;
+}
+
+std::uint32_t Collectives::Everybody() const {
+  const std::uint32_t here = EverybodyHere();
+  return leaf_ && Source() != upstream() ? std::min(here, received_.back()) : here;
 }
 
 absl::Status Collectives::CheckEnter(const wire::Enter& enter, const wire::Enter* other) const {
@@ -69,17 +81,12 @@ absl::Status Collectives::CheckEnter(const wire::Enter& enter, const wire::Enter
                  absl::InvalidArgumentError(absl::StrCat("broadcast root is ", enter.root,
                                                          "; allowed are 0 to ", world_size_ - 1)));
   }
-  if (enter.kind == wire::CollectiveKind::kBroadcast && leaf_) {
-    return Coded(ErrorCode::kLeaf,
-                 absl::UnimplementedError("broadcast: this member's daemon is a leaf; allowed: "
-                                          "barriers, and broadcasts of the process group"));
-  }
   if (enter.kind == wire::CollectiveKind::kBroadcast &&
-      elsewhere_[static_cast<std::size_t>(enter.root)]) {
+      in_for_[static_cast<std::size_t>(enter.root)] < 0) {
     return Coded(ErrorCode::kCollective,
-                 absl::UnimplementedError(absl::StrCat("broadcast root is ", enter.root,
-                                                       ", which is behind a leaf daemon; allowed "
-                                                       "are members of this daemon")));
+                 absl::FailedPreconditionError(
+                     absl::StrCat("broadcast root is ", enter.root,
+                                  "; allowed: ranks that the session did not go on without")));
   }
   // A barrier with bytes would wait for chunks that nobody sends.
   if (enter.kind == wire::CollectiveKind::kBarrier && enter.bytes > 0) {
@@ -111,7 +118,7 @@ absl::Status Collectives::OnEnter(int rank, const wire::Enter& enter, std::vecto
   // For a member other than the root a broadcast ends when it has all chunks, so it may enter the
   // next collective while others still take theirs. The root may not: for it the broadcast ends
   // when all members have all chunks.
-  const bool has_all = through_[index] || (begun_ && rank != open_->root && sent_ == ChunkCount());
+  const bool has_all = through_[index] || (begun_ && rank != Source() && sent_ == ChunkCount());
   if (enter.number == number_ + 1 && has_all) {
     const wire::Enter* other = early_.empty() ? nullptr : &early_.begin()->second;
     if (absl::Status status = CheckEnter(enter, other); !status.ok()) return status;
@@ -129,31 +136,50 @@ absl::Status Collectives::OnEnter(int rank, const wire::Enter& enter, std::vecto
   }
   if (!open_) open_ = enter;
   entered_[index] = true;
-  if (!std::all_of(entered_.begin(), entered_.end(), [](bool in) { return in; })) {
-    return absl::OkStatus();
-  }
-  if (leaf_) {
-    asks_ = waits_ = true;
-  } else {
-    Begin(sends);
-  }
+  MaybeBegin(sends);
   return absl::OkStatus();
+}
+
+void Collectives::MaybeBegin(std::vector<Send>& sends) {
+  if (!std::all_of(entered_.begin(), entered_.end(), [](bool in) { return in; })) return;
+  if (!leaf_) return Begin(sends);
+  waits_ = true;
+  sends.push_back(Send{.ranks = {upstream()}, .frame = {.header = *open_}});
 }
 
 void Collectives::Begin(std::vector<Send>& sends) {
   begun_ = true;
+  joined_.Begin(open_->bytes);
   sends.push_back(Send{.ranks = AllRanks(), .frame = {.header = wire::Begin{.number = number_}}});
-  MaybeFinish();
+  MaybeFinish(sends);
 }
 
-void Collectives::OnUpstream(std::vector<Send>& sends) {
+void Collectives::OnUpstreamBegan(std::vector<Send>& sends) {
   if (std::exchange(waits_, false)) Begin(sends);
+}
+
+void Collectives::OnUpstreamBytes(const wire::PayloadRef& bytes, std::vector<Send>& sends) {
+  if (!begun_ || Source() != upstream()) return;
+  for (const wire::PayloadRef& chunk : joined_.Add(bytes)) PassOn(chunk, sends);
+}
+
+void Collectives::OnUpstreamTook(std::uint64_t bytes, std::vector<Send>& sends) {
+  if (!begun_ || Source() == upstream()) return;
+  const std::uint32_t chunks =
+      bytes < open_->bytes ? static_cast<std::uint32_t>(bytes / chunk_bytes_) : ChunkCount();
+  OnAck(upstream(), {.number = number_, .received = std::min(chunks, sent_)}, sends).IgnoreError();
+}
+
+bool Collectives::WaitsForUpstream() const {
+  if (waits_) return true;
+  if (!leaf_ || !begun_ || EverybodyHere() < sent_) return false;
+  return Source() == upstream() || received_.back() < sent_;
 }
 
 absl::Status Collectives::OnChunk(int rank, const wire::CollectiveChunk& header,
                                   const wire::PayloadRef& payload, std::vector<Send>& sends) {
   if (header.number < number_) return absl::OkStatus();  // repeated after a resume
-  if (header.number > number_ || !open_ || !begun_ || rank != open_->root) {
+  if (header.number > number_ || !open_ || !begun_ || rank != Source()) {
     return absl::FailedPreconditionError(absl::StrCat("sent a chunk of collective ", header.number,
                                                       ", of which it is not the root"));
   }
@@ -175,22 +201,28 @@ absl::Status Collectives::OnChunk(int rank, const wire::CollectiveChunk& header,
     return absl::InvalidArgumentError(absl::StrCat("sent ", got, " bytes as chunk ", header.chunk,
                                                    " of a broadcast, which has ", expected));
   }
+  PassOn(payload, sends);
+  return absl::OkStatus();
+}
+
+void Collectives::PassOn(const wire::PayloadRef& payload, std::vector<Send>& sends) {
+  const wire::CollectiveChunk header{.number = number_, .chunk = sent_};
   held_.push_back(payload);
   ++sent_;
   std::vector<int> others = AllRanks();
-  std::erase(others, open_->root);
   std::erase_if(others, [this](int r) { return through_[static_cast<std::size_t>(r)]; });
+  if (leaf_) others.push_back(upstream());
+  std::erase(others, Source());
   if (!others.empty()) {
     sends.push_back(
         Send{.ranks = std::move(others), .frame = {.header = header, .payload = payload}});
   } else {
     held_.clear();
     sends.push_back(
-        Send{.ranks = {open_->root},
+        Send{.ranks = {Source()},
              .frame = {.header = wire::CollectiveAck{.number = number_, .received = sent_}}});
   }
-  MaybeFinish();
-  return absl::OkStatus();
+  MaybeFinish(sends);
 }
 
 absl::Status Collectives::OnAck(int rank, const wire::CollectiveAck& ack,
@@ -210,9 +242,9 @@ absl::Status Collectives::OnAck(int rank, const wire::CollectiveAck& ack,
   // Invariant: `held_` begins with chunk Everybody().
   held_.erase(held_.begin(), held_.begin() + (after - before));
   sends.push_back(
-      Send{.ranks = {open_->root},
+      Send{.ranks = {Source()},
            .frame = {.header = wire::CollectiveAck{.number = number_, .received = after}}});
-  MaybeFinish();
+  MaybeFinish(sends);
   return absl::OkStatus();
 }
 
@@ -221,7 +253,7 @@ absl::Status Collectives::OnAck(int rank, const wire::CollectiveAck& ack,
 // and so is a member that has entered the next collective.
 bool Collectives::OnLeave(int rank, std::vector<Send>& sends) {
   if (!open_ || IsThroughBefore(rank)) return true;
-  if (!begun_ || rank == open_->root || sent_ != ChunkCount() || early_.count(rank) > 0) {
+  if (!begun_ || rank == Source() || sent_ != ChunkCount() || early_.count(rank) > 0) {
     return false;
   }
   return OnAck(rank, {.number = number_, .received = sent_}, sends).ok();
@@ -230,11 +262,10 @@ bool Collectives::OnLeave(int rank, std::vector<Send>& sends) {
 bool Collectives::IsThrough(int rank) const {
   if (!open_ || IsThroughBefore(rank)) return true;
   const auto index = static_cast<std::size_t>(rank);
-  return begun_ && rank != open_->root && received_[index] == ChunkCount() &&
-         early_.count(rank) == 0;
+  return begun_ && rank != Source() && received_[index] == ChunkCount() && early_.count(rank) == 0;
 }
 
-void Collectives::MaybeFinish() {
+void Collectives::MaybeFinish(std::vector<Send>& sends) {
   if (!begun_ || Everybody() != ChunkCount()) return;
   ++number_;
   open_.reset();
@@ -244,11 +275,13 @@ void Collectives::MaybeFinish() {
   entered_ = elsewhere_;
   std::fill(through_.begin(), through_.end(), false);
   std::fill(received_.begin(), received_.end(), 0);
-  for (const auto& [rank, enter] : early_) {  // never all: the root was not through
+  for (const auto& [rank, enter] : early_) {
     open_ = enter;
     entered_[static_cast<std::size_t>(rank)] = true;
   }
   early_.clear();
+  // All members are among them only where upstream() was the root: any other one is not through.
+  if (open_) MaybeBegin(sends);
 }
 
 void Collectives::Resume(int rank, std::vector<Send>& sends) const {
@@ -265,7 +298,7 @@ void Collectives::Resume(int rank, std::vector<Send>& sends) const {
   }
   if (!begun_) return;
   send(wire::Begin{.number = number_}, nullptr);
-  if (rank == open_->root) {
+  if (rank == Source()) {
     send(wire::CollectiveAck{.number = number_, .received = Everybody()}, nullptr);
     return;
   }
@@ -280,8 +313,8 @@ void Collectives::Resume(int rank, std::vector<Send>& sends) const {
 std::string Collectives::WaitingFor() const {
   if (!open_) return "";
   const std::string name = absl::StrCat(KindName(open_->kind), " ", number_);
-  if (waits_) return absl::StrCat(name, " waits for the upstream daemon");
-  if (begun_ && Everybody() == sent_) {
+  if (WaitsForUpstream()) return absl::StrCat(name, " waits for the upstream daemon");
+  if (begun_ && EverybodyHere() == sent_) {
     return absl::StrCat(name, " waits for rank ", open_->root, " to send chunk ", sent_, " of ",
                         ChunkCount());
   }
@@ -289,7 +322,7 @@ std::string Collectives::WaitingFor() const {
   for (int r = 0; r < world_size_; ++r) {
     const auto index = static_cast<std::size_t>(r);
     if (elsewhere_[index] || through_[index]) continue;
-    if (begun_ ? (r != open_->root && received_[index] < sent_) : !entered_[index]) {
+    if (begun_ ? (r != Source() && received_[index] < sent_) : !entered_[index]) {
       missing.push_back(r);
     }
   }
@@ -298,7 +331,7 @@ std::string Collectives::WaitingFor() const {
 }
 
 std::size_t Collectives::held_bytes() const {
-  std::size_t bytes = 0;
+  std::size_t bytes = joined_.held_bytes();
   for (const wire::PayloadRef& payload : held_) bytes += payload->bytes();
   return bytes;
 }

@@ -72,11 +72,30 @@ struct UpstreamEffect {
     kBucket,  // of which there is nothing to be reduced; it has no answer
     kEndStep,
     kParameters,  // what most members say of theirs; before anything else of the step
-    kBarrier,
+    kBarrier,     // that all members have entered
+    kBroadcast,   // the same
+    kBytes,       // of a broadcast from a member here: its next ones
+    kRoom,        // for bytes of any other broadcast
   } what = What::kJoin;
   std::int64_t step = 0;                    // kBucket, kEndStep
   std::vector<std::uint32_t> parameters{};  // kBucket
   std::uint64_t digest = 0;                 // kParameters
+  int root = 0;                             // kBroadcast
+  std::uint64_t bytes = 0;                  // kBroadcast
+  std::uint64_t room = 0;                   // kBroadcast, kRoom: how many bytes may come in all
+  wire::PayloadRef payload{};               // kBytes
+};
+// The answers to kBarrier and kBroadcast, while the root's collective goes on.
+struct UpstreamProgress {
+  enum class What : std::uint8_t {
+    kBegan,  // all of the root's members have entered it; the barrier is over
+    kBytes,  // of a broadcast from elsewhere: the next ones
+    kTaken,  // of one from a member here
+  } what = What::kBegan;
+  wire::PayloadRef payload{};  // kBytes; the pieces may have any size
+  // kTaken: how many bytes of those that were given need not be held here any more. All of them
+  // only when all members of the root's session have them, and so it is over.
+  std::uint64_t taken = 0;
 };
 // The answer to kEndStep: what the root's StepDone says.
 struct UpstreamConclusion {

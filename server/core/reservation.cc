@@ -89,7 +89,10 @@ std::size_t SessionOptions::PayloadBytes() const {
   // A window from each member, and one of results; a broadcast holds a window of its own. Chunks of
   // an uncompressed gradient bound what a window can hold at all.
   const std::size_t results = std::max(held, ResultBlocks() * wire::BlockStride(BlockBytes()));
-  const std::size_t broadcast = std::size_t{window_chunks} * chunk_bytes;
+  // A leaf's window is of 1024 chunks, more than any root lets its client be behind; and it has a
+  // chunk that is not whole.
+  const std::size_t broadcast =
+      (std::size_t{window_chunks} + (leaf.is_leaf() ? 1 : 0)) * chunk_bytes;
   // Each member's eager contributions, and their results.
   const std::size_t eager = 2 * members * std::min(eager_bytes, StepBytes());
   return held * members + results + broadcast + eager + UpstreamBytes(*this);

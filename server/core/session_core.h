@@ -80,14 +80,14 @@ class SessionCore {
   void Reduced(const wire::RoundId& id, std::uint32_t chunk, const ResultRef& result,
                const ReduceOutcome& outcome, absl::Duration spent, Effects& effects);
 
-  // The answers to UpstreamEffects: the root's session has begun, has concluded the step, and its
-  // barrier is over. FailElsewhere: it has ended, or could not be joined.
+  // The answers to UpstreamEffects: the root's session has begun, has concluded the step, and what
+  // comes of a collective. FailElsewhere: it has ended, or could not be joined.
   void UpstreamJoined(Effects& effects);
   // Why the root has not answered yet; "": it has, and other members are missing there.
   void UpstreamWaits(const std::string& why) { upstream_waits_ = why; }
   void UpstreamConcluded(std::int64_t step, const UpstreamConclusion& conclusion, absl::Time now,
                          Effects& effects);
-  void UpstreamBarrier(absl::Time now, Effects& effects);
+  void UpstreamGoesOn(const UpstreamProgress& progress, absl::Time now, Effects& effects);
   void FailElsewhere(const absl::Status& status, int blamed_rank, Effects& effects);
 
   // The answers to a ComputeEffect, after its work has run, and to a ChoreEffect.

@@ -21,8 +21,9 @@ void SessionCore::UpstreamConcluded(std::int64_t step, const UpstreamConclusion&
   Record(effects, first);
 }
 
-void SessionCore::UpstreamBarrier(absl::Time now, Effects& effects) {
-  if (state_ == State::kRunning) collectives_->OnUpstream(now, effects);
+void SessionCore::UpstreamGoesOn(const UpstreamProgress& progress, absl::Time now,
+                                 Effects& effects) {
+  if (state_ == State::kRunning) Apply(collectives_->OnUpstream(progress, now, effects), effects);
 }
 
 void SessionCore::FailElsewhere(const absl::Status& status, int blamed_rank, Effects& effects) {

@@ -90,11 +90,28 @@ class ClientUpstream final : public Upstream {
             .drift = client->parameter_drift()});
     });
   }
-  void Barrier(std::function<void()> done) override {
-    client_->Barrier([this, client = client_.get(), done](const absl::Status& status) {
-      if (Went(*client, status)) done();
+  void Barrier(Progress progress) override {
+    client_->Barrier([this, client = client_.get(), progress](const absl::Status& status) {
+      if (Went(*client, status)) progress({});
     });
   }
+  void Broadcast(int root, std::uint64_t bytes, std::uint64_t room, Progress progress) override {
+    using What = UpstreamProgress::What;
+    client_->Relay(
+        {.root = root,
+         .bytes = bytes,
+         .room = room,
+         .began = [progress] { progress({}); },
+         .came =
+             [progress](const wire::PayloadRef& came) {
+               progress({.what = What::kBytes, .payload = came});
+             },
+         .taken =
+             [progress](std::uint64_t taken) { progress({.what = What::kTaken, .taken = taken}); }},
+        [this, client = client_.get()](const absl::Status& status) { Went(*client, status); });
+  }
+  void Give(const wire::PayloadRef& bytes) override { client_->Give(bytes); }
+  void MakeRoom(std::uint64_t bytes) override { client_->MakeRoom(bytes); }
 
   void End(const absl::Status& why, int blamed_rank) override {
     MutexLock lock(mutex_);

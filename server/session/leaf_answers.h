@@ -15,7 +15,7 @@ struct LeafAnswers {
   std::function<void(const std::string& why)> waits;
   std::function<void()> joined;
   std::function<void(std::int64_t step, const UpstreamConclusion& conclusion)> concluded;
-  std::function<void()> barrier;
+  std::function<void(const UpstreamProgress& progress)> goes_on;
   std::function<void(const absl::Status& why, int blamed_rank)> failed;
 };
 

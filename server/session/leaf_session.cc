@@ -72,7 +72,8 @@ void LeafSession::QueueSum(std::shared_ptr<Sum> sum) {
 void LeafSession::QueueEnd(const absl::Status& why, int blamed_rank) {
   MutexLock lock(mutex_);
   if (std::exchange(over_, true)) return;
-  wishes_.clear();
+  // Members that leave may owe the root a last word: that they have all of a broadcast.
+  if (!why.ok()) wishes_.clear();
   wishes_.emplace_back(End{.why = why, .blamed_rank = blamed_rank});
 }
 
@@ -110,7 +111,13 @@ void LeafSession::Do(const Wish& wish) {
     case UpstreamEffect::What::kParameters:
       return upstream_->CheckParameters(effect.digest);
     case UpstreamEffect::What::kBarrier:
-      return upstream_->Barrier(Later([](LeafSession& self) { self.answers_.barrier(); }));
+      return upstream_->Barrier(ProgressLater());
+    case UpstreamEffect::What::kBroadcast:
+      return upstream_->Broadcast(effect.root, effect.bytes, effect.room, ProgressLater());
+    case UpstreamEffect::What::kBytes:
+      return upstream_->Give(effect.payload);
+    case UpstreamEffect::What::kRoom:
+      return upstream_->MakeRoom(effect.room);
   }
 }
 
@@ -132,6 +139,11 @@ void LeafSession::EndStep(std::int64_t step) {
     }
     self.answers_.concluded(step, conclusion);
   }));
+}
+
+Upstream::Progress LeafSession::ProgressLater() {
+  return Later(
+      [](LeafSession& self, const UpstreamProgress& progress) { self.answers_.goes_on(progress); });
 }
 
 // ---- Sums

@@ -38,7 +38,7 @@ class LeafSession final : public Reducer, public std::enable_shared_from_this<Le
 
   // What the core asks for, in its order: Queue under the session's lock, then Pump without it.
   void Queue(UpstreamEffect effect) GRADWIRE_EXCLUDES(mutex_);
-  // The session has ended; what is queued later has no effect.
+  // The session has ended; what is queued later has no effect, nor has what waits, after an error.
   void QueueEnd(const absl::Status& why, int blamed_rank) GRADWIRE_EXCLUDES(mutex_);
   void Pump() GRADWIRE_EXCLUDES(mutex_);
 
@@ -58,6 +58,7 @@ class LeafSession final : public Reducer, public std::enable_shared_from_this<Le
   void Do(const Wish& wish) GRADWIRE_EXCLUDES(mutex_);
   void Join();
   void EndStep(std::int64_t step);
+  Upstream::Progress ProgressLater();
   void ReduceEmpty(const UpstreamEffect& effect) GRADWIRE_EXCLUDES(mutex_);
   void QueueSum(std::shared_ptr<Sum> sum) GRADWIRE_EXCLUDES(mutex_);
   void SendUp(const std::shared_ptr<Sum>& sum);

@@ -24,21 +24,21 @@ LeafAnswers SessionRunner::AnswersToLeaf() {
       });
     };
   };
-  return {.waits = to([](SessionCore& core, Effects&, absl::Time, const std::string& why) {
-            core.UpstreamWaits(why);
-          }),
-          .joined = to([](SessionCore& core, Effects& effects, absl::Time) {
-            core.UpstreamJoined(effects);
-          }),
-          .concluded = to([](SessionCore& core, Effects& effects, absl::Time now, std::int64_t step,
-                             const UpstreamConclusion& conclusion) {
-            core.UpstreamConcluded(step, conclusion, now, effects);
-          }),
-          .barrier = to([](SessionCore& core, Effects& effects, absl::Time now) {
-            core.UpstreamBarrier(now, effects);
-          }),
-          .failed = to([](SessionCore& core, Effects& effects, absl::Time, const absl::Status& why,
-                          int blamed_rank) { core.FailElsewhere(why, blamed_rank, effects); })};
+  return {
+      .waits = to([](SessionCore& core, Effects&, absl::Time, const std::string& why) {
+        core.UpstreamWaits(why);
+      }),
+      .joined =
+          to([](SessionCore& core, Effects& effects, absl::Time) { core.UpstreamJoined(effects); }),
+      .concluded = to([](SessionCore& core, Effects& effects, absl::Time now, std::int64_t step,
+                         const UpstreamConclusion& conclusion) {
+        core.UpstreamConcluded(step, conclusion, now, effects);
+      }),
+      .goes_on =
+          to([](SessionCore& core, Effects& effects, absl::Time now,
+                const UpstreamProgress& progress) { core.UpstreamGoesOn(progress, now, effects); }),
+      .failed = to([](SessionCore& core, Effects& effects, absl::Time, const absl::Status& why,
+                      int blamed_rank) { core.FailElsewhere(why, blamed_rank, effects); })};
 }
 
 }  // namespace gradwire::server

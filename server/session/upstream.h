@@ -38,7 +38,17 @@ class Upstream {
   // answer is in the step's conclusion.
   virtual void CheckParameters(std::uint64_t digest) = 0;
   virtual void EndStep(std::function<void(const UpstreamConclusion& conclusion)> done) = 0;
-  virtual void Barrier(std::function<void()> done) = 0;
+  // What comes of the barrier or broadcast, in its order. One is open at a time: a barrier until it
+  // has begun; a broadcast until all its bytes are taken, or have come and there is room for all.
+  using Progress = std::function<void(const UpstreamProgress& progress)>;
+  virtual void Barrier(Progress progress) = 0;
+  // Of so many bytes. Where `root` is a member behind this leaf, they are given; else they come, as
+  // far as there is room.
+  virtual void Broadcast(int root, std::uint64_t bytes, std::uint64_t room, Progress progress) = 0;
+  // The open broadcast's next bytes.
+  virtual void Give(const wire::PayloadRef& bytes) = 0;
+  // There is room for so many of the open broadcast's bytes in all; never for fewer than before.
+  virtual void MakeRoom(std::uint64_t bytes) = 0;
 
   // The leaf's session is over: it leaves (OK), or tells the root why, and whom that blames. At any
   // time, and last.

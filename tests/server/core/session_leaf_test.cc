@@ -59,6 +59,24 @@ class Leaf : public SessionHarness {
                                 effects);
     });
   }
+  void GoOn(const UpstreamProgress& progress) {
+    Upstream([&](Effects& effects) { session.UpstreamGoesOn(progress, now, effects); });
+  }
+  void EnterBroadcast(std::uint64_t number, int root, std::uint64_t bytes) {
+    for (const int rank : {2, 3}) {
+      Receive(rank, wire::Enter{.number = number,
+                                .generation = 7,
+                                .kind = wire::CollectiveKind::kBroadcast,
+                                .root = root,
+                                .bytes = bytes});
+    }
+  }
+  void SendChunk(int rank, std::uint32_t chunk, std::size_t floats = 16) {
+    Receive(rank, wire::CollectiveChunk{.number = 0, .chunk = chunk}, Floats(floats, 1));
+  }
+  void AckChunks(int rank, std::uint32_t received) {
+    Receive(rank, wire::CollectiveAck{.number = 0, .received = received});
+  }
   // Time passes, and whoever is here is heard.
   void PassAlive(absl::Duration time) {
     for (const absl::Time end = now + time; now < end; Tick(absl::Seconds(1))) {
@@ -187,22 +205,89 @@ TEST(SessionLeaf, ABarrierEndsWithTheRoots) {
   EXPECT_THAT(leaf.Wishes(), ElementsAre(What::kBarrier));
   EXPECT_THAT(leaf.Waiting(), HasSubstr("barrier 0 waits for the upstream daemon"));
   EXPECT_THAT(leaf.Sent<wire::Begin>(2), IsEmpty());
-  leaf.Upstream([&](Effects& effects) { leaf.session.UpstreamBarrier(leaf.now, effects); });
+  leaf.GoOn({});
   EXPECT_THAT(leaf.Sent<wire::Begin>(2), SizeIs(1));
   // Once more than asked for.
-  leaf.Upstream([&](Effects& effects) { leaf.session.UpstreamBarrier(leaf.now, effects); });
+  leaf.GoOn({});
   EXPECT_THAT(leaf.Sent<wire::Begin>(2), SizeIs(1));
 }
 
-TEST(SessionLeaf, ABroadcastIsRefused) {
+TEST(SessionLeaf, ABroadcastOfAMemberGoesUp) {
   Leaf leaf;
   leaf.StartLeaf();
-  leaf.Receive(2, wire::Enter{.number = 0,
-                              .generation = 7,
-                              .kind = wire::CollectiveKind::kBroadcast,
-                              .root = 2,
-                              .bytes = 8});
-  EXPECT_THAT(leaf.Message(), HasSubstr("broadcast: this member's daemon is a leaf"));
+  leaf.EnterBroadcast(0, 2, 96);
+  ASSERT_THAT(leaf.Wishes(), ElementsAre(What::kBroadcast));
+  EXPECT_EQ(leaf.upstream[0].root, 2);
+  EXPECT_EQ(leaf.upstream[0].bytes, 96U);
+  EXPECT_EQ(leaf.Waiting(), "broadcast 0 waits for the upstream daemon");
+  // The root's timeout counts.
+  leaf.PassAlive(leaf.session.options().step_timeout + absl::Seconds(1));
+  EXPECT_EQ(leaf.session.state(), SessionCore::State::kRunning) << leaf.Message();
+  leaf.GoOn({});
+  leaf.SendChunk(2, 0);
+  leaf.SendChunk(2, 1, 8);
+  ASSERT_THAT(leaf.Wishes(), ElementsAre(What::kBroadcast, What::kBytes, What::kBytes));
+  EXPECT_EQ(leaf.upstream[1].payload->bytes(), 64U);
+  EXPECT_EQ(leaf.upstream[2].payload->bytes(), 32U);
+  EXPECT_THAT(leaf.Sent<wire::CollectiveChunk>(3), SizeIs(2));
+  leaf.AckChunks(3, 2);
+  EXPECT_THAT(leaf.Sent<wire::CollectiveAck>(2), IsEmpty());
+  leaf.GoOn({.what = UpstreamProgress::What::kTaken, .taken = 95});
+  EXPECT_EQ(leaf.Waiting(), "broadcast 0 waits for the upstream daemon");
+  leaf.PassAlive(leaf.session.options().step_timeout + absl::Seconds(1));
+  leaf.GoOn({.what = UpstreamProgress::What::kTaken, .taken = 96});
+  EXPECT_EQ(leaf.Sent<wire::CollectiveAck>(2).back(), (wire::CollectiveAck{0, 2}));
+  EXPECT_THAT(leaf.Waiting(), HasSubstr("to begin step 0"));
+}
+
+TEST(SessionLeaf, ABroadcastFromElsewhereComesDown) {
+  Leaf leaf;
+  leaf.StartLeaf();
+  leaf.EnterBroadcast(0, 4, 96);
+  ASSERT_THAT(leaf.Wishes(), ElementsAre(What::kBroadcast));
+  EXPECT_EQ(leaf.upstream[0].room, 64U);
+  leaf.GoOn({});
+  for (int i = 0; i < 3; ++i) {
+    leaf.GoOn({.what = UpstreamProgress::What::kBytes, .payload = Floats(8, 1)});
+  }
+  for (const int rank : {2, 3}) EXPECT_THAT(leaf.Sent<wire::CollectiveChunk>(rank), SizeIs(2));
+  for (const int rank : {2, 3}) leaf.AckChunks(rank, 1);
+  leaf.Detach(3);
+  ASSERT_TRUE(leaf.Attach(3).ok());
+  EXPECT_THAT(leaf.Sent<wire::CollectiveChunk>(3), SizeIs(3)) << "the one that it may lack";
+  for (const int rank : {2, 3}) leaf.AckChunks(rank, 2);
+  EXPECT_THAT(leaf.Wishes(), ElementsAre(What::kBroadcast, What::kRoom, What::kRoom));
+  EXPECT_EQ(leaf.upstream[1].room, 128U);
+  EXPECT_EQ(leaf.upstream[2].room, 192U) << "for all";
+  EXPECT_EQ(leaf.session.held_bytes(), 0U);
+}
+
+// A member that never takes its bytes is this leaf's matter.
+TEST(SessionLeaf, AMemberThatHoldsUpABroadcastIsNamed) {
+  Leaf leaf;
+  leaf.StartLeaf();
+  leaf.EnterBroadcast(0, 4, 64);
+  leaf.GoOn({});
+  leaf.GoOn({.what = UpstreamProgress::What::kBytes, .payload = Floats(16, 1)});
+  leaf.AckChunks(2, 1);
+  leaf.PassAlive(leaf.session.options().step_timeout + absl::Seconds(1));
+  EXPECT_THAT(leaf.Message(), HasSubstr("broadcast 0 waits for rank 3 to take its bytes"));
+  leaf.upstream.clear();
+  leaf.GoOn({.what = UpstreamProgress::What::kBytes, .payload = Floats(16, 1)});
+  EXPECT_THAT(leaf.upstream, IsEmpty()) << "it is over";
+}
+
+TEST(SessionLeaf, AMemberIsLostInABroadcast) {
+  Leaf leaf;
+  leaf.StartLeaf();
+  leaf.EnterBroadcast(0, 2, 128);
+  leaf.GoOn({});
+  leaf.SendChunk(2, 0);
+  leaf.Detach(2);
+  leaf.Pass(leaf.session.options().resume_grace + absl::Seconds(1));
+  EXPECT_THAT(leaf.Message(), HasSubstr("rank 2 was lost"));
+  EXPECT_EQ(leaf.session.blamed_rank(), 2);
+  EXPECT_EQ(leaf.session.held_bytes(), 0U);
 }
 
 TEST(SessionLeaf, WhatEndsTheRootsSessionEndsThisOne) {

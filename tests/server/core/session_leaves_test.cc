@@ -105,15 +105,32 @@ TEST(SessionLeaves, ABarrierNeedsTheLeavesOnly) {
   }
 }
 
-TEST(SessionLeaves, ABroadcastFromBehindALeafIsRefused) {
+// From behind each leaf, and from the trainer.
+TEST(SessionLeaves, ALeafTakesPartInBroadcastsForItsMembers) {
   Leaves harness;
   harness.StartLeaves();
-  harness.Receive(4, wire::Enter{.number = 0,
-                                 .generation = 7,
-                                 .kind = wire::CollectiveKind::kBroadcast,
-                                 .root = 3,
-                                 .bytes = 8});
-  EXPECT_THAT(harness.Message(), HasSubstr("broadcast root is 3, which is behind a leaf daemon"));
+  std::uint64_t number = 0;
+  for (const auto& [root, sender] :
+       std::vector<std::pair<int, int>>{{0, 0}, {1, 0}, {3, 2}, {4, 4}}) {
+    for (const int rank : {0, 2, 4}) {
+      harness.Receive(rank, wire::Enter{.number = number,
+                                        .generation = 7,
+                                        .kind = wire::CollectiveKind::kBroadcast,
+                                        .root = root,
+                                        .bytes = 64});
+    }
+    harness.frames.clear();
+    harness.Receive(sender, wire::CollectiveChunk{.number = number, .chunk = 0}, Floats(16, 1));
+    for (const int rank : {0, 2, 4}) {
+      if (rank == sender) continue;
+      EXPECT_THAT(harness.Sent<wire::CollectiveChunk>(rank), SizeIs(1)) << root;
+      harness.Receive(rank, wire::CollectiveAck{.number = number, .received = 1});
+    }
+    EXPECT_THAT(harness.Sent<wire::CollectiveAck>(sender),
+                ElementsAre(wire::CollectiveAck{number, 1}));
+    for (const int rank : {1, 3}) EXPECT_THAT(harness.frames[rank], SizeIs(0));
+    ++number;
+  }
 }
 
 TEST(SessionLeaves, ALostLeafIsBlamedByItsName) {
