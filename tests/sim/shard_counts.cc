@@ -32,6 +32,8 @@ std::string Name(ShardCount count) {
       "weighed buckets",
       "empty buckets of leaves",
       "barriers",
+      "broadcasts",
+      "broadcasts through leaves",
       "sessions finished",
       "sessions failed",
       "deaths of leaves",

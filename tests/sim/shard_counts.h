@@ -38,6 +38,8 @@ enum class ShardCount : std::uint8_t {
   kWeighedBuckets,
   kEmptyBuckets,
   kBarriers,
+  kBroadcasts,
+  kRelays,
   kFinished,
   kFailedSeeds,
   kLeafDeaths,

@@ -177,6 +177,18 @@ void ChooseSession(ShardScenario& scenario, Random& random) {
   if (random.Percent(50)) scenario.cut_percent = random.Between(1, 4);
 }
 
+// Of up to several windows.
+void ChooseBroadcasts(ShardScenario& scenario, Random& random) {
+  const server::SessionOptions& options = scenario.options;
+  scenario.broadcast_step = static_cast<std::int64_t>(random.Below(scenario.steps.size()));
+  const std::size_t most = options.chunk_bytes * options.window_chunks * 4;
+  scenario.broadcasts.resize(static_cast<std::size_t>(random.Between(1, 3)));
+  for (ShardScenario::Broadcast& one : scenario.broadcasts) {
+    one.root = random.Between(0, options.world_size - 1);
+    if (!random.Percent(10)) one.bytes = 1 + random.Below(std::min<std::size_t>(most, 8192));
+  }
+}
+
 }  // namespace
 
 ShardScenario MakeShardScenario(std::uint64_t seed) {
@@ -204,6 +216,7 @@ ShardScenario MakeLeafScenario(std::uint64_t seed) {
     scenario.barrier_step = static_cast<std::int64_t>(random.Below(scenario.steps.size()));
   }
   if (random.Percent(40)) ChooseLeafFault(scenario, random);
+  if (random.Percent(35)) ChooseBroadcasts(scenario, random);
   return scenario;
 }
 
@@ -264,7 +277,12 @@ std::string Describe(const ShardScenario& scenario) {
       scenario.fault_rank, " or shard ", scenario.fault_shard, " or leaf ", scenario.fault_leaf,
       " after ", scenario.fault_after, " events, or before step ", scenario.fault_before,
       ", NaN in step ", scenario.nonfinite.step, ", draw plan before step ",
-      scenario.draw_plan_step, ", barrier before step ", scenario.barrier_step, ", groups");
+      scenario.draw_plan_step, ", barrier before step ", scenario.barrier_step);
+  for (const ShardScenario::Broadcast& one : scenario.broadcasts) {
+    absl::StrAppend(&text, ", ", one.bytes, " bytes from rank ", one.root, " before step ",
+                    scenario.broadcast_step);
+  }
+  absl::StrAppend(&text, ", groups");
   for (const ShardGroup& group : scenario.groups) {
     absl::StrAppend(&text, group.leaf ? " leaf " : " ", group.ranks);
   }

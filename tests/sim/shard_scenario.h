@@ -55,6 +55,12 @@ struct ShardScenario {
   DrawBuckets draw_plan;  // before draw_plan_step
   std::int64_t draw_plan_step = -1;
   std::int64_t barrier_step = -1;  // before this one all members enter a barrier
+  struct Broadcast {
+    int root = 0;
+    std::size_t bytes = 0;
+  };
+  std::vector<Broadcast> broadcasts;  // one after another, before broadcast_step
+  std::int64_t broadcast_step = -1;
 
   absl::Duration longest_delay;
   absl::Duration longest_thought;  // of a member before its next bucket

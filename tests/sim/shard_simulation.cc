@@ -35,6 +35,7 @@ ShardSimulation::ShardSimulation(ShardScenario scenario)
       scenario_(std::move(scenario)),
       divide_(scenario_.map, scenario_.options.manifest.list()),
       undivided_(Undivided(scenario_.options.manifest)) {
+  at_broadcasts_.resize(scenario_.broadcasts.size());
   MakeDaemons();
   MakeMembers();
   reference_ = *testing::HookWorld::Make(static_cast<int>(scenario_.groups.size()),
@@ -102,17 +103,19 @@ void ShardSimulation::AddLink(Member& member, Daemon& daemon) {
   link.hook = std::make_unique<WatchedHook>(*MakeHook(options.spec, MakeHostDevice()),
                                             [this](const std::string& breach) { Violate(breach); });
   link.core = std::make_unique<client::GroupedMember>(
-      client::MemberOptions{.rank = member.rank,
-                            .world_size = options.world_size,
-                            .generation = options.generation,
-                            .chunk_bytes = options.chunk_bytes,
-                            .window_chunks = options.window_chunks,
-                            .eager_bytes = options.eager_bytes,
-                            .draw_plan = member.behind == nullptr,
-                            .shard = daemon.shard,
-                            .shards = member.behind == nullptr ? scenario_.map : nullptr,
-                            .large_chunk_bytes = options.chunk_bytes,
-                            .manifest = options.manifest.list()},
+      client::MemberOptions{
+          .rank = member.rank,
+          .ranks = member.client_of == nullptr ? 1 : member.client_of->place.ranks,
+          .world_size = options.world_size,
+          .generation = options.generation,
+          .chunk_bytes = options.chunk_bytes,
+          .window_chunks = options.window_chunks,
+          .eager_bytes = options.eager_bytes,
+          .draw_plan = member.behind == nullptr,
+          .shard = daemon.shard,
+          .shards = member.behind == nullptr ? scenario_.map : nullptr,
+          .large_chunk_bytes = options.chunk_bytes,
+          .manifest = options.manifest.list()},
       link.hook.get(), /*whole_buckets=*/false);
   if (member.behind == nullptr) return;
   const ShardGroup& place = member.behind->place;

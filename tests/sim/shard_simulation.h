@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/core/given_bytes.h"
 #include "client/core/grouped_member.h"
 #include "client/core/shard_vote.h"
 #include "client/shard_buckets.h"
@@ -95,11 +96,16 @@ class ShardSimulation {
     bool dead = false;
     bool failed = false;
     bool left = false;
-    double weight = 1;          // of its gradients
-    std::size_t welcomed = 0;   // by so many shards
-    std::size_t concluded = 0;  // shards of the open step
-    std::size_t steps = 0;      // that are over
-    std::size_t entered = 0;    // shards of a barrier that are not through
+    double weight = 1;           // of its gradients
+    std::size_t welcomed = 0;    // by so many shards
+    std::size_t concluded = 0;   // shards of the open step
+    std::size_t steps = 0;       // that are over
+    std::size_t entered = 0;     // shards of a collective that are not through
+    bool had_barrier = false;    // or is in it
+    std::size_t broadcasts = 0;  // that are over
+    bool broadcasting = false;
+    std::vector<std::byte> broadcast{};  // the root's bytes, or those that came
+    client::GivenBytes given{};          // of a leaf's client
     std::vector<std::unique_ptr<OpenBucket>> buckets;
     std::map<client::Ticket, OpenBucket*> parts;  // which bucket each is of
     bool over() const { return dead || failed || left; }
@@ -178,6 +184,10 @@ class ShardSimulation {
   void Apply(Link& link, client::Effects effects);
   void On(Link& link, client::SendFrameEffect& effect);
   void On(Link& link, client::SendChunkEffect& effect);
+  void On(Link& link, client::SendCollectiveEffect& effect);
+  void On(Link& link, client::ReceiveCollectiveEffect& effect);
+  void On(Link& link, client::RelayBegunEffect& effect);
+  void On(Link& link, client::RelayTakenEffect& effect);
   void On(Link& link, client::WelcomeEffect& effect);
   void On(Link& link, client::BucketDoneEffect& effect);
   void On(Link& link, client::PreparedEffect& effect);
@@ -194,7 +204,17 @@ class ShardSimulation {
   OpenBucket& StartBucket(Member& member, const std::vector<std::uint32_t>& parameters,
                           std::vector<std::byte> bytes);
   void EndStep(Member& member);
+
+  // Collectives.
+  void NextCollective(Member& member);
   void EnterBarrier(Member& member);
+  void EnterBroadcast(Member& member);
+  void EndBroadcast(Member& member);
+  void EnterRelay(Leaf& leaf, const server::UpstreamEffect& effect);
+  void Give(Leaf& leaf, const wire::PayloadRef& bytes);
+  void MakeRoom(Leaf& leaf, std::uint64_t room);
+  void GoOn(Leaf& leaf, const server::UpstreamProgress& progress);
+  std::vector<std::byte> BroadcastBytes(std::size_t number) const;
 
   // Faults.
   void Lose(const Link& link, const wire::Frame& frame);
@@ -243,7 +263,8 @@ class ShardSimulation {
   std::unique_ptr<testing::HookWorld> reference_;  // with a member for each group
   std::map<std::int64_t, std::vector<testing::MemberGradients>> expected_;  // by group
   std::map<std::int64_t, Verdict> verdicts_;
-  int at_barrier_ = 0;  // trainers that have entered it
+  int at_barrier_ = 0;              // trainers that have entered it
+  std::vector<int> at_broadcasts_;  // by broadcast, the same
   bool fault_due_ = false;
   std::optional<absl::Time> fault_;
   bool refused_ = false;     // a member learned of the failure when it resumed, without the blame

@@ -10,11 +10,11 @@
 
 namespace gradwire::sim {
 
-// What the session asks for is done in its order, until it ends.
+// What the session asks for is done in its order, until it fails.
 void ShardSimulation::Wish(Leaf& leaf, std::function<void()> wish) {
   leaf.last_wish = std::max(leaf.last_wish, now_ + Delay());
   After(leaf.last_wish - now_, [&leaf, wish = std::move(wish)] {
-    if (!leaf.ended && !leaf.daemon->dead) wish();
+    if (!leaf.daemon->dead && leaf.daemon->session->failure().ok()) wish();
   });
 }
 
@@ -50,6 +50,12 @@ void ShardSimulation::On(Daemon& daemon, server::UpstreamEffect& effect) {
       return Violate("a leaf tells of parameters, and its members have not");
     case What::kBarrier:
       return Wish(leaf, [this, &leaf] { EnterBarrier(*leaf.client); });
+    case What::kBroadcast:
+      return Wish(leaf, [this, &leaf, effect] { EnterRelay(leaf, effect); });
+    case What::kBytes:
+      return Wish(leaf, [this, &leaf, bytes = effect.payload] { Give(leaf, bytes); });
+    case What::kRoom:
+      return Wish(leaf, [this, &leaf, room = effect.room] { MakeRoom(leaf, room); });
   }
 }
 
@@ -147,7 +153,8 @@ void ShardSimulation::EndLeaf(Leaf& leaf) {
   const State state = leaf.daemon->session->state();
   if (leaf.ended || (state != State::kFailed && state != State::kClosed)) return;
   leaf.ended = true;
-  After(Delay(), [this, &leaf] {
+  leaf.last_wish = std::max(leaf.last_wish, now_ + Delay());
+  After(leaf.last_wish - now_, [this, &leaf] {
     Member& client = *leaf.client;
     if (client.over()) return;
     if (!leaf.joined) {

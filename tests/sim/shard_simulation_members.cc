@@ -70,9 +70,7 @@ void ShardSimulation::BeginStep(Member& member) {
   if (MaybeQuit(member)) return;
   const auto step = static_cast<std::int64_t>(member.steps);
   if (member.rank == 0 && step == scenario_.draw_plan_step) SetDrawPlan(member);
-  if (step != scenario_.barrier_step) return StartBuckets(member);
-  ++at_barrier_;
-  EnterBarrier(member);
+  NextCollective(member);
 }
 
 void ShardSimulation::SetDrawPlan(Member& member) {
@@ -83,35 +81,6 @@ void ShardSimulation::SetDrawPlan(Member& member) {
     if (!set.ok() && !fault_) Violate(std::string(set.message()));
     Apply(*link, std::move(effects));
   }
-}
-
-// As ShardedClient does it: on all shards.
-void ShardSimulation::EnterBarrier(Member& member) {
-  if (member.over()) return;
-  member.entered = member.links.size();
-  for (auto& link : member.links) {
-    client::Effects effects;
-    const auto entered = link->core->Enter(wire::CollectiveKind::kBarrier, 0, 0, effects);
-    if (!entered.ok() && !link->core->failed()) Violate(std::string(entered.status().message()));
-    Apply(*link, std::move(effects));
-  }
-}
-
-void ShardSimulation::On(Link& link, client::CollectiveDoneEffect&) {
-  Member& member = *link.owner;
-  if (at_barrier_ < scenario_.options.world_size) {
-    Violate(absl::StrCat("rank ", member.rank, " is through a barrier that only ", at_barrier_,
-                         " members have entered"));
-  }
-  if (--member.entered > 0) return;
-  if (member.client_of != nullptr) {
-    return Answer(*member.client_of,
-                  [this](server::SessionCore& session, server::Effects& effects) {
-                    session.UpstreamBarrier(now_, effects);
-                  });
-  }
-  Note(ShardCount::kBarriers);
-  After(Delay(), [this, &member] { StartBuckets(member); });
 }
 
 void ShardSimulation::StartBuckets(Member& member) {
