@@ -12,6 +12,8 @@ namespace gradwire::server {
 namespace {
 
 constexpr std::uint64_t kMaxBroadcastBytes = std::uint64_t{1} << 40;
+// As much as the largest window of a daemon's own defaults. StreamLimits allows for it.
+constexpr std::size_t kLeafAheadBytes = std::size_t{4} << 20;
 
 std::string KindName(wire::CollectiveKind kind) {
   return kind == wire::CollectiveKind::kBarrier ? "barrier" : "broadcast";
@@ -28,6 +30,7 @@ Collectives::Collectives(int world_size, std::size_t chunk_bytes, std::uint32_t 
     : world_size_(world_size),
       chunk_bytes_(chunk_bytes),
       window_chunks_(window_chunks),
+      ahead_(window_chunks),
       in_for_(static_cast<std::size_t>(world_size)),
       elsewhere_(in_for_.size()),
       entered_(elsewhere_),
@@ -35,6 +38,11 @@ Collectives::Collectives(int world_size, std::size_t chunk_bytes, std::uint32_t 
       received_(in_for_.size() + 1),
       joined_(chunk_bytes) {
   std::iota(in_for_.begin(), in_for_.end(), 0);
+}
+
+void Collectives::SetLeaf() {
+  leaf_ = true;
+  ahead_ = static_cast<std::uint32_t>(std::max<std::size_t>(kLeafAheadBytes / chunk_bytes_, 1));
 }
 
 void Collectives::SetElsewhere(int rank, int by) {
@@ -160,7 +168,7 @@ void Collectives::OnUpstreamBegan(std::vector<Send>& sends) {
 
 void Collectives::OnUpstreamBytes(const wire::PayloadRef& bytes, std::vector<Send>& sends) {
   if (!begun_ || Source() != upstream()) return;
-  for (const wire::PayloadRef& chunk : joined_.Add(bytes)) PassOn(chunk, sends);
+  for (const wire::PayloadRef& chunk : joined_.Add(bytes)) Take(chunk, sends);
 }
 
 void Collectives::OnUpstreamTook(std::uint64_t bytes, std::vector<Send>& sends) {
@@ -183,10 +191,10 @@ absl::Status Collectives::OnChunk(int rank, const wire::CollectiveChunk& header,
     return absl::FailedPreconditionError(absl::StrCat("sent a chunk of collective ", header.number,
                                                       ", of which it is not the root"));
   }
-  if (header.chunk < sent_) return absl::OkStatus();  // repeated after a resume
-  if (header.chunk != sent_ || header.chunk >= ChunkCount()) {
+  if (header.chunk < come_) return absl::OkStatus();  // repeated after a resume
+  if (header.chunk != come_ || header.chunk >= ChunkCount()) {
     return absl::OutOfRangeError(absl::StrCat("sent chunk ", header.chunk, " of a broadcast with ",
-                                              ChunkCount(), " chunks; expected ", sent_));
+                                              ChunkCount(), " chunks; expected ", come_));
   }
   // The window rule bounds `held_`: SessionOptions::PayloadBytes reserves one window.
   if (header.chunk >= Everybody() + window_chunks_) {
@@ -195,34 +203,43 @@ absl::Status Collectives::OnChunk(int rank, const wire::CollectiveChunk& header,
                                                       Everybody() + window_chunks_));
   }
   const std::size_t expected =
-      std::min(chunk_bytes_, static_cast<std::size_t>(open_->bytes) - sent_ * chunk_bytes_);
+      std::min(chunk_bytes_, static_cast<std::size_t>(open_->bytes) - come_ * chunk_bytes_);
   const std::size_t got = payload == nullptr ? 0 : payload->bytes();
   if (got != expected) {
     return absl::InvalidArgumentError(absl::StrCat("sent ", got, " bytes as chunk ", header.chunk,
                                                    " of a broadcast, which has ", expected));
   }
-  PassOn(payload, sends);
+  Take(payload, sends);
   return absl::OkStatus();
 }
 
-void Collectives::PassOn(const wire::PayloadRef& payload, std::vector<Send>& sends) {
-  const wire::CollectiveChunk header{.number = number_, .chunk = sent_};
+void Collectives::Take(const wire::PayloadRef& payload, std::vector<Send>& sends) {
   held_.push_back(payload);
-  ++sent_;
+  ++come_;
+  PassOn(sends);
+  MaybeFinish(sends);
+}
+
+void Collectives::PassOn(std::vector<Send>& sends) {
   std::vector<int> others = AllRanks();
   std::erase_if(others, [this](int r) { return through_[static_cast<std::size_t>(r)]; });
   if (leaf_) others.push_back(upstream());
   std::erase(others, Source());
-  if (!others.empty()) {
-    sends.push_back(
-        Send{.ranks = std::move(others), .frame = {.header = header, .payload = payload}});
-  } else {
+  if (others.empty()) {
     held_.clear();
+    sent_ = come_;
     sends.push_back(
         Send{.ranks = {Source()},
              .frame = {.header = wire::CollectiveAck{.number = number_, .received = sent_}}});
+    return;
   }
-  MaybeFinish(sends);
+  const std::uint32_t first = Everybody();
+  for (; sent_ < come_ && sent_ < first + ahead_; ++sent_) {
+    sends.push_back(
+        Send{.ranks = others,
+             .frame = {.header = wire::CollectiveChunk{.number = number_, .chunk = sent_},
+                       .payload = held_[sent_ - first]}});
+  }
 }
 
 absl::Status Collectives::OnAck(int rank, const wire::CollectiveAck& ack,
@@ -244,6 +261,7 @@ absl::Status Collectives::OnAck(int rank, const wire::CollectiveAck& ack,
   sends.push_back(
       Send{.ranks = {Source()},
            .frame = {.header = wire::CollectiveAck{.number = number_, .received = after}}});
+  PassOn(sends);
   MaybeFinish(sends);
   return absl::OkStatus();
 }
@@ -270,7 +288,7 @@ void Collectives::MaybeFinish(std::vector<Send>& sends) {
   ++number_;
   open_.reset();
   begun_ = false;
-  sent_ = 0;
+  come_ = sent_ = 0;
   held_.clear();
   entered_ = elsewhere_;
   std::fill(through_.begin(), through_.end(), false);

@@ -43,8 +43,9 @@ class Collectives {
   void GoOnFrom(std::uint64_t number, const std::vector<bool>& through);
 
   // ---- Of a leaf
-  // Before any collective.
-  void SetLeaf() { leaf_ = true; }
+  // Before any collective. Its window is large, because it holds a bucket. What comes is passed on
+  // within a smaller one, so that no stream has all of it in its queue.
+  void SetLeaf();
   int upstream() const { return world_size_; }
   // The root has begun the collective whose Enter it was sent.
   void OnUpstreamBegan(std::vector<Send>& sends);
@@ -100,13 +101,16 @@ class Collectives {
   std::uint32_t Everybody() const;
   void MaybeBegin(std::vector<Send>& sends);
   void Begin(std::vector<Send>& sends);
-  void PassOn(const wire::PayloadRef& payload, std::vector<Send>& sends);
+  // The open broadcast's next chunk.
+  void Take(const wire::PayloadRef& payload, std::vector<Send>& sends);
+  void PassOn(std::vector<Send>& sends);
   void MaybeFinish(std::vector<Send>& sends);
   std::vector<int> AllRanks() const;
 
   int world_size_;
   std::size_t chunk_bytes_;
   std::uint32_t window_chunks_;
+  std::uint32_t ahead_;       // chunks passed on that not all have
   std::uint64_t number_ = 0;  // of the open or next collective
   std::optional<wire::Enter> open_;
   std::vector<int> in_for_;  // by rank: whose process takes part for it; -1: nobody's
@@ -116,9 +120,10 @@ class Collectives {
   bool begun_ = false;
   bool leaf_ = false;
   bool waits_ = false;                   // for the root to begin it, with everybody here
-  std::uint32_t sent_ = 0;               // chunks passed on
+  std::uint32_t come_ = 0;               // chunks
+  std::uint32_t sent_ = 0;               // of them, passed on
   std::vector<std::uint32_t> received_;  // chunks each member acknowledged, and upstream() took
-  // Chunks passed on and not acknowledged by all, from Everybody() on.
+  // Chunks that came and are not acknowledged by all, from Everybody() on.
   std::vector<wire::PayloadRef> held_;
   // Members that have all of a broadcast enter the next collective while others still take it.
   std::map<int, wire::Enter> early_;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/time/time.h"
+#include "base/limits.h"
 #include "proto/wire/process_setup.h"
 
 namespace gradwire::server {
@@ -30,8 +31,10 @@ int Milliseconds(absl::Duration duration) {
 // bandwidth-delay product where that is more: this is a link of 1 Gbit/s and 60 ms, or of loopback.
 constexpr std::size_t kLookaheadBytes = std::size_t{16} * kMiB;
 
+// A leaf's chunks depend on the model (MakeLeaf).
 std::size_t MaxMessage(const ServerOptions& options) {
-  return std::max(options.chunk_bytes, kLeastMessage) + kMessageHeader;
+  const std::size_t chunk = options.is_leaf() ? kMaxChunkBytes : options.chunk_bytes;
+  return std::max(chunk, kLeastMessage) + kMessageHeader;
 }
 
 // What a member's windows let it send before the daemon has read any of it.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/limits.h"
 #include "proto/wire/lanes.h"
 #include "server/daemon/options.h"
 
@@ -24,14 +25,18 @@ StreamLimits StreamLimits::Of(const ServerOptions& options) {
   const std::size_t network_chunk = std::min(options.chunk_bytes, options.network_chunk_bytes);
   const std::size_t window = std::max(options.window_chunks * options.chunk_bytes,
                                       options.network_window_chunks * network_chunk);
-  return {
-      .max_payload_bytes = options.chunk_bytes,
-      .queue = {.max_bytes = window * (2 * std::size_t{options.open_buckets} + 1) + kSmallFrames,
-                .max_frames = kMaxFrames},
-      .hello_timeout = options.hello_timeout,
-      .close_timeout = options.close_timeout,
-      .stream_silence_timeout = kStreamSilences * options.silence_timeout,
-      .bulk_silence_timeout = wire::kBulkSilences * options.silence_timeout};
+  // A leaf's chunks depend on the model (MakeLeaf), and so does what it passes on of a broadcast
+  // (Collectives): both are at most the largest chunk that there is.
+  const bool leaf = options.is_leaf();
+  const std::size_t broadcast = leaf ? kMaxChunkBytes : window;
+  return {.max_payload_bytes = leaf ? kMaxChunkBytes : options.chunk_bytes,
+          .queue = {.max_bytes =
+                        window * 2 * std::size_t{options.open_buckets} + broadcast + kSmallFrames,
+                    .max_frames = kMaxFrames},
+          .hello_timeout = options.hello_timeout,
+          .close_timeout = options.close_timeout,
+          .stream_silence_timeout = kStreamSilences * options.silence_timeout,
+          .bulk_silence_timeout = wire::kBulkSilences * options.silence_timeout};
 }
 
 }  // namespace gradwire::server

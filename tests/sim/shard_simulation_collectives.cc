@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "client/core/member_collectives.h"
 #include "tests/sim/bytes.h"
 #include "tests/sim/shard_simulation.h"
 

@@ -130,6 +130,37 @@ TEST_F(LeafCollectives, ABroadcastFromElsewhereComesInPiecesOfAnySize) {
   EXPECT_EQ(collectives_.held_bytes(), 0U);
 }
 
+// Its window is that of a whole bucket, and a stream's queue holds less.
+TEST(LeafCollectivesOfLargeChunks, AreAheadOfMembersByLess) {
+  constexpr std::size_t kMiB = std::size_t{1} << 20;
+  Collectives collectives(3, 2 * kMiB, 1024);
+  collectives.SetLeaf();
+  Sends sends;
+  for (const int rank : {0, 1, 2}) {
+    ASSERT_TRUE(collectives.OnEnter(rank, Broadcast(0, 0, 10 * kMiB), sends).ok());
+  }
+  collectives.OnUpstreamBegan(sends);
+  const wire::PayloadRef chunk = Floats(kMiB / 2, 1);
+  for (const std::uint32_t c : {0U, 1U, 2U, 3U}) {
+    ASSERT_TRUE(collectives.OnChunk(0, {0, c}, chunk, sends).ok());
+  }
+  const int upstream = collectives.upstream();
+  for (const int rank : {1, 2, upstream}) {
+    EXPECT_THAT(SentTo<wire::CollectiveChunk>(sends, rank), SizeIs(2)) << rank;
+  }
+  EXPECT_EQ(collectives.held_bytes(), 8 * kMiB);
+  collectives.OnUpstreamTook(4 * kMiB, sends);
+  ASSERT_TRUE(collectives.OnAck(1, {0, 2}, sends).ok());
+  EXPECT_THAT(SentTo<wire::CollectiveChunk>(sends, 1), SizeIs(2));
+  ASSERT_TRUE(collectives.OnAck(2, {0, 1}, sends).ok());
+  EXPECT_THAT(SentTo<wire::CollectiveChunk>(sends, 1), SizeIs(3));
+  EXPECT_EQ(collectives.held_bytes(), 6 * kMiB);
+  sends.clear();
+  collectives.Resume(2, sends);
+  EXPECT_THAT(SentTo<wire::CollectiveChunk>(sends, 2),
+              ElementsAre(wire::CollectiveChunk{0, 1}, wire::CollectiveChunk{0, 2}));
+}
+
 TEST_F(LeafCollectives, ABroadcastOfNothingEndsWhereItBegins) {
   EnterBoth(Broadcast(0, 1, 0));
   EnterBoth(Broadcast(1, 3, 0));
