@@ -235,7 +235,8 @@ void ShardSimulation::SendDown(Daemon& daemon, int rank, wire::Frame frame) {
   Link* const to = daemon.links[static_cast<std::size_t>(rank)];
   if (to == nullptr) return Violate(absl::StrCat("a frame goes to rank ", rank, ", not here"));
   Link& link = *to;
-  if (link.connection == 0) return;
+  // A stream whose Hello is on its way is none of the daemon's.
+  if (!link.attached) return;
   link.last_down = std::max(link.last_down, now_ + Delay());
   const absl::Duration takes = link.last_down - now_;
   const bool begins = scenario_.has_leaves() && std::holds_alternative<wire::Welcome>(frame.header);
