@@ -137,7 +137,7 @@ void MemberCollectives::Give(std::uint64_t bytes, Effects& effects) {
 void MemberCollectives::MakeRoom(std::uint64_t bytes, Effects& effects) {
   if (!open_ || !open_->relayed || is_root()) return;
   open_->room = std::max(open_->room, bytes);
-  // After a loss of the stream or the daemon, the chunks that come again are acknowledged.
+  // Another daemon has taken over: the chunks that come again are acknowledged.
   if (!open_->begun) return;
   if (std::min(open_->received, ChunksWithin(open_->room)) == open_->acknowledged) return;
   Acknowledge(effects);
@@ -203,8 +203,9 @@ void MemberCollectives::BeginAnew() {
 void MemberCollectives::Resumed(Effects& effects) {
   if (!open_) return;
   // Chunks that not all members have may be lost with the stream. They are sent again after the
-  // next Begin; the coordinator ignores those that it has.
-  open_->begun = false;
+  // next Begin; the coordinator ignores those that it has. For any other member it goes on: what it
+  // acknowledges meanwhile is asked for again if it is lost.
+  if (is_root()) open_->begun = false;
   open_->sent = open_->everybody;
   SendEnter(effects);
 }
