@@ -410,14 +410,15 @@ class SessionState(_reductions.Reductions):
     # ---- End
 
     def leave(self, timeout: datetime.timedelta = datetime.timedelta(seconds=10)) -> int | None:
-        """Leaves before the others, between two steps, and closes the state. Residuals (PowerSGD's) go
-        to another rank first, which is returned. None: there were none, or nobody has taken them within
-        `timeout`, which is logged. The daemon must have on_member_loss: shrink, or wait."""
+        """Leaves before the others, between two steps, and closes the state. Residuals (PowerSGD's) and
+        late gradients go to another rank first, which is returned. None: there were none, or nobody has
+        taken them within `timeout`, which is logged. The daemon must have on_member_loss: shrink, or
+        wait."""
         rank = None
         if (session := self._session) is not None:
             rank, reason = session.hand_over_and_leave(timeout.total_seconds())
             if reason:
-                _logger.warning("rank %d leaves, and its residuals are lost: %s", session.rank, reason)
+                _logger.warning("rank %d leaves, and residuals or late gradients are lost: %s", session.rank, reason)
         self.close()
         return rank
 
