@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gradwire/client.h"
 #include "gtest/gtest.h"
@@ -97,7 +98,10 @@ TEST_F(LeafBroadcasts, MembersMayLeaveWithTheirBytes) {
   StartLeaves(2);
   for (int root = 0; root < kRanks; ++root) {
     for (const std::size_t bytes : {std::size_t{0}, std::size_t{5'000'000}}) {
-      ExpectAllOk(Run(Options(kRanks), [&](Client& client, int) -> absl::Status {
+      ClientOptions options = Options(kRanks);
+      // Leaves leave the root's session later than their members theirs.
+      options.session = absl::StrCat("leave-", root, "-", bytes);
+      ExpectAllOk(Run(options, [&](Client& client, int) -> absl::Status {
         if (absl::Status status = Broadcast(client, root, bytes); !status.ok()) return status;
         return client.Leave();
       }));
