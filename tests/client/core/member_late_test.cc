@@ -168,6 +168,26 @@ TEST_F(MemberLate, KnowsWhatItsTrainerHasBegun) {
   EXPECT_TRUE(member_->HasBegunPast(0));
 }
 
+// Others may apply a step in which it has a part, and go on without telling it.
+class MemberNewcomer : public MemberTest {
+ protected:
+  MemberNewcomer() : MemberTest(Options(/*misses_early=*/true)) {
+    Receive(wire::Welcome{
+        .step = 4,
+        .recovery = wire::Recovery{.session_key = "k", .roster = wire::Roster{.ranks = {0, 1}}},
+        .change = wire::MembershipChange{.newcomers = {0}, .root = 1}});
+    effects_.clear();
+  }
+};
+
+TEST_F(MemberNewcomer, TakesNothingFromAMemberThatLeaves) {
+  Receive(wire::HandOver{.id = 1, .rank = 1, .bytes = 8},
+          wire::OwnedPayload::Make(std::vector<std::byte>(8)));
+  const auto answers = DrainSent<wire::HandOverAnswer>();
+  ASSERT_THAT(answers, SizeIs(1));
+  EXPECT_THAT(answers[0].refusal, HasSubstr("is new, and has applied no step yet"));
+}
+
 // With a hook that keeps residuals, which the trainer may scale before it begins the step.
 class MemberWithState : public MemberLate {
  protected:

@@ -138,7 +138,7 @@ TEST(GatheringShrinks, AllWhoConcludedTheLastStepAreAQuorumWithNewcomers) {
 // The others were told of a roster without rank 0, and their next daemon was lost before it began.
 // It waits for bytes that nobody will send.
 TEST(GatheringShrinks, ABroadcastIsVoidForWhoHasNotHeardSo) {
-  for (const std::uint64_t others : {1, 2}) {
+  for (const std::uint64_t others : {std::uint64_t{1}, std::uint64_t{2}}) {
     Gathering gathering(kKey, 5, 4, true);
     Report waits = In(At(4));
     waits.in_collective = true;
