@@ -84,6 +84,12 @@ enum class Mutant : std::uint8_t {
   kHandOverForgotten,
   kMissedForgotten,
   kMissedCounted,
+  // A roster without a majority begins without its claim at the arbiter.
+  kRosterUnclaimed,
+  // A roster is claimed after one that nobody here was in.
+  kClaimOfOthersIgnored,
+  // The open step of a session with node groups goes on after the loss of its daemon.
+  kGroupStepGoesOn,
 };
 
 #ifdef GRADWIRE_CORE_MUTANTS

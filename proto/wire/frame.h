@@ -84,8 +84,9 @@ struct GroupOrder {
 struct NodeGroup {
   std::vector<int> ranks{};  // ascending, with the member's own
   std::uint32_t shares = 1;
-  std::uint32_t groups = 1;  // of the session
-  std::uint32_t group = 0;   // the member's
+  std::uint32_t groups = 1;   // of the session
+  std::uint32_t group = 0;    // the member's
+  std::uint32_t members = 0;  // in all groups; 0: the world size
   bool operator==(const NodeGroup&) const = default;
 };
 
@@ -186,6 +187,12 @@ struct CollectiveAck {
   bool operator==(const CollectiveAck&) const = default;
 };
 
+// From a leaf: the collective ends without effect.
+struct CollectiveVoid {
+  std::uint64_t number = 0;
+  bool operator==(const CollectiveVoid&) const = default;
+};
+
 struct Recovery {
   std::string session_key;
   std::uint64_t lineage = 0;
@@ -193,17 +200,8 @@ struct Recovery {
   std::optional<Roster> roster{};  // none: all ranks, always
   std::uint64_t life = 0;          // with several daemons
   std::uint64_t chain = 0;         // of the digests of all steps before the Welcome's
+  std::uint64_t arbiter = 0;       // that rosters are claimed at; 0: they need a majority
   bool operator==(const Recovery&) const = default;
-};
-
-// Lost members were replaced.
-struct MembershipChange {
-  std::vector<int> newcomers{};   // ranks, ascending
-  int root = 0;                   // the lowest rank that has the model
-  std::uint64_t collectives = 0;  // number of the next one; open ones are void
-  std::int64_t iteration = 0;     // steps applied, as the hook counts
-  std::vector<int> ranks{};       // of the next roster; empty: all
-  bool operator==(const MembershipChange&) const = default;
 };
 
 struct Welcome {
@@ -381,12 +379,13 @@ struct Begin {
   bool operator==(const Begin&) const = default;
 };
 
-using Header = std::variant<Hello, Announce, Contribution, Ack, EndStep, Heartbeat, Enter,
-                            CollectiveChunk, CollectiveAck, Welcome, Grant, Result, StepDone,
-                            Restart, Failure, Begin, SharedState, StateReset, BucketReport,
-                            DrawPlan, GroupBucket, GroupId, GroupOrder, Prepared, Ready, Concluded,
-                            CoordinatorState, StateRequest, StateCopy, ParameterDigest, GatherAgain,
-                            LedgerAccount, LedgerTotal, HandOver, HandOverAnswer, Missed>;
+using Header =
+    std::variant<Hello, Announce, Contribution, Ack, EndStep, Heartbeat, Enter, CollectiveChunk,
+                 CollectiveAck, Welcome, Grant, Result, StepDone, Restart, Failure, Begin,
+                 SharedState, StateReset, BucketReport, DrawPlan, GroupBucket, GroupId, GroupOrder,
+                 Prepared, Ready, Concluded, CoordinatorState, StateRequest, StateCopy,
+                 ParameterDigest, GatherAgain, LedgerAccount, LedgerTotal, HandOver, HandOverAnswer,
+                 Missed, CollectiveVoid>;
 
 // Whether it has a digest that the coordinator compares with the payload's.
 bool HasDigest(const Header& header);

@@ -46,11 +46,12 @@ SendPriority Of(const ParameterDigest& digest, const Payload*) {
 template <typename Header>
 SendPriority Of(const Header&, const Payload*) {
   // Collectives mix freely with steps; a failure is not to wait for what it makes useless.
-  constexpr bool alone = std::is_same_v<Header, Heartbeat> ||
-                         std::is_same_v<Header, BucketReport> || std::is_same_v<Header, Enter> ||
-                         std::is_same_v<Header, Begin> || std::is_same_v<Header, CollectiveChunk> ||
-                         std::is_same_v<Header, CollectiveAck> || std::is_same_v<Header, Failure> ||
-                         std::is_same_v<Header, HandOver> || std::is_same_v<Header, HandOverAnswer>;
+  constexpr bool alone =
+      std::is_same_v<Header, Heartbeat> || std::is_same_v<Header, BucketReport> ||
+      std::is_same_v<Header, Enter> || std::is_same_v<Header, Begin> ||
+      std::is_same_v<Header, CollectiveChunk> || std::is_same_v<Header, CollectiveAck> ||
+      std::is_same_v<Header, CollectiveVoid> || std::is_same_v<Header, Failure> ||
+      std::is_same_v<Header, HandOver> || std::is_same_v<Header, HandOverAnswer>;
   return {.scope = alone ? Scope::kNone : Scope::kAll};
 }
 

@@ -41,7 +41,8 @@ struct MemberReport {
   bool has_seen_results = false;
   bool in_collective = false;
   std::uint64_t life = 0;
-  std::uint64_t chain = 0;  // of the digests of all steps before `step`
+  std::uint64_t chain = 0;    // of the digests of all steps before `step`
+  std::uint64_t arbiter = 0;  // 0: rosters need a majority
 
   bool operator==(const MemberReport&) const = default;
 };

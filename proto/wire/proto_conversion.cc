@@ -250,6 +250,14 @@ void Set(const CollectiveAck& ack, v1::Header& out) {
   out.mutable_collective_ack()->set_received(ack.received);
 }
 
+void Set(const CollectiveVoid& over, v1::Header& out) {
+  out.mutable_collective_void()->set_number(over.number);
+}
+
+CollectiveVoid Get(const v1::CollectiveVoid& message, Checker& /*check*/) {
+  return {.number = message.number()};
+}
+
 CollectiveAck Get(const v1::CollectiveAck& message, Checker& /*check*/) {
   return {.number = message.number(), .received = message.received()};
 }
@@ -444,6 +452,8 @@ absl::StatusOr<Header> FromProto(const v1::Header& header) {
       return Checked("hand_over_answer", header.hand_over_answer());
     case v1::Header::kMissed:
       return Checked("missed", header.missed());
+    case v1::Header::kCollectiveVoid:
+      return Checked("collective_void", header.collective_void());
     case v1::Header::kWelcome:
       return Checked("welcome", header.welcome());
     case v1::Header::kGrant:

@@ -47,6 +47,7 @@ void Set(const Recovery& recovery, v1::Recovery& message) {
   if (recovery.roster) Set(*recovery.roster, *message.mutable_roster());
   message.set_life(recovery.life);
   message.set_chain(recovery.chain);
+  message.set_arbiter(recovery.arbiter);
 }
 
 Recovery Get(const v1::Recovery& message, Checker& check) {
@@ -58,7 +59,8 @@ Recovery Get(const v1::Recovery& message, Checker& check) {
       .grace_milliseconds = message.grace_milliseconds(),
       .roster = message.has_roster() ? std::optional(Get(message.roster(), check)) : std::nullopt,
       .life = GetLife("recovery.life", message.life(), check),
-      .chain = message.chain()};
+      .chain = message.chain(),
+      .arbiter = message.arbiter()};
 }
 
 void Set(const MembershipChange& change, v1::MembershipChange& message) {
@@ -153,6 +155,7 @@ v1::MemberReport ToProto(const MemberReport& report) {
   message.set_has_seen_results(report.has_seen_results);
   message.set_life(report.life);
   message.set_chain(report.chain);
+  message.set_arbiter(report.arbiter);
   message.set_in_collective(report.in_collective);
   return message;
 }
@@ -176,7 +179,8 @@ absl::StatusOr<MemberReport> FromProto(const v1::MemberReport& message) {
                       .has_seen_results = message.has_seen_results(),
                       .in_collective = message.in_collective(),
                       .life = GetLife("life", message.life(), check),
-                      .chain = message.chain()};
+                      .chain = message.chain(),
+                      .arbiter = message.arbiter()};
   if (message.has_roster()) report.roster = Get(message.roster(), check);
   if (message.last() != v1::STEP_VERDICT_UNSPECIFIED) {
     report.last = GetVerdict(message.last(), check);

@@ -88,6 +88,13 @@ std::vector<Sample> LaterSamples() {
                                                          .lineage = 0x1122334455667788,
                                                          .grace_milliseconds = 60'000,
                                                          .chain = 0x123}}},
+          {"welcome_arbiter", Welcome{.step = 41,
+                                      .recovery = Recovery{.session_key = "0123456789abcdef",
+                                                           .lineage = 0x1122334455667788,
+                                                           .grace_milliseconds = 60'000,
+                                                           .arbiter = 0x321}}},
+          {"welcome_members",
+           Welcome{.step = 41, .group = NodeGroup{.ranks = {1}, .groups = 2, .members = 6}}},
           {"step_done_change_ranks",
            StepDone{.step = 41,
                     .verdict = Verdict::kSkip,
@@ -217,6 +224,7 @@ std::vector<Sample> Samples() {
                                           .taken = true,
                                           .refusal = "it leaves"}},
       {"missed", Missed{.id = id, .parameters = {300, 2}}},
+      {"collective_void", CollectiveVoid{.number = 9}},
   };
 }
 

@@ -32,7 +32,8 @@ MemberReport Report() {
           .has_seen_results = true,
           .in_collective = true,
           .life = 6,
-          .chain = 0xfeed};
+          .chain = 0xfeed,
+          .arbiter = 0xbeef};
 }
 
 std::string Refusal(const v1::MemberReport& message) {

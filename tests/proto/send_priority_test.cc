@@ -76,6 +76,7 @@ TEST(SendOrder, KnowsWhatAFrameWeighs) {
       none,                                     // HandOver
       none,                                     // HandOverAnswer
       OfBucket(300),                            // Missed
+      none,                                     // CollectiveVoid
   };
   const std::vector<Sample> samples = Samples();
   ASSERT_EQ(samples.size(), expected.size());
