@@ -209,6 +209,10 @@ struct Member::Received {
     member.collectives_.On(ack, effects);
     return absl::OkStatus();
   }
+  absl::Status operator()(const wire::CollectiveVoid& over) const {
+    member.collectives_.On(over, effects);
+    return absl::OkStatus();
+  }
   absl::Status operator()(const wire::Welcome& welcome) const {
     const absl::StatusOr<bool> moves = member.Enroll(welcome.recovery);
     if (!moves.ok()) return moves.status();

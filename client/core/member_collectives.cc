@@ -210,6 +210,10 @@ void MemberCollectives::Resumed(Effects& effects) {
   SendEnter(effects);
 }
 
+void MemberCollectives::On(const wire::CollectiveVoid& over, Effects& effects) {
+  if (open_ && open_->number <= over.number) GoOnFrom(over.number + 1, effects);
+}
+
 void MemberCollectives::GoOnFrom(std::uint64_t next, Effects& effects) {
   next_ = next;
   if (!open_) return;

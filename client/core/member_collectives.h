@@ -44,6 +44,7 @@ class MemberCollectives {
   absl::Status On(const wire::CollectiveChunk& header, const wire::PayloadRef& payload,
                   Effects& effects);
   void On(const wire::CollectiveAck& ack, Effects& effects);
+  void On(const wire::CollectiveVoid& over, Effects& effects);
 
   // A new stream took over: enters again. Chunks follow on the next Begin.
   void Resumed(Effects& effects);

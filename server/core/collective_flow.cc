@@ -78,9 +78,19 @@ MaybeFailure CollectiveFlow::OnUpstream(const UpstreamProgress& progress, absl::
     case What::kTaken:
       collectives_.OnUpstreamTook(progress.taken, sends);
       break;
+    case What::kVoid:
+      collectives_.OnUpstreamVoid(sends);
+      break;
   }
   if (began_) began_ = now;
   return Finish(number, sends, now, effects);
+}
+
+std::uint64_t CollectiveFlow::VoidOpen(Effects& effects) {
+  Sends sends;
+  collectives_.VoidOpen(sends);
+  Send(sends, effects);
+  return collectives_.number();
 }
 
 // A collective needs every member. If one has left, it fails now and not at the step timeout.

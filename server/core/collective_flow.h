@@ -30,6 +30,9 @@ class CollectiveFlow {
   MaybeFailure OnFrame(int rank, const wire::Frame& frame, absl::Time now, Effects& effects);
   // Of a leaf: what comes of the open one at the root.
   MaybeFailure OnUpstream(const UpstreamProgress& progress, absl::Time now, Effects& effects);
+  // The same: whatever is open ends without effect. The number of the next one.
+  std::uint64_t VoidOpen(Effects& effects);
+  std::uint64_t number() const { return collectives_.number(); }
   bool waits_for_upstream() const { return collectives_.WaitsForUpstream(); }
   // False: the open collective cannot end without the member.
   bool OnLeave(int rank, Effects& effects);

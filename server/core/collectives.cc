@@ -178,6 +178,23 @@ void Collectives::OnUpstreamTook(std::uint64_t bytes, std::vector<Send>& sends) 
   OnAck(upstream(), {.number = number_, .received = std::min(chunks, sent_)}, sends).IgnoreError();
 }
 
+void Collectives::OnUpstreamVoid(std::vector<Send>& sends) {
+  if (!waits_ && !begun_) return;
+  Void(sends);
+  if (open_) MaybeBegin(sends);
+}
+
+void Collectives::VoidOpen(std::vector<Send>& sends) {
+  while (open_) Void(sends);
+}
+
+void Collectives::Void(std::vector<Send>& sends) {
+  sends.push_back(
+      Send{.ranks = AllRanks(), .frame = {.header = wire::CollectiveVoid{.number = number_}}});
+  void_ = number_;
+  Close();
+}
+
 bool Collectives::WaitsForUpstream() const {
   if (waits_) return true;
   if (!leaf_ || !begun_ || EverybodyHere() < sent_) return false;
@@ -285,11 +302,18 @@ bool Collectives::IsThrough(int rank) const {
 
 void Collectives::MaybeFinish(std::vector<Send>& sends) {
   if (!begun_ || Everybody() != ChunkCount()) return;
+  Close();
+  // All members are among them only where upstream() was the root: any other one is not through.
+  if (open_) MaybeBegin(sends);
+}
+
+void Collectives::Close() {
   ++number_;
   open_.reset();
-  begun_ = false;
+  begun_ = waits_ = false;
   come_ = sent_ = 0;
   held_.clear();
+  joined_ = JoinedChunks(chunk_bytes_);
   entered_ = elsewhere_;
   std::fill(through_.begin(), through_.end(), false);
   std::fill(received_.begin(), received_.end(), 0);
@@ -298,8 +322,6 @@ void Collectives::MaybeFinish(std::vector<Send>& sends) {
     entered_[static_cast<std::size_t>(rank)] = true;
   }
   early_.clear();
-  // All members are among them only where upstream() was the root: any other one is not through.
-  if (open_) MaybeBegin(sends);
 }
 
 void Collectives::Resume(int rank, std::vector<Send>& sends) const {
@@ -310,7 +332,9 @@ void Collectives::Resume(int rank, std::vector<Send>& sends) const {
                          .frame = {.header = std::move(header), .payload = std::move(payload)}});
   };
   // UINT32_MAX means all chunks: their number is forgotten here, and the member knows it.
-  if (number_ > 0) {  // the end of the last one may have been lost
+  if (void_ && *void_ + 1 == number_) {
+    send(wire::CollectiveVoid{.number = *void_}, nullptr);
+  } else if (number_ > 0) {  // the end of the last one may have been lost
     send(wire::Begin{.number = number_ - 1}, nullptr);
     send(wire::CollectiveAck{.number = number_ - 1, .received = UINT32_MAX}, nullptr);
   }

@@ -55,6 +55,10 @@ class Collectives {
   // Upstream has taken so many of a broadcast's bytes, of those that it was sent. All of them: all
   // members of the root's session have them.
   void OnUpstreamTook(std::uint64_t bytes, std::vector<Send>& sends);
+  // A member at the root was lost: the collective that it was asked for ends without effect.
+  void OnUpstreamVoid(std::vector<Send>& sends);
+  // So does whatever members have entered. number() is then that of the next one for all.
+  void VoidOpen(std::vector<Send>& sends);
   // How many bytes of a broadcast may have come from upstream in all, once all members have these
   // chunks. One chunk more, so that it can be put together.
   std::uint64_t RoomAfter(std::uint32_t chunks) const {
@@ -105,6 +109,9 @@ class Collectives {
   void Take(const wire::PayloadRef& payload, std::vector<Send>& sends);
   void PassOn(std::vector<Send>& sends);
   void MaybeFinish(std::vector<Send>& sends);
+  void Void(std::vector<Send>& sends);
+  // The next one is open if members have entered it early.
+  void Close();
   std::vector<int> AllRanks() const;
 
   int world_size_;
@@ -113,7 +120,8 @@ class Collectives {
   std::uint32_t ahead_;       // chunks passed on that not all have
   std::uint64_t number_ = 0;  // of the open or next collective
   std::optional<wire::Enter> open_;
-  std::vector<int> in_for_;  // by rank: whose process takes part for it; -1: nobody's
+  std::optional<std::uint64_t> void_;  // the last one that was
+  std::vector<int> in_for_;            // by rank: whose process takes part for it; -1: nobody's
   std::vector<bool> elsewhere_;
   std::vector<bool> entered_;  // or elsewhere
   std::vector<bool> through_;  // of the open or next one, which another daemon began

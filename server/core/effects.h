@@ -85,12 +85,18 @@ struct UpstreamEffect {
   std::uint64_t room = 0;                   // kBroadcast, kRoom: how many bytes may come in all
   wire::PayloadRef payload{};               // kBytes
 };
+// The answer to kJoin: the root's session is in this step.
+struct UpstreamWelcome {
+  std::int64_t step = 0;
+  std::optional<wire::MembershipChange> change{};  // the leaf comes in the place of a lost one
+};
 // The answers to kBarrier and kBroadcast, while the root's collective goes on.
 struct UpstreamProgress {
   enum class What : std::uint8_t {
     kBegan,  // all of the root's members have entered it; the barrier is over
     kBytes,  // of a broadcast from elsewhere: the next ones
     kTaken,  // of one from a member here
+    kVoid,   // a member at the root was lost: it ends without effect
   } what = What::kBegan;
   wire::PayloadRef payload{};  // kBytes; the pieces may have any size
   // kTaken: how many bytes of those that were given need not be held here any more. All of them
@@ -102,6 +108,9 @@ struct UpstreamConclusion {
   Verdict verdict = Verdict::kApply;
   std::string reason{};
   std::string drift{};
+  // Of a step that was dropped: lost members of the root's session have successors. Collectives are
+  // numbered by each session for itself.
+  std::optional<wire::MembershipChange> change{};
 };
 // Let go of it. To free it may take long, so not under a lock.
 struct ReleaseEffect {

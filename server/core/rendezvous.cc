@@ -64,13 +64,11 @@ absl::Status Rendezvous::CheckReport(const JoinAsk& ask) const {
     return valid.ok() ? CheckLife(ask) : valid;
   }
   if (options_.gathers && options_.member_grace > absl::ZeroDuration()) {
-    if (ask.leaf_ranks > 0 || !ask.group.name.empty()) {
-      return Coded(
-          ErrorCode::kResume,
-          absl::FailedPreconditionError(absl::StrCat(
-              "session \"", options_.name,
-              "\" has lost a member; allowed in its place: a trainer without leaf and node "
-              "group")));
+    if (!ask.group.name.empty()) {
+      return Coded(ErrorCode::kResume,
+                   absl::FailedPreconditionError(absl::StrCat(
+                       "session \"", options_.name,
+                       "\" has lost a member; allowed in its place: one without node group")));
     }
     if (ask.rank >= 0) return CheckLife(ask);
     return Coded(ErrorCode::kResume, absl::FailedPreconditionError(absl::StrCat(

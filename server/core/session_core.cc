@@ -174,7 +174,7 @@ MaybeFailure SessionCore::Dispatch(int rank, const wire::Frame& frame, absl::Tim
     return step_->OnConcluded(rank, *concluded, effects);
   }
   if (const auto* failure = std::get_if<wire::Failure>(&frame.header)) {
-    return OnFailureElsewhere(rank, *failure);
+    return OnFailureElsewhere(rank, *failure, effects);
   }
   if (const auto* again = std::get_if<wire::GatherAgain>(&frame.header)) {
     return OnGatherAgain(rank, *again, effects);
@@ -194,20 +194,6 @@ MaybeFailure SessionCore::Dispatch(int rank, const wire::Frame& frame, absl::Tim
     return draw_plan_->On(rank, *plan, effects);
   }
   return collectives_->OnFrame(rank, frame, now, effects);
-}
-
-// What ends the session on one shard, or behind a leaf, ends it on all, with the same words and the
-// same blame (EndOfLeaf).
-MaybeFailure SessionCore::OnFailureElsewhere(int rank, const wire::Failure& failure) const {
-  if (options_.shard.count() == 1 && !membership_.IsLeaf(rank)) {
-    return ViolationOf(rank, absl::FailedPreconditionError("sent a failure"));
-  }
-  const bool known = failure.code > 0 && failure.code <= 16;
-  return FailureEvent{.kind = FailureEvent::Kind::kElsewhere,
-                      .rank = membership_.IsRank(failure.blamed_rank) ? failure.blamed_rank : -1,
-                      .what = absl::Status(known ? static_cast<absl::StatusCode>(failure.code)
-                                                 : absl::StatusCode::kUnknown,
-                                           failure.message)};
 }
 
 void SessionCore::Reduced(const wire::RoundId& id, std::uint32_t chunk, const ResultRef& result,

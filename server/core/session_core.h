@@ -82,7 +82,7 @@ class SessionCore {
 
   // The answers to UpstreamEffects: the root's session has begun, has concluded the step, and what
   // comes of a collective. FailElsewhere: it has ended, or could not be joined.
-  void UpstreamJoined(Effects& effects);
+  void UpstreamJoined(const UpstreamWelcome& welcome, Effects& effects);
   // Why the root has not answered yet; "": it has, and other members are missing there.
   void UpstreamWaits(const std::string& why) { upstream_waits_ = why; }
   void UpstreamConcluded(std::int64_t step, const UpstreamConclusion& conclusion, absl::Time now,
@@ -185,7 +185,9 @@ class SessionCore {
   std::optional<wire::Recovery> RecoveryOf(const NodeGroups& groups) const;
   // From where another daemon's session was.
   void GoOn(const Gathering::Outcome& gathered, Effects& effects);
+  void GoOnFromUpstream();
   void Heal(const Gathering::Outcome& gathered, Effects& effects);
+  wire::MembershipChange ToTell(wire::MembershipChange change) const;
   // Whether another process may come for a member that is lost; and that one is waited for.
   absl::Status CheckLeavesGoOn(const std::optional<Gathering::Outcome>& gathered) const;
   // Lost members get successors, or the others go on without them.
@@ -213,7 +215,7 @@ class SessionCore {
   // Members have to look for the session elsewhere.
   void Close(Effects& effects);
   MaybeFailure Dispatch(int rank, const wire::Frame& frame, absl::Time now, Effects& effects);
-  MaybeFailure OnFailureElsewhere(int rank, const wire::Failure& failure) const;
+  MaybeFailure OnFailureElsewhere(int rank, const wire::Failure& failure, Effects& effects);
   MaybeFailure OnGatherAgain(int rank, const wire::GatherAgain& again, Effects& effects);
   MaybeFailure OnHandOver(int rank, const wire::HandOver& piece, const wire::PayloadRef& payload,
                           Effects& effects);
@@ -240,7 +242,7 @@ class SessionCore {
   WaitLog waits_;
   // Of a leaf: the root's session.
   bool upstream_asked_ = false;
-  bool upstream_joined_ = false;
+  std::optional<UpstreamWelcome> upstream_welcome_;
   std::string upstream_waits_;
   std::unique_ptr<StateRecovery> state_recovery_;  // null: there is nothing to be taken back
   // That were not heard yet: their Welcome may be lost. By rank.

@@ -23,7 +23,7 @@ void SessionCore::MaybeBegin(int rank, Effects& effects) {
   if (options_.leaf.is_leaf() && !std::exchange(upstream_asked_, true)) {
     effects.push_back(UpstreamEffect{.what = UpstreamEffect::What::kJoin});
   }
-  if (options_.leaf.is_leaf() && !upstream_joined_) return;
+  if (options_.leaf.is_leaf() && !upstream_welcome_) return;
   // The failure goes to all that are connected.
   const auto fail = [&](const absl::Status& what) {
     Apply(FailureEvent{.kind = FailureEvent::Kind::kOwner, .rank = rank, .what = what}, effects);
@@ -57,6 +57,7 @@ void SessionCore::MaybeBegin(int rank, Effects& effects) {
   }
   if (welcome.recovery) step_->Outlive(*welcome.recovery);
   if (*gathered) GoOn(**gathered, effects);
+  if (upstream_welcome_) GoOnFromUpstream();
   welcome.step = step_->number();
   welcome.recovery = step_->RecoveryAt(welcome.step);
   welcome.attempt = step_->attempt();
@@ -65,25 +66,19 @@ void SessionCore::MaybeBegin(int rank, Effects& effects) {
   collectives_->Begin();
 }
 
-// Nobody behind a leaf would hear of a change of members.
+// For how many ranks those who are left stand, nobody behind a leaf would hear.
 absl::Status SessionCore::CheckLeavesGoOn(const std::optional<Gathering::Outcome>& gathered) const {
-  if (!gathered || !membership_.HasLeaves()) return absl::OkStatus();
-  const auto refuse = [](const std::string& why) {
-    return Coded(ErrorCode::kResume,
-                 absl::FailedPreconditionError(absl::StrCat(why,
-                                                            ", and the session has leaf daemons; "
-                                                            "begin again from a checkpoint")));
-  };
-  if (options_.shrinks()) return refuse("the next daemon has on_member_loss=shrink");
-  if (gathered->fresh.empty()) return absl::OkStatus();
-  return refuse(absl::StrCat(membership_.NameOf(gathered->fresh.front()),
-                             " is new, in the place of a member that was lost with its daemon"));
+  if (!gathered || !membership_.HasLeaves() || !options_.shrinks()) return absl::OkStatus();
+  return Coded(ErrorCode::kResume,
+               absl::FailedPreconditionError(
+                   "the next daemon has on_member_loss=shrink, and the session has leaf daemons; "
+                   "begin again from a checkpoint"));
 }
 
 // Another shard may fail while this one still waits for members.
 void SessionCore::ReceiveEarly(int rank, const wire::Frame& frame, Effects& effects) {
   if (const auto* elsewhere = std::get_if<wire::Failure>(&frame.header)) {
-    return Apply(OnFailureElsewhere(rank, *elsewhere), effects);
+    return Apply(OnFailureElsewhere(rank, *elsewhere, effects), effects);
   }
   absl::Status status = CheckGeneration(frame.header, options_.generation);
   if (const auto* again = std::get_if<wire::GatherAgain>(&frame.header); again && status.ok()) {
@@ -135,7 +130,7 @@ std::optional<wire::Recovery> SessionCore::RecoveryOf(const NodeGroups& groups) 
 void SessionCore::GoOn(const Gathering::Outcome& gathered, Effects& effects) {
   std::vector<wire::StepDone> ended = gathered.ended;
   for (wire::StepDone& done : ended) {
-    if (done.change) done.change->iteration = hook_state_.iteration();
+    if (done.change) done.change = ToTell(*done.change);
   }
   step_->GoOnFrom(gathered.step, ended, gathered.chain);
   collectives_->GoOnFrom(gathered.collectives, gathered.through);
@@ -160,10 +155,20 @@ void SessionCore::GoOn(const Gathering::Outcome& gathered, Effects& effects) {
                               "; the session goes on with step ", gathered.step, ", ", how)});
 }
 
+// Members that are new behind a leaf are so at the root, too.
+wire::MembershipChange SessionCore::ToTell(wire::MembershipChange change) const {
+  change.iteration = hook_state_.iteration();
+  std::vector<int> newcomers;
+  for (const int rank : change.newcomers) {
+    for (int r = rank; r < rank + membership_.ranks(rank); ++r) newcomers.push_back(r);
+  }
+  change.newcomers = std::move(newcomers);
+  return change;
+}
+
 // Whoever has not been in the session begins with the open step, at the hook's iteration.
 void SessionCore::Heal(const Gathering::Outcome& gathered, Effects& effects) {
-  wire::MembershipChange change = *gathered.change;
-  change.iteration = hook_state_.iteration();
+  const wire::MembershipChange change = ToTell(*gathered.change);
   for (const int rank : gathered.fresh) newcomers_[rank] = change;
   if (state_recovery_ != nullptr) step_->TellOwnState();
   effects.push_back(
@@ -190,10 +195,8 @@ MaybeFailure SessionCore::OnGatherAgain(int rank, const wire::GatherAgain& again
   return std::nullopt;
 }
 
-// Behind a leaf nobody would hear of a change, and a lost leaf takes its node's residual with it.
 bool SessionCore::OutlivesMembers() const {
-  return step_->outlives_daemon() && options_.member_grace > absl::ZeroDuration() &&
-         !membership_.HasLeaves();
+  return step_->outlives_daemon() && options_.member_grace > absl::ZeroDuration();
 }
 
 // Some may have left in good order: whether the training is over nobody knows but the others. They

@@ -115,6 +115,8 @@ void Step::Conclude(Verdict verdict, Effects& effects) {
                  .attempt = attempt_,
                  .verdict = verdict,
                  .digest = agreement_.alone() ? ResultsDigest() : agreement_.digest(),
+                 .dropped = upstream_.change.has_value(),
+                 .change = upstream_.change,
                  .reason = verdict == Verdict::kSkip ? SkipReason() : "",
                  .drift = drift.empty() ? upstream_.drift : drift}};
   if (verdict == Verdict::kSkip) {

@@ -55,6 +55,17 @@ ClientOptions OptionsFor(const ServerOptions& daemon, const SessionOptions& sess
           }};
 }
 
+// Members behind the leaf number their collectives for themselves, and their hook counts no steps.
+std::optional<wire::MembershipChange> ChangeOf(const client::MemberClient& client) {
+  const auto change = client.membership_change();
+  if (!change) return std::nullopt;
+  return wire::MembershipChange{.newcomers = change->newcomers, .root = change->root};
+}
+
+bool IsVoid(const absl::Status& status) {
+  return FindCode(std::string(status.message())) == ErrorCode::kMembershipChanged;
+}
+
 // Its thread joins, waits for the end, and ends the membership.
 class ClientUpstream final : public Upstream {
  public:
@@ -87,11 +98,13 @@ class ClientUpstream final : public Upstream {
       if (!Went(*client, verdict.status())) return;
       done({.verdict = *verdict,
             .reason = client->skip_reason(),
-            .drift = client->parameter_drift()});
+            .drift = client->parameter_drift(),
+            .change = ChangeOf(*client)});
     });
   }
   void Barrier(Progress progress) override {
     client_->Barrier([this, client = client_.get(), progress](const absl::Status& status) {
+      if (IsVoid(status)) return progress({.what = UpstreamProgress::What::kVoid});
       if (Went(*client, status)) progress({});
     });
   }
@@ -108,7 +121,10 @@ class ClientUpstream final : public Upstream {
              },
          .taken =
              [progress](std::uint64_t taken) { progress({.what = What::kTaken, .taken = taken}); }},
-        [this, client = client_.get()](const absl::Status& status) { Went(*client, status); });
+        [this, client = client_.get(), progress](const absl::Status& status) {
+          if (IsVoid(status)) return progress({.what = What::kVoid});
+          Went(*client, status);
+        });
   }
   void Give(const wire::PayloadRef& bytes) override { client_->Give(bytes); }
   void MakeRoom(std::uint64_t bytes) override { client_->MakeRoom(bytes); }
@@ -138,7 +154,8 @@ class ClientUpstream final : public Upstream {
     if (!placed.ok()) return events_.failed(About(placed.status()), -1);
     client_ = *std::move(placed);
     client_->Start()->OnDone([this](const absl::Status& started) {
-      if (started.ok()) events_.joined();  // else `failed` says so
+      // Else `failed` says so.
+      if (started.ok()) events_.joined({.step = client_->step(), .change = ChangeOf(*client_)});
     });
     const auto [why, blamed_rank] = AwaitEnd();
     // The destructor leaves where the session still is.

@@ -13,7 +13,7 @@ namespace gradwire::server {
 // As SessionCore's functions of these names. Called without locks.
 struct LeafAnswers {
   std::function<void(const std::string& why)> waits;
-  std::function<void()> joined;
+  std::function<void(const UpstreamWelcome& welcome)> joined;
   std::function<void(std::int64_t step, const UpstreamConclusion& conclusion)> concluded;
   std::function<void(const UpstreamProgress& progress)> goes_on;
   std::function<void(const absl::Status& why, int blamed_rank)> failed;

@@ -124,7 +124,9 @@ void LeafSession::Do(const Wish& wish) {
 void LeafSession::Join() {
   upstream_->Join(
       {.waits = Later([](LeafSession& self, const std::string& why) { self.answers_.waits(why); }),
-       .joined = Later([](LeafSession& self) { self.answers_.joined(); }),
+       .joined = Later([](LeafSession& self, const UpstreamWelcome& welcome) {
+         self.answers_.joined(welcome);
+       }),
        .failed = Later([](LeafSession& self, const absl::Status& why, int blamed_rank) {
          self.answers_.failed(why, blamed_rank);
        })});

@@ -28,8 +28,8 @@ LeafAnswers SessionRunner::AnswersToLeaf() {
       .waits = to([](SessionCore& core, Effects&, absl::Time, const std::string& why) {
         core.UpstreamWaits(why);
       }),
-      .joined =
-          to([](SessionCore& core, Effects& effects, absl::Time) { core.UpstreamJoined(effects); }),
+      .joined = to([](SessionCore& core, Effects& effects, absl::Time,
+                      const UpstreamWelcome& welcome) { core.UpstreamJoined(welcome, effects); }),
       .concluded = to([](SessionCore& core, Effects& effects, absl::Time now, std::int64_t step,
                          const UpstreamConclusion& conclusion) {
         core.UpstreamConcluded(step, conclusion, now, effects);

@@ -19,7 +19,7 @@ class Upstream {
   struct Events {
     // Why it has not answered yet. "": it has, and waits for other members.
     std::function<void(const std::string& why)> waits;
-    std::function<void()> joined;
+    std::function<void(const UpstreamWelcome& welcome)> joined;
     // The root's session has ended, or could not be joined. `blamed_rank` -1: nobody.
     std::function<void(const absl::Status& why, int blamed_rank)> failed;
   };

@@ -75,7 +75,7 @@ void ShardSimulation::OnUpstreamJoined(Leaf& leaf) {
     if (link != nullptr) MaybeCut(*link, scenario_.cut_percent);
   }
   Answer(leaf, [](server::SessionCore& session, server::Effects& effects) {
-    session.UpstreamJoined(effects);
+    session.UpstreamJoined({}, effects);
   });
 }
 

@@ -302,5 +302,20 @@ TEST_F(RelayTest, ABroadcastOfNothingEndsWhereItBegins) {
   }
 }
 
+TEST_F(MemberCollectivesTest, ALeafMayMakeACollectiveVoid) {
+  ASSERT_EQ(*Enter(kBroadcast, 0, 160), 0U);
+  Receive(wire::Begin{0});
+  ASSERT_TRUE(Chunk(0, 0, 64).ok());
+  Receive(wire::CollectiveVoid{0});
+  const auto done = Drain<CollectiveDoneEffect>();
+  ASSERT_THAT(done, SizeIs(1));
+  EXPECT_EQ(done[0].number, 0U);
+  EXPECT_THAT(std::string(done[0].status.message()), HasSubstr("[GW320]"));
+  EXPECT_TRUE(Chunk(0, 1, 64).ok()) << "was on its way";
+  ASSERT_EQ(*Enter(kBarrier, 0, 0), 1U);
+  Receive(wire::CollectiveVoid{0});  // repeated after a resume
+  EXPECT_TRUE(collectives_.is_open());
+}
+
 }  // namespace
 }  // namespace gradwire::client

@@ -183,6 +183,28 @@ TEST_F(LeafCollectives, TheNextOneMayBeEnteredEarlyByAll) {
   EXPECT_TRUE(std::holds_alternative<wire::CollectiveAck>(sends_[0].frame.header));
 }
 
+// Whoever has all of it may be in the next one.
+TEST_F(LeafCollectives, WhatMembersHaveEnteredEarlyIsOpenAfterAVoidOne) {
+  EnterBoth(Broadcast(0, 1));
+  for (std::uint32_t c = 0; c < 2; ++c) ASSERT_TRUE(Chunk(c).ok());
+  ASSERT_TRUE(Ack(2, 2).ok());
+  collectives_.OnUpstreamTook(128, sends_);
+  ASSERT_TRUE(Chunk(2, 8).ok());
+  ASSERT_TRUE(collectives_.OnEnter(2, Broadcast(1, 3), sends_).ok());
+  collectives_.OnUpstreamVoid(sends_);
+  EXPECT_EQ(collectives_.number(), 1U);
+  EXPECT_EQ(collectives_.WaitingFor(), "broadcast 1 waits for rank 1 to enter");
+  sends_.clear();
+  collectives_.VoidOpen(sends_);
+  EXPECT_THAT(Sent<wire::CollectiveVoid>(2), ElementsAre(wire::CollectiveVoid{1}));
+  EXPECT_EQ(collectives_.number(), 2U);
+  sends_.clear();
+  collectives_.OnUpstreamVoid(sends_);
+  collectives_.VoidOpen(sends_);
+  EXPECT_THAT(sends_, IsEmpty()) << "nothing is open";
+  EXPECT_EQ(collectives_.number(), 2U);
+}
+
 TEST_F(LeafCollectives, AResumingMemberIsToldWhatItMissed) {
   EnterBoth(Broadcast(0, 3));
   collectives_.OnUpstreamBytes(Floats(32, 1), sends_);

@@ -42,7 +42,7 @@ class Leaf : public SessionHarness {
   }
   void StartLeaf() {
     AttachBoth();
-    Upstream([&](Effects& effects) { session.UpstreamJoined(effects); });
+    Upstream([&](Effects& effects) { session.UpstreamJoined({}, effects); });
     ASSERT_EQ(session.state(), SessionCore::State::kRunning);
     upstream.clear();
   }
@@ -102,7 +102,7 @@ TEST(SessionLeaf, BeginsWhenTheUpstreamsSessionDoes) {
   // The root's timeout counts.
   leaf.PassAlive(leaf.session.options().join_timeout + absl::Seconds(1));
   EXPECT_EQ(leaf.session.state(), SessionCore::State::kJoining);
-  leaf.Upstream([&](Effects& effects) { leaf.session.UpstreamJoined(effects); });
+  leaf.Upstream([&](Effects& effects) { leaf.session.UpstreamJoined({}, effects); });
   ASSERT_THAT(leaf.Sent<wire::Welcome>(2), SizeIs(1));
   EXPECT_EQ(leaf.Sent<wire::Welcome>(2)[0].group, std::nullopt) << "the leaf has the weight";
   EXPECT_THAT(leaf.Wishes(), ElementsAre(What::kJoin)) << "asked once";
@@ -113,7 +113,7 @@ TEST(SessionLeaf, AMemberThatIsLostBeforeTheStartIsReplaced) {
   leaf.AttachBoth();
   leaf.Detach(3);
   leaf.Pass(leaf.session.options().resume_grace + absl::Seconds(1));
-  leaf.Upstream([&](Effects& effects) { leaf.session.UpstreamJoined(effects); });
+  leaf.Upstream([&](Effects& effects) { leaf.session.UpstreamJoined({}, effects); });
   EXPECT_EQ(leaf.session.state(), SessionCore::State::kJoining);
   EXPECT_THAT(leaf.Waiting(), HasSubstr("waits for rank 3 of 5 to join"));
   ASSERT_EQ(*leaf.Join(leaf.MemberAsk(3)), 3);
@@ -358,6 +358,100 @@ TEST(SessionLeaf, TellsTheRootWhatMostParametersAreAndMembersWhatTheRootSays) {
               HasSubstr("since a step between 0 and 1: rank 2; rank 3"))
       << "nearer than what the root says";
   EXPECT_EQ(leaf.Sent<wire::StepDone>(3).back().reason, "");
+}
+
+// ---- Members that are lost elsewhere
+
+const wire::MembershipChange kChange{.newcomers = {0, 1}, .root = 2, .collectives = 9};
+
+TEST(SessionLeaf, AllAreNewBehindALeafThatIsNew) {
+  Leaf leaf;
+  leaf.AttachBoth();
+  leaf.Upstream([&](Effects& effects) {
+    leaf.session.UpstreamJoined({.step = 41, .change = kChange}, effects);
+  });
+  for (const int rank : {2, 3}) {
+    ASSERT_THAT(leaf.Sent<wire::Welcome>(rank), SizeIs(1));
+    const wire::Welcome welcome = leaf.Sent<wire::Welcome>(rank)[0];
+    EXPECT_EQ(welcome.step, 41);
+    ASSERT_TRUE(welcome.change.has_value());
+    EXPECT_THAT(welcome.change->newcomers, ElementsAre(0, 1));
+    EXPECT_EQ(welcome.change->root, 2);
+    EXPECT_EQ(welcome.change->collectives, 0U) << "of the leaf's own session";
+  }
+  // The Welcome may be lost with its stream.
+  leaf.Detach(3);
+  ASSERT_TRUE(leaf.Attach(3).ok());
+  EXPECT_EQ(leaf.Sent<wire::Welcome>(3).back().step, 41);
+  EXPECT_TRUE(leaf.Sent<wire::Welcome>(3).back().change.has_value());
+  leaf.upstream.clear();
+  for (const int rank : {2, 3}) leaf.EndStep(rank);
+  ASSERT_THAT(leaf.Wishes(), ElementsAre(What::kEndStep));
+  EXPECT_EQ(leaf.upstream[0].step, 41);
+}
+
+TEST(SessionLeaf, MembersHearOfSuccessorsElsewhereWithTheEndOfTheirStep) {
+  Leaf leaf;
+  leaf.StartLeaf();
+  leaf.EnterBroadcast(0, 2, 0);
+  leaf.GoOn({});
+  for (const int rank : {2, 3}) leaf.EndStep(rank);
+  leaf.Upstream([&](Effects& effects) {
+    leaf.session.UpstreamConcluded(
+        0, {.verdict = Verdict::kSkip, .reason = "lost", .change = kChange}, leaf.now, effects);
+  });
+  wire::MembershipChange own = kChange;
+  own.collectives = 1;
+  for (const int rank : {2, 3}) {
+    EXPECT_THAT(leaf.Sent<wire::StepDone>(rank),
+                ElementsAre(wire::StepDone{.step = 0,
+                                           .verdict = Verdict::kSkip,
+                                           .dropped = true,
+                                           .change = own,
+                                           .reason = "lost"}));
+  }
+  // The next one is like any other.
+  for (const int rank : {2, 3}) leaf.EndStep(rank);
+  leaf.Conclude(1, Verdict::kApply);
+  EXPECT_FALSE(leaf.Sent<wire::StepDone>(2).back().dropped);
+  EXPECT_FALSE(leaf.Sent<wire::StepDone>(2).back().change.has_value());
+}
+
+TEST(SessionLeaf, ACollectiveThatTheRootMakesVoidIsSoForAll) {
+  Leaf leaf;
+  leaf.StartLeaf();
+  leaf.EnterBroadcast(0, 4, 96);
+  leaf.GoOn({});
+  leaf.GoOn({.what = UpstreamProgress::What::kBytes, .payload = Floats(20, 1)});
+  leaf.GoOn({.what = UpstreamProgress::What::kVoid});
+  for (const int rank : {2, 3}) {
+    EXPECT_THAT(leaf.Sent<wire::CollectiveVoid>(rank), ElementsAre(wire::CollectiveVoid{0}));
+  }
+  EXPECT_EQ(leaf.session.held_bytes(), 0U);
+  EXPECT_THAT(leaf.Waiting(), HasSubstr("to begin step 0"));
+  for (const int rank : {2, 3}) leaf.AckChunks(rank, 1);  // were on their way
+  leaf.Detach(3);
+  ASSERT_TRUE(leaf.Attach(3).ok());
+  EXPECT_THAT(leaf.Sent<wire::CollectiveVoid>(3), SizeIs(2)) << "it may not have heard";
+  EXPECT_THAT(leaf.Sent<wire::CollectiveAck>(3), IsEmpty());
+  leaf.upstream.clear();
+  leaf.EnterBroadcast(1, 4, 64);
+  EXPECT_THAT(leaf.Wishes(), ElementsAre(What::kBroadcast));
+}
+
+// One that some members have entered early is void, too: the next has the same number for all.
+TEST(SessionLeaf, NoCollectiveStaysOpenOverAChange) {
+  Leaf leaf;
+  leaf.StartLeaf();
+  for (const int rank : {2, 3}) leaf.EndStep(rank);
+  leaf.Receive(3,
+               wire::Enter{.number = 0, .generation = 7, .kind = wire::CollectiveKind::kBarrier});
+  leaf.Upstream([&](Effects& effects) {
+    leaf.session.UpstreamConcluded(0, {.verdict = Verdict::kSkip, .change = kChange}, leaf.now,
+                                   effects);
+  });
+  EXPECT_THAT(leaf.Sent<wire::CollectiveVoid>(3), ElementsAre(wire::CollectiveVoid{0}));
+  EXPECT_EQ(leaf.Sent<wire::StepDone>(2).back().change->collectives, 1U);
 }
 
 }  // namespace

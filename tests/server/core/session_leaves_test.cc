@@ -234,16 +234,42 @@ TEST(SessionLeaves, DoNotOutliveARootWhoseSessionsShrink) {
   EXPECT_FALSE(harness.Sent<wire::Welcome>(2).at(0).recovery.has_value());
 }
 
-// Nobody behind another leaf would hear of its successor.
-TEST(SessionLeaves, ALostLeafEndsTheSessionWhateverThePolicy) {
-  SessionOptions options = LongLived(false);
+SessionOptions Waits(bool gathers) {
+  SessionOptions options = LongLived(gathers);
   options.member_grace = absl::Minutes(10);
-  Leaves harness(options);
+  return options;
+}
+
+TEST(SessionLeaves, TheOthersGatherWhenALeafIsLost) {
+  Leaves harness(Waits(false));
   harness.StartLeaves();
   harness.Detach(2);
-  harness.Pass(options.resume_grace + absl::Seconds(1));
+  harness.Pass(harness.session.options().resume_grace + absl::Seconds(1));
+  EXPECT_TRUE(harness.session.awaits_successor());
+  EXPECT_THAT(harness.closed, SizeIs(2));
+  EXPECT_THAT(harness.logged,
+              testing::Contains(HasSubstr("leaf \"b\" with ranks 2 to 3 was lost before step 0")));
+}
+
+// To the root, its node is one member.
+TEST(SessionLeaves, ALeafWhoseOwnSessionHasEndedIsLost) {
+  Leaves harness(Waits(false));
+  harness.StartLeaves();
+  harness.Receive(2, wire::Failure{.code = static_cast<int>(absl::StatusCode::kAborted),
+                                   .message = "leaf \"b\" with ranks 2 to 3: rank 3 was lost",
+                                   .blamed_rank = 3});
+  EXPECT_TRUE(harness.session.awaits_successor());
+  EXPECT_THAT(harness.Sent<wire::Failure>(0), testing::IsEmpty());
+  EXPECT_THAT(harness.logged, testing::Contains(HasSubstr("rank 3 was lost; its place is held")));
+}
+
+TEST(SessionLeaves, WhatALeafPassesOnFromAnotherShardEndsASessionThatWaits) {
+  Leaves harness(Waits(false));
+  harness.StartLeaves();
+  harness.Receive(2, wire::Failure{.code = static_cast<int>(absl::StatusCode::kAborted),
+                                   .message = "rank 0 sent a chunk twice",
+                                   .blamed_rank = 0});
   EXPECT_EQ(harness.session.state(), SessionCore::State::kFailed);
-  EXPECT_THAT(harness.Message(), HasSubstr("leaf \"b\" with ranks 2 to 3 was lost"));
 }
 
 class NextRoot : public Leaves {
@@ -271,24 +297,42 @@ TEST(SessionLeaves, AFreshRootWaitsForLeavesAndTrainersOnly) {
             (wire::NodeGroup{.ranks = {2}, .shares = 1, .groups = 3, .group = 1}));
 }
 
-TEST(SessionLeaves, AFreshRootTakesNobodyNew) {
-  SessionOptions options = LongLived(true);
-  options.member_grace = absl::Minutes(10);
-  NextRoot root(options);
+TEST(SessionLeaves, ALeafMayComeInThePlaceOfALostOne) {
+  NextRoot root(Waits(true));
+  EXPECT_TRUE(root.Come(root.LeafAsk(2, 2, "b"), std::nullopt).ok());
+  EXPECT_TRUE(root.Come(root.LeafAsk(0, 2, "a"), At(4)).ok());
+  EXPECT_TRUE(root.Come(root.Ask(4), At(4)).ok());
+  ASSERT_EQ(root.session.state(), SessionCore::State::kRunning);
+  const wire::MembershipChange change{.newcomers = {2, 3}, .root = 0, .collectives = 1};
+  for (const int rank : {0, 4}) {
+    ASSERT_THAT(root.Sent<wire::StepDone>(rank), SizeIs(1));
+    EXPECT_EQ(root.Sent<wire::StepDone>(rank)[0].change, change) << "all behind it are new";
+  }
+  EXPECT_EQ(root.Sent<wire::Welcome>(2).at(0).change, change);
+  EXPECT_EQ(root.Sent<wire::Welcome>(2)[0].step, 5);
+}
+
+TEST(SessionLeaves, ATrainerMayComeInThePlaceOfALostOne) {
+  NextRoot root(Waits(true));
   EXPECT_TRUE(root.Come(root.LeafAsk(0, 2, "a"), At(4)).ok());
   EXPECT_TRUE(root.Come(root.LeafAsk(2, 2, "b"), At(4)).ok());
   EXPECT_TRUE(root.Come(root.Ask(4), std::nullopt).ok());
-  EXPECT_EQ(root.session.state(), SessionCore::State::kFailed);
-  EXPECT_THAT(root.Message(), HasSubstr("rank 4 is new, in the place of a member"));
+  ASSERT_EQ(root.session.state(), SessionCore::State::kRunning);
+  EXPECT_THAT(root.Sent<wire::StepDone>(2).at(0).change->newcomers, ElementsAre(4));
 }
 
-TEST(SessionLeaves, AFreshRootRefusesANewLeaf) {
-  SessionOptions options = LongLived(true);
-  options.member_grace = absl::Minutes(10);
-  NextRoot root(options);
+// Its stream ends, and its successor comes.
+TEST(SessionLeaves, ALeafMayFailWhileMembersGather) {
+  NextRoot root(Waits(true));
   EXPECT_TRUE(root.Come(root.LeafAsk(0, 2, "a"), At(4)).ok());
-  EXPECT_THAT(std::string(root.Come(root.LeafAsk(2, 2, "b"), std::nullopt).message()),
-              HasSubstr("allowed in its place: a trainer without leaf"));
+  EXPECT_TRUE(root.Come(root.LeafAsk(2, 2, "b"), At(4)).ok());
+  root.Receive(2, wire::Failure{.code = 10, .message = "rank 3 was lost", .blamed_rank = 3});
+  root.Detach(2);
+  root.Pass(root.session.options().resume_grace + absl::Seconds(1));
+  EXPECT_EQ(root.session.state(), SessionCore::State::kJoining);
+  EXPECT_TRUE(root.Come(root.LeafAsk(2, 2, "b"), std::nullopt).ok());
+  EXPECT_TRUE(root.Come(root.Ask(4), At(4)).ok());
+  EXPECT_THAT(root.Sent<wire::StepDone>(0).at(0).change->newcomers, ElementsAre(2, 3));
 }
 
 TEST(SessionLeaves, AFreshRootThatShrinksEndsTheSession) {
