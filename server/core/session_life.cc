@@ -207,12 +207,14 @@ bool SessionCore::MayReplace(const FailureEvent& failure) const {
          (options_.shrinks() || membership_.Staying().size() > 1);
 }
 
-// A rank whose stream has ended is not waited for when another process has come for it.
+// A rank whose stream has ended is not waited for when another process has come for it. A leaf's
+// session ends then, and the node may begin another one at once.
 absl::Status SessionCore::AskAgain(const JoinAsk& ask, const absl::Status& refused,
                                    Effects& effects) {
   const int rank = ask.rank;
-  const bool may_free =
-      OutlivesMembers() || (options_.gathers && options_.member_grace > absl::ZeroDuration());
+  const bool is_leaf = options_.leaf.is_leaf() && state_ == State::kRunning;
+  const bool may_free = is_leaf || OutlivesMembers() ||
+                        (options_.gathers && options_.member_grace > absl::ZeroDuration());
   if (!may_free || !absl::IsAlreadyExists(refused)) return refused;
   if (state_ == State::kRunning && membership_.IsRank(rank) && membership_.IsGone(rank)) {
     return TakeInLater(ask);
@@ -229,6 +231,8 @@ absl::Status SessionCore::AskAgain(const JoinAsk& ask, const absl::Status& refus
   if (is_gone && MayReplace(gone)) {
     comers_.insert(rank);
     AwaitSuccessor(gone, effects);
+  } else if (is_gone && is_leaf) {
+    Apply(gone, effects);
   }
   return absl::UnavailableError(refused.message());
 }

@@ -15,40 +15,53 @@ using ::testing::AllOf;
 // Nodes of two members each, with a leaf daemon, and perhaps trainers at the root.
 class LeafRecovery : public Recovery {
  protected:
-  void StartRoots(std::size_t count, const std::string& grace = "30s") {
+  void StartRoots(std::size_t count, const std::string& grace = "30s",
+                  const std::vector<std::string>& more = {}) {
     for (std::size_t i = 0; i < count; ++i) {
-      roots_.push_back(StartDaemon("127.0.0.1:0", "resume", grace));
+      roots_.push_back(StartDaemon("127.0.0.1:0", "resume", grace, more));
       addresses_.push_back(AddressOf(*roots_.back()));
     }
+    more_of_roots_ = more;
   }
-  void StartLeaves(int count) {
-    const std::string upstream = absl::StrJoin(addresses_, ",");
-    for (int i = 0; i < count; ++i) {
-      leaves_.push_back(StartDaemon(absl::StrCat("unix:", folder_ / absl::StrCat("leaf", i)),
-                                    "fail", "30s", {"--upstream", upstream}));
+  std::unique_ptr<Process> StartLeaf(std::size_t leaf) {
+    return StartDaemon(absl::StrCat("unix:", folder_ / absl::StrCat("leaf", leaf)), "fail", "30s",
+                       {"--upstream", absl::StrJoin(addresses_, ",")});
+  }
+  void StartLeaves(std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) leaves_.push_back(StartLeaf(i));
+  }
+  std::unique_ptr<Process> StartTrainer(int rank) {
+    const auto leaf = static_cast<std::size_t>(rank) / 2;
+    if (leaf >= leaves_.size()) {
+      return StartMember(absl::StrJoin(addresses_, ","), elements_, rank, world_size_, more_);
     }
+    std::vector<std::string> behind_leaf = more_;
+    behind_leaf.insert(behind_leaf.end(), {"--node", "2"});
+    return StartMember(AddressOf(*leaves_[leaf]), elements_, rank, world_size_, behind_leaf);
   }
   void StartTrainers(int world_size, int elements, const std::vector<std::string>& more) {
-    std::vector<std::string> behind_leaf = more;
-    behind_leaf.insert(behind_leaf.end(), {"--node", "2"});
-    for (int rank = 0; rank < world_size; ++rank) {
-      const auto leaf = static_cast<std::size_t>(rank) / 2;
-      members_.push_back(
-          leaf < leaves_.size()
-              ? StartMember(AddressOf(*leaves_[leaf]), elements, rank, world_size, behind_leaf)
-              : StartMember(absl::StrJoin(addresses_, ","), elements, rank, world_size, more));
-    }
+    world_size_ = world_size;
+    elements_ = elements;
+    more_ = more;
+    for (int rank = 0; rank < world_size; ++rank) members_.push_back(StartTrainer(rank));
+  }
+  void KillRoot(std::size_t root) {
+    Kill(*roots_[root]);
+    roots_[root] = StartDaemon(addresses_[root], "resume", "30s", more_of_roots_);
   }
   void LoseRoot(std::size_t root, int at_step) {
     WaitForStep(*members_[1], at_step);
-    Kill(*roots_[root]);
-    roots_[root] = StartDaemon(addresses_[root], "resume");
+    KillRoot(root);
   }
 
   std::vector<std::unique_ptr<Process>> roots_;
   std::vector<std::string> addresses_;  // of the roots
   std::vector<std::unique_ptr<Process>> leaves_;
   std::vector<std::unique_ptr<Process>> members_;
+  std::vector<std::string> more_of_roots_;
+  int world_size_ = 0;
+  int elements_ = 0;
+  std::vector<std::string> more_;  // of the trainers' words
 };
 
 class LeafRecoveryHooks : public LeafRecovery, public ::testing::WithParamInterface<const char*> {};
@@ -106,6 +119,92 @@ TEST_F(LeafRecovery, ALostLeafStillEndsTheSessionForAll) {
   Kill(*leaves_[1]);
   for (const std::size_t rank : {0U, 1U}) ExpectError(*members_[rank], HasSubstr("ranks 2 to 3"));
   for (const std::size_t rank : {2U, 3U}) ExpectError(*members_[rank], HasSubstr("GW"));
+}
+
+// ---- Lost leaves, and members behind them
+
+// The root waits for the successors of lost members.
+class LeafLoss : public LeafRecovery {
+ protected:
+  void Start(std::size_t roots, int world_size, const std::vector<std::string>& more) {
+    StartRoots(roots, "30s", {"--on-member-loss", "wait", "--member-grace", "60s"});
+    StartLeaves(2);
+    std::vector<std::string> words = {"--trains", "1"};
+    words.insert(words.end(), more.begin(), more.end());
+    StartTrainers(world_size, 20'000, words);
+    WaitForStep(*members_[0], 5);
+  }
+  // A launcher would start a node's processes again when one of them has ended.
+  void StartNodeAgain(std::size_t leaf) {
+    for (std::size_t i = 0; i < 2; ++i) {
+      std::unique_ptr<Process>& member = members_[2 * leaf + i];
+      ASSERT_TRUE(member->Wait(absl::Seconds(30)).has_value()) << member->Log();
+      member = StartTrainer(static_cast<int>(2 * leaf + i));
+    }
+  }
+  void ExpectSameModels(int losses) {
+    std::string model;
+    for (const auto& member : members_) {
+      const auto status = member->Wait(absl::Seconds(90));
+      ASSERT_TRUE(status.has_value()) << member->Log();
+      const std::string log = member->Log();
+      EXPECT_EQ(WEXITSTATUS(*status), 0) << log;
+      ASSERT_THAT(log, HasSubstr("model "));
+      EXPECT_LE(Count(log, "skip"), 2 * losses) << log;
+      const std::string own = log.substr(log.find("model "));
+      if (model.empty()) model = own;
+      EXPECT_EQ(own, model);
+    }
+  }
+};
+
+TEST_F(LeafLoss, ALeafIsReplacedWithItsTrainers) {
+  Start(1, 4, {});
+  Kill(*leaves_[1]);
+  leaves_[1] = StartLeaf(1);
+  StartNodeAgain(1);
+  ExpectSameModels(1);
+  EXPECT_THAT(roots_[0]->Log(), HasSubstr("with ranks 2 to 3 was lost"));
+  EXPECT_THAT(members_[0]->Log(), HasSubstr("heal done")) << "behind a leaf that was not lost";
+  EXPECT_THAT(members_[3]->Log(), HasSubstr("heal done"));
+}
+
+// With it goes its node, as far as the others can see.
+TEST_F(LeafLoss, AMemberBehindALeafIsReplacedWithItsNode) {
+  Start(1, 4, {"--hook", "power_sgd,start_powerSGD_iter=3"});
+  Kill(*members_[0]);
+  StartNodeAgain(0);
+  ExpectSameModels(1);
+  EXPECT_THAT(roots_[0]->Log(), HasSubstr("rank 0 was lost"));
+  EXPECT_THAT(members_[1]->Log(), HasSubstr("heal done"));
+}
+
+TEST_F(LeafLoss, ATrainerBesideLeavesIsReplaced) {
+  Start(1, 5, {});
+  Kill(*members_[4]);
+  members_[4] = StartTrainer(4);
+  ExpectSameModels(1);
+  EXPECT_THAT(members_[0]->Log(), HasSubstr("heal done"));
+}
+
+TEST_F(LeafLoss, ALeafIsReplacedThatWasLostWithTheRoot) {
+  Start(1, 4, {"--hook", "power_sgd,start_powerSGD_iter=3"});
+  Kill(*leaves_[0]);
+  KillRoot(0);
+  leaves_[0] = StartLeaf(0);
+  StartNodeAgain(0);
+  ExpectSameModels(2);
+}
+
+TEST_F(LeafLoss, ALeafIsReplacedInASessionOfTwoRoots) {
+  Start(2, 4, {});
+  Kill(*members_[3]);
+  StartNodeAgain(1);
+  WaitForStep(*members_[3], 5);
+  Kill(*leaves_[0]);
+  leaves_[0] = StartLeaf(0);
+  StartNodeAgain(0);
+  ExpectSameModels(2);
 }
 
 }  // namespace

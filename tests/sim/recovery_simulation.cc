@@ -57,7 +57,8 @@ const char* Name(RecoveryCount count) {
                                         "left",
                                         "residuals handed over",
                                         "residuals not taken",
-                                        "steps with leaves"};
+                                        "steps with leaves",
+                                        "leaves lost"};
   static_assert(kNames.size() == static_cast<std::size_t>(RecoveryCount::kNumCounts));
   return kNames[static_cast<std::size_t>(count)];
 }
@@ -110,7 +111,7 @@ void RecoverySimulation::MakeScenario() {
   members_.resize(static_cast<std::size_t>(world));
   first_ranks_.resize(members_.size());
   std::iota(first_ranks_.begin(), first_ranks_.end(), 0);
-  if (options_.member_grace == absl::ZeroDuration()) MakeLeaves();
+  if (!options_.shrinks()) MakeLeaves();
   const int steps = late_ ? random_.Between(8, 16) : random_.Between(3, 6);
   for (int s = 0; s < steps; ++s) {
     Step& step = steps_.emplace_back();
@@ -135,7 +136,7 @@ void RecoverySimulation::MakeScenario() {
   for (const int rank : first_ranks_) Spawn(rank, 0);
 }
 
-// As a session is whose members are never replaced.
+// As a session is that keeps its size.
 void RecoverySimulation::MakeLeaves() {
   Random random(Mix(seed_, 78));
   if (random.Percent(40)) return;
@@ -242,7 +243,7 @@ void RecoverySimulation::RunReference(std::size_t step) {
   }
   for (; reference_steps_ <= step; ++reference_steps_) {
     for (const int rank : steps_[reference_steps_].replaced) {
-      const absl::Status replaced = reference_->ReplaceMember(static_cast<std::size_t>(rank));
+      const absl::Status replaced = reference_->ReplaceMember(IndexOf(rank));
       if (!replaced.ok()) Violate(absl::StrCat("reference: ", replaced.message()));
     }
   }

@@ -85,6 +85,7 @@ enum class RecoveryCount : std::uint8_t {
   kResidualsHandedOver,
   kResidualsNotTaken,
   kStepsWithLeaves,
+  kLeavesLost,
   kNumCounts
 };
 using RecoveryCounts =

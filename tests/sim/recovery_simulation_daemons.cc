@@ -102,6 +102,7 @@ void RecoverySimulation::Kill(std::size_t index) {
   });
   if (member.dead || !MayKill(member) || (has_left && !options_.shrinks())) return;
   Note(RecoveryCount::kMembersKilled);
+  if (member.stands_for > 1) Note(RecoveryCount::kLeavesLost);
   has_losses_ = true;
   NoteLoss();
   Replace(member);

@@ -360,6 +360,21 @@ TEST(SessionLeaf, TellsTheRootWhatMostParametersAreAndMembersWhatTheRootSays) {
   EXPECT_EQ(leaf.Sent<wire::StepDone>(3).back().reason, "");
 }
 
+// A launcher starts all of a node's processes again, sooner than the leaf knows that they are dead.
+TEST(SessionLeaf, EndsAtOnceIfAnotherProcessComesForALostMember) {
+  Leaf leaf;
+  leaf.StartLeaf();
+  JoinAsk ask = leaf.MemberAsk(3);
+  ask.start_id = 999;
+  EXPECT_EQ(leaf.Join(ask).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(leaf.session.state(), SessionCore::State::kRunning) << "the other one is still there";
+  leaf.Detach(3);
+  EXPECT_EQ(leaf.Join(ask).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(leaf.Message(), HasSubstr("rank 3 was lost in step 0: its connection closed, and "
+                                        "another process has come for its rank"));
+  EXPECT_EQ(leaf.session.blamed_rank(), 3);
+}
+
 // ---- Members that are lost elsewhere
 
 const wire::MembershipChange kChange{.newcomers = {0, 1}, .root = 2, .collectives = 9};
