@@ -198,20 +198,8 @@ struct Member::Received {
                                member.options_.chunk_bytes, effects);
     return absl::OkStatus();
   }
-  absl::Status operator()(const wire::Begin& begin) const {
-    member.collectives_.On(begin, effects);
-    return absl::OkStatus();
-  }
   absl::Status operator()(const wire::CollectiveChunk& chunk) const {
     return member.collectives_.On(chunk, payload, effects);
-  }
-  absl::Status operator()(const wire::CollectiveAck& ack) const {
-    member.collectives_.On(ack, effects);
-    return absl::OkStatus();
-  }
-  absl::Status operator()(const wire::CollectiveVoid& over) const {
-    member.collectives_.On(over, effects);
-    return absl::OkStatus();
   }
   absl::Status operator()(const wire::Welcome& welcome) const {
     const absl::StatusOr<bool> moves = member.Enroll(welcome.recovery);
@@ -254,7 +242,11 @@ struct Member::Received {
         failure.message);
   }
   template <typename Header>
-  absl::Status operator()(const Header&) const {
+  absl::Status operator()(const Header& header) const {
+    if constexpr (requires { member.collectives_.On(header, effects); }) {
+      member.collectives_.On(header, effects);
+      return absl::OkStatus();
+    }
     return member.protocol_.Violation("a frame that only a member may send");
   }
 };

@@ -396,6 +396,42 @@ absl::StatusOr<Header> Checked(const char* name, const Message& message) {
   return header;
 }
 
+// What sessions have that outlive a daemon or a member, or have several daemons.
+absl::StatusOr<Header> OfSeveralLives(const v1::Header& header) {
+  switch (header.body_case()) {
+    case v1::Header::kPrepared:
+      return Checked("prepared", header.prepared());
+    case v1::Header::kReady:
+      return Checked("ready", header.ready());
+    case v1::Header::kConcluded:
+      return Checked("concluded", header.concluded());
+    case v1::Header::kGatherAgain:
+      return Checked("gather_again", header.gather_again());
+    case v1::Header::kLedgerAccount:
+      return Checked("ledger_account", header.ledger_account());
+    case v1::Header::kLedgerTotal:
+      return Checked("ledger_total", header.ledger_total());
+    case v1::Header::kHandOver:
+      return Checked("hand_over", header.hand_over());
+    case v1::Header::kHandOverAnswer:
+      return Checked("hand_over_answer", header.hand_over_answer());
+    case v1::Header::kMissed:
+      return Checked("missed", header.missed());
+    case v1::Header::kCollectiveVoid:
+      return Checked("collective_void", header.collective_void());
+    case v1::Header::kCoordinatorState:
+      return Checked("coordinator_state", header.coordinator_state());
+    case v1::Header::kStateRequest:
+      return Checked("state_request", header.state_request());
+    case v1::Header::kStateCopy:
+      return Checked("state_copy", header.state_copy());
+    case v1::Header::kParameterDigest:
+      return Checked("parameter_digest", header.parameter_digest());
+    default:
+      return NotAllowed("header.body", "none that version 1 knows", "one of gradwire.v1.Header's");
+  }
+}
+
 }  // namespace
 
 v1::Header ToProto(const Header& header) {
@@ -434,26 +470,6 @@ absl::StatusOr<Header> FromProto(const v1::Header& header) {
       return Checked("group_id", header.group_id());
     case v1::Header::kGroupOrder:
       return Checked("group_order", header.group_order());
-    case v1::Header::kPrepared:
-      return Checked("prepared", header.prepared());
-    case v1::Header::kReady:
-      return Checked("ready", header.ready());
-    case v1::Header::kConcluded:
-      return Checked("concluded", header.concluded());
-    case v1::Header::kGatherAgain:
-      return Checked("gather_again", header.gather_again());
-    case v1::Header::kLedgerAccount:
-      return Checked("ledger_account", header.ledger_account());
-    case v1::Header::kLedgerTotal:
-      return Checked("ledger_total", header.ledger_total());
-    case v1::Header::kHandOver:
-      return Checked("hand_over", header.hand_over());
-    case v1::Header::kHandOverAnswer:
-      return Checked("hand_over_answer", header.hand_over_answer());
-    case v1::Header::kMissed:
-      return Checked("missed", header.missed());
-    case v1::Header::kCollectiveVoid:
-      return Checked("collective_void", header.collective_void());
     case v1::Header::kWelcome:
       return Checked("welcome", header.welcome());
     case v1::Header::kGrant:
@@ -472,18 +488,9 @@ absl::StatusOr<Header> FromProto(const v1::Header& header) {
       return Checked("shared_state", header.shared_state());
     case v1::Header::kStateReset:
       return Checked("state_reset", header.state_reset());
-    case v1::Header::kCoordinatorState:
-      return Checked("coordinator_state", header.coordinator_state());
-    case v1::Header::kStateRequest:
-      return Checked("state_request", header.state_request());
-    case v1::Header::kStateCopy:
-      return Checked("state_copy", header.state_copy());
-    case v1::Header::kParameterDigest:
-      return Checked("parameter_digest", header.parameter_digest());
-    case v1::Header::BODY_NOT_SET:
-      break;
+    default:
+      return OfSeveralLives(header);
   }
-  return NotAllowed("header.body", "none that version 1 knows", "one of gradwire.v1.Header's");
 }
 
 }  // namespace gradwire::wire

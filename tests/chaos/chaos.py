@@ -7,6 +7,8 @@ meanwhile, and it comes after --absent seconds.
 
 With --leave every other one of these members is told to leave (SIGTERM), and hands its residuals over.
 With --shards the session has several daemons, one of which is lost at a time.
+With --nodes members are behind leaf daemons, which are lost too; with one of its processes all of a node are, and
+start again.
 
 Prints one line for each fault, and a summary in the end. Exits with 1 if
 * a member ends with an error, or has another mean than the one that it computes itself; with --wait:
@@ -62,14 +64,27 @@ class Chaos:
         self.args, self.rng = args, rng
         self.daemons = [self._start_daemon(folder / f"shard{number}") for number in range(args.shards)]
         self.address = ",".join(daemon.address for daemon in self.daemons)
-        command = [str(args.bin / "gradwire_test_member"), "--address", self.address, "--session", "chaos",
+        self.leaves = [self._start_leaf(folder / f"leaf{number}") for number in range(args.nodes)]
+        self.node_size = args.members // args.nodes if args.nodes else 1
+        command = [str(args.bin / "gradwire_test_member"), "--session", "chaos",
                    "--world-size", str(args.members), "--elements", str(args.elements), "--steps", str(10**9),
                    "--late-ms", str(args.late_ms), *(["--trains", "1"] if args.policy != "fail" else []),
-                   *(["--hook", args.hook] if args.hook else [])]
+                   *(["--hook", args.hook] if args.hook else []),
+                   *(["--node", str(self.node_size)] if args.nodes else [])]
         if args.keep:
             os.environ["GRADWIRE_KEEP_GRADIENTS"] = "on"
-        self.members = [Member([*command, "--rank", str(rank)]) for rank in range(args.members)]
+        self.members = [Member([*command, "--rank", str(rank), "--address", self._address_of(rank)])
+                        for rank in range(args.members)]
         self.may_be_skipped = 0
+
+    def _address_of(self, rank: int) -> str:
+        return self.leaves[rank // self.node_size].address if self.leaves else self.address
+
+    def _start_leaf(self, folder: Path) -> Daemon:
+        folder.mkdir()
+        leaf = Daemon(self.args.bin / "gradwired", f"unix:{folder}/leaf.sock", folder, ["--upstream", self.address])
+        leaf.start()
+        return leaf
 
     def _start_daemon(self, folder: Path) -> Daemon:
         folder.mkdir()
@@ -91,6 +106,8 @@ class Chaos:
         drawn = self.rng.random()
         if self.args.policy == "fail":
             return self._lose_daemon(signal.SIGKILL if drawn < 0.8 else signal.SIGTERM)
+        if drawn < 1 / 4 and self.leaves:
+            return self._lose_leaf()
         if drawn < 1 / 2:
             return self._lose_member()
         if drawn < 5 / 6:
@@ -115,8 +132,29 @@ class Chaos:
         if self.args.policy == "shrink":
             time.sleep(self.args.absent)
         time.sleep(self.rng.uniform(0, self.args.away))
-        self.members[rank].start()
+        if self.leaves:
+            self._start_node(rank // self.node_size)
+        else:
+            self.members[rank].start()
         return f"rank {rank} {number.name}{said}", time.monotonic()
+
+    def _lose_leaf(self) -> tuple[str, float]:
+        self.may_be_skipped += 2
+        leaf = self.rng.randrange(len(self.leaves))
+        self.leaves[leaf].end(signal.SIGKILL)
+        time.sleep(self.rng.uniform(0, self.args.away))
+        self.leaves[leaf].start()
+        self._start_node(leaf)
+        return f"leaf {leaf} SIGKILL", time.monotonic()
+
+    def _start_node(self, node: int) -> None:
+        """As a launcher does when a process has ended."""
+        members = self.members[node * self.node_size:(node + 1) * self.node_size]
+        for member in members:
+            if member.process.poll() is None:
+                member.end()
+        for member in members:
+            member.start()
 
     def _stop_member(self) -> tuple[str, float]:
         rank = self.rng.randrange(self.args.members)
@@ -143,7 +181,7 @@ class Chaos:
     def end(self) -> None:
         for member in self.members:
             member.end()
-        for daemon in self.daemons:
+        for daemon in [*self.leaves, *self.daemons]:
             daemon.end(signal.SIGKILL)
 
 
@@ -165,10 +203,13 @@ def main() -> int:
     parser.add_argument("--hook", default="", help="such as power_sgd,start_powerSGD_iter=5")
     parser.add_argument("--leave", action="store_true", help="half of the lost members get SIGTERM")
     parser.add_argument("--shards", type=int, default=1, help="daemons of the session")
+    parser.add_argument("--nodes", type=int, default=0, help="leaf daemons, with --wait; members are divided among them")
     parser.add_argument("--unix", action="store_true", help="shared memory instead of TCP")
     parser.add_argument("--return-limit", type=float, default=2)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     args = parser.parse_args()
+    if args.nodes and (args.policy != "wait" or args.members % args.nodes or args.leave):
+        parser.error("--nodes: allowed: with --wait, without --leave, a divisor of --members")
     rng = random.Random(args.seed)
     print(f"seed {args.seed}: {args.members} members, {args.minutes:g} minutes, a fault every {args.every:g} s")
 
