@@ -373,12 +373,6 @@ void Runtime::Complete(StepCall& call, const StepDoneEffect& over) {
   call.outcome.Complete(absl::OkStatus());
 }
 
-void Runtime::On(CollectiveDoneEffect& effect) {
-  device_.queue().InOrder([this, status = effect.status] {
-    if (auto call = std::exchange(collective_, nullptr)) call->outcome.Complete(status);
-  });
-}
-
 void Runtime::On(WelcomeEffect& effect) {
   welcomed_ = true;
   if (effect.recovery) Outlive(*effect.recovery);

@@ -160,6 +160,7 @@ class Runtime final : private EventHandler {
   absl::Status TakePast(const GradBucket& bucket);
   void End(std::shared_ptr<StepCall> call);
   void Begin(std::shared_ptr<CollectiveCall> call);
+  void EndCollectives(const absl::Status& status);
   Clock::time_point NextTimer() const;
   // Whether large payloads travel on a second connection (only without shared memory).
   bool WantsBulk() const;
@@ -294,6 +295,7 @@ class Runtime final : private EventHandler {
   std::deque<StepDoneEffect> over_;  // steps from step_ on, until EndStep asks for them
   std::shared_ptr<StepCall> end_step_;
   std::shared_ptr<CollectiveCall> collective_;
+  std::shared_ptr<CollectiveCall> next_collective_;  // waits for the end of one that passes through
   std::shared_ptr<HandOverCall> hand_over_;
   absl::Status hook_error_;  // met while effects were applied
   // The membership has changed, and the user has entered no collective since.

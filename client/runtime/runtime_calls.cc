@@ -33,8 +33,14 @@ void Runtime::Enter(std::shared_ptr<CollectiveCall> call) {
   device_.Call(nullptr, [this, call = std::move(call)] { Begin(call); });
 }
 
+// Members behind a leaf may be through a broadcast before its client is, which begins it anew with
+// another daemon.
 void Runtime::Begin(std::shared_ptr<CollectiveCall> call) {
   if (absl::Status open = Open(); !open.ok()) return call->outcome.Complete(open);
+  if (collective_ != nullptr && collective_->relay && next_collective_ == nullptr) {
+    next_collective_ = std::move(call);
+    return;
+  }
   const bool has_change = std::any_of(over_.begin(), over_.end(),
                                       [](const auto& over) { return over.change.has_value(); });
   if (has_change) return call->outcome.Complete(VoidCollective(call->kind));
@@ -45,6 +51,15 @@ void Runtime::Begin(std::shared_ptr<CollectiveCall> call) {
   if (call->relay) member_.collectives().BeginRelay(call->relay->room);
   collective_ = std::move(call);
   Apply(std::move(effects));
+}
+
+void Runtime::On(CollectiveDoneEffect& effect) {
+  device_.queue().InOrder([this, status = effect.status] { EndCollectives(status); });
+}
+
+void Runtime::EndCollectives(const absl::Status& status) {
+  if (auto call = std::exchange(collective_, nullptr)) call->outcome.Complete(status);
+  if (auto next = std::exchange(next_collective_, nullptr)) Begin(std::move(next));
 }
 
 // ---- A broadcast that passes through. Where the session has ended, what is left of it is ignored.

@@ -35,7 +35,7 @@ void Runtime::On(FailedEffect& effect) {
   // After the buckets, whose memory the device may still write.
   device_.queue().InOrder([this, status = effect.status] {
     if (auto call = std::exchange(end_step_, nullptr)) call->outcome.Complete(status);
-    if (auto call = std::exchange(collective_, nullptr)) call->outcome.Complete(status);
+    EndCollectives(status);
     if (auto call = std::exchange(hand_over_, nullptr)) call->outcome.Complete(status);
   });
 }

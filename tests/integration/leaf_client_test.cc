@@ -213,6 +213,43 @@ TEST_P(LeafClientTest, EqualLeavesAreLikeTwoMembers) {
   }
 }
 
+// Its members may be through a broadcast before it is.
+TEST_P(LeafClientTest, ABarrierWaitsForTheBroadcastBeforeIt) {
+  std::vector<char> data(10'000, 'd');
+  absl::Notification asked;
+  auto trainer = Trainer(Options(3), 2, [&](Client& client) {
+    asked.WaitForNotificationWithTimeout(absl::Seconds(10));
+    absl::Status status = client.Broadcast(2, data.data(), data.size());
+    if (status.ok()) status = client.Barrier();
+    return status.ok() ? client.Leave() : status;
+  });
+  TestLeaf leaf(Options(3), 0, 2);
+  ASSERT_TRUE(leaf.status().ok()) << leaf.status();
+  ASSERT_TRUE(leaf.Joined().ok());
+  std::string came;
+  std::promise<absl::Status> given;
+  leaf.client().Relay({.root = 2,
+                       .bytes = data.size(),
+                       .room = data.size(),
+                       .began = [] {},
+                       .came =
+                           [&](const wire::PayloadRef& bytes) {
+                             for (const auto piece : bytes->pieces()) {
+                               came.append(reinterpret_cast<const char*>(piece.data()),
+                                           piece.size());
+                             }
+                           }},
+                      [&](const absl::Status& status) { given.set_value(status); });
+  std::promise<absl::Status> over;
+  leaf.client().Barrier([&](const absl::Status& status) { over.set_value(status); });
+  asked.Notify();
+  EXPECT_EQ(given.get_future().get(), absl::OkStatus());
+  EXPECT_EQ(over.get_future().get(), absl::OkStatus());
+  EXPECT_EQ(came, std::string(data.begin(), data.end()));
+  EXPECT_EQ(trainer.get(), absl::OkStatus());
+  EXPECT_TRUE(leaf.client().Leave().ok());
+}
+
 TEST_P(LeafClientTest, WhatFailsBehindItFailsEverywhere) {
   auto trainer = Trainer(Options(3), 2, [](Client& client) -> absl::Status {
     Gradients gradients(kModel);
