@@ -44,7 +44,9 @@ class LedgerHook::Run final : public HookRun {
   absl::StatusOr<std::optional<RoundPlan>> Next(const RoundContext& context) override {
     if (!std::exchange(begun_, true)) {
       slice_ = context.slice;
-      ForEach([](Entry& entry, const Projection& gradient) { entry = {.gradient = gradient}; });
+      ForEach([](Entry& entry, const Projection& gradient) {
+        entry = {.open = true, .gradient = gradient};
+      });
     }
     absl::StatusOr<std::optional<RoundPlan>> plan = inner_->Next(context);
     if (plan.ok() && !plan->has_value() && !std::exchange(has_result_, true)) TakeResult();
@@ -82,7 +84,7 @@ class LedgerHook::Run final : public HookRun {
       at += part.numel;
       part.data = static_cast<std::byte*>(part.data) + first * ByteSize(part.dtype);
       part.numel = last - first;
-      function(hook_.open_[positions_[i]],
+      function(hook_.entries_[positions_[i]],
                hook_.projectors_[positions_[i]].Of(part, first) * (1 / hook_.scale_));
     }
   }
@@ -95,7 +97,7 @@ class LedgerHook::Run final : public HookRun {
       const TensorView& view = residuals[i];
       const Projection residual =
           view.data == nullptr ? Projection{} : hook_.projectors_[positions_[i]].Of(view);
-      hook_.open_[positions_[i]].residual = residual * (1 / hook_.scale_);
+      hook_.entries_[positions_[i]].residual = residual * (1 / hook_.scale_);
     }
   }
 
@@ -114,6 +116,7 @@ LedgerHook::LedgerHook(std::unique_ptr<Hook> inner, std::span<const ParameterSpe
     : inner_(std::move(inner)),
       residuals_(manifest.size()),
       expected_(manifest.size()),
+      entries_(manifest.size()),
       account_(LedgerRowsOf(manifest.size())) {
   projectors_.reserve(manifest.size());
   for (const ParameterSpec& parameter : manifest) {
@@ -147,11 +150,10 @@ std::vector<LedgerRow> LedgerHook::change() const {
   std::vector<LedgerRow> rows(account_.size());
   for (std::size_t p = 0; p < projectors_.size(); ++p) {
     LedgerRow& row = rows[RowOf(p)];
-    const auto found = open_.find(p);
+    const Entry& entry = entries_[p];
     Projection residual = residuals_[p];
     double rounded = residual.squares;
-    if (found != open_.end()) {
-      const Entry& entry = found->second;
+    if (entry.open) {
       if (entry.residual) residual = *entry.residual;
       row.contributed += entry.gradient.value;
       row.contributed_squares += entry.gradient.squares;
@@ -169,12 +171,11 @@ void LedgerHook::EndStep(Verdict verdict) {
   inner_->EndStep(verdict);
   const bool dropped = std::exchange(drops_, false);
   account_ = After(std::move(account_), change(), verdict, dropped);
-  if (verdict == Verdict::kApply) {
-    for (const auto& [position, entry] : open_) {
-      if (entry.residual) residuals_[position] = *entry.residual;
-    }
+  for (std::size_t p = 0; p < entries_.size(); ++p) {
+    const Entry& entry = entries_[p];
+    if (verdict == Verdict::kApply && entry.residual) residuals_[p] = *entry.residual;
   }
-  open_.clear();
+  std::fill(entries_.begin(), entries_.end(), Entry());
 }
 
 template <class Take>

@@ -6,13 +6,13 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "gradwire/hooks/hook.h"
 #include "hooks/ledger_row.h"
 #include "hooks/projection.h"
@@ -66,6 +66,7 @@ class LedgerHook final : public Hook {
   class Run;
   // Of one parameter in the open step.
   struct Entry {
+    bool open = false;  // a bucket has it
     Projection gradient{};
     Projection mean{};
     std::optional<Projection> residual{};  // none: the hook leaves it as it is
@@ -80,11 +81,11 @@ class LedgerHook final : public Hook {
   void Hold(std::size_t parameter, const Projection& residual, double factor);
 
   const std::unique_ptr<Hook> inner_;
-  std::map<std::string, std::size_t> positions_;  // in the manifest
-  std::vector<Projector> projectors_;             // by position
-  std::vector<Projection> residuals_;             // by position
-  std::vector<Projection> expected_;              // by position: the hook does not have them yet
-  std::map<std::size_t, Entry> open_;             // by position
+  absl::flat_hash_map<std::string, std::size_t> positions_;  // in the manifest
+  std::vector<Projector> projectors_;                        // by position
+  std::vector<Projection> residuals_;                        // by position
+  std::vector<Projection> expected_;  // by position: the hook does not have them yet
+  std::vector<Entry> entries_;        // by position
   std::vector<LedgerRow> account_;
   double scale_ = 1;
   bool drops_ = false;
