@@ -98,7 +98,8 @@ struct HandedOverEffect {
 };
 // ---- Of node groups (grouped_member.h)
 
-// The member's place among the groups. `names`: the owner is to answer with NameGroup.
+// The member's place among the groups, for each daemon anew. `names`: the owner is to answer with
+// NameGroup.
 struct GroupEffect {
   wire::NodeGroup group;
   bool names = false;
@@ -109,7 +110,7 @@ struct ConnectEffect {
 };
 // Exchange the shares of the bucket with the group, add up this member's, in the order of ranks,
 // and divide them by members / groups. The owner answers with Exchanged. The next of these two
-// effects comes after the answer.
+// effects comes after the answer, or after an AbortGroupEffect.
 struct ExchangeEffect {
   Ticket ticket = 0;
 };
@@ -118,16 +119,20 @@ struct ExchangeEffect {
 struct GatherEffect {
   Ticket ticket = 0;
 };
+// The group's communicator is to be aborted, and what is open of it is to be forgotten: no answer
+// is expected. A GroupEffect may follow.
+struct AbortGroupEffect {};
 // A share has its result.
 struct ShareDoneEffect {
   std::uint32_t bucket = 0;  // the share's id
   std::optional<BucketNorms> norms{};
 };
-using Effect = std::variant<GroupEffect, ConnectEffect, ExchangeEffect, GatherEffect,
-                            ShareDoneEffect, SendFrameEffect, SendChunkEffect, SendCollectiveEffect,
-                            ReceiveCollectiveEffect, RelayBegunEffect, RelayTakenEffect,
-                            BucketDoneEffect, StepDoneEffect, CollectiveDoneEffect, WelcomeEffect,
-                            FailedEffect, PreparedEffect, HandedOverEffect>;
+using Effect =
+    std::variant<GroupEffect, ConnectEffect, ExchangeEffect, GatherEffect, AbortGroupEffect,
+                 ShareDoneEffect, SendFrameEffect, SendChunkEffect, SendCollectiveEffect,
+                 ReceiveCollectiveEffect, RelayBegunEffect, RelayTakenEffect, BucketDoneEffect,
+                 StepDoneEffect, CollectiveDoneEffect, WelcomeEffect, FailedEffect, PreparedEffect,
+                 HandedOverEffect>;
 using Effects = std::vector<Effect>;
 
 }  // namespace gradwire::client

@@ -50,10 +50,11 @@ absl::Status GroupedMember::StartBucket(Ticket ticket, GradBucket& bucket, Effec
              .parameters = *positions,
              .shares = shares_->Divide(bucket, *positions),
              .measure = measure};
+  sent_ |= !awaits_welcome();
   if (IsAlone()) {
     tasks_.push_back({.ticket = ticket});
     Advance(effects);
-  } else {
+  } else if (!awaits_welcome()) {
     effects.push_back(SendFrameEffect{FrameOf(started)});
   }
   return absl::OkStatus();
@@ -129,32 +130,11 @@ void GroupedMember::Fail(const absl::Status& status, Effects& effects) {
 
 void GroupedMember::Expose(std::uint32_t id) { member_->Expose(id); }
 
-wire::MemberReport GroupedMember::Report() const { return member_->Report(); }
-
-void GroupedMember::Rejoined(std::uint64_t generation) { member_->Rejoined(generation); }
-
 std::int64_t GroupedMember::steps_reduced_again() const { return member_->steps_reduced_again(); }
 
 bool GroupedMember::outlives_daemon() const { return member_->outlives_daemon(); }
 
 bool GroupedMember::awaits_welcome() const { return member_->awaits_welcome(); }
-
-// Buckets first: a share's announcement counts only where its bucket is known.
-void GroupedMember::Resumed(Effects& effects) {
-  if (grouped() && !IsAlone() && !failed()) {
-    if (index_ == 0 && !id_.empty()) {
-      effects.push_back(
-          SendFrameEffect{wire::GroupId{.generation = options_.generation, .id = id_}});
-    }
-    for (const auto& [ticket, bucket] : buckets_) {
-      if (done_ || IsActive(Mutant::kGroupBucketsNotResumed)) continue;
-      effects.push_back(SendFrameEffect{FrameOf(bucket)});
-    }
-  }
-  Effects inner;
-  member_->Resumed(inner);
-  Take(inner, effects);
-}
 
 std::string GroupedMember::Progress() const {
   for (const auto& [ticket, bucket] : buckets_) {
@@ -177,15 +157,22 @@ void GroupedMember::Receive(const wire::Frame& frame, Effects& effects) {
     status = On(*id, effects);
   } else {
     const auto* welcome = std::get_if<wire::Welcome>(&frame.header);
-    if (welcome != nullptr && welcome->group && !grouped() && leaf_groups_ == 0) {
-      Join(*welcome->group, effects);
-    }
+    const bool goes_on = welcome != nullptr && awaits_welcome();
+    if (welcome != nullptr) status = On(*welcome, effects);
+    if (!status.ok()) return Fail(status, effects);
     if (!grouped()) return member_->Receive(frame, effects);
     Effects inner;
     member_->Receive(frame, inner);
+    if (goes_on && !failed()) GoOn(effects);
     Take(inner, effects);
   }
   if (!status.ok()) Fail(status, effects);
+}
+
+absl::Status GroupedMember::On(const wire::Welcome& welcome, Effects& effects) {
+  if (std::exchange(welcomed_, true)) return CheckSamePlace(welcome.group);
+  if (welcome.group) Join(*welcome.group, effects);
+  return absl::OkStatus();
 }
 
 // The codec has checked that ranks ascend. A coordinator that leaves this member out would give it
@@ -206,6 +193,7 @@ void GroupedMember::Join(const wire::NodeGroup& group, Effects& effects) {
   index_ = static_cast<std::size_t>(own - group.ranks.begin());
   shares_.emplace(options_.manifest, group.shares, whole_buckets_);
   member_->SetGroup(static_cast<int>(group.group), static_cast<int>(group.groups));
+  member_->SetInNodeGroup();
   effects.push_back(GroupEffect{.group = group, .names = !IsAlone() && index_ == 0});
 }
 
@@ -325,7 +313,9 @@ void GroupedMember::MaybeEnd(Effects& effects) {
     Take(inner, effects);
     if (!told.ok()) return Fail(told, effects);
   }
-  if (!done_ || (!buckets_.empty() && !IsActive(Mutant::kStepEndsBeforeGather))) return;
+  if (!buckets_.empty() && !IsActive(Mutant::kStepEndsBeforeGather)) return;
+  if (prepared_) effects.push_back(*std::exchange(prepared_, std::nullopt));
+  if (!done_) return;
   parameters_.Clear();
   ended_ = false;
   told_ended_ = false;
@@ -335,6 +325,12 @@ void GroupedMember::MaybeEnd(Effects& effects) {
 // ---- What the inner member asks for
 
 void GroupedMember::Take(Effects& inner, Effects& effects) {
+  // Shares of a step that is dropped have no results, although they are done.
+  const bool drops = std::any_of(inner.begin(), inner.end(), [](const Effect& effect) {
+    const auto* done = std::get_if<StepDoneEffect>(&effect);
+    return done != nullptr && done->dropped;
+  });
+  if (drops) users_ticket_.clear();
   for (Effect& effect : inner) {
     std::visit([&](auto& one) { Pass(one, effects); }, effect);
   }
@@ -361,6 +357,7 @@ void GroupedMember::Pass(BucketDoneEffect& effect, Effects& effects) {
 // the group.
 void GroupedMember::Pass(StepDoneEffect& effect, Effects& effects) {
   if (!grouped()) return effects.push_back(effect);
+  if (effect.dropped) Drop(effects);
   // A share of its own would be announced in the next step. One that has none of a bucket may hear
   // of the exchange's end later than those who have.
   for (const auto& [ticket, bucket] : buckets_) {
@@ -375,6 +372,8 @@ void GroupedMember::Pass(StepDoneEffect& effect, Effects& effects) {
         effects);
   }
   next_order_ = 0;
+  sent_ = false;
+  prepared_.reset();
   done_ = effect;
   MaybeEnd(effects);
 }
@@ -389,7 +388,13 @@ void GroupedMember::Pass(FailedEffect& effect, Effects& effects) {
   users_ticket_.clear();
   tasks_.clear();
   done_.reset();
+  prepared_.reset();
   effects.push_back(std::move(effect));
+}
+
+void GroupedMember::Pass(PreparedEffect& effect, Effects& effects) {
+  prepared_ = effect;
+  MaybeEnd(effects);
 }
 
 }  // namespace gradwire::client

@@ -12,6 +12,11 @@
 // all members, of groups of any size. Residuals are those of x. In a session without node groups
 // this class only passes on; in one with leaf daemons it tells the hook how many contribute.
 //
+// In a session that outlives its daemon a member is READY when it has everything, gathered: nobody
+// could order a gathering that the lost daemon has not. The group connects anew with each daemon,
+// and a step of which anything was sent is never finished with another one (server/core/
+// gathering.h): what its group has added up or gathered of it is nobody's.
+//
 // Not thread-safe. Failure: as Member.
 #pragma once
 
@@ -64,7 +69,7 @@ class GroupedMember {
   void Receive(const wire::Frame& frame, Effects& effects);
   void Resumed(Effects& effects);
   wire::MemberReport Report() const;
-  void Rejoined(std::uint64_t generation);
+  void Rejoined(std::uint64_t generation, Effects& effects);
   std::int64_t steps_reduced_again() const;
   absl::StatusOr<bool> TakePast(std::int64_t step, const GradBucket& bucket);
   absl::Status EndPast(std::int64_t step);
@@ -134,6 +139,7 @@ class GroupedMember {
   void Pass(BucketDoneEffect& effect, Effects& effects);
   void Pass(StepDoneEffect& effect, Effects& effects);
   void Pass(FailedEffect& effect, Effects& effects);
+  void Pass(PreparedEffect& effect, Effects& effects);
   template <class Other>
   void Pass(Other& effect, Effects& effects) {
     effects.push_back(std::move(effect));
@@ -141,7 +147,13 @@ class GroupedMember {
 
   absl::Status On(const wire::GroupOrder& order, Effects& effects);
   absl::Status On(const wire::GroupId& id, Effects& effects);
+  absl::Status On(const wire::Welcome& welcome, Effects& effects);
   void Join(const wire::NodeGroup& group, Effects& effects);
+  // ---- With a further daemon (grouped_member_rejoin.cc)
+  absl::Status CheckSamePlace(const std::optional<wire::NodeGroup>& group) const;
+  void GoOn(Effects& effects);
+  // The step was dropped: its buckets are done, with whatever is in them.
+  void Drop(Effects& effects);
   void Connect(const std::string& id, Effects& effects);
   wire::GroupBucket FrameOf(const Bucket& bucket) const;
   bool IsAlone() const { return group_->ranks.size() == 1; }
@@ -152,7 +164,7 @@ class GroupedMember {
   // What waits for the buckets: the end of this member's part, and the step's.
   void MaybeEnd(Effects& effects);
 
-  const MemberOptions options_;
+  MemberOptions options_;  // another daemon changes the generation
   const bool whole_buckets_;
   const std::unique_ptr<Member> member_;
   StepParameters parameters_;
@@ -161,20 +173,23 @@ class GroupedMember {
   std::optional<ShareMap> shares_;
   std::size_t index_ = 0;
   std::string id_;  // of the group's communicator; empty: not known yet
+  bool welcomed_ = false;
 
   // ---- Of the user's step
   std::map<Ticket, Bucket> buckets_;       // without their results
   std::map<std::uint32_t, Ticket> by_id_;  // of buckets_
   std::map<Ticket, Ticket> users_ticket_;  // by the inner member's
   Ticket next_share_ = 1;
-  bool ended_ = false;                  // by the user
-  bool told_ended_ = false;             // and by the inner member
-  std::optional<StepDoneEffect> done_;  // waits for the group's results
+  bool ended_ = false;                      // by the user
+  bool told_ended_ = false;                 // and by the inner member
+  std::optional<StepDoneEffect> done_;      // waits for the group's results
+  std::optional<PreparedEffect> prepared_;  // the same, where the session outlives its daemon
 
   // ---- Of the protocol's step
   std::uint32_t next_order_ = 0;
   std::deque<Task> tasks_;
   bool busy_ = false;  // an answer is to come
+  bool sent_ = false;  // something of it, to this daemon
 };
 
 }  // namespace gradwire::client

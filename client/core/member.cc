@@ -137,8 +137,9 @@ struct Member::Received {
     member.chain_.Advance(done);
     // The others may end steps that a newcomer lacks results of, or has not heard of: it will get
     // the model anew.
-    const bool has_all =
-        member.options_.has_shards() ? member.ready_.has_value() : member.step_.holds_results();
+    const bool says_ready =
+        member.options_.has_shards() || (member.is_in_node_group_ && member.recovery_);
+    const bool has_all = says_ready ? member.ready_.has_value() : member.step_.holds_results();
     const bool lacks = done.step == member.step() && !done.dropped && !has_all;
     if (member.is_newcomer_ && (lacks || done.step > member.step())) {
       if (!done.change) return absl::OkStatus();

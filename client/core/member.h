@@ -51,6 +51,8 @@ class Member {
 
   // Its buckets are shares of a node group's, one of several. Before any bucket.
   void SetGroup(int group, int groups) { protocol_.SetGroup(group, groups); }
+  // And it has results of its own shares only: whether all are here, the group knows.
+  void SetInNodeGroup() { is_in_node_group_ = true; }
 
   // ---- Where this member is late, and others go on without it
   // A bucket of a trainer that is still in `step`, which is over. True: others have reduced it
@@ -190,7 +192,8 @@ class Member {
   ResidualTaking taking_;
   bool welcomed_ = false;
   std::optional<wire::Recovery> recovery_;
-  bool awaits_welcome_ = false;         // of a further daemon
+  bool awaits_welcome_ = false;  // of a further daemon
+  bool is_in_node_group_ = false;
   std::vector<int> told_ranks_;         // of the roster that the user knows
   std::vector<int> concluded_;          // those of the one in which a step was concluded last
   std::optional<Verdict> last_;         // of the step before

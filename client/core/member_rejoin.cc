@@ -121,8 +121,10 @@ absl::Status Member::CheckRoot(int root) const {
 }
 
 // Where the session goes on without lost members, means may have to be those of fewer.
+// A step of a node group is never reduced again.
 bool Member::keeps_gradients() const {
-  return recovery_ && step_.can_keep() && (options_.keep_gradients || roster() != nullptr);
+  return recovery_ && !is_in_node_group_ && step_.can_keep() &&
+         (options_.keep_gradients || roster() != nullptr);
 }
 
 void Member::TellRanks(const std::vector<int>& ranks, Effects& effects, std::size_t first) {

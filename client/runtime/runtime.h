@@ -236,6 +236,7 @@ class Runtime final : private EventHandler {
   void On(ConnectEffect& effect);
   void On(ExchangeEffect& effect) { group_.Exchange(effect.ticket); }
   void On(GatherEffect& effect) { group_.Gather(effect.ticket); }
+  void On(AbortGroupEffect& /*effect*/) { group_.Abort(); }
   void On(ShareDoneEffect& effect) GRADWIRE_EXCLUDES(shared_mutex_);
 
   // Ok while calls can begin, else what they end with.

@@ -215,7 +215,9 @@ void Runtime::OnRejoined(std::uint64_t number, absl::StatusOr<Rejoined> place) {
                                                    events_, poller_);
   if (member_.outlives_daemon()) connection_->SetGrace(coordinator_grace_);
   is_lost_ = false;
-  member_.Rejoined(membership_.generation);
+  Effects effects;
+  member_.Rejoined(membership_.generation, effects);
+  Apply(std::move(effects));
   OpenStream(channel());
 }
 

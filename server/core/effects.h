@@ -59,7 +59,8 @@ struct ComputeEffect {
 };
 // Read it (SessionCore::ReadCopy) and answer with SessionCore::Restored. All members wait for it.
 struct RestoreEffect {
-  std::shared_ptr<const std::vector<std::byte>> file;
+  // Parts of one copy.
+  std::vector<std::shared_ptr<const std::vector<std::byte>>> files;
 };
 // Run it and answer with SessionCore::ChoreDone. Nobody waits for it.
 struct ChoreEffect {

@@ -258,9 +258,11 @@ absl::StatusOr<Gathering::Outcome> Gathering::DecideTogether(const Reporters& al
   bool any_results = false;
   bool any_lost = false;  // gradients, under results
   bool any_late = false;
+  bool any_sent = false;
   for (const auto& [rank, report] : all) {
     all_ready &= report->ready.has_value();
     all_contributed &= report->has_contributed;
+    any_sent |= report->has_contributed;
     const bool has_results = report->may_have_results || report->ready;
     any_results |= has_results;
     any_lost |= has_results && !report->keeps_gradients;
@@ -276,6 +278,7 @@ absl::StatusOr<Gathering::Outcome> Gathering::DecideTogether(const Reporters& al
     return Contradiction("step ", step - 1, " ended with ", Text(*first), " for rank ",
                          all.front().rank, ", and not for rank ", rank);
   }
+  const bool is_half_gathered = is_grouped_ && any_sent && !IsActive(Mutant::kGroupStepGoesOn);
   if (IsActive(Mutant::kReadyOfOneConcludes)) all_ready = said.has_value();
   if (all_ready) {
     for (const auto& [rank, report] : all) {
@@ -285,7 +288,8 @@ absl::StatusOr<Gathering::Outcome> Gathering::DecideTogether(const Reporters& al
                            " with ", Text(report->ready->verdict), " and ", report->ready->digest);
     }
     outcome.ended = {Ended(step, said->verdict, said->digest, "its results are not finite")};
-  } else if (((any_results && any_lost) || any_late) && !IsActive(Mutant::kStepWithResultsGoesOn)) {
+  } else if (is_half_gathered || (((any_results && any_lost) || any_late) &&
+                                  !IsActive(Mutant::kStepWithResultsGoesOn))) {
     outcome.ended = {Ended(step, Verdict::kSkip, 0, kDaemonLost)};
   } else {
     outcome.again = any_results;

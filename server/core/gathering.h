@@ -24,6 +24,9 @@
 // a newcomer has no gradients for the open step, and no model. So where there are newcomers, the
 // step that is then open is dropped, for everybody, and with it everybody hears of them.
 //
+// In a session with node groups a step of which anything was sent does not go on: a group may have
+// gathered some of its buckets, which lie over the gradients, and connects anew.
+//
 // Where the session has several shards, all are left after the loss of one, as if they were one
 // daemon. The members report to shard 0 what they hold at all of them; the others begin where they
 // are told that shard 0 has begun.
@@ -64,6 +67,9 @@ class Gathering {
 
   // A later report of the rank replaces the earlier one. None: it is a newcomer's.
   void Take(int rank, std::optional<wire::MemberReport> report);
+
+  // The session has node groups of several members. Before Decide.
+  void SetGrouped(bool grouped) { is_grouped_ = grouped; }
 
   // A leaf daemon stands for the rank, and reports for it.
   void SetElsewhere(int rank) { SetGone(rank); }
@@ -141,6 +147,7 @@ class Gathering {
   const std::uint64_t lineage_;
   const bool shrinks_;
   const bool follows_;
+  bool is_grouped_ = false;
   std::vector<std::optional<wire::MemberReport>> reports_;  // by rank; none: a newcomer's
   std::vector<bool> gone_;                                  // by rank
   std::vector<bool> left_;  // by rank: it cannot follow what the others were told

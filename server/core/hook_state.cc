@@ -1,5 +1,8 @@
 #include "server/core/hook_state.h"
 
+#include <map>
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/error_code.h"
@@ -7,6 +10,31 @@
 #include "hooks/state_parts.h"
 
 namespace gradwire::server {
+namespace {
+
+// What two parts have is the same in both.
+absl::Status AddPart(HookState part, HookState& copy, std::map<std::string, std::size_t>& places) {
+  const auto differs = [](const std::string& what) {
+    return Coded(ErrorCode::kResume,
+                 absl::FailedPreconditionError(absl::StrCat("its parts differ in \"", what, "\"")));
+  };
+  for (auto& [key, value] : part.metadata) {
+    const auto [found, is_new] = copy.metadata.try_emplace(key, value);
+    if (!is_new && found->second != value) return differs(key);
+  }
+  for (StateTensor& tensor : part.tensors) {
+    const auto [found, is_new] = places.try_emplace(tensor.name, copy.tensors.size());
+    if (is_new) {
+      copy.tensors.push_back(std::move(tensor));
+      continue;
+    }
+    const StateTensor& known = copy.tensors[found->second];
+    if (known.dtype != tensor.dtype || known.data != tensor.data) return differs(tensor.name);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 absl::StatusOr<HookState> StateSnapshot::State() const {
   OwnsParameter owns;
@@ -90,13 +118,18 @@ void SessionHookState::Install(HookImport& import) {
 }
 
 absl::StatusOr<std::shared_ptr<HookImport>> SessionHookState::ReadCopy(
-    std::span<const std::byte> file) const {
-  const auto* const text = reinterpret_cast<const char*>(file.data());
-  absl::StatusOr<HookState> copy = ReadSafetensors({text, file.size()});
-  if (!copy.ok()) return copy.status();
+    std::span<const File> files) const {
+  HookState copy;
+  std::map<std::string, std::size_t> places;  // of tensors
+  for (const File& file : files) {
+    const auto* const text = reinterpret_cast<const char*>(file->data());
+    absl::StatusOr<HookState> part = ReadSafetensors({text, file->size()});
+    if (!part.ok()) return part.status();
+    if (absl::Status added = AddPart(*std::move(part), copy, places); !added.ok()) return added;
+  }
   OwnsParameter owns;
   if (shard_.count() > 1) owns = [this](std::uint32_t p) { return shard_.Owns(p); };
-  return hook_->ReadCopy(*std::move(copy), owns);
+  return hook_->ReadCopy(std::move(copy), owns);
 }
 
 std::shared_ptr<const HookSnapshot> SessionHookState::Snapshot() const {

@@ -73,7 +73,9 @@ class SessionHookState {
 
   // The same after the loss of a daemon, from a member's copy as its file has it. Nothing is
   // replaced by it, for members have the state.
-  absl::StatusOr<std::shared_ptr<HookImport>> ReadCopy(std::span<const std::byte> file) const;
+  // `files`: parts of the members' copy, which may overlap.
+  using File = std::shared_ptr<const std::vector<std::byte>>;
+  absl::StatusOr<std::shared_ptr<HookImport>> ReadCopy(std::span<const File> files) const;
   void Restore(HookImport& import) { hook_->Install(import); }
 
   // What a report of the compression is made of. Null: there is no state.

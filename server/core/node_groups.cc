@@ -82,6 +82,26 @@ std::string NodeGroups::Name(std::size_t group) const {
                       absl::StrJoin(groups_[group], ", "));
 }
 
+std::vector<int> NodeGroups::Firsts() const {
+  std::vector<int> firsts;
+  for (const std::size_t group : group_of_) firsts.push_back(groups_[group].front());
+  return firsts;
+}
+
+// Shares go by a group's size, and the place in it. Where there are no shares, all have everything.
+std::vector<int> NodeGroups::Parts() const {
+  std::vector<int> parts(group_of_.size());
+  if (!any()) return parts;
+  std::map<std::pair<std::size_t, std::size_t>, int> first;
+  for (std::size_t r = 0; r < parts.size(); ++r) {
+    const std::vector<int>& ranks = groups_[group_of_[r]];
+    const auto place = static_cast<std::size_t>(
+        std::ranges::lower_bound(ranks, static_cast<int>(r)) - ranks.begin());
+    parts[r] = first.try_emplace({ranks.size(), place}, static_cast<int>(r)).first->second;
+  }
+  return parts;
+}
+
 wire::NodeGroup NodeGroups::PlaceOf(int rank) const {
   return {.ranks = RanksWith(rank),
           .shares = shares(),

@@ -60,6 +60,11 @@ class NodeGroups {
     return contributors_[share];
   }
 
+  // By rank: the first one of its group.
+  std::vector<int> Firsts() const;
+  // By rank: the first one that has the same shares.
+  std::vector<int> Parts() const;
+
   // What the member is told.
   wire::NodeGroup PlaceOf(int rank) const;
 

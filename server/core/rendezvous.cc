@@ -64,12 +64,6 @@ absl::Status Rendezvous::CheckReport(const JoinAsk& ask) const {
     return valid.ok() ? CheckLife(ask) : valid;
   }
   if (options_.gathers && options_.member_grace > absl::ZeroDuration()) {
-    if (!ask.group.name.empty()) {
-      return Coded(ErrorCode::kResume,
-                   absl::FailedPreconditionError(absl::StrCat(
-                       "session \"", options_.name,
-                       "\" has lost a member; allowed in its place: one without node group")));
-    }
     if (ask.rank >= 0) return CheckLife(ask);
     return Coded(ErrorCode::kResume, absl::FailedPreconditionError(absl::StrCat(
                                          "rank: is -1, but session \"", options_.name,
@@ -154,8 +148,9 @@ MaybeFailure Rendezvous::Tick(absl::Time now, Effects& effects) {
                       .waited = options_.join_timeout};
 }
 
-absl::StatusOr<std::optional<Gathering::Outcome>> Rendezvous::Gathered() const {
+absl::StatusOr<std::optional<Gathering::Outcome>> Rendezvous::Gathered(const NodeGroups& groups) {
   if (!gathering_ || gathering_->AllNew()) return std::optional<Gathering::Outcome>();
+  gathering_->SetGrouped(groups.any());
   absl::StatusOr<Gathering::Outcome> outcome = gathering_->Decide();
   if (!outcome.ok()) return outcome.status();
   return std::optional(*std::move(outcome));

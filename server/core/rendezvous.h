@@ -48,8 +48,8 @@ class Rendezvous {
   MaybeFailure Tick(absl::Time now, Effects& effects);
   // All members are connected. Fails if they cannot be grouped as they ask.
   absl::StatusOr<NodeGroups> Group() const;
-  // What follows from the members' reports; none: they have begun here.
-  absl::StatusOr<std::optional<Gathering::Outcome>> Gathered() const;
+  // What follows from the members' reports, who are in these groups; none: they have begun here.
+  absl::StatusOr<std::optional<Gathering::Outcome>> Gathered(const NodeGroups& groups);
   // As Gathering's, of those who are connected.
   void Tell(const Gathering::Outcome& outcome) { gathering_->Tell(outcome); }
   std::vector<int> LeftBehind() const;

@@ -31,7 +31,8 @@ SessionCore::SessionCore(SessionOptions options, std::unique_ptr<CoordinatorHook
       collectives_(std::make_unique<CollectiveFlow>(options_, membership_)),
       draw_plan_(std::make_unique<DrawPlanIntake>(hook_state_.hook(), options_.manifest.size())),
       hand_overs_(std::make_unique<HandOverRelay>(membership_, options_.chunk_bytes)),
-      waits_(options_.world_size) {
+      waits_(options_.world_size),
+      node_groups_(options_.node_groups) {
   if (const std::size_t file = StateFileBytes(hook_state_.hook(), options_.manifest);
       options_.gathers && file > 0) {
     state_recovery_ = std::make_unique<StateRecovery>(options_.world_size, file);

@@ -96,7 +96,7 @@ class SessionCore {
 
   // What a RestoreEffect asks for, on any thread, and its answer.
   absl::StatusOr<std::shared_ptr<HookImport>> ReadCopy(const RestoreEffect& restore) const {
-    return hook_state_.ReadCopy(*restore.file);
+    return hook_state_.ReadCopy(restore.files);
   }
   void Restored(const absl::StatusOr<std::shared_ptr<HookImport>>& state, Effects& effects);
 
@@ -155,6 +155,8 @@ class SessionCore {
   bool IsElsewhere(int rank) const { return membership_.IsElsewhere(rank); }
   // Of a session that awaits successors: those that it does not wait for, where it shrinks.
   const std::vector<int>& gone() const { return gone_; }
+  // By rank: the first one of its node group. Empty: not known.
+  const std::vector<int>& node_groups() const { return node_groups_; }
   std::int64_t step() const;
   // Of a leaf daemon: its name, and the ranks that it stands for. "" and 1: it is a trainer.
   const std::string& leaf_name(int rank) const { return membership_.leaf_name(rank); }
@@ -190,6 +192,12 @@ class SessionCore {
   wire::MembershipChange ToTell(wire::MembershipChange change) const;
   // Whether another process may come for a member that is lost; and that one is waited for.
   absl::Status CheckLeavesGoOn(const std::optional<Gathering::Outcome>& gathered) const;
+  // session_groups.cc
+  absl::Status CheckGroupsGoOn(const NodeGroups& groups,
+                               const std::optional<Gathering::Outcome>& gathered) const;
+  // Newcomers that are in other node groups than those whose places they take. True: there are any.
+  bool DismissMisplaced(const NodeGroups& groups, const Gathering::Outcome& gathered,
+                        Effects& effects);
   // Lost members get successors, or the others go on without them.
   bool OutlivesMembers() const;
   bool MayReplace(const FailureEvent& failure) const;
@@ -249,6 +257,7 @@ class SessionCore {
   std::map<int, wire::MembershipChange> newcomers_;
   bool awaits_successor_ = false;
   std::vector<int> gone_;                   // where that is so, and the session shrinks
+  std::vector<int> node_groups_;            // by rank, the first one of its group
   std::set<int> comers_;                    // ranks that are gone, for which processes have come
   std::set<int> leaving_;                   // ranks that leave when the step is concluded
   std::unique_ptr<StepTimeline> timeline_;  // null: nobody records

@@ -31,9 +31,11 @@ void SessionCore::MaybeBegin(int rank, Effects& effects) {
   if (!MayGoOn(effects)) return;
   absl::StatusOr<NodeGroups> groups = rendezvous_->Group();
   if (!groups.ok()) return fail(groups.status());
-  const auto gathered = rendezvous_->Gathered();
+  const auto gathered = rendezvous_->Gathered(*groups);
   if (!gathered.ok()) return fail(gathered.status());
   if (absl::Status may = CheckLeavesGoOn(*gathered); !may.ok()) return fail(may);
+  if (absl::Status may = CheckGroupsGoOn(*groups, *gathered); !may.ok()) return fail(may);
+  if (*gathered && DismissMisplaced(*groups, **gathered, effects)) return;
   if (!*gathered && state_recovery_ != nullptr && state_recovery_->restored()) {
     return fail(Coded(ErrorCode::kResume,
                       absl::FailedPreconditionError("all members that had the session's model are "
@@ -41,6 +43,7 @@ void SessionCore::MaybeBegin(int rank, Effects& effects) {
   }
   if (state_recovery_ != nullptr && *gathered && !state_recovery_->restored()) {
     rendezvous_->Tell(**gathered);
+    state_recovery_->SetParts(groups->Parts());
     return Apply(state_recovery_->Ask(**gathered, effects), effects);
   }
   state_ = State::kRunning;
@@ -62,6 +65,7 @@ void SessionCore::MaybeBegin(int rank, Effects& effects) {
   welcome.recovery = step_->RecoveryAt(welcome.step);
   welcome.attempt = step_->attempt();
   rendezvous_->Complete(*groups, welcome, newcomers_, effects);
+  node_groups_ = groups->Firsts();
   step_->SetGroups(*std::move(groups));
   collectives_->Begin();
 }
@@ -109,12 +113,11 @@ void SessionCore::Restored(const absl::StatusOr<std::shared_ptr<HookImport>>& st
   MaybeBegin(-1, effects);
 }
 
-// None where a fresh daemon would lack something: an order that only the lost one knew, or for how
-// many ranks those who are left stand.
+// None where a fresh daemon would lack something: for how many ranks those who are left stand, or
+// who has the shares of those who are gone.
 std::optional<wire::Recovery> SessionCore::RecoveryOf(const NodeGroups& groups) const {
-  const bool may_shrink = options_.shrinks() && membership_.HasLeaves();
-  if (options_.coordinator_grace <= absl::ZeroDuration() || options_.leaf.is_leaf() ||
-      groups.any() || may_shrink) {
+  const bool may_shrink = options_.shrinks() && (membership_.HasLeaves() || groups.any());
+  if (options_.coordinator_grace <= absl::ZeroDuration() || options_.leaf.is_leaf() || may_shrink) {
     return std::nullopt;
   }
   constexpr std::int64_t kLongest = std::numeric_limits<std::uint32_t>::max();

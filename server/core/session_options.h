@@ -92,6 +92,8 @@ struct SessionOptions {
   absl::Duration straggler_floor = absl::Milliseconds(50);  // of the deadline
   // Of a session that gathers its members: ranks that it does not wait for so long.
   std::vector<int> gone{};
+  // And by rank the first one of its node group, as it was before. Empty: not known.
+  std::vector<int> node_groups{};
   std::string session_key{};  // with a grace: by which members know that it is theirs
   bool gathers = false;       // from members that lost their daemon, or one of them
   // Of a shard that gathers. Shard 0: how much further than all that are reported the life is that

@@ -18,11 +18,30 @@ FailureEvent Lost(absl::Status what) {
 
 }  // namespace
 
+void StateRecovery::SetParts(std::vector<int> parts) {
+  for (std::size_t r = 0; r < members_.size(); ++r) members_[r].part = parts[r];
+}
+
+bool StateRecovery::IsDonor(int rank) const {
+  const auto found = parts_.find(members_[static_cast<std::size_t>(rank)].part);
+  return found != parts_.end() && found->second.donor == rank;
+}
+
 void StateRecovery::OnAttach(int rank, std::int64_t step) {
   Member& member = members_[static_cast<std::size_t>(rank)];
   if (stage_ == Stage::kReading || stage_ == Stage::kRestored) return;  // all have answered
-  member = {.step = step};
-  if (rank == donor_) file_.Take();
+  if (IsDonor(rank)) PartOf(rank).file.Take();
+  member = {.step = step, .part = member.part};
+}
+
+void StateRecovery::FindDonor(Part& part, int number) {
+  const auto holds = [number](const Member& one) { return one.part == number && !one.is_new; };
+  if (part.donor >= 0 && holds(members_[static_cast<std::size_t>(part.donor)])) return;
+  const auto found = std::ranges::find_if(members_, holds);
+  part.donor = found == members_.end() ? -1 : static_cast<int>(found - members_.begin());
+  part.file.Take();
+  if (found == members_.end()) return;
+  *found = {.step = found->step, .part = number, .unanswered = found->unanswered};
 }
 
 // The answer is about the state after the step that has ended, so its end comes first.
@@ -33,15 +52,13 @@ MaybeFailure StateRecovery::Ask(const Gathering::Outcome& gathered, Effects& eff
     const bool is_new = gathered.change && std::ranges::count(gathered.change->newcomers, rank) > 0;
     return std::ranges::binary_search(gathered.here, rank) && !is_new;
   };
-  if (!has_state(donor_)) {
-    donor_ = gathered.donor;
-    file_.Take();
-    Member& member = members_[static_cast<std::size_t>(donor_)];
-    member = {.step = member.step, .unanswered = member.unanswered};
+  for (std::size_t r = 0; r < members_.size(); ++r) {
+    members_[r].is_new = !has_state(static_cast<int>(r));
+    parts_.try_emplace(members_[r].part, Part{.donor = -1});
   }
+  for (auto& [number, part] : parts_) FindDonor(part, number);
   for (std::size_t r = 0; r < members_.size(); ++r) {
     const int rank = static_cast<int>(r);
-    members_[r].is_new = !has_state(rank);
     if (members_[r].is_new || std::exchange(members_[r].asked, true)) continue;
     for (const wire::StepDone& done : gathered.ended) {
       if (members_[r].step > done.step) continue;
@@ -50,7 +67,7 @@ MaybeFailure StateRecovery::Ask(const Gathering::Outcome& gathered, Effects& eff
     ++members_[r].unanswered;
     asked_.reset();
     effects.push_back(
-        SendEffect{.rank = rank, .frame = {.header = wire::StateRequest{.donor = rank == donor_}}});
+        SendEffect{.rank = rank, .frame = {.header = wire::StateRequest{.donor = IsDonor(rank)}}});
   }
   return Missing().empty() ? Compare(effects) : std::nullopt;
 }
@@ -61,7 +78,7 @@ absl::Status StateRecovery::Check(int rank, const wire::StateCopy& copy,
   if (stage_ != Stage::kAsking || !member.asked || member.digest) {
     return absl::FailedPreconditionError("sent its copy of the hook's state; nobody asked for it");
   }
-  if (rank != donor_) {
+  if (!IsDonor(rank)) {
     if (copy.bytes == 0 && payload == nullptr) return absl::OkStatus();
     return absl::InvalidArgumentError("sent bytes of the hook's state; allowed: its digest");
   }
@@ -69,12 +86,13 @@ absl::Status StateRecovery::Check(int rank, const wire::StateCopy& copy,
     return absl::InvalidArgumentError(
         absl::StrCat("state_copy.bytes: ", copy.bytes, "; allowed: 1 to ", most_bytes_));
   }
-  absl::Status added = file_.Add(copy.offset, copy.bytes, payload);
+  wire::PieceReader& file = PartOf(rank).file;
+  absl::Status added = file.Add(copy.offset, copy.bytes, payload);
   if (!added.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("its copy of the state ", added.message()));
   }
-  if (!file_.complete()) return absl::OkStatus();
-  if (const std::uint64_t digest = wire::DigestOf(file_.content()); digest != copy.digest) {
+  if (!file.complete()) return absl::OkStatus();
+  if (const std::uint64_t digest = wire::DigestOf(file.content()); digest != copy.digest) {
     return absl::DataLossError(absl::StrCat("its copy of the hook's state has digest ", digest,
                                             "; it announced ", copy.digest));
   }
@@ -98,7 +116,7 @@ MaybeFailure StateRecovery::Take(int rank, const wire::StateCopy& copy,
   if (absl::Status status = Check(rank, copy, payload); !status.ok()) {
     return ViolationOf(rank, std::move(status));
   }
-  if (rank == donor_ && !file_.complete()) return std::nullopt;
+  if (IsDonor(rank) && !PartOf(rank).file.complete()) return std::nullopt;
   --member.unanswered;
   member.digest = copy.digest;
   if (!Missing().empty()) return std::nullopt;
@@ -106,16 +124,21 @@ MaybeFailure StateRecovery::Take(int rank, const wire::StateCopy& copy,
 }
 
 MaybeFailure StateRecovery::Compare(Effects& effects) {
-  const auto donors = members_[static_cast<std::size_t>(donor_)].digest;
   for (std::size_t r = 0; r < members_.size(); ++r) {
-    if (members_[r].is_new || members_[r].digest == donors) continue;
+    if (members_[r].is_new) continue;
+    const int donor = PartOf(static_cast<int>(r)).donor;
+    if (members_[r].digest == members_[static_cast<std::size_t>(donor)].digest) continue;
     return Lost(absl::FailedPreconditionError(
-        absl::StrCat("ranks ", donor_, " and ", r,
+        absl::StrCat("ranks ", donor, " and ", r,
                      " hold different copies of the hook's state, of which the daemon was lost")));
   }
   stage_ = Stage::kReading;
-  effects.push_back(
-      RestoreEffect{.file = std::make_shared<const std::vector<std::byte>>(file_.Take())});
+  RestoreEffect restore;
+  for (auto& [number, part] : parts_) {
+    if (part.donor < 0) continue;
+    restore.files.push_back(std::make_shared<const std::vector<std::byte>>(part.file.Take()));
+  }
+  effects.push_back(std::move(restore));
   return std::nullopt;
 }
 

@@ -4,11 +4,17 @@
 // how the last step ended. All must hold the same, by digest; one of them, the donor, sends it. So
 // a member whose copy went wrong is found before it can do harm, and no store is needed.
 //
+// In a session with node groups a member holds the part that belongs to its shares. Members with
+// the same shares must hold the same, and one of them is the donor of their part. Parts may
+// overlap, where groups have different sizes; what they have in common is compared when they are
+// read.
+//
 // Not thread-safe. No clock, no I/O. Ranks are in [0, world_size).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -29,6 +35,9 @@ class StateRecovery {
 
   // The rank has a new stream, and is at this step. What it has said on an earlier one is void.
   void OnAttach(int rank, std::int64_t step);
+
+  // By rank: the first one that holds the same part. Before Ask; members' parts never change.
+  void SetParts(std::vector<int> parts);
 
   // All members are here: asks those that were not asked on their streams. Newcomers have nothing.
   // Where the donor was lost, another one takes its place.
@@ -54,18 +63,26 @@ class StateRecovery {
     std::int64_t step = 0;
     bool asked = false;
     bool is_new = false;  // or gone
-    int unanswered = 0;   // requests on its stream; a further one makes it the donor
+    int part = 0;
+    int unanswered = 0;  // requests on its stream; a further one makes it the donor
     std::optional<std::uint64_t> digest{};  // none: it has not answered
   };
 
+  struct Part {
+    int donor = 0;  // -1: nobody has it any more
+    wire::PieceReader file{};
+  };
+
+  bool IsDonor(int rank) const;
+  Part& PartOf(int rank) { return parts_[members_[static_cast<std::size_t>(rank)].part]; }
+  void FindDonor(Part& part, int number);
   absl::Status Check(int rank, const wire::StateCopy& copy, const wire::Payload* payload);
   std::vector<int> Missing() const;
   MaybeFailure Compare(Effects& effects);
 
   const std::size_t most_bytes_;
   std::vector<Member> members_;  // by rank
-  int donor_ = 0;
-  wire::PieceReader file_;
+  std::map<int, Part> parts_;    // by the first rank that holds it
   Stage stage_ = Stage::kGathering;
   std::optional<absl::Time> asked_;
 };

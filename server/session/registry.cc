@@ -378,6 +378,7 @@ void Registry::Retire(const std::string& name, const std::shared_ptr<SessionRunn
   Past oldest;  // destroyed without the lock
   absl::Status failure = session->failure();
   std::vector<int> gone = session->gone();
+  std::vector<int> node_groups = session->node_groups();
   MutexLock lock(mutex_);
   const auto found = sessions_.find(name);
   if (found == sessions_.end() || found->second->session != session) return;  // already retired
@@ -396,6 +397,7 @@ void Registry::Retire(const std::string& name, const std::shared_ptr<SessionRunn
     Succession& next = successions_[name] = {
         .options = options,
         .until = now + std::max(options.member_grace, options.coordinator_grace)};
+    next.options.node_groups = std::move(node_groups);
     if (session->awaits_successor()) next.options.gone = std::move(gone);
   } else if (!gave_up && !session->awaits_successor()) {
     ended_keys_.push_front(session->options().session_key);

@@ -47,7 +47,7 @@ absl::Status Registry::Identify(const JoinAsk& ask, SessionOptions& own) const {
     return refuse("had another daemon; to take it over is allowed with on_coordinator_loss=resume");
   }
   // What members of such sessions are not told (SessionCore::RecoveryOf).
-  if (!ask.group.name.empty() || own.leaf.is_leaf()) {
+  if (own.leaf.is_leaf()) {
     return refuse("ended with its daemon; join again as a new member");
   }
   // Members that were lost here, and not by the loss of a daemon, have nothing to go on with.

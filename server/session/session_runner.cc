@@ -460,6 +460,11 @@ std::vector<int> SessionRunner::gone() const {
   return core_.gone();
 }
 
+std::vector<int> SessionRunner::node_groups() const {
+  MutexLock lock(mutex_);
+  return core_.node_groups();
+}
+
 absl::Status SessionRunner::failure() const {
   MutexLock lock(mutex_);
   return core_.failure();

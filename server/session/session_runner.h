@@ -133,6 +133,7 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   absl::Status failure() const;
   // As SessionCore's.
   std::vector<int> gone() const;
+  std::vector<int> node_groups() const GRADWIRE_EXCLUDES(mutex_);
   // `compression`: with a line for each parameter.
   v1::SessionStatus Status(absl::Time now, bool compression = false) const;
   v1::WatchResponse Snapshot(absl::Time now) const;

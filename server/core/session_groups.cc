@@ -1,0 +1,58 @@
+// A session with node groups that goes on after the loss of its daemon, or of members.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/error_code.h"
+#include "server/core/rendezvous.h"
+#include "server/core/session_core.h"
+
+namespace gradwire::server {
+
+// In a group of fewer members others would have the shares, without their residuals.
+absl::Status SessionCore::CheckGroupsGoOn(const NodeGroups& groups,
+                                          const std::optional<Gathering::Outcome>& gathered) const {
+  if (!gathered || !groups.any() || !options_.shrinks()) return absl::OkStatus();
+  return Coded(ErrorCode::kResume,
+               absl::FailedPreconditionError(
+                   "the next daemon has on_member_loss=shrink, and the session has node groups; "
+                   "begin again from a checkpoint, or allowed: wait, fail"));
+}
+
+// Another process may come for the rank. A daemon that does not know the groups leaves it to the
+// members to compare.
+bool SessionCore::DismissMisplaced(const NodeGroups& groups, const Gathering::Outcome& gathered,
+                                   Effects& effects) {
+  if (options_.node_groups.empty()) return false;
+  bool any = false;
+  for (const int rank : gathered.fresh) {
+    std::vector<int> ranks;
+    const std::vector<int>& firsts = options_.node_groups;
+    for (int r = 0; r < options_.world_size; ++r) {
+      const auto first = [&](int of) { return firsts[static_cast<std::size_t>(of)]; };
+      if (first(r) == first(rank)) ranks.push_back(r);
+    }
+    const std::vector<int>& now = groups.RanksWith(rank);
+    if (now == ranks) continue;
+    const absl::Status refused =
+        Coded(ErrorCode::kNodeGroup,
+              absl::FailedPreconditionError(absl::StrCat(
+                  "session \"", options_.name, "\" has lost rank ", rank,
+                  ", which was in the node group of ", ranks.size() == 1 ? "rank " : "ranks ",
+                  absl::StrJoin(ranks, ", "), "; this process is in that of ",
+                  now.size() == 1 ? "rank " : "ranks ", absl::StrJoin(now, ", "),
+                  ". Allowed in its place: a process on the same node")));
+    effects.push_back(
+        SendEffect{.rank = rank,
+                   .frame = {.header = wire::Failure{.code = static_cast<int>(refused.code()),
+                                                     .message = std::string(refused.message()),
+                                                     .blamed_rank = rank}}});
+    effects.push_back(
+        LogEffect{.level = LogEffect::Level::kWarning, .message = std::string(refused.message())});
+    rendezvous_->Leave(rank, effects);
+    any = true;
+  }
+  return any;
+}
+
+}  // namespace gradwire::server
