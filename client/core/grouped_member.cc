@@ -157,7 +157,7 @@ void GroupedMember::Receive(const wire::Frame& frame, Effects& effects) {
     status = On(*id, effects);
   } else {
     const auto* welcome = std::get_if<wire::Welcome>(&frame.header);
-    const bool goes_on = welcome != nullptr && awaits_welcome();
+    const bool goes_on = welcome != nullptr && welcomed_ && awaits_welcome();
     if (welcome != nullptr) status = On(*welcome, effects);
     if (!status.ok()) return Fail(status, effects);
     if (!grouped()) return member_->Receive(frame, effects);

@@ -15,7 +15,7 @@ void Runtime::On(PreparedEffect& effect) {
     if (stream != stream_ || is_lost_) return;
     if (shards_ > 1) {
       if (link_.prepared) link_.prepared(effect);
-    } else {
+    } else if (effect.step == member_.step() && !group_.failed()) {  // else the step is over
       SayReady(effect.verdict, effect.digest);
     }
   });

@@ -30,6 +30,8 @@ absl::Status NobodyKnows() {
 }
 
 constexpr char kMembersLost[] = "members were lost in it";
+constexpr char kGroupsConnectAnew[] =
+    "its daemon or a member was lost, and node groups had begun to add it up";
 constexpr char kDaemonLost[] = "its daemon was lost, and not all members have its results";
 
 wire::StepDone Ended(std::int64_t step, Verdict verdict, std::uint64_t digest,
@@ -115,6 +117,10 @@ absl::StatusOr<Gathering::Outcome> Gathering::Decide() const {
                                     : apart == 1 ? FollowThoseAhead(all, step)
                                                  : DecideTogether(all, step);
   if (!outcome.ok()) return outcome;
+  if (IsHalfGathered(outcome->step)) {
+    outcome->ended.push_back(Ended(outcome->step++, Verdict::kSkip, 0, kGroupsConnectAnew));
+    outcome->again = false;
+  }
   outcome->donor = all.front().rank;
   outcome->here = RanksHere();
   outcome->life = HighestLife() + 1;
@@ -189,6 +195,15 @@ bool Gathering::HasNewcomers() const {
   return false;
 }
 
+// Also where some have begun the step, and others have not heard of the end of the one before.
+// Newcomers drop it anyway.
+bool Gathering::IsHalfGathered(std::int64_t step) const {
+  if (!is_grouped_ || HasNewcomers() || IsActive(Mutant::kGroupStepGoesOn)) return false;
+  return std::ranges::any_of(reports_, [step](const auto& report) {
+    return report && report->step == step && report->has_contributed;
+  });
+}
+
 // Some have seen `step` end; the others have not.
 absl::StatusOr<Gathering::Outcome> Gathering::FollowThoseAhead(const Reporters& all,
                                                                std::int64_t step) const {
@@ -258,11 +273,9 @@ absl::StatusOr<Gathering::Outcome> Gathering::DecideTogether(const Reporters& al
   bool any_results = false;
   bool any_lost = false;  // gradients, under results
   bool any_late = false;
-  bool any_sent = false;
   for (const auto& [rank, report] : all) {
     all_ready &= report->ready.has_value();
     all_contributed &= report->has_contributed;
-    any_sent |= report->has_contributed;
     const bool has_results = report->may_have_results || report->ready;
     any_results |= has_results;
     any_lost |= has_results && !report->keeps_gradients;
@@ -278,7 +291,6 @@ absl::StatusOr<Gathering::Outcome> Gathering::DecideTogether(const Reporters& al
     return Contradiction("step ", step - 1, " ended with ", Text(*first), " for rank ",
                          all.front().rank, ", and not for rank ", rank);
   }
-  const bool is_half_gathered = is_grouped_ && any_sent && !IsActive(Mutant::kGroupStepGoesOn);
   if (IsActive(Mutant::kReadyOfOneConcludes)) all_ready = said.has_value();
   if (all_ready) {
     for (const auto& [rank, report] : all) {
@@ -288,8 +300,7 @@ absl::StatusOr<Gathering::Outcome> Gathering::DecideTogether(const Reporters& al
                            " with ", Text(report->ready->verdict), " and ", report->ready->digest);
     }
     outcome.ended = {Ended(step, said->verdict, said->digest, "its results are not finite")};
-  } else if (is_half_gathered || (((any_results && any_lost) || any_late) &&
-                                  !IsActive(Mutant::kStepWithResultsGoesOn))) {
+  } else if (((any_results && any_lost) || any_late) && !IsActive(Mutant::kStepWithResultsGoesOn)) {
     outcome.ended = {Ended(step, Verdict::kSkip, 0, kDaemonLost)};
   } else {
     outcome.again = any_results;

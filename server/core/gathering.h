@@ -127,6 +127,7 @@ class Gathering {
   absl::StatusOr<Outcome> Follow(const Reporters& all) const;
   std::uint64_t HighestLife() const;
   absl::Status DecideCollectives(Outcome& outcome) const;
+  bool IsHalfGathered(std::int64_t step) const;
   // Whether any rank lacks the model, or may lack it.
   bool HasNewcomers() const;
   const wire::MemberReport* Latest() const;  // in the latest roster; null: there is no roster

@@ -1,9 +1,11 @@
 #include "tests/sim/group_scenario.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "proto/wire/member_report.h"
 #include "tests/sim/bytes.h"
 #include "tests/sim/random.h"
 #include "tests/sim/random_buckets.h"
@@ -35,9 +37,49 @@ std::vector<ParameterSpec> RandomModel(Random& random) {
   return model;
 }
 
+void AddSteps(GroupScenario& scenario, int steps, Random& random) {
+  for (int step = 0; step < steps; ++step) {
+    auto buckets = RandomBuckets(scenario.options.manifest.size(), random);
+    const bool ends = random.Percent(50);
+    if (ends && buckets.size() > 1 && random.Percent(50)) buckets.pop_back();
+    scenario.steps.push_back(std::move(buckets));
+    scenario.ended.push_back(ends);
+  }
+}
+
+void Recover(GroupScenario& scenario, Random random) {
+  server::SessionOptions& options = scenario.options;
+  scenario.recovers = true;
+  scenario.dying_rank = -1;
+  options.coordinator_grace = absl::Seconds(60);
+  options.session_key = std::string(wire::kSessionKeyBytes, 'k');
+  options.lineage = 5;
+  AddSteps(scenario, random.Between(1, 4), random);
+  // A resume repeats what only the coordinator knows of the state, in a hundred frames.
+  scenario.cut_percent = std::min(scenario.cut_percent, options.spec.OnlyCasts() ? 3 : 1);
+  // Members that know other batched buckets than a newcomer, or than one whose step was dropped,
+  // hold other copies of the state.
+  if (options.spec.comm_hook == "batched_power_sgd") {
+    const auto buckets = RandomBuckets(options.manifest.size(), random);
+    std::fill(scenario.steps.begin(), scenario.steps.end(), buckets);
+  }
+  const auto moments = [&](int count) {
+    std::vector<std::size_t> all;
+    for (int i = 0; i < count; ++i) all.push_back(random.Below(400 * scenario.steps.size()));
+    std::sort(all.begin(), all.end());
+    return all;
+  };
+  scenario.losses = moments(random.Between(0, 3));
+  if (!random.Percent(60)) return;
+  options.member_grace = absl::Seconds(60);
+  for (const std::size_t at : moments(random.Between(0, 3))) {
+    scenario.deaths.emplace_back(at, random.Next());
+  }
+}
+
 }  // namespace
 
-GroupScenario MakeGroupScenario(std::uint64_t seed) {
+GroupScenario MakeGroupScenario(std::uint64_t seed, bool recovers) {
   Random random(Mix(seed, 0x67726f757073));
   GroupScenario scenario;
   scenario.seed = seed;
@@ -60,19 +102,14 @@ GroupScenario MakeGroupScenario(std::uint64_t seed) {
   options.join_timeout = absl::Seconds(60);
   options.step_timeout = absl::Seconds(60);
   const int steps = random.Between(1, 4);
-  for (int step = 0; step < steps; ++step) {
-    auto buckets = RandomBuckets(options.manifest.size(), random);
-    const bool ends = random.Percent(50);
-    if (ends && buckets.size() > 1 && random.Percent(50)) buckets.pop_back();
-    scenario.steps.push_back(std::move(buckets));
-    scenario.ended.push_back(ends);
-  }
+  AddSteps(scenario, steps, random);
   if (random.Percent(15)) scenario.nonfinite_step = random.Between(0, steps - 1);
   if (random.Percent(40)) scenario.cut_percent = random.Between(1, 3);
   if (random.Percent(30)) {
     scenario.dying_rank = random.Between(0, world - 1);
     scenario.dies_after = random.Below(600);
   }
+  if (recovers) Recover(scenario, Random(Mix(seed, 0x7265636f766572)));
   return scenario;
 }
 
@@ -97,12 +134,13 @@ std::vector<std::byte> GroupScenario::GradientBytes(int rank, std::int64_t step,
 }
 
 std::string Describe(const GroupScenario& scenario) {
-  return absl::StrCat("groups \"", absl::StrJoin(scenario.groups, "\", \""), "\", hook ",
-                      scenario.options.spec.ToString(), ", ", scenario.steps.size(), " steps, ",
-                      scenario.options.manifest.size(), " parameters, window ",
-                      scenario.options.window_chunks, ", open ", scenario.options.open_buckets,
-                      ", eager ", scenario.options.eager_bytes, ", cuts ", scenario.cut_percent,
-                      " %, rank ", scenario.dying_rank, " dies after ", scenario.dies_after);
+  return absl::StrCat(
+      "groups \"", absl::StrJoin(scenario.groups, "\", \""), "\", hook ",
+      scenario.options.spec.ToString(), ", ", scenario.steps.size(), " steps, ",
+      scenario.options.manifest.size(), " parameters, window ", scenario.options.window_chunks,
+      ", open ", scenario.options.open_buckets, ", eager ", scenario.options.eager_bytes, ", cuts ",
+      scenario.cut_percent, " %, rank ", scenario.dying_rank, " dies after ", scenario.dies_after,
+      ", ", scenario.losses.size(), " daemons lost, ", scenario.deaths.size(), " members");
 }
 
 }  // namespace gradwire::sim

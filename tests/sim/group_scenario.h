@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "server/core/session_options.h"
@@ -21,11 +22,18 @@ struct GroupScenario {
   int dying_rank = -1;
   std::size_t dies_after = 0;  // events of the run
 
+  // ---- Of a session that outlives its daemon: all of it is drawn from other numbers.
+  bool recovers = false;
+  std::vector<std::size_t> losses;  // of the daemon: after so many events, ascending
+  // Of members, where other processes take their places: a number that says whose turn it is.
+  std::vector<std::pair<std::size_t, std::uint64_t>> deaths;
+
   double Gradient(int rank, std::int64_t step, std::uint32_t parameter, std::size_t i) const;
   std::vector<std::byte> GradientBytes(int rank, std::int64_t step, std::uint32_t parameter) const;
 };
 
-GroupScenario MakeGroupScenario(std::uint64_t seed);
+// `recovers`: the session outlives its daemon, and maybe its members.
+GroupScenario MakeGroupScenario(std::uint64_t seed, bool recovers = false);
 std::string Describe(const GroupScenario& scenario);
 
 }  // namespace gradwire::sim

@@ -15,7 +15,7 @@ constexpr std::uint64_t kSeeds = 10'000;
 // Each kind of event must have happened this often in kSeeds seeds.
 constexpr std::uint64_t kLeastOfEach = 50;
 
-TEST(GroupSimulation, KeepsItsPromisesOnEverySeed) {
+void RunSeeds(bool recovers, GroupCount first_count, GroupCount last_count) {
   const std::uint64_t first = FromEnvironment("GRADWIRE_SIM_SEED", 0);
   const bool one = std::getenv("GRADWIRE_SIM_SEED") != nullptr;
   const std::uint64_t seeds = one ? 1 : FromEnvironment("GRADWIRE_SIM_SEEDS", kSeeds);
@@ -23,23 +23,32 @@ TEST(GroupSimulation, KeepsItsPromisesOnEverySeed) {
   GroupCounts counts{};
   int violations = 0;
   for (std::uint64_t seed = first; seed < first + seeds && violations < 3; ++seed) {
-    GroupSimulation simulation(seed);
+    GroupSimulation simulation(seed, recovers);
     const std::string violation = simulation.Run();
     for (std::size_t i = 0; i < counts.size(); ++i) counts[i] += simulation.counts()[i];
     if (violation.empty()) continue;
     ++violations;
     ADD_FAILURE() << "seed " << seed << ": " << violation << "\n"
-                  << Describe(MakeGroupScenario(seed))
+                  << Describe(MakeGroupScenario(seed, recovers))
                   << "\nreproduce with GRADWIRE_SIM_SEED=" << seed;
   }
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
   std::printf("%llu seeds in %.1f s\n", static_cast<unsigned long long>(seeds), took.count());
-  for (std::size_t i = 0; i < counts.size(); ++i) {
+  for (auto i = static_cast<std::size_t>(first_count); i <= static_cast<std::size_t>(last_count);
+       ++i) {
     const std::string name = Name(static_cast<GroupCount>(i));
-    std::printf("  %-24s %llu\n", name.c_str(), static_cast<unsigned long long>(counts[i]));
+    std::printf("  %-28s %llu\n", name.c_str(), static_cast<unsigned long long>(counts[i]));
     if (seeds < kSeeds || violations > 0) continue;
     EXPECT_GE(counts[i], kLeastOfEach) << name;
   }
+}
+
+TEST(GroupSimulation, KeepsItsPromisesOnEverySeed) {
+  RunSeeds(/*recovers=*/false, GroupCount::kSteps, GroupCount::kMembersAlone);
+}
+
+TEST(GroupSimulation, OutlivesDaemonsAndMembersOnEverySeed) {
+  RunSeeds(/*recovers=*/true, GroupCount::kMembersAlone, GroupCount::kHealed);
 }
 
 }  // namespace

@@ -29,21 +29,29 @@ std::string Name(GroupCount count) {
       "deaths in an operation",
       "failures",
       "low-rank steps",
-      "members alone"};
+      "members alone",
+      "daemons lost",
+      "daemons lost in an operation",
+      "daemons lost while gathering",
+      "steps dropped",
+      "steps dropped under a user",
+      "steps ended by reports",
+      "states taken back",
+      "members replaced",
+      "members healed"};
   return kNames[static_cast<std::size_t>(count)];
 }
 
-GroupSimulation::GroupSimulation(std::uint64_t seed)
-    : random_(Mix(seed, 1)),
-      scenario_(MakeGroupScenario(seed)),
-      session_(scenario_.options,
-               *MakeCoordinatorHook(scenario_.options.spec, scenario_.options.manifest), now_) {
+GroupSimulation::GroupSimulation(std::uint64_t seed, bool recovers)
+    : random_(Mix(seed, 1)), scenario_(MakeGroupScenario(seed, recovers)) {
+  BeginLife(scenario_.options);
   std::map<std::string, std::size_t> named;
   for (int rank = 0; rank < scenario_.options.world_size; ++rank) {
     const std::string& name = scenario_.groups[static_cast<std::size_t>(rank)];
     const auto known = name.empty() ? named.end() : named.find(name);
     auto member = std::make_unique<Member>();
     member->rank = rank;
+    member->start_id = next_start_id_++;
     member->group = known == named.end() ? groups_.size() : known->second;
     if (known == named.end()) {
       if (!name.empty()) named[name] = groups_.size();
@@ -68,34 +76,21 @@ void GroupSimulation::Violate(const std::string& what) {
 
 std::string GroupSimulation::Run() {
   for (auto& member : members_) {
-    After(Delay(), [this, &one = *member] {
-      const server::JoinAsk ask{
-          .world_size = scenario_.options.world_size,
-          .rank = one.rank,
-          .start_id = static_cast<std::uint64_t>(one.rank) + 1,
-          .spec = scenario_.options.spec,
-          .manifest = scenario_.options.manifest,
-          .group = {.name = scenario_.groups[static_cast<std::size_t>(one.rank)],
-                    .communicator = "virtual 1"}};
-      server::Effects effects;
-      const auto rank = session_.Join(ask, absl::OkStatus(), now_, effects);
-      if (!rank.ok()) Violate(std::string(rank.status().message()));
-      Apply(std::move(effects));
-      After(Delay(), [this, &one] { Attach(one); });
-    });
+    After(Delay(), [this, &one = *member] { Join(one); });
   }
   After(kTick, [this] { Tick(); });
   std::size_t ran = 0;
   while (violation_.empty() && !events_.empty() && ran < kMostEvents) {
     events_.RunNext(now_);
     if (++ran == scenario_.dies_after) MaybeDie();
+    MaybeBreak(ran);
     const bool over = std::all_of(members_.begin(), members_.end(), [](const auto& one) {
       return one->dead || one->done || one->failed;
     });
     if (over) return Conclude();
   }
   if (violation_.empty()) {
-    Violate(absl::StrCat("the session does not end: ", session_.WaitingFor(now_)));
+    Violate(absl::StrCat("the session does not end: ", session_->WaitingFor(now_)));
   }
   return violation_;
 }
@@ -111,7 +106,7 @@ std::string GroupSimulation::Conclude() {
 
 void GroupSimulation::Tick() {
   server::Effects effects;
-  session_.Tick(now_, effects);
+  session_->Tick(now_, effects);
   Apply(std::move(effects));
   // Heartbeats: nobody is silent here.
   for (auto& member : members_) {
@@ -121,7 +116,7 @@ void GroupSimulation::Tick() {
     return one->dead || one->failed || one->done;
   });
   const absl::Duration grace = scenario_.options.resume_grace + kToldWithin;
-  const bool running = session_.state() == server::SessionCore::State::kRunning;
+  const bool running = session_->state() == server::SessionCore::State::kRunning;
   if (death_ && running && !told && now_ - *death_ > grace) {
     return Violate("a member died, and the others were not told");
   }
@@ -134,6 +129,10 @@ void GroupSimulation::Apply(server::Effects effects) {
   for (server::Effect& effect : effects) {
     std::visit([this](auto& one) { On(one); }, effect);
   }
+  if (!session_->awaits_successor()) return;
+  server::SessionOptions options = session_->options();
+  options.node_groups = session_->node_groups();
+  BeginLife(std::move(options));
 }
 
 void GroupSimulation::On(server::SendEffect& effect) { SendDown(effect.rank, effect.frame); }
@@ -149,29 +148,32 @@ void GroupSimulation::On(server::ResultEffect& effect) {
 }
 
 void GroupSimulation::On(server::ReduceEffect& effect) {
-  After(Delay(), [this, effect] {
+  After(Delay(), [this, effect, life = life_] {
+    if (life != life_) return;
     const ReducedNow reduced = ReduceNow(effect, random_);
     server::Effects effects;
-    session_.Reduced(effect.id, effect.chunk, reduced.result, {.finite = reduced.finite},
-                     absl::ZeroDuration(), effects);
+    session_->Reduced(effect.id, effect.chunk, reduced.result, {.finite = reduced.finite},
+                      absl::ZeroDuration(), effects);
     Apply(std::move(effects));
   });
 }
 
 void GroupSimulation::On(server::ComputeEffect& effect) {
-  After(Delay(), [this, effect] {
+  After(Delay(), [this, effect, life = life_] {
+    if (life != life_) return;
     effect.work->Run();
     server::Effects effects;
-    session_.Computed(effect.id, *effect.work, effects);
+    session_->Computed(effect.id, *effect.work, effects);
     Apply(std::move(effects));
   });
 }
 
 void GroupSimulation::On(server::ChoreEffect& effect) {
-  After(Delay(), [this, effect] {
+  After(Delay(), [this, effect, life = life_] {
+    if (life != life_) return;
     effect.chore->Run();
     server::Effects effects;
-    session_.ChoreDone(effects);
+    session_->ChoreDone(effects);
     Apply(std::move(effects));
   });
 }
@@ -194,14 +196,15 @@ void GroupSimulation::SendDown(int rank, wire::Frame frame) {
 
 void GroupSimulation::Attach(Member& member) {
   if (member.dead) return;
-  const bool resumes = member.member != nullptr;
-  if (!resumes) {
+  if (member.life != life_) return Lose(member, member.life);
+  const bool resumes = member.member != nullptr && !std::exchange(member.rejoins, false);
+  if (member.member == nullptr) {
     const server::SessionOptions& options = scenario_.options;
     member.hook = *MakeHook(options.spec, MakeHostDevice());
     member.member = std::make_unique<client::GroupedMember>(
         client::MemberOptions{.rank = member.rank,
                               .world_size = options.world_size,
-                              .generation = options.generation,
+                              .generation = options.generation + life_,
                               .chunk_bytes = options.chunk_bytes,
                               .window_chunks = options.window_chunks,
                               .eager_bytes = options.eager_bytes,
@@ -213,9 +216,8 @@ void GroupSimulation::Attach(Member& member) {
   if (member.member->failed()) return;
   member.connection = next_connection_++;
   server::Effects effects;
-  const absl::Status attached =
-      session_.Attach(member.rank, static_cast<std::uint64_t>(member.rank) + 1,
-                      member.member->step(), member.connection, now_, effects);
+  const absl::Status attached = session_->Attach(
+      member.rank, member.start_id, member.member->step(), member.connection, now_, effects);
   Apply(std::move(effects));
   if (!attached.ok()) {
     if (!death_) Violate(std::string(attached.message()));
@@ -234,23 +236,29 @@ void GroupSimulation::SendUp(Member& member, wire::Frame frame) {
   if (member.connection == 0) return;  // Resumed says it again
   const absl::Time arrives = std::max(member.last_up, now_ + Delay());
   member.last_up = arrives;
-  After(arrives - now_, [this, &member, frame = std::move(frame), connection = member.connection] {
-    if (member.connection != connection) return;
-    server::Effects effects;
-    session_.Receive(member.rank, connection, frame, now_, effects);
-    Apply(std::move(effects));
-  });
+  After(arrives - now_,
+        [this, &member, frame = std::move(frame), connection = member.connection, life = life_] {
+          if (member.connection != connection || life != life_) return;
+          server::Effects effects;
+          session_->Receive(member.rank, connection, frame, now_, effects);
+          Apply(std::move(effects));
+        });
 }
 
 void GroupSimulation::MaybeCut(Member& member) {
-  if (member.failed || member.done || !random_.Percent(scenario_.cut_percent)) return;
+  // A stream to a daemon that is lost does not break once more.
+  if (member.failed || member.done || member.life != life_ ||
+      !random_.Percent(scenario_.cut_percent))
+    return;
   const std::uint64_t lost = std::exchange(member.connection, 0);
   if (lost == 0) return;
   server::Effects effects;
-  session_.Detach(member.rank, lost, now_, effects);
+  session_->Detach(member.rank, lost, now_, effects);
   Apply(std::move(effects));
   After(random_.Between(absl::ZeroDuration(), scenario_.options.resume_grace / 2),
-        [this, &member] { Attach(member); });
+        [this, &member, life = member.life] {
+          if (member.life == life && member.connection == 0) Attach(member);
+        });
 }
 
 void GroupSimulation::MaybeDie() {
@@ -263,7 +271,7 @@ void GroupSimulation::MaybeDie() {
   death_ = now_;
   server::Effects effects;
   const std::uint64_t lost = std::exchange(member.connection, 0);
-  if (lost != 0) session_.Detach(member.rank, lost, now_, effects);
+  if (lost != 0) session_->Detach(member.rank, lost, now_, effects);
   Apply(std::move(effects));
 }
 

@@ -2,14 +2,21 @@
 // clock and the groups' communicators of the simulation's own. One thread; the seed decides
 // everything. Faults here are those that node groups add something to: members that die, streams
 // that break and resume, members that stand still. All others are in simulation.h.
+//
+// Or the session outlives its daemon (group_simulation_recovery.cc): daemons are lost at any
+// moment, members too, and other processes take their places. What a group's communicator has open
+// then is never done, and it connects anew. A step is applied by all members or by none, with the
+// bits of the reference; it is dropped only after a loss.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -33,6 +40,16 @@ enum class GroupCount : std::uint8_t {
   kFailures,
   kLowRankSteps,
   kMembersAlone,
+  // Where the session outlives its daemon.
+  kLivesLost,
+  kLivesLostInAnOperation,
+  kLivesLostWhileGathering,
+  kDropped,
+  kDroppedUnderTheUser,
+  kConcludedByReports,
+  kStatesTakenBack,
+  kMembersReplaced,
+  kHealed,
   kNumCounts,
 };
 std::string Name(GroupCount count);
@@ -40,7 +57,7 @@ using GroupCounts = std::array<std::uint64_t, static_cast<std::size_t>(GroupCoun
 
 class GroupSimulation {
  public:
-  explicit GroupSimulation(std::uint64_t seed);
+  explicit GroupSimulation(std::uint64_t seed, bool recovers = false);
   ~GroupSimulation();
 
   // Runs to the end. Returns what was violated; empty: nothing.
@@ -48,6 +65,7 @@ class GroupSimulation {
   const GroupCounts& counts() const { return counts_; }
 
  private:
+  static constexpr std::uint64_t kNoLife = ~std::uint64_t{0};
   // A bucket of the user's.
   struct OpenBucket {
     std::int64_t step = 0;
@@ -75,11 +93,26 @@ class GroupSimulation {
     std::size_t calls = 0;      // of its communicator
     bool in_operation = false;  // one of them is not done
     std::map<client::Ticket, OpenBucket> buckets;
+    std::string communicator;                 // "": not connected
+    std::function<void()> call;               // that waits for it
+    std::uint64_t aborts = 0;                 // of communicators
+    bool in_step = false;                     // its user
+    int open_calls = 0;                       // of the user, in its step
+    std::deque<client::StepDoneEffect> over;  // steps that the user does not know to be over
+    // ---- With further daemons
+    std::uint64_t start_id = 0;
+    std::uint64_t life = kNoLife;              // of the daemon that gave it its place
+    std::optional<wire::MemberReport> report;  // a daemon is to take it
+    bool rejoins = false;                      // its first stream to this daemon is to come
+    bool has_model = true;                     // the rank's first process, or has applied a step
   };
-  // What the members of a group have called, by number of the call.
   struct Group {
     std::vector<int> ranks;
-    std::map<std::size_t, std::map<int, client::Ticket>> calls;  // by rank
+  };
+  // What its members have called, by number of the call.
+  struct Communicator {
+    std::map<std::size_t, std::map<int, client::Ticket>> calls{};  // by rank
+    std::map<int, Member*> members{};                              // by rank
   };
 
   void After(absl::Duration delay, std::function<void()> action);
@@ -95,7 +128,8 @@ class GroupSimulation {
   void On(server::ReduceEffect& effect);
   void On(server::ComputeEffect& effect);
   void On(server::ChoreEffect& effect);
-  void On(server::RestoreEffect& /*effect*/) { Violate("a state is restored"); }
+  void On(server::RestoreEffect& effect);
+  void On(server::CloseEffect& effect);
   template <class Other>
   void On(Other& /*effect*/) {}
   void SendDown(int rank, wire::Frame frame);
@@ -111,6 +145,9 @@ class GroupSimulation {
   void On(Member& member, client::WelcomeEffect& effect);
   void On(Member& member, client::ExchangeEffect& effect);
   void On(Member& member, client::GatherEffect& effect);
+  void On(Member& member, client::ConnectEffect& effect);
+  void On(Member& member, client::AbortGroupEffect& effect);
+  void On(Member& member, client::PreparedEffect& effect);
   void On(Member& member, client::BucketDoneEffect& effect);
   void On(Member& member, client::StepDoneEffect& effect);
   void On(Member& member, client::FailedEffect& effect);
@@ -118,29 +155,59 @@ class GroupSimulation {
   void On(Member& /*member*/, Other& /*effect*/) {}
   void BeginStep(Member& member);
   void StartBucket(Member& member, const std::vector<std::uint32_t>& parameters);
+  void EndStep(Member& member);
+  // The user hears that its step is over, when it has made all of its calls.
+  void MaybeFinish(Member& member);
 
   // The communicators.
+  void Ask(Member& member, client::Ticket ticket, bool gather);
   void Call(Member& member, client::Ticket ticket, bool gather);
-  void Exchange(Member& member, client::Ticket ticket, const std::map<int, client::Ticket>& calls);
-  void Gather(Member& member, client::Ticket ticket, const std::map<int, client::Ticket>& calls);
+  void Complete(Communicator& communicator, const std::map<int, client::Ticket>& calls,
+                bool gather);
+  void Answer(Member& member, client::Ticket ticket, bool gather);
+  void Exchange(Member& member, client::Ticket ticket, const Communicator& communicator,
+                const std::map<int, client::Ticket>& calls);
+  void Gather(Member& member, client::Ticket ticket, const Communicator& communicator,
+              const std::map<int, client::Ticket>& calls);
 
   // Faults.
   void MaybeCut(Member& member);
   void MaybeDie();
 
+  // Of a session that outlives its daemon.
+  void BeginLife(server::SessionOptions options);
+  void LoseDaemon();
+  void Lose(Member& member, std::uint64_t life);
+  void Join(Member& member);
+  void MaybeReplace(std::uint64_t chance);
+  void MaybeBreak(std::size_t ran);
+  server::JoinAsk AskOf(const Member& member) const;
+
   // The declared numerics.
   testing::MemberGradients OfGroup(const Group& group, std::int64_t step) const;
-  void CheckStep(Member& member, std::int64_t step, Verdict verdict);
+  void CheckStep(Member& member, const client::StepDoneEffect& over);
+  void CheckResults(const Member& member, std::int64_t step);
   const std::vector<testing::MemberGradients>& Expected(std::int64_t step);
   std::string Conclude();
 
   Random random_;
   const GroupScenario scenario_;
   absl::Time now_ = absl::FromUnixSeconds(1'000'000);
-  server::SessionCore session_;
+  std::unique_ptr<server::SessionCore> session_;
+  std::uint64_t life_ = 0;  // of daemons
   Events events_;
   std::uint64_t next_connection_ = 1;
   std::vector<std::unique_ptr<Member>> members_;  // by rank
+  std::vector<std::unique_ptr<Member>> replaced_;
+  std::map<std::string, Communicator> communicators_;
+  std::uint64_t next_start_id_ = 1;
+  std::size_t next_loss_ = 0;
+  std::size_t next_death_ = 0;
+  std::size_t losses_ = 0;  // of daemons and members
+  std::set<std::int64_t> dropped_;
+  // A member is gone with its residuals, and factors: results are compared among members only.
+  bool has_reference_ = true;
+  std::map<std::pair<std::int64_t, std::vector<std::uint32_t>>, std::vector<std::byte>> seen_;
   std::vector<Group> groups_;
   client::Ticket next_ticket_ = 1;
   std::unique_ptr<testing::HookWorld> reference_;

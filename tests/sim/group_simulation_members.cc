@@ -25,7 +25,7 @@ void GroupSimulation::Apply(Member& member, client::Effects effects) {
 }
 
 void GroupSimulation::On(Member& member, client::SendFrameEffect& effect) {
-  SendUp(member, {.header = std::move(effect.header)});
+  SendUp(member, {.header = std::move(effect.header), .payload = std::move(effect.payload)});
 }
 
 void GroupSimulation::On(Member& member, client::SendChunkEffect& effect) {
@@ -47,12 +47,14 @@ void GroupSimulation::On(Member& member, client::GroupEffect& effect) {
   if (group.ranks.size() == 1) Note(GroupCount::kMembersAlone);
   if (!effect.names) return;
   client::Effects effects;
-  member.member->NameGroup("virtual", effects);
+  member.member->NameGroup(absl::StrCat("virtual ", member.rank, " ", next_ticket_++), effects);
   Apply(member, std::move(effects));
 }
 
-void GroupSimulation::On(Member& member, client::WelcomeEffect&) {
+void GroupSimulation::On(Member& member, client::WelcomeEffect& effect) {
   member.welcomed = true;
+  member.steps = static_cast<std::size_t>(member.member->step());
+  if (effect.change) Note(GroupCount::kHealed);
   After(Delay(), [this, &member] { BeginStep(member); });
 }
 
@@ -60,11 +62,13 @@ void GroupSimulation::On(Member& member, client::WelcomeEffect&) {
 
 void GroupSimulation::BeginStep(Member& member) {
   if (member.dead || member.failed) return;
-  const auto step = static_cast<std::size_t>(member.member->step());
-  if (step == scenario_.steps.size()) {
+  const std::size_t step = member.steps;
+  if (step >= scenario_.steps.size()) {
     member.done = true;
     return;
   }
+  member.in_step = true;
+  member.open_calls = static_cast<int>(scenario_.steps[step].size());
   auto order = scenario_.steps[step];
   random_.Shuffle(order);
   absl::Duration at = absl::ZeroDuration();
@@ -73,18 +77,27 @@ void GroupSimulation::BeginStep(Member& member) {
     After(at, [this, &member, parameters] { StartBucket(member, parameters); });
   }
   if (!scenario_.ended[step]) return;
+  ++member.open_calls;
   After(at + Delay(), [this, &member, step] {
     // All parameters may have been reduced before.
-    if (member.dead || member.failed || member.steps != step) return;
-    client::Effects effects;
-    const absl::Status ended = member.member->EndStep(effects);
-    if (!ended.ok() && !member.failed) Violate(std::string(ended.message()));
-    Apply(member, std::move(effects));
+    if (member.steps == step) EndStep(member);
   });
+}
+
+void GroupSimulation::EndStep(Member& member) {
+  if (member.dead || member.failed) return;
+  --member.open_calls;
+  if (!member.over.empty()) return MaybeFinish(member);
+  client::Effects effects;
+  const absl::Status ended = member.member->EndStep(effects);
+  if (!ended.ok() && !member.failed) Violate(std::string(ended.message()));
+  Apply(member, std::move(effects));
 }
 
 void GroupSimulation::StartBucket(Member& member, const std::vector<std::uint32_t>& parameters) {
   if (member.dead || member.failed) return;
+  --member.open_calls;
+  if (!member.over.empty()) return MaybeFinish(member);  // it was dropped
   const client::Ticket ticket = next_ticket_++;
   OpenBucket& open = member.buckets[ticket];
   open.step = member.member->step();
@@ -109,10 +122,26 @@ void GroupSimulation::On(Member& /*member*/, client::BucketDoneEffect& effect) {
 }
 
 void GroupSimulation::On(Member& member, client::StepDoneEffect& effect) {
-  CheckStep(member, effect.step, effect.verdict);
+  if (effect.dropped && member.open_calls > 0) Note(GroupCount::kDroppedUnderTheUser);
+  const bool by_reports = member.member->awaits_welcome() && effect.verdict == Verdict::kApply;
+  if (by_reports) Note(GroupCount::kConcludedByReports);
+  member.over.push_back(effect);
+  // A user that has not ended its step yet may hear at once that all of it is over.
+  if (!effect.dropped) member.open_calls = 0;
+  MaybeFinish(member);
+}
+
+// Of a step that others have dropped before this user has begun it, it hears in the next one.
+void GroupSimulation::MaybeFinish(Member& member) {
+  if (!member.in_step || member.open_calls > 0 || member.over.empty()) return;
+  const client::StepDoneEffect over = std::move(member.over.front());
+  member.over.pop_front();
+  CheckStep(member, over);
   member.buckets.clear();
-  ++member.steps;
-  Note(effect.verdict == Verdict::kApply ? GroupCount::kSteps : GroupCount::kSkips);
+  member.in_step = false;
+  member.steps = static_cast<std::size_t>(over.step) + 1;
+  member.has_model |= over.verdict == Verdict::kApply;
+  Note(over.verdict == Verdict::kApply ? GroupCount::kSteps : GroupCount::kSkips);
   After(Delay(), [this, &member] { BeginStep(member); });
 }
 
@@ -130,58 +159,90 @@ void GroupSimulation::On(Member& member, client::FailedEffect& effect) {
 // none, which the others are not told.
 
 void GroupSimulation::On(Member& member, client::ExchangeEffect& effect) {
-  Call(member, effect.ticket, /*gather=*/false);
+  Ask(member, effect.ticket, /*gather=*/false);
 }
 
 void GroupSimulation::On(Member& member, client::GatherEffect& effect) {
-  Call(member, effect.ticket, /*gather=*/true);
+  Ask(member, effect.ticket, /*gather=*/true);
+}
+
+// A call may be asked for before the communicator has a name.
+void GroupSimulation::Ask(Member& member, client::Ticket ticket, bool gather) {
+  if (member.in_operation) return Violate("a call before the one before it was answered");
+  member.in_operation = true;
+  const bool alone = groups_[member.group].ranks.size() == 1;
+  if (alone || !member.communicator.empty()) return Call(member, ticket, gather);
+  member.call = [this, &member, ticket, gather] { Call(member, ticket, gather); };
+}
+
+void GroupSimulation::On(Member& member, client::ConnectEffect& effect) {
+  if (!member.communicator.empty()) return Violate("a group connects twice");
+  member.communicator = effect.id;
+  member.calls = 0;
+  communicators_[effect.id].members[member.rank] = &member;
+  if (auto call = std::exchange(member.call, nullptr)) call();
+}
+
+// Peers that have not left it yet wait for this member in vain.
+void GroupSimulation::On(Member& member, client::AbortGroupEffect&) {
+  ++member.aborts;
+  member.communicator.clear();
+  member.call = nullptr;
+  member.in_operation = false;
 }
 
 void GroupSimulation::Call(Member& member, client::Ticket ticket, bool gather) {
-  if (member.in_operation) return Violate("a call before the one before it was answered");
-  member.in_operation = true;
-  Group& group = groups_[member.group];
-  const std::size_t number = member.calls++;
-  auto& calls = group.calls[number];
+  const Group& group = groups_[member.group];
+  if (group.ranks.size() == 1) {
+    Communicator alone{.members = {{member.rank, &member}}};
+    return Complete(alone, {{member.rank, ticket}}, gather);
+  }
+  Communicator& communicator = communicators_.at(member.communicator);
+  auto& calls = communicator.calls[member.calls++];
   calls[member.rank] = ticket;
-  if (calls.size() < group.ranks.size()) return;
+  if (calls.size() == group.ranks.size()) Complete(communicator, calls, gather);
+}
+
+// What the members send is fixed now; when each of them is told is chance.
+void GroupSimulation::Complete(Communicator& communicator,
+                               const std::map<int, client::Ticket>& calls, bool gather) {
   Note(gather ? GroupCount::kGathers : GroupCount::kExchanges);
   const std::map<int, client::Ticket> all = calls;
-  for (const int rank : group.ranks) {
-    const OpenBucket& other = members_[static_cast<std::size_t>(rank)]->buckets.at(all.at(rank));
-    const OpenBucket& own = member.buckets.at(ticket);
+  const OpenBucket& own = communicator.members.begin()->second->buckets.at(all.begin()->second);
+  for (const auto& [rank, ticket] : all) {
+    const OpenBucket& other = communicator.members.at(rank)->buckets.at(ticket);
     if (other.parameters != own.parameters || other.step != own.step) {
       return Violate("members of a group do not do the same in the same order");
     }
   }
-  // What the members send is fixed now; when each of them is told is chance.
-  for (const int rank : group.ranks) {
-    Member& one = *members_[static_cast<std::size_t>(rank)];
-    if (!gather) Exchange(one, all.at(rank), all);
+  for (const auto& [rank, ticket] : all) {
+    Member& one = *communicator.members.at(rank);
+    gather ? Gather(one, ticket, communicator, all) : Exchange(one, ticket, communicator, all);
   }
-  for (const int rank : group.ranks) {
-    Member& one = *members_[static_cast<std::size_t>(rank)];
-    if (gather) Gather(one, all.at(rank), all);
-  }
-  for (const int rank : group.ranks) {
-    Member& one = *members_[static_cast<std::size_t>(rank)];
-    After(Delay(), [this, &one, gather, mine = all.at(rank)] {
-      one.in_operation = false;
-      if (one.dead || one.member->failed()) return;
-      client::Effects effects;
-      if (gather) {
-        one.member->Gathered(mine, effects);
-      } else {
-        std::vector<GradBucket*> own;
-        for (const auto& share : one.buckets.at(mine).shares) own.push_back(share.get());
-        one.member->Exchanged(mine, own, effects);
-      }
-      Apply(one, std::move(effects));
+  for (const auto& [rank, ticket] : all) {
+    Member& one = *communicator.members.at(rank);
+    After(Delay(), [this, &one, gather, mine = ticket, aborts = one.aborts] {
+      if (one.aborts == aborts) Answer(one, mine, gather);
     });
   }
 }
 
+void GroupSimulation::Answer(Member& member, client::Ticket ticket, bool gather) {
+  member.in_operation = false;
+  if (member.dead || member.member->failed()) return;
+  client::Effects effects;
+  if (gather) {
+    member.member->Gathered(ticket, effects);
+  } else {
+    std::vector<GradBucket*> own;
+    for (const auto& share : member.buckets.at(ticket).shares) own.push_back(share.get());
+    member.member->Exchanged(ticket, own, effects);
+  }
+  Apply(member, std::move(effects));
+}
+
 void GroupSimulation::Exchange(Member& member, client::Ticket ticket,
+                               const Communicator& communicator,
                                const std::map<int, client::Ticket>& calls) {
   if (member.dead || member.member->failed()) return;
   OpenBucket& open = member.buckets.at(ticket);
@@ -194,8 +255,7 @@ void GroupSimulation::Exchange(Member& member, client::Ticket ticket,
       for (std::size_t i = 0; i < piece.bytes / sizeof(float); ++i) {
         double exact = 0;
         for (const auto& [rank, others] : calls) {
-          const ByteVector& bytes =
-              members_[static_cast<std::size_t>(rank)]->buckets.at(others).bytes;
+          const ByteVector& bytes = communicator.members.at(rank)->buckets.at(others).bytes;
           exact += GetElement(DType::kFloat32, std::span(bytes).subspan(piece.offset), i);
         }
         PutElement(DType::kFloat32, std::span(sum).subspan(at), i, exact / divisor);
@@ -210,6 +270,7 @@ void GroupSimulation::Exchange(Member& member, client::Ticket ticket,
 
 // From the owners' shares to this member's bucket.
 void GroupSimulation::Gather(Member& member, client::Ticket ticket,
+                             const Communicator& communicator,
                              const std::map<int, client::Ticket>& calls) {
   if (member.dead || member.member->failed()) return;
   OpenBucket& open = member.buckets.at(ticket);
@@ -218,7 +279,7 @@ void GroupSimulation::Gather(Member& member, client::Ticket ticket,
   for (const client::BucketShare& share : member.member->SharesOf(ticket)) {
     const std::size_t owner = member.member->OwnerOf(share.share);
     const int rank = group.ranks[owner];
-    const OpenBucket& from = members_[static_cast<std::size_t>(rank)]->buckets.at(calls.at(rank));
+    const OpenBucket& from = communicator.members.at(rank)->buckets.at(calls.at(rank));
     const ByteVector& sum = from.sums[next[owner]++];
     auto at = sum.begin();
     for (const client::BucketShare::Piece& piece : share.pieces) {
@@ -261,30 +322,46 @@ const std::vector<testing::MemberGradients>& GroupSimulation::Expected(std::int6
   return gradients;
 }
 
-// Bit for bit, whatever came first. The reference has one member for each group, in one loop.
-void GroupSimulation::CheckStep(Member& member, std::int64_t step, Verdict verdict) {
-  const testing::MemberGradients& expected = Expected(step).front();
-  if (verdict != verdicts_[step]) {
+// The reference has one member for each group, in one loop. Steps that are dropped change nothing.
+void GroupSimulation::CheckStep(Member& member, const client::StepDoneEffect& over) {
+  const std::int64_t step = over.step;
+  if (over.dropped) {
+    if (dropped_.insert(step).second) Note(GroupCount::kDropped);
+    // One more than the losses: steps are dropped in pairs, one of which may be over.
+    if (dropped_.size() > 2 * losses_) Violate(absl::StrCat("step ", step, " is dropped"));
+  } else if (has_reference_) {
+    Expected(step);
+  }
+  const auto [verdict, is_first] = verdicts_.try_emplace(step, over.verdict);
+  if (verdict->second != over.verdict) {
     return Violate(absl::StrCat("rank ", member.rank, " has another verdict of step ", step));
   }
+  if (over.verdict == Verdict::kApply) CheckResults(member, step);
+  if (over.dropped) return;
   std::size_t parameters = 0;
-  for (const auto& [ticket, open] : member.buckets) {
-    parameters += open.parameters.size();
-    if (verdict == Verdict::kSkip) continue;
-    ByteVector want;
-    for (const std::uint32_t p : open.parameters) {
-      want.insert(want.end(), expected[p].begin(), expected[p].end());
-    }
-    if (open.bytes != want) {
-      Violate(absl::StrCat("rank ", member.rank, " has other results of step ", step,
-                           " for bucket ", scenario_.options.manifest.BucketName(open.parameters)));
-    }
-  }
+  for (const auto& [ticket, open] : member.buckets) parameters += open.parameters.size();
   std::size_t all = 0;
   for (const auto& bucket : scenario_.steps[static_cast<std::size_t>(step)]) all += bucket.size();
   if (parameters != all) {
     Violate(absl::StrCat("rank ", member.rank, " ends step ", step, " with ", parameters, " of ",
                          all, " parameters"));
+  }
+}
+
+// Bit for bit, whatever came first.
+void GroupSimulation::CheckResults(const Member& member, std::int64_t step) {
+  for (const auto& [ticket, open] : member.buckets) {
+    ByteVector want = seen_.try_emplace({step, open.parameters}, open.bytes).first->second;
+    if (has_reference_) {
+      const testing::MemberGradients& expected = Expected(step).front();
+      want.clear();
+      for (const std::uint32_t p : open.parameters) {
+        want.insert(want.end(), expected[p].begin(), expected[p].end());
+      }
+    }
+    if (open.bytes == want) continue;
+    Violate(absl::StrCat("rank ", member.rank, " has other results of step ", step, " for bucket ",
+                         scenario_.options.manifest.BucketName(open.parameters)));
   }
 }
 
