@@ -57,11 +57,12 @@ void Recover(GroupScenario& scenario, Random random) {
   AddSteps(scenario, random.Between(1, 4), random);
   // A resume repeats what only the coordinator knows of the state, in a hundred frames.
   scenario.cut_percent = std::min(scenario.cut_percent, options.spec.OnlyCasts() ? 3 : 1);
-  // Members that know other batched buckets than a newcomer, or than one whose step was dropped,
-  // hold other copies of the state.
+  // A newcomer has factors of parameters only that have been in steps since, and the same buckets.
+  if (!options.spec.OnlyCasts()) {
+    for (auto& step : scenario.steps) step = RandomBuckets(options.manifest.size(), random);
+  }
   if (options.spec.comm_hook == "batched_power_sgd") {
-    const auto buckets = RandomBuckets(options.manifest.size(), random);
-    std::fill(scenario.steps.begin(), scenario.steps.end(), buckets);
+    std::fill(scenario.steps.begin() + 1, scenario.steps.end(), scenario.steps.front());
   }
   const auto moments = [&](int count) {
     std::vector<std::size_t> all;
