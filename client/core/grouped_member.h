@@ -189,7 +189,7 @@ class GroupedMember {
   std::uint32_t next_order_ = 0;
   std::deque<Task> tasks_;
   bool busy_ = false;  // an answer is to come
-  bool sent_ = false;  // something of it, to this daemon
+  bool sent_ = false;  // something of it, to any daemon
 };
 
 }  // namespace gradwire::client

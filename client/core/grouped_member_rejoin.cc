@@ -48,7 +48,6 @@ void GroupedMember::Rejoined(std::uint64_t generation, Effects& effects) {
   member_->Rejoined(generation);
   if (!grouped()) return;
   prepared_.reset();
-  sent_ = false;
   if (IsAlone()) return;
   id_.clear();
   next_order_ = 0;

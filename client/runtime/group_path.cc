@@ -16,6 +16,10 @@ namespace {
 // Arrays of what the others sent begin at multiples of this, as the device's own do.
 constexpr std::size_t kAlignment = 256;
 
+// A daemon declares a member lost after 15 s of silence, and looks every second; then it ends all
+// streams.
+constexpr std::chrono::seconds kPatience(20);
+
 std::size_t Aligned(std::size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
@@ -218,6 +222,10 @@ absl::Status GroupPath::Late(const Task& task) const {
 }
 
 absl::StatusOr<std::optional<GroupPath::Done>> GroupPath::Poll(Clock::time_point now) {
+  if (held_) {
+    if (now < held_->until) return std::nullopt;
+    return held_->error;
+  }
   const bool alone = member_ == nullptr || member_->group()->ranks.size() == 1;
   // The first order may be here before the name of the communicator.
   if (!alone && communicator_ == nullptr) {
@@ -227,7 +235,9 @@ absl::StatusOr<std::optional<GroupPath::Done>> GroupPath::Poll(Clock::time_point
   while (true) {
     const absl::StatusOr<bool> ready = alone ? true : communicator_->Poll();
     if (!ready.ok()) {
-      return Failed(ready.status());
+      if (!member_->outlives_daemon()) return Failed(ready.status());
+      held_ = {.error = Failed(ready.status()), .until = now + kPatience};
+      return std::nullopt;
     }
     if (!*ready && connecting_ && now - connecting_since_ > options_.connect_timeout) {
       return Coded(
@@ -264,6 +274,7 @@ void GroupPath::Abort() {
   communicator_ = nullptr;
   connecting_ = false;
   task_.reset();
+  held_.reset();
 }
 
 }  // namespace gradwire::client

@@ -1,6 +1,10 @@
 // What a member does with its node group: adds up its shares of a bucket for all, and takes the
 // results of the others.
 //
+// An error of the communicator may be a member that was lost, which the others hear of before the
+// daemon knows. In a session that outlives its daemon it is held back for as long as the daemon may
+// need, and forgotten if the session then gathers its members (Abort); meanwhile nothing is done.
+//
 // Not thread-safe. Nothing waits: Poll begins and finishes what can be.
 #pragma once
 
@@ -45,7 +49,10 @@ class GroupPath {
   void Gather(Ticket ticket);
 
   // Nothing is to be polled for.
-  bool idle() const { return !task_ && !connecting_; }
+  bool idle() const { return held_ || (!task_ && !connecting_); }
+  // An error is held back; until then.
+  bool failed() const { return held_.has_value(); }
+  Clock::time_point fails_at() const { return held_->until; }
 
   // A task that is done: everything that the device is given from now on follows it.
   struct Done {
@@ -58,7 +65,7 @@ class GroupPath {
 
   // The step is over, and with it the hook's use of the shares.
   void EndStep();
-  // The session is over: nobody waits for the group any more.
+  // The session is over, or the group connects anew: what is open is forgotten.
   void Abort();
 
  private:
@@ -98,6 +105,11 @@ class GroupPath {
   bool connecting_ = false;
   Clock::time_point connecting_since_;
   std::optional<Task> task_;
+  struct Held {
+    absl::Status error;
+    Clock::time_point until;
+  };
+  std::optional<Held> held_;
   // The device works in order: the next exchange may be enqueued before the sums are over.
   DeviceVector<std::byte> received_;
   DeviceVector<std::uint32_t> not_finite_;

@@ -276,7 +276,8 @@ Clock::time_point Runtime::NextTimer() const {
   if (!idle()) return now + kDevicePoll;
   const Clock::time_point latest = away_since_ && !said_ ? now + kSays : now + kLongestWait;
   if (is_lost_) return latest;
-  const Clock::time_point timer = std::min(connection_->NextTimer(), latest);
+  Clock::time_point timer = std::min(connection_->NextTimer(), latest);
+  if (group_.failed()) timer = std::min(timer, group_.fails_at());
   return welcomed_ || member_.failed() ? timer : std::min(timer, join_deadline_);
 }
 

@@ -145,7 +145,9 @@ class Runtime final : private EventHandler {
   void OnTimer(Clock::time_point now, Clock::duration late) override;
   bool finished() const override { return stopping_ && connection_->closed() && device_.idle(); }
   // Whether something is to be polled for.
-  bool idle() const { return device_.idle() && group_.idle(); }
+  bool idle() const { return device_.idle() && (group_.idle() || !meets_group()); }
+  // Without a daemon no order comes, and the group connects anew with the next one.
+  bool meets_group() const { return !is_lost_ && !member_.awaits_welcome(); }
   void OnStream(Event& event);
   void OnFrame(absl::StatusOr<wire::Frame> received);
   void OnOneFrame(absl::StatusOr<wire::Frame> received);

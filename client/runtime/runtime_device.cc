@@ -6,7 +6,7 @@
 namespace gradwire::client {
 
 void Runtime::PollDevice() {
-  if (idle()) return;
+  if (idle() && !group_.failed()) return;
   PollGroup();
   if (absl::Status status = device_.Poll(Clock::now()); !status.ok()) Fail(status);
   if (member_.failed()) device_.RunCalls();
@@ -14,7 +14,7 @@ void Runtime::PollDevice() {
 
 // Also while only the device has work: what the group did may turn out to have failed.
 void Runtime::PollGroup() {
-  while (!member_.failed()) {
+  while (!member_.failed() && meets_group()) {
     absl::StatusOr<std::optional<GroupPath::Done>> done = group_.Poll(Clock::now());
     if (!done.ok()) return Fail(done.status());
     if (!*done) return;

@@ -189,6 +189,11 @@ void GroupSimulation::On(Member& member, client::ConnectEffect& effect) {
 // Peers that have not left it yet wait for this member in vain.
 void GroupSimulation::On(Member& member, client::AbortGroupEffect&) {
   ++member.aborts;
+  if (!member.communicator.empty()) {
+    for (auto& [number, calls] : communicators_.at(member.communicator).calls) {
+      calls.erase(member.rank);
+    }
+  }
   member.communicator.clear();
   member.call = nullptr;
   member.in_operation = false;

@@ -187,6 +187,26 @@ TEST_F(GroupPathTest, AnErrorNamesTheGroup) {
   EXPECT_TRUE(path_.idle());
 }
 
+// A member was lost, as the daemon will know.
+TEST_F(GroupPathTest, InASessionThatOutlivesItsDaemonAnErrorWaits) {
+  Receive(wire::Welcome{
+      .group = wire::NodeGroup{.ranks = {0, 1, 3}, .shares = 3, .groups = 2, .group = 0},
+      .recovery = wire::Recovery{.session_key = "key"}});
+  ASSERT_TRUE(path_.Connect("id").ok());
+  script_.error = absl::InternalError("a peer is gone");
+  EXPECT_TRUE(path_.Poll(now_).ok());
+  EXPECT_TRUE(path_.failed());
+  EXPECT_TRUE(path_.idle());
+  EXPECT_TRUE(path_.Poll(path_.fails_at() - std::chrono::seconds(1)).ok());
+  path_.Abort();
+  EXPECT_FALSE(path_.failed());
+  // The daemon knows of no loss.
+  ASSERT_TRUE(path_.Connect("anew").ok());
+  EXPECT_TRUE(path_.Poll(now_).ok());
+  EXPECT_GT(path_.fails_at(), now_ + std::chrono::seconds(15)) << "of silence";
+  EXPECT_EQ(Error(path_.fails_at()), "the node group of ranks 0, 1, 3: a peer is gone [GW905]");
+}
+
 TEST_F(GroupPathTest, AMemberThatAskedForNoGroupRefusesToBeInOne) {
   GroupPath path(MakeHostDevice(), nullptr, {});
   path.Begin(member_);

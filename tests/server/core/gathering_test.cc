@@ -23,8 +23,9 @@ using ::testing::SizeIs;
 // None: of a newcomer.
 using Reports = std::vector<std::optional<Report>>;
 
-absl::StatusOr<Gathering::Outcome> Decide(const Reports& reports) {
+absl::StatusOr<Gathering::Outcome> Decide(const Reports& reports, bool grouped = false) {
   Gathering gathering(kKey, 5, static_cast<int>(reports.size()));
+  gathering.SetGrouped(grouped);
   for (std::size_t rank = 0; rank < reports.size(); ++rank) {
     EXPECT_TRUE(!reports[rank] || gathering.Check(*reports[rank]).ok());
     gathering.Take(static_cast<int>(rank), reports[rank]);
@@ -64,6 +65,29 @@ TEST(Gathering, AStepOfWhichSomeMayHaveResultsIsDropped) {
   ExpectEnded(Decide({Ready(4), Contributed(4, false)}), 4, Verdict::kSkip);
   ExpectEnded(Decide({Contributed(4, true), Contributed(4, false)}), 4, Verdict::kSkip);
   ExpectEnded(Decide({Ready(4), Ready(4), Contributed(4, true)}), 4, Verdict::kSkip);
+}
+
+// Its group may have gathered some of it, and connects anew.
+TEST(Gathering, InNodeGroupsAStepOfWhichAnythingWasSentIsDropped) {
+  const auto decide = [](const Reports& reports) { return Decide(reports, /*grouped=*/true); };
+  ExpectEnded(decide({Contributed(4, false), At(4), At(4)}), 4, Verdict::kSkip);
+  Report keeping = Contributed(4, true);
+  keeping.keeps_gradients = true;
+  ExpectEnded(decide({keeping, keeping}), 4, Verdict::kSkip);
+  EXPECT_THAT(decide({At(4), At(4)})->ended, IsEmpty());
+  ExpectEnded(decide({Ready(4), Ready(4)}), 4, Verdict::kApply);
+  // Others have begun the next one.
+  const auto both = decide({Contributed(5, false), Ready(4)});
+  ASSERT_TRUE(both.ok()) << both.status();
+  EXPECT_EQ(both->step, 6);
+  ASSERT_THAT(both->ended, SizeIs(2));
+  EXPECT_EQ(both->ended[0].verdict, Verdict::kApply);
+  EXPECT_TRUE(both->ended[1].dropped);
+  // Newcomers drop one step, and not two.
+  const auto healed = decide({Contributed(4, false), std::nullopt});
+  ASSERT_TRUE(healed.ok()) << healed.status();
+  ASSERT_THAT(healed->ended, SizeIs(1));
+  EXPECT_TRUE(healed->ended[0].change.has_value());
 }
 
 TEST(Gathering, ALeafReportsForAllRanksThatItStandsFor) {

@@ -1,0 +1,208 @@
+// A member of a node group whose session outlives its daemon.
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "tests/client/core/grouped_member_fixture.h"
+
+namespace gradwire::client {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+class GroupedMemberRejoinTest : public GroupedMemberTest {
+ protected:
+  static wire::Welcome WelcomeAt(std::int64_t step, std::vector<int> ranks = {0, 1}) {
+    const auto size = static_cast<std::uint32_t>(ranks.size());
+    return {
+        .step = step,
+        .group =
+            wire::NodeGroup{.ranks = std::move(ranks), .shares = 2, .groups = 3 - size, .group = 0},
+        .recovery = wire::Recovery{.session_key = "key"}};
+  }
+  void Rejoin() {
+    Effects effects;
+    member_->Rejoined(8, effects);
+    Take(std::move(effects));
+  }
+  // Of a bucket of w and b. Each comes after those before it.
+  enum class Phase { kBegun, kOrdered, kExchanged, kReduced, kGathers };
+  void Advance(Phase phase) {
+    EXPECT_TRUE(Start({0, 1}).ok());
+    if (phase >= Phase::kOrdered) Order(0, 0, false);
+    if (phase >= Phase::kExchanged) Exchanged(1, {{0}});
+    if (phase >= Phase::kReduced) Result(0);
+    if (phase >= Phase::kGathers) Order(1, 0, true);
+  }
+  void SayReady() {
+    for (const PreparedEffect& prepared : Drain<PreparedEffect>()) {
+      Effects effects;
+      member_->SayReady(prepared.verdict, prepared.digest, effects);
+      Take(std::move(effects));
+    }
+  }
+  static wire::StepDone Dropped(std::int64_t step) {
+    return {.step = step, .verdict = Verdict::kSkip, .dropped = true};
+  }
+};
+
+TEST_F(GroupedMemberRejoinTest, IsReadyWhenTheGroupHasGathered) {
+  Receive(WelcomeAt(0));
+  Advance(Phase::kGathers);
+  Receive(wire::Prepared{.step = 0, .verdict = Verdict::kApply, .digest = 9});
+  EXPECT_THAT(Drain<PreparedEffect>(), IsEmpty()) << "who would order it after the daemon's loss?";
+  Gathered(1);
+  ASSERT_THAT(effects_, SizeIs(2)) << "the bucket is done";
+  SayReady();
+  EXPECT_THAT(DrainSent<wire::Ready>(), ElementsAre(wire::Ready{0, 7, Verdict::kApply, 9}));
+  EXPECT_TRUE(member_->Report().ready.has_value());
+  Receive(wire::StepDone{});
+  EXPECT_THAT(Drain<StepDoneEffect>(), SizeIs(1));
+}
+
+// Whatever the group has done of it, nobody finishes it.
+TEST_F(GroupedMemberRejoinTest, AStepThatWasBegunIsDroppedInEachPhase) {
+  for (const Phase phase :
+       {Phase::kBegun, Phase::kOrdered, Phase::kExchanged, Phase::kReduced, Phase::kGathers}) {
+    SCOPED_TRACE(static_cast<int>(phase));
+    member_.emplace(options_, &hook_, /*whole_buckets=*/false);
+    effects_.clear();
+    ticket_ = 0;
+    Receive(WelcomeAt(0));
+    Advance(phase);
+    EXPECT_TRUE(member_->Report().has_contributed);
+    effects_.clear();
+    Rejoin();
+    EXPECT_THAT(Drain<AbortGroupEffect>(), SizeIs(1));
+    EXPECT_TRUE(member_->Report().has_contributed) << "the next daemon may be lost, too";
+    Receive(Dropped(0));
+    ASSERT_EQ(effects_.size(), 2U);
+    EXPECT_EQ(std::get<BucketDoneEffect>(effects_[0]).status, absl::OkStatus());
+    EXPECT_EQ(std::get<StepDoneEffect>(effects_[1]).verdict, Verdict::kSkip);
+    effects_.clear();
+    EXPECT_FALSE(member_->Report().has_contributed);
+    Receive(WelcomeAt(1));
+    EXPECT_THAT(Drain<GroupEffect>(), SizeIs(1));
+    // The next one goes its way, with orders and a communicator of its own.
+    Receive(wire::GroupId{8, "anew"});
+    EXPECT_EQ(Drain<ConnectEffect>().front().id, "anew");
+    EXPECT_TRUE(Start({0}).ok());
+    EXPECT_THAT(DrainSent<wire::GroupBucket>(), ElementsAre(wire::GroupBucket{1, 8, {0}}));
+    Receive(wire::GroupOrder{.step = 1, .number = 0, .bucket = 0});
+    EXPECT_EQ(Drain<ExchangeEffect>().front().ticket, 2);
+    EXPECT_EQ(Message(), "");
+  }
+}
+
+TEST_F(GroupedMemberRejoinTest, AStepThatAllAreReadyForEnds) {
+  Receive(WelcomeAt(0));
+  Advance(Phase::kGathers);
+  Gathered(1);
+  Receive(wire::Prepared{.step = 0, .verdict = Verdict::kApply, .digest = 9});
+  SayReady();
+  Rejoin();
+  effects_.clear();
+  Receive(wire::StepDone{});
+  EXPECT_EQ(Drain<StepDoneEffect>().front().verdict, Verdict::kApply);
+  EXPECT_EQ(hook_.commits, 1);
+}
+
+// Its user is still computing.
+TEST_F(GroupedMemberRejoinTest, AStepIsDroppedBetweenTwoBuckets) {
+  Receive(WelcomeAt(0));
+  Advance(Phase::kGathers);
+  Gathered(1);
+  Rejoin();
+  effects_.clear();
+  Receive(Dropped(0));
+  EXPECT_THAT(effects_, SizeIs(1)) << "the bucket was done before";
+  EXPECT_EQ(Drain<StepDoneEffect>().front().step, 0);
+  Receive(WelcomeAt(1));
+  End();
+  EXPECT_THAT(DrainSent<wire::EndStep>(), ElementsAre(wire::EndStep{1, 8}));
+}
+
+TEST_F(GroupedMemberRejoinTest, ABucketThatIsBegunBeforeTheWelcomeWaitsForIt) {
+  Receive(WelcomeAt(0));
+  EXPECT_FALSE(member_->Report().has_contributed);
+  Rejoin();
+  effects_.clear();
+  EXPECT_TRUE(Start({0, 1}).ok());
+  Effects resumed;
+  member_->Resumed(resumed);
+  EXPECT_THAT(resumed, IsEmpty());
+  EXPECT_THAT(DrainSent<wire::GroupBucket>(), IsEmpty());
+  EXPECT_FALSE(member_->Report().has_contributed);
+  Receive(WelcomeAt(0));
+  EXPECT_THAT(DrainSent<wire::GroupBucket>(), ElementsAre(wire::GroupBucket{0, 8, {0, 1}}));
+  EXPECT_TRUE(member_->Report().has_contributed);
+}
+
+TEST_F(GroupedMemberRejoinTest, TheFirstOfItsGroupNamesACommunicatorForEachDaemon) {
+  Receive(WelcomeAt(0, {1, 2}));
+  EXPECT_TRUE(Drain<GroupEffect>().front().names);
+  Rejoin();
+  Receive(WelcomeAt(0, {1, 2}));
+  EXPECT_TRUE(Drain<GroupEffect>().front().names);
+  Effects effects;
+  member_->NameGroup("anew", effects);
+  Take(std::move(effects));
+  EXPECT_THAT(DrainSent<wire::GroupId>(), ElementsAre(wire::GroupId{8, "anew"}));
+  Receive(WelcomeAt(0, {1, 2}));
+  EXPECT_THAT(Drain<GroupEffect>(), IsEmpty()) << "of a resume";
+}
+
+TEST_F(GroupedMemberRejoinTest, AnotherGroupThanBeforeEndsTheSession) {
+  Receive(WelcomeAt(0));
+  Rejoin();
+  Receive(WelcomeAt(0, {1, 2}));
+  EXPECT_THAT(Message(), HasSubstr("the session goes on with this member in the node group of "
+                                   "ranks 1, 2, one of 1 with 2 shares; allowed: this member in "
+                                   "the node group of ranks 0, 1"));
+}
+
+TEST_F(GroupedMemberRejoinTest, ASessionWithoutGroupsStaysWithoutThem) {
+  wire::Welcome without = WelcomeAt(0);
+  without.group.reset();
+  Receive(without);
+  Rejoin();
+  Receive(WelcomeAt(0));
+  EXPECT_THAT(Message(), HasSubstr("allowed: no node groups, as before"));
+}
+
+// Nobody else is in its exchange.
+TEST_F(GroupedMemberRejoinTest, AloneItGoesOnAndForgetsWhatIsDropped) {
+  Receive(WelcomeAt(0, {1}));
+  EXPECT_TRUE(Start({0}).ok());
+  EXPECT_THAT(Drain<ExchangeEffect>(), SizeIs(1));
+  Rejoin();
+  EXPECT_THAT(Drain<AbortGroupEffect>(), IsEmpty());
+  Receive(Dropped(0));
+  EXPECT_THAT(Drain<AbortGroupEffect>(), SizeIs(1)) << "its exchange is open";
+  Receive(WelcomeAt(1, {1}));
+  EXPECT_TRUE(Start({0}).ok());
+  EXPECT_THAT(Drain<ExchangeEffect>(), SizeIs(1));
+}
+
+// It has the results of its own share, and the others of its group may wait for its call.
+TEST_F(GroupedMemberRejoinTest, ANewcomerLacksAStepThatIsNotGathered) {
+  wire::Welcome welcome = WelcomeAt(0);
+  welcome.change = wire::MembershipChange{.newcomers = {1}, .root = 0};
+  Receive(welcome);
+  Advance(Phase::kReduced);
+  Rejoin();
+  effects_.clear();
+  Receive(wire::StepDone{});  // the others were READY
+  EXPECT_THAT(Drain<StepDoneEffect>(), IsEmpty());
+  wire::StepDone dropped = Dropped(1);
+  dropped.change = welcome.change;
+  Receive(dropped);
+  EXPECT_EQ(Drain<StepDoneEffect>().front().step, 1);
+  EXPECT_EQ(Message(), "");
+}
+
+}  // namespace
+}  // namespace gradwire::client
