@@ -96,6 +96,27 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{Mutant::kShareNotAcknowledged, "ShareNotAcknowledged"}),
     [](const ::testing::TestParamInfo<Case>& tested) { return std::string(tested.param.name); });
 
+class GroupRecoveryMutants : public ::testing::TestWithParam<Case> {};
+
+TEST_P(GroupRecoveryMutants, IsCaught) {
+  active_mutant = GetParam().mutant;
+  std::string caught;
+  std::uint64_t seed = 0;
+  const auto run = [](std::uint64_t one) { return GroupSimulation(one, /*recovers=*/true).Run(); };
+  while (seed < kSeeds && (caught = run(seed)).empty()) ++seed;
+  active_mutant = Mutant::kNone;
+  ASSERT_NE(caught, "") << GetParam().name << " was not caught in " << kSeeds << " seeds";
+  std::printf("%s: seed %llu: %s\n", GetParam().name, static_cast<unsigned long long>(seed),
+              caught.c_str());
+  EXPECT_EQ(run(seed), "") << "the seed fails without the mutant too";
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, GroupRecoveryMutants,
+    ::testing::Values(Case{Mutant::kGroupStepGoesOn, "GroupStepGoesOn"},
+                      Case{Mutant::kStepEndsBeforeGather, "StepEndsBeforeGather"}),
+    [](const ::testing::TestParamInfo<Case>& tested) { return std::string(tested.param.name); });
+
 class ShardMutants : public ::testing::TestWithParam<Case> {};
 
 TEST_P(ShardMutants, IsCaught) {
