@@ -62,9 +62,21 @@ void GroupedMember::Rejoined(std::uint64_t generation, Effects& effects) {
   effects.push_back(AbortGroupEffect{});
 }
 
-// Residuals and factors lie with the members by their shares.
+// Residuals and factors lie with the members by their shares; and gradients have weights by how
+// many processes contribute.
 absl::Status GroupedMember::CheckSamePlace(const std::optional<wire::NodeGroup>& group) const {
   const bool has_groups = group && group->shares > 1;
+  const auto all = static_cast<std::uint32_t>(options_.world_size);
+  const std::uint32_t processes = group ? group->groups : all;
+  const std::uint32_t before = leaf_groups_ > 0 ? leaf_groups_ : all;
+  if (!grouped() && !has_groups && processes != before) {
+    return Coded(
+        ErrorCode::kLeaf,
+        absl::FailedPreconditionError(absl::StrCat(
+            "the session goes on with ", processes, " leaf daemons and trainers; allowed: ", before,
+            ", as before. In the place of a lost one must come one that stands for "
+            "the same ranks")));
+  }
   if (grouped() ? group == group_ : !has_groups) return absl::OkStatus();
   return Coded(ErrorCode::kNodeGroup,
                absl::FailedPreconditionError(absl::StrCat(

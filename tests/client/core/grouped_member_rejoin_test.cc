@@ -173,6 +173,21 @@ TEST_F(GroupedMemberRejoinTest, ASessionWithoutGroupsStaysWithoutThem) {
   EXPECT_THAT(Message(), HasSubstr("allowed: no node groups, as before"));
 }
 
+// Weights are those of the first Welcome.
+TEST_F(GroupedMemberRejoinTest, OtherLeavesThanBeforeEndTheSession) {
+  wire::Welcome welcome = WelcomeAt(0);
+  welcome.group = wire::NodeGroup{.ranks = {1}, .shares = 1, .groups = 2, .group = 1};
+  Receive(welcome);
+  Rejoin();
+  Receive(welcome);
+  EXPECT_EQ(Message(), "");
+  Rejoin();
+  welcome.group->groups = 3;
+  Receive(welcome);
+  EXPECT_THAT(Message(),
+              HasSubstr("goes on with 3 leaf daemons and trainers; allowed: 2, as before"));
+}
+
 // Nobody else is in its exchange.
 TEST_F(GroupedMemberRejoinTest, AloneItGoesOnAndForgetsWhatIsDropped) {
   Receive(WelcomeAt(0, {1}));
