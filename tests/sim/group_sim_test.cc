@@ -23,7 +23,6 @@ void RunSeeds(bool recovers, GroupCount first_count, GroupCount last_count) {
   GroupCounts counts{};
   int violations = 0;
   for (std::uint64_t seed = first; seed < first + seeds && violations < 3; ++seed) {
-    if (getenv("GS")) { FILE* f = fopen("/tmp/hg-seed.txt", "w"); fprintf(f, "%lu\n", (unsigned long)seed); fclose(f); }
     GroupSimulation simulation(seed, recovers);
     const std::string violation = simulation.Run();
     for (std::size_t i = 0; i < counts.size(); ++i) counts[i] += simulation.counts()[i];

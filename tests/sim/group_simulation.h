@@ -104,7 +104,6 @@ class GroupSimulation {
     std::uint64_t life = kNoLife;              // of the daemon that gave it its place
     std::optional<wire::MemberReport> report;  // a daemon is to take it
     bool rejoins = false;                      // its first stream to this daemon is to come
-    bool has_model = true;                     // the rank's first process, or has applied a step
   };
   struct Group {
     std::vector<int> ranks;
@@ -182,6 +181,10 @@ class GroupSimulation {
   void MaybeReplace(std::uint64_t chance);
   void MaybeBreak(std::size_t ran);
   server::JoinAsk AskOf(const Member& member) const;
+  // Of its rank.
+  bool IsFirstProcess(const Member& member) const {
+    return member.start_id <= static_cast<std::uint64_t>(scenario_.options.world_size);
+  }
 
   // The declared numerics.
   testing::MemberGradients OfGroup(const Group& group, std::int64_t step) const;

@@ -140,10 +140,6 @@ void GroupSimulation::MaybeFinish(Member& member) {
   member.buckets.clear();
   member.in_step = false;
   member.steps = static_cast<std::size_t>(over.step) + 1;
-  member.has_model |= over.verdict == Verdict::kApply;
-  if (over.change && std::ranges::count(over.change->newcomers, member.rank) > 0) {
-    member.has_model = false;
-  }
   Note(over.verdict == Verdict::kApply ? GroupCount::kSteps : GroupCount::kSkips);
   After(Delay(), [this, &member] { BeginStep(member); });
 }

@@ -1,5 +1,6 @@
 // What the simulation of node groups does to a session that outlives its daemon.
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -127,11 +128,20 @@ void GroupSimulation::On(Member& member, client::PreparedEffect& effect) {
 // Only when all have heard that the session has begun: before, nobody could report for them.
 void GroupSimulation::MaybeBreak(std::size_t ran) {
   if (!scenario_.recovers) return;
-  const auto world = static_cast<std::uint64_t>(scenario_.options.world_size);
-  const bool begun = std::all_of(members_.begin(), members_.end(), [world](const auto& one) {
-    return one->welcomed || one->start_id > world;
+  const bool begun = std::all_of(members_.begin(), members_.end(), [this](const auto& one) {
+    return one->welcomed || !IsFirstProcess(*one);
   });
   if (!begun) return;
+  // Who hears of nothing while steps end and are dropped by one daemon after another is left with a
+  // step of which nobody can say any more how it ended.
+  std::int64_t first = std::numeric_limits<std::int64_t>::max();
+  std::int64_t last = 0;
+  for (const auto& one : members_) {
+    if (!one->welcomed) continue;
+    first = std::min(first, one->member->step());
+    last = std::max(last, one->member->step());
+  }
+  if (last - first > 1) return;
   if (next_loss_ < scenario_.losses.size() && ran >= scenario_.losses[next_loss_]) {
     ++next_loss_;
     LoseDaemon();
@@ -145,7 +155,9 @@ void GroupSimulation::MaybeBreak(std::size_t ran) {
 void GroupSimulation::MaybeReplace(std::uint64_t chance) {
   const std::size_t rank = chance % members_.size();
   const auto has_model = [&](const auto& one) {
-    return one->rank != static_cast<int>(rank) && !one->dead && one->has_model;
+    if (one->rank == static_cast<int>(rank) || one->dead || !one->welcomed) return false;
+    const client::GroupedMember& core = *one->member;
+    return IsFirstProcess(*one) || (!core.awaits_welcome() && !core.Report().newcomer);
   };
   if (std::none_of(members_.begin(), members_.end(), has_model)) return;
   ++losses_;
@@ -162,7 +174,6 @@ void GroupSimulation::MaybeReplace(std::uint64_t chance) {
   member->rank = lost.rank;
   member->group = lost.group;
   member->start_id = next_start_id_++;
-  member->has_model = false;
   replaced_.push_back(std::exchange(members_[rank], std::move(member)));
   Apply(std::move(effects));
   After(random_.Between(absl::ZeroDuration(), kSuccessorComes),
