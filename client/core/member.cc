@@ -136,9 +136,8 @@ struct Member::Received {
   absl::Status operator()(const wire::StepDone& done) const {
     member.chain_.Advance(done);
     // The others may end steps that a newcomer lacks results of, or has not heard of: it will get
-    // the model anew.
-    const bool says_ready =
-        member.options_.has_shards() || (member.is_in_node_group_ && member.recovery_);
+    // the model anew. Only if it is READY it also has what the coordinator has said of its state.
+    const bool says_ready = member.options_.has_shards() || member.recovery_;
     const bool has_all = says_ready ? member.ready_.has_value() : member.step_.holds_results();
     const bool lacks = done.step == member.step() && !done.dropped && !has_all;
     if (member.is_newcomer_ && (lacks || done.step > member.step())) {

@@ -64,6 +64,12 @@ absl::Status Rendezvous::CheckReport(const JoinAsk& ask) const {
     return valid.ok() ? CheckLife(ask) : valid;
   }
   if (options_.gathers && options_.member_grace > absl::ZeroDuration()) {
+    if (options_.shrinks() && (ask.leaf_ranks > 0 || !ask.group.name.empty())) {
+      return Coded(ErrorCode::kResume, absl::FailedPreconditionError(absl::StrCat(
+                                           "session \"", options_.name,
+                                           "\" has lost a member; allowed in its place: a trainer "
+                                           "without leaf and node group")));
+    }
     if (ask.rank >= 0) return CheckLife(ask);
     return Coded(ErrorCode::kResume, absl::FailedPreconditionError(absl::StrCat(
                                          "rank: is -1, but session \"", options_.name,

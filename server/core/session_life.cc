@@ -65,7 +65,7 @@ void SessionCore::MaybeBegin(int rank, Effects& effects) {
   welcome.recovery = step_->RecoveryAt(welcome.step);
   welcome.attempt = step_->attempt();
   rendezvous_->Complete(*groups, welcome, newcomers_, effects);
-  node_groups_ = groups->Firsts();
+  if (!options_.shrinks()) node_groups_ = groups->Firsts();
   step_->SetGroups(*std::move(groups));
   collectives_->Begin();
 }

@@ -80,6 +80,8 @@ TEST_F(MemberChain, ANewcomerLearnsItWithItsWelcome) {
   Welcome(4, 77, wire::MembershipChange{.newcomers = {1}});
   EXPECT_EQ(Reported(), 77U);
   chain_ = wire::StepChain(4, 77);
+  Effects effects;
+  member_->SayReady(Verdict::kApply, 5, effects);
   Step(4, 5);
   EXPECT_EQ(Reported(), chain_.Before(5));
 }
