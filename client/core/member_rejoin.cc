@@ -30,7 +30,8 @@ wire::MemberReport Member::Report() const {
                             .has_seen_results = step_.has_done(),
                             .in_collective = collectives_.is_open(),
                             .life = recovery_->life,
-                            .chain = chain_.Before(step())};
+                            .chain = chain_.Before(step()),
+                            .arbiter = recovery_->arbiter};
   if (ready_) report.ready = {.verdict = ready_->verdict, .digest = ready_->digest};
   return report;
 }

@@ -12,6 +12,7 @@
 #include "hooks/raw_contributions.h"
 #include "proto/wire/frame.h"
 #include "server/core/reduced_result.h"
+#include "server/core/roster_claims.h"
 
 namespace gradwire::server {
 
@@ -113,6 +114,16 @@ struct UpstreamConclusion {
   // numbered by each session for itself.
   std::optional<wire::MembershipChange> change{};
 };
+// Claim the roster of the lineage at the arbiter, and answer with SessionCore::RosterClaimed. Its
+// number is 0: nothing is claimed, and the answer is the highest claim. All members wait for it.
+struct ClaimRosterEffect {
+  std::uint64_t lineage = 0;
+  RosterClaim claim{};
+};
+// The lineage's session has ended in good order. It has no answer.
+struct ForgetRostersEffect {
+  std::uint64_t lineage = 0;
+};
 // Let go of it. To free it may take long, so not under a lock.
 struct ReleaseEffect {
   std::shared_ptr<const void> memory;
@@ -133,9 +144,10 @@ struct LogEffect {
   std::string message;
   int rank = -1;  // that the line is about; -1: none
 };
-using Effect = std::variant<SendEffect, FanOutEffect, ResultEffect, ReduceEffect, ComputeEffect,
-                            RestoreEffect, ChoreEffect, UpstreamEffect, ReleaseEffect, CloseEffect,
-                            DepartureEffect, LogEffect>;
+using Effect =
+    std::variant<SendEffect, FanOutEffect, ResultEffect, ReduceEffect, ComputeEffect, RestoreEffect,
+                 ChoreEffect, UpstreamEffect, ClaimRosterEffect, ForgetRostersEffect, ReleaseEffect,
+                 CloseEffect, DepartureEffect, LogEffect>;
 using Effects = std::vector<Effect>;
 
 }  // namespace gradwire::server

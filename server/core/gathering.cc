@@ -52,11 +52,19 @@ constexpr char kSeenByOthers[] = "other members saw it skipped, before the daemo
 
 absl::Status Gathering::Check(const wire::MemberReport& report) const {
   if (IsActive(Mutant::kSessionKeyNotCompared)) return absl::OkStatus();
-  if (report.session_key == session_key_ && report.lineage == lineage_) return absl::OkStatus();
+  if (report.session_key != session_key_ || report.lineage != lineage_) {
+    return Coded(ErrorCode::kResume,
+                 absl::PermissionDeniedError(
+                     "report.session_key: is that of another session; allowed: what the daemon "
+                     "gave the members of this one"));
+  }
+  if (report.arbiter == arbiter_ || follows_) return absl::OkStatus();
   return Coded(ErrorCode::kResume,
-               absl::PermissionDeniedError(
-                   "report.session_key: is that of another session; allowed: what the daemon gave "
-                   "the members of this one"));
+               absl::PermissionDeniedError(absl::StrCat(
+                   "report.arbiter: is ", absl::Hex(report.arbiter, absl::kZeroPad16),
+                   ", and this daemon's is ", absl::Hex(arbiter_, absl::kZeroPad16),
+                   "; start it with --on-member-loss shrink and --arbiter, of the folder that the "
+                   "session's earlier daemon had")));
 }
 
 void Gathering::Take(int rank, std::optional<wire::MemberReport> report) {

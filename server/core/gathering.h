@@ -62,7 +62,7 @@ class Gathering {
         gone_(static_cast<std::size_t>(world_size)),
         left_(static_cast<std::size_t>(world_size)) {}
 
-  // PermissionDenied: the report is of another session.
+  // PermissionDenied: the report is of another session, or of one with another arbiter.
   absl::Status Check(const wire::MemberReport& report) const;
 
   // A later report of the rank replaces the earlier one. None: it is a newcomer's.
@@ -81,11 +81,21 @@ class Gathering {
 
   // It goes on without the rank, which counts as taken until it is.
   void SetGone(int rank);
+  // Rosters are claimed at that arbiter; see SessionOptions.
+  void Arbitrate(std::uint64_t arbiter, bool may_be_minority) {
+    arbiter_ = arbiter;
+    may_be_minority_ = may_be_minority;
+  }
   // Whether these, ascending, are enough to go on without the others: `least`, and a majority of
-  // those who concluded the last step. Newcomers do not count.
+  // those who concluded the last step, unless they may be a minority. Newcomers do not count.
   bool IsQuorum(const std::vector<int>& here, int least) const;
   // Of a shard that follows: whom shard 0 has begun with. Null: nobody has said so yet.
   const std::vector<int>* Followed() const;
+  // The number of the last roster that a member has heard of; 0: of none.
+  std::uint64_t LatestNumber() const;
+  // Somebody may have been told so with a roster that was claimed, and nobody here has. Later
+  // outcomes begin with it.
+  void Assume(std::span<const wire::StepDone> ended);
   // Whom the others have gone on without: their reports say nothing, and they have an old model.
   std::vector<int> LeftBehind() const;
 
@@ -138,6 +148,8 @@ class Gathering {
   bool CanGoOn(std::int64_t step) const;
   bool CannotFollow(const wire::MemberReport& report) const;
   bool Lacks(const wire::MemberReport& report) const;
+  bool IsMajority(const std::vector<int>& here, const std::vector<int>& reporters,
+                  const wire::MemberReport& furthest) const;
   static void Advance(wire::MemberReport& report, std::span<const wire::StepDone> ended);
   void Hear(wire::MemberReport& report, std::span<const wire::StepDone> ended) const;
   absl::Status TakeIn(Outcome& outcome) const;
@@ -149,6 +161,8 @@ class Gathering {
   const bool shrinks_;
   const bool follows_;
   bool is_grouped_ = false;
+  std::uint64_t arbiter_ = 0;
+  bool may_be_minority_ = false;
   std::vector<std::optional<wire::MemberReport>> reports_;  // by rank; none: a newcomer's
   std::vector<bool> gone_;                                  // by rank
   std::vector<bool> left_;  // by rank: it cannot follow what the others were told

@@ -81,9 +81,28 @@ std::vector<int> Gathering::LeftBehind() const {
   return left;
 }
 
-// A majority: two halves of a session that cannot hear each other must not both go on. Or all who
-// vote, which may be newcomers to a roster that has concluded a skipped step only. If it has not,
-// those that they have replaced vote, too, but were outvoted when the roster began.
+std::uint64_t Gathering::LatestNumber() const {
+  const wire::MemberReport* const latest = Latest();
+  return latest == nullptr ? 0 : latest->roster->number;
+}
+
+// As Tell, but for what begins then: that is decided here. A change that was told earlier is none
+// of the last one any more.
+void Gathering::Assume(std::span<const wire::StepDone> ended) {
+  const auto is_new = [&](const wire::StepDone& done) {
+    return told_.empty() || done.step > told_.back().step;
+  };
+  const auto first = std::ranges::find_if(ended, is_new);
+  if (first == ended.end()) return;
+  told_.insert(told_.end(), first, ended.end());
+  told_change_.reset();
+  for (std::size_t r = 0; r < reports_.size(); ++r) {
+    if (!reports_[r]) continue;
+    if (CannotFollow(*reports_[r])) left_[r] = true;
+    Hear(*reports_[r], told_);
+  }
+}
+
 bool Gathering::IsQuorum(const std::vector<int>& here, int least) const {
   const auto place = [](const wire::MemberReport& report) {
     return std::pair(report.step, report.roster ? report.roster->number : 0);
@@ -97,8 +116,16 @@ bool Gathering::IsQuorum(const std::vector<int>& here, int least) const {
     if (furthest == nullptr || place(*report) > place(*furthest)) furthest = &*report;
   }
   if (furthest == nullptr || std::ssize(reporters) < least) return false;
+  return (arbiter_ != 0 && may_be_minority_) || IsMajority(here, reporters, *furthest);
+}
+
+// Two halves of a session that cannot hear each other must not both go on. Or all who vote, which
+// may be newcomers to a roster that has concluded a skipped step only. If it has not, those that
+// they have replaced vote, too, but were outvoted when the roster began.
+bool Gathering::IsMajority(const std::vector<int>& here, const std::vector<int>& reporters,
+                           const wire::MemberReport& furthest) const {
   const std::vector<int> voters =
-      furthest->concluded.empty() ? RanksOf(nullptr) : furthest->concluded;
+      furthest.concluded.empty() ? RanksOf(nullptr) : furthest.concluded;
   const auto is_majority = [](const std::vector<int>& part, const std::vector<int>& of) {
     std::vector<int> both;
     std::ranges::set_intersection(of, part, std::back_inserter(both));
@@ -107,7 +134,7 @@ bool Gathering::IsQuorum(const std::vector<int>& here, int least) const {
   const bool are_all_here = std::ranges::all_of(voters, [&](int rank) {
     const auto& report = reports_[static_cast<std::size_t>(rank)];
     return std::ranges::count(here, rank) > 0 && report && report->roster &&
-           report->roster == furthest->roster;
+           report->roster == furthest.roster;
   });
   // A step that one is READY for may have been concluded by all of its roster, newcomers too: these
   // would be none any more.

@@ -118,6 +118,7 @@ class Membership {
 
   MemberState state(int rank) const { return At(rank).state; }
   std::uint64_t connection(int rank) const { return At(rank).connection; }
+  std::uint64_t start_id(int rank) const { return At(rank).start_id; }
   absl::Time last_heard(int rank) const { return At(rank).last_heard; }
   // Or gone.
   bool IsElsewhere(int rank) const { return !IsAwaited(At(rank).state); }

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/error_code.h"
 #include "server/core/collective_flow.h"
+#include "server/core/rendezvous.h"
 #include "server/core/session_core.h"
 #include "server/core/state_recovery.h"
 #include "server/core/step.h"
@@ -77,6 +78,10 @@ absl::Status SessionCore::BeginTimeline(int steps, absl::Time deadline, absl::Ti
 std::string SessionCore::WaitingFor(absl::Time now) const {
   switch (state_) {
     case State::kJoining:
+      if (const std::string claim = rendezvous_->ClaimWaits(); !claim.empty()) {
+        if (membership_.AllConnected()) return claim;
+        return absl::StrCat("waits for ", membership_.MissingNames(), " to join; ", claim);
+      }
       if (membership_.AllConnected() && state_recovery_ != nullptr) {
         return state_recovery_->WaitingFor();
       }

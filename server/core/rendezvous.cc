@@ -144,14 +144,20 @@ MaybeFailure Rendezvous::Tick(absl::Time now, Effects& effects) {
       effects.push_back(CloseEffect{.rank = freed.rank, .connection = *freed.connection});
     }
   }
+  if (claims_ && claims_->AsksAgain(now)) {
+    effects.push_back(ClaimRosterEffect{.lineage = options_.lineage});
+  }
   // A leaf that waits for the root's session has the root's timeout.
-  if (membership_.AllConnected()) return std::nullopt;
+  const std::string claim = ClaimWaits();
+  if (membership_.AllConnected() && claim.empty()) return std::nullopt;
   if (now - began_ <= options_.join_timeout || IsActive(Mutant::kJoinNeverTimesOut)) {
     return std::nullopt;
   }
-  return FailureEvent{.kind = FailureEvent::Kind::kJoinTimeout,
-                      .what = absl::DeadlineExceededError(options_.join_doubt),
-                      .waited = options_.join_timeout};
+  if (membership_.AllConnected()) return OnClaimTimeout();
+  return FailureEvent{
+      .kind = FailureEvent::Kind::kJoinTimeout,
+      .what = absl::DeadlineExceededError(claim.empty() ? options_.join_doubt : claim),
+      .waited = options_.join_timeout};
 }
 
 absl::StatusOr<std::optional<Gathering::Outcome>> Rendezvous::Gathered(const NodeGroups& groups) {
@@ -168,12 +174,16 @@ std::vector<int> Rendezvous::LeftBehind() const {
   return gathering_ ? gathering_->LeftBehind() : std::vector<int>();
 }
 
-bool Rendezvous::HasQuorum(int least) const {
-  return gathering_->IsQuorum(membership_.Reachable(), least);
+bool Rendezvous::HasQuorum(int least) {
+  const bool are_enough = gathering_->IsQuorum(membership_.Reachable(), least);
+  if (!claims_) return are_enough;
+  const bool may_follow = MayFollowClaims();
+  claims_->SetWaiting(are_enough && !may_follow);
+  return are_enough && may_follow;
 }
 
 // Those that were lost before are not waited for, unless they have come again.
-bool Rendezvous::MayShrink(absl::Time now) const {
+bool Rendezvous::MayShrink(absl::Time now) {
   if (!gathering_ || !options_.shrinks() || membership_.AllConnected()) return false;
   if (membership_.HasLeaves()) return false;
   if (options_.follows()) return MayFollow();

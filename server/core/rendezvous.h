@@ -11,6 +11,7 @@
 #include "server/core/effects.h"
 #include "server/core/failure_policy.h"
 #include "server/core/gathering.h"
+#include "server/core/roster_claims.h"
 #include "server/core/session_options.h"
 
 namespace gradwire::server {
@@ -27,6 +28,8 @@ class Rendezvous {
     if (options.gathers) {
       gathering_.emplace(options.session_key, options.lineage, options.world_size,
                          options.shrinks(), options.follows());
+      gathering_->Arbitrate(options.arbiter, options.may_be_minority);
+      if (options.claims()) claims_.emplace();
     }
   }
 
@@ -51,12 +54,17 @@ class Rendezvous {
   // What follows from the members' reports, who are in these groups; none: they have begun here.
   absl::StatusOr<std::optional<Gathering::Outcome>> Gathered(const NodeGroups& groups);
   // As Gathering's, of those who are connected.
-  void Tell(const Gathering::Outcome& outcome) { gathering_->Tell(outcome); }
+  void Tell(const Gathering::Outcome& outcome) {
+    gathering_->Tell(outcome);
+    has_told_ = true;
+  }
   std::vector<int> LeftBehind() const;
+  // The claims of others keep those who are here from going on, who are enough otherwise.
+  bool WaitsForOthers() const { return claims_ && claims_->waits(); }
   bool AllNew() const { return gathering_->AllNew(); }
-  bool HasQuorum(int least) const;
+  bool HasQuorum(int least);
   // The session shrinks, and those who are here may go on without the others now.
-  bool MayShrink(absl::Time now) const;
+  bool MayShrink(absl::Time now);
   // It goes on without the rank; unless that comes before the session runs.
   void SetGone(int rank);
   // Waits for all ranks again. False: none is gone.
@@ -65,11 +73,32 @@ class Rendezvous {
   void Complete(const NodeGroups& groups, const wire::Welcome& welcome,
                 const std::map<int, wire::MembershipChange>& newcomers, Effects& effects);
 
+  // ---- Where rosters are claimed at an arbiter
+
+  enum class Claimed : std::uint8_t {
+    kYes,    // or it need not be
+    kNo,     // an answer is awaited
+    kAgain,  // members have to follow an earlier claim: what they gathered is to be asked for again
+  };
+  // Before anybody is told of `gathered`, or of the first roster of those who begin: its roster
+  // then has the claim's number.
+  Claimed Claim(std::optional<Gathering::Outcome>& gathered, Effects& effects);
+  // The roster of those who begin has it.
+  std::uint64_t first_number() const { return first_number_; }
+  // False: others have gone on from what members here were told, who have to report anew.
+  bool OnClaimed(const absl::StatusOr<ClaimAnswer>& answer, Effects& effects);
+  // As RosterClaims's.
+  std::string ClaimWaits() const { return claims_ ? claims_->WaitingFor() : ""; }
+
   // Why a rank was given up last: "rank 0 left". "": none was.
   const std::string& last_departure() const { return last_departure_; }
 
  private:
   absl::Status CheckLife(const JoinAsk& ask) const;
+  MaybeFailure OnClaimTimeout() const;
+  // The others' claims allow it to those who are here.
+  bool MayFollowClaims() const;
+  std::vector<std::uint64_t> ProcessesOf(const std::vector<int>& ranks) const;
   // All with whom shard 0 has begun are here.
   bool MayFollow() const;
 
@@ -80,6 +109,10 @@ class Rendezvous {
   std::vector<GroupAsk> asks_;  // by rank
   std::string last_departure_;
   std::optional<Gathering> gathering_;  // where members bring reports
+  std::optional<RosterClaims> claims_;  // where rosters are claimed
+  bool claims_fail_ = false;            // the last answer was an error
+  std::uint64_t first_number_ = 1;
+  bool has_told_ = false;
   bool is_complete_ = false;
 };
 

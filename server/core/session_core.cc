@@ -66,6 +66,11 @@ absl::StatusOr<int> SessionCore::Join(const JoinAsk& ask, const absl::Status& sa
         absl::StrCat("session \"", options_.name, "\" gathers its members again; try again"));
   }
   const absl::Status fits = same.ok() ? rendezvous_->CheckReport(ask) : same;
+  if (fits.ok() && ComesBack(ask)) {
+    GatherAgain(-1, effects);
+    return absl::UnavailableError(
+        absl::StrCat("session \"", options_.name, "\" gathers its members again; try again"));
+  }
   if (fits.ok()) {
     absl::StatusOr<int> rank = rendezvous_->Join(ask, now, effects);
     return rank.ok() ? rank : AskAgain(ask, rank.status(), effects);
@@ -287,6 +292,7 @@ void SessionCore::LeaveRunning(int rank, absl::Time now, Effects& effects) {
   if (membership_.AllLeft()) {
     state_ = State::kClosed;
     step_->End();
+    if (options_.claims()) effects.push_back(ForgetRostersEffect{.lineage = options_.lineage});
   }
 }
 

@@ -90,6 +90,9 @@ class SessionCore {
   void UpstreamGoesOn(const UpstreamProgress& progress, absl::Time now, Effects& effects);
   void FailElsewhere(const absl::Status& status, int blamed_rank, Effects& effects);
 
+  // The answer to a ClaimRosterEffect.
+  void RosterClaimed(const absl::StatusOr<ClaimAnswer>& answer, Effects& effects);
+
   // The answers to a ComputeEffect, after its work has run, and to a ChoreEffect.
   void Computed(const wire::RoundId& id, SharedStateWork& work, Effects& effects);
   void ChoreDone(Effects& effects);
@@ -213,6 +216,8 @@ class SessionCore {
   void MaybeShrink(absl::Time now, Effects& effects);
   // Whether those who have gathered may begin: who was left behind is sent away.
   bool MayGoOn(Effects& effects);
+  // A member comes back that has reported to another daemon meanwhile.
+  bool ComesBack(const JoinAsk& ask) const;
   // To a process that comes for a rank that is gone.
   absl::Status TakeInLater(const JoinAsk& ask);
   // A step has ended: takes in who has come meanwhile.

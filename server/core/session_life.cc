@@ -31,7 +31,7 @@ void SessionCore::MaybeBegin(int rank, Effects& effects) {
   if (!MayGoOn(effects)) return;
   absl::StatusOr<NodeGroups> groups = rendezvous_->Group();
   if (!groups.ok()) return fail(groups.status());
-  const auto gathered = rendezvous_->Gathered(*groups);
+  auto gathered = rendezvous_->Gathered(*groups);
   if (!gathered.ok()) return fail(gathered.status());
   if (absl::Status may = CheckLeavesGoOn(*gathered); !may.ok()) return fail(may);
   if (absl::Status may = CheckGroupsGoOn(*groups, *gathered); !may.ok()) return fail(may);
@@ -41,6 +41,9 @@ void SessionCore::MaybeBegin(int rank, Effects& effects) {
                       absl::FailedPreconditionError("all members that had the session's model are "
                                                     "lost; begin again from a checkpoint")));
   }
+  const Rendezvous::Claimed claimed = rendezvous_->Claim(*gathered, effects);
+  if (claimed == Rendezvous::Claimed::kAgain) return MaybeBegin(rank, effects);
+  if (claimed == Rendezvous::Claimed::kNo) return;
   if (state_recovery_ != nullptr && *gathered && !state_recovery_->restored()) {
     rendezvous_->Tell(**gathered);
     state_recovery_->SetParts(groups->Parts());
@@ -49,9 +52,9 @@ void SessionCore::MaybeBegin(int rank, Effects& effects) {
   state_ = State::kRunning;
   wire::Welcome welcome{.recovery = RecoveryOf(*groups)};
   if (welcome.recovery && options_.shrinks()) {
-    welcome.recovery->roster = *gathered
-                                   ? (*gathered)->roster
-                                   : wire::Roster{.number = 1, .ranks = membership_.Reachable()};
+    welcome.recovery->roster = *gathered ? (*gathered)->roster
+                                         : wire::Roster{.number = rendezvous_->first_number(),
+                                                        .ranks = membership_.Reachable()};
   }
   if (welcome.recovery && options_.shard.count() > 1) {
     const std::uint64_t begun = *gathered ? (*gathered)->life + options_.life : 1;
@@ -125,7 +128,8 @@ std::optional<wire::Recovery> SessionCore::RecoveryOf(const NodeGroups& groups) 
   return wire::Recovery{.session_key = options_.session_key,
                         .lineage = options_.lineage,
                         .grace_milliseconds = static_cast<std::uint32_t>(
-                            std::clamp(grace, std::int64_t{1}, kLongest))};
+                            std::clamp(grace, std::int64_t{1}, kLongest)),
+                        .arbiter = options_.shrinks() ? options_.arbiter : 0};
 }
 
 // The end of the last step comes before the Welcome, after which members announce what is left of

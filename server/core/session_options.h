@@ -81,6 +81,10 @@ struct SessionOptions {
   // majority of those who concluded the last step). Only with a member_grace, for which they wait
   // if they are too few. 0: they wait for another process.
   int shrinks_to = 0;
+  // Where rosters are claimed before members are told of them (RosterClaims): its id. 0: none is.
+  std::uint64_t arbiter = 0;
+  // With an arbiter: they need no majority.
+  bool may_be_minority = false;
   // How long those who gather wait for the others, before they go on without them.
   absl::Duration shrink_after = absl::Seconds(10);
   // How long the others wait for members that are late with their gradients: this multiple of the
@@ -115,6 +119,7 @@ struct SessionOptions {
   // Of the ledger; 0: there is none.
   std::size_t LedgerRows() const;
   bool shrinks() const { return shrinks_to > 0; }
+  bool claims() const { return shrinks() && arbiter != 0 && !follows(); }
   // What becomes of a step is decided elsewhere, and so it is after the loss of a shard.
   bool follows() const { return shard.number > 0; }
   // That the members asked for. A leaf's members send gradients as they are.

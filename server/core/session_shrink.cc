@@ -54,11 +54,23 @@ bool SessionCore::MayGoOn(Effects& effects) {
   }
   const bool is_whole = std::ssize(membership_.Reachable()) == options_.world_size;
   if (rendezvous_->HasQuorum(is_whole ? 0 : options_.shrinks_to)) return true;
-  if (rendezvous_->AwaitGone()) return false;
+  if (rendezvous_->AwaitGone() || rendezvous_->WaitsForOthers()) return false;
   Apply(FailureEvent{.kind = FailureEvent::Kind::kOwner,
                      .what = Coded(ErrorCode::kResume, absl::FailedPreconditionError(NoQuorum()))},
         effects);
   return false;
+}
+
+void SessionCore::RosterClaimed(const absl::StatusOr<ClaimAnswer>& answer, Effects& effects) {
+  if (state_ != State::kJoining) return;
+  rendezvous_->OnClaimed(answer, effects) ? MaybeBegin(-1, effects) : GatherAgain(-1, effects);
+}
+
+// In the roster that another daemon has claimed with it, nothing is concluded only if it says READY
+// in none of the earlier ones any more.
+bool SessionCore::ComesBack(const JoinAsk& ask) const {
+  return options_.claims() && state_ == State::kRunning && ask.report && step_->outlives_daemon() &&
+         membership_.HasPlace(ask.start_id);
 }
 
 // ---- Members that leave before the others, and hand over what they have not contributed yet
