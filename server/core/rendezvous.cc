@@ -49,6 +49,9 @@ absl::StatusOr<int> Rendezvous::Join(const JoinAsk& ask, absl::Time now, Effects
   asks_[static_cast<std::size_t>(place->rank)] = ask.group;
   if (options_.gathers && (ask.report || place->fresh)) {
     gathering_->Take(place->rank, ask.report);
+    if (claims_ && claims_->AskAgain()) {
+      effects.push_back(ClaimRosterEffect{.lineage = options_.lineage});
+    }
   }
   if (place->fresh) {
     effects.push_back(LogEffect{.message = absl::StrCat(membership_.NameOf(place->rank), " joined"),
@@ -144,7 +147,7 @@ MaybeFailure Rendezvous::Tick(absl::Time now, Effects& effects) {
       effects.push_back(CloseEffect{.rank = freed.rank, .connection = *freed.connection});
     }
   }
-  if (claims_ && claims_->AsksAgain(now)) {
+  if (claims_ && claims_->Tick(now)) {
     effects.push_back(ClaimRosterEffect{.lineage = options_.lineage});
   }
   // A leaf that waits for the root's session has the root's timeout.
@@ -177,6 +180,7 @@ std::vector<int> Rendezvous::LeftBehind() const {
 bool Rendezvous::HasQuorum(int least) {
   const bool are_enough = gathering_->IsQuorum(membership_.Reachable(), least);
   if (!claims_) return are_enough;
+  if (!claims_->IsUpToDate()) return false;
   const bool may_follow = MayFollowClaims();
   claims_->SetWaiting(are_enough && !may_follow);
   return are_enough && may_follow;

@@ -87,7 +87,8 @@ class Rendezvous {
   std::uint64_t first_number() const { return first_number_; }
   // False: others have gone on from what members here were told, who have to report anew.
   bool OnClaimed(const absl::StatusOr<ClaimAnswer>& answer, Effects& effects);
-  // As RosterClaims's.
+  // As RosterClaims's. Before that it is not known who may go on, and from where.
+  bool KnowsClaims() const { return !claims_ || claims_->IsUpToDate(); }
   std::string ClaimWaits() const { return claims_ ? claims_->WaitingFor() : ""; }
 
   // Why a rank was given up last: "rank 0 left". "": none was.

@@ -49,7 +49,7 @@ Rendezvous::Claimed Rendezvous::Claim(std::optional<Gathering::Outcome>& gathere
 
 bool Rendezvous::OnClaimed(const absl::StatusOr<ClaimAnswer>& answer, Effects& effects) {
   const std::uint64_t before = claims_->others().number;
-  claims_->Take(answer);
+  if (claims_->Take(answer)) effects.push_back(ClaimRosterEffect{.lineage = options_.lineage});
   if (!answer.ok() && !std::exchange(claims_fail_, true)) {
     effects.push_back(LogEffect{
         .level = LogEffect::Level::kWarning,

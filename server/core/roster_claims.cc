@@ -31,25 +31,36 @@ const std::vector<wire::StepDone>* RosterClaims::TakeVoid() {
   return &own_->ended;
 }
 
+bool RosterClaims::AskAgain() {
+  is_stale_ = awaits_answer_;
+  if (awaits_answer_) return false;
+  is_known_ = false;
+  return awaits_answer_ = true;
+}
+
 std::optional<RosterClaim> RosterClaims::Ask(RosterClaim wanted, std::uint64_t reported) {
-  if (awaits_answer_ || !error_.ok()) return std::nullopt;
+  if (awaits_answer_) return std::nullopt;
   awaits_answer_ = true;
   wanted.number = 1 + std::max(reported, highest_);
   return wanted;
 }
 
-void RosterClaims::Take(const absl::StatusOr<ClaimAnswer>& answer) {
+bool RosterClaims::Take(const absl::StatusOr<ClaimAnswer>& answer) {
   awaits_answer_ = false;
   asks_again_.reset();
   error_ = answer.status();
-  if (!answer.ok() || answer->highest.number <= highest_) return;
-  highest_ = answer->highest.number;
-  if (answer->is_own) {
-    own_ = answer->highest;
-    follows_own_ = false;
-  } else {
-    others_ = answer->highest;
+  if (!answer.ok()) return false;
+  is_known_ = true;
+  if (answer->highest.number > highest_) {
+    highest_ = answer->highest.number;
+    if (answer->is_own) {
+      own_ = answer->highest;
+      follows_own_ = false;
+    } else {
+      others_ = answer->highest;
+    }
   }
+  return is_stale_ && AskAgain();
 }
 
 bool RosterClaims::MayFollow(const std::vector<std::uint64_t>& here, std::uint64_t reported) const {
@@ -59,11 +70,10 @@ bool RosterClaims::MayFollow(const std::vector<std::uint64_t>& here, std::uint64
          });
 }
 
-bool RosterClaims::AsksAgain(absl::Time now) {
+bool RosterClaims::Tick(absl::Time now) {
   if (awaits_answer_ || (error_.ok() && !waits_)) return false;
   if (!asks_again_) asks_again_ = now + kAskAgain;
-  if (now < *asks_again_) return false;
-  return awaits_answer_ = true;
+  return now >= *asks_again_ && AskAgain();
 }
 
 std::string RosterClaims::WaitingFor() const {

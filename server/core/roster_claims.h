@@ -57,10 +57,15 @@ class RosterClaims {
   // there goes on as if its members had been told, so the next claim has to. Once for each.
   const std::vector<wire::StepDone>* TakeVoid();
 
-  // What to ask the arbiter for. None: an answer is awaited, or a request has just failed.
+  // A member has come, which may have heard of any claim: what is known has to be as new as what
+  // it says. True: the highest claim is to be asked for.
+  bool AskAgain();
+  bool IsUpToDate() const { return is_known_ && !is_stale_ && error_.ok(); }
+  // What to ask the arbiter for. None: an answer is awaited.
   // `reported` is the number of the last roster that the members here have heard of.
   std::optional<RosterClaim> Ask(RosterClaim wanted, std::uint64_t reported);
-  void Take(const absl::StatusOr<ClaimAnswer>& answer);
+  // True: the highest claim is to be asked for, as somebody has come meanwhile.
+  bool Take(const absl::StatusOr<ClaimAnswer>& answer);
 
   // That is not the session's; its number is 0 if there is none.
   const RosterClaim& others() const { return others_; }
@@ -69,14 +74,17 @@ class RosterClaims {
   // They may not.
   void SetWaiting(bool waits) { waits_ = waits; }
   bool waits() const { return waits_; }
-  // A second after an answer that does not let them go on: the highest claim is to be asked for.
-  bool AsksAgain(absl::Time now);
+  // True, a second after an answer that does not let them go on: the highest claim is to be asked
+  // for.
+  bool Tick(absl::Time now);
 
   // What is waited for, and why; "": nothing.
   std::string WaitingFor() const;
 
  private:
   bool awaits_answer_ = false;
+  bool is_known_ = false;  // the highest claim, when `awaits_answer_` was false last
+  bool is_stale_ = false;
   bool waits_ = false;
   bool follows_own_ = false;
   std::optional<RosterClaim> own_;

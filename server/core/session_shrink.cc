@@ -35,6 +35,7 @@ void SessionCore::MaybeShrink(absl::Time now, Effects& effects) {
 // Since it was decided to go on without somebody, others may have been lost. Also if everybody is
 // here: among them may be processes that have come in the place of most.
 bool SessionCore::MayGoOn(Effects& effects) {
+  if (!rendezvous_->KnowsClaims()) return false;
   if (!options_.shrinks() || !options_.gathers || rendezvous_->AllNew()) return true;
   if (options_.follows()) return true;       // shard 0 has decided it
   if (membership_.HasLeaves()) return true;  // and it does not: CheckLeavesGoOn

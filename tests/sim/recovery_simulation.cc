@@ -58,7 +58,14 @@ const char* Name(RecoveryCount count) {
                                         "residuals handed over",
                                         "residuals not taken",
                                         "steps with leaves",
-                                        "leaves lost"};
+                                        "leaves lost",
+                                        "claims",
+                                        "claims of a minority",
+                                        "claims of other daemons",
+                                        "errors of the arbiter",
+                                        "claims that nobody heard of",
+                                        "steps of a minority",
+                                        "daemons that came back"};
   static_assert(kNames.size() == static_cast<std::size_t>(RecoveryCount::kNumCounts));
   return kNames[static_cast<std::size_t>(count)];
 }
@@ -71,7 +78,8 @@ RecoverySimulation::RecoverySimulation(std::uint64_t seed, bool late)
       late_(late),
       random_(Mix(seed, 77)),
       session_key_(wire::kSessionKeyBytes, 'k'),
-      losses_(Mix(seed, 79)) {
+      losses_(Mix(seed, 79)),
+      arbiter_(Mix(seed, 80)) {
   MakeScenario();
 }
 
@@ -79,7 +87,7 @@ RecoverySimulation::~RecoverySimulation() = default;
 
 void RecoverySimulation::MakeScenario() {
   const bool shrinks = late_ || random_.Percent(30);
-  const int world = shrinks ? random_.Between(3, late_ ? 5 : 4) : random_.Between(2, 3);
+  int world = shrinks ? random_.Between(3, late_ ? 5 : 4) : random_.Between(2, 3);
   const int parameters = random_.Between(1, 4);
   const bool low_rank = random_.Percent(40);
   for (int p = 0; p < parameters; ++p) {
@@ -91,7 +99,6 @@ void RecoverySimulation::MakeScenario() {
   if (low_rank)
     options_.spec = *HookSpec::Parse(kPowerSgdForms[random_.Below(kPowerSgdForms.size())]);
   options_.name = "s";
-  options_.world_size = world;
   options_.manifest = server::Manifest(manifest_);
   options_.chunk_bytes = 64;
   options_.window_chunks = static_cast<std::uint32_t>(random_.Between(1, 3));
@@ -105,7 +112,9 @@ void RecoverySimulation::MakeScenario() {
   if (shrinks) {
     options_.shrinks_to = random_.Between(1, 2);
     options_.shrink_after = kRecoveryResumeGrace;
+    if (!late_) MakeArbiter(world);
   }
+  options_.world_size = world;
   keep_percent_ = random_.Percent(50) ? 0 : random_.Percent(70) ? 100 : 60;
   if (late_) MakeLateScenario();
   members_.resize(static_cast<std::size_t>(world));
@@ -392,6 +401,7 @@ std::string RecoverySimulation::Run() {
     }
     actions[random_.Below(actions.size())]();
     MaybeFault();
+    MaybeFaultAtArbiter();
   }
   if (violation_.empty()) CheckChains();
   if (violation_.empty() && !model_is_lost_) CheckLedger();

@@ -19,7 +19,8 @@
 // place and get the model: in the end, and in each step that is applied, it is the same everywhere.
 // With `shrink` the others go on without them, as long as they are a majority of those who
 // concluded the last step, and means are of those who are there. Some processes come in their place
-// later.
+// later. Or their rosters are claimed at an arbiter, which all daemons share; then any number of
+// them go on. It may answer late, not at all, or after its daemon is lost.
 //
 // Some members may be leaf daemons, which stand for two ranks, and whose gradients have the weight
 // of as many: what goes on behind them is not simulated here.
@@ -86,6 +87,13 @@ enum class RecoveryCount : std::uint8_t {
   kResidualsNotTaken,
   kStepsWithLeaves,
   kLeavesLost,
+  kClaims,
+  kClaimsOfMinority,
+  kClaimsOfOthers,
+  kClaimErrors,
+  kClaimsUnheard,
+  kStepsOfMinority,
+  kCameBack,
   kNumCounts
 };
 using RecoveryCounts =
@@ -212,6 +220,7 @@ class RecoverySimulation {
 
   void MakeScenario();
   void MakeLeaves();
+  void MakeArbiter(int& world);
   void MakeLateScenario();
   // The trainer of a late member.
   bool TakePast(Member& member, const std::vector<std::uint32_t>& parameters);
@@ -241,6 +250,14 @@ class RecoverySimulation {
   bool IsLeftBehind(const absl::Status& status) const;
   void Restart(Member& member);
   bool MayKill(const Member& member) const;
+  // Of those that are left, `others`: in the roster that the next one has to follow.
+  bool MayFollowClaims(const std::vector<int>& others, const wire::Roster& latest) const;
+  // The arbiter.
+  void Claim(Life& life, const server::ClaimRosterEffect& effect);
+  server::ClaimAnswer AnswerOf(const server::ClaimRosterEffect& effect);
+  void MaybeFaultAtArbiter();
+  // The daemon that was replaced has its address again.
+  void ComeBack();
   ByteVector Gradient(int rank, std::size_t step,
                       const std::vector<std::uint32_t>& parameters) const;
   bool is_power_sgd() const { return reference_ != nullptr; }
@@ -342,6 +359,10 @@ class RecoverySimulation {
   Random losses_;       // of late members
   bool loses_ = false;  // members, where they are late
   int late_losses_left_ = 0;
+  Random arbiter_;  // what it does
+  std::vector<server::RosterClaim> claims_;
+  int claim_faults_left_ = 0;
+  std::map<std::uint64_t, bool> asking_;  // by daemon's life: a claim is on its way
 };
 
 }  // namespace gradwire::sim

@@ -89,8 +89,9 @@ bool RecoverySimulation::MayKill(const Member& member) const {
         std::ranges::count_if(others, [&](int r) { return std::ranges::count(of, r) > 0; });
     return 2 * left > std::ssize(of);
   };
-  return std::ssize(others) >= options_.shrinks_to && is_majority(of_all.voters) &&
-         is_majority(of_others.voters) && is_majority(latest.ranks);
+  if (std::ssize(others) < options_.shrinks_to || !MayFollowClaims(others, latest)) return false;
+  return options_.may_be_minority ||
+         (is_majority(of_all.voters) && is_majority(of_others.voters) && is_majority(latest.ranks));
 }
 
 // It takes a while until the daemon knows.
@@ -119,11 +120,14 @@ void RecoverySimulation::Replace(Member& member) {
 
 void RecoverySimulation::Pass(absl::Duration time) {
   for (const absl::Time until = now_ + time; now_ < until; now_ += kTick) {
-    if (lives_.empty() || lives_.back()->over) continue;
-    Life& life = *lives_.back();
-    server::Effects effects;
-    life.session->Tick(now_, effects);
-    Apply(life, std::move(effects));
+    for (std::size_t i = 0; i < lives_.size(); ++i) {
+      Life& life = *lives_[i];
+      // Of others only an arbiter keeps those from going on that have few members.
+      if (life.over || (i + 1 < lives_.size() && !options_.claims())) continue;
+      server::Effects effects;
+      life.session->Tick(now_, effects);
+      Apply(life, std::move(effects));
+    }
   }
 }
 
@@ -191,6 +195,8 @@ void RecoverySimulation::Apply(Life& life, server::Effects effects) {
                std::holds_alternative<server::ChoreEffect>(effect) ||
                std::holds_alternative<server::RestoreEffect>(effect)) {
       Compute(life, effect);
+    } else if (const auto* claim = std::get_if<server::ClaimRosterEffect>(&effect)) {
+      Claim(life, *claim);
     } else if (auto* close = std::get_if<server::CloseEffect>(&effect)) {
       for (auto& link : links_) {
         if (link->id == close->connection) link->closed = true;
@@ -201,6 +207,7 @@ void RecoverySimulation::Apply(Life& life, server::Effects effects) {
       };
       if (says("goes on without gradients")) ++late_counts_.missed;
       if (says("did not come")) Note(RecoveryCount::kShrunk);
+      if (says("another daemon has claimed")) Note(RecoveryCount::kClaimsOfOthers);
       if (!says("lost daemon")) continue;
       std::set<std::int64_t> at;
       for (const auto& member : members_) {

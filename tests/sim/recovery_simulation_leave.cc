@@ -57,6 +57,8 @@ void RecoverySimulation::FinishLeave(Member& member) {
     has_losses_ = true;
   }
   NoteLoss();
+  // Since it began to leave, the last roster may have been claimed with nobody else.
+  model_is_lost_ |= options_.claims() && !MayKill(member);
   member.core->SetLeaving(true);
   if (Life* const life = Reachable(); life != nullptr && life->number == member.life) {
     server::Effects effects;
