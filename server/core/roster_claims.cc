@@ -63,11 +63,13 @@ bool RosterClaims::Take(const absl::StatusOr<ClaimAnswer>& answer) {
   return is_stale_ && AskAgain();
 }
 
+// A claim of this session followed those before it, whoever has gone since.
 bool RosterClaims::MayFollow(const std::vector<std::uint64_t>& here, std::uint64_t reported) const {
   if (IsActive(Mutant::kClaimOfOthersIgnored)) return true;
-  return reported >= others_.number || std::ranges::any_of(others_.processes, [&](auto process) {
-           return std::ranges::count(here, process) > 0;
-         });
+  const bool has_followed = own_ && own_->number > others_.number;
+  return has_followed || reported >= others_.number ||
+         std::ranges::any_of(others_.processes,
+                             [&](auto process) { return std::ranges::count(here, process) > 0; });
 }
 
 bool RosterClaims::Tick(absl::Time now) {

@@ -188,6 +188,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{Mutant::kReducedAgainFromResults, "ReducedAgainFromResults"},
                       Case{Mutant::kSeenResultsOfOthersStay, "SeenResultsOfOthersStay"},
                       Case{Mutant::kMeanOfAllRanks, "MeanOfAllRanks"},
+                      Case{Mutant::kRosterUnclaimed, "RosterUnclaimed"},
+                      Case{Mutant::kClaimOfOthersIgnored, "ClaimOfOthersIgnored"},
                       Case{Mutant::kOwnStateNotTold, "OwnStateNotTold"},
                       Case{Mutant::kStateNotTakenBack, "StateNotTakenBack"},
                       Case{Mutant::kNewcomerHasModel, "NewcomerHasModel"},
