@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/error_code.h"
 #include "hooks/cuda/library.h"
+#include "server/arbiter/file_arbiter.h"
 #include "server/leaf/client_upstream.h"
 #include "server/record/recorder.h"
 #include "server/rpc/rpc_threads.h"
@@ -100,6 +101,15 @@ absl::StatusOr<std::shared_ptr<Registry>> MakeRegistry(const ServerOptions& opti
         "the last {} step(s) of each session are recorded in {}; recordings of {} session(s) that "
         "have ended stay",
         options.record_steps, options.record, options.record_sessions);
+  }
+  if (!options.arbiter.empty()) {
+    auto arbiter = FileArbiter::Open(options.arbiter);
+    if (!arbiter.ok()) return arbiter.status();
+    if (options.on_member_loss != "shrink") {
+      spdlog::warn("arbiter is \"{}\", and on_member_loss is {}: only with shrink is it used",
+                   options.arbiter, options.on_member_loss);
+    }
+    registry->SetArbiter(*std::move(arbiter));
   }
   if (options.is_leaf()) registry->SetUpstream(ClientUpstreams(options));
   return registry;

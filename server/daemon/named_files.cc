@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "server/access/access_control.h"
+#include "server/arbiter/file_arbiter.h"
 #include "server/daemon/audit_log.h"
 #include "server/net/certificate_store.h"
 #include "server/record/recorder.h"
@@ -20,6 +21,7 @@ std::vector<absl::Status> CheckNamedFiles(const ServerOptions& options, absl::Ti
   if (!options.tokens.empty()) add(AccessControl::CheckFile(options.tokens));
   if (!options.audit_log.empty()) add(AuditLog::Check(options.audit_log));
   if (!options.record.empty()) add(Recorder::Check(options.record));
+  if (!options.arbiter.empty()) add(FileArbiter::Check(options.arbiter));
   return problems;
 }
 

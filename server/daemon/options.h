@@ -79,6 +79,9 @@ struct ServerOptions {
   std::string on_member_loss = "fail";
   absl::Duration member_grace = absl::Minutes(10);
   int min_members = 0;
+  // A folder that daemons share, where they claim rosters of sessions that shrink, so that a
+  // minority may go on; empty: rosters need a majority.
+  std::string arbiter = {};
   absl::Duration shrink_after = absl::Seconds(10);
   // With "shrink": how long a step waits for members that are late, as a multiple of the steps'
   // median, and the part of its steps that may go on without a member's gradients. 0: as long as it

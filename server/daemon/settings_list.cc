@@ -259,10 +259,17 @@ std::vector<Setting> RecoverySettings() {
        .placeholder = "NUMBER",
        .help =
            "With shrink: the least members that go on; 0: a majority of those who concluded the "
-           "last step, which is needed anyway",
+           "last step, which is needed anyway without --arbiter",
        .field = At<&Options::min_members>,
        .low = 0,
        .high = kMaxWorldSize},
+      {.name = "arbiter",
+       .key = "arbiter",
+       .placeholder = "PATH",
+       .help = "With shrink: a folder that all daemons share that may take a session over; with "
+               "it --min-members may be less than a majority",
+       .field = At<&Options::arbiter>,
+       .allowed = kPaths},
       {.name = "shrink-after",
        .key = "shrink_after",
        .placeholder = "DURATION",

@@ -209,6 +209,7 @@ absl::StatusOr<SessionOptions> SessionOf(const ServerOptions& options,
   if (options.on_member_loss == "shrink") {
     session.shrinks_to = std::max(options.min_members, 1);
     session.shrink_after = options.shrink_after;
+    session.may_be_minority = options.min_members > 0;
   }
   session.straggler_multiple = options.straggler_multiple;
   session.straggler_share = options.straggler_share;

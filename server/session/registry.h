@@ -84,6 +84,9 @@ class Registry {
 
   // The steps of sessions are recorded from now on. Before the first join.
   void SetRecorder(std::shared_ptr<RecordSink> recorder) { recorder_ = std::move(recorder); }
+  // New sessions that shrink claim their rosters there, as do those that come with it. Before the
+  // first join.
+  void SetArbiter(std::shared_ptr<const FileArbiter> arbiter) { arbiter_ = std::move(arbiter); }
   // Concluded steps of which it has no recording; 0: nothing is recorded.
   std::uint64_t record_left_out() const;
 
@@ -188,6 +191,8 @@ class Registry {
   void NoteEnd(const SessionOptions& options, absl::Time now) GRADWIRE_REQUIRES(mutex_);
   // The error says so, if the others do not come.
   void DoubtAfterEnd(SessionOptions& own, absl::Time now) const GRADWIRE_EXCLUDES(mutex_);
+  // Its arbiter: the daemon's, or what the session began with.
+  void Arbitrate(const JoinAsk& ask, SessionOptions& own) const;
   // Of one that gathers, and has several shards.
   static absl::Status SetLife(const JoinAsk& ask, SessionOptions& own);
   // nullopt: that session has ended, or another join has created one of this name; look again.
@@ -224,8 +229,9 @@ class Registry {
   const HookMaker make_hook_;
   const std::shared_ptr<MemoryBudget> memory_;
   const SessionHost host_;
-  UpstreamMaker make_upstream_;           // null: the daemon is no leaf
-  std::shared_ptr<RecordSink> recorder_;  // null: nothing is recorded
+  UpstreamMaker make_upstream_;                 // null: the daemon is no leaf
+  std::shared_ptr<RecordSink> recorder_;        // null: nothing is recorded
+  std::shared_ptr<const FileArbiter> arbiter_;  // null: there is none
   const std::shared_ptr<SumThreads> leaf_threads_;
   std::atomic<std::uint64_t> next_generation_ = 1;
   std::atomic<std::uint64_t> closed_ = 0;

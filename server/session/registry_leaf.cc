@@ -18,6 +18,7 @@ SessionHost Registry::HostOf(const SessionOptions& options) const {
   SessionHost host = host_;
   // gradwirectl's trials are nobody's training.
   if (!options.is_trial()) host.record = recorder_;
+  host.arbiter = arbiter_;
   if (!options.leaf.is_leaf()) return host;
   const auto owner = std::make_shared<char>();
   const auto post = [threads = host_.work_threads, owner](std::function<void()> task) {

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/error_code.h"
 #include "base/random_bytes.h"
+#include "server/arbiter/file_arbiter.h"
 #include "server/session/registry.h"
 #include "server/session/session_runner.h"
 
@@ -32,6 +33,7 @@ absl::Status Registry::Identify(const JoinAsk& ask, SessionOptions& own) const {
             "session \"", own.name, "\": its members have not come to this shard yet; try again")));
   }
   if (Succeed(own)) return SetLife(ask, own);
+  Arbitrate(ask, own);
   if (!ask.report) {
     const absl::StatusOr<std::uint64_t> lineage = RandomNumber();
     if (!lineage.ok()) return lineage.status();
@@ -61,6 +63,17 @@ absl::Status Registry::Identify(const JoinAsk& ask, SessionOptions& own) const {
   own.gathers = true;
   own.join_timeout = std::max(own.coordinator_grace, own.member_grace);
   return SetLife(ask, own);
+}
+
+// A session that began without one needs majorities, wherever it goes on: a roster of these is
+// claimed nowhere. One that began with another one is refused (Gathering::Check).
+void Registry::Arbitrate(const JoinAsk& ask, SessionOptions& own) const {
+  const bool began_without = ask.report && ask.report->arbiter == 0;
+  if (own.follows() && ask.report) {
+    own.arbiter = ask.report->arbiter;  // it claims none itself
+  } else {
+    own.arbiter = arbiter_ == nullptr || !own.shrinks() || began_without ? 0 : arbiter_->id();
+  }
 }
 
 absl::Status Registry::SetLife(const JoinAsk& ask, SessionOptions& own) {

@@ -10,6 +10,7 @@
 
 namespace gradwire::server {
 
+class FileArbiter;
 class LeafSession;
 class RecordSink;
 class Reducer;
@@ -26,6 +27,7 @@ struct SessionHost {
   std::shared_ptr<AuditSink> audit = nullptr;     // null: there is no audit log
   std::shared_ptr<LeafSession> leaf = nullptr;    // this session's; null: the daemon is no leaf
   std::shared_ptr<RecordSink> record = nullptr;   // null: its steps are not recorded
+  std::shared_ptr<const FileArbiter> arbiter = nullptr;  // null: no session claims rosters
 };
 
 }  // namespace gradwire::server

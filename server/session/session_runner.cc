@@ -323,6 +323,12 @@ void SessionRunner::Execute(Effects effects, Work& work) {
     } else if (auto* chore = std::get_if<ChoreEffect>(&effect)) {
       work.tasks.emplace_back(
           [self = shared_from_this(), one = std::move(*chore)] { self->DoChore(one); });
+    } else if (auto* claim = std::get_if<ClaimRosterEffect>(&effect)) {
+      work.tasks.emplace_back(
+          [self = shared_from_this(), one = std::move(*claim)] { self->ClaimRoster(one); });
+    } else if (auto* forget = std::get_if<ForgetRostersEffect>(&effect)) {
+      work.tasks.emplace_back(
+          [self = shared_from_this(), one = *forget] { self->ForgetRosters(one); });
     } else if (auto* release = std::get_if<ReleaseEffect>(&effect)) {
       work.tasks.emplace_back([memory = std::move(release->memory)] {});  // with the task
     } else if (auto* upstream = std::get_if<UpstreamEffect>(&effect)) {

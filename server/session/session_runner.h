@@ -162,6 +162,8 @@ class SessionRunner : public std::enable_shared_from_this<SessionRunner> {
   void Compute(const ComputeEffect& compute) GRADWIRE_EXCLUDES(mutex_);
   void DoChore(const ChoreEffect& chore) GRADWIRE_EXCLUDES(mutex_);
   void Restore(const RestoreEffect& restore) GRADWIRE_EXCLUDES(mutex_);
+  void ClaimRoster(const ClaimRosterEffect& claim) GRADWIRE_EXCLUDES(mutex_);
+  void ForgetRosters(const ForgetRostersEffect& forget) const;
   absl::StatusOr<std::shared_ptr<HookImport>> ReadState(const HookState& state) const
       GRADWIRE_NO_THREAD_SAFETY_ANALYSIS;
   absl::StatusOr<std::shared_ptr<HookImport>> ReadCopy(const RestoreEffect& restore) const

@@ -213,6 +213,8 @@ class Simulation {
   void OnEffect(server::ChoreEffect& effect, server::Effects& more);
   void OnEffect(server::RestoreEffect& effect, server::Effects& more);
   void OnEffect(server::ReleaseEffect& effect, server::Effects& more);
+  void OnEffect(server::ClaimRosterEffect&, server::Effects&) {}  // there is no arbiter
+  void OnEffect(server::ForgetRostersEffect&, server::Effects&) {}
   // No leaf here, so no upstream.
   void OnEffect(server::UpstreamEffect& effect, server::Effects& more);
   void AnswerLater(const std::function<void(server::Effects&)>& run, server::Effects& more);

@@ -126,6 +126,15 @@ class SessionHarness {
     return status;
   }
 
+  // The arbiter's answer to the only claim.
+  void AnswerClaim(const absl::StatusOr<ClaimAnswer>& answer) {
+    ASSERT_EQ(claims.size(), 1U);
+    claims.clear();
+    Effects effects;
+    session.RosterClaimed(answer, effects);
+    Take(std::move(effects));
+  }
+
   // Time passes as a daemon sees it, tick by tick.
   void Pass(absl::Duration time) {
     for (const absl::Time end = now + time; now < end;) Tick(absl::Milliseconds(100));
@@ -235,6 +244,8 @@ class SessionHarness {
   std::deque<ComputeEffect> computations;
   std::deque<ChoreEffect> chores;
   std::deque<RestoreEffect> restores;
+  std::vector<ClaimRosterEffect> claims;  // that wait for an answer
+  std::vector<std::uint64_t> forgotten;   // lineages
   std::uint64_t connections = 0;
 
  private:
@@ -261,6 +272,10 @@ class SessionHarness {
         if (answers_at_once) Restore();
       } else if (auto* wish = std::get_if<UpstreamEffect>(&effect)) {
         upstream.push_back(std::move(*wish));
+      } else if (auto* claim = std::get_if<ClaimRosterEffect>(&effect)) {
+        claims.push_back(std::move(*claim));
+      } else if (const auto* forget = std::get_if<ForgetRostersEffect>(&effect)) {
+        forgotten.push_back(forget->lineage);
       } else if (std::holds_alternative<ReleaseEffect>(effect)) {
         continue;
       } else if (auto* close = std::get_if<CloseEffect>(&effect)) {

@@ -108,6 +108,7 @@ const std::vector<std::pair<std::string, Sample>> kSamples = {
     {"on_member_loss", {"wait", "wait"}},
     {"member_grace", {"5m", "300s"}},
     {"min_members", {"3", "3"}},
+    {"arbiter", {"/a", "/a"}},
     {"shrink_after", {"20s", "20000ms"}},
     {"straggler_multiple", {"2.5", "2.50"}},
     {"straggler_share", {"0.25", "2.5e-1"}},
