@@ -37,7 +37,8 @@ absl::Status NotUsable(const std::string& folder, int error) {
 }
 
 absl::Status AtStart(const absl::Status& status) {
-  return absl::Status(status.code(), RecodedText(ErrorCode::kSetting, status.message()));
+  return absl::Status(status.code(),
+                      RecodedText(ErrorCode::kSetting, std::string(status.message())));
 }
 
 // 0, or what errno said.

@@ -19,6 +19,11 @@ namespace {
 constexpr char kBegin[] = "gradwire roster 1";
 constexpr char kEnd[] = "end";  // a file that lacks it was cut off
 
+bool IsHex(const std::string& text) {
+  return std::ranges::all_of(
+      text, [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
+}
+
 using Words = std::vector<std::string>;
 
 bool TakeRank(const Words& words, RosterClaim& claim) {
@@ -34,10 +39,9 @@ bool TakeRank(const Words& words, RosterClaim& claim) {
 }
 
 bool TakeEnded(const Words& words, RosterClaim& claim) {
-  std::string bytes;
   v1::Header message;
-  if (words.size() != 2 || !absl::HexStringToBytes(words[1], &bytes)) return false;
-  if (!message.ParseFromString(bytes)) return false;
+  if (words.size() != 2 || words[1].size() % 2 != 0 || !IsHex(words[1])) return false;
+  if (!message.ParseFromString(absl::HexStringToBytes(words[1]))) return false;
   absl::StatusOr<wire::Header> header = wire::FromProto(message);
   auto* const done = header.ok() ? std::get_if<wire::StepDone>(&*header) : nullptr;
   if (done == nullptr) return false;
@@ -55,9 +59,7 @@ absl::Status Malformed(std::size_t line) {
 std::string Hex16(std::uint64_t value) { return absl::StrCat(absl::Hex(value, absl::kZeroPad16)); }
 
 bool ParseHex16(const std::string& text, std::uint64_t* value) {
-  const auto is_digit = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); };
-  return text.size() == 16 && std::ranges::all_of(text, is_digit) &&
-         absl::SimpleHexAtoi(text, value);
+  return text.size() == 16 && IsHex(text) && absl::SimpleHexAtoi(text, value);
 }
 
 std::string RosterText(const RosterClaim& claim, std::uint64_t id) {

@@ -185,6 +185,7 @@ void RecoverySimulation::Spawn(int rank, int process) {
     member->hook = std::move(hook);
   }
   member->in_place = !is_power_sgd() && random_.Percent(30);
+  if (options_.claims()) member->in_place = false;  // several daemons run at once
   member->keeps_gradients = random_.Percent(keep_percent_);
   member->steps = steps_.size();
   member->model.resize(steps_.size());
@@ -334,7 +335,10 @@ RecoverySimulation::Actions RecoverySimulation::Possible() {
   for (auto& member : members_) {
     Member& one = *member;
     const bool is_old = one.link != nullptr && one.link->life->replaced;
-    if (!is_old || !(actions.empty() || random_.Percent(20))) continue;
+    if (!is_old) continue;
+    const bool is_lost =
+        actions.empty() || (options_.claims() ? arbiter_.Percent(2) : random_.Percent(20));
+    if (!is_lost) continue;
     actions.push_back([this, &one] {
       NoteLoss();
       Cut(one);

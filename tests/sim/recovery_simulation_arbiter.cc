@@ -10,17 +10,20 @@ namespace gradwire::sim {
 void RecoverySimulation::MakeArbiter(int& world) {
   if (arbiter_.Percent(50)) return;
   options_.arbiter = 80;
-  claim_faults_left_ = arbiter_.Between(0, 6);
+  claim_faults_left_ = arbiter_.Between(0, 12);
   options_.may_be_minority = arbiter_.Percent(80);
   if (options_.may_be_minority) options_.shrinks_to = 1;
   if (arbiter_.Percent(40)) world = 2;
 }
 
-// Daemons that run at once, and those that end while they claim, are what an arbiter is for.
+// Members are at several daemons that gather at once, and these end while they claim.
 void RecoverySimulation::MaybeFaultAtArbiter() {
-  if (!options_.claims() || !welcomed_ || claim_faults_left_ == 0 || !arbiter_.Percent(2)) return;
+  if (!options_.claims() || !welcomed_ || claim_faults_left_ == 0) return;
+  const bool gathers = !lives_.back()->over &&
+                       lives_.back()->session->state() == server::SessionCore::State::kJoining;
+  if (!arbiter_.Percent(gathers ? 10 : 1)) return;
   --claim_faults_left_;
-  if (arbiter_.Percent(40)) return EndLife(false);
+  if (!gathers || arbiter_.Percent(15)) return EndLife(/*hands_over=*/false);
   arbiter_.Percent(50) ? ComeBack() : Split();
 }
 
