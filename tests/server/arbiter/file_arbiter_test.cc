@@ -75,8 +75,8 @@ TEST_F(FileArbiterTest, SaysWhatIsClaimed) {
                  {.step = 5,
                   .verdict = Verdict::kSkip,
                   .dropped = true,
-                  .reason = "a member was lost in it",
-                  .change = wire::MembershipChange{.newcomers = {2}, .ranks = {0, 2}}}};
+                  .change = wire::MembershipChange{.newcomers = {2}, .ranks = {0, 2}},
+                  .reason = "a member was lost in it"}};
   const auto own = one->Claim(kLineage, claim);
   ASSERT_TRUE(own.ok()) << own.status();
   EXPECT_TRUE(own->is_own);
