@@ -96,8 +96,8 @@ struct ClientOptions {
   // do, and the time of one copy. A step that is open when the daemon is lost (on_coordinator_loss:
   // resume) is then reduced again from the copies, with the same result, if all members that have
   // results keep their gradients; else it is skipped. It is skipped all the same if a member is
-  // lost in it. Of no use with several daemons, leaf daemons and node groups, whose sessions end
-  // with a daemon. GRADWIRE_KEEP_GRADIENTS=on enables this for all clients of a process.
+  // lost in it, or the session has node groups. GRADWIRE_KEEP_GRADIENTS=on enables this for all
+  // clients of a process.
   bool keep_gradients = false;
   // If the address is not a unix socket, but its daemon has one on this host and proves that it is
   // the same daemon, the member uses that socket, and with it shared memory. So all members can be
