@@ -19,6 +19,10 @@
 // somebody has seen results of the earlier ones already, or is in a broadcast or barrier, which
 // lost members may have been in.
 //
+// They need a majority, unless rosters are claimed at an arbiter (RosterClaims). Then what a
+// roster's members are told with it holds for those who gather next, heard or not: nothing else
+// would, where those who have heard it do not come.
+//
 // A rank whose member was lost may have a newcomer, which has no report. What the lost one has said
 // is in the others' reports as far as it matters: nothing was concluded unless they are READY. But
 // a newcomer has no gradients for the open step, and no model. So where there are newcomers, the

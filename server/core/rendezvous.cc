@@ -49,7 +49,7 @@ absl::StatusOr<int> Rendezvous::Join(const JoinAsk& ask, absl::Time now, Effects
   asks_[static_cast<std::size_t>(place->rank)] = ask.group;
   if (options_.gathers && (ask.report || place->fresh)) {
     gathering_->Take(place->rank, ask.report);
-    if (claims_ && claims_->AskAgain()) {
+    if (claims_ && !is_complete_ && claims_->AskAgain()) {
       effects.push_back(ClaimRosterEffect{.lineage = options_.lineage});
     }
   }
