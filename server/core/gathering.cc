@@ -176,21 +176,6 @@ absl::StatusOr<Gathering::Outcome> Gathering::Follow(const Reporters& all) const
   return outcome;
 }
 
-std::uint64_t Gathering::HighestLife() const {
-  std::uint64_t highest = 0;
-  for (const auto& report : reports_) {
-    if (report) highest = std::max(highest, report->life);
-  }
-  return highest;
-}
-
-const std::vector<int>* Gathering::Followed() const {
-  for (const auto& report : reports_) {
-    if (report && report->roster) return &report->roster->ranks;
-  }
-  return nullptr;
-}
-
 bool Gathering::AllNew() const {
   return std::none_of(reports_.begin(), reports_.end(),
                       [](const auto& report) { return report.has_value(); });

@@ -188,4 +188,21 @@ bool Gathering::CanGoOn(std::int64_t step) const {
   return true;
 }
 
+// ---- Of several shards
+
+std::uint64_t Gathering::HighestLife() const {
+  std::uint64_t highest = 0;
+  for (const auto& report : reports_) {
+    if (report) highest = std::max(highest, report->life);
+  }
+  return highest;
+}
+
+const std::vector<int>* Gathering::Followed() const {
+  for (const auto& report : reports_) {
+    if (report && report->roster) return &report->roster->ranks;
+  }
+  return nullptr;
+}
+
 }  // namespace gradwire::server
