@@ -235,7 +235,9 @@ absl::StatusOr<std::optional<GroupPath::Done>> GroupPath::Poll(Clock::time_point
   while (true) {
     const absl::StatusOr<bool> ready = alone ? true : communicator_->Poll();
     if (!ready.ok()) {
-      if (!member_->outlives_daemon()) return Failed(ready.status());
+      // What is wrong with the group itself does not pass with a lost member.
+      const bool may_pass = !absl::IsFailedPrecondition(ready.status());
+      if (!member_->outlives_daemon() || !may_pass) return Failed(ready.status());
       held_ = {.error = Failed(ready.status()), .until = now + kPatience};
       return std::nullopt;
     }

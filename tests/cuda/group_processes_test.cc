@@ -1,5 +1,5 @@
 // Node groups of real processes: what they compute, and that a member that dies inside of the
-// exchange frees the others.
+// exchange frees the others, which end or go on with another process.
 #include <signal.h>
 #include <stdlib.h>
 
@@ -34,6 +34,8 @@ class Faults {
 
 class GroupProcesses : public ::testing::Test {
  protected:
+  explicit GroupProcesses(const server::ServerOptions& options = {}) : daemon_(options) {}
+
   void Start(int world_size, int group_size, int steps, const std::string& next_session = "") {
     for (int rank = 0; rank < world_size; ++rank) {
       members_.push_back(nullptr);
@@ -112,6 +114,44 @@ TEST_F(GroupProcesses, TheOthersAndANewMemberAreAGroupAgain) {
   ExpectAllToLeave("step 4 right");
   for (const std::size_t rank : {0UL, 1UL, 3UL}) {
     EXPECT_THAT(members_[rank]->Log(), HasSubstr("rank 2 was lost in step 2"));
+  }
+}
+
+class GroupProcessesThatWait : public GroupProcesses {
+ protected:
+  GroupProcessesThatWait() : GroupProcesses(Options()) {}
+  static server::ServerOptions Options() {
+    server::ServerOptions options;
+    options.on_coordinator_loss = "resume";
+    options.on_member_loss = "wait";
+    return options;
+  }
+
+  // In the same session: the step whose exchange is never done is skipped, and maybe the next one.
+  void GoOnAfter(const std::string& fault) {
+    const Faults faults(fault);
+    Start(4, 4, 5);
+    ASSERT_TRUE(Eventually([&] { return AllSay("step 2 begins"); }, absl::Seconds(60)));
+    members_[2]->Signal(SIGKILL);
+    StartOne("groups", 2, {2, 4, 4, 5});
+    ExpectAllToLeave("step 4 right");
+    for (const std::size_t rank : {0UL, 1UL, 3UL}) {
+      EXPECT_THAT(members_[rank]->Log(), HasSubstr("step 2 skipped"));
+    }
+  }
+};
+
+TEST_F(GroupProcessesThatWait, TheOthersGoOnWithTheSuccessor) { GoOnAfter("hang=9"); }
+
+// NCCL may notice before the daemon does.
+TEST_F(GroupProcessesThatWait, TheOthersHoldNcclsErrorBack) { GoOnAfter("error=9"); }
+
+TEST_F(GroupProcessesThatWait, WhatIsWrongWithTheGroupIsSaidAtOnce) {
+  const Faults faults("duplicate");
+  Start(2, 2, 1);
+  for (auto& member : members_) {
+    EXPECT_NE(member->Wait(absl::Seconds(10)).value_or(0), 0);
+    EXPECT_THAT(member->Log(), HasSubstr("one GPU for each member"));
   }
 }
 

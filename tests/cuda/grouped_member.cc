@@ -5,7 +5,7 @@
 //
 // With NEXT_SESSION it joins that one, at the same place, if the first one fails.
 // Ranks are grouped in order: the first GROUP_SIZE of them are one group, and so on. Prints
-// "step N begins" and "step N right", or an error, with which it ends.
+// "step N begins" and "step N right" or "step N skipped", or an error, with which it ends.
 #include <cstdlib>
 #include <iostream>
 #include <memory>
@@ -51,7 +51,8 @@ float Expected(const Place& place, std::int64_t step, std::size_t parameter, std
   return static_cast<float>(result);
 }
 
-absl::Status RunStep(Client& client, GpuMemory& memory, const Place& place, std::int64_t step) {
+absl::StatusOr<Verdict> RunStep(Client& client, GpuMemory& memory, const Place& place,
+                                std::int64_t step) {
   std::vector<void*> there;
   std::vector<std::unique_ptr<GradBucket>> open;
   std::vector<Completion> completions;
@@ -74,7 +75,9 @@ absl::Status RunStep(Client& client, GpuMemory& memory, const Place& place, std:
   for (const Completion& completion : completions) {
     if (absl::Status status = completion.Wait(); !status.ok()) return status;
   }
-  for (std::size_t b = 0; b < kBuckets.size(); ++b) {
+  const absl::StatusOr<Verdict> verdict = client.EndStep();
+  for (std::size_t b = 0;
+       b < kBuckets.size() && verdict.value_or(Verdict::kSkip) == Verdict::kApply; ++b) {
     std::vector<float> values(open[b]->buffer().numel);
     memory.Get(there[b], std::as_writable_bytes(std::span(values)));
     auto value = values.begin();
@@ -88,7 +91,15 @@ absl::Status RunStep(Client& client, GpuMemory& memory, const Place& place, std:
     }
   }
   memory.Clear();
-  return client.EndStep().status();
+  return verdict;
+}
+
+// There is no model to be given.
+absl::Status Heal(Client& client) {
+  const auto change = client.membership_change();
+  if (!change || change->newcomers.empty()) return absl::OkStatus();
+  char nothing = 0;
+  return client.Broadcast(change->root, &nothing, 1);
 }
 
 absl::Status Run(const std::vector<std::string>& words, const std::string& session) {
@@ -107,10 +118,14 @@ absl::Status Run(const std::vector<std::string>& words, const std::string& sessi
                               .step_timeout = absl::Seconds(60)});
   if (!client.ok()) return client.status();
   GpuMemory memory;
-  for (std::int64_t step = 0; step < std::stoi(words[6]); ++step) {
+  while ((*client)->step() < std::stoi(words[6])) {
+    if (absl::Status healed = Heal(**client); !healed.ok()) return healed;
+    const std::int64_t step = (*client)->step();
     std::cout << "step " << step << " begins" << std::endl;
-    if (absl::Status status = RunStep(**client, memory, place, step); !status.ok()) return status;
-    std::cout << "step " << step << " right" << std::endl;
+    const absl::StatusOr<Verdict> verdict = RunStep(**client, memory, place, step);
+    if (!verdict.ok()) return verdict.status();
+    std::cout << "step " << step << (*verdict == Verdict::kApply ? " right" : " skipped")
+              << std::endl;
   }
   return (*client)->Leave();
 }
