@@ -347,7 +347,9 @@ RecoverySimulation::Actions RecoverySimulation::Possible() {
   // Nobody looks at the time but where some may be waited for in vain.
   const bool gathers = !lives_.empty() && !lives_.back()->over &&
                        lives_.back()->session->state() == server::SessionCore::State::kJoining;
-  if (options_.shrinks() && gathers && (actions.empty() || random_.Percent(20))) {
+  // A daemon that came back may lack a member that has left at the other one.
+  const bool may_wait = options_.shrinks() && (gathers || (options_.claims() && actions.empty()));
+  if (may_wait && (actions.empty() || random_.Percent(20))) {
     actions.push_back([this] { Pass(kRecoveryResumeGrace / 4); });
   }
   return actions;
