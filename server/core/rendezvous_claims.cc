@@ -60,9 +60,9 @@ bool Rendezvous::OnClaimed(const absl::StatusOr<ClaimAnswer>& answer, Effects& e
   }
   const RosterClaim& others = claims_->others();
   if (others.number == before) return true;
-  effects.push_back(
-      LogEffect{.message = absl::StrCat("another daemon has claimed roster ", others.number,
-                                        ", of ranks ", absl::StrJoin(others.ranks, ", "))});
+  effects.push_back(LogEffect{.message = absl::StrCat("roster ", others.number, ", of ranks ",
+                                                      absl::StrJoin(others.ranks, ", "),
+                                                      ", is claimed already")});
   if (has_told_) return false;
   gathering_->Assume(others.ended);
   return true;

@@ -61,7 +61,7 @@ const char* Name(RecoveryCount count) {
                                         "leaves lost",
                                         "claims",
                                         "claims of a minority",
-                                        "claims of other daemons",
+                                        "claims of earlier sessions",
                                         "errors of the arbiter",
                                         "claims that nobody heard of",
                                         "steps of a minority",

@@ -207,7 +207,7 @@ void RecoverySimulation::Apply(Life& life, server::Effects effects) {
       };
       if (says("goes on without gradients")) ++late_counts_.missed;
       if (says("did not come")) Note(RecoveryCount::kShrunk);
-      if (says("another daemon has claimed")) Note(RecoveryCount::kClaimsOfOthers);
+      if (says("is claimed already")) Note(RecoveryCount::kClaimsOfOthers);
       if (!says("lost daemon")) continue;
       std::set<std::int64_t> at;
       for (const auto& member : members_) {

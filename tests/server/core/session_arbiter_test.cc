@@ -146,7 +146,7 @@ TEST_F(Arbitrated, WhoHasLostTheRaceWaitsAndEnds) {
   EXPECT_EQ(harness_->session.state(), SessionCore::State::kJoining);
   EXPECT_THAT(harness_->Waiting(),
               HasSubstr("others have claimed roster 2, of ranks 1; waits for one of them"));
-  EXPECT_THAT(harness_->logged, Contains(HasSubstr("another daemon has claimed roster 2")));
+  EXPECT_THAT(harness_->logged, Contains(HasSubstr("roster 2, of ranks 1, is claimed already")));
   for (int second = 0; second < 55; ++second) {  // in vain, again and again
     Pass(1, {0});
     if (harness_->claims.empty()) continue;
