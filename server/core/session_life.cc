@@ -68,7 +68,7 @@ void SessionCore::MaybeBegin(int rank, Effects& effects) {
   welcome.recovery = step_->RecoveryAt(welcome.step);
   welcome.attempt = step_->attempt();
   rendezvous_->Complete(*groups, welcome, newcomers_, effects);
-  if (!options_.shrinks()) node_groups_ = groups->Firsts();
+  if (!options_.shrinks() && !groups->has_leaves()) node_groups_ = groups->Firsts();
   step_->SetGroups(*std::move(groups));
   collectives_->Begin();
 }

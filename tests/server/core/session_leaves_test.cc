@@ -246,6 +246,7 @@ TEST(SessionLeaves, TheOthersGatherWhenALeafIsLost) {
   harness.Detach(2);
   harness.Pass(harness.session.options().resume_grace + absl::Seconds(1));
   EXPECT_TRUE(harness.session.awaits_successor());
+  EXPECT_THAT(harness.session.node_groups(), testing::IsEmpty()) << "ranks elsewhere are in none";
   EXPECT_THAT(harness.closed, SizeIs(2));
   EXPECT_THAT(harness.logged,
               testing::Contains(HasSubstr("leaf \"b\" with ranks 2 to 3 was lost before step 0")));

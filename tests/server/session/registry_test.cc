@@ -107,10 +107,18 @@ TEST(RegistryTest, RefusesSessionsThatEndWithTheirDaemon) {
   EXPECT_THAT(refusal(OptionsOf("a"), Reporting(0, 7)), HasSubstr("on_coordinator_loss=resume"));
   SessionOptions options = OptionsOf("a");
   options.coordinator_grace = absl::Seconds(60);
+  options.leaf = {.first = 0, .members = options.world_size};
+  EXPECT_THAT(refusal(options, Reporting(0, 7)), HasSubstr("ended with its daemon"));
+  EXPECT_EQ(registry.sessions(), 0U);
+}
+
+TEST(RegistryTest, TakesOverASessionWithNodeGroups) {
+  Registry registry({.memory_bytes = 1 << 30, .max_sessions = 4});
+  SessionOptions options = OptionsOf("a");
+  options.coordinator_grace = absl::Seconds(60);
   JoinAsk ask = Reporting(0, 7);
   ask.group = {.name = "node", .communicator = "nccl"};
-  EXPECT_THAT(refusal(options, ask), HasSubstr("ended with its daemon"));
-  EXPECT_EQ(registry.sessions(), 0U);
+  EXPECT_TRUE(registry.Join(options, ask, kNow).ok());
 }
 
 // Its members were lost, and not their daemon.
