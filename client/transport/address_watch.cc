@@ -15,7 +15,7 @@ constexpr std::chrono::seconds kBetweenLookups(1);
 AddressWatch::AddressWatch(std::shared_ptr<DaemonLookup> daemons, std::uint32_t shard,
                            std::function<void()> moved)
     : daemons_(std::move(daemons)), shard_(shard), moved_(std::move(moved)), thread_([this] {
-        NameThread("gw-lookup");
+        NameThread("gradwire-lookup");
         Run();
       }) {}
 

@@ -30,7 +30,7 @@ Rejoin::Rejoin(ClientOptions options, JoinWish wish, std::uint64_t start_id,
       start_id_(start_id),
       done_(std::move(done)),
       thread_([this, deadline] {
-        NameThread("gw-rejoin");
+        NameThread("gradwire-rejoin");
         Run(deadline);
       }) {}
 

@@ -4,7 +4,6 @@
 #include <sys/wait.h>
 
 #include <fstream>
-#include <iostream>
 #include <iterator>
 #include <memory>
 #include <string>
