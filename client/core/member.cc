@@ -310,6 +310,7 @@ void Member::Forget(Verdict verdict) {
   first_digest_.reset();
   prepared_reason_.clear();
   before_last_ = std::exchange(last_, verdict);
+  skipped_ = verdict == Verdict::kSkip ? skipped_ + 1 : 0;
   if (verdict == Verdict::kApply) {
     is_newcomer_ = false;
     coordinator_.Apply();

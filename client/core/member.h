@@ -198,6 +198,7 @@ class Member {
   std::vector<int> concluded_;          // those of the one in which a step was concluded last
   std::optional<Verdict> last_;         // of the step before
   std::optional<Verdict> before_last_;  // of the one before that
+  std::uint64_t skipped_ = 0;           // steps in a row, up to this one
   bool is_newcomer_ = false;            // and no step was applied since
   wire::StepChain chain_;               // of all steps that are over; of shard 0's member
   std::optional<wire::Ready> ready_;    // of the open step

@@ -31,6 +31,7 @@ wire::MemberReport Member::Report() const {
                             .in_collective = collectives_.is_open(),
                             .life = recovery_->life,
                             .chain = chain_.Before(step()),
+                            .skipped = skipped_,
                             .arbiter = recovery_->arbiter};
   if (ready_) report.ready = {.verdict = ready_->verdict, .digest = ready_->digest};
   return report;

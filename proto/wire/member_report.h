@@ -1,6 +1,7 @@
 // What a member tells a fresh daemon after it lost its own. No protobuf here.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -42,7 +43,19 @@ struct MemberReport {
   bool in_collective = false;
   std::uint64_t life = 0;
   std::uint64_t chain = 0;    // of the digests of all steps before `step`
+  std::uint64_t skipped = 0;  // steps in a row, up to `step`
   std::uint64_t arbiter = 0;  // 0: rosters need a majority
+
+  // How a step before its own ended, as the member has seen it. None: it cannot say.
+  std::optional<Verdict> Saw(std::int64_t earlier) const {
+    const std::int64_t back = step - earlier;
+    if (back == 1) return last;
+    if (back == 2 && before_last) return before_last;
+    const auto run = static_cast<std::int64_t>(
+        std::min(skipped, static_cast<std::uint64_t>(std::max(step, std::int64_t{0}))));
+    if (back >= 1 && back <= run) return Verdict::kSkip;
+    return run > 0 && back == run + 1 ? std::optional(Verdict::kApply) : std::nullopt;
+  }
 
   bool operator==(const MemberReport&) const = default;
 };

@@ -156,6 +156,7 @@ v1::MemberReport ToProto(const MemberReport& report) {
   message.set_life(report.life);
   message.set_chain(report.chain);
   message.set_arbiter(report.arbiter);
+  message.set_skipped(report.skipped);
   message.set_in_collective(report.in_collective);
   return message;
 }
@@ -180,6 +181,7 @@ absl::StatusOr<MemberReport> FromProto(const v1::MemberReport& message) {
                       .in_collective = message.in_collective(),
                       .life = GetLife("life", message.life(), check),
                       .chain = message.chain(),
+                      .skipped = message.skipped(),
                       .arbiter = message.arbiter()};
   if (message.has_roster()) report.roster = Get(message.roster(), check);
   if (message.last() != v1::STEP_VERDICT_UNSPECIFIED) {

@@ -83,6 +83,7 @@ void Gathering::Advance(wire::MemberReport& report, std::span<const wire::StepDo
     report.chain = chain.Before(done.step + 1);
     report.step = done.step + 1;
     report.before_last = std::exchange(report.last, done.verdict);
+    report.skipped = done.verdict == Verdict::kSkip ? report.skipped + 1 : 0;
     report.has_contributed = report.may_have_results = report.has_seen_results = false;
     // A newcomer that lacks results of a step lets the others apply it, and is one still.
     report.newcomer &= done.verdict != Verdict::kApply || !report.ready;
@@ -117,11 +118,11 @@ absl::StatusOr<Gathering::Outcome> Gathering::Decide() const {
   const auto [first, last] = std::minmax_element(all.begin(), all.end(), by_step);
   const std::int64_t step = first->report->step;
   const std::int64_t apart = last->report->step - step;
-  if (apart > 2) {
+  if (apart > kMostMissed) {
     return Contradiction("rank ", first->rank, " is in step ", step, ", rank ", last->rank,
                          " in step ", last->report->step);
   }
-  absl::StatusOr<Outcome> outcome = apart == 2   ? FollowThoseFarAhead(all, step)
+  absl::StatusOr<Outcome> outcome = apart > 1    ? FollowThoseFarAhead(all, step, apart)
                                     : apart == 1 ? FollowThoseAhead(all, step)
                                                  : DecideTogether(all, step);
   if (!outcome.ok()) return outcome;
@@ -222,20 +223,24 @@ absl::StatusOr<Gathering::Outcome> Gathering::FollowThoseAhead(const Reporters& 
   return Outcome{.step = step + 1, .ended = {Ended(step, *last, digest, kSeenByOthers)}};
 }
 
-// Those have heard of newcomers, with steps that were dropped, while others have heard of neither
-// end. Who is at `step` may be READY with an outcome that never was: only those ahead know it.
+// Those have heard of steps that were dropped, as one daemon after another was lost or took
+// newcomers in, while others have heard of nothing. Who is at `step` may be READY with an outcome
+// that never was: only those ahead know it.
 absl::StatusOr<Gathering::Outcome> Gathering::FollowThoseFarAhead(const Reporters& all,
-                                                                  std::int64_t step) const {
+                                                                  std::int64_t step,
+                                                                  std::int64_t apart) const {
   std::optional<Verdict> first;
   int knows = -1;
   std::uint64_t digest = 0;
   for (const auto& [rank, report] : all) {
     if (report->step == step) continue;
-    if (report->step == step + 2 && report->last != Verdict::kSkip) {
-      return Contradiction("step ", step + 1, " was applied by rank ", rank,
-                           ", and others have not been in it");
+    for (std::int64_t later = step + 1; later < report->step; ++later) {
+      const std::optional<Verdict> saw = report->Saw(later);
+      if (saw == Verdict::kSkip) continue;
+      return Contradiction("step ", later, saw ? " was applied by rank " : " is unknown to rank ",
+                           rank, ", in step ", report->step, ", and others have not been in it");
     }
-    const auto& seen = report->step == step + 1 ? report->last : report->before_last;
+    const std::optional<Verdict> seen = report->Saw(step);
     if (!seen || (first && first != seen)) {
       return Contradiction("rank ", rank, " cannot say how step ", step,
                            " ended, or says otherwise than rank ", knows);
@@ -252,9 +257,11 @@ absl::StatusOr<Gathering::Outcome> Gathering::FollowThoseFarAhead(const Reporter
     }
     if (agrees) digest = report->ready->digest;
   }
-  return Outcome{.step = step + 2,
-                 .ended = {Ended(step, *first, digest, kSeenByOthers),
-                           Ended(step + 1, Verdict::kSkip, 0, "a member was lost in it")}};
+  Outcome outcome{.step = step + apart, .ended = {Ended(step, *first, digest, kSeenByOthers)}};
+  for (std::int64_t later = step + 1; later < outcome.step; ++later) {
+    outcome.ended.push_back(Ended(later, Verdict::kSkip, 0, "a member was lost in it"));
+  }
+  return outcome;
 }
 
 absl::StatusOr<Gathering::Outcome> Gathering::DecideTogether(const Reporters& all,

@@ -129,6 +129,10 @@ class Gathering {
   void Tell(const Outcome& outcome);
 
  private:
+  // Steps that a member may not have heard the end of. Each but the first was dropped, with a
+  // daemon or a member.
+  static constexpr std::int64_t kMostMissed = 64;
+
   struct Reporter {
     int rank = 0;
     const wire::MemberReport* report = nullptr;
@@ -136,7 +140,8 @@ class Gathering {
   using Reporters = std::vector<Reporter>;  // by rank
 
   absl::StatusOr<Outcome> FollowThoseAhead(const Reporters& all, std::int64_t step) const;
-  absl::StatusOr<Outcome> FollowThoseFarAhead(const Reporters& all, std::int64_t step) const;
+  absl::StatusOr<Outcome> FollowThoseFarAhead(const Reporters& all, std::int64_t step,
+                                              std::int64_t apart) const;
   absl::StatusOr<Outcome> DecideTogether(const Reporters& all, std::int64_t step) const;
   absl::StatusOr<Outcome> Follow(const Reporters& all) const;
   std::uint64_t HighestLife() const;

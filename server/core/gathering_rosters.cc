@@ -64,8 +64,9 @@ bool Gathering::Lacks(const wire::MemberReport& report) const {
   if (report.newcomer || (report.ready && report.ready->verdict == Verdict::kApply)) return false;
   return std::ranges::any_of(reports_, [&](const auto& other) {
     if (!other || other->newcomer || other->step <= report.step) return false;
+    const std::optional<Verdict> seen = other->Saw(report.step);
     const std::int64_t apart = other->step - report.step;
-    return apart > 2 || (apart == 1 ? other->last : other->before_last) == Verdict::kApply;
+    return apart > kMostMissed || (apart > 2 && !seen) || seen == Verdict::kApply;
   });
 }
 

@@ -33,6 +33,7 @@ MemberReport Report() {
           .in_collective = true,
           .life = 6,
           .chain = 0xfeed,
+          .skipped = 3,
           .arbiter = 0xbeef};
 }
 

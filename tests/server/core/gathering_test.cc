@@ -157,8 +157,7 @@ TEST(Gathering, ReportsOfAnotherSessionAreRefused) {
 }
 
 TEST(Gathering, NamesRanksThatContradictEachOther) {
-  EXPECT_THAT(Refusal({At(4), At(7), At(4)}),
-              AllOf(HasSubstr("rank 0 is in step 4"), HasSubstr("rank 1 in step 7")));
+  EXPECT_THAT(Refusal({At(4), At(7), At(4)}), HasSubstr("step 5 is unknown to rank 1, in step 7"));
   EXPECT_THAT(Refusal({Ready(4), Ready(4, Verdict::kApply, 8)}),
               AllOf(HasSubstr("rank 0 is READY with APPLY and digest 9"), HasSubstr("rank 1")));
   EXPECT_THAT(Refusal({At(5), At(4)}),
@@ -247,6 +246,37 @@ TEST(Gathering, WhoHasNotHeardOfNewcomersMayBeTwoStepsBehind) {
   EXPECT_THAT(Refusal({ahead, Ready(4), At(5)}), HasSubstr("says otherwise than rank"));
   ahead.before_last = std::nullopt;
   EXPECT_THAT(Refusal({ahead, Ready(4)}), HasSubstr("rank 0 cannot say how step 4 ended"));
+}
+
+// Daemons may be lost again and again, and only one member hears of what each has decided.
+TEST(Gathering, AMemberMayBeManyStepsAheadThatWereDropped) {
+  Report ahead = At(9);
+  ahead.last = ahead.before_last = Verdict::kSkip;
+  ahead.skipped = 4;
+  Report between = At(6);
+  between.last = Verdict::kSkip;
+  between.skipped = 1;
+  const auto applied = Decide({Ready(4), ahead, between});
+  ASSERT_TRUE(applied.ok()) << applied.status();
+  EXPECT_EQ(applied->step, 9);
+  ASSERT_THAT(applied->ended, SizeIs(5));
+  EXPECT_EQ(applied->ended[0],
+            (wire::StepDone{.step = 4, .verdict = Verdict::kApply, .digest = 9}));
+  for (std::size_t i = 1; i < 5; ++i) {
+    EXPECT_EQ(applied->ended[i].step, 4 + static_cast<std::int64_t>(i));
+    EXPECT_EQ(applied->ended[i].verdict, Verdict::kSkip);
+    EXPECT_TRUE(applied->ended[i].dropped);
+  }
+  EXPECT_THAT(Refusal({At(4), ahead}), HasSubstr("rank 0 lacks its results"));
+  EXPECT_THAT(Refusal({At(3), ahead}), HasSubstr("step 4 was applied by rank 1"));
+  ahead.skipped = 5;
+  EXPECT_TRUE(Decide({At(4), ahead}).ok()) << "that one was dropped, too";
+  ahead.skipped = 0;  // of an earlier version
+  EXPECT_THAT(Refusal({Ready(4), ahead}), HasSubstr("step 5 is unknown to rank 1, in step 9"));
+  ahead = At(1000);
+  ahead.last = Verdict::kSkip;
+  ahead.skipped = UINT64_MAX;
+  EXPECT_THAT(Refusal({At(4), ahead}), HasSubstr("rank 1 in step 1000"));
 }
 
 // A daemon that has told members what it has decided stays with it, whoever is lost or comes back.
