@@ -53,7 +53,8 @@ template <class T>
 void ExportFactors(Device& device, const MemberState<T>& state, DType dtype, HookState& out) {
   std::map<std::string, const FactorState<T>*> kept;
   for (const auto& [name, factor] : state.factors()) {
-    if (factor.kept) kept[name] = &factor;
+    const FactorState<T>* const last = factor.kept ? &factor : factor.earlier.get();
+    if (last != nullptr) kept[name] = last;
   }
   for (const auto& [name, factor] : kept) {
     ExportTensor(device, "q/" + name, dtype, factor->q, out);

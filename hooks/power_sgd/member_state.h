@@ -32,6 +32,9 @@ struct FactorState {
   // A step that was applied has averaged them, or the coordinator has sent them again since.
   // Factors that it has sent otherwise may have been drawn for a step that was skipped.
   bool kept = false;
+  // Batched: those of another bucket with the same first parameter that are kept, until a step with
+  // this bucket is applied. Other members may not have begun it.
+  std::unique_ptr<FactorState> earlier{};
   DeviceVector<T> q;  // empty: the coordinator has to send it
   DeviceVector<T> p;  // with one round per step only
 };
@@ -92,7 +95,12 @@ class MemberState {
       const auto is_here = [&](const std::string& p) {
         return std::ranges::count(kept.parameters, p) > 0;
       };
-      if (other != name && std::ranges::any_of(factor.parameters, is_here)) factor.kept = false;
+      if (other == name) continue;
+      if (std::ranges::any_of(factor.parameters, is_here)) factor.kept = false;
+      FactorState<T>* const earlier = factor.earlier.get();
+      if (earlier != nullptr && std::ranges::any_of(earlier->parameters, is_here)) {
+        factor.earlier.reset();
+      }
     }
   }
   void ForgetResiduals() {

@@ -111,15 +111,29 @@ absl::Status PowerSgdRun<T>::Import(std::span<const std::byte> shared) {
   };
   for (const LowRankMatrix& matrix : layout_.matrices) {
     FactorState<T>& factor = state_.factor(matrix_.NameOf(matrix));
+    if (options_.batched) MakeRoomFor(factor);
     take(matrix.q_numel(), factor.q);
     if (!TwoRounds()) take(matrix.p_numel(), factor.p);
-    if (!options_.batched) continue;
-    std::vector<std::string> parameters;
-    for (const ParameterSpec& p : bucket_.parameters()) parameters.push_back(p.name);
-    factor.kept &= factor.parameters == parameters;
-    factor.parameters = std::move(parameters);
   }
   return StatusOf(device_);
+}
+
+template <class T>
+void PowerSgdRun<T>::MakeRoomFor(FactorState<T>& factor) {
+  std::vector<std::string> parameters;
+  for (const ParameterSpec& p : bucket_.parameters()) parameters.push_back(p.name);
+  if (factor.parameters == parameters) return;
+  if (factor.earlier != nullptr && factor.earlier->parameters == parameters) {
+    FactorState<T> kept = std::move(*factor.earlier);
+    factor = std::move(kept);
+    return;
+  }
+  if (factor.kept) {
+    auto earlier = std::make_unique<FactorState<T>>(std::move(factor));
+    factor = FactorState<T>(device_);
+    factor.earlier = std::move(earlier);
+  }
+  factor.parameters = std::move(parameters);
 }
 
 // ---- Contributions
@@ -224,6 +238,7 @@ void PowerSgdRun<T>::Commit() {
     (is_p ? factor.p : factor.q).Assign(begin, numel);
     if (options_.batched && !factor.kept) state_.KeepOnly(matrix_.NameOf(matrix));
     factor.kept = true;
+    factor.earlier.reset();
   }
 }
 

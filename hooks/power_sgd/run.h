@@ -42,6 +42,8 @@ class PowerSgdRun : public HookRunBase {
   bool TwoRounds() const { return options_.rounds == 2; }
 
   bool HasFactors(const LowRankMatrix& matrix) const;
+  // Before an import of a bucket that may have other parameters than the factors that are kept.
+  void MakeRoomFor(FactorState<T>& factor);
   void Prepare();
   void Finish();
 
