@@ -85,6 +85,51 @@ TEST(PowerSgd, ACopyHasTheDrawPlan) {
   }
 }
 
+// A bucket with the same first parameter as another one. Its step is dropped, and the other members
+// have not begun it.
+void BeginAlone(HookWorld& world, std::size_t rank, const std::vector<std::uint32_t>& positions) {
+  std::vector<ParameterSpec> parameters;
+  std::size_t numel = 0;
+  for (const std::uint32_t p : positions) {
+    parameters.push_back(world.manifest()[p]);
+    numel += parameters.back().numel();
+  }
+  std::vector<float> gradients(numel, 1);
+  const TensorView view{DType::kFloat32, gradients.data(), numel};
+  auto bucket = GradBucket::Make(0, view, parameters);
+  ASSERT_TRUE(world.coordinator().Plan(positions).ok());
+  auto run = world.hook(rank).Start(*bucket, 2);
+  ASSERT_TRUE(run.ok()) << run.status();
+  ASSERT_TRUE((*run)->Next({.world_size = 2, .rank = static_cast<int>(rank)}).ok());
+  ASSERT_GT(world.coordinator().SharedVersion(positions), 0U);
+  const auto state = world.coordinator().SharedState(positions);
+  state->Run();
+  ASSERT_TRUE((*run)->Import(state->TakeBytes()).ok());
+  (*run)->Abort();
+  run->reset();
+  world.hook(rank).EndStep(Verdict::kSkip);
+}
+
+TEST(PowerSgd, ABucketThatOneMemberBeganLeavesTheFactorsOfTheOthers) {
+  const std::string spec = "batched_power_sgd,start_powerSGD_iter=0,matrix_approximation_rank=2";
+  const auto undisturbed = World(2, spec);
+  const auto disturbed = World(2, spec);
+  for (std::uint32_t step = 0; step < 6; ++step) {
+    auto expected = Pack<float>(RandomGradients(Model(DType::kFloat32), 2, step));
+    auto gradients = expected;
+    const Buckets buckets = step < 4 ? kOne : Buckets{{0, 2}, {1, 3, 4, 5}};
+    ASSERT_TRUE(undisturbed->RunStep(expected, buckets).ok());
+    ASSERT_TRUE(disturbed->RunStep(gradients, buckets).ok());
+    ASSERT_EQ(gradients, expected) << "step " << step;
+    if (step != 1 && step != 2) continue;
+    const auto before = WriteSafetensors(disturbed->hook(1).Copy());
+    BeginAlone(*disturbed, 1, {0, 2});
+    EXPECT_EQ(WriteSafetensors(disturbed->hook(1).Copy()), before);
+    EXPECT_EQ(WriteSafetensors(disturbed->hook(0).Copy()), before);
+    ASSERT_TRUE(disturbed->LoseCoordinator(1).ok());
+  }
+}
+
 // A parameter that no step has had since the file was read is with nobody.
 TEST(PowerSgd, ACopyAfterAFileLacksWhatNoStepHad) {
   const auto world = World(2, "power_sgd,start_powerSGD_iter=0");
