@@ -84,9 +84,8 @@ struct GroupOrder {
 struct NodeGroup {
   std::vector<int> ranks{};  // ascending, with the member's own
   std::uint32_t shares = 1;
-  std::uint32_t groups = 1;   // of the session
-  std::uint32_t group = 0;    // the member's
-  std::uint32_t members = 0;  // in all groups; 0: the world size
+  std::uint32_t groups = 1;  // of the session
+  std::uint32_t group = 0;   // the member's
   bool operator==(const NodeGroup&) const = default;
 };
 

@@ -56,15 +56,13 @@ void Set(const NodeGroup& group, v1::NodeGroup* out) {
   out->set_shares(group.shares);
   out->set_groups(group.groups);
   out->set_group(group.group);
-  out->set_members(group.members);
 }
 
 NodeGroup Get(const v1::NodeGroup& message, Checker& check) {
   constexpr auto most = static_cast<std::uint32_t>(kMaxWorldSize);
   NodeGroup group{.shares = check.Range("node_group.shares", message.shares(), 1U, most),
                   .groups = check.Range("node_group.groups", message.groups(), 1U, most),
-                  .group = message.group(),
-                  .members = check.Range("node_group.members", message.members(), 0U, most)};
+                  .group = message.group()};
   if (check.status().ok()) check.Range("node_group.group", group.group, 0U, group.groups - 1);
   check.Count("node_group.ranks", static_cast<std::size_t>(message.ranks_size()), 1, most);
   if (!check.status().ok()) return group;

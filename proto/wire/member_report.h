@@ -44,6 +44,7 @@ struct MemberReport {
   std::uint64_t life = 0;
   std::uint64_t chain = 0;    // of the digests of all steps before `step`
   std::uint64_t skipped = 0;  // steps in a row, up to `step`
+  bool has_leaves = false;    // the session
   std::uint64_t arbiter = 0;  // 0: rosters need a majority
 
   // How a step before its own ended, as the member has seen it. None: it cannot say.

@@ -157,6 +157,7 @@ v1::MemberReport ToProto(const MemberReport& report) {
   message.set_chain(report.chain);
   message.set_arbiter(report.arbiter);
   message.set_skipped(report.skipped);
+  message.set_has_leaves(report.has_leaves);
   message.set_in_collective(report.in_collective);
   return message;
 }
@@ -182,6 +183,7 @@ absl::StatusOr<MemberReport> FromProto(const v1::MemberReport& message) {
                       .life = GetLife("life", message.life(), check),
                       .chain = message.chain(),
                       .skipped = message.skipped(),
+                      .has_leaves = message.has_leaves(),
                       .arbiter = message.arbiter()};
   if (message.has_roster()) report.roster = Get(message.roster(), check);
   if (message.last() != v1::STEP_VERDICT_UNSPECIFIED) {

@@ -93,8 +93,6 @@ std::vector<Sample> LaterSamples() {
                                                            .lineage = 0x1122334455667788,
                                                            .grace_milliseconds = 60'000,
                                                            .arbiter = 0x321}}},
-          {"welcome_members",
-           Welcome{.step = 41, .group = NodeGroup{.ranks = {1}, .groups = 2, .members = 6}}},
           {"step_done_change_ranks",
            StepDone{.step = 41,
                     .verdict = Verdict::kSkip,

@@ -34,6 +34,7 @@ MemberReport Report() {
           .life = 6,
           .chain = 0xfeed,
           .skipped = 3,
+          .has_leaves = true,
           .arbiter = 0xbeef};
 }
 
