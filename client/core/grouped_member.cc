@@ -133,6 +133,7 @@ void GroupedMember::Expose(std::uint32_t id) { member_->Expose(id); }
 std::int64_t GroupedMember::steps_reduced_again() const { return member_->steps_reduced_again(); }
 
 bool GroupedMember::outlives_daemon() const { return member_->outlives_daemon(); }
+bool GroupedMember::shrinks() const { return member_->roster() != nullptr; }
 
 bool GroupedMember::awaits_welcome() const { return member_->awaits_welcome(); }
 
@@ -167,12 +168,6 @@ void GroupedMember::Receive(const wire::Frame& frame, Effects& effects) {
     Take(inner, effects);
   }
   if (!status.ok()) Fail(status, effects);
-}
-
-absl::Status GroupedMember::On(const wire::Welcome& welcome, Effects& effects) {
-  if (std::exchange(welcomed_, true)) return CheckSamePlace(welcome.group);
-  if (welcome.group) Join(*welcome.group, effects);
-  return absl::OkStatus();
 }
 
 // The codec has checked that ranks ascend. A coordinator that leaves this member out would give it

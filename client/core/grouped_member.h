@@ -79,6 +79,7 @@ class GroupedMember {
   bool has_late() const;
   std::int64_t missed_steps() const;
   bool outlives_daemon() const;
+  bool shrinks() const;
   bool awaits_welcome() const;
   bool has_chunks() const;
   void SendNext(Effects& effects);
@@ -103,6 +104,8 @@ class GroupedMember {
   // In a session with leaf daemons: how many contribute. 0: it has none. Known with the
   // WelcomeEffect.
   std::uint32_t leaf_groups() const { return leaf_groups_; }
+  // And for how many ranks together. Both may change with each Welcome of a further daemon.
+  int leaf_members() const { return leaf_members_; }
   // This member's position in its group.
   std::size_t index() const { return index_; }
   // The position of the member that has a share.
@@ -150,7 +153,7 @@ class GroupedMember {
   absl::Status On(const wire::Welcome& welcome, Effects& effects);
   void Join(const wire::NodeGroup& group, Effects& effects);
   // ---- With a further daemon (grouped_member_rejoin.cc)
-  absl::Status CheckSamePlace(const std::optional<wire::NodeGroup>& group) const;
+  absl::Status CheckSamePlace(const wire::Welcome& welcome) const;
   void GoOn(Effects& effects);
   // The step was dropped: its buckets are done, with whatever is in them.
   void Drop(Effects& effects);
@@ -169,6 +172,7 @@ class GroupedMember {
   const std::unique_ptr<Member> member_;
   StepParameters parameters_;
   std::uint32_t leaf_groups_ = 0;
+  int leaf_members_ = 0;
   std::optional<wire::NodeGroup> group_;
   std::optional<ShareMap> shares_;
   std::size_t index_ = 0;

@@ -1,4 +1,6 @@
 // A member of a node group on a new stream, and with a further daemon.
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/error_code.h"
@@ -62,14 +64,29 @@ void GroupedMember::Rejoined(std::uint64_t generation, Effects& effects) {
   effects.push_back(AbortGroupEffect{});
 }
 
-// Residuals and factors lie with the members by their shares; and gradients have weights by how
-// many processes contribute.
-absl::Status GroupedMember::CheckSamePlace(const std::optional<wire::NodeGroup>& group) const {
+absl::Status GroupedMember::On(const wire::Welcome& welcome, Effects& effects) {
+  const bool is_first = !std::exchange(welcomed_, true);
+  if (absl::Status same = is_first ? absl::OkStatus() : CheckSamePlace(welcome); !same.ok()) {
+    return same;
+  }
+  const bool shrinks = welcome.recovery && welcome.recovery->roster;
+  leaf_members_ =
+      shrinks ? static_cast<int>(welcome.recovery->roster->ranks.size()) : options_.world_size;
+  if (welcome.group && (is_first || !grouped())) Join(*welcome.group, effects);
+  if (!welcome.group) leaf_groups_ = 0;
+  return absl::OkStatus();
+}
+
+// Residuals and factors lie with the members by their shares. How many processes contribute, by
+// which gradients have weights, changes only with the roster.
+absl::Status GroupedMember::CheckSamePlace(const wire::Welcome& welcome) const {
+  const std::optional<wire::NodeGroup>& group = welcome.group;
   const bool has_groups = group && group->shares > 1;
+  const bool shrinks = welcome.recovery && welcome.recovery->roster;
   const auto all = static_cast<std::uint32_t>(options_.world_size);
   const std::uint32_t processes = group ? group->groups : all;
   const std::uint32_t before = leaf_groups_ > 0 ? leaf_groups_ : all;
-  if (!grouped() && !has_groups && processes != before) {
+  if (!grouped() && !has_groups && !shrinks && processes != before) {
     return Coded(
         ErrorCode::kLeaf,
         absl::FailedPreconditionError(absl::StrCat(

@@ -1,7 +1,6 @@
 #include "client/core/member.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -202,7 +201,7 @@ struct Member::Received {
     return member.collectives_.On(chunk, payload, effects);
   }
   absl::Status operator()(const wire::Welcome& welcome) const {
-    const absl::StatusOr<bool> moves = member.Enroll(welcome.recovery);
+    const absl::StatusOr<bool> moves = member.Enroll(welcome);
     if (!moves.ok()) return moves.status();
     if (absl::Status same = member.TakeChain(welcome); !same.ok()) return same;
     if (std::exchange(member.awaits_welcome_, false)) {
@@ -217,6 +216,7 @@ struct Member::Received {
       member.collectives_.GoOnFrom(welcome.change->collectives, effects);
     }
     if (member.roster() != nullptr) member.told_ranks_ = member.concluded_ = member.roster()->ranks;
+    if (!welcome.recovery && welcome.change) member.told_ranks_ = welcome.change->ranks;
     effects.push_back(WelcomeEffect{.recovery = welcome.recovery, .change = welcome.change});
     return absl::OkStatus();
   }
@@ -287,17 +287,9 @@ void Member::Conclude(const wire::StepDone& done, Effects& effects) {
   }
   ledger_.Concluded(step() - 1, done.dropped);
   taking_.Add();
-  if (roster() == nullptr && !told_ranks_.empty()) {
-    std::vector<int> all(static_cast<std::size_t>(options_.world_size));
-    std::iota(all.begin(), all.end(), 0);
-    if (told_ranks_ != all) TellRanks(all, effects, first);
-  }
-  if (roster() != nullptr) {
-    if (!done.dropped) concluded_ = roster()->ranks;
-    const std::vector<int>& ranks =
-        done.change && !done.change->ranks.empty() ? done.change->ranks : roster()->ranks;
-    if (told_ranks_ != ranks) TellRanks(ranks, effects, first);
-  }
+  if (roster() != nullptr && !done.dropped) concluded_ = roster()->ranks;
+  const std::vector<int> ranks = RanksAfter(done);
+  if (told_ranks_ != ranks) TellRanks(ranks, effects, first);
   Forget(done.verdict);
   if (!done.change) return;
   collectives_.GoOnFrom(done.change->collectives, effects);

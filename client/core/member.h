@@ -167,13 +167,14 @@ class Member {
   // The open step goes on with a further daemon, in another roster if it `moves`.
   absl::Status GoOn(bool moves, Effects& effects);
   // Means are of those who are in the roster. False: it is as before.
-  absl::StatusOr<bool> Enroll(const std::optional<wire::Recovery>& recovery);
+  absl::StatusOr<bool> Enroll(const wire::Welcome& welcome);
   absl::Status CheckRoot(int root) const;
   // Whether the daemon has seen the same steps as this member, which learns their chain if it does
   // not know it.
   absl::Status TakeChain(const wire::Welcome& welcome);
   bool keeps_gradients() const;
   void Conclude(const wire::StepDone& done, Effects& effects);
+  std::vector<int> RanksAfter(const wire::StepDone& done) const;
   // With the end of the step, among the effects from `first` on.
   void TellRanks(const std::vector<int>& ranks, Effects& effects, std::size_t first);
   // Of a step that is concluded or dropped.
@@ -194,6 +195,7 @@ class Member {
   std::optional<wire::Recovery> recovery_;
   bool awaits_welcome_ = false;  // of a further daemon
   bool is_in_node_group_ = false;
+  bool has_leaves_ = false;             // the session, or node groups
   std::vector<int> told_ranks_;         // of the roster that the user knows
   std::vector<int> concluded_;          // those of the one in which a step was concluded last
   std::optional<Verdict> last_;         // of the step before

@@ -1,6 +1,7 @@
 // A member whose session outlives its daemon: what it reports, and how it goes on with the next
 // one, maybe without members that are lost.
 #include <algorithm>
+#include <numeric>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
@@ -32,6 +33,7 @@ wire::MemberReport Member::Report() const {
                             .life = recovery_->life,
                             .chain = chain_.Before(step()),
                             .skipped = skipped_,
+                            .has_leaves = has_leaves_ && !is_in_node_group_,
                             .arbiter = recovery_->arbiter};
   if (ready_) report.ready = {.verdict = ready_->verdict, .digest = ready_->digest};
   return report;
@@ -66,12 +68,13 @@ absl::Status Member::GoOn(bool moves, Effects& effects) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<bool> Member::Enroll(const std::optional<wire::Recovery>& recovery) {
+absl::StatusOr<bool> Member::Enroll(const wire::Welcome& welcome) {
   const std::optional<wire::Roster> before = recovery_ ? recovery_->roster : std::nullopt;
-  recovery_ = recovery;
+  recovery_ = welcome.recovery;
+  has_leaves_ = welcome.group.has_value();
   if (roster() == nullptr && !before) return false;
   if (roster() == nullptr) {  // the next daemon waits for all ranks
-    protocol_.SetMembers(options_.rank, options_.world_size);
+    if (!has_leaves_) protocol_.SetMembers(options_.rank, options_.world_size);
     concluded_.clear();
     return std::ssize(before->ranks) != options_.world_size;
   }
@@ -80,7 +83,8 @@ absl::StatusOr<bool> Member::Enroll(const std::optional<wire::Recovery>& recover
   if (own == ranks.end()) return protocol_.Violation("a roster without this member");
   const auto members =
       IsActive(Mutant::kMeanOfAllRanks) ? options_.world_size : static_cast<int>(ranks.size());
-  protocol_.SetMembers(static_cast<int>(own - ranks.begin()), members);
+  // Behind leaves are several, of whom one contributes (SetGroup).
+  if (!has_leaves_) protocol_.SetMembers(static_cast<int>(own - ranks.begin()), members);
   return !before || before->ranks != ranks;
 }
 
@@ -127,6 +131,17 @@ absl::Status Member::CheckRoot(int root) const {
 bool Member::keeps_gradients() const {
   return recovery_ && !is_in_node_group_ && step_.can_keep() &&
          (options_.keep_gradients || roster() != nullptr);
+}
+
+// Who is in the session after the step. Behind a leaf only a change says so.
+std::vector<int> Member::RanksAfter(const wire::StepDone& done) const {
+  const bool says = done.change && !done.change->ranks.empty();
+  if (says && (roster() != nullptr || !recovery_)) return done.change->ranks;
+  if (roster() != nullptr) return roster()->ranks;
+  if (!recovery_ || told_ranks_.empty()) return told_ranks_;
+  std::vector<int> all(static_cast<std::size_t>(options_.world_size));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
 }
 
 void Member::TellRanks(const std::vector<int>& ranks, Effects& effects, std::size_t first) {

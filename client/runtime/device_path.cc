@@ -38,13 +38,13 @@ absl::Status DevicePath::status() const { return StatusOf(*device_); }
 
 // Without a GPU nothing ever waits.
 void DevicePath::Call(std::unique_ptr<DeviceEvent> ready, std::function<void()> call) {
-  if (ready == nullptr && calls_.empty()) return queue_.InOrder(std::move(call));
+  if (ready == nullptr && calls_.empty() && !holds_) return queue_.InOrder(std::move(call));
   calls_.Add(std::move(ready), [this, call = std::move(call)] { queue_.InOrder(call); });
 }
 
 absl::Status DevicePath::Poll(Clock::time_point now) {
   if (absl::Status status = queue_.Poll(now); !status.ok()) return status;
-  return calls_.Poll(now);
+  return holds_ ? absl::OkStatus() : calls_.Poll(now);
 }
 
 absl::StatusOr<std::shared_ptr<BufferPool::Buffer>> DevicePath::Take(std::size_t bytes) {

@@ -42,6 +42,10 @@ class DevicePath {
   DeviceQueue& queue() { return queue_; }
   // Runs `call` when `ready` is complete (null: now) and after the earlier ones.
   void Call(std::unique_ptr<DeviceEvent> ready, std::function<void()> call);
+  // From now on, until Release, calls wait whatever is complete.
+  void Hold() { holds_ = true; }
+  void Release() { holds_ = false; }
+  bool holds() const { return holds_ && queue_.empty(); }
   bool idle() const { return queue_.empty() && calls_.empty(); }
   // Runs what is due. An error ends the session: RunCalls must follow.
   absl::Status Poll(Clock::time_point now);
@@ -64,6 +68,7 @@ class DevicePath {
   DeviceVector<std::byte> encoded_;
   DeviceVector<std::byte> received_;
   DeviceCalls calls_;
+  bool holds_ = false;
   DeviceQueue queue_;
 };
 

@@ -240,6 +240,7 @@ void Runtime::OnOneFrame(absl::StatusOr<wire::Frame> received) {
   // Before a call that the effects complete asks for it.
   if (const auto* welcome = std::get_if<wire::Welcome>(&received->header)) {
     TellOthers(*welcome, awaits);
+    TakeWeight();
   }
   Apply(std::move(effects));
 }
@@ -273,7 +274,7 @@ Clock::time_point Runtime::NextTimer() const {
   const Clock::time_point now = Clock::now();
   // While a Leave is in progress no new stream is opened, so its timers do not count.
   if (leaving_) return now + kWhileLeaving;
-  if (!idle()) return now + kDevicePoll;
+  if (!idle() && !device_.holds()) return now + kDevicePoll;
   const Clock::time_point latest = away_since_ && !said_ ? now + kSays : now + kLongestWait;
   if (is_lost_) return latest;
   Clock::time_point timer = std::min(connection_->NextTimer(), latest);
@@ -380,24 +381,16 @@ void Runtime::On(WelcomeEffect& effect) {
   {
     MutexLock lock(shared_mutex_);
     if (effect.recovery && effect.recovery->roster) ranks_now_ = effect.recovery->roster->ranks;
+    // Behind a leaf, which is in a roster at the root.
+    if (!effect.recovery && effect.change && !effect.change->ranks.empty()) {
+      ranks_now_ = effect.change->ranks;
+    }
   }
   if (effect.change) {
     step_.store(member_.step(), std::memory_order_relaxed);
     Tell(effect.change, {}, "", "");
   }
-  const std::uint32_t groups = member_.leaf_groups();
-  if (groups > 0 && options_.hook.comm_hook != "noop") {
-    weight_ = LeafWeight(ranks_, groups, options_.world_size);
-  }
-  if (weight() != 1 && device_.on_gpu()) {
-    hook_error_ = Coded(
-        ErrorCode::kLeaf,
-        absl::UnimplementedError(absl::StrCat(
-            "this member has a GPU, and a session with leaf daemons of unequal size; allowed: "
-            "gradients on the CPU, or as many ranks behind each leaf")));
-    return;
-  }
-  joined_->Complete(absl::OkStatus());
+  if (hook_error_.ok()) joined_->Complete(absl::OkStatus());
 }
 
 absl::Status Runtime::Open() const {

@@ -109,7 +109,7 @@ class Runtime final : private EventHandler {
   bool CancelCalls();
 
   // May be called on any thread.
-  // What the gradients are multiplied by (LeafWeight), from the Welcome on.
+  // What the gradients are multiplied by (LeafWeight), from each Welcome on.
   double weight() const { return weight_.load(std::memory_order_relaxed); }
   std::shared_ptr<std::byte> AllocateGradients(std::size_t bytes) {
     return gradients_->Allocate(bytes);
@@ -209,6 +209,9 @@ class Runtime final : private EventHandler {
   void OnLost(std::optional<std::uint64_t> asked = std::nullopt);
   // Without a report it joins as it did first.
   void BeginRejoin(std::optional<wire::MemberReport> report);
+  // In a session that shrinks, until the next Welcome.
+  void HoldCalls();
+  void TakeWeight();
   // The other shards: in which life of the session they are to follow. `awaited`: after a loss.
   void TellOthers(const wire::Welcome& welcome, bool awaited);
   void OnRejoined(std::uint64_t number, absl::StatusOr<Rejoined> place);

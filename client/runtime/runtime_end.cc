@@ -25,6 +25,7 @@ void Runtime::On(FailedEffect& effect) {
   if (link_.failed) link_.failed(effect);
   if (rejoin_ != nullptr) rejoin_->Stop();
   if (watch_ != nullptr) watch_->Stop();
+  device_.Release();
   group_.Abort();
   if (effect.last_words) {
     connection_->CloseWith(*effect.last_words, Clock::now() + kCloseTimeout);

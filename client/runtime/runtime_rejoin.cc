@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/error_code.h"
+#include "client/core/leaf_weight.h"
 #include "client/options.h"
 #include "client/runtime/runtime.h"
 #include "client/transport/address_watch.h"
@@ -65,6 +66,26 @@ std::string Runtime::skip_reason() const {
 std::string Runtime::parameter_drift() const {
   MutexLock lock(shared_mutex_);
   return drift_;
+}
+
+// Calls may have waited for it (HoldCalls).
+void Runtime::TakeWeight() {
+  device_.Release();
+  if (options_.hook.comm_hook == "noop") return;
+  const std::uint32_t groups = member_.leaf_groups();
+  weight_ = groups > 0 ? LeafWeight(ranks_, groups, member_.leaf_members()) : 1;
+  if (weight() == 1 || !device_.on_gpu()) return;
+  hook_error_ =
+      Coded(ErrorCode::kLeaf,
+            absl::UnimplementedError(
+                "this member has a GPU, and a session with leaf daemons of unequal size; allowed: "
+                "gradients on the CPU, or as many ranks behind each leaf"));
+}
+
+// Gradients of the next step have another weight if a leaf is lost, and members hear of the end of
+// a step before they hear of that.
+void Runtime::HoldCalls() {
+  if (member_.shrinks() && shards_ == 1) device_.Hold();
 }
 
 // All shards are left together: shard 0 speaks for them.
@@ -154,6 +175,7 @@ void Runtime::JoinAgain() {
 
 void Runtime::OnLost(std::optional<std::uint64_t> asked) {
   is_lost_ = true;
+  HoldCalls();
   if (!away_since_) away_since_ = Clock::now();
   if (shards_ == 1) return BeginRejoin(member_.Report());
   ShardLoss loss{.asked = asked};

@@ -188,6 +188,25 @@ TEST_F(GroupedMemberRejoinTest, OtherLeavesThanBeforeEndTheSession) {
               HasSubstr("goes on with 3 leaf daemons and trainers; allowed: 2, as before"));
 }
 
+// As leaves are lost, and come again.
+TEST_F(GroupedMemberRejoinTest, InASessionThatShrinksLeavesMayBeOthers) {
+  wire::Welcome welcome = WelcomeAt(0);
+  welcome.recovery->roster = wire::Roster{.number = 1, .ranks = {0, 1, 2, 3}};
+  welcome.group = wire::NodeGroup{.ranks = {1}, .shares = 1, .groups = 3, .group = 1};
+  Receive(welcome);
+  EXPECT_EQ(member_->leaf_groups(), 3U);
+  EXPECT_EQ(member_->leaf_members(), 4);
+  EXPECT_TRUE(member_->Report().has_leaves);
+  Rejoin();
+  welcome.recovery->roster = wire::Roster{.number = 2, .ranks = {0, 1}};
+  welcome.group.reset();
+  Receive(welcome);
+  EXPECT_EQ(Message(), "");
+  EXPECT_EQ(member_->leaf_groups(), 0U);
+  EXPECT_EQ(member_->leaf_members(), 2);
+  EXPECT_FALSE(member_->Report().has_leaves);
+}
+
 // Nobody else is in its exchange.
 TEST_F(GroupedMemberRejoinTest, AloneItGoesOnAndForgetsWhatIsDropped) {
   Receive(WelcomeAt(0, {1}));
