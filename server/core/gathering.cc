@@ -131,7 +131,7 @@ absl::StatusOr<Gathering::Outcome> Gathering::Decide() const {
     outcome->again = false;
   }
   outcome->donor = all.front().rank;
-  outcome->here = RanksHere();
+  outcome->here = ProcessesHere();
   outcome->life = HighestLife() + 1;
   absl::Status status = DecideCollectives(*outcome);
   if (status.ok()) status = TakeIn(*outcome);
@@ -156,7 +156,7 @@ absl::StatusOr<Gathering::Outcome> Gathering::Follow(const Reporters& all) const
                          first.report->step, ", rank ", rank, " in step ", report->step);
   }
   Outcome outcome{.step = first.report->step,
-                  .here = RanksHere(),
+                  .here = ProcessesHere(),
                   .collectives = first.report->collectives,
                   .through = std::vector<bool>(reports_.size()),
                   .donor = first.rank,

@@ -29,7 +29,9 @@
 // step that is then open is dropped, for everybody, and with it everybody hears of them.
 //
 // In a session with node groups a step of which anything was sent does not go on: a group may have
-// gathered some of its buckets, which lie over the gradients, and connects anew.
+// gathered some of its buckets, which lie over the gradients, and connects anew. Nor does one in
+// another roster where there are leaf daemons: gradients have weights by who is there, and members
+// behind leaves hear of the others with a step that is dropped.
 //
 // Where the session has several shards, all are left after the loss of one, as if they were one
 // daemon. The members report to shard 0 what they hold at all of them; the others begin where they
@@ -64,7 +66,8 @@ class Gathering {
         follows_(follows),
         reports_(static_cast<std::size_t>(world_size)),
         gone_(static_cast<std::size_t>(world_size)),
-        left_(static_cast<std::size_t>(world_size)) {}
+        left_(static_cast<std::size_t>(world_size)),
+        leaf_of_(static_cast<std::size_t>(world_size), -1) {}
 
   // PermissionDenied: the report is of another session, or of one with another arbiter.
   absl::Status Check(const wire::MemberReport& report) const;
@@ -75,8 +78,9 @@ class Gathering {
   // The session has node groups of several members. Before Decide.
   void SetGrouped(bool grouped) { is_grouped_ = grouped; }
 
-  // A leaf daemon stands for the rank, and reports for it.
-  void SetElsewhere(int rank) { SetGone(rank); }
+  // A process has come for the rank: a trainer, or a leaf daemon, which stands and reports for so
+  // many ranks from there on. Before Take.
+  void SetPlace(int rank, std::optional<int> leaf_ranks);
 
   // When all ranks are taken: nobody has been in the session, which begins as any other.
   bool AllNew() const;
@@ -91,7 +95,8 @@ class Gathering {
     may_be_minority_ = may_be_minority;
   }
   // Whether these, ascending, are enough to go on without the others: `least`, and a majority of
-  // those who concluded the last step, unless they may be a minority. Newcomers do not count.
+  // those who concluded the last step, unless they may be a minority. Newcomers do not count, and
+  // members behind leaves do.
   bool IsQuorum(const std::vector<int>& here, int least) const;
   // Of a shard that follows: whom shard 0 has begun with. Null: nobody has said so yet.
   const std::vector<int>* Followed() const;
@@ -112,7 +117,7 @@ class Gathering {
     // not known here.
     std::optional<wire::MembershipChange> change{};
     std::vector<int> fresh{};              // newcomers that have not been in the session at all
-    std::vector<int> here{};               // ranks that take part from now on, ascending
+    std::vector<int> here{};               // whose processes take part from now on, ascending
     std::uint64_t collectives = 0;         // that are over for all members
     std::vector<bool> through{};           // by rank: one more is, for this one
     int donor = 0;                         // the lowest rank that has the model
@@ -147,11 +152,15 @@ class Gathering {
   std::uint64_t HighestLife() const;
   absl::Status DecideCollectives(Outcome& outcome) const;
   bool IsHalfGathered(std::int64_t step) const;
+  // The member's, or that of its leaf.
+  const std::optional<wire::MemberReport>& ReportFor(int rank) const;
+  bool HasOrHadLeaves() const;
   // Whether any rank lacks the model, or may lack it.
   bool HasNewcomers() const;
   const wire::MemberReport* Latest() const;  // in the latest roster; null: there is no roster
   std::vector<int> RanksOf(const wire::MemberReport* report) const;  // of its roster
-  std::vector<int> RanksHere() const;                                // of the next one
+  std::vector<int> ProcessesHere() const;
+  std::vector<int> RanksHere() const;  // of the next one: these, and those behind leaves
   // Whether that has other ranks than some are in.
   bool Moves() const;
   bool CanGoOn(std::int64_t step) const;
@@ -174,7 +183,8 @@ class Gathering {
   bool may_be_minority_ = false;
   std::vector<std::optional<wire::MemberReport>> reports_;  // by rank; none: a newcomer's
   std::vector<bool> gone_;                                  // by rank
-  std::vector<bool> left_;  // by rank: it cannot follow what the others were told
+  std::vector<bool> left_;    // by rank: it cannot follow what the others were told
+  std::vector<int> leaf_of_;  // by rank: the first one of its leaf; -1: it is a trainer
   std::vector<wire::StepDone> told_;
   std::optional<std::int64_t> told_step_;  // that goes on, or begins
   std::optional<wire::MembershipChange> told_change_;

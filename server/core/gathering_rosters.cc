@@ -14,6 +14,31 @@ void Gathering::SetGone(int rank) {
   reports_[static_cast<std::size_t>(rank)].reset();
   gone_[static_cast<std::size_t>(rank)] = true;
   left_[static_cast<std::size_t>(rank)] = false;
+  leaf_of_[static_cast<std::size_t>(rank)] = -1;
+}
+
+// Those behind an earlier leaf of the rank are awaited again.
+void Gathering::SetPlace(int rank, std::optional<int> leaf_ranks) {
+  for (std::size_t r = 0; r < leaf_of_.size(); ++r) {
+    if (leaf_of_[r] != rank && static_cast<int>(r) != rank) continue;
+    leaf_of_[r] = -1;
+    gone_[r] = false;
+  }
+  for (int r = rank; r < rank + leaf_ranks.value_or(0); ++r) {
+    SetGone(r);
+    leaf_of_[static_cast<std::size_t>(r)] = rank;
+  }
+}
+
+const std::optional<wire::MemberReport>& Gathering::ReportFor(int rank) const {
+  const int leaf = leaf_of_[static_cast<std::size_t>(rank)];
+  return reports_[static_cast<std::size_t>(leaf < 0 ? rank : leaf)];
+}
+
+bool Gathering::HasOrHadLeaves() const {
+  return std::ranges::any_of(leaf_of_, [](int leaf) { return leaf >= 0; }) ||
+         std::ranges::any_of(reports_,
+                             [](const auto& report) { return report && report->has_leaves; });
 }
 
 // Two daemons may have made rosters of one number. The one in which a step was concluded counts, or
@@ -39,10 +64,19 @@ std::vector<int> Gathering::RanksOf(const wire::MemberReport* report) const {
   return all;
 }
 
-std::vector<int> Gathering::RanksHere() const {
+std::vector<int> Gathering::ProcessesHere() const {
   std::vector<int> here;
   for (std::size_t r = 0; r < gone_.size(); ++r) {
     if (!gone_[r]) here.push_back(static_cast<int>(r));
+  }
+  return here;
+}
+
+std::vector<int> Gathering::RanksHere() const {
+  std::vector<int> here;
+  for (std::size_t r = 0; r < gone_.size(); ++r) {
+    const int leaf = leaf_of_[r];
+    if (!gone_[leaf < 0 ? r : static_cast<std::size_t>(leaf)]) here.push_back(static_cast<int>(r));
   }
   return here;
 }
@@ -111,7 +145,7 @@ bool Gathering::IsQuorum(const std::vector<int>& here, int least) const {
   const wire::MemberReport* furthest = nullptr;
   std::vector<int> reporters;
   for (const int rank : here) {
-    const auto& report = reports_[static_cast<std::size_t>(rank)];
+    const auto& report = ReportFor(rank);
     if (!report || report->newcomer) continue;
     reporters.push_back(rank);
     if (furthest == nullptr || place(*report) > place(*furthest)) furthest = &*report;
@@ -133,7 +167,7 @@ bool Gathering::IsMajority(const std::vector<int>& here, const std::vector<int>&
     return 2 * both.size() > of.size();
   };
   const bool are_all_here = std::ranges::all_of(voters, [&](int rank) {
-    const auto& report = reports_[static_cast<std::size_t>(rank)];
+    const auto& report = ReportFor(rank);
     return std::ranges::count(here, rank) > 0 && report && report->roster &&
            report->roster == furthest.roster;
   });
@@ -141,11 +175,11 @@ bool Gathering::IsMajority(const std::vector<int>& here, const std::vector<int>&
   // would be none any more.
   const bool are_enough = are_all_here || is_majority(reporters, voters);
   return are_enough && std::ranges::all_of(reporters, [&](int rank) {
-           const wire::MemberReport& report = *reports_[static_cast<std::size_t>(rank)];
+           const wire::MemberReport& report = *ReportFor(rank);
            if (!report.ready || !report.roster) return true;
            std::vector<int> part = here;
            std::erase_if(part, [&](int other) {
-             const auto& said = reports_[static_cast<std::size_t>(other)];
+             const auto& said = ReportFor(other);
              return !said || (said->newcomer && said->roster != report.roster);
            });
            return is_majority(part, report.roster->ranks);
@@ -170,6 +204,7 @@ bool Gathering::CanGoOn(std::int64_t step) const {
     if (report) most = std::max(most, report->collectives);
   }
   const bool moves = Moves() && !IsActive(Mutant::kSeenResultsOfOthersStay);
+  if (moves && HasOrHadLeaves()) return false;
   // It is void, and some have heard so with the end of a step that was dropped.
   const auto is_void = [&](const wire::MemberReport& one) {
     return std::ranges::any_of(reports_, [&](const auto& other) {

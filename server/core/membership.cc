@@ -261,6 +261,14 @@ std::vector<int> Membership::Reachable() const {
   return ranks;
 }
 
+std::vector<int> Membership::Present() const {
+  std::vector<int> present;
+  for (const int rank : Reachable()) {
+    for (int r = rank; r < rank + ranks(rank); ++r) present.push_back(r);
+  }
+  return present;
+}
+
 std::vector<int> Membership::Staying() const {
   std::vector<int> ranks;
   for (int r = 0; r < world_size(); ++r) {

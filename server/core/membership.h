@@ -128,6 +128,7 @@ class Membership {
   // Whether it is so, by rank, of all that are not elsewhere.
   bool AllHere(const std::vector<bool>& is) const;
   std::vector<int> Reachable() const;  // connected
+  std::vector<int> Present() const;    // and behind leaves that are
   std::vector<int> Staying() const;    // not left, and not elsewhere
   std::optional<int> FirstLeft() const;
 

@@ -31,9 +31,7 @@ absl::Status CheckRanks(int own, int world_size, const wire::MemberReport& repor
 }  // namespace
 
 absl::StatusOr<int> Rendezvous::Join(const JoinAsk& ask, absl::Time now, Effects& effects) {
-  const bool comes_after_all =
-      !is_complete_ && membership_.IsRank(ask.rank) && membership_.IsGone(ask.rank);
-  if (comes_after_all) membership_.Free(ask.rank);
+  if (!is_complete_) ComeAfterAll(ask);
   const auto place = membership_.Join(ask.rank, ask.start_id, options_.name, now);
   if (!place.ok()) return place.status();
   if (place->fresh && ask.leaf_ranks > 0) {
@@ -42,9 +40,10 @@ absl::StatusOr<int> Rendezvous::Join(const JoinAsk& ask, absl::Time now, Effects
       membership_.Free(place->rank);
       return leaf;
     }
-    for (int r = 1; r < ask.leaf_ranks && gathering_; ++r) {
-      gathering_->SetElsewhere(place->rank + r);
-    }
+  }
+  if (place->fresh && gathering_) {
+    gathering_->SetPlace(place->rank,
+                         ask.leaf_ranks > 0 ? std::optional(ask.leaf_ranks) : std::nullopt);
   }
   asks_[static_cast<std::size_t>(place->rank)] = ask.group;
   if (options_.gathers && (ask.report || place->fresh)) {
@@ -60,6 +59,16 @@ absl::StatusOr<int> Rendezvous::Join(const JoinAsk& ask, absl::Time now, Effects
   return place->rank;
 }
 
+// A leaf's other ranks are taken with its first one.
+void Rendezvous::ComeAfterAll(const JoinAsk& ask) {
+  const int last = ask.rank + std::max(1, ask.leaf_ranks) - 1;
+  if (!membership_.IsRank(ask.rank) || !membership_.IsRank(last)) return;
+  for (int r = ask.rank; r <= last; ++r) {
+    if (!membership_.IsGone(r) && membership_.state(r) != MemberState::kAbsent) return;
+  }
+  for (int r = ask.rank; r <= last; ++r) membership_.Free(r);
+}
+
 absl::Status Rendezvous::CheckReport(const JoinAsk& ask) const {
   if (options_.gathers && ask.report) {
     absl::Status valid = CheckRanks(ask.rank, options_.world_size, *ask.report);
@@ -67,11 +76,13 @@ absl::Status Rendezvous::CheckReport(const JoinAsk& ask) const {
     return valid.ok() ? CheckLife(ask) : valid;
   }
   if (options_.gathers && options_.member_grace > absl::ZeroDuration()) {
-    if (options_.shrinks() && (ask.leaf_ranks > 0 || !ask.group.name.empty())) {
-      return Coded(ErrorCode::kResume, absl::FailedPreconditionError(absl::StrCat(
-                                           "session \"", options_.name,
-                                           "\" has lost a member; allowed in its place: a trainer "
-                                           "without leaf and node group")));
+    const bool is_leaf_of_shards = ask.leaf_ranks > 0 && options_.shard.count() > 1;
+    if (options_.shrinks() && (is_leaf_of_shards || !ask.group.name.empty())) {
+      return Coded(
+          ErrorCode::kResume,
+          absl::FailedPreconditionError(absl::StrCat(
+              "session \"", options_.name, "\" has lost a member; allowed in its place: a trainer ",
+              is_leaf_of_shards ? "or, with one daemon, a leaf" : "or a leaf without node group")));
     }
     if (ask.rank >= 0) return CheckLife(ask);
     return Coded(ErrorCode::kResume, absl::FailedPreconditionError(absl::StrCat(
@@ -178,7 +189,7 @@ std::vector<int> Rendezvous::LeftBehind() const {
 }
 
 bool Rendezvous::HasQuorum(int least) {
-  const bool are_enough = gathering_->IsQuorum(membership_.Reachable(), least);
+  const bool are_enough = gathering_->IsQuorum(membership_.Present(), least);
   if (!claims_) return are_enough;
   if (!claims_->IsUpToDate()) return false;
   const bool may_follow = MayFollowClaims();
@@ -189,7 +200,6 @@ bool Rendezvous::HasQuorum(int least) {
 // Those that were lost before are not waited for, unless they have come again.
 bool Rendezvous::MayShrink(absl::Time now) {
   if (!gathering_ || !options_.shrinks() || membership_.AllConnected()) return false;
-  if (membership_.HasLeaves()) return false;
   if (options_.follows()) return MayFollow();
   bool waits = false;
   for (int r = 0; r < membership_.world_size(); ++r) {
@@ -211,8 +221,11 @@ bool Rendezvous::MayFollow() const {
 }
 
 void Rendezvous::SetGone(int rank) {
-  membership_.SetGone(rank);
-  gathering_->SetGone(rank);
+  const int last = rank + membership_.ranks(rank) - 1;
+  for (int r = rank; r <= last; ++r) {
+    membership_.SetGone(r);
+    gathering_->SetGone(r);
+  }
 }
 
 bool Rendezvous::AwaitGone() {
@@ -229,8 +242,7 @@ void Rendezvous::Complete(const NodeGroups& groups, const wire::Welcome& welcome
                           const std::map<int, wire::MembershipChange>& newcomers,
                           Effects& effects) {
   is_complete_ = true;
-  if (std::ssize(membership_.Reachable()) == options_.world_size || options_.leaf.is_leaf() ||
-      groups.has_leaves()) {
+  if (std::ssize(membership_.Present()) == options_.world_size || options_.leaf.is_leaf()) {
     effects.push_back(
         LogEffect{.message = absl::StrCat("all ", options_.world_size, " members are here")});
   }

@@ -65,7 +65,7 @@ class Rendezvous {
   bool HasQuorum(int least);
   // The session shrinks, and those who are here may go on without the others now.
   bool MayShrink(absl::Time now);
-  // It goes on without the rank; unless that comes before the session runs.
+  // It goes on without the rank, and those behind it; unless they come before the session runs.
   void SetGone(int rank);
   // Waits for all ranks again. False: none is gone.
   bool AwaitGone();
@@ -96,6 +96,8 @@ class Rendezvous {
 
  private:
   absl::Status CheckLife(const JoinAsk& ask) const;
+  // It was to go on without the ranks that a process now comes for.
+  void ComeAfterAll(const JoinAsk& ask);
   MaybeFailure OnClaimTimeout() const;
   // The others' claims allow it to those who are here.
   bool MayFollowClaims() const;

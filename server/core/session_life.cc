@@ -54,7 +54,7 @@ void SessionCore::MaybeBegin(int rank, Effects& effects) {
   if (welcome.recovery && options_.shrinks()) {
     welcome.recovery->roster = *gathered ? (*gathered)->roster
                                          : wire::Roster{.number = rendezvous_->first_number(),
-                                                        .ranks = membership_.Reachable()};
+                                                        .ranks = membership_.Present()};
   }
   if (welcome.recovery && options_.shard.count() > 1) {
     const std::uint64_t begun = *gathered ? (*gathered)->life + options_.life : 1;
@@ -73,13 +73,14 @@ void SessionCore::MaybeBegin(int rank, Effects& effects) {
   collectives_->Begin();
 }
 
-// For how many ranks those who are left stand, nobody behind a leaf would hear.
+// With the other daemons a step's first buckets may come before a further roster's weights.
 absl::Status SessionCore::CheckLeavesGoOn(const std::optional<Gathering::Outcome>& gathered) const {
   if (!gathered || !membership_.HasLeaves() || !options_.shrinks()) return absl::OkStatus();
+  if (options_.shard.count() == 1) return absl::OkStatus();
   return Coded(ErrorCode::kResume,
                absl::FailedPreconditionError(
-                   "the next daemon has on_member_loss=shrink, and the session has leaf daemons; "
-                   "begin again from a checkpoint"));
+                   "the next daemon has on_member_loss=shrink, and the session has leaf daemons "
+                   "and several daemons; begin again from a checkpoint, or allowed: wait, fail"));
 }
 
 // Another shard may fail while this one still waits for members.
@@ -116,10 +117,11 @@ void SessionCore::Restored(const absl::StatusOr<std::shared_ptr<HookImport>>& st
   MaybeBegin(-1, effects);
 }
 
-// None where a fresh daemon would lack something: for how many ranks those who are left stand, or
-// who has the shares of those who are gone.
+// None where a fresh daemon would lack something: who has the shares of those who are gone, or the
+// weights of those who are left at each of several daemons.
 std::optional<wire::Recovery> SessionCore::RecoveryOf(const NodeGroups& groups) const {
-  const bool may_shrink = options_.shrinks() && (membership_.HasLeaves() || groups.any());
+  const bool has_leaves = membership_.HasLeaves() && options_.shard.count() > 1;
+  const bool may_shrink = options_.shrinks() && (has_leaves || groups.any());
   if (options_.coordinator_grace <= absl::ZeroDuration() || options_.leaf.is_leaf() || may_shrink) {
     return std::nullopt;
   }
@@ -236,7 +238,7 @@ absl::Status SessionCore::AskAgain(const JoinAsk& ask, const absl::Status& refus
   const bool is_gone = state_ == State::kRunning && membership_.IsRank(rank) &&
                        membership_.state(rank) == MemberState::kLost;
   if (is_gone && MayReplace(gone)) {
-    comers_.insert(rank);
+    AddComer(ask);
     AwaitSuccessor(gone, effects);
   } else if (is_gone && is_leaf) {
     Apply(gone, effects);

@@ -28,7 +28,7 @@ void SessionCore::MaybeShrink(absl::Time now, Effects& effects) {
       .message =
           absl::StrCat(without.size() == 1 ? "rank " : "ranks ", absl::StrJoin(without, ", "),
                        " of ", options_.world_size, " did not come; the session goes on with ",
-                       membership_.Reachable().size(), " members")});
+                       membership_.Present().size(), " members")});
   MaybeBegin(-1, effects);
 }
 
@@ -37,8 +37,7 @@ void SessionCore::MaybeShrink(absl::Time now, Effects& effects) {
 bool SessionCore::MayGoOn(Effects& effects) {
   if (!rendezvous_->KnowsClaims()) return false;
   if (!options_.shrinks() || !options_.gathers || rendezvous_->AllNew()) return true;
-  if (options_.follows()) return true;       // shard 0 has decided it
-  if (membership_.HasLeaves()) return true;  // and it does not: CheckLeavesGoOn
+  if (options_.follows()) return true;  // shard 0 has decided it
   for (const int rank : rendezvous_->LeftBehind()) {
     effects.push_back(SendEffect{
         .rank = rank,
@@ -53,7 +52,7 @@ bool SessionCore::MayGoOn(Effects& effects) {
     effects.push_back(DepartureEffect{.rank = rank, .lost = "the others went on without it"});
     rendezvous_->SetGone(rank);
   }
-  const bool is_whole = std::ssize(membership_.Reachable()) == options_.world_size;
+  const bool is_whole = std::ssize(membership_.Present()) == options_.world_size;
   if (rendezvous_->HasQuorum(is_whole ? 0 : options_.shrinks_to)) return true;
   if (rendezvous_->AwaitGone() || rendezvous_->WaitsForOthers()) return false;
   Apply(FailureEvent{.kind = FailureEvent::Kind::kOwner,
@@ -91,7 +90,7 @@ MaybeFailure SessionCore::OnHandOverAnswer(int rank, const wire::HandOverAnswer&
 
 std::string SessionCore::NoQuorum() const {
   return absl::StrCat("of those who concluded the last step no majority is here, but only ",
-                      membership_.Reachable().size(), " of ", options_.world_size,
+                      membership_.Present().size(), " of ", options_.world_size,
                       " members, some of which are new; begin again from a checkpoint");
 }
 
@@ -104,9 +103,20 @@ absl::Status SessionCore::TakeInLater(const JoinAsk& ask) {
                      absl::StrCat("session \"", options_.name, "\" went on without rank ", ask.rank,
                                   ", which was away; start it again as a new member")));
   }
-  comers_.insert(ask.rank);
+  for (int r = ask.rank; r < ask.rank + std::max(1, ask.leaf_ranks); ++r) {
+    if (membership_.IsRank(r) && membership_.IsGone(r)) continue;
+    return Coded(ErrorCode::kRankTaken,
+                 absl::AlreadyExistsError(absl::StrCat(
+                     "leaf \"", ask.leaf, "\" stands for rank ", r,
+                     ", which is taken by another process; allowed: ranks that are gone")));
+  }
+  AddComer(ask);
   return absl::UnavailableError(absl::StrCat("session \"", options_.name, "\" takes rank ",
                                              ask.rank, " in when it has ended a step; try again"));
+}
+
+void SessionCore::AddComer(const JoinAsk& ask) {
+  for (int r = ask.rank; r < ask.rank + std::max(1, ask.leaf_ranks); ++r) comers_.insert(r);
 }
 
 void SessionCore::MaybeTakeIn(Effects& effects) {
@@ -118,10 +128,12 @@ void SessionCore::MaybeTakeIn(Effects& effects) {
 }
 
 void SessionCore::GatherAgain(int lost, Effects& effects) {
-  for (int r = 0; r < options_.world_size; ++r) {
-    const bool is_out =
-        r == lost || membership_.IsGone(r) || membership_.state(r) == MemberState::kLeft;
-    if (is_out && !comers_.contains(r)) gone_.push_back(r);
+  for (int first = 0; first < options_.world_size; first += membership_.ranks(first)) {
+    const bool is_out = first == lost || membership_.IsGone(first) ||
+                        membership_.state(first) == MemberState::kLeft;
+    for (int r = first; r < first + membership_.ranks(first); ++r) {
+      if (is_out && !comers_.contains(r)) gone_.push_back(r);
+    }
   }
   Close(effects);
   awaits_successor_ = true;

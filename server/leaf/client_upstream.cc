@@ -59,7 +59,8 @@ ClientOptions OptionsFor(const ServerOptions& daemon, const SessionOptions& sess
 std::optional<wire::MembershipChange> ChangeOf(const client::MemberClient& client) {
   const auto change = client.membership_change();
   if (!change) return std::nullopt;
-  return wire::MembershipChange{.newcomers = change->newcomers, .root = change->root};
+  return wire::MembershipChange{
+      .newcomers = change->newcomers, .root = change->root, .ranks = change->members};
 }
 
 bool IsVoid(const absl::Status& status) {

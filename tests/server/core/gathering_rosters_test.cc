@@ -1,4 +1,5 @@
 // Gatherings of sessions that shrink: who goes on, with which step, and who is left behind.
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -247,6 +248,93 @@ TEST(GatheringShrinks, AProcessInAGoneRanksPlaceGetsTheModel) {
   EXPECT_THAT(outcome->change->newcomers, ElementsAre(1));
   EXPECT_THAT(outcome->change->ranks, ElementsAre(0, 1, 2));
   EXPECT_EQ(outcome->roster, (wire::Roster{.number = 3, .ranks = {0, 1, 2}}));
+}
+
+// ---- With leaf daemons
+
+// Of six: a leaf has ranks 0 to 2, another one 4 and 5, and 3 is a trainer.
+class GatheringLeaves : public ::testing::Test {
+ protected:
+  static Report InAll(Report report) {
+    report = In(std::move(report), 1, kAll);
+    report.concluded = kAll;
+    report.has_leaves = true;
+    return report;
+  }
+  void Lose(int first, int last) {
+    for (int rank = first; rank <= last; ++rank) gathering_.SetGone(rank);
+  }
+
+  static inline const std::vector<int> kAll = {0, 1, 2, 3, 4, 5};
+  Gathering gathering_{kKey, 5, 6, /*shrinks=*/true};
+};
+
+// Gradients that are kept have weights of the old roster, and members behind a leaf hear of the
+// new one with the step.
+TEST_F(GatheringLeaves, AStepIsDroppedWithTheRosterOfAllRanks) {
+  gathering_.SetPlace(0, 3);
+  gathering_.Take(0, InAll(Contributed(4, false)));
+  gathering_.Take(3, InAll(Contributed(4, false)));
+  Lose(4, 5);
+  EXPECT_TRUE(gathering_.IsQuorum({0, 1, 2, 3}, 1));
+  const auto outcome = gathering_.Decide();
+  ExpectEnded(outcome, 4, Verdict::kSkip);
+  ASSERT_TRUE(outcome->ended[0].change.has_value());
+  EXPECT_THAT(outcome->ended[0].change->ranks, ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(outcome->ended[0].change->newcomers, IsEmpty());
+  EXPECT_EQ(outcome->roster, (wire::Roster{.number = 2, .ranks = {0, 1, 2, 3}}));
+  EXPECT_THAT(outcome->here, ElementsAre(0, 3)) << "processes";
+}
+
+// The last leaf is gone, and a trainer's gradient had a weight because of it.
+TEST_F(GatheringLeaves, TrainersWithoutThemDropTheStep) {
+  for (int rank = 0; rank < 4; ++rank) {
+    Report report = InAll(Contributed(4, false));
+    report.has_leaves = rank == 3;
+    gathering_.Take(rank, report);
+  }
+  Lose(4, 5);
+  ExpectEnded(gathering_.Decide(), 4, Verdict::kSkip);
+}
+
+TEST_F(GatheringLeaves, MembersBehindThemAreOfTheMajority) {
+  gathering_.SetPlace(0, 3);
+  gathering_.Take(0, InAll(At(4)));
+  gathering_.Take(3, InAll(At(4)));
+  EXPECT_FALSE(gathering_.IsQuorum({0, 1, 2}, 1)) << "half of them";
+  EXPECT_TRUE(gathering_.IsQuorum({0, 1, 2, 3}, 4));
+  EXPECT_FALSE(gathering_.IsQuorum({0, 1, 2, 3}, 5)) << "--min-members";
+  EXPECT_FALSE(gathering_.IsQuorum({3}, 1));
+}
+
+TEST_F(GatheringLeaves, AllBehindOneThatIsReadyConcludeTheStep) {
+  gathering_.SetPlace(0, 3);
+  gathering_.Take(0, InAll(Ready(4)));
+  gathering_.Take(3, InAll(Ready(4)));
+  Lose(4, 5);
+  EXPECT_TRUE(gathering_.IsQuorum({0, 1, 2, 3}, 1));
+  const auto outcome = gathering_.Decide();
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  ASSERT_THAT(outcome->ended, SizeIs(2));
+  EXPECT_EQ(outcome->ended[0].verdict, Verdict::kApply);
+  EXPECT_TRUE(outcome->ended[1].dropped) << "with which all hear of the roster";
+  EXPECT_THAT(outcome->ended[1].change->ranks, ElementsAre(0, 1, 2, 3));
+}
+
+// A leaf that was lost while members gather, and a trainer in its first rank's place.
+TEST_F(GatheringLeaves, WhoComesInTheirPlaceStandsForItself) {
+  gathering_.SetPlace(0, 3);
+  gathering_.Take(0, InAll(At(4)));
+  gathering_.Take(3, InAll(At(4)));
+  gathering_.SetPlace(4, 2);
+  gathering_.Take(4, InAll(At(4)));
+  gathering_.SetPlace(4, std::nullopt);
+  gathering_.Take(4, std::nullopt);
+  Lose(5, 5);
+  const auto outcome = gathering_.Decide();
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_THAT(outcome->change->newcomers, ElementsAre(4));
+  EXPECT_THAT(outcome->change->ranks, ElementsAre(0, 1, 2, 3, 4));
 }
 
 }  // namespace

@@ -92,10 +92,10 @@ TEST(Gathering, InNodeGroupsAStepOfWhichAnythingWasSentIsDropped) {
 
 TEST(Gathering, ALeafReportsForAllRanksThatItStandsFor) {
   Gathering gathering(kKey, 5, 4);
+  gathering.SetPlace(0, 2);
   gathering.Take(0, Ready(4));
-  gathering.SetElsewhere(1);
+  gathering.SetPlace(2, 2);
   gathering.Take(2, At(5));
-  gathering.SetElsewhere(3);
   EXPECT_FALSE(gathering.AllNew());
   const auto outcome = gathering.Decide();
   ExpectEnded(outcome, 4, Verdict::kApply);

@@ -1,4 +1,5 @@
 // Leaf daemons at their root, played by hand: each is one member that stands for several ranks.
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -225,10 +226,28 @@ TEST(SessionLeaves, OutliveTheirRoot) {
   EXPECT_TRUE(harness.Sent<wire::Welcome>(2).at(0).recovery.has_value());
 }
 
-TEST(SessionLeaves, DoNotOutliveARootWhoseSessionsShrink) {
-  SessionOptions options = LongLived(false);
+SessionOptions Shrinks(bool gathers) {
+  SessionOptions options = LongLived(gathers);
   options.member_grace = absl::Minutes(10);
   options.shrinks_to = 1;
+  options.shrink_after = absl::Seconds(2);
+  return options;
+}
+
+TEST(SessionLeaves, AreInTheRosterWithAllTheirMembers) {
+  Leaves harness(Shrinks(false));
+  harness.StartLeaves();
+  ASSERT_TRUE(harness.Sent<wire::Welcome>(2).at(0).recovery.has_value());
+  EXPECT_THAT(harness.Sent<wire::Welcome>(2)[0].recovery->roster->ranks,
+              ElementsAre(0, 1, 2, 3, 4));
+}
+
+// With weights at each of several daemons.
+TEST(SessionLeaves, DoNotOutliveSeveralRootsWhoseSessionsShrink) {
+  SessionOptions options = Shrinks(false);
+  options.shard.addresses = {"a:1", "b:1"};
+  options.shard.map =
+      std::make_shared<const ShardMap>(*ShardMap::Make(options.spec, options.manifest.list(), 2));
   Leaves harness(options);
   harness.StartLeaves();
   EXPECT_FALSE(harness.Sent<wire::Welcome>(2).at(0).recovery.has_value());
@@ -336,16 +355,84 @@ TEST(SessionLeaves, ALeafMayFailWhileMembersGather) {
   EXPECT_THAT(root.Sent<wire::StepDone>(0).at(0).change->newcomers, ElementsAre(2, 3));
 }
 
-TEST(SessionLeaves, AFreshRootThatShrinksEndsTheSession) {
-  SessionOptions options = LongLived(true);
-  options.member_grace = absl::Minutes(10);
-  options.shrinks_to = 1;
+Report InAll(Report report) {
+  report.roster = {.number = 1, .ranks = {0, 1, 2, 3, 4}};
+  report.concluded = {0, 1, 2, 3, 4};
+  report.keeps_gradients = true;
+  report.has_leaves = true;
+  return report;
+}
+
+TEST(SessionLeaves, AllRanksOfALostOneAreGoneForTheNextSession) {
+  Leaves harness(Shrinks(false));
+  harness.StartLeaves();
+  harness.Detach(2);
+  harness.Pass(harness.session.options().resume_grace + absl::Seconds(1));
+  EXPECT_TRUE(harness.session.awaits_successor());
+  EXPECT_THAT(harness.session.gone(), ElementsAre(2, 3));
+}
+
+// Of three processes two are left, with three members.
+TEST(SessionLeaves, TheOthersGoOnWithoutALostOne) {
+  SessionOptions options = Shrinks(true);
+  options.gone = {2, 3};
   NextRoot root(options);
-  EXPECT_TRUE(root.Come(root.LeafAsk(0, 2, "a"), At(4)).ok());
-  EXPECT_TRUE(root.Come(root.LeafAsk(2, 2, "b"), At(4)).ok());
-  EXPECT_TRUE(root.Come(root.Ask(4), At(4)).ok());
-  EXPECT_EQ(root.session.state(), SessionCore::State::kFailed);
-  EXPECT_THAT(root.Message(), HasSubstr("on_member_loss=shrink"));
+  EXPECT_TRUE(root.Come(root.LeafAsk(0, 2, "a"), InAll(Contributed(4, true))).ok());
+  EXPECT_TRUE(root.Come(root.Ask(4), InAll(At(4))).ok());
+  root.Pass(absl::Milliseconds(250));
+  ASSERT_EQ(root.session.state(), SessionCore::State::kRunning) << root.Message();
+  for (const int rank : {0, 4}) {
+    ASSERT_THAT(root.Sent<wire::StepDone>(rank), SizeIs(1));
+    const wire::StepDone done = root.Sent<wire::StepDone>(rank)[0];
+    EXPECT_TRUE(done.dropped);
+    ASSERT_TRUE(done.change.has_value());
+    EXPECT_THAT(done.change->ranks, ElementsAre(0, 1, 4));
+    const wire::Welcome welcome = root.Sent<wire::Welcome>(rank).at(0);
+    EXPECT_EQ(welcome.group->groups, 2U);
+    EXPECT_EQ(welcome.recovery->roster, (wire::Roster{.number = 2, .ranks = {0, 1, 4}}));
+  }
+  EXPECT_THAT(root.logged, testing::Contains(HasSubstr("goes on with 3 members")));
+  EXPECT_EQ(root.session.member_state(3), MemberState::kGone);
+}
+
+// And a further one later: it is asked to wait until a step has ended.
+TEST(SessionLeaves, ALeafComesForRanksThatAreGone) {
+  SessionOptions options = Shrinks(true);
+  options.gone = {2, 3};
+  NextRoot root(options);
+  EXPECT_TRUE(root.Come(root.LeafAsk(0, 2, "a"), InAll(At(4))).ok());
+  EXPECT_TRUE(root.Come(root.Ask(4), InAll(At(4))).ok());
+  root.Pass(absl::Milliseconds(250));
+  ASSERT_EQ(root.session.state(), SessionCore::State::kRunning) << root.Message();
+  const absl::Status too_many = root.Join(root.LeafAsk(2, 3, "c")).status();
+  EXPECT_THAT(std::string(too_many.message()), HasSubstr("leaf \"c\" stands for rank 4"));
+  EXPECT_EQ(root.Join(root.LeafAsk(2, 2, "b")).status().code(), absl::StatusCode::kUnavailable);
+}
+
+// Before the others have begun without it.
+TEST(SessionLeaves, ANewLeafIsTakenInWhileTheOthersGather) {
+  NextRoot root(Shrinks(true));
+  EXPECT_TRUE(root.Come(root.LeafAsk(0, 2, "a"), InAll(At(4))).ok());
+  EXPECT_TRUE(root.Come(root.LeafAsk(2, 2, "b"), std::nullopt).ok());
+  EXPECT_TRUE(root.Come(root.Ask(4), InAll(At(4))).ok());
+  ASSERT_EQ(root.session.state(), SessionCore::State::kRunning) << root.Message();
+  const wire::MembershipChange change = *root.Sent<wire::StepDone>(0).at(0).change;
+  EXPECT_THAT(change.newcomers, ElementsAre(2, 3));
+  EXPECT_THAT(change.ranks, ElementsAre(0, 1, 2, 3, 4));
+  EXPECT_EQ(root.Sent<wire::Welcome>(2).at(0).change, change);
+}
+
+// The others have applied what it lacks.
+TEST(SessionLeaves, OneThatIsLeftBehindIsSoWithAllItsMembers) {
+  NextRoot root(Shrinks(true));
+  Report ahead = InAll(At(6));
+  ahead.before_last = Verdict::kApply;
+  EXPECT_TRUE(root.Come(root.LeafAsk(0, 2, "a"), ahead).ok());
+  EXPECT_TRUE(root.Come(root.LeafAsk(2, 2, "b"), InAll(At(4))).ok());
+  EXPECT_TRUE(root.Come(root.Ask(4), ahead).ok());
+  ASSERT_EQ(root.session.state(), SessionCore::State::kRunning) << root.Message();
+  EXPECT_THAT(root.Sent<wire::Failure>(2).at(0).message, HasSubstr("GW322"));
+  EXPECT_THAT(root.Sent<wire::Welcome>(0).at(0).recovery->roster->ranks, ElementsAre(0, 1, 4));
 }
 
 TEST(NodeGroupsTest, LeavesAndGroupsOfSeveralAreNotMixed) {
