@@ -120,7 +120,7 @@ void RecoverySimulation::MakeScenario() {
   members_.resize(static_cast<std::size_t>(world));
   first_ranks_.resize(members_.size());
   std::iota(first_ranks_.begin(), first_ranks_.end(), 0);
-  if (!options_.shrinks()) MakeLeaves();
+  if (!late_) MakeLeaves();
   const int steps = late_ ? random_.Between(8, 16) : random_.Between(3, 6);
   for (int s = 0; s < steps; ++s) {
     Step& step = steps_.emplace_back();
@@ -145,7 +145,6 @@ void RecoverySimulation::MakeScenario() {
   for (const int rank : first_ranks_) Spawn(rank, 0);
 }
 
-// As a session is that keeps its size.
 void RecoverySimulation::MakeLeaves() {
   Random random(Mix(seed_, 78));
   if (random.Percent(40)) return;
@@ -162,11 +161,24 @@ std::size_t RecoverySimulation::IndexOf(int rank) const {
   return static_cast<std::size_t>(after - first_ranks_.begin()) - 1;
 }
 
-double RecoverySimulation::Weight(int rank) const {
+int RecoverySimulation::StandsFor(int rank) const {
   const std::size_t next = IndexOf(rank) + 1;
-  const int end = next < first_ranks_.size() ? first_ranks_[next] : options_.world_size;
-  return static_cast<double>(end - rank) * static_cast<double>(members_.size()) /
-         options_.world_size;
+  return (next < first_ranks_.size() ? first_ranks_[next] : options_.world_size) - rank;
+}
+
+double RecoverySimulation::Weight(int rank, const std::vector<int>& ranks) const {
+  if (ranks.empty()) {
+    return static_cast<double>(StandsFor(rank)) * static_cast<double>(members_.size()) /
+           options_.world_size;
+  }
+  return static_cast<double>(StandsFor(rank)) * static_cast<double>(Contributors(ranks).size()) /
+         static_cast<double>(ranks.size());
+}
+
+std::vector<int> RecoverySimulation::Contributors(const std::vector<int>& ranks) const {
+  std::vector<int> here = first_ranks_;
+  std::erase_if(here, [&](int rank) { return std::ranges::count(ranks, rank) == 0; });
+  return ranks.empty() ? first_ranks_ : here;
 }
 
 void RecoverySimulation::Spawn(int rank, int process) {
@@ -175,8 +187,7 @@ void RecoverySimulation::Spawn(int rank, int process) {
   if (member != nullptr) NoteGone(*member);
   member = std::make_unique<Member>();
   member->rank = rank;
-  member->stands_for =
-      (index + 1 < first_ranks_.size() ? first_ranks_[index + 1] : options_.world_size) - rank;
+  member->stands_for = StandsFor(rank);
   member->start_id = Mix(seed_, 5, rank, process) | 1;
   member->hook = *MakeHook(options_.spec, MakeHostDevice());
   if (options_.LedgerRows() > 0) {
@@ -214,14 +225,14 @@ float RecoverySimulation::Value(int rank, std::size_t step, std::uint32_t parame
 ByteVector RecoverySimulation::Expected(std::size_t step,
                                         const std::vector<std::uint32_t>& parameters) const {
   ByteVector bytes(Numel(parameters) * sizeof(float));
-  std::vector<int> ranks = steps_[step].ranks;
-  if (ranks.empty()) ranks = first_ranks_;
+  const std::vector<int> ranks = Contributors(steps_[step].ranks);
   std::size_t at = 0;
   for (const std::uint32_t p : parameters) {
     for (std::size_t i = 0; i < manifest_[p].numel(); ++i, ++at) {
       double sum = 0;
       for (const int rank : ranks) {
-        const auto weighted = static_cast<float>(Value(rank, step, p, i) * Weight(rank));
+        const auto weighted =
+            static_cast<float>(Value(rank, step, p, i) * Weight(rank, steps_[step].ranks));
         sum += static_cast<double>(weighted / static_cast<float>(ranks.size()));
       }
       PutElement(DType::kFloat32, bytes, at, static_cast<double>(static_cast<float>(sum)));
@@ -231,7 +242,8 @@ ByteVector RecoverySimulation::Expected(std::size_t step,
 }
 
 ByteVector RecoverySimulation::Gradient(int rank, std::size_t step,
-                                        const std::vector<std::uint32_t>& parameters) const {
+                                        const std::vector<std::uint32_t>& parameters,
+                                        double weight) const {
   ByteVector bytes(Numel(parameters) * sizeof(float));
   std::size_t at = 0;
   for (const std::uint32_t p : parameters) {
@@ -239,7 +251,7 @@ ByteVector RecoverySimulation::Gradient(int rank, std::size_t step,
       PutElement(DType::kFloat32, bytes, at, Value(rank, step, p, i));
     }
   }
-  if (Weight(rank) != 1) client::Weigh({DType::kFloat32, bytes.data(), at}, Weight(rank));
+  if (weight != 1) client::Weigh({DType::kFloat32, bytes.data(), at}, weight);
   return bytes;
 }
 
@@ -260,7 +272,8 @@ void RecoverySimulation::RunReference(std::size_t step) {
   std::vector<testing::MemberGradients> gradients(members_.size());
   for (std::size_t rank = 0; rank < gradients.size(); ++rank) {
     for (std::uint32_t p = 0; p < manifest_.size(); ++p) {
-      gradients[rank].push_back(Gradient(first_ranks_[rank], step, {p}));
+      gradients[rank].push_back(
+          Gradient(first_ranks_[rank], step, {p}, Weight(first_ranks_[rank], {})));
     }
   }
   testing::Buckets buckets;

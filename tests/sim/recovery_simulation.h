@@ -159,6 +159,7 @@ class RecoverySimulation {
   struct Member {
     int rank = 0;
     int stands_for = 1;  // ranks, from its own on
+    double weight = 1;   // of its gradients, since the last Welcome
     std::uint64_t start_id = 0;
     std::unique_ptr<Hook> hook;
     LedgerHook* ledger = nullptr;  // the hook, if the session has a ledger
@@ -243,7 +244,10 @@ class RecoverySimulation {
   Member& MemberOf(int rank) const { return *members_[IndexOf(rank)]; }
   std::size_t IndexOf(int rank) const;
   // What the member's gradients are multiplied by.
-  double Weight(int rank) const;
+  double Weight(int rank, const std::vector<int>& ranks) const;
+  int StandsFor(int rank) const;
+  // The processes of a roster; empty: of all.
+  std::vector<int> Contributors(const std::vector<int>& ranks) const;
   void NoteRanks(const Member& member, std::int64_t number);
   void NoteChain(const Member& member);
   void CheckChains();
@@ -258,8 +262,8 @@ class RecoverySimulation {
   void MaybeFaultAtArbiter();
   // The daemon that was replaced has its address again.
   void ComeBack();
-  ByteVector Gradient(int rank, std::size_t step,
-                      const std::vector<std::uint32_t>& parameters) const;
+  ByteVector Gradient(int rank, std::size_t step, const std::vector<std::uint32_t>& parameters,
+                      double weight) const;
   bool is_power_sgd() const { return reference_ != nullptr; }
   // The step that follows those before, in a world without sessions.
   void RunReference(std::size_t step);

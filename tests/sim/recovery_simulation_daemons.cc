@@ -81,7 +81,9 @@ bool RecoverySimulation::MayKill(const Member& member) const {
     const bool is_gone = !lives_.back()->over && lives_.back()->session->member_state(one->rank) ==
                                                      server::MemberState::kGone;
     const bool stays = !report.newcomer && !is_gone && !one->leaves;
-    if (one->rank != member.rank && stays) others.push_back(one->rank);
+    for (int r = one->rank; one->rank != member.rank && stays && r < one->rank + one->stands_for;) {
+      others.push_back(r++);
+    }
   }
   std::erase_if(others, [&](int r) { return std::ranges::count(latest.ranks, r) == 0; });
   const auto is_majority = [&](const std::vector<int>& of) {

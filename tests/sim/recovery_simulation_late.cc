@@ -91,7 +91,7 @@ bool RecoverySimulation::TakePast(Member& member, const std::vector<std::uint32_
   if (member.over.empty()) return false;
   OpenBucket& open = member.buckets[next_ticket_++];
   open.id = parameters.front();
-  open.buffer = std::make_shared<ByteVector>(Gradient(member.rank, member.step, parameters));
+  open.buffer = std::make_shared<ByteVector>(Gradient(member.rank, member.step, parameters, 1));
   std::vector<ParameterSpec> specs;
   for (const std::uint32_t p : parameters) specs.push_back(manifest_[p]);
   open.bucket = std::make_unique<GradBucket>(

@@ -23,8 +23,7 @@ void RecoverySimulation::CheckLedger() {
   for (std::size_t s = 0; s <= static_cast<std::size_t>(ledger.settled()); ++s) {
     const Step& step = steps_[s];
     if (step.verdict != Verdict::kApply) continue;
-    const auto members =
-        static_cast<double>(step.ranks.empty() ? members_.size() : step.ranks.size());
+    const auto members = static_cast<double>(Contributors(step.ranks).size());
     for (const auto& parameters : step.buckets) {
       const auto found = step.applied.find(parameters.front());
       ByteVector mean = found != step.applied.end() ? found->second : Expected(s, parameters);

@@ -84,11 +84,15 @@ void RecoverySimulation::OnFrame(Member& member, const wire::Frame& frame) {
   const std::int64_t before = member.core->steps_reduced_again();
   if (late_) NoteMoved(member, frame);
   const auto* const welcome = std::get_if<wire::Welcome>(&frame.header);
-  if (welcome != nullptr && welcome->group && !member.welcomed) {  // as client::GroupedMember does
+  if (welcome != nullptr && welcome->group) {  // as client::GroupedMember does
     member.core->SetGroup(static_cast<int>(welcome->group->group),
                           static_cast<int>(welcome->group->groups));
   }
   member.core->Receive(frame, effects);
+  if (welcome != nullptr) {
+    const wire::Roster* const roster = member.core->roster();
+    member.weight = Weight(member.rank, roster == nullptr ? std::vector<int>() : roster->ranks);
+  }
   if (member.core->steps_reduced_again() > before) Note(RecoveryCount::kReducedAgain);
   ApplyMember(member, std::move(effects));
 }

@@ -15,6 +15,8 @@ constexpr std::byte kClipped{0x55};
 
 bool RecoverySimulation::CanAct(const Member& member) const {
   if (!member.welcomed || member.finished() || member.in_collective || member.leaves) return false;
+  // As the runtime holds calls.
+  if (options_.shrinks() && member.core->awaits_welcome()) return false;
   const bool waits = member.ended && member.over.empty();
   return !waits && now_ >= member.sleeps_until;
 }
@@ -60,7 +62,7 @@ void RecoverySimulation::StartBucket(Member& member, const std::vector<std::uint
   open.buffer = std::make_shared<ByteVector>();
   std::vector<ParameterSpec> specs;
   for (const std::uint32_t p : parameters) specs.push_back(manifest_[p]);
-  *open.buffer = Gradient(member.rank, member.step, parameters);
+  *open.buffer = Gradient(member.rank, member.step, parameters, member.weight);
   open.bucket = std::make_unique<GradBucket>(
       *GradBucket::Make(0, {DType::kFloat32, open.buffer->data(), Numel(parameters)}, specs));
   client::Effects effects;
