@@ -11,6 +11,7 @@ namespace gradwire {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Not;
 
 // Nodes of two members each, with a leaf daemon, and perhaps trainers at the root.
 class LeafRecovery : public Recovery {
@@ -126,8 +127,10 @@ TEST_F(LeafRecovery, ALostLeafStillEndsTheSessionForAll) {
 // The root waits for the successors of lost members.
 class LeafLoss : public LeafRecovery {
  protected:
-  void Start(std::size_t roots, int world_size, const std::vector<std::string>& more) {
-    StartRoots(roots, "30s", {"--on-member-loss", "wait", "--member-grace", "60s"});
+  void Start(std::size_t roots, int world_size, const std::vector<std::string>& more,
+             const std::string& on_loss = "wait", const std::string& grace = "60s") {
+    StartRoots(roots, "30s",
+               {"--on-member-loss", on_loss, "--member-grace", grace, "--shrink-after", "2s"});
     StartLeaves(2);
     std::vector<std::string> words = {"--trains", "1"};
     words.insert(words.end(), more.begin(), more.end());
@@ -205,6 +208,76 @@ TEST_F(LeafLoss, ALeafIsReplacedInASessionOfTwoRoots) {
   leaves_[0] = StartLeaf(0);
   StartNodeAgain(0);
   ExpectSameModels(2);
+}
+
+// ---- Without them
+
+// Two leaves of two members each, and two trainers, whose gradients weigh less.
+class LeafShrink : public LeafLoss {
+ protected:
+  void StartSix(const std::vector<std::string>& more = {"--checks-mean", "1"},
+                const std::string& grace = "60s") {
+    Start(1, 6, more, "shrink", grace);
+  }
+  // Its trainers end with it.
+  void LoseLeaf(std::size_t leaf) {
+    Kill(*leaves_[leaf]);
+    for (const std::size_t rank : {2 * leaf, 2 * leaf + 1}) {
+      ASSERT_TRUE(members_[rank]->Wait(absl::Seconds(30)).has_value()) << members_[rank]->Log();
+    }
+  }
+  void EraseMembers(std::size_t first, std::size_t count) {
+    const auto from = members_.begin() + static_cast<std::ptrdiff_t>(first);
+    members_.erase(from, from + static_cast<std::ptrdiff_t>(count));
+  }
+};
+
+TEST_F(LeafShrink, TheOthersGoOnWithoutALeaf) {
+  StartSix();
+  LoseLeaf(1);
+  EraseMembers(2, 2);
+  ExpectSameModels(1);
+  EXPECT_THAT(roots_[0]->Log(), HasSubstr("the session goes on with 4 members"));
+}
+
+TEST_F(LeafShrink, TheOthersGoOnWithoutATrainerBesideLeaves) {
+  StartSix({"--hook", "power_sgd,start_powerSGD_iter=3"});
+  Kill(*members_[5]);
+  EraseMembers(5, 1);
+  ExpectSameModels(1);
+  EXPECT_THAT(roots_[0]->Log(), HasSubstr("the session goes on with 5 members"));
+}
+
+// Its members hear from it who is there, and get the model.
+TEST_F(LeafShrink, ALeafThatComesLaterIsTakenIn) {
+  StartSix();
+  LoseLeaf(0);
+  WaitForStep(*members_[4], 25);
+  leaves_[0] = StartLeaf(0);
+  StartNodeAgain(0);
+  ExpectSameModels(2);
+  for (const std::size_t rank : {0U, 2U, 4U}) {
+    EXPECT_THAT(members_[rank]->Log(), HasSubstr("heal done")) << rank;
+  }
+  EXPECT_THAT(roots_[0]->Log(), HasSubstr("a process has come for ranks 0, 1"));
+}
+
+TEST_F(LeafShrink, ALeafMayBeLostWithTheRoot) {
+  StartSix();
+  Kill(*leaves_[1]);
+  KillRoot(0);
+  EraseMembers(2, 2);
+  ExpectSameModels(2);
+}
+
+// A leaf with two members is no majority of six.
+TEST_F(LeafShrink, AMinorityDoesNotGoOn) {
+  StartSix({}, "4s");
+  Kill(*leaves_[1]);
+  Kill(*members_[4]);
+  Kill(*members_[5]);
+  for (const std::size_t rank : {0U, 1U}) ExpectError(*members_[rank], HasSubstr("to join"));
+  EXPECT_THAT(roots_[0]->Log(), Not(HasSubstr("the session goes on with")));
 }
 
 }  // namespace

@@ -7,15 +7,17 @@
 // --late-ms it computes for so long before each step. With --shares-memory it is an error if it
 // does not share memory with the daemon. With --trains it adds up the means as a model, gets that
 // from the others if it comes in the place of a lost member, and prints its digest after each step
-// and as "model DIGEST" in the end; nothing else is checked then. With --node ranks are behind leaf
-// daemons, so many behind each, in their order. After SIGTERM it ends its step, leaves before the
-// others, and says who has its residuals.
+// and as "model DIGEST" in the end; nothing else is checked then, unless --checks-mean has it
+// compare each mean with that of the session's members, as it knows them. With --node ranks are
+// behind leaf daemons, so many behind each, in their order. After SIGTERM it ends its step, leaves
+// before the others, and says who has its residuals.
 #include <signal.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
@@ -45,7 +47,7 @@ constexpr char kUsage[] =
     " [--steps K]\n"
     "         [--hook SPEC] [--die-after-bytes B] [--die-by SIGNAL] [--late-ms M] [--shares-memory "
     "1]"
-    " [--trains 1] [--node M]\n";
+    " [--trains 1] [--checks-mean 1] [--node M]\n";
 
 int Fail(const absl::Status& status) {
   std::cout << "error: " << status << std::endl;
@@ -175,6 +177,25 @@ class Trained {
   std::vector<double> sums_;
 };
 
+// Up to the rounding of weights and sums.
+bool IsMeanOf(const std::vector<int>& ranks, std::int64_t step,
+              const std::vector<std::byte>& bytes) {
+  std::vector<float> values(bytes.size() / sizeof(float));
+  std::memcpy(values.data(), bytes.data(), bytes.size());
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    double sum = 0;
+    double size = 0;
+    for (const int rank : ranks) {
+      const double value = testing::GradientValue(rank, step, i);
+      sum += value;
+      size += std::abs(value);
+    }
+    const auto members = static_cast<double>(ranks.size());
+    if (std::abs(static_cast<double>(values[i]) - sum / members) > 1e-6 * size) return false;
+  }
+  return true;
+}
+
 absl::StatusOr<std::vector<std::byte>> Expected(Reference* reference, const ClientOptions& options,
                                                 std::int64_t step) {
   if (reference != nullptr) return reference->Apply(step);
@@ -209,6 +230,7 @@ int Run(const Flags& flags) {
   const std::int64_t die_after = Number(flags, "--die-after-bytes", -1);
   const int die_by = static_cast<int>(Number(flags, "--die-by", SIGKILL));
   const bool trains = Number(flags, "--trains", 0) != 0;
+  const bool checks_mean = Number(flags, "--checks-mean", 0) != 0;
   std::size_t numel = 0;
   for (const ParameterSpec& parameter : options.parameters) numel += parameter.numel();
   Trained model(numel);
@@ -227,6 +249,10 @@ int Run(const Flags& flags) {
     if (!verdict.ok()) return Fail(verdict.status());
     if (*verdict == Verdict::kApply && trains) {
       model.Add(gradients.bytes());
+      if (checks_mean && !IsMeanOf((*client)->members(), step, gradients.bytes())) {
+        std::cout << "wrong mean in step " << step << std::endl;
+        return 2;
+      }
     } else if (*verdict == Verdict::kApply) {
       const auto expected = Expected(reference.get(), options, step);
       if (!expected.ok()) return Fail(expected.status());
