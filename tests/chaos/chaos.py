@@ -101,6 +101,11 @@ class Chaos:
                 raise SystemExit(f"chaos: no first step within 60 s: {words}")
             time.sleep(0.05)
 
+    def quiet_rate(self, seconds: float) -> float:
+        begin = time.monotonic()
+        time.sleep(seconds)
+        return rate(self.members, begin, begin + seconds)
+
     def fault(self) -> tuple[str, float]:
         """What happened, and when everything was there again."""
         drawn = self.rng.random()
@@ -142,6 +147,8 @@ class Chaos:
         self.may_be_skipped += 2
         leaf = self.rng.randrange(len(self.leaves))
         self.leaves[leaf].end(signal.SIGKILL)
+        if self.args.policy == "shrink":
+            time.sleep(self.args.absent)
         time.sleep(self.rng.uniform(0, self.args.away))
         self.leaves[leaf].start()
         self._start_node(leaf)
@@ -203,23 +210,23 @@ def main() -> int:
     parser.add_argument("--hook", default="", help="such as power_sgd,start_powerSGD_iter=5")
     parser.add_argument("--leave", action="store_true", help="half of the lost members get SIGTERM")
     parser.add_argument("--shards", type=int, default=1, help="daemons of the session")
-    parser.add_argument("--nodes", type=int, default=0, help="leaf daemons, with --wait; members are divided among them")
+    parser.add_argument("--nodes", type=int, default=0,
+                        help="leaf daemons, with --wait or --shrink; members are divided among them")
     parser.add_argument("--unix", action="store_true", help="shared memory instead of TCP")
+    parser.add_argument("--quiet", type=float, default=15,
+                        help="seconds without faults before the first and after the last, to compare with")
     parser.add_argument("--return-limit", type=float, default=2)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     args = parser.parse_args()
-    if args.nodes and (args.policy != "wait" or args.members % args.nodes or args.leave):
-        parser.error("--nodes: allowed: with --wait, without --leave, a divisor of --members")
+    if args.nodes and (args.policy == "fail" or args.members % args.nodes or args.leave):
+        parser.error("--nodes: allowed: with --wait or --shrink, without --leave, a divisor of --members")
     rng = random.Random(args.seed)
     print(f"seed {args.seed}: {args.members} members, {args.minutes:g} minutes, a fault every {args.every:g} s")
 
     with tempfile.TemporaryDirectory() as name:
         chaos = Chaos(args, rng, Path(name))
         chaos.await_first_step()
-        quiet = min(15.0, args.every)
-        begin = time.monotonic()
-        time.sleep(quiet)
-        undisturbed = rate(chaos.members, begin, begin + quiet)
+        quiet = [chaos.quiet_rate(args.quiet)]
 
         begin = time.monotonic()
         end = begin + 60 * args.minutes
@@ -237,6 +244,8 @@ def main() -> int:
             print(f"{time.monotonic() - begin:7.1f} s: {what}; the next step ends {waits[-1]:.2f} s after the "
                   "return", flush=True)
         disturbed = rate(chaos.members, begin, time.monotonic())
+        if not wrong:
+            quiet.append(chaos.quiet_rate(args.quiet))
         wrong += check(chaos.members, chaos.may_be_skipped)
         wrong += chaos.check_ledger()
         chaos.end()
@@ -246,8 +255,9 @@ def main() -> int:
 
     if waits:
         print(f"{len(waits)} faults; the next step ended {statistics.median(waits):.2f} s [{min(waits):.2f} - "
-              f"{max(waits):.2f}] after the return; {disturbed / undisturbed:.1%} of the steps of "
-              f"{quiet:g} undisturbed seconds")
+              f"{max(waits):.2f}] after the return; {disturbed / statistics.mean(quiet):.1%} of the steps of "
+              f"{args.quiet:g} s without faults before, and as many after ({disturbed:.1f} a second; "
+              f"{', '.join(f'{one:.1f}' for one in quiet)})")
         if max(waits) > args.return_limit:
             wrong.append(f"a step took {max(waits):.2f} s after the return; allowed: {args.return_limit:g} s")
     for line in wrong:
