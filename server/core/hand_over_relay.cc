@@ -44,11 +44,9 @@ MaybeFailure HandOverRelay::On(int rank, const wire::HandOver& piece,
   }
   // Of a way that was refused, or begun anew.
   if (way.id != piece.id || way.to != piece.rank || piece.offset != way.sent) return std::nullopt;
-  if (way.unanswered == kMostPieces) {
-    return ViolationOf(
-        rank, absl::ResourceExhaustedError(absl::StrCat(
-                  "sent its residuals faster than rank ", piece.rank,
-                  " takes them; allowed: ", kMostPieces, " pieces that are not answered")));
+  if (way.unanswered == kMostPieces) {  // on this stream and earlier ones
+    way.lacks_room = true;
+    return std::nullopt;
   }
   if (const std::string why = may_not.empty() ? WhyNot(piece.rank) : may_not; !why.empty()) {
     Refuse(rank, std::exchange(way, {}), why, effects);
@@ -71,6 +69,10 @@ MaybeFailure HandOverRelay::On(int rank, const wire::HandOverAnswer& answer, Eff
   Way& way = found->second;
   if (way.id != answer.id || way.to != rank || way.taken) return std::nullopt;
   if (way.unanswered > 0) --way.unanswered;
+  if (way.unanswered == 0 && way.lacks_room && !answer.taken && answer.refusal.empty()) {
+    BeginAnew(answer.rank, way, effects);
+    return std::nullopt;
+  }
   // To pieces that are sent anew since.
   if (answer.received > way.sent && !answer.taken) return std::nullopt;
   way.taken = answer.taken;
@@ -90,12 +92,14 @@ MaybeFailure HandOverRelay::On(int rank, const wire::HandOverAnswer& answer, Eff
 
 void HandOverRelay::OnAttached(int rank, Effects& effects) {
   for (auto& [from, way] : ways_) {
-    if (way.to != rank || way.taken || way.id == 0) continue;
-    way.sent = 0;
-    way.unanswered = 0;
-    effects.push_back(SendEffect{
-        .rank = from, .frame = {.header = wire::HandOverAnswer{.id = way.id, .rank = rank}}});
+    if (way.to == rank && !way.taken && way.id != 0) BeginAnew(from, way, effects);
   }
+}
+
+void HandOverRelay::BeginAnew(int from, Way& way, Effects& effects) {
+  way = {.id = way.id, .to = way.to};
+  effects.push_back(SendEffect{
+      .rank = from, .frame = {.header = wire::HandOverAnswer{.id = way.id, .rank = way.to}}});
 }
 
 void HandOverRelay::OnGone(int rank, Effects& effects) {

@@ -38,11 +38,14 @@ class HandOverRelay {
   struct Way {
     std::uint64_t id = 0;
     int to = 0;
-    std::uint64_t sent = 0;  // bytes of pieces that were passed on
-    int unanswered = 0;      // pieces
+    std::uint64_t sent = 0;   // bytes of pieces that were passed on
+    int unanswered = 0;       // pieces
+    bool lacks_room = false;  // a piece was dropped, until all of these are answered
     bool taken = false;
   };
 
+  // Asks for all pieces again.
+  static void BeginAnew(int from, Way& way, Effects& effects);
   std::string WhyNot(int to) const;
   static void Refuse(int from, const Way& way, const std::string& why, Effects& effects);
 

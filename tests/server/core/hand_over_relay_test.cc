@@ -164,10 +164,27 @@ TEST_F(HandOverRelayTest, WhatNoClientSendsIsAViolation) {
   EXPECT_THAT(violation(Send(0, kChunk, kFrom)), HasSubstr("to another rank of the session"));
   EXPECT_THAT(violation(Send(0, kChunk, 3)), HasSubstr("to rank 3"));
   EXPECT_THAT(violation(Send(6400 - 1, 2)), HasSubstr("sent 2 bytes of 6400 from 6399 on"));
-  for (std::uint64_t piece = 0; piece < 16; ++piece) {
-    EXPECT_EQ(violation(Send(piece * kChunk)), "none");
+}
+
+// Its stream breaks again and again, and the other member is slow.
+TEST_F(HandOverRelayTest, PiecesWithoutRoomAreAskedForAgain) {
+  for (int stream = 0; stream < 4; ++stream) {
+    for (std::uint64_t piece = 0; piece < 4; ++piece) {
+      EXPECT_FALSE(Send(piece * kChunk).has_value());
+      EXPECT_TRUE(SentTo<wire::HandOver>(kTo).has_value());
+    }
   }
-  EXPECT_THAT(violation(Send(16 * kChunk)), HasSubstr("allowed: 16 pieces"));
+  EXPECT_FALSE(Send(0).has_value());
+  EXPECT_THAT(effects_, IsEmpty()) << "16 are under way";
+  for (int answer = 0; answer < 15; ++answer) {
+    EXPECT_FALSE(Answer({.received = kChunk}).has_value());
+    EXPECT_FALSE(SentTo<wire::HandOverAnswer>(kFrom) ==
+                 (wire::HandOverAnswer{.id = 7, .rank = kTo}));
+  }
+  EXPECT_FALSE(Answer({.received = 4 * kChunk}).has_value());
+  EXPECT_EQ(SentTo<wire::HandOverAnswer>(kFrom), (wire::HandOverAnswer{.id = 7, .rank = kTo}));
+  EXPECT_FALSE(Send(0).has_value());
+  EXPECT_TRUE(SentTo<wire::HandOver>(kTo).has_value());
 }
 
 }  // namespace
