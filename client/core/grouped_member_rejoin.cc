@@ -82,11 +82,11 @@ absl::Status GroupedMember::On(const wire::Welcome& welcome, Effects& effects) {
 absl::Status GroupedMember::CheckSamePlace(const wire::Welcome& welcome) const {
   const std::optional<wire::NodeGroup>& group = welcome.group;
   const bool has_groups = group && group->shares > 1;
-  const bool shrinks = welcome.recovery && welcome.recovery->roster;
+  const bool has_roster = this->shrinks() || (welcome.recovery && welcome.recovery->roster);
   const auto all = static_cast<std::uint32_t>(options_.world_size);
   const std::uint32_t processes = group ? group->groups : all;
   const std::uint32_t before = leaf_groups_ > 0 ? leaf_groups_ : all;
-  if (!grouped() && !has_groups && !shrinks && processes != before) {
+  if (!grouped() && !has_groups && !has_roster && processes != before) {
     return Coded(
         ErrorCode::kLeaf,
         absl::FailedPreconditionError(absl::StrCat(

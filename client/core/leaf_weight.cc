@@ -9,9 +9,9 @@
 
 namespace gradwire::client {
 
-double LeafWeight(int ranks, std::uint32_t groups, int world_size) {
+double LeafWeight(int ranks, std::uint32_t groups, int members) {
   if (IsActive(Mutant::kLeafWeightForgotten)) return 1;
-  return static_cast<double>(ranks) * groups / world_size;
+  return static_cast<double>(ranks) * groups / members;
 }
 
 void Weigh(const TensorView& gradients, double weight) {

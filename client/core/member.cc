@@ -1,6 +1,7 @@
 #include "client/core/member.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -20,7 +21,10 @@ Member::Member(MemberOptions options, Hook* hook)
       ledger_(options_.ledger),
       giving_(options_, hook, step_.late()),
       taking_(options_, hook, step_.late()),
-      chain_(options_.step) {}
+      told_ranks_(static_cast<std::size_t>(options_.world_size)),
+      chain_(options_.step) {
+  std::iota(told_ranks_.begin(), told_ranks_.end(), 0);
+}
 
 absl::Status Member::StartBucket(Ticket ticket, GradBucket& bucket, Effects& effects,
                                  const OpenStep::Begun& begun) {
@@ -216,7 +220,9 @@ struct Member::Received {
       member.collectives_.GoOnFrom(welcome.change->collectives, effects);
     }
     if (member.roster() != nullptr) member.told_ranks_ = member.concluded_ = member.roster()->ranks;
-    if (!welcome.recovery && welcome.change) member.told_ranks_ = welcome.change->ranks;
+    if (!welcome.recovery && welcome.change && !welcome.change->ranks.empty()) {
+      member.told_ranks_ = welcome.change->ranks;
+    }
     effects.push_back(WelcomeEffect{.recovery = welcome.recovery, .change = welcome.change});
     return absl::OkStatus();
   }

@@ -195,7 +195,7 @@ class Member {
   std::optional<wire::Recovery> recovery_;
   bool awaits_welcome_ = false;  // of a further daemon
   bool is_in_node_group_ = false;
-  bool has_leaves_ = false;             // the session, or node groups
+  bool has_leaves_ = false;             // the session, so that weights differ, or node groups
   std::vector<int> told_ranks_;         // of the roster that the user knows
   std::vector<int> concluded_;          // those of the one in which a step was concluded last
   std::optional<Verdict> last_;         // of the step before

@@ -138,7 +138,7 @@ std::vector<int> Member::RanksAfter(const wire::StepDone& done) const {
   const bool says = done.change && !done.change->ranks.empty();
   if (says && (roster() != nullptr || !recovery_)) return done.change->ranks;
   if (roster() != nullptr) return roster()->ranks;
-  if (!recovery_ || told_ranks_.empty()) return told_ranks_;
+  if (!recovery_) return told_ranks_;
   std::vector<int> all(static_cast<std::size_t>(options_.world_size));
   std::iota(all.begin(), all.end(), 0);
   return all;

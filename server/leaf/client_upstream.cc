@@ -67,6 +67,13 @@ bool IsVoid(const absl::Status& status) {
   return FindCode(std::string(status.message())) == ErrorCode::kMembershipChanged;
 }
 
+// A broadcast whose root the session goes on without: for members at the root only an error of the
+// call.
+bool IsFromGone(const absl::Status& status) {
+  return absl::IsFailedPrecondition(status) &&
+         FindCode(std::string(status.message())) == ErrorCode::kCollective;
+}
+
 // Its thread joins, waits for the end, and ends the membership.
 class ClientUpstream final : public Upstream {
  public:
@@ -100,7 +107,7 @@ class ClientUpstream final : public Upstream {
       done({.verdict = *verdict,
             .reason = client->skip_reason(),
             .drift = client->parameter_drift(),
-            .change = ChangeOf(*client)});
+            .change = *verdict == Verdict::kSkip ? ChangeOf(*client) : std::nullopt});
     });
   }
   void Barrier(Progress progress) override {
@@ -123,7 +130,7 @@ class ClientUpstream final : public Upstream {
          .taken =
              [progress](std::uint64_t taken) { progress({.what = What::kTaken, .taken = taken}); }},
         [this, client = client_.get(), progress](const absl::Status& status) {
-          if (IsVoid(status)) return progress({.what = What::kVoid});
+          if (IsVoid(status) || IsFromGone(status)) return progress({.what = What::kVoid});
           Went(*client, status);
         });
   }

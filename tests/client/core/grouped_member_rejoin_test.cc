@@ -188,6 +188,19 @@ TEST_F(GroupedMemberRejoinTest, OtherLeavesThanBeforeEndTheSession) {
               HasSubstr("goes on with 3 leaf daemons and trainers; allowed: 2, as before"));
 }
 
+// The next daemon waits for all ranks, and those that were left out have come.
+TEST_F(GroupedMemberRejoinTest, AllLeavesMayComeBackToASessionThatHasShrunk) {
+  wire::Welcome welcome = WelcomeAt(0);
+  welcome.recovery->roster = wire::Roster{.number = 2, .ranks = {0, 1}};
+  welcome.group.reset();
+  Receive(welcome);
+  Rejoin();
+  welcome.recovery->roster.reset();
+  welcome.group = wire::NodeGroup{.ranks = {1}, .shares = 1, .groups = 3, .group = 1};
+  Receive(welcome);
+  EXPECT_EQ(Message(), "");
+}
+
 // As leaves are lost, and come again.
 TEST_F(GroupedMemberRejoinTest, InASessionThatShrinksLeavesMayBeOthers) {
   wire::Welcome welcome = WelcomeAt(0);

@@ -77,5 +77,14 @@ TEST_F(MemberRoster, ANewcomerBehindALeafKnowsFromItsWelcome) {
   EXPECT_THAT(ToldWith(Dropped(5, {0, 1})), ElementsAre(0, 1));
 }
 
+// Its first daemon waited for all, and the next one does not.
+TEST_F(MemberRoster, AFirstOneOfAllRanksIsNoChange) {
+  Receive(wire::Welcome{.recovery = wire::Recovery{.session_key = "k"}});
+  member_->Rejoined(8);
+  Receive(wire::Welcome{.recovery =
+                            wire::Recovery{.session_key = "k", .roster = wire::Roster{1, {0, 1}}}});
+  EXPECT_THAT(ToldWith(Dropped(0)), IsEmpty());
+}
+
 }  // namespace
 }  // namespace gradwire::client
