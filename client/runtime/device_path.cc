@@ -38,7 +38,12 @@ absl::Status DevicePath::status() const { return StatusOf(*device_); }
 
 // Without a GPU nothing ever waits.
 void DevicePath::Call(std::unique_ptr<DeviceEvent> ready, std::function<void()> call) {
-  if (ready == nullptr && calls_.empty() && !holds_) return queue_.InOrder(std::move(call));
+  if (ready == nullptr && calls_.empty()) return queue_.InOrder(std::move(call));
+  calls_.Add(std::move(ready), [this, call = std::move(call)] { queue_.InOrder(call); });
+}
+
+void DevicePath::CallWithGradients(std::unique_ptr<DeviceEvent> ready, std::function<void()> call) {
+  if (!holds_) return Call(std::move(ready), std::move(call));
   calls_.Add(std::move(ready), [this, call = std::move(call)] { queue_.InOrder(call); });
 }
 

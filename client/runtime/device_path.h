@@ -42,8 +42,9 @@ class DevicePath {
   DeviceQueue& queue() { return queue_; }
   // Runs `call` when `ready` is complete (null: now) and after the earlier ones.
   void Call(std::unique_ptr<DeviceEvent> ready, std::function<void()> call);
-  // From now on, until Release, calls wait whatever is complete.
+  // From now on, until Release, gradients are not taken, and what comes after them waits, too.
   void Hold() { holds_ = true; }
+  void CallWithGradients(std::unique_ptr<DeviceEvent> ready, std::function<void()> call);
   void Release() { holds_ = false; }
   bool holds() const { return holds_ && queue_.empty(); }
   bool idle() const { return queue_.empty() && calls_.empty(); }

@@ -408,8 +408,8 @@ absl::Status Runtime::Open() const {
 
 void Runtime::StartBucket(std::shared_ptr<GradBucket> bucket, std::unique_ptr<DeviceEvent> ready,
                           std::shared_ptr<Outcome> done) {
-  device_.Call(std::move(ready),
-               [this, bucket = std::move(bucket), done = std::move(done)] { Begin(bucket, done); });
+  device_.CallWithGradients(std::move(ready), [this, bucket = std::move(bucket),
+                                               done = std::move(done)] { Begin(bucket, done); });
 }
 
 void Runtime::Begin(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Outcome> done) {

@@ -209,8 +209,8 @@ class Runtime final : private EventHandler {
   void OnLost(std::optional<std::uint64_t> asked = std::nullopt);
   // Without a report it joins as it did first.
   void BeginRejoin(std::optional<wire::MemberReport> report);
-  // In a session that shrinks, until the next Welcome.
-  void HoldCalls();
+  // Until the next Welcome.
+  void HoldGradients();
   void TakeWeight();
   // The other shards: in which life of the session they are to follow. `awaited`: after a loss.
   void TellOthers(const wire::Welcome& welcome, bool awaited);

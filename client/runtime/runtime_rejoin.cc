@@ -68,7 +68,7 @@ std::string Runtime::parameter_drift() const {
   return drift_;
 }
 
-// Calls may have waited for it (HoldCalls).
+// Gradients may have waited for it (HoldGradients).
 void Runtime::TakeWeight() {
   device_.Release();
   if (options_.hook.comm_hook == "noop") return;
@@ -82,10 +82,10 @@ void Runtime::TakeWeight() {
                 "gradients on the CPU, or as many ranks behind each leaf"));
 }
 
-// Gradients of the next step have another weight if a leaf is lost, and members hear of the end of
-// a step before they hear of that.
-void Runtime::HoldCalls() {
-  if (member_.shrinks() && shards_ == 1) device_.Hold();
+// Gradients of the next step have another weight if a leaf is lost and the next daemon does not
+// wait for it, and members hear of the end of a step before they hear of that.
+void Runtime::HoldGradients() {
+  if (member_.outlives_daemon() && !member_.grouped() && shards_ == 1) device_.Hold();
 }
 
 // All shards are left together: shard 0 speaks for them.
@@ -175,7 +175,7 @@ void Runtime::JoinAgain() {
 
 void Runtime::OnLost(std::optional<std::uint64_t> asked) {
   is_lost_ = true;
-  HoldCalls();
+  HoldGradients();
   if (!away_since_) away_since_ = Clock::now();
   if (shards_ == 1) return BeginRejoin(member_.Report());
   ShardLoss loss{.asked = asked};
