@@ -163,6 +163,8 @@ class Gathering {
   std::vector<int> RanksHere() const;  // of the next one: these, and those behind leaves
   // Whether that has other ranks than some are in.
   bool Moves() const;
+  // Whether that has other ranks than members behind leaves were told last.
+  bool WasToldOthers() const;
   bool CanGoOn(std::int64_t step) const;
   bool CannotFollow(const wire::MemberReport& report) const;
   bool Lacks(const wire::MemberReport& report) const;

@@ -194,6 +194,14 @@ bool Gathering::Moves() const {
          });
 }
 
+// With a step that was dropped before this roster was made.
+bool Gathering::WasToldOthers() const {
+  const auto last = std::find_if(told_.rbegin(), told_.rend(), [](const wire::StepDone& done) {
+    return done.change && !done.change->ranks.empty();
+  });
+  return last != told_.rend() && last->change->ranks != RanksHere();
+}
+
 // Whether `step` can go on: with the mean of those who are here, all can begin it again, and nobody
 // waits for somebody who has been through a broadcast with lost members. Who has heard of a change
 // that others have not heard of counts broadcasts otherwise than they do.
@@ -204,7 +212,7 @@ bool Gathering::CanGoOn(std::int64_t step) const {
     if (report) most = std::max(most, report->collectives);
   }
   const bool moves = Moves() && !IsActive(Mutant::kSeenResultsOfOthersStay);
-  if (moves && HasOrHadLeaves()) return false;
+  if ((moves || WasToldOthers()) && HasOrHadLeaves()) return false;
   // It is void, and some have heard so with the end of a step that was dropped.
   const auto is_void = [&](const wire::MemberReport& one) {
     return std::ranges::any_of(reports_, [&](const auto& other) {

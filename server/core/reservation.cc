@@ -62,9 +62,9 @@ std::size_t BookkeepingBytes(const SessionOptions& options) {
          chunks + WaitLog::BytesFor(members);
 }
 
-// The mean of each bucket, which becomes the root's result.
+// The mean of each bucket, which becomes the root's result; and the leaf's client may keep it.
 std::size_t UpstreamBytes(const SessionOptions& options) {
-  return options.leaf.is_leaf() ? options.manifest.GradientBytes() : 0;
+  return options.leaf.is_leaf() ? 2 * options.manifest.GradientBytes() : 0;
 }
 
 }  // namespace

@@ -278,7 +278,9 @@ void SessionCore::LeaveRunning(int rank, absl::Time now, Effects& effects) {
   Apply(collectives_->CheckNobodyGone(), effects);
   if (awaits_successor_) {  // the others gather without it
     effects.push_back(DepartureEffect{.rank = rank});
-    if (std::ranges::count(gone_, rank) == 0) gone_.push_back(rank);
+    for (int r = rank; r < rank + membership_.ranks(rank); ++r) {
+      if (std::ranges::count(gone_, r) == 0) gone_.push_back(r);
+    }
     return;
   }
   membership_.Leave(rank, now);

@@ -220,7 +220,8 @@ class SessionCore {
   bool ComesBack(const JoinAsk& ask) const;
   // To a process that comes for a rank that is gone.
   absl::Status TakeInLater(const JoinAsk& ask);
-  void AddComer(const JoinAsk& ask);
+  // It is asked to try again. RankTaken: it stands for more than who is gone.
+  absl::Status AddComer(const JoinAsk& ask);
   // A step has ended: takes in who has come meanwhile.
   void MaybeTakeIn(Effects& effects);
   // All members gather again, without `lost`; -1: nobody is.

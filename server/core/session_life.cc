@@ -238,7 +238,7 @@ absl::Status SessionCore::AskAgain(const JoinAsk& ask, const absl::Status& refus
   const bool is_gone = state_ == State::kRunning && membership_.IsRank(rank) &&
                        membership_.state(rank) == MemberState::kLost;
   if (is_gone && MayReplace(gone)) {
-    AddComer(ask);
+    if (absl::Status may = AddComer(ask); !may.ok()) return may;
     AwaitSuccessor(gone, effects);
   } else if (is_gone && is_leaf) {
     Apply(gone, effects);

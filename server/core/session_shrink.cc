@@ -20,8 +20,9 @@ void SessionCore::MaybeShrink(absl::Time now, Effects& effects) {
     if (state == MemberState::kLost) {
       effects.push_back(DepartureEffect{.rank = r, .lost = "its stream ended"});
     }
+    const int end = r + membership_.ranks(r);
     rendezvous_->SetGone(r);
-    without.push_back(r);
+    for (int gone = r; gone < end; ++gone) without.push_back(gone);
   }
   effects.push_back(LogEffect{
       .level = LogEffect::Level::kWarning,
@@ -103,20 +104,34 @@ absl::Status SessionCore::TakeInLater(const JoinAsk& ask) {
                      absl::StrCat("session \"", options_.name, "\" went on without rank ", ask.rank,
                                   ", which was away; start it again as a new member")));
   }
-  for (int r = ask.rank; r < ask.rank + std::max(1, ask.leaf_ranks); ++r) {
-    if (membership_.IsRank(r) && membership_.IsGone(r)) continue;
+  if (absl::Status may = AddComer(ask); !may.ok()) return may;
+  return absl::UnavailableError(absl::StrCat("session \"", options_.name, "\" takes rank ",
+                                             ask.rank, " in when it has ended a step; try again"));
+}
+
+// A trainer on a GPU may miss nothing, and weighs nothing either: beside a leaf of several ranks it
+// would have to.
+absl::Status SessionCore::AddComer(const JoinAsk& ask) {
+  const int end = ask.rank + std::max(1, ask.leaf_ranks);
+  const int lost = membership_.IsGone(ask.rank) ? ask.rank : ask.rank + membership_.ranks(ask.rank);
+  for (int r = ask.rank; r < end; ++r) {
+    if (membership_.IsRank(r) && (r < lost || membership_.IsGone(r))) continue;
     return Coded(ErrorCode::kRankTaken,
                  absl::AlreadyExistsError(absl::StrCat(
                      "leaf \"", ask.leaf, "\" stands for rank ", r,
                      ", which is taken by another process; allowed: ranks that are gone")));
   }
-  AddComer(ask);
-  return absl::UnavailableError(absl::StrCat("session \"", options_.name, "\" takes rank ",
-                                             ask.rank, " in when it has ended a step; try again"));
-}
-
-void SessionCore::AddComer(const JoinAsk& ask) {
-  for (int r = ask.rank; r < ask.rank + std::max(1, ask.leaf_ranks); ++r) comers_.insert(r);
+  for (const int rank : membership_.Reachable()) {
+    const bool weighs = ask.leaf_ranks > 1 && !membership_.IsLeaf(rank) && options_.shrinks();
+    if (!weighs || membership_.abilities(rank).may_miss) continue;
+    return Coded(
+        ErrorCode::kLeaf,
+        absl::FailedPreconditionError(absl::StrCat(
+            "leaf \"", ask.leaf, "\" cannot be taken in: gradients would get weights, and ",
+            membership_.NameOf(rank), " has them on a GPU; allowed: trainers")));
+  }
+  for (int r = ask.rank; r < end; ++r) comers_.insert(r);
+  return absl::OkStatus();
 }
 
 void SessionCore::MaybeTakeIn(Effects& effects) {

@@ -18,7 +18,7 @@ namespace gradwire::server {
 bool Step::MayLeaveBehind() const {
   return options_.straggler_multiple > 0 && options_.shrinks() && outlives_daemon() &&
          options_.shard.count() == 1 && !options_.leaf.is_leaf() && !groups_.groups().any() &&
-         !groups_.groups().has_leaves();
+         !membership_.HasLeaves();
 }
 
 void Step::Tick(absl::Time now, Effects& effects) {
