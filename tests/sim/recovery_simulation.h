@@ -302,6 +302,7 @@ class RecoverySimulation {
   void SendUp(Member& member, wire::Frame frame);
   // The user's next call; false: it waits.
   bool CanAct(const Member& member) const;
+  static bool HoldsGradients(const Member& member);
   void Act(Member& member);
   void StartBucket(Member& member, const std::vector<std::uint32_t>& parameters);
   void EnterCollective(Member& member);
@@ -354,8 +355,9 @@ class RecoverySimulation {
   client::Ticket next_ticket_ = 1;
   int processes_ = 0;  // that came later
   bool model_is_lost_ = false;
-  bool was_split_ = false;   // two daemons ran at once
-  bool has_losses_ = false;  // of residuals, or there may be some
+  bool was_split_ = false;     // two daemons ran at once
+  bool left_too_few_ = false;  // when a member went
+  bool has_losses_ = false;    // of residuals, or there may be some
   std::string violation_;
   RecoveryCounts counts_{};
   LateCounts late_counts_;

@@ -230,8 +230,10 @@ void RecoverySimulation::Apply(Life& life, server::Effects effects) {
     // Those that Kill has spared may be named as newcomers in a frame that is still on its way.
     const std::string why(life.session->failure().message());
     model_is_lost_ = processes_ > 0 && why.find("had the session's model") != std::string::npos;
-    // With two daemons, members may be lost that only one of them knew to be the rest.
-    model_is_lost_ |= was_split_ && why.find("no majority is here") != std::string::npos;
+    // With two daemons, members may be lost that only one of them knew to be the rest. And who
+    // leaves does not ask whether the others are still enough.
+    model_is_lost_ |=
+        (was_split_ || left_too_few_) && why.find("no majority is here") != std::string::npos;
     if (!model_is_lost_) Violate(why);
   }
 }

@@ -59,6 +59,7 @@ void RecoverySimulation::FinishLeave(Member& member) {
   NoteLoss();
   // Since it began to leave, the last roster may have been claimed with nobody else.
   model_is_lost_ |= options_.claims() && !MayKill(member);
+  left_too_few_ |= options_.shrinks() && !MayKill(member);
   member.core->SetLeaving(true);
   if (Life* const life = Reachable(); life != nullptr && life->number == member.life) {
     server::Effects effects;

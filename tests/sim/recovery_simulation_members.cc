@@ -24,7 +24,7 @@ void RecoverySimulation::Connect(Member& member) {
                                         .start_id = member.start_id,
                                         .step = step,
                                         .takes_residuals = true,
-                                        .may_miss = late_}});
+                                        .may_miss = true}});
   if (!member.welcomed) return;
   client::Effects effects;
   member.core->Resumed(effects);

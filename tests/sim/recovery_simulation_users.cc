@@ -15,10 +15,14 @@ constexpr std::byte kClipped{0x55};
 
 bool RecoverySimulation::CanAct(const Member& member) const {
   if (!member.welcomed || member.finished() || member.in_collective || member.leaves) return false;
-  // As the runtime holds calls.
-  if (options_.shrinks() && member.core->awaits_welcome()) return false;
+  if (!member.heals && HoldsGradients(member)) return false;
   const bool waits = member.ended && member.over.empty();
   return !waits && now_ >= member.sleeps_until;
+}
+
+// As the runtime does.
+bool RecoverySimulation::HoldsGradients(const Member& member) {
+  return member.next_bucket < member.order.size() && member.core->awaits_welcome();
 }
 
 void RecoverySimulation::Act(Member& member) {
@@ -32,6 +36,7 @@ void RecoverySimulation::Act(Member& member) {
     std::iota(member.order.begin(), member.order.end(), std::size_t{0});
     random_.Shuffle(member.order);
   }
+  if (HoldsGradients(member)) return;
   if (late_ && random_.Percent(6)) {
     member.sleeps_until = now_ + random_.Between(absl::Milliseconds(50), absl::Seconds(1));
     return;

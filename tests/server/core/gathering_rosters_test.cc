@@ -337,5 +337,24 @@ TEST_F(GatheringLeaves, WhoComesInTheirPlaceStandsForItself) {
   EXPECT_THAT(outcome->change->ranks, ElementsAre(0, 1, 2, 3, 4));
 }
 
+// Who was to be left out is back before the others have begun without it.
+TEST_F(GatheringLeaves, WhoWereToldOfAnotherRosterHearOfThisOne) {
+  gathering_.SetPlace(0, 3);
+  gathering_.Take(0, InAll(At(4)));
+  gathering_.Take(3, InAll(At(4)));
+  Lose(4, 5);
+  const auto without = gathering_.Decide();
+  ASSERT_TRUE(without.ok()) << without.status();
+  gathering_.Tell(*without);
+  gathering_.SetPlace(4, 2);
+  gathering_.Take(4, InAll(At(4)));
+  const auto outcome = gathering_.Decide();
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  ASSERT_THAT(outcome->ended, SizeIs(2));
+  EXPECT_THAT(outcome->ended[0].change->ranks, ElementsAre(0, 1, 2, 3));
+  EXPECT_TRUE(outcome->ended[1].dropped);
+  EXPECT_THAT(outcome->ended[1].change->ranks, ElementsAre(0, 1, 2, 3, 4, 5));
+}
+
 }  // namespace
 }  // namespace gradwire::server

@@ -77,10 +77,10 @@ class SessionHarness {
   }
 
   absl::Status Attach(int rank) { return Attach(rank, session.step()); }
-  absl::Status Attach(int rank, std::int64_t step) {
+  absl::Status Attach(int rank, std::int64_t step, const Abilities& abilities = {}) {
     Effects effects;
     absl::Status status = session.Attach(rank, 100 + static_cast<std::uint64_t>(rank), step,
-                                         ++connections, now, effects);
+                                         ++connections, now, effects, abilities);
     if (status.ok()) streams[rank] = connections;
     Take(std::move(effects));
     return status;

@@ -299,7 +299,7 @@ class NextRoot : public Leaves {
   absl::Status Come(JoinAsk ask, const std::optional<Report>& report) {
     ask.report = report;
     const auto rank = Join(ask);
-    return rank.ok() ? Attach(*rank, report ? report->step : 0) : rank.status();
+    return rank.ok() ? Attach(*rank, report ? report->step : 0, {.may_miss = true}) : rank.status();
   }
 };
 
@@ -407,6 +407,24 @@ TEST(SessionLeaves, ALeafComesForRanksThatAreGone) {
   const absl::Status too_many = root.Join(root.LeafAsk(2, 3, "c")).status();
   EXPECT_THAT(std::string(too_many.message()), HasSubstr("leaf \"c\" stands for rank 4"));
   EXPECT_EQ(root.Join(root.LeafAsk(2, 2, "b")).status().code(), absl::StatusCode::kUnavailable);
+}
+
+// Its gradient would get a weight.
+TEST(SessionLeaves, NoLeafIsTakenInBesideAMemberOnAGpu) {
+  SessionOptions options = Shrinks(true);
+  options.gone = {2, 3};
+  NextRoot root(options);
+  for (const int rank : {0, 1, 4}) {
+    JoinAsk ask = root.Ask(rank);
+    ask.report = InAll(At(4));
+    ASSERT_EQ(*root.Join(ask), rank);
+    ASSERT_TRUE(root.Attach(rank, 4, {.may_miss = rank != 1}).ok());
+  }
+  root.Pass(absl::Milliseconds(250));
+  ASSERT_EQ(root.session.state(), SessionCore::State::kRunning) << root.Message();
+  EXPECT_THAT(std::string(root.Join(root.LeafAsk(2, 2, "b")).status().message()),
+              HasSubstr("rank 1 has them on a GPU"));
+  EXPECT_EQ(root.Join(root.Ask(2)).status().code(), absl::StatusCode::kUnavailable);
 }
 
 // Before the others have begun without it.

@@ -200,9 +200,9 @@ TEST_F(NextDaemon, ANewProcessAtAMissingRankEndsTheWait) {
 
 TEST_F(NextDaemon, EndsTheSessionWhereReportsContradictEachOther) {
   Come(0, Report(4));
-  Come(1, Report(9));
+  Come(1, Report(70));
   EXPECT_EQ(harness_.session.state(), SessionCore::State::kFailed);
-  EXPECT_THAT(harness_.Message(), HasSubstr("rank 0 is in step 4, rank 1 in step 9"));
+  EXPECT_THAT(harness_.Message(), HasSubstr("rank 0 is in step 4, rank 1 in step 70"));
   EXPECT_THAT(harness_.Sent<wire::Failure>(0), SizeIs(1));
 }
 
