@@ -102,8 +102,9 @@ class EmbeddedDaemon:
 
     def _start(self, program: str, flags: list[str]) -> subprocess.Popen:
         # The files in these variables are the member's; a unix socket needs none. The addresses and the mode are
-        # those of this host's daemon.
-        others = ("GRADWIRE_TLS_", "GRADWIRE_ADMIN_LISTEN", "GRADWIRE_SOCKET_MODE", "GRADWIRE_TOKEN")
+        # those of this host's daemon, and so is what happens after a loss: this one ends with its job.
+        others = ("GRADWIRE_TLS_", "GRADWIRE_ADMIN_LISTEN", "GRADWIRE_SOCKET_MODE", "GRADWIRE_TOKEN", "GRADWIRE_ON_",
+                  "GRADWIRE_MIN_MEMBERS", "GRADWIRE_ARBITER")  # fmt: skip
         env = {name: value for name, value in os.environ.items() if not name.startswith(others)}
         with open(self._log, "wb") as log:
             return subprocess.Popen(

@@ -144,6 +144,15 @@ def test_what_no_daemon_left_is_not_removed(folder):
     assert (results / "weights.pt").exists() and (target / "daemon.log").exists()
 
 
+def test_what_this_hosts_daemon_does_after_a_loss_is_not_a_jobs(folder, monkeypatch):
+    for name, value in (("ON_MEMBER_LOSS", "wait"), ("MIN_MEMBERS", "1"), ("ARBITER", str(folder))):
+        monkeypatch.setenv(f"GRADWIRE_{name}", value)
+    daemon = _daemon.EmbeddedDaemon()
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.connect(daemon.address.partition(":")[2])
+    daemon.close()
+
+
 def test_a_daemon_that_does_not_start_leaves_nothing(folder, monkeypatch):
     for path, said in (("/nowhere/gradwired", "GRADWIRE_DAEMON"), ("/bin/false", "did not start")):
         monkeypatch.setenv("GRADWIRE_DAEMON", path)
