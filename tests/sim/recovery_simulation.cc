@@ -184,7 +184,10 @@ std::vector<int> RecoverySimulation::Contributors(const std::vector<int>& ranks)
 void RecoverySimulation::Spawn(int rank, int process) {
   const std::size_t index = IndexOf(rank);
   auto& member = members_[index];
-  if (member != nullptr) NoteGone(*member);
+  if (member != nullptr) {
+    NoteGone(*member);
+    ForgetChainsOf(*member);
+  }
   member = std::make_unique<Member>();
   member->rank = rank;
   member->stands_for = StandsFor(rank);

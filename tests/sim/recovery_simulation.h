@@ -250,6 +250,7 @@ class RecoverySimulation {
   std::vector<int> Contributors(const std::vector<int>& ranks) const;
   void NoteRanks(const Member& member, std::int64_t number);
   void NoteChain(const Member& member);
+  void ForgetChainsOf(const Member& gone);
   void CheckChains();
   bool IsLeftBehind(const absl::Status& status) const;
   void Restart(Member& member);

@@ -190,6 +190,16 @@ void RecoverySimulation::NoteChain(const Member& member) {
   Violate(absl::StrCat("rank ", member.rank, " has another chain before step ", report.step));
 }
 
+// What only a member heard that is gone may be decided otherwise: there is nobody to contradict.
+void RecoverySimulation::ForgetChainsOf(const Member& gone) {
+  std::int64_t heard = 0;
+  for (const auto& member : members_) {
+    if (member == nullptr || member.get() == &gone || member->core == nullptr) continue;
+    heard = std::max(heard, member->core->step());
+  }
+  chains_.erase(chains_.upper_bound(heard), chains_.end());
+}
+
 // What daemons said of steps that no member has heard of the end of is not known here.
 void RecoverySimulation::CheckChains() {
   for (const auto& member : members_) {
