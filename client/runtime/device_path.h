@@ -42,10 +42,11 @@ class DevicePath {
   DeviceQueue& queue() { return queue_; }
   // Runs `call` when `ready` is complete (null: now) and after the earlier ones.
   void Call(std::unique_ptr<DeviceEvent> ready, std::function<void()> call);
-  // From now on, until Release, gradients are not taken, and what comes after them waits, too.
-  void Hold() { holds_ = true; }
+  // As Call, for gradients: from Hold to Release these wait, and so do the calls after them.
   void CallWithGradients(std::unique_ptr<DeviceEvent> ready, std::function<void()> call);
+  void Hold() { holds_ = true; }
   void Release() { holds_ = false; }
+  // Whether only Release is waited for, so that polling is of no use.
   bool holds() const { return holds_ && queue_.empty(); }
   bool idle() const { return queue_.empty() && calls_.empty(); }
   // Runs what is due. An error ends the session: RunCalls must follow.
