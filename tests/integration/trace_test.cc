@@ -1,5 +1,7 @@
 // A running session's steps are recorded, and the tool writes them as a trace.
 #include <gmock/gmock.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/support/channel_arguments.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
