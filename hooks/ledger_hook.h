@@ -50,6 +50,7 @@ class LedgerHook final : public Hook {
   absl::Status LoadState(const HookState& state, std::span<const ParameterSpec> manifest) override;
   HookState Copy() const override { return inner_->Copy(); }
   void Reset(std::int64_t iteration) override { inner_->Reset(iteration); }
+  void Forget(std::span<const std::string> parameters) override { inner_->Forget(parameters); }
   // ---- Residuals that go from one member to another (hooks/residuals.h). What this member has
   // taken over, it counts as a loss that is made good, and what it has given away as lost: in the
   // sum of both accounts nothing has changed.

@@ -330,6 +330,7 @@ class Wrapper final : public Hook {
   }
   HookState Copy() const override { return inner_->Copy(); }
   void Reset(std::int64_t iteration) override { inner_->Reset(iteration); }
+  void Forget(std::span<const std::string> parameters) override { inner_->Forget(parameters); }
   void SetLossScale(double scale) override { inner_->SetLossScale(scale); }
 
  private:

@@ -228,6 +228,13 @@ class PowerSgdHook : public HookBase {
     doubles_.ForgetFactors();
   }
 
+  void Forget(std::span<const std::string> parameters) override {
+    for (const std::string& name : parameters) {
+      floats_.ForgetFactors(name);
+      doubles_.ForgetFactors(name);
+    }
+  }
+
   void SetLossScale(double scale) override {
     const double factor = scale / std::exchange(scale_, scale);
     if (factor == 1) return;

@@ -88,6 +88,8 @@ class MemberState {
   std::unordered_map<std::string, PaddingState<T>>& paddings() { return paddings_; }
   const std::unordered_map<std::string, PaddingState<T>>& paddings() const { return paddings_; }
   void ForgetFactors() { factors_.clear(); }
+  // Batched: those of the buckets that begin with it.
+  void ForgetFactors(const std::string& name) { factors_.erase(name); }
   // Batched: parameters have factors in one bucket only, the last that a step was applied with.
   void KeepOnly(const std::string& name) {
     const FactorState<T>& kept = factors_.at(name);

@@ -68,6 +68,7 @@ class WatchedHook final : public Hook {
     ++resets_;
     inner_->Reset(iteration);
   }
+  void Forget(std::span<const std::string> parameters) override { inner_->Forget(parameters); }
   int resets() const { return resets_; }
   void AllowCommit(bool allowed) { commit_allowed_ = allowed; }
 

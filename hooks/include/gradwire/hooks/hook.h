@@ -155,6 +155,11 @@ class Hook {
   // of applied steps.
   virtual void Reset(std::int64_t iteration) = 0;
 
+  // Buckets of these parameters are not this member's any more, or not for a while: it forgets its
+  // copy of the state that all share of them, which others keep up to date. Its own state stays.
+  // Between two steps. Names that the hook does not know are ignored.
+  virtual void Forget(std::span<const std::string> parameters) = 0;
+
   // From now on the caller multiplies gradients by `scale`; the hook scales its residuals
   // accordingly. Called between two steps; `scale` is finite and positive.
   virtual void SetLossScale(double scale) = 0;
@@ -168,6 +173,7 @@ class HookBase : public Hook {
   HookState Copy() const override { return {}; }
   absl::Status LoadState(const HookState& state, std::span<const ParameterSpec> manifest) override;
   void Reset(std::int64_t /*iteration*/) override {}
+  void Forget(std::span<const std::string> /*parameters*/) override {}
   void SetLossScale(double /*scale*/) override {}
 };
 
