@@ -90,6 +90,7 @@ enum class Mutant : std::uint8_t {
   kClaimOfOthersIgnored,
   // The open step of a session with node groups goes on after the loss of its daemon.
   kGroupStepGoesOn,
+  kSharesNotForgotten,
 };
 
 #ifdef GRADWIRE_CORE_MUTANTS

@@ -13,6 +13,7 @@ namespace gradwire::client {
 
 GroupedMember::GroupedMember(const MemberOptions& options, Hook* hook, bool whole_buckets)
     : options_(options),
+      hook_(hook),
       whole_buckets_(whole_buckets),
       member_(std::make_unique<Member>(options, hook)),
       parameters_(options_.manifest) {}
@@ -51,13 +52,16 @@ absl::Status GroupedMember::StartBucket(Ticket ticket, GradBucket& bucket, Effec
              .shares = shares_->Divide(bucket, *positions),
              .measure = measure};
   sent_ |= !awaits_welcome();
-  if (IsAlone()) {
-    tasks_.push_back({.ticket = ticket});
-    Advance(effects);
-  } else if (!awaits_welcome()) {
-    effects.push_back(SendFrameEffect{FrameOf(started)});
-  }
+  if (!awaits_welcome()) Begin(ticket, started, effects);
   return absl::OkStatus();
+}
+
+void GroupedMember::Begin(Ticket ticket, Bucket& bucket, Effects& effects) {
+  if (!IsAlone()) return effects.push_back(SendFrameEffect{FrameOf(bucket)});
+  if (bucket.orders > 0) return;  // it began after the report of a lost daemon's member
+  ++bucket.orders;
+  tasks_.push_back({.ticket = ticket});
+  Advance(effects);
 }
 
 wire::GroupBucket GroupedMember::FrameOf(const Bucket& bucket) const {
@@ -168,28 +172,6 @@ void GroupedMember::Receive(const wire::Frame& frame, Effects& effects) {
     Take(inner, effects);
   }
   if (!status.ok()) Fail(status, effects);
-}
-
-// The codec has checked that ranks ascend. A coordinator that leaves this member out would give it
-// no share.
-void GroupedMember::Join(const wire::NodeGroup& group, Effects& effects) {
-  const auto own = std::find(group.ranks.begin(), group.ranks.end(), options_.rank);
-  if (own == group.ranks.end()) {
-    return Fail(Coded(ErrorCode::kBadAnswer,
-                      absl::InternalError("the coordinator sent a node group without this member")),
-                effects);
-  }
-  if (group.shares == 1) {  // nobody here has a group of several: the session has leaves
-    leaf_groups_ = group.groups;
-    member_->SetGroup(static_cast<int>(group.group), static_cast<int>(group.groups));
-    return;
-  }
-  group_ = group;
-  index_ = static_cast<std::size_t>(own - group.ranks.begin());
-  shares_.emplace(options_.manifest, group.shares, whole_buckets_);
-  member_->SetGroup(static_cast<int>(group.group), static_cast<int>(group.groups));
-  member_->SetInNodeGroup();
-  effects.push_back(GroupEffect{.group = group, .names = !IsAlone() && index_ == 0});
 }
 
 absl::Status GroupedMember::On(const wire::GroupId& id, Effects& effects) {
@@ -353,6 +335,7 @@ void GroupedMember::Pass(BucketDoneEffect& effect, Effects& effects) {
 void GroupedMember::Pass(StepDoneEffect& effect, Effects& effects) {
   if (!grouped()) return effects.push_back(effect);
   if (effect.dropped) Drop(effects);
+  if (effect.verdict == Verdict::kApply) ForgetShares();
   // A share of its own would be announced in the next step. One that has none of a bucket may hear
   // of the exchange's end later than those who have.
   for (const auto& [ticket, bucket] : buckets_) {

@@ -9,7 +9,9 @@
 //
 // The hook sees as many contributors as there are groups, and gradients x = S * groups / members,
 // where S is the group's sum in the order of ranks: so the mean over the groups is the mean over
-// all members, of groups of any size. Residuals are those of x. In a session without node groups
+// all members, of groups of any size. Residuals are those of x; where the session goes on without
+// some members, shares change hands, and the residual of one stays with who had it, for the next
+// time that it has it, as x was weighted then. In a session without node groups
 // this class only passes on; in one with leaf daemons it tells the hook how many contribute.
 //
 // In a session that outlives its daemon a member is READY when it has everything, gathered: nobody
@@ -25,6 +27,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -104,12 +107,13 @@ class GroupedMember {
   // In a session with leaf daemons: how many contribute. 0: it has none. Known with the
   // WelcomeEffect.
   std::uint32_t leaf_groups() const { return leaf_groups_; }
-  // And for how many ranks together. Both may change with each Welcome of a further daemon.
-  int leaf_members() const { return leaf_members_; }
+  // And for how many ranks together, also with node groups. Both may change with each Welcome of a
+  // further daemon.
+  int members() const { return members_; }
   // This member's position in its group.
   std::size_t index() const { return index_; }
   // The position of the member that has a share.
-  std::size_t OwnerOf(std::uint32_t share) const { return share % group_->ranks.size(); }
+  std::size_t OwnerOf(std::uint32_t share) const { return owners_[share]; }
   // How the bucket of an ExchangeEffect or a GatherEffect is divided.
   const std::vector<BucketShare>& SharesOf(Ticket ticket) const {
     return buckets_.at(ticket).shares;
@@ -128,7 +132,8 @@ class GroupedMember {
     std::vector<std::uint32_t> parameters;
     std::vector<BucketShare> shares;
     bool measure = false;
-    int orders = 0;  // to exchange it, and then to gather it
+    int orders =
+        0;  // to exchange it, and then to gather it; alone the member gives the first itself
     bool exchanged = false;
     std::size_t open_shares = 0;  // of this member, without their results
   };
@@ -151,14 +156,20 @@ class GroupedMember {
   absl::Status On(const wire::GroupOrder& order, Effects& effects);
   absl::Status On(const wire::GroupId& id, Effects& effects);
   absl::Status On(const wire::Welcome& welcome, Effects& effects);
-  void Join(const wire::NodeGroup& group, Effects& effects);
+  absl::Status Join(const wire::NodeGroup& group);
+  // Notes which parameters have gone to other members, and which have come back in time.
+  void NoteShares(std::span<const std::size_t> owners_before, std::size_t index_before);
   // ---- With a further daemon (grouped_member_rejoin.cc)
+  void ForgetShares();
   absl::Status CheckSamePlace(const wire::Welcome& welcome) const;
   void GoOn(Effects& effects);
   // The step was dropped: its buckets are done, with whatever is in them.
   void Drop(Effects& effects);
   void Connect(const std::string& id, Effects& effects);
   wire::GroupBucket FrameOf(const Bucket& bucket) const;
+  // Alone the member exchanges it, in its own order; with others when the coordinator says so,
+  // which is told of it.
+  void Begin(Ticket ticket, Bucket& bucket, Effects& effects);
   bool IsAlone() const { return group_->ranks.size() == 1; }
   // A step whose results are not all here yet is behind the protocol's.
   std::int64_t users_step() const { return step() - (done_ ? 1 : 0); }
@@ -168,13 +179,17 @@ class GroupedMember {
   void MaybeEnd(Effects& effects);
 
   MemberOptions options_;  // another daemon changes the generation
+  Hook* const hook_;
   const bool whole_buckets_;
   const std::unique_ptr<Member> member_;
   StepParameters parameters_;
   std::uint32_t leaf_groups_ = 0;
-  int leaf_members_ = 0;
+  int members_ = 0;
   std::optional<wire::NodeGroup> group_;
   std::optional<ShareMap> shares_;
+  std::vector<std::size_t> owners_;  // by share, in the group
+  // Of shares that this member had. The hook forgets them when others have applied a step.
+  std::set<std::string> leaving_;
   std::size_t index_ = 0;
   std::string id_;  // of the group's communicator; empty: not known yet
   bool welcomed_ = false;

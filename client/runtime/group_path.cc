@@ -40,6 +40,7 @@ GroupPath::GroupPath(std::shared_ptr<Device> device,
 
 void GroupPath::Begin(GroupedMember& member) {
   member_ = &member;
+  ++begun_;
   not_finite_.Resize(1);
 }
 
@@ -152,7 +153,7 @@ absl::Status GroupPath::AddUp(Ticket ticket, Done& done) {
   const TensorView buffer = member_->BucketOf(ticket).buffer();
   const std::size_t width = ByteSize(buffer.dtype);
   const double divisor =
-      static_cast<double>(options_.world_size) / static_cast<double>(member_->group()->groups);
+      static_cast<double>(member_->members()) / static_cast<double>(member_->group()->groups);
   OwnShares& own = own_[ticket];
   std::vector<const void*> sources(member_->group()->ranks.size());
   std::size_t received = 0;
@@ -221,6 +222,20 @@ absl::Status GroupPath::Late(const Task& task) const {
                    " of a bucket within ", Seconds(options_.task_timeout), how)));
 }
 
+absl::Status GroupPath::DidNotConnect() const {
+  return Coded(ErrorCode::kNodeGroupFailed,
+               absl::DeadlineExceededError(absl::StrCat(
+                   Names(), " did not connect with ", communicators_->name(), " within ",
+                   Seconds(options_.connect_timeout),
+                   "; are all of them on one machine? Without node groups: node_group \"off\"")));
+}
+
+bool GroupPath::HoldBack(const absl::Status& error, bool may_pass, Clock::time_point now) {
+  if (!member_->outlives_daemon() || !may_pass) return false;
+  held_ = {.error = error, .until = now + kPatience};
+  return true;
+}
+
 absl::StatusOr<std::optional<GroupPath::Done>> GroupPath::Poll(Clock::time_point now) {
   if (held_) {
     if (now < held_->until) return std::nullopt;
@@ -235,19 +250,14 @@ absl::StatusOr<std::optional<GroupPath::Done>> GroupPath::Poll(Clock::time_point
   while (true) {
     const absl::StatusOr<bool> ready = alone ? true : communicator_->Poll();
     if (!ready.ok()) {
-      // What is wrong with the group itself does not pass with a lost member.
-      const bool may_pass = !absl::IsFailedPrecondition(ready.status());
-      if (!member_->outlives_daemon() || !may_pass) return Failed(ready.status());
-      held_ = {.error = Failed(ready.status()), .until = now + kPatience};
+      const bool may_pass = begun_ > 1 || !absl::IsFailedPrecondition(ready.status());
+      if (!HoldBack(Failed(ready.status()), may_pass, now)) return Failed(ready.status());
       return std::nullopt;
     }
     if (!*ready && connecting_ && now - connecting_since_ > options_.connect_timeout) {
-      return Coded(
-          ErrorCode::kNodeGroupFailed,
-          absl::DeadlineExceededError(absl::StrCat(
-              Names(), " did not connect with ", communicators_->name(), " within ",
-              Seconds(options_.connect_timeout),
-              "; are all of them on one machine? Without node groups: node_group \"off\"")));
+      const absl::Status late = DidNotConnect();
+      if (!HoldBack(late, /*may_pass=*/begun_ > 1, now)) return late;
+      return std::nullopt;
     }
     if (*ready) connecting_ = false;
     if (!*ready && task_ && now - task_->since > options_.task_timeout) return Late(*task_);

@@ -4,6 +4,9 @@
 // An error of the communicator may be a member that was lost, which the others hear of before the
 // daemon knows. In a session that outlives its daemon it is held back for as long as the daemon may
 // need, and forgotten if the session then gathers its members (Abort); meanwhile nothing is done.
+// What is wrong with the group itself, such as two members on one GPU, is said at once when a
+// member connects for the first time. Later it is held back, too: a newcomer is the reason, and
+// ends.
 //
 // Not thread-safe. Nothing waits: Poll begins and finishes what can be.
 #pragma once
@@ -31,7 +34,6 @@ class GroupPath {
   using Clock = std::chrono::steady_clock;
 
   struct Options {
-    int world_size = 1;
     Clock::duration connect_timeout{0};
     Clock::duration task_timeout{0};  // of one exchange or gather
   };
@@ -93,6 +95,9 @@ class GroupPath {
   absl::Status AddUp(Ticket ticket, Done& done);
   DeviceVector<std::byte> TakeMemory(std::size_t bytes);
   absl::Status Late(const Task& task) const;
+  absl::Status DidNotConnect() const;
+  // False: it is to be said at once.
+  bool HoldBack(const absl::Status& error, bool may_pass, Clock::time_point now);
   std::string Names() const;
   // What NCCL says, with the members that it concerns.
   absl::Status Failed(const absl::Status& status) const;
@@ -103,6 +108,7 @@ class GroupPath {
   GroupedMember* member_ = nullptr;
   std::unique_ptr<NodeCommunicator> communicator_;
   bool connecting_ = false;
+  int begun_ = 0;  // times: once with each daemon
   Clock::time_point connecting_since_;
   std::optional<Task> task_;
   struct Held {

@@ -62,8 +62,7 @@ DevicePath::Options PathOptions(const ClientOptions& options, const JoinResult& 
 }
 
 GroupPath::Options GroupOptions(const ClientOptions& options) {
-  return {.world_size = options.world_size,
-          .connect_timeout = kGroupConnects,
+  return {.connect_timeout = kGroupConnects,
           .task_timeout = std::chrono::duration_cast<GroupPath::Clock::duration>(
               absl::ToChronoNanoseconds(options.step_timeout))};
 }

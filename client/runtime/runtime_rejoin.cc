@@ -73,7 +73,7 @@ void Runtime::TakeWeight() {
   device_.Release();
   if (options_.hook.comm_hook == "noop") return;
   const std::uint32_t groups = member_.leaf_groups();
-  weight_ = groups > 0 ? LeafWeight(ranks_, groups, member_.leaf_members()) : 1;
+  weight_ = groups > 0 ? LeafWeight(ranks_, groups, member_.members()) : 1;
   if (weight() == 1 || !device_.on_gpu()) return;
   hook_error_ =
       Coded(ErrorCode::kLeaf,

@@ -3,7 +3,6 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/error_code.h"
 #include "client/runtime/runtime.h"
 
@@ -14,11 +13,10 @@ namespace {
 constexpr const char* kRankKey = "rank";
 constexpr const char* kGroupKey = "node_group";
 
-// What residuals depend on: who adds up which parameters, and what the sum is divided by.
+// Which parameters have residuals here depends on it, and on the rank. Who else is in the group may
+// change while the session lasts.
 std::string Describe(const std::optional<wire::NodeGroup>& group) {
-  if (!group) return "";
-  return absl::StrCat("ranks ", absl::StrJoin(group->ranks, ", "), "; ", group->shares, " shares, ",
-                      group->groups, " groups");
+  return group ? absl::StrCat(group->shares, " shares") : "";
 }
 
 std::string Shortened(const std::string& text) { return text.substr(0, 100); }
@@ -71,7 +69,7 @@ absl::Status Runtime::LoadState(const HookState& state) {
   const std::string saved = group == state.metadata.end() ? "" : group->second;
   if (const std::string now = Describe(member_.group()); saved != now) {
     const auto named = [](const std::string& text) {
-      return text.empty() ? "without node groups" : absl::StrCat("in a node group (", text, ")");
+      return text.empty() ? "without node groups" : absl::StrCat("in node groups with ", text);
     };
     return Coded(ErrorCode::kStateDiffers,
                  absl::FailedPreconditionError(

@@ -46,6 +46,7 @@ struct MemberReport {
   std::uint64_t skipped = 0;  // steps in a row, up to `step`
   bool has_leaves = false;    // the session
   std::uint64_t arbiter = 0;  // 0: rosters need a majority
+  std::uint32_t shares = 0;   // of node groups
 
   // How a step before its own ended, as the member has seen it. None: it cannot say.
   std::optional<Verdict> Saw(std::int64_t earlier) const {

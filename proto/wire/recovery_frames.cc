@@ -158,6 +158,7 @@ v1::MemberReport ToProto(const MemberReport& report) {
   message.set_arbiter(report.arbiter);
   message.set_skipped(report.skipped);
   message.set_has_leaves(report.has_leaves);
+  message.set_shares(report.shares);
   message.set_in_collective(report.in_collective);
   return message;
 }
@@ -184,7 +185,9 @@ absl::StatusOr<MemberReport> FromProto(const v1::MemberReport& message) {
                       .chain = message.chain(),
                       .skipped = message.skipped(),
                       .has_leaves = message.has_leaves(),
-                      .arbiter = message.arbiter()};
+                      .arbiter = message.arbiter(),
+                      .shares = check.Range("shares", message.shares(), 0U,
+                                            static_cast<std::uint32_t>(kMaxWorldSize))};
   if (message.has_roster()) report.roster = Get(message.roster(), check);
   if (message.last() != v1::STEP_VERDICT_UNSPECIFIED) {
     report.last = GetVerdict(message.last(), check);

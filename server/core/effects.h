@@ -13,6 +13,7 @@
 #include "proto/wire/frame.h"
 #include "server/core/reduced_result.h"
 #include "server/core/roster_claims.h"
+#include "server/core/state_file.h"
 
 namespace gradwire::server {
 
@@ -60,8 +61,7 @@ struct ComputeEffect {
 };
 // Read it (SessionCore::ReadCopy) and answer with SessionCore::Restored. All members wait for it.
 struct RestoreEffect {
-  // Parts of one copy.
-  std::vector<std::shared_ptr<const std::vector<std::byte>>> files;
+  std::vector<StateFile> files;  // parts of one copy, which may overlap
 };
 // Run it and answer with SessionCore::ChoreDone. Nobody waits for it.
 struct ChoreEffect {

@@ -190,9 +190,10 @@ bool Gathering::HasNewcomers() const {
 }
 
 // Also where some have begun the step, and others have not heard of the end of the one before.
-// Newcomers drop it anyway.
+// With newcomers, or another roster, it is dropped anyway, and that says so.
 bool Gathering::IsHalfGathered(std::int64_t step) const {
-  if (!is_grouped_ || HasNewcomers() || IsActive(Mutant::kGroupStepGoesOn)) return false;
+  if (!is_grouped_ || HasNewcomers() || !CanGoOn(step)) return false;
+  if (IsActive(Mutant::kGroupStepGoesOn)) return false;
   return std::ranges::any_of(reports_, [step](const auto& report) {
     return report && report->step == step && report->has_contributed;
   });

@@ -29,9 +29,9 @@
 // step that is then open is dropped, for everybody, and with it everybody hears of them.
 //
 // In a session with node groups a step of which anything was sent does not go on: a group may have
-// gathered some of its buckets, which lie over the gradients, and connects anew. Nor does one in
-// another roster where there are leaf daemons: gradients have weights by who is there, and members
-// behind leaves hear of the others with a step that is dropped.
+// gathered some of its buckets, which lie over the gradients, and connects anew. Nor does any in
+// another roster, and the same where there are leaf daemons: gradients have weights by who is
+// there, and members behind leaves hear of the others with a step that is dropped.
 //
 // Where the session has several shards, all are left after the loss of one, as if they were one
 // daemon. The members report to shard 0 what they hold at all of them; the others begin where they
@@ -75,7 +75,7 @@ class Gathering {
   // A later report of the rank replaces the earlier one. None: it is a newcomer's.
   void Take(int rank, std::optional<wire::MemberReport> report);
 
-  // The session has node groups of several members. Before Decide.
+  // The session has node groups, or has had some of several members. Before Decide.
   void SetGrouped(bool grouped) { is_grouped_ = grouped; }
 
   // A process has come for the rank: a trainer, or a leaf daemon, which stands and reports for so
@@ -84,6 +84,13 @@ class Gathering {
 
   // When all ranks are taken: nobody has been in the session, which begins as any other.
   bool AllNew() const;
+  // Into how many shares the session's node groups divide the parameters, as most who have reported
+  // say; 1: it has none; 0: it begins.
+  std::uint32_t Shares() const;
+  // FailedPrecondition: some say otherwise, and the error names two ranks.
+  absl::Status CheckShares() const;
+  // Whether the rank's process has been in the session.
+  bool HasReport(int rank) const { return reports_[static_cast<std::size_t>(rank)].has_value(); }
 
   // ---- Where the session shrinks
 

@@ -5,6 +5,8 @@
 #include <tuple>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/mutants.h"
 #include "server/core/gathering.h"
 
@@ -33,6 +35,29 @@ void Gathering::SetPlace(int rank, std::optional<int> leaf_ranks) {
 const std::optional<wire::MemberReport>& Gathering::ReportFor(int rank) const {
   const int leaf = leaf_of_[static_cast<std::size_t>(rank)];
   return reports_[static_cast<std::size_t>(leaf < 0 ? rank : leaf)];
+}
+
+std::uint32_t Gathering::Shares() const {
+  std::uint32_t shares = AllNew() ? 0 : 1;
+  for (const auto& report : reports_) {
+    if (report) shares = std::max(shares, report->shares);
+  }
+  return shares;
+}
+
+absl::Status Gathering::CheckShares() const {
+  int first = -1;
+  for (std::size_t r = 0; r < reports_.size(); ++r) {
+    if (!reports_[r]) continue;
+    if (first < 0) first = static_cast<int>(r);
+    const std::uint32_t others = reports_[static_cast<std::size_t>(first)]->shares;
+    if (reports_[r]->shares == others) continue;
+    return Coded(ErrorCode::kResume,
+                 absl::FailedPreconditionError(absl::StrCat(
+                     "the members' reports contradict each other: node groups have ", others,
+                     " shares for rank ", first, ", and ", reports_[r]->shares, " for rank ", r)));
+  }
+  return absl::OkStatus();
 }
 
 bool Gathering::HasOrHadLeaves() const {
@@ -212,7 +237,7 @@ bool Gathering::CanGoOn(std::int64_t step) const {
     if (report) most = std::max(most, report->collectives);
   }
   const bool moves = Moves() && !IsActive(Mutant::kSeenResultsOfOthersStay);
-  if ((moves || WasToldOthers()) && HasOrHadLeaves()) return false;
+  if ((moves || WasToldOthers()) && (is_grouped_ || HasOrHadLeaves())) return false;
   // It is void, and some have heard so with the end of a step that was dropped.
   const auto is_void = [&](const wire::MemberReport& one) {
     return std::ranges::any_of(reports_, [&](const auto& other) {

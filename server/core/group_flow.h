@@ -74,7 +74,9 @@ class GroupFlow {
 
   static std::size_t Index(int rank) { return static_cast<std::size_t>(rank); }
   // Whether the member needs orders.
-  bool IsLed(int rank) const { return groups_.RanksWith(rank).size() > 1; }
+  bool IsLed(int rank) const {
+    return !membership_.IsGone(rank) && groups_.RanksWith(rank).size() > 1;
+  }
   static wire::GroupOrder OrderOf(std::int64_t step, const Orders& orders, std::size_t number);
   absl::Status CheckBucket(const wire::GroupBucket& bucket) const;
   // Whether all of the member's group have the bucket, so that they were told to exchange it.

@@ -12,27 +12,42 @@
 namespace gradwire::server {
 namespace {
 
-// What two parts have is the same in both.
-absl::Status AddPart(HookState part, HookState& copy, std::map<std::string, std::size_t>& places) {
-  const auto differs = [](const std::string& what) {
-    return Coded(ErrorCode::kResume,
-                 absl::FailedPreconditionError(absl::StrCat("its parts differ in \"", what, "\"")));
-  };
-  for (auto& [key, value] : part.metadata) {
-    const auto [found, is_new] = copy.metadata.try_emplace(key, value);
-    if (!is_new && found->second != value) return differs(key);
-  }
-  for (StateTensor& tensor : part.tensors) {
-    const auto [found, is_new] = places.try_emplace(tensor.name, copy.tensors.size());
-    if (is_new) {
-      copy.tensors.push_back(std::move(tensor));
-      continue;
+// Puts the copies of several members together. What two of them have is the same in both.
+class Parts {
+ public:
+  absl::Status Add(int rank, HookState part) {
+    for (auto& [key, value] : part.metadata) {
+      const auto [found, is_new] = copy_.metadata.try_emplace(key, value);
+      const int first = givers_.try_emplace(key, rank).first->second;
+      if (!is_new && found->second != value) return Differ(first, rank, key);
     }
-    const StateTensor& known = copy.tensors[found->second];
-    if (known.dtype != tensor.dtype || known.data != tensor.data) return differs(tensor.name);
+    for (StateTensor& tensor : part.tensors) {
+      const auto [found, is_new] = places_.try_emplace(tensor.name, copy_.tensors.size());
+      const int first = givers_.try_emplace(tensor.name, rank).first->second;
+      if (is_new) {
+        copy_.tensors.push_back(std::move(tensor));
+        continue;
+      }
+      const StateTensor& known = copy_.tensors[found->second];
+      const bool is_same = known.dtype == tensor.dtype && known.data == tensor.data;
+      if (!is_same) return Differ(first, rank, tensor.name);
+    }
+    return absl::OkStatus();
   }
-  return absl::OkStatus();
-}
+
+  HookState Take() { return std::move(copy_); }
+
+ private:
+  static absl::Status Differ(int first, int second, const std::string& what) {
+    return Coded(ErrorCode::kResume, absl::FailedPreconditionError(
+                                         absl::StrCat("ranks ", first, " and ", second,
+                                                      " hold different copies of \"", what, "\"")));
+  }
+
+  HookState copy_;
+  std::map<std::string, std::size_t> places_;  // of tensors
+  std::map<std::string, int> givers_;          // of tensors and metadata
+};
 
 }  // namespace
 
@@ -118,18 +133,17 @@ void SessionHookState::Install(HookImport& import) {
 }
 
 absl::StatusOr<std::shared_ptr<HookImport>> SessionHookState::ReadCopy(
-    std::span<const File> files) const {
-  HookState copy;
-  std::map<std::string, std::size_t> places;  // of tensors
-  for (const File& file : files) {
-    const auto* const text = reinterpret_cast<const char*>(file->data());
-    absl::StatusOr<HookState> part = ReadSafetensors({text, file->size()});
+    std::span<const StateFile> files) const {
+  Parts parts;
+  for (const auto& [rank, bytes] : files) {
+    const auto* const text = reinterpret_cast<const char*>(bytes->data());
+    absl::StatusOr<HookState> part = ReadSafetensors({text, bytes->size()});
     if (!part.ok()) return part.status();
-    if (absl::Status added = AddPart(*std::move(part), copy, places); !added.ok()) return added;
+    if (absl::Status added = parts.Add(rank, *std::move(part)); !added.ok()) return added;
   }
   OwnsParameter owns;
   if (shard_.count() > 1) owns = [this](std::uint32_t p) { return shard_.Owns(p); };
-  return hook_->ReadCopy(std::move(copy), owns);
+  return hook_->ReadCopy(parts.Take(), owns);
 }
 
 std::shared_ptr<const HookSnapshot> SessionHookState::Snapshot() const {

@@ -13,6 +13,7 @@
 #include "server/core/manifest.h"
 #include "server/core/session_state.h"
 #include "server/core/shard_place.h"
+#include "server/core/state_file.h"
 
 namespace gradwire::server {
 
@@ -71,11 +72,11 @@ class SessionHookState {
   absl::StatusOr<std::shared_ptr<HookImport>> ReadState(const HookState& state) const;
   void Install(HookImport& import);
 
-  // The same after the loss of a daemon, from a member's copy as its file has it. Nothing is
+  // The same after the loss of a daemon, from members' copies as their files have them. Nothing is
   // replaced by it, for members have the state.
-  // `files`: parts of the members' copy, which may overlap.
-  using File = std::shared_ptr<const std::vector<std::byte>>;
-  absl::StatusOr<std::shared_ptr<HookImport>> ReadCopy(std::span<const File> files) const;
+  // FailedPrecondition: what two files have in common is not the same, and the error names the
+  // ranks.
+  absl::StatusOr<std::shared_ptr<HookImport>> ReadCopy(std::span<const StateFile> files) const;
   void Restore(HookImport& import) { hook_->Install(import); }
 
   // What a report of the compression is made of. Null: there is no state.

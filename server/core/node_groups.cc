@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/error_code.h"
+#include "proto/wire/share_owners.h"
 
 namespace gradwire::server {
 namespace {
@@ -20,25 +21,25 @@ std::vector<std::vector<int>> EachAlone(int world_size) {
 }  // namespace
 
 NodeGroups::NodeGroups(int world_size)
-    : NodeGroups(EachAlone(world_size), static_cast<std::size_t>(world_size)) {}
+    : NodeGroups(EachAlone(world_size), static_cast<std::size_t>(world_size), 1) {}
 
-NodeGroups::NodeGroups(std::vector<std::vector<int>> groups, std::size_t world_size)
+NodeGroups::NodeGroups(std::vector<std::vector<int>> groups, std::size_t world_size,
+                       std::uint32_t shares)
     : groups_(std::move(groups)), group_of_(world_size) {
-  std::size_t shares = 1;
+  std::vector<std::vector<std::uint32_t>> weights(shares, std::vector<std::uint32_t>(world_size));
   for (std::size_t g = 0; g < groups_.size(); ++g) {
-    shares = std::max(shares, groups_[g].size());
     for (const int rank : groups_[g]) group_of_[static_cast<std::size_t>(rank)] = g;
-  }
-  for (std::size_t share = 0; share < shares; ++share) {
-    std::vector<std::uint32_t> weights(world_size);
-    for (const std::vector<int>& ranks : groups_) {
-      weights[static_cast<std::size_t>(ranks[share % ranks.size()])] = 1;
+    const std::vector<std::size_t> owners = wire::ShareOwners(groups_[g], shares);
+    for (std::uint32_t share = 0; share < shares; ++share) {
+      weights[share][static_cast<std::size_t>(groups_[g][owners[share]])] = 1;
     }
-    contributors_.push_back(std::make_shared<const Contributors>(std::move(weights)));
+  }
+  for (std::vector<std::uint32_t>& one : weights) {
+    contributors_.push_back(std::make_shared<const Contributors>(std::move(one)));
   }
 }
 
-absl::StatusOr<NodeGroups> NodeGroups::Make(std::span<const GroupAsk> asks) {
+absl::StatusOr<NodeGroups> NodeGroups::Make(std::span<const GroupAsk> asks, std::uint32_t shares) {
   std::vector<std::vector<int>> groups;
   std::map<std::string, std::size_t> by_name;
   bool leaves = false;
@@ -47,7 +48,7 @@ absl::StatusOr<NodeGroups> NodeGroups::Make(std::span<const GroupAsk> asks) {
     if (asks[r].gone) continue;
     leaves |= asks[r].ranks != 1;
     if (asks[r].ranks == 0) continue;
-    if (asks[r].name.empty()) {
+    if (asks[r].name.empty() || shares == 1) {
       groups.push_back({rank});
       continue;
     }
@@ -67,7 +68,12 @@ absl::StatusOr<NodeGroups> NodeGroups::Make(std::span<const GroupAsk> asks) {
     }
     ranks.push_back(rank);
   }
-  NodeGroups made(std::move(groups), asks.size());
+  if (shares == 0) {
+    for (const std::vector<int>& ranks : groups) {
+      shares = std::max(shares, static_cast<std::uint32_t>(ranks.size()));
+    }
+  }
+  NodeGroups made(std::move(groups), asks.size(), std::max(shares, 1U));
   if (leaves && made.any()) {
     return Coded(ErrorCode::kNodeGroup,
                  absl::InvalidArgumentError("the session has leaf daemons and node groups of "
@@ -86,20 +92,6 @@ std::vector<int> NodeGroups::Firsts() const {
   std::vector<int> firsts;
   for (const std::size_t group : group_of_) firsts.push_back(groups_[group].front());
   return firsts;
-}
-
-// Shares go by a group's size, and the place in it. Where there are no shares, all have everything.
-std::vector<int> NodeGroups::Parts() const {
-  std::vector<int> parts(group_of_.size());
-  if (!any()) return parts;
-  std::map<std::pair<std::size_t, std::size_t>, int> first;
-  for (std::size_t r = 0; r < parts.size(); ++r) {
-    const std::vector<int>& ranks = groups_[group_of_[r]];
-    const auto place = static_cast<std::size_t>(
-        std::ranges::lower_bound(ranks, static_cast<int>(r)) - ranks.begin());
-    parts[r] = first.try_emplace({ranks.size(), place}, static_cast<int>(r)).first->second;
-  }
-  return parts;
 }
 
 wire::NodeGroup NodeGroups::PlaceOf(int rank) const {

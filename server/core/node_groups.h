@@ -7,7 +7,7 @@
 // A group contributes as one member would: contributions have weight 1 each, and the group's own
 // mean is weighted by its size before it comes (client/core/grouped_member.h). A member in no group
 // is a group of its own. The parameters are divided into as many shares as the largest group has
-// members; in a smaller one members have several.
+// members when the session begins; in a smaller one members have several (wire::ShareOwners).
 #pragma once
 
 #include <cstddef>
@@ -37,13 +37,14 @@ class NodeGroups {
   // Without groups: every member contributes everything.
   explicit NodeGroups(int world_size);
 
-  // `asks` by rank. InvalidArgument: two members of a group reach others by different means, or
-  // leaves and groups of several members are in one session.
-  static absl::StatusOr<NodeGroups> Make(std::span<const GroupAsk> asks);
+  // `asks` by rank. `shares`: those of a session that goes on, where 1 means that it has no groups,
+  // whatever is asked for; 0: it begins. InvalidArgument: two members of a group reach others by
+  // different means, or leaves and groups of several members are in one session.
+  static absl::StatusOr<NodeGroups> Make(std::span<const GroupAsk> asks, std::uint32_t shares = 0);
 
   // Whether some ranks are behind leaves.
   bool has_leaves() const { return has_leaves_; }
-  // Whether some members share a group.
+  // Whether some members share a group, or have done so.
   bool any() const { return shares() > 1; }
   std::uint32_t shares() const { return static_cast<std::uint32_t>(contributors_.size()); }
 
@@ -62,18 +63,16 @@ class NodeGroups {
 
   // By rank: the first one of its group.
   std::vector<int> Firsts() const;
-  // By rank: the first one that has the same shares.
-  std::vector<int> Parts() const;
 
   // What the member is told.
   wire::NodeGroup PlaceOf(int rank) const;
 
  private:
-  explicit NodeGroups(std::vector<std::vector<int>> groups, std::size_t world_size);
+  NodeGroups(std::vector<std::vector<int>> groups, std::size_t world_size, std::uint32_t shares);
 
   bool has_leaves_ = false;
   std::vector<std::vector<int>> groups_;  // in the order of their first ranks
-  std::vector<std::size_t> group_of_;     // by rank
+  std::vector<std::size_t> group_of_;     // by rank; of those who are gone it says nothing
   std::vector<std::shared_ptr<const Contributors>> contributors_;  // by share
 };
 

@@ -19,6 +19,11 @@ absl::Status CheckRanks(int own, int world_size, const wire::MemberReport& repor
                      ranks.empty() ? -1 : ranks.back(), "; allowed are ranks from 0 to ",
                      world_size - 1, ", in a roster with the member's own, ", own)));
   };
+  if (report.shares > static_cast<std::uint32_t>(world_size)) {
+    return Coded(ErrorCode::kResume,
+                 absl::InvalidArgumentError(absl::StrCat("report.shares: is ", report.shares,
+                                                         "; allowed: 0 to ", world_size)));
+  }
   if (!report.concluded.empty() && report.concluded.back() >= world_size) {
     return refuse("concluded", report.concluded);
   }
@@ -76,13 +81,16 @@ absl::Status Rendezvous::CheckReport(const JoinAsk& ask) const {
     return valid.ok() ? CheckLife(ask) : valid;
   }
   if (options_.gathers && options_.member_grace > absl::ZeroDuration()) {
-    const bool is_leaf_of_shards = ask.leaf_ranks > 0 && options_.shard.count() > 1;
-    if (options_.shrinks() && (is_leaf_of_shards || !ask.group.name.empty())) {
-      return Coded(
-          ErrorCode::kResume,
-          absl::FailedPreconditionError(absl::StrCat(
-              "session \"", options_.name, "\" has lost a member; allowed in its place: a trainer ",
-              is_leaf_of_shards ? "or, with one daemon, a leaf" : "or a leaf without node group")));
+    if (gathering_->Shares() > 1) {
+      absl::Status fits = CheckGroup(ask.rank, ask.group, ask.leaf_ranks > 0);
+      if (!fits.ok()) return fits;
+    }
+    if (options_.shrinks() && ask.leaf_ranks > 0 && options_.shard.count() > 1) {
+      return Coded(ErrorCode::kResume,
+                   absl::FailedPreconditionError(
+                       absl::StrCat("session \"", options_.name,
+                                    "\" has lost a member, and has several daemons; allowed in its "
+                                    "place: a trainer")));
     }
     if (ask.rank >= 0) return CheckLife(ask);
     return Coded(ErrorCode::kResume, absl::FailedPreconditionError(absl::StrCat(
@@ -98,6 +106,37 @@ absl::Status Rendezvous::CheckReport(const JoinAsk& ask) const {
                    options_.gathers
                        ? "waits for the members of a lost daemon, and this process is none of them"
                        : "was begun again by other processes; join it as a new member")));
+}
+
+// With another version of the communicator it would end the whole group.
+absl::Status Rendezvous::CheckGroup(int rank, const GroupAsk& ask, bool is_leaf) const {
+  const auto refuse = [&](const std::string& why) {
+    return Coded(ErrorCode::kNodeGroup,
+                 absl::FailedPreconditionError(
+                     absl::StrCat("session \"", options_.name, "\" has node groups, and ", why)));
+  };
+  if (is_leaf) return refuse("a leaf daemon has come; allowed: trainers");
+  for (int r = 0; r < membership_.world_size() && !ask.name.empty(); ++r) {
+    const GroupAsk& other = asks_[static_cast<std::size_t>(r)];
+    const bool is_member = r != rank && membership_.state(r) == MemberState::kConnected &&
+                           (is_complete_ || gathering_->HasReport(r));
+    if (!is_member || other.name != ask.name || other.communicator == ask.communicator) continue;
+    return refuse(absl::StrCat("rank ", r, " has ", other.communicator, ", the process for rank ",
+                               rank, " of the same group has ", ask.communicator,
+                               "; install the same version"));
+  }
+  return absl::OkStatus();
+}
+
+std::vector<std::pair<int, absl::Status>> Rendezvous::Misfits() const {
+  std::vector<std::pair<int, absl::Status>> misfits;
+  if (!gathering_ || gathering_->Shares() <= 1) return misfits;
+  for (int r = 0; r < membership_.world_size(); ++r) {
+    if (membership_.state(r) != MemberState::kConnected || gathering_->HasReport(r)) continue;
+    absl::Status fits = CheckGroup(r, asks_[static_cast<std::size_t>(r)], membership_.IsLeaf(r));
+    if (!fits.ok()) misfits.emplace_back(r, std::move(fits));
+  }
+  return misfits;
 }
 
 bool Rendezvous::IsOver(const JoinAsk& ask) const {
@@ -124,6 +163,7 @@ MaybeFailure Rendezvous::OnWrongJoin(const JoinAsk& ask, const absl::Status& dif
     return std::nullopt;
   }
   if (ask.report) return std::nullopt;  // it is of another session, or comes too late
+  if (options_.gathers && options_.shrinks()) return std::nullopt;  // they go on without the rank
   return FailureEvent{.kind = FailureEvent::Kind::kWrongJoin, .rank = ask.rank, .what = difference};
 }
 
@@ -135,13 +175,16 @@ void Rendezvous::Leave(int rank, Effects& effects) {
 }
 
 absl::StatusOr<NodeGroups> Rendezvous::Group() const {
+  if (absl::Status same = gathering_ ? gathering_->CheckShares() : absl::OkStatus(); !same.ok()) {
+    return same;
+  }
   std::vector<GroupAsk> asks = asks_;
   for (int r = 0; r < membership_.world_size(); ++r) {
     GroupAsk& ask = asks[static_cast<std::size_t>(r)];
     ask.ranks = membership_.IsElsewhere(r) ? 0 : membership_.ranks(r);
     ask.gone = membership_.IsGone(r);
   }
-  return NodeGroups::Make(asks);
+  return NodeGroups::Make(asks, gathering_ ? gathering_->Shares() : 0);
 }
 
 MaybeFailure Rendezvous::Tick(absl::Time now, Effects& effects) {
@@ -205,7 +248,8 @@ bool Rendezvous::MayShrink(absl::Time now) {
   for (int r = 0; r < membership_.world_size(); ++r) {
     const MemberState state = membership_.state(r);
     if (state == MemberState::kConnected || membership_.IsElsewhere(r)) continue;
-    if (state == MemberState::kJoined) return false;  // its stream comes, or it is freed
+    // Its stream comes, or comes again; or it is freed.
+    if (state == MemberState::kJoined || state == MemberState::kLost) return false;
     const bool was_lost = std::ranges::count(options_.gone, r) > 0;
     waits |= state != MemberState::kAbsent || !was_lost;
   }

@@ -39,6 +39,8 @@ class Rendezvous {
   // have a report, and successors of lost ones that name their rank; in others, those that begin.
   // At any time.
   absl::Status CheckReport(const JoinAsk& ask) const;
+  // Whether a newcomer to a session with node groups may be in one. At any time.
+  absl::Status CheckGroup(int rank, const GroupAsk& ask, bool is_leaf) const;
   // Whether a member of this session comes in a later life of it than this one.
   bool IsOver(const JoinAsk& ask) const;
 
@@ -49,6 +51,8 @@ class Rendezvous {
   void Leave(int rank, Effects& effects);
   // Frees the ranks of lost members. Fails when the join timeout has passed.
   MaybeFailure Tick(absl::Time now, Effects& effects);
+  // Newcomers that are here and may be in no group of the session, with the reason.
+  std::vector<std::pair<int, absl::Status>> Misfits() const;
   // All members are connected. Fails if they cannot be grouped as they ask.
   absl::StatusOr<NodeGroups> Group() const;
   // What follows from the members' reports, who are in these groups; none: they have begun here.

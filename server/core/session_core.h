@@ -187,7 +187,7 @@ class SessionCore {
   // Before the session runs.
   void ReceiveEarly(int rank, const wire::Frame& frame, Effects& effects);
   // What members need to go on with another daemon after this one; none: they cannot.
-  std::optional<wire::Recovery> RecoveryOf(const NodeGroups& groups) const;
+  std::optional<wire::Recovery> NewRecovery() const;
   // From where another daemon's session was.
   void GoOn(const Gathering::Outcome& gathered, Effects& effects);
   void GoOnFromUpstream();
@@ -196,8 +196,9 @@ class SessionCore {
   // Whether another process may come for a member that is lost; and that one is waited for.
   absl::Status CheckLeavesGoOn(const std::optional<Gathering::Outcome>& gathered) const;
   // session_groups.cc
-  absl::Status CheckGroupsGoOn(const NodeGroups& groups,
-                               const std::optional<Gathering::Outcome>& gathered) const;
+  // Newcomers that may be in no node group; True: there were any.
+  bool DismissMisfits(Effects& effects);
+  void Dismiss(int rank, const absl::Status& refused, Effects& effects);
   // Newcomers that are in other node groups than those whose places they take. True: there are any.
   bool DismissMisplaced(const NodeGroups& groups, const Gathering::Outcome& gathered,
                         Effects& effects);

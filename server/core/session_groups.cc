@@ -1,4 +1,4 @@
-// A session with node groups that goes on after the loss of its daemon, or of members.
+// Newcomers to a session with node groups that are refused.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -8,16 +8,6 @@
 #include "server/core/session_core.h"
 
 namespace gradwire::server {
-
-// In a group of fewer members others would have the shares, without their residuals.
-absl::Status SessionCore::CheckGroupsGoOn(const NodeGroups& groups,
-                                          const std::optional<Gathering::Outcome>& gathered) const {
-  if (!gathered || !groups.any() || !options_.shrinks()) return absl::OkStatus();
-  return Coded(ErrorCode::kResume,
-               absl::FailedPreconditionError(
-                   "the next daemon has on_member_loss=shrink, and the session has node groups; "
-                   "begin again from a checkpoint, or allowed: wait, fail"));
-}
 
 // Another process may come for the rank. A daemon that does not know the groups leaves it to the
 // members to compare.
@@ -42,17 +32,28 @@ bool SessionCore::DismissMisplaced(const NodeGroups& groups, const Gathering::Ou
                   absl::StrJoin(ranks, ", "), "; this process is in that of ",
                   now.size() == 1 ? "rank " : "ranks ", absl::StrJoin(now, ", "),
                   ". Allowed in its place: a process on the same node")));
-    effects.push_back(
-        SendEffect{.rank = rank,
-                   .frame = {.header = wire::Failure{.code = static_cast<int>(refused.code()),
-                                                     .message = std::string(refused.message()),
-                                                     .blamed_rank = rank}}});
-    effects.push_back(
-        LogEffect{.level = LogEffect::Level::kWarning, .message = std::string(refused.message())});
-    rendezvous_->Leave(rank, effects);
+    Dismiss(rank, refused, effects);
     any = true;
   }
   return any;
+}
+
+// Whoever came before the first member has reported.
+bool SessionCore::DismissMisfits(Effects& effects) {
+  const std::vector<std::pair<int, absl::Status>> misfits = rendezvous_->Misfits();
+  for (const auto& [rank, refused] : misfits) Dismiss(rank, refused, effects);
+  return !misfits.empty();
+}
+
+void SessionCore::Dismiss(int rank, const absl::Status& refused, Effects& effects) {
+  effects.push_back(
+      SendEffect{.rank = rank,
+                 .frame = {.header = wire::Failure{.code = static_cast<int>(refused.code()),
+                                                   .message = std::string(refused.message()),
+                                                   .blamed_rank = rank}}});
+  effects.push_back(
+      LogEffect{.level = LogEffect::Level::kWarning, .message = std::string(refused.message())});
+  rendezvous_->Leave(rank, effects);
 }
 
 }  // namespace gradwire::server

@@ -28,13 +28,12 @@ void SessionCore::MaybeBegin(int rank, Effects& effects) {
   const auto fail = [&](const absl::Status& what) {
     Apply(FailureEvent{.kind = FailureEvent::Kind::kOwner, .rank = rank, .what = what}, effects);
   };
-  if (!MayGoOn(effects)) return;
+  if (!MayGoOn(effects) || DismissMisfits(effects)) return;
   absl::StatusOr<NodeGroups> groups = rendezvous_->Group();
   if (!groups.ok()) return fail(groups.status());
   auto gathered = rendezvous_->Gathered(*groups);
   if (!gathered.ok()) return fail(gathered.status());
   if (absl::Status may = CheckLeavesGoOn(*gathered); !may.ok()) return fail(may);
-  if (absl::Status may = CheckGroupsGoOn(*groups, *gathered); !may.ok()) return fail(may);
   if (*gathered && DismissMisplaced(*groups, **gathered, effects)) return;
   if (!*gathered && state_recovery_ != nullptr && state_recovery_->restored()) {
     return fail(Coded(ErrorCode::kResume,
@@ -46,11 +45,10 @@ void SessionCore::MaybeBegin(int rank, Effects& effects) {
   if (claimed == Rendezvous::Claimed::kNo) return;
   if (state_recovery_ != nullptr && *gathered && !state_recovery_->restored()) {
     rendezvous_->Tell(**gathered);
-    state_recovery_->SetParts(groups->Parts());
-    return Apply(state_recovery_->Ask(**gathered, effects), effects);
+    return state_recovery_->Ask(**gathered, effects);
   }
   state_ = State::kRunning;
-  wire::Welcome welcome{.recovery = RecoveryOf(*groups)};
+  wire::Welcome welcome{.recovery = NewRecovery()};
   if (welcome.recovery && options_.shrinks()) {
     welcome.recovery->roster = *gathered ? (*gathered)->roster
                                          : wire::Roster{.number = rendezvous_->first_number(),
@@ -117,11 +115,11 @@ void SessionCore::Restored(const absl::StatusOr<std::shared_ptr<HookImport>>& st
   MaybeBegin(-1, effects);
 }
 
-// None where a fresh daemon would lack something: who has the shares of those who are gone, or the
-// weights of those who are left at each of several daemons.
-std::optional<wire::Recovery> SessionCore::RecoveryOf(const NodeGroups& groups) const {
+// None where a fresh daemon would lack something: the weights of those who are left at each of
+// several daemons.
+std::optional<wire::Recovery> SessionCore::NewRecovery() const {
   const bool has_leaves = membership_.HasLeaves() && options_.shard.count() > 1;
-  const bool may_shrink = options_.shrinks() && (has_leaves || groups.any());
+  const bool may_shrink = options_.shrinks() && has_leaves;
   if (options_.coordinator_grace <= absl::ZeroDuration() || options_.leaf.is_leaf() || may_shrink) {
     return std::nullopt;
   }

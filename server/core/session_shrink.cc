@@ -121,6 +121,10 @@ absl::Status SessionCore::AddComer(const JoinAsk& ask) {
                      "leaf \"", ask.leaf, "\" stands for rank ", r,
                      ", which is taken by another process; allowed: ranks that are gone")));
   }
+  if (step_->groups().groups().any()) {
+    absl::Status fits = rendezvous_->CheckGroup(ask.rank, ask.group, ask.leaf_ranks > 0);
+    if (!fits.ok()) return fits;
+  }
   for (const int rank : membership_.Reachable()) {
     const bool weighs = ask.leaf_ranks > 1 && !membership_.IsLeaf(rank) && options_.shrinks();
     if (!weighs || membership_.abilities(rank).may_miss) continue;

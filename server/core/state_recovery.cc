@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -18,67 +19,56 @@ FailureEvent Lost(absl::Status what) {
 
 }  // namespace
 
-void StateRecovery::SetParts(std::vector<int> parts) {
-  for (std::size_t r = 0; r < members_.size(); ++r) members_[r].part = parts[r];
-}
-
-bool StateRecovery::IsDonor(int rank) const {
-  const auto found = parts_.find(members_[static_cast<std::size_t>(rank)].part);
-  return found != parts_.end() && found->second.donor == rank;
-}
-
 void StateRecovery::OnAttach(int rank, std::int64_t step) {
-  Member& member = members_[static_cast<std::size_t>(rank)];
   if (stage_ == Stage::kReading || stage_ == Stage::kRestored) return;  // all have answered
-  if (IsDonor(rank)) PartOf(rank).file.Take();
-  member = {.step = step, .part = member.part};
+  members_[static_cast<std::size_t>(rank)] = {.step = step};
 }
 
-void StateRecovery::FindDonor(Part& part, int number) {
-  const auto holds = [number](const Member& one) { return one.part == number && !one.is_new; };
-  if (part.donor >= 0 && holds(members_[static_cast<std::size_t>(part.donor)])) return;
-  const auto found = std::ranges::find_if(members_, holds);
-  part.donor = found == members_.end() ? -1 : static_cast<int>(found - members_.begin());
-  part.file.Take();
-  if (found == members_.end()) return;
-  *found = {.step = found->step, .part = number, .unanswered = found->unanswered};
+void StateRecovery::MakeDonor(Member& member) {
+  member = {.step = member.step, .is_donor = true, .unanswered = member.unanswered};
+}
+
+void StateRecovery::Send(int rank, Effects& effects) {
+  Member& member = members_[static_cast<std::size_t>(rank)];
+  member.asked = true;
+  ++member.unanswered;
+  asked_.reset();
+  effects.push_back(
+      SendEffect{.rank = rank, .frame = {.header = wire::StateRequest{.donor = member.is_donor}}});
 }
 
 // The answer is about the state after the step that has ended, so its end comes first.
-MaybeFailure StateRecovery::Ask(const Gathering::Outcome& gathered, Effects& effects) {
-  if (stage_ == Stage::kReading || stage_ == Stage::kRestored) return std::nullopt;
+void StateRecovery::Ask(const Gathering::Outcome& gathered, Effects& effects) {
+  if (stage_ == Stage::kReading || stage_ == Stage::kRestored) return;
   stage_ = Stage::kAsking;
-  const auto has_state = [&](int rank) {
-    const bool is_new = gathered.change && std::ranges::count(gathered.change->newcomers, rank) > 0;
-    return std::ranges::binary_search(gathered.here, rank) && !is_new;
-  };
-  for (std::size_t r = 0; r < members_.size(); ++r) {
-    members_[r].is_new = !has_state(static_cast<int>(r));
-    parts_.try_emplace(members_[r].part, Part{.donor = -1});
-  }
-  for (auto& [number, part] : parts_) FindDonor(part, number);
   for (std::size_t r = 0; r < members_.size(); ++r) {
     const int rank = static_cast<int>(r);
-    if (members_[r].is_new || std::exchange(members_[r].asked, true)) continue;
+    members_[r].is_new =
+        !std::ranges::binary_search(gathered.here, rank) ||
+        (gathered.change && std::ranges::count(gathered.change->newcomers, rank) > 0);
+  }
+  const auto gives = [](const Member& one) { return one.is_donor && !one.is_new; };
+  if (std::ranges::none_of(members_, gives)) {
+    const auto first = std::ranges::find(members_, false, &Member::is_new);
+    if (first != members_.end()) MakeDonor(*first);
+  }
+  for (std::size_t r = 0; r < members_.size(); ++r) {
+    if (members_[r].is_new || members_[r].asked) continue;
     for (const wire::StepDone& done : gathered.ended) {
       if (members_[r].step > done.step) continue;
-      effects.push_back(SendEffect{.rank = rank, .frame = {.header = done}});
+      effects.push_back(SendEffect{.rank = static_cast<int>(r), .frame = {.header = done}});
     }
-    ++members_[r].unanswered;
-    asked_.reset();
-    effects.push_back(
-        SendEffect{.rank = rank, .frame = {.header = wire::StateRequest{.donor = IsDonor(rank)}}});
+    Send(static_cast<int>(r), effects);
   }
-  return Missing().empty() ? Compare(effects) : std::nullopt;
+  if (Missing().empty()) Compare(effects);
 }
 
-absl::Status StateRecovery::Check(int rank, const wire::StateCopy& copy,
+absl::Status StateRecovery::Check(Member& member, const wire::StateCopy& copy,
                                   const wire::Payload* payload) {
-  const Member& member = members_[static_cast<std::size_t>(rank)];
   if (stage_ != Stage::kAsking || !member.asked || member.digest) {
     return absl::FailedPreconditionError("sent its copy of the hook's state; nobody asked for it");
   }
-  if (!IsDonor(rank)) {
+  if (!member.is_donor) {
     if (copy.bytes == 0 && payload == nullptr) return absl::OkStatus();
     return absl::InvalidArgumentError("sent bytes of the hook's state; allowed: its digest");
   }
@@ -86,7 +76,7 @@ absl::Status StateRecovery::Check(int rank, const wire::StateCopy& copy,
     return absl::InvalidArgumentError(
         absl::StrCat("state_copy.bytes: ", copy.bytes, "; allowed: 1 to ", most_bytes_));
   }
-  wire::PieceReader& file = PartOf(rank).file;
+  wire::PieceReader& file = member.file;
   absl::Status added = file.Add(copy.offset, copy.bytes, payload);
   if (!added.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("its copy of the state ", added.message()));
@@ -107,39 +97,49 @@ MaybeFailure StateRecovery::Take(int rank, const wire::StateCopy& copy,
                      "daemon before a step had ended with it; rank ",
                      rank, " cannot say what it was")));
   }
-  // What it was asked before it became the donor.
+  // What it was asked before it became a donor.
   Member& member = members_[static_cast<std::size_t>(rank)];
   if (member.unanswered > 1 && copy.bytes == 0) {
     --member.unanswered;
     return std::nullopt;
   }
-  if (absl::Status status = Check(rank, copy, payload); !status.ok()) {
+  if (absl::Status status = Check(member, copy, payload); !status.ok()) {
     return ViolationOf(rank, std::move(status));
   }
-  if (IsDonor(rank) && !PartOf(rank).file.complete()) return std::nullopt;
+  if (member.is_donor && !member.file.complete()) return std::nullopt;
   --member.unanswered;
   member.digest = copy.digest;
-  if (!Missing().empty()) return std::nullopt;
-  return Compare(effects);
+  if (Missing().empty()) Compare(effects);
+  return std::nullopt;
 }
 
-MaybeFailure StateRecovery::Compare(Effects& effects) {
+bool StateRecovery::IsGiven(std::uint64_t digest) const {
+  return std::ranges::any_of(members_, [&](const Member& one) {
+    return one.is_donor && !one.is_new && one.digest == digest;
+  });
+}
+
+// What differs from the files that are here may be parts of the same state, or a wrong copy: its
+// file tells.
+void StateRecovery::Compare(Effects& effects) {
+  std::set<std::uint64_t> awaited;
   for (std::size_t r = 0; r < members_.size(); ++r) {
-    if (members_[r].is_new) continue;
-    const int donor = PartOf(static_cast<int>(r)).donor;
-    if (members_[r].digest == members_[static_cast<std::size_t>(donor)].digest) continue;
-    return Lost(absl::FailedPreconditionError(
-        absl::StrCat("ranks ", donor, " and ", r,
-                     " hold different copies of the hook's state, of which the daemon was lost")));
+    Member& member = members_[r];
+    if (member.is_new || IsGiven(*member.digest)) continue;
+    if (!awaited.insert(*member.digest).second) continue;
+    MakeDonor(member);
+    Send(static_cast<int>(r), effects);
   }
+  if (!awaited.empty()) return;
   stage_ = Stage::kReading;
   RestoreEffect restore;
-  for (auto& [number, part] : parts_) {
-    if (part.donor < 0) continue;
-    restore.files.push_back(std::make_shared<const std::vector<std::byte>>(part.file.Take()));
+  for (std::size_t r = 0; r < members_.size(); ++r) {
+    if (!members_[r].is_donor || members_[r].is_new) continue;
+    restore.files.push_back(
+        {.rank = static_cast<int>(r),
+         .bytes = std::make_shared<const std::vector<std::byte>>(members_[r].file.Take())});
   }
   effects.push_back(std::move(restore));
-  return std::nullopt;
 }
 
 std::vector<int> StateRecovery::Missing() const {

@@ -48,7 +48,7 @@ absl::Status Registry::Identify(const JoinAsk& ask, SessionOptions& own) const {
   if (own.coordinator_grace == absl::ZeroDuration()) {
     return refuse("had another daemon; to take it over is allowed with on_coordinator_loss=resume");
   }
-  // What members of such sessions are not told (SessionCore::RecoveryOf).
+  // What members of such sessions are not told (SessionCore::NewRecovery).
   if (own.leaf.is_leaf()) {
     return refuse("ended with its daemon; join again as a new member");
   }

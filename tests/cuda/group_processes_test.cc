@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <stdlib.h>
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -119,11 +120,12 @@ TEST_F(GroupProcesses, TheOthersAndANewMemberAreAGroupAgain) {
 
 class GroupProcessesThatWait : public GroupProcesses {
  protected:
-  GroupProcessesThatWait() : GroupProcesses(Options()) {}
-  static server::ServerOptions Options() {
+  explicit GroupProcessesThatWait(const std::string& on_member_loss = "wait")
+      : GroupProcesses(Options(on_member_loss)) {}
+  static server::ServerOptions Options(const std::string& on_member_loss) {
     server::ServerOptions options;
     options.on_coordinator_loss = "resume";
-    options.on_member_loss = "wait";
+    options.on_member_loss = on_member_loss;
     return options;
   }
 
@@ -145,6 +147,53 @@ TEST_F(GroupProcessesThatWait, TheOthersGoOnWithTheSuccessor) { GoOnAfter("hang=
 
 // NCCL may notice before the daemon does.
 TEST_F(GroupProcessesThatWait, TheOthersHoldNcclsErrorBack) { GoOnAfter("error=9"); }
+
+// In smaller groups, or without one.
+class GroupProcessesThatShrink : public GroupProcessesThatWait {
+ protected:
+  GroupProcessesThatShrink() : GroupProcessesThatWait("shrink") {}
+
+  void GoOnWithout(const std::vector<std::size_t>& lost, int group_size) {
+    const Faults faults("hang=9");
+    Start(6, group_size, 5);
+    ASSERT_TRUE(Eventually([&] { return AllSay("step 2 begins"); }, absl::Seconds(60)));
+    for (const std::size_t rank : lost) members_[rank]->Signal(SIGKILL);
+    for (std::size_t rank = 0; rank < members_.size(); ++rank) {
+      if (std::ranges::count(lost, rank) > 0) continue;
+      EXPECT_EQ(members_[rank]->Wait(absl::Seconds(60)), 0);
+      EXPECT_THAT(
+          members_[rank]->Log(),
+          AllOf(HasSubstr("step 1 right of 6"), HasSubstr("step 2 skipped"),
+                HasSubstr(absl::StrCat("step 4 right of ", 6 - lost.size())), HasSubstr("left")));
+    }
+  }
+};
+
+TEST_F(GroupProcessesThatShrink, TheOthersOfAGroupGoOn) { GoOnWithout({2}, 3); }
+
+TEST_F(GroupProcessesThatShrink, OneIsLeftOfAGroup) { GoOnWithout({2}, 2); }
+
+// It says so and ends; those who had been a group before hold NCCL's error back.
+TEST_F(GroupProcessesThatShrink, ANewcomerThatCannotConnectIsDoneWithout) {
+  Start(3, 3, 1000);
+  ASSERT_TRUE(Eventually([&] { return AllSay("step 9 right"); }, absl::Seconds(60)));
+  members_[2]->Signal(SIGKILL);
+  const auto go_on = [&](const std::string& words) {
+    return Eventually([&] { return members_[0]->Log().find(words) != std::string::npos; },
+                      absl::Seconds(60));
+  };
+  ASSERT_TRUE(go_on("right of 2"));
+  const Faults faults("duplicate");
+  StartOne("groups", 2, {2, 3, 3, 1000});
+  EXPECT_NE(members_[2]->Wait(absl::Seconds(30)).value_or(0), 0);
+  EXPECT_THAT(members_[2]->Log(), HasSubstr("one GPU for each member"));
+  for (const std::size_t rank : {0UL, 1UL}) {
+    EXPECT_EQ(members_[rank]->Wait(absl::Seconds(60)), 0);
+    EXPECT_THAT(members_[rank]->Log(), AllOf(HasSubstr("step 999 right of 2"), HasSubstr("left")));
+  }
+}
+
+TEST_F(GroupProcessesThatShrink, AWholeGroupIsGone) { GoOnWithout({2, 3}, 2); }
 
 TEST_F(GroupProcessesThatWait, WhatIsWrongWithTheGroupIsSaidAtOnce) {
   const Faults faults("duplicate");

@@ -32,6 +32,7 @@ const std::vector<ParameterSpec> kModel = {
 struct Seen {
   absl::Status status;
   std::map<std::int64_t, std::vector<float>> applied{};  // by step
+  std::map<std::int64_t, std::vector<int>> members{};    // whose mean that is
   std::set<std::int64_t> skipped{};
   std::vector<double> model = std::vector<double>(kModel.size() * kElements);
 };
@@ -43,6 +44,8 @@ class GroupRecovery : public Recovery {
     conformance::Grouping groups;
     std::string hook = "no";
     std::set<std::int64_t> spoiled{};  // steps in which a gradient is not finite
+    std::set<int> dies{};              // ranks
+    bool come_again = true;
   };
 
   // `dies_in`: leaves this step without a word.
@@ -104,21 +107,24 @@ class GroupRecovery : public Recovery {
     }
     for (std::size_t i = 0; i < values.size(); ++i) seen.model[i] += double{values[i]};
     seen.applied[step] = std::move(values);
+    seen.members[step] = client.members();
     return absl::OkStatus();
   }
 
   // Runs the members, and `meanwhile` beside them.
-  std::vector<Seen> Run(const Job& job, const std::function<void()>& meanwhile,
-                        std::optional<int> dies = std::nullopt) {
+  std::vector<Seen> Run(
+      const Job& job, const std::function<void()>& meanwhile = [] {}) {
     steps_ = 0;
     std::vector<Seen> seen(job.groups.size());
     std::vector<std::thread> members;
     for (std::size_t r = 0; r < seen.size(); ++r) {
       members.emplace_back([&, r] {
         const int rank = static_cast<int>(r);
-        seen[r] = Train(job, rank, job.groups[r], dies == rank ? 10 : -1);
-        if (dies != rank) return;
+        const bool dies = job.dies.contains(rank);
+        seen[r] = Train(job, rank, job.groups[r], dies ? 10 : -1);
+        if (!dies) return;
         lost_ = true;
+        if (!job.come_again) return;
         if (strayed_.empty()) {
           seen[r] = Train(job, rank, job.groups[r]);
           return;
@@ -130,13 +136,44 @@ class GroupRecovery : public Recovery {
     meanwhile();
     for (std::thread& member : members) member.join();
     for (const Seen& one : seen) EXPECT_EQ(one.status, absl::OkStatus());
-    for (const Seen& one : seen) {
-      EXPECT_EQ(one.model, seen[0].model);
+    for (std::size_t r = 0; r < seen.size(); ++r) {
+      const Seen& one = seen[r];
+      const bool is_gone = !job.come_again && job.dies.contains(static_cast<int>(r));
+      EXPECT_TRUE(is_gone || one.model == seen[0].model) << r;
       for (const auto& [step, values] : one.applied) {
         EXPECT_TRUE(seen[0].applied.contains(step) && seen[0].applied[step] == values) << step;
       }
     }
     return seen;
+  }
+
+  // Each step has the mean of those who are there. Returns how many steps had that of all.
+  static std::size_t CheckMeans(const Seen& seen, std::size_t world_size) {
+    std::size_t of_all = 0;
+    for (const auto& [step, values] : seen.applied) {
+      const std::vector<int>& members = seen.members.at(step);
+      if (members.size() == world_size) ++of_all;
+      for (std::size_t i = 0; i < values.size(); i += 97) {
+        double sum = 0;
+        for (const int rank : members) {
+          sum += static_cast<float>(testing::GradientValue(rank, step, i));
+        }
+        EXPECT_NEAR(values[i], sum / static_cast<double>(members.size()), 1e-6) << step;
+      }
+    }
+    return of_all;
+  }
+
+  void GoOnWithout(const std::set<int>& lost, const std::string& hook) {
+    const auto daemon = StartDaemon("127.0.0.1:0", "resume", "30s", {"--on-member-loss", "shrink"});
+    const auto seen = Run({.address = AddressOf(*daemon),
+                           .groups = {"a", "a", "a", "b", "b"},
+                           .hook = hook,
+                           .dies = lost,
+                           .come_again = false});
+    EXPECT_EQ(seen[0].members.rbegin()->second.size(), 5 - lost.size());
+    EXPECT_LE(seen[0].skipped.size(), 2 * lost.size());
+    EXPECT_TRUE(hook != "no" || CheckMeans(seen[0], 5) >= 10U);
   }
 
   void WaitForSteps(int steps) const {
@@ -197,8 +234,7 @@ TEST_F(GroupRecovery, ALostMemberIsReplacedOnItsNode) {
   for (const char* hook : {"no", "power_sgd,start_powerSGD_iter=2,matrix_approximation_rank=2"}) {
     const auto daemon = StartDaemon("127.0.0.1:0", "resume", "30s", {"--on-member-loss", "wait"});
     const auto seen = Run(
-        {.address = AddressOf(*daemon), .groups = {"a", "a", "b", "b"}, .hook = hook}, [] {},
-        /*dies=*/1);
+        {.address = AddressOf(*daemon), .groups = {"a", "a", "b", "b"}, .hook = hook, .dies = {1}});
     EXPECT_TRUE(lost_);
     EXPECT_GE(seen[0].skipped.size(), 1U);
     EXPECT_LE(seen[0].skipped.size(), 2U);
@@ -207,12 +243,38 @@ TEST_F(GroupRecovery, ALostMemberIsReplacedOnItsNode) {
   }
 }
 
+// The others go on in smaller groups: of three in "a" two are left.
+TEST_F(GroupRecovery, TheOthersGoOnWithoutALostMember) {
+  for (const char* hook : {"no", "power_sgd,start_powerSGD_iter=2,matrix_approximation_rank=2",
+                           "batched_power_sgd,start_powerSGD_iter=2,matrix_approximation_rank=2"}) {
+    GoOnWithout({1}, hook);
+  }
+}
+
+TEST_F(GroupRecovery, TheOthersGoOnWithoutANode) { GoOnWithout({3, 4}, "no"); }
+
+// It has its share again, which another one has had meanwhile; and the daemon is lost, too.
+TEST_F(GroupRecovery, ALostMemberComesBackToThoseWhoWentOn) {
+  for (const char* hook : {"no", "power_sgd,start_powerSGD_iter=2,matrix_approximation_rank=2"}) {
+    auto daemon = StartDaemon("127.0.0.1:0", "resume", "30s", {"--on-member-loss", "shrink"});
+    const std::string address = AddressOf(*daemon);
+    const auto seen =
+        Run({.address = address, .groups = {"a", "a", "b", "b"}, .hook = hook, .dies = {1}}, [&] {
+          WaitForSteps(30);
+          Kill(*daemon);
+          daemon = StartDaemon(address, "resume", "30s", {"--on-member-loss", "shrink"});
+        });
+    EXPECT_THAT(seen[0].members.rbegin()->second, ::testing::SizeIs(4));
+    EXPECT_FALSE(seen[1].applied.empty());
+    EXPECT_TRUE(std::string(hook) != "no" || CheckMeans(seen[0], 4) >= 20U);
+  }
+}
+
 // Its process runs on another node: it is refused, and the next one is taken.
 TEST_F(GroupRecovery, AProcessOfAnotherNodeIsRefused) {
   const auto daemon = StartDaemon("127.0.0.1:0", "resume", "30s", {"--on-member-loss", "wait"});
   strayed_ = "b";
-  Run(
-      {.address = AddressOf(*daemon), .groups = {"a", "a", "b", "b"}}, [] {}, /*dies=*/1);
+  Run({.address = AddressOf(*daemon), .groups = {"a", "a", "b", "b"}, .dies = {1}});
   ASSERT_TRUE(stray_.has_value());
   EXPECT_THAT(std::string(stray_->status.message()),
               HasSubstr("has lost rank 1, which was in the node group of ranks 0, 1; this process "

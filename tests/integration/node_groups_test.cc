@@ -231,10 +231,9 @@ TEST_F(NodeGroupsTest, StateOfAnotherGroupingIsRefused) {
   const std::string of_pair = *pair[0]->StateDict();
   const std::string of_single = *singles[0]->StateDict();
   EXPECT_THAT(std::string(singles[0]->LoadStateDict(of_pair).message()),
-              HasSubstr("saved in a node group (ranks 0, 1; 2 shares, 1 groups); this member is "
-                        "without node groups"));
+              HasSubstr("saved in node groups with 2 shares; this member is without node groups"));
   EXPECT_THAT(std::string(pair[0]->LoadStateDict(of_single).message()),
-              HasSubstr("saved without node groups; this member is in a node group (ranks 0, 1"));
+              HasSubstr("saved without node groups; this member is in node groups with 2 shares"));
 }
 
 TEST_F(NodeGroupsTest, ACheckpointHoldsEachResidualOnce) {

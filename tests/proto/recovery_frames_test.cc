@@ -35,7 +35,8 @@ MemberReport Report() {
           .chain = 0xfeed,
           .skipped = 3,
           .has_leaves = true,
-          .arbiter = 0xbeef};
+          .arbiter = 0xbeef,
+          .shares = 4};
 }
 
 std::string Refusal(const v1::MemberReport& message) {

@@ -76,6 +76,18 @@ void Recover(GroupScenario& scenario, Random random) {
   for (const std::size_t at : moments(random.Between(0, 3))) {
     scenario.deaths.emplace_back(at, random.Next());
   }
+  Random shrinking(Mix(scenario.seed, 0x736872696e6b));
+  // Without groups gradients are held until the Welcome (recovery_simulation.h).
+  const bool any = std::ranges::any_of(scenario.groups, [&](const std::string& name) {
+    return !name.empty() && std::ranges::count(scenario.groups, name) > 1;
+  });
+  if (!any || !shrinking.Percent(50)) return;
+  options.shrinks_to = 1;
+  options.shrink_after = options.resume_grace;
+  AddSteps(scenario, 2, shrinking);
+  if (options.spec.comm_hook == "batched_power_sgd") {
+    std::fill(scenario.steps.begin() + 1, scenario.steps.end(), scenario.steps.front());
+  }
 }
 
 }  // namespace
@@ -135,13 +147,14 @@ std::vector<std::byte> GroupScenario::GradientBytes(int rank, std::int64_t step,
 }
 
 std::string Describe(const GroupScenario& scenario) {
-  return absl::StrCat(
-      "groups \"", absl::StrJoin(scenario.groups, "\", \""), "\", hook ",
-      scenario.options.spec.ToString(), ", ", scenario.steps.size(), " steps, ",
-      scenario.options.manifest.size(), " parameters, window ", scenario.options.window_chunks,
-      ", open ", scenario.options.open_buckets, ", eager ", scenario.options.eager_bytes, ", cuts ",
-      scenario.cut_percent, " %, rank ", scenario.dying_rank, " dies after ", scenario.dies_after,
-      ", ", scenario.losses.size(), " daemons lost, ", scenario.deaths.size(), " members");
+  return absl::StrCat("groups \"", absl::StrJoin(scenario.groups, "\", \""), "\", hook ",
+                      scenario.options.spec.ToString(), ", ", scenario.steps.size(), " steps, ",
+                      scenario.options.manifest.size(), " parameters, window ",
+                      scenario.options.window_chunks, ", open ", scenario.options.open_buckets,
+                      ", eager ", scenario.options.eager_bytes, ", cuts ", scenario.cut_percent,
+                      " %, rank ", scenario.dying_rank, " dies after ", scenario.dies_after, ", ",
+                      scenario.losses.size(), " daemons lost, ", scenario.deaths.size(), " members",
+                      scenario.options.shrinks() ? ", shrinks" : "");
 }
 
 }  // namespace gradwire::sim

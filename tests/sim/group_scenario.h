@@ -25,7 +25,8 @@ struct GroupScenario {
   // ---- Of a session that outlives its daemon: all of it is drawn from other numbers.
   bool recovers = false;
   std::vector<std::size_t> losses;  // of the daemon: after so many events, ascending
-  // Of members, where other processes take their places: a number that says whose turn it is.
+  // Of members, where other processes take their places, maybe: a number that says whose turn it
+  // is.
   std::vector<std::pair<std::size_t, std::uint64_t>> deaths;
 
   double Gradient(int rank, std::int64_t step, std::uint32_t parameter, std::size_t i) const;

@@ -50,7 +50,7 @@ TEST(GroupSimulation, KeepsItsPromisesOnEverySeed) {
 }
 
 TEST(GroupSimulation, OutlivesDaemonsAndMembersOnEverySeed) {
-  RunSeeds(/*recovers=*/true, GroupCount::kMembersAlone, GroupCount::kHealed);
+  RunSeeds(/*recovers=*/true, GroupCount::kMembersAlone, GroupCount::kSharesMoved);
 }
 
 }  // namespace

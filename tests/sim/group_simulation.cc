@@ -38,28 +38,26 @@ std::string Name(GroupCount count) {
       "steps ended by reports",
       "states taken back",
       "members replaced",
-      "members healed"};
+      "members healed",
+      "members gone",
+      "steps of fewer",
+      "shares moved",
+      "members left behind"};
   return kNames[static_cast<std::size_t>(count)];
 }
 
 GroupSimulation::GroupSimulation(std::uint64_t seed, bool recovers)
     : random_(Mix(seed, 1)), scenario_(MakeGroupScenario(seed, recovers)) {
   BeginLife(scenario_.options);
-  std::map<std::string, std::size_t> named;
   for (int rank = 0; rank < scenario_.options.world_size; ++rank) {
-    const std::string& name = scenario_.groups[static_cast<std::size_t>(rank)];
-    const auto known = name.empty() ? named.end() : named.find(name);
     auto member = std::make_unique<Member>();
     member->rank = rank;
     member->start_id = next_start_id_++;
-    member->group = known == named.end() ? groups_.size() : known->second;
-    if (known == named.end()) {
-      if (!name.empty()) named[name] = groups_.size();
-      groups_.emplace_back();
-    }
-    groups_[member->group].ranks.push_back(rank);
+    member->group = scenario_.groups[static_cast<std::size_t>(rank)];
     members_.push_back(std::move(member));
   }
+  names_[life_] = scenario_.groups;
+  groups_ = GroupsOf({}, life_);
   reference_ = *testing::HookWorld::Make(static_cast<int>(groups_.size()), scenario_.options.spec,
                                          scenario_.options.manifest.list());
 }
@@ -84,10 +82,7 @@ std::string GroupSimulation::Run() {
     events_.RunNext(now_);
     if (++ran == scenario_.dies_after) MaybeDie();
     MaybeBreak(ran);
-    const bool over = std::all_of(members_.begin(), members_.end(), [](const auto& one) {
-      return one->dead || one->done || one->failed;
-    });
-    if (over) return Conclude();
+    if (IsOver()) return Conclude();
   }
   if (violation_.empty()) {
     Violate(absl::StrCat("the session does not end: ", session_->WaitingFor(now_)));
@@ -126,6 +121,9 @@ void GroupSimulation::Tick() {
 // ---- The daemon
 
 void GroupSimulation::Apply(server::Effects effects) {
+  if (session_->state() == server::SessionCore::State::kRunning && !names_.contains(life_)) {
+    for (const auto& one : members_) names_[life_].push_back(one->group);
+  }
   for (server::Effect& effect : effects) {
     std::visit([this](auto& one) { On(one); }, effect);
   }
@@ -187,6 +185,12 @@ void GroupSimulation::SendDown(int rank, wire::Frame frame) {
     if (member.dead || member.connection != connection) return;
     client::Effects effects;
     member.member->Receive(frame, effects);
+    const auto* const welcome = std::get_if<wire::Welcome>(&frame.header);
+    const bool shrinks = welcome != nullptr && welcome->recovery && welcome->recovery->roster;
+    const std::vector<int> all;
+    if (welcome != nullptr) {
+      member.groups = GroupsOf(shrinks ? welcome->recovery->roster->ranks : all, member.life);
+    }
     Apply(member, std::move(effects));
     MaybeCut(member);
   });
@@ -220,6 +224,8 @@ void GroupSimulation::Attach(Member& member) {
       member.rank, member.start_id, member.member->step(), member.connection, now_, effects);
   Apply(std::move(effects));
   if (!attached.ok()) {
+    // The others have gone on without it since it joined.
+    if (scenario_.options.shrinks()) return Lose(member, member.life);
     if (!death_) Violate(std::string(attached.message()));
     client::Effects failed;
     member.member->Fail(attached, failed);

@@ -6,7 +6,9 @@
 // Or the session outlives its daemon (group_simulation_recovery.cc): daemons are lost at any
 // moment, members too, and other processes take their places. What a group's communicator has open
 // then is never done, and it connects anew. A step is applied by all members or by none, with the
-// bits of the reference; it is dropped only after a loss.
+// bits of the reference; it is dropped only after a loss. Or it goes on without members that are
+// lost, in smaller groups or without some: a step then has the bits of a reference with those who
+// are there.
 #pragma once
 
 #include <array>
@@ -50,6 +52,10 @@ enum class GroupCount : std::uint8_t {
   kStatesTakenBack,
   kMembersReplaced,
   kHealed,
+  kMembersGone,
+  kStepsOfFewer,
+  kSharesMoved,
+  kLeftBehind,
   kNumCounts,
 };
 std::string Name(GroupCount count);
@@ -66,6 +72,10 @@ class GroupSimulation {
 
  private:
   static constexpr std::uint64_t kNoLife = ~std::uint64_t{0};
+  struct Group {
+    std::vector<int> ranks;
+    bool operator==(const Group&) const = default;
+  };
   // A bucket of the user's.
   struct OpenBucket {
     std::int64_t step = 0;
@@ -78,7 +88,7 @@ class GroupSimulation {
   // A process and its stream. Frames of a stream that has broken are lost.
   struct Member {
     int rank = 0;
-    std::size_t group = 0;
+    std::string group;  // its name; "": none
     std::unique_ptr<Hook> hook;
     std::unique_ptr<client::GroupedMember> member;
     std::uint64_t connection = 0;  // 0: none
@@ -93,20 +103,19 @@ class GroupSimulation {
     std::size_t calls = 0;      // of its communicator
     bool in_operation = false;  // one of them is not done
     std::map<client::Ticket, OpenBucket> buckets;
-    std::string communicator;                 // "": not connected
-    std::function<void()> call;               // that waits for it
-    std::uint64_t aborts = 0;                 // of communicators
-    bool in_step = false;                     // its user
-    int open_calls = 0;                       // of the user, in its step
-    std::deque<client::StepDoneEffect> over;  // steps that the user does not know to be over
+    std::string communicator;    // "": not connected
+    std::function<void()> call;  // that waits for it
+    std::uint64_t aborts = 0;    // of communicators
+    bool in_step = false;        // its user
+    int open_calls = 0;          // of the user, in its step
+    // Steps that the user does not know to be over, and who was in the session then.
+    std::deque<std::pair<client::StepDoneEffect, std::vector<Group>>> over;
+    std::vector<Group> groups;  // of those in the roster of the last Welcome
     // ---- With further daemons
     std::uint64_t start_id = 0;
     std::uint64_t life = kNoLife;              // of the daemon that gave it its place
     std::optional<wire::MemberReport> report;  // a daemon is to take it
     bool rejoins = false;                      // its first stream to this daemon is to come
-  };
-  struct Group {
-    std::vector<int> ranks;
   };
   // What its members have called, by number of the call.
   struct Communicator {
@@ -179,6 +188,17 @@ class GroupSimulation {
   void Lose(Member& member, std::uint64_t life);
   void Join(Member& member);
   void MaybeReplace(std::uint64_t chance);
+  // Whether those who stay are enough, and somebody of them has the model.
+  bool MayLose(int rank) const;
+  void Kill(Member& lost);
+  // Another process comes for its rank.
+  void Replace(int rank);
+  // All have done all steps; who has come since waits in vain.
+  bool IsOver() const;
+  // The others have not waited for a member that was away; it comes again as a new one.
+  bool IsLeftBehind(const absl::Status& status) const;
+  // As their processes had asked for when the daemon's session began. No ranks: all.
+  std::vector<Group> GroupsOf(const std::vector<int>& roster, std::uint64_t life) const;
   void MaybeBreak(std::size_t ran);
   server::JoinAsk AskOf(const Member& member) const;
   // Of its rank.
@@ -187,8 +207,9 @@ class GroupSimulation {
   }
 
   // The declared numerics.
-  testing::MemberGradients OfGroup(const Group& group, std::int64_t step) const;
-  void CheckStep(Member& member, const client::StepDoneEffect& over);
+  testing::MemberGradients OfGroup(const Group& group, std::int64_t step, double divisor) const;
+  void CheckStep(Member& member, const client::StepDoneEffect& over,
+                 const std::vector<Group>& groups);
   void CheckResults(const Member& member, std::int64_t step);
   const std::vector<testing::MemberGradients>& Expected(std::int64_t step);
   std::string Conclude();
@@ -211,11 +232,13 @@ class GroupSimulation {
   // A member is gone with its residuals, and factors: results are compared among members only.
   bool has_reference_ = true;
   std::map<std::pair<std::int64_t, std::vector<std::uint32_t>>, std::vector<std::byte>> seen_;
-  std::vector<Group> groups_;
+  std::vector<Group> groups_;  // at first
   client::Ticket next_ticket_ = 1;
   std::unique_ptr<testing::HookWorld> reference_;
   std::map<std::int64_t, std::vector<testing::MemberGradients>> expected_;
   std::map<std::int64_t, Verdict> verdicts_;
+  std::map<std::int64_t, std::vector<Group>> of_step_;       // of those that were not dropped
+  std::map<std::uint64_t, std::vector<std::string>> names_;  // by life and rank: of groups
   std::optional<absl::Time> death_;
   std::string failure_;  // as the first member was told
   std::string violation_;

@@ -40,11 +40,13 @@ void GroupSimulation::On(Member& member, client::SendChunkEffect& effect) {
 }
 
 void GroupSimulation::On(Member& member, client::GroupEffect& effect) {
-  const Group& group = groups_[member.group];
-  if (effect.group.ranks != group.ranks || effect.group.groups != groups_.size()) {
+  const std::vector<Group>& groups = member.groups;
+  const std::size_t number = effect.group.group;
+  if (groups.size() != effect.group.groups || groups[number].ranks != effect.group.ranks) {
     return Violate(absl::StrCat("rank ", member.rank, " is told of another group"));
   }
-  if (group.ranks.size() == 1) Note(GroupCount::kMembersAlone);
+  if (effect.group.ranks.size() == 1) Note(GroupCount::kMembersAlone);
+  if (groups != groups_) Note(GroupCount::kSharesMoved);
   if (!effect.names) return;
   client::Effects effects;
   member.member->NameGroup(absl::StrCat("virtual ", member.rank, " ", next_ticket_++), effects);
@@ -117,7 +119,7 @@ void GroupSimulation::StartBucket(Member& member, const std::vector<std::uint32_
 }
 
 void GroupSimulation::On(Member& /*member*/, client::BucketDoneEffect& effect) {
-  if (effect.status.ok()) return;
+  if (effect.status.ok() || IsLeftBehind(effect.status)) return;
   if (!death_) Violate(absl::StrCat("a bucket failed: ", effect.status.message()));
 }
 
@@ -125,7 +127,7 @@ void GroupSimulation::On(Member& member, client::StepDoneEffect& effect) {
   if (effect.dropped && member.open_calls > 0) Note(GroupCount::kDroppedUnderTheUser);
   const bool by_reports = member.member->awaits_welcome() && effect.verdict == Verdict::kApply;
   if (by_reports) Note(GroupCount::kConcludedByReports);
-  member.over.push_back(effect);
+  member.over.emplace_back(effect, member.groups);
   // A user that has not ended its step yet may hear at once that all of it is over.
   if (!effect.dropped) member.open_calls = 0;
   MaybeFinish(member);
@@ -134,9 +136,9 @@ void GroupSimulation::On(Member& member, client::StepDoneEffect& effect) {
 // Of a step that others have dropped before this user has begun it, it hears in the next one.
 void GroupSimulation::MaybeFinish(Member& member) {
   if (!member.in_step || member.open_calls > 0 || member.over.empty()) return;
-  const client::StepDoneEffect over = std::move(member.over.front());
+  const auto [over, groups] = std::move(member.over.front());
   member.over.pop_front();
-  CheckStep(member, over);
+  CheckStep(member, over, groups);
   member.buckets.clear();
   member.in_step = false;
   member.steps = static_cast<std::size_t>(over.step) + 1;
@@ -145,6 +147,11 @@ void GroupSimulation::MaybeFinish(Member& member) {
 }
 
 void GroupSimulation::On(Member& member, client::FailedEffect& effect) {
+  if (IsLeftBehind(effect.status)) {
+    Note(GroupCount::kLeftBehind);
+    member.dead = true;
+    return Replace(member.rank);
+  }
   member.failed = true;
   Note(GroupCount::kFailures);
   if (failure_.empty()) failure_ = std::string(effect.status.message());
@@ -169,7 +176,7 @@ void GroupSimulation::On(Member& member, client::GatherEffect& effect) {
 void GroupSimulation::Ask(Member& member, client::Ticket ticket, bool gather) {
   if (member.in_operation) return Violate("a call before the one before it was answered");
   member.in_operation = true;
-  const bool alone = groups_[member.group].ranks.size() == 1;
+  const bool alone = member.member->group()->ranks.size() == 1;
   if (alone || !member.communicator.empty()) return Call(member, ticket, gather);
   member.call = [this, &member, ticket, gather] { Call(member, ticket, gather); };
 }
@@ -196,15 +203,15 @@ void GroupSimulation::On(Member& member, client::AbortGroupEffect&) {
 }
 
 void GroupSimulation::Call(Member& member, client::Ticket ticket, bool gather) {
-  const Group& group = groups_[member.group];
-  if (group.ranks.size() == 1) {
+  const std::vector<int>& ranks = member.member->group()->ranks;
+  if (ranks.size() == 1) {
     Communicator alone{.members = {{member.rank, &member}}};
     return Complete(alone, {{member.rank, ticket}}, gather);
   }
   Communicator& communicator = communicators_.at(member.communicator);
   auto& calls = communicator.calls[member.calls++];
   calls[member.rank] = ticket;
-  if (calls.size() == group.ranks.size()) Complete(communicator, calls, gather);
+  if (calls.size() == ranks.size()) Complete(communicator, calls, gather);
 }
 
 // What the members send is fixed now; when each of them is told is chance.
@@ -250,7 +257,8 @@ void GroupSimulation::Exchange(Member& member, client::Ticket ticket,
                                const std::map<int, client::Ticket>& calls) {
   if (member.dead || member.member->failed()) return;
   OpenBucket& open = member.buckets.at(ticket);
-  const double divisor = static_cast<double>(members_.size()) / static_cast<double>(groups_.size());
+  const double divisor = static_cast<double>(member.member->members()) /
+                         static_cast<double>(member.member->group()->groups);
   for (const client::BucketShare& share : member.member->SharesOf(ticket)) {
     if (member.member->OwnerOf(share.share) != member.member->index()) continue;
     ByteVector sum(share.bytes);
@@ -278,11 +286,10 @@ void GroupSimulation::Gather(Member& member, client::Ticket ticket,
                              const std::map<int, client::Ticket>& calls) {
   if (member.dead || member.member->failed()) return;
   OpenBucket& open = member.buckets.at(ticket);
-  const Group& group = groups_[member.group];
   std::map<std::size_t, std::size_t> next;  // of each owner's shares
   for (const client::BucketShare& share : member.member->SharesOf(ticket)) {
     const std::size_t owner = member.member->OwnerOf(share.share);
-    const int rank = group.ranks[owner];
+    const int rank = member.member->group()->ranks[owner];
     const OpenBucket& from = communicator.members.at(rank)->buckets.at(calls.at(rank));
     const ByteVector& sum = from.sums[next[owner]++];
     auto at = sum.begin();
@@ -295,8 +302,8 @@ void GroupSimulation::Gather(Member& member, client::Ticket ticket,
 
 // ---- What must come out
 
-testing::MemberGradients GroupSimulation::OfGroup(const Group& group, std::int64_t step) const {
-  const double divisor = static_cast<double>(members_.size()) / static_cast<double>(groups_.size());
+testing::MemberGradients GroupSimulation::OfGroup(const Group& group, std::int64_t step,
+                                                  double divisor) const {
   testing::MemberGradients gradients;
   for (std::uint32_t p = 0; p < scenario_.options.manifest.size(); ++p) {
     ByteVector& bytes = gradients.emplace_back(scenario_.GradientBytes(group.ranks[0], step, p));
@@ -313,12 +320,23 @@ const std::vector<testing::MemberGradients>& GroupSimulation::Expected(std::int6
   const auto known = expected_.find(step);
   if (known != expected_.end()) return known->second;
   std::vector<testing::MemberGradients>& gradients = expected_[step];
-  for (const Group& group : groups_) gradients.push_back(OfGroup(group, step));
+  const std::vector<Group>& groups = of_step_.at(step);
+  std::size_t members = 0;
+  for (const Group& group : groups) members += group.ranks.size();
+  const double divisor = static_cast<double>(members) / static_cast<double>(groups.size());
+  for (const Group& group : groups) gradients.push_back(OfGroup(group, step, divisor));
   testing::Buckets buckets;
   for (const auto& bucket : scenario_.steps[static_cast<std::size_t>(step)]) {
     buckets.emplace_back(bucket.begin(), bucket.end());
   }
-  const auto verdict = reference_->RunStep(gradients, buckets);
+  // Of other groups there is a reference only where no hook has a state.
+  std::unique_ptr<testing::HookWorld> others;
+  if (members < members_.size()) Note(GroupCount::kStepsOfFewer);
+  if (groups != groups_) {
+    others = *testing::HookWorld::Make(static_cast<int>(groups.size()), scenario_.options.spec,
+                                       scenario_.options.manifest.list());
+  }
+  const auto verdict = (others ? others : reference_)->RunStep(gradients, buckets);
   if (!verdict.ok()) Violate(std::string(verdict.status().message()));
   verdicts_[step] = verdict.value_or(Verdict::kSkip);
   const bool low_rank = scenario_.options.spec.ToString().find("sgd") != std::string::npos;
@@ -327,14 +345,19 @@ const std::vector<testing::MemberGradients>& GroupSimulation::Expected(std::int6
 }
 
 // The reference has one member for each group, in one loop. Steps that are dropped change nothing.
-void GroupSimulation::CheckStep(Member& member, const client::StepDoneEffect& over) {
+void GroupSimulation::CheckStep(Member& member, const client::StepDoneEffect& over,
+                                const std::vector<Group>& groups) {
   const std::int64_t step = over.step;
   if (over.dropped) {
     if (dropped_.insert(step).second) Note(GroupCount::kDropped);
     // One more than the losses: steps are dropped in pairs, one of which may be over.
     if (dropped_.size() > 2 * losses_) Violate(absl::StrCat("step ", step, " is dropped"));
-  } else if (has_reference_) {
-    Expected(step);
+  } else {
+    const auto [first, is_new] = of_step_.try_emplace(step, groups);
+    if (first->second != groups) {
+      return Violate(absl::StrCat("rank ", member.rank, " ends step ", step, " among others"));
+    }
+    if (has_reference_) Expected(step);
   }
   const auto [verdict, is_first] = verdicts_.try_emplace(step, over.verdict);
   if (verdict->second != over.verdict) {

@@ -3,6 +3,7 @@
 #include <limits>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "hooks/device_hooks.h"
 #include "tests/sim/group_simulation.h"
@@ -34,8 +35,7 @@ server::JoinAsk GroupSimulation::AskOf(const Member& member) const {
           .start_id = member.start_id,
           .spec = scenario_.options.spec,
           .manifest = scenario_.options.manifest,
-          .group = {.name = scenario_.groups[static_cast<std::size_t>(member.rank)],
-                    .communicator = "virtual 1"},
+          .group = {.name = member.group, .communicator = "virtual 1"},
           .report = member.report};
 }
 
@@ -50,6 +50,11 @@ void GroupSimulation::Join(Member& member) {
     // A newcomer may come before its predecessor is known to be lost.
     const bool may_come = scenario_.recovers && (absl::IsUnavailable(rank.status()) ||
                                                  absl::IsNotFound(rank.status()) || life != life_);
+    if (!may_come && IsLeftBehind(rank.status())) {
+      Note(GroupCount::kLeftBehind);
+      member.dead = true;
+      return Replace(member.rank);
+    }
     if (!may_come) return Violate(std::string(rank.status().message()));
     return After(kTriesAgain, [this, &member] { Join(member); });
   }
@@ -137,7 +142,7 @@ void GroupSimulation::MaybeBreak(std::size_t ran) {
   std::int64_t first = std::numeric_limits<std::int64_t>::max();
   std::int64_t last = 0;
   for (const auto& one : members_) {
-    if (!one->welcomed) continue;
+    if (!one->welcomed || one->dead) continue;
     first = std::min(first, one->member->step());
     last = std::max(last, one->member->step());
   }
@@ -151,18 +156,42 @@ void GroupSimulation::MaybeBreak(std::size_t ran) {
   }
 }
 
-// With the last that has the model, the session ends.
-void GroupSimulation::MaybeReplace(std::uint64_t chance) {
-  const std::size_t rank = chance % members_.size();
-  const auto has_model = [&](const auto& one) {
-    if (one->rank == static_cast<int>(rank) || one->dead || !one->welcomed) return false;
+// With the last that has the model, the session ends; and without a majority of those who have it.
+bool GroupSimulation::MayLose(int rank) const {
+  std::size_t most = 0;  // in any roster that somebody is in, or has concluded a step in
+  std::size_t stay = 0;
+  const auto is_here = [](const auto& one) { return !one->dead && one->welcomed; };
+  wire::Roster latest;
+  for (const auto& one : members_) {
+    const auto roster = is_here(one) ? one->member->Report().roster : std::nullopt;
+    if (roster && roster->number > latest.number) latest = *roster;
+  }
+  for (const auto& one : members_) {
+    const bool is_left = latest.number > 0 && !std::ranges::binary_search(latest.ranks, one->rank);
+    if (!is_here(one) || is_left) continue;
     const client::GroupedMember& core = *one->member;
-    return IsFirstProcess(*one) || (!core.awaits_welcome() && !core.Report().newcomer);
-  };
-  if (std::none_of(members_.begin(), members_.end(), has_model)) return;
-  ++losses_;
+    const wire::MemberReport report = core.Report();
+    const std::size_t in_roster = report.roster ? report.roster->ranks.size() : 0;
+    most = std::max({most, in_roster, report.concluded.size()});
+    const bool has_model = IsFirstProcess(*one) || (!core.awaits_welcome() && !report.newcomer);
+    if (one->rank != rank && has_model) ++stay;
+  }
+  return scenario_.options.shrinks() ? 2 * stay > most : stay > 0;
+}
+
+void GroupSimulation::MaybeReplace(std::uint64_t chance) {
+  const int rank = static_cast<int>(chance % members_.size());
+  Member& lost = *members_[static_cast<std::size_t>(rank)];
+  if (lost.dead || !MayLose(rank)) return;
+  Kill(lost);
+  const bool comes_again = !scenario_.options.shrinks() || (chance >> 32) % 2 == 0;
+  if (!comes_again) return Note(GroupCount::kMembersGone);
   Note(GroupCount::kMembersReplaced);
-  Member& lost = *members_[rank];
+  Replace(rank);
+}
+
+void GroupSimulation::Kill(Member& lost) {
+  ++losses_;
   lost.dead = true;
   if (!scenario_.options.spec.OnlyCasts()) has_reference_ = false;
   server::Effects effects;
@@ -170,14 +199,52 @@ void GroupSimulation::MaybeReplace(std::uint64_t chance) {
   if (connection != 0 && lost.life == life_) {
     session_->Detach(lost.rank, connection, now_, effects);
   }
-  auto member = std::make_unique<Member>();
-  member->rank = lost.rank;
-  member->group = lost.group;
-  member->start_id = next_start_id_++;
-  replaced_.push_back(std::exchange(members_[rank], std::move(member)));
   Apply(std::move(effects));
+}
+
+void GroupSimulation::Replace(int rank) {
+  std::unique_ptr<Member>& place = members_[static_cast<std::size_t>(rank)];
+  auto member = std::make_unique<Member>();
+  member->rank = rank;
+  member->group = place->group;
+  if (scenario_.options.shrinks() && random_.Percent(30)) {  // on another node
+    member->group = scenario_.groups[random_.Below(scenario_.groups.size())];
+  }
+  member->start_id = next_start_id_++;
+  replaced_.push_back(std::exchange(place, std::move(member)));
+  if (scenario_.options.shrinks()) ++losses_;  // that it comes drops steps, too
   After(random_.Between(absl::ZeroDuration(), kSuccessorComes),
-        [this, &one = *members_[rank]] { Join(one); });
+        [this, &one = *place] { Join(one); });
+}
+
+bool GroupSimulation::IsOver() const {
+  bool waits = false;
+  for (const auto& one : members_) {
+    if (one->dead || one->done || one->failed) continue;
+    if (one->welcomed || !scenario_.options.shrinks()) return false;
+    waits = true;
+  }
+  return !waits || std::ranges::any_of(members_, [](const auto& one) { return one->done; });
+}
+
+bool GroupSimulation::IsLeftBehind(const absl::Status& status) const {
+  return scenario_.options.shrinks() && absl::StrContains(status.message(), "went on without rank");
+}
+
+std::vector<GroupSimulation::Group> GroupSimulation::GroupsOf(const std::vector<int>& roster,
+                                                              std::uint64_t life) const {
+  const std::vector<std::string>& names = names_.at(life);
+  std::vector<Group> groups;
+  std::map<std::string, std::size_t> named;
+  for (int rank = 0; rank < scenario_.options.world_size; ++rank) {
+    if (!roster.empty() && !std::ranges::binary_search(roster, rank)) continue;
+    const std::string& name = names[static_cast<std::size_t>(rank)];
+    const auto [known, is_new] = named.try_emplace(name, groups.size());
+    if (is_new || name.empty()) groups.emplace_back();
+    Group& group = name.empty() ? groups.back() : groups[known->second];
+    group.ranks.push_back(rank);
+  }
+  return groups;
 }
 
 }  // namespace gradwire::sim

@@ -114,7 +114,9 @@ TEST_P(GroupRecoveryMutants, IsCaught) {
 INSTANTIATE_TEST_SUITE_P(
     All, GroupRecoveryMutants,
     ::testing::Values(Case{Mutant::kGroupStepGoesOn, "GroupStepGoesOn"},
-                      Case{Mutant::kStepEndsBeforeGather, "StepEndsBeforeGather"}),
+                      Case{Mutant::kStepEndsBeforeGather, "StepEndsBeforeGather"},
+                      Case{Mutant::kMeanOfAllRanks, "MeanOfAllRanks"},
+                      Case{Mutant::kSharesNotForgotten, "SharesNotForgotten"}),
     [](const ::testing::TestParamInfo<Case>& tested) { return std::string(tested.param.name); });
 
 class ShardMutants : public ::testing::TestWithParam<Case> {};

@@ -164,6 +164,59 @@ TEST_F(GroupedMemberRejoinTest, AnotherGroupThanBeforeEndsTheSession) {
                                    "the node group of ranks 0, 1"));
 }
 
+// Rank 0 is lost, and comes again: its share is this member's meanwhile.
+TEST_F(GroupedMemberRejoinTest, WhereTheSessionShrinksSharesChangeHands) {
+  std::int64_t step = 0;
+  const auto go_on_with = [&](const std::vector<int>& ranks) {
+    if (step > 0) {
+      Rejoin();
+      Receive(Dropped(step - 1));
+    }
+    wire::Welcome welcome = WelcomeAt(step, ranks);
+    welcome.group->groups = 1;
+    welcome.recovery->roster =
+        wire::Roster{.number = static_cast<std::uint64_t>(step) + 1, .ranks = ranks};
+    Receive(welcome);
+    EXPECT_EQ(Message(), "");
+    EXPECT_EQ(member_->members(), static_cast<int>(ranks.size()));
+    ++step;
+  };
+  go_on_with({0, 1});
+  EXPECT_EQ(member_->Report().shares, 2U);
+  EXPECT_EQ(member_->OwnerOf(0), 0U);
+  EXPECT_EQ(member_->OwnerOf(1), 1U);
+  go_on_with({1});
+  for (const std::uint32_t share : {0U, 1U}) EXPECT_EQ(member_->OwnerOf(share), 0U);
+  go_on_with({0, 1});
+  EXPECT_EQ(member_->OwnerOf(0), 0U);
+  // Rank 0 is gone again, before it has had a step: there is nothing newer than what is here.
+  go_on_with({1});
+  go_on_with({0, 1});
+  EXPECT_THAT(hook_.forgotten, IsEmpty());
+  Receive(wire::StepDone{.step = step - 1});
+  EXPECT_EQ(Message(), "");
+  EXPECT_THAT(hook_.forgotten, ElementsAre("b")) << "the first share";
+}
+
+TEST_F(GroupedMemberRejoinTest, HowManySharesThereAreNeverChanges) {
+  wire::Welcome welcome = WelcomeAt(0);
+  welcome.recovery->roster = wire::Roster{.number = 1, .ranks = {0, 1}};
+  Receive(welcome);
+  Rejoin();
+  welcome.group->shares = 3;
+  Receive(welcome);
+  EXPECT_THAT(Message(), HasSubstr("one of 1 with 3 shares; allowed: this member in the node group "
+                                   "of ranks 0, 1, one of 1 with 2 shares"));
+}
+
+TEST_F(GroupedMemberRejoinTest, AResumeDoesNotChangeTheGroup) {
+  wire::Welcome welcome = WelcomeAt(0);
+  welcome.recovery->roster = wire::Roster{.number = 1, .ranks = {0, 1}};
+  Receive(welcome);
+  Receive(WelcomeAt(0, {1}));
+  EXPECT_THAT(Message(), HasSubstr("allowed: this member in the node group of ranks 0, 1"));
+}
+
 TEST_F(GroupedMemberRejoinTest, ASessionWithoutGroupsStaysWithoutThem) {
   wire::Welcome without = WelcomeAt(0);
   without.group.reset();
@@ -208,7 +261,7 @@ TEST_F(GroupedMemberRejoinTest, InASessionThatShrinksLeavesMayBeOthers) {
   welcome.group = wire::NodeGroup{.ranks = {1}, .shares = 1, .groups = 3, .group = 1};
   Receive(welcome);
   EXPECT_EQ(member_->leaf_groups(), 3U);
-  EXPECT_EQ(member_->leaf_members(), 4);
+  EXPECT_EQ(member_->members(), 4);
   EXPECT_TRUE(member_->Report().has_leaves);
   Rejoin();
   welcome.recovery->roster = wire::Roster{.number = 2, .ranks = {0, 1}};
@@ -216,7 +269,7 @@ TEST_F(GroupedMemberRejoinTest, InASessionThatShrinksLeavesMayBeOthers) {
   Receive(welcome);
   EXPECT_EQ(Message(), "");
   EXPECT_EQ(member_->leaf_groups(), 0U);
-  EXPECT_EQ(member_->leaf_members(), 2);
+  EXPECT_EQ(member_->members(), 2);
   EXPECT_FALSE(member_->Report().has_leaves);
 }
 
@@ -229,8 +282,9 @@ TEST_F(GroupedMemberRejoinTest, AloneItGoesOnAndForgetsWhatIsDropped) {
   EXPECT_THAT(Drain<AbortGroupEffect>(), IsEmpty());
   Receive(Dropped(0));
   EXPECT_THAT(Drain<AbortGroupEffect>(), SizeIs(1)) << "its exchange is open";
-  Receive(WelcomeAt(1, {1}));
   EXPECT_TRUE(Start({0}).ok());
+  EXPECT_THAT(Drain<ExchangeEffect>(), IsEmpty()) << "the weight may be another one";
+  Receive(WelcomeAt(1, {1}));
   EXPECT_THAT(Drain<ExchangeEffect>(), SizeIs(1));
 }
 

@@ -44,7 +44,11 @@ class RecordingHook final : public HookBase {
     return plans;
   }
   absl::StatusOr<std::unique_ptr<HookRun>> Start(GradBucket& bucket, std::int64_t step) override;
+  void Forget(std::span<const std::string> parameters) override {
+    forgotten.insert(forgotten.end(), parameters.begin(), parameters.end());
+  }
 
+  std::vector<std::string> forgotten;  // parameters
   int commits = 0;
   int aborts = 0;
   std::vector<std::size_t> decoded;  // beginnings of ranges

@@ -73,14 +73,17 @@ class ScriptedCommunicators final : public NodeCommunicators {
 class GroupPathTest : public EffectsTest {
  protected:
   GroupPathTest()
-      : member_(options_, &hook_, false),
+      : member_(Of(options_, 4), &hook_, false),
         path_(MakeHostDevice(), std::make_shared<ScriptedCommunicators>(script_),
-              {.world_size = 4,
-               .connect_timeout = std::chrono::seconds(60),
+              {.connect_timeout = std::chrono::seconds(60),
                .task_timeout = std::chrono::seconds(30)}) {
     Receive(wire::Welcome{
         .group = wire::NodeGroup{.ranks = {0, 1, 3}, .shares = 3, .groups = 2, .group = 0}});
     path_.Begin(member_);
+  }
+  static MemberOptions Of(MemberOptions options, int world_size) {
+    options.world_size = world_size;
+    return options;
   }
   void Receive(wire::Header header) {
     Effects effects;
@@ -123,6 +126,21 @@ TEST_F(GroupPathTest, AddsItsShareUpAndDivides) {
   EXPECT_EQ(script_.receives[0].peer, 0);
   EXPECT_EQ(script_.receives[1].peer, 2);
   EXPECT_TRUE(path_.idle());
+}
+
+// Of a group that has been one before, a newcomer is the reason, which says so and ends.
+TEST_F(GroupPathTest, WhatIsWrongWithAGroupIsSaidAtOnceTheFirstTimeOnly) {
+  script_.error = absl::FailedPreconditionError("one GPU for each member");
+  Receive(wire::Welcome{.group = member_.group(), .recovery = wire::Recovery{}});
+  for (const bool again : {false, true}) {
+    path_.Abort();
+    if (again) path_.Begin(member_);
+    ASSERT_TRUE(path_.Connect("id").ok());
+    EXPECT_EQ(path_.Poll(now_).ok(), again);
+    EXPECT_EQ(path_.failed(), again);
+  }
+  EXPECT_TRUE(path_.Poll(now_ + std::chrono::seconds(19)).ok());
+  EXPECT_THAT(Error(now_ + std::chrono::seconds(21)), HasSubstr("one GPU for each member"));
 }
 
 TEST_F(GroupPathTest, GivesItsShareAndTakesTheOthers) {

@@ -18,10 +18,12 @@
 namespace gradwire::server {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::SizeIs;
 
 const std::string kKey(wire::kSessionKeyBytes, 'k');
@@ -42,7 +44,16 @@ wire::MemberReport Report(std::int64_t step, bool contributed = false) {
           .lineage = 5,
           .step = step,
           .last = Verdict::kApply,
-          .has_contributed = contributed};
+          .has_contributed = contributed,
+          .shares = 2};
+}
+
+// Where members are not waited for.
+SessionOptions Shrinking() {
+  SessionOptions options = Options();
+  options.shrinks_to = 1;
+  options.shrink_after = absl::Seconds(10);
+  return options;
 }
 
 class Groups : public SessionHarness {
@@ -56,6 +67,14 @@ class Groups : public SessionHarness {
     absl::Status status = Join(ask).status();
     if (status.ok()) status = Attach(rank, report ? report->step : 0);
     return status;
+  }
+  // To a session that shrinks, in which all ranks have been.
+  absl::Status ComeBack(int rank, int world_size = 4) {
+    wire::MemberReport report = Report(4, true);
+    report.roster = wire::Roster{.number = 1};
+    for (int r = 0; r < world_size; ++r) report.roster->ranks.push_back(r);
+    report.concluded = report.roster->ranks;
+    return Come(rank, rank < 2 ? "a" : rank < 4 ? "b" : "c", report);
   }
   void ComeAll(const wire::MemberReport& report) {
     for (const int rank : {0, 1, 2, 3}) {
@@ -73,13 +92,6 @@ TEST(SessionGroupsRecovery, OutlivesItsDaemon) {
   }
   EXPECT_TRUE(harness.Sent<wire::Welcome>(3)[0].recovery.has_value());
   EXPECT_THAT(harness.session.node_groups(), ElementsAre(0, 0, 2, 2));
-  // Those who are left would have the shares of those who are gone.
-  options.shrinks_to = 1;
-  Groups shrinks(options);
-  for (const int rank : {0, 1, 2, 3}) {
-    ASSERT_TRUE(shrinks.Come(rank, rank < 2 ? "a" : "b", std::nullopt).ok());
-  }
-  EXPECT_FALSE(shrinks.Sent<wire::Welcome>(3)[0].recovery.has_value());
 }
 
 TEST(SessionGroupsRecovery, GoesOnInTheSameGroupsWithTheNextStep) {
@@ -97,12 +109,124 @@ TEST(SessionGroupsRecovery, GoesOnInTheSameGroupsWithTheNextStep) {
   EXPECT_THAT(harness.Sent<wire::GroupId>(3), ElementsAre(wire::GroupId{7, "anew"}));
 }
 
-TEST(SessionGroupsRecovery, ADaemonThatShrinksRefusesThem) {
-  SessionOptions options = Options();
-  options.shrinks_to = 1;
+// Without rank 1, whose share rank 0 has then.
+TEST(SessionGroupsRecovery, GoesOnInSmallerGroups) {
+  Groups harness(Shrinking());
+  for (const int rank : {0, 2, 3}) ASSERT_TRUE(harness.ComeBack(rank).ok());
+  harness.Pass(absl::Seconds(12));
+  const auto done = harness.Sent<wire::StepDone>(2);
+  ASSERT_THAT(done, SizeIs(1)) << harness.Message();
+  EXPECT_TRUE(done[0].dropped);
+  EXPECT_THAT(done[0].change->ranks, ElementsAre(0, 2, 3));
+  const auto welcome = harness.Sent<wire::Welcome>(0);
+  ASSERT_THAT(welcome, SizeIs(1));
+  EXPECT_EQ(*welcome[0].group,
+            (wire::NodeGroup{.ranks = {0}, .shares = 2, .groups = 2, .group = 0}));
+  EXPECT_THAT(welcome[0].recovery->roster->ranks, ElementsAre(0, 2, 3));
+}
+
+// All of one node are gone: those who are left are a group of two still.
+TEST(SessionGroupsRecovery, GoesOnWithoutANode) {
+  SessionOptions options = Shrinking();
+  options.world_size = 6;
   Groups harness(options);
-  harness.ComeAll(Report(4));
-  EXPECT_THAT(harness.Message(), HasSubstr("the next daemon has on_member_loss=shrink"));
+  for (const int rank : {0, 1, 2, 3}) ASSERT_TRUE(harness.ComeBack(rank, 6).ok());
+  harness.Pass(absl::Seconds(12));
+  const auto welcome = harness.Sent<wire::Welcome>(3);
+  ASSERT_THAT(welcome, SizeIs(1)) << harness.Message();
+  EXPECT_EQ(*welcome[0].group,
+            (wire::NodeGroup{.ranks = {2, 3}, .shares = 2, .groups = 2, .group = 1}));
+}
+
+TEST(SessionGroupsRecovery, ANewcomerMayBeOnAnyNode) {
+  Groups harness(Shrinking());
+  for (const int rank : {0, 2, 3}) ASSERT_TRUE(harness.ComeBack(rank).ok());
+  ASSERT_TRUE(harness.Come(1, "b", std::nullopt).ok());
+  EXPECT_EQ(harness.session.state(), SessionCore::State::kRunning) << harness.Message();
+  EXPECT_EQ(*harness.Sent<wire::Welcome>(1)[0].group,
+            (wire::NodeGroup{.ranks = {1, 2, 3}, .shares = 2, .groups = 2, .group = 1}));
+}
+
+// Whoever comes first, a member or the leaf.
+TEST(SessionGroupsRecovery, ALeafIsRefused) {
+  for (const bool comes_first : {false, true}) {
+    Groups harness(Shrinking());
+    ASSERT_TRUE(comes_first || harness.ComeBack(0).ok());
+    JoinAsk leaf = harness.Ask(1);
+    leaf.leaf = "n1";
+    leaf.leaf_ranks = 1;
+    const absl::Status joined = harness.Join(leaf).status();
+    EXPECT_EQ(joined.ok(), comes_first) << joined;
+    if (comes_first) {
+      ASSERT_TRUE(harness.Attach(1, 0).ok());
+    } else {
+      EXPECT_THAT(std::string(joined.message()),
+                  HasSubstr("has node groups, and a leaf daemon has come; allowed: trainers"));
+    }
+    EXPECT_EQ(harness.session.state(), SessionCore::State::kJoining) << harness.Message();
+    for (const int rank : {0, 2, 3}) {
+      ASSERT_TRUE((rank == 0 && !comes_first) || harness.ComeBack(rank).ok());
+    }
+    harness.Pass(absl::Seconds(12));
+    EXPECT_THAT(harness.Sent<wire::Failure>(1), SizeIs(comes_first ? 1 : 0));
+    EXPECT_EQ(harness.session.state(), SessionCore::State::kRunning) << harness.Message();
+    EXPECT_THAT(harness.Sent<wire::Welcome>(0)[0].recovery->roster->ranks, ElementsAre(0, 2, 3));
+  }
+}
+
+// It could not connect with the others of its group, and would end them.
+TEST(SessionGroupsRecovery, ANewcomerWithAnotherVersionIsRefused) {
+  for (const bool comes_first : {false, true}) {
+    Groups harness(Shrinking());
+    ASSERT_TRUE(comes_first || harness.ComeBack(0).ok());
+    JoinAsk ask = harness.Ask(1);
+    ask.group = {.name = "a", .communicator = "c 2"};
+    const absl::Status joined = harness.Join(ask).status();
+    EXPECT_EQ(joined.ok(), comes_first) << joined;
+    ASSERT_TRUE(!comes_first || harness.Attach(1, 0).ok());
+    for (const int rank : {0, 2, 3}) {
+      ASSERT_TRUE((rank == 0 && !comes_first) || harness.ComeBack(rank).ok());
+    }
+    const std::string why =
+        comes_first ? harness.Sent<wire::Failure>(1)[0].message : std::string(joined.message());
+    EXPECT_THAT(why, HasSubstr("rank 0 has c 1, the process for rank 1 of the same group has c 2; "
+                               "install the same version"));
+    harness.Pass(absl::Seconds(12));
+    EXPECT_EQ(harness.session.state(), SessionCore::State::kRunning) << harness.Message();
+    EXPECT_THAT(harness.Sent<wire::Welcome>(0)[0].recovery->roster->ranks, ElementsAre(0, 2, 3));
+    // And later, when they run.
+    EXPECT_THAT(std::string(harness.Join(ask).status().message()), HasSubstr("has c 2"));
+    EXPECT_EQ(harness.session.state(), SessionCore::State::kRunning);
+  }
+}
+
+TEST(SessionGroupsRecovery, NobodyWaitsForALostMember) {
+  Groups harness(Shrinking());
+  for (const int rank : {0, 1, 3}) ASSERT_TRUE(harness.ComeBack(rank).ok());
+  harness.Pass(absl::Seconds(12));
+  harness.Receive(
+      0, wire::GroupBucket{.step = harness.session.step(), .generation = 7, .parameters = {0}});
+  EXPECT_THAT(harness.Waiting(), AllOf(HasSubstr("waits for rank 1 ("), Not(HasSubstr("rank 2"))));
+}
+
+TEST(SessionGroupsRecovery, ReportsOfOtherSharesContradictEachOther) {
+  Groups harness;
+  for (const int rank : {0, 1, 2, 3}) {
+    wire::MemberReport report = Report(4);
+    report.shares = rank == 2 ? 3 : 2;
+    ASSERT_TRUE(harness.Come(rank, rank < 2 ? "a" : "b", report).ok());
+  }
+  EXPECT_THAT(harness.Message(),
+              HasSubstr("node groups have 2 shares for rank 0, and 3 for rank 2"));
+}
+
+// It is no size that memory is taken for.
+TEST(SessionGroupsRecovery, AReportOfMoreSharesThanRanksIsRefused) {
+  Groups harness(Shrinking());
+  wire::MemberReport report = Report(4);
+  report.shares = 5;
+  EXPECT_THAT(std::string(harness.Come(0, "a", report).message()),
+              HasSubstr("report.shares: is 5; allowed: 0 to 4"));
 }
 
 TEST(SessionGroupsRecovery, ANewcomerOnAnotherNodeIsSentAway) {
@@ -175,15 +299,19 @@ TEST_F(Parts, EachIsComparedAndGivenByThoseWhoHaveIt) {
   harness.ComeAll(Report(4));
   for (const int rank : {0, 1, 2, 3}) {
     EXPECT_THAT(harness.Sent<wire::StateRequest>(rank),
-                ElementsAre(wire::StateRequest{.donor = rank < 2}));
+                ElementsAre(wire::StateRequest{.donor = rank == 0}));
   }
   const wire::PayloadRef first = Copy({"v"});
   const wire::PayloadRef second = Copy({"w"});
   Answer(harness, 0, first, true);
   Answer(harness, 2, first, false);
-  Answer(harness, 1, second, true);
-  EXPECT_EQ(harness.session.state(), SessionCore::State::kJoining);
+  Answer(harness, 1, second, false);
   Answer(harness, 3, second, false);
+  EXPECT_EQ(harness.session.state(), SessionCore::State::kJoining);
+  EXPECT_THAT(harness.Sent<wire::StateRequest>(1),
+              ElementsAre(wire::StateRequest{}, wire::StateRequest{.donor = true}));
+  EXPECT_THAT(harness.Sent<wire::StateRequest>(3), SizeIs(1)) << "it holds the same";
+  Answer(harness, 1, second, true);
   EXPECT_EQ(harness.session.state(), SessionCore::State::kRunning) << harness.Message();
   const auto exported = harness.session.Export();
   ASSERT_TRUE(exported.ok());
@@ -196,10 +324,28 @@ TEST_F(Parts, ThatDifferAmongThoseWhoHaveThemEndTheSession) {
   Groups harness(WithFactors(4));
   harness.ComeAll(Report(4));
   Answer(harness, 0, Copy({"v"}), true);
-  Answer(harness, 1, Copy({"w"}), true);
+  Answer(harness, 1, Copy({"w"}), false);
   Answer(harness, 2, Copy({"v"}), false);
   Answer(harness, 3, Copy({"w"}, 2), false);
-  EXPECT_THAT(harness.Message(), HasSubstr("ranks 1 and 3 hold different copies"));
+  Answer(harness, 1, Copy({"w"}), true);
+  EXPECT_EQ(harness.session.state(), SessionCore::State::kJoining);
+  Answer(harness, 3, Copy({"w"}, 2), true);
+  EXPECT_THAT(harness.Message(), HasSubstr("ranks 1 and 3 hold different copies of \"q/w\""));
+}
+
+// Rank 1 is lost while it is asked for what it alone has given.
+TEST_F(Parts, AreAskedForAgainOnANewStream) {
+  Groups harness(WithFactors(4));
+  harness.ComeAll(Report(4));
+  for (const int rank : {0, 2}) Answer(harness, rank, Copy({"v"}), rank == 0);
+  for (const int rank : {1, 3}) Answer(harness, rank, Copy({"w"}), false);
+  harness.Detach(1);
+  ASSERT_TRUE(harness.Attach(1, 4).ok());
+  EXPECT_EQ(harness.Sent<wire::StateRequest>(1).back(), wire::StateRequest{});
+  Answer(harness, 1, Copy({"w"}), false);
+  EXPECT_EQ(harness.Sent<wire::StateRequest>(1).back(), wire::StateRequest{.donor = true});
+  Answer(harness, 1, Copy({"w"}), true);
+  EXPECT_EQ(harness.session.state(), SessionCore::State::kRunning) << harness.Message();
 }
 
 // Rank 2 is alone, and has all.
@@ -210,12 +356,14 @@ TEST_F(Parts, ThatOverlapAreComparedToo) {
       ASSERT_TRUE(harness.Come(rank, rank < 2 ? "a" : "", Report(4)).ok());
     }
     Answer(harness, 0, Copy({"v"}), true);
+    Answer(harness, 1, Copy({"w"}), false);
+    Answer(harness, 2, Copy({"v", "w"}, value), false);
     Answer(harness, 1, Copy({"w"}), true);
     Answer(harness, 2, Copy({"v", "w"}, value), true);
     EXPECT_EQ(harness.session.state() == SessionCore::State::kRunning, value == 1.0F)
         << harness.Message();
     if (value == 1.0F) continue;
-    EXPECT_THAT(harness.Message(), HasSubstr("its parts differ in \"q/v\""));
+    EXPECT_THAT(harness.Message(), HasSubstr("ranks 0 and 2 hold different copies of \"q/v\""));
   }
 }
 

@@ -37,6 +37,23 @@ class Groups : public SessionHarness {
   }
 };
 
+// The session began with groups of three; of one only rank 4 is left.
+TEST(NodeGroupsTest, KeepTheirSharesWhereMembersAreGone) {
+  std::vector<GroupAsk> asks(6, {"a", "c"});
+  for (const std::size_t r : {3UL, 4UL, 5UL}) asks[r].name = "b";
+  for (const std::size_t r : {1UL, 3UL, 5UL}) asks[r].gone = true;
+  const auto groups = NodeGroups::Make(asks, 3);
+  ASSERT_TRUE(groups.ok());
+  EXPECT_TRUE(groups->any());
+  EXPECT_EQ(groups->PlaceOf(4),
+            (wire::NodeGroup{.ranks = {4}, .shares = 3, .groups = 2, .group = 1}));
+  const std::vector<std::vector<int>> contributors = {{0, 4}, {0, 4}, {2, 4}};
+  for (std::uint32_t share = 0; share < 3; ++share) {
+    EXPECT_EQ(groups->contributors(share)->Among({0, 2, 4}), contributors[share]);
+  }
+  EXPECT_FALSE(NodeGroups::Make(asks, 1)->any()) << "a session that began without groups";
+}
+
 TEST(NodeGroupsTest, WithoutNamesEveryMemberContributesEverything) {
   const NodeGroups groups(3);
   EXPECT_FALSE(groups.any());
@@ -55,7 +72,7 @@ TEST(NodeGroupsTest, SharesGoRoundInSmallerGroups) {
   EXPECT_THAT(groups->RanksWith(1), ElementsAre(1, 5));
   EXPECT_THAT(groups->RanksWith(2), ElementsAre(2));
   EXPECT_EQ(groups->Name(groups->GroupOf(5)), "ranks 1, 5");
-  const std::vector<std::vector<int>> contributors = {{0, 1, 2}, {2, 3, 5}, {1, 2, 4}};
+  const std::vector<std::vector<int>> contributors = {{0, 1, 2}, {1, 2, 4}, {2, 3, 5}};
   for (std::uint32_t share = 0; share < 3; ++share) {
     EXPECT_EQ(groups->contributors(share)->Among({0, 1, 2, 3, 4, 5}), contributors[share]);
     EXPECT_EQ(groups->contributors(share)->total_weight(), 3);

@@ -311,8 +311,12 @@ TEST_F(NextDaemonWithState, EndsTheSessionWhereCopiesDiffer) {
   Come(1, Report(4));
   const wire::PayloadRef copy = Copy(3);
   harness_.Receive(0, HeaderOf(copy, true), copy);
-  harness_.Receive(1, HeaderOf(Copy(4), false));
-  EXPECT_THAT(harness_.Message(), HasSubstr("ranks 0 and 1 hold different copies"));
+  const wire::PayloadRef other = Copy(4);
+  harness_.Receive(1, HeaderOf(other, false));
+  EXPECT_EQ(harness_.Sent<wire::StateRequest>(1).back(), wire::StateRequest{.donor = true});
+  harness_.Receive(1, HeaderOf(other, true), other);
+  EXPECT_THAT(harness_.Message(),
+              HasSubstr("ranks 0 and 1 hold different copies of \"iteration\""));
   EXPECT_THAT(harness_.Sent<wire::Failure>(0), SizeIs(1));
 }
 
