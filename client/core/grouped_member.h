@@ -132,8 +132,7 @@ class GroupedMember {
     std::vector<std::uint32_t> parameters;
     std::vector<BucketShare> shares;
     bool measure = false;
-    int orders =
-        0;  // to exchange it, and then to gather it; alone the member gives the first itself
+    int orders = 0;  // to exchange it, which a member alone does untold, and then to gather it
     bool exchanged = false;
     std::size_t open_shares = 0;  // of this member, without their results
   };
@@ -157,9 +156,10 @@ class GroupedMember {
   absl::Status On(const wire::GroupId& id, Effects& effects);
   absl::Status On(const wire::Welcome& welcome, Effects& effects);
   absl::Status Join(const wire::NodeGroup& group);
+  // ---- With a further daemon (grouped_member_rejoin.cc)
   // Notes which parameters have gone to other members, and which have come back in time.
   void NoteShares(std::span<const std::size_t> owners_before, std::size_t index_before);
-  // ---- With a further daemon (grouped_member_rejoin.cc)
+  // A step was applied.
   void ForgetShares();
   absl::Status CheckSamePlace(const wire::Welcome& welcome) const;
   void GoOn(Effects& effects);
@@ -188,8 +188,7 @@ class GroupedMember {
   std::optional<wire::NodeGroup> group_;
   std::optional<ShareMap> shares_;
   std::vector<std::size_t> owners_;  // by share, in the group
-  // Of shares that this member had. The hook forgets them when others have applied a step.
-  std::set<std::string> leaving_;
+  std::set<std::string> leaving_;    // parameters of shares that were this member's
   std::size_t index_ = 0;
   std::string id_;  // of the group's communicator; empty: not known yet
   bool welcomed_ = false;
