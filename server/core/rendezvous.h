@@ -51,6 +51,10 @@ class Rendezvous {
   void Leave(int rank, Effects& effects);
   // Frees the ranks of lost members. Fails when the join timeout has passed.
   MaybeFailure Tick(absl::Time now, Effects& effects);
+  // The process has come to members that have been in the session, and has not.
+  bool IsNewcomer(int rank) const {
+    return gathering_ && !gathering_->AllNew() && !gathering_->HasReport(rank);
+  }
   // Newcomers that are here and may be in no group of the session, with the reason.
   std::vector<std::pair<int, absl::Status>> Misfits() const;
   // All members are connected. Fails if they cannot be grouped as they ask.

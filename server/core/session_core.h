@@ -196,7 +196,8 @@ class SessionCore {
   // Whether another process may come for a member that is lost; and that one is waited for.
   absl::Status CheckLeavesGoOn(const std::optional<Gathering::Outcome>& gathered) const;
   // session_groups.cc
-  // Newcomers that may be in no node group; True: there were any.
+  absl::Status CheckWeights(const std::string& leaf, int ranks) const;
+  // Newcomers that may be in no node group, or no leaf beside the others. True: there were any.
   bool DismissMisfits(Effects& effects);
   void Dismiss(int rank, const absl::Status& refused, Effects& effects);
   // Newcomers that are in other node groups than those whose places they take. True: there are any.

@@ -1,5 +1,7 @@
-// Newcomers to a session with node groups that are refused.
+// Newcomers that are refused when all are there.
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -38,9 +40,14 @@ bool SessionCore::DismissMisplaced(const NodeGroups& groups, const Gathering::Ou
   return any;
 }
 
-// Whoever came before the first member has reported.
+// Whoever came before the first member has reported, or before a trainer on a GPU.
 bool SessionCore::DismissMisfits(Effects& effects) {
-  const std::vector<std::pair<int, absl::Status>> misfits = rendezvous_->Misfits();
+  std::vector<std::pair<int, absl::Status>> misfits = rendezvous_->Misfits();
+  for (const int rank : misfits.empty() ? membership_.Reachable() : std::vector<int>()) {
+    if (!membership_.IsLeaf(rank) || !rendezvous_->IsNewcomer(rank)) continue;
+    absl::Status weighs = CheckWeights(membership_.NameOf(rank), membership_.ranks(rank));
+    if (!weighs.ok()) misfits.emplace_back(rank, std::move(weighs));
+  }
   for (const auto& [rank, refused] : misfits) Dismiss(rank, refused, effects);
   return !misfits.empty();
 }

@@ -111,6 +111,18 @@ absl::Status SessionCore::TakeInLater(const JoinAsk& ask) {
 
 // A trainer on a GPU may miss nothing, and weighs nothing either: beside a leaf of several ranks it
 // would have to.
+absl::Status SessionCore::CheckWeights(const std::string& leaf, int ranks) const {
+  for (const int rank : membership_.Reachable()) {
+    const bool weighs = ranks > 1 && !membership_.IsLeaf(rank) && options_.shrinks();
+    if (!weighs || membership_.abilities(rank).may_miss) continue;
+    return Coded(ErrorCode::kLeaf,
+                 absl::FailedPreconditionError(absl::StrCat(
+                     leaf, " cannot be taken in: gradients would get weights, and ",
+                     membership_.NameOf(rank), " has them on a GPU; allowed: trainers")));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status SessionCore::AddComer(const JoinAsk& ask) {
   const int end = ask.rank + std::max(1, ask.leaf_ranks);
   const int lost = membership_.IsGone(ask.rank) ? ask.rank : ask.rank + membership_.ranks(ask.rank);
@@ -125,15 +137,8 @@ absl::Status SessionCore::AddComer(const JoinAsk& ask) {
     absl::Status fits = rendezvous_->CheckGroup(ask.rank, ask.group, ask.leaf_ranks > 0);
     if (!fits.ok()) return fits;
   }
-  for (const int rank : membership_.Reachable()) {
-    const bool weighs = ask.leaf_ranks > 1 && !membership_.IsLeaf(rank) && options_.shrinks();
-    if (!weighs || membership_.abilities(rank).may_miss) continue;
-    return Coded(
-        ErrorCode::kLeaf,
-        absl::FailedPreconditionError(absl::StrCat(
-            "leaf \"", ask.leaf, "\" cannot be taken in: gradients would get weights, and ",
-            membership_.NameOf(rank), " has them on a GPU; allowed: trainers")));
-  }
+  absl::Status weighs = CheckWeights(absl::StrCat("leaf \"", ask.leaf, "\""), ask.leaf_ranks);
+  if (!weighs.ok()) return weighs;
   for (int r = ask.rank; r < end; ++r) comers_.insert(r);
   return absl::OkStatus();
 }

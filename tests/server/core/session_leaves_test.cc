@@ -427,6 +427,22 @@ TEST(SessionLeaves, NoLeafIsTakenInBesideAMemberOnAGpu) {
   EXPECT_EQ(root.Join(root.Ask(2)).status().code(), absl::StatusCode::kUnavailable);
 }
 
+// Nor while members gather: they go on without it.
+TEST(SessionLeaves, ALeafIsSentAwayWhereAMemberIsOnAGpu) {
+  NextRoot root(Shrinks(true));
+  EXPECT_TRUE(root.Come(root.LeafAsk(2, 2, "b"), std::nullopt).ok());
+  for (const int rank : {0, 1, 4}) {
+    JoinAsk ask = root.Ask(rank);
+    ask.report = InAll(At(4));
+    ASSERT_EQ(*root.Join(ask), rank);
+    ASSERT_TRUE(root.Attach(rank, 4, {.may_miss = rank != 1}).ok());
+  }
+  EXPECT_THAT(root.Sent<wire::Failure>(2).at(0).message, HasSubstr("rank 1 has them on a GPU"));
+  root.Pass(absl::Seconds(15));
+  ASSERT_EQ(root.session.state(), SessionCore::State::kRunning) << root.Message();
+  EXPECT_THAT(root.Sent<wire::Welcome>(0).at(0).recovery->roster->ranks, ElementsAre(0, 1, 4));
+}
+
 // Before the others have begun without it.
 TEST(SessionLeaves, ANewLeafIsTakenInWhileTheOthersGather) {
   NextRoot root(Shrinks(true));
