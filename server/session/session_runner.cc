@@ -440,9 +440,11 @@ void SessionRunner::Finish(Work work) {
   // Sums come last, because nothing else of this event should wait for them.
   if (work.reductions.empty()) return;
   if (work.recorded != nullptr) recording_->Keep(*work.recorded, work.reductions);
+  // A leaf's reducer, which belongs to the session, may keep the answer for good: a session that
+  // ends in the middle of a step would keep itself.
   host_.reducer->Reduce(std::move(work.reductions), memory_,
-                        [self = shared_from_this()](const std::vector<Reducer::Done>& done) {
-                          self->OnReduced(done);
+                        [weak = weak_from_this()](const std::vector<Reducer::Done>& done) {
+                          if (const auto self = weak.lock()) self->OnReduced(done);
                         });
 }
 

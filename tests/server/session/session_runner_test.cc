@@ -94,14 +94,15 @@ class SessionRunnerTest : public ::testing::Test {
  protected:
   static constexpr int kMembers = 3;
 
-  SessionRunnerTest() {
+  explicit SessionRunnerTest(std::shared_ptr<Reducer> reducer = std::make_shared<CpuReducer>(1, [] {
+                             })) {
     SessionOptions options;
     options.name = "s";
     options.world_size = kMembers;
     options.manifest = {ParameterSpec{.name = "w", .shape = {kNumel}, .dtype = DType::kFloat32}};
     session_ = std::make_shared<SessionRunner>(
         options, MakeCoordinatorHook(options.spec, options.manifest).value(),
-        SessionHost{.reducer = std::make_shared<CpuReducer>(1, [] {}),
+        SessionHost{.reducer = std::move(reducer),
                     .before_long_work = [] {},
                     .work_threads = work_threads_,
                     .memory_quotas = std::make_shared<MemoryQuotas>()},
@@ -162,6 +163,43 @@ TEST_F(SessionRunnerTest, ReducesAndSendsTheSameResultToAll) {
   }
   EXPECT_EQ(session_->step(), 1);
   EXPECT_EQ(session_->Status(now_).steps_applied_total(), 1u);
+}
+
+// As a leaf's, whose root is lost: there are no results.
+class KeepingReducer final : public Reducer {
+ public:
+  void Reduce(std::vector<ReduceEffect> batch, std::shared_ptr<SessionMemory> /*memory*/,
+              Answer answer) override {
+    asked_ += batch.size();
+    answers_.push_back(std::move(answer));
+  }
+  std::size_t asked() const { return asked_; }
+
+ private:
+  std::size_t asked_ = 0;
+  std::vector<Answer> answers_;
+};
+
+class SessionWithoutResults : public SessionRunnerTest {
+ protected:
+  SessionWithoutResults() : SessionWithoutResults(std::make_shared<KeepingReducer>()) {}
+  std::weak_ptr<KeepingReducer> reducer_;
+
+ private:
+  explicit SessionWithoutResults(const std::shared_ptr<KeepingReducer>& reducer)
+      : SessionRunnerTest(reducer), reducer_(reducer) {}
+};
+
+TEST_F(SessionWithoutResults, TheSessionGoesWithItsLastOwner) {
+  for (int rank = 0; rank < kMembers; ++rank) Announce(rank);
+  for (int rank = 0; rank < kMembers; ++rank) Contribute(rank, 1);
+  ASSERT_EQ(reducer_.lock()->asked(), 1u);
+  session_->FailFrom(1, stream(1).id(), absl::InvalidArgumentError("rank 1: no frame"));
+  const std::weak_ptr<SessionRunner> session = session_;
+  session_.reset();
+  streams_.clear();
+  EXPECT_TRUE(session.expired());
+  EXPECT_TRUE(reducer_.expired());
 }
 
 TEST_F(SessionRunnerTest, MembersOnDifferentThreadsGetTheSameBits) {
