@@ -195,6 +195,12 @@ TEST_F(LeafLoss, ALeafIsReplacedThatWasLostWithTheRoot) {
   Kill(*leaves_[0]);
   KillRoot(0);
   leaves_[0] = StartLeaf(0);
+  // A member reports first, or the next root knows nothing of the session.
+  const absl::Time deadline = absl::Now() + absl::Seconds(60);
+  while (Count(roots_[0]->Log(), "ranks 2 to 3 joined") == 0) {
+    ASSERT_LT(absl::Now(), deadline) << roots_[0]->Log();
+    absl::SleepFor(absl::Milliseconds(5));
+  }
   StartNodeAgain(0);
   ExpectSameModels(2);
 }

@@ -102,13 +102,14 @@ class Wait : public ::testing::Test {
   }
 
   // Until the member has done so many steps as this process.
-  static void WaitForSteps(const Process& member, int steps) {
+  static void WaitForLog(const Process& process, const std::string& text, int times) {
     const absl::Time deadline = absl::Now() + absl::Seconds(60);
-    while (Count(member.Log(), "step ") < steps) {
-      ASSERT_LT(absl::Now(), deadline) << member.Log();
+    while (Count(process.Log(), text) < times) {
+      ASSERT_LT(absl::Now(), deadline) << process.Log();
       absl::SleepFor(absl::Milliseconds(5));
     }
   }
+  static void WaitForSteps(const Process& member, int steps) { WaitForLog(member, "step ", steps); }
 
   static void Kill(Process& process) {
     process.Signal(SIGKILL);
@@ -450,7 +451,10 @@ TEST_F(ShardWait, AShardAndAMemberAreLostTogether) {
     Kill(*members_[2]);
     Kill(*shards_[shard]);
     StartShardAgain(shard);
-    absl::SleepFor(absl::Seconds(1));  // the others report first, or nobody knows the session
+    // The others report first, or nobody knows the session: to the first shard, which may be new.
+    for (const char* joined : {"rank 0 joined", "rank 1 joined"}) {
+      WaitForLog(*shards_[0], joined, shard == 0 ? 1 : 2);
+    }
     members_[2] = StartMember(2);
     ExpectDone(2);
     members_.clear();
