@@ -282,7 +282,7 @@ TEST(TraceTest, TheToolSaysWhatASessionWithoutStepsIsDoing) {
   const std::vector<std::string> words = {"trace", "s", "--wait", "0.2", "--out", file};
   ClientOptions options = Options(daemon, 2, "no");
   options.rank = 0;
-  std::thread first([&] {
+  std::thread first([&, options] {
     const auto client = Client::Join(options);
     ASSERT_TRUE(client.ok()) << client.status();
     EXPECT_TRUE((*client)->Barrier().ok());
