@@ -5,8 +5,8 @@
 // daemon knows. In a session that outlives its daemon it is held back for as long as the daemon may
 // need, and forgotten if the session then gathers its members (Abort); meanwhile nothing is done.
 // What is wrong with the group itself, such as two members on one GPU, is said at once when a
-// member connects for the first time. Later it is held back, too: a newcomer is the reason, and
-// ends.
+// member connects for the first time. Members that have been a group before hold it back, too: the
+// newcomer among them is the reason; it hears the error at once, and ends.
 //
 // Not thread-safe. Nothing waits: Poll begins and finishes what can be.
 #pragma once

@@ -84,10 +84,10 @@ class Gathering {
 
   // When all ranks are taken: nobody has been in the session, which begins as any other.
   bool AllNew() const;
-  // Into how many shares the session's node groups divide the parameters, as most who have reported
-  // say; 1: it has none; 0: it begins.
+  // Into how many shares the session's node groups divide the parameters: the most that any report
+  // says; 1: it has no groups; 0: it begins.
   std::uint32_t Shares() const;
-  // FailedPrecondition: some say otherwise, and the error names two ranks.
+  // FailedPrecondition: reports say different numbers, and the error names two ranks.
   absl::Status CheckShares() const;
   // Whether the rank's process has been in the session.
   bool HasReport(int rank) const { return reports_[static_cast<std::size_t>(rank)].has_value(); }

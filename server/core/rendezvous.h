@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -39,7 +40,7 @@ class Rendezvous {
   // have a report, and successors of lost ones that name their rank; in others, those that begin.
   // At any time.
   absl::Status CheckReport(const JoinAsk& ask) const;
-  // Whether a newcomer to a session with node groups may be in one. At any time.
+  // FailedPrecondition: a newcomer to a session with node groups fits into none. At any time.
   absl::Status CheckGroup(int rank, const GroupAsk& ask, bool is_leaf) const;
   // Whether a member of this session comes in a later life of it than this one.
   bool IsOver(const JoinAsk& ask) const;
@@ -55,7 +56,7 @@ class Rendezvous {
   bool IsNewcomer(int rank) const {
     return gathering_ && !gathering_->AllNew() && !gathering_->HasReport(rank);
   }
-  // Newcomers that are here and may be in no group of the session, with the reason.
+  // Newcomers that are here and fit into no group of the session, with the reason.
   std::vector<std::pair<int, absl::Status>> Misfits() const;
   // All members are connected. Fails if they cannot be grouped as they ask.
   absl::StatusOr<NodeGroups> Group() const;

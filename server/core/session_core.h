@@ -197,7 +197,8 @@ class SessionCore {
   absl::Status CheckLeavesGoOn(const std::optional<Gathering::Outcome>& gathered) const;
   // session_groups.cc
   absl::Status CheckWeights(const std::string& leaf, int ranks) const;
-  // Newcomers that may be in no node group, or no leaf beside the others. True: there were any.
+  // Sends newcomers away that fit into no node group, and leaves that cannot be beside the others.
+  // True: there were any.
   bool DismissMisfits(Effects& effects);
   void Dismiss(int rank, const absl::Status& refused, Effects& effects);
   // Newcomers that are in other node groups than those whose places they take. True: there are any.
