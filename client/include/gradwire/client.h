@@ -321,7 +321,7 @@ class Client {
   virtual absl::Status Barrier() = 0;
 
   // Leaves the session, between steps. Other members that begin another step get an error that
-  // names this member.
+  // names this member, if the daemon's on_member_loss is `fail`.
   virtual absl::Status Leave() = 0;
 
   // Leaves before the others, as a member does whose host is taken away or drained: what this

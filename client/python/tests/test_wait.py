@@ -70,11 +70,24 @@ def test_a_rank_that_is_told_to_stop_hands_its_residuals_over(tmp_path, shards):
     assert checksums[0] == checksums[1]
 
 
+def test_a_stop_signal_that_comes_twice_at_once_is_one():
+    got = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: got.append(number))
+    try:
+        stop = gw.StopSignal(signal.SIGUSR1, again_after=3600)
+        for _ in range(3):
+            signal.raise_signal(signal.SIGUSR1)
+        assert stop
+        assert got == []
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 def test_a_stop_signal_is_true_once_and_then_as_before():
     got = []
     before = signal.signal(signal.SIGUSR1, lambda number, frame: got.append(number))
     try:
-        stop = gw.StopSignal(signal.SIGUSR1)
+        stop = gw.StopSignal(signal.SIGUSR1, again_after=0)
         assert not stop
         signal.raise_signal(signal.SIGUSR1)
         assert stop

@@ -1,25 +1,33 @@
 """A signal that tells a trainer to stop when it can."""
 
 import signal
+import time
 import types
 
 
 class StopSignal:
     """True once the process has got SIGTERM, or another of `signals`: end the step, and leave.
 
-    Schedulers and clouds send it before they take a host away. The second one does what it would have
-    done without this. Make it in the main thread.
+    Schedulers and clouds send it before they take a host away. One that comes `again_after` seconds after
+    the first, or later, does what it would have done without this; those before count as the first, since
+    torchrun hands SIGTERM on to processes that systemd or a shutdown has sent it already. Make it in the
+    main thread.
     """
 
-    def __init__(self, *signals: int) -> None:
-        self._is_set = False
+    def __init__(self, *signals: int, again_after: float = 5.0) -> None:
+        self._first: float | None = None
+        self._again_after = again_after
         self._before = {number: signal.getsignal(number) for number in signals or (signal.SIGTERM,)}
         for number in self._before:
             signal.signal(number, self._on)
 
     def _on(self, number: int, _frame: types.FrameType | None) -> None:
-        self._is_set = True
-        signal.signal(number, self._before[number])
+        now = time.monotonic()
+        if self._first is None:
+            self._first = now
+        elif now - self._first >= self._again_after:
+            signal.signal(number, self._before[number])
+            signal.raise_signal(number)
 
     def __bool__(self) -> bool:
-        return self._is_set
+        return self._first is not None
