@@ -99,6 +99,8 @@ class GroupedMember {
   bool failed() const { return !failure().ok(); }
   const absl::Status& failure() const;
   std::string Progress() const;
+  // As Member's.
+  std::string OutcomeUnknown() const;
 
   // ---- Node groups
   // Whether the session has some. Known with the WelcomeEffect.

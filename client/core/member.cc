@@ -243,9 +243,12 @@ struct Member::Received {
   absl::Status operator()(const wire::Failure& failure) const {
     member.blamed_rank_ = failure.blamed_rank;
     const bool known = failure.code > 0 && failure.code <= 16;
-    return absl::Status(
-        known ? static_cast<absl::StatusCode>(failure.code) : absl::StatusCode::kUnknown,
-        failure.message);
+    const auto code =
+        known ? static_cast<absl::StatusCode>(failure.code) : absl::StatusCode::kUnknown;
+    const std::string open = member.awaits_welcome_ ? member.OutcomeUnknown() : "";
+    if (open.empty()) return absl::Status(code, failure.message);
+    return Coded(ErrorCode::kOutcomeUnknown,
+                 absl::Status(code, absl::StrCat(failure.message, open)));
   }
   template <typename Header>
   absl::Status operator()(const Header& header) const {

@@ -151,4 +151,8 @@ void Member::TellRanks(const std::vector<int>& ranks, Effects& effects, std::siz
   }
 }
 
+std::string Member::OutcomeUnknown() const {
+  return ready_ ? absl::StrCat(" (outcome of step ", step(), " unknown)") : "";
+}
+
 }  // namespace gradwire::client

@@ -218,7 +218,8 @@ void Runtime::OnRejoined(std::uint64_t number, absl::StatusOr<Rejoined> place) {
     return Fail(absl::Status(
         taken.code(),
         absl::StrCat("rank ", membership_.rank, " lost its daemon ",
-                     welcomed_ ? absl::StrCat("in step ", member_.step()) : "before the first step",
+                     welcomed_ ? absl::StrCat("in step ", member_.step(), member_.OutcomeUnknown())
+                               : "before the first step",
                      ", and could not go on with the next one: ", taken.message())));
   }
   Joined& joined = place->joined;
@@ -251,6 +252,12 @@ absl::Status Runtime::CheckSameSettings(const JoinResult& membership) const {
                  absl::FailedPreconditionError(absl::StrCat("its ", name, " is ", now,
                                                             "; allowed: ", before, ", as before")));
   };
+  // It would say that it is in step 0, as if this member had not been there.
+  if (welcomed_ && !membership.gathers) {
+    return Coded(ErrorCode::kResume, absl::FailedPreconditionError(
+                                         "it has begun the session anew; allowed: a daemon of "
+                                         "this version or a later one, which takes reports"));
+  }
   absl::Status same = check("chunk_bytes", membership.chunk_bytes, membership_.chunk_bytes);
   if (same.ok()) {
     same = check("window_chunks", membership.window_chunks, membership_.window_chunks);

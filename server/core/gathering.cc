@@ -9,44 +9,23 @@
 #include "base/error_code.h"
 #include "base/mutants.h"
 #include "proto/wire/step_chain.h"
+#include "server/core/gathering_words.h"
 
 namespace gradwire::server {
 namespace {
 
-const char* Text(Verdict verdict) { return verdict == Verdict::kApply ? "APPLY" : "SKIP"; }
-
-template <class... Parts>
-absl::Status Contradiction(const Parts&... parts) {
-  return Coded(ErrorCode::kResume, absl::FailedPreconditionError(absl::StrCat(
-                                       "the members' reports after the loss of their daemon "
-                                       "contradict each other: ",
-                                       parts...)));
-}
-
-absl::Status NobodyKnows() {
+// Of a session whose processes here are these.
+absl::Status NobodyKnows(const std::vector<int>& here) {
   return Coded(ErrorCode::kResume,
-               absl::FailedPreconditionError("all members that had the session's model are lost; "
-                                             "begin again from a checkpoint"));
+               absl::FailedPreconditionError(absl::StrCat(
+                   "all members that had the session's model are lost; ranks ",
+                   absl::StrJoin(here, ", "), " are new; begin again from a checkpoint")));
 }
 
 constexpr char kMembersLost[] = "members were lost in it";
 constexpr char kGroupsConnectAnew[] =
     "its daemon or a member was lost, and node groups had begun to add it up";
 constexpr char kDaemonLost[] = "its daemon was lost, and not all members have its results";
-
-wire::StepDone Ended(std::int64_t step, Verdict verdict, std::uint64_t digest,
-                     const std::string& reason) {
-  // Whoever lacks results of a step that was skipped may drop it.
-  const bool skipped = verdict == Verdict::kSkip;
-  return {.step = step,
-          .verdict = verdict,
-          .digest = digest,
-          .dropped = skipped,
-          .reason = skipped ? reason : ""};
-}
-
-// Of a step that members have seen skipped.
-constexpr char kSeenByOthers[] = "other members saw it skipped, before the daemon was lost";
 
 }  // namespace
 
@@ -109,7 +88,7 @@ absl::StatusOr<Gathering::Outcome> Gathering::Decide() const {
     if (!reports_[r] || reports_[r]->newcomer) continue;
     all.push_back({.rank = static_cast<int>(r), .report = &*reports_[r]});
   }
-  if (all.empty()) return NobodyKnows();
+  if (all.empty()) return NobodyKnows(ProcessesHere());
   if (follows_) return Follow(all);
   const wire::MemberReport* const latest = Latest();
   const auto by_step = [](const Reporter& a, const Reporter& b) {
@@ -197,72 +176,6 @@ bool Gathering::IsHalfGathered(std::int64_t step) const {
   return std::ranges::any_of(reports_, [step](const auto& report) {
     return report && report->step == step && report->has_contributed;
   });
-}
-
-// Some have seen `step` end; the others have not.
-absl::StatusOr<Gathering::Outcome> Gathering::FollowThoseAhead(const Reporters& all,
-                                                               std::int64_t step) const {
-  const auto ahead = std::find_if(all.begin(), all.end(),
-                                  [&](const Reporter& one) { return one.report->step > step; });
-  const int leader = ahead->rank;
-  const std::optional<Verdict> last = ahead->report->last;
-  if (!last) return Contradiction("rank ", leader, " cannot say how step ", step, " ended");
-  std::uint64_t digest = 0;
-  for (const auto& [rank, report] : all) {
-    if (report->step > step && report->last != last) {
-      return Contradiction("step ", step, " ended with ", Text(*last), " for rank ", leader,
-                           ", and not for rank ", rank);
-    }
-    if (report->step > step) continue;
-    const bool agrees = report->ready && report->ready->verdict == *last;
-    if (*last == Verdict::kApply && !agrees) {
-      return Contradiction("step ", step, " was applied by rank ", leader, ", and rank ", rank,
-                           report->ready ? " has results that skip it" : " lacks its results");
-    }
-    if (agrees) digest = report->ready->digest;
-  }
-  return Outcome{.step = step + 1, .ended = {Ended(step, *last, digest, kSeenByOthers)}};
-}
-
-// Those have heard of steps that were dropped, as one daemon after another was lost or took
-// newcomers in, while others have heard of nothing. Who is at `step` may be READY with an outcome
-// that never was: only those ahead know it.
-absl::StatusOr<Gathering::Outcome> Gathering::FollowThoseFarAhead(const Reporters& all,
-                                                                  std::int64_t step,
-                                                                  std::int64_t apart) const {
-  std::optional<Verdict> first;
-  int knows = -1;
-  std::uint64_t digest = 0;
-  for (const auto& [rank, report] : all) {
-    if (report->step == step) continue;
-    for (std::int64_t later = step + 1; later < report->step; ++later) {
-      const std::optional<Verdict> saw = report->Saw(later);
-      if (saw == Verdict::kSkip) continue;
-      return Contradiction("step ", later, saw ? " was applied by rank " : " is unknown to rank ",
-                           rank, ", in step ", report->step, ", and others have not been in it");
-    }
-    const std::optional<Verdict> seen = report->Saw(step);
-    if (!seen || (first && first != seen)) {
-      return Contradiction("rank ", rank, " cannot say how step ", step,
-                           " ended, or says otherwise than rank ", knows);
-    }
-    first = seen;
-    knows = rank;
-  }
-  for (const auto& [rank, report] : all) {
-    if (report->step != step) continue;
-    const bool agrees = report->ready && report->ready->verdict == *first;
-    if (*first == Verdict::kApply && !agrees) {
-      return Contradiction("step ", step, " was applied by rank ", knows, ", and rank ", rank,
-                           report->ready ? " has results that skip it" : " lacks its results");
-    }
-    if (agrees) digest = report->ready->digest;
-  }
-  Outcome outcome{.step = step + apart, .ended = {Ended(step, *first, digest, kSeenByOthers)}};
-  for (std::int64_t later = step + 1; later < outcome.step; ++later) {
-    outcome.ended.push_back(Ended(later, Verdict::kSkip, 0, "a member was lost in it"));
-  }
-  return outcome;
 }
 
 absl::StatusOr<Gathering::Outcome> Gathering::DecideTogether(const Reporters& all,
@@ -369,8 +282,14 @@ absl::Status Gathering::TakeIn(Outcome& outcome) const {
       may_be_told && std::ranges::includes(told_change_->newcomers, change.newcomers);
   if (is_told) return as_told();
   // They may have heard of the end of steps that others are still in.
-  for (const auto& report : reports_) {
-    while (report && report->newcomer && report->step > outcome.step) {
+  for (std::size_t r = 0; r < reports_.size(); ++r) {
+    const auto& report = reports_[r];
+    const bool is_ahead = report && report->newcomer && report->step > outcome.step;
+    if (is_ahead && report->step - outcome.step > kMostMissed) {
+      return Contradiction("rank ", r, ", which is new, is in step ", report->step,
+                           ", the others in step ", outcome.step);
+    }
+    while (is_ahead && report->step > outcome.step) {
       outcome.ended.push_back(Ended(outcome.step++, Verdict::kSkip, 0, "a member was lost in it"));
     }
   }

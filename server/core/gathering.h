@@ -136,6 +136,10 @@ class Gathering {
   // other, and the error names two ranks that do, or nobody has the model; no member may go on.
   absl::StatusOr<Outcome> Decide() const;
 
+  // The ends of steps that members who are here have seen, for others that have not: these hold
+  // also if the session cannot go on. None: nobody has, or reports contradict each other.
+  std::vector<wire::StepDone> Known() const;
+
   // Members are being told, before the session goes on: this holds, whoever is lost meanwhile.
   // Later outcomes begin with it.
   void Tell(const Outcome& outcome);

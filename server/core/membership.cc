@@ -246,6 +246,13 @@ bool Membership::All(MemberState state) const {
   });
 }
 
+bool Membership::AllThere() const {
+  return std::ranges::all_of(members_, [](const Member& member) {
+    return member.state == MemberState::kConnected || member.state == MemberState::kLost ||
+           !IsAwaited(member.state);
+  });
+}
+
 bool Membership::AllHere(const std::vector<bool>& is) const {
   for (int r = 0; r < world_size(); ++r) {
     if (!is[static_cast<std::size_t>(r)] && !IsElsewhere(r)) return false;

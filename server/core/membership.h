@@ -124,6 +124,8 @@ class Membership {
   bool IsElsewhere(int rank) const { return !IsAwaited(At(rank).state); }
   // Of those that are not elsewhere.
   bool AllConnected() const { return All(MemberState::kConnected); }
+  // Connected, or their streams have just broken.
+  bool AllThere() const;
   bool AllLeft() const { return All(MemberState::kLeft); }
   // Whether it is so, by rank, of all that are not elsewhere.
   bool AllHere(const std::vector<bool>& is) const;

@@ -157,13 +157,18 @@ absl::Status Rendezvous::CheckLife(const JoinAsk& ask) const {
 
 // If the others wait for exactly this rank, they would do so until the join timeout: the process
 // that was to take it has just been refused. Any other wrong join is only refused, because a
-// process that belongs to another job must not end this one.
-MaybeFailure Rendezvous::OnWrongJoin(const JoinAsk& ask, const absl::Status& difference) const {
+// process that belongs to another job must not end this one. Nor must one that comes while members
+// gather, who have something to lose: the right one may still come in their time.
+MaybeFailure Rendezvous::OnWrongJoin(const JoinAsk& ask, const absl::Status& difference) {
   if (!membership_.IsRank(ask.rank) || membership_.state(ask.rank) != MemberState::kAbsent) {
     return std::nullopt;
   }
   if (ask.report) return std::nullopt;  // it is of another session, or comes too late
-  if (options_.gathers && options_.shrinks()) return std::nullopt;  // they go on without the rank
+  if (options_.gathers) {
+    wrong_join_ = absl::StrCat("a process that came for rank ", ask.rank,
+                               " was refused: ", difference.message());
+    return std::nullopt;
+  }
   return FailureEvent{.kind = FailureEvent::Kind::kWrongJoin, .rank = ask.rank, .what = difference};
 }
 
@@ -190,7 +195,9 @@ absl::StatusOr<NodeGroups> Rendezvous::Group() const {
 MaybeFailure Rendezvous::Tick(absl::Time now, Effects& effects) {
   for (const Membership::Freed& freed : membership_.FreeGone(now)) {
     last_departure_ = freed.why;
-    if (options_.gathers && options_.member_grace > absl::ZeroDuration()) began_ = now;
+    // Newcomers that come and go would keep the others waiting without an end.
+    const bool waits_anew = options_.gathers && options_.member_grace > absl::ZeroDuration();
+    if (waits_anew && gathering_->HasReport(freed.rank)) began_ = now;
     effects.push_back(LogEffect{
         .level = LogEffect::Level::kWarning,
         .message = absl::StrCat("rank ", freed.rank, " is free again: ", freed.why, " before all ",
@@ -211,10 +218,12 @@ MaybeFailure Rendezvous::Tick(absl::Time now, Effects& effects) {
     return std::nullopt;
   }
   if (membership_.AllConnected()) return OnClaimTimeout();
-  return FailureEvent{
-      .kind = FailureEvent::Kind::kJoinTimeout,
-      .what = absl::DeadlineExceededError(claim.empty() ? options_.join_doubt : claim),
-      .waited = options_.join_timeout};
+  // Who is here, and whose stream has just broken, has its resume grace.
+  if (membership_.AllThere()) return std::nullopt;
+  const std::string& doubt = wrong_join_.empty() ? options_.join_doubt : wrong_join_;
+  return FailureEvent{.kind = FailureEvent::Kind::kJoinTimeout,
+                      .what = absl::DeadlineExceededError(claim.empty() ? doubt : claim),
+                      .waited = options_.join_timeout};
 }
 
 absl::StatusOr<std::optional<Gathering::Outcome>> Rendezvous::Gathered(const NodeGroups& groups) {
@@ -223,6 +232,16 @@ absl::StatusOr<std::optional<Gathering::Outcome>> Rendezvous::Gathered(const Nod
   absl::StatusOr<Gathering::Outcome> outcome = gathering_->Decide();
   if (!outcome.ok()) return outcome.status();
   return std::optional(*std::move(outcome));
+}
+
+std::vector<wire::StepDone> Rendezvous::Known() const {
+  return gathering_ ? gathering_->Known() : std::vector<wire::StepDone>();
+}
+
+std::vector<int> Rendezvous::Reporters() const {
+  std::vector<int> ranks = membership_.Reachable();
+  std::erase_if(ranks, [this](int rank) { return !gathering_ || !gathering_->HasReport(rank); });
+  return ranks;
 }
 
 // ---- Without those who do not come

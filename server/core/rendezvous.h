@@ -48,7 +48,7 @@ class Rendezvous {
   // Call the following only before the session runs.
 
   // A process asked to join with a different hook, model or world size, or without a report.
-  MaybeFailure OnWrongJoin(const JoinAsk& ask, const absl::Status& difference) const;
+  MaybeFailure OnWrongJoin(const JoinAsk& ask, const absl::Status& difference);
   void Leave(int rank, Effects& effects);
   // Frees the ranks of lost members. Fails when the join timeout has passed.
   MaybeFailure Tick(absl::Time now, Effects& effects);
@@ -71,6 +71,9 @@ class Rendezvous {
   // The claims of others keep those who are here from going on, who are enough otherwise.
   bool WaitsForOthers() const { return claims_ && claims_->waits(); }
   bool AllNew() const { return gathering_->AllNew(); }
+  // As Gathering's, also if there is nothing to gather; and who is to hear them.
+  std::vector<wire::StepDone> Known() const;
+  std::vector<int> Reporters() const;
   bool HasQuorum(int least);
   // The session shrinks, and those who are here may go on without the others now.
   bool MayShrink(absl::Time now);
@@ -117,9 +120,10 @@ class Rendezvous {
   const SessionOptions& options_;
   Membership& membership_;
   const absl::Time created_;
-  absl::Time began_;            // to wait: anew for each member that is lost meanwhile
+  absl::Time began_;  // to wait: anew for each member that is lost meanwhile, and no newcomer
   std::vector<GroupAsk> asks_;  // by rank
   std::string last_departure_;
+  std::string wrong_join_;  // the last that came for a rank which members who gather wait for
   std::optional<Gathering> gathering_;  // where members bring reports
   std::optional<RosterClaims> claims_;  // where rosters are claimed
   bool claims_fail_ = false;            // the last answer was an error

@@ -219,6 +219,8 @@ class SessionCore {
   void MaybeShrink(absl::Time now, Effects& effects);
   // Whether those who have gathered may begin: who was left behind is sent away.
   bool MayGoOn(Effects& effects);
+  // Before the session fails.
+  void TellWhatIsKnown(Effects& effects) const;
   // A member comes back that has reported to another daemon meanwhile.
   bool ComesBack(const JoinAsk& ask) const;
   // To a process that comes for a rank that is gone.

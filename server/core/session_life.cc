@@ -24,9 +24,10 @@ void SessionCore::MaybeBegin(int rank, Effects& effects) {
     effects.push_back(UpstreamEffect{.what = UpstreamEffect::What::kJoin});
   }
   if (options_.leaf.is_leaf() && !upstream_welcome_) return;
-  // The failure goes to all that are connected.
+  // The failure goes to all that are connected. Who came last is to blame only where they begin.
   const auto fail = [&](const absl::Status& what) {
-    Apply(FailureEvent{.kind = FailureEvent::Kind::kOwner, .rank = rank, .what = what}, effects);
+    const int blamed = options_.gathers ? -1 : rank;
+    Apply(FailureEvent{.kind = FailureEvent::Kind::kOwner, .rank = blamed, .what = what}, effects);
   };
   if (!MayGoOn(effects) || DismissMisfits(effects)) return;
   absl::StatusOr<NodeGroups> groups = rendezvous_->Group();
@@ -306,6 +307,7 @@ void SessionCore::Apply(const MaybeFailure& failure, Effects& effects) {
   failure_ = absl::Status(decision.reason.code(),
                           absl::StrCat(said ? "" : begin, decision.reason.message()));
   blamed_rank_ = decision.blamed_rank;
+  if (state_ == State::kJoining) TellWhatIsKnown(effects);
   SendFailure(failure_, blamed_rank_, membership_, effects);
   state_ = State::kFailed;
   membership_.End();
@@ -316,6 +318,14 @@ void SessionCore::Apply(const MaybeFailure& failure, Effects& effects) {
   }
   step_->End();
   collectives_->End();
+}
+
+// Who is READY would not know whether the step that others have applied was. Nobody applies
+// anything that all of them could not.
+void SessionCore::TellWhatIsKnown(Effects& effects) const {
+  for (const wire::StepDone& done : rendezvous_->Known()) {
+    effects.push_back(FanOutEffect{.ranks = rendezvous_->Reporters(), .frame = {.header = done}});
+  }
 }
 
 void SessionCore::Fail(const absl::Status& status, int blamed_rank, Effects& effects) {

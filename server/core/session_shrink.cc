@@ -90,9 +90,17 @@ MaybeFailure SessionCore::OnHandOverAnswer(int rank, const wire::HandOverAnswer&
 }
 
 std::string SessionCore::NoQuorum() const {
-  return absl::StrCat("of those who concluded the last step no majority is here, but only ",
-                      membership_.Present().size(), " of ", options_.world_size,
-                      " members, some of which are new; begin again from a checkpoint");
+  const std::vector<int> present = membership_.Present();
+  std::vector<int> fresh;
+  for (const int rank : present) {
+    if (rendezvous_->IsNewcomer(rank)) fresh.push_back(rank);
+  }
+  return absl::StrCat(
+      "of those who concluded the last step no majority is here, but only ranks ",
+      absl::StrJoin(present, ", "), " of ", options_.world_size,
+      fresh.empty() ? ", some of which are new"
+                    : absl::StrCat(", of which ranks ", absl::StrJoin(fresh, ", "), " are new"),
+      "; begin again from a checkpoint");
 }
 
 // It is asked for again and again, until a step has ended. A report says that it was here before,

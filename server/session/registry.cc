@@ -393,14 +393,15 @@ void Registry::Retire(const std::string& name, const std::shared_ptr<SessionRunn
       session->awaits_successor() || (gave_up && options.member_grace > absl::ZeroDuration());
   // Without a policy for lost members, their reports are all that the next one needs.
   const bool may_have_successors = options.member_grace > absl::ZeroDuration();
-  if (waits && may_have_successors && successions_.size() < kSuccessions) {
+  const bool has_room = successions_.size() < kSuccessions || successions_.contains(name);
+  if (waits && may_have_successors && has_room) {
     Succession& next = successions_[name] = {
         .options = options,
         .until = now + std::max(options.member_grace, options.coordinator_grace)};
     next.options.node_groups = std::move(node_groups);
     if (session->awaits_successor()) next.options.gone = std::move(gone);
   } else if (!gave_up && !session->awaits_successor()) {
-    ended_keys_.push_front(session->options().session_key);
+    ended_keys_.push_front({.session_key = options.session_key, .failure = failure});
     if (ended_keys_.size() > kEndedKeys) ended_keys_.pop_back();
   }
   const bool closed = failure.ok();

@@ -243,8 +243,11 @@ class Registry {
   // Ended, but their streams still close, or members may still ask what happened.
   std::vector<std::shared_ptr<Entry>> retired_ GRADWIRE_GUARDED_BY(mutex_);
   std::deque<Past> history_ GRADWIRE_GUARDED_BY(mutex_);  // newest first
-  // Session keys of sessions that have ended here, newest first.
-  std::deque<std::string> ended_keys_ GRADWIRE_GUARDED_BY(mutex_);
+  struct Ended {
+    std::string session_key;
+    absl::Status failure;
+  };
+  std::deque<Ended> ended_keys_ GRADWIRE_GUARDED_BY(mutex_);  // newest first
   // Sessions that lost a member and wait for its successor, until anybody joins.
   struct Succession {
     SessionOptions options;

@@ -54,8 +54,10 @@ absl::Status Registry::Identify(const JoinAsk& ask, SessionOptions& own) const {
   }
   // Members that were lost here, and not by the loss of a daemon, have nothing to go on with.
   MutexLock lock(mutex_);
-  if (std::find(ended_keys_.begin(), ended_keys_.end(), ask.report->session_key) !=
-      ended_keys_.end()) {
+  const auto ended = std::ranges::find(ended_keys_, ask.report->session_key, &Ended::session_key);
+  if (ended != ended_keys_.end()) {
+    // It may have come too late to hear it.
+    if (!ended->failure.ok()) return absl::FailedPreconditionError(ended->failure.message());
     return refuse("has ended at this daemon; join again as a new member");
   }
   own.lineage = ask.report->lineage;

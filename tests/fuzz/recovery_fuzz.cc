@@ -121,6 +121,7 @@ class Fuzz {
     report.keeps_gradients = (bits & 128) != 0;
     report.collectives = input_.Below(4);
     const std::uint32_t rare = input_.Below(16);
+    if (rare == 3) report.step = (std::numeric_limits<std::int64_t>::max() - 2) >> input_.Below(64);
     if (rare == 1) report.session_key[0] = 'x';
     if (rare == 2) report.chain = 1 + (bits & 1);
     return report;

@@ -398,6 +398,27 @@ TEST_F(DaemonFaults, AMemberWhoseLeaveIsRefusedLooksForItsSession) {
   EXPECT_THAT(Message((*client)->Barrier()), HasSubstr("the next one"));
 }
 
+// It knows nothing of reports, and would count from step 0.
+TEST_F(DaemonFaults, ADaemonThatBeginsAnewIsNotTheNextOne) {
+  daemon_.tamper = [](v1::Frame& frame) {
+    if (!frame.header().has_welcome()) return;
+    v1::Recovery& recovery = *frame.mutable_header()->mutable_welcome()->mutable_recovery();
+    recovery.set_session_key(std::string(16, 'k'));
+    recovery.set_grace_milliseconds(5000);
+  };
+  daemon_.exchange = [&](int number, FakeDaemon::Stream* stream, grpc::ServerContext*) {
+    if (number == 0) daemon_.Serve(stream, /*resumed=*/false, /*frames=*/1);
+    return grpc::Status(grpc::StatusCode::NOT_FOUND, "it has ended here [GW309]");
+  };
+  auto client = Client::Join(Options());
+  ASSERT_TRUE(client.ok()) << client.status();
+  const std::string message = Message((*client)->Barrier());
+  EXPECT_THAT(message, HasSubstr("rank 0 lost its daemon in step 0"));
+  EXPECT_THAT(message, HasSubstr("it has begun the session anew"));
+  EXPECT_THAT(message, EndsWith("[GW309]"));
+  EXPECT_TRUE(daemon_.join_request.has_report());
+}
+
 TEST_F(DaemonFaults, DestructionEndsOpenCalls) {
   daemon_.tamper = [](v1::Frame& frame) {
     if (frame.header().has_grant()) frame.mutable_header()->mutable_heartbeat();

@@ -387,13 +387,14 @@ TEST_F(Wait, WithoutASuccessorTheSessionEndsAfterTheGrace) {
   }
 }
 
+// Also once the others gather, who wait for a process of exactly this rank.
 TEST_F(Wait, ASuccessorWithAnotherModelIsRefusedAndHarmsNobody) {
-  StartDaemon("127.0.0.1:0");
+  StartDaemon("127.0.0.1:0", "20s");
   StartMembers();
   WaitForSteps(*members_[0], 5);
   Kill(*members_[1]);
-  const auto other = StartMember(1, "10000");
-  ExpectError(*other, HasSubstr("parameter"));
+  WaitForLog(*daemon_, "rank 2 joined", 2);
+  ExpectError(*StartMember(1, "10000"), HasSubstr("parameter"));
   members_[1] = StartMember(1);
   ExpectDone(1);
 }

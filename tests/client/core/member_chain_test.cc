@@ -101,6 +101,27 @@ TEST_F(MemberChain, ANewcomerThatWasNotInSomeStepsDoesNotKnowItUntilItIsTold) {
   EXPECT_EQ(Reported(), 99U);
 }
 
+// The lost daemon may have told others how it ended, and the next one says only that it gives up.
+TEST_F(MemberChain, WhoWasReadyIsToldThatTheOutcomeIsUnknown) {
+  Welcome(0, 0);
+  Step(0, 5);
+  Effects effects;
+  member_->SayReady(Verdict::kApply, 5, effects);
+  member_->Rejoined(8);
+  Receive(wire::Failure{.code = 4, .message = "waited 1m for rank 2 [GW205]", .blamed_rank = -1});
+  EXPECT_EQ(Message(), "waited 1m for rank 2 (outcome of step 1 unknown) [GW205]");
+}
+
+TEST_F(MemberChain, WhoHasHeardTheEndIsNot) {
+  Welcome(0, 0);
+  Effects effects;
+  member_->SayReady(Verdict::kApply, 5, effects);
+  member_->Rejoined(8);
+  Step(0, 5);
+  Receive(wire::Failure{.code = 4, .message = "waited 1m for rank 2 [GW205]", .blamed_rank = -1});
+  EXPECT_EQ(Message(), "waited 1m for rank 2 [GW205]");
+}
+
 // What it lacks results of, others apply.
 TEST_F(MemberChain, ANewcomerFollowsStepsThatItDoesNotTake) {
   Welcome(4, 77, wire::MembershipChange{.newcomers = {1}});

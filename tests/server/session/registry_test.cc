@@ -131,7 +131,8 @@ TEST(RegistryTest, RefusesReportsOfASessionThatHasEndedHere) {
   joined->member.session->Fail(absl::AbortedError("evicted"), -1);
   registry.Tick(kNow);
   const absl::Status again = registry.Join(options, Reporting(0, 7), kNow).status();
-  EXPECT_THAT(std::string(again.message()), HasSubstr("has ended at this daemon"));
+  EXPECT_EQ(again.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(again.message()), HasSubstr("session \"a\" failed: evicted"));
   EXPECT_TRUE(registry.Join(options, Ask(0, 8), kNow).ok()) << "others may begin";
 }
 
