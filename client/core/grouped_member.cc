@@ -26,6 +26,8 @@ std::int64_t GroupedMember::step() const { return member_->step(); }
 
 const absl::Status& GroupedMember::failure() const { return member_->failure(); }
 
+std::uint64_t GroupedMember::lineage() const { return member_->lineage(); }
+
 std::string GroupedMember::OutcomeUnknown() const { return member_->OutcomeUnknown(); }
 
 bool GroupedMember::has_chunks() const { return member_->has_chunks(); }

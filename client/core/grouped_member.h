@@ -82,6 +82,7 @@ class GroupedMember {
   bool has_late() const;
   std::int64_t missed_steps() const;
   bool outlives_daemon() const;
+  std::uint64_t lineage() const;
   bool shrinks() const;
   bool awaits_welcome() const;
   bool has_chunks() const;

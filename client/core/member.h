@@ -109,6 +109,7 @@ class Member {
   // left of the open step is announced after its Welcome.
   void Rejoined(std::uint64_t generation);
   bool outlives_daemon() const { return recovery_.has_value(); }
+  std::uint64_t lineage() const { return recovery_ ? recovery_->lineage : 0; }
   // Steps that were reduced again, from the start or in part, with kept gradients.
   std::int64_t steps_reduced_again() const { return reduced_again_; }
   // Who is in the session, by the last Welcome. Null: all ranks, always.

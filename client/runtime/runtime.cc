@@ -466,8 +466,9 @@ void Runtime::EndStep(std::shared_ptr<StepCall> call) {
 }
 
 void Runtime::End(std::shared_ptr<StepCall> call) {
-  if (absl::Status open = Open(); !open.ok()) return call->outcome.Complete(open);
-  // The step ended before this call (see StepDoneEffect).
+  // The step ended before this call (see StepDoneEffect), also if the session has failed since.
+  const bool knows = !over_.empty() && member_.failed();
+  if (absl::Status open = Open(); !open.ok() && !knows) return call->outcome.Complete(open);
   if (!over_.empty()) {
     absl::Status ended = member_.EndPast(over_.front().step);
     if (!ended.ok()) return call->outcome.Complete(ended);

@@ -154,7 +154,11 @@ bool Runtime::MayRejoin(const absl::Status& answer) const {
 
 void Runtime::OnEnded(const absl::Status& status) {
   if (MayRejoin(status)) return OnLost();
-  MayJoinAgain(status) ? JoinAgain() : Fail(status);
+  if (MayJoinAgain(status)) return JoinAgain();
+  const std::string open = member_.awaits_welcome() ? member_.OutcomeUnknown() : "";
+  if (open.empty()) return Fail(status);
+  Fail(Coded(ErrorCode::kOutcomeUnknown,
+             absl::Status(status.code(), absl::StrCat(status.message(), open))));
 }
 
 // With several daemons the others would still hold this member's places: its join fails.
@@ -252,8 +256,9 @@ absl::Status Runtime::CheckSameSettings(const JoinResult& membership) const {
                  absl::FailedPreconditionError(absl::StrCat("its ", name, " is ", now,
                                                             "; allowed: ", before, ", as before")));
   };
-  // It would say that it is in step 0, as if this member had not been there.
-  if (welcomed_ && !membership.gathers) {
+  // It would say that it is in step 0, as if this member had not been there. The session's own
+  // daemon, which has not lost it, does not gather.
+  if (welcomed_ && !membership.gathers && membership.lineage != member_.lineage()) {
     return Coded(ErrorCode::kResume, absl::FailedPreconditionError(
                                          "it has begun the session anew; allowed: a daemon of "
                                          "this version or a later one, which takes reports"));

@@ -129,6 +129,7 @@ absl::StatusOr<JoinResult> Checked(const v1::JoinResponse& response, const Clien
   JoinResult membership{.token = response.token(),
                         .rank = response.rank(),
                         .generation = response.generation(),
+                        .lineage = response.lineage(),
                         .next_step = response.next_step(),
                         .chunk_bytes = response.chunk_bytes(),
                         .window_chunks = response.window_chunks(),

@@ -29,6 +29,7 @@ struct JoinResult {
   std::string token;
   int rank = 0;
   std::uint64_t generation = 0;
+  std::uint64_t lineage = 0;
   std::int64_t next_step = 0;
   std::size_t chunk_bytes = 0;
   std::uint32_t window_chunks = 0;

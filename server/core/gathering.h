@@ -92,6 +92,11 @@ class Gathering {
   // Whether the rank's process has been in the session.
   bool HasReport(int rank) const { return reports_[static_cast<std::size_t>(rank)].has_value(); }
 
+  // Whether it reports, and is no newcomer.
+  bool HasModel(int rank) const {
+    return HasReport(rank) && !reports_[static_cast<std::size_t>(rank)]->newcomer;
+  }
+
   // ---- Where the session shrinks
 
   // It goes on without the rank, which counts as taken until it is.
@@ -136,8 +141,10 @@ class Gathering {
   // other, and the error names two ranks that do, or nobody has the model; no member may go on.
   absl::StatusOr<Outcome> Decide() const;
 
-  // The ends of steps that members who are here have seen, for others that have not: these hold
-  // also if the session cannot go on. None: nobody has, or reports contradict each other.
+  // If the session cannot go on: the ends of steps that members who are here have seen, or were to
+  // be told, for all who report and are no newcomers. None: nobody has, reports contradict each
+  // other, or they have rosters: where a session shrinks, those who are not here may go on
+  // otherwise.
   std::vector<wire::StepDone> Known() const;
 
   // Members are being told, before the session goes on: this holds, whoever is lost meanwhile.

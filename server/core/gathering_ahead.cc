@@ -80,28 +80,28 @@ absl::StatusOr<Gathering::Outcome> Gathering::FollowThoseFarAhead(const Reporter
   return outcome;
 }
 
-// Reports of other rosters than the last one's speak of other means.
+// Means of one roster are not those of another one.
 std::vector<wire::StepDone> Gathering::Known() const {
-  if (follows_) return {};
+  if (follows_ || shrinks_) return {};
   Reporters all;
-  const wire::MemberReport* last = nullptr;
-  for (const auto& report : reports_) {
-    if (!report || report->newcomer) continue;
-    if (last == nullptr || report->step > last->step) last = &*report;
-  }
   for (std::size_t r = 0; r < reports_.size(); ++r) {
-    if (!reports_[r] || reports_[r]->newcomer || reports_[r]->roster != last->roster) continue;
+    if (!reports_[r] || reports_[r]->newcomer) continue;
+    if (reports_[r]->roster) return {};
     all.push_back({.rank = static_cast<int>(r), .report = &*reports_[r]});
   }
   if (all.empty()) return {};
-  const std::int64_t step =
-      std::ranges::min(all, {}, [](const Reporter& one) { return one.report->step; }).report->step;
-  const std::int64_t apart = last->step - step;
-  if (apart < 1 || apart > kMostMissed) return {};
+  const auto step_of = [](const Reporter& one) { return one.report->step; };
+  const auto [first, last] = std::ranges::minmax_element(all, {}, step_of);
+  const std::int64_t step = first->report->step;
+  const std::int64_t apart = last->report->step - step;
+  if (apart < 1) return told_;  // they report as if they had heard it
+  if (apart > kMostMissed) return {};
   absl::StatusOr<Outcome> outcome =
       apart > 1 ? FollowThoseFarAhead(all, step, apart) : FollowThoseAhead(all, step);
   if (!outcome.ok() || !DecideChain(all, *outcome).empty()) return {};
-  return std::move(outcome->ended);
+  std::vector<wire::StepDone> known = told_;
+  known.insert(known.end(), outcome->ended.begin(), outcome->ended.end());
+  return known;
 }
 
 }  // namespace gradwire::server

@@ -165,8 +165,10 @@ MaybeFailure Rendezvous::OnWrongJoin(const JoinAsk& ask, const absl::Status& dif
   }
   if (ask.report) return std::nullopt;  // it is of another session, or comes too late
   if (options_.gathers) {
-    wrong_join_ = absl::StrCat("a process that came for rank ", ask.rank,
-                               " was refused: ", difference.message());
+    wrong_join_ = {.rank = ask.rank,
+                   .what = RecodedText(ErrorCode::kMissingMembers,
+                                       absl::StrCat("a process that came for rank ", ask.rank,
+                                                    " was refused: ", difference.message()))};
     return std::nullopt;
   }
   return FailureEvent{.kind = FailureEvent::Kind::kWrongJoin, .rank = ask.rank, .what = difference};
@@ -218,9 +220,12 @@ MaybeFailure Rendezvous::Tick(absl::Time now, Effects& effects) {
     return std::nullopt;
   }
   if (membership_.AllConnected()) return OnClaimTimeout();
-  // Who is here, and whose stream has just broken, has its resume grace.
-  if (membership_.AllThere()) return std::nullopt;
-  const std::string& doubt = wrong_join_.empty() ? options_.join_doubt : wrong_join_;
+  // Who is here, and whose stream has just broken, has its resume grace, but not again and again.
+  const absl::Duration longest = options_.join_timeout + options_.silence_timeout;
+  if (membership_.AllThere() && now - began_ <= longest) return std::nullopt;
+  const bool was_refused =
+      wrong_join_.rank >= 0 && membership_.state(wrong_join_.rank) == MemberState::kAbsent;
+  const std::string& doubt = was_refused ? wrong_join_.what : options_.join_doubt;
   return FailureEvent{.kind = FailureEvent::Kind::kJoinTimeout,
                       .what = absl::DeadlineExceededError(claim.empty() ? doubt : claim),
                       .waited = options_.join_timeout};
@@ -240,7 +245,7 @@ std::vector<wire::StepDone> Rendezvous::Known() const {
 
 std::vector<int> Rendezvous::Reporters() const {
   std::vector<int> ranks = membership_.Reachable();
-  std::erase_if(ranks, [this](int rank) { return !gathering_ || !gathering_->HasReport(rank); });
+  std::erase_if(ranks, [this](int rank) { return !gathering_ || !gathering_->HasModel(rank); });
   return ranks;
 }
 

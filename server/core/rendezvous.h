@@ -73,7 +73,7 @@ class Rendezvous {
   bool AllNew() const { return gathering_->AllNew(); }
   // As Gathering's, also if there is nothing to gather; and who is to hear them.
   std::vector<wire::StepDone> Known() const;
-  std::vector<int> Reporters() const;
+  std::vector<int> Reporters() const;  // connected, and no newcomers
   bool HasQuorum(int least);
   // The session shrinks, and those who are here may go on without the others now.
   bool MayShrink(absl::Time now);
@@ -123,7 +123,11 @@ class Rendezvous {
   absl::Time began_;  // to wait: anew for each member that is lost meanwhile, and no newcomer
   std::vector<GroupAsk> asks_;  // by rank
   std::string last_departure_;
-  std::string wrong_join_;  // the last that came for a rank which members who gather wait for
+  struct WrongJoin {
+    int rank = -1;
+    std::string what;
+  };
+  WrongJoin wrong_join_;  // the last that came for a rank which members who gather wait for
   std::optional<Gathering> gathering_;  // where members bring reports
   std::optional<RosterClaims> claims_;  // where rosters are claimed
   bool claims_fail_ = false;            // the last answer was an error

@@ -323,7 +323,8 @@ void SessionCore::Apply(const MaybeFailure& failure, Effects& effects) {
 // Who is READY would not know whether the step that others have applied was. Nobody applies
 // anything that all of them could not.
 void SessionCore::TellWhatIsKnown(Effects& effects) const {
-  for (const wire::StepDone& done : rendezvous_->Known()) {
+  for (wire::StepDone& done : rendezvous_->Known()) {
+    if (done.change) done.change = ToTell(*done.change);
     effects.push_back(FanOutEffect{.ranks = rendezvous_->Reporters(), .frame = {.header = done}});
   }
 }

@@ -398,6 +398,26 @@ TEST_F(DaemonFaults, AMemberWhoseLeaveIsRefusedLooksForItsSession) {
   EXPECT_THAT(Message((*client)->Barrier()), HasSubstr("the next one"));
 }
 
+// What it has heard holds.
+TEST_F(DaemonFaults, AStepThatEndedBeforeTheErrorHasEnded) {
+  std::atomic<bool> has_ended = false;
+  daemon_.tamper = [&](v1::Frame& frame) {
+    has_ended = has_ended || frame.header().has_step_done();
+  };
+  daemon_.exchange = [&](int, FakeDaemon::Stream* stream, grpc::ServerContext*) {
+    daemon_.Serve(stream, /*resumed=*/false, /*frames=*/5);  // Hello, Announce, three chunks
+    return grpc::Status(grpc::StatusCode::ABORTED, "rank 1 was lost [GW301]");
+  };
+  const Completion reduced = Begin();
+  ASSERT_TRUE(reduced.Wait(absl::Seconds(10)).ok());
+  for (int i = 0; i < 1000 && client_->Barrier().ok(); ++i) absl::SleepFor(absl::Milliseconds(5));
+  ASSERT_TRUE(has_ended);
+  const auto verdict = client_->EndStep();
+  ASSERT_TRUE(verdict.ok()) << verdict.status();
+  EXPECT_EQ(*verdict, Verdict::kApply);
+  EXPECT_THAT(Message(client_->EndStep().status()), HasSubstr("rank 1 was lost"));
+}
+
 // It knows nothing of reports, and would count from step 0.
 TEST_F(DaemonFaults, ADaemonThatBeginsAnewIsNotTheNextOne) {
   daemon_.tamper = [](v1::Frame& frame) {
@@ -405,6 +425,7 @@ TEST_F(DaemonFaults, ADaemonThatBeginsAnewIsNotTheNextOne) {
     v1::Recovery& recovery = *frame.mutable_header()->mutable_welcome()->mutable_recovery();
     recovery.set_session_key(std::string(16, 'k'));
     recovery.set_grace_milliseconds(5000);
+    recovery.set_lineage(7);  // and 0 in the next join's answer
   };
   daemon_.exchange = [&](int number, FakeDaemon::Stream* stream, grpc::ServerContext*) {
     if (number == 0) daemon_.Serve(stream, /*resumed=*/false, /*frames=*/1);
