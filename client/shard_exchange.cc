@@ -45,9 +45,7 @@ ShardLink ShardExchange::LinkOf(std::uint32_t shard) {
                 return losses_.HasTold(shard);
               },
           .goes_on =
-              [this, shard](const ShardLife& life) {
-                if (shard == 0) OnGoesOn(life);
-              }};
+              [this, shard](const ShardLife& life) { shard == 0 ? OnGoesOn(life) : OnOutlives(); }};
 }
 
 void ShardExchange::FailAll(const absl::Status& status, int blamed_rank) {
@@ -131,6 +129,12 @@ void ShardExchange::OnGoesOn(const ShardLife& life) {
     if (ClientImpl* const one = shards_[i]) one->Follow(life);
   }
   End();
+}
+
+// Each shard's Welcome says so, and the member may fail before shard 0's.
+void ShardExchange::OnOutlives() {
+  MutexLock lock(mutex_);
+  outlives_ = true;
 }
 
 void ShardExchange::OnFailed(std::uint32_t shard, const FailedEffect& effect) {

@@ -54,6 +54,7 @@ class ShardExchange {
   // of all.
   void OnLost(std::uint32_t shard, const ShardLoss& loss) GRADWIRE_EXCLUDES(mutex_);
   void OnGoesOn(const ShardLife& life) GRADWIRE_EXCLUDES(mutex_);
+  void OnOutlives() GRADWIRE_EXCLUDES(mutex_);
   // The first failure is everybody's; those that it causes come back here and have no effect.
   void OnFailed(std::uint32_t shard, const FailedEffect& effect) GRADWIRE_EXCLUDES(mutex_);
 

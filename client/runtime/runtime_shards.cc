@@ -43,6 +43,11 @@ void Runtime::AskToGather(std::uint32_t lost_shard, std::uint64_t number) {
     member_.AskToGather(lost_shard, effects);
     return Apply(std::move(effects));
   }
+  // This daemon has not welcomed the member, and what it leaves behind is cut off, not awaited.
+  if (!is_lost_) {
+    connection_->Close(Clock::now());
+    connection_->CheckTimers(Clock::now()).IgnoreError();
+  }
   ++tries_;
   rejoin_.reset();
   OnLost(number);

@@ -221,7 +221,10 @@ absl::Status SessionCore::AskAgain(const JoinAsk& ask, const absl::Status& refus
                                    Effects& effects) {
   const int rank = ask.rank;
   const bool is_leaf = options_.leaf.is_leaf() && state_ == State::kRunning;
-  const bool may_free = is_leaf || OutlivesMembers() ||
+  // Before the session runs a rank is free again soon after its stream has ended.
+  const bool is_free_soon = state_ == State::kJoining && membership_.IsRank(rank) &&
+                            membership_.state(rank) == MemberState::kLost;
+  const bool may_free = is_leaf || is_free_soon || OutlivesMembers() ||
                         (options_.gathers && options_.member_grace > absl::ZeroDuration());
   if (!may_free || !absl::IsAlreadyExists(refused)) return refused;
   if (state_ == State::kRunning && membership_.IsRank(rank) && membership_.IsGone(rank)) {

@@ -15,7 +15,8 @@ Half of the sessions that lose their daemon compute each mean themselves instead
 
 Sessions whose end is one of these limits (server/README.md, deploy/errors) are counted by themselves:
 * a process is lost before the session has begun: the next one may be refused while the rank is held (GW204),
-  and a member that has not heard of the beginning is unknown to the next daemon (GW309). It is started again;
+  a member that has not heard of the beginning is unknown to the next daemon (GW309), and with several daemons
+  one that is away for longer than a second is not waited for (GW308). It is started again;
 * the daemon is lost while members leave: a member may end with an error although it has done all steps;
 * a member is lost after others have left: its successor has nobody to train with.
 """
@@ -24,6 +25,7 @@ import argparse
 import collections
 import copy
 import dataclasses
+import itertools
 import random
 import re
 import shutil
@@ -41,6 +43,7 @@ MOMENTS = ("join", "first steps", "middle", "end")
 HOOKS = ("no", "no", "power_sgd,start_powerSGD_iter=3")
 ELEMENTS = 5000
 LAST = 16  # steps of the longest session
+START_AGAIN = ("[GW204]", "[GW308]", "[GW309]")  # a process that could not join with one of these
 GRACE = 10.0  # seconds that a lost process' place is held
 LIMIT = 60.0  # seconds that a session may take
 WENT_ON = "went on"
@@ -86,6 +89,9 @@ def draw(seed: int, number: int) -> Plan:
     plan = Plan(number=number, members=members, steps=steps, hook=rng.choice(HOOKS), unix=rng.random() < 0.5,
                 victim=victim, moment=moment, after=after, delay=delay, away=rng.uniform(0, 0.2),
                 trains=victim >= 0 or rng.random() < 0.5, shards=1, shard=0)
+    # One that has to be started again may be a newcomer to others that have begun, and needs the model.
+    if moment == "join":
+        plan = dataclasses.replace(plan, trains=True)
     # Drawn last, so that a seed has the sessions that it had with one daemon each.
     shards = rng.choice((1, 1, 2))
     return dataclasses.replace(plan, shards=shards, shard=rng.randrange(shards))
@@ -198,7 +204,7 @@ class Session:
             return
         for member in self.members:
             refused = member.process.poll() == 1 and member.life.wait(1) and "joined" not in member.life.words
-            if refused and any(code in line for line in member.life.words for code in ("[GW204]", "[GW309]")):
+            if refused and any(code in line for line in member.life.words for code in START_AGAIN):
                 self.record.refused += 1
                 time.sleep(0.2)
                 member.start()
@@ -411,6 +417,7 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=4, help="sessions side by side")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--only", type=int, help="one cycle, by its number")
+    parser.add_argument("--moment", choices=MOMENTS, help="only cycles that kill then")
     parser.add_argument("--keep", type=Path, help="a new folder for the logs of sessions that did not go on")
     args = parser.parse_args()
     print(f"seed {args.seed}: {args.cycles} cycles, {args.at_once} at once", flush=True)
@@ -419,7 +426,9 @@ def main() -> int:
 
     table: dict[tuple[str, str], collections.Counter] = collections.defaultdict(collections.Counter)
     lock, kills, violations, taken = threading.Lock(), [], [], 0
-    numbers = iter([args.only] if args.only is not None else range(2 * args.cycles))
+    numbers = iter([args.only] if args.only is not None else itertools.count())
+    if args.moment:
+        numbers = (number for number in numbers if draw(args.seed, number).moment == args.moment)
     begin = time.monotonic()
 
     with tempfile.TemporaryDirectory() as name:

@@ -463,5 +463,20 @@ TEST(SessionOptionsTest, NamesTheFieldAndWhatIsAllowed) {
               HasSubstr("chunks of 64 bytes; at most 1048576"));
 }
 
+// A launcher starts a process again at once.
+TEST(BeforeTheSessionRuns, ARankWhoseStreamHasEndedIsToBeAskedForAgain) {
+  SessionHarness harness;
+  ASSERT_TRUE(harness.Join(harness.Ask(0)).ok());
+  JoinAsk other = harness.Ask(0);
+  other.start_id = 999;
+  EXPECT_EQ(harness.Join(other).status().code(), absl::StatusCode::kAlreadyExists);
+  ASSERT_TRUE(harness.Attach(0).ok());
+  EXPECT_EQ(harness.Join(other).status().code(), absl::StatusCode::kAlreadyExists);
+  harness.Detach(0);
+  EXPECT_EQ(harness.Join(other).status().code(), absl::StatusCode::kUnavailable);
+  harness.Pass(absl::Seconds(2));
+  EXPECT_TRUE(harness.Join(other).ok());
+}
+
 }  // namespace
 }  // namespace gradwire::server
