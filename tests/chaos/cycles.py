@@ -15,7 +15,8 @@ Half of the sessions that lose their daemon compute each mean themselves instead
 
 Sessions whose end is one of these limits (server/README.md, deploy/errors) are counted by themselves:
 * a process is lost before the session has begun: the next one may be refused while the rank is held (GW204),
-  a member that has not heard of the beginning is unknown to the next daemon (GW309), and with several daemons
+  a member that has not heard of the beginning is unknown to the next daemon (GW309), which may begin anew with
+  such members, and then refuses the others, who have no step yet (GW309); and with several daemons
   one that is away for longer than a second is not waited for (GW308). It is started again;
 * the daemon is lost while members leave: a member may end with an error although it has done all steps;
 * a member is lost after others have left: its successor has nobody to train with.
@@ -43,7 +44,7 @@ MOMENTS = ("join", "first steps", "middle", "end")
 HOOKS = ("no", "no", "power_sgd,start_powerSGD_iter=3")
 ELEMENTS = 5000
 LAST = 16  # steps of the longest session
-START_AGAIN = ("[GW204]", "[GW308]", "[GW309]")  # a process that could not join with one of these
+START_AGAIN = ("[GW204]", "[GW308]", "[GW309]")  # a process that ended with one of these before any step
 GRACE = 10.0  # seconds that a lost process' place is held
 LIMIT = 60.0  # seconds that a session may take
 WENT_ON = "went on"
@@ -203,7 +204,7 @@ class Session:
         if not self.record.hit or self.record.refused >= 50:
             return
         for member in self.members:
-            refused = member.process.poll() == 1 and member.life.wait(1) and "joined" not in member.life.words
+            refused = member.process.poll() == 1 and member.life.wait(1) and not member.life.steps
             if refused and any(code in line for line in member.life.words for code in START_AGAIN):
                 self.record.refused += 1
                 time.sleep(0.2)

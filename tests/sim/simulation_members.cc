@@ -51,8 +51,10 @@ void Simulation::OnJoined(Process& process, const absl::StatusOr<int>& rank) {
       return absl::StrCat("process ", process.index, " may not join: ", rank.status().ToString());
     });
     const bool failed = session_.state() == server::SessionCore::State::kFailed;
-    if (!failed && process.is_successor && absl::IsAlreadyExists(rank.status())) {
-      // Until the daemon knows that the one before is gone.
+    const bool is_taken =
+        absl::IsAlreadyExists(rank.status()) || absl::IsUnavailable(rank.status());
+    if (!failed && process.is_successor && is_taken) {
+      // Until the daemon knows that the one before is gone, and then until its rank is free.
       return After(absl::Milliseconds(200), [this, &process] { AskToJoin(process); });
     }
     if (!failed) checker_.Violate(absl::StrCat("a member may not join: ", rank.status().message()));
