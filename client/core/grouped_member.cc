@@ -28,7 +28,9 @@ const absl::Status& GroupedMember::failure() const { return member_->failure(); 
 
 std::uint64_t GroupedMember::lineage() const { return member_->lineage(); }
 
-std::string GroupedMember::OutcomeUnknown() const { return member_->OutcomeUnknown(); }
+absl::Status GroupedMember::WithOutcome(absl::Status status) const {
+  return member_->WithOutcome(std::move(status));
+}
 
 bool GroupedMember::has_chunks() const { return member_->has_chunks(); }
 

@@ -101,7 +101,7 @@ class GroupedMember {
   const absl::Status& failure() const;
   std::string Progress() const;
   // As Member's.
-  std::string OutcomeUnknown() const;
+  absl::Status WithOutcome(absl::Status status) const;
 
   // ---- Node groups
   // Whether the session has some. Known with the WelcomeEffect.

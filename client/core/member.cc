@@ -245,10 +245,8 @@ struct Member::Received {
     const bool known = failure.code > 0 && failure.code <= 16;
     const auto code =
         known ? static_cast<absl::StatusCode>(failure.code) : absl::StatusCode::kUnknown;
-    const std::string open = member.awaits_welcome_ ? member.OutcomeUnknown() : "";
-    if (open.empty()) return absl::Status(code, failure.message);
-    return Coded(ErrorCode::kOutcomeUnknown,
-                 absl::Status(code, absl::StrCat(failure.message, open)));
+    absl::Status status(code, failure.message);
+    return member.awaits_welcome_ ? member.WithOutcome(std::move(status)) : status;
   }
   template <typename Header>
   absl::Status operator()(const Header& header) const {

@@ -158,8 +158,9 @@ class Member {
   const absl::Status& failure() const { return failure_; }
   // "bucket [fc1.weight, …]: 3 of 25 results": what is open here, for messages.
   std::string Progress() const;
-  // " (outcome of step 4 unknown)", where a lost daemon may have told others; else "".
-  std::string OutcomeUnknown() const;
+  // After the loss of a daemon: says that the open step's outcome is unknown, if this member was
+  // READY, because others may have heard of one.
+  absl::Status WithOutcome(absl::Status status) const;
 
  private:
   struct Received;  // one frame, by its kind

@@ -151,8 +151,11 @@ void Member::TellRanks(const std::vector<int>& ranks, Effects& effects, std::siz
   }
 }
 
-std::string Member::OutcomeUnknown() const {
-  return ready_ ? absl::StrCat(" (outcome of step ", step(), " unknown)") : "";
+absl::Status Member::WithOutcome(absl::Status status) const {
+  if (!ready_) return status;
+  return Coded(ErrorCode::kOutcomeUnknown,
+               absl::Status(status.code(), absl::StrCat(status.message(), " (outcome of step ",
+                                                        step(), " unknown)")));
 }
 
 }  // namespace gradwire::client

@@ -155,10 +155,7 @@ bool Runtime::MayRejoin(const absl::Status& answer) const {
 void Runtime::OnEnded(const absl::Status& status) {
   if (MayRejoin(status)) return OnLost();
   if (MayJoinAgain(status)) return JoinAgain();
-  const std::string open = member_.awaits_welcome() ? member_.OutcomeUnknown() : "";
-  if (open.empty()) return Fail(status);
-  Fail(Coded(ErrorCode::kOutcomeUnknown,
-             absl::Status(status.code(), absl::StrCat(status.message(), open))));
+  Fail(member_.awaits_welcome() ? member_.WithOutcome(status) : status);
 }
 
 // With several daemons the others would still hold this member's places: its join fails.
@@ -219,12 +216,11 @@ void Runtime::OnRejoined(std::uint64_t number, absl::StatusOr<Rejoined> place) {
   if (stopping_ || member_.failed()) return;
   absl::Status taken = place.ok() ? CheckSameSettings(place->joined.membership) : place.status();
   if (!taken.ok()) {
-    return Fail(absl::Status(
+    return Fail(member_.WithOutcome(absl::Status(
         taken.code(),
         absl::StrCat("rank ", membership_.rank, " lost its daemon ",
-                     welcomed_ ? absl::StrCat("in step ", member_.step(), member_.OutcomeUnknown())
-                               : "before the first step",
-                     ", and could not go on with the next one: ", taken.message())));
+                     welcomed_ ? absl::StrCat("in step ", member_.step()) : "before the first step",
+                     ", and could not go on with the next one: ", taken.message()))));
   }
   Joined& joined = place->joined;
   membership_ = joined.membership;

@@ -43,7 +43,8 @@ void Runtime::AskToGather(std::uint32_t lost_shard, std::uint64_t number) {
     member_.AskToGather(lost_shard, effects);
     return Apply(std::move(effects));
   }
-  // This daemon has not welcomed the member, and what it leaves behind is cut off, not awaited.
+  // A daemon that has not welcomed this member need not be asked. Its stream is cut here: nothing
+  // else would close it, as timers do not run for a lost connection.
   if (!is_lost_) {
     connection_->Close(Clock::now());
     connection_->CheckTimers(Clock::now()).IgnoreError();

@@ -1,6 +1,5 @@
 // Where members have seen steps end that others have not.
 #include <algorithm>
-#include <utility>
 #include <vector>
 
 #include "server/core/gathering.h"

@@ -219,7 +219,7 @@ class SessionCore {
   void MaybeShrink(absl::Time now, Effects& effects);
   // Whether those who have gathered may begin: who was left behind is sent away.
   bool MayGoOn(Effects& effects);
-  // Before the session fails.
+  // Before the session fails: how steps ended that members here have seen, for those who have not.
   void TellWhatIsKnown(Effects& effects) const;
   // A member comes back that has reported to another daemon meanwhile.
   bool ComesBack(const JoinAsk& ask) const;

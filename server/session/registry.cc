@@ -401,8 +401,8 @@ void Registry::Retire(const std::string& name, const std::shared_ptr<SessionRunn
     next.options.node_groups = std::move(node_groups);
     if (session->awaits_successor()) next.options.gone = std::move(gone);
   } else if (!gave_up && !session->awaits_successor()) {
-    ended_keys_.push_front({.session_key = options.session_key, .failure = failure});
-    if (ended_keys_.size() > kEndedKeys) ended_keys_.pop_back();
+    ended_.push_front({.session_key = options.session_key, .failure = failure});
+    if (ended_.size() > kEndedKeys) ended_.pop_back();
   }
   const bool closed = failure.ok();
   if (closed && !waits) NoteEnd(options, now);

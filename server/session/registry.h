@@ -247,7 +247,7 @@ class Registry {
     std::string session_key;
     absl::Status failure;
   };
-  std::deque<Ended> ended_keys_ GRADWIRE_GUARDED_BY(mutex_);  // newest first
+  std::deque<Ended> ended_ GRADWIRE_GUARDED_BY(mutex_);  // newest first
   // Sessions that lost a member and wait for its successor, until anybody joins.
   struct Succession {
     SessionOptions options;

@@ -54,8 +54,8 @@ absl::Status Registry::Identify(const JoinAsk& ask, SessionOptions& own) const {
   }
   // Members that were lost here, and not by the loss of a daemon, have nothing to go on with.
   MutexLock lock(mutex_);
-  const auto ended = std::ranges::find(ended_keys_, ask.report->session_key, &Ended::session_key);
-  if (ended != ended_keys_.end()) {
+  const auto ended = std::ranges::find(ended_, ask.report->session_key, &Ended::session_key);
+  if (ended != ended_.end()) {
     // It may have come too late to hear it.
     if (!ended->failure.ok()) return absl::FailedPreconditionError(ended->failure.message());
     return refuse("has ended at this daemon; join again as a new member");

@@ -15,9 +15,11 @@ Half of the sessions that lose their daemon compute each mean themselves instead
 
 Sessions whose end is one of these limits (server/README.md, deploy/errors) are counted by themselves:
 * a process is lost before the session has begun: the next one may be refused while the rank is held (GW204),
-  a member that has not heard of the beginning is unknown to the next daemon (GW309), which may begin anew with
-  such members, and then refuses the others, who have no step yet (GW309); and with several daemons
-  one that is away for longer than a second is not waited for (GW308). It is started again;
+  and a member that has not heard of the beginning is unknown to the next daemon (GW309). It is started again;
+* the daemon is lost when the session has begun for some members only. The next one may begin anew with the others,
+  and refuses these, who have no step yet (GW309); one of several daemons is not waited for longer than a second
+  (GW308). They are started again, and are new to those who have begun; where members do not train, these have no
+  model to give (GW320);
 * the daemon is lost while members leave: a member may end with an error although it has done all steps;
 * a member is lost after others have left: its successor has nobody to train with.
 """
@@ -44,12 +46,13 @@ MOMENTS = ("join", "first steps", "middle", "end")
 HOOKS = ("no", "no", "power_sgd,start_powerSGD_iter=3")
 ELEMENTS = 5000
 LAST = 16  # steps of the longest session
-START_AGAIN = ("[GW204]", "[GW308]", "[GW309]")  # a process that ended with one of these before any step
 GRACE = 10.0  # seconds that a lost process' place is held
 LIMIT = 60.0  # seconds that a session may take
 WENT_ON = "went on"
 MISSED = "nothing left to kill"
 REFUSED = "limit: joined at a second try"
+BEGUN = "limit: begun for some only"
+NO_MODEL = "limit: new beside members without a model to give"
 LEAVING = "limit: an error while leaving"
 ALONE = "limit: too late for the last step"
 
@@ -90,9 +93,6 @@ def draw(seed: int, number: int) -> Plan:
     plan = Plan(number=number, members=members, steps=steps, hook=rng.choice(HOOKS), unix=rng.random() < 0.5,
                 victim=victim, moment=moment, after=after, delay=delay, away=rng.uniform(0, 0.2),
                 trains=victim >= 0 or rng.random() < 0.5, shards=1, shard=0)
-    # One that has to be started again may be a newcomer to others that have begun, and needs the model.
-    if moment == "join":
-        plan = dataclasses.replace(plan, trains=True)
     # Drawn last, so that a seed has the sessions that it had with one daemon each.
     shards = rng.choice((1, 1, 2))
     return dataclasses.replace(plan, shards=shards, shard=rng.randrange(shards))
@@ -132,6 +132,7 @@ class Record:
     moment: str = ""  # when the signal came
     hit: bool = False  # the signal has ended a living process of a session that was not over
     refused: int = 0  # processes that were started again because they could not join
+    begun: int = 0  # of these: the session had begun for some, or was lost on one of several daemons only
     late: bool = False  # the limit has passed
     trouble: str = ""  # in this program or with the daemon
     seconds: float = 0.0
@@ -204,9 +205,16 @@ class Session:
         if not self.record.hit or self.record.refused >= 50:
             return
         for member in self.members:
-            refused = member.process.poll() == 1 and member.life.wait(1) and not member.life.steps
-            if refused and any(code in line for line in member.life.words for code in START_AGAIN):
+            if member.process.poll() != 1 or not member.life.wait(1) or member.life.steps:
+                continue
+            text = " ".join(member.life.words)
+            joined = "joined" in member.life.words
+            refused = not joined and ("[GW204]" in text or "[GW309]" in text)
+            daemon_joins = self.plan.victim < 0 and self.plan.moment == "join"
+            begun = daemon_joins and ((joined and "[GW309]" in text) or (self.plan.shards > 1 and "[GW308]" in text))
+            if refused or begun:
                 self.record.refused += 1
+                self.record.begun += begun
                 time.sleep(0.2)
                 member.start()
 
@@ -289,7 +297,8 @@ def classify(record: Record) -> str | None:
     plan, last = record.plan, [lives[-1] for lives in record.ranks]
     complete = [has_all_steps(plan, life) for life in last]
     if all(life.done for life in last) and all(complete):
-        return (REFUSED if record.refused else WENT_ON) if record.hit else MISSED
+        went_on = BEGUN if record.begun else REFUSED if record.refused else WENT_ON
+        return went_on if record.hit else MISSED
     if not record.hit:
         return None
     if plan.victim >= 0:
@@ -299,7 +308,11 @@ def classify(record: Record) -> str | None:
         near = len(record.ranks[plan.victim][0].steps) >= plan.steps - 3
         alone = near and not own.steps and all(last[rank].done and complete[rank] for rank in others)
         return ALONE if alone and (own.done or (own.code is None and not own.words)) else None
-    # The daemon. Who has all steps may fail to leave.
+    # The daemon. Who was started again is new to members that have begun, and these have no model to give.
+    lacks = record.refused and plan.moment == "join" and not plan.trains
+    if lacks and all("[GW320]" in life.error for life in last):
+        return NO_MODEL
+    # Who has all steps may fail to leave.
     left = all(life.done or life.error.startswith("error: UNAVAILABLE") for life in last)
     return LEAVING if all(complete) and left else None
 
@@ -427,9 +440,8 @@ def main() -> int:
 
     table: dict[tuple[str, str], collections.Counter] = collections.defaultdict(collections.Counter)
     lock, kills, violations, taken = threading.Lock(), [], [], 0
-    numbers = iter([args.only] if args.only is not None else itertools.count())
-    if args.moment:
-        numbers = (number for number in numbers if draw(args.seed, number).moment == args.moment)
+    matching = (number for number in itertools.count() if args.moment in (None, draw(args.seed, number).moment))
+    numbers = iter([args.only]) if args.only is not None else itertools.islice(matching, 2 * args.cycles)
     begin = time.monotonic()
 
     with tempfile.TemporaryDirectory() as name:

@@ -101,7 +101,7 @@ class Wait : public ::testing::Test {
     for (int rank = 0; rank < kMembers; ++rank) members_.push_back(StartMember(rank));
   }
 
-  // Until the member has done so many steps as this process.
+  // Until the text stands in the process' log so many times.
   static void WaitForLog(const Process& process, const std::string& text, int times) {
     const absl::Time deadline = absl::Now() + absl::Seconds(60);
     while (Count(process.Log(), text) < times) {
@@ -109,6 +109,7 @@ class Wait : public ::testing::Test {
       absl::SleepFor(absl::Milliseconds(5));
     }
   }
+  // Until the member has done so many steps as this process.
   static void WaitForSteps(const Process& member, int steps) { WaitForLog(member, "step ", steps); }
 
   static void Kill(Process& process) {

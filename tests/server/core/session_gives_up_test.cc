@@ -5,6 +5,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/server/core/gathering_reports.h"
 #include "tests/server/core/session_harness.h"
 
 namespace gradwire::server {
@@ -13,10 +14,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::Not;
 using ::testing::SizeIs;
-
-const std::string kKey(wire::kSessionKeyBytes, 'k');
 
 SessionOptions Options(absl::Duration member_grace) {
   SessionOptions options = SmallOptions();
@@ -28,16 +26,6 @@ SessionOptions Options(absl::Duration member_grace) {
   options.gathers = true;
   options.join_timeout = absl::Seconds(6);  // within which nobody is silent for too long
   return options;
-}
-
-wire::MemberReport Report(std::int64_t step) {
-  return {.session_key = kKey, .lineage = 5, .step = step, .last = Verdict::kApply};
-}
-wire::MemberReport Ready(std::int64_t step) {
-  wire::MemberReport report = Report(step);
-  report.has_contributed = report.may_have_results = true;
-  report.ready = {.verdict = Verdict::kApply, .digest = 9};
-  return report;
 }
 
 class GivesUp : public ::testing::Test {
@@ -63,7 +51,7 @@ class WaitsInVain : public GivesUp {
 
 // Rank 1 was READY, so it can apply what rank 0 has applied.
 TEST_F(GivesUp, WhoIsReadyHearsHowItsStepEndedBeforeTheError) {
-  Come(0, Report(5));
+  Come(0, At(5));
   Come(1, Ready(4));
   harness_.Pass(absl::Seconds(7));
   ASSERT_THAT(harness_.frames[1], SizeIs(2));
@@ -84,7 +72,7 @@ TEST_F(GivesUp, NobodyHearsWhatNobodyKnows) {
 }
 
 TEST_F(WaitsInVain, NewcomersHearOfNoStep) {
-  Come(0, Report(5));
+  Come(0, At(5));
   Come(1, std::nullopt);
   harness_.Pass(absl::Seconds(7));
   EXPECT_THAT(harness_.Sent<wire::Failure>(1), SizeIs(1));
@@ -93,9 +81,9 @@ TEST_F(WaitsInVain, NewcomersHearOfNoStep) {
 
 // Who came last has done nothing wrong.
 TEST_F(GivesUp, BlamesNobodyForReportsOfOthers) {
-  Come(0, Report(4));
-  Come(1, Report(70));
-  Come(2, Report(4));
+  Come(0, At(4));
+  Come(1, At(70));
+  Come(2, At(4));
   const auto failure = harness_.Sent<wire::Failure>(2);
   ASSERT_THAT(failure, SizeIs(1));
   EXPECT_EQ(failure[0].blamed_rank, -1);
@@ -104,7 +92,7 @@ TEST_F(GivesUp, BlamesNobodyForReportsOfOthers) {
 
 // The right one may still come; and if it does not, all hear of the wrong one.
 TEST_F(WaitsInVain, AWrongProcessHarmsNobodyAndIsNamedInTheEnd) {
-  Come(0, Report(4));
+  Come(0, At(4));
   JoinAsk other = harness_.Ask(1);
   other.manifest = Manifest();
   const absl::Status refused = harness_.Join(other).status();
@@ -117,7 +105,7 @@ TEST_F(WaitsInVain, AWrongProcessHarmsNobodyAndIsNamedInTheEnd) {
 
 // A launcher that starts a broken process again and again keeps nobody waiting for ever.
 TEST_F(WaitsInVain, NewcomersThatComeAndGoDoNotProlongTheWait) {
-  Come(0, Report(4));
+  Come(0, At(4));
   for (int i = 0; i < 4; ++i) {
     ASSERT_EQ(harness_.session.state(), SessionCore::State::kJoining) << i;
     Come(1, std::nullopt);
@@ -129,8 +117,8 @@ TEST_F(WaitsInVain, NewcomersThatComeAndGoDoNotProlongTheWait) {
 }
 
 TEST_F(WaitsInVain, AMemberThatIsLostMeanwhileHasTheWholeTimeForItsSuccessor) {
-  Come(0, Report(4));
-  Come(1, Report(4));
+  Come(0, At(4));
+  Come(1, At(4));
   harness_.Pass(absl::Seconds(5));
   harness_.Detach(1);
   harness_.Pass(absl::Seconds(5));
@@ -140,7 +128,7 @@ TEST_F(WaitsInVain, AMemberThatIsLostMeanwhileHasTheWholeTimeForItsSuccessor) {
 }
 
 TEST_F(WaitsInVain, WithoutTheModelItNamesTheNewcomers) {
-  wire::MemberReport unhealed = Report(4);
+  Report unhealed = At(4);
   unhealed.newcomer = true;
   Come(0, unhealed);
   Come(1, std::nullopt);
