@@ -91,6 +91,8 @@ enum class Mutant : std::uint8_t {
   // The open step of a session with node groups goes on after the loss of its daemon.
   kGroupStepGoesOn,
   kSharesNotForgotten,
+  // A member leaves that others may need to learn how the last step ended.
+  kLeavesAtOnce,
 };
 
 #ifdef GRADWIRE_CORE_MUTANTS

@@ -17,15 +17,19 @@ namespace gradwire {
 namespace {
 
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(10);
-// While no daemon answers: its connection may have broken, or it is being started again.
-constexpr int kLeaveTries = 5;
-constexpr absl::Duration kBetweenLeaves = absl::Milliseconds(200);
+constexpr absl::Duration kBetweenLeaves = absl::Milliseconds(20);
 constexpr absl::Duration kLeaveInDestructorTimeout = absl::Seconds(2);
 constexpr absl::Duration kStateTimeout = absl::Seconds(60);
 
 // Gradients up to this size are encoded and their results read by the calling and waiting thread,
 // because waking another thread takes longer.
 constexpr std::size_t kLightBytes = std::size_t{64} << 10;
+
+template <typename T>
+absl::Status Take(const absl::StatusOr<T>& from, T& to) {
+  if (from.ok()) to = *from;
+  return from.status();
+}
 
 }  // namespace
 
@@ -194,21 +198,24 @@ std::shared_ptr<client::CollectiveCall> ClientImpl::EnterBarrier() {
   return Enter(wire::CollectiveKind::kBarrier, 0, nullptr, 0);
 }
 
-// Three parts: the SDK's thread stops resuming the stream, this thread makes the RPC, and the
-// SDK's thread closes the stream if the daemon agreed.
+// The SDK's thread stops resuming the stream, this thread makes the RPC, and the SDK's thread
+// closes the stream if the daemon agreed; if not, all this again.
 absl::Status ClientImpl::Leave() {
   if (absl::Status may = MayWait("Leave"); !may.ok()) return may;
   if (runtime_.left()) return absl::OkStatus();
-  if (absl::Status begun = OnThread([this] { return runtime_.BeginLeave(); }); !begun.ok()) {
-    return begun;
-  }
-  absl::Status answer = runtime_.CallLeave(kLeaveTimeout);
-  const bool lost = absl::IsUnavailable(answer);
-  for (int i = 0; i < kLeaveTries && absl::IsUnavailable(answer); ++i) {
+  using Leaving = client::Runtime::Leaving;
+  const absl::Time began = absl::Now();
+  Leaving next = Leaving::kWaits;
+  while (true) {
+    absl::Status may =
+        OnThread([&] { return Take(runtime_.BeginLeave(absl::Now() - began), next); });
+    if (may.ok() && next == Leaving::kAsks) {
+      const absl::Status answer = runtime_.CallLeave(kLeaveTimeout);
+      may = OnThread([&] { return Take(runtime_.FinishLeave(answer, absl::Now() - began), next); });
+    }
+    if (!may.ok() || next == Leaving::kLeft) return may;
     absl::SleepFor(kBetweenLeaves);
-    answer = runtime_.CallLeave(kLeaveTimeout);
   }
-  return OnThread([&] { return runtime_.FinishLeave(answer, lost); });
 }
 
 absl::StatusOr<HandOver> ClientImpl::HandOverAndLeave(absl::Duration timeout) {

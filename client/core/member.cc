@@ -239,7 +239,12 @@ struct Member::Received {
     member.giving_.On(answer, effects);
     return absl::OkStatus();
   }
-  absl::Status operator()(const wire::Heartbeat&) const { return absl::OkStatus(); }
+  absl::Status operator()(const wire::Heartbeat& heartbeat) const {
+    if (heartbeat.asks) {
+      effects.push_back(SendFrameEffect{wire::Heartbeat{.step = member.step()}});
+    }
+    return absl::OkStatus();
+  }
   absl::Status operator()(const wire::Failure& failure) const {
     member.blamed_rank_ = failure.blamed_rank;
     const bool known = failure.code > 0 && failure.code <= 16;

@@ -399,7 +399,7 @@ absl::Status Runtime::Open() const {
                  absl::FailedPreconditionError(
                      absl::StrCat("this member has left session \"", options_.session, "\"")));
   }
-  if (leaving_ || hand_over_ != nullptr)
+  if (leaving_ || looks_to_leave_ || hand_over_ != nullptr)
     return Coded(ErrorCode::kClosed,
                  absl::FailedPreconditionError("this member is about to leave"));
   return absl::OkStatus();

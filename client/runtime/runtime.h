@@ -92,10 +92,12 @@ class Runtime final : private EventHandler {
   void HandOver(std::shared_ptr<HandOverCall> call, std::vector<std::byte> file);
   // `why` becomes the reason of the call, if it has no outcome yet.
   void CancelHandOver(const std::string& why);
-  // Leave in two parts. The RPC between them runs on the caller's thread.
-  absl::Status BeginLeave();
-  // `lost`: no daemon was there to answer. Returns what the user gets.
-  absl::Status FinishLeave(const absl::Status& answer, bool lost);
+  // Leave in two parts, again and again until the member has left. If it asks, the RPC between them
+  // runs on the caller's thread; if it waits, nothing follows but the next BeginLeave. `waited`:
+  // since the first.
+  enum class Leaving : std::uint8_t { kAsks, kWaits, kLeft };
+  absl::StatusOr<Leaving> BeginLeave(absl::Duration waited);
+  absl::StatusOr<Leaving> FinishLeave(const absl::Status& answer, absl::Duration waited);
 
   // Ok if no step is open. `call` is for the error message.
   absl::Status BetweenSteps(const char* call) const;
@@ -196,6 +198,9 @@ class Runtime final : private EventHandler {
   };  // looks for a daemon; waits at it
   Away WhereFrom() const;
   void SayAway(Clock::time_point now);
+  bool MayLookToLeave(absl::Duration waited) const;
+  Leaving Left();
+  void FollowEnd();
   void Watch(Clock::time_point now);
   void OnMoved(std::uint64_t number);
   // Whether the daemon's answer to a stream says that it is another one.
@@ -308,6 +313,7 @@ class Runtime final : private EventHandler {
   std::optional<MembershipChange> unhealed_;
   bool welcomed_ = false;
   bool leaving_ = false;
+  bool looks_to_leave_ = false;  // for the daemon, or the next one
   absl::Status ended_in_leave_;  // why the stream did; ok: it has not
   bool stopping_ = false;
   Clock::time_point join_deadline_;

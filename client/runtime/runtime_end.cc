@@ -12,6 +12,10 @@ namespace {
 
 // After a Leave the daemon ends the stream; if it does not, this side does.
 constexpr std::chrono::seconds kCloseTimeout(2);
+// How long a Leave is tried again: while no daemon answers, since a connection may have broken; and
+// where the daemon or the next one may need what the member knows.
+constexpr absl::Duration kLeavePatience = absl::Seconds(1);
+constexpr absl::Duration kLooksToLeave = absl::Seconds(10);
 
 absl::Status InCollective() {
   return Coded(ErrorCode::kWrongMoment,
@@ -76,32 +80,57 @@ void Runtime::CancelHandOver(const std::string& why) {
   On(outcome);
 }
 
-absl::Status Runtime::BeginLeave() {
-  if (absl::Status may = BetweenSteps("Leave"); !may.ok()) return may;
-  if (collective_ != nullptr) {
-    return InCollective();
+// Others may need to hear from this member how the last step ended, so it goes on with the next
+// daemon, if one comes in time. It needs nothing for itself any more: it has left, whatever happens
+// there. Nor does a member that has left shard 0 need the others.
+absl::StatusOr<Runtime::Leaving> Runtime::BeginLeave(absl::Duration waited) {
+  const bool is_free = looks_to_leave_ || !leads_ || (leaving_ && member_.outlives_daemon());
+  if (member_.failed() && is_free) return Left();
+  if (leaving_ && connection_->ended_well()) return Left();
+  if (!leaving_ && !looks_to_leave_) {
+    if (absl::Status may = BetweenSteps("Leave"); !may.ok()) return may;
+    if (collective_ != nullptr) return InCollective();
+    member_.SetLeaving(true);
   }
-  leaving_ = true;
-  member_.SetLeaving(true);
-  return absl::OkStatus();
+  leaving_ = !MayLookToLeave(waited) || WhereFrom() == Away::kNot;
+  looks_to_leave_ |= !leaving_;
+  if (!leaving_) FollowEnd();
+  return leaving_ ? Leaving::kAsks : Leaving::kWaits;
 }
 
-// After a refused Leave the member goes on. One whose daemon is lost while it leaves needs nobody
-// any more: its place is held, or not, as if the daemon had heard of it.
-absl::Status Runtime::FinishLeave(const absl::Status& answer, bool lost) {
-  leaving_ = false;
+// After a refused Leave the member goes on.
+absl::StatusOr<Runtime::Leaving> Runtime::FinishLeave(const absl::Status& answer,
+                                                      absl::Duration waited) {
+  const bool is_lost = absl::IsUnavailable(answer);
+  const bool may_wait = MayLookToLeave(waited) || waited < kLeavePatience;
+  if (is_lost && may_wait) return Leaving::kWaits;
   // Shard 0 has let it go, and members that stay have left this shard's life of the session.
   const bool is_left = !leads_ && absl::IsNotFound(answer);
-  if (!answer.ok() && !(member_.outlives_daemon() && (is_left || lost))) {
-    // Nothing else would look for the next daemon.
-    member_.SetLeaving(false);
-    const absl::Status ended = std::exchange(ended_in_leave_, absl::OkStatus());
-    if (!ended.ok()) OnEnded(ended);
-    return answer;
-  }
+  const bool needs_nobody = member_.outlives_daemon() && (is_left || is_lost);
+  if (answer.ok() || needs_nobody || looks_to_leave_) return Left();
+  leaving_ = false;
+  member_.SetLeaving(false);
+  FollowEnd();
+  return answer;
+}
+
+bool Runtime::MayLookToLeave(absl::Duration waited) const {
+  return member_.outlives_daemon() && leads_ && options_.world_size > 1 && waited < kLooksToLeave;
+}
+
+Runtime::Leaving Runtime::Left() {
   left_.store(true, std::memory_order_relaxed);
+  leaving_ = looks_to_leave_ = false;
+  if (rejoin_ != nullptr) rejoin_->Stop();
+  if (watch_ != nullptr) watch_->Stop();
   connection_->Close(Clock::now() + kCloseTimeout);
-  return absl::OkStatus();
+  return Leaving::kLeft;
+}
+
+// What the end of the stream meant: nothing else would look for the next daemon.
+void Runtime::FollowEnd() {
+  const absl::Status ended = std::exchange(ended_in_leave_, absl::OkStatus());
+  if (!ended.ok()) OnEnded(ended);
 }
 
 // In the middle of a step, other members wait for this one, so they must learn of its end as a

@@ -213,7 +213,7 @@ void Runtime::BeginRejoin(std::optional<wire::MemberReport> report) {
 void Runtime::OnRejoined(std::uint64_t number, absl::StatusOr<Rejoined> place) {
   if (number != tries_) return;  // it was given up
   rejoin_.reset();
-  if (stopping_ || member_.failed()) return;
+  if (stopping_ || left() || member_.failed()) return;
   absl::Status taken = place.ok() ? CheckSameSettings(place->joined.membership) : place.status();
   if (!taken.ok()) {
     return Fail(member_.WithOutcome(absl::Status(

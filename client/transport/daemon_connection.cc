@@ -70,7 +70,7 @@ void DaemonConnection::Open(std::shared_ptr<grpc::Channel> channel,
   // Frames that still waited for the last connection are dropped: after a resume both sides send
   // again what the other may have missed.
   sender_ = wire::LaneSender<wire::Frame>(paired);
-  stream_is_there_ = bulk_is_there_ = false;
+  stream_is_there_ = bulk_is_there_ = ended_well_ = false;
   opened_at_ = Clock::now();
   next_heartbeat_ = opened_at_ + heartbeat_interval_;
   wire::Hello hello = {.token = membership_.token,
@@ -203,6 +203,7 @@ absl::Status DaemonConnection::OnStreamEnd(const Source& from, const absl::Statu
   if (!IsCurrent(from)) return absl::OkStatus();
   Break(from.lane);
   if (from.lane == wire::Lane::kMain) {
+    ended_well_ = status.ok();
     if (broken_ == from.lane) {
       lost_because_ = status.ok() ? "it ended the stream" : std::string(status.message());
     }

@@ -74,6 +74,8 @@ class DaemonConnection {
   bool closed() const { return closing_ && !open(); }
   // It is being looked for, because of this.
   bool lost() const { return reconnect_.lost(); }
+  // The daemon has ended the last stream without an error: the member has left.
+  bool ended_well() const { return ended_well_; }
   const std::string& lost_because() const { return lost_because_; }
 
   std::string Daemon() const;  // "the daemon at ADDRESS"
@@ -125,6 +127,7 @@ class DaemonConnection {
   int bulk_failures_ = 0;             // consecutive
   Clock::time_point next_heartbeat_;
 
+  bool ended_well_ = false;
   std::string lost_because_;
 
   bool closing_ = false;

@@ -160,6 +160,8 @@ struct BucketReport {
 };
 
 struct Heartbeat {
+  bool asks = false;      // of the daemon: for the member's step
+  std::int64_t step = 0;  // of a member; 0: it does not say
   bool operator==(const Heartbeat&) const = default;
 };
 

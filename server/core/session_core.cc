@@ -32,7 +32,8 @@ SessionCore::SessionCore(SessionOptions options, std::unique_ptr<CoordinatorHook
       draw_plan_(std::make_unique<DrawPlanIntake>(hook_state_.hook(), options_.manifest.size())),
       hand_overs_(std::make_unique<HandOverRelay>(membership_, options_.chunk_bytes)),
       waits_(options_.world_size),
-      node_groups_(options_.node_groups) {
+      node_groups_(options_.node_groups),
+      leavers_(membership_, options_.resume_grace) {
   if (const std::size_t file = StateFileBytes(hook_state_.hook(), options_.manifest);
       options_.gathers && file > 0) {
     state_recovery_ = std::make_unique<StateRecovery>(options_.world_size, file);
@@ -96,6 +97,7 @@ absl::Status SessionCore::Attach(int rank, std::uint64_t start_id, std::int64_t 
   } else if (state_ != State::kJoining || !options_.gathers) {
     if (absl::Status status = step_->CheckResumable(step); !status.ok()) return status;
   }
+  if (newcomer == newcomers_.end()) leavers_.Hear(rank, step);
   step_->late().SetMayMiss(rank, abilities.may_miss);
   if (const auto replaced = membership_.Attach(rank, connection, now)) {
     effects.push_back(CloseEffect{.rank = rank, .connection = *replaced});
@@ -126,7 +128,10 @@ absl::Status SessionCore::Attach(int rank, std::uint64_t start_id, std::int64_t 
 void SessionCore::Receive(int rank, std::uint64_t connection, const wire::Frame& frame,
                           absl::Time now, Effects& effects) {
   if (state_ == State::kFailed || !membership_.Hear(rank, connection, now)) return;
-  if (std::holds_alternative<wire::Heartbeat>(frame.header)) return;
+  if (const auto* heartbeat = std::get_if<wire::Heartbeat>(&frame.header)) {
+    leavers_.Hear(rank, heartbeat->step);
+    return LetLeaversGo(now, effects);
+  }
   if (state_ != State::kRunning) return ReceiveEarly(rank, frame, effects);
   newcomers_.erase(rank);
   const std::int64_t step = step_->number();
@@ -258,10 +263,41 @@ absl::Status SessionCore::Leave(int rank, std::uint64_t start_id, absl::Time now
     Apply(LeftBeforeEnd(rank, absl::StrCat("step ", step_->number())), effects);
   } else if (!collectives_->OnLeave(rank, effects)) {
     Apply(LeftBeforeEnd(rank, "a collective"), effects);
+  } else if (state_ == State::kRunning && step_->outlives_daemon() && !options_.follows()) {
+    return AskToLeave(rank, now, effects);
   } else {
     LeaveRunning(rank, now, effects);
   }
   return absl::OkStatus();
+}
+
+// Shard 0 decides about steps, so only it knows more than members may have heard.
+absl::Status SessionCore::AskToLeave(int rank, absl::Time now, Effects& effects) {
+  const std::int64_t step = step_->number();
+  leavers_.Add(rank, step, now);
+  LetLeaversGo(now, effects);
+  if (membership_.state(rank) == MemberState::kLeft) return absl::OkStatus();
+  for (const int other : leavers_.ToAsk(step)) {
+    effects.push_back(
+        SendEffect{.rank = other, .frame = {.header = wire::Heartbeat{.asks = true}}});
+  }
+  return leavers_.NotYet(step);
+}
+
+void SessionCore::LetLeaversGo(absl::Time now, Effects& effects) {
+  const bool is_between = state_ == State::kRunning && !step_->began() && !collectives_->began();
+  if (!is_between || !leavers_.any()) return;
+  for (const int rank : leavers_.TakeReady(step_->number(), now)) {
+    if (state_ == State::kRunning) LeaveRunning(rank, now, effects);
+  }
+}
+
+// They are not to be held up, or to hear of a failure, because another member is lost.
+void SessionCore::LetAllLeaversGo(int lost, Effects& effects) {
+  leavers_.Remove(lost);
+  for (const auto& [rank, since] : leavers_.TakeAll()) {
+    if (state_ == State::kRunning) LeaveRunning(rank, since, effects);
+  }
 }
 
 // The step is concluded, so that it needs none of them any more.
@@ -329,8 +365,10 @@ void SessionCore::Tick(absl::Time now, Effects& effects) {
       Apply(state_recovery_->Tick(now, options_.join_timeout), effects);
     }
   }
+  LetLeaversGo(now, effects);
   if (state_ == State::kRunning) {
     const MaybeFailure failure = FindTimeout(options_, membership_, *step_, *collectives_, now);
+    if (failure) LetAllLeaversGo(failure->rank, effects);
     failure&& MayReplace(*failure) ? AwaitSuccessor(*failure, effects) : Apply(failure, effects);
   }
   if (state_ == State::kRunning) {

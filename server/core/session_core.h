@@ -25,6 +25,7 @@
 #include "server/core/failure_policy.h"
 #include "server/core/gathering.h"
 #include "server/core/hook_state.h"
+#include "server/core/leavers.h"
 #include "server/core/session_options.h"
 #include "server/core/session_state.h"
 #include "server/core/step_timeline.h"
@@ -243,6 +244,11 @@ class SessionCore {
   // Of a member that no step needs.
   void LeaveRunning(int rank, absl::Time now, Effects& effects);
   void LetLeave(absl::Time now, Effects& effects);
+  absl::Status AskToLeave(int rank, absl::Time now, Effects& effects);
+  // All leavers but `lost`, who is; -1: nobody is.
+  void LetAllLeaversGo(int lost, Effects& effects);
+  // Those leavers that nobody needs any more.
+  void LetLeaversGo(absl::Time now, Effects& effects);
   void EndPause(const std::string& why, absl::Time now, Effects& effects);
   void Apply(const MaybeFailure& failure, Effects& effects);
   // For the recorder, if there is one: the effects from `first` on.
@@ -272,6 +278,7 @@ class SessionCore {
   std::vector<int> node_groups_;            // by rank, the first one of its group
   std::set<int> comers_;                    // ranks that are gone, for which processes have come
   std::set<int> leaving_;                   // ranks that leave when the step is concluded
+  Leavers leavers_;                         // of a session that outlives its daemon
   std::unique_ptr<StepTimeline> timeline_;  // null: nobody records
 };
 

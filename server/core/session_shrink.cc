@@ -160,6 +160,7 @@ void SessionCore::MaybeTakeIn(Effects& effects) {
 }
 
 void SessionCore::GatherAgain(int lost, Effects& effects) {
+  LetAllLeaversGo(lost, effects);
   for (int first = 0; first < options_.world_size; first += membership_.ranks(first)) {
     const bool is_out = first == lost || membership_.IsGone(first) ||
                         membership_.state(first) == MemberState::kLeft;

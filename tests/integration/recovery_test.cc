@@ -3,10 +3,13 @@
 #include <stdlib.h>
 #include <sys/wait.h>
 
+#include <barrier>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -14,12 +17,19 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
+#include "gradwire/client.h"
 #include "gtest/gtest.h"
 #include "tests/integration/recovery_sessions.h"
+#include "tests/testing/gradients.h"
+#include "tests/testing/ranks.h"
 
 namespace gradwire {
 namespace {
 
+using ::gradwire::testing::ExpectAllOk;
+using ::gradwire::testing::Gradients;
+using ::gradwire::testing::MakeParameter;
+using ::gradwire::testing::RunRanks;
 using ::testing::AllOf;
 
 // With shared memory, in which the lost daemon may have written results.
@@ -144,6 +154,60 @@ TEST_F(Recovery, MembersSayThatTheyLookForTheNextDaemonAndThatTheyGoOn) {
       AllOf(HasSubstr(absl::StrCat("rank 1 of session \"s\" has lost the daemon at ", address)),
             HasSubstr("looks for it or the next one for at most 30s"),
             HasSubstr(absl::StrCat("goes on with the daemon at ", address))));
+}
+
+// Threads of this process that leave after the loss of their daemon. Daemons end with the thread
+// that started them, which is therefore this one.
+class Ends : public Recovery {
+ protected:
+  // Kills the daemon when both have done a step. Returns how long they took to leave after that,
+  // while `next` ran.
+  absl::Duration LeaveAfter(Process& daemon, const std::function<void()>& next) {
+    ClientOptions options;
+    options.address = AddressOf(daemon);
+    options.session = "s";
+    options.world_size = 2;
+    options.parameters = {MakeParameter("w", 100)};
+    std::barrier<> done(3);
+    absl::Time began;
+    {
+      std::jthread members([&] {
+        ExpectAllOk(RunRanks(options, [&](Client& client, int rank) -> absl::Status {
+          Gradients gradients(options.parameters);
+          gradients.Fill(rank, 0);
+          GradBucket bucket = gradients.Bucket();
+          absl::Status ended = client.AllReduce(bucket).Wait();
+          if (ended.ok()) ended = client.EndStep().status();
+          done.arrive_and_wait();
+          done.arrive_and_wait();
+          return ended.ok() ? client.Leave() : ended;
+        }));
+      });
+      done.arrive_and_wait();
+      Kill(daemon);
+      done.arrive_and_wait();
+      began = absl::Now();
+      next();
+    }
+    return absl::Now() - began;
+  }
+};
+
+TEST_F(Ends, WhoLeavesTellsTheNextDaemonHowTheLastStepEnded) {
+  const auto daemon = StartDaemon("127.0.0.1:0", "resume");
+  std::unique_ptr<Process> next;
+  LeaveAfter(*daemon, [&] {
+    absl::SleepFor(absl::Milliseconds(500));
+    next = StartDaemon(AddressOf(*daemon), "resume");
+  });
+  EXPECT_THAT(next->Log(), AllOf(HasSubstr("all members of a lost daemon are here"),
+                                 HasSubstr("rank 0 left after 1 steps"),
+                                 HasSubstr("rank 1 left after 1 steps")));
+}
+
+TEST_F(Ends, WithoutANextDaemonMembersHaveLeftAfterTenSeconds) {
+  const auto daemon = StartDaemon("127.0.0.1:0", "resume");
+  EXPECT_GE(LeaveAfter(*daemon, [] {}), absl::Seconds(9)) << "they look for it";
 }
 
 TEST_F(Recovery, ADaemonThatTakesNoSessionsOverSaysSo) {

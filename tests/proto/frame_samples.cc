@@ -156,6 +156,8 @@ std::vector<Sample> Samples() {
       {"ack", Ack{.id = id, .received = 14}},
       {"end_step", EndStep{.step = 41, .generation = 5}},
       {"heartbeat", Heartbeat{}},
+      {"heartbeat_asks", Heartbeat{.asks = true}},
+      {"heartbeat_step", Heartbeat{.step = 42}},
       {"enter", Enter{.number = 9,
                       .generation = 5,
                       .kind = CollectiveKind::kBroadcast,

@@ -199,7 +199,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{Mutant::kSkipSettledAsApplied, "SkipSettledAsApplied"},
                       Case{Mutant::kAccountsOfGoneForgotten, "AccountsOfGoneForgotten"},
                       Case{Mutant::kHandedOverTwice, "HandedOverTwice"},
-                      Case{Mutant::kHandOverForgotten, "HandOverForgotten"}),
+                      Case{Mutant::kHandOverForgotten, "HandOverForgotten"},
+                      Case{Mutant::kLeavesAtOnce, "LeavesAtOnce"}),
     [](const ::testing::TestParamInfo<Case>& tested) { return std::string(tested.param.name); });
 
 class LateMutants : public ::testing::TestWithParam<Case> {};

@@ -65,7 +65,10 @@ const char* Name(RecoveryCount count) {
                                         "errors of the arbiter",
                                         "claims that nobody heard of",
                                         "steps of a minority",
-                                        "daemons that came back"};
+                                        "daemons that came back",
+                                        "left at the end",
+                                        "stayed for others",
+                                        "left after a loss"};
   static_assert(kNames.size() == static_cast<std::size_t>(RecoveryCount::kNumCounts));
   return kNames[static_cast<std::size_t>(count)];
 }
@@ -79,8 +82,10 @@ RecoverySimulation::RecoverySimulation(std::uint64_t seed, bool late)
       random_(Mix(seed, 77)),
       session_key_(wire::kSessionKeyBytes, 'k'),
       losses_(Mix(seed, 79)),
-      arbiter_(Mix(seed, 80)) {
+      arbiter_(Mix(seed, 80)),
+      ends_(Mix(seed, 81)) {
   MakeScenario();
+  leaves_at_end_ = !late_ && !options_.claims() && ends_.Percent(60);
 }
 
 RecoverySimulation::~RecoverySimulation() = default;
@@ -302,8 +307,9 @@ bool RecoverySimulation::AllFinished() const {
   // Who comes when all steps are done is not taken in any more.
   return std::all_of(members_.begin(), members_.end(), [this](const auto& member) {
     const bool may_lack = (options_.shrinks() && processes_ > 0) || member->follows_leaver;
-    const bool too_late = may_lack && !member->welcomed;
-    return member->dead || too_late || member->finished();
+    const bool too_late = (may_lack || OnlyEndsAreLeft()) && !member->welcomed;
+    const bool is_through = member->gone || (member->finished() && !leaves_at_end_);
+    return member->dead || too_late || is_through;
   });
 }
 
@@ -311,6 +317,7 @@ RecoverySimulation::Actions RecoverySimulation::Possible() {
   Actions actions;
   for (auto& member : members_) {
     Member& one = *member;
+    if (one.gone) continue;
     if (one.dead) {
       if (random_.Percent(2)) actions.push_back([this, &one] { Return(one); });
       continue;
@@ -324,6 +331,7 @@ RecoverySimulation::Actions RecoverySimulation::Possible() {
         ApplyMember(one, std::move(effects));
       });
     }
+    if (leaves_at_end_ && MayLeaveAtEnd(one)) actions.push_back([this, &one] { LeaveAtEnd(one); });
     if (one.leaves) actions.push_back([this, &one] { FinishLeave(one); });
     if (CanAct(one)) actions.push_back([this, &one] { Act(one); });
   }
@@ -360,6 +368,13 @@ RecoverySimulation::Actions RecoverySimulation::Possible() {
       Cut(one);
     });
   }
+  if (actions.empty() && OnlyEndsAreLeft()) {
+    for (auto& member : members_) {
+      Member& one = *member;
+      const bool waits = one.welcomed && !one.dead && !one.gone;
+      if (waits) actions.push_back([this, &one] { GiveUpAtEnd(one); });
+    }
+  }
   // Nobody looks at the time but where some may be waited for in vain.
   const bool gathers = !lives_.empty() && !lives_.back()->over &&
                        lives_.back()->session->state() == server::SessionCore::State::kJoining;
@@ -373,6 +388,7 @@ RecoverySimulation::Actions RecoverySimulation::Possible() {
 
 void RecoverySimulation::MaybeFault() {
   if (loses_ && welcomed_ && MaybeLoseLate()) return;
+  if (MaybeLoseAtEnd()) return;
   if (!welcomed_ || faults_left_ == 0 ||
       random_.Below(1000) >= static_cast<std::size_t>(fault_percent_)) {
     return;

@@ -94,6 +94,9 @@ enum class RecoveryCount : std::uint8_t {
   kClaimsUnheard,
   kStepsOfMinority,
   kCameBack,
+  kLeftAtEnd,
+  kStayedForOthers,
+  kLeftAfterLoss,
   kNumCounts
 };
 using RecoveryCounts =
@@ -132,8 +135,9 @@ class RecoverySimulation {
     Life* life = nullptr;
     std::deque<wire::Frame> up{};
     std::deque<std::function<void()>> down{};
-    bool attached = false;  // the daemon knows the stream
-    bool closed = false;    // the daemon sends nothing more: the end follows what is in `down`
+    bool attached = false;   // the daemon knows the stream
+    bool closed = false;     // the daemon sends nothing more: the end follows what is in `down`
+    bool ends_well = false;  // it says then that the member has left
   };
   struct Life {
     std::uint64_t number = 0;
@@ -193,6 +197,8 @@ class RecoverySimulation {
     std::vector<int> ranks{};     // of the session's members, as the user knows
     std::map<client::Ticket, OpenBucket> buckets;
     bool finished() const;
+    bool gone = false;           // has left when it was through with its steps
+    bool has_lost_last = false;  // a daemon, when it wanted to
     std::size_t steps = 0;
     absl::Time sleeps_until = absl::InfinitePast();
   };
@@ -324,6 +330,17 @@ class RecoverySimulation {
   bool BeginLeave(Member& member);
   void OnHandedOver(Member& member, const client::HandedOverEffect& effect);
   void FinishLeave(Member& member);
+  void Go(Member& member);
+  // Members that are through with their steps. False: it has to wait.
+  bool MayLeaveAtEnd(const Member& member) const;
+  void LeaveAtEnd(Member& member);
+  // As the runtime does when it has looked for a daemon for long enough.
+  void GiveUpAtEnd(Member& member);
+  void NoteGoneAtEnd(Member& member);
+  // The daemon, when some members are through and others have not heard it yet.
+  bool MaybeLoseAtEnd();
+  // Nobody that is here has steps to do.
+  bool OnlyEndsAreLeft() const;
   // Another process comes, or none.
   void Replace(Member& member);
   void Return(Member& dead);
@@ -370,6 +387,9 @@ class RecoverySimulation {
   std::vector<server::RosterClaim> claims_;
   int claim_faults_left_ = 0;
   std::map<std::uint64_t, bool> asking_;  // by daemon's life: a claim is on its way
+  Random ends_;
+  bool leaves_at_end_ = false;  // members do, who stay else until all are through
+  bool has_lost_at_end_ = false;
 };
 
 }  // namespace gradwire::sim

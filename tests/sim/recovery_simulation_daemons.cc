@@ -54,7 +54,7 @@ bool RecoverySimulation::MayKill(const Member& member) const {
   if (member.core == nullptr || member.finished()) return false;
   if (!options_.shrinks()) {
     return std::ranges::any_of(members_, [&](const auto& one) {
-      return one->rank != member.rank && one->has_model && !one->leaves;
+      return one->rank != member.rank && one->has_model && !one->leaves && !one->gone;
     });
   }
   // As the session counts; who has not been welcomed knows of no roster. The others may know less
@@ -72,7 +72,8 @@ bool RecoverySimulation::MayKill(const Member& member) const {
   std::vector<int> others;
   wire::Roster latest;
   for (const auto& one : members_) {
-    if (one->dead || one->core == nullptr || one->core->roster() == nullptr) continue;
+    const bool is_here = !one->dead && !one->gone && one->core != nullptr;
+    if (!is_here || one->core->roster() == nullptr) continue;
     const wire::MemberReport report = one->core->Report();
     if (report.roster->number > latest.number) latest = *report.roster;
     of_all.Take(report);
@@ -173,7 +174,8 @@ void RecoverySimulation::Split() {
 void RecoverySimulation::Disconnect(Life& life, bool loses_frames) {
   life.over = true;
   for (const auto& link : links_) {
-    if (link->life != &life || link->closed) continue;
+    if (link->life != &life || (link->closed && !link->ends_well)) continue;
+    link->ends_well = false;
     link->up.clear();
     if (loses_frames && !link->down.empty()) {
       link->down.resize(random_.Below(link->down.size() + 1));
@@ -201,7 +203,9 @@ void RecoverySimulation::Apply(Life& life, server::Effects effects) {
       Claim(life, *claim);
     } else if (auto* close = std::get_if<server::CloseEffect>(&effect)) {
       for (auto& link : links_) {
-        if (link->id == close->connection) link->closed = true;
+        if (link->id != close->connection) continue;
+        link->closed = true;
+        link->ends_well = life.session->member_state(link->rank) == server::MemberState::kLeft;
       }
     } else if (auto* log = std::get_if<server::LogEffect>(&effect)) {
       const auto says = [&](const char* text) {
@@ -234,7 +238,8 @@ void RecoverySimulation::Apply(Life& life, server::Effects effects) {
     // leaves does not ask whether the others are still enough.
     model_is_lost_ |=
         (was_split_ || left_too_few_) && why.find("no majority is here") != std::string::npos;
-    if (!model_is_lost_) Violate(why);
+    // Those that are through need no daemon any more.
+    if (!model_is_lost_ && !OnlyEndsAreLeft()) Violate(why);
   }
 }
 
@@ -319,6 +324,10 @@ void RecoverySimulation::TakeUp(Link& link) {
     if (!attached.ok()) {
       // Its place may be free again, if it has not come in time.
       const bool gathers = life.session->state() == server::SessionCore::State::kJoining;
+      Member& member = MemberOf(link.rank);
+      const bool wants_to_leave = member.leaves || (leaves_at_end_ && member.finished());
+      const bool has_left = life.session->member_state(link.rank) == server::MemberState::kLeft;
+      if (wants_to_leave && has_left) return Go(member);
       if (!life.draining && !gathers && !options_.shrinks()) {
         Violate(absl::StrCat("Attach: ", attached.message()));
       }
@@ -335,7 +344,11 @@ void RecoverySimulation::TakeDown(Link& link) {
   Member& member = MemberOf(link.rank);
   if (link.down.empty()) {
     link.closed = false;
-    if (member.link == &link) member.link = nullptr;
+    if (member.link != &link) return;
+    const bool wants_to_leave = member.leaves || (leaves_at_end_ && member.finished());
+    if (link.ends_well && wants_to_leave) return Go(member);
+    member.has_lost_last |= member.finished();
+    member.link = nullptr;
     return;
   }
   const auto arrives = std::move(link.down.front());

@@ -61,14 +61,82 @@ void RecoverySimulation::FinishLeave(Member& member) {
   model_is_lost_ |= options_.claims() && !MayKill(member);
   left_too_few_ |= options_.shrinks() && !MayKill(member);
   member.core->SetLeaving(true);
+  bool has_left = true;
+  if (Life* const life = Reachable(); life != nullptr && life->number == member.life) {
+    server::Effects effects;
+    has_left = life->session->Leave(member.rank, member.start_id, now_, effects).ok();
+    Apply(*life, std::move(effects));
+  }
+  const bool others_are_here = std::ranges::all_of(
+      members_, [&](const auto& one) { return one.get() == &member || one->link != nullptr; });
+  // It may not stay for the others; then it takes a while until the daemon knows.
+  if (!has_left && (!others_are_here || !ends_.Percent(20))) return;
+  Go(member);
+  if (!has_left) Pass(2 * kRecoveryResumeGrace);
+}
+
+// It has left, and hears no more.
+void RecoverySimulation::Go(Member& member) {
+  if (member.finished()) return NoteGoneAtEnd(member);
+  const int rank = member.rank;
+  Replace(member);
+  MemberOf(rank).follows_leaver = true;
+}
+
+bool RecoverySimulation::MayLeaveAtEnd(const Member& member) const {
+  const Life* const life = member.link == nullptr ? nullptr : member.link->life;
+  return member.finished() && member.welcomed && !member.leaves && life != nullptr && !life->over &&
+         !life->replaced && !member.core->awaits_welcome();
+}
+
+void RecoverySimulation::LeaveAtEnd(Member& member) {
+  Life& life = *member.link->life;
+  server::Effects effects;
+  member.core->SetLeaving(true);
+  const absl::Status left = life.session->Leave(member.rank, member.start_id, now_, effects);
+  Apply(life, std::move(effects));
+  if (left.ok()) return NoteGoneAtEnd(member);
+  Note(RecoveryCount::kStayedForOthers);
+  if (!absl::IsUnavailable(left)) Violate(absl::StrCat("Leave: ", left.message()));
+}
+
+void RecoverySimulation::GiveUpAtEnd(Member& member) {
   if (Life* const life = Reachable(); life != nullptr && life->number == member.life) {
     server::Effects effects;
     life->session->Leave(member.rank, member.start_id, now_, effects).IgnoreError();
     Apply(*life, std::move(effects));
   }
-  const int rank = member.rank;
-  Replace(member);
-  MemberOf(rank).follows_leaver = true;
+  NoteGoneAtEnd(member);
+}
+
+void RecoverySimulation::NoteGoneAtEnd(Member& member) {
+  if (member.gone) return;
+  member.gone = true;
+  Note(RecoveryCount::kLeftAtEnd);
+  if (member.has_lost_last) Note(RecoveryCount::kLeftAfterLoss);
+  if (member.link != nullptr) Cut(member);
+}
+
+bool RecoverySimulation::MaybeLoseAtEnd() {
+  if (!leaves_at_end_ || has_lost_at_end_ || OnlyEndsAreLeft()) return false;
+  const auto is_through = [](const auto& one) { return one->finished(); };
+  if (!std::ranges::any_of(members_, is_through) || !ends_.Percent(10)) return false;
+  has_lost_at_end_ = true;
+  EndLife(/*hands_over=*/false);
+  return true;
+}
+
+// A member may know how the last step ended that its user has not come to.
+bool RecoverySimulation::OnlyEndsAreLeft() const {
+  const auto knows_end = [](const Member& one) {
+    return one.finished() ||
+           (one.core != nullptr && std::cmp_greater_equal(one.core->step(), one.steps));
+  };
+  return leaves_at_end_ &&
+         std::ranges::any_of(members_, [](const auto& one) { return one->finished(); }) &&
+         std::ranges::all_of(members_, [&](const auto& one) {
+           return one->dead || !one->welcomed || knows_end(*one);
+         });
 }
 
 }  // namespace gradwire::sim

@@ -69,6 +69,19 @@ TEST_F(MemberTest, EndStepEndsIt) {
   EXPECT_TRUE(Start({0}).ok());
 }
 
+// Of whoever leaves, others may need to learn how the last step ended.
+TEST_F(MemberTest, SaysItsStepIfItIsAsked) {
+  Receive(wire::Heartbeat{});
+  EXPECT_THAT(DrainSent<wire::Heartbeat>(), ::testing::IsEmpty());
+  Receive(wire::Heartbeat{.asks = true});
+  EXPECT_THAT(DrainSent<wire::Heartbeat>(), ::testing::ElementsAre(wire::Heartbeat{.step = 0}));
+  Effects effects;
+  ASSERT_TRUE(member_->EndStep(effects).ok());
+  Receive(wire::StepDone{.step = 0});
+  Receive(wire::Heartbeat{.asks = true});
+  EXPECT_THAT(DrainSent<wire::Heartbeat>(), ::testing::ElementsAre(wire::Heartbeat{.step = 1}));
+}
+
 // A thread of the trainer's may go on between the hand-over and the Leave.
 TEST_F(MemberTest, TakesResidualsAgainIfItGoesOnAfterAHandOver) {
   const auto refusal = [this] {

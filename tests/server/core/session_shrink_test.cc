@@ -72,6 +72,7 @@ TEST(Shrinking, AMemberThatLeavesIsNotWaitedFor) {
   harness.Start();
   EndStepWith(harness, {0, 1, 2});
   ASSERT_EQ(harness.session.step(), 1);
+  for (const int rank : {0, 1}) harness.Receive(rank, wire::Heartbeat{.step = 1});
   ASSERT_TRUE(harness.Leave(2).ok());
   EXPECT_FALSE(harness.session.awaits_successor());
   harness.Announce(0, {0});
