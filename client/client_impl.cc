@@ -16,14 +16,26 @@
 namespace gradwire {
 namespace {
 
-constexpr absl::Duration kLeaveTimeout = absl::Seconds(10);
 constexpr absl::Duration kBetweenLeaves = absl::Milliseconds(20);
-constexpr absl::Duration kLeaveInDestructorTimeout = absl::Seconds(2);
+constexpr std::chrono::seconds kLeaveInDestructor(2);
 constexpr absl::Duration kStateTimeout = absl::Seconds(60);
 
 // Gradients up to this size are encoded and their results read by the calling and waiting thread,
 // because waking another thread takes longer.
 constexpr std::size_t kLightBytes = std::size_t{64} << 10;
+
+// Others may have to hear first how the last step ended.
+void LeaveNow(const client::Runtime& runtime) {
+  const auto deadline = std::chrono::steady_clock::now() + kLeaveInDestructor;
+  while (true) {
+    const auto left = deadline - std::chrono::steady_clock::now();
+    const absl::Status answer = runtime.CallLeave(absl::FromChrono(left));
+    const bool is_refused = absl::IsUnavailable(answer) &&
+                            FindCode(std::string(answer.message())) == ErrorCode::kWrongMoment;
+    if (!is_refused || std::chrono::steady_clock::now() >= deadline) return;
+    absl::SleepFor(kBetweenLeaves);
+  }
+}
 
 template <typename T>
 absl::Status Take(const absl::StatusOr<T>& from, T& to) {
@@ -58,7 +70,7 @@ ClientImpl::~ClientImpl() {
     is_member = runtime_.CancelCalls();
     return absl::OkStatus();
   }).IgnoreError();
-  if (is_member) runtime_.CallLeave(kLeaveInDestructorTimeout).IgnoreError();
+  if (is_member) LeaveNow(runtime_);
   events_->Push(client::CallEvent{[this] { runtime_.Stop(); }});
   thread_.join();
 }
@@ -204,14 +216,18 @@ absl::Status ClientImpl::Leave() {
   if (absl::Status may = MayWait("Leave"); !may.ok()) return may;
   if (runtime_.left()) return absl::OkStatus();
   using Leaving = client::Runtime::Leaving;
-  const absl::Time began = absl::Now();
+  const auto began = std::chrono::steady_clock::now();
+  const auto waited = [&] { return absl::FromChrono(std::chrono::steady_clock::now() - began); };
   Leaving next = Leaving::kWaits;
+  absl::Duration timeout;
   while (true) {
-    absl::Status may =
-        OnThread([&] { return Take(runtime_.BeginLeave(absl::Now() - began), next); });
+    absl::Status may = OnThread([&] {
+      timeout = runtime_.LeaveTimeout();
+      return Take(runtime_.BeginLeave(waited()), next);
+    });
     if (may.ok() && next == Leaving::kAsks) {
-      const absl::Status answer = runtime_.CallLeave(kLeaveTimeout);
-      may = OnThread([&] { return Take(runtime_.FinishLeave(answer, absl::Now() - began), next); });
+      const absl::Status answer = runtime_.CallLeave(timeout);
+      may = OnThread([&] { return Take(runtime_.FinishLeave(answer, waited()), next); });
     }
     if (!may.ok() || next == Leaving::kLeft) return may;
     absl::SleepFor(kBetweenLeaves);

@@ -172,6 +172,8 @@ void Runtime::OnStream(Event& event) {
       } else {
         OnEnded(status);
       }
+    } else if (looks_to_leave_ && connection_->ended_well()) {
+      Left();
     }
   }
 }

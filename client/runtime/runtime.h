@@ -98,6 +98,7 @@ class Runtime final : private EventHandler {
   enum class Leaving : std::uint8_t { kAsks, kWaits, kLeft };
   absl::StatusOr<Leaving> BeginLeave(absl::Duration waited);
   absl::StatusOr<Leaving> FinishLeave(const absl::Status& answer, absl::Duration waited);
+  absl::Duration LeaveTimeout() const;  // of the RPC
 
   // Ok if no step is open. `call` is for the error message.
   absl::Status BetweenSteps(const char* call) const;

@@ -16,6 +16,9 @@ constexpr std::chrono::seconds kCloseTimeout(2);
 // where the daemon or the next one may need what the member knows.
 constexpr absl::Duration kLeavePatience = absl::Seconds(1);
 constexpr absl::Duration kLooksToLeave = absl::Seconds(10);
+// Of one call. A daemon that does not answer the short one may be lost.
+constexpr absl::Duration kLeaveTimeout = absl::Seconds(10);
+constexpr absl::Duration kShortLeaveTimeout = absl::Seconds(2);
 
 absl::Status InCollective() {
   return Coded(ErrorCode::kWrongMoment,
@@ -84,9 +87,11 @@ void Runtime::CancelHandOver(const std::string& why) {
 // daemon, if one comes in time. It needs nothing for itself any more: it has left, whatever happens
 // there. Nor does a member that has left shard 0 need the others.
 absl::StatusOr<Runtime::Leaving> Runtime::BeginLeave(absl::Duration waited) {
+  if (left()) return Leaving::kLeft;
   const bool is_free = looks_to_leave_ || !leads_ || (leaving_ && member_.outlives_daemon());
   if (member_.failed() && is_free) return Left();
-  if (leaving_ && connection_->ended_well()) return Left();
+  // Let go meanwhile. Its last call is for the daemon's audit log.
+  if (leaving_ && connection_->ended_well()) return Leaving::kAsks;
   if (!leaving_ && !looks_to_leave_) {
     if (absl::Status may = BetweenSteps("Leave"); !may.ok()) return may;
     if (collective_ != nullptr) return InCollective();
@@ -101,9 +106,19 @@ absl::StatusOr<Runtime::Leaving> Runtime::BeginLeave(absl::Duration waited) {
 // After a refused Leave the member goes on.
 absl::StatusOr<Runtime::Leaving> Runtime::FinishLeave(const absl::Status& answer,
                                                       absl::Duration waited) {
-  const bool is_lost = absl::IsUnavailable(answer);
-  const bool may_wait = MayLookToLeave(waited) || waited < kLeavePatience;
-  if (is_lost && may_wait) return Leaving::kWaits;
+  if (left()) return Leaving::kLeft;
+  if (connection_->ended_well()) return Left();
+  // Its host may be gone, or another daemon there that does not know this member.
+  const bool is_away = absl::IsDeadlineExceeded(answer) || absl::IsNotFound(answer);
+  const bool is_lost = absl::IsUnavailable(answer) || (is_away && MayLookToLeave(waited));
+  if (is_lost && (MayLookToLeave(waited) || waited < kLeavePatience)) {
+    looks_to_leave_ |= MayLookToLeave(waited);
+    if (!ended_in_leave_.ok()) {
+      leaving_ = false;
+      FollowEnd();
+    }
+    return Leaving::kWaits;
+  }
   // Shard 0 has let it go, and members that stay have left this shard's life of the session.
   const bool is_left = !leads_ && absl::IsNotFound(answer);
   const bool needs_nobody = member_.outlives_daemon() && (is_left || is_lost);
@@ -112,6 +127,10 @@ absl::StatusOr<Runtime::Leaving> Runtime::FinishLeave(const absl::Status& answer
   member_.SetLeaving(false);
   FollowEnd();
   return answer;
+}
+
+absl::Duration Runtime::LeaveTimeout() const {
+  return MayLookToLeave(absl::ZeroDuration()) ? kShortLeaveTimeout : kLeaveTimeout;
 }
 
 bool Runtime::MayLookToLeave(absl::Duration waited) const {

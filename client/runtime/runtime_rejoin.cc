@@ -96,7 +96,7 @@ Runtime::Away Runtime::WhereFrom() const {
 }
 
 void Runtime::SayAway(Clock::time_point now) {
-  if (!member_.outlives_daemon() || member_.failed()) return;
+  if (!member_.outlives_daemon() || member_.failed() || left()) return;
   const auto say = [&](const std::string& what) {
     SayWait({}, absl::StrCat("rank ", membership_.rank, " of session \"", options_.session, "\" ",
                              what));
@@ -123,8 +123,8 @@ void Runtime::SayAway(Clock::time_point now) {
 // another one answers on no stream.
 void Runtime::Watch(Clock::time_point now) {
   const bool looks = wish_.lookup != nullptr && member_.outlives_daemon() && !member_.failed() &&
-                     !leaving_ && !stopping_ && !is_lost_ && connection_->lost() && away_since_ &&
-                     now >= *away_since_ + kUntilLookup;
+                     !leaving_ && !left() && !stopping_ && !is_lost_ && connection_->lost() &&
+                     away_since_ && now >= *away_since_ + kUntilLookup;
   if (looks == is_watched_) return;
   is_watched_ = looks;
   if (!looks) return watch_->Stop();
@@ -136,7 +136,8 @@ void Runtime::Watch(Clock::time_point now) {
 
 // Nothing more may come from the address where it was.
 void Runtime::OnMoved(std::uint64_t number) {
-  if (!is_watched_ || number != watches_ || is_lost_ || stopping_ || member_.failed()) return;
+  const bool is_over = stopping_ || left() || member_.failed();
+  if (!is_watched_ || number != watches_ || is_lost_ || is_over) return;
   connection_->Close(Clock::now());
   connection_->CheckTimers(Clock::now()).IgnoreError();
   OnLost();
@@ -155,6 +156,12 @@ bool Runtime::MayRejoin(const absl::Status& answer) const {
 void Runtime::OnEnded(const absl::Status& status) {
   if (MayRejoin(status)) return OnLost();
   if (MayJoinAgain(status)) return JoinAgain();
+  // The daemon has let it go, and it has not heard of that.
+  const bool has_left = FindCode(std::string(status.message())) == ErrorCode::kNotAMember;
+  if (looks_to_leave_ && has_left) {
+    Left();
+    return;
+  }
   Fail(member_.awaits_welcome() ? member_.WithOutcome(status) : status);
 }
 

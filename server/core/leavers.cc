@@ -13,13 +13,16 @@ namespace {
 
 // For members that do not answer: an earlier version's, or one that is stopped.
 constexpr absl::Duration kLongestStay = absl::Seconds(5);
+// Many may want to leave at once, each again and again.
+constexpr absl::Duration kBetweenAsks = absl::Milliseconds(100);
 
 }  // namespace
 
 Leavers::Leavers(const Membership& membership, absl::Duration resume_grace)
     : membership_(membership),
       resume_grace_(resume_grace),
-      heard_(static_cast<std::size_t>(membership.world_size())) {}
+      heard_(static_cast<std::size_t>(membership.world_size())),
+      asked_(heard_.size(), absl::InfinitePast()) {}
 
 void Leavers::Hear(int rank, std::int64_t step) {
   std::int64_t& heard = heard_[static_cast<std::size_t>(rank)];
@@ -39,7 +42,7 @@ std::vector<int> Leavers::Lacking(std::int64_t step) const {
   return lacking;
 }
 
-std::vector<int> Leavers::TakeReady(std::int64_t step, absl::Time now) {
+std::vector<int> Leavers::Ready(std::int64_t step, absl::Time now) const {
   const bool all_know = Lacking(step).empty() || IsActive(Mutant::kLeavesAtOnce);
   std::vector<int> ready;
   for (const auto& [rank, since] : since_) {
@@ -47,17 +50,21 @@ std::vector<int> Leavers::TakeReady(std::int64_t step, absl::Time now) {
     const absl::Duration stay = is_there ? kLongestStay : resume_grace_;
     if (all_know || now >= since + stay) ready.push_back(rank);
   }
-  for (const int rank : ready) since_.erase(rank);
   return ready;
 }
 
 std::map<int, absl::Time> Leavers::TakeAll() { return std::exchange(since_, {}); }
 
-std::vector<int> Leavers::ToAsk(std::int64_t step) const {
-  std::vector<int> connected = Lacking(step);
-  std::erase_if(connected,
-                [this](int rank) { return membership_.state(rank) != MemberState::kConnected; });
-  return connected;
+std::vector<int> Leavers::ToAsk(std::int64_t step, absl::Time now) {
+  std::vector<int> ranks;
+  for (const int rank : Lacking(step)) {
+    absl::Time& asked = asked_[static_cast<std::size_t>(rank)];
+    const bool may_answer = membership_.state(rank) == MemberState::kConnected;
+    if (!may_answer || now < asked + kBetweenAsks) continue;
+    asked = now;
+    ranks.push_back(rank);
+  }
+  return ranks;
 }
 
 absl::Status Leavers::NotYet(std::int64_t step) const {

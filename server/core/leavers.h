@@ -28,14 +28,13 @@ class Leavers {
   // It asks to leave between two steps, and may ask again.
   void Add(int rank, std::int64_t step, absl::Time now);
   bool any() const { return !since_.empty(); }
-  // Those that may leave, since nobody needs them any more or they have stayed for too long. They
-  // are no leavers any more.
-  std::vector<int> TakeReady(std::int64_t step, absl::Time now);
+  // Those that may leave, since nobody needs them any more or they have stayed for too long.
+  std::vector<int> Ready(std::int64_t step, absl::Time now) const;
   // All, with when each asked first: something else ends what they stay for.
   std::map<int, absl::Time> TakeAll();
   void Remove(int rank) { since_.erase(rank); }
-  // For whom they wait: those who can be asked.
-  std::vector<int> ToAsk(std::int64_t step) const;
+  // For whom they wait: those who can be asked, and were not a moment ago.
+  std::vector<int> ToAsk(std::int64_t step, absl::Time now);
   // The answer to a leaver, which names all of them: Unavailable.
   absl::Status NotYet(std::int64_t step) const;
 
@@ -45,6 +44,7 @@ class Leavers {
   const Membership& membership_;
   const absl::Duration resume_grace_;
   std::vector<std::int64_t> heard_;  // by rank: the latest step that it has named
+  std::vector<absl::Time> asked_;    // by rank: when it was asked last
   std::map<int, absl::Time> since_;  // by rank: when it asked first
 };
 

@@ -133,6 +133,7 @@ void SessionCore::Receive(int rank, std::uint64_t connection, const wire::Frame&
     return LetLeaversGo(now, effects);
   }
   if (state_ != State::kRunning) return ReceiveEarly(rank, frame, effects);
+  if (std::holds_alternative<wire::Announce>(frame.header)) leavers_.Remove(rank);  // it goes on
   newcomers_.erase(rank);
   const std::int64_t step = step_->number();
   const std::size_t first = effects.size();
@@ -276,8 +277,10 @@ absl::Status SessionCore::AskToLeave(int rank, absl::Time now, Effects& effects)
   const std::int64_t step = step_->number();
   leavers_.Add(rank, step, now);
   LetLeaversGo(now, effects);
-  if (membership_.state(rank) == MemberState::kLeft) return absl::OkStatus();
-  for (const int other : leavers_.ToAsk(step)) {
+  if (state_ != State::kRunning || membership_.state(rank) == MemberState::kLeft) {
+    return absl::OkStatus();
+  }
+  for (const int other : leavers_.ToAsk(step, now)) {
     effects.push_back(
         SendEffect{.rank = other, .frame = {.header = wire::Heartbeat{.asks = true}}});
   }
@@ -285,14 +288,19 @@ absl::Status SessionCore::AskToLeave(int rank, absl::Time now, Effects& effects)
 }
 
 void SessionCore::LetLeaversGo(absl::Time now, Effects& effects) {
-  const bool is_between = state_ == State::kRunning && !step_->began() && !collectives_->began();
-  if (!is_between || !leavers_.any()) return;
-  for (const int rank : leavers_.TakeReady(step_->number(), now)) {
-    if (state_ == State::kRunning) LeaveRunning(rank, now, effects);
+  if (!leavers_.any()) return;
+  for (const int rank : leavers_.Ready(step_->number(), now)) {
+    // Others may have begun something since, that cannot end without it.
+    const bool may =
+        state_ == State::kRunning && !step_->began() && collectives_->OnLeave(rank, effects);
+    if (!may) continue;
+    leavers_.Remove(rank);
+    LeaveRunning(rank, now, effects);
   }
 }
 
-// They are not to be held up, or to hear of a failure, because another member is lost.
+// They are not to be held up, and their streams are not to end with an error, because another
+// member is lost.
 void SessionCore::LetAllLeaversGo(int lost, Effects& effects) {
   leavers_.Remove(lost);
   for (const auto& [rank, since] : leavers_.TakeAll()) {
@@ -369,7 +377,8 @@ void SessionCore::Tick(absl::Time now, Effects& effects) {
   if (state_ == State::kRunning) {
     const MaybeFailure failure = FindTimeout(options_, membership_, *step_, *collectives_, now);
     if (failure) LetAllLeaversGo(failure->rank, effects);
-    failure&& MayReplace(*failure) ? AwaitSuccessor(*failure, effects) : Apply(failure, effects);
+    const bool replaces = failure && state_ == State::kRunning && MayReplace(*failure);
+    replaces ? AwaitSuccessor(*failure, effects) : Apply(failure, effects);
   }
   if (state_ == State::kRunning) {
     const std::size_t first = effects.size();

@@ -240,6 +240,7 @@ absl::Status SessionCore::AskAgain(const JoinAsk& ask, const absl::Status& refus
   const bool is_gone = state_ == State::kRunning && membership_.IsRank(rank) &&
                        membership_.state(rank) == MemberState::kLost;
   if (is_gone) LetAllLeaversGo(rank, effects);
+  if (state_ != State::kRunning) return absl::UnavailableError(refused.message());
   if (is_gone && MayReplace(gone)) {
     if (absl::Status may = AddComer(ask); !may.ok()) return may;
     AwaitSuccessor(gone, effects);
@@ -299,7 +300,9 @@ void SessionCore::Close(Effects& effects) {
 
 void SessionCore::Apply(const MaybeFailure& failure, Effects& effects) {
   if (!failure || state_ == State::kFailed || state_ == State::kClosed) return;
+  const State before = state_;
   LetAllLeaversGo(failure->rank, effects);
+  if (state_ != before) return;  // one of them was needed
   // The others need not end with who has left: another process may come, or they go on without it.
   if (failure->kind == FailureEvent::Kind::kGone && state_ == State::kRunning &&
       OutlivesMembers()) {

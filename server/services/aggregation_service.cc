@@ -172,7 +172,7 @@ absl::Status AggregationService::Leave(const v1::LeaveRequest& request, const Ca
   }
   absl::Status left =
       registry_->Leave(request.token(), request.start_id(), MonotonicNow(), caller.identity);
-  if (audit == nullptr) return left;
+  if (audit == nullptr || absl::IsUnavailable(left)) return left;  // it asks again
   AuditEvent event =
       EventOf("leave", caller, member.ok() ? member->session->options().name : "", left);
   if (member.ok()) event.rank = member->rank;

@@ -337,7 +337,7 @@ absl::Status Registry::Leave(const std::string& token, std::uint64_t start_id, a
     session = holder->entry->session;
     rank = holder->rank;
   }
-  // The protocol never refuses a Leave, and an ended session has nobody left to tell.
+  // An ended session has nobody left to tell.
   return session == nullptr ? absl::OkStatus() : session->Leave(rank, start_id, now);
 }
 

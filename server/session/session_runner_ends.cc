@@ -26,12 +26,15 @@ void SessionRunner::Close(const CloseEffect& close, Work& work) {
 
 // The status that ends the stream's RPC; the member's SDK decides by it whether to resume.
 absl::Status SessionRunner::CloseReason(int rank, std::uint64_t connection) const {
+  const bool is_current = current_[static_cast<std::size_t>(rank)] == connection;
+  if (is_current && core_.member_state(rank) == SessionCore::MemberState::kLeft) {
+    return absl::OkStatus();
+  }
   if (core_.state() == SessionCore::State::kFailed) return core_.failure();
-  if (current_[static_cast<std::size_t>(rank)] != connection) {
+  if (!is_current) {
     return Coded(ErrorCode::kResume,
                  absl::AbortedError(absl::StrCat("another stream of rank ", rank, " took over")));
   }
-  if (core_.member_state(rank) == SessionCore::MemberState::kLeft) return absl::OkStatus();
   if (core_.awaits_successor()) {
     return Coded(ErrorCode::kResume,
                  absl::NotFoundError("a member or a shard was lost; members report to the session "

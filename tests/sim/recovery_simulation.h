@@ -341,6 +341,7 @@ class RecoverySimulation {
   bool MaybeLoseAtEnd();
   // Nobody that is here has steps to do.
   bool OnlyEndsAreLeft() const;
+  static bool IsOfAnEnd(const absl::Status& status);
   // Another process comes, or none.
   void Replace(Member& member);
   void Return(Member& dead);

@@ -239,7 +239,8 @@ void RecoverySimulation::Apply(Life& life, server::Effects effects) {
     model_is_lost_ |=
         (was_split_ || left_too_few_) && why.find("no majority is here") != std::string::npos;
     // Those that are through need no daemon any more.
-    if (!model_is_lost_ && !OnlyEndsAreLeft()) Violate(why);
+    const bool is_end = OnlyEndsAreLeft() && IsOfAnEnd(life.session->failure());
+    if (!model_is_lost_ && !is_end) Violate(why);
   }
 }
 

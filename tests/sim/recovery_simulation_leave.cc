@@ -2,6 +2,7 @@
 #include <span>
 #include <utility>
 
+#include "base/error_code.h"
 #include "hooks/safetensors.h"
 #include "tests/sim/recovery_simulation.h"
 
@@ -54,12 +55,9 @@ void RecoverySimulation::FinishLeave(Member& member) {
   if (!member.may_leave) {
     Note(RecoveryCount::kResidualsNotTaken);
     member.core->CancelHandOver();
-    has_losses_ = true;
+    member.may_leave = has_losses_ = true;
   }
-  NoteLoss();
-  // Since it began to leave, the last roster may have been claimed with nobody else.
-  model_is_lost_ |= options_.claims() && !MayKill(member);
-  left_too_few_ |= options_.shrinks() && !MayKill(member);
+  const bool may_go = MayKill(member);
   member.core->SetLeaving(true);
   bool has_left = true;
   if (Life* const life = Reachable(); life != nullptr && life->number == member.life) {
@@ -71,6 +69,9 @@ void RecoverySimulation::FinishLeave(Member& member) {
       members_, [&](const auto& one) { return one.get() == &member || one->link != nullptr; });
   // It may not stay for the others; then it takes a while until the daemon knows.
   if (!has_left && (!others_are_here || !ends_.Percent(20))) return;
+  // Since it began to leave, the last roster may have been claimed with nobody else.
+  model_is_lost_ |= options_.claims() && !may_go;
+  left_too_few_ |= options_.shrinks() && !may_go;
   Go(member);
   if (!has_left) Pass(2 * kRecoveryResumeGrace);
 }
@@ -78,6 +79,7 @@ void RecoverySimulation::FinishLeave(Member& member) {
 // It has left, and hears no more.
 void RecoverySimulation::Go(Member& member) {
   if (member.finished()) return NoteGoneAtEnd(member);
+  NoteLoss();
   const int rank = member.rank;
   Replace(member);
   MemberOf(rank).follows_leaver = true;
@@ -124,6 +126,13 @@ bool RecoverySimulation::MaybeLoseAtEnd() {
   has_lost_at_end_ = true;
   EndLife(/*hands_over=*/false);
   return true;
+}
+
+// As a member may be told that wants to leave: it is late, or the others have gone.
+bool RecoverySimulation::IsOfAnEnd(const absl::Status& status) {
+  const auto code = FindCode(std::string(status.message()));
+  return code == ErrorCode::kNotAMember || code == ErrorCode::kResume ||
+         code == ErrorCode::kMissingMembers || code == ErrorCode::kMemberClosed;
 }
 
 // A member may know how the last step ended that its user has not come to.

@@ -56,8 +56,10 @@ void RecoverySimulation::Join(Member& member) {
   const bool may_wait = !member.welcomed || options_.shrinks();
   if (absl::IsUnavailable(rank.status()) && may_wait) return;  // later
   if (IsLeftBehind(rank.status())) return Restart(member);
-  if (!rank.ok() && leaves_at_end_ && member.finished()) return NoteGoneAtEnd(member);
-  if (!rank.ok() && OnlyEndsAreLeft()) return;
+  if (leaves_at_end_ && IsOfAnEnd(rank.status())) {
+    if (member.finished()) return NoteGoneAtEnd(member);
+    if (OnlyEndsAreLeft()) return;
+  }
   if (!rank.ok()) return Violate(absl::StrCat("Join: ", rank.status().message(), "; ", Where()));
   member.life = life.number;
   if (member.core == nullptr) {
@@ -151,7 +153,7 @@ void RecoverySimulation::ApplyMember(Member& member, client::Effects effects) {
                               [](const auto& one) { return one->welcomed; });
     } else if (auto* failed = std::get_if<client::FailedEffect>(&effect)) {
       if (IsLeftBehind(failed->status)) return Restart(member);
-      if (leaves_at_end_ && member.finished()) {
+      if (leaves_at_end_ && member.finished() && IsOfAnEnd(failed->status)) {
         NoteGoneAtEnd(member);
       } else if (!model_is_lost_) {
         Violate(absl::StrCat("rank ", member.rank, " fails: ", failed->status.message()));

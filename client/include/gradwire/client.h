@@ -321,7 +321,9 @@ class Client {
   virtual absl::Status Barrier() = 0;
 
   // Leaves the session, between steps. Other members that begin another step get an error that
-  // names this member, if the daemon's on_member_loss is `fail`.
+  // names this member, if the daemon's on_member_loss is `fail`. Where the session outlives its
+  // daemon, waits until the others have heard how the last step ended: for 5 s at most, and if the
+  // daemon is lost meanwhile for the next one, for 10 s at most.
   virtual absl::Status Leave() = 0;
 
   // Leaves before the others, as a member does whose host is taken away or drained: what this
