@@ -212,15 +212,6 @@ EndStep Get(const v1::EndStep& message, Checker& check) {
   return {.step = check.Step(message.step()), .generation = message.generation()};
 }
 
-void Set(const Heartbeat& heartbeat, v1::Header& out) {
-  out.mutable_heartbeat()->set_asks(heartbeat.asks);
-  out.mutable_heartbeat()->set_step(heartbeat.step);
-}
-
-Heartbeat Get(const v1::Heartbeat& message, Checker& check) {
-  return {.asks = message.asks(), .step = check.Step(message.step())};
-}
-
 void Set(const Enter& enter, v1::Header& out) {
   v1::Enter& message = *out.mutable_enter();
   message.set_number(enter.number);

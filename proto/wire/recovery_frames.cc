@@ -86,6 +86,15 @@ MembershipChange Get(const v1::MembershipChange& message, Checker& check) {
   return change;
 }
 
+void Set(const Heartbeat& heartbeat, v1::Header& out) {
+  out.mutable_heartbeat()->set_asks(heartbeat.asks);
+  out.mutable_heartbeat()->set_step(heartbeat.step);
+}
+
+Heartbeat Get(const v1::Heartbeat& message, Checker& check) {
+  return {.asks = message.asks(), .step = check.Step(message.step())};
+}
+
 void Set(const CoordinatorState& state, v1::Header& out) {
   v1::CoordinatorState& message = *out.mutable_coordinator_state();
   message.set_step(state.step);

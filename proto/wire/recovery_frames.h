@@ -15,6 +15,9 @@ Recovery Get(const v1::Recovery& message, Checker& check);
 void Set(const MembershipChange& change, v1::MembershipChange& message);
 MembershipChange Get(const v1::MembershipChange& message, Checker& check);
 
+void Set(const Heartbeat& heartbeat, v1::Header& out);
+Heartbeat Get(const v1::Heartbeat& message, Checker& check);
+
 void Set(const CoordinatorState& state, v1::Header& out);
 CoordinatorState Get(const v1::CoordinatorState& message, Checker& check);
 void Set(const StateRequest& request, v1::Header& out);
