@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/wire/lanes.h"
 #include "server/core/step.h"
 #include "tests/sim/simulation.h"
 
@@ -77,6 +78,8 @@ bool Simulation::Fire(const Fault& fault) {
     case FaultKind::kBulkStuck:
       if (!running || !process.link->paired) return false;
       process.link->bulk_stuck = true;
+      // What follows, a failure for example, waits behind the lane until the member has noticed.
+      After((wire::kBulkSilences + 1) * scenario_.options.silence_timeout, [] {});
       return true;
     case FaultKind::kDeath:
       return Kill(process);
