@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/error_code.h"
 #include "base/mutants.h"
 #include "client/core/leaf_weight.h"
@@ -14,6 +13,7 @@
 #include "client/transport/rejoin.h"
 #include "gradwire/hooks/registry.h"
 #include "proto/tls/access_token.h"
+#include "proto/wire/new_ranks.h"
 
 namespace gradwire::client {
 namespace {
@@ -420,8 +420,7 @@ void Runtime::Begin(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Outcome>
   if (unhealed_) {
     return done->Complete(Coded(ErrorCode::kMembershipChanged,
                                 absl::FailedPreconditionError(absl::StrCat(
-                                    "ranks ", absl::StrJoin(unhealed_->newcomers, ", "),
-                                    " are new and do not have the model; before step ", step(),
+                                    wire::NewRanks(unhealed_->newcomers), "; before step ", step(),
                                     " all members must take it from rank ", unhealed_->root,
                                     ", with a broadcast (gw.heal_)"))));
   }

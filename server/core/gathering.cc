@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/error_code.h"
 #include "base/mutants.h"
+#include "proto/wire/new_ranks.h"
 #include "proto/wire/step_chain.h"
 #include "server/core/gathering_words.h"
 
@@ -16,10 +16,9 @@ namespace {
 
 // Of a session whose processes here are these.
 absl::Status NobodyKnows(const std::vector<int>& here) {
-  return Coded(ErrorCode::kResume,
-               absl::FailedPreconditionError(absl::StrCat(
-                   "all members that had the session's model are lost; ranks ",
-                   absl::StrJoin(here, ", "), " are new; begin again from a checkpoint")));
+  return Coded(ErrorCode::kResume, absl::FailedPreconditionError(absl::StrCat(
+                                       "all members that had the session's model are lost; ",
+                                       wire::NewRanks(here), "; begin again from a checkpoint")));
 }
 
 constexpr char kMembersLost[] = "members were lost in it";
@@ -293,11 +292,9 @@ absl::Status Gathering::TakeIn(Outcome& outcome) const {
       outcome.ended.push_back(Ended(outcome.step++, Verdict::kSkip, 0, "a member was lost in it"));
     }
   }
-  outcome.ended.push_back(Ended(outcome.step, Verdict::kSkip, 0,
-                                change.newcomers.empty()
-                                    ? std::string(kMembersLost)
-                                    : absl::StrCat("lost members have successors: ranks ",
-                                                   absl::StrJoin(change.newcomers, ", "))));
+  outcome.ended.push_back(Ended(
+      outcome.step, Verdict::kSkip, 0,
+      change.newcomers.empty() ? std::string(kMembersLost) : wire::NewRanks(change.newcomers)));
   outcome.ended.back().change = change;
   outcome.change = std::move(change);
   ++outcome.step;

@@ -1,8 +1,10 @@
 // What operators ask of a session.
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/error_code.h"
 #include "server/core/collective_flow.h"
 #include "server/core/rendezvous.h"
@@ -13,6 +15,29 @@
 #include "server/core/waiting_for.h"
 
 namespace gradwire::server {
+namespace {
+
+// Of a session that has begun elsewhere, or before, not everybody may join.
+std::string WaitsForMissing(const SessionOptions& options, const Membership& membership) {
+  const std::string missing = membership.MissingNames();
+  if (!options.gathers) return absl::StrCat("waits for ", missing, " to join");
+  const bool waits = options.member_grace > absl::ZeroDuration() && !options.shrinks();
+  return absl::StrCat("gathers its members: waits for ", missing, " to come back",
+                      waits ? ", or for successors" : "");
+}
+
+// Nothing else says so while the session goes on.
+std::string WithoutGone(const Membership& membership) {
+  std::vector<int> gone;
+  for (int r = 0; r < membership.world_size(); ++r) {
+    if (membership.IsGone(r)) gone.push_back(r);
+  }
+  if (gone.empty()) return "";
+  return absl::StrCat("; goes on without ", gone.size() == 1 ? "rank " : "ranks ",
+                      absl::StrJoin(gone, ", "));
+}
+
+}  // namespace
 
 absl::Status SessionCore::Pause(absl::Duration length, const std::string& reason, absl::Time now,
                                 Effects& effects) {
@@ -80,7 +105,7 @@ std::string SessionCore::WaitingFor(absl::Time now) const {
     case State::kJoining:
       if (const std::string claim = rendezvous_->ClaimWaits(); !claim.empty()) {
         if (membership_.AllConnected()) return claim;
-        return absl::StrCat("waits for ", membership_.MissingNames(), " to join; ", claim);
+        return absl::StrCat(WaitsForMissing(options_, membership_), "; ", claim);
       }
       if (membership_.AllConnected() && state_recovery_ != nullptr) {
         return state_recovery_->WaitingFor();
@@ -92,7 +117,7 @@ std::string SessionCore::WaitingFor(absl::Time now) const {
                    ? absl::StrCat(waits, ", where members of other nodes are missing")
                    : absl::StrCat(waits, ": ", upstream_waits_);
       }
-      return absl::StrCat("waits for ", membership_.MissingNames(), " to join");
+      return WaitsForMissing(options_, membership_);
     case State::kFailed:
       return std::string(failure_.message());
     case State::kClosed:
@@ -100,7 +125,8 @@ std::string SessionCore::WaitingFor(absl::Time now) const {
     case State::kRunning:
       break;
   }
-  return server::WaitingFor(*step_, *collectives_, membership_, now);
+  return absl::StrCat(server::WaitingFor(*step_, *collectives_, membership_, now),
+                      WithoutGone(membership_));
 }
 
 }  // namespace gradwire::server

@@ -4,9 +4,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/error_code.h"
 #include "base/mutants.h"
+#include "proto/wire/new_ranks.h"
 #include "server/core/collective_flow.h"
 #include "server/core/generation.h"
 #include "server/core/rendezvous.h"
@@ -180,9 +180,8 @@ void SessionCore::Heal(const Gathering::Outcome& gathered, Effects& effects) {
   for (const int rank : gathered.fresh) newcomers_[rank] = change;
   if (state_recovery_ != nullptr) step_->TellOwnState();
   effects.push_back(
-      LogEffect{.message = absl::StrCat(
-                    "ranks ", absl::StrJoin(change.newcomers, ", "),
-                    " are new, and need the model; the lowest rank that has it is ", change.root)});
+      LogEffect{.message = absl::StrCat(wire::NewRanks(change.newcomers),
+                                        "; the lowest rank that has it is ", change.root)});
 }
 
 // Some shards cannot end a step without the others, so that members leave all of them.

@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/error_code.h"
+#include "proto/wire/new_ranks.h"
 #include "server/core/hand_over_relay.h"
 #include "server/core/rendezvous.h"
 #include "server/core/session_core.h"
@@ -98,8 +99,7 @@ std::string SessionCore::NoQuorum() const {
   return absl::StrCat(
       "of those who concluded the last step no majority is here, but only ranks ",
       absl::StrJoin(present, ", "), " of ", options_.world_size,
-      fresh.empty() ? ", some of which are new"
-                    : absl::StrCat(", of which ranks ", absl::StrJoin(fresh, ", "), " are new"),
+      fresh.empty() ? ", some of which are new" : absl::StrCat("; ", wire::NewRanks(fresh)),
       "; begin again from a checkpoint");
 }
 

@@ -64,13 +64,15 @@ absl::StatusOr<v1::LedgerStatus> LedgerOf(const v1::SessionStatus& session) {
     const v1::LedgerStatus& one = part->ledger();
     silent.insert(one.silent().begin(), one.silent().end());
     if (one.rows().empty()) {
-      return Coded(ErrorCode::kCtl,
-                   absl::FailedPreconditionError(absl::StrCat(
-                       "session \"", Printable(session.name()), "\": nothing is in its ledger yet",
-                       silent.empty() ? ""
-                                      : absl::StrCat("; these ranks have sent no account: ",
-                                                     absl::StrJoin(silent, ", "),
-                                                     " (gradients on a GPU have none)"))));
+      return Coded(
+          ErrorCode::kCtl,
+          absl::FailedPreconditionError(absl::StrCat(
+              "session \"", Printable(session.name()), "\": nothing is in its ledger yet",
+              silent.empty()
+                  ? ""
+                  : absl::StrCat(
+                        "; these ranks have sent no account: ", absl::StrJoin(silent, ", "),
+                        " (they send it with a step's end; gradients on a GPU have none)"))));
     }
     if (sum.rows().empty()) {
       sum = one;

@@ -243,11 +243,14 @@ void SessionRunner::FailIfAbandoned() {
     MutexLock lock(mutex_);
     if (!IsAbandoned()) return;
     Effects effects;
-    core_.Fail(Coded(ErrorCode::kEndedBeforeStart,
-                     absl::AbortedError(
-                         absl::StrCat("nobody is in it any more: ", core_.last_departure(),
-                                      " before all ", options_.world_size, " members had joined"))),
-               -1, effects);
+    const char* const what = options_.gathers
+                                 ? " members were back; the others may have left an earlier daemon"
+                                 : " members had joined";
+    core_.Fail(
+        Coded(ErrorCode::kEndedBeforeStart,
+              absl::AbortedError(absl::StrCat("nobody is in it any more: ", core_.last_departure(),
+                                              " before all ", options_.world_size, what))),
+        -1, effects);
     Execute(std::move(effects), work);
   }
   Finish(std::move(work));

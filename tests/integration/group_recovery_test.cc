@@ -239,7 +239,7 @@ TEST_F(GroupRecovery, ALostMemberIsReplacedOnItsNode) {
     EXPECT_GE(seen[0].skipped.size(), 1U);
     EXPECT_LE(seen[0].skipped.size(), 2U);
     EXPECT_FALSE(seen[1].applied.empty());
-    EXPECT_THAT(daemon->Log(), HasSubstr("ranks 1 are new, and need the model"));
+    EXPECT_THAT(daemon->Log(), HasSubstr("rank 1 is new, without the model"));
   }
 }
 

@@ -158,7 +158,9 @@ TEST(StoppedMember, UnderWaitGoesOnIfNobodyTookItsPlace) {
   Members members(daemon.address(), daemon.Path(""), /*train=*/true);
   members.WaitForSteps(1, 5);
   members[1].Signal(SIGSTOP);
-  EXPECT_TRUE(Eventually([&] { return Why(daemon).find("to join") != std::string::npos; }, kLong))
+  EXPECT_TRUE(Eventually(
+      [&] { return Why(daemon).find("waits for rank 1 of 3 to come back") != std::string::npos; },
+      kLong))
       << Why(daemon);
   members[1].Signal(SIGCONT);
   members.ExpectDone(2);

@@ -113,7 +113,7 @@ def test_leaving_alone_says_that_nobody_takes_residuals(tmp_path, caplog):
             assert state.should_step
         assert state.leave() is None
         assert state.leave() is None
-    assert "residuals or late gradients are lost: no other member is there" in caplog.text
+    assert "nobody is known to have its residuals or late gradients: no other member is there" in caplog.text
 
 
 def test_without_a_change_nobody_is_healed(daemon):

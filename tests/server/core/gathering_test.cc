@@ -201,7 +201,7 @@ TEST(Gathering, WithANewcomerTheOpenStepIsDroppedAndTellsOfIt) {
                                            .verdict = Verdict::kSkip,
                                            .dropped = true,
                                            .change = outcome->change,
-                                           .reason = "lost members have successors: ranks 1"}));
+                                           .reason = "rank 1 is new, without the model"}));
     EXPECT_THAT(outcome->fresh, ElementsAre(1));
   }
 }

@@ -307,7 +307,7 @@ TEST(SessionLeaves, AFreshRootWaitsForLeavesAndTrainersOnly) {
   NextRoot root;
   EXPECT_TRUE(root.Come(root.LeafAsk(0, 2, "a"), Ready(4)).ok());
   EXPECT_TRUE(root.Come(root.Ask(4), At(5)).ok());
-  EXPECT_EQ(root.Waiting(), "waits for ranks 2, 3 of 5 to join");
+  EXPECT_EQ(root.Waiting(), "gathers its members: waits for ranks 2, 3 of 5 to come back");
   EXPECT_TRUE(root.Come(root.LeafAsk(2, 2, "b"), Ready(4)).ok());
   EXPECT_EQ(root.session.state(), SessionCore::State::kRunning);
   ASSERT_THAT(root.Sent<wire::StepDone>(2), SizeIs(1));

@@ -153,7 +153,7 @@ class NextDaemon : public ::testing::Test {
 TEST_F(NextDaemon, GoesOnWithTheStepOnceAllHaveReported) {
   Come(1, Report(4));
   EXPECT_THAT(harness_.frames[1], IsEmpty());
-  EXPECT_EQ(harness_.Waiting(), "waits for rank 0 of 2 to join");
+  EXPECT_EQ(harness_.Waiting(), "gathers its members: waits for rank 0 of 2 to come back");
   Come(0, Report(4));
   EXPECT_EQ(harness_.session.step(), 4);
   EXPECT_EQ(harness_.Sent<wire::Welcome>(0)[0].step, 4);

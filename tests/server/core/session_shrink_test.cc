@@ -12,6 +12,7 @@ namespace {
 
 using ::testing::Contains;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
@@ -102,6 +103,7 @@ class ShrunkGathering : public ::testing::Test {
   void ExpectWithoutRank1() {
     EXPECT_EQ(harness_->session.state(), SessionCore::State::kRunning);
     EXPECT_EQ(harness_->session.member_state(1), MemberState::kGone);
+    EXPECT_THAT(harness_->Waiting(), EndsWith("; goes on without rank 1"));
     for (const int rank : {0, 2}) {
       ASSERT_THAT(harness_->Sent<wire::Welcome>(rank), SizeIs(1));
       EXPECT_EQ(harness_->Sent<wire::Welcome>(rank)[0].recovery->roster,

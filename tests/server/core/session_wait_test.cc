@@ -167,14 +167,14 @@ TEST_F(Gathers, AnnouncesASuccessorWithTheStepThatItDrops) {
                                            .verdict = Verdict::kSkip,
                                            .dropped = true,
                                            .change = change,
-                                           .reason = "lost members have successors: ranks 1"}));
+                                           .reason = "rank 1 is new, without the model"}));
     EXPECT_FALSE(harness_.Sent<wire::Welcome>(rank)[0].change.has_value());
   }
   EXPECT_THAT(harness_.Sent<wire::StepDone>(1), IsEmpty());
   ASSERT_THAT(harness_.Sent<wire::Welcome>(1), SizeIs(1));
   EXPECT_EQ(harness_.Sent<wire::Welcome>(1)[0].step, 5);
   EXPECT_EQ(harness_.Sent<wire::Welcome>(1)[0].change, change);
-  EXPECT_THAT(harness_.logged, Contains(HasSubstr("ranks 1 are new")));
+  EXPECT_THAT(harness_.logged, Contains(HasSubstr("rank 1 is new")));
 }
 
 TEST_F(Gathers, TakesSuccessorsOfALostMemberAndOfOneThatLeft) {

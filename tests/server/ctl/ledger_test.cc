@@ -91,7 +91,7 @@ TEST(LedgerOf, SaysWhoSendsNoAccountWhereNothingIsSettled) {
   for (const int rank : {1, 3}) session.mutable_ledger()->add_silent(rank);
   EXPECT_EQ(Refusal(session),
             "session \"s\": nothing is in its ledger yet; these ranks have sent no account: 1, 3 "
-            "(gradients on a GPU have none) [GW700]");
+            "(they send it with a step's end; gradients on a GPU have none) [GW700]");
 }
 
 TEST(LedgerOf, AddsUpWhatTheShardsSay) {

@@ -418,7 +418,7 @@ class SessionState(_reductions.Reductions):
         if (session := self._session) is not None:
             rank, reason = session.hand_over_and_leave(timeout.total_seconds())
             if reason:
-                _logger.warning("rank %d leaves, and residuals or late gradients are lost: %s", session.rank, reason)
+                _logger.warning("rank %d leaves, and nobody is known to have its residuals or late gradients: %s", session.rank, reason)
         self.close()
         return rank
 
