@@ -79,8 +79,10 @@ void ResidualGiving::On(const wire::HandOverAnswer& answer, Effects& effects) {
   if (!answer.refusal.empty()) {
     // Another one would add them once more, if this one did.
     if (may_be_taken_) {
-      return End(-1, absl::StrCat("perhaps rank ", answer.rank, " has them: ", answer.refusal),
-                 effects);
+      return End(
+          -1,
+          absl::StrCat("perhaps rank ", answer.rank, " has them; it answered: ", answer.refusal),
+          effects);
     }
     absl::StrAppend(&reasons_, reasons_.empty() ? "" : "; ", answer.refusal);
     heirs_.pop_front();

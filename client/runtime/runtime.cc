@@ -13,7 +13,7 @@
 #include "client/transport/rejoin.h"
 #include "gradwire/hooks/registry.h"
 #include "proto/tls/access_token.h"
-#include "proto/wire/new_ranks.h"
+#include "proto/wire/rank_names.h"
 
 namespace gradwire::client {
 namespace {

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/error_code.h"
+#include "proto/wire/rank_names.h"
 
 namespace gradwire::server {
 namespace {
@@ -368,8 +368,8 @@ std::string Collectives::WaitingFor() const {
       missing.push_back(r);
     }
   }
-  return absl::StrCat(name, " waits for ", missing.size() == 1 ? "rank " : "ranks ",
-                      absl::StrJoin(missing, ", "), begun_ ? " to take its bytes" : " to enter");
+  return absl::StrCat(name, " waits for ", wire::RankNames(missing),
+                      begun_ ? " to take its bytes" : " to enter");
 }
 
 std::size_t Collectives::held_bytes() const {

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/error_code.h"
 #include "base/mutants.h"
-#include "proto/wire/new_ranks.h"
+#include "proto/wire/rank_names.h"
 #include "proto/wire/step_chain.h"
 #include "server/core/gathering_words.h"
 

@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/error_code.h"
 #include "base/mutants.h"
+#include "proto/wire/rank_names.h"
 
 namespace gradwire::server {
 namespace {
@@ -69,12 +69,10 @@ std::vector<int> Leavers::ToAsk(std::int64_t step, absl::Time now) {
 
 absl::Status Leavers::NotYet(std::int64_t step) const {
   const std::vector<int> lacking = Lacking(step);
-  const bool is_one = lacking.size() == 1;
-  return Coded(
-      ErrorCode::kWrongMoment,
-      absl::UnavailableError(absl::StrCat(is_one ? "rank " : "ranks ", absl::StrJoin(lacking, ", "),
-                                          is_one ? " has" : " have", " not heard yet how step ",
-                                          step - 1, " ended; try again")));
+  return Coded(ErrorCode::kWrongMoment,
+               absl::UnavailableError(
+                   absl::StrCat(wire::RankNames(lacking), lacking.size() == 1 ? " has" : " have",
+                                " not heard yet how step ", step - 1, " ended; try again")));
 }
 
 }  // namespace gradwire::server

@@ -6,6 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "base/error_code.h"
 #include "base/mutants.h"
+#include "proto/wire/rank_names.h"
 #include "server/core/leaf_place.h"
 
 namespace gradwire::server {
@@ -319,8 +320,7 @@ std::string Membership::MissingNames() const {
   for (int r = 0; r < world_size(); ++r) {
     if (At(r).state != MemberState::kConnected && !IsElsewhere(r)) missing.push_back(r);
   }
-  return absl::StrCat(missing.size() == 1 ? "rank " : "ranks ", absl::StrJoin(missing, ", "),
-                      " of ", world_size());
+  return absl::StrCat(wire::RankNames(missing), " of ", world_size());
 }
 
 std::string Name(MemberState state) {

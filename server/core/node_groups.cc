@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/error_code.h"
+#include "proto/wire/rank_names.h"
 #include "proto/wire/share_owners.h"
 
 namespace gradwire::server {
@@ -83,10 +83,7 @@ absl::StatusOr<NodeGroups> NodeGroups::Make(std::span<const GroupAsk> asks, std:
   return made;
 }
 
-std::string NodeGroups::Name(std::size_t group) const {
-  return absl::StrCat(groups_[group].size() == 1 ? "rank " : "ranks ",
-                      absl::StrJoin(groups_[group], ", "));
-}
+std::string NodeGroups::Name(std::size_t group) const { return wire::RankNames(groups_[group]); }
 
 std::vector<int> NodeGroups::Firsts() const {
   std::vector<int> firsts;

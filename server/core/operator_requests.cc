@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/error_code.h"
+#include "proto/wire/rank_names.h"
 #include "server/core/collective_flow.h"
 #include "server/core/rendezvous.h"
 #include "server/core/session_core.h"
@@ -33,8 +33,7 @@ std::string WithoutGone(const Membership& membership) {
     if (membership.IsGone(r)) gone.push_back(r);
   }
   if (gone.empty()) return "";
-  return absl::StrCat("; goes on without ", gone.size() == 1 ? "rank " : "ranks ",
-                      absl::StrJoin(gone, ", "));
+  return absl::StrCat("; goes on without ", wire::RankNames(gone));
 }
 
 }  // namespace

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/error_code.h"
+#include "proto/wire/rank_names.h"
 #include "server/core/rendezvous.h"
 #include "server/core/session_core.h"
 
@@ -26,14 +26,12 @@ bool SessionCore::DismissMisplaced(const NodeGroups& groups, const Gathering::Ou
     }
     const std::vector<int>& now = groups.RanksWith(rank);
     if (now == ranks) continue;
-    const absl::Status refused =
-        Coded(ErrorCode::kNodeGroup,
-              absl::FailedPreconditionError(absl::StrCat(
-                  "session \"", options_.name, "\" has lost rank ", rank,
-                  ", which was in the node group of ", ranks.size() == 1 ? "rank " : "ranks ",
-                  absl::StrJoin(ranks, ", "), "; this process is in that of ",
-                  now.size() == 1 ? "rank " : "ranks ", absl::StrJoin(now, ", "),
-                  ". Allowed in its place: a process on the same node")));
+    const absl::Status refused = Coded(
+        ErrorCode::kNodeGroup, absl::FailedPreconditionError(absl::StrCat(
+                                   "session \"", options_.name, "\" has lost rank ", rank,
+                                   ", which was in the node group of ", wire::RankNames(ranks),
+                                   "; this process is in that of ", wire::RankNames(now),
+                                   ". Allowed in its place: a process on the same node")));
     Dismiss(rank, refused, effects);
     any = true;
   }

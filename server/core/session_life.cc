@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/error_code.h"
 #include "base/mutants.h"
-#include "proto/wire/new_ranks.h"
+#include "proto/wire/rank_names.h"
 #include "server/core/collective_flow.h"
 #include "server/core/generation.h"
 #include "server/core/rendezvous.h"

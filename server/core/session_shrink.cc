@@ -4,7 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/error_code.h"
-#include "proto/wire/new_ranks.h"
+#include "proto/wire/rank_names.h"
 #include "server/core/hand_over_relay.h"
 #include "server/core/rendezvous.h"
 #include "server/core/session_core.h"
@@ -25,12 +25,11 @@ void SessionCore::MaybeShrink(absl::Time now, Effects& effects) {
     rendezvous_->SetGone(r);
     for (int gone = r; gone < end; ++gone) without.push_back(gone);
   }
-  effects.push_back(LogEffect{
-      .level = LogEffect::Level::kWarning,
-      .message =
-          absl::StrCat(without.size() == 1 ? "rank " : "ranks ", absl::StrJoin(without, ", "),
-                       " of ", options_.world_size, " did not come; the session goes on with ",
-                       membership_.Present().size(), " members")});
+  effects.push_back(
+      LogEffect{.level = LogEffect::Level::kWarning,
+                .message = absl::StrCat(wire::RankNames(without), " of ", options_.world_size,
+                                        " did not come; the session goes on with ",
+                                        membership_.Present().size(), " members")});
   MaybeBegin(-1, effects);
 }
 
@@ -153,9 +152,10 @@ absl::Status SessionCore::AddComer(const JoinAsk& ask) {
 
 void SessionCore::MaybeTakeIn(Effects& effects) {
   if (comers_.empty() || state_ != State::kRunning) return;
-  effects.push_back(LogEffect{
-      .message = absl::StrCat("a process has come for ", comers_.size() == 1 ? "rank " : "ranks ",
-                              absl::StrJoin(comers_, ", "), "; all members gather")});
+  const std::vector<int> comers(comers_.begin(), comers_.end());
+  effects.push_back(
+      LogEffect{.message = absl::StrCat("a process has come for ", wire::RankNames(comers),
+                                        "; all members gather")});
   GatherAgain(-1, effects);
 }
 

@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/error_code.h"
 #include "proto/wire/digest.h"
+#include "proto/wire/rank_names.h"
 
 namespace gradwire::server {
 namespace {
@@ -154,9 +154,8 @@ std::vector<int> StateRecovery::Missing() const {
 std::string StateRecovery::WaitingFor() const {
   if (stage_ != Stage::kAsking) return "reads the hook's state, which the members have brought";
   const std::vector<int> missing = Missing();
-  return absl::StrCat("waits for what ", missing.size() == 1 ? "rank " : "ranks ",
-                      absl::StrJoin(missing, ", "), missing.size() == 1 ? " holds" : " hold",
-                      " of the hook's state");
+  return absl::StrCat("waits for what ", wire::RankNames(missing),
+                      missing.size() == 1 ? " holds" : " hold", " of the hook's state");
 }
 
 MaybeFailure StateRecovery::Tick(absl::Time now, absl::Duration timeout) {

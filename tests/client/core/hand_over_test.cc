@@ -301,7 +301,7 @@ TEST_F(HandOverTest, WhoMayHaveTakenThemIsTheLastOne) {
   Refuse(0);
   ASSERT_TRUE(outcome_.has_value());
   EXPECT_EQ(outcome_->rank, -1);
-  EXPECT_EQ(outcome_->reason, "perhaps rank 0 has them: no");
+  EXPECT_EQ(outcome_->reason, "perhaps rank 0 has them; it answered: no");
   EXPECT_THAT(hooks_[0]->values(), ::testing::Each(11.0F));
   EXPECT_THAT(pieces_, IsEmpty());
 }
