@@ -198,6 +198,7 @@ class Runtime final : private EventHandler {
     kQuiet
   };  // looks for a daemon; waits at it
   Away WhereFrom() const;
+  void Say(const std::string& what) const;
   void SayAway(Clock::time_point now);
   bool MayLookToLeave(absl::Duration waited) const;
   Leaving Left();

@@ -1,6 +1,7 @@
 // The end of a membership: a failure, a Leave, or the client's destruction.
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/error_code.h"
 #include "client/runtime/join.h"
 #include "client/runtime/runtime.h"
@@ -122,6 +123,10 @@ absl::StatusOr<Runtime::Leaving> Runtime::FinishLeave(const absl::Status& answer
   // Shard 0 has let it go, and members that stay have left this shard's life of the session.
   const bool is_left = !leads_ && absl::IsNotFound(answer);
   const bool needs_nobody = member_.outlives_daemon() && (is_left || is_lost);
+  if (looks_to_leave_ && !answer.ok()) {
+    Say(absl::StrCat("leaves without a daemon's answer, after ",
+                     absl::FormatDuration(kLooksToLeave), ": ", answer.message()));
+  }
   if (answer.ok() || needs_nobody || looks_to_leave_) return Left();
   leaving_ = false;
   member_.SetLeaving(false);

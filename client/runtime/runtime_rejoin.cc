@@ -95,15 +95,16 @@ Runtime::Away Runtime::WhereFrom() const {
   return connection_->lost() ? Away::kLooks : Away::kNot;
 }
 
+void Runtime::Say(const std::string& what) const {
+  SayWait({},
+          absl::StrCat("rank ", membership_.rank, " of session \"", options_.session, "\" ", what));
+}
+
 void Runtime::SayAway(Clock::time_point now) {
   if (!member_.outlives_daemon() || member_.failed() || left()) return;
-  const auto say = [&](const std::string& what) {
-    SayWait({}, absl::StrCat("rank ", membership_.rank, " of session \"", options_.session, "\" ",
-                             what));
-  };
   const Away away = WhereFrom();
   if (away == Away::kNot) {
-    if (said_) say(absl::StrCat("goes on with ", connection_->Daemon()));
+    if (said_) Say(absl::StrCat("goes on with ", connection_->Daemon()));
     said_.reset();
     away_since_.reset();
     return;
@@ -112,10 +113,13 @@ void Runtime::SayAway(Clock::time_point now) {
   if (away == Away::kQuiet || said_ == away || now < *away_since_ + kSilentAway) return;
   said_ = away;
   if (away == Away::kWaits) {
-    return say(absl::StrCat("is back at ", connection_->Daemon(), ", and waits for the others"));
+    return Say(absl::StrCat("is back at ", connection_->Daemon(), ", and waits for the others"));
   }
-  say(absl::StrCat("has lost ", connection_->Daemon(), " (", connection_->lost_because(),
-                   "), and looks for it or the next one for at most ",
+  const std::string lost =
+      absl::StrCat("has lost ", connection_->Daemon(), " (", connection_->lost_because(),
+                   "), and looks for it or the next one ");
+  if (looks_to_leave_) return Say(absl::StrCat(lost, "before it leaves"));
+  Say(absl::StrCat(lost, "for at most ",
                    absl::FormatDuration(absl::FromChrono(coordinator_grace_))));
 }
 
@@ -175,9 +179,8 @@ bool Runtime::MayJoinAgain(const absl::Status& lost) const {
 
 void Runtime::JoinAgain() {
   is_lost_ = true;
-  SayWait({}, absl::StrCat("rank ", membership_.rank, " of session \"", options_.session,
-                           "\" has lost ", connection_->Daemon(),
-                           " before the session began, and joins again"));
+  Say(absl::StrCat("has lost ", connection_->Daemon(),
+                   " before the session began, and joins again"));
   BeginRejoin(std::nullopt);
 }
 

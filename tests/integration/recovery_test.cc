@@ -207,7 +207,17 @@ TEST_F(Ends, WhoLeavesTellsTheNextDaemonHowTheLastStepEnded) {
 
 TEST_F(Ends, WithoutANextDaemonMembersHaveLeftAfterTenSeconds) {
   const auto daemon = StartDaemon("127.0.0.1:0", "resume");
-  EXPECT_GE(LeaveAfter(*daemon, [] {}), absl::Seconds(9)) << "they look for it";
+  ::testing::internal::CaptureStderr();
+  const absl::Duration took = LeaveAfter(*daemon, [] {});
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_GE(took, absl::Seconds(9)) << "they look for it";
+  for (const int rank : {0, 1}) {
+    const std::string who = absl::StrCat("gradwire: rank ", rank, " of session \"s\" ");
+    EXPECT_THAT(
+        said, AllOf(HasSubstr(absl::StrCat(who, "has lost the daemon at ")),
+                    HasSubstr(absl::StrCat(who, "leaves without a daemon's answer, after 10s: "))));
+  }
+  EXPECT_THAT(said, HasSubstr("looks for it or the next one before it leaves"));
 }
 
 TEST_F(Recovery, ADaemonThatTakesNoSessionsOverSaysSo) {
