@@ -244,9 +244,14 @@ absl::StatusOr<HandOver> ClientImpl::HandOverAndLeave(absl::Duration timeout) {
 // A file is made here, and not on the SDK's thread, because that takes long.
 absl::StatusOr<HandOver> ClientImpl::GiveResiduals(absl::Duration timeout) {
   if (runtime_.left()) return HandOver{};
-  const auto deadline = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(timeout);
-  const absl::StatusOr<HookState> state = MemberState();
-  if (!state.ok()) return state.status();
+  if (absl::Status may = MayWait("HandOverAndLeave"); !may.ok()) return may;
+  const auto deadline = client::DeadlineAfter(timeout);
+  absl::StatusOr<HookState> state;
+  OnThread([this, &state] {
+    state = runtime_.BeginHandOver();
+    return absl::OkStatus();
+  }).IgnoreError();
+  if (!state.ok()) return Coded(ErrorCode::kState, state.status());
   const std::string file = state->tensors.empty() ? "" : WriteSafetensors(*state);
   const std::span<const std::byte> bytes = std::as_bytes(std::span(file));
   auto call = std::make_shared<client::HandOverCall>();

@@ -92,6 +92,11 @@ absl::Status Outcome::Wait() const {
   return status_;
 }
 
+std::chrono::steady_clock::time_point DeadlineAfter(absl::Duration timeout) {
+  timeout = std::clamp(timeout, absl::ZeroDuration(), absl::Hours(24 * 365));
+  return std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(timeout);
+}
+
 absl::Status Outcome::WaitUntil(std::chrono::steady_clock::time_point deadline) const {
   PollWhileWaiting(deadline);
   MutexLock lock(mutex_);
@@ -134,9 +139,7 @@ bool Completion::done() const {
 absl::Status Completion::Wait() const { return state_->Wait(); }
 
 absl::Status Completion::Wait(absl::Duration timeout) const {
-  // The clock must not overflow.
-  timeout = std::clamp(timeout, absl::ZeroDuration(), absl::Hours(24 * 365));
-  return state_->WaitUntil(std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(timeout));
+  return state_->WaitUntil(client::DeadlineAfter(timeout));
 }
 
 void Completion::OnDone(std::function<void(const absl::Status&)> callback) {

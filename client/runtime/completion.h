@@ -14,6 +14,9 @@
 namespace gradwire {
 namespace client {
 
+// A moment that the clock can express, for any timeout.
+std::chrono::steady_clock::time_point DeadlineAfter(absl::Duration timeout);
+
 class Outcome {
  public:
   Outcome() = default;

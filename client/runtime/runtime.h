@@ -87,8 +87,10 @@ class Runtime final : private EventHandler {
   // Shard 0 goes on, in this life of the session, and this shard with it.
   void Follow(const ShardLife& life);
 
-  // Between two steps, and nothing but BeginLeave follows. `file`: State, as a file; empty: it has
-  // no residuals.
+  // Between two steps, and nothing but HandOver follows: from here on the member takes nobody
+  // else's residuals, which would not be in the state.
+  absl::StatusOr<HookState> BeginHandOver();
+  // Nothing but BeginLeave follows. `file`: that state; empty: it has no residuals.
   void HandOver(std::shared_ptr<HandOverCall> call, std::vector<std::byte> file);
   // `why` becomes the reason of the call, if it has no outcome yet.
   void CancelHandOver(const std::string& why);
@@ -200,6 +202,7 @@ class Runtime final : private EventHandler {
   Away WhereFrom() const;
   void Say(const std::string& what) const;
   void SayAway(Clock::time_point now);
+  absl::Status MayHandOver() const;
   bool MayLookToLeave(absl::Duration waited) const;
   Leaving Left();
   void FollowEnd();

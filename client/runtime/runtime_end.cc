@@ -55,10 +55,24 @@ void Runtime::Fail(const absl::Status& status) {
   Apply(std::move(effects));
 }
 
+absl::Status Runtime::MayHandOver() const {
+  if (absl::Status may = BetweenSteps("Leave"); !may.ok()) return may;
+  return collective_ != nullptr ? InCollective() : absl::OkStatus();
+}
+
+absl::StatusOr<HookState> Runtime::BeginHandOver() {
+  if (absl::Status may = MayHandOver(); !may.ok()) return may;
+  member_.SetLeaving(true);
+  absl::StatusOr<HookState> state = State();
+  if (!state.ok()) member_.SetLeaving(false);
+  return state;
+}
+
 void Runtime::HandOver(std::shared_ptr<HandOverCall> call, std::vector<std::byte> file) {
-  absl::Status may = BetweenSteps("Leave");
-  if (may.ok() && collective_ != nullptr) may = InCollective();
-  if (!may.ok()) return call->outcome.Complete(may);
+  if (absl::Status may = MayHandOver(); !may.ok()) {
+    member_.SetLeaving(false);
+    return call->outcome.Complete(may);
+  }
   hand_over_ = std::move(call);
   if (file.empty() && !member_.has_late()) return CancelHandOver("");
   if (!member_.outlives_daemon() || member_.grouped()) {
@@ -124,8 +138,9 @@ absl::StatusOr<Runtime::Leaving> Runtime::FinishLeave(const absl::Status& answer
   const bool is_left = !leads_ && absl::IsNotFound(answer);
   const bool needs_nobody = member_.outlives_daemon() && (is_left || is_lost);
   if (looks_to_leave_ && !answer.ok()) {
-    Say(absl::StrCat("leaves without a daemon's answer, after ",
-                     absl::FormatDuration(kLooksToLeave), ": ", answer.message()));
+    Say(absl::StrCat("leaves, although no daemon has let it go within ",
+                     absl::FormatDuration(absl::Trunc(waited, absl::Milliseconds(100))), ": ",
+                     answer.message()));
   }
   if (answer.ok() || needs_nobody || looks_to_leave_) return Left();
   leaving_ = false;

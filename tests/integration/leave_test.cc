@@ -1,9 +1,12 @@
 // Members that leave before the others, and what becomes of their residuals. Members are threads.
+#include <array>
 #include <barrier>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -194,6 +197,62 @@ INSTANTIATE_TEST_SUITE_P(All, LeaveTest,
                          [](const ::testing::TestParamInfo<Case>& tested) {
                            return std::string(tested.param.name);
                          });
+
+double SumOf(const std::map<std::string, std::vector<float>>& residuals) {
+  double sum = 0;
+  for (const auto& [name, values] : residuals)
+    sum += std::accumulate(values.begin(), values.end(), 0.0);
+  return sum;
+}
+
+// While one makes a file of its residuals, the other's may come, which would not be in the file.
+TEST(Leave, WhoLeavesJustWhenAnotherDoesLosesNothing) {
+  constexpr int kTries = 6;
+  for (int attempt = 0; attempt < kTries; ++attempt) {
+    server::ServerOptions shrinks;
+    shrinks.on_coordinator_loss = "resume";
+    shrinks.on_member_loss = "shrink";
+    shrinks.shrink_after = absl::Seconds(1);
+    TestDaemon daemon(shrinks);
+    ClientOptions options{.address = daemon.address(),
+                          .session = "leave",
+                          .world_size = 5,
+                          .parameters = {{.name = "u", .shape = {2000, 1000}}},
+                          .join_timeout = absl::Seconds(20),
+                          .step_timeout = absl::Seconds(20)};
+    options.hook = *HookSpec::Parse(kPowerSgd);
+    std::barrier<> all(options.world_size);
+    std::array<double, 5> before{};
+    std::array<double, 5> after{};
+    ExpectAllOk(RunRanks(options, [&](Client& client, int rank) -> absl::Status {
+      for (int step = 0; step < kStepsBefore; ++step) {
+        Gradients gradients(options.parameters);
+        gradients.Fill(rank, step);
+        GradBucket bucket = gradients.Bucket();
+        absl::Status done = client.AllReduce(bucket).Wait();
+        if (done.ok()) done = client.EndStep().status();
+        if (!done.ok()) return done;
+      }
+      before.at(static_cast<std::size_t>(rank)) = SumOf(ResidualsOf(client));
+      all.arrive_and_wait();
+      absl::Status left;
+      if (rank < 2) {
+        // Rank 1 asks rank 0 first, which begins a little later.
+        if (rank == 0) absl::SleepFor(absl::Milliseconds(4 * attempt));
+        const auto given = client.HandOverAndLeave(absl::InfiniteDuration());
+        left = given.status();
+        EXPECT_EQ(given.ok() ? given->reason : "", "");
+      }
+      all.arrive_and_wait();
+      if (rank >= 2) after.at(static_cast<std::size_t>(rank)) = SumOf(ResidualsOf(client));
+      all.arrive_and_wait();
+      return rank < 2 ? left : client.Leave();
+    }));
+    const double sum = std::accumulate(before.begin(), before.end(), 0.0);
+    EXPECT_NEAR(std::accumulate(after.begin(), after.end(), 0.0), sum, 1e-3 * (1 + std::abs(sum)))
+        << "attempt " << attempt;
+  }
+}
 
 // Nobody has begun another step, so that the daemon cannot tell whether the training is over.
 TEST(Leave, AMemberThatIsLostAfterwardsHasASuccessorToo) {

@@ -214,8 +214,9 @@ TEST_F(Ends, WithoutANextDaemonMembersHaveLeftAfterTenSeconds) {
   for (const int rank : {0, 1}) {
     const std::string who = absl::StrCat("gradwire: rank ", rank, " of session \"s\" ");
     EXPECT_THAT(
-        said, AllOf(HasSubstr(absl::StrCat(who, "has lost the daemon at ")),
-                    HasSubstr(absl::StrCat(who, "leaves without a daemon's answer, after 10s: "))));
+        said,
+        AllOf(HasSubstr(absl::StrCat(who, "has lost the daemon at ")),
+              HasSubstr(absl::StrCat(who, "leaves, although no daemon has let it go within 1"))));
   }
   EXPECT_THAT(said, HasSubstr("looks for it or the next one before it leaves"));
 }
