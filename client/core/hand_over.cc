@@ -77,7 +77,7 @@ void ResidualGiving::On(const wire::HandOverAnswer& answer, Effects& effects) {
   if (!open() || answer.id != id_ || answer.rank != heirs_.front()) return;
   if (answer.taken) return End(answer.rank, "", effects);
   if (!answer.refusal.empty()) {
-    // Another one would add them once more, if this one did.
+    // Another one would add them once more, if this one did, and its answer is lost.
     if (may_be_taken_) {
       return End(
           -1,
@@ -97,6 +97,7 @@ void ResidualGiving::On(const wire::HandOverAnswer& answer, Effects& effects) {
 
 void ResidualGiving::Resumed(Effects& effects) {
   if (!open()) return;
+  may_be_taken_ |= sent_ == files_.front().content.size();
   sent_ = received_ = 0;
   SendMore(effects);
 }
@@ -115,7 +116,6 @@ void ResidualGiving::SendMore(Effects& effects) {
                                                  .bytes = size},
                         .payload = wire::OwnedPayload::Make({piece.begin(), piece.end()})});
     sent_ += piece.size();
-    may_be_taken_ |= sent_ == size;
   }
 }
 
@@ -156,8 +156,10 @@ void ResidualTaking::On(const wire::HandOver& piece, const wire::Payload* payloa
   }
   answer.refusal = WhyNot(piece.rank, piece);
   if (!answer.refusal.empty()) return Answer(std::move(answer), effects);
-  Coming& coming = coming_[piece.rank];
-  if (piece.offset == 0) coming = {.id = piece.id};
+  if (piece.offset == 0) coming_.insert_or_assign(piece.rank, Coming{.id = piece.id});
+  const auto found = coming_.find(piece.rank);
+  if (found == coming_.end()) return;
+  Coming& coming = found->second;
   // It follows a piece that was refused, or lost with a stream.
   if (coming.id != piece.id || piece.offset != coming.file.content().size()) return;
   absl::Status added = coming.file.Add(piece.offset, piece.bytes, payload);

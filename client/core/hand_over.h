@@ -62,8 +62,10 @@ class ResidualGiving {
   std::deque<int> heirs_;     // the first one is being asked
   std::uint64_t sent_ = 0;
   std::uint64_t received_ = 0;
-  bool may_be_taken_ = false;  // it has had the last piece, on this stream or an earlier one
-  std::string reasons_;        // why those before it did not
+  // It has had the last piece, and the answer may have been lost with a stream. Pieces and answers
+  // of one way keep their order, so whoever refuses one has not taken the whole.
+  bool may_be_taken_ = false;
+  std::string reasons_;  // why those before it did not
 };
 
 // The side that stays. Not thread-safe. `options`, `hook` and `late` outlive it.
@@ -76,6 +78,8 @@ class ResidualTaking {
           Effects& effects);
   // No bucket is open: adds what has come meanwhile.
   void Add();
+  // The members have gathered: who is still there sends again from the beginning.
+  void ForgetParts() { coming_.clear(); }
   // It takes nothing before it has applied a step: others may apply one in which it has a part, and
   // go on without telling it (Gathering). It would contribute what it has taken once more.
   void SetNewcomer(bool newcomer) { is_newcomer_ = newcomer; }

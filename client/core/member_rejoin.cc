@@ -48,6 +48,7 @@ void Member::Rejoined(std::uint64_t generation) {
   protocol_.BeginAnew();
   collectives_.BeginAnew();
   ledger_.BeginAnew();
+  taking_.ForgetParts();
 }
 
 // What counts of the step is said to this daemon, and by it.

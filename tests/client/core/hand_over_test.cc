@@ -289,6 +289,25 @@ TEST_F(HandOverTest, WhoIsOutOfPatienceKnowsWhoHasAPart) {
   EXPECT_FALSE(giving_.open());
 }
 
+// Pieces were on their way when it began to leave, too.
+TEST_F(HandOverTest, WhoRefusesTheLastPieceHasNotTakenThem) {
+  Begin();
+  std::uint64_t arrived = 0;
+  while (pieces_.back().first.offset + 64 < pieces_.back().first.bytes) {
+    arrived = pieces_.front().first.offset;
+    Answer(*Arrive());
+  }
+  ASSERT_GT(arrived, 0U);
+  takers_[0]->SetClosed(true);
+  Run();
+  ASSERT_TRUE(outcome_.has_value());
+  EXPECT_EQ(outcome_->rank, 1);
+  EXPECT_EQ(outcome_->reason, "");
+  EXPECT_THAT(hooks_[0]->values(), ::testing::Each(1.0F));
+  EXPECT_THAT(hooks_[1]->values(), ::testing::Each(12.0F));
+  EXPECT_THAT(own_.values(), IsEmpty());
+}
+
 // Both may have them: a third one must not get them, too.
 TEST_F(HandOverTest, WhoMayHaveTakenThemIsTheLastOne) {
   Begin();
@@ -298,6 +317,8 @@ TEST_F(HandOverTest, WhoMayHaveTakenThemIsTheLastOne) {
     if (answer->taken) break;
     Answer(*answer);
   }
+  Effects again;
+  giving_.Resumed(again);
   Refuse(0);
   ASSERT_TRUE(outcome_.has_value());
   EXPECT_EQ(outcome_->rank, -1);
@@ -370,6 +391,25 @@ TEST_F(HandOverTest, FewAreTakenAtATime) {
         Refusal(taking, {.id = 1, .rank = rank, .bytes = 40}, std::vector<std::byte>(8)));
   }
   EXPECT_THAT(refusals, ElementsAre("", "", "", "", "rank 0 takes those of 4 other members"));
+}
+
+// They were killed in the middle, or gave up.
+TEST_F(HandOverTest, WhoIsGoneTakesNobodysPlace) {
+  ResidualTaking& taking = *takers_[0];
+  const std::vector<std::byte> piece(8);
+  for (int rank = 1; rank <= 4; ++rank) {
+    EXPECT_EQ(Refusal(taking, {.id = 1, .rank = rank, .bytes = 40}, piece), "");
+  }
+  taking.ForgetParts();
+  // What was under way when they gathered begins nothing.
+  for (int rank = 1; rank <= 4; ++rank) {
+    Effects effects;
+    taking.On({.id = 1, .rank = rank, .offset = 8, .bytes = 40}, nullptr, true, effects);
+    EXPECT_THAT(effects, IsEmpty());
+  }
+  for (int rank = 5; rank <= 8; ++rank) {
+    EXPECT_EQ(Refusal(taking, {.id = 1, .rank = rank, .bytes = 40}, piece), "");
+  }
 }
 
 }  // namespace
