@@ -255,7 +255,11 @@ absl::Status SessionCore::Leave(int rank, std::uint64_t start_id, absl::Time now
   if (membership_.state(rank) == MemberState::kLeft || state_ == State::kFailed) {
     return absl::OkStatus();
   }
-  if (state_ == State::kJoining) {
+  if (state_ == State::kClosed && awaits_successor_) {
+    LeaveRunning(rank, now, effects);
+  } else if (state_ == State::kClosed && step_->outlives_daemon() && options_.world_size > 1) {
+    return CheckOpen();  // the next daemon may need what it knows of the last step
+  } else if (state_ == State::kJoining) {
     rendezvous_->Leave(rank, effects);
   } else if (step_->AwaitsConclusion() && membership_.state(rank) == MemberState::kConnected) {
     leaving_.insert(rank);  // this call has overtaken what the member says on its stream

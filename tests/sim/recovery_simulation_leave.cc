@@ -99,7 +99,12 @@ void RecoverySimulation::LeaveAtEnd(Member& member) {
   Apply(life, std::move(effects));
   if (left.ok()) return NoteGoneAtEnd(member);
   Note(RecoveryCount::kStayedForOthers);
-  if (!absl::IsUnavailable(left)) Violate(absl::StrCat("Leave: ", left.message()));
+  // The next daemon may need it.
+  const bool is_handed_over =
+      absl::IsNotFound(left) && life.session->state() == server::SessionCore::State::kClosed;
+  if (!absl::IsUnavailable(left) && !is_handed_over) {
+    Violate(absl::StrCat("Leave: ", left.message()));
+  }
 }
 
 void RecoverySimulation::GiveUpAtEnd(Member& member) {

@@ -82,6 +82,17 @@ TEST_F(AfterAStep, ALeaverStaysUntilAllHaveHeardTheEnd) {
   EXPECT_TRUE(harness_.Leave(2).ok()) << "again";
 }
 
+// An upgrade at the end of the training: rank 1 may have to hear from the next daemon how its last
+// step ended, and that one from rank 2.
+TEST_F(AfterAStep, ADaemonThatHandsItsSessionsOverLetsNobodyGo) {
+  EXPECT_TRUE(absl::IsUnavailable(harness_.Leave(2)));
+  Effects effects;
+  harness_.session.HandOver(effects);
+  harness_.TakeAll(std::move(effects));
+  EXPECT_EQ(harness_.Leave(2).code(), absl::StatusCode::kNotFound);
+  EXPECT_NE(StateOf(2), MemberState::kLeft);
+}
+
 TEST_F(AfterAStep, WhoLeavesItselfHasHeard) {
   EXPECT_TRUE(absl::IsUnavailable(harness_.Leave(0)));
   EXPECT_TRUE(absl::IsUnavailable(harness_.Leave(1)));
