@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstring>
 #include <string>
+#include <unordered_map>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -40,7 +41,9 @@ bool Add(double factor, const StateTensor& more, bool is_new, StateTensor& own) 
   return finite;
 }
 
-absl::Status AddTensor(double factor, const StateTensor& more, HookState& own) {
+// `places`: of own's tensors, by name.
+absl::Status AddTensor(double factor, const StateTensor& more,
+                       std::unordered_map<std::string, std::size_t>& places, HookState& own) {
   const auto differs = [&](const std::string& what) {
     return Coded(ErrorCode::kStateDiffers, absl::InvalidArgumentError(absl::StrCat(
                                                "residuals: tensor \"", more.name, "\" ", what)));
@@ -48,14 +51,13 @@ absl::Status AddTensor(double factor, const StateTensor& more, HookState& own) {
   if (more.dtype != DType::kFloat32 && more.dtype != DType::kFloat64) {
     return differs(absl::StrCat("is of ", Name(more.dtype), "; allowed: float32, float64"));
   }
-  const auto same =
-      std::ranges::find_if(own.tensors, [&](const StateTensor& t) { return t.name == more.name; });
-  const bool is_new = same == own.tensors.end();
-  if (!is_new && (same->dtype != more.dtype || same->data.size() != more.data.size())) {
+  const auto [place, is_new] = places.emplace(more.name, own.tensors.size());
+  if (is_new) own.tensors.push_back(more);
+  StateTensor& sum = own.tensors[place->second];
+  if (sum.dtype != more.dtype || sum.data.size() != more.data.size()) {
     return differs(absl::StrCat("has ", more.data.size(), " bytes of ", Name(more.dtype), "; ",
-                                same->data.size(), " of ", Name(same->dtype), " are here"));
+                                sum.data.size(), " of ", Name(sum.dtype), " are here"));
   }
-  StateTensor& sum = is_new ? own.tensors.emplace_back(more) : *same;
   const bool finite = more.dtype == DType::kFloat64 ? Add<double>(factor, more, is_new, sum)
                                                     : Add<float>(factor, more, is_new, sum);
   return finite ? absl::OkStatus() : differs("has values that are not finite");
@@ -98,8 +100,12 @@ absl::StatusOr<HookState> AddResiduals(HookState own, const HookState& more) {
                      "residuals: the bucket of parameter \"", key.substr(std::strlen(kBucket)),
                      "\" has other parameters here, so that its padding is another")));
   }
+  std::unordered_map<std::string, std::size_t> places;
+  for (std::size_t i = 0; i < own.tensors.size(); ++i) places.emplace(own.tensors[i].name, i);
   for (const StateTensor& tensor : more.tensors) {
-    if (absl::Status added = AddTensor(*to / *from, tensor, own); !added.ok()) return added;
+    if (absl::Status added = AddTensor(*to / *from, tensor, places, own); !added.ok()) {
+      return added;
+    }
   }
   return own;
 }

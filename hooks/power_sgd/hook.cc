@@ -5,7 +5,10 @@
 #include <cstring>
 #include <map>
 #include <string>
+#include <string_view>
+#include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
@@ -87,40 +90,47 @@ bool IsFinite(const StateTensor& tensor) {
                                          : AllFinite<float>(tensor.data);
 }
 
+using ParametersByName = std::unordered_map<std::string_view, const ParameterSpec*>;
+
+bool IsPadding(const StateTensor& tensor) { return tensor.name.starts_with(kPaddingPrefix); }
+
 // The parameter that a state tensor belongs to, or why it belongs to none.
 absl::StatusOr<const ParameterSpec*> OwnerOf(const StateTensor& tensor,
-                                             std::span<const ParameterSpec> manifest) {
-  for (const ParameterSpec& parameter : manifest) {
-    const bool is_padding = tensor.name == kPaddingPrefix + parameter.name;
-    if (!is_padding && tensor.name != kPrefix + parameter.name) continue;
-    const DType dtype = parameter.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-    // The size of the padding follows from the bucket, which is not known yet. LoadPadding drops
-    // padding that does not fit.
-    const bool fits = is_padding ? tensor.data.size() % ByteSize(dtype) == 0
-                                 : tensor.data.size() == parameter.numel() * ByteSize(dtype);
-    if (tensor.dtype != dtype || !fits) {
-      return Coded(ErrorCode::kStateDiffers,
-                   absl::InvalidArgumentError(
-                       absl::StrCat("state: tensor \"", tensor.name, "\" has ", tensor.data.size(),
-                                    " bytes of ", Name(tensor.dtype), "; the parameter takes ",
-                                    parameter.numel() * ByteSize(dtype), " of ", Name(dtype))));
-    }
-    if (!IsFinite(tensor)) {
-      return Coded(ErrorCode::kStateFile,
-                   absl::InvalidArgumentError(absl::StrCat("state: tensor \"", tensor.name,
-                                                           "\" has values that are not finite")));
-    }
-    return &parameter;
+                                             const ParametersByName& parameters) {
+  const std::string_view prefix = IsPadding(tensor) ? kPaddingPrefix : kPrefix;
+  const auto found = tensor.name.starts_with(prefix)
+                         ? parameters.find(std::string_view(tensor.name).substr(prefix.size()))
+                         : parameters.end();
+  if (found == parameters.end()) {
+    return Coded(ErrorCode::kStateDiffers, absl::InvalidArgumentError(absl::StrCat(
+                                               "state: tensor \"", tensor.name,
+                                               "\" belongs to no parameter of this session")));
   }
-  return Coded(ErrorCode::kStateDiffers,
-               absl::InvalidArgumentError(absl::StrCat(
-                   "state: tensor \"", tensor.name, "\" belongs to no parameter of this session")));
+  const ParameterSpec& parameter = *found->second;
+  const DType dtype = parameter.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+  // The size of the padding follows from the bucket, which is not known yet. LoadPadding drops
+  // padding that does not fit.
+  const bool fits = IsPadding(tensor) ? tensor.data.size() % ByteSize(dtype) == 0
+                                      : tensor.data.size() == parameter.numel() * ByteSize(dtype);
+  if (tensor.dtype != dtype || !fits) {
+    return Coded(ErrorCode::kStateDiffers,
+                 absl::InvalidArgumentError(
+                     absl::StrCat("state: tensor \"", tensor.name, "\" has ", tensor.data.size(),
+                                  " bytes of ", Name(tensor.dtype), "; the parameter takes ",
+                                  parameter.numel() * ByteSize(dtype), " of ", Name(dtype))));
+  }
+  if (!IsFinite(tensor)) {
+    return Coded(ErrorCode::kStateFile,
+                 absl::InvalidArgumentError(absl::StrCat("state: tensor \"", tensor.name,
+                                                         "\" has values that are not finite")));
+  }
+  return &parameter;
 }
 
 template <class T>
 void Take(const StateTensor& tensor, const ParameterSpec& parameter, const HookState& from,
           MemberState<T>& state) {
-  const bool is_padding = tensor.name.starts_with(kPaddingPrefix);
+  const bool is_padding = IsPadding(tensor);
   DeviceVector<T>& residual = is_padding ? state.padding(parameter.name).residual
                                          : state.parameter(parameter.name).residual;
   residual.Upload(tensor.data.data(), tensor.data.size() / sizeof(T));
@@ -198,16 +208,21 @@ class PowerSgdHook : public HookBase {
                                               "state: loss_scale \"", text("loss_scale"),
                                               "\" is not allowed; allowed: above 0")));
     }
+    ParametersByName parameters;
+    for (const ParameterSpec& parameter : manifest) parameters.emplace(parameter.name, &parameter);
+    std::vector<const ParameterSpec*> owners;
     for (const StateTensor& tensor : state.tensors) {
-      auto owner = OwnerOf(tensor, manifest);
+      const auto owner = OwnerOf(tensor, parameters);
       if (!owner.ok()) return owner.status();
+      owners.push_back(*owner);
     }
     // Everything is checked, so nothing below can fail, short of the device itself: a refused
     // state changes nothing.
     floats_.ForgetResiduals();
     doubles_.ForgetResiduals();
-    for (const StateTensor& tensor : state.tensors) {
-      const ParameterSpec& parameter = **OwnerOf(tensor, manifest);
+    for (std::size_t i = 0; i < owners.size(); ++i) {
+      const StateTensor& tensor = state.tensors[i];
+      const ParameterSpec& parameter = *owners[i];
       if (tensor.dtype == DType::kFloat64) {
         Take(tensor, parameter, state, doubles_);
       } else {
