@@ -337,7 +337,7 @@ std::vector<Setting> ProcessSettings() {
       {.name = "drain-timeout",
        .key = "drain_timeout",
        .placeholder = "DURATION",
-       .help = "Time for running sessions to finish after SIGTERM",
+       .help = "Time for sessions that end with the daemon to finish after SIGTERM",
        .field = At<&Options::drain_timeout>,
        .reloadable = true},
       // Of the parent that holds the pipe. In a file it would end every daemon that a service

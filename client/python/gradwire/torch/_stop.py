@@ -11,7 +11,8 @@ class StopSignal:
     Schedulers and clouds send it before they take a host away. One that comes `again_after` seconds after
     the first, or later, does what it would have done without this; those before count as the first, since
     torchrun hands SIGTERM on to processes that systemd or a shutdown has sent it already. Make it in the
-    main thread.
+    main thread. Python handles signals between two of its own instructions: while the main thread waits in
+    torch or Gradwire for other members, nothing happens, not even at the second signal.
     """
 
     def __init__(self, *signals: int, again_after: float = 5.0) -> None:
