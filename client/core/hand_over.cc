@@ -61,7 +61,7 @@ void ResidualGiving::BeginNext(Effects& effects) {
   if (files_.empty()) return effects.push_back(outcome_);
   heirs_.assign(members_.begin(), members_.end());
   sent_ = received_ = 0;
-  may_be_taken_ = false;
+  may_be_taken_ = has_begun_anew_ = false;
   reasons_.clear();
   if (heirs_.empty()) return End(-1, "no other member is there", effects);
   SendMore(effects);
@@ -78,7 +78,7 @@ void ResidualGiving::On(const wire::HandOverAnswer& answer, Effects& effects) {
   if (answer.taken) return End(answer.rank, "", effects);
   if (!answer.refusal.empty()) {
     // Another one would add them once more, if this one did, and its answer is lost.
-    if (may_be_taken_) {
+    if (may_be_taken_ || (has_begun_anew_ && HasSentAll())) {
       return End(
           -1,
           absl::StrCat("perhaps rank ", answer.rank, " has them; it answered: ", answer.refusal),
@@ -86,6 +86,7 @@ void ResidualGiving::On(const wire::HandOverAnswer& answer, Effects& effects) {
     }
     absl::StrAppend(&reasons_, reasons_.empty() ? "" : "; ", answer.refusal);
     heirs_.pop_front();
+    has_begun_anew_ = false;
     if (heirs_.empty()) return End(-1, reasons_, effects);
     sent_ = received_ = 0;
     return SendMore(effects);
@@ -97,10 +98,13 @@ void ResidualGiving::On(const wire::HandOverAnswer& answer, Effects& effects) {
 
 void ResidualGiving::Resumed(Effects& effects) {
   if (!open()) return;
-  may_be_taken_ |= sent_ == files_.front().content.size();
+  may_be_taken_ |= HasSentAll();
+  has_begun_anew_ = true;
   sent_ = received_ = 0;
   SendMore(effects);
 }
+
+bool ResidualGiving::HasSentAll() const { return sent_ == files_.front().content.size(); }
 
 void ResidualGiving::SendMore(Effects& effects) {
   const std::vector<std::byte>& file = files_.front().content;

@@ -46,6 +46,7 @@ class ResidualGiving {
   // The next file, or the end.
   void BeginNext(Effects& effects);
   void SendMore(Effects& effects);
+  bool HasSentAll() const;
   void End(int rank, const std::string& reason, Effects& effects);
 
   const MemberOptions& options_;
@@ -62,9 +63,11 @@ class ResidualGiving {
   std::deque<int> heirs_;     // the first one is being asked
   std::uint64_t sent_ = 0;
   std::uint64_t received_ = 0;
-  // It has had the last piece, and the answer may have been lost with a stream. Pieces and answers
-  // of one way keep their order, so whoever refuses one has not taken the whole.
+  // The heir has had the last piece, and the answer may have been lost with a stream.
   bool may_be_taken_ = false;
+  // A refusal may be one of pieces that were sent before. Without that, pieces and answers keep
+  // their order, so that whoever refuses one has not taken the whole.
+  bool has_begun_anew_ = false;
   std::string reasons_;  // why those before it did not
 };
 

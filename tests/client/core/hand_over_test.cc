@@ -308,6 +308,21 @@ TEST_F(HandOverTest, WhoRefusesTheLastPieceHasNotTakenThem) {
   EXPECT_THAT(own_.values(), IsEmpty());
 }
 
+// It is that of a piece from before the stream broke; since then the heir may have opened again,
+// and taken the whole.
+TEST_F(HandOverTest, ALateRefusalIsNotOneOfWhatWasSentSince) {
+  Begin();
+  Effects again;
+  giving_.Resumed(again);
+  pieces_.clear();
+  Take(again);
+  while (pieces_.back().first.offset + 64 < pieces_.back().first.bytes) Answer(*Arrive());
+  Refuse(0);
+  ASSERT_TRUE(outcome_.has_value());
+  EXPECT_EQ(outcome_->rank, -1);
+  EXPECT_THAT(outcome_->reason, HasSubstr("perhaps rank 0 has them"));
+}
+
 // Both may have them: a third one must not get them, too.
 TEST_F(HandOverTest, WhoMayHaveTakenThemIsTheLastOne) {
   Begin();
