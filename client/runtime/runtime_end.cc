@@ -70,7 +70,8 @@ absl::StatusOr<HookState> Runtime::BeginHandOver() {
 
 void Runtime::HandOver(std::shared_ptr<HandOverCall> call, std::vector<std::byte> file) {
   if (absl::Status may = MayHandOver(); !may.ok()) {
-    member_.SetLeaving(false);
+    const bool leaves = hand_over_ != nullptr || leaving_ || looks_to_leave_;  // another call
+    if (!leaves) member_.SetLeaving(false);
     return call->outcome.Complete(may);
   }
   hand_over_ = std::move(call);

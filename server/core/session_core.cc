@@ -257,7 +257,8 @@ absl::Status SessionCore::Leave(int rank, std::uint64_t start_id, absl::Time now
   }
   if (state_ == State::kClosed && awaits_successor_) {
     LeaveRunning(rank, now, effects);
-  } else if (state_ == State::kClosed && step_->outlives_daemon() && options_.world_size > 1) {
+  } else if (state_ == State::kClosed && step_->outlives_daemon() &&
+             membership_.Staying().size() > 1) {
     return CheckOpen();  // the next daemon may need what it knows of the last step
   } else if (state_ == State::kJoining) {
     rendezvous_->Leave(rank, effects);

@@ -93,6 +93,15 @@ TEST_F(AfterAStep, ADaemonThatHandsItsSessionsOverLetsNobodyGo) {
   EXPECT_NE(StateOf(2), MemberState::kLeft);
 }
 
+TEST_F(AfterAStep, TheLastOneMayLeaveADaemonThatHandsItsSessionsOver) {
+  for (const int rank : {0, 1, 2}) SayStep(rank, 1);
+  for (const int rank : {0, 1}) EXPECT_TRUE(harness_.Leave(rank).ok());
+  Effects effects;
+  harness_.session.HandOver(effects);
+  harness_.TakeAll(std::move(effects));
+  EXPECT_TRUE(harness_.Leave(2).ok());
+}
+
 TEST_F(AfterAStep, WhoLeavesItselfHasHeard) {
   EXPECT_TRUE(absl::IsUnavailable(harness_.Leave(0)));
   EXPECT_TRUE(absl::IsUnavailable(harness_.Leave(1)));
