@@ -202,7 +202,7 @@ class Runtime final : private EventHandler {
   Away WhereFrom() const;
   void Say(const std::string& what) const;
   void SayAway(Clock::time_point now);
-  absl::Status MayHandOver() const;
+  absl::Status MayBeginLeave() const;
   bool MayLookToLeave(absl::Duration waited) const;
   Leaving Left();
   void FollowEnd();

@@ -55,13 +55,13 @@ void Runtime::Fail(const absl::Status& status) {
   Apply(std::move(effects));
 }
 
-absl::Status Runtime::MayHandOver() const {
+absl::Status Runtime::MayBeginLeave() const {
   if (absl::Status may = BetweenSteps("Leave"); !may.ok()) return may;
   return collective_ != nullptr ? InCollective() : absl::OkStatus();
 }
 
 absl::StatusOr<HookState> Runtime::BeginHandOver() {
-  if (absl::Status may = MayHandOver(); !may.ok()) return may;
+  if (absl::Status may = MayBeginLeave(); !may.ok()) return may;
   member_.SetLeaving(true);
   absl::StatusOr<HookState> state = State();
   if (!state.ok()) member_.SetLeaving(false);
@@ -69,7 +69,7 @@ absl::StatusOr<HookState> Runtime::BeginHandOver() {
 }
 
 void Runtime::HandOver(std::shared_ptr<HandOverCall> call, std::vector<std::byte> file) {
-  if (absl::Status may = MayHandOver(); !may.ok()) {
+  if (absl::Status may = MayBeginLeave(); !may.ok()) {
     const bool leaves = hand_over_ != nullptr || leaving_ || looks_to_leave_;  // another call
     if (!leaves) member_.SetLeaving(false);
     return call->outcome.Complete(may);
@@ -109,8 +109,7 @@ absl::StatusOr<Runtime::Leaving> Runtime::BeginLeave(absl::Duration waited) {
   // Let go meanwhile. Its last call is for the daemon's audit log.
   if (leaving_ && connection_->ended_well()) return Leaving::kAsks;
   if (!leaving_ && !looks_to_leave_) {
-    if (absl::Status may = BetweenSteps("Leave"); !may.ok()) return may;
-    if (collective_ != nullptr) return InCollective();
+    if (absl::Status may = MayBeginLeave(); !may.ok()) return may;
     member_.SetLeaving(true);
   }
   leaving_ = !MayLookToLeave(waited) || WhereFrom() == Away::kNot;
