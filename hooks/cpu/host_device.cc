@@ -4,7 +4,6 @@
 #include <array>
 #include <cstring>
 #include <new>
-#include <numeric>
 #include <type_traits>
 #include <vector>
 
@@ -18,25 +17,6 @@ namespace {
 
 constexpr std::size_t kBlock = 1024;  // elements converted at a time
 constexpr std::align_val_t kAlignment{64};
-
-// Sums in fp64, since squares of float gradients exceed float's range from 1.8e19 on. Eight
-// independent sums let the compiler vectorize without reordering additions (no -ffast-math).
-template <class T>
-double SumOfSquares(std::span<const T> values) {
-  std::array<double, 8> lanes{};
-  std::size_t i = 0;
-  for (; i + lanes.size() <= values.size(); i += lanes.size()) {
-    for (std::size_t lane = 0; lane < lanes.size(); ++lane) {
-      const auto value = static_cast<double>(values[i + lane]);
-      lanes[lane] += value * value;
-    }
-  }
-  double sum = std::accumulate(lanes.begin(), lanes.end(), 0.0);
-  for (; i < values.size(); ++i) {
-    sum += static_cast<double>(values[i]) * static_cast<double>(values[i]);
-  }
-  return sum;
-}
 
 // `precise` is scratch memory, in which the columns lie one after the other.
 template <class T>
@@ -86,7 +66,7 @@ class HostLowRank final : public LowRankMath<T> {
   }
 
   void AddSquares(std::size_t numel, const T* values, double* sum) override {
-    *sum += SumOfSquares(std::span(values, numel));
+    *sum += cpu::SumOfSquares(numel, values);
   }
 
   void RoundTo(DType wire, std::size_t numel, T* values) override {

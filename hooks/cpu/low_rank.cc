@@ -20,7 +20,6 @@ struct Passes {
   void (*add_and_multiply)(LowRankShape, T* matrix, const T* residual, const T* q, T* p);
   void (*transpose_multiply)(LowRankShape, const T* matrix, const T* p, T* q);
   void (*reconstruct)(LowRankShape, T* matrix, const T* p, const T* q, T* residual);
-  void (*add)(std::size_t numel, T* into, const T* from);
 };
 
 }  // namespace gradwire::cpu
@@ -41,6 +40,13 @@ using One = hn::CappedTag<T, 1>;
 // repeatedly. A block is also short enough for sums in T; the sums of blocks are added in fp64.
 constexpr std::size_t kBlockCols = 256;
 
+// Prefetches the same place of the next block: where rows take turns by blocks, the processor's own
+// prefetcher falls behind. Past the end of M it does nothing.
+template <class T>
+HWY_INLINE void PrefetchNextBlock(const T* at) {
+  hwy::Prefetch(at + kBlockCols);
+}
+
 // ---- AddAndMultiply
 //
 // P = (M + R) Q, for kDotRows rows at a time, so that each load of q serves several rows. The first
@@ -54,6 +60,8 @@ template <bool kAdd, class D, class T>
 HWY_INLINE hn::Vec<D> LoadAdded(D d, T* m, const T* residual, std::size_t at) {
   auto v = hn::LoadU(d, m + at);
   if constexpr (kAdd) {
+    PrefetchNextBlock(m + at);
+    PrefetchNextBlock(residual + at);
     v = hn::Add(v, hn::LoadU(d, residual + at));
     hn::StoreU(v, d, m + at);
   }
@@ -161,7 +169,7 @@ constexpr std::size_t kTileNumel = 4096;  // elements of Q: both arrays of sums 
 // sums[i] += the kRows rows of m, each times its element of column p.
 // Two chains of multiply-adds (s and t) hide their latency. One load and one store of `sums` serve
 // kRows rows, since these would otherwise dominate.
-template <std::size_t kRows, class D, class T>
+template <std::size_t kRows, bool kFirst, class D, class T>
 HWY_INLINE std::size_t AxpyFrom(D d, std::size_t i, std::size_t end, std::size_t cols, const T* m,
                                 const T* p, std::size_t rank, T* sums) {
   const std::size_t lanes = hn::Lanes(d);
@@ -170,6 +178,9 @@ HWY_INLINE std::size_t AxpyFrom(D d, std::size_t i, std::size_t end, std::size_t
   const T p4 = weight(4), p5 = weight(5), p6 = weight(6), p7 = weight(7);
   for (; i + lanes <= end; i += lanes) {
     const T* at = m + i;
+    if constexpr (kFirst) {
+      for (std::size_t j = 0; j < kRows; ++j) PrefetchNextBlock(at + j * cols);
+    }
     auto s = hn::Mul(hn::Set(d, p0), hn::LoadU(d, at));
     if constexpr (kRows == 8) {
       auto t = hn::Mul(hn::Set(d, p1), hn::LoadU(d, at + cols));
@@ -186,12 +197,12 @@ HWY_INLINE std::size_t AxpyFrom(D d, std::size_t i, std::size_t end, std::size_t
   return i;
 }
 
-template <std::size_t kRows, class T>
+template <std::size_t kRows, bool kFirst, class T>
 HWY_INLINE void AxpyBlock(std::size_t cols, std::size_t begin, std::size_t end, const T* m,
                           const T* p, std::size_t rank, T* sums) {
   const std::size_t done =
-      AxpyFrom<kRows>(hn::ScalableTag<T>(), begin, end, cols, m, p, rank, sums);
-  AxpyFrom<kRows>(One<T>(), done, end, cols, m, p, rank, sums);
+      AxpyFrom<kRows, kFirst>(hn::ScalableTag<T>(), begin, end, cols, m, p, rank, sums);
+  AxpyFrom<kRows, kFirst>(One<T>(), done, end, cols, m, p, rank, sums);
 }
 
 template <class D, class T>
@@ -236,10 +247,12 @@ HWY_INLINE void TransposeTile(LowRankShape shape, std::size_t first, std::size_t
         const std::size_t end = std::min(begin + kBlockCols, width);
         for (std::size_t k = 0; k < ranks; ++k) {
           T* at = sums + k * width;
-          if (whole) {
-            AxpyBlock<kAxpyRows>(shape.cols, begin, end, m, weights + k, shape.rank, at);
+          if (!whole) {
+            AxpyBlock<1, false>(shape.cols, begin, end, m, weights + k, shape.rank, at);
+          } else if (k == 0) {
+            AxpyBlock<kAxpyRows, true>(shape.cols, begin, end, m, weights, shape.rank, at);
           } else {
-            AxpyBlock<1>(shape.cols, begin, end, m, weights + k, shape.rank, at);
+            AxpyBlock<kAxpyRows, false>(shape.cols, begin, end, m, weights + k, shape.rank, at);
           }
         }
       }
@@ -302,6 +315,7 @@ HWY_INLINE hn::Vec<D> Product(D d, const ReconstructRow<T>& row, const T* q) {
 template <Residual kResidual, class D, class T>
 HWY_INLINE void StoreBoth(D d, const ReconstructRow<T>& row, std::size_t i, hn::Vec<D> x) {
   if constexpr (kResidual != Residual::kNone) {
+    PrefetchNextBlock(row.m + i);
     const auto rest = hn::Sub(hn::LoadU(d, row.m + i), x);
     if constexpr (kResidual == Residual::kStreamed) {
       hn::Stream(rest, d, row.residual + i);
@@ -383,24 +397,9 @@ void ReconstructPass(LowRankShape shape, T* matrix, const T* p, const T* q, T* r
   hwy::FlushStream();
 }
 
-// ---- Add
-
-template <class D, class T>
-HWY_INLINE std::size_t AddFrom(D d, std::size_t i, std::size_t numel, T* into, const T* from) {
-  const std::size_t lanes = hn::Lanes(d);
-  for (; i + lanes <= numel; i += lanes) LoadAdded<true>(d, into, from, i);
-  return i;
-}
-
-template <class T>
-void AddPass(std::size_t numel, T* into, const T* from) {
-  const std::size_t done = AddFrom(hn::ScalableTag<T>(), 0, numel, into, from);
-  AddFrom(One<T>(), done, numel, into, from);
-}
-
 template <class T>
 Passes<T> PassesOf() {
-  return {AddAndMultiplyPass<T>, TransposeMultiplyPass<T>, ReconstructPass<T>, AddPass<T>};
+  return {AddAndMultiplyPass<T>, TransposeMultiplyPass<T>, ReconstructPass<T>};
 }
 Passes<float> FloatPasses() { return PassesOf<float>(); }
 Passes<double> DoublePasses() { return PassesOf<double>(); }
@@ -442,19 +441,12 @@ void ReconstructAndSubtract(LowRankShape shape, T* matrix, const T* p, const T* 
   BestPasses<T>().reconstruct(shape, matrix, p, q, residual);
 }
 
-template <class T>
-void Add(std::size_t numel, T* into, const T* from) {
-  BestPasses<T>().add(numel, into, from);
-}
-
 template void AddAndMultiply(LowRankShape, float*, const float*, const float*, float*);
 template void AddAndMultiply(LowRankShape, double*, const double*, const double*, double*);
 template void TransposeMultiply(LowRankShape, const float*, const float*, float*);
 template void TransposeMultiply(LowRankShape, const double*, const double*, double*);
 template void ReconstructAndSubtract(LowRankShape, float*, const float*, const float*, float*);
 template void ReconstructAndSubtract(LowRankShape, double*, const double*, const double*, double*);
-template void Add(std::size_t, float*, const float*);
-template void Add(std::size_t, double*, const double*);
 
 }  // namespace gradwire::cpu
 #endif  // HWY_ONCE

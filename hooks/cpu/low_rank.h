@@ -28,4 +28,9 @@ void ReconstructAndSubtract(LowRankShape shape, T* matrix, const T* p, const T* 
 template <class T>
 void Add(std::size_t numel, T* into, const T* from);
 
+// The sum of squares, in fp64, since those of float gradients exceed float's range from 1.8e19 on.
+// Targets add in different orders, so the last bits differ.
+template <class T>
+double SumOfSquares(std::size_t numel, const T* values);
+
 }  // namespace gradwire::cpu

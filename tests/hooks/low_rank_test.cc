@@ -284,6 +284,30 @@ TEST_P(LowRankTest, Adds) {
   ExpectSameBits(expected, into, "float");
 }
 
+template <class T>
+void ExpectSumOfSquares(std::size_t numel, double scale) {
+  Guarded<T> values(numel, 1);
+  long double expected = 0;
+  for (std::size_t i = 0; i < numel; ++i) {
+    values.data()[i] = static_cast<T>(values[i] * scale);
+    expected += static_cast<long double>(values[i]) * values[i];
+  }
+  // A rounding of each square and of each sum.
+  const double tolerance = static_cast<double>(2 * numel) * 0x1p-53 * static_cast<double>(expected);
+  EXPECT_NEAR(cpu::SumOfSquares<T>(numel, values.data()), static_cast<double>(expected), tolerance)
+      << numel;
+}
+
+TEST_P(LowRankTest, SumsSquares) {
+  for (std::size_t numel = 0; numel < 150; ++numel) {
+    ExpectSumOfSquares<float>(numel, 1);
+    ExpectSumOfSquares<double>(numel, 1);
+  }
+  // Their squares are infinite in float.
+  ExpectSumOfSquares<float>(100001, 1e30);
+  ExpectSumOfSquares<double>(100001, 1e100);
+}
+
 INSTANTIATE_TEST_SUITE_P(Targets, LowRankTest, testing::ValuesIn(cpu::SupportedTargets()),
                          [](const auto& param_info) { return param_info.param.name; });
 
