@@ -153,7 +153,8 @@ class Places {
                                                 .map = map_,
                                                 .link = exchange_->LinkOf(i),
                                                 .ranks = std::max(leaf_.wish.ranks, 1),
-                                                .gradients = gradients_}));
+                                                .gradients = gradients_,
+                                                .window = window_}));
     exchange_->SetShard(i, shards_.back().get());
   }
 
@@ -174,6 +175,7 @@ class Places {
   const std::shared_ptr<const ShardMap> map_;
   const std::uint64_t start_id_ = DrawStartId();
   const std::shared_ptr<GradientMemory> gradients_ = std::make_shared<GradientMemory>();
+  const std::shared_ptr<SendWindow> window_ = std::make_shared<SendWindow>();
   int rank_ = -1;
   std::int64_t step_ = 0;
   std::uint64_t life_ = 0;  // of the session, where it gathers

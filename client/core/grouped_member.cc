@@ -32,6 +32,8 @@ absl::Status GroupedMember::WithOutcome(absl::Status status) const {
   return member_->WithOutcome(std::move(status));
 }
 
+void GroupedMember::SetWindow(std::uint32_t chunks) { member_->SetWindow(chunks); }
+
 bool GroupedMember::has_chunks() const { return member_->has_chunks(); }
 
 std::optional<std::uint32_t> GroupedMember::BucketId(const GradBucket& bucket) const {

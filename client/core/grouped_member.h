@@ -85,6 +85,7 @@ class GroupedMember {
   std::uint64_t lineage() const;
   bool shrinks() const;
   bool awaits_welcome() const;
+  void SetWindow(std::uint32_t chunks);
   bool has_chunks() const;
   void SendNext(Effects& effects);
   void SayReady(Verdict verdict, std::uint64_t digest, Effects& effects);

@@ -16,6 +16,7 @@ StepProtocol::StepProtocol(const MemberOptions& options, OpenStep& step)
       step_(step),
       contributor_(options.rank),
       contributors_(options.world_size),
+      window_(options.window_chunks),
       eager_(options.eager_bytes) {}
 
 RoundContext StepProtocol::context() const {
@@ -116,7 +117,7 @@ bool StepProtocol::MaySend(const Bucket& bucket) const {
   const BucketRun& run = *bucket.run;
   return bucket.granted && run.has_unsent() && !run.options().missed &&
          (bucket.ahead || IsActive(Mutant::kWindowExceeded) ||
-          run.layout().InWindow(run.sent(), run.received(), options_.window_chunks));
+          run.layout().InWindow(run.sent(), run.received(), window_));
 }
 
 void StepProtocol::SendChunk(Bucket& bucket, Effects& effects) {

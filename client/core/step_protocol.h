@@ -32,6 +32,7 @@ class StepProtocol {
     contributor_ = group;
     contributors_ = groups;
     has_shares_ = true;
+    window_ = options_.window_chunks;
   }
 
   // The members whose mean it is, and this one's place among them. Before the open step's first
@@ -86,6 +87,10 @@ class StepProtocol {
   bool MayHaveResults() const;
   bool has_contributed() const { return contributed_; }
 
+  // As Member::SetWindow.
+  void SetWindow(std::uint32_t chunks) {
+    if (!has_shares_) window_ = chunks;
+  }
   // Member::has_chunks.
   bool has_chunks() const { return !sending_.empty(); }
   void SendNext(Effects& effects);
@@ -131,6 +136,7 @@ class StepProtocol {
   int contributor_;  // what the hook takes for its rank and the world
   int contributors_;
   bool has_shares_ = false;  // its buckets are not those of all members
+  std::uint32_t window_;
   EagerSending eager_;
   DrawPlanSending draw_plan_;
   std::optional<std::uint64_t> parameters_;           // their digest, in the open step

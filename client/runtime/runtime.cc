@@ -102,7 +102,8 @@ Runtime::Runtime(ClientOptions options, Joined joined, std::uint64_t start_id, M
       connection_(std::make_unique<DaemonConnection>(options_.address, membership_, start_id_,
                                                      events_, poller_)),
       given_address_(std::move(joined.given_address)),
-      wish_(std::move(joined.wish)) {
+      wish_(std::move(joined.wish)),
+      times_(std::move(shard.window), membership_.window_chunks) {
   if (membership_.leaf) member_.SetNode(options_.local_rank, options_.local_world_size);
   ranks_now_.resize(static_cast<std::size_t>(options_.world_size));
   std::iota(ranks_now_.begin(), ranks_now_.end(), 0);
@@ -219,7 +220,9 @@ void Runtime::OnOneFrame(absl::StatusOr<wire::Frame> received) {
   Effects effects;
   const Clock::time_point before = Clock::now();
   const bool awaits = member_.awaits_welcome();
-  if (std::holds_alternative<wire::Result>(received->header)) {
+  if (const auto* result = std::get_if<wire::Result>(&received->header)) {
+    times_.Received(*result, before);
+    member_.SetWindow(times_.chunks());
     received->payload = device_.OnDevice(std::move(received->payload));
   }
   member_.Receive(*received, effects);

@@ -304,6 +304,7 @@ class Runtime final : private EventHandler {
   std::optional<Clock::time_point> away_since_;  // it looks for a daemon, or waits at it for others
   std::optional<Away> said_;
   std::uint64_t tries_ = 0;   // of rejoin_, to know its answer
+  ChunkTimes times_;          // of chunks that travel in the stream
   std::uint64_t stream_ = 0;  // counts them: what was encoded for one is not sent on another
   std::unique_ptr<SharedMemory> memory_;  // of the stream; null: payloads travel in it
   Ticket next_ticket_ = 1;

@@ -23,6 +23,7 @@ constexpr std::chrono::seconds kRejoinAttachTimeout(2);
 // Attachments live as long as their stream, so each new stream needs another one.
 void Runtime::OpenStream(std::shared_ptr<grpc::Channel> channel) {
   ++stream_;
+  times_.Reset();
   memory_.reset();
   if (options_.shared_memory && !device_.on_gpu() && membership_.memory_bytes > 0 &&
       tls::IsUnixSocket(options_.address)) {
@@ -157,6 +158,7 @@ void Runtime::On(SendChunkEffect& effect) {
       return connection_->Send(*std::move(effect.announce), std::move(payload));
     }
     if (sends_digests_) effect.header.digest = wire::Digest(payload.get());
+    if (!effect.header.shared) times_.Sent(effect.header, Clock::now());
     connection_->Send(effect.header, std::move(payload));
   };
   if (IsActive(DeviceMutant::kChunkSentEarly)) return send();

@@ -11,6 +11,7 @@
 #include "client/core/effects.h"
 #include "client/core/shard_losses.h"
 #include "client/memory/gradient_memory.h"
+#include "client/runtime/send_window.h"
 #include "hooks/shard_map.h"
 #include "proto/wire/roster.h"
 
@@ -49,6 +50,7 @@ struct ShardPlace {
   // Of all shards of the member: whichever daemons are on this host map the same gradients, and
   // each writes its own part of a result there. Null: the runtime's own.
   std::shared_ptr<GradientMemory> gradients = {};
+  std::shared_ptr<SendWindow> window = std::make_shared<SendWindow>();  // of all shards
 };
 
 }  // namespace gradwire::client

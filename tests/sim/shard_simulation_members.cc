@@ -15,6 +15,11 @@ void ShardSimulation::Deliver(Link& link, const wire::Frame& frame) {
   const auto* restart = std::get_if<wire::Restart>(&frame.header);
   if (restart != nullptr && restart->step > link.core->step()) Note(ShardCount::kEarlyRestarts);
   link.hook->AllowCommit(done != nullptr && done->verdict == Verdict::kApply && link.shard() == 0);
+  // As the client does where chunks wait on the way.
+  if (random_.Percent(10)) {
+    const int most = static_cast<int>(link.daemon->session->options().window_chunks);
+    link.core->SetWindow(static_cast<std::uint32_t>(random_.Between(1, most)));
+  }
   client::Effects effects;
   link.core->Receive(frame, effects);
   link.hook->AllowCommit(false);

@@ -234,6 +234,11 @@ void Simulation::OnFrame(Process& process, const wire::Frame& frame, const Place
     Note(Count::kSharedStateFrames);
   }
   if (checker_.violated()) return;
+  // As the client does where chunks wait on the way.
+  if (random_.Percent(10)) {
+    process.member->SetWindow(static_cast<std::uint32_t>(
+        random_.Between(1, static_cast<int>(scenario_.options.window_chunks))));
+  }
   client::Effects effects;
   AllowCommit(process, commits);
   process.member->Receive(frame, effects);

@@ -95,6 +95,27 @@ TEST_F(ProtocolTest, SendsNothingBeforeItsGrantAndThenTheWindow) {
   EXPECT_THAT(Drain<SendChunkEffect>(), IsEmpty());
 }
 
+TEST_F(ProtocolTest, ASmallerWindowHoldsUntilItGrows) {
+  protocol_->SetWindow(1);
+  ASSERT_TRUE(Start({1}).ok());
+  Grant(1);
+  EXPECT_THAT(Drain<SendChunkEffect>(), SizeIs(1));
+  protocol_->SetWindow(2);
+  EXPECT_THAT(Drain<SendChunkEffect>(), IsEmpty()) << "before a result";
+  Result(1, 0);
+  EXPECT_THAT(Drain<SendChunkEffect>(), SizeIs(2));
+}
+
+// A leaf has no result before it has all chunks, so those must all go out.
+TEST_F(ProtocolTest, MembersOfAGroupKeepTheirWindow) {
+  protocol_->SetWindow(1);
+  protocol_->SetGroup(0, 1);
+  protocol_->SetWindow(1);
+  ASSERT_TRUE(Start({1}).ok());
+  Grant(1);
+  EXPECT_THAT(Drain<SendChunkEffect>(), SizeIs(2));
+}
+
 TEST_F(ProtocolTest, RoundsWithoutElementsArePassedOverAtOnce) {
   RecordingHook hook(true);
   Reset(hook);

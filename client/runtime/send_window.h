@@ -1,0 +1,85 @@
+// How many chunks of a round a member sends beyond the results that it has: at most as many as the
+// session allows, and fewer where more would only wait in queues on the way.
+//
+// On a slow link the windows of all connections together are more than routers keep: packets are
+// lost, and links idle until TCP has sent them again. A chunk's time from contribution to result
+// says how long the queues are: what exceeds the least of these times is waiting, and as much of it
+// falls to each chunk of the window as the link needs for one. The window is what fits into a
+// target. A time in which a slower member is waited for looks the same; then a smaller window costs
+// nothing.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "base/sync.h"
+#include "proto/wire/frame.h"
+
+namespace gradwire::client {
+
+// One for all daemons of a session, since with different windows some shards would fall behind
+// others, and links would be idle while the last one finishes. Thread-safe.
+class SendWindow {
+ public:
+  using TimePoint = std::chrono::steady_clock::time_point;
+  using Duration = TimePoint::duration;
+
+  // Routers keep about 100 ms, contributions and results wait in one each, and a part of the time
+  // is that of other members.
+  static constexpr Duration kTarget = std::chrono::milliseconds(150);
+  // One chunk is on its way while another one's result is.
+  static constexpr std::uint32_t kLeast = 2;
+
+  // For a daemon that allows `most`, at least 1.
+  std::uint32_t Chunks(std::uint32_t most) const;
+  // A chunk that filled a window of so many waited for so long.
+  void Add(Duration waited, std::uint32_t chunks);
+
+ private:
+  mutable Mutex mutex_;
+  // A mean in which older times count ever less; before the first one, none.
+  std::optional<double> seconds_per_chunk_ GRADWIRE_GUARDED_BY(mutex_);
+};
+
+// The times of one connection's chunks, of which it measures one at a time. Has no clock. Not
+// thread-safe.
+class ChunkTimes {
+ public:
+  using TimePoint = SendWindow::TimePoint;
+  using Duration = SendWindow::Duration;
+
+  // Times after which the least one is forgotten, once or twice as many: routes change.
+  static constexpr int kMemory = 256;
+
+  ChunkTimes(std::shared_ptr<SendWindow> window, std::uint32_t most)
+      : window_(std::move(window)), most_(most) {}
+
+  // The window of a round.
+  std::uint32_t chunks() const { return window_->Chunks(most_); }
+
+  // A contribution was handed to the connection.
+  void Sent(const wire::Contribution& contribution, TimePoint now);
+  // A result came.
+  void Received(const wire::Result& result, TimePoint now);
+  // Another stream, to this daemon or another one: a chunk in flight may never come back.
+  void Reset();
+
+ private:
+  struct Measured {
+    wire::RoundId id;
+    std::uint32_t chunk = 0;
+    TimePoint sent;
+    std::uint32_t fills = 0;  // chunks on their way, if no more could follow; 0: more could
+  };
+
+  const std::shared_ptr<SendWindow> window_;
+  const std::uint32_t most_;
+  std::optional<Measured> measured_;
+  Duration least_ = Duration::max();
+  Duration least_before_ = Duration::max();  // of the kMemory times before
+  int times_ = 0;                            // since then
+};
+
+}  // namespace gradwire::client
