@@ -11,11 +11,21 @@ bool BucketStats::IsDue(std::uint32_t bucket, Clock::time_point now) const {
   return now - *found->second.reported >= kInterval;
 }
 
+bool BucketStats::ShouldMeasure(std::uint32_t bucket, Clock::time_point now) const {
+  if (!IsDue(bucket, now)) return false;
+  const auto found = entries_.find(bucket);
+  return found == entries_.end() || !found->second.measured ||
+         now - *found->second.measured >= kNormsInterval;
+}
+
 void BucketStats::Begin(std::uint32_t bucket, std::uint32_t parameters,
                         std::uint64_t gradient_bytes, Clock::time_point now) {
   const bool due = IsDue(bucket, now);
   Entry& entry = entries_[bucket];
-  if (entry.report.parameters != parameters) entry.report = {};  // another bucket begins with it
+  if (entry.report.parameters != parameters) {  // another bucket begins with it
+    entry.report = {};
+    entry.measured.reset();
+  }
   entry.report.bucket = bucket;
   entry.report.parameters = parameters;
   entry.report.gradient_bytes += gradient_bytes;
@@ -80,6 +90,7 @@ std::optional<wire::BucketReport> BucketStats::Done(std::uint32_t bucket,
   if (norms && std::isfinite(norms->gradient) && std::isfinite(norms->residual)) {
     entry->report.gradient_norm = norms->gradient;
     entry->report.residual_norm = norms->residual;
+    entry->measured = now;
   }
   if (!entry->due) return std::nullopt;
   entry->reported = now;

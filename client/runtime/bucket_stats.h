@@ -18,11 +18,13 @@ class BucketStats {
   using Clock = std::chrono::steady_clock;
   using Seconds = std::chrono::duration<double>;
 
-  // Per bucket, norms are measured and a report is due once in this time.
+  // Per bucket, a report is due once in this time.
   static constexpr std::chrono::seconds kInterval{1};
+  // And norms, which cost two passes over the bucket, are measured once in this one.
+  static constexpr std::chrono::seconds kNormsInterval{10};
 
   // Whether the reduction of this bucket that is about to begin should be measured.
-  bool IsDue(std::uint32_t bucket, Clock::time_point now) const;
+  bool ShouldMeasure(std::uint32_t bucket, Clock::time_point now) const;
 
   void Begin(std::uint32_t bucket, std::uint32_t parameters, std::uint64_t gradient_bytes,
              Clock::time_point now);
@@ -57,8 +59,10 @@ class BucketStats {
     Clock::time_point began;
     Seconds busy{};  // time since it began that was not spent on the wire
     std::optional<Clock::time_point> reported;
+    std::optional<Clock::time_point> measured;
   };
 
+  bool IsDue(std::uint32_t bucket, Clock::time_point now) const;
   Entry* Open(std::uint32_t bucket);
 
   std::map<std::uint32_t, Entry> entries_;

@@ -441,7 +441,7 @@ void Runtime::Begin(std::shared_ptr<GradBucket> bucket, std::shared_ptr<Outcome>
   bool measure = false;
   {
     MutexLock lock(shared_mutex_);
-    measure = !member_.grouped() && stats_.IsDue(id, now);
+    measure = !member_.grouped() && stats_.ShouldMeasure(id, now);
   }
   Effects effects;
   if (absl::Status started = member_.StartBucket(ticket, *entry.bucket, effects, measure);

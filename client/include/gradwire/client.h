@@ -177,8 +177,8 @@ struct BucketReport {
   double wire_seconds = 0;    // in flight, less the other three: the network, and waits for others
   double reduce_seconds = 0;  // the coordinator's sums
   double decompress_seconds = 0;
-  // Euclidean norms of this member's gradient and residual in the last measured reduction (about
-  // one per second). 0: not measured, or the hook keeps no residual.
+  // Euclidean norms of this member's gradient and residual in the last measured reduction (one in
+  // ten seconds). 0: not measured, or the hook keeps no residual.
   double gradient_norm = 0;
   double residual_norm = 0;
   // In the last reduction the daemon read the gradients where they lie and wrote the result over

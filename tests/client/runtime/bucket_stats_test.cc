@@ -51,20 +51,32 @@ TEST_F(BucketStatsTest, WorkThatOverlapsTheFlightLeavesNoNegativeWire) {
   EXPECT_EQ(stats_.Done(0, std::nullopt, At(10))->wire_seconds, 0);
 }
 
-TEST_F(BucketStatsTest, OneReportASecondAndBucketWithNormsOfItsReduction) {
-  EXPECT_TRUE(stats_.IsDue(7, At(0)));
-  EXPECT_TRUE(Reduce(7, 0, BucketNorms{.gradient = 4, .residual = 3}));
-  EXPECT_FALSE(stats_.IsDue(7, At(500)));
-  EXPECT_TRUE(stats_.IsDue(8, At(500)));
+TEST_F(BucketStatsTest, OneReportASecondAndBucket) {
+  EXPECT_TRUE(Reduce(7, 0));
   EXPECT_FALSE(Reduce(7, 500));
-  EXPECT_FALSE(stats_.IsDue(7, At(1009)));
-  EXPECT_TRUE(stats_.IsDue(7, At(1010)));
-  const auto report = Reduce(7, 1010, BucketNorms{.gradient = 5, .residual = 1});
+  EXPECT_TRUE(Reduce(8, 500));
+  EXPECT_FALSE(Reduce(7, 1009));
+  const auto report = Reduce(7, 1020, BucketNorms{.gradient = 5, .residual = 1});
   ASSERT_TRUE(report);
-  EXPECT_EQ(report->reductions, 3U);
-  EXPECT_EQ(report->gradient_bytes, 1200U);
-  EXPECT_DOUBLE_EQ(report->wire_seconds, 0.012);
+  EXPECT_EQ(report->reductions, 4U);
+  EXPECT_EQ(report->gradient_bytes, 1600U);
+  EXPECT_DOUBLE_EQ(report->wire_seconds, 0.016);
   EXPECT_DOUBLE_EQ(report->residual_norm, 1);
+}
+
+TEST_F(BucketStatsTest, NormsOnceInTenSecondsAndBucket) {
+  EXPECT_TRUE(stats_.ShouldMeasure(7, At(0)));
+  EXPECT_TRUE(Reduce(7, 0));  // its step was not compressed: no norms
+  EXPECT_FALSE(stats_.ShouldMeasure(7, At(1009)));
+  EXPECT_TRUE(stats_.ShouldMeasure(7, At(1010)));
+  EXPECT_TRUE(Reduce(7, 1010, BucketNorms{.gradient = 4, .residual = 3}));
+  EXPECT_TRUE(stats_.ShouldMeasure(8, At(1020)));
+  EXPECT_FALSE(stats_.ShouldMeasure(7, At(2500)));
+  EXPECT_DOUBLE_EQ(Reduce(7, 2500)->residual_norm, 3) << "a report has the last ones";
+  EXPECT_FALSE(stats_.ShouldMeasure(7, At(11019)));
+  EXPECT_TRUE(stats_.ShouldMeasure(7, At(11020)));
+  stats_.Begin(7, 3, 600, At(4000));  // another bucket begins with the same parameter
+  EXPECT_TRUE(stats_.ShouldMeasure(7, At(5000)));
 }
 
 TEST_F(BucketStatsTest, NormsOfASkippedStepAreNotTaken) {
@@ -74,6 +86,8 @@ TEST_F(BucketStatsTest, NormsOfASkippedStepAreNotTaken) {
   ASSERT_TRUE(report);
   EXPECT_EQ(report->gradient_norm, 4);
   EXPECT_EQ(report->residual_norm, 3);
+  Reduce(8, 0, BucketNorms{.gradient = nan, .residual = nan});
+  EXPECT_TRUE(stats_.ShouldMeasure(8, At(1010)));
 }
 
 TEST_F(BucketStatsTest, BucketsThatWereRebuiltAreForgotten) {
