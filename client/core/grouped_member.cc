@@ -20,7 +20,10 @@ GroupedMember::GroupedMember(const MemberOptions& options, Hook* hook, bool whol
 
 GroupedMember::~GroupedMember() = default;
 
-void GroupedMember::SetNode(int index, int members) { member_->SetGroup(index, members); }
+void GroupedMember::SetNode(int index, int members) {
+  behind_leaf_ = true;
+  member_->SetGroup(index, members);
+}
 
 std::int64_t GroupedMember::step() const { return member_->step(); }
 
@@ -32,7 +35,10 @@ absl::Status GroupedMember::WithOutcome(absl::Status status) const {
   return member_->WithOutcome(std::move(status));
 }
 
-void GroupedMember::SetWindow(std::uint32_t chunks) { member_->SetWindow(chunks); }
+// A leaf has results only when it has a whole bucket, for which its own window suffices.
+void GroupedMember::SetWindow(std::uint32_t chunks) {
+  if (!behind_leaf_) member_->SetWindow(chunks);
+}
 
 bool GroupedMember::has_chunks() const { return member_->has_chunks(); }
 

@@ -186,6 +186,7 @@ class GroupedMember {
   Hook* const hook_;
   const bool whole_buckets_;
   const std::unique_ptr<Member> member_;
+  bool behind_leaf_ = false;
   StepParameters parameters_;
   std::uint32_t leaf_groups_ = 0;
   int members_ = 0;

@@ -120,8 +120,8 @@ class Member {
   bool awaits_welcome() const { return awaits_welcome_; }
 
   // Of each round at most so many chunks go out beyond the results that are here: at least 1, and
-  // at most as many as the session allows, with which it begins. Holds from the next result on.
-  // Members of a group keep that: a leaf has results only when it has a whole bucket.
+  // at most as many as the session allows, with which it begins. What a larger one allows goes out
+  // with the bucket's next result.
   void SetWindow(std::uint32_t chunks) { protocol_.SetWindow(chunks); }
 
   // Chunks from `large_chunk_bytes` on are handed out one at a time, so that what comes meanwhile

@@ -32,7 +32,6 @@ class StepProtocol {
     contributor_ = group;
     contributors_ = groups;
     has_shares_ = true;
-    window_ = options_.window_chunks;
   }
 
   // The members whose mean it is, and this one's place among them. Before the open step's first
@@ -88,9 +87,7 @@ class StepProtocol {
   bool has_contributed() const { return contributed_; }
 
   // As Member::SetWindow.
-  void SetWindow(std::uint32_t chunks) {
-    if (!has_shares_) window_ = chunks;
-  }
+  void SetWindow(std::uint32_t chunks) { window_ = chunks; }
   // Member::has_chunks.
   bool has_chunks() const { return !sending_.empty(); }
   void SendNext(Effects& effects);

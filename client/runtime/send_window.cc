@@ -26,7 +26,10 @@ std::uint32_t SendWindow::Chunks(std::uint32_t most) const {
 }
 
 void SendWindow::Add(Duration waited, std::uint32_t chunks) {
-  const double each = std::chrono::duration<double>(waited).count() / chunks;
+  // No time makes the window smaller than the least one, and a long one, such as until a lost
+  // member is back, should not count for many.
+  constexpr std::chrono::duration<double> kMost = kTarget / kLeast;
+  const double each = std::min(std::chrono::duration<double>(waited) / chunks, kMost).count();
   MutexLock lock(mutex_);
   const double before = seconds_per_chunk_.value_or(each);
   seconds_per_chunk_ = before + (each - before) * kNewest;

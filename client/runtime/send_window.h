@@ -5,14 +5,15 @@
 // lost, and links idle until TCP has sent them again. A chunk's time from contribution to result
 // says how long the queues are: what exceeds the least of these times is waiting, and as much of it
 // falls to each chunk of the window as the link needs for one. The window is what fits into a
-// target. A time in which a slower member is waited for looks the same; then a smaller window costs
-// nothing.
+// target. A time in which a slower member is waited for looks the same, so a single one counts
+// little.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "base/sync.h"
 #include "proto/wire/frame.h"

@@ -40,11 +40,16 @@ using One = hn::CappedTag<T, 1>;
 // repeatedly. A block is also short enough for sums in T; the sums of blocks are added in fp64.
 constexpr std::size_t kBlockCols = 256;
 
-// Prefetches the same place of the next block: where rows take turns by blocks, the processor's own
-// prefetcher falls behind. Past the end of M it does nothing.
-template <class T>
-HWY_INLINE void PrefetchNextBlock(const T* at) {
-  hwy::Prefetch(at + kBlockCols);
+// Starts fetching what the loop over a row's vectors of `d` reads a block later: the processor by
+// itself looks no further than the end of a page, and rows that take turns by blocks break its
+// streams. Vectors of one lane are for the rest of a row.
+template <class D, class T>
+HWY_INLINE void PrefetchNextBlock(D, const T* at) {
+  if constexpr (hn::MaxLanes(D()) > 1) {
+    // An address past the array does no harm: prefetching does not fault.
+    const std::uintptr_t ahead = reinterpret_cast<std::uintptr_t>(at) + kBlockCols * sizeof(T);
+    hwy::Prefetch(reinterpret_cast<const T*>(ahead));  // NOLINT(performance-no-int-to-ptr)
+  }
 }
 
 // ---- AddAndMultiply
@@ -60,8 +65,8 @@ template <bool kAdd, class D, class T>
 HWY_INLINE hn::Vec<D> LoadAdded(D d, T* m, const T* residual, std::size_t at) {
   auto v = hn::LoadU(d, m + at);
   if constexpr (kAdd) {
-    PrefetchNextBlock(m + at);
-    PrefetchNextBlock(residual + at);
+    PrefetchNextBlock(d, m + at);
+    PrefetchNextBlock(d, residual + at);
     v = hn::Add(v, hn::LoadU(d, residual + at));
     hn::StoreU(v, d, m + at);
   }
@@ -179,7 +184,7 @@ HWY_INLINE std::size_t AxpyFrom(D d, std::size_t i, std::size_t end, std::size_t
   for (; i + lanes <= end; i += lanes) {
     const T* at = m + i;
     if constexpr (kFirst) {
-      for (std::size_t j = 0; j < kRows; ++j) PrefetchNextBlock(at + j * cols);
+      for (std::size_t j = 0; j < kRows; ++j) PrefetchNextBlock(d, at + j * cols);
     }
     auto s = hn::Mul(hn::Set(d, p0), hn::LoadU(d, at));
     if constexpr (kRows == 8) {
@@ -315,7 +320,7 @@ HWY_INLINE hn::Vec<D> Product(D d, const ReconstructRow<T>& row, const T* q) {
 template <Residual kResidual, class D, class T>
 HWY_INLINE void StoreBoth(D d, const ReconstructRow<T>& row, std::size_t i, hn::Vec<D> x) {
   if constexpr (kResidual != Residual::kNone) {
-    PrefetchNextBlock(row.m + i);
+    PrefetchNextBlock(d, row.m + i);
     const auto rest = hn::Sub(hn::LoadU(d, row.m + i), x);
     if constexpr (kResidual == Residual::kStreamed) {
       hn::Stream(rest, d, row.residual + i);

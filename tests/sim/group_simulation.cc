@@ -183,6 +183,11 @@ void GroupSimulation::SendDown(int rank, wire::Frame frame) {
   member.last_down = arrives;
   After(arrives - now_, [this, &member, frame = std::move(frame), connection = member.connection] {
     if (member.dead || member.connection != connection) return;
+    // As the client does where chunks wait on the way.
+    if (random_.Percent(10)) {
+      member.member->SetWindow(static_cast<std::uint32_t>(
+          random_.Between(1, static_cast<int>(scenario_.options.window_chunks))));
+    }
     client::Effects effects;
     member.member->Receive(frame, effects);
     const auto* const welcome = std::get_if<wire::Welcome>(&frame.header);

@@ -92,6 +92,11 @@ void RecoverySimulation::OnFrame(Member& member, const wire::Frame& frame) {
     member.core->SetGroup(static_cast<int>(welcome->group->group),
                           static_cast<int>(welcome->group->groups));
   }
+  // As the client does where chunks wait on the way.
+  if (random_.Percent(10)) {
+    member.core->SetWindow(
+        static_cast<std::uint32_t>(random_.Between(1, static_cast<int>(options_.window_chunks))));
+  }
   member.core->Receive(frame, effects);
   if (welcome != nullptr) {
     const wire::Roster* const roster = member.core->roster();

@@ -42,6 +42,11 @@ void ShardRecoverySimulation::OnFrame(Place& place, const wire::Frame& frame) {
   client::Effects effects;
   const std::int64_t before = place.core->steps_reduced_again();
   const bool awaits = place.core->awaits_welcome();
+  // As the client does where chunks wait on the way.
+  if (random_.Percent(10)) {
+    place.core->SetWindow(
+        static_cast<std::uint32_t>(random_.Between(1, static_cast<int>(options_.window_chunks))));
+  }
   place.core->Receive(frame, effects);
   if (place.core->steps_reduced_again() > before) Note(ShardRecoveryCount::kReducedAgain);
   ApplyMember(place, std::move(effects));

@@ -106,16 +106,6 @@ TEST_F(ProtocolTest, ASmallerWindowHoldsUntilItGrows) {
   EXPECT_THAT(Drain<SendChunkEffect>(), SizeIs(2));
 }
 
-// A leaf has no result before it has all chunks, so those must all go out.
-TEST_F(ProtocolTest, MembersOfAGroupKeepTheirWindow) {
-  protocol_->SetWindow(1);
-  protocol_->SetGroup(0, 1);
-  protocol_->SetWindow(1);
-  ASSERT_TRUE(Start({1}).ok());
-  Grant(1);
-  EXPECT_THAT(Drain<SendChunkEffect>(), SizeIs(2));
-}
-
 TEST_F(ProtocolTest, RoundsWithoutElementsArePassedOverAtOnce) {
   RecordingHook hook(true);
   Reset(hook);
