@@ -65,8 +65,9 @@ void RecoverySimulation::FinishLeave(Member& member) {
     has_left = life->session->Leave(member.rank, member.start_id, now_, effects).ok();
     Apply(*life, std::move(effects));
   }
-  const bool others_are_here = std::ranges::all_of(
-      members_, [&](const auto& one) { return one.get() == &member || one->link != nullptr; });
+  const bool others_are_here = std::ranges::all_of(members_, [&](const auto& one) {
+    return one.get() == &member || (one->link != nullptr && one->link->attached);
+  });
   // It may not stay for the others; then it takes a while until the daemon knows.
   if (!has_left && (!others_are_here || !ends_.Percent(20))) return;
   // Since it began to leave, the last roster may have been claimed with nobody else.
