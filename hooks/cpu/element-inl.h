@@ -17,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "gradwire/hooks/dtype.h"
 #include "hwy/cache_control.h"
@@ -39,6 +40,16 @@ namespace hn = hwy::HWY_NAMESPACE;
 // once with full vectors and once, for the rest, with vectors of one lane.
 template <class T>
 using One = hn::CappedTag<T, 1>;
+
+// Loads float or double as the fp64 of `d`.
+template <class D, class T>
+HWY_INLINE hn::Vec<D> LoadWide(D d, const T* from) {
+  if constexpr (std::is_same_v<T, double>) {
+    return hn::LoadU(d, from);
+  } else {
+    return hn::PromoteTo(d, hn::LoadU(hn::Rebind<T, D>(), from));
+  }
+}
 
 // What one element is in memory, and which bits of it are the exponent.
 template <DType kType>

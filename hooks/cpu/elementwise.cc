@@ -8,6 +8,7 @@
 #define HWY_TARGET_INCLUDE "hooks/cpu/elementwise.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.h:
+#include "hooks/cpu/element-inl.h"
 #include "hwy/highway.h"
 
 #ifndef GRADWIRE_HOOKS_CPU_ELEMENTWISE_LOOPS
@@ -31,8 +32,6 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 // A loop named ...From handles whole vectors of its tag from `i` on and returns where it stopped.
 // Each is called with full vectors first, and then with vectors of one lane for the remainder.
-template <class T>
-using One = hn::CappedTag<T, 1>;
 
 template <class D, class T>
 HWY_INLINE std::size_t AddFrom(D d, std::size_t i, std::size_t numel, T* into, const T* from) {
@@ -47,15 +46,6 @@ template <class T>
 void AddLoop(std::size_t numel, T* into, const T* from) {
   const std::size_t done = AddFrom(hn::ScalableTag<T>(), 0, numel, into, from);
   AddFrom(One<T>(), done, numel, into, from);
-}
-
-template <class D, class T>
-HWY_INLINE hn::Vec<D> LoadWide(D d, const T* from) {
-  if constexpr (std::is_same_v<T, double>) {
-    return hn::LoadU(d, from);
-  } else {
-    return hn::PromoteTo(d, hn::LoadU(hn::Rebind<T, D>(), from));
-  }
 }
 
 template <class D, class T>

@@ -8,6 +8,7 @@
 #define HWY_TARGET_INCLUDE "hooks/cpu/low_rank.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.h:
+#include "hooks/cpu/element-inl.h"
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
@@ -33,8 +34,6 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 // A loop named ...From handles whole vectors of its tag from `i` on and returns where it stopped.
 // Each is called with full vectors first, and then with vectors of one lane for the remainder.
-template <class T>
-using One = hn::CappedTag<T, 1>;
 
 // Columns of a block of rows that stays in the first-level cache while the loop over k reads it
 // repeatedly. A block is also short enough for sums in T; the sums of blocks are added in fp64.
@@ -44,11 +43,10 @@ constexpr std::size_t kBlockCols = 256;
 // itself looks no further than the end of a page, and rows that take turns by blocks break its
 // streams. Vectors of one lane are for the rest of a row.
 template <class D, class T>
-HWY_INLINE void PrefetchNextBlock(D, const T* at) {
+HWY_INLINE void PrefetchNextBlock(D d, const T* at) {
   if constexpr (hn::MaxLanes(D()) > 1) {
-    // An address past the array does no harm: prefetching does not fault.
-    const std::uintptr_t ahead = reinterpret_cast<std::uintptr_t>(at) + kBlockCols * sizeof(T);
-    hwy::Prefetch(reinterpret_cast<const T*>(ahead));  // NOLINT(performance-no-int-to-ptr)
+    PrefetchAhead(reinterpret_cast<const std::byte*>(at), hn::Lanes(d) * sizeof(T),
+                  kBlockCols * sizeof(T));
   }
 }
 
@@ -208,15 +206,6 @@ HWY_INLINE void AxpyBlock(std::size_t cols, std::size_t begin, std::size_t end, 
   const std::size_t done =
       AxpyFrom<kRows, kFirst>(hn::ScalableTag<T>(), begin, end, cols, m, p, rank, sums);
   AxpyFrom<kRows, kFirst>(One<T>(), done, end, cols, m, p, rank, sums);
-}
-
-template <class D, class T>
-HWY_INLINE hn::Vec<D> LoadWide(D d, const T* from) {
-  if constexpr (std::is_same_v<T, double>) {
-    return hn::LoadU(d, from);
-  } else {
-    return hn::PromoteTo(d, hn::LoadU(hn::Rebind<T, D>(), from));
-  }
 }
 
 // totals += sums; sums = 0.
