@@ -1,12 +1,11 @@
 // How many chunks of a round a member sends beyond the results that it has: at most as many as the
 // session allows, and fewer where more would only wait in queues on the way.
 //
-// On a slow link the windows of all connections together are more than routers keep: packets are
-// lost, and links idle until TCP has sent them again. A chunk's time from contribution to result
-// says how long the queues are: what exceeds the least of these times is waiting, and as much of it
-// falls to each chunk of the window as the link needs for one. The window is what fits into a
-// target. A time in which a slower member is waited for looks the same, so a single one counts
-// little.
+// On a slow link the windows of all connections together exceed what routers can queue: packets are
+// lost, and links idle until TCP has sent them again. What a chunk takes from contribution to
+// result, beyond the shortest such time, is its wait in queues. Divided by the chunks that were on
+// their way, it is what the link needs for each of them; the window is as many as fit into a
+// target. Waiting for a slower member looks the same, so a single long wait counts little.
 #pragma once
 
 #include <chrono>
@@ -27,8 +26,8 @@ class SendWindow {
   using TimePoint = std::chrono::steady_clock::time_point;
   using Duration = TimePoint::duration;
 
-  // Routers keep about 100 ms, contributions and results wait in one each, and a part of the time
-  // is that of other members.
+  // Routers queue about 100 ms. Contributions and results each pass through such a queue, and a
+  // part of the wait is for other members.
   static constexpr Duration kTarget = std::chrono::milliseconds(150);
   // One chunk is on its way while another one's result is.
   static constexpr std::uint32_t kLeast = 2;
